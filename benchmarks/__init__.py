@@ -1,0 +1,1 @@
+"""Comparisons against peers; each asserts the answer before it reports a time."""

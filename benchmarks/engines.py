@@ -1,0 +1,146 @@
+"""One small adapter per engine: load a model once, then call `run(inputs)` again and again.
+
+Each gets its best fair setting: float32 arithmetic, the given number of threads, its own graph
+optimiser at full strength. Adapters import their engine inside `load`, so that a missing one is
+only a message.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.models import BenchModel
+
+Run = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
+
+
+def _load_onnxruntime(model: BenchModel, threads: int) -> Run:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    session = ort.InferenceSession(model.path, options, providers=["CPUExecutionProvider"])
+    return lambda inputs: session.run(None, inputs)
+
+
+def _load_openvino(model: BenchModel, threads: int) -> Run:
+    import openvino as ov
+
+    settings = {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": 1,
+        "ENABLE_CPU_PINNING": False,  # the worker process is pinned already
+    }
+    compiled = ov.Core().compile_model(str(model.path), "CPU", settings)
+    request = compiled.create_infer_request()
+
+    def run(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+        result = request.infer(inputs, share_inputs=True, share_outputs=True)
+        return [result[port] for port in compiled.outputs]
+
+    return run
+
+
+def _load_ncnn(model: BenchModel, threads: int) -> Run:
+    import ncnn
+
+    from benchmarks.models import ncnn_files
+
+    param, weights = ncnn_files(model)
+    net = ncnn.Net()
+    for option in ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic"):
+        setattr(net.opt, option, False)
+    net.opt.use_bf16_packed = net.opt.use_bf16_storage = False
+    net.opt.num_threads = threads
+    if net.load_param(str(param)) or net.load_model(str(weights)):
+        raise RuntimeError(f"ncnn could not load {param.name}")
+    out_names = net.output_names()
+    names = dict(zip((name for name, _ in model.inputs), net.input_names(), strict=True))
+
+    def run(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+        extractor = net.create_extractor()
+        for name, value in inputs.items():
+            extractor.input(names[name], ncnn.Mat(value[0]))  # ncnn has no batch axis
+        return [np.array(extractor.extract(name)[1])[None] for name in out_names]
+
+    return run
+
+
+def _load_mnn(model: BenchModel, threads: int) -> Run:
+    import MNN
+    import onnx
+
+    from benchmarks.models import mnn_file
+
+    outputs = [o.name for o in onnx.load(model.path, load_external_data=False).graph.output]
+    net = MNN.Interpreter(str(mnn_file(model)))
+    settings = {"backend": "CPU", "precision": "high", "numThread": threads}
+    session = net.createSession(settings)
+    for name, shape in model.inputs:
+        net.resizeTensor(net.getSessionInput(session, name), shape)
+    net.resizeSession(session)
+
+    def run(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+        for name, value in inputs.items():
+            plain = MNN.Tensor(
+                value.shape, MNN.Halide_Type_Float, value, MNN.Tensor_DimensionType_Caffe
+            )
+            net.getSessionInput(session, name).copyFrom(plain)
+        net.runSession(session)
+        return [_mnn_to_numpy(net.getSessionOutput(session, name)) for name in outputs]
+
+    def _mnn_to_numpy(tensor: MNN.Tensor) -> np.ndarray:
+        shape = tensor.getShape()
+        result = np.empty(shape, np.float32)
+        plain = MNN.Tensor(shape, MNN.Halide_Type_Float, result, MNN.Tensor_DimensionType_Caffe)
+        tensor.copyToHostTensor(plain)
+        return np.array(plain.getNumpyData()).reshape(shape)
+
+    return run
+
+
+def _load_ours(model: BenchModel, threads: int) -> Run:
+    import tvm_stretch as ts
+
+    compiled = ts.compile(Path(model.path), targets=["llvm"], cpu_threads=threads)
+
+    def run(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+        result = compiled(**inputs)
+        outputs = result if isinstance(result, (tuple, list)) else (result,)
+        return [np.from_dlpack(output) for output in outputs]
+
+    return run
+
+
+REFERENCE = "ort"
+OURS = "ours"
+LOADERS: dict[str, Callable[[BenchModel, int], Run]] = {
+    REFERENCE: _load_onnxruntime,
+    "openvino": _load_openvino,
+    "ncnn": _load_ncnn,
+    "mnn": _load_mnn,
+    OURS: _load_ours,
+}
+PACKAGES = {
+    REFERENCE: "onnxruntime",
+    "openvino": "openvino",
+    "ncnn": "ncnn",
+    "mnn": "MNN",
+    OURS: "tvm_stretch",
+}
+
+
+def installed_version(engine: str) -> str | None:
+    """The engine's version, or None where it is not installed."""
+    try:
+        return importlib.metadata.version(PACKAGES[engine])
+    except importlib.metadata.PackageNotFoundError:
+        return None
