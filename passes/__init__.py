@@ -1,0 +1,1 @@
+"""Relax to Relax passes, one per file; imported as `tvm_stretch.passes`."""

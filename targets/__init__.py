@@ -1,0 +1,1 @@
+"""Processors and their kernels, one file each; imported as `tvm_stretch.targets`."""

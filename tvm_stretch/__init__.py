@@ -1,0 +1,1 @@
+"""tvm_stretch: runs one trained CNN on several processors at the same time."""

@@ -1,0 +1,31 @@
+"""Every error that tvm_stretch raises on purpose.
+
+The message reads `expected X for <field>, got Y; <what to do>`, so that it names the field, both
+values and the way out.
+"""
+
+from __future__ import annotations
+
+
+class StretchError(ValueError):
+    """Base of all errors of this package."""
+
+
+class ModelError(StretchError):
+    """The network cannot be read: not a model, truncated, data missing, a shape left open."""
+
+
+class UnsupportedError(StretchError):
+    """The network is readable but holds something that no chosen processor can run."""
+
+
+class InputError(StretchError):
+    """A call got the wrong number, name, shape, dtype or device of inputs."""
+
+
+class ArtifactError(StretchError):
+    """An exported artifact is truncated, damaged or made for another version or processor."""
+
+
+class TargetError(StretchError):
+    """A target is unknown or cannot be used on this machine."""

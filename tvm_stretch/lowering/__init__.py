@@ -1,0 +1,1 @@
+"""From kernel-level Relax to the graph that the executor runs."""

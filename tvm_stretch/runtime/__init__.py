@@ -1,0 +1,1 @@
+"""The executor: a C++ library, and the Python handle on it."""
