@@ -2,84 +2,89 @@
 
 ``b.conv_bn(x, 64, 3, act="relu")`` becomes, as in an exported training graph:
 
-    Conv(x, conv_0.weight)                                    no bias
-    BatchNormalization(…, gamma, beta, mean, var)             inference statistics
-    Relu(…)
+    Conv(x, layer_0.weight)                                   no bias
+    BatchNormalization(..., gamma, beta, mean, var)           inference statistics
+    Relu(...)
 
 Weights are random, but a network with random weights and arbitrary BN statistics overflows or dies
-within a few dozen layers. So every :class:`Tensor` carries the mean and variance its elements are
-expected to have, each layer propagates them (activations by Gaussian quadrature), and a BN gets the
-running variance that its input really has. Activations then stay of order 1 at any depth without
-running the network.
+within a few dozen layers. So every :class:`Tensor` carries its value for a small random input, and
+each BN gets the scale measured there. Activations then stay of order 1 at any depth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from tvm_stretch.errors import InputError
+from tvm_stretch.zoo import probe
+from tvm_stretch.zoo.probe import Array
 
 OPSET = 17
 IR_VERSION = 8
 BN_EPSILON = 1e-5
 
-Array = NDArray[Any]
 Pair = int | tuple[int, int]
 #: ``"same"``: TensorFlow's rule, possibly one more at the end; ``None``: ``kernel // 2`` each side.
 Pad = int | tuple[int, int] | str | None
 
+# Pixels along each side of the sample that tensors carry.
+_PROBE_SIZE = 96
+# Part of a filter's mean weight that is taken away. Activations are mostly positive, so with none
+# taken away all inputs give nearly the same logits; with all of it, a constant error in a whole
+# tensor would go unseen.
+_CENTRED = 0.75
+
 
 @dataclass(frozen=True)
 class Tensor:
-    """A value in the graph, with the mean and variance expected of its elements."""
+    """A value in the graph, and what it is for the sample."""
 
     name: str
     shape: tuple[int, ...]
-    mean: float = 0.0
-    var: float = 1.0
+    probe: Array
 
     @property
     def channels(self) -> int:
         """Size of axis 1."""
         return self.shape[1]
 
-    @property
-    def power(self) -> float:
-        """Expected mean square."""
-        return self.mean**2 + self.var
-
-
-def _sigmoid(v: Array) -> Array:
-    return 1.0 / (1.0 + np.exp(-v))
-
-
-def _hard_sigmoid(v: Array) -> Array:
-    return np.clip(v / 6.0 + 0.5, 0.0, 1.0)
-
-
-_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "relu": lambda v: np.maximum(v, 0.0),
-    "relu6": lambda v: np.clip(v, 0.0, 6.0),
-    "leaky": lambda v: np.where(v > 0.0, v, 0.1 * v),
-    "sigmoid": _sigmoid,
-    "hard_sigmoid": _hard_sigmoid,
-    "swish": lambda v: v * _sigmoid(v),
-    "hard_swish": lambda v: v * _hard_sigmoid(v),
-    "tanh": np.tanh,
-}
-_NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
-_NODE_WEIGHTS = _NODE_WEIGHTS / _NODE_WEIGHTS.sum()
-
 
 def _pair(value: Pair) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else value
+
+
+def _slide(
+    extents: Sequence[int], kernel: Pair, stride: Pair, pad: Pad, ceil: bool = False
+) -> tuple[list[int], list[int]]:
+    """Output sizes and ONNX pads of a window that slides over these extents."""
+    sizes, begins, ends = [], [], []
+    for axis, (k, s) in enumerate(zip(_pair(kernel), _pair(stride), strict=True)):
+        extent = extents[axis]
+        if pad == "same":
+            total = max((-(-extent // s) - 1) * s + k - extent, 0)
+            begin, end = total // 2, total - total // 2
+        elif pad is None:
+            begin = end = k // 2
+        else:
+            begin = end = _pair(pad)[axis]  # type: ignore[arg-type]
+        room = extent + begin + end - k
+        if room < 0:
+            raise InputError(
+                f"expected at least {k} rows and columns at every {k}x{k} window for size, got "
+                f"{extent}; give a larger size"
+            )
+        size = (-(-room // s) if ceil else room // s) + 1
+        if ceil and (size - 1) * s >= extent + begin:
+            size -= 1
+        sizes.append(size)
+        begins.append(begin)
+        ends.append(end)
+    return sizes, begins + ends
 
 
 class Builder:
@@ -98,16 +103,15 @@ class Builder:
         """Declare a float32 graph input, expected to be standard normal."""
         info = helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape))
         self._inputs.append(info)
-        return Tensor(name, tuple(shape))
+        sample = [1, shape[1], *(min(extent, _PROBE_SIZE) for extent in shape[2:])]
+        if len(shape) == 3:  # a sequence, not an image
+            sample[2] = shape[2]
+        return Tensor(name, tuple(shape), self._rng.standard_normal(sample, dtype=np.float32))
 
     def finish(self, name: str, result: Tensor, output: str = "logits") -> onnx.ModelProto:
-        """Make the model whose only output is ``result``, renamed to ``output``."""
+        """Make the model whose only output is ``result``, the last tensor, renamed to ``output``."""
         last = self._nodes[-1]
-        if list(last.output) != [result.name]:
-            raise InputError(
-                f"expected the tensor of the last node for output, got {result.name}; "
-                "return what was built last"
-            )
+        assert list(last.output) == [result.name], "a network returns the last tensor it makes"
         last.output[0] = output
         info = helper.make_tensor_value_info(output, TensorProto.FLOAT, list(result.shape))
         initializers = list(self._initializers.values())
@@ -117,8 +121,8 @@ class Builder:
             graph, ir_version=IR_VERSION, opset_imports=opsets, producer_name="tvm_stretch.zoo"
         )
 
-    def fresh(self, stem: str) -> str:
-        """Name a node: ``conv_0``, ``conv_1``, ..."""
+    def _fresh(self, stem: str) -> str:
+        """Next name of a kind: ``conv_0``, ``conv_1``, ..."""
         index = self._counts.get(stem, 0)
         self._counts[stem] = index + 1
         return f"{stem}_{index}"
@@ -131,68 +135,32 @@ class Builder:
 
     def node(self, op: str, inputs: Sequence[str], outputs: int = 1, **attrs: object) -> list[str]:
         """Append one node and return the names of its outputs."""
-        name = self.fresh(op.lower())
+        name = self._fresh(op.lower())
         names = [f"{name}.out"] if outputs == 1 else [f"{name}.out{i}" for i in range(outputs)]
         self._nodes.append(helper.make_node(op, list(inputs), names, name=name, **attrs))
         return names
 
-    def weight(self, name: str, shape: tuple[int, ...], fan_in: int, gain: float = 2.0) -> Array:
-        """Add a He-initialised weight and return its values."""
+    def weight(self, name: str, shape: tuple[int, ...], variance: float) -> Array:
+        """Add a normally distributed weight and return its values."""
         value = self._rng.standard_normal(shape, dtype=np.float32)
-        value *= np.float32(np.sqrt(gain / fan_in))
+        value *= np.float32(np.sqrt(variance))
         self.constant(name, value)
         return value
 
+    def _filters(self, name: str, shape: tuple[int, ...]) -> Array:
+        """Add He-initialised convolution filters, nearly of zero sum, and return their values."""
+        value = self._rng.standard_normal(shape, dtype=np.float32)
+        if shape[1] > 1:
+            value -= np.float32(_CENTRED) * value.mean(axis=(1, 2, 3), keepdims=True)
+        value *= np.float32(np.sqrt(2.0 / np.prod(shape[1:])))
+        self.constant(name, value)
+        return value
+
+    def offsets(self, count: int) -> Array:
+        """Offsets of about a tenth: enough to make a forgotten bias visible."""
+        return self._rng.standard_normal(count, dtype=np.float32) * np.float32(0.1)
+
     # -- convolution and dense -----------------------------------------------------------------
-
-    def _spatial(
-        self, x: Tensor, kernel: Pair, stride: Pair, pad: Pad, ceil: bool = False
-    ) -> tuple[list[int], list[int]]:
-        """Output height and width, and ONNX pads, of a sliding window."""
-        sizes, begins, ends = [], [], []
-        for axis, (k, s) in enumerate(zip(_pair(kernel), _pair(stride), strict=True)):
-            extent = x.shape[2 + axis]
-            if pad == "same":
-                total = max((-(-extent // s) - 1) * s + k - extent, 0)
-                begin, end = total // 2, total - total // 2
-            elif pad is None:
-                begin = end = k // 2
-            else:
-                begin = end = _pair(pad)[axis]  # type: ignore[arg-type]
-            room = extent + begin + end - k
-            size = (-(-room // s) if ceil else room // s) + 1
-            if ceil and (size - 1) * s >= extent + begin:
-                size -= 1
-            if room < 0:
-                raise InputError(
-                    f"expected at least {k} rows and columns where {x.name} is reduced, got "
-                    f"{extent}; give a larger size"
-                )
-            sizes.append(size)
-            begins.append(begin)
-            ends.append(end)
-        return sizes, begins + ends
-
-    def _conv(
-        self, x: Tensor, filters: int, kernel: Pair, stride: Pair, pad: Pad, groups: int, bias: bool
-    ) -> tuple[Tensor, Array]:
-        """A convolution and the expected variance of each of its output channels."""
-        kh, kw = _pair(kernel)
-        name = self.fresh("layer")
-        per_group = x.channels // groups
-        shape = (filters, per_group, kh, kw)
-        weight = self.weight(f"{name}.weight", shape, per_group * kh * kw)
-        inputs = [x.name, f"{name}.weight"]
-        if bias:
-            inputs.append(self.constant(f"{name}.bias", self._small(filters)))
-        sizes, pads = self._spatial(x, (kh, kw), stride, pad)
-        out = self.node(
-            "Conv", inputs, kernel_shape=[kh, kw], strides=_pair(stride), pads=pads, group=groups
-        )[0]
-        flat = weight.reshape(filters, -1)
-        variances = np.einsum("oi,oi->o", flat, flat) * np.float32(x.power)
-        shape_out = (x.shape[0], filters, *sizes)
-        return Tensor(out, shape_out, 0.0, float(variances.mean())), variances
 
     def conv(
         self,
@@ -206,9 +174,23 @@ class Builder:
         bias: bool = True,
         act: str | None = None,
     ) -> Tensor:
-        """Convolution, with bias unless told otherwise, and activation."""
-        out, _ = self._conv(x, filters, kernel, stride, pad, groups, bias)
-        return self.act(out, act)
+        """Convolution with He-initialised weights, and activation."""
+        kernel, stride = _pair(kernel), _pair(stride)
+        name = self._fresh("layer")
+        shape = (filters, x.channels // groups, *kernel)
+        weight = self._filters(f"{name}.weight", shape)
+        sizes, pads = _slide(x.shape[2:], kernel, stride, pad)
+        _, sample_pads = _slide(x.probe.shape[2:], kernel, stride, pad)
+        sample = probe.conv(x.probe, weight, stride, sample_pads)
+        inputs = [x.name, f"{name}.weight"]
+        if bias:
+            offsets = self.offsets(filters)
+            inputs.append(self.constant(f"{name}.bias", offsets))
+            sample += offsets[:, None, None]
+        out = self.node(
+            "Conv", inputs, kernel_shape=kernel, strides=stride, pads=pads, group=groups
+        )[0]
+        return self.act(Tensor(out, (x.shape[0], filters, *sizes), sample), act)
 
     def conv_bn(
         self,
@@ -222,37 +204,39 @@ class Builder:
         act: str | None = None,
         scale: float = 1.0,
     ) -> Tensor:
-        """Bias-free convolution, batch normalisation to standard deviation ``scale``, activation."""
-        out, variances = self._conv(x, filters, kernel, stride, pad, groups, bias=False)
-        return self.act(self._bn(out, variances, scale), act)
+        """Bias-free convolution, batch normalisation to deviation ``scale``, activation."""
+        x = self.conv(x, filters, kernel, stride, pad=pad, groups=groups, bias=False)
+        return self.act(self.batch_norm(x, scale), act)
 
-    def _bn(self, x: Tensor, variances: Array, scale: float) -> Tensor:
-        """Batch normalisation of ``x``, whose channels have these variances."""
-        name = self.fresh("bn")
-        channels = x.channels
-        jitter = self._rng.uniform(0.8, 1.25, (2, channels)).astype(np.float32)
-        values = {
-            "gamma": np.float32(scale) * jitter[0],
-            "beta": np.float32(scale) * self._small(channels),
-            "mean": np.sqrt(variances) * self._small(channels),
-            "var": variances * jitter[1],
-        }
-        inputs = [self.constant(f"{name}.{key}", value) for key, value in values.items()]
+    def batch_norm(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        """Batch normalisation with the scale measured on the sample."""
+        # One variance for the layer: few pixels per channel would make each look too small. Around
+        # zero, not around each channel's mean: that would let small differences grow by a fifth in
+        # every layer, until float rounding decides the logits of a deep network.
+        spread = np.float32(probe.power(x.probe))
+        jitter = self._rng.uniform(0.8, 1.25, (2, x.channels)).astype(np.float32)
+        gamma, beta = np.float32(scale) * jitter[0], np.float32(scale) * self.offsets(x.channels)
+        mean, var = np.sqrt(spread) * self.offsets(x.channels), spread * jitter[1]
+        name = self._fresh("bn")
+        statistics = {"gamma": gamma, "beta": beta, "mean": mean, "var": var}
+        inputs = [self.constant(f"{name}.{key}", v) for key, v in statistics.items()]
         out = self.node("BatchNormalization", [x.name, *inputs], epsilon=BN_EPSILON)[0]
-        return Tensor(out, x.shape, 0.0, scale**2)
-
-    def _small(self, count: int) -> Array:
-        """Offsets of about a tenth: enough to make a forgotten bias visible."""
-        return self._rng.standard_normal(count, dtype=np.float32) * np.float32(0.1)
+        slope = gamma / np.sqrt(var + np.float32(BN_EPSILON))
+        sample = x.probe * slope[:, None, None] + (beta - mean * slope)[:, None, None]
+        return Tensor(out, x.shape, sample)
 
     def dense(self, x: Tensor, units: int, act: str | None = None) -> Tensor:
-        """``Gemm`` on ``[batch, features]``; the outputs have standard deviation about 1."""
-        name = self.fresh("layer")
+        """``Gemm`` on ``[batch, features]``; its outputs have deviation about 1."""
+        name = self._fresh("layer")
         features = x.shape[1]
-        self.weight(f"{name}.weight", (units, features), features, gain=1.0 / x.power)
-        bias = self.constant(f"{name}.bias", self._small(units))
+        variance = 1.0 / (features * probe.power(x.probe))
+        weight = self.weight(f"{name}.weight", (units, features), variance)
+        offsets = self.offsets(units)
+        bias = self.constant(f"{name}.bias", offsets)
         out = self.node("Gemm", [x.name, f"{name}.weight", bias], transB=1)[0]
-        return self.act(Tensor(out, (x.shape[0], units)), act)
+        # A flattened feature map is smaller in the sample; its values repeated are as good.
+        sample = np.resize(x.probe, (1, features)) @ weight.T + offsets
+        return self.act(Tensor(out, (x.shape[0], units), sample), act)
 
     # -- activations ---------------------------------------------------------------------------
 
@@ -260,10 +244,7 @@ class Builder:
         """Activation by name, in the nodes an exporter writes for it; ``None`` does nothing."""
         if kind is None:
             return x
-        values = _ACTIVATIONS[kind](x.mean + np.sqrt(x.var) * _NODES)
-        mean = float(_NODE_WEIGHTS @ values)
-        var = float(_NODE_WEIGHTS @ (values - mean) ** 2)
-        return Tensor(self._emit_act(x.name, kind), x.shape, mean, var)
+        return Tensor(self._emit_act(x.name, kind), x.shape, probe.ACTIVATIONS[kind](x.probe))
 
     def _emit_act(self, x: str, kind: str) -> str:
         if kind == "relu6":
@@ -282,30 +263,25 @@ class Builder:
     # -- elementwise and shape -----------------------------------------------------------------
 
     def add(self, x: Tensor, y: Tensor, act: str | None = None) -> Tensor:
-        """Sum of two tensors of one shape, taken as independent."""
+        """Sum of two tensors of one shape, and activation."""
         out = self.node("Add", [x.name, y.name])[0]
-        return self.act(Tensor(out, x.shape, x.mean + y.mean, x.var + y.var), act)
+        return self.act(Tensor(out, x.shape, x.probe + y.probe), act)
 
     def mul(self, x: Tensor, y: Tensor) -> Tensor:
-        """Product of two tensors, taken as independent; ``y`` may broadcast."""
-        out = self.node("Mul", [x.name, y.name])[0]
-        mean = x.mean * y.mean
-        return Tensor(out, x.shape, mean, x.power * y.power - mean**2)
+        """Product; ``y`` may broadcast."""
+        return Tensor(self.node("Mul", [x.name, y.name])[0], x.shape, x.probe * y.probe)
 
     def concat(self, parts: Sequence[Tensor]) -> Tensor:
         """Concatenation of channels."""
         out = self.node("Concat", [part.name for part in parts], axis=1)[0]
-        channels = np.array([part.channels for part in parts], float)
-        share = channels / channels.sum()
-        mean = float(share @ [part.mean for part in parts])
-        power = float(share @ [part.power for part in parts])
         batch, _, *rest = parts[0].shape
-        return Tensor(out, (batch, int(channels.sum()), *rest), mean, power - mean**2)
+        shape = (batch, sum(part.channels for part in parts), *rest)
+        return Tensor(out, shape, np.concatenate([part.probe for part in parts], axis=1))
 
     def flatten(self, x: Tensor) -> Tensor:
         """``[batch, everything else]``."""
         out = self.node("Flatten", [x.name], axis=1)[0]
-        return replace(x, name=out, shape=(x.shape[0], int(np.prod(x.shape[1:]))))
+        return Tensor(out, (x.shape[0], int(np.prod(x.shape[1:]))), x.probe.reshape(1, -1))
 
     # -- pooling -------------------------------------------------------------------------------
 
@@ -313,29 +289,27 @@ class Builder:
         self, x: Tensor, kernel: int, stride: int, *, pad: Pad = None, ceil: bool = False
     ) -> Tensor:
         """Maximum over windows."""
-        sizes, pads = self._spatial(x, kernel, stride, pad, ceil)
-        out = self.node(
-            "MaxPool", [x.name], kernel_shape=_pair(kernel), strides=_pair(stride), pads=pads,
-            ceil_mode=int(ceil),
-        )[0]  # fmt: skip
-        # Neighbours are correlated, so the maximum of k*k moves by about one deviation only.
-        mean, var = x.mean + np.sqrt(x.var), 0.6 * x.var
-        return Tensor(out, (*x.shape[:2], *sizes), float(mean), var)
+        return self._pool("MaxPool", x, kernel, stride, pad, ceil, ceil_mode=int(ceil))
 
     def avg_pool(self, x: Tensor, kernel: int, stride: int, *, pad: Pad = None) -> Tensor:
         """Average over windows; padding is not counted."""
-        sizes, pads = self._spatial(x, kernel, stride, pad)
-        out = self.node(
-            "AveragePool", [x.name], kernel_shape=_pair(kernel), strides=_pair(stride), pads=pads,
-            count_include_pad=0,
-        )[0]  # fmt: skip
-        # Differences between channels survive the average, differences between pixels do not.
-        return Tensor(out, (*x.shape[:2], *sizes), x.mean, 0.5 * x.var)
+        return self._pool("AveragePool", x, kernel, stride, pad, False, count_include_pad=0)
+
+    def _pool(
+        self, op: str, x: Tensor, kernel: int, stride: int, pad: Pad, ceil: bool, **attrs: int
+    ) -> Tensor:
+        k, s = _pair(kernel), _pair(stride)
+        sizes, pads = _slide(x.shape[2:], kernel, stride, pad, ceil)
+        out = self.node(op, [x.name], kernel_shape=k, strides=s, pads=pads, **attrs)[0]
+        _, sample_pads = _slide(x.probe.shape[2:], kernel, stride, pad)
+        view = probe.windows(x.probe, k, s, sample_pads)
+        sample = view.max(axis=(4, 5)) if op == "MaxPool" else view.mean(axis=(4, 5))
+        return Tensor(out, (*x.shape[:2], *sizes), sample)
 
     def global_pool(self, x: Tensor) -> Tensor:
         """Average over all pixels, as ``[batch, channels, 1, 1]``."""
         out = self.node("GlobalAveragePool", [x.name])[0]
-        return Tensor(out, (*x.shape[:2], 1, 1), x.mean, 0.5 * x.var)
+        return Tensor(out, (*x.shape[:2], 1, 1), x.probe.mean(axis=(2, 3), keepdims=True))
 
     # -- blocks that several families share ----------------------------------------------------
 
