@@ -1,0 +1,34 @@
+"""Bring a network into the canonical form that the rest of the compiler starts from.
+
+    conv2d, add(reshape(const)), batch_norm, clip(0, inf), dropout, divide(x, 6)
+        ->   conv2d, add(const), relu, multiply(x, 1/6)
+
+Only inference operators are left, constants are folded, and equal things are written equally.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+
+from tvm_stretch.passes.fold_batch_norm import FoldBatchNorm
+
+PHASES = [
+    relax.transform.CanonicalizeBindings(),
+    # Before the general decomposition, which would leave four operators per batch normalisation.
+    FoldBatchNorm(),
+    relax.transform.DecomposeOpsForInference(),
+    relax.transform.FoldConstant(),
+    relax.transform.EliminateCommonSubexpr(),
+    relax.transform.CanonicalizeBindings(),
+    relax.transform.DeadCodeElimination(),
+]
+
+
+@tvm.transform.module_pass(opt_level=0, name="Canonicalise")
+class Canonicalise:
+    """See the module docstring."""
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Run the phases in order."""
+        return tvm.transform.Sequential(PHASES, name="canonicalise")(mod)

@@ -1,0 +1,54 @@
+"""Questions that passes ask about Relax expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir import GenericConst
+
+Rewriter = Callable[[tvm.IRModule, relax.Function], relax.Function]
+
+
+def shape_of(expr: relax.Expr) -> list[int]:
+    """The static shape of a tensor expression."""
+    return [int(dim) for dim in expr.ty.shape.values]
+
+
+def is_float(expr: relax.Expr) -> bool:
+    """Whether ``expr`` is a tensor of floating-point numbers."""
+    return isinstance(expr.ty, relax.TensorType) and "float" in str(expr.ty.dtype)
+
+
+def constant_value(
+    expr: relax.Expr, definition: Callable[[relax.Expr], relax.Expr | None]
+) -> np.ndarray | None:
+    """The value of a constant, also of a variable bound to one; None for anything else."""
+    value = definition(expr)
+    return value.value.numpy() if isinstance(value, GenericConst) else None
+
+
+def count_uses(function: relax.Function) -> dict[relax.Var, int]:
+    """How often each variable of ``function`` is read."""
+    uses: dict[relax.Var, int] = {}
+
+    def visit(expr: relax.Expr) -> None:
+        if isinstance(expr, relax.Var):
+            uses[expr] = uses.get(expr, 0) + 1
+
+    for block in function.body.blocks:
+        for binding in block.bindings:
+            relax.analysis.post_order_visit(binding.value, visit)
+    relax.analysis.post_order_visit(function.body.body, visit)
+    return uses
+
+
+def rewrite_functions(mod: tvm.IRModule, rewrite: Rewriter) -> tvm.IRModule:
+    """Apply ``rewrite`` to every Relax function of ``mod`` and drop what became dead."""
+    updated = tvm.IRModule(dict(mod.functions), attrs=mod.attrs)
+    for var, function in mod.functions.items():
+        if isinstance(function, relax.Function):
+            updated.update_func(var, rewrite(mod, function))
+    return relax.transform.DeadCodeElimination()(updated)

@@ -1,0 +1,58 @@
+"""`load_network`: one entry for every kind of source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx
+import tvm
+
+from tvm_stretch.errors import InputError
+from tvm_stretch.frontend.onnx_importer import import_onnx
+from tvm_stretch.frontend.onnx_reader import read_onnx
+from tvm_stretch.frontend.onnx_simplify import fix_shapes, simplify
+from tvm_stretch.frontend.relax_reader import read_relax, read_torch
+from tvm_stretch.passes.canonicalise import Canonicalise
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+Shapes = Mapping[str, Sequence[int]] | None
+
+
+def load_network(
+    source: str | Path | onnx.ModelProto | tvm.IRModule | ExportedProgram, shapes: Shapes = None
+) -> tvm.IRModule:
+    """Read ``source`` into an IRModule whose only function is a canonical Relax ``main``.
+
+    Args:
+        source: Path of an ``.onnx`` file, an ``onnx.ModelProto``, a Relax module or a
+            ``torch.export.ExportedProgram``. It is not changed.
+        shapes: Shapes of inputs by name; they fix dynamic dimensions.
+
+    Returns:
+        A module with static shapes, weights as constants, parameters named like the inputs of the
+        network, and the function attribute ``output_names`` where the source names its outputs.
+
+    Raises:
+        ModelError: The source cannot be read, is not valid, or leaves a dimension open.
+        UnsupportedError: It uses something that is not supported.
+        InputError: ``shapes`` does not fit the network, or ``source`` is of another type.
+    """
+    if isinstance(source, tvm.IRModule):
+        return Canonicalise()(read_relax(source, shapes))
+    if isinstance(source, str | Path | onnx.ModelProto):
+        network = read_onnx(source)
+        fix_shapes(network, shapes)
+        simplify(network)
+        mod = import_onnx(network)
+        mod["main"] = mod["main"].with_attr("output_names", network.outputs)
+        return Canonicalise()(mod)
+    if type(source).__name__ == "ExportedProgram":  # asked by name: importing torch takes seconds
+        return Canonicalise()(read_relax(read_torch(source), shapes))
+    raise InputError(
+        "expected a path, onnx.ModelProto, Relax IRModule or ExportedProgram for source, "
+        f"got {type(source).__name__}; see load_network"
+    )

@@ -1,0 +1,10 @@
+"""Converters of ONNX operators to Relax, by family. Importing this package registers them."""
+
+from tvm_stretch.frontend.onnx_ops import (  # noqa: F401
+    elementwise,
+    layers,
+    movement,
+    normalisation,
+    pooling,
+    reduction,
+)

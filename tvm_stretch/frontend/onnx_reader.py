@@ -1,0 +1,204 @@
+"""Read an ONNX model into a plain description that later phases may change freely.
+
+    path or ModelProto  ->  OnnxNetwork(model=<proto without large weights>, weights={name: ndarray})
+
+Large weights live outside the proto: simplification and shape inference then never copy them and
+never meet the 2 GB limit of protobuf messages. The caller's model is not changed, nothing is
+written to disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import google.protobuf.message
+import numpy as np
+import onnx
+import onnx.external_data_helper
+import onnx.inliner
+import onnx.numpy_helper
+
+from tvm_stretch.errors import ModelError, UnsupportedError
+
+LARGE_WEIGHT_BYTES = 4096
+"""Constants from this size on are kept outside the proto; shape arithmetic never needs them."""
+
+_CONTROL_FLOW_HINT = "export the model without control flow or string operators"
+
+
+@dataclass
+class OnnxNetwork:
+    """An ONNX graph of which we own every part.
+
+    Attributes:
+        model: A proto with functions inlined; large weights appear as graph inputs.
+        weights: The large weights by name.
+        inputs: Real inputs of the network (no weights), in the model's order.
+        outputs: Output names, in the model's order.
+    """
+
+    model: onnx.ModelProto
+    weights: dict[str, np.ndarray]
+    inputs: list[onnx.ValueInfoProto]
+    outputs: list[str]
+
+    @property
+    def opset(self) -> int:
+        """Version of the default operator set."""
+        return max((o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx")), default=1)
+
+
+def read_onnx(source: str | Path | onnx.ModelProto) -> OnnxNetwork:
+    """Read and check ``source``; see the module docstring.
+
+    Raises:
+        ModelError: ``source`` cannot be read, or is not a valid ONNX model.
+        UnsupportedError: It uses types or operator sets we do not take.
+    """
+    if isinstance(source, onnx.ModelProto):
+        model, folder = source, None
+    else:
+        model, folder = _parse_file(Path(source)), Path(source).parent
+    if not model.HasField("graph") or not (model.graph.node or model.graph.output):
+        raise ModelError(
+            "expected a graph with outputs for the ONNX model, got an empty one; export the model again"
+        )
+    _check_opset(model)
+    weights = _read_weights(model.graph, folder)
+    network = _copy_without_large_weights(model, weights)
+    _check_graph(network)
+    return network
+
+
+def _parse_file(path: Path) -> onnx.ModelProto:
+    """Parse the file at ``path`` without its external data."""
+    if path.is_dir():
+        raise ModelError(f"expected an ONNX file for the model, got the directory {path}; name the file")
+    if not path.exists():
+        raise ModelError(f"expected an ONNX file for the model, got no such file {path}; check the path")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"expected a readable file for the model, got {error}; check access") from error
+    if not content:
+        raise ModelError(f"expected an ONNX file for the model, got the empty file {path}; export it again")
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(content)
+    except google.protobuf.message.DecodeError as error:
+        raise ModelError(
+            f"expected an ONNX file for the model, got {path} ({error}); it is truncated or of another format"
+        ) from error
+    return model
+
+
+def _check_opset(model: onnx.ModelProto) -> None:
+    """Refuse operator sets of which we know nothing."""
+    newest = onnx.defs.onnx_opset_version()
+    for entry in model.opset_import:
+        if entry.domain in ("", "ai.onnx") and not 1 <= entry.version <= newest:
+            raise UnsupportedError(
+                f"expected an operator set from 1 to {newest} for the ONNX model, got {entry.version}; "
+                "convert it with onnx.version_converter or install a newer onnx"
+            )
+
+
+def _constant_nodes(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    """Yield the tensors of ``Constant`` nodes."""
+    for node in graph.node:
+        if node.op_type == "Constant" and len(node.attribute) == 1 and node.attribute[0].HasField("t"):
+            yield node.output[0], node.attribute[0].t
+
+
+def _read_weights(graph: onnx.GraphProto, folder: Path | None) -> dict[str, np.ndarray]:
+    """Return the graph's large constants by name, external ones read from ``folder``."""
+    weights = {}
+    for tensor in graph.initializer:
+        array = _read_tensor(tensor.name, tensor, folder)
+        if array is not None:
+            weights[tensor.name] = array
+    for name, tensor in _constant_nodes(graph):
+        array = _read_tensor(name, tensor, folder)
+        if array is not None:
+            weights[name] = array
+    return weights
+
+
+def _read_tensor(name: str, tensor: onnx.TensorProto, folder: Path | None) -> np.ndarray | None:
+    """Return the value of a large or external tensor, None for a small one."""
+    external = onnx.external_data_helper.uses_external_data(tensor)
+    if not external and tensor.ByteSize() < LARGE_WEIGHT_BYTES:
+        return None
+    if tensor.data_type == onnx.TensorProto.STRING:
+        raise UnsupportedError(
+            f"expected numbers for the constant {name!r}, got strings; {_CONTROL_FLOW_HINT}"
+        )
+    if external and folder is None:
+        raise ModelError(
+            f"expected the data of weight {name!r} inside the ModelProto, got a reference to an "
+            "external file; call onnx.load_external_data_for_model first or pass the path of the model"
+        )
+    try:
+        return onnx.numpy_helper.to_array(tensor, str(folder or ""))
+    except (OSError, ValueError, TypeError, onnx.checker.ValidationError) as error:
+        reason = str(error).splitlines()[0]
+        hint = "keep the external data file beside the model" if external else "export the model again"
+        raise ModelError(f"expected the data of weight {name!r}, got an error: {reason}; {hint}") from error
+
+
+def _copy_without_large_weights(
+    model: onnx.ModelProto, weights: dict[str, np.ndarray]
+) -> OnnxNetwork:
+    """Copy ``model``, with large constants as graph inputs and local functions inlined."""
+    graph = model.graph
+    constants = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in constants]
+    weight_inputs = [
+        onnx.helper.make_tensor_value_info(
+            name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
+        )
+        for name, array in weights.items()
+    ]
+    copied = onnx.helper.make_graph(
+        [n for n in graph.node if not (n.op_type == "Constant" and n.output[0] in weights)],
+        graph.name or "main",
+        [*inputs, *weight_inputs],
+        list(graph.output),
+        [tensor for tensor in graph.initializer if tensor.name not in weights],
+        sparse_initializer=list(graph.sparse_initializer),
+    )
+    light = onnx.helper.make_model(
+        copied,
+        ir_version=max(model.ir_version, 4),
+        opset_imports=list(model.opset_import) or [onnx.helper.make_opsetid("", 1)],
+        functions=list(model.functions),
+    )
+    if light.functions:
+        light = onnx.inliner.inline_local_functions(light)
+    return OnnxNetwork(light, weights, inputs, [output.name for output in graph.output])
+
+
+def _check_graph(network: OnnxNetwork) -> None:
+    """Refuse broken graphs and types of inputs that no tensor compiler takes."""
+    for value in network.inputs:
+        kind = value.type.WhichOneof("value")
+        if kind != "tensor_type":
+            raise UnsupportedError(
+                f"expected a tensor for input {value.name!r}, got {(kind or 'no type').replace('_', ' ')}; "
+                "export the model with plain tensors as inputs"
+            )
+        if value.type.tensor_type.elem_type == onnx.TensorProto.STRING:
+            raise UnsupportedError(
+                f"expected numbers for input {value.name!r}, got strings; {_CONTROL_FLOW_HINT}"
+            )
+    try:
+        onnx.checker.check_model(network.model)
+    except onnx.checker.ValidationError as error:
+        reason = str(error).strip().splitlines()[0]
+        if "No Op registered" in reason or "No opset import" in reason or "not supported" in reason:
+            return  # the importer names the operator
+        raise ModelError(
+            f"expected a valid ONNX model, got: {reason}; check it with onnx.checker.check_model"
+        ) from error

@@ -1,0 +1,111 @@
+"""Fix the input shapes of an ONNX graph and simplify it.
+
+    x: [N, 3, 224, 224], Reshape(x, Concat(Shape(x)[0], -1))   ->   Reshape(x, [1, -1])
+
+Shapes that the graph computes become constants here, so that everything after is static.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Mapping, Sequence
+
+import onnx
+import onnx.shape_inference
+import onnxslim
+
+from tvm_stretch.errors import InputError, ModelError
+from tvm_stretch.frontend.onnx_reader import OnnxNetwork
+
+_log = logging.getLogger(__name__)
+
+
+def fix_shapes(network: OnnxNetwork, shapes: Mapping[str, Sequence[int]] | None) -> None:
+    """Give every input of ``network`` the static shape of ``shapes``, in place.
+
+    Raises:
+        InputError: ``shapes`` names an unknown input, or has another rank.
+        ModelError: A dimension stays open.
+    """
+    wanted = {name: [int(d) for d in shape] for name, shape in (shapes or {}).items()}
+    names = [value.name for value in network.inputs]
+    for name in wanted:
+        if name not in names:
+            raise InputError(
+                f"expected one of the inputs {names} for shapes, got {name!r}; use a name of the model"
+            )
+    by_name = {value.name: value for value in network.model.graph.input}
+    bound: dict[str, int] = {}
+    for name in names:
+        if name in wanted:
+            _set_shape(by_name[name], wanted[name], bound)
+    for name in names:
+        _close_shape(by_name[name], bound)
+    network.inputs = [by_name[name] for name in names]
+    del network.model.graph.value_info[:]
+    for output in network.model.graph.output:
+        output.type.tensor_type.ClearField("shape")
+
+
+def _set_shape(value: onnx.ValueInfoProto, wanted: list[int], bound: dict[str, int]) -> None:
+    """Write ``wanted`` into ``value`` and note which named dimensions it fixes."""
+    tensor = value.type.tensor_type
+    if tensor.HasField("shape"):
+        given = tensor.shape.dim
+        if len(given) != len(wanted):
+            raise InputError(
+                f"expected {len(given)} dimensions for shapes[{value.name!r}], got {wanted}; "
+                f"the model says {describe_shape(value)}"
+            )
+        for dim, size in zip(given, wanted, strict=True):
+            if dim.dim_param:
+                bound.setdefault(dim.dim_param, size)
+    if any(size < 0 for size in wanted):
+        raise InputError(
+            f"expected sizes of at least 0 for shapes[{value.name!r}], got {wanted}; give every size"
+        )
+    tensor.shape.Clear()
+    for size in wanted:
+        tensor.shape.dim.add().dim_value = size
+
+
+def _close_shape(value: onnx.ValueInfoProto, bound: dict[str, int]) -> None:
+    """Fill named dimensions that ``shapes`` fixed elsewhere; refuse what stays open."""
+    tensor = value.type.tensor_type
+    example = f'shapes={{"{value.name}": (...)}}'
+    if not tensor.HasField("shape"):
+        raise ModelError(
+            f"expected a static shape for input {value.name!r}, got unknown rank; pass {example}"
+        )
+    for index, dim in enumerate(tensor.shape.dim):
+        if dim.WhichOneof("value") != "dim_value":
+            if dim.dim_param not in bound:
+                label = dim.dim_param or "unnamed"
+                raise ModelError(
+                    f"expected a static shape for input {value.name!r}, got {describe_shape(value)} "
+                    f"with dimension {index} ({label}) left open; pass {example}"
+                )
+            dim.dim_value = bound[dim.dim_param]
+
+
+def describe_shape(value: onnx.ValueInfoProto) -> str:
+    """Return the shape as text, named dimensions by name: ``[N, 3, 224, 224]``."""
+    dims = value.type.tensor_type.shape.dim
+    return "[" + ", ".join(d.dim_param or (str(d.dim_value) if d.HasField("dim_value") else "?") for d in dims) + "]"
+
+
+def simplify(network: OnnxNetwork) -> None:
+    """Fold computed shapes and drop redundant nodes with onnxslim, in place.
+
+    A graph that onnxslim cannot handle is kept as it is: the importer folds constants too.
+    """
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            slimmed = onnxslim.slim(network.model)
+    except Exception as error:  # onnxslim raises whatever its parts raise
+        _log.debug("onnxslim left the graph as it is: %s", error)
+        return
+    if [output.name for output in slimmed.graph.output] == network.outputs:
+        network.model = slimmed

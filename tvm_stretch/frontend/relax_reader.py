@@ -1,0 +1,118 @@
+"""Take a Relax module, or a torch.export program, as a network with static shapes.
+
+    main(x: R.Tensor((n, 3, 224, 224)))   ->   main(x: R.Tensor((1, 3, 224, 224)))
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import tvm
+from tvm import relax
+
+from tvm_stretch.errors import InputError, ModelError, UnsupportedError
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+
+def read_torch(program: ExportedProgram) -> tvm.IRModule:
+    """Translate an exported program with TVM's own importer."""
+    from tvm.relax.frontend.torch import from_exported_program  # noqa: PLC0415  imports torch
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return from_exported_program(program, unwrap_unit_return_tuple=True)
+    except Exception as error:  # the importer raises many kinds
+        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        raise UnsupportedError(
+            f"expected an ExportedProgram of supported operators, got: {reason}; "
+            "export in eval mode with torch.export.export, or through torch.onnx.export"
+        ) from error
+
+
+def read_relax(
+    mod: tvm.IRModule, shapes: Mapping[str, Sequence[int]] | None = None
+) -> tvm.IRModule:
+    """Check ``mod`` and give every parameter of ``main`` a static shape.
+
+    Raises:
+        ModelError: There is no Relax ``main``, it is not well-formed, or a dimension stays open.
+        InputError: ``shapes`` names an unknown parameter or does not fit.
+    """
+    main = mod.functions.get(mod.get_global_var("main")) if "main" in _names(mod) else None
+    if not isinstance(main, relax.Function):
+        raise ModelError(
+            f"expected a Relax function main for the IRModule, got {sorted(_names(mod))}; name it main"
+        )
+    if not relax.analysis.check_well_formed(mod):
+        raise ModelError(
+            "expected a well-formed IRModule, got one that relax.analysis.well_formed refuses; fix it"
+        )
+    bindings = _bind_dimensions(main.params, dict(shapes or {}))
+    if bindings:
+        mod = relax.transform.BindSymbolicVars(bindings, "main")(mod)
+    for param in mod["main"].params:
+        _check_static(param)
+    return mod
+
+
+def _names(mod: tvm.IRModule) -> set[str]:
+    return {var.name_hint for var in mod.get_global_vars()}
+
+
+def _bind_dimensions(
+    params: Sequence[relax.Var], shapes: dict[str, Sequence[int]]
+) -> dict[tvm.tirx.Var, int]:
+    """Match the symbolic dimensions of ``params`` with the sizes in ``shapes``."""
+    by_name = {param.name: param for param in params}
+    bound: dict[tvm.tirx.Var, int] = {}
+    for name, wanted in shapes.items():
+        if name not in by_name:
+            raise InputError(
+                f"expected one of the inputs {sorted(by_name)} for shapes, got {name!r}; "
+                "use a name of the model"
+            )
+        given = _dimensions(by_name[name])
+        if given is None or len(given) != len(wanted):
+            raise InputError(
+                f"expected a shape like {by_name[name].ty} for shapes[{name!r}], got {list(wanted)}; "
+                "give one size per dimension"
+            )
+        for dim, size in zip(given, wanted, strict=True):
+            fixed = int(dim) if isinstance(dim, tvm.tirx.IntImm) else bound.get(dim, int(size))
+            if fixed != int(size) or int(size) < 0:
+                raise InputError(
+                    f"expected {fixed} for a dimension of shapes[{name!r}], got {size}; "
+                    f"the model says {by_name[name].ty}"
+                )
+            if not isinstance(dim, tvm.tirx.IntImm):
+                if not isinstance(dim, tvm.ir.Var):
+                    raise ModelError(
+                        f"expected sizes or names as dimensions of {name!r}, got {dim}; bind it first"
+                    )
+                bound[dim] = int(size)
+    return bound
+
+
+def _dimensions(param: relax.Var) -> list[tvm.ir.Expr] | None:
+    shape = getattr(param.ty, "shape", None)
+    return None if shape is None else list(shape.values)
+
+
+def _check_static(param: relax.Var) -> None:
+    if not isinstance(param.ty, relax.TensorType):
+        raise UnsupportedError(
+            f"expected a tensor for input {param.name!r}, got {param.ty}; pass tensors one by one"
+        )
+    dims = _dimensions(param)
+    if dims is None or not all(isinstance(d, tvm.tirx.IntImm) for d in dims):
+        raise ModelError(
+            f"expected a static shape for input {param.name!r}, got {param.ty} with an open dimension; "
+            f'pass shapes={{"{param.name}": (...)}}'
+        )
+
+
