@@ -1,0 +1,20 @@
+"""Settings that must stand before TVM is imported, and how hard Hypothesis tries."""
+
+from __future__ import annotations
+
+import os
+
+# TVM reads these once, when its thread pool starts. Two workers let tests of several threads run;
+# no spinning and no pinning, because pytest-xdist runs test processes side by side.
+os.environ.setdefault("TVM_NUM_THREADS", "2")
+os.environ["TVM_BIND_THREADS"] = "0"
+os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from hypothesis import HealthCheck, settings
+
+# A compile takes longer than Hypothesis expects of an example.
+_slow = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("quick", max_examples=25, derandomize=True, **_slow)
+settings.register_profile("full", max_examples=300, **_slow)
+settings.load_profile("quick")
