@@ -1,0 +1,129 @@
+"""The graph that the executor runs: plain data, written as JSON.
+
+    {"tensors": [{"shape": [1, 16, 8, 8], "dtype": "float32", "kind": "input", …}, …],
+     "nodes":   [{"kernel": "fused_conv2d_add_relu", "name": "lv0", "inputs": [0, 1, 2], …}]}
+
+A tensor is a window on memory. Its `kind` says which memory, `offset` where in it:
+
+    input, output   memory of the caller; `buffer` is the position in `inputs` / `outputs`
+    arena           scratch memory of one instance, reused during a run
+    constant        the weights as they stand in the artifact
+    prepared        what the `prepare` nodes make of the weights, once, when the artifact is loaded
+
+Several tensors may look at the same bytes: that is how reshape, slices and concat cost nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+from tvm_stretch.errors import ArtifactError
+
+FORMAT = "tvm_stretch.graph"
+VERSION = 1
+COPY_KERNEL = "tvm_stretch.copy"
+"""Name of the one kernel that the executor brings itself: bytes of input 0 to output 0."""
+
+TensorKind = Literal["input", "output", "arena", "constant", "prepared"]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A contiguous window on one of the executor's memories."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    kind: TensorKind
+    buffer: int
+    offset: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """One kernel call; `inputs` and `outputs` are tensor ids, in the order of its arguments."""
+
+    kernel: str
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of the network."""
+
+    name: str
+    tensor: int
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Everything the executor needs, but the weights' bytes and the kernels' code."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    tensors: tuple[Tensor, ...]
+    prepare: tuple[Node, ...]
+    nodes: tuple[Node, ...]
+    arena_bytes: int
+    weights_bytes: int
+    prepared_bytes: int
+    threads: int = 1
+    package_version: str = ""
+    target: dict[str, Any] = field(default_factory=dict)
+    cpu_features: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """The graph as JSON; the same graph always gives the same text."""
+        head = {"format": FORMAT, "version": VERSION}
+        return json.dumps({**head, **asdict(self)}, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> Graph:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ArtifactError: the text is not such a graph, or one of another version.
+        """
+        try:
+            data = json.loads(text)
+            found = (data.pop("format"), data.pop("version"))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ArtifactError(
+                f"expected a JSON object with 'format' and 'version' for the graph, got {error!r}; "
+                "export the model again"
+            ) from error
+        if found != (FORMAT, VERSION):
+            raise ArtifactError(
+                f"expected {(FORMAT, VERSION)} for the graph's format and version, got {found}; "
+                "export the model again with this version of tvm_stretch"
+            )
+        try:
+            return Graph(
+                inputs=tuple(Port(**port) for port in data.pop("inputs")),
+                outputs=tuple(Port(**port) for port in data.pop("outputs")),
+                tensors=tuple(_tensor(item) for item in data.pop("tensors")),
+                prepare=tuple(_node(item) for item in data.pop("prepare")),
+                nodes=tuple(_node(item) for item in data.pop("nodes")),
+                cpu_features=tuple(data.pop("cpu_features")),
+                **data,
+            )
+        except (TypeError, KeyError) as error:
+            raise ArtifactError(
+                f"expected the fields of graph version {VERSION}, got {error}; "
+                "export the model again"
+            ) from error
+
+
+def _tensor(item: dict[str, Any]) -> Tensor:
+    if item["kind"] not in get_args(TensorKind):
+        raise TypeError(f"tensor kind {item['kind']!r}")
+    return Tensor(**{**item, "shape": tuple(item["shape"])})
+
+
+def _node(item: dict[str, Any]) -> Node:
+    lists = {key: tuple(item[key]) for key in ("inputs", "outputs")}
+    return Node(**{**item, **lists})
