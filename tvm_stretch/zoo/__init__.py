@@ -14,7 +14,18 @@ from __future__ import annotations
 import onnx
 
 from tvm_stretch.errors import InputError
-from tvm_stretch.zoo import efficientnet, mobilenet, regnet, resnet
+from tvm_stretch.zoo import (
+    efficientnet,
+    inception,
+    lstm,
+    mobilenet,
+    nasnet,
+    regnet,
+    resnet,
+    squeezenet,
+    vgg,
+    yolo,
+)
 from tvm_stretch.zoo.builder import Builder
 from tvm_stretch.zoo.count import count
 from tvm_stretch.zoo.network import Network, NetworkInfo
@@ -26,6 +37,12 @@ _NETWORKS: dict[str, Network] = {
     **regnet.NETWORKS,
     **efficientnet.NETWORKS,
     **mobilenet.NETWORKS,
+    **vgg.NETWORKS,
+    **squeezenet.NETWORKS,
+    **inception.NETWORKS,
+    **nasnet.NETWORKS,
+    **yolo.NETWORKS,
+    **lstm.NETWORKS,
 }
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from tvm_stretch.errors import InputError
 from tvm_stretch.zoo import probe
@@ -28,6 +28,7 @@ OPSET = 17
 IR_VERSION = 8
 BN_EPSILON = 1e-5
 
+Attribute = float | Sequence[int]
 Pair = int | tuple[int, int]
 #: ``"same"``: TensorFlow's rule, possibly one more at the end; ``None``: ``kernel // 2`` each side.
 Pad = int | tuple[int, int] | str | None
@@ -38,6 +39,8 @@ _PROBE_SIZE = 96
 # taken away all inputs give nearly the same logits; with all of it, a constant error in a whole
 # tensor would go unseen.
 _CENTRED = 0.75
+# He's 2 for a ReLU, made up for the part of its output's power that centring takes away.
+_GAIN = 2.85
 
 
 @dataclass(frozen=True)
@@ -91,35 +94,34 @@ class Builder:
     """Collects nodes and weights of one network; every method returns the tensor it produces."""
 
     def __init__(self, seed: int) -> None:
+        """Start an empty graph whose weights come from this seed."""
         self._rng = np.random.default_rng(seed)
-        self._nodes: list[onnx.NodeProto] = []
-        self._initializers: dict[str, onnx.TensorProto] = {}
+        self._model = onnx.ModelProto(ir_version=IR_VERSION, producer_name="tvm_stretch.zoo")
+        self._model.opset_import.add(domain="", version=OPSET)
+        self._graph = self._model.graph
+        self._constants: set[str] = set()
         self._counts: dict[str, int] = {}
-        self._inputs: list[onnx.ValueInfoProto] = []
 
     # -- graph ---------------------------------------------------------------------------------
 
     def input(self, name: str, shape: Sequence[int]) -> Tensor:
         """Declare a float32 graph input, expected to be standard normal."""
         info = helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape))
-        self._inputs.append(info)
+        self._graph.input.append(info)
         sample = [1, shape[1], *(min(extent, _PROBE_SIZE) for extent in shape[2:])]
         if len(shape) == 3:  # a sequence, not an image
             sample[2] = shape[2]
         return Tensor(name, tuple(shape), self._rng.standard_normal(sample, dtype=np.float32))
 
     def finish(self, name: str, result: Tensor, output: str = "logits") -> onnx.ModelProto:
-        """Make the model whose only output is ``result``, the last tensor, renamed to ``output``."""
-        last = self._nodes[-1]
+        """Make the model whose output is ``result``, which must be the last tensor made."""
+        last = self._graph.node[-1]
         assert list(last.output) == [result.name], "a network returns the last tensor it makes"
         last.output[0] = output
         info = helper.make_tensor_value_info(output, TensorProto.FLOAT, list(result.shape))
-        initializers = list(self._initializers.values())
-        graph = helper.make_graph(self._nodes, name, self._inputs, [info], initializers)
-        opsets = [helper.make_opsetid("", OPSET)]
-        return helper.make_model(
-            graph, ir_version=IR_VERSION, opset_imports=opsets, producer_name="tvm_stretch.zoo"
-        )
+        self._graph.output.append(info)
+        self._graph.name = name
+        return self._model
 
     def _fresh(self, stem: str) -> str:
         """Next name of a kind: ``conv_0``, ``conv_1``, ..."""
@@ -129,30 +131,36 @@ class Builder:
 
     def constant(self, name: str, value: Array) -> str:
         """Add an initializer once; the same name is the same constant."""
-        if name not in self._initializers:
-            self._initializers[name] = numpy_helper.from_array(value, name)
+        if name not in self._constants:
+            self._constants.add(name)
+            # Filled in place: weights of hundreds of megabytes are not copied about.
+            tensor = self._graph.initializer.add(name=name, dims=value.shape)
+            tensor.data_type = helper.np_dtype_to_tensor_dtype(value.dtype)
+            tensor.raw_data = value.tobytes()
         return name
 
-    def node(self, op: str, inputs: Sequence[str], outputs: int = 1, **attrs: object) -> list[str]:
+    def node(
+        self, op: str, inputs: Sequence[str], outputs: int = 1, **attrs: Attribute
+    ) -> list[str]:
         """Append one node and return the names of its outputs."""
         name = self._fresh(op.lower())
         names = [f"{name}.out"] if outputs == 1 else [f"{name}.out{i}" for i in range(outputs)]
-        self._nodes.append(helper.make_node(op, list(inputs), names, name=name, **attrs))
+        self._graph.node.append(helper.make_node(op, list(inputs), names, name=name, **attrs))  # type: ignore[arg-type]
         return names
 
     def weight(self, name: str, shape: tuple[int, ...], variance: float) -> Array:
         """Add a normally distributed weight and return its values."""
-        value = self._rng.standard_normal(shape, dtype=np.float32)
+        value: Array = self._rng.standard_normal(shape, dtype=np.float32)
         value *= np.float32(np.sqrt(variance))
         self.constant(name, value)
         return value
 
     def _filters(self, name: str, shape: tuple[int, ...]) -> Array:
         """Add He-initialised convolution filters, nearly of zero sum, and return their values."""
-        value = self._rng.standard_normal(shape, dtype=np.float32)
+        value: Array = self._rng.standard_normal(shape, dtype=np.float32)
         if shape[1] > 1:
             value -= np.float32(_CENTRED) * value.mean(axis=(1, 2, 3), keepdims=True)
-        value *= np.float32(np.sqrt(2.0 / np.prod(shape[1:])))
+        value *= np.float32(np.sqrt(_GAIN / np.prod(shape[1:])))
         self.constant(name, value)
         return value
 
@@ -282,6 +290,33 @@ class Builder:
         """``[batch, everything else]``."""
         out = self.node("Flatten", [x.name], axis=1)[0]
         return Tensor(out, (x.shape[0], int(np.prod(x.shape[1:]))), x.probe.reshape(1, -1))
+
+    def shift(self, x: Tensor) -> Tensor:
+        """Drop the first row and column and append zeros: the size stays."""
+        # Zeros first: a Pad in front of a pool is folded into it by ONNX Runtime, which then
+        # refuses padding as large as the window.
+        pads = self.constant("shift.pads", np.array([0, 0, 0, 0, 0, 0, 1, 1], np.int64))
+        padded = self.node("Pad", [x.name, pads])[0]
+        one = self.constant("shift.begin", np.array([1, 1], np.int64))
+        end = self.constant("shift.end", np.array([2**31 - 1] * 2, np.int64))
+        axes = self.constant("shift.axes", np.array([2, 3], np.int64))
+        sample = np.pad(x.probe[:, :, 1:, 1:], ((0, 0), (0, 0), (0, 1), (0, 1)))
+        return Tensor(self.node("Slice", [padded, one, end, axes])[0], x.shape, sample)
+
+    def space_to_depth(self, x: Tensor, block: int) -> Tensor:
+        """Move ``block`` x ``block`` pixels into channels."""
+        batch, channels, height, width = x.shape
+        if height % block or width % block:
+            raise InputError(
+                f"expected a multiple of {block} pixels where {x.name} is rearranged for size, got "
+                f"{height}x{width}; give a size that all strides divide"
+            )
+        out = self.node("SpaceToDepth", [x.name], blocksize=block)[0]
+        rows, columns = x.probe.shape[2] // block, x.probe.shape[3] // block
+        sample = x.probe.reshape(1, channels, rows, block, columns, block)
+        sample = sample.transpose(0, 3, 5, 1, 2, 4).reshape(1, -1, rows, columns)
+        shape = (batch, channels * block**2, height // block, width // block)
+        return Tensor(out, shape, sample)
 
     # -- pooling -------------------------------------------------------------------------------
 

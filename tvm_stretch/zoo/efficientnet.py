@@ -81,7 +81,7 @@ def _efficientnet(
 NETWORKS: dict[str, Network] = {
     "efficientnet_lite0": image_network(
         partial(_efficientnet, width=1.0, depth=1.0, style=_LITE),
-        params=4.7, macs=0.39, size=224, source="EfficientNet-Lite README; EfficientNet, table 2 (B0)",
+        params=4.7, macs=0.39, size=224, source="EfficientNet-Lite README; macs: EfficientNet-B0",
     ),
     "efficientnet_lite4": image_network(
         partial(_efficientnet, width=1.4, depth=1.8, style=_LITE),

@@ -1,0 +1,84 @@
+"""The LSTM of HOPE's evaluation: one layer, 1024 hidden units, 10 time steps, unrolled.
+
+Input ``[batch, steps, 1024]``. The last state goes through a dense layer to the 29 characters of
+DeepSpeech (Hannun et al., 2014), whose configuration HOPE follows. One step:
+
+    gates = x[t] @ W + h @ R + b
+    i, f, g, o = split(gates)
+    c = sigmoid(f) * c + sigmoid(i) * tanh(g)
+    h = sigmoid(o) * tanh(c)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tvm_stretch.zoo.builder import Builder, Tensor
+from tvm_stretch.zoo.network import Network, NetworkInfo
+from tvm_stretch.zoo.probe import Array
+
+_UNITS = 1024
+_STEPS = 10
+
+
+def _split(b: Builder, x: Tensor, axis: int, parts: int) -> list[Tensor]:
+    """Equal parts along an axis."""
+    extent = x.shape[axis] // parts
+    sizes = b.constant(f"split.{parts}x{extent}", np.full(parts, extent, np.int64))
+    names = b.node("Split", [x.name, sizes], parts, axis=axis)
+    shape = (*x.shape[:axis], extent, *x.shape[axis + 1 :])
+    samples = np.split(x.probe, parts, axis=axis)
+    return [Tensor(n, shape, sample) for n, sample in zip(names, samples, strict=True)]
+
+
+def _matmul(b: Builder, x: Tensor, name: str, weight: Array) -> Tensor:
+    out = b.node("MatMul", [x.name, name])[0]
+    return Tensor(out, (x.shape[0], weight.shape[1]), x.probe @ weight)
+
+
+def _time_steps(b: Builder, x: Tensor) -> list[Tensor]:
+    """``[batch, steps, features]`` to one ``[batch, features]`` for each step."""
+    axes = b.constant("squeeze.axes", np.array([1], np.int64))
+    batch, steps, features = x.shape
+    return [
+        Tensor(b.node("Squeeze", [part.name, axes])[0], (batch, features), part.probe[:, 0])
+        for part in _split(b, x, 1, steps)
+    ]
+
+
+def _lstm(b: Builder, x: Tensor, classes: int) -> Tensor:
+    batch, _, features = x.shape
+    from_input = b.weight("input.weight", (features, 4 * _UNITS), 1.0 / features)
+    # The states are smaller than the inputs; weights twice as large let them count as much.
+    from_state = b.weight("state.weight", (_UNITS, 4 * _UNITS), 4.0 / _UNITS)
+    offsets = b.offsets(4 * _UNITS)
+    bias = Tensor(b.constant("gates.bias", offsets), (4 * _UNITS,), offsets)
+    zeros = b.constant("state.zeros", np.zeros((batch, _UNITS), np.float32))
+    h = c = Tensor(zeros, (batch, _UNITS), np.zeros((1, _UNITS), np.float32))
+    for step in _time_steps(b, x):
+        products = b.add(
+            _matmul(b, step, "input.weight", from_input),
+            _matmul(b, h, "state.weight", from_state),
+        )
+        i, f, g, o = _split(b, b.add(products, bias), 1, 4)
+        kept = b.mul(b.act(f, "sigmoid"), c)
+        c = b.add(kept, b.mul(b.act(i, "sigmoid"), b.act(g, "tanh")))
+        h = b.mul(b.act(o, "sigmoid"), b.act(c, "tanh"))
+    return b.dense(h, classes)
+
+
+# Nobody publishes figures for it: 4 * 1024 * (1024 + 1024 + 1) parameters, all but the bias used
+# once per step; the dense layer adds 0.03 M of each.
+NETWORKS: dict[str, Network] = {
+    "lstm": Network(
+        NetworkInfo(
+            params=8.39,
+            macs=0.0839,
+            size=_STEPS,
+            input_shape=(_STEPS, _UNITS),
+            classes=29,
+            source="HOPE, section 5.1",
+        ),
+        _lstm,
+    ),
+}
