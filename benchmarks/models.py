@@ -106,7 +106,10 @@ def mnn_file(model: BenchModel) -> Path:
 
     def convert(folder: Path) -> list[str]:
         files = ["--modelFile", str(folder / "net.onnx"), "--MNNModel", str(folder / "net.mnn")]
-        return [_tool("mnnconvert"), "-f", "ONNX", *files, "--bizCode", "bench"]
+        # The converter's own library: the `mnnconvert` script around it installs packages into
+        # whatever environment it finds and reports to its makers.
+        call = "import sys, _tools; _tools.mnnconvert(sys.argv)"
+        return [sys.executable, "-c", call, "-f", "ONNX", *files, "--bizCode", "bench"]
 
     return _convert(model, "mnn", convert, ("net.mnn",))[0]
 
