@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.models import BenchModel
+from benchmarks.models import BenchModel, Tensors
 
-Run = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
+Run = Callable[[Tensors], list[np.ndarray]]
 
 
 def _load_onnxruntime(model: BenchModel, threads: int) -> Run:
@@ -42,7 +42,7 @@ def _load_openvino(model: BenchModel, threads: int) -> Run:
     compiled = ov.Core().compile_model(str(model.path), "CPU", settings)
     request = compiled.create_infer_request()
 
-    def run(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    def run(inputs: Tensors) -> list[np.ndarray]:
         result = request.infer(inputs, share_inputs=True, share_outputs=True)
         return [result[port] for port in compiled.outputs]
 
@@ -65,7 +65,7 @@ def _load_ncnn(model: BenchModel, threads: int) -> Run:
     out_names = net.output_names()
     names = dict(zip((name for name, _ in model.inputs), net.input_names(), strict=True))
 
-    def run(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    def run(inputs: Tensors) -> list[np.ndarray]:
         extractor = net.create_extractor()
         for name, value in inputs.items():
             extractor.input(names[name], ncnn.Mat(value[0]))  # ncnn has no batch axis
@@ -88,7 +88,7 @@ def _load_mnn(model: BenchModel, threads: int) -> Run:
         net.resizeTensor(net.getSessionInput(session, name), shape)
     net.resizeSession(session)
 
-    def run(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    def run(inputs: Tensors) -> list[np.ndarray]:
         for name, value in inputs.items():
             plain = MNN.Tensor(
                 value.shape, MNN.Halide_Type_Float, value, MNN.Tensor_DimensionType_Caffe
@@ -112,7 +112,7 @@ def _load_ours(model: BenchModel, threads: int) -> Run:
 
     compiled = ts.compile(Path(model.path), targets=["llvm"], cpu_threads=threads)
 
-    def run(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    def run(inputs: Tensors) -> list[np.ndarray]:
         result = compiled(**inputs)
         outputs = result if isinstance(result, (tuple, list)) else (result,)
         return [np.from_dlpack(output) for output in outputs]

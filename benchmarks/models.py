@@ -17,11 +17,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
+
+Tensors = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class BenchModel:
     inputs: tuple[tuple[str, tuple[int, ...]], ...]
     digest: str
 
-    def random_inputs(self, seed: int = 0) -> dict[str, np.ndarray]:
+    def random_inputs(self, seed: int = 0) -> Tensors:
         """Standard normal inputs, the same for the same seed."""
         rng = np.random.default_rng(seed)
         return {n: rng.standard_normal(s, dtype=np.float32) for n, s in self.inputs}
@@ -80,7 +83,9 @@ def _signature(value: onnx.ValueInfoProto) -> tuple[str, tuple[int, ...]]:
     tensor = value.type.tensor_type
     if tensor.elem_type != onnx.TensorProto.FLOAT:
         kind = onnx.TensorProto.DataType.Name(tensor.elem_type)
-        raise ValueError(f"expected float32 for input {value.name!r}, got {kind}; use another model")
+        raise ValueError(
+            f"expected float32 for input {value.name!r}, got {kind}; use another model"
+        )
     return value.name, tuple(d.dim_value for d in tensor.shape.dim)
 
 
@@ -114,7 +119,12 @@ def mnn_file(model: BenchModel) -> Path:
     return _convert(model, "mnn", convert, ("net.mnn",))[0]
 
 
-def _convert(model: BenchModel, tool: str, command, products: tuple[str, ...]) -> list[Path]:  # noqa: ANN001
+def _convert(
+    model: BenchModel,
+    tool: str,
+    command: Callable[[Path], list[str]],
+    products: tuple[str, ...],
+) -> list[Path]:
     version = importlib.metadata.version(tool)
     stem = f"{model.path.stem}-{tool}{version}"
     kept = [cache_dir() / f"{stem}{Path(p).suffix}" for p in products]
@@ -127,7 +137,9 @@ def _convert(model: BenchModel, tool: str, command, products: tuple[str, ...]) -
         missing = [p for p in products if not (folder / p).exists()]
         if done.returncode or missing:
             tail = (done.stdout + done.stderr)[-800:]
-            raise RuntimeError(f"{tool} could not convert {model.name} (code {done.returncode}): {tail}")
+            raise RuntimeError(
+                f"{tool} could not convert {model.name} (code {done.returncode}): {tail}"
+            )
         for product, path in zip(products, kept, strict=True):
             (folder / product).replace(path)
     return kept

@@ -20,6 +20,7 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -102,7 +103,7 @@ def compare_engines(
 def _check_answers(workers: dict[str, Worker], rows: dict[str, Row], rtol: float) -> None:
     """Removes every engine from `workers` whose answer is not the reference's."""
     if REFERENCE not in workers:
-        raise RuntimeError(f"{REFERENCE} failed, nothing to compare with: {rows[REFERENCE].failure}")
+        raise RuntimeError(f"the reference, {REFERENCE}, failed: {rows[REFERENCE].failure}")
     expected = workers[REFERENCE].outputs()
     for name in list(workers):
         try:
@@ -124,9 +125,9 @@ def ratio_to_best_peer(rows: list[Row]) -> float | None:
     return ours[0] / min(peers) if ours and peers else None
 
 
-def describe_machine() -> dict[str, object]:
+def describe_machine() -> dict[str, Any]:
     """Processor, its vector features and the engines' versions."""
-    info = {}
+    info: dict[str, str] = {}
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         pairs = (line.split(":", 1) for line in cpuinfo.read_text().splitlines() if ":" in line)
@@ -171,7 +172,10 @@ def write_json(path: Path, rows: list[Row], cores: list[int]) -> None:
         for m, t in groups
         if (group := [row for row in rows if (row.model, row.threads) == (m, t)])
     ]
-    results = [asdict(row) | {"median_ms": row.median} for row in rows]
+    results = [
+        asdict(row) | {"median_ms": row.median, "fastest_ms": min(row.samples, default=None)}
+        for row in rows
+    ]
     document = {
         "machine": describe_machine() | {"pinned_to_cores": cores},
         "runs_per_turn": RUNS_PER_TURN,

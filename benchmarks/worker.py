@@ -15,14 +15,18 @@ import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.models import BenchModel
+from benchmarks.models import BenchModel, Tensors
+
+if TYPE_CHECKING:
+    from benchmarks.engines import Run
 
 
 class Worker:
-    """Parent's handle of one engine process; every method raises `RuntimeError` if it fails there."""
+    """Parent's handle of one engine process; a failure there is a `RuntimeError` here."""
 
     def __init__(self, engine: str, model: BenchModel, threads: int, cores: list[int]) -> None:
         """Starts the process and loads the model there."""
@@ -55,16 +59,16 @@ class Worker:
         self._process.join()
         self._pipe.close()
 
-    def __enter__(self) -> Worker:  # noqa: D105
+    def __enter__(self) -> Worker:
         return self
 
-    def __exit__(  # noqa: D105
+    def __exit__(
         self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
     ) -> None:
         self.close()
 
-    def _ask(self, command: tuple[str, int, int]):  # noqa: ANN202 - what the worker answers
-        os.kill(self._process.pid, signal.SIGCONT)
+    def _ask(self, command: tuple[str, int, int]) -> Any:
+        self._signal(signal.SIGCONT)
         self._pipe.send(command)
         try:
             return self._receive()
@@ -72,10 +76,13 @@ class Worker:
             self._pause()
 
     def _pause(self) -> None:
-        if self._process.is_alive():
-            os.kill(self._process.pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
-    def _receive(self):  # noqa: ANN202
+    def _signal(self, what: signal.Signals) -> None:
+        if self._process.pid and self._process.is_alive():
+            os.kill(self._process.pid, what)
+
+    def _receive(self) -> Any:
         try:
             ok, value = self._pipe.recv()
         except EOFError:
@@ -128,15 +135,14 @@ def _serve(
         what, warmup, runs = pipe.recv()
         try:
             if what == "outputs":
-                answer = [np.array(output) for output in run(inputs)]
+                pipe.send((True, [np.array(output) for output in run(inputs)]))
             else:
-                answer = _time_calls(run, inputs, warmup, runs)
-            pipe.send((True, answer))
+                pipe.send((True, _time_calls(run, inputs, warmup, runs)))
         except Exception as error:
             pipe.send((False, f"{type(error).__name__}: {error}"))
 
 
-def _time_calls(run, inputs: dict[str, np.ndarray], warmup: int, runs: int) -> list[float]:  # noqa: ANN001
+def _time_calls(run: Run, inputs: Tensors, warmup: int, runs: int) -> list[float]:
     for _ in range(warmup):
         run(inputs)
     samples = []
