@@ -1,1 +1,50 @@
-"""tvm_stretch: runs one trained CNN on several processors at the same time."""
+"""tvm_stretch: runs one trained CNN on several processors at the same time.
+
+    import tvm_stretch as ts
+    model = ts.compile("resnet50.onnx", targets=["llvm"])
+    y = model(x)
+    model.export("resnet50.so"); model = ts.load("resnet50.so")
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tvm_stretch.errors import (
+    ArtifactError,
+    InputError,
+    ModelError,
+    StretchError,
+    TargetError,
+    UnsupportedError,
+)
+
+if TYPE_CHECKING:
+    from tvm_stretch.compiler import compile  # noqa: A004
+    from tvm_stretch.runtime.model import Model, load
+
+__all__ = [
+    "ArtifactError",
+    "InputError",
+    "Model",
+    "ModelError",
+    "StretchError",
+    "TargetError",
+    "UnsupportedError",
+    "compile",
+    "load",
+]
+
+# Imported on first use: the zoo and the errors need no TVM, a phone has no compiler.
+_LAZY = {
+    "compile": "tvm_stretch.compiler",
+    "Model": "tvm_stretch.runtime.model",
+    "load": "tvm_stretch.runtime.model",
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    if name not in _LAZY:
+        raise AttributeError(f"module 'tvm_stretch' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

@@ -1,0 +1,29 @@
+"""Schedule every PrimFunc for one CPU: a template's loop nest, or the generic schedule.
+
+    for n, o, y, x, lane, ic in T.grid(...): conv2d block, bias block, relu block
+        ->  a register-tiled nest
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import tirx
+
+from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.templates import schedule_kernel
+
+
+@tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")
+class ScheduleKernels:
+    """See the module docstring."""
+
+    def __init__(self, machine: VectorMachine) -> None:
+        self.machine = machine
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Replace the PrimFuncs; Relax functions stay."""
+        updated = tvm.IRModule(dict(mod.functions), attrs=mod.attrs)
+        for var, func in mod.functions.items():
+            if isinstance(func, tirx.PrimFunc):
+                updated.update_func(var, schedule_kernel(func, self.machine))
+        return updated

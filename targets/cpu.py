@@ -1,0 +1,98 @@
+"""The CPU: kernels through LLVM, for x86-64 (AVX2, AVX-512) and aarch64 (NEON).
+
+Phases, all Relax until the last:
+
+    canonical Relax
+      BlockChannels          feature maps to NCHW[c]; convolutions become kernel templates
+      LegalizeOps            every other operator to a PrimFunc; views stay operators
+      FuseOps, FuseTIR       epilogues into their kernels
+      ScheduleKernels        explicit loop nests
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.target import Target, codegen
+
+from tvm_stretch.errors import TargetError
+from tvm_stretch.passes.block_channels import BlockChannels
+from tvm_stretch.passes.keep_views import keep_views
+from tvm_stretch.passes.mark_templates import MarkTemplates
+from tvm_stretch.passes.schedule_kernels import ScheduleKernels
+
+from .kernels.machine import VectorMachine
+from .processor import Processor
+
+
+def cpu_processor(target: Target, threads: int) -> Processor:
+    """The CPU that ``target`` describes, with ``threads`` cores."""
+    target = complete_target(target)
+    machine = vector_machine(target, threads)
+    return Processor(
+        name="cpu",
+        target=target,
+        threads=threads,
+        rules=(),
+        refuse=_refuse,
+        phases=_phases(machine),
+    )
+
+
+def _phases(machine: VectorMachine) -> tuple[tvm.transform.Pass, ...]:
+    """The phases of the module docstring, in order."""
+    return (
+        BlockChannels(machine),
+        keep_views(),
+        relax.transform.AnnotateTIROpPattern(),
+        MarkTemplates(),
+        relax.transform.FuseOps(),
+        relax.transform.FuseTIR(),
+        relax.transform.DeadCodeElimination(),
+        ScheduleKernels(machine),
+    )
+
+
+def complete_target(target: Target) -> Target:
+    """``llvm`` without a CPU means the host's own, with all its features."""
+    attrs: dict[str, Any] = dict(target.attrs)
+    if "mcpu" in attrs or "mattr" in attrs or _names_other_machine(attrs):
+        return target
+    return Target({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()})
+
+
+def _names_other_machine(attrs: dict[str, Any]) -> bool:
+    here = codegen.llvm_get_system_triple().split("-")[0]
+    return str(attrs.get("mtriple", here)).split("-")[0] != here
+
+
+def vector_machine(target: Target, threads: int) -> VectorMachine:
+    """The vector unit of a target."""
+    triple = str(target.attrs.get("mtriple", codegen.llvm_get_system_triple()))
+    if triple.startswith(("aarch64", "arm64")):
+        return VectorMachine(4, 32, True, 512 * 1024, threads)
+    if not triple.startswith("x86_64"):
+        raise TargetError(
+            f"expected an x86_64 or aarch64 triple for target llvm, got {triple!r}; "
+            "name a supported CPU with mtriple"
+        )
+    if codegen.target_has_features("avx512f", target):
+        return VectorMachine(16, 32, True, 1024 * 1024, threads)
+    if codegen.target_has_features("fma", target):
+        return VectorMachine(8, 16, False, 512 * 1024, threads)
+    return VectorMachine(4, 16, False, 256 * 1024, threads)
+
+
+def _refuse(call: relax.Call) -> str | None:
+    """Whatever TVM can legalise runs."""
+    if not isinstance(call.op, tvm.ir.Op):
+        return None
+    if call.op.has_attr("FLegalize") or call.op.name in _STRUCTURAL:
+        return None
+    return f"TVM has no implementation of {call.op.name}"
+
+
+_STRUCTURAL: Sequence[str] = ("relax.call_tir", "relax.call_tir_with_grad", "relax.shape_of")

@@ -1,0 +1,1 @@
+"""Kernel templates: each turns one fused PrimFunc into an explicit, register-tiled loop nest."""

@@ -1,0 +1,281 @@
+"""Relax calls of the kernel templates, and the conversions into and out of the blocked layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+import numpy as np
+from tvm import relax, te, tirx
+from tvm.ir import Expr, GenericConst
+
+from .choose import ConvShape, choose_conv
+from .conv import ConvConfig, conv_compute, pack_weight
+from .fused import ANNOTATION
+from .machine import VectorMachine
+from .window import WindowConfig, pack_depthwise_weight, window_compute
+from .winograd import WinogradConfig, transform_weight, winograd_compute
+
+Config = ConvConfig | WinogradConfig | WindowConfig
+
+
+def annotation(template: str, config: Config) -> dict[str, str]:
+    """What a template's block carries: its name and configuration."""
+    return {ANNOTATION: json.dumps({"template": template, **asdict(config)})}
+
+
+# --- layouts --------------------------------------------------------------------------------------
+
+
+def image_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """The NCHW shape of a feature map or of a matrix (M, C), which is M pixels: (1, C, M, 1)."""
+    if len(shape) != 2:
+        return tuple(shape)
+    rows, channels = shape
+    return (1, channels, rows, 1)
+
+
+def blocked_shape(shape: Sequence[int], lanes: int) -> tuple[int, ...]:
+    """NCHW[c] of an image or matrix."""
+    n, c, h, w = image_shape(shape)
+    return (n, -(-c // lanes), h, w, lanes)
+
+
+def block_array(array: np.ndarray, lanes: int) -> np.ndarray:
+    """A constant image in the blocked layout, padded with zeros."""
+    n, c, h, w = array.shape
+    padded = np.pad(array, ((0, 0), (0, -c % lanes), (0, 0), (0, 0)))
+    return np.ascontiguousarray(padded.reshape(n, -1, lanes, h, w).transpose(0, 1, 3, 4, 2))
+
+
+def _same_bytes(shape: Sequence[int], lanes: int) -> bool:
+    """Whether plain and blocked layout hold the same bytes in the same order."""
+    image = image_shape(shape)
+    return image[1] % lanes == 0 and image[2:] == (1, 1)
+
+
+def block(bb: relax.BlockBuilder, data: Expr, shape: Sequence[int], lanes: int) -> relax.Var:
+    """Plain -> blocked."""
+    out = blocked_shape(shape, lanes)
+    if _same_bytes(shape, lanes):
+        return bb.emit(relax.op.reshape(data, out))
+    channels = image_shape(shape)[1]
+
+    def convert(x: te.Tensor) -> te.Tensor:
+        def element(n: Expr, b: Expr, h: Expr, w: Expr, lane: Expr) -> Expr:
+            c = b * lanes + lane
+            place = (h, c) if len(shape) == 2 else (n, c, h, w)
+            if channels % lanes == 0:
+                return x[place]
+            return tirx.if_then_else(c < channels, x[place], tirx.const(0, x.dtype))
+
+        return te.compute(out, element, name="block_channels")
+
+    return bb.emit(bb.call_te(convert, data, primfunc_name_hint="block_channels"))
+
+
+def unblock(bb: relax.BlockBuilder, data: Expr, shape: Sequence[int]) -> relax.Var:
+    """Blocked -> plain."""
+    lanes = int(data.ty.shape.values[-1])
+    if _same_bytes(shape, lanes):
+        return bb.emit(relax.op.reshape(data, tuple(shape)))
+
+    def convert(x: te.Tensor) -> te.Tensor:
+        def element(*i: Expr) -> Expr:
+            n, c, h, w = (0, i[1], i[0], 0) if len(shape) == 2 else i
+            return x[n, c // lanes, h, w, c % lanes]
+
+        return te.compute(tuple(shape), element, name="unblock_channels")
+
+    return bb.emit(bb.call_te(convert, data, primfunc_name_hint="unblock_channels"))
+
+
+def concat(
+    bb: relax.BlockBuilder, parts: Sequence[Expr], widths: Sequence[int], lanes: int
+) -> relax.Var:
+    """Concatenate channels; where all but the last part fill their blocks it is a view."""
+    if all(width % lanes == 0 for width in widths[:-1]):
+        return bb.emit(relax.op.concat(list(parts), axis=1))
+    starts = [sum(widths[:i]) for i in range(len(widths))]
+    total = sum(widths)
+
+    def merge(*tensors: te.Tensor) -> te.Tensor:
+        n, _, h, w, _ = tensors[0].shape
+
+        def element(i: Expr, b: Expr, y: Expr, x: Expr, lane: Expr) -> Expr:
+            c = b * lanes + lane
+            value: Expr = tirx.const(0.0, tensors[0].dtype)
+            end = total
+            for tensor, start in reversed(list(zip(tensors, starts, strict=True))):
+                at = c - start
+                inside = tirx.all(at >= 0, c < end)
+                value = tirx.if_then_else(inside, tensor[i, at // lanes, y, x, at % lanes], value)
+                end = start
+            return value
+
+        return te.compute((n, -(-total // lanes), h, w, lanes), element, name="concat_channels")
+
+    return bb.emit(bb.call_te(merge, *parts, primfunc_name_hint="concat_channels"))
+
+
+# --- operators ------------------------------------------------------------------------------------
+
+
+def conv_shape(call: relax.Call) -> ConvShape | None:
+    """The convolution of a Relax call; None where no template fits."""
+    data, weight, attrs = *call.args, call.attrs
+    n, c, h, w = (int(d) for d in data.ty.shape.values)
+    o, _, kh, kw = (int(d) for d in weight.ty.shape.values)
+    if min(n, c, h, w, o) < 1 or any(int(d) < 1 for d in call.ty.shape.values):
+        return None
+
+    def pair(values: Sequence[int]) -> tuple[int, int]:
+        return int(values[0]), int(values[1])
+
+    top, left, bottom, right = (int(p) for p in attrs.padding)
+    return ConvShape(
+        n, c, (h, w), o, (kh, kw), pair(attrs.strides), (top, left, bottom, right),
+        pair(attrs.dilation), int(attrs.groups),
+    )
+
+
+def convolution(
+    bb: relax.BlockBuilder,
+    machine: VectorMachine,
+    shape: ConvShape,
+    data: Expr,
+    weight: GenericConst,
+    data_block: int,
+) -> relax.Var:
+    """A convolution with the template that suits it."""
+    if shape.groups > 1 and shape.groups == shape.in_channels == shape.out_channels:
+        return _depthwise(bb, machine, shape, data, weight)
+    if _is_strided_pointwise(shape):
+        data = _subsample(bb, shape, data)
+        rows, columns = shape.stride
+        size = (-(-shape.in_size[0] // rows), -(-shape.in_size[1] // columns))
+        shape = replace(shape, in_size=size, stride=(1, 1))
+    config = choose_conv(shape, machine, data_block)
+    if isinstance(config, WinogradConfig):
+        mark = annotation("winograd", config)
+        packed = bb.call_te(
+            lambda w: transform_weight(config, w, annotation("winograd_weight", config)), weight,
+            primfunc_name_hint="winograd_weight",
+        )
+        return bb.emit(
+            bb.call_te(
+                lambda x, w: winograd_compute(config, x, w, mark), data, bb.emit(packed),
+                primfunc_name_hint="winograd_conv2d",
+            )
+        )
+    mark = annotation("conv", config)
+    packed = bb.call_te(lambda w: pack_weight(config, w), weight, primfunc_name_hint="pack_weight")
+    return bb.emit(
+        bb.call_te(
+            lambda x, w: conv_compute(config, x, w, mark), data, bb.emit(packed),
+            primfunc_name_hint="conv2d",
+        )
+    )
+
+
+def _is_strided_pointwise(shape: ConvShape) -> bool:
+    return shape.kernel == (1, 1) and shape.stride != (1, 1) and not any(shape.padding)
+
+
+def _subsample(bb: relax.BlockBuilder, shape: ConvShape, data: Expr) -> relax.Var:
+    """The pixels that a strided 1x1 convolution reads, next to each other.
+
+    Without this its channel blocks lie a multiple of the cache's set size apart: measured 0.5x.
+    """
+    rows, columns = shape.stride
+
+    def pick(x: te.Tensor) -> te.Tensor:
+        n, c, h, w, *lane = x.shape
+        size = (n, c, -(-int(h) // rows), -(-int(w) // columns), *lane)
+        return te.compute(
+            size, lambda i, b, y, z, *v: x[(i, b, y * rows, z * columns, *v)], name="subsample"
+        )
+
+    return bb.emit(bb.call_te(pick, data, primfunc_name_hint="subsample"))
+
+
+def _depthwise(
+    bb: relax.BlockBuilder,
+    machine: VectorMachine,
+    shape: ConvShape,
+    data: Expr,
+    weight: GenericConst,
+) -> relax.Var:
+    config = WindowConfig(
+        kind="depthwise", batch=shape.batch, channels=shape.in_channels, in_size=shape.in_size,
+        kernel=shape.kernel, stride=shape.stride, padding=shape.padding, dilation=shape.dilation,
+        lanes=machine.lanes,
+    )
+    mark = annotation("window", config)
+    packed = bb.call_te(
+        lambda w: pack_depthwise_weight(config, w), weight, primfunc_name_hint="pack_depthwise"
+    )
+    return bb.emit(
+        bb.call_te(
+            lambda x, w: window_compute(config, x, w, mark), data, bb.emit(packed),
+            primfunc_name_hint="depthwise_conv2d",
+        )
+    )
+
+
+def dense(
+    bb: relax.BlockBuilder,
+    machine: VectorMachine,
+    shape: tuple[int, int],
+    data: Expr,
+    weight: GenericConst,
+) -> relax.Var:
+    """A matrix product with constant weights (K, N): a pointwise convolution of M pixels."""
+    rows, channels = shape
+    outputs = int(weight.ty.shape.values[1])
+    conv = ConvShape(1, channels, (rows, 1), outputs, (1, 1))
+    config = choose_conv(conv, machine, machine.lanes)
+    assert isinstance(config, ConvConfig)
+    packed = bb.call_te(
+        lambda w: pack_weight(config, _as_oihw(w)), weight, primfunc_name_hint="pack_weight"
+    )
+    mark = annotation("conv", config)
+    return bb.emit(
+        bb.call_te(
+            lambda x, w: conv_compute(config, x, w, mark), data, bb.emit(packed),
+            primfunc_name_hint="dense",
+        )
+    )
+
+
+def _as_oihw(weight: te.Tensor) -> te.Tensor:
+    k, n = weight.shape
+    return te.compute((n, k, 1, 1), lambda o, i, _y, _x: weight[i, o], name="transpose")
+
+
+def pool(
+    bb: relax.BlockBuilder, machine: VectorMachine, call: relax.Call, data: Expr
+) -> relax.Var:
+    """Max or average pooling."""
+    attrs = call.attrs
+    n, c, h, w = (int(d) for d in call.args[0].ty.shape.values)
+    kind = call.op.name.removeprefix("relax.nn.").removesuffix("_pool2d")
+    out_h, out_w = (int(d) for d in call.ty.shape.values[2:])
+    top, left, _, _ = (int(p) for p in attrs.padding)
+    kernel, stride, dilation = (
+        (int(v[0]), int(v[1])) for v in (attrs.pool_size, attrs.strides, attrs.dilation)
+    )
+    config = WindowConfig(
+        kind=kind, batch=n, channels=c, in_size=(h, w), kernel=kernel, stride=stride,
+        padding=(top, left, int(attrs.padding[2]), int(attrs.padding[3])), dilation=dilation,
+        lanes=machine.lanes, out=(out_h, out_w), count_include_pad=bool(attrs.count_include_pad),
+    )
+    mark = annotation("window", config)
+    return bb.emit(
+        bb.call_te(
+            lambda x: window_compute(config, x, None, mark), data,
+            primfunc_name_hint=f"{kind}_pool2d",
+        )
+    )
+

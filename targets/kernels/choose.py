@@ -1,0 +1,139 @@
+"""Which template and which register tile a convolution gets, from a small model of the core.
+
+The model counts cycles of the inner loop: multiply-adds on two ports, loads on two ports, weights that
+stream from the second-level cache, and the latency that short tiles cannot hide.  It needs no
+measurement; the planner may later replace it by a measured cost model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from .conv import ConvConfig, merged_groups
+from .loops import balanced
+from .machine import VectorMachine
+from .winograd import WinogradConfig
+
+_FMA_LATENCY = 4  # cycles, with two multiply-adds started in each
+_LOADS_PER_CYCLE = 1.6  # two ports, less the conflicts seen in measurements
+_L2_BYTES_PER_CYCLE = 24
+_L3_BYTES_PER_CYCLE = 6
+
+
+@dataclass(frozen=True)
+class ConvShape:
+    """A convolution as the network states it."""
+
+    batch: int
+    in_channels: int
+    in_size: tuple[int, int]
+    out_channels: int
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+
+
+@lru_cache(maxsize=4096)
+def choose_conv(
+    shape: ConvShape, machine: VectorMachine, data_block: int
+) -> ConvConfig | WinogradConfig:
+    """The fastest template for a convolution by the model of this file."""
+    direct = _direct(shape, machine, data_block)
+    best: tuple[float, ConvConfig | WinogradConfig] = (_direct_cycles(direct, machine), direct)
+    if _winograd_fits(shape, machine, data_block):
+        for tile in (4, 2):
+            config = _winograd(shape, machine, tile)
+            best = min(best, (_winograd_cycles(config, machine), config), key=lambda pair: pair[0])
+    return best[1]
+
+
+def _tiles(machine: VectorMachine) -> list[tuple[int, int]]:
+    """Register tiles (pixels, output blocks) that fit the register file."""
+    found = []
+    for blocks in range(1, 13):
+        for pixels in range(1, machine.registers):
+            operands = min(pixels, blocks) + (0 if machine.broadcast_operand else 1)
+            if pixels * blocks + operands <= machine.registers:
+                found.append((pixels, blocks))
+    return found
+
+
+def _step_cycles(pixels: int, blocks: int, slab: int, machine: VectorMachine) -> float:
+    """Cycles of one input channel of one tile."""
+    multiply_adds = pixels * blocks / 2
+    loads = (blocks + (0 if machine.broadcast_operand else pixels)) / _LOADS_PER_CYCLE
+    streamed = blocks * machine.lanes * 4 / _L2_BYTES_PER_CYCLE if slab > 24 * 1024 else 0
+    return max(multiply_adds, loads, streamed, _FMA_LATENCY) + 0.04 * (pixels + blocks)
+
+
+def _direct(shape: ConvShape, machine: VectorMachine, data_block: int) -> ConvConfig:
+    merge = merged_groups(shape.in_channels, shape.out_channels, shape.groups, machine.lanes)
+    config = ConvConfig(
+        **vars(shape), lanes=machine.lanes, data_block=data_block, oc_blocks=1, pixels=1,
+        merged_groups=merge,
+    )
+    candidates = [replace(config, pixels=p, oc_blocks=o) for p, o in _tiles(machine)]
+    if shape.groups > merge:
+        width = shape.out_channels // shape.groups * merge // machine.lanes
+        candidates = [c for c in candidates if width % c.oc_blocks == 0]
+    return min(candidates, key=lambda c: _direct_cycles(c, machine))
+
+
+def _direct_cycles(c: ConvConfig, machine: VectorMachine) -> float:
+    height, width = c.out_size
+    rows, width = (1, height * width) if c.pointwise else (height, width)
+    channels = c.reduce_blocks * c.data_block
+    taps = c.kernel[0] * c.kernel[1]
+    slab = min(c.oc_blocks * c.lanes * channels * taps * 4, machine.l2_bytes // 4)
+    full, tail = divmod(c.out_blocks, c.oc_blocks)
+    cycles = 0.0
+    for blocks, count in ((c.oc_blocks, full), (tail, 1)):
+        if blocks:
+            sizes = balanced(width, c.pixels)
+            step = {size: _step_cycles(size, blocks, slab, machine) for size in set(sizes)}
+            overhead = 12 + 1.5 * blocks * c.pixels
+            cycles += count * sum(step[s] * channels * taps + overhead for s in sizes)
+    weights = c.out_groups * c.oc_blocks * c.lanes * channels * taps * 4
+    compute = cycles * rows
+    return c.batch * (max(compute, weights / _L3_BYTES_PER_CYCLE) + compute / 20)
+
+
+def _winograd_fits(shape: ConvShape, machine: VectorMachine, data_block: int) -> bool:
+    return (
+        (shape.kernel, shape.stride, shape.dilation, shape.groups) == ((3, 3), (1, 1), (1, 1), 1)
+        and data_block == machine.lanes
+        and min(shape.in_channels, shape.out_channels) >= 2 * machine.lanes
+        and min(WinogradConfig(*_winograd_args(shape, machine), 2, 1, 1).out_size) >= 4
+    )
+
+
+def _winograd_args(
+    shape: ConvShape, machine: VectorMachine
+) -> tuple[int, int, tuple[int, int], int, tuple[int, int, int, int], int]:
+    return (
+        shape.batch, shape.in_channels, shape.in_size, shape.out_channels, shape.padding,
+        machine.lanes,
+    )
+
+
+def _winograd(shape: ConvShape, machine: VectorMachine, tile: int) -> WinogradConfig:
+    options = [
+        WinogradConfig(*_winograd_args(shape, machine), tile, o, p) for p, o in _tiles(machine)
+    ]
+    return min(options, key=lambda c: _winograd_cycles(c, machine))
+
+
+def _winograd_cycles(c: WinogradConfig, machine: VectorMachine) -> float:
+    tiles = c.tiles[0] * c.tiles[1]
+    square, channels = c.alpha**2, c.in_blocks * c.lanes
+    groups = c.out_blocks / c.oc_blocks
+    slab = channels * c.oc_blocks * c.lanes * 4
+    sizes = balanced(tiles, c.pixels)
+    step = {size: _step_cycles(size, c.oc_blocks, slab, machine) for size in set(sizes)}
+    products = square * groups * sum(step[s] * channels + 12 + c.oc_blocks * s for s in sizes)
+    transforms = tiles * (c.in_blocks + c.out_blocks) * 4.5 * square
+    weights = 4 * square * channels * c.out_blocks * c.lanes
+    return c.batch * (max(products, weights / _L3_BYTES_PER_CYCLE) + transforms)

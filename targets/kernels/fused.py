@@ -1,0 +1,102 @@
+"""Take a fused PrimFunc apart: the anchor a template knows, and everything fused behind it.
+
+FuseTIR hands over one function per group, for example ``conv2d -> + bias -> + residual -> relu``.  The
+anchor's blocks carry the annotation ``tvm_stretch.kernel`` (which template, with which configuration);
+what follows is inlined into one elementwise expression that the template evaluates on each tile while
+it is still in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import Expr
+from tvm.ir.expr import TensorLoad
+
+from .loops import const
+
+ANNOTATION = "tvm_stretch.kernel"
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """``out[axes] = value``, where ``value`` reads the anchor's result at the same place."""
+
+    anchor: tirx.Buffer
+    out: tirx.Buffer
+    axes: tuple[tirx.Var, ...]
+    value: Expr | None
+
+    def store(self, indices: Sequence[int | Expr], accumulator: Expr) -> tirx.Stmt:
+        """Store the fused result of ``accumulator``, the anchor's value at ``indices``."""
+        where = [const(i) for i in indices]
+        if self.value is None:
+            return tirx.BufferStore(self.out, accumulator, where)
+        places = dict(zip(self.axes, where, strict=True))
+
+        def replace(node: Expr) -> Expr:
+            if isinstance(node, TensorLoad):
+                return accumulator if node.source.same_as(self.anchor) else node
+            return places.get(node, node)
+
+        value = tvm_ffi.structural_map(self.value, ((TensorLoad, tirx.Var), replace))
+        return tirx.BufferStore(self.out, value, where)
+
+
+@dataclass(frozen=True)
+class FusedKernel:
+    """A fused PrimFunc seen by a template: its configuration, operands and epilogue."""
+
+    config: str
+    operands: tuple[tirx.Buffer, ...]
+    epilogue: Epilogue
+
+
+def split_fused(func: tirx.PrimFunc) -> FusedKernel | None:
+    """Split ``func`` at its anchor; None if it has none or if what follows is not elementwise."""
+    sch = s_tir.Schedule(tvm.IRModule({"main": func}))
+    blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    marks = [sch.get(b).annotations.get(ANNOTATION) for b in blocks]
+    if not any(marks):
+        return None
+    last = max(i for i, mark in enumerate(marks) if mark)
+    config = next(str(mark) for mark in marks if mark)
+    anchor = sch.get(blocks[last]).writes[0].source
+    operands = tuple(p for p in func.params if not _is_output(p, func))
+    followers = blocks[last + 1 :]
+    for follower in followers[:-1]:
+        sch.compute_inline(follower)
+    if not followers:
+        return FusedKernel(config, operands, Epilogue(anchor, anchor, (), None))
+    final = sch.get(followers[-1])
+    axes = tuple(axis.var for axis in final.iter_vars)
+    body = final.body
+    if not isinstance(body, tirx.BufferStore) or not _same_place(body.indices, axes):
+        return None
+    for read in _loads(body.value, anchor):
+        if not _same_place(read.indices, axes):
+            return None
+    return FusedKernel(config, operands, Epilogue(anchor, body.buffer, axes, body.value))
+
+
+def _is_output(param: tirx.Buffer, func: tirx.PrimFunc) -> bool:
+    return param.same_as(func.params[-1])
+
+
+def _same_place(indices: Sequence[Expr], axes: Sequence[tirx.Var]) -> bool:
+    return len(indices) == len(axes) and all(i.same_as(a) for i, a in zip(indices, axes, strict=True))
+
+
+def _loads(value: Expr, buffer: tirx.Buffer) -> list[TensorLoad]:
+    found: list[TensorLoad] = []
+
+    def visit(node: TensorLoad) -> None:
+        if node.source.same_as(buffer):
+            found.append(node)
+
+    tvm_ffi.structural_walk(value, (TensorLoad, visit), order="post")
+    return found

@@ -1,0 +1,25 @@
+"""What the kernel templates need to know of a CPU: its vectors, registers and caches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class VectorMachine:
+    """The vector side of one core, and how many cores share the work.
+
+    Attributes:
+        lanes: float32 lanes of one vector register; also the channel block of the blocked layout.
+        registers: architectural vector registers.
+        broadcast_operand: a multiply-add can take one lane of memory or of a register as operand
+            (AVX-512 ``{1to16}``, NEON ``fmla by element``), so broadcasts need no register.
+        l2_bytes: private second-level cache of one core.
+        threads: cores a kernel may use.
+    """
+
+    lanes: int
+    registers: int
+    broadcast_operand: bool
+    l2_bytes: int
+    threads: int

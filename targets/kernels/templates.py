@@ -1,0 +1,62 @@
+"""Replace the body of each fused PrimFunc by the loop nest of its template.
+
+    conv2d -> + bias -> relu  (a plain reduction and elementwise blocks)
+        ->  one register-tiled nest with the epilogue applied to the accumulators
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx
+
+from .conv import ConvConfig, write_conv
+from .fused import FusedKernel, split_fused
+from .generic import schedule_generic
+from .machine import VectorMachine
+from .window import WindowConfig, write_window
+from .winograd import WinogradConfig, write_weight_transform, write_winograd
+
+
+def schedule_kernel(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
+    """The scheduled form of any PrimFunc: by its template, or by the generic schedule."""
+    fused = split_fused(func)
+    if fused is None:
+        return schedule_generic(func, machine)
+    config = json.loads(fused.config)
+    body = _WRITERS[config.pop("template")](_tuples(config), machine, fused)
+    attrs = {"s_tir": True, "tirx.noalias": True}
+    return tirx.PrimFunc(func.params, body).with_attrs(attrs)
+
+
+def _tuples(config: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows lists only; configurations are hashable."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
+
+
+def _conv(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+    return write_conv(ConvConfig(**config), machine, fused.operands, fused.epilogue)
+
+
+def _winograd(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+    return write_winograd(WinogradConfig(**config), machine, fused.operands, fused.epilogue)
+
+
+def _winograd_weight(
+    config: dict[str, Any], _machine: VectorMachine, fused: FusedKernel
+) -> tirx.Stmt:
+    return write_weight_transform(WinogradConfig(**config), fused.operands[0], fused.epilogue.out)
+
+
+def _window(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+    return write_window(WindowConfig(**config), machine, fused.operands, fused.epilogue)
+
+
+_WRITERS: dict[str, Callable[[dict[str, Any], VectorMachine, FusedKernel], tirx.Stmt]] = {
+    "conv": _conv,
+    "winograd": _winograd,
+    "winograd_weight": _winograd_weight,
+    "window": _window,
+}

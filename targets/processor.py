@@ -1,0 +1,60 @@
+"""What the compiler knows of a processor, and how it says no."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax
+
+Check = Callable[[relax.Call], str | None]
+
+
+@dataclass(frozen=True)
+class OpRule:
+    """One row of a processor's operator table.
+
+    Attributes:
+        op: name of the Relax operator, for example ``relax.nn.conv2d``.
+        dtypes: result types it runs in; empty for any.
+        check: returns None, or the reason for refusing a particular call.
+        note: what a reader of the table should know.
+    """
+
+    op: str
+    dtypes: tuple[str, ...] = ()
+    check: Check = lambda _call: None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Processor:
+    """Something that runs kernels.
+
+    Attributes:
+        name: the word for it in plans and messages, ``cpu`` for example.
+        target: the TVM target its kernels are built for.
+        threads: cores a kernel may use.
+        rules: operators with a row of their own.
+        refuse: reason for refusing a call without a row, or None to take it.
+        phases: passes from canonical Relax to kernel-level Relax with scheduled PrimFuncs.
+    """
+
+    name: str
+    target: tvm.target.Target
+    threads: int
+    rules: tuple[OpRule, ...]
+    refuse: Check
+    phases: tuple[tvm.transform.Pass, ...]
+
+    def why_not(self, call: relax.Call) -> str | None:
+        """Why this processor refuses ``call``; None if it runs it."""
+        name = call.op.name if isinstance(call.op, tvm.ir.Op) else "call"
+        for rule in self.rules:
+            if rule.op == name:
+                dtype = str(getattr(call.ty, "dtype", ""))
+                if rule.dtypes and dtype not in rule.dtypes:
+                    return f"{name} runs in {', '.join(rule.dtypes)}, not {dtype}"
+                return rule.check(call)
+        return self.refuse(call)
