@@ -1,0 +1,193 @@
+"""Artifacts: one shared library with kernels, graph and weights.
+
+    model.so  =  kernels' object file            LLVM
+              +  graph, as import of the library TVM's `export_library`
+              +  weights, a read-only section    here: mapped, not read, when the artifact is opened
+
+TVM would pack the weights into an LLVM constant. That takes 20 s and 3 GB for the 550 MB of a
+VGG-16, and every load copies them; the assembler's `.incbin` does neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import tvm
+
+from tvm_stretch.errors import ArtifactError
+
+EXECUTOR_KIND = "tvm_stretch.executor"
+
+_WEIGHTS_MAGIC = b"TVMSTRW1"
+_WEIGHTS_HEADER = struct.Struct("<8sQ48x")
+
+# Read by whatever compiler links the artifact, as C or as C++; see `WeightsHeader` in program.cc.
+_WEIGHTS_SOURCE = """\
+#include <stdint.h>
+__asm__(
+    ".pushsection .tvm_stretch_weights, \\"a\\"\\n"
+    ".balign 64\\n"
+    ".hidden tvm_stretch_weights_section\\n"
+    ".globl tvm_stretch_weights_section\\n"
+    "tvm_stretch_weights_section:\\n"
+    ".incbin \\"{path}\\"\\n"
+    ".popsection\\n");
+#ifdef __cplusplus
+extern "C" {{
+#endif
+extern const char tvm_stretch_weights_section[] __attribute__((visibility("hidden")));
+typedef struct {{ int32_t type_index; uint32_t padding; const void* pointer; }} Any;
+/* A tvm-ffi function without arguments that returns a pointer (type index 4). */
+__attribute__((visibility("default")))
+int __tvm_ffi_tvm_stretch_weights(void* self, const Any* args, int32_t count, Any* result) {{
+  (void)self; (void)args; (void)count;
+  result->type_index = 4;
+  result->padding = 0;
+  result->pointer = tvm_stretch_weights_section;
+  return 0;
+}}
+#ifdef __cplusplus
+}}
+#endif
+"""
+
+
+def write_artifact(
+    path: Path,
+    executor: tvm.runtime.Module,
+    weights: tvm.runtime.Tensor,
+    fcompile: Callable[..., object] | None = None,
+) -> None:
+    """Link an executor with its weights into the shared library `path`.
+
+    Args:
+        path: the file to write; it appears complete or not at all.
+        executor: a module of kind `tvm_stretch.executor` whose kernels can be exported.
+        weights: the blob that belongs to the executor's graph.
+        fcompile: compiles and links, as for TVM's `export_library`; for another machine use
+            `tvm.support.cc.cross_compiler(...)`.
+    """
+    with _written_beside(path) as folder:
+        data = folder / "weights.bin"
+        with data.open("wb") as file:
+            blob = np.from_dlpack(weights)
+            file.write(_WEIGHTS_HEADER.pack(_WEIGHTS_MAGIC, blob.nbytes))
+            file.write(memoryview(blob))
+        source = folder / "weights.c"
+        escaped = str(data).replace("\\", "\\\\").replace('"', '\\"')
+        source.write_text(_WEIGHTS_SOURCE.format(path=escaped))
+        executor.export_library(
+            str(folder / path.name),
+            fcompile=fcompile,
+            addons=[str(source)],
+            workspace_dir=str(folder),
+        )
+
+
+def copy_artifact(source: Path, path: Path) -> None:
+    """Copy an artifact; the copy appears complete or not at all."""
+    with _written_beside(path) as folder:
+        shutil.copyfile(source, folder / path.name)
+
+
+@contextlib.contextmanager
+def _written_beside(path: Path) -> Iterator[Path]:
+    """A temporary folder; its file `path.name` replaces `path` once it is safe on disk."""
+    if not path.parent.is_dir():
+        raise ArtifactError(
+            f"expected an existing folder for the artifact, got {path.parent}; create it first"
+        )
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as name:
+        folder = Path(name)
+        yield folder
+        written = folder / path.name
+        with written.open("rb+") as file:
+            os.fsync(file.fileno())
+        written.replace(path)
+    folder_handle = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder_handle)
+    finally:
+        os.close(folder_handle)
+
+
+def open_artifact(path: Path) -> tvm.runtime.Module:
+    """Open and check an artifact; its weights are prepared when this returns.
+
+    Raises:
+        ArtifactError: the file is missing, truncated, damaged, no artifact, or made for another
+            version or processor.
+    """
+    _check_library(path)
+    try:
+        module = tvm.runtime.load_module(str(path.resolve()))
+        if module.kind != EXECUTOR_KIND:
+            raise ArtifactError(
+                f"expected an artifact of tvm_stretch for {path}, got a library of kind "
+                f"{module.kind}; open it with tvm.runtime.load_module"
+            )
+        module["load"]()
+    except ArtifactError:
+        raise
+    except Exception as error:  # tvm-ffi maps C++ errors onto many Python types
+        raise ArtifactError(_explain(error, path)) from error
+    return module
+
+
+def _explain(error: Exception, path: Path) -> str:
+    text = str(error).strip().splitlines()
+    first = text[-1] if text else repr(error)
+    if first.startswith("expected "):
+        return f"{first} ({path})"
+    return f"expected a loadable artifact for {path}, got {first!r}; export the model again"
+
+
+# The fields of the ELF header that are needed, for 64-bit little-endian files.
+_ELF = struct.Struct("<4sBB10xHHIQQQIHHHHHH")
+_SEGMENT = struct.Struct("<IIQQQQQQ")
+_LOAD_SEGMENT = 1
+_MACHINES = {62: "x86_64", 183: "aarch64", 164: "hexagon", 243: "riscv64"}
+
+
+def _check_library(path: Path) -> None:
+    """Refuse what `dlopen` would crash on: it maps a truncated file and dies when reading it."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header = file.read(_ELF.size)
+            if len(header) < _ELF.size or header[:6] != b"\x7fELF\x02\x01":
+                raise ArtifactError(
+                    f"expected a 64-bit ELF library for {path}, got {header[:8]!r}; "
+                    "give the path of an exported model"
+                )
+            fields = _ELF.unpack(header)
+            machine, program_offset, section_offset = fields[4], fields[7], fields[8]
+            segment_size, segments, section_size, sections = fields[11:15]
+            file.seek(program_offset)
+            table = file.read(segment_size * segments)
+    except OSError as error:
+        raise ArtifactError(
+            f"expected a readable file for the artifact, got {error}; check the path"
+        ) from error
+    ends = [section_offset + section_size * sections, program_offset + segment_size * segments]
+    if len(table) == segment_size * segments and segment_size == _SEGMENT.size:
+        rows = _SEGMENT.iter_unpack(table)
+        ends += [row[2] + row[5] for row in rows if row[0] == _LOAD_SEGMENT]
+    if max(ends) > size:
+        raise ArtifactError(
+            f"expected at least {max(ends)} bytes for {path}, got {size}; "
+            "the file is truncated: copy or export it again"
+        )
+    if _MACHINES.get(machine) != platform.machine():
+        raise ArtifactError(
+            f"expected an artifact for {platform.machine()} for {path}, got one for "
+            f"{_MACHINES.get(machine, f'machine {machine}')}; compile for this machine"
+        )

@@ -1,0 +1,88 @@
+"""What `Model.benchmark` and `Model.profile` return."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm_stretch.lowering.graph import Graph
+
+
+@dataclass(frozen=True, repr=False)
+class BenchmarkResult:
+    """Latencies of single runs, in seconds, in the order they were measured."""
+
+    samples: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Half of the runs were faster."""
+        return statistics.median(self.samples)
+
+    @property
+    def spread(self) -> float:
+        """Distance between the quartiles: the middle half of the runs lies that close together."""
+        if len(self.samples) < 2:
+            return 0.0
+        first, _, third = statistics.quantiles(self.samples, n=4, method="inclusive")
+        return third - first
+
+    def __repr__(self) -> str:
+        """Median, spread, fastest and slowest, in milliseconds."""
+        return (
+            f"{self.median * 1e3:.3f} ms (spread {self.spread * 1e3:.3f} ms, "
+            f"{min(self.samples) * 1e3:.3f} to {max(self.samples) * 1e3:.3f} ms, "
+            f"{len(self.samples)} runs)"
+        )
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """One node of the graph and how long it took."""
+
+    name: str
+    kernel: str
+    output: str
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True, repr=False)
+class ProfileResult:
+    """The kernels, in the order they run."""
+
+    kernels: tuple[KernelTime, ...]
+
+    @property
+    def total(self) -> float:
+        """Seconds of all kernels together."""
+        return sum(kernel.seconds for kernel in self.kernels)
+
+    def __repr__(self) -> str:
+        """A table, slowest kernel first."""
+        rows = [
+            (f"{k.seconds * 1e6:.1f}", f"{k.share:.1%}", k.kernel, k.output, k.name)
+            for k in sorted(self.kernels, key=lambda k: -k.seconds)
+        ]
+        rows.append((f"{self.total * 1e6:.1f}", "100.0%", "total", "", ""))
+        head = ("µs", "share", "kernel", "output", "node")
+        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+        lines = []
+        for row in (head, *rows):
+            cells = [cell.rjust(w) if i < 2 else cell.ljust(w)
+                     for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+            lines.append("  ".join(cells).rstrip())
+        return "\n".join(lines)
+
+
+def summarize_profile(graph: Graph, runs: Sequence[Sequence[int]]) -> ProfileResult:
+    """Median over the runs of each node's nanoseconds."""
+    seconds = [statistics.median(times) / 1e9 for times in zip(*runs, strict=True)]
+    total = sum(seconds) or 1.0
+    kernels = []
+    for node, time in zip(graph.nodes, seconds, strict=True):
+        tensor = graph.tensors[node.outputs[0]]
+        output = f"{tensor.dtype}{list(tensor.shape)}"
+        kernels.append(KernelTime(node.name, node.kernel, output, time, time / total))
+    return ProfileResult(tuple(kernels))

@@ -1,0 +1,249 @@
+"""A compiled network, ready to run."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+
+from tvm_stretch.errors import ArtifactError, InputError
+from tvm_stretch.lowering.graph import Graph, Tensor
+from tvm_stretch.runtime.artifact import copy_artifact, open_artifact, write_artifact
+from tvm_stretch.runtime.autoload import load_native_library
+from tvm_stretch.runtime.measure import BenchmarkResult, ProfileResult, summarize_profile
+
+
+class Model:
+    """A network bound to its kernels, its weights and memory to run in.
+
+        y = model(x)                      # by position
+        y = model(input=x)                # by name
+
+    Several threads may call one model; the calls then run one after the other. To run at the same
+    time, give each thread its own `create_instance()`.
+    """
+
+    def __init__(
+        self,
+        module: tvm.runtime.Module,
+        *,
+        weights: tvm.runtime.Tensor | None = None,
+        path: Path | None = None,
+    ) -> None:
+        """Wrap an executor; `load` and `build_model` are the ways to get one.
+
+        Args:
+            module: a module of kind `tvm_stretch.executor`.
+            weights: what `export` has to write, for a model that was just compiled.
+            path: the artifact that the model was loaded from.
+        """
+        self.module = module
+        self._weights = weights
+        self._path = path
+        self._invoke = module["invoke"]
+
+    @classmethod
+    def from_parts(
+        cls, graph: Graph, library: tvm.runtime.Module, weights: tvm.runtime.Tensor
+    ) -> Model:
+        """Bind a graph to the library of its kernels and to the bytes of its constants."""
+        load_native_library()
+        create = tvm.get_global_func("tvm_stretch.create_executor")
+        return cls(create(graph.to_json(), library, weights), weights=weights)
+
+    @functools.cached_property
+    def graph(self) -> Graph:
+        """The nodes, tensors and memory plan that the executor runs."""
+        return Graph.from_json(self.module["graph"]())
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """Run the network.
+
+        Args:
+            args: inputs by position: NumPy arrays or anything that speaks DLPack.
+            kwargs: inputs by name.
+
+        Returns:
+            The output; a tuple if the network has several. Fresh `tvm.runtime.Tensor`s (DLPack).
+
+        Raises:
+            InputError: an input is missing, unknown or has the wrong shape, dtype or device.
+        """
+        inputs = self._bind(args, kwargs)
+        outputs = tuple(_empty(spec) for spec in self._output_specs)
+        self._invoke(*inputs, *outputs)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def benchmark(self, repeat: int = 20) -> BenchmarkResult:
+        """Measure the latency of a run on random inputs, after some runs to warm up."""
+        arguments = [*self._random_inputs(), *(_empty(spec) for spec in self._output_specs)]
+        for _ in range(max(2, repeat // 10)):
+            self._invoke(*arguments)
+        samples = []
+        for _ in range(repeat):
+            start = time.perf_counter()
+            self._invoke(*arguments)
+            samples.append(time.perf_counter() - start)
+        return BenchmarkResult(tuple(samples))
+
+    def profile(self, repeat: int = 10) -> ProfileResult:
+        """Measure every kernel on random inputs; the median of several runs."""
+        for index, tensor in enumerate(self._random_inputs()):
+            self.module["set_input"](index, tensor)
+        self.module["run"]()
+        runs = [json.loads(self.module["profile"]()) for _ in range(repeat)]
+        return summarize_profile(self.graph, runs)
+
+    def create_instance(self) -> Model:
+        """Another model with the same weights and its own scratch memory."""
+        instance = self.module["create_instance"]()
+        return Model(instance, weights=self._weights, path=self._path)
+
+    def export(self, path: str | Path, *, fcompile: Callable[..., object] | None = None) -> None:
+        """Write the artifact: one shared library that `load` and TVM's `load_module` open.
+
+        Args:
+            path: the file to write; it appears complete or not at all.
+            fcompile: links the library, as for TVM's `export_library`; needed for a target that is
+                not this machine, for example `tvm.support.cc.cross_compiler("aarch64-…-g++")`.
+
+        Raises:
+            ArtifactError: the folder does not exist, or linking failed.
+        """
+        path = Path(path)
+        if self._weights is not None:
+            write_artifact(path, self.module, self._weights, fcompile)
+        elif self._path is not None and fcompile is None:
+            copy_artifact(self._path, path)
+        else:
+            raise ArtifactError(
+                "expected a model that was just compiled for export with fcompile, got one that "
+                f"was loaded from {self._path}; compile it again"
+            )
+
+    def __repr__(self) -> str:
+        """One line: what goes in, what comes out, how much there is in between."""
+        graph = self.graph
+
+        def describe(ports: Sequence[Any]) -> str:
+            tensors = ((port.name, graph.tensors[port.tensor]) for port in ports)
+            return ", ".join(f"{name}: {_describe(t.dtype, t.shape)}" for name, t in tensors)
+
+        return (
+            f"Model(({describe(graph.inputs)}) -> ({describe(graph.outputs)}), "
+            f"{len(graph.nodes)} kernels, {graph.weights_bytes / 1e6:.1f} MB weights, "
+            f"{graph.arena_bytes / 1e6:.1f} MB arena, {graph.threads} thread(s))"
+        )
+
+    @functools.cached_property
+    def _input_specs(self) -> dict[str, Tensor]:
+        graph = self.graph
+        return {port.name: graph.tensors[port.tensor] for port in graph.inputs}
+
+    @functools.cached_property
+    def _output_specs(self) -> tuple[Tensor, ...]:
+        graph = self.graph
+        return tuple(graph.tensors[port.tensor] for port in graph.outputs)
+
+    def _bind(
+        self, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> list[tvm.runtime.Tensor]:
+        """The inputs in the order of the graph, checked."""
+        specs = self._input_specs
+        names = list(specs)
+        if len(args) > len(names):
+            raise InputError(
+                f"expected {len(names)} inputs {names}, got {len(args)}; leave out the others"
+            )
+        given = dict(zip(names, args, strict=False))
+        for name, value in kwargs.items():
+            if name not in specs or name in given:
+                problem = "twice" if name in given else "an unknown one"
+                raise InputError(
+                    f"expected each of the inputs {names} once, got {name!r} ({problem}); "
+                    "give every input by position or by name"
+                )
+            given[name] = value
+        missing = [name for name in names if name not in given]
+        if missing:
+            raise InputError(f"expected the inputs {names}, got none for {missing}; give them all")
+        return [_to_tensor(name, given[name], spec) for name, spec in specs.items()]
+
+    def _random_inputs(self) -> list[tvm.runtime.Tensor]:
+        generator = np.random.default_rng(0)
+        tensors = []
+        for spec in self._input_specs.values():
+            values = generator.standard_normal(spec.shape) if "float" in spec.dtype else None
+            values = np.zeros(spec.shape) if values is None else values
+            tensors.append(tvm.runtime.tensor(_cast(values, spec.dtype)))
+        return tensors
+
+
+def load(path: str | Path) -> Model:
+    """Open an artifact that `Model.export` wrote.
+
+    Raises:
+        ArtifactError: the file is missing, truncated, damaged, no artifact, or made for another
+            version or processor.
+    """
+    load_native_library()
+    path = Path(path)
+    return Model(open_artifact(path), path=path.resolve())
+
+
+def _empty(spec: Tensor) -> tvm.runtime.Tensor:
+    return tvm.runtime.empty(spec.shape, spec.dtype)
+
+
+def _cast(values: np.ndarray, dtype: str) -> np.ndarray:
+    return values.astype(tvm.runtime.empty((0,), dtype).numpy().dtype)
+
+
+def _describe(dtype: str, shape: Sequence[int]) -> str:
+    return f"{dtype}{list(shape)}"
+
+
+def _to_tensor(name: str, value: object, spec: Tensor) -> tvm.runtime.Tensor:
+    """`value` as a TVM tensor, without a copy where possible."""
+    if not hasattr(value, "__dlpack__"):
+        raise InputError(
+            f"expected a NumPy array or a DLPack tensor for input {name!r}, got "
+            f"{type(value).__name__}; wrap it with numpy.asarray"
+        )
+    got = (str(value.dtype), tuple(value.shape)) if isinstance(value, np.ndarray) else None
+    if got is None:
+        try:
+            tensor = tvm.runtime.from_dlpack(value)
+        except Exception as error:  # each framework raises its own
+            raise InputError(
+                f"expected a tensor that can be shared by DLPack for input {name!r}, got "
+                f"{error}; detach it or copy it to the CPU"
+            ) from error
+        got = (str(tensor.dtype), tuple(tensor.shape))
+    if got != (spec.dtype, spec.shape):
+        raise InputError(
+            f"expected {_describe(spec.dtype, spec.shape)} for input {name!r}, got "
+            f"{_describe(*got)}; convert it, or compile the model for that shape"
+        )
+    if isinstance(value, np.ndarray):
+        return _from_numpy(value)
+    if tensor.device.dlpack_device_type() != tvm.cpu().dlpack_device_type():
+        raise InputError(
+            f"expected a tensor in the CPU's memory for input {name!r}, got {tensor.device}; "
+            "copy it to the CPU"
+        )
+    return tensor
+
+
+def _from_numpy(array: np.ndarray) -> tvm.runtime.Tensor:
+    try:
+        return tvm.runtime.from_dlpack(array)
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        # Read-only arrays and dtypes that NumPy does not share by DLPack.
+        return tvm.runtime.tensor(array)

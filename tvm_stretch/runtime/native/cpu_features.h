@@ -1,0 +1,15 @@
+// Which instruction sets this processor has, by LLVM's names.
+#ifndef TVM_STRETCH_CPU_FEATURES_H_
+#define TVM_STRETCH_CPU_FEATURES_H_
+
+#include <string>
+#include <vector>
+
+namespace tvm_stretch {
+
+// Throws ValueError if this processor lacks one of them: its kernels would die of SIGILL.
+void RequireCpuFeatures(const std::vector<std::string>& features);
+
+}  // namespace tvm_stretch
+
+#endif  // TVM_STRETCH_CPU_FEATURES_H_

@@ -1,0 +1,230 @@
+#include "graph.h"
+
+#include <tvm/ffi/dtype.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/extra/json.h>
+
+#include <string_view>
+
+namespace tvm_stretch {
+namespace {
+
+namespace json = ffi::json;
+
+constexpr int64_t kFormatVersion = 1;
+constexpr int64_t kMaxBytes = int64_t{1} << 40;
+constexpr int64_t kMaxThreads = 1024;
+
+[[noreturn]] void Refuse(const std::string& expected, const std::string& where) {
+  TVM_FFI_THROW(ValueError) << "expected " << expected << " for " << where
+                            << " of the graph, got something else; export the model again";
+  TVM_FFI_UNREACHABLE();
+}
+
+// A JSON value that knows where it stands, for the messages.
+class Reader {
+ public:
+  Reader(ffi::Any value, std::string where) : value_(std::move(value)), where_(std::move(where)) {}
+
+  Reader operator[](const char* key) const {
+    auto object = value_.try_cast<json::Object>();
+    if (!object) Refuse("an object", where_);
+    auto found = object->find(ffi::String(key));
+    std::string where = where_.empty() ? key : where_ + "." + key;
+    if (found == object->end()) Refuse("a value", where);
+    return Reader((*found).second, where);
+  }
+
+  int64_t Int(int64_t low, int64_t high) const {
+    auto value = value_.try_cast<int64_t>();
+    if (!value || *value < low || *value > high) {
+      Refuse("an integer in [" + std::to_string(low) + ", " + std::to_string(high) + "]", where_);
+    }
+    return *value;
+  }
+
+  std::string Str() const {
+    auto value = value_.try_cast<ffi::String>();
+    if (!value) Refuse("a string", where_);
+    return *value;
+  }
+
+  std::vector<Reader> List() const {
+    auto array = value_.try_cast<json::Array>();
+    if (!array) Refuse("a list", where_);
+    std::vector<Reader> items;
+    items.reserve(array->size());
+    for (const ffi::Any& item : *array) {
+      items.emplace_back(item, where_ + "[" + std::to_string(items.size()) + "]");
+    }
+    return items;
+  }
+
+  std::vector<int64_t> Ints(int64_t low, int64_t high) const {
+    std::vector<int64_t> values;
+    for (const Reader& item : List()) values.push_back(item.Int(low, high));
+    return values;
+  }
+
+  const std::string& where() const { return where_; }
+
+ private:
+  ffi::Any value_;
+  std::string where_;
+};
+
+Memory ReadMemory(const Reader& reader) {
+  std::string kind = reader.Str();
+  if (kind == "input") return Memory::kInput;
+  if (kind == "output") return Memory::kOutput;
+  if (kind == "arena") return Memory::kArena;
+  if (kind == "constant") return Memory::kConstant;
+  if (kind == "prepared") return Memory::kPrepared;
+  Refuse("input, output, arena, constant or prepared", reader.where());
+}
+
+DLDataType ReadDType(const Reader& reader) {
+  DLDataType dtype{kDLOpaqueHandle, 0, 0};
+  try {
+    dtype = ffi::StringToDLDataType(reader.Str());
+  } catch (const ffi::Error&) {
+    Refuse("a data type", reader.where());
+  }
+  if (dtype.bits == 0 || dtype.lanes == 0) Refuse("a data type", reader.where());
+  return dtype;
+}
+
+TensorSpec ReadTensor(const Reader& reader) {
+  TensorSpec tensor;
+  tensor.shape = reader["shape"].Ints(0, kMaxBytes);
+  tensor.dtype = ReadDType(reader["dtype"]);
+  tensor.memory = ReadMemory(reader["kind"]);
+  tensor.buffer = reader["buffer"].Int(0, kMaxBytes);
+  tensor.offset = reader["offset"].Int(0, kMaxBytes);
+  tensor.bytes = reader["bytes"].Int(0, kMaxBytes);
+  int64_t bytes = (tensor.dtype.bits + 7) / 8 * tensor.dtype.lanes;
+  for (int64_t dim : tensor.shape) {
+    if (dim != 0 && bytes > kMaxBytes / dim) Refuse("a smaller shape", reader.where());
+    bytes *= dim;
+  }
+  if (bytes != tensor.bytes) {
+    Refuse("bytes = " + std::to_string(bytes) + ", as shape and dtype say,", reader.where());
+  }
+  tensor.strides.resize(tensor.shape.size());
+  int64_t stride = 1;
+  for (size_t i = tensor.shape.size(); i-- > 0;) {
+    tensor.strides[i] = stride;
+    stride *= tensor.shape[i];
+  }
+  return tensor;
+}
+
+NodeSpec ReadNode(const Reader& reader, const std::vector<TensorSpec>& tensors) {
+  const int64_t last = static_cast<int64_t>(tensors.size()) - 1;
+  NodeSpec node{reader["kernel"].Str(), reader["name"].Str(), reader["inputs"].Ints(0, last),
+                reader["outputs"].Ints(0, last)};
+  if (node.kernel == kCopyKernel) {
+    if (node.inputs.size() != 1 || node.outputs.size() != 1 ||
+        tensors[node.inputs[0]].bytes != tensors[node.outputs[0]].bytes) {
+      Refuse("one input and one output of the same size", reader.where());
+    }
+  }
+  return node;
+}
+
+// A node may only write what is its own to write, and read what exists when it runs.
+void CheckNode(const NodeSpec& node, bool prepare, const std::vector<TensorSpec>& tensors) {
+  const std::string where = std::string(prepare ? "prepare" : "nodes") + " '" + node.name + "'";
+  for (int64_t id : node.inputs) {
+    Memory memory = tensors[id].memory;
+    if (prepare && memory != Memory::kConstant && memory != Memory::kPrepared) {
+      Refuse("constant inputs", where);
+    }
+  }
+  for (int64_t id : node.outputs) {
+    Memory memory = tensors[id].memory;
+    bool ok = prepare ? memory == Memory::kPrepared
+                      : memory == Memory::kArena || memory == Memory::kOutput;
+    if (!ok) Refuse("outputs in memory that the node may write", where);
+  }
+}
+
+std::vector<PortSpec> ReadPorts(const Reader& list, Memory memory,
+                                const std::vector<TensorSpec>& tensors) {
+  std::vector<PortSpec> ports;
+  for (const Reader& item : list.List()) {
+    int64_t id = item["tensor"].Int(0, static_cast<int64_t>(tensors.size()) - 1);
+    const TensorSpec& tensor = tensors[id];
+    if (tensor.memory != memory || tensor.buffer != static_cast<int64_t>(ports.size()) ||
+        tensor.offset != 0) {
+      Refuse("a tensor that starts the port's own memory", item.where());
+    }
+    ports.push_back(PortSpec{item["name"].Str(), id});
+  }
+  return ports;
+}
+
+// How many bytes the memory behind a tensor has; -1 if there is no such memory.
+int64_t MemoryBytes(const GraphSpec& graph, const TensorSpec& tensor) {
+  auto port = [&](const std::vector<PortSpec>& ports) {
+    bool exists = tensor.buffer < static_cast<int64_t>(ports.size());
+    return exists ? graph.tensors[ports[tensor.buffer].tensor].bytes : int64_t{-1};
+  };
+  switch (tensor.memory) {
+    case Memory::kInput:
+      return port(graph.inputs);
+    case Memory::kOutput:
+      return port(graph.outputs);
+    case Memory::kArena:
+      return graph.arena_bytes;
+    case Memory::kConstant:
+      return graph.weights_bytes;
+    case Memory::kPrepared:
+      return graph.prepared_bytes;
+  }
+  return -1;
+}
+
+}  // namespace
+
+GraphSpec GraphSpec::FromJSON(const ffi::String& text) {
+  ffi::String error;
+  json::Value value = json::Parse(text, &error);
+  if (!error.empty()) {
+    TVM_FFI_THROW(ValueError) << "expected JSON for the graph, got " << error
+                              << "; export the model again";
+  }
+  Reader root(value, "");
+  int64_t version = root["version"].Int(0, INT64_MAX);
+  if (root["format"].Str() != "tvm_stretch.graph" || version != kFormatVersion) {
+    TVM_FFI_THROW(ValueError) << "expected version " << kFormatVersion
+                              << " for the artifact's graph, got version " << version
+                              << "; export the model again with this version of tvm_stretch";
+  }
+  GraphSpec graph;
+  graph.arena_bytes = root["arena_bytes"].Int(0, kMaxBytes);
+  graph.weights_bytes = root["weights_bytes"].Int(0, kMaxBytes);
+  graph.prepared_bytes = root["prepared_bytes"].Int(0, kMaxBytes);
+  graph.threads = static_cast<int>(root["threads"].Int(1, kMaxThreads));
+  for (const Reader& item : root["cpu_features"].List()) graph.cpu_features.push_back(item.Str());
+  for (const Reader& item : root["tensors"].List()) graph.tensors.push_back(ReadTensor(item));
+  graph.inputs = ReadPorts(root["inputs"], Memory::kInput, graph.tensors);
+  graph.outputs = ReadPorts(root["outputs"], Memory::kOutput, graph.tensors);
+  for (size_t i = 0; i < graph.tensors.size(); ++i) {
+    const TensorSpec& tensor = graph.tensors[i];
+    if (tensor.bytes > MemoryBytes(graph, tensor) - tensor.offset) {
+      Refuse("a place within its memory", "tensors[" + std::to_string(i) + "]");
+    }
+  }
+  for (const char* phase : {"prepare", "nodes"}) {
+    bool prepare = std::string_view(phase) == "prepare";
+    for (const Reader& item : root[phase].List()) {
+      NodeSpec node = ReadNode(item, graph.tensors);
+      CheckNode(node, prepare, graph.tensors);
+      (prepare ? graph.prepare : graph.nodes).push_back(std::move(node));
+    }
+  }
+  return graph;
+}
+
+}  // namespace tvm_stretch

@@ -1,0 +1,67 @@
+// The executor's graph: what tvm_stretch/lowering/graph.py writes as JSON, checked.
+#ifndef TVM_STRETCH_GRAPH_H_
+#define TVM_STRETCH_GRAPH_H_
+
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/string.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tvm_stretch {
+
+namespace ffi = tvm::ffi;
+
+// Kernels read whole vector registers and never check.
+inline constexpr size_t kAlignment = 64;
+inline constexpr const char* kCopyKernel = "tvm_stretch.copy";
+
+enum class Memory { kInput, kOutput, kArena, kConstant, kPrepared };
+
+// A contiguous window on one memory, `offset` bytes from its start.
+struct TensorSpec {
+  std::vector<int64_t> shape;
+  std::vector<int64_t> strides;
+  DLDataType dtype;
+  Memory memory;
+  int64_t buffer;  // position in the graph's inputs or outputs; 0 for the other memories
+  int64_t offset;
+  int64_t bytes;
+};
+
+struct NodeSpec {
+  std::string kernel;
+  std::string name;
+  std::vector<int64_t> inputs;
+  std::vector<int64_t> outputs;
+};
+
+struct PortSpec {
+  std::string name;
+  int64_t tensor;
+};
+
+struct GraphSpec {
+  std::vector<PortSpec> inputs;
+  std::vector<PortSpec> outputs;
+  std::vector<TensorSpec> tensors;
+  std::vector<NodeSpec> prepare;
+  std::vector<NodeSpec> nodes;
+  std::vector<std::string> cpu_features;
+  int64_t arena_bytes;
+  int64_t weights_bytes;
+  int64_t prepared_bytes;
+  int threads;
+
+  const TensorSpec& input(size_t i) const { return tensors[inputs[i].tensor]; }
+  const TensorSpec& output(size_t i) const { return tensors[outputs[i].tensor]; }
+
+  // Reads and checks the graph: afterwards every id is valid and every tensor lies within its
+  // memory. Throws ValueError.
+  static GraphSpec FromJSON(const ffi::String& json);
+};
+
+}  // namespace tvm_stretch
+
+#endif  // TVM_STRETCH_GRAPH_H_

@@ -1,0 +1,101 @@
+#include "memory.h"
+
+#include <sys/mman.h>
+#include <tvm/ffi/error.h>
+
+#include <cstring>
+
+#include "graph.h"
+
+namespace tvm_stretch {
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+
+int64_t ItemBytes(const DLTensor& tensor) {
+  return (tensor.dtype.bits + 7) / 8 * tensor.dtype.lanes;
+}
+
+// Calls visit(pointer, bytes) for each contiguous piece, in order of the elements.
+template <typename Visit>
+void ForEachPiece(const DLTensor& tensor, int dim, char* data, const Visit& visit) {
+  if (dim == tensor.ndim) return visit(data, ItemBytes(tensor));
+  const int64_t step = tensor.strides[dim] * ItemBytes(tensor);
+  if (dim == tensor.ndim - 1 && tensor.strides[dim] == 1) {
+    return visit(data, tensor.shape[dim] * ItemBytes(tensor));
+  }
+  for (int64_t i = 0; i < tensor.shape[dim]; ++i) {
+    ForEachPiece(tensor, dim + 1, data + i * step, visit);
+  }
+}
+
+}  // namespace
+
+// mmap gives zeroed pages that cost nothing until they are touched.
+AlignedBuffer::AlignedBuffer(size_t bytes) : data_(nullptr), bytes_(bytes) {
+  if (bytes == 0) return;
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) {
+    TVM_FFI_THROW(RuntimeError) << "expected " << bytes
+                                << " bytes of free memory, got none; free some and try again";
+  }
+  data_ = static_cast<char*>(data);
+#ifdef MADV_HUGEPAGE
+  if (bytes >= kHugePage) madvise(data_, bytes, MADV_HUGEPAGE);  // only advice: may fail
+#endif
+}
+
+AlignedBuffer::~AlignedBuffer() {
+  if (data_ != nullptr) munmap(data_, bytes_);
+}
+
+bool IsUsableInPlace(const DLTensor& tensor) {
+  return ffi::IsContiguous(tensor) &&
+         reinterpret_cast<uintptr_t>(DataOf(tensor)) % kAlignment == 0;
+}
+
+void CopyToContiguous(const DLTensor& from, char* data) {
+  if (ffi::IsContiguous(from)) {
+    if (size_t bytes = ffi::GetDataSize(from)) std::memcpy(data, DataOf(from), bytes);
+    return;
+  }
+  ForEachPiece(from, 0, DataOf(from), [&data](const char* piece, int64_t bytes) {
+    std::memcpy(data, piece, bytes);
+    data += bytes;
+  });
+}
+
+void CopyFromContiguous(const char* data, const DLTensor& to) {
+  if (ffi::IsContiguous(to)) {
+    if (size_t bytes = ffi::GetDataSize(to)) std::memcpy(DataOf(to), data, bytes);
+    return;
+  }
+  ForEachPiece(to, 0, DataOf(to), [&data](char* piece, int64_t bytes) {
+    std::memcpy(piece, data, bytes);
+    data += bytes;
+  });
+}
+
+uint64_t Fingerprint(const void* data, size_t bytes) {
+  // Four independent lanes, so that the multiplications overlap.
+  constexpr uint64_t kPrime = 0x9E3779B97F4A7C15ull;
+  uint64_t lanes[4] = {1, 2, 3, bytes};
+  const char* bytes_left = static_cast<const char*>(data);
+  auto mix = [](uint64_t lane, uint64_t word) {
+    lane = (lane ^ word) * kPrime;
+    return lane ^ (lane >> 29);
+  };
+  for (; bytes >= 32; bytes -= 32, bytes_left += 32) {
+    uint64_t words[4];
+    std::memcpy(words, bytes_left, 32);
+    for (int i = 0; i < 4; ++i) lanes[i] = mix(lanes[i], words[i]);
+  }
+  for (; bytes > 0; --bytes, ++bytes_left) {
+    lanes[0] = mix(lanes[0], static_cast<unsigned char>(*bytes_left));
+  }
+  uint64_t result = 0;
+  for (uint64_t lane : lanes) result = mix(result, lane);
+  return result;
+}
+
+}  // namespace tvm_stretch

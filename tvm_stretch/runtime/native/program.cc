@@ -1,0 +1,119 @@
+#include "program.h"
+
+#include <sched.h>
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/endian.h>
+
+#include <cstring>
+
+static_assert(TVM_FFI_IO_NO_ENDIAN_SWAP, "artifacts are little-endian");
+
+namespace tvm_stretch {
+namespace {
+
+constexpr char kMagic[8] = {'T', 'V', 'M', 'S', 'T', 'R', 'G', '1'};
+
+// Stands in front of the JSON in an artifact.
+struct GraphHeader {
+  char magic[8];
+  uint64_t graph_fingerprint;
+  uint64_t weights_fingerprint;
+};
+
+// Stands in front of the weights in an artifact; runtime/artifact.py writes it.
+struct WeightsHeader {
+  char magic[8];
+  uint64_t bytes;
+  char padding[48];
+};
+static_assert(sizeof(WeightsHeader) == kAlignment);
+
+constexpr char kWeightsMagic[8] = {'T', 'V', 'M', 'S', 'T', 'R', 'W', '1'};
+constexpr const char* kWeightsSymbol = "tvm_stretch_weights";
+
+}  // namespace
+
+ffi::Bytes GraphBytes::Encode() const {
+  GraphHeader header{};
+  std::memcpy(header.magic, kMagic, sizeof(kMagic));
+  header.graph_fingerprint = Fingerprint(json.data(), json.size());
+  header.weights_fingerprint = weights_fingerprint;
+  std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
+  bytes.append(json.data(), json.size());
+  return ffi::Bytes(std::move(bytes));
+}
+
+GraphBytes GraphBytes::Decode(const ffi::Bytes& bytes) {
+  GraphHeader header;
+  if (bytes.size() < sizeof(header)) {
+    TVM_FFI_THROW(ValueError) << "expected at least " << sizeof(header)
+                              << " bytes for the artifact's graph, got " << bytes.size()
+                              << "; the file is truncated: export the model again";
+  }
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  const char* json = bytes.data() + sizeof(header);
+  const size_t json_bytes = bytes.size() - sizeof(header);
+  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0 ||
+      header.graph_fingerprint != Fingerprint(json, json_bytes)) {
+    TVM_FFI_THROW(ValueError) << "expected an undamaged graph in the artifact, got another "
+                                 "format or fingerprint; export the model again";
+  }
+  return GraphBytes{ffi::String(json, json_bytes), header.weights_fingerprint};
+}
+
+Program::Program(GraphSpec spec, ffi::Module kernels, const char* weights, ffi::Any weights_owner)
+    : spec_(std::move(spec)),
+      kernels_(std::move(kernels), spec_),
+      weights_owner_(std::move(weights_owner)),
+      weights_(weights),
+      prepared_(spec_.prepared_bytes) {
+  UseThreads(spec_.threads);
+  MemoryMap memory;
+  memory.constant = constant();
+  memory.prepared = prepared();
+  BoundGraph(spec_, spec_.prepare, kernels_, memory).Run();
+}
+
+std::shared_ptr<const Program> Program::FromLibrary(GraphSpec spec, ffi::Module library,
+                                                    uint64_t fingerprint) {
+  auto find = library->GetFunction(kWeightsSymbol, true);
+  if (!find.has_value()) {
+    TVM_FFI_THROW(ValueError) << "expected weights ('" << kWeightsSymbol
+                              << "') in the artifact, got none; write artifacts with "
+                                 "Model.export, not with export_library";
+  }
+  const char* section = static_cast<const char*>((*find)().cast<void*>());
+  WeightsHeader header;
+  std::memcpy(&header, section, sizeof(header));
+  const char* weights = section + sizeof(header);
+  if (std::memcmp(header.magic, kWeightsMagic, sizeof(kWeightsMagic)) != 0 ||
+      header.bytes != static_cast<uint64_t>(spec.weights_bytes) ||
+      fingerprint != Fingerprint(weights, header.bytes)) {
+    TVM_FFI_THROW(ValueError) << "expected the weights that belong to the artifact's graph, got "
+                                 "damaged or other ones; export the model again";
+  }
+  ffi::Any owner = library;  // the weights are part of the library's mapping
+  return std::make_shared<Program>(std::move(spec), std::move(library), weights, std::move(owner));
+}
+
+void UseThreads(int threads) {
+  thread_local int configured = 1;
+  if (threads == 1 || threads == configured) return;
+  // The workers share the processors that this process may use: nothing is pinned, so several
+  // instances do not end up on the same core, and an outer `taskset` is respected.
+  ffi::Array<ffi::String> cpus;
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) {
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (CPU_ISSET(cpu, &allowed)) cpus.push_back(std::to_string(cpu));
+    }
+  }
+  constexpr int kThreadsShareAllCores = -3;
+  static const ffi::Function configure =
+      ffi::Function::GetGlobalRequired("runtime.config_threadpool");
+  configure(kThreadsShareAllCores, threads, cpus);
+  configured = threads;
+}
+
+}  // namespace tvm_stretch

@@ -1,0 +1,52 @@
+// What all instances of one model share: graph, kernels, weights.
+#ifndef TVM_STRETCH_PROGRAM_H_
+#define TVM_STRETCH_PROGRAM_H_
+
+#include <tvm/ffi/extra/module.h>
+
+#include <memory>
+
+#include "bound_graph.h"
+#include "graph.h"
+#include "memory.h"
+
+namespace tvm_stretch {
+
+// The graph as it stands in an artifact, with what tells that nothing was damaged.
+struct GraphBytes {
+  ffi::String json;
+  uint64_t weights_fingerprint;
+
+  ffi::Bytes Encode() const;
+  static GraphBytes Decode(const ffi::Bytes& bytes);
+};
+
+class Program {
+ public:
+  // `weights` points to spec.weights_bytes bytes and lives as long as `weights_owner`.
+  Program(GraphSpec spec, ffi::Module kernels, const char* weights, ffi::Any weights_owner);
+
+  // Takes the weights that are linked into the library of the kernels.
+  static std::shared_ptr<const Program> FromLibrary(GraphSpec spec, ffi::Module library,
+                                                    uint64_t fingerprint);
+
+  const GraphSpec& spec() const { return spec_; }
+  const KernelTable& kernels() const { return kernels_; }
+  char* constant() const { return const_cast<char*>(weights_); }
+  char* prepared() const { return prepared_.data(); }
+
+ private:
+  GraphSpec spec_;
+  KernelTable kernels_;
+  ffi::Any weights_owner_;
+  const char* weights_;
+  AlignedBuffer prepared_;
+};
+
+// Gives TVM's thread pool of the calling thread as many workers as the kernels were made for.
+// One thread: the kernels are serial and the pool is never touched.
+void UseThreads(int threads);
+
+}  // namespace tvm_stretch
+
+#endif  // TVM_STRETCH_PROGRAM_H_
