@@ -1,0 +1,80 @@
+"""Build small Relax modules and run them on the stock virtual machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir import assert_structural_equal
+
+Body = Callable[..., relax.Expr]
+
+
+def module(body: Body, *shapes: Sequence[int], dtype: str = "float32") -> tvm.IRModule:
+    """A module whose ``main(x0, x1, ..)`` returns ``body(x0, x1, ..)``."""
+    bb = relax.BlockBuilder()
+    params = [
+        relax.Var(f"x{i}", relax.TensorType(list(shape), dtype)) for i, shape in enumerate(shapes)
+    ]
+    with bb.function("main", params):
+        with bb.dataflow():
+            result = bb.emit_output(bb.normalize(body(*params)))
+        bb.emit_func_output(result)
+    return bb.get()
+
+
+def run(mod: tvm.IRModule, *inputs: np.ndarray) -> list[np.ndarray]:
+    """Outputs of ``main`` on the CPU, without optimisation."""
+    target = tvm.target.Target({"kind": "llvm", "opt-level": 0})
+    with target, tvm.transform.PassContext(opt_level=0):
+        vm = relax.VirtualMachine(tvm.compile(mod, target), tvm.cpu())
+    result = vm["main"](*[tvm.runtime.tensor(value) for value in inputs])
+    return [r.numpy() for r in ([result] if hasattr(result, "numpy") else list(result))]
+
+
+def random_inputs(mod: tvm.IRModule, seed: int = 0) -> list[np.ndarray]:
+    """One random array per parameter of ``main``."""
+    rng = np.random.default_rng(seed)
+    return [
+        rng.standard_normal([int(d) for d in param.ty.shape.values]).astype(str(param.ty.dtype))
+        for param in mod["main"].params
+    ]
+
+
+def assert_same_numerics(before: tvm.IRModule, after: tvm.IRModule, rtol: float = 1e-4) -> None:
+    """Both modules compute the same from the same inputs."""
+    inputs = random_inputs(before)
+    for want, got in zip(run(before, *inputs), run(after, *inputs), strict=True):
+        np.testing.assert_allclose(got, want, rtol=rtol, atol=1e-5)
+
+
+def assert_rewrites(
+    transform: tvm.transform.Pass, before: tvm.IRModule, expected: tvm.IRModule
+) -> None:
+    """``transform`` turns ``before`` into ``expected``, and both compute the same."""
+    after = transform(before)
+    assert_structural_equal(after, expected, map_free_vars=True)
+    assert_same_numerics(before, after)
+
+
+def assert_unchanged(transform: tvm.transform.Pass, mod: tvm.IRModule) -> None:
+    """``transform`` leaves ``mod`` alone."""
+    assert_structural_equal(transform(mod), mod, map_free_vars=True)
+
+
+def op_names(mod: tvm.IRModule) -> list[str]:
+    """Names of the operators that ``main`` calls, in order."""
+    names = []
+    for block in mod["main"].body.blocks:
+        for binding in block.bindings:
+            if isinstance(binding.value, relax.Call):
+                names.append(getattr(binding.value.op, "name", "call"))
+    return names
+
+
+def random_const(*shape: int, seed: int = 1, positive: bool = False) -> relax.Expr:
+    """A random float32 constant."""
+    value = np.random.default_rng(seed).standard_normal(shape).astype("float32")
+    return relax.const(np.abs(value) + 0.5 if positive else value)
