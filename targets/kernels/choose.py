@@ -18,7 +18,7 @@ from .winograd import WinogradConfig
 _FMA_LATENCY = 4  # cycles, with two multiply-adds started in each
 _LOADS_PER_CYCLE = 1.6  # two ports, less the conflicts seen in measurements
 _L2_BYTES_PER_CYCLE = 24
-_L3_BYTES_PER_CYCLE = 6
+_WEIGHT_BYTES_PER_CYCLE = 4  # weights of a whole network do not stay in any cache; partly hidden
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _direct_cycles(c: ConvConfig, machine: VectorMachine) -> float:
             cycles += count * sum(step[s] * channels * taps + overhead for s in sizes)
     weights = c.out_groups * c.oc_blocks * c.lanes * channels * taps * 4
     compute = cycles * rows
-    return c.batch * (max(compute, weights / _L3_BYTES_PER_CYCLE) + compute / 20)
+    return c.batch * compute + weights / _WEIGHT_BYTES_PER_CYCLE
 
 
 def _winograd_fits(shape: ConvShape, machine: VectorMachine, data_block: int) -> bool:
@@ -136,4 +136,4 @@ def _winograd_cycles(c: WinogradConfig, machine: VectorMachine) -> float:
     products = square * groups * sum(step[s] * channels + 12 + c.oc_blocks * s for s in sizes)
     transforms = tiles * (c.in_blocks + c.out_blocks) * 4.5 * square
     weights = 4 * square * channels * c.out_blocks * c.lanes
-    return c.batch * (max(products, weights / _L3_BYTES_PER_CYCLE) + transforms)
+    return c.batch * (products + transforms) + weights / _WEIGHT_BYTES_PER_CYCLE

@@ -19,14 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import pairwise
 from math import gcd
 
 from tvm import te, tirx, topi
 from tvm.ir import Expr
 
 from .fused import Epilogue
-from .loops import PARALLEL, balanced, block, const, f32, lanes, load, loop, scratch, span, store
+from .loops import PARALLEL, UNROLLED, balanced, block, const, f32, lanes, load, loop, scratch, span, store
 from .machine import VectorMachine
 
 
@@ -406,19 +406,24 @@ class _ConvNest:
         first_block = cfg.first_block(tile.group * cfg.oc_blocks)
 
         def tap(ic: Expr, ky: Expr, kx: Expr, active: Sequence[int]) -> tirx.Stmt:
-            body: list[tirx.Stmt] = []
-            for ii, (p, o) in product(range(cfg.data_block), cells):
-                if p in active:
-                    pixel = load(self.data, *self.input_place(tile, (p, ky, kx), first_block + ic, ii))
-                    body.append(
-                        lanes(cfg.lanes, lambda v, p=p, o=o, ii=ii, pixel=pixel: store(
-                            acc,
-                            load(acc, at(p, o, v))
-                            + pixel * load(self.weight, tile.group, ic, ky, kx, ii, v + o * cfg.lanes),
-                            at(p, o, v),
-                        ))
-                    )
-            return block(body)
+            def channel(ii: Expr) -> tirx.Stmt:
+                place = (tile.group, ic, ky, kx, ii)
+                pixels = {
+                    p: load(self.data, *self.input_place(tile, (p, ky, kx), first_block + ic, ii))
+                    for p in active
+                }
+                return block([
+                    lanes(cfg.lanes, lambda v, p=p, o=o: store(
+                        acc,
+                        load(acc, at(p, o, v))
+                        + pixels[p] * load(self.weight, *place, v + o * cfg.lanes),
+                        at(p, o, v),
+                    ))
+                    for p, o in cells
+                    if p in active
+                ])
+
+            return loop(cfg.data_block, channel, "ii", UNROLLED)
 
         segments = _column_segments(tile.taps)
         if cfg.data_block == 1:  # few multiply-adds per tap: unroll the kernel columns as well
@@ -450,7 +455,7 @@ class _ConvNest:
         return place // width, place % width
 
     def input_place(
-        self, tile: _Tile, tap: tuple[int, Expr, Expr], channel: Expr, lane: int
+        self, tile: _Tile, tap: tuple[int, Expr, Expr], channel: Expr, lane: Expr
     ) -> tuple[int | Expr, ...]:
         """Index of the input element under one tap of one pixel."""
         p, ky, kx = tap

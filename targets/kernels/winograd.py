@@ -21,7 +21,7 @@ from tvm import te, tirx, topi
 from tvm.ir import Expr
 
 from .fused import Epilogue
-from .loops import PARALLEL, balanced, block, const, f32, lanes, load, loop, scratch, store
+from .loops import PARALLEL, UNROLLED, balanced, block, const, f32, lanes, load, loop, scratch, store
 from .machine import VectorMachine
 
 Matrix = tuple[tuple[float, ...], ...]
@@ -333,22 +333,19 @@ class _Nest:
         def each(statement: Callable[[int, int, Expr], tirx.Stmt]) -> list[tirx.Stmt]:
             return [lanes(cfg.lanes, lambda z, p=p, o=o: statement(p, o, z)) for p, o in cells]
 
-        def reduce(c: Expr) -> tirx.Stmt:
-            return block([
-                statement
-                for ii in range(cfg.lanes)
-                for statement in each(lambda p, o, z, ii=ii: store(
-                    acc,
-                    load(acc, at(p, o, z))
-                    + load(v, k, c, t + p, ii) * load(self.weight, k, g, c, ii, z + o * cfg.lanes),
-                    at(p, o, z),
-                ))
-            ])
+        def channel(c: Expr, ii: Expr) -> tirx.Stmt:
+            return block(each(lambda p, o, z: store(
+                acc,
+                load(acc, at(p, o, z))
+                + load(v, k, c, t + p, ii) * load(self.weight, k, g, c, ii, z + o * cfg.lanes),
+                at(p, o, z),
+            )))
 
         return block([
             tirx.AllocBuffer(acc),
             *each(lambda p, o, z: store(acc, f32(0.0), at(p, o, z))),
-            loop(cfg.in_blocks, reduce, "c"),
+            loop(cfg.in_blocks, lambda c: loop(
+                cfg.lanes, lambda ii: channel(c, ii), "ii", UNROLLED), "c"),
             *each(lambda p, o, z: store(m, load(acc, at(p, o, z)), k, g * cfg.oc_blocks + o, t + p, z)),
         ])
 
