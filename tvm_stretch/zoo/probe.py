@@ -57,8 +57,8 @@ def conv(x: Array, weight: Array, stride: tuple[int, int], pads: Pads) -> Array:
         return np.asarray(np.einsum("nchwij,cij->nchw", view, weight[:, 0]))
     # [groups, per_group * kh * kw, batch * rows * columns]: one matrix product per group.
     matrix = view.transpose(1, 4, 5, 0, 2, 3).reshape(groups, weight[0].size, -1)
-    out: Array = weight.reshape(groups, filters // groups, -1) @ matrix
-    return out.reshape(filters, batch, rows, columns).transpose(1, 0, 2, 3)
+    products: Array = weight.reshape(groups, filters // groups, -1) @ matrix
+    return np.moveaxis(products.reshape(filters, batch, rows, columns), 1, 0)
 
 
 def power(x: Array) -> float:
