@@ -1,0 +1,351 @@
+"""Depthwise convolution and pooling in blocked layout (NCHW[c]), register-tiled.
+
+Every output pixel reduces a window of its own channel block; a row is cut into tiles of pixels
+whose accumulators stay in registers::
+
+    for channel block, band of rows:             # parallel
+      for y, tile of the row:                    # rows are cut into balanced tiles: 14 -> 7 + 7
+        acc[pixels] = first tap or 0
+        for ky in the rows that exist:           # unrolled away from the top and bottom border
+          for input pixel of the tile:           # unrolled; each is loaded once ...
+            for the taps that read it:           # ... and used by all the output pixels around it
+              acc[pixel] += input * weight       # or max, or plain sum
+        out = epilogue(acc)
+
+Padding is free: taps outside the image are not written, which also makes the maximum and the
+average over existing pixels right without a mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from math import inf, prod
+
+from tvm import te, tirx, topi
+from tvm.ir import Expr
+
+from .fused import Epilogue
+from .loops import (
+    PARALLEL,
+    Index,
+    balanced,
+    block,
+    const,
+    f32,
+    lanes,
+    load,
+    loop,
+    scratch,
+    span,
+    store,
+)
+from .machine import VectorMachine
+
+
+@dataclass(frozen=True)
+class WindowConfig:
+    """A depthwise convolution or pooling.
+
+    Attributes:
+        kind: ``depthwise``, ``max`` or ``avg``.
+        padding: top, left, bottom, right.
+        out: output height and width where the operator rounds up (``ceil_mode``); else derived.
+        count_include_pad: the average divides by the whole window, not by its pixels in the image.
+    """
+
+    kind: str
+    batch: int
+    channels: int
+    in_size: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int, int, int]
+    dilation: tuple[int, int]
+    lanes: int
+    out: tuple[int, int] | None = None
+    count_include_pad: bool = False
+
+    @property
+    def spans(self) -> tuple[int, int]:
+        """Height and width of the image under one window."""
+        (kh, kw), (dh, dw) = self.kernel, self.dilation
+        return (kh - 1) * dh + 1, (kw - 1) * dw + 1
+
+    @property
+    def out_size(self) -> tuple[int, int]:
+        """Height and width of the output."""
+        if self.out is not None:
+            return self.out
+        top, left, bottom, right = self.padding
+        return (
+            (self.in_size[0] + top + bottom - self.spans[0]) // self.stride[0] + 1,
+            (self.in_size[1] + left + right - self.spans[1]) // self.stride[1] + 1,
+        )
+
+    @property
+    def blocks(self) -> int:
+        """Vectors of channels, the last one perhaps partly empty."""
+        return -(-self.channels // self.lanes)
+
+    @property
+    def divides_by_count(self) -> bool:
+        """The divisor of the average differs from place to place."""
+        return self.kind == "avg" and not self.count_include_pad
+
+
+# --- packing --------------------------------------------------------------------------------------
+
+
+def pack_depthwise_weight(cfg: WindowConfig, weight: te.Tensor) -> te.Tensor:
+    """(C, 1, kh, kw) -> [channel block][ky][kx][lane], zero where channels do not exist."""
+
+    def element(b: Expr, y: Expr, x: Expr, lane: Expr) -> Expr:
+        channel = b * cfg.lanes + lane
+        exists = channel < cfg.channels
+        return tirx.if_then_else(exists, weight[channel, 0, y, x], tirx.const(0, weight.dtype))
+
+    return te.compute((cfg.blocks, *cfg.kernel, cfg.lanes), element, name="pack_depthwise")
+
+
+# --- meaning: what the kernel computes, for the stock VM and for the template to recognise --------
+
+
+def window_compute(
+    cfg: WindowConfig, data: te.Tensor, weight: te.Tensor | None, annotation: dict[str, str]
+) -> te.Tensor:
+    """The window reduction as plain tensor expressions; ``weight`` only for ``depthwise``."""
+    ky, kx = (te.reduce_axis((0, k), n) for k, n in zip(cfg.kernel, ("ky", "kx"), strict=True))
+    padded = _pad(cfg, data)
+    last = cfg.kind != "avg"
+
+    def element(n: Expr, b: Expr, y: Expr, x: Expr, lane: Expr) -> Expr:
+        row, column = (
+            y * cfg.stride[0] + ky * cfg.dilation[0],
+            x * cfg.stride[1] + kx * cfg.dilation[1],
+        )
+        pixel = padded[n, b, row, column, lane]
+        if cfg.kind == "max":
+            return _MAXIMUM(pixel, axis=[ky, kx])
+        return te.sum(pixel if weight is None else pixel * weight[b, ky, kx, lane], axis=[ky, kx])
+
+    shape = (cfg.batch, cfg.blocks, *cfg.out_size, cfg.lanes)
+    name = "depthwise_conv2d" if cfg.kind == "depthwise" else f"{cfg.kind}_pool"
+    total = te.compute(shape, element, name=name, attrs=annotation if last else {})
+    if last:
+        return total
+
+    def average(n: Expr, b: Expr, y: Expr, x: Expr, lane: Expr) -> Expr:
+        return total[n, b, y, x, lane] / _count(cfg, y, x)
+
+    return te.compute(shape, average, name="avg_pool_divide", attrs=annotation)
+
+
+# The maximum of nothing is -inf, not the lowest finite number as in `te.max`.
+_MAXIMUM = te.comm_reducer(
+    lambda a, b: tirx.max(a, b), lambda t: tirx.const(-inf, t), name="maximum"
+)
+
+
+def _pad(cfg: WindowConfig, data: te.Tensor) -> te.Tensor:
+    """The image with as much border as the windows reach, which `ceil_mode` may enlarge."""
+    before = cfg.padding[:2]
+    sizes = zip(cfg.out_size, cfg.stride, cfg.spans, cfg.in_size, before, strict=True)
+    after = [max(0, (o - 1) * s + span - i - b) for o, s, span, i, b in sizes]
+    if not any((*before, *after)):
+        return data
+    value = -inf if cfg.kind == "max" else 0.0
+    return topi.nn.pad(data, (0, 0, *before, 0), (0, 0, *after, 0), f32(value))
+
+
+def _count(cfg: WindowConfig, y: Expr, x: Expr) -> Expr:
+    """What the average at output pixel ``(y, x)`` divides by."""
+    if cfg.count_include_pad:
+        return f32(float(prod(cfg.kernel)))
+    rows, columns = (_taps_inside(cfg, axis, place)[1] for axis, place in enumerate((y, x)))
+    return tirx.max(const(rows * columns), const(1)).astype("float32")
+
+
+def _taps_inside(cfg: WindowConfig, axis: int, place: Expr) -> tuple[Index, Index]:
+    """First tap inside the image for output row or column ``place``, and how many follow."""
+    kernel, size, step = cfg.kernel[axis], cfg.in_size[axis], cfg.dilation[axis]
+    above = const(cfg.padding[axis]) - place * cfg.stride[axis]
+    low = tirx.max(const(0), tirx.floordiv(above + (step - 1), step))
+    end = tirx.min(const(kernel), tirx.floordiv(above + (size + step - 1), step))
+    return low, tirx.max(const(0), end - low)
+
+
+# --- the template ---------------------------------------------------------------------------------
+
+_WORTH_THREADS = 500_000  # multiply-adds that take about as long as waking another core
+
+
+def write_window(
+    cfg: WindowConfig,
+    machine: VectorMachine,
+    operands: tuple[tirx.Buffer, ...],
+    epilogue: Epilogue,
+) -> tirx.Stmt:
+    """The loop nest of one (fused) window reduction.
+
+    ``operands`` are data, the weight if there is one, and what the epilogue reads.
+    """
+    nest = _Nest(cfg, _runs(cfg, _tile_pixels(cfg, machine)), operands, epilogue)
+    images, (height, width) = cfg.batch * cfg.blocks, cfg.out_size
+    work = images * height * width * cfg.lanes * prod(cfg.kernel)
+    if machine.threads == 1 or work < _WORTH_THREADS:
+        return loop(images, lambda i: loop(height, lambda y: nest.row(i, y), "y"), "image")
+    bands = min(height, -(-4 * machine.threads // images))
+    rows = -(-height // bands)
+
+    def task(t: Expr) -> tirx.Stmt:
+        first = t % bands * rows
+        count = tirx.max(const(0), tirx.min(const(rows), height - first)) if height % rows else rows
+        return span(first, count, lambda y: nest.row(t // bands, y), "y")
+
+    return loop(images * bands, task, "task", PARALLEL)
+
+
+def _tile_pixels(cfg: WindowConfig, machine: VectorMachine) -> int:
+    """Output pixels whose accumulators fit the registers beside one row of weights and a pixel."""
+    weights = cfg.kernel[1] if cfg.kind == "depthwise" else 0
+    return max(2, min(machine.registers // 2, machine.registers - weights - 2))
+
+
+@dataclass(frozen=True)
+class _Run:
+    """``count`` equal tiles of a row, from output pixel ``start``.
+
+    ``reads`` lists the input columns, counted from the tile's first window; each with the taps that
+    use it, as pairs of output pixel and kernel column.
+    """
+
+    start: int
+    width: int
+    count: int
+    reads: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
+
+
+def _runs(cfg: WindowConfig, pixels: int) -> list[_Run]:
+    """Cut a row into runs of tiles that do the same."""
+    runs: list[_Run] = []
+    start = 0
+    for width in balanced(cfg.out_size[1], pixels):
+        reads = _reads(cfg, start, width)
+        last = runs[-1] if runs else None
+        if last is not None and (last.width, last.reads) == (width, reads):
+            runs[-1] = _Run(last.start, width, last.count + 1, reads)
+        else:
+            runs.append(_Run(start, width, 1, reads))
+        start += width
+    return runs
+
+
+def _reads(
+    cfg: WindowConfig, start: int, width: int
+) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
+    """The input columns in the image that a tile reads, and their taps."""
+    stride, dilation, left = cfg.stride[1], cfg.dilation[1], cfg.padding[1]
+    taps: dict[int, list[tuple[int, int]]] = {}
+    for p in range(width):
+        for kx in range(cfg.kernel[1]):
+            column = p * stride + kx * dilation
+            if 0 <= start * stride - left + column < cfg.in_size[1]:
+                taps.setdefault(column, []).append((p, kx))
+    return tuple((column, tuple(taps[column])) for column in sorted(taps))
+
+
+@dataclass(frozen=True)
+class _Nest:
+    """Writes the rows of one window reduction."""
+
+    cfg: WindowConfig
+    runs: list[_Run]
+    operands: tuple[tirx.Buffer, ...]
+    epilogue: Epilogue
+
+    def row(self, image: Expr, y: Expr) -> tirx.Stmt:
+        """One output row: kernel rows are unrolled where all of them lie in the image."""
+        cfg = self.cfg
+        above, below = cfg.padding[0], cfg.in_size[0] + cfg.padding[0] - cfg.spans[0]
+        first, last = -(-above // cfg.stride[0]), below // cfg.stride[0]  # rows with all taps
+        inside = self._tiles(image, y, 0, cfg.kernel[0])
+        if first == 0 and last >= cfg.out_size[0] - 1:
+            return inside
+        border = self._tiles(image, y, *_taps_inside(cfg, 0, y))
+        if first > last:
+            return border
+        return tirx.IfThenElse(tirx.all(y >= first, y <= last), inside, border)
+
+    def _tiles(self, image: Expr, y: Expr, low: Index, count: Index) -> tirx.Stmt:
+        def tile(t: Expr, run: _Run) -> tirx.Stmt:
+            return self._tile(image, y, t * run.width + run.start, run, (low, count))
+
+        return block([loop(run.count, partial(tile, run=run), "tile") for run in self.runs])
+
+    def _tile(
+        self, image: Expr, y: Expr, x: Expr, run: _Run, kernel_rows: tuple[Index, Index]
+    ) -> tirx.Stmt:
+        """Set up the accumulators, reduce, hand the tile to the epilogue."""
+        cfg = self.cfg
+        n, b = image // cfg.blocks, image % cfg.blocks
+        acc = scratch("acc", run.width * cfg.lanes, scope="local")
+        low, count = kernel_rows
+        started: set[int] = set()
+        zero = f32(-inf if cfg.kind == "max" else 0.0)
+
+        def kernel_row(ky: Expr) -> list[tirx.Stmt]:
+            row = y * cfg.stride[0] + ky * cfg.dilation[0] - cfg.padding[0]
+            left = x * cfg.stride[1] - cfg.padding[1]
+            return [
+                self._tap(acc, p, (n, b, row, left + column), (b, ky, kx), started)
+                for column, taps in run.reads
+                for p, kx in taps
+            ]
+
+        def start(p: int) -> tirx.Stmt:
+            return lanes(cfg.lanes, lambda v: store(acc, zero, v + p * cfg.lanes))
+
+        if isinstance(count, int):
+            rows = [tap for ky in range(count) for tap in kernel_row(const(ky))]
+            reduction = rows + [start(p) for p in range(run.width) if p not in started]
+        else:
+            started.update(range(run.width))
+            rows = [span(low, count, lambda ky: block(kernel_row(ky)), "ky")] if run.reads else []
+            reduction = [start(p) for p in range(run.width)] + rows
+
+        def finish(p: int) -> tirx.Stmt:
+            column = x + p
+            divisor = _count(cfg, y, column) if cfg.kind == "avg" else None
+
+            def value(v: Expr) -> Expr:
+                total = load(acc, v + p * cfg.lanes)
+                return total if divisor is None else total / divisor
+
+            return lanes(cfg.lanes, lambda v: self.epilogue.store((n, b, y, column, v), value(v)))
+
+        return block([tirx.AllocBuffer(acc), *reduction, *(finish(p) for p in range(run.width))])
+
+    def _tap(
+        self,
+        acc: tirx.Buffer,
+        p: int,
+        place: tuple[Expr, ...],
+        tap: tuple[Expr, Expr, int],
+        started: set[int],
+    ) -> tirx.Stmt:
+        """Take one input pixel into the accumulator of output pixel ``p``."""
+        first = p not in started
+        started.add(p)
+
+        def update(v: Expr) -> tirx.Stmt:
+            value = load(self.operands[0], *place, v)
+            if self.cfg.kind == "depthwise":
+                value = value * load(self.operands[1], *tap, v)
+            where = v + p * self.cfg.lanes
+            if not first:
+                old = load(acc, where)
+                value = tirx.max(old, value) if self.cfg.kind == "max" else old + value
+            return store(acc, value, where)
+
+        return lanes(self.cfg.lanes, update)
