@@ -20,7 +20,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.lowering.graph import COPY_KERNEL, Graph, Port
+from tvm_stretch.lowering.graph import COPY_KERNEL, Graph, Port, TensorKind
 from tvm_stretch.lowering.memory_plan import ALIGNMENT
 from tvm_stretch.lowering.views import (
     Buffer,
@@ -183,7 +183,7 @@ class _Lowering:
         view = View(source.buffer, shape, source.dtype, source.offset + offset)
         if view.offset % self.view_alignment == 0:
             return view
-        kind = "prepared" if source.buffer.is_constant else "arena"
+        kind: TensorKind = "prepared" if source.buffer.is_constant else "arena"
         return self.copy(view, new_view(kind, shape, source.dtype), f"{name}.copy")
 
     def visit_reshape(self, call: relax.Call, name: str) -> View:

@@ -21,7 +21,7 @@ class WeightsBlob:
     def add(self, value: tvm.runtime.Tensor) -> int:
         """Offset of the bytes of `value`; a constant with the same bytes shares it."""
         data = _as_bytes(value)
-        key = (data.nbytes, hashlib.blake2b(memoryview(data), digest_size=16).digest())
+        key = (data.nbytes, hashlib.blake2b(data.data, digest_size=16).digest())
         if key not in self._offsets:
             self._offsets[key] = self.bytes
             self._parts.append((self.bytes, data))

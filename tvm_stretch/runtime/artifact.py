@@ -80,7 +80,7 @@ def write_artifact(
         with data.open("wb") as file:
             blob = np.from_dlpack(weights)
             file.write(_WEIGHTS_HEADER.pack(_WEIGHTS_MAGIC, blob.nbytes))
-            file.write(memoryview(blob))
+            file.write(blob.data)
         source = folder / "weights.c"
         escaped = str(data).replace("\\", "\\\\").replace('"', '\\"')
         source.write_text(_WEIGHTS_SOURCE.format(path=escaped))

@@ -15,10 +15,10 @@ from tvm_stretch.lowering.lower import lower
 from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.runtime.model import Model
 
-CHECKED_CPU_FEATURES = frozenset(
-    "sse4.2 avx avx2 fma avx512f avx512bw avx512dq avx512vl avx512vnni "
-    "neon fullfp16 dotprod sve".split()
-)
+_X86_FEATURES = ("sse4.2", "avx", "avx2", "fma")
+_AVX512_FEATURES = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni")
+_ARM_FEATURES = ("neon", "fullfp16", "dotprod", "sve")
+CHECKED_CPU_FEATURES = frozenset((*_X86_FEATURES, *_AVX512_FEATURES, *_ARM_FEATURES))
 """What an artifact asks of the processor it is loaded on; cpu_features.cc knows the same names."""
 
 

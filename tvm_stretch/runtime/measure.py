@@ -70,8 +70,10 @@ class ProfileResult:
         widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
         lines = []
         for row in (head, *rows):
-            cells = [cell.rjust(w) if i < 2 else cell.ljust(w)
-                     for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+            cells = [
+                cell.rjust(w) if i < 2 else cell.ljust(w)
+                for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            ]
             lines.append("  ".join(cells).rstrip())
         return "\n".join(lines)
 
