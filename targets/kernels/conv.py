@@ -439,11 +439,15 @@ class _ConvNest:
 
         low, count = _kernel_rows(cfg, tile.y)
         first, reads = reduce
-        nest = [span(first, reads, lambda ic: span(low, count, lambda ky: taps(ic, ky), "ky"), "ic")]
+        nest: list[tirx.Stmt] = []
+        if segments:  # else every tap of the tile lies in the padding
+            nest = [
+                span(first, reads, lambda ic: span(low, count, lambda ky: taps(ic, ky), "ky"), "ic")
+            ]
         return block([
             tirx.AllocBuffer(acc),
             *each_cell(lambda p, o, v: store(acc, start(p, o, v) if start else f32(0.0), at(p, o, v))),
-            *(nest if segments else []),
+            *nest,
             *each_cell(lambda p, o, v: finish(p, o, v, load(acc, at(p, o, v)))),
         ])
 

@@ -1,0 +1,162 @@
+"""The convolution templates compute what their plain sums say, for any shape and machine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given
+from hypothesis import strategies as st
+from tvm import te, tirx, topi
+
+from tvm_stretch.targets.kernels.blocks import annotation
+from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
+from tvm_stretch.targets.kernels.conv import ConvConfig, conv_compute, pack_weight
+from tvm_stretch.targets.kernels.loops import balanced
+from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.templates import schedule_kernel
+from tvm_stretch.targets.kernels.winograd import WinogradConfig, transform_weight, winograd_compute
+
+AVX2 = VectorMachine(8, 16, False, 512 * 1024, 1)
+NEON = VectorMachine(4, 32, True, 256 * 1024, 1)
+AVX512 = VectorMachine(16, 32, True, 1024 * 1024, 2)
+SMALL_CACHE = VectorMachine(8, 16, False, 8 * 1024, 1)
+MACHINES = [AVX2, NEON, AVX512, SMALL_CACHE]
+
+
+def run(func: tirx.PrimFunc, *arrays: np.ndarray) -> np.ndarray:
+    """Build ``func`` and run it; the last parameter is the output."""
+    library = tvm.tirx.build(func.with_attr("global_symbol", "kernel"), target="llvm")
+    shape = [int(d) for d in func.params[-1].shape]
+    out = tvm.runtime.empty(shape, "float32")
+    library["kernel"](*[tvm.runtime.tensor(a) for a in arrays], out)
+    return out.numpy()
+
+
+def blocked(array: np.ndarray, lanes: int) -> np.ndarray:
+    """NCHW -> NCHW[c], or unchanged for one lane."""
+    if lanes == 1:
+        return array
+    n, c, h, w = array.shape
+    padded = np.pad(array, ((0, 0), (0, -c % lanes), (0, 0), (0, 0)))
+    return np.ascontiguousarray(padded.reshape(n, -1, lanes, h, w).transpose(0, 1, 3, 4, 2))
+
+
+def convolve(x: np.ndarray, w: np.ndarray, shape: ConvShape) -> np.ndarray:
+    """The definition, in float64."""
+    top, left, bottom, right = shape.padding
+    x = np.pad(x.astype("float64"), ((0, 0), (0, 0), (top, bottom), (left, right)))
+    (kh, kw), (sh, sw), (dh, dw) = shape.kernel, shape.stride, shape.dilation
+    height, width = (x.shape[2] - (kh - 1) * dh - 1) // sh + 1, (x.shape[3] - (kw - 1) * dw - 1) // sw + 1
+    out = np.zeros((shape.batch, shape.out_channels, height, width))
+    inner, outer = shape.in_channels // shape.groups, shape.out_channels // shape.groups
+    for g in range(shape.groups):
+        for i in range(kh):
+            for j in range(kw):
+                part = x[:, g * inner : (g + 1) * inner, i * dh :, j * dw :][
+                    :, :, : (height - 1) * sh + 1 : sh, : (width - 1) * sw + 1 : sw
+                ]
+                weights = w[g * outer : (g + 1) * outer, :, i, j]
+                out[:, g * outer : (g + 1) * outer] += np.einsum("nchw,oc->nohw", part, weights)
+    return out
+
+
+def template_result(config: ConvConfig | WinogradConfig, machine: VectorMachine, x: np.ndarray,
+                    w: np.ndarray, bias: np.ndarray, residual: np.ndarray) -> np.ndarray:
+    """The template with a fused ``relu(conv + bias + residual)``, back in NCHW."""
+    weight = te.placeholder(w.shape, name="weight")
+    winograd = isinstance(config, WinogradConfig)
+    if winograd:
+        packed = transform_weight(config, weight, annotation("winograd_weight", config))
+    else:
+        packed = pack_weight(config, weight)
+    packing = te.create_prim_func([weight, packed])
+    packed_weight = run(schedule_kernel(packing, machine) if winograd else packing, w)
+
+    block = config.lanes if winograd else config.data_block
+    data = blocked(x, block)
+    operands = [te.placeholder(a.shape, name=n) for a, n in ((data, "data"), (packed_weight, "w"))]
+    extra = [blocked(bias, config.lanes), blocked(residual, config.lanes)]
+    b, r = (te.placeholder(a.shape, name=n) for a, n in zip(extra, ("b", "r"), strict=True))
+    mark = annotation("winograd" if winograd else "conv", config)
+    compute = winograd_compute if winograd else conv_compute
+    out = topi.nn.relu(topi.add(topi.add(compute(config, *operands, mark), b), r))
+    kernel = schedule_kernel(te.create_prim_func([*operands, b, r, out]), machine)
+    result = run(kernel, data, packed_weight, *extra)
+    n, _, h, w_, _ = result.shape
+    return result.transpose(0, 1, 4, 2, 3).reshape(n, -1, h, w_)[:, : bias.shape[1]]
+
+
+def check(shape: ConvShape, config: ConvConfig | WinogradConfig, machine: VectorMachine) -> None:
+    """Compare the template with the definition on random data."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((shape.batch, shape.in_channels, *shape.in_size), dtype="float32")
+    inner = shape.in_channels // shape.groups
+    w = rng.standard_normal((shape.out_channels, inner, *shape.kernel), dtype="float32")
+    expected = convolve(x, w, shape)
+    bias = rng.standard_normal((1, shape.out_channels, 1, 1), dtype="float32")
+    residual = rng.standard_normal(expected.shape, dtype="float32")
+    expected = np.maximum(expected + bias + residual, 0)
+    got = template_result(config, machine, x, w, bias, residual)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+@st.composite
+def conv_shapes(draw: st.DrawFn) -> ConvShape:
+    """Odd sizes, channels that fill no block, every attribute of a convolution."""
+    groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    kernel = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
+    dilation = draw(st.tuples(st.integers(1, 2), st.integers(1, 2)))
+    spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    size = tuple(draw(st.integers(span, span + 9)) for span in spans)
+    return ConvShape(
+        batch=draw(st.integers(1, 2)),
+        in_channels=groups * draw(st.integers(1, 20)),
+        in_size=(size[0], size[1]),
+        out_channels=groups * draw(st.integers(1, 20)),
+        kernel=kernel,
+        stride=draw(st.tuples(st.integers(1, 3), st.integers(1, 3))),
+        padding=draw(st.tuples(*[st.integers(0, 3)] * 4)),
+        dilation=dilation,
+        groups=groups,
+    )
+
+
+@given(shape=conv_shapes(), machine=st.sampled_from(MACHINES), plain=st.booleans())
+def test_direct_convolution_of_any_shape(
+    shape: ConvShape, machine: VectorMachine, plain: bool
+) -> None:
+    block = 1 if plain and shape.groups == 1 else machine.lanes
+    config = choose_conv(shape, machine, block)
+    check(shape, config, machine)
+
+
+@pytest.mark.parametrize("tile", [2, 4])
+@pytest.mark.parametrize("padding", [(1, 1, 1, 1), (0, 0, 0, 0), (0, 2, 1, 0)])
+@pytest.mark.parametrize("machine", [AVX2, AVX512, SMALL_CACHE])
+def test_winograd(tile: int, padding: tuple[int, int, int, int], machine: VectorMachine) -> None:
+    shape = ConvShape(2, 20, (13, 9), 37, (3, 3), padding=padding)
+    config = WinogradConfig(2, 20, (13, 9), 37, padding, machine.lanes, tile, 2, 3)
+    check(shape, config, machine)
+
+
+def test_the_reduction_is_cut_where_weights_outgrow_the_cache() -> None:
+    shape = ConvShape(1, 200, (7, 7), 40, (3, 3), stride=(2, 2), padding=(1, 1, 1, 1))
+    config = choose_conv(shape, SMALL_CACHE, SMALL_CACHE.lanes)
+    check(shape, config, SMALL_CACHE)
+
+
+def test_winograd_is_chosen_for_wide_3x3_only() -> None:
+    wide = ConvShape(1, 64, (56, 56), 64, (3, 3), padding=(1, 1, 1, 1))
+    assert isinstance(choose_conv(wide, AVX2, 8), WinogradConfig)
+    strided = ConvShape(1, 64, (56, 56), 64, (3, 3), stride=(2, 2), padding=(1, 1, 1, 1))
+    assert isinstance(choose_conv(strided, AVX2, 8), ConvConfig)
+
+
+@given(total=st.integers(1, 300), largest=st.integers(1, 30))
+def test_balanced_parts(total: int, largest: int) -> None:
+    parts = balanced(total, largest)
+    assert sum(parts) == total
+    assert max(parts) <= largest
+    assert max(parts) - min(parts) <= 1
+    assert len(parts) == -(-total // largest)
