@@ -18,7 +18,7 @@ from .winograd import WinogradConfig
 _FMA_LATENCY = 4  # cycles, with two multiply-adds started in each
 _LOADS_PER_CYCLE = 1.6  # two ports, less the conflicts seen in measurements
 _L2_BYTES_PER_CYCLE = 24
-_WEIGHT_BYTES_PER_CYCLE = 4  # weights of a whole network do not stay in any cache; partly hidden
+_WEIGHT_BYTES_PER_CYCLE = 8  # weights of a whole network do not stay in any cache; partly hidden
 
 
 @dataclass(frozen=True)
