@@ -12,13 +12,16 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.passes.fold_batch_norm import FoldBatchNorm
+from tvm_stretch.passes.simplify_operators import SimplifyOperators
 
 PHASES = [
     relax.transform.CanonicalizeBindings(),
+    SimplifyOperators(),
     # Before the general decomposition, which would leave four operators per batch normalisation.
     FoldBatchNorm(),
     relax.transform.DecomposeOpsForInference(),
     relax.transform.FoldConstant(),
+    SimplifyOperators(),
     relax.transform.EliminateCommonSubexpr(),
     relax.transform.CanonicalizeBindings(),
     relax.transform.DeadCodeElimination(),

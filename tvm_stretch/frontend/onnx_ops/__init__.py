@@ -1,10 +1,15 @@
 """Converters of ONNX operators to Relax, by family. Importing this package registers them."""
 
 from tvm_stretch.frontend.onnx_ops import (  # noqa: F401
+    activation,
     elementwise,
+    gather,
     layers,
     movement,
     normalisation,
     pooling,
+    quantised,
+    recurrent,
     reduction,
+    resize,
 )

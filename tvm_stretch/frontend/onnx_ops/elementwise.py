@@ -1,37 +1,39 @@
-"""Element-wise operators: arithmetic, comparisons, activations, casts."""
+"""Arithmetic, comparison, bits and casts."""
 
 from __future__ import annotations
 
 import numpy as np
-import onnx
-from tvm import relax
+from tvm import relax, te, tirx
 
-from tvm_stretch.frontend.onnx_importer import CONVERTERS, Node, Value, converter
+from tvm_stretch.frontend.onnx_node import (
+    CONVERTERS,
+    Node,
+    Value,
+    as_expr,
+    check_dtype,
+    converter,
+    dtype_of,
+    numpy_dtype,
+)
 
 _UNARY = {
     "Abs": relax.op.abs, "Acos": relax.op.acos, "Acosh": relax.op.acosh, "Asin": relax.op.asin,
-    "Asinh": relax.op.asinh, "Atan": relax.op.atan, "Atanh": relax.op.atanh, "Ceil": relax.op.ceil,
-    "Cos": relax.op.cos, "Cosh": relax.op.cosh, "Erf": relax.op.erf, "Exp": relax.op.exp,
-    "Floor": relax.op.floor, "Log": relax.op.log, "Neg": relax.op.negative,
-    "Not": relax.op.logical_not, "Relu": relax.op.nn.relu, "Round": relax.op.round,
-    "Sigmoid": relax.op.sigmoid, "Sign": relax.op.sign, "Sin": relax.op.sin, "Sinh": relax.op.sinh,
-    "Sqrt": relax.op.sqrt, "Tan": relax.op.tan, "Tanh": relax.op.tanh, "IsNaN": relax.op.isnan,
-    "Softplus": relax.op.nn.softplus, "BitwiseNot": relax.op.bitwise_not,
+    "Asinh": relax.op.asinh, "Atan": relax.op.atan, "Atanh": relax.op.atanh,
+    "BitwiseNot": relax.op.bitwise_not, "Ceil": relax.op.ceil, "Cos": relax.op.cos,
+    "Cosh": relax.op.cosh, "Erf": relax.op.erf, "Exp": relax.op.exp, "Floor": relax.op.floor,
+    "IsNaN": relax.op.isnan, "Log": relax.op.log, "Neg": relax.op.negative,
+    "Not": relax.op.logical_not, "Round": relax.op.round, "Sign": relax.op.sign,
+    "Sin": relax.op.sin, "Sinh": relax.op.sinh, "Sqrt": relax.op.sqrt, "Tan": relax.op.tan,
 }  # fmt: skip
 
 _BINARY = {
-    "Add": relax.op.add, "Sub": relax.op.subtract, "Mul": relax.op.multiply, "Pow": relax.op.power,
-    "And": relax.op.logical_and, "Or": relax.op.logical_or, "Xor": relax.op.logical_xor,
-    "Equal": relax.op.equal, "Greater": relax.op.greater, "Less": relax.op.less,
-    "GreaterOrEqual": relax.op.greater_equal, "LessOrEqual": relax.op.less_equal,
-    "BitwiseAnd": relax.op.bitwise_and, "BitwiseOr": relax.op.bitwise_or,
-    "BitwiseXor": relax.op.bitwise_xor,
+    "Add": relax.op.add, "And": relax.op.logical_and, "BitwiseAnd": relax.op.bitwise_and,
+    "BitwiseOr": relax.op.bitwise_or, "BitwiseXor": relax.op.bitwise_xor, "Div": relax.op.divide,
+    "Greater": relax.op.greater,
+    "GreaterOrEqual": relax.op.greater_equal, "Less": relax.op.less,
+    "LessOrEqual": relax.op.less_equal, "Mul": relax.op.multiply, "Or": relax.op.logical_or,
+    "Sub": relax.op.subtract, "Xor": relax.op.logical_xor,
 }  # fmt: skip
-
-
-def scalar(value: float, dtype: str) -> relax.Expr:
-    """A constant of rank 0."""
-    return relax.const(value, dtype)
 
 
 for _name, _function in _UNARY.items():
@@ -40,65 +42,118 @@ for _name, _function in _BINARY.items():
     CONVERTERS[_name] = lambda node, function=_function: function(node[0], node[1])
 
 
-@converter("Identity", "Dropout")
+@converter("Identity")
 def _identity(node: Node) -> Value:
     return node.inputs[0]
 
 
-@converter("Div")
-def _div(node: Node) -> relax.Expr:
-    return relax.op.divide(node[0], node[1])
+@converter("Dropout")
+def _dropout(node: Node) -> tuple[Value, ...]:
+    if node.has(2) and np.any(node.const(2, "training_mode")):
+        raise node.refuse("inference mode", "training_mode=True")
+    if len(node.outputs) == 1:
+        return (node.inputs[0],)
+    shape = relax.ShapeExpr(node.shape())
+    return node.inputs[0], relax.op.full(shape, node.scalar(value=True, dtype="bool"), "bool")
 
 
 @converter("Reciprocal")
 def _reciprocal(node: Node) -> relax.Expr:
-    return relax.op.divide(scalar(1, node.dtype()), node[0])
+    return relax.op.divide(node.scalar(1), node[0])
 
 
-@converter("Clip")
-def _clip(node: Node) -> relax.Expr:
-    low, high = node.attr("min"), node.attr("max")
-    if node.opset >= 11:
-        low, high = node.const(1, "min"), node.const(2, "max")
-    dtype = np.dtype(node.dtype())
-    limits = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
-    low = limits.min if low is None else np.asarray(low).item()
-    high = limits.max if high is None else np.asarray(high).item()
-    return relax.op.clip(node[0], relax.prim_value(low), relax.prim_value(high))
+@converter("Pow")
+def _pow(node: Node) -> relax.Expr:
+    base, exponent = node.dtype(0), node.dtype(1)
+    if base == exponent and "float" in base:
+        return relax.op.power(node[0], node[1])
+    if "float" in base:
+        return relax.op.power(node[0], relax.op.astype(node[1], base))
+    wide = [node.emit(relax.op.astype(node[i], "float64")) for i in (0, 1)]
+    return relax.op.astype(relax.op.power(*wide), base)
 
 
-@converter("LeakyRelu")
-def _leaky_relu(node: Node) -> relax.Expr:
-    return relax.op.nn.leakyrelu(node[0], node.attr("alpha", 0.01))
+@converter("Mod")
+def _mod(node: Node) -> relax.Expr:
+    remainder = node.emit(relax.op.mod(node[0], node[1]))
+    if node.attr("fmod", 0):
+        return remainder
+    if node.dtype().startswith("uint"):
+        return remainder
+    zero = node.scalar(0)
+    signs_differ = relax.op.logical_xor(
+        relax.op.less(remainder, zero), relax.op.less(node[1], zero)
+    )
+    wrong_side = relax.op.logical_and(relax.op.not_equal(remainder, zero), signs_differ)
+    return relax.op.where(wrong_side, relax.op.add(remainder, node[1]), remainder)
 
 
-@converter("HardSigmoid")
-def _hard_sigmoid(node: Node) -> relax.Expr:
-    return hard_sigmoid(node[0], node.attr("alpha", 0.2), node.attr("beta", 0.5), node.dtype())
+@converter("BitShift")
+def _bit_shift(node: Node) -> relax.Expr:
+    """C leaves shifts by the width and more undefined; ONNX says that all bits leave."""
+    dtype, left = node.dtype(), node.attr("direction") == "LEFT"
+    signed = dtype.startswith("int")
+    most = node.scalar(int(dtype[3 if signed else 4 :]) - 1)
+    outside = relax.op.greater(node[1], most)
+    if signed:
+        outside = relax.op.logical_or(outside, relax.op.less(node[1], node.scalar(0)))
+    outside = node.emit(outside)
+    amount = relax.op.where(outside, most, node[1])
+    shifted = (relax.op.left_shift if left else relax.op.right_shift)(node[0], amount)
+    if signed and not left:
+        return shifted  # by the largest amount: only copies of the sign are left
+    return relax.op.where(outside, node.scalar(0), shifted)
 
 
-def hard_sigmoid(x: relax.Expr, alpha: float, beta: float, dtype: str) -> relax.Expr:
-    """``clip(alpha * x + beta, 0, 1)``."""
-    line = relax.op.add(relax.op.multiply(x, scalar(alpha, dtype)), scalar(beta, dtype))
-    return relax.op.clip(line, relax.prim_value(0.0), relax.prim_value(1.0))
+@converter("BitCast")
+def _bit_cast(node: Node) -> relax.Expr:
+    dtype = check_dtype(dtype_of(node.attr("to")), f"the result of {node.op} {node.name!r}")
+    if np.dtype(numpy_dtype(dtype)).itemsize != np.dtype(numpy_dtype(node.dtype())).itemsize:
+        raise node.refuse("a type of the same size", f"{node.dtype()} to {dtype}")
+    if "bool" in (dtype, node.dtype()):
+        raise node.refuse("numbers", "booleans")
+    return node.bb.emit_te(
+        lambda x: te.compute(x.shape, lambda *i: tirx.reinterpret(dtype, x(*i))),
+        node[0],
+        primfunc_name_hint="bit_cast",
+    )
 
 
-@converter("HardSwish")
-def _hard_swish(node: Node) -> relax.Expr:
-    return relax.op.multiply(node[0], hard_sigmoid(node[0], 1 / 6, 0.5, node.dtype()))
+@converter("IsInf")
+def _is_inf(node: Node) -> relax.Expr:
+    found = []
+    if node.attr("detect_positive", 1):
+        found.append(relax.op.equal(node[0], node.scalar(np.inf)))
+    if node.attr("detect_negative", 1):
+        found.append(relax.op.equal(node[0], node.scalar(-np.inf)))
+    if not found:
+        return relax.op.full(
+            relax.ShapeExpr(node.shape()), node.scalar(value=False, dtype="bool"), "bool"
+        )
+    return found[0] if len(found) == 1 else relax.op.logical_or(*found)
 
 
-@converter("Swish")
-def _swish(node: Node) -> relax.Expr:
-    alpha = node.attr("alpha", 1.0)
-    if alpha == 1.0:
-        return relax.op.nn.silu(node[0])
-    return relax.op.multiply(node[0], relax.op.sigmoid(relax.op.multiply(node[0], scalar(alpha, node.dtype()))))
-
-
-@converter("Cast")
+@converter("Cast", "CastLike")
 def _cast(node: Node) -> relax.Expr:
-    return relax.op.astype(node[0], str(onnx.helper.tensor_dtype_to_np_dtype(node.attr("to"))))
+    dtype = node.dtype(1) if node.op == "CastLike" else dtype_of(node.attr("to"))
+    return cast(node, node[0], check_dtype(dtype, f"the result of {node.op} {node.name!r}"))
+
+
+def cast(node: Node, x: relax.Expr, dtype: str) -> relax.Expr:
+    """``x`` as ``dtype``; anything but zero is true."""
+    source = str(x.ty.dtype)
+    if source == dtype:
+        return x
+    if dtype == "bool":
+        return relax.op.not_equal(x, node.scalar(0, source))
+    return relax.op.astype(x, dtype)
+
+
+@converter("Equal")
+def _equal(node: Node) -> relax.Expr:
+    if node.dtype() == "bool":  # TVM compares booleans as if they were floats
+        return relax.op.logical_not(relax.op.logical_xor(node[0], node[1]))
+    return relax.op.equal(node[0], node[1])
 
 
 @converter("Where")
@@ -113,5 +168,10 @@ def _variadic(node: Node) -> relax.Expr:
     for index in range(1, len(node.inputs)):
         total = node.emit(function(total, node[index]))
     if node.op == "Mean":
-        total = relax.op.multiply(total, scalar(1 / len(node.inputs), node.dtype()))
+        total = relax.op.multiply(total, node.scalar(1 / len(node.inputs)))
     return total
+
+
+def constant(value: float | np.ndarray, dtype: str) -> relax.Expr:
+    """``value`` as a constant of ``dtype``."""
+    return as_expr(np.asarray(value).astype(dtype))

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from tvm import relax
 
-from tvm_stretch.frontend.onnx_importer import Node, Value, as_expr, converter
+from tvm_stretch.frontend.onnx_node import Node, Value, as_expr, converter
+
+_CONV = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
+_TRANSPOSED = {
+    1: relax.op.nn.conv1d_transpose,
+    2: relax.op.nn.conv2d_transpose,
+    3: relax.op.nn.conv3d_transpose,
+}
 
 
-def spatial_padding(node: Node, size: list[int], window: list[int], stride: list[int], dilation: list[int]) -> list[int]:
+def spatial_padding(
+    node: Node, size: list[int], window: list[int], stride: list[int], dilation: list[int]
+) -> list[int]:
     """Explicit padding (all begins, then all ends) of a sliding-window node."""
     mode = node.attr("auto_pad", "NOTSET")
     rank = len(window)
@@ -16,13 +27,18 @@ def spatial_padding(node: Node, size: list[int], window: list[int], stride: list
         return [int(p) for p in node.attr("pads", [0] * 2 * rank)]
     if mode == "VALID":
         return [0] * 2 * rank
-    begins, ends = [], []
-    for extent, k, s, d in zip(size, window, stride, dilation, strict=True):
-        total = max((-(-extent // s) - 1) * s + (k - 1) * d + 1 - extent, 0)
-        small, large = total // 2, total - total // 2
-        begins.append(large if mode == "SAME_LOWER" else small)
-        ends.append(small if mode == "SAME_LOWER" else large)
-    return begins + ends
+    totals = [
+        max((-(-extent // s) - 1) * s + (k - 1) * d + 1 - extent, 0)
+        for extent, k, s, d in zip(size, window, stride, dilation, strict=True)
+    ]
+    return split_padding(totals, lower=mode == "SAME_LOWER")
+
+
+def split_padding(totals: list[int], *, lower: bool) -> list[int]:
+    """Halve each total; the odd one goes to the begin if ``lower``, to the end otherwise."""
+    small = [total // 2 for total in totals]
+    large = [total - total // 2 for total in totals]
+    return large + small if lower else small + large
 
 
 def channel_bias(value: Value, rank: int) -> relax.Expr:
@@ -30,29 +46,96 @@ def channel_bias(value: Value, rank: int) -> relax.Expr:
     shape = (1, -1) + (1,) * rank
     if isinstance(value, np.ndarray):
         return as_expr(value.reshape(shape))
-    return relax.op.reshape(value, shape)
+    return relax.op.reshape(value, (1, int(value.ty.shape.values[0])) + (1,) * rank)
+
+
+def window_attributes(node: Node, rank: int) -> tuple[list[int], list[int]]:
+    """Strides and dilations."""
+    return list(node.attr("strides", [1] * rank)), list(node.attr("dilations", [1] * rank))
 
 
 @converter("Conv")
 def _conv(node: Node) -> relax.Expr:
-    weight = node.shape(1)
-    rank = len(weight) - 2
-    functions = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
-    if rank not in functions or len(node.shape()) != rank + 2:
-        raise node.refuse("1 to 3 spatial dimensions", str(rank))
-    stride = list(node.attr("strides", [1] * rank))
-    dilation = list(node.attr("dilations", [1] * rank))
-    result = functions[rank](
-        node[0],
-        node[1],
+    result = convolve(node, node[0], node[1], node.shape(1))
+    if node.has(2):
+        result = relax.op.add(node.emit(result), channel_bias(node.inputs[2], node.rank() - 2))
+    return result
+
+
+def convolve(
+    node: Node, x: relax.Expr, weight: relax.Expr, weight_shape: Sequence[int]
+) -> relax.Expr:
+    """The convolution of ``x`` that the attributes of ``node`` describe."""
+    rank = len(weight_shape) - 2
+    if rank not in _CONV or node.rank() != rank + 2:
+        raise node.refuse("1 to 3 spatial dimensions", f"input of rank {node.rank()}")
+    stride, dilation = window_attributes(node, rank)
+    return _CONV[rank](
+        x,
+        weight,
         strides=stride,
-        padding=spatial_padding(node, node.shape()[2:], weight[2:], stride, dilation),
+        padding=spatial_padding(node, node.shape()[2:], list(weight_shape[2:]), stride, dilation),
         dilation=dilation,
         groups=node.attr("group", 1),
     )
+
+
+@converter("ConvTranspose")
+def _conv_transpose(node: Node) -> relax.Expr:
+    rank = node.rank(1) - 2
+    if rank not in _TRANSPOSED or node.rank() != rank + 2:
+        raise node.refuse("1 to 3 spatial dimensions", f"input of rank {node.rank()}")
+    stride, dilation = window_attributes(node, rank)
+    pads, extra = _transposed_padding(node, rank, stride, dilation)
+    result = _TRANSPOSED[rank](
+        node[0],
+        node[1],
+        strides=stride,
+        padding=[max(p, 0) for p in pads],
+        output_padding=[0] * rank,
+        dilation=dilation,
+        groups=node.attr("group", 1),
+    )
+    if any(extra) or any(p < 0 for p in pads):
+        # Output padding beyond what TVM takes: rows that no input reaches are zero.
+        widths = [0] * 4
+        for axis in range(rank):
+            widths += [max(-pads[axis], 0), max(-pads[rank + axis], 0) + extra[axis]]
+        result = relax.op.nn.pad(node.emit(result), widths)
     if node.has(2):
         result = relax.op.add(node.emit(result), channel_bias(node.inputs[2], rank))
     return result
+
+
+def _transposed_padding(
+    node: Node, rank: int, stride: list[int], dilation: list[int]
+) -> tuple[list[int], list[int]]:
+    """Padding of a transposed convolution, and the rows to add at the end of each axis.
+
+    Output padding first takes back padding at the end; what is left adds rows of zeros.
+    """
+    extra = list(node.attr("output_padding", [0] * rank))
+    reach = [(k - 1) * d + 1 for k, d in zip(node.shape(1)[2:], dilation, strict=True)]
+    size = node.shape()[2:]
+    wanted = node.attr("output_shape")
+    mode = node.attr("auto_pad", "NOTSET")
+    if wanted is None and mode in ("SAME_UPPER", "SAME_LOWER"):
+        wanted = [n * s for n, s in zip(size, stride, strict=True)]
+    if wanted is not None:
+        wanted = list(wanted)[-rank:]
+        totals = [
+            s * (n - 1) + e + r - w
+            for s, n, e, r, w in zip(stride, size, extra, reach, wanted, strict=True)
+        ]
+        extra = [e + max(-t, 0) for e, t in zip(extra, totals, strict=True)]
+        pads = split_padding([max(t, 0) for t in totals], lower=mode != "SAME_UPPER")
+    else:
+        pads = spatial_padding(node, size, reach, stride, dilation)
+    for axis in range(rank):
+        taken = min(extra[axis], pads[rank + axis])
+        pads[rank + axis] -= taken
+        extra[axis] -= taken
+    return pads, extra
 
 
 @converter("MatMul")
@@ -62,7 +145,6 @@ def _matmul(node: Node) -> relax.Expr:
 
 @converter("Gemm")
 def _gemm(node: Node) -> relax.Expr:
-    dtype = node.dtype()
     a = relax.op.permute_dims(node[0]) if node.attr("transA", 0) else node[0]
     b = node.inputs[1]
     if node.attr("transB", 0):
@@ -70,10 +152,14 @@ def _gemm(node: Node) -> relax.Expr:
     result = node.emit(relax.op.matmul(a, as_expr(b)))
     alpha, beta = node.attr("alpha", 1.0), node.attr("beta", 1.0)
     if alpha != 1.0:
-        result = node.emit(relax.op.multiply(result, relax.const(alpha, dtype)))
+        result = node.emit(relax.op.multiply(result, node.scalar(alpha)))
     if node.has(2) and beta != 0.0:
-        bias = node[2]
-        if beta != 1.0:
-            bias = relax.op.multiply(bias, relax.const(beta, dtype))
+        bias = node[2] if beta == 1.0 else relax.op.multiply(node[2], node.scalar(beta))
         result = relax.op.add(result, bias)
     return result
+
+
+@converter("Einsum")
+def _einsum(node: Node) -> relax.Expr:
+    operands = tuple(node[i] for i in range(len(node.inputs)))
+    return relax.op.einsum(operands, node.attr("equation").replace(" ", ""))

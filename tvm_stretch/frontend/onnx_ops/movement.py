@@ -1,11 +1,11 @@
-"""Operators that move data: reshape, transpose, slice, concat, pad, gather, resize."""
+"""Operators that only move data: reshape, transpose, slice, concat, pad."""
 
 from __future__ import annotations
 
 import numpy as np
 from tvm import relax
 
-from tvm_stretch.frontend.onnx_importer import Node, converter
+from tvm_stretch.frontend.onnx_node import Node, Value, as_expr, converter
 
 
 @converter("Shape")
@@ -16,7 +16,12 @@ def _shape(node: Node) -> np.ndarray:
 
 @converter("Size")
 def _size(node: Node) -> np.ndarray:
-    return np.asarray(np.prod(node.shape()), "int64")
+    return np.asarray(np.prod(node.shape(), dtype="int64"), "int64")
+
+
+def reshape(x: relax.Expr, shape: list[int]) -> relax.Expr:
+    """``x`` with another shape."""
+    return relax.op.reshape(x, relax.ShapeExpr(shape))
 
 
 @converter("Reshape")
@@ -24,53 +29,60 @@ def _reshape(node: Node) -> relax.Expr:
     old = node.shape()
     new = node.ints(1, "shape")
     if not node.attr("allowzero", 0):
-        new = [old[i] if size == 0 else size for i, size in enumerate(new)]
+        new = [old[i] if size == 0 and i < len(old) else size for i, size in enumerate(new)]
+    count = int(np.prod(old))
     if -1 in new:
         rest = int(np.prod([size for size in new if size != -1]))
-        new[new.index(-1)] = int(np.prod(old)) // rest if rest else 0
-    return relax.op.reshape(node[0], new)
+        new[new.index(-1)] = count // rest if rest else 0
+    if int(np.prod(new)) != count:
+        raise node.refuse(f"a shape of {count} elements", str(new))
+    return reshape(node[0], new)
 
 
 @converter("Flatten")
 def _flatten(node: Node) -> relax.Expr:
-    shape = node.shape()
-    axis = node.attr("axis", 1)
-    axis = axis + len(shape) if axis < 0 else axis
-    return relax.op.reshape(node[0], (int(np.prod(shape[:axis])), int(np.prod(shape[axis:]))))
+    shape, axis = node.shape(), node.axis(1)
+    return reshape(node[0], [int(np.prod(shape[:axis])), int(np.prod(shape[axis:]))])
 
 
 @converter("Squeeze")
 def _squeeze(node: Node) -> relax.Expr:
-    shape = node.shape()
-    axes = node.ints(1, "axes")
-    dropped = {a % len(shape) for a in axes} if axes else {i for i, size in enumerate(shape) if size == 1}
-    return relax.op.reshape(node[0], [size for i, size in enumerate(shape) if i not in dropped])
+    shape, axes = node.shape(), node.ints(1, "axes")
+    if axes is None:
+        return reshape(node[0], [size for size in shape if size != 1])
+    dropped = {axis % len(shape) for axis in axes}
+    if any(shape[axis] != 1 for axis in dropped):
+        raise node.refuse("axes of size 1", f"axes {axes} of shape {shape}")
+    return reshape(node[0], [size for i, size in enumerate(shape) if i not in dropped])
 
 
 @converter("Unsqueeze")
 def _unsqueeze(node: Node) -> relax.Expr:
-    shape = node.shape()
-    axes = node.ints(1, "axes")
+    shape, axes = node.shape(), node.ints(1, "axes")
     rank = len(shape) + len(axes)
-    new = {a % rank for a in axes}
+    new = {axis % rank for axis in axes}
     sizes = iter(shape)
-    return relax.op.reshape(node[0], [1 if i in new else next(sizes) for i in range(rank)])
+    return reshape(node[0], [1 if i in new else next(sizes) for i in range(rank)])
 
 
 @converter("Transpose")
 def _transpose(node: Node) -> relax.Expr:
-    return relax.op.permute_dims(node[0], node.attr("perm") or list(range(len(node.shape())))[::-1])
+    order = [int(axis) for axis in node.attr("perm", range(node.rank())[::-1])]
+    return relax.op.permute_dims(node[0], order)
 
 
 @converter("Concat")
-def _concat(node: Node) -> relax.Expr:
-    parts = [node[i] for i in range(len(node.inputs))]
-    return parts[0] if len(parts) == 1 else relax.op.concat(parts, axis=node.attr("axis", 1))
+def _concat(node: Node) -> Value:
+    axis = node.axis(1)
+    parts = [node[i] for i in range(len(node.inputs)) if node.shape(i)[axis] > 0]
+    if not parts:
+        return node.inputs[0]
+    return parts[0] if len(parts) == 1 else relax.op.concat(parts, axis=axis)
 
 
 @converter("Split")
-def _split(node: Node) -> tuple[relax.Expr, ...]:
-    axis = node.attr("axis", 0)
+def _split(node: Node) -> tuple[Value, ...]:
+    axis = node.axis(0)
     extent = node.shape()[axis]
     sizes = node.ints(1, "split")
     if sizes is None:
@@ -78,38 +90,149 @@ def _split(node: Node) -> tuple[relax.Expr, ...]:
         each = -(-extent // count)
         sizes = [each] * (count - 1) + [extent - each * (count - 1)]
     if len(sizes) == 1:
-        return (node[0],)
-    parts = node.emit(relax.op.split(node[0], [int(v) for v in np.cumsum(sizes)[:-1]], axis=axis))
+        return (node.inputs[0],)
+    if 0 in sizes:
+        raise node.refuse("parts with elements", f"sizes {sizes}")
+    cuts = [int(cut) for cut in np.cumsum(sizes)[:-1]]
+    parts = node.emit(relax.op.split(node[0], cuts, axis=axis))
     return tuple(relax.TupleGetItem(parts, i) for i in range(len(sizes)))
 
 
 @converter("Slice")
 def _slice(node: Node) -> relax.Expr:
-    shape = node.shape()
+    rank = node.rank()
     starts, ends = node.ints(1, "starts"), node.ints(2, "ends")
     axes = node.ints(3, "axes") or list(range(len(starts)))
     steps = node.ints(4, "steps") or [1] * len(starts)
-    axes = [a % len(shape) for a in axes]
-    begin, end = [], []
+    axes = [axis % rank for axis in axes]
+    x, flipped, begin, end, stride = node[0], [], [], [], []
     for axis, start, stop, step in zip(axes, starts, ends, steps, strict=True):
-        first, last, _ = slice(start, stop, step).indices(shape[axis])
-        begin.append(first)
-        end.append(last)
-    return relax.op.strided_slice(node[0], axes, begin, end, steps)
+        picked = range(node.shape()[axis])[start:stop:step]
+        if not picked:
+            raise node.refuse("a slice with elements", f"{start}:{stop}:{step} of {node.shape()}")
+        if step < 0:
+            flipped.append(axis)
+        begin.append(min(picked[0], picked[-1]))
+        end.append(max(picked[0], picked[-1]) + 1)
+        stride.append(abs(step))
+        # From the back, a stride must still meet the first element that was asked for.
+    x = relax.op.strided_slice(x, axes, begin, end, stride)
+    for axis in flipped:
+        x = relax.op.flip(node.emit(x), axis)
+    return x
 
 
 @converter("Pad")
 def _pad(node: Node) -> relax.Expr:
-    rank = len(node.shape())
+    rank = node.rank()
     pads = node.ints(1, "pads")
     value = node.const(2, "constant_value") if node.opset >= 11 else node.attr("value", 0.0)
     axes = node.ints(3, "axes") or list(range(rank))
-    width = [0] * 2 * rank
+    width = [[0, 0] for _ in range(rank)]
     for i, axis in enumerate(axes):
-        width[2 * (axis % rank)] = pads[i]
-        width[2 * (axis % rank) + 1] = pads[len(axes) + i]
+        width[axis % rank] = [pads[i], pads[len(axes) + i]]
+    x = node[0]
+    if any(w < 0 for pair in width for w in pair):
+        x = node.emit(_crop(node, width))
+        width = [[max(w, 0) for w in pair] for pair in width]
     mode = node.attr("mode", "constant")
-    if mode not in ("constant", "reflect", "edge"):
-        raise node.refuse("mode constant, reflect or edge", mode)
-    fill = 0.0 if value is None else np.asarray(value).item()
-    return relax.op.nn.pad(node[0], width, {"edge": "replicate"}.get(mode, mode), fill)
+    if mode != "constant":
+        return _pad_by_index(node, x, width, mode)
+    fill = 0 if value is None else np.asarray(value).item()
+    return relax.op.nn.pad(x, [w for pair in width for w in pair], "constant", fill)
+
+
+def _crop(node: Node, width: list[list[int]]) -> relax.Expr:
+    """Negative padding removes elements."""
+    shape = node.shape()
+    begin = [max(-before, 0) for before, _ in width]
+    end = [size - max(-after, 0) for size, (_, after) in zip(shape, width, strict=True)]
+    return relax.op.strided_slice(node[0], list(range(len(shape))), begin, end)
+
+
+def _pad_by_index(node: Node, x: relax.Expr, width: list[list[int]], mode: str) -> relax.Expr:
+    """Modes that repeat elements of the input: gather them along each padded axis."""
+    numpy_mode = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}.get(mode)
+    if numpy_mode is None:
+        raise node.refuse("mode constant, reflect, edge or wrap", mode)
+    for axis, pair in enumerate(width):
+        if any(pair):
+            index = np.pad(np.arange(int(x.ty.shape.values[axis])), pair, numpy_mode)
+            x = node.emit(relax.op.take(x, as_expr(index.astype("int32")), axis, mode="clip"))
+    return x
+
+
+@converter("Expand")
+def _expand(node: Node) -> relax.Expr:
+    shape = np.broadcast_shapes(tuple(node.shape()), tuple(node.ints(1, "shape")))
+    return relax.op.broadcast_to(node[0], relax.ShapeExpr([int(size) for size in shape]))
+
+
+@converter("Tile")
+def _tile(node: Node) -> relax.Expr:
+    return relax.op.tile(node[0], node.ints(1, "repeats"))
+
+
+@converter("ConstantOfShape")
+def _constant_of_shape(node: Node) -> Value:
+    fill = node.attr("value")
+    fill = np.float32(0) if fill is None else np.asarray(_tensor(fill)).reshape(-1)[0]
+    shape = node.ints(0, "shape")
+    return relax.op.full(relax.ShapeExpr(shape), as_expr(np.asarray(fill)), str(fill.dtype))
+
+
+def _tensor(proto):  # noqa: ANN001, ANN202
+    import onnx.numpy_helper  # noqa: PLC0415
+
+    return onnx.numpy_helper.to_array(proto)
+
+
+@converter("EyeLike")
+def _eye_like(node: Node) -> np.ndarray:
+    from tvm_stretch.frontend.onnx_node import dtype_of  # noqa: PLC0415
+
+    dtype = dtype_of(node.attr("dtype")) if node.attr("dtype") else node.dtype()
+    rows, columns = node.shape()
+    return np.eye(rows, columns, node.attr("k", 0)).astype(dtype)
+
+
+@converter("Trilu")
+def _trilu(node: Node) -> relax.Expr:
+    k = int(node.const(1, "k").item()) if node.has(1) else 0
+    rows, columns = node.shape()[-2:]
+    upper = bool(node.attr("upper", 1))
+    ones = np.ones((rows, columns), "bool")
+    mask = np.triu(ones, k) if upper else np.tril(ones, k)
+    zero = node.scalar(0) if node.dtype() != "bool" else node.scalar(value=False)
+    return relax.op.where(as_expr(mask), node[0], zero)
+
+
+@converter("DepthToSpace")
+def _depth_to_space(node: Node) -> relax.Expr:
+    b = node.attr("blocksize")
+    n, c, h, w = node.shape()
+    if node.attr("mode", "DCR") == "DCR":
+        split, order = [n, b, b, c // b**2, h, w], [0, 3, 4, 1, 5, 2]
+    else:
+        split, order = [n, c // b**2, b, b, h, w], [0, 1, 4, 2, 5, 3]
+    moved = node.emit(relax.op.permute_dims(reshape(node[0], split), order))
+    return reshape(moved, [n, c // b**2, h * b, w * b])
+
+
+@converter("SpaceToDepth")
+def _space_to_depth(node: Node) -> relax.Expr:
+    b = node.attr("blocksize")
+    n, c, h, w = node.shape()
+    order = [0, 3, 5, 1, 2, 4] if node.attr("mode", "DCR") == "DCR" else [0, 1, 3, 5, 2, 4]
+    split = reshape(node[0], [n, c, h // b, b, w // b, b])
+    return reshape(node.emit(relax.op.permute_dims(split, order)), [n, c * b**2, h // b, w // b])
+
+
+@converter("ReverseSequence")
+def _reverse_sequence(node: Node) -> relax.Expr:
+    return relax.op.reverse_sequence(
+        node[0],
+        node[1],
+        seq_axis=node.attr("time_axis", 0),
+        batch_axis=node.attr("batch_axis", 1),
+    )

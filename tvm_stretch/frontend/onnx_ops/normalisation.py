@@ -1,48 +1,99 @@
-"""Normalisation layers and softmax."""
+"""Normalisation layers."""
 
 from __future__ import annotations
 
-import numpy as np
 from tvm import relax
 
-from tvm_stretch.frontend.onnx_importer import Node, as_expr, converter
+from tvm_stretch.frontend.onnx_node import Node, converter
+from tvm_stretch.frontend.onnx_ops.elementwise import cast
+from tvm_stretch.frontend.onnx_ops.layers import channel_bias
 
 
 @converter("BatchNormalization")
 def _batch_norm(node: Node) -> relax.Expr:
-    if node.attr("training_mode", 0):
-        raise node.refuse("inference mode", "training_mode=1")
-    epsilon = node.attr("epsilon", 1e-5)
+    if node.attr("training_mode", 0) or len([name for name in node.outputs if name]) > 1:
+        raise node.refuse("inference mode", "training mode")
     parameters = [node[index] for index in range(1, 5)]
-    normed = relax.op.nn.batch_norm(node[0], *parameters, axis=1, epsilon=epsilon, training=False)
+    normed = relax.op.nn.batch_norm(
+        node[0], *parameters, axis=1, epsilon=node.attr("epsilon", 1e-5), training=False
+    )
     return relax.TupleGetItem(node.emit(normed), 0)
 
 
-@converter("Softmax", "LogSoftmax")
-def _softmax(node: Node) -> relax.Expr:
-    function = relax.op.nn.softmax if node.op == "Softmax" else relax.op.nn.log_softmax
-    shape = node.shape()
-    if node.opset >= 13:
-        return function(node[0], axis=node.attr("axis", -1))
-    axis = node.attr("axis", 1) % len(shape)
-    flat = (int(np.prod(shape[:axis])), int(np.prod(shape[axis:])))
-    return relax.op.reshape(function(relax.op.reshape(node[0], flat), axis=1), shape)
+def standardise(
+    node: Node, x: relax.Expr, axes: list[int], epsilon: float
+) -> tuple[relax.Expr, relax.Expr, relax.Expr]:
+    """``(x - mean) / sqrt(var + epsilon)`` over ``axes``, with the mean and the factor."""
+    dtype = str(x.ty.dtype)
+    mean = node.emit(relax.op.mean(x, axes, keepdims=True))
+    centred = node.emit(relax.op.subtract(x, mean))
+    var = relax.op.mean(relax.op.multiply(centred, centred), axes, keepdims=True)
+    spread = relax.op.sqrt(relax.op.add(var, node.scalar(epsilon, dtype)))
+    factor = node.emit(relax.op.divide(node.scalar(1, dtype), spread))
+    return node.emit(relax.op.multiply(centred, factor)), mean, factor
+
+
+@converter("InstanceNormalization")
+def _instance_norm(node: Node) -> relax.Expr:
+    rank = node.rank() - 2
+    normed, _, _ = standardise(
+        node, node[0], list(range(2, node.rank())), node.attr("epsilon", 1e-5)
+    )
+    scaled = relax.op.multiply(normed, channel_bias(node.inputs[1], rank))
+    return relax.op.add(scaled, channel_bias(node.inputs[2], rank))
+
+
+@converter("MeanVarianceNormalization")
+def _mean_variance_norm(node: Node) -> relax.Expr:
+    axes = [axis % node.rank() for axis in node.attr("axes", [0, 2, 3])]
+    x = node[0]
+    mean = node.emit(relax.op.mean(x, axes, keepdims=True))
+    centred = node.emit(relax.op.subtract(x, mean))
+    var = relax.op.mean(relax.op.multiply(centred, centred), axes, keepdims=True)
+    spread = relax.op.add(relax.op.sqrt(var), node.scalar(1e-9))
+    return relax.op.divide(centred, spread)
+
+
+@converter("LayerNormalization")
+def _layer_norm(node: Node) -> tuple[relax.Expr, ...]:
+    axes = list(range(node.axis(-1), node.rank()))
+    dtype = node.dtype()
+    wide = "float32" if dtype in ("float16", "bfloat16") else dtype
+    x = node.emit(cast(node, node[0], wide)) if wide != dtype else node[0]
+    normed, mean, factor = standardise(node, x, axes, node.attr("epsilon", 1e-5))
+    result = relax.op.multiply(cast(node, normed, dtype), node[1])
+    if node.has(2):
+        result = relax.op.add(result, node[2])
+    return result, mean, factor
 
 
 @converter("LRN")
 def _lrn(node: Node) -> relax.Expr:
-    size, dtype, rank = node.attr("size"), node.dtype(), len(node.shape())
+    size, rank, channels = node.attr("size"), node.rank(), node.shape()[1]
     alpha, beta, bias = node.attr("alpha", 1e-4), node.attr("beta", 0.75), node.attr("bias", 1.0)
     before = (size - 1) // 2
     square = node.emit(relax.op.multiply(node[0], node[0]))
     pads = [0, 0, before, size - 1 - before] + [0, 0] * (rank - 2)
     padded = node.emit(relax.op.nn.pad(square, pads))
-    channels = node.shape()[1]
     total = None
     for offset in range(size):
         part = node.emit(relax.op.strided_slice(padded, [1], [offset], [offset + channels], [1]))
         total = part if total is None else node.emit(relax.op.add(total, part))
-    scaled = relax.op.add(
-        relax.op.multiply(total, as_expr(np.asarray(alpha / size, dtype))), as_expr(np.asarray(bias, dtype))
-    )
-    return relax.op.divide(node[0], relax.op.power(scaled, as_expr(np.asarray(beta, dtype))))
+    scaled = relax.op.add(relax.op.multiply(total, node.scalar(alpha / size)), node.scalar(bias))
+    return relax.op.divide(node[0], relax.op.power(scaled, node.scalar(beta)))
+
+
+@converter("LpNormalization")
+def _lp_norm(node: Node) -> relax.Expr:
+    axis, p = [node.axis(-1)], node.attr("p", 2)
+    if p not in (1, 2):
+        raise node.refuse("p of 1 or 2", str(p))
+    if p == 1:
+        norm = relax.op.sum(relax.op.abs(node[0]), axis, keepdims=True)
+    else:
+        square = relax.op.multiply(node[0], node[0])
+        norm = relax.op.sqrt(relax.op.sum(square, axis, keepdims=True))
+    norm = node.emit(norm)
+    zero = node.scalar(0)
+    safe = relax.op.where(relax.op.equal(norm, zero), node.scalar(1), norm)
+    return relax.op.divide(node[0], safe)

@@ -1,11 +1,11 @@
-"""Pooling."""
+"""Pooling and sampling of regions."""
 
 from __future__ import annotations
 
 from tvm import relax
 
-from tvm_stretch.frontend.onnx_importer import Node, converter
-from tvm_stretch.frontend.onnx_ops.layers import spatial_padding
+from tvm_stretch.frontend.onnx_node import Node, converter
+from tvm_stretch.frontend.onnx_ops.layers import spatial_padding, window_attributes
 
 _POOLS = {
     "MaxPool": (relax.op.nn.max_pool1d, relax.op.nn.max_pool2d, relax.op.nn.max_pool3d),
@@ -13,26 +13,86 @@ _POOLS = {
 }
 
 
-@converter("MaxPool", "AveragePool")
-def _pool(node: Node) -> relax.Expr:
-    window = list(node.attr("kernel_shape"))
+def _pool(node: Node, kind: str, x: relax.Expr, *, include_pad: bool) -> relax.Expr:
+    window = [int(k) for k in node.attr("kernel_shape")]
     rank = len(window)
-    if rank > 3:
-        raise node.refuse("1 to 3 spatial dimensions", str(rank))
-    stride = list(node.attr("strides", [1] * rank))
-    dilation = list(node.attr("dilations", [1] * rank))
-    return _POOLS[node.op][rank - 1](
-        node[0],
+    if rank > 3 or node.rank() != rank + 2:
+        raise node.refuse("1 to 3 spatial dimensions", f"input of rank {node.rank()}")
+    stride, dilation = window_attributes(node, rank)
+    return _POOLS[kind][rank - 1](
+        x,
         pool_size=window,
         strides=stride,
         padding=spatial_padding(node, node.shape()[2:], window, stride, dilation),
         dilation=dilation,
         ceil_mode=bool(node.attr("ceil_mode", 0)),
-        count_include_pad=bool(node.attr("count_include_pad", 0)),
+        count_include_pad=include_pad,
     )
+
+
+@converter("MaxPool", "AveragePool")
+def _max_or_average_pool(node: Node) -> relax.Expr:
+    return _pool(node, node.op, node[0], include_pad=bool(node.attr("count_include_pad", 0)))
+
+
+@converter("LpPool")
+def _lp_pool(node: Node) -> relax.Expr:
+    p = node.attr("p", 2)
+    powers = node.emit(relax.op.power(relax.op.abs(node[0]), node.scalar(p)))
+    mean = _pool(node, "AveragePool", powers, include_pad=True)
+    count = 1
+    for k in node.attr("kernel_shape"):
+        count *= k
+    return relax.op.power(relax.op.multiply(mean, node.scalar(count)), node.scalar(1 / p))
 
 
 @converter("GlobalAveragePool", "GlobalMaxPool")
 def _global_pool(node: Node) -> relax.Expr:
     function = relax.op.mean if node.op == "GlobalAveragePool" else relax.op.max
-    return function(node[0], axis=list(range(2, len(node.shape()))), keepdims=True)
+    return function(node[0], axis=list(range(2, node.rank())), keepdims=True)
+
+
+@converter("GlobalLpPool")
+def _global_lp_pool(node: Node) -> relax.Expr:
+    p = node.attr("p", 2)
+    powers = relax.op.power(relax.op.abs(node[0]), node.scalar(p))
+    total = relax.op.sum(powers, axis=list(range(2, node.rank())), keepdims=True)
+    return relax.op.power(total, node.scalar(1 / p))
+
+
+@converter("RoiAlign")
+def _roi_align(node: Node) -> relax.Expr:
+    if node.attr("mode", "avg") != "avg":
+        raise node.refuse("mode avg", "mode max, which ONNX and TVM define differently")
+    default = "half_pixel" if node.opset >= 16 else "output_half_pixel"
+    half_pixel = node.attr("coordinate_transformation_mode", default) == "half_pixel"
+    rois = node[1]
+    if half_pixel:
+        rois = relax.op.subtract(rois, node.scalar(0.5, node.dtype(1)))
+    batch = relax.op.astype(relax.op.expand_dims(node[2], axis=1), node.dtype(1))
+    return relax.op.vision.roi_align(
+        node[0],
+        node.emit(relax.op.concat([batch, rois], axis=1)),
+        pooled_size=(node.attr("output_height", 1), node.attr("output_width", 1)),
+        spatial_scale=node.attr("spatial_scale", 1.0),
+        sample_ratio=node.attr("sampling_ratio", 0),
+        aligned=half_pixel,
+    )
+
+
+@converter("GridSample")
+def _grid_sample(node: Node) -> relax.Expr:
+    layouts = {4: ("NCHW", [0, 3, 1, 2]), 5: ("NCDHW", [0, 4, 1, 2, 3])}
+    mode = node.attr("mode", "bilinear")
+    method = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
+    if node.rank() not in layouts or (node.rank() == 5 and method == "bicubic"):
+        raise node.refuse("2 spatial dimensions, or 3 without cubic", f"{mode}, rank {node.rank()}")
+    layout, order = layouts[node.rank()]
+    return relax.op.image.grid_sample(
+        node[0],
+        relax.op.permute_dims(node[1], order),
+        method=method,
+        layout=layout,
+        padding_mode=node.attr("padding_mode", "zeros"),
+        align_corners=bool(node.attr("align_corners", 0)),
+    )

@@ -1,0 +1,312 @@
+"""Write equal things equally, one operator at a time.
+
+    add(const, x)                    ->   add(x, const)
+    divide(x, 6.0), subtract(x, c)   ->   multiply(x, 1/6), add(x, -c)
+    clip(clip(x, 0, inf), -inf, 6)   ->   clip(x, 0, 6)
+    clip(x, 0, inf), maximum(x, 0)   ->   nn.relu(x)
+    multiply(x, sigmoid(x))          ->   nn.silu(x)
+    expand_dims, squeeze, flatten    ->   reshape; a chain of them is one, or none
+    adaptive_avg_pool2d(x, 1)        ->   mean(x, [2, 3], keepdims)
+    conv2d(nn.pad(x, 1), w)          ->   conv2d(x, w, padding=1)
+    add(x: (1, 8, 4, 4), b: (8, 1, 1))   ->   add(x, b: (1, 8, 1, 1))
+
+Data types other than floating point are left alone where rounding or wrapping could differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir import Op
+
+from tvm_stretch.passes.expressions import (
+    constant_value,
+    is_float,
+    rewrite_functions,
+    shape_of,
+)
+
+_SHAPES_ONLY = {"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten"}
+_AVERAGE_POOLS = {f"relax.nn.adaptive_avg_pool{rank}d" for rank in (1, 2, 3)}
+_CONVS = {f"relax.nn.conv{rank}d" for rank in (1, 2, 3)}
+
+
+def name_of(expr: relax.Expr | None) -> str:
+    """Name of the operator that ``expr`` calls, empty for anything else."""
+    is_op_call = isinstance(expr, relax.Call) and isinstance(expr.op, Op)
+    return expr.op.name if is_op_call else ""
+
+
+@relax.expr_functor.mutator
+class _Simplifier(relax.PyExprMutator):
+    """Visits each call after its arguments; a rule returns None where it does not apply."""
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        rules = _RULES.get(name_of(call), ())
+        for rule in rules:
+            simpler = rule(self, call)
+            if simpler is not None:
+                # What a rule returns may itself be simpler still.
+                simpler = self.builder_.normalize(simpler)
+                return self.again(simpler) if isinstance(simpler, relax.Call) else simpler
+        return call
+
+    def again(self, call: relax.Call) -> relax.Expr:
+        for rule in _RULES.get(name_of(call), ()):
+            simpler = rule(self, call)
+            if simpler is not None:
+                return self.builder_.normalize(simpler)
+        return call
+
+    def definition(self, x: relax.Expr) -> relax.Expr | None:
+        """What ``x`` is bound to."""
+        return self.lookup_binding(x) if isinstance(x, relax.Var) else x
+
+    def value(self, x: relax.Expr) -> np.ndarray | None:
+        """The value of ``x`` if it is constant."""
+        return constant_value(x, self.definition)
+
+
+Rule = Callable[[_Simplifier, relax.Call], relax.Expr | None]
+
+
+def _constant(value: np.ndarray) -> relax.Expr:
+    return relax.const(np.ascontiguousarray(value).reshape(value.shape), str(value.dtype))
+
+
+def constant_right(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
+    """``add(const, x) -> add(x, const)``."""
+    if s.value(call.args[0]) is None or s.value(call.args[1]) is not None:
+        return None
+    return relax.Call(call.op, [call.args[1], call.args[0]], call.attrs)
+
+
+def constant_rank(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
+    """Constants get the rank of the result; those of one element get rank 0."""
+    value, rank = s.value(call.args[1]), len(shape_of(call))
+    if value is None or s.value(call.args[0]) is not None or shape_of(call) != shape_of(call.args[0]):
+        return None
+    wanted = () if value.size == 1 else (1,) * (rank - value.ndim) + value.shape
+    if wanted == value.shape:
+        return None
+    return relax.Call(call.op, [call.args[0], _constant(value.reshape(wanted))], call.attrs)
+
+
+def divide_to_multiply(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
+    """``x / c -> x * (1 / c)`` unless the reciprocal leaves the range of normal numbers."""
+    value = s.value(call.args[1])
+    if value is None or not is_float(call) or s.value(call.args[0]) is not None:
+        return None
+    with np.errstate(all="ignore"):
+        inverse = (1 / value.astype("float64")).astype(value.dtype)
+    tiny = np.finfo(value.dtype).tiny if value.dtype.kind == "f" else None
+    if tiny is None or not np.isfinite(inverse).all() or (np.abs(inverse) < tiny).any():
+        return None
+    return relax.op.multiply(call.args[0], _constant(inverse))
+
+
+def subtract_to_add(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
+    """``x - c -> x + (-c)``."""
+    value = s.value(call.args[1])
+    if value is None or not is_float(call) or s.value(call.args[0]) is not None:
+        return None
+    return relax.op.add(call.args[0], _constant(-value))
+
+
+def neutral(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
+    """``x + 0 -> x``, ``x * 1 -> x``."""
+    value = s.value(call.args[1])
+    unit = 0 if name_of(call) == "relax.add" else 1
+    if value is None or shape_of(call) != shape_of(call.args[0]) or not (value == unit).all():
+        return None
+    return call.args[0]
+
+
+def sigmoid_product(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
+    """``x * sigmoid(x) -> silu(x)``."""
+    for x, other in (call.args, reversed(call.args)):
+        gate = s.definition(other)
+        if name_of(gate) == "relax.sigmoid" and isinstance(x, relax.Var) and gate.args[0].same_as(x):
+            return relax.op.nn.silu(x)
+    return None
+
+
+def bounds_of(s: _Simplifier, call: relax.Expr | None) -> tuple[float, float] | None:
+    """Lower and upper bound of a call that only clips floats, None for other calls."""
+    name = name_of(call)
+    if not name or not isinstance(call.ty, relax.TensorType) or not is_float(call):
+        return None
+    if name == "relax.nn.relu":
+        return 0.0, np.inf
+    if name == "relax.nn.relu6":
+        return 0.0, 6.0
+    if name == "relax.clip":
+        return float(call.args[1].value), float(call.args[2].value)
+    if name in ("relax.maximum", "relax.minimum"):
+        value = s.value(call.args[1])
+        if value is None or value.size != 1 or np.isnan(value).any() or s.value(call.args[0]) is not None:
+            return None
+        if shape_of(call) != shape_of(call.args[0]):
+            return None
+        bound = float(value.reshape(()))
+        return (bound, np.inf) if name == "relax.maximum" else (-np.inf, bound)
+    return None
+
+
+def merge_clips(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
+    """A chain of clips is one clip; one that starts at zero and never ends is relu."""
+    bounds = bounds_of(s, call)
+    if bounds is None:
+        return None
+    (low, high), x = bounds, call.args[0]
+    inner = bounds_of(s, s.definition(x))
+    if inner is not None:
+        low, high = min(max(inner[0], low), high), min(max(inner[1], low), high)
+        x = s.definition(x).args[0]
+    if low == 0.0 and high == np.inf:
+        wanted = relax.op.nn.relu(x)
+    elif low == -np.inf and high == np.inf:
+        return x
+    else:
+        wanted = relax.op.clip(x, relax.prim_value(low), relax.prim_value(high))
+    unchanged = inner is None and name_of(call) == name_of(wanted)
+    return None if unchanged else wanted
+
+
+def reshape_chain(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
+    """Reshapes of reshapes are one, constants are reshaped here, and the same shape is none."""
+    shape = shape_of(call)
+    x = call.args[0]
+    value = s.value(x)
+    if value is not None:
+        return _constant(value.reshape(shape))
+    while name_of(s.definition(x)) in _SHAPES_ONLY:
+        x = s.definition(x).args[0]
+    if shape_of(x) == shape:
+        return x
+    if x.same_as(call.args[0]) and name_of(call) == "relax.reshape":
+        return None
+    return relax.op.reshape(x, relax.ShapeExpr(shape))
+
+
+def transpose(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
+    """Transposes of transposes are one; one that only moves axes of size 1 is a reshape."""
+    rank = len(shape_of(call))
+    order = _order(call, rank)
+    x = call.args[0]
+    value = s.value(x)
+    if value is not None:
+        return _constant(value.transpose(order))
+    inner = s.definition(x)
+    if name_of(inner) == "relax.permute_dims":
+        first = _order(inner, rank)
+        return relax.op.permute_dims(inner.args[0], [first[axis] for axis in order])
+    long = [axis for axis in order if shape_of(x)[axis] != 1]
+    if long == sorted(long):
+        return relax.op.reshape(x, relax.ShapeExpr(shape_of(call)))
+    return None
+
+
+def _order(call: relax.Call, rank: int) -> list[int]:
+    axes = call.attrs.axes
+    return list(range(rank))[::-1] if axes is None else [int(axis) % rank for axis in axes]
+
+
+def drop_identity(_s: _Simplifier, call: relax.Call) -> relax.Expr | None:
+    """Casts to the same type, slices of everything, padding by nothing: no operator at all."""
+    x = call.args[0]
+    same = str(call.ty.dtype) == str(x.ty.dtype) and shape_of(call) == shape_of(x)
+    if not same:
+        return None
+    if name_of(call) == "relax.strided_slice":
+        strides = call.args[4].fields if len(call.args) > 4 else []
+        return x if all(int(stride.value) > 0 for stride in strides) else None
+    return x
+
+
+def global_average(_s: _Simplifier, call: relax.Call) -> relax.Expr | None:
+    """An average over the whole map is ``mean(x, [2, 3], keepdims=True)``."""
+    shape, result = shape_of(call.args[0]), shape_of(call)
+    layout = str(call.attrs.layout)
+    if not layout.startswith("NC") or any(size != 1 for size in result[2:]):
+        return None
+    if name_of(call).startswith("relax.nn.avg_pool"):
+        whole = [int(k) for k in call.attrs.pool_size] == shape[2:]
+        if not whole or any(int(p) for p in call.attrs.padding):
+            return None
+    return relax.op.mean(call.args[0], list(range(2, len(shape))), keepdims=True)
+
+
+def mean_axes(_s: _Simplifier, call: relax.Call) -> relax.Expr | None:
+    """Axes from the front and in order; without keepdims a reshape follows."""
+    rank = len(shape_of(call.args[0]))
+    given = None if call.attrs.axis is None else [int(axis) for axis in call.attrs.axis]
+    axes = list(range(rank)) if given is None else sorted(axis % rank for axis in given)
+    spatial = rank >= 3 and axes == list(range(2, rank)) and not call.attrs.keepdims
+    if axes == given and not spatial:
+        return None
+    mean = relax.op.mean(call.args[0], axes, keepdims=spatial or bool(call.attrs.keepdims))
+    return relax.op.reshape(mean, relax.ShapeExpr(shape_of(call))) if spatial else mean
+
+
+def padding_into_conv(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
+    """Zeros around the map become the convolution's own padding."""
+    pad = s.definition(call.args[0])
+    layout = str(call.attrs.data_layout)
+    if name_of(pad) != "relax.nn.pad" or not layout.startswith("NC"):
+        return None
+    width = [int(w) for w in pad.attrs.pad_width]
+    zeros = pad.attrs.pad_mode == "constant" and float(pad.attrs.pad_value) == 0
+    if not zeros or any(width[:4]) or any(w < 0 for w in width):
+        return None
+    rank = len(layout) - 2
+    own = [int(p) for p in call.attrs.padding]
+    begin = [own[i] + width[4 + 2 * i] for i in range(rank)]
+    end = [own[rank + i] + width[5 + 2 * i] for i in range(rank)]
+    attrs = call.attrs
+    function = getattr(relax.op.nn, name_of(call).rsplit(".", 1)[1])
+    return function(
+        pad.args[0],
+        call.args[1],
+        strides=[int(v) for v in attrs.strides],
+        padding=begin + end,
+        dilation=[int(v) for v in attrs.dilation],
+        groups=int(attrs.groups),
+        data_layout=layout,
+        kernel_layout=str(attrs.kernel_layout),
+        out_layout=str(attrs.out_layout),
+        out_dtype=attrs.out_dtype,
+    )
+
+
+_RULES: dict[str, tuple[Rule, ...]] = {
+    "relax.add": (constant_right, neutral, constant_rank),
+    "relax.multiply": (constant_right, neutral, constant_rank, sigmoid_product),
+    "relax.subtract": (subtract_to_add,),
+    "relax.divide": (divide_to_multiply,),
+    "relax.maximum": (constant_right, merge_clips),
+    "relax.minimum": (constant_right, merge_clips),
+    "relax.mean": (mean_axes,),
+    "relax.permute_dims": (transpose,),
+    **dict.fromkeys(("relax.clip", "relax.nn.relu", "relax.nn.relu6"), (merge_clips,)),
+    **dict.fromkeys(_SHAPES_ONLY, (reshape_chain,)),
+    **dict.fromkeys(_AVERAGE_POOLS | {f"relax.nn.avg_pool{r}d" for r in (1, 2, 3)}, (global_average,)),
+    **dict.fromkeys(_CONVS, (padding_into_conv,)),
+    **dict.fromkeys(("relax.astype", "relax.strided_slice", "relax.nn.pad"), (drop_identity,)),
+    "relax.broadcast_to": (drop_identity,),
+}
+
+
+@tvm.transform.module_pass(opt_level=0, name="SimplifyOperators")
+class SimplifyOperators:
+    """See the module docstring."""
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Rewrite every Relax function of ``mod``."""
+        return rewrite_functions(
+            mod, lambda mod, function: _Simplifier(mod).visit_expr(function)
+        )

@@ -1,0 +1,95 @@
+"""Operators that read or write at computed places."""
+
+from __future__ import annotations
+
+import numpy as np
+from tvm import relax
+
+from tvm_stretch.frontend.onnx_node import Node, Value, as_expr, converter
+from tvm_stretch.frontend.onnx_ops.elementwise import cast
+
+
+def from_front(node: Node, index: int, extent: int | np.ndarray) -> relax.Expr:
+    """Indices of input ``index`` counted from the front: ONNX counts negative ones from the back."""
+    value = node.inputs[index]
+    if isinstance(value, np.ndarray):
+        return as_expr(np.where(value < 0, value + extent, value).astype(value.dtype))
+    dtype = node.dtype(index)
+    shifted = relax.op.add(value, as_expr(np.asarray(extent, dtype)))
+    negative = relax.op.less(value, node.scalar(0, dtype))
+    return node.emit(relax.op.where(negative, shifted, value))
+
+
+@converter("Gather")
+def _gather(node: Node) -> relax.Expr:
+    axis = node.axis(0)
+    # Clipped, so that a bad index never reads outside the tensor.
+    return relax.op.take(node[0], from_front(node, 1, node.shape()[axis]), axis, mode="clip")
+
+
+@converter("GatherElements")
+def _gather_elements(node: Node) -> relax.Expr:
+    axis = node.axis(0)
+    return relax.op.gather_elements(node[0], from_front(node, 1, node.shape()[axis]), axis)
+
+
+@converter("GatherND")
+def _gather_nd(node: Node) -> relax.Expr:
+    batch = node.attr("batch_dims", 0)
+    return relax.op.gather_nd(node[0], _nd_indices(node, batch), batch)
+
+
+def _nd_indices(node: Node, batch: int = 0) -> relax.Expr:
+    depth = node.shape(1)[-1]
+    return from_front(node, 1, np.asarray(node.shape()[batch : batch + depth]))
+
+
+_REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "max": "max", "min": "min"}
+
+
+@converter("Scatter", "ScatterElements")
+def _scatter_elements(node: Node) -> relax.Expr:
+    axis = node.axis(0)
+    indices = from_front(node, 1, node.shape()[axis])
+    reduction = _REDUCTIONS[node.attr("reduction", "none")]
+    return relax.op.scatter_elements(node[0], indices, node[2], axis, reduction)
+
+
+@converter("ScatterND")
+def _scatter_nd(node: Node) -> relax.Expr:
+    reduction = _REDUCTIONS[node.attr("reduction", "none")]
+    return relax.op.scatter_nd(node[0], _nd_indices(node), node[2], reduction)
+
+
+@converter("Compress")
+def _compress(node: Node) -> relax.Expr:
+    chosen = np.flatnonzero(node.const(1, "condition")).astype("int32")
+    x, axis = node[0], 0
+    if node.attr("axis") is None:
+        x = relax.op.reshape(x, (int(np.prod(node.shape())),))
+    else:
+        axis = node.axis(0)
+    if not chosen.size:
+        raise node.refuse("a condition that keeps something", "one that keeps nothing")
+    return relax.op.take(x, as_expr(chosen), axis, mode="clip")
+
+
+@converter("OneHot")
+def _one_hot(node: Node) -> relax.Expr:
+    """Compare with 0..depth-1: indices out of range match nothing."""
+    depth = int(node.const(1, "depth").reshape(-1)[0])
+    axis = node.axis(-1, rank=node.rank() + 1)
+    indices = cast(node, from_front(node, 0, depth), "int64") if depth else node[0]
+    steps = np.arange(depth, dtype="int64").reshape([-1] + [1] * (node.rank() - axis))
+    match = relax.op.equal(relax.op.expand_dims(indices, axis), as_expr(steps))
+    off, on = (relax.op.take(node[2], as_expr(np.int32(i)[None]), 0, mode="clip") for i in (0, 1))
+    return relax.op.where(match, node.emit(on), node.emit(off))
+
+
+@converter("Range")
+def _range(node: Node) -> Value:
+    start, limit, delta = (node.const(i, what).item() for i, what in enumerate(_RANGE))
+    return np.arange(start, limit, delta).astype(node.dtype())
+
+
+_RANGE = ("start", "limit", "delta")

@@ -1,0 +1,173 @@
+"""Resize and Upsample.
+
+Sizes are static, so interpolation along an axis is a known sparse matrix (out, in): each row holds
+the few elements an output reads, and their weights. An axis then is a weighted sum of gathers; for
+nearest neighbours it is one gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from tvm import relax
+
+from tvm_stretch.frontend.onnx_node import Node, Value, as_expr, converter
+
+
+@converter("Upsample")
+def _upsample(node: Node) -> Value:
+    scales = node.const(1, "scales") if node.opset >= 9 else np.asarray(node.attr("scales"))
+    node.attrs = {
+        "mode": node.attr("mode", "nearest"),
+        "coordinate_transformation_mode": "asymmetric",
+        "nearest_mode": "floor",
+    }
+    sizes = [int(np.floor(n * s)) for n, s in zip(node.shape(), scales, strict=True)]
+    return _resample(node, sizes, [float(s) for s in scales], None)
+
+
+@converter("Resize")
+def _resize(node: Node) -> Value:
+    shape, rank = node.shape(), node.rank()
+    if node.opset < 11:
+        node.inputs = [node.inputs[0], None, node.inputs[1]]
+        node.attrs = {**node.attrs, "coordinate_transformation_mode": "asymmetric",
+                      "nearest_mode": "floor"}  # fmt: skip
+    axes = [axis % rank for axis in node.attr("axes", range(rank))]
+    roi = node.const(1, "roi") if node.has(1) and np.prod(node.shape(1)) else None
+    scales, sizes = [1.0] * rank, list(shape)
+    if node.has(2) and np.prod(node.shape(2)):
+        for axis, scale in zip(axes, node.const(2, "scales"), strict=True):
+            scales[axis] = float(scale)
+            sizes[axis] = int(np.floor(shape[axis] * np.float64(scale)))
+    else:
+        wanted = node.ints(3, "sizes")
+        fitted = _keep_aspect_ratio(node, [shape[axis] for axis in axes], wanted)
+        for axis, (size, scale) in zip(axes, fitted, strict=True):
+            scales[axis], sizes[axis] = scale, size
+    full_roi = None
+    if roi is not None:
+        full_roi = [(0.0, 1.0)] * rank
+        for i, axis in enumerate(axes):
+            full_roi[axis] = (float(roi[i]), float(roi[len(axes) + i]))
+    return _resample(node, sizes, scales, full_roi)
+
+
+def _keep_aspect_ratio(
+    node: Node, shape: list[int], wanted: list[int]
+) -> list[tuple[int, float]]:
+    """Size and scale per axis for the sizes that the model asks for."""
+    scales = [want / size for want, size in zip(wanted, shape, strict=True)]
+    policy = node.attr("keep_aspect_ratio_policy", "stretch")
+    if policy == "stretch":
+        return list(zip(wanted, scales, strict=True))
+    scale = min(scales) if policy == "not_larger" else max(scales)
+    return [(int(np.floor(scale * size + 0.5)), scale) for size in shape]
+
+
+def _resample(
+    node: Node, sizes: list[int], scales: list[float], roi: list[tuple[float, float]] | None
+) -> Value:
+    """Apply the matrix of each axis that changes."""
+    if "float" not in node.dtype() and node.attr("mode", "nearest") != "nearest":
+        raise node.refuse("floating-point numbers to interpolate", node.dtype())
+    x: Value = node.inputs[0]
+    for axis, (before, after, scale) in enumerate(zip(node.shape(), sizes, scales, strict=True)):
+        bounds = roi[axis] if roi else (0.0, 1.0)
+        crops = node.attr("coordinate_transformation_mode") == "tf_crop_and_resize"
+        if before == after and scale == 1.0 and not (crops and bounds != (0.0, 1.0)):
+            continue
+        places = _coordinates(node, before, after, scale, bounds)
+        matrix = _matrix(node, places, before, scale)
+        x = node.emit(_apply(node, as_expr(x), axis, matrix))
+        if crops:
+            outside = (places < 0) | (places > before - 1)
+            x = node.emit(_fill_outside(node, x, axis, outside))
+    return x
+
+
+def _coordinates(
+    node: Node, before: int, after: int, scale: float, roi: tuple[float, float]
+) -> np.ndarray:
+    """Where in the input each output element lies."""
+    out = np.arange(after, dtype="float64")
+    mode = node.attr("coordinate_transformation_mode", "half_pixel")
+    start, end = roi
+    length = scale * before
+    formulas: dict[str, Callable[[], np.ndarray]] = {
+        "half_pixel": lambda: (out + 0.5) / scale - 0.5,
+        "half_pixel_symmetric": lambda: (
+            before / 2 * (1 - after / length) + (out + 0.5) / scale - 0.5
+        ),
+        "pytorch_half_pixel": lambda: (out + 0.5) / scale - 0.5 if length > 1 else out * 0,
+        "align_corners": lambda: out * (before - 1) / (length - 1) if length != 1 else out * 0,
+        "asymmetric": lambda: out / scale,
+        "tf_crop_and_resize": lambda: (
+            start * (before - 1) + out * (end - start) * (before - 1) / (after - 1)
+            if after > 1
+            else out * 0 + 0.5 * (start + end) * (before - 1)
+        ),
+    }
+    if mode not in formulas:
+        raise node.refuse(f"one of {sorted(formulas)}", f"coordinate_transformation_mode {mode}")
+    return formulas[mode]()
+
+
+def _matrix(node: Node, places: np.ndarray, before: int, scale: float) -> np.ndarray:
+    """The interpolation matrix (out, in) of one axis."""
+    mode = node.attr("mode", "nearest")
+    if mode == "nearest":
+        return np.eye(before)[_nearest(node, places).clip(0, before - 1)]
+    shrink = min(scale, 1.0) if node.attr("antialias", 0) else 1.0
+    support = {"linear": 1.0, "cubic": 2.0}[mode] / shrink
+    a = node.attr("cubic_coeff_a", -0.75)
+    matrix = np.zeros((len(places), before))
+    for row, place in enumerate(places):
+        taps = np.arange(int(np.floor(place - support)), int(np.ceil(place + support)) + 1)
+        distance = np.abs(place - taps) * shrink
+        weights = np.maximum(1 - distance, 0) if mode == "linear" else _cubic(distance, a)
+        if node.attr("exclude_outside", 0) or shrink != 1.0:
+            if node.attr("exclude_outside", 0):
+                weights = np.where((taps < 0) | (taps >= before), 0, weights)
+            weights = weights / weights.sum()
+        np.add.at(matrix[row], taps.clip(0, before - 1), weights)
+    return matrix
+
+
+def _nearest(node: Node, places: np.ndarray) -> np.ndarray:
+    rounding = {
+        "round_prefer_floor": lambda x: np.ceil(x - 0.5),
+        "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+        "floor": np.floor,
+        "ceil": np.ceil,
+    }[node.attr("nearest_mode", "round_prefer_floor")]
+    return rounding(places).astype(int)
+
+
+def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
+    """Keys' cubic kernel."""
+    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+    far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+    return np.where(distance <= 1, near, np.where(distance < 2, far, 0))
+
+
+def _apply(node: Node, x: relax.Expr, axis: int, matrix: np.ndarray) -> relax.Expr:
+    """Multiply ``x`` along ``axis`` with a matrix of few numbers per row."""
+    taps = max(int((matrix != 0).sum(axis=1).max()), 1)
+    columns = np.argsort(matrix == 0, axis=1, kind="stable")[:, :taps]
+    weights = np.take_along_axis(matrix, columns, axis=1)
+    lined_up = [-1 if i == axis else 1 for i in range(node.rank())]
+    total = None
+    for tap in range(taps):
+        part = relax.op.take(x, as_expr(columns[:, tap].astype("int32")), axis, mode="clip")
+        if not (weights[:, tap] == 1).all():
+            factor = weights[:, tap].reshape(lined_up).astype(node.dtype())
+            part = relax.op.multiply(part, as_expr(factor))
+        total = part if total is None else relax.op.add(total, part)
+    return total
+
+
+def _fill_outside(node: Node, x: relax.Expr, axis: int, outside: np.ndarray) -> relax.Expr:
+    mask = outside.reshape([-1 if i == axis else 1 for i in range(node.rank())])
+    return relax.op.where(as_expr(mask), node.scalar(node.attr("extrapolation_value", 0.0)), x)
