@@ -51,4 +51,4 @@ def rewrite_functions(mod: tvm.IRModule, rewrite: Rewriter) -> tvm.IRModule:
     for var, function in mod.functions.items():
         if isinstance(function, relax.Function):
             updated.update_func(var, rewrite(mod, function))
-    return relax.transform.DeadCodeElimination()(updated)
+    return relax.transform.DeadCodeElimination()(relax.transform.CanonicalizeBindings()(updated))

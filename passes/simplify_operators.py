@@ -7,6 +7,7 @@
     multiply(x, sigmoid(x))          ->   nn.silu(x)
     expand_dims, squeeze, flatten    ->   reshape; a chain of them is one, or none
     adaptive_avg_pool2d(x, 1)        ->   mean(x, [2, 3], keepdims)
+    dropout(x)[0]                    ->   x
     conv2d(nn.pad(x, 1), w)          ->   conv2d(x, w, padding=1)
     add(x: (1, 8, 4, 4), b: (8, 1, 1))   ->   add(x, b: (1, 8, 1, 1))
 
@@ -54,6 +55,13 @@ class _Simplifier(relax.PyExprMutator):
                 simpler = self.builder_.normalize(simpler)
                 return self.again(simpler) if isinstance(simpler, relax.Call) else simpler
         return call
+
+    def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> relax.Expr:
+        """``dropout(x)[0] -> x``: at inference nothing is dropped."""
+        item = self.visit_expr_post_order(item)
+        call = self.definition(item.tuple_value)
+        dropped = name_of(call) == "relax.nn.dropout" and item.index == 0
+        return call.args[0] if dropped else item
 
     def again(self, call: relax.Call) -> relax.Expr:
         for rule in _RULES.get(name_of(call), ()):
@@ -173,8 +181,9 @@ def merge_clips(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
         return x
     else:
         wanted = relax.op.clip(x, relax.prim_value(low), relax.prim_value(high))
-    unchanged = inner is None and name_of(call) == name_of(wanted)
-    return None if unchanged else wanted
+    same = inner is None and name_of(call) == name_of(wanted)
+    floats = all(isinstance(arg, tvm.tirx.FloatImm) for arg in call.args[1:])
+    return None if same and floats else wanted
 
 
 def reshape_chain(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
