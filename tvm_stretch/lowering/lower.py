@@ -5,7 +5,7 @@
     lv2 = R.concat((a, b), axis=1)               no node: a and b are written into lv2's memory
     lv3 = R.call_tir(cls.pack, (constant,), …)   `prepare` node: run once, when the artifact loads
 
-A view that would start where kernels must not read (see `view_alignment`), or a part of a concat
+A view that would start where kernels must not read (`ALIGNMENT`), or a part of a concat
 that already lives elsewhere, becomes a `tvm_stretch.copy` node.
 """
 
@@ -47,7 +47,6 @@ def lower(
     *,
     threads: int = 1,
     output_names: Sequence[str] | None = None,
-    view_alignment: int = ALIGNMENT,
 ) -> Lowered:
     """Turn the function `main` of kernel-level Relax into a graph.
 
@@ -55,13 +54,12 @@ def lower(
         mod: `main` may only hold `call_tir`, view operators, tuples and constants.
         threads: how many threads the kernels were scheduled for.
         output_names: names of the outputs; by default the attribute `output_names` of `main`.
-        view_alignment: bytes; a view that starts elsewhere is copied to aligned memory.
 
     Raises:
         UnsupportedError: `main` holds anything else, or a shape is not static.
     """
     main = relax.analysis.remove_all_unused(mod["main"])
-    lowering = _Lowering(view_alignment)
+    lowering = _Lowering()
     outputs = lowering.visit_function(main)
     if output_names is None:
         attributes = main.attrs or {}
@@ -93,7 +91,6 @@ def lower(
 class _Lowering:
     """Walks `main` once. A value is a `View` or a tuple of values."""
 
-    view_alignment: int
     values: dict[relax.Var, Any] = field(default_factory=dict)
     weights: WeightsBlob = field(default_factory=WeightsBlob)
     inputs: list[View] = field(default_factory=list)
@@ -181,7 +178,7 @@ class _Lowering:
     def view(self, source: View, shape: tuple[int, ...], offset: int, name: str) -> View:
         """`source` from `offset` bytes on, with another shape."""
         view = View(source.buffer, shape, source.dtype, source.offset + offset)
-        if view.offset % self.view_alignment == 0:
+        if view.offset % ALIGNMENT == 0:
             return view
         kind: TensorKind = "prepared" if source.buffer.is_constant else "arena"
         return self.copy(view, new_view(kind, shape, source.dtype), f"{name}.copy")
@@ -249,7 +246,7 @@ class _Lowering:
             part.buffer.kind == whole.kind
             and part.buffer.parent is None
             and part.is_whole_buffer
-            and offset % self.view_alignment == 0
+            and offset % ALIGNMENT == 0
         )
 
     def claim_output(self, index: int, value: Any) -> View:

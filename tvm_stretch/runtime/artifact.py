@@ -84,12 +84,17 @@ def write_artifact(
         source = folder / "weights.c"
         escaped = str(data).replace("\\", "\\\\").replace('"', '\\"')
         source.write_text(_WEIGHTS_SOURCE.format(path=escaped))
-        executor.export_library(
-            str(folder / path.name),
-            fcompile=fcompile,
-            addons=[str(source)],
-            workspace_dir=str(folder),
-        )
+        try:
+            executor.export_library(
+                str(folder / path.name),
+                fcompile=fcompile,
+                addons=[str(source)],
+                workspace_dir=str(folder),
+            )
+        except Exception as error:  # whatever the compiler or the caller's function raises
+            raise ArtifactError(
+                f"expected a linked library for {path}, got {error}; check the compiler"
+            ) from error
 
 
 def copy_artifact(source: Path, path: Path) -> None:
@@ -129,25 +134,30 @@ def open_artifact(path: Path) -> tvm.runtime.Module:
     _check_library(path)
     try:
         module = tvm.runtime.load_module(str(path.resolve()))
-        if module.kind != EXECUTOR_KIND:
-            raise ArtifactError(
-                f"expected an artifact of tvm_stretch for {path}, got a library of kind "
-                f"{module.kind}; open it with tvm.runtime.load_module"
-            )
-        module["load"]()
-    except ArtifactError:
-        raise
     except Exception as error:  # tvm-ffi maps C++ errors onto many Python types
-        raise ArtifactError(_explain(error, path)) from error
+        raise ArtifactError(_explain(error)) from error
+    if module.kind != EXECUTOR_KIND:
+        raise ArtifactError(
+            f"expected an artifact of tvm_stretch for {path}, got a library of kind "
+            f"{module.kind}; open it with tvm.runtime.load_module"
+        )
+    load_executor(module)
     return module
 
 
-def _explain(error: Exception, path: Path) -> str:
-    text = str(error).strip().splitlines()
-    first = text[-1] if text else repr(error)
-    if first.startswith("expected "):
-        return f"{first} ({path})"
-    return f"expected a loadable artifact for {path}, got {first!r}; export the model again"
+def load_executor(module: tvm.runtime.Module) -> None:
+    """Check and prepare the weights of an executor, unless that is done already."""
+    try:
+        module["load"]()
+    except Exception as error:
+        raise ArtifactError(_explain(error)) from error
+
+
+def _explain(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [repr(error)]
+    if lines[-1].startswith("expected "):
+        return lines[-1]
+    return f"expected a loadable artifact, got {lines[-1]!r}; export the model again"
 
 
 # The fields of the ELF header that are needed, for 64-bit little-endian files.

@@ -11,10 +11,16 @@ from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 
 from tvm_stretch.errors import ArtifactError, InputError
 from tvm_stretch.lowering.graph import Graph, Tensor
-from tvm_stretch.runtime.artifact import copy_artifact, open_artifact, write_artifact
+from tvm_stretch.runtime.artifact import (
+    copy_artifact,
+    load_executor,
+    open_artifact,
+    write_artifact,
+)
 from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.runtime.measure import BenchmarkResult, ProfileResult, summarize_profile
 
@@ -46,7 +52,6 @@ class Model:
         self.module = module
         self._weights = weights
         self._path = path
-        self._invoke = module["invoke"]
 
     @classmethod
     def from_parts(
@@ -74,6 +79,7 @@ class Model:
 
         Raises:
             InputError: an input is missing, unknown or has the wrong shape, dtype or device.
+            ArtifactError: the model was compiled for another processor.
         """
         inputs = self._bind(args, kwargs)
         outputs = tuple(_empty(spec) for spec in self._output_specs)
@@ -94,6 +100,7 @@ class Model:
 
     def profile(self, repeat: int = 10) -> ProfileResult:
         """Measure every kernel on random inputs; the median of several runs."""
+        load_executor(self.module)
         for index, tensor in enumerate(self._random_inputs()):
             self.module["set_input"](index, tensor)
         self.module["run"]()
@@ -140,6 +147,11 @@ class Model:
             f"{len(graph.nodes)} kernels, {graph.weights_bytes / 1e6:.1f} MB weights, "
             f"{graph.arena_bytes / 1e6:.1f} MB arena, {graph.threads} thread(s))"
         )
+
+    @functools.cached_property
+    def _invoke(self) -> tvm.runtime.Function:
+        load_executor(self.module)
+        return self.module["invoke"]
 
     @functools.cached_property
     def _input_specs(self) -> dict[str, Tensor]:
@@ -219,7 +231,7 @@ def _to_tensor(name: str, value: object, spec: Tensor) -> tvm.runtime.Tensor:
     got = (str(value.dtype), tuple(value.shape)) if isinstance(value, np.ndarray) else None
     if got is None:
         try:
-            tensor = tvm.runtime.from_dlpack(value)
+            tensor = tvm_ffi.from_dlpack(value, require_contiguous=False)
         except Exception as error:  # each framework raises its own
             raise InputError(
                 f"expected a tensor that can be shared by DLPack for input {name!r}, got "
@@ -243,7 +255,7 @@ def _to_tensor(name: str, value: object, spec: Tensor) -> tvm.runtime.Tensor:
 
 def _from_numpy(array: np.ndarray) -> tvm.runtime.Tensor:
     try:
-        return tvm.runtime.from_dlpack(array)
+        return tvm_ffi.from_dlpack(array, require_contiguous=False)
     except (BufferError, RuntimeError, TypeError, ValueError):
         # Read-only arrays and dtypes that NumPy does not share by DLPack.
         return tvm.runtime.tensor(array)

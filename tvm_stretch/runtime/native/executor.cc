@@ -269,8 +269,8 @@ ffi::Any Executor::GetOutput(Args args) {
     return ffi::Any();
   }
   DLDevice cpu{kDLCPU, 0};
-  ffi::Tensor tensor = ffi::Tensor::FromNDAlloc(HostAllocator(), ffi::Shape(spec.shape), spec.dtype,
-                                                cpu);
+  ffi::Tensor tensor =
+      ffi::Tensor::FromNDAlloc(HostAllocator(), ffi::Shape(spec.shape), spec.dtype, cpu);
   CopyFromContiguous(workspace().output(i), *tensor.GetDLTensorPtr());
   return tensor;
 }
@@ -333,8 +333,8 @@ ffi::Module CreateExecutor(const ffi::String& json, const ffi::Module& kernels,
   if (static_cast<int64_t>(ffi::GetDataSize(weights)) != spec.weights_bytes ||
       !IsUsableInPlace(*weights.GetDLTensorPtr())) {
     TVM_FFI_THROW(ValueError) << "expected " << spec.weights_bytes
-                              << " aligned bytes for the weights, got "
-                              << ffi::GetDataSize(weights) << "; pass the blob of lower()";
+                              << " aligned bytes for the weights, got " << ffi::GetDataSize(weights)
+                              << "; pass the blob of lower()";
   }
   const char* data = DataOf(*weights.GetDLTensorPtr());
   GraphBytes bytes{json, Fingerprint(data, spec.weights_bytes)};

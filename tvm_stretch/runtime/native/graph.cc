@@ -128,6 +128,14 @@ NodeSpec ReadNode(const Reader& reader, const std::vector<TensorSpec>& tensors) 
         tensors[node.inputs[0]].bytes != tensors[node.outputs[0]].bytes) {
       Refuse("one input and one output of the same size", reader.where());
     }
+    return node;
+  }
+  for (const std::vector<int64_t>* ids : {&node.inputs, &node.outputs}) {
+    for (int64_t id : *ids) {
+      if (tensors[id].offset % static_cast<int64_t>(kAlignment) != 0) {
+        Refuse("tensors that start at multiples of 64 bytes", reader.where());
+      }
+    }
   }
   return node;
 }

@@ -50,8 +50,7 @@ AlignedBuffer::~AlignedBuffer() {
 }
 
 bool IsUsableInPlace(const DLTensor& tensor) {
-  return ffi::IsContiguous(tensor) &&
-         reinterpret_cast<uintptr_t>(DataOf(tensor)) % kAlignment == 0;
+  return ffi::IsContiguous(tensor) && reinterpret_cast<uintptr_t>(DataOf(tensor)) % kAlignment == 0;
 }
 
 void CopyToContiguous(const DLTensor& from, char* data) {

@@ -1,0 +1,61 @@
+"""Small networks for tests of the runtime: kernel-level Relax, built in well under a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import tvm
+from tvm import relax, topi
+
+from tvm_stretch.runtime.build import build_model
+from tvm_stretch.runtime.model import Model
+
+SHAPE = (1, 8, 16, 16)
+WEIGHT = np.random.default_rng(7).standard_normal((8, 16)).astype("float32")
+
+
+def build(
+    emit: Callable[[relax.BlockBuilder, list[relax.Var]], list[relax.Expr]],
+    inputs: dict[str, tuple[tuple[int, ...], str]],
+    **options: object,
+) -> Model:
+    """A model of the function that `emit` writes."""
+    return build_model(kernel_ir(emit, inputs), tvm.target.Target("llvm"), **options)
+
+
+def kernel_ir(
+    emit: Callable[[relax.BlockBuilder, list[relax.Var]], list[relax.Expr]],
+    inputs: dict[str, tuple[tuple[int, ...], str]],
+) -> tvm.IRModule:
+    """The module that `build` compiles."""
+    builder = relax.BlockBuilder()
+    params = [relax.Var(name, relax.TensorType(*type_)) for name, type_ in inputs.items()]
+    with builder.function("main", params):
+        with builder.dataflow():
+            outputs = [builder.emit_output(item) for item in emit(builder, params)]
+        builder.emit_func_output(outputs[0] if len(outputs) == 1 else outputs)
+    return builder.get()
+
+
+def emit_scaled(builder: relax.BlockBuilder, params: list[relax.Var]) -> list[relax.Expr]:
+    """(x + x) * exp(weight): the exponential of the weights is `prepare` work."""
+    scale = builder.emit_te(topi.exp, relax.const(WEIGHT))
+    scale = builder.emit(relax.op.reshape(scale, (1, 8, 16, 1)))
+    hidden = builder.emit_te(topi.add, params[0], params[0])
+    return [builder.emit_te(topi.multiply, hidden, scale)]
+
+
+def scaled_reference(x: np.ndarray) -> np.ndarray:
+    """What `emit_scaled` computes."""
+    return (x + x) * np.exp(WEIGHT).reshape(1, 8, 16, 1)
+
+
+def random_input(seed: int = 0) -> np.ndarray:
+    """An input of `emit_scaled`."""
+    return np.random.default_rng(seed).standard_normal(SHAPE).astype("float32")
+
+
+def scaled_model(**options: object) -> Model:
+    """The model of `emit_scaled`, with the input `x`."""
+    return build(emit_scaled, {"x": (SHAPE, "float32")}, **options)

@@ -1,0 +1,295 @@
+"""The model handle and the executor behind it: calls, bad input, threads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import tvm
+from small_models import SHAPE, build, kernel_ir, random_input, scaled_model, scaled_reference
+from tvm import relax, te, topi
+
+from tvm_stretch.errors import ArtifactError, InputError, TargetError
+from tvm_stretch.runtime.build import build_model
+from tvm_stretch.runtime.model import Model
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return scaled_model()
+
+
+def check(model: Model, x: object, expected_for: np.ndarray) -> None:
+    np.testing.assert_allclose(model(x).numpy(), scaled_reference(expected_for), rtol=1e-5)
+
+
+def test_call_by_position_and_by_name(model: Model) -> None:
+    x = random_input()
+    check(model, x, x)
+    np.testing.assert_array_equal(model(x=x).numpy(), model(x).numpy())
+
+
+def shifted(x: np.ndarray, offset: int) -> np.ndarray:
+    """A copy that starts `offset` bytes after a 64-byte boundary."""
+    raw = np.zeros(x.nbytes + 128, np.uint8)
+    start = -raw.ctypes.data % 64 + offset
+    copy = raw[start : start + x.nbytes].view(x.dtype).reshape(x.shape)
+    copy[...] = x
+    return copy
+
+
+def readonly(x: np.ndarray) -> np.ndarray:
+    x = x.copy()
+    x.flags.writeable = False
+    return x
+
+
+@pytest.mark.parametrize(
+    "arrange",
+    [
+        lambda x: shifted(x, 0),
+        lambda x: shifted(x, 4),
+        readonly,
+        np.asfortranarray,
+        lambda x: np.repeat(x, 2, axis=3)[..., ::2],
+        lambda x: x[:, ::-1].copy()[:, ::-1],
+        lambda x: tvm.runtime.tensor(x),
+    ],
+    ids=["aligned", "unaligned", "read-only", "fortran", "strided", "reversed", "tvm"],
+)
+def test_any_memory_layout(model: Model, arrange: object) -> None:
+    x = random_input(1)
+    check(model, arrange(x), x)
+
+
+def test_torch_tensors(model: Model) -> None:
+    torch = pytest.importorskip("torch")
+    x = random_input(2)
+    check(model, torch.from_numpy(x), x)
+    check(model, torch.from_numpy(x).permute(0, 1, 3, 2).contiguous().permute(0, 1, 3, 2), x)
+    assert torch.from_dlpack(model(x)).shape == SHAPE
+
+
+def test_inputs_are_not_changed_and_outputs_are_fresh(model: Model) -> None:
+    x = shifted(random_input(3), 0)
+    before = x.copy()
+    first = model(x)
+    kept = first.numpy().copy()
+    model(shifted(random_input(4), 0))
+    np.testing.assert_array_equal(x, before)
+    np.testing.assert_array_equal(first.numpy(), kept)
+
+
+def test_nan_and_infinity_pass_through(model: Model) -> None:
+    x = random_input(5)
+    x[0, 0, 0, :3] = np.nan, np.inf, -np.inf
+    check(model, x, x)
+    assert np.isnan(model(x).numpy()[0, 0, 0, 0])
+
+
+def test_several_outputs_dtypes_and_names() -> None:
+    def emit(b: relax.BlockBuilder, p: list[relax.Var]) -> list[relax.Expr]:
+        return [b.emit_te(topi.add, p[0], p[0]), b.emit_te(topi.equal, p[1], p[1]), p[1]]
+
+    two = build(
+        emit, {"a": ((2, 3), "int64"), "b": ((4,), "float32")}, output_names=["s", "e", "c"]
+    )
+    a, b = np.arange(6, dtype="int64").reshape(2, 3), np.array([1, np.nan, 3, 4], "float32")
+    outputs = two(b=b, a=a)
+    assert isinstance(outputs, tuple)
+    np.testing.assert_array_equal(outputs[0].numpy(), 2 * a)
+    np.testing.assert_array_equal(outputs[1].numpy(), b == b)
+    np.testing.assert_array_equal(outputs[2].numpy(), b)
+    assert [port.name for port in two.graph.outputs] == ["s", "e", "c"]
+    np.testing.assert_array_equal(two(a, b=b)[0].numpy(), 2 * a)
+
+
+X = random_input()
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "said"),
+    [
+        ((), {}, r"got none for \['x'\]"),
+        ((X, X), {}, "expected 1 inputs"),
+        ((), {"y": X}, "unknown"),
+        ((X,), {"x": X}, "twice"),
+        ((X[:, :4],), {}, r"float32\[1, 8, 16, 16\] for input 'x', got float32\[1, 4, 16, 16\]"),
+        ((X[0],), {}, r"got float32\[8, 16, 16\]"),
+        ((X.astype("float64"),), {}, r"got float64\["),
+        ((X.astype(">f4"),), {}, r"got >f4\["),
+        ((X.tolist(),), {}, "got list"),
+        ((None,), {}, "got NoneType"),
+        ((tvm.runtime.tensor(X[0]),), {}, r"got float32\[8, 16, 16\]"),
+    ],
+)
+def test_bad_calls_are_refused(model: Model, args: tuple, kwargs: dict, said: str) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        model(*args, **kwargs)
+    assert str(caught.value).startswith("expected ")
+    check(model, X, X)  # and the model still works
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "said"),
+    [
+        ("set_input", ("y", X), "expected one of 'x'"),
+        ("set_input", (1, X), "expected one of 'x'"),
+        ("set_input", ("x",), "expected 2 to 2 arguments"),
+        ("set_input", ("x", X[0]), "got float32"),
+        ("get_output", (1,), "expected a position below 1"),
+        ("get_output", (-1,), "expected a position below 1"),
+        ("invoke", (X,), "expected 2 to 2 arguments"),
+        ("run", (), "before run"),
+        ("profile", (), "before run"),
+    ],
+)
+def test_executor_refuses_bad_arguments(model: Model, method: str, args: tuple, said: str) -> None:
+    module = model.create_instance().module
+    args = tuple(tvm.runtime.tensor(a) if isinstance(a, np.ndarray) else a for a in args)
+    with pytest.raises((ValueError, TypeError), match=said):
+        module[method](*args)
+
+
+def test_executor_methods(model: Model) -> None:
+    module = model.create_instance().module
+    module["set_input"]("x", tvm.runtime.tensor(X))
+    module["run"]()
+    expected = scaled_reference(X)
+    np.testing.assert_allclose(module["get_output"](0).numpy(), expected, rtol=1e-5)
+    target = tvm.runtime.empty(SHAPE, "float32")
+    module["get_output"](0, target)
+    np.testing.assert_allclose(target.numpy(), expected, rtol=1e-5)
+    assert (module["num_inputs"](), module["num_outputs"]()) == (1, 1)
+    # A call with borrowed memory in between must not be seen by the next run.
+    model.create_instance()(random_input(8))
+    module["run"]()
+    np.testing.assert_allclose(module["get_output"](0).numpy(), expected, rtol=1e-5)
+
+
+def test_invoke_does_not_keep_borrowed_memory(model: Model) -> None:
+    module = model.create_instance().module
+    module["set_input"](0, tvm.runtime.tensor(X))
+    other = tvm.runtime.tensor(random_input(9))
+    result = tvm.runtime.empty(SHAPE, "float32")
+    module["invoke"](other, result)
+    kept = result.numpy().copy()
+    module["run"]()
+    np.testing.assert_allclose(module["get_output"](0).numpy(), scaled_reference(X), rtol=1e-5)
+    np.testing.assert_array_equal(result.numpy(), kept)
+
+
+def test_instances_run_at_the_same_time(model: Model) -> None:
+    inputs = [random_input(seed) for seed in range(4)]
+    start = threading.Barrier(4)
+
+    def work(x: np.ndarray) -> bool:
+        mine = model.create_instance()
+        start.wait()
+        return all(np.allclose(mine(x).numpy(), scaled_reference(x)) for _ in range(50))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, inputs))
+
+
+def test_threads_may_share_one_instance(model: Model) -> None:
+    inputs = [random_input(seed) for seed in range(4)]
+
+    def work(x: np.ndarray) -> bool:
+        return all(np.allclose(model(x).numpy(), scaled_reference(x)) for _ in range(50))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, inputs))
+
+
+def parallel_ir() -> tvm.IRModule:
+    """One kernel whose outer loop is parallel."""
+    a = te.placeholder((64, 4096), name="a")
+    b = te.compute(a.shape, lambda i, j: te.exp(a[i, j]), name="b")
+    schedule = tvm.s_tir.Schedule(te.create_prim_func([a, b]))
+    schedule.parallel(schedule.get_loops(schedule.get_sblock("b"))[0])
+    builder = relax.BlockBuilder()
+    kernel = builder.add_func(schedule.mod["main"], "exp")
+    x = relax.Var("x", relax.TensorType((64, 4096), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            call = relax.call_tir(kernel, [x], relax.TensorType((64, 4096), "float32"))
+            out = builder.emit_output(builder.emit(call))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def test_parallel_kernels() -> None:
+    two = build_model(parallel_ir(), tvm.target.Target("llvm"), threads=2)
+    x = np.random.default_rng(0).standard_normal((64, 4096)).astype("float32")
+    with ThreadPoolExecutor(2) as pool:
+        for y in pool.map(lambda _: two.create_instance()(x), range(4)):
+            np.testing.assert_allclose(y.numpy(), np.exp(x), rtol=1e-5)
+
+
+_COUNT_THREADS = """
+import os, sys
+import numpy as np, tvm
+import tvm_stretch.runtime.model as runtime
+count = lambda: len(os.listdir("/proc/self/task"))
+model = runtime.load(sys.argv[1])
+x = np.zeros((64, 4096), "float32")
+before = count()
+model(x)
+print(count() - before, len(os.sched_getaffinity(0)))
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_pool_has_as_many_workers_as_the_graph_says(threads: int, tmp_path: object) -> None:
+    """Nothing but the graph decides; with one thread, TVM's pool is not even started."""
+    path = tmp_path / "model.so"
+    mod = parallel_ir() if threads > 1 else scaled_ir_of_same_shape()
+    build_model(mod, tvm.target.Target("llvm"), threads=threads).export(path)
+    environment = {"PATH": "/usr/bin:/bin", "TVM_BIND_THREADS": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", _COUNT_THREADS, str(path)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
+    )
+    started, cores = map(int, done.stdout.split())
+    assert started == min(threads, cores) - 1
+
+
+def scaled_ir_of_same_shape() -> tvm.IRModule:
+    return kernel_ir(lambda b, p: [b.emit_te(topi.exp, p[0])], {"x": ((64, 4096), "float32")})
+
+
+def test_benchmark_and_profile(model: Model) -> None:
+    result = model.benchmark(repeat=7)
+    assert len(result.samples) == 7
+    assert min(result.samples) <= result.median <= max(result.samples)
+    assert 0 <= result.spread <= max(result.samples) - min(result.samples)
+    assert "7 runs" in repr(result)
+    profile = model.profile(repeat=3)
+    assert [k.kernel for k in profile.kernels] == ["add", "multiply"]
+    assert sum(k.share for k in profile.kernels) == pytest.approx(1)
+    assert profile.total == pytest.approx(sum(k.seconds for k in profile.kernels))
+    assert repr(profile).splitlines()[0].split() == ["µs", "share", "kernel", "output", "node"]
+    assert "x: float32[1, 8, 16, 16]" in repr(model)
+
+
+def test_model_for_another_processor_is_refused_when_called() -> None:
+    arm = tvm.target.Target(
+        {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["+neon", "+sve"]}
+    )
+    mod = kernel_ir(lambda b, p: [b.emit_te(topi.exp, p[0])], {"x": ((4,), "float32")})
+    with pytest.raises(ArtifactError, match="expected a processor with"):
+        build_model(mod, arm)(np.zeros(4, "float32"))
+
+
+def test_other_targets_are_refused() -> None:
+    mod = kernel_ir(lambda b, p: [b.emit_te(topi.exp, p[0])], {"x": ((4,), "float32")})
+    with pytest.raises(TargetError, match="expected an llvm target"):
+        build_model(mod, tvm.target.Target("c"))

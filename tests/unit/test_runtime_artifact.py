@@ -1,0 +1,271 @@
+"""Artifacts: written, opened, damaged, truncated, from elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from small_models import WEIGHT, kernel_ir, random_input, scaled_model, scaled_reference
+from tvm import topi
+from tvm.support import cc
+
+from tvm_stretch.errors import ArtifactError, StretchError
+from tvm_stretch.runtime.build import build_model
+from tvm_stretch.runtime.model import Model, load
+
+X = random_input()
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return scaled_model()
+
+
+@pytest.fixture(scope="module")
+def artifact(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("artifact") / "model.so"
+    model.export(path)
+    return path
+
+
+def test_round_trip(model: Model, artifact: Path) -> None:
+    loaded = load(artifact)
+    np.testing.assert_array_equal(loaded(X).numpy(), model(X).numpy())
+    assert loaded.graph == model.graph
+    np.testing.assert_array_equal(loaded.create_instance()(x=X).numpy(), model(X).numpy())
+
+
+def test_loaded_model_can_be_exported_again(artifact: Path, tmp_path: Path) -> None:
+    load(str(artifact)).export(tmp_path / "copy.so")
+    np.testing.assert_allclose(load(tmp_path / "copy.so")(X).numpy(), scaled_reference(X), 1e-5)
+    with pytest.raises(ArtifactError, match="compile it again"):
+        load(artifact).export(tmp_path / "again.so", fcompile=cc.cross_compiler("g++"))
+
+
+def test_model_outlives_its_file(artifact: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "gone.so"
+    copy.write_bytes(artifact.read_bytes())
+    loaded = load(copy)
+    copy.unlink()
+    np.testing.assert_allclose(loaded(X).numpy(), scaled_reference(X), 1e-5)
+
+
+def test_overwriting_does_not_disturb_a_loaded_model(model: Model, tmp_path: Path) -> None:
+    path = tmp_path / "model.so"
+    model.export(path)
+    loaded = load(path)
+    model.export(path)
+    np.testing.assert_allclose(loaded(X).numpy(), scaled_reference(X), 1e-5)
+    assert [p.name for p in tmp_path.iterdir()] == ["model.so"]
+
+
+_STOCK = """
+import sys
+import numpy as np, tvm
+module = tvm.runtime.load_module(sys.argv[1])
+x = np.load(sys.argv[2])
+module["set_input"]("x", tvm.runtime.tensor(x))
+module["run"]()
+np.save(sys.argv[3], module["get_output"](0).numpy())
+assert not any(name.startswith("tvm_stretch.runtime.model") for name in sys.modules)
+"""
+
+
+def test_stock_tvm_opens_it(artifact: Path, tmp_path: Path) -> None:
+    """After nothing but `import tvm`."""
+    source, target = tmp_path / "x.npy", tmp_path / "y.npy"
+    np.save(source, X)
+    command = [sys.executable, "-W", "error", "-c", _STOCK, artifact, source, target]
+    subprocess.run(command, check=True, timeout=300)
+    np.testing.assert_allclose(np.load(target), scaled_reference(X), 1e-5)
+
+
+def test_artifact_holds_the_original_weights_once(artifact: Path) -> None:
+    assert artifact.read_bytes().count(WEIGHT.tobytes()) == 1
+
+
+def test_weights_dominate_the_size(tmp_path: Path) -> None:
+    data = np.random.default_rng(0).standard_normal((1024, 1024)).astype("float32")
+    const = tvm.relax.const(data)
+    mod = kernel_ir(lambda b, p: [b.emit_te(topi.add, p[0], const)], {"x": ((1, 1024), "float32")})
+    build_model(mod, tvm.target.Target("llvm")).export(tmp_path / "model.so")
+    assert (tmp_path / "model.so").stat().st_size <= 1.1 * data.nbytes
+
+
+def refused(path: Path, said: str) -> None:
+    with pytest.raises(ArtifactError, match=said) as caught:
+        load(path)
+    assert str(caught.value).startswith("expected ")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.9, 0.999])
+def test_truncated_file(artifact: Path, tmp_path: Path, share: float) -> None:
+    data = artifact.read_bytes()
+    path = tmp_path / "short.so"
+    path.write_bytes(data[: int(len(data) * share)])
+    refused(path, "expected at least|64-bit ELF")
+
+
+def test_no_file_and_no_artifact(tmp_path: Path) -> None:
+    refused(tmp_path / "missing.so", "readable file")
+    refused(tmp_path, "readable file")
+    text = tmp_path / "text.so"
+    text.write_text("not a library, but longer than the header of one is. " * 5)
+    refused(text, "64-bit ELF")
+
+
+def test_library_that_is_no_artifact(tmp_path: Path) -> None:
+    mod = kernel_ir(lambda b, p: [b.emit_te(topi.exp, p[0])], {"x": ((4,), "float32")})
+    del mod["main"]
+    mod = tvm.IRModule({v: f.with_attr("global_symbol", "k") for v, f in mod.functions.items()})
+    path = tmp_path / "kernels.so"
+    tvm.tirx.build(mod, "llvm").export_library(str(path))
+    refused(path, "artifact of tvm_stretch")
+
+
+def test_other_architecture(artifact: Path, tmp_path: Path) -> None:
+    data = bytearray(artifact.read_bytes())
+    struct.pack_into("<H", data, 18, 164)
+    path = tmp_path / "other.so"
+    path.write_bytes(data)
+    refused(path, "hexagon")
+
+
+def test_processor_without_the_features(model: Model) -> None:
+    graph = dataclasses.replace(model.graph, cpu_features=("avx2", "neon"))
+    library, weights = model.module.imports[0], model._weights
+    with pytest.raises(ArtifactError, match="expected a processor with .*(neon|avx2)"):
+        Model.from_parts(graph, library, weights)(X)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(b'"name":"x"', b'"name":"y"'), (WEIGHT.tobytes(), np.zeros_like(WEIGHT).tobytes())],
+    ids=["graph", "weights"],
+)
+def test_damaged_bytes(artifact: Path, tmp_path: Path, old: bytes, new: bytes) -> None:
+    data = artifact.read_bytes()
+    assert data.count(old) == 1
+    path = tmp_path / "damaged.so"
+    path.write_bytes(data.replace(old, new))
+    refused(path, "damaged")
+
+
+def fingerprint(data: bytes) -> int:
+    """The same as `Fingerprint` in memory.cc."""
+    mask, prime = 2**64 - 1, 0x9E3779B97F4A7C15
+
+    def mix(lane: int, word: int) -> int:
+        lane = ((lane ^ word) * prime) & mask
+        return lane ^ (lane >> 29)
+
+    lanes = [1, 2, 3, len(data)]
+    whole = len(data) // 32 * 32
+    for i, (word,) in enumerate(struct.iter_unpack("<Q", data[:whole])):
+        lanes[i % 4] = mix(lanes[i % 4], word)
+    for byte in data[whole:]:
+        lanes[0] = mix(lanes[0], byte)
+    result = 0
+    for lane in lanes:
+        result = mix(result, lane)
+    return result
+
+
+def test_other_version(model: Model, artifact: Path, tmp_path: Path) -> None:
+    """What a later version would write: a sound file, but of version 2."""
+    old = model.graph.to_json().encode()
+    new = old.replace(b'"version":1', b'"version":2', 1)
+    assert new != old
+    data = artifact.read_bytes()
+    for before, after in ((fingerprint(old), fingerprint(new)),):
+        packed = struct.pack("<Q", before)
+        assert data.count(packed) == 1
+        data = data.replace(packed, struct.pack("<Q", after))
+    path = tmp_path / "later.so"
+    path.write_bytes(data.replace(old, new))
+    refused(path, "expected version 1 .* got version 2")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damaged_graphs_never_crash(model: Model, seed: int) -> None:
+    """One value of the JSON is replaced: the graph is refused, or it still runs."""
+    random = np.random.default_rng(seed)
+    data = json.loads(model.graph.to_json())
+    places = list(walk(data))
+    owner, key = places[random.integers(len(places))]
+    values = [-1, 0, 1, 2**62, "x", None, [], {}, True, 1.5]
+    owner[key] = values[random.integers(len(values))]
+    library, weights = model.module.imports[0], model._weights
+    create = tvm.get_global_func("tvm_stretch.create_executor")
+    try:
+        executor = create(json.dumps(data), library, weights)
+        executor["load"]()
+        executor["set_input"](0, tvm.runtime.tensor(X))
+        executor["run"]()
+    except (ValueError, TypeError, RuntimeError, tvm.error.InternalError) as error:
+        assert str(error)
+
+
+def walk(node: object) -> object:
+    """Every place in nested lists and dicts."""
+    items = node.items() if isinstance(node, dict) else enumerate(node)
+    for key, value in items:
+        yield node, key
+        if isinstance(value, dict | list):
+            yield from walk(value)
+
+
+def test_export_into_a_missing_folder(model: Model, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="existing folder"):
+        model.export(tmp_path / "no" / "model.so")
+
+
+def test_failed_export_leaves_what_was_there(model: Model, tmp_path: Path) -> None:
+    path = tmp_path / "model.so"
+    path.write_text("old")
+
+    def fail(*args: object, **options: object) -> None:
+        raise RuntimeError("no linker")
+
+    with pytest.raises(StretchError, match="no linker"):
+        model.export(path, fcompile=fail)
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["model.so"]
+
+
+def test_cross_compiled_kernels_reach_the_linker(tmp_path: Path) -> None:
+    arm = tvm.target.Target(
+        {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["+neon", "+dotprod"]}
+    )
+    mod = kernel_ir(lambda b, p: [b.emit_te(topi.exp, p[0])], {"x": ((4,), "float32")})
+    model = build_model(mod, arm)
+    assert model.graph.cpu_features == ("dotprod", "neon")
+    machines = []
+
+    def link(output: str, objects: list[str], **options: object) -> None:
+        for path in map(Path, objects):
+            if path.suffix == ".o":
+                machines.append(struct.unpack_from("<H", path.read_bytes(), 18)[0])
+        Path(output).write_bytes(b"linked")
+
+    model.export(tmp_path / "arm.so", fcompile=link)
+    assert machines == [183, 183], "kernels and graph, both for aarch64"
+    assert (tmp_path / "arm.so").read_bytes() == b"linked"
+
+
+def test_other_compiler(model: Model, tmp_path: Path) -> None:
+    model.export(tmp_path / "model.so", fcompile=cc.cross_compiler("gcc"))
+    np.testing.assert_allclose(load(tmp_path / "model.so")(X).numpy(), scaled_reference(X), 1e-5)
+
+
+def test_export_library_of_tvm_is_answered_with_advice(model: Model, tmp_path: Path) -> None:
+    path = tmp_path / "model.so"
+    model.module.export_library(str(path))
+    refused(path, "Model.export")
