@@ -5,12 +5,15 @@ whose accumulators stay in registers::
 
     for channel block, band of rows:             # parallel
       for y, tile of the row:                    # rows are cut into balanced tiles: 14 -> 7 + 7
-        acc[pixels] = first tap or 0
-        for ky in the rows that exist:           # unrolled away from the top and bottom border
+        acc[pixels] = 0
+        for ky in the rows that exist:           # 3x3: unrolled away from the top and bottom border
           for input pixel of the tile:           # unrolled; each is loaded once ...
             for the taps that read it:           # ... and used by all the output pixels around it
-              acc[pixel] += input * weight       # or max, or plain sum
+              acc[pixel] += input * weight
         out = epilogue(acc)
+
+Pooling needs no weights, so its accumulators are the columns of the input, which neighbouring
+windows share; the columns of each window are taken together at the end.
 
 Padding is free: taps outside the image are not written, which also makes the maximum and the
 average over existing pixels right without a mask.
@@ -19,7 +22,7 @@ average over existing pixels right without a mask.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from math import inf, prod
 
 from tvm import te, tirx, topi
@@ -87,11 +90,6 @@ class WindowConfig:
     def blocks(self) -> int:
         """Vectors of channels, the last one perhaps partly empty."""
         return -(-self.channels // self.lanes)
-
-    @property
-    def divides_by_count(self) -> bool:
-        """The divisor of the average differs from place to place."""
-        return self.kind == "avg" and not self.count_include_pad
 
 
 # --- packing --------------------------------------------------------------------------------------
@@ -191,25 +189,43 @@ def write_window(
     ``operands`` are data, the weight if there is one, and what the epilogue reads.
     """
     nest = _Nest(cfg, _runs(cfg, _tile_pixels(cfg, machine)), operands, epilogue)
-    images, (height, width) = cfg.batch * cfg.blocks, cfg.out_size
-    work = images * height * width * cfg.lanes * prod(cfg.kernel)
+    height, width = cfg.out_size
+
+    def rows(n: Expr, b: Expr, first: Index, count: Index) -> tirx.Stmt:
+        return span(first, count, lambda y: nest.row(n, b, y), "y")
+
+    work = cfg.blocks * height * width * cfg.lanes * prod(cfg.kernel)
     if machine.threads == 1 or work < _WORTH_THREADS:
-        return loop(images, lambda i: loop(height, lambda y: nest.row(i, y), "y"), "image")
-    bands = min(height, -(-4 * machine.threads // images))
-    rows = -(-height // bands)
+        return loop(
+            cfg.batch,
+            lambda n: loop(cfg.blocks, lambda b: rows(n, b, 0, height), "block"),
+            "image",
+        )
+    bands = min(height, -(-4 * machine.threads // cfg.blocks))
+    band = -(-height // bands)
 
-    def task(t: Expr) -> tirx.Stmt:
-        first = t % bands * rows
-        count = tirx.max(const(0), tirx.min(const(rows), height - first)) if height % rows else rows
-        return span(first, count, lambda y: nest.row(t // bands, y), "y")
+    def task(n: Expr, t: Expr) -> tirx.Stmt:
+        first = t // cfg.blocks * band
+        count = tirx.min(const(band), height - first) if height % band else band
+        return rows(n, t % cfg.blocks, first, count)
 
-    return loop(images * bands, task, "task", PARALLEL)
+    tasks = cfg.blocks * -(-height // band)
+    return loop(cfg.batch, lambda n: loop(tasks, lambda t: task(n, t), "task", PARALLEL), "image")
+
+
+def _unrolls_rows(cfg: WindowConfig) -> bool:
+    """Whether kernel rows are written out: faster for 3x3, too much code beyond."""
+    return prod(cfg.kernel) <= 9
 
 
 def _tile_pixels(cfg: WindowConfig, machine: VectorMachine) -> int:
-    """Output pixels whose accumulators fit the registers beside one row of weights and a pixel."""
-    weights = cfg.kernel[1] if cfg.kind == "depthwise" else 0
-    return max(2, min(machine.registers // 2, machine.registers - weights - 2))
+    """Output pixels whose accumulators fit the registers beside what the taps need."""
+    if cfg.kind != "depthwise":
+        columns = machine.registers - 1 - cfg.spans[1]
+        return max(1, columns // cfg.stride[1] + 1)
+    if _unrolls_rows(cfg):
+        return machine.registers // 2  # the compiler then keeps more than one row of weights
+    return max(2, min(16, machine.registers - cfg.kernel[1] - 1))
 
 
 @dataclass(frozen=True)
@@ -264,88 +280,95 @@ class _Nest:
     operands: tuple[tirx.Buffer, ...]
     epilogue: Epilogue
 
-    def row(self, image: Expr, y: Expr) -> tirx.Stmt:
-        """One output row: kernel rows are unrolled where all of them lie in the image."""
+    def row(self, n: Expr, b: Expr, y: Expr) -> tirx.Stmt:
+        """One output row; where all kernel rows lie in the image they may be unrolled."""
         cfg = self.cfg
-        above, below = cfg.padding[0], cfg.in_size[0] + cfg.padding[0] - cfg.spans[0]
-        first, last = -(-above // cfg.stride[0]), below // cfg.stride[0]  # rows with all taps
-        inside = self._tiles(image, y, 0, cfg.kernel[0])
+        some = self._tiles((n, b, y), *_taps_inside(cfg, 0, y))
+        top, bottom = cfg.padding[0], cfg.in_size[0] + cfg.padding[0] - cfg.spans[0]
+        first, last = -(-top // cfg.stride[0]), bottom // cfg.stride[0]  # rows with all taps
+        if first > last or not _unrolls_rows(cfg):
+            return some
+        every = self._tiles((n, b, y), 0, cfg.kernel[0])
         if first == 0 and last >= cfg.out_size[0] - 1:
-            return inside
-        border = self._tiles(image, y, *_taps_inside(cfg, 0, y))
-        if first > last:
-            return border
-        return tirx.IfThenElse(tirx.all(y >= first, y <= last), inside, border)
+            return every
+        return tirx.IfThenElse(tirx.all(y >= first, y <= last), every, some)
 
-    def _tiles(self, image: Expr, y: Expr, low: Index, count: Index) -> tirx.Stmt:
+    def _tiles(self, row: tuple[Expr, ...], low: Index, count: Index) -> tirx.Stmt:
         def tile(t: Expr, run: _Run) -> tirx.Stmt:
-            return self._tile(image, y, t * run.width + run.start, run, (low, count))
+            return self._tile(row, t * run.width + run.start, run, (low, count))
 
         return block([loop(run.count, partial(tile, run=run), "tile") for run in self.runs])
 
     def _tile(
-        self, image: Expr, y: Expr, x: Expr, run: _Run, kernel_rows: tuple[Index, Index]
+        self, row: tuple[Expr, ...], x: Expr, run: _Run, kernel_rows: tuple[Index, Index]
     ) -> tirx.Stmt:
         """Set up the accumulators, reduce, hand the tile to the epilogue."""
         cfg = self.cfg
-        n, b = image // cfg.blocks, image % cfg.blocks
-        acc = scratch("acc", run.width * cfg.lanes, scope="local")
+        n, b, y = row
+        cells = run.width if cfg.kind == "depthwise" else len(run.reads)
+        acc = scratch("acc", max(1, cells) * cfg.lanes, scope="local")
         low, count = kernel_rows
         started: set[int] = set()
-        zero = f32(-inf if cfg.kind == "max" else 0.0)
 
         def kernel_row(ky: Expr) -> list[tirx.Stmt]:
             row = y * cfg.stride[0] + ky * cfg.dilation[0] - cfg.padding[0]
             left = x * cfg.stride[1] - cfg.padding[1]
             return [
-                self._tap(acc, p, (n, b, row, left + column), (b, ky, kx), started)
-                for column, taps in run.reads
-                for p, kx in taps
+                self._tap(acc, cell, (n, b, row, left + column), (b, ky, kx), started)
+                for i, (column, taps) in enumerate(run.reads)
+                for cell, kx in (taps if cfg.kind == "depthwise" else [(i, 0)])
             ]
 
-        def start(p: int) -> tirx.Stmt:
-            return lanes(cfg.lanes, lambda v: store(acc, zero, v + p * cfg.lanes))
+        def start(cell: int) -> tirx.Stmt:
+            return lanes(cfg.lanes, lambda v: store(acc, self._zero, v + cell * cfg.lanes))
 
         if isinstance(count, int):
             rows = [tap for ky in range(count) for tap in kernel_row(const(ky))]
-            reduction = rows + [start(p) for p in range(run.width) if p not in started]
+            reduction = rows + [start(i) for i in range(cells) if i not in started]
         else:
-            started.update(range(run.width))
+            started.update(range(cells))
             rows = [span(low, count, lambda ky: block(kernel_row(ky)), "ky")] if run.reads else []
-            reduction = [start(p) for p in range(run.width)] + rows
+            reduction = [start(i) for i in range(cells)] + rows
+        results = [self._finish(acc, p, (n, b, y, x + p), run) for p in range(run.width)]
+        return block([tirx.AllocBuffer(acc), *reduction, *results])
 
-        def finish(p: int) -> tirx.Stmt:
-            column = x + p
-            divisor = _count(cfg, y, column) if cfg.kind == "avg" else None
+    @property
+    def _zero(self) -> Expr:
+        return f32(-inf if self.cfg.kind == "max" else 0.0)
 
-            def value(v: Expr) -> Expr:
-                total = load(acc, v + p * cfg.lanes)
-                return total if divisor is None else total / divisor
-
-            return lanes(cfg.lanes, lambda v: self.epilogue.store((n, b, y, column, v), value(v)))
-
-        return block([tirx.AllocBuffer(acc), *reduction, *(finish(p) for p in range(run.width))])
+    def _join(self, old: Expr, new: Expr) -> Expr:
+        return tirx.max(old, new) if self.cfg.kind == "max" else old + new
 
     def _tap(
         self,
         acc: tirx.Buffer,
-        p: int,
+        cell: int,
         place: tuple[Expr, ...],
         tap: tuple[Expr, Expr, int],
         started: set[int],
     ) -> tirx.Stmt:
-        """Take one input pixel into the accumulator of output pixel ``p``."""
-        first = p not in started
-        started.add(p)
+        """Take one input pixel into an accumulator."""
+        first = cell not in started
+        started.add(cell)
 
         def update(v: Expr) -> tirx.Stmt:
             value = load(self.operands[0], *place, v)
             if self.cfg.kind == "depthwise":
                 value = value * load(self.operands[1], *tap, v)
-            where = v + p * self.cfg.lanes
-            if not first:
-                old = load(acc, where)
-                value = tirx.max(old, value) if self.cfg.kind == "max" else old + value
-            return store(acc, value, where)
+            where = v + cell * self.cfg.lanes
+            return store(acc, value if first else self._join(load(acc, where), value), where)
 
         return lanes(self.cfg.lanes, update)
+
+    def _finish(self, acc: tirx.Buffer, p: int, place: tuple[Expr, ...], run: _Run) -> tirx.Stmt:
+        """Store output pixel ``p`` of the tile."""
+        cfg = self.cfg
+        window = [i for i, (_, taps) in enumerate(run.reads) if p in dict(taps)]
+        cells = [p] if cfg.kind == "depthwise" else window
+
+        def value(v: Expr) -> Expr:
+            parts = [load(acc, v + i * cfg.lanes) for i in cells] or [self._zero]
+            total = reduce(self._join, parts)
+            return total / _count(cfg, place[2], place[3]) if cfg.kind == "avg" else total
+
+        return lanes(cfg.lanes, lambda v: self.epilogue.store((*place, v), value(v)))
