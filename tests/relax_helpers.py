@@ -12,12 +12,17 @@ from tvm.ir import assert_structural_equal
 Body = Callable[..., relax.Expr]
 
 
-def module(body: Body, *shapes: Sequence[int], dtype: str = "float32") -> tvm.IRModule:
+def module(body: Body, *shapes: Sequence[int | str], dtype: str = "float32") -> tvm.IRModule:
     """A module whose ``main(x0, x1, ..)`` returns ``body(x0, x1, ..)``."""
     bb = relax.BlockBuilder()
-    params = [
-        relax.Var(f"x{i}", relax.TensorType(list(shape), dtype)) for i, shape in enumerate(shapes)
-    ]
+    names: dict[str, tvm.tirx.Var] = {}
+    params = []
+    for index, shape in enumerate(shapes):
+        dims = [
+            names.setdefault(d, tvm.tirx.Var(d, "int64")) if isinstance(d, str) else d
+            for d in shape
+        ]
+        params.append(relax.Var(f"x{index}", relax.TensorType(dims, dtype)))
     with bb.function("main", params):
         with bb.dataflow():
             result = bb.emit_output(bb.normalize(body(*params)))

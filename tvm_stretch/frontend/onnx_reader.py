@@ -194,7 +194,7 @@ def _check_graph(network: OnnxNetwork) -> None:
                 f"expected numbers for input {value.name!r}, got strings; {_CONTROL_FLOW_HINT}"
             )
     try:
-        onnx.checker.check_model(network.model)
+        onnx.checker.check_model(_with_every_type(network.model))
     except onnx.checker.ValidationError as error:
         reason = str(error).strip().splitlines()[0]
         if "No Op registered" in reason or "No opset import" in reason or "not supported" in reason:
@@ -202,3 +202,15 @@ def _check_graph(network: OnnxNetwork) -> None:
         raise ModelError(
             f"expected a valid ONNX model, got: {reason}; check it with onnx.checker.check_model"
         ) from error
+
+
+def _with_every_type(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in which every output has a type and a shape: the checker insists on them."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for value in [*copy.graph.input, *copy.graph.output]:
+        if not value.type.WhichOneof("value"):
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+        if value.type.WhichOneof("value") == "tensor_type":
+            value.type.tensor_type.shape.SetInParent()
+    return copy

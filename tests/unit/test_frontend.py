@@ -1,0 +1,263 @@
+"""load_network: what every kind of source becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from relax_helpers import module, op_names, random_const, run
+from tvm import relax
+
+from tvm_stretch.errors import InputError, ModelError
+from tvm_stretch.frontend import load_network
+
+FLOAT = TensorProto.FLOAT
+Shape = list[int | str | None]
+
+
+def info(name: str, shape: Shape | None = (2, 3), kind: int = FLOAT) -> onnx.ValueInfoProto:
+    """A graph input or output."""
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def model(
+    nodes: list[onnx.NodeProto],
+    inputs: list[onnx.ValueInfoProto],
+    outputs: list[str],
+    constants: dict[str, np.ndarray] | None = None,
+    opset: int = 18,
+) -> onnx.ModelProto:
+    """An ONNX model; outputs carry no shape."""
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        inputs,
+        [helper.make_tensor_value_info(name, FLOAT, None) for name in outputs],
+        [numpy_helper.from_array(value, name) for name, value in (constants or {}).items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+
+
+def node(op: str, inputs: str, output: str, **attrs: object) -> onnx.NodeProto:
+    """A node; ``inputs`` are separated by spaces."""
+    return helper.make_node(op, inputs.split(), output.split(), **attrs)
+
+
+def flattening(shape: Shape) -> onnx.ModelProto:
+    """A network that computes the shape of its reshape, as exporters do."""
+    nodes = [
+        node("Relu", "x", "r"),
+        node("Shape", "r", "s"),
+        node("Gather", "s zero", "n"),
+        node("Unsqueeze", "n axes", "n1"),
+        node("Concat", "n1 minus", "target", axis=0),
+        node("Reshape", "r target", "y"),
+    ]
+    constants = {
+        "zero": np.asarray(0),
+        "axes": np.asarray([0]),
+        "minus": np.asarray([-1]),
+    }
+    return model(nodes, [info("x", shape)], ["y"], constants)
+
+
+def params(mod) -> dict[str, tuple[tuple[int, ...], str]]:  # noqa: ANN001
+    """Shapes and types of the parameters of main by name."""
+    return {
+        p.name: (tuple(int(d) for d in p.ty.shape.values), str(p.ty.dtype))
+        for p in mod["main"].params
+    }
+
+
+def test_computed_shapes_become_static() -> None:
+    mod = load_network(flattening([2, 3, 4]))
+    assert op_names(mod) == ["relax.nn.relu", "relax.reshape"]
+    x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype("f")
+    np.testing.assert_array_equal(run(mod, x)[0], np.maximum(x, 0).reshape(2, 12))
+
+
+def test_shapes_fix_dynamic_dimensions() -> None:
+    mod = load_network(flattening(["n", 3, None]), {"x": (5, 3, 7)})
+    assert params(mod) == {"x": ((5, 3, 7), "float32")}
+
+
+def test_a_named_dimension_is_fixed_for_every_input() -> None:
+    inputs = [info("a", ["n", 3]), info("b", ["n", 3])]
+    mod = load_network(model([node("Add", "a b", "y")], inputs, ["y"]), {"a": (4, 3)})
+    assert params(mod)["b"] == ((4, 3), "float32")
+
+
+def test_shapes_replace_static_ones() -> None:
+    assert params(load_network(flattening([2, 3, 4]), {"x": (6, 3, 4)}))["x"][0] == (6, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "shapes", "error", "words"),
+    [
+        (["n", 3, 4], None, ModelError, ["'x'", "n", "left open"]),
+        ([None, 3, 4], None, ModelError, ["'x'", "dimension 0"]),
+        (None, None, ModelError, ["unknown rank"]),
+        (["n", 3, 4], {"z": (1, 3, 4)}, InputError, ["'z'", "['x']"]),
+        (["n", 3, 4], {"x": (1, 3)}, InputError, ["3 dimensions", "[1, 3]"]),
+        (["n", 3, 4], {"x": (-1, 3, 4)}, InputError, ["at least 0"]),
+    ],
+)
+def test_shapes_that_do_not_fit(
+    shape: Shape | None, shapes: dict | None, error: type[Exception], words: list[str]
+) -> None:
+    with pytest.raises(error) as caught:
+        load_network(flattening(shape), shapes)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_names_of_inputs_and_outputs_stay() -> None:
+    nodes = [node("Relu", "in.1:0", "out/1"), node("Neg", "in.1:0", "2")]
+    mod = load_network(model(nodes, [info("in.1:0")], ["out/1", "2"]))
+    assert list(params(mod)) == ["in.1:0"]
+    assert list(mod["main"].attrs["output_names"]) == ["out/1", "2"]
+
+
+def test_inputs_that_nothing_reads_stay() -> None:
+    mod = load_network(model([node("Relu", "x", "y")], [info("unused", [7]), info("x")], ["y"]))
+    assert list(params(mod)) == ["unused", "x"]
+
+
+def test_input_returned_directly_and_twice() -> None:
+    mod = load_network(model([node("Relu", "x", "y")], [info("x")], ["x", "y", "x"]))
+    x = np.float32([[1, -2, 3], [4, -5, 6]])
+    got = run(mod, x)
+    assert len(got) == 3
+    np.testing.assert_array_equal(got[0], x)
+    np.testing.assert_array_equal(got[2], x)
+
+
+def test_no_inputs() -> None:
+    mod = load_network(model([node("Neg", "c", "y")], [], ["y"], {"c": np.float32([1, 2])}))
+    np.testing.assert_array_equal(run(mod)[0], [-1, -2])
+
+
+def test_initialisers_listed_as_inputs_are_constants() -> None:
+    weight = np.ones((3, 4), "f")
+    inputs = [info("x"), info("w", [3, 4])]
+    mod = load_network(model([node("MatMul", "x w", "y")], inputs, ["y"], {"w": weight}))
+    assert list(params(mod)) == ["x"]
+
+
+def test_integer_inputs() -> None:
+    inputs = [info("x", [4, 3]), info("i", [2], TensorProto.INT64)]
+    mod = load_network(model([node("Gather", "x i", "y", axis=0)], inputs, ["y"]))
+    assert params(mod)["i"] == ((2,), "int64")
+    x = np.arange(12, dtype="f").reshape(4, 3)
+    np.testing.assert_array_equal(run(mod, x, np.asarray([-1, 1]))[0], x[[-1, 1]])
+
+
+def test_optional_inputs_left_out() -> None:
+    nodes = [node("Clip", "x", "y"), helper.make_node("Clip", ["y", "", "six"], ["z"])]
+    mod = load_network(model(nodes, [info("x")], ["z"], {"six": np.float32(6)}))
+    x = np.float32([[-9, 5, 7], [0, 6, 8]])
+    np.testing.assert_array_equal(run(mod, x)[0], np.minimum(x, 6))
+
+
+def test_a_condition_that_is_known_is_not_control_flow() -> None:
+    branches = {
+        f"{name}_branch": helper.make_graph([node(op, "x", "b")], name, [], [info("b")])
+        for name, op in (("then", "Relu"), ("else", "Neg"))
+    }
+    proto = model([node("If", "c", "y", **branches)], [info("x")], ["y"], {"c": np.asarray(False)})
+    assert op_names(load_network(proto)) == ["relax.negative"]
+
+
+def test_functions_of_the_model_are_inlined() -> None:
+    function = helper.make_function(
+        "mine", "Twice", ["a"], ["b"], [node("Add", "a a", "b")], [helper.make_opsetid("", 18)]
+    )
+    call = helper.make_node("Twice", ["x"], ["y"], domain="mine")
+    proto = model([call], [info("x")], ["y"])
+    proto.functions.append(function)
+    proto.opset_import.append(helper.make_opsetid("mine", 1))
+    assert op_names(load_network(proto)) == ["relax.add"]
+
+
+def test_the_model_is_not_changed_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    proto = flattening(["n", 3, 4])
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones((64, 64), "f"), "large"))
+    before = proto.SerializeToString(deterministic=True)
+    load_network(proto, {"x": (1, 3, 4)})
+    assert proto.SerializeToString(deterministic=True) == before
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_path_with_external_data(tmp_path: Path, kind: Callable) -> None:
+    weight = np.random.default_rng(0).standard_normal((64, 64)).astype("f")
+    proto = model([node("MatMul", "x w", "y")], [info("x", [2, 64])], ["y"], {"w": weight})
+    path = tmp_path / "net.onnx"
+    onnx.save(proto, path, save_as_external_data=True, location="net.bin", size_threshold=0)
+    x = np.ones((2, 64), "f")
+    np.testing.assert_allclose(run(load_network(kind(path)), x)[0], x @ weight, rtol=1e-5, atol=1e-5)
+
+
+def test_relax_module() -> None:
+    mod = module(lambda x: relax.op.nn.relu(relax.op.add(random_const(3), x)), ("n", 3))
+    loaded = load_network(mod, {"x0": (2, 3)})
+    assert params(loaded) == {"x0": ((2, 3), "float32")}
+    assert op_names(loaded) == ["relax.add", "relax.nn.relu"]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "error", "word"),
+    [
+        (None, ModelError, "open dimension"),
+        ({"y": (2, 3)}, InputError, "['x0']"),
+        ({"x0": (2,)}, InputError, "one size per dimension"),
+        ({"x0": (2, 4)}, InputError, "got 4"),
+    ],
+)
+def test_relax_module_with_shapes_that_do_not_fit(
+    shapes: dict | None, error: type[Exception], word: str
+) -> None:
+    mod = module(lambda x: relax.op.nn.relu(x), ("n", 3))
+    with pytest.raises(error) as caught:
+        load_network(mod, shapes)
+    assert word in str(caught.value)
+
+
+def test_relax_module_without_main() -> None:
+    mod = module(lambda x: relax.op.nn.relu(x), (2, 3))
+    del mod[mod.get_global_var("main")]
+    with pytest.raises(ModelError, match="main"):
+        load_network(mod)
+
+
+class Block(torch.nn.Module):
+    """What torchvision's networks are made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = torch.nn.BatchNorm2d(8)
+        self.head = torch.nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Conv, norm, activations, pool, dense."""
+        y = torch.nn.functional.hardswish(self.norm(self.conv(x)))
+        y = torch.nn.functional.relu6(torch.nn.functional.silu(y))
+        return self.head(torch.nn.functional.adaptive_avg_pool2d(y, 1).flatten(1))
+
+
+def test_exported_program_with_a_dynamic_batch() -> None:
+    net, x = Block().eval(), torch.randn(2, 3, 8, 8)
+    program = torch.export.export(net, (x,), dynamic_shapes=({0: torch.export.Dim("n")},))
+    mod = load_network(program, {"x": (2, 3, 8, 8)})
+    assert op_names(mod)[:2] == ["relax.nn.conv2d", "relax.add"]
+    assert "relax.nn.batch_norm" not in op_names(mod)
+    want = net(x).detach().numpy()
+    np.testing.assert_allclose(run(mod, x.numpy())[0], want, rtol=1e-4, atol=1e-5)
