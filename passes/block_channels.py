@@ -3,12 +3,12 @@
     y = R.nn.conv2d(x, w)            # x: (1, 64, 56, 56)
     z = R.nn.relu(R.add(y, b))       # b: (1, 64, 1, 1)
         ->
-    u = R.call_tir(winograd_weight, (w,))            # constant operands: runs once, at load
+    u = R.call_tir(winograd_weight, (w,))            # constant operands: once, at load
     y = R.call_tir(winograd, (x5, u))                # x5: (1, 8, 56, 56, 8)
     z = R.nn.relu(R.add(y, b5))                      # b5: (1, 8, 1, 1, 8)
 
-A value is converted at most once and only where an operator needs the other layout.  Matrices (M, C)
-count as images of M pixels, (1, C, M, 1), so that dense layers share the kernels of convolutions.
+A value is converted at most once and only where an operator needs the other layout.  Matrices
+(M, C) count as images of M pixels, (1, C, M, 1), so that dense layers share the kernels of convolutions.
 Channels that do not fill a block are padded with lanes that stay finite and meet zero weights.
 """
 
@@ -20,7 +20,6 @@ import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir import GenericConst, Op
-
 from tvm_stretch.passes.expressions import shape_of
 from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.machine import VectorMachine
@@ -28,12 +27,33 @@ from tvm_stretch.targets.kernels.machine import VectorMachine
 # Elementwise operators that keep the padding lanes finite (they hold 0, or what these make of 0).
 _UNARY = {
     f"relax.{name}"
-    for name in (
-        "nn.relu nn.relu6 nn.leakyrelu nn.gelu nn.gelu_tanh nn.silu nn.softplus sigmoid tanh clip "
-        "abs negative exp floor ceil round sign square sqrt erf sin cos nn.dropout"
-    ).split()
+    for name in [
+        "nn.relu",
+        "nn.relu6",
+        "nn.leakyrelu",
+        "nn.gelu",
+        "nn.gelu_tanh",
+        "nn.silu",
+        "nn.softplus",
+        "sigmoid",
+        "tanh",
+        "clip",
+        "abs",
+        "negative",
+        "exp",
+        "floor",
+        "ceil",
+        "round",
+        "sign",
+        "square",
+        "sqrt",
+        "erf",
+        "sin",
+        "cos",
+        "nn.dropout",
+    ]
 }
-_BINARY = {f"relax.{name}" for name in "add subtract multiply maximum minimum".split()}
+_BINARY = {f"relax.{name}" for name in ["add", "subtract", "multiply", "maximum", "minimum"]}
 
 
 @dataclass

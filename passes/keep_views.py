@@ -1,15 +1,14 @@
 """Legalise every operator to a PrimFunc, except those that only look at memory another way.
 
-    R.nn.relu(x)                          ->  R.call_tir(relu, (x,))
-    R.reshape(x, (1, 64))                 stays: a second tensor on the same bytes
-    R.concat((a, b), axis=1), one image   stays: a and b are written next to each other
+R.nn.relu(x)                          ->  R.call_tir(relu, (x,))
+R.reshape(x, (1, 64))                 stays: a second tensor on the same bytes
+R.concat((a, b), axis=1), one image   stays: a and b are written next to each other
 """
 
 from __future__ import annotations
 
 import tvm
 from tvm import relax
-
 from tvm_stretch.passes.expressions import shape_of
 
 _ALWAYS_VIEWS = ["relax.reshape", "relax.flatten", "relax.expand_dims", "relax.squeeze"]
@@ -17,9 +16,7 @@ _ALWAYS_VIEWS = ["relax.reshape", "relax.flatten", "relax.expand_dims", "relax.s
 
 def keep_views() -> tvm.transform.Pass:
     """The pass described in the module docstring."""
-    legalizers = {
-        name: _unless_contiguous(name) for name in ("relax.concat", "relax.split")
-    }
+    legalizers = {name: _unless_contiguous(name) for name in ("relax.concat", "relax.split")}
     return relax.transform.LegalizeOps(legalizers, skip_ops=_ALWAYS_VIEWS)
 
 

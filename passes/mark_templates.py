@@ -1,6 +1,6 @@
 """Let kernel templates take epilogues.
 
-    winograd_conv2d  op_pattern=8 (opaque)   ->   op_pattern=4 (what follows elementwise fuses into it)
+    winograd_conv2d  op_pattern=8 (opaque)   ->   op_pattern=4 (elementwise followers fuse)
 
 TVM derives a PrimFunc's pattern from its blocks and calls one of several blocks opaque.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
-
 from tvm_stretch.targets.kernels.fused import ANNOTATION
 
 _OUT_ELEMENTWISE_FUSABLE = 4

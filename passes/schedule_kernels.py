@@ -1,14 +1,13 @@
 """Schedule every PrimFunc for one CPU: a template's loop nest, or the generic schedule.
 
-    for n, o, y, x, lane, ic in T.grid(...): conv2d block, bias block, relu block
-        ->  a register-tiled nest
+for n, o, y, x, lane, ic in T.grid(...): conv2d block, bias block, relu block
+->  a register-tiled nest
 """
 
 from __future__ import annotations
 
 import tvm
 from tvm import tirx
-
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.templates import schedule_kernel
 

@@ -17,12 +17,12 @@ from typing import Any
 import tvm
 from tvm import relax
 from tvm.target import Target, codegen
-
-from tvm_stretch.errors import TargetError
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.keep_views import keep_views
 from tvm_stretch.passes.mark_templates import MarkTemplates
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
+
+from tvm_stretch.errors import TargetError
 
 from .kernels.machine import VectorMachine
 from .processor import Processor

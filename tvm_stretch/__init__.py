@@ -1,9 +1,9 @@
 """tvm_stretch: runs one trained CNN on several processors at the same time.
 
-    import tvm_stretch as ts
-    model = ts.compile("resnet50.onnx", targets=["llvm"])
-    y = model(x)
-    model.export("resnet50.so"); model = ts.load("resnet50.so")
+import tvm_stretch as ts
+model = ts.compile("resnet50.onnx", targets=["llvm"])
+y = model(x)
+model.export("resnet50.so"); model = ts.load("resnet50.so")
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tvm_stretch.errors import (
 )
 
 if TYPE_CHECKING:
-    from tvm_stretch.compiler import compile  # noqa: A004
+    from tvm_stretch.compiler import compile
     from tvm_stretch.runtime.model import Model, load
 
 __all__ = [
@@ -44,7 +44,7 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401
+def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'tvm_stretch' has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)

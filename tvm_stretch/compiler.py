@@ -1,6 +1,6 @@
 """``compile()``: the way of a network through the house, front to back.
 
-    source --frontend--> canonical Relax --processor's phases--> kernels --lowering--> Model
+source --frontend--> canonical Relax --processor's phases--> kernels --lowering--> Model
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tvm_stretch.targets.processor import Processor
 TargetLike = str | Mapping[str, Any] | Target
 
 
-def compile(  # noqa: A001 - the public name is tvm_stretch.compile, as in tvm.compile
+def compile(
     source: object,
     targets: Sequence[TargetLike] | TargetLike = ("llvm",),
     *,

@@ -135,8 +135,15 @@ def conv_shape(call: relax.Call) -> ConvShape | None:
 
     top, left, bottom, right = (int(p) for p in attrs.padding)
     return ConvShape(
-        n, c, (h, w), o, (kh, kw), pair(attrs.strides), (top, left, bottom, right),
-        pair(attrs.dilation), int(attrs.groups),
+        n,
+        c,
+        (h, w),
+        o,
+        (kh, kw),
+        pair(attrs.strides),
+        (top, left, bottom, right),
+        pair(attrs.dilation),
+        int(attrs.groups),
     )
 
 
@@ -160,12 +167,15 @@ def convolution(
     if isinstance(config, WinogradConfig):
         mark = annotation("winograd", config)
         packed = bb.call_te(
-            lambda w: transform_weight(config, w, annotation("winograd_weight", config)), weight,
+            lambda w: transform_weight(config, w, annotation("winograd_weight", config)),
+            weight,
             primfunc_name_hint="winograd_weight",
         )
         return bb.emit(
             bb.call_te(
-                lambda x, w: winograd_compute(config, x, w, mark), data, bb.emit(packed),
+                lambda x, w: winograd_compute(config, x, w, mark),
+                data,
+                bb.emit(packed),
                 primfunc_name_hint="winograd_conv2d",
             )
         )
@@ -173,7 +183,9 @@ def convolution(
     packed = bb.call_te(lambda w: pack_weight(config, w), weight, primfunc_name_hint="pack_weight")
     return bb.emit(
         bb.call_te(
-            lambda x, w: conv_compute(config, x, w, mark), data, bb.emit(packed),
+            lambda x, w: conv_compute(config, x, w, mark),
+            data,
+            bb.emit(packed),
             primfunc_name_hint="conv2d",
         )
     )
@@ -208,8 +220,14 @@ def _depthwise(
     weight: GenericConst,
 ) -> relax.Var:
     config = WindowConfig(
-        kind="depthwise", batch=shape.batch, channels=shape.in_channels, in_size=shape.in_size,
-        kernel=shape.kernel, stride=shape.stride, padding=shape.padding, dilation=shape.dilation,
+        kind="depthwise",
+        batch=shape.batch,
+        channels=shape.in_channels,
+        in_size=shape.in_size,
+        kernel=shape.kernel,
+        stride=shape.stride,
+        padding=shape.padding,
+        dilation=shape.dilation,
         lanes=machine.lanes,
     )
     mark = annotation("window", config)
@@ -218,7 +236,9 @@ def _depthwise(
     )
     return bb.emit(
         bb.call_te(
-            lambda x, w: window_compute(config, x, w, mark), data, bb.emit(packed),
+            lambda x, w: window_compute(config, x, w, mark),
+            data,
+            bb.emit(packed),
             primfunc_name_hint="depthwise_conv2d",
         )
     )
@@ -243,7 +263,9 @@ def dense(
     mark = annotation("conv", config)
     return bb.emit(
         bb.call_te(
-            lambda x, w: conv_compute(config, x, w, mark), data, bb.emit(packed),
+            lambda x, w: conv_compute(config, x, w, mark),
+            data,
+            bb.emit(packed),
             primfunc_name_hint="dense",
         )
     )
@@ -254,9 +276,7 @@ def _as_oihw(weight: te.Tensor) -> te.Tensor:
     return te.compute((n, k, 1, 1), lambda o, i, _y, _x: weight[i, o], name="transpose")
 
 
-def pool(
-    bb: relax.BlockBuilder, machine: VectorMachine, call: relax.Call, data: Expr
-) -> relax.Var:
+def pool(bb: relax.BlockBuilder, machine: VectorMachine, call: relax.Call, data: Expr) -> relax.Var:
     """Max or average pooling."""
     attrs = call.attrs
     n, c, h, w = (int(d) for d in call.args[0].ty.shape.values)
@@ -267,15 +287,23 @@ def pool(
         (int(v[0]), int(v[1])) for v in (attrs.pool_size, attrs.strides, attrs.dilation)
     )
     config = WindowConfig(
-        kind=kind, batch=n, channels=c, in_size=(h, w), kernel=kernel, stride=stride,
-        padding=(top, left, int(attrs.padding[2]), int(attrs.padding[3])), dilation=dilation,
-        lanes=machine.lanes, out=(out_h, out_w), count_include_pad=bool(attrs.count_include_pad),
+        kind=kind,
+        batch=n,
+        channels=c,
+        in_size=(h, w),
+        kernel=kernel,
+        stride=stride,
+        padding=(top, left, int(attrs.padding[2]), int(attrs.padding[3])),
+        dilation=dilation,
+        lanes=machine.lanes,
+        out=(out_h, out_w),
+        count_include_pad=bool(attrs.count_include_pad),
     )
     mark = annotation("window", config)
     return bb.emit(
         bb.call_te(
-            lambda x: window_compute(config, x, None, mark), data,
+            lambda x: window_compute(config, x, None, mark),
+            data,
             primfunc_name_hint=f"{kind}_pool2d",
         )
     )
-

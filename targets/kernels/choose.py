@@ -1,7 +1,7 @@
 """Which template and which register tile a convolution gets, from a small model of the core.
 
-The model counts cycles of the inner loop: multiply-adds on two ports, loads on two ports, weights that
-stream from the second-level cache, and the latency that short tiles cannot hide.  It needs no
+The model counts cycles of the inner loop: multiply-adds on two ports, loads on two ports, weights
+that stream from the second-level cache, and the latency that short tiles cannot hide.  It needs no
 measurement; the planner may later replace it by a measured cost model.
 """
 
@@ -43,10 +43,8 @@ def choose_conv(
     """The fastest template for a convolution by the model of this file."""
     direct = _direct(shape, machine, data_block)
     best: tuple[float, ConvConfig | WinogradConfig] = (_direct_cycles(direct, machine), direct)
-    if _winograd_fits(shape, machine, data_block):
-        for tile in (4, 2):
-            config = _winograd(shape, machine, tile)
-            best = min(best, (_winograd_cycles(config, machine), config), key=lambda pair: pair[0])
+    for config in _winograds(shape, machine, data_block):
+        best = min(best, (_winograd_cycles(config, machine), config), key=lambda pair: pair[0])
     return best[1]
 
 
@@ -72,7 +70,11 @@ def _step_cycles(pixels: int, blocks: int, slab: int, machine: VectorMachine) ->
 def _direct(shape: ConvShape, machine: VectorMachine, data_block: int) -> ConvConfig:
     merge = merged_groups(shape.in_channels, shape.out_channels, shape.groups, machine.lanes)
     config = ConvConfig(
-        **vars(shape), lanes=machine.lanes, data_block=data_block, oc_blocks=1, pixels=1,
+        **vars(shape),
+        lanes=machine.lanes,
+        data_block=data_block,
+        oc_blocks=1,
+        pixels=1,
         merged_groups=merge,
     )
     candidates = [replace(config, pixels=p, oc_blocks=o) for p, o in _tiles(machine)]
@@ -101,39 +103,48 @@ def _direct_cycles(c: ConvConfig, machine: VectorMachine) -> float:
     return c.batch * compute + weights / _WEIGHT_BYTES_PER_CYCLE
 
 
-def _winograd_fits(shape: ConvShape, machine: VectorMachine, data_block: int) -> bool:
-    return (
-        (shape.kernel, shape.stride, shape.dilation, shape.groups) == ((3, 3), (1, 1), (1, 1), 1)
-        and data_block == machine.lanes
-        and min(shape.in_channels, shape.out_channels) >= 2 * machine.lanes
-        and min(WinogradConfig(*_winograd_args(shape, machine), 2, 1, 1).out_size) >= 4
-    )
-
-
-def _winograd_args(
-    shape: ConvShape, machine: VectorMachine
-) -> tuple[int, int, tuple[int, int], int, tuple[int, int, int, int], int]:
-    return (
-        shape.batch, shape.in_channels, shape.in_size, shape.out_channels, shape.padding,
+def _winograds(shape: ConvShape, machine: VectorMachine, data_block: int) -> list[WinogradConfig]:
+    """Every Winograd configuration that can compute ``shape``."""
+    merge = merged_groups(shape.in_channels, shape.out_channels, shape.groups, machine.lanes)
+    width = min(shape.in_channels, shape.out_channels) // shape.groups
+    if (
+        (shape.kernel, shape.stride, shape.dilation) != ((3, 3), (1, 1), (1, 1))
+        or data_block != machine.lanes
+        or width < 2 * machine.lanes
+        or shape.groups % merge
+    ):
+        return []
+    base = WinogradConfig(
+        shape.batch,
+        shape.in_channels,
+        shape.in_size,
+        shape.out_channels,
+        shape.padding,
         machine.lanes,
+        tile=2,
+        oc_blocks=1,
+        pixels=1,
+        groups=shape.groups,
+        merged_groups=merge,
     )
-
-
-def _winograd(shape: ConvShape, machine: VectorMachine, tile: int) -> WinogradConfig:
-    options = [
-        WinogradConfig(*_winograd_args(shape, machine), tile, o, p) for p, o in _tiles(machine)
+    if min(base.out_size) < 4:
+        return []
+    return [
+        replace(base, tile=tile, oc_blocks=o, pixels=p)
+        for tile in (4, 2)
+        for p, o in _tiles(machine)
+        if base.parts == 1 or base.out_blocks % o == 0
     ]
-    return min(options, key=lambda c: _winograd_cycles(c, machine))
 
 
 def _winograd_cycles(c: WinogradConfig, machine: VectorMachine) -> float:
     tiles = c.tiles[0] * c.tiles[1]
     square, channels = c.alpha**2, c.in_blocks * c.lanes
-    groups = c.out_blocks / c.oc_blocks
+    groups = c.parts * c.out_blocks / c.oc_blocks
     slab = channels * c.oc_blocks * c.lanes * 4
     sizes = balanced(tiles, c.pixels)
     step = {size: _step_cycles(size, c.oc_blocks, slab, machine) for size in set(sizes)}
     products = square * groups * sum(step[s] * channels + 12 + c.oc_blocks * s for s in sizes)
-    transforms = tiles * (c.in_blocks + c.out_blocks) * 4.5 * square
-    weights = 4 * square * channels * c.out_blocks * c.lanes
+    transforms = tiles * c.parts * (c.in_blocks + c.out_blocks) * 4.5 * square
+    weights = 4 * square * channels * c.parts * c.out_blocks * c.lanes
     return c.batch * (products + transforms) + weights / _WEIGHT_BYTES_PER_CYCLE

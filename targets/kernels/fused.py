@@ -1,9 +1,9 @@
 """Take a fused PrimFunc apart: the anchor a template knows, and everything fused behind it.
 
-FuseTIR hands over one function per group, for example ``conv2d -> + bias -> + residual -> relu``.  The
-anchor's blocks carry the annotation ``tvm_stretch.kernel`` (which template, with which configuration);
-what follows is inlined into one elementwise expression that the template evaluates on each tile while
-it is still in registers.
+FuseTIR hands over one function per group, for example ``conv2d -> + bias -> + residual -> relu``.
+The anchor's blocks carry the annotation ``tvm_stretch.kernel`` (which template, with which
+configuration); what follows is inlined into one elementwise expression that the template evaluates
+on each tile while it is still in registers.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def _is_output(param: tirx.Buffer, func: tirx.PrimFunc) -> bool:
 
 
 def _same_place(indices: Sequence[Expr], axes: Sequence[tirx.Var]) -> bool:
-    return len(indices) == len(axes) and all(i.same_as(a) for i, a in zip(indices, axes, strict=True))
+    return len(indices) == len(axes) and all(
+        i.same_as(a) for i, a in zip(indices, axes, strict=True)
+    )
 
 
 def _loads(value: Expr, buffer: tirx.Buffer) -> list[TensorLoad]:

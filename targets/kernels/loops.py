@@ -1,7 +1,7 @@
 """A few words for writing TIR loop nests by hand.
 
-TVM's schedule primitives cannot express "this tile has fewer taps than that one", which is what makes
-padding free.  The templates therefore write their loops out with these helpers::
+TVM's schedule primitives cannot express "this tile has fewer taps than that one", which is what
+makes padding free.  The templates therefore write their loops out with these helpers::
 
     loop(4, lambda i: store(out, load(a, i) + 1.0, i))     # for i in range(4): out[i] = a[i] + 1
 """
@@ -72,7 +72,7 @@ def scratch(name: str, *shape: int, scope: str = "global") -> tirx.Buffer:
 
 
 def balanced(total: int, largest: int) -> list[int]:
-    """Cut ``total`` into the fewest parts of at most ``largest``, as equal as possible, big ones first.
+    """Cut ``total`` into the fewest parts of at most ``largest``, nearly equal, big ones first.
 
     >>> balanced(14, 6)
     [5, 5, 4]

@@ -1,7 +1,7 @@
 """Replace the body of each fused PrimFunc by the loop nest of its template.
 
-    conv2d -> + bias -> relu  (a plain reduction and elementwise blocks)
-        ->  one register-tiled nest with the epilogue applied to the accumulators
+conv2d -> + bias -> relu  (a plain reduction and elementwise blocks)
+->  one register-tiled nest with the epilogue applied to the accumulators
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from typing import Any
 
 from tvm import tirx
 
-from .conv import ConvConfig, write_conv
+from .conv import ConvConfig
+from .conv_nest import write_conv
 from .fused import FusedKernel, split_fused
 from .generic import schedule_generic
 from .machine import VectorMachine
 from .window import WindowConfig, write_window
-from .winograd import WinogradConfig, write_weight_transform, write_winograd
+from .winograd import WinogradConfig
+from .winograd_nest import write_weight_transform, write_winograd
 
 
 def schedule_kernel(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:

@@ -8,7 +8,6 @@ import tvm
 from hypothesis import given
 from hypothesis import strategies as st
 from tvm import te, tirx, topi
-
 from tvm_stretch.targets.kernels.blocks import annotation
 from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
 from tvm_stretch.targets.kernels.conv import ConvConfig, conv_compute, pack_weight
@@ -47,7 +46,10 @@ def convolve(x: np.ndarray, w: np.ndarray, shape: ConvShape) -> np.ndarray:
     top, left, bottom, right = shape.padding
     x = np.pad(x.astype("float64"), ((0, 0), (0, 0), (top, bottom), (left, right)))
     (kh, kw), (sh, sw), (dh, dw) = shape.kernel, shape.stride, shape.dilation
-    height, width = (x.shape[2] - (kh - 1) * dh - 1) // sh + 1, (x.shape[3] - (kw - 1) * dw - 1) // sw + 1
+    height, width = (
+        (x.shape[2] - (kh - 1) * dh - 1) // sh + 1,
+        (x.shape[3] - (kw - 1) * dw - 1) // sw + 1,
+    )
     out = np.zeros((shape.batch, shape.out_channels, height, width))
     inner, outer = shape.in_channels // shape.groups, shape.out_channels // shape.groups
     for g in range(shape.groups):
@@ -61,8 +63,14 @@ def convolve(x: np.ndarray, w: np.ndarray, shape: ConvShape) -> np.ndarray:
     return out
 
 
-def template_result(config: ConvConfig | WinogradConfig, machine: VectorMachine, x: np.ndarray,
-                    w: np.ndarray, bias: np.ndarray, residual: np.ndarray) -> np.ndarray:
+def template_result(
+    config: ConvConfig | WinogradConfig,
+    machine: VectorMachine,
+    x: np.ndarray,
+    w: np.ndarray,
+    bias: np.ndarray,
+    residual: np.ndarray,
+) -> np.ndarray:
     """The template with a fused ``relu(conv + bias + residual)``, back in NCHW."""
     weight = te.placeholder(w.shape, name="weight")
     winograd = isinstance(config, WinogradConfig)

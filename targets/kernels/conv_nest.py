@@ -1,0 +1,416 @@
+"""The loop nest of a direct convolution, register-tiled.
+
+One output tile is ``pixels`` neighbours of a row times ``oc_blocks`` vectors of output channels; it
+stays in registers over the whole reduction::
+
+    for band of rows, oc_group:                 # parallel
+      for y, tile of the row:                   # rows are cut into balanced tiles: 14 -> 5 + 5 + 4
+        acc[pixels][oc_blocks] = 0
+        for ic_block, ky in the rows that exist:
+          for kx, ic_lane, pixel, oc_block:     # unrolled but kx; taps outside are not written
+            acc += broadcast(data) * weight
+        out = epilogue(acc)
+
+Padding is free: whether a tap of a tile lies outside the image is known while the tile is written.
+1x1 convolutions and dense layers are the same nest over one long row of pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tvm import tirx
+from tvm.ir import Expr
+
+from .conv import ConvConfig
+from .fused import Epilogue
+from .loops import (
+    PARALLEL,
+    UNROLLED,
+    balanced,
+    block,
+    const,
+    f32,
+    lanes,
+    load,
+    loop,
+    scratch,
+    span,
+    store,
+)
+from .machine import VectorMachine
+
+
+@dataclass(frozen=True)
+class RowTiles:
+    """A run of equal tiles of one row: ``count`` tiles of ``width`` pixels from pixel ``start``.
+
+    ``taps[p]`` is the range of kernel columns of pixel ``p`` that lie inside the image.
+    """
+
+    start: int
+    width: int
+    count: int
+    taps: tuple[tuple[int, int], ...]
+
+
+def row_tiles(cfg: ConvConfig, width: int) -> list[RowTiles]:
+    """Cut a row of ``width`` output pixels into runs of tiles with the same taps."""
+    runs: list[RowTiles] = []
+    start = 0
+    for size in balanced(width, cfg.pixels):
+        taps = tuple(_taps(cfg, start + p) for p in range(size))
+        last = runs[-1] if runs else None
+        if last is not None and (last.width, last.taps) == (size, taps):
+            runs[-1] = RowTiles(last.start, size, last.count + 1, taps)
+        else:
+            runs.append(RowTiles(start, size, 1, taps))
+        start += size
+    return runs
+
+
+def _taps(cfg: ConvConfig, x: int) -> tuple[int, int]:
+    """Kernel columns ``lo..hi`` that fall inside the image for output column ``x``."""
+    if cfg.pointwise:
+        return 0, 1
+    first = x * cfg.stride[1] - cfg.padding[1]
+    inside = [0 <= first + k * cfg.dilation[1] < cfg.in_size[1] for k in range(cfg.kernel[1])]
+    if not any(inside):
+        return 0, 0
+    return inside.index(True), len(inside) - inside[::-1].index(True)
+
+
+@dataclass(frozen=True)
+class _Blocking:
+    """How the nest is cut so that what is read again is still in the cache.
+
+    ``rows`` rows of ``width`` pixels; bands of ``band`` rows keep their input in the second-level
+    cache while all output groups pass over it; the reduction runs in ``chunks`` of ``chunk``
+    channel blocks so that the weights of one group stay there too.
+    """
+
+    rows: int
+    width: int
+    band: int
+    chunk: int
+    chunks: int
+
+
+def _cuts(area: int, least: int) -> list[int]:
+    """Numbers of equal rows that an image of ``area`` pixels can be cut into."""
+    return [r for r in range(1, area + 1) if area % r == 0 and (r == 1 or area // r >= least)]
+
+
+def _blocking(cfg: ConvConfig, machine: VectorMachine) -> _Blocking:
+    height, width = cfg.out_size
+    channels = cfg.reduce_blocks * cfg.data_block
+    weights = cfg.oc_blocks * cfg.lanes * channels * cfg.kernel[0] * cfg.kernel[1] * 4
+    chunk = -(-cfg.reduce_blocks // -(-weights // (machine.l2_bytes // 4)))
+    chunks = -(-cfg.reduce_blocks // chunk)
+    in_row = channels * 4 * (1 if cfg.pointwise else cfg.in_size[1] * cfg.stride[0])
+    budget = machine.l2_bytes * 3 // 4
+    if cfg.pointwise:
+        cuts = _cuts(height * width, 8 * cfg.pixels)
+        fits = [r for r in cuts if height * width // r * in_row <= budget] or cuts[-1:]
+        even = [r for r in fits if cfg.out_groups * r % machine.threads == 0] or fits
+        return _Blocking(even[0], height * width // even[0], 1, chunk, chunks)
+    band = max(1, min(height, budget // in_row))
+    if chunks > 1:
+        band = max(1, min(band, 2**15 // (width * cfg.oc_blocks * cfg.lanes * 4)))
+    return _Blocking(height, width, -(-height // -(-height // band)), chunk, chunks)
+
+
+def write_conv(
+    cfg: ConvConfig,
+    machine: VectorMachine,
+    operands: tuple[tirx.Buffer, ...],
+    epilogue: Epilogue,
+) -> tirx.Stmt:
+    """The loop nest of one (fused) convolution; ``operands`` are data, weight, epilogue inputs."""
+    nest = _ConvNest(cfg, _blocking(cfg, machine), operands[0], operands[1], epilogue)
+    bands = -(-nest.cut.rows // nest.cut.band)
+    full, tail = divmod(cfg.out_blocks, cfg.oc_blocks)
+
+    def groups(n: Expr, first: int, count: int, blocks: int) -> tirx.Stmt:
+        if machine.threads == 1:
+            return loop(
+                bands,
+                lambda b: span(first, count, lambda g: nest.group(n, g, b, blocks), "g"),
+                "band",
+            )
+        return loop(
+            count * bands,
+            lambda t: nest.group(n, t % count + first, t // count, blocks),
+            "task",
+            PARALLEL,
+        )
+
+    def image(n: Expr) -> tirx.Stmt:
+        nests = [groups(n, 0, full, cfg.oc_blocks)] if full else []
+        if tail:
+            nests.append(groups(n, full, 1, tail))
+        return block(nests)
+
+    return loop(cfg.batch, image, "n")
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Where a register tile lies: image, output channel group, row, first pixel; and its taps."""
+
+    n: Expr
+    group: Expr
+    y: Expr
+    x: Expr
+    blocks: int
+    taps: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class _ConvNest:
+    cfg: ConvConfig
+    cut: _Blocking
+    data: tirx.Buffer
+    weight: tirx.Buffer
+    epilogue: Epilogue
+
+    def group(self, n: Expr, g: Expr, band: Expr, blocks: int) -> tirx.Stmt:
+        """One group of output channels over one band of rows."""
+        cfg, cut = self.cfg, self.cut
+        runs = row_tiles(cfg, cut.width)
+        first = band * cut.band
+        count: int | Expr = cut.band
+        if cut.rows % cut.band:
+            count = tirx.min(const(cut.band), const(cut.rows) - first)
+
+        def tiles(y: Expr, tile: Callable[[_Tile], tirx.Stmt]) -> tirx.Stmt:
+            return block(
+                [
+                    loop(
+                        r.count,
+                        lambda t, r=r: tile(_Tile(n, g, y, t * r.width + r.start, blocks, r.taps)),
+                        "tile",
+                    )
+                    for r in runs
+                ]
+            )
+
+        if cut.chunks == 1:
+            return span(first, count, lambda y: tiles(y, self.whole_tile), "y")
+        width = blocks * cfg.lanes
+        partial = scratch("partial", cut.band, cut.width, width)
+
+        def chunk(c: Expr) -> tirx.Stmt:
+            return span(
+                first,
+                count,
+                lambda y: tiles(y, lambda tile: self.partial_tile(tile, c, partial, y - first)),
+                "y",
+            )
+
+        def finish(y: Expr, x: Expr) -> tirx.Stmt:
+            return block(
+                [
+                    lanes(
+                        cfg.lanes,
+                        lambda v, o=o: self.epilogue.store(
+                            (n, g * cfg.oc_blocks + o, *self.pixel(y, x), v),
+                            load(partial, y - first, x, v + o * cfg.lanes),
+                        ),
+                    )
+                    for o in range(blocks)
+                ]
+            )
+
+        return block(
+            [
+                tirx.AllocBuffer(partial),
+                loop(
+                    cut.band * cut.width * blocks,
+                    lambda i: lanes(
+                        cfg.lanes,
+                        lambda v: store(
+                            partial,
+                            f32(0.0),
+                            i // (cut.width * blocks),
+                            i // blocks % cut.width,
+                            i % blocks * cfg.lanes + v,
+                        ),
+                    ),
+                    "i",
+                ),
+                loop(cut.chunks, chunk, "chunk"),
+                span(first, count, lambda y: loop(cut.width, lambda x: finish(y, x), "x"), "y"),
+            ]
+        )
+
+    def whole_tile(self, tile: _Tile) -> tirx.Stmt:
+        """Zero the accumulators, reduce over everything, hand the tile to the epilogue."""
+        group = tile.group * self.cfg.oc_blocks
+
+        def finish(p: int, o: int, v: Expr, value: Expr) -> tirx.Stmt:
+            return self.epilogue.store(
+                (tile.n, group + o, *self.pixel(tile.y, tile.x + p), v), value
+            )
+
+        return self.tile(tile, (const(0), self.blocks_to_read(tile, None)), None, finish)
+
+    def partial_tile(self, tile: _Tile, chunk: Expr, partial: tirx.Buffer, y: Expr) -> tirx.Stmt:
+        """Add one chunk of the reduction to the partial sums."""
+
+        def place(p: int, o: int, v: Expr) -> tuple[Expr, ...]:
+            return y, tile.x + p, v + o * self.cfg.lanes
+
+        return self.tile(
+            tile,
+            (chunk * self.cut.chunk, self.blocks_to_read(tile, chunk)),
+            lambda p, o, v: load(partial, *place(p, o, v)),
+            lambda p, o, v, value: store(partial, value, *place(p, o, v)),
+        )
+
+    def blocks_to_read(self, tile: _Tile, chunk: Expr | None) -> int | Expr:
+        """Input channel blocks of this chunk that exist."""
+        cfg, cut = self.cfg, self.cut
+        limits: list[int | Expr] = [cfg.reduce_blocks if chunk is None else cut.chunk]
+        if chunk is not None and cfg.reduce_blocks % cut.chunk:
+            limits.append(const(cfg.reduce_blocks) - chunk * cut.chunk)
+        if cfg.groups > cfg.merged_groups and cfg.in_blocks % cfg.reduce_blocks:
+            start = cfg.first_block(tile.group * cfg.oc_blocks)
+            limits.append(
+                const(cfg.in_blocks) - start - (0 if chunk is None else chunk * cut.chunk)
+            )
+        count = limits[0]
+        for limit in limits[1:]:
+            count = tirx.min(const(count), limit)
+        return count if len(limits) == 1 else tirx.max(const(0), count)
+
+    def tile(
+        self,
+        tile: _Tile,
+        reduce: tuple[Expr, int | Expr],
+        start: Callable[[int, int, Expr], Expr] | None,
+        finish: Callable[[int, int, Expr, Expr], tirx.Stmt],
+    ) -> tirx.Stmt:
+        """Accumulators in registers: start values, reduction over channel blocks, finish."""
+        cfg = self.cfg
+        pixels, blocks = len(tile.taps), tile.blocks
+        acc = scratch("acc", pixels * blocks * cfg.lanes, scope="local")
+        # Outer loop over the longer side: the operand of the shorter side stays in few registers.
+        cells = [(p, o) for p in range(pixels) for o in range(blocks)]
+        if blocks > pixels:
+            cells = [(p, o) for o in range(blocks) for p in range(pixels)]
+
+        def at(p: int, o: int, lane: Expr) -> Expr:
+            return lane + (p * blocks + o) * cfg.lanes
+
+        def each_cell(statement: Callable[[int, int, Expr], tirx.Stmt]) -> list[tirx.Stmt]:
+            return [lanes(cfg.lanes, lambda v, p=p, o=o: statement(p, o, v)) for p, o in cells]
+
+        first_block = cfg.first_block(tile.group * cfg.oc_blocks)
+
+        def tap(ic: Expr, ky: Expr, kx: Expr, active: Sequence[int]) -> tirx.Stmt:
+            def channel(ii: Expr) -> tirx.Stmt:
+                place = (tile.group, ic, ky, kx, ii)
+                pixels = {
+                    p: load(self.data, *self.input_place(tile, (p, ky, kx), first_block + ic, ii))
+                    for p in active
+                }
+                return block(
+                    [
+                        lanes(
+                            cfg.lanes,
+                            lambda v, p=p, o=o: store(
+                                acc,
+                                load(acc, at(p, o, v))
+                                + pixels[p] * load(self.weight, *place, v + o * cfg.lanes),
+                                at(p, o, v),
+                            ),
+                        )
+                        for p, o in cells
+                        if p in active
+                    ]
+                )
+
+            return loop(cfg.data_block, channel, "ii", UNROLLED)
+
+        segments = _column_segments(tile.taps)
+        if cfg.data_block == 1:  # few multiply-adds per tap: unroll the kernel columns as well
+            segments = [(k, k + 1, active) for lo, hi, active in segments for k in range(lo, hi)]
+
+        def taps(ic: Expr, ky: Expr) -> tirx.Stmt:
+            # Else kernel columns stay a loop: unrolled, LLVM would keep the pixels that two
+            # taps share in registers, and spill the accumulators for it.
+            return block(
+                [
+                    span(lo, hi - lo, lambda kx, active=active: tap(ic, ky, kx, active), "kx")
+                    for lo, hi, active in segments
+                ]
+            )
+
+        low, count = _kernel_rows(cfg, tile.y)
+        first, reads = reduce
+        nest: list[tirx.Stmt] = []
+        if segments:  # else every tap of the tile lies in the padding
+            nest = [
+                span(first, reads, lambda ic: span(low, count, lambda ky: taps(ic, ky), "ky"), "ic")
+            ]
+        return block(
+            [
+                tirx.AllocBuffer(acc),
+                *each_cell(
+                    lambda p, o, v: store(acc, start(p, o, v) if start else f32(0.0), at(p, o, v))
+                ),
+                *nest,
+                *each_cell(lambda p, o, v: finish(p, o, v, load(acc, at(p, o, v)))),
+            ]
+        )
+
+    def pixel(self, y: Expr, x: Expr) -> tuple[Expr, Expr]:
+        """Row and column of the output that the nest's row ``y`` and pixel ``x`` stand for."""
+        if not self.cfg.pointwise:
+            return y, x
+        place, width = y * self.cut.width + x, self.cfg.out_size[1]
+        return place // width, place % width
+
+    def input_place(
+        self, tile: _Tile, tap: tuple[int, Expr, Expr], channel: Expr, lane: Expr
+    ) -> tuple[int | Expr, ...]:
+        """Index of the input element under one tap of one pixel."""
+        p, ky, kx = tap
+        cfg = self.cfg
+        row, column = self.pixel(tile.y, tile.x + p)
+        if not cfg.pointwise:
+            row = row * cfg.stride[0] + ky * cfg.dilation[0] - cfg.padding[0]
+            column = column * cfg.stride[1] + kx * cfg.dilation[1] - cfg.padding[1]
+        place = (tile.n, channel, row, column)
+        return (*place, lane) if cfg.data_block > 1 else place
+
+
+def _column_segments(
+    taps: Sequence[tuple[int, int]],
+) -> list[tuple[int, int, tuple[int, ...]]]:
+    """Ranges of kernel columns with the same active pixels.
+
+    >>> _column_segments([(1, 3), (0, 3), (0, 2)])
+    [(0, 1, (1, 2)), (1, 2, (0, 1, 2)), (2, 3, (0, 1))]
+    """
+    edges = sorted({edge for tap in taps for edge in tap})
+    segments = [
+        (lo, hi, tuple(p for p, (first, last) in enumerate(taps) if first <= lo and hi <= last))
+        for lo, hi in pairwise(edges)
+    ]
+    return [segment for segment in segments if segment[2]]
+
+
+def _kernel_rows(cfg: ConvConfig, y: Expr) -> tuple[int | Expr, int | Expr]:
+    """First kernel row inside the image for output row ``y``, and how many follow."""
+    top, _, bottom, _ = cfg.padding
+    if not top and not bottom:
+        return 0, cfg.kernel[0]
+    above = const(top) - y * cfg.stride[0]
+    step = cfg.dilation[0]
+    low = tirx.max(const(0), tirx.floordiv(above + (step - 1), step))
+    below = tirx.floordiv(above + (cfg.in_size[0] + step - 1), step)
+    return low, tirx.max(const(0), tirx.min(const(cfg.kernel[0]), below) - low)

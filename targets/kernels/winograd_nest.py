@@ -1,0 +1,402 @@
+"""The loop nests of a Winograd convolution and of its weight transform.
+
+A band of tiles of one part at a time, so that both intermediates stay in the cache::
+
+    for band of tile rows, part:                # parallel; a part is a group, after merging
+      V[a*a][ic][tile]  = B^T d B               # input tiles, a = m + 2
+      M[a*a][oc][tile]  = U[a*a] . V[a*a]       # a*a small matrix products, register-tiled
+      out               = epilogue(A^T M A)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.ir import Expr
+
+from .fused import Epilogue
+from .loops import (
+    PARALLEL,
+    SERIAL,
+    UNROLLED,
+    balanced,
+    block,
+    const,
+    f32,
+    lanes,
+    load,
+    loop,
+    scratch,
+    store,
+)
+from .machine import VectorMachine
+from .winograd import INPUT, OUTPUT, WEIGHT, WinogradConfig
+
+
+def write_weight_transform(cfg: WinogradConfig, weight: tirx.Buffer, out: tirx.Buffer) -> tirx.Stmt:
+    """The weight transform, a vector of output channels at a time."""
+    width = cfg.oc_blocks * cfg.lanes
+    taps, half = scratch("taps", 9, width, scope="local"), scratch("half", cfg.alpha, 3, width)
+
+    def channel(q: Expr, g: Expr, b: Expr, i: Expr) -> tirx.Stmt:
+        def tap(k: int, v: Expr) -> tirx.Stmt:
+            o, c, exists = cfg.weight_place(q, g, b, i, v)
+            value = tirx.if_then_else(exists, load(weight, o, c, k // 3, k % 3), f32(0.0))
+            return store(taps, value, k, v)
+
+        matrix = WEIGHT[cfg.tile]
+        return block(
+            [
+                *(loop(width, lambda v, k=k: tap(k, v), "v") for k in range(9)),
+                *(
+                    lanes(
+                        width,
+                        lambda v, r=r, x=x: store(
+                            half,
+                            _combine(matrix[r], [load(taps, y * 3 + x, v) for y in range(3)]),
+                            r,
+                            x,
+                            v,
+                        ),
+                    )
+                    for r in range(cfg.alpha)
+                    for x in range(3)
+                ),
+                *(
+                    lanes(
+                        width,
+                        lambda v, r=r, s=s: store(
+                            out,
+                            _combine(matrix[s], [load(half, r, x, v) for x in range(3)]),
+                            q,
+                            r * cfg.alpha + s,
+                            g,
+                            b,
+                            i,
+                            v,
+                        ),
+                    )
+                    for r in range(cfg.alpha)
+                    for s in range(cfg.alpha)
+                ),
+            ]
+        )
+
+    nest = loop(
+        cfg.parts,
+        lambda q: loop(
+            cfg.out_groups,
+            lambda g: loop(
+                cfg.in_blocks, lambda b: loop(cfg.lanes, lambda i: channel(q, g, b, i), "i"), "b"
+            ),
+            "g",
+        ),
+        "q",
+    )
+    return block([tirx.AllocBuffer(taps), tirx.AllocBuffer(half), nest])
+
+
+def write_winograd(
+    cfg: WinogradConfig,
+    machine: VectorMachine,
+    operands: tuple[tirx.Buffer, ...],
+    epilogue: Epilogue,
+) -> tirx.Stmt:
+    """The loop nest of one (fused) Winograd convolution."""
+    rows, columns = cfg.tiles
+    per_row = 4 * cfg.alpha**2 * columns * (cfg.in_blocks + cfg.out_blocks) * cfg.lanes
+    band = max(-(-24 // columns), machine.l2_bytes // per_row)
+    if cfg.parts % machine.threads:
+        band = min(band, -(-rows // machine.threads))
+    band = min(band, rows)
+    bands = -(-rows // band)
+    band = -(-rows // bands)
+    nest = _Nest(cfg, operands[0], operands[1], epilogue, band)
+    kind = PARALLEL if machine.threads > 1 else SERIAL
+
+    def task(n: Expr, t: Expr) -> tirx.Stmt:
+        return nest.band_of_tiles(n, t // cfg.parts, t % cfg.parts)
+
+    return loop(
+        cfg.batch, lambda n: loop(bands * cfg.parts, lambda t: task(n, t), "task", kind), "n"
+    )
+
+
+@dataclass(frozen=True)
+class _Nest:
+    cfg: WinogradConfig
+    data: tirx.Buffer
+    weight: tirx.Buffer
+    epilogue: Epilogue
+    band: int
+
+    def band_of_tiles(self, n: Expr, b: Expr, part: Expr) -> tirx.Stmt:
+        cfg = self.cfg
+        rows, columns = cfg.tiles
+        count = self.band * columns
+        square = cfg.alpha**2
+        # An odd number of vectors between the planes: a power of two would send the a*a values of
+        # one pixel to the same set of the first-level cache.
+        v = scratch("v", square, cfg.in_blocks * count | 1, cfg.lanes)
+        m = scratch("m", square, cfg.out_blocks * count | 1, cfg.lanes)
+        first = b * self.band
+        height: int | Expr = self.band
+        if rows % self.band:
+            height = tirx.min(const(self.band), const(rows) - first)
+
+        def each_tile(body: Callable[[Expr, Expr, Expr], tirx.Stmt]) -> tirx.Stmt:
+            return loop(
+                height,
+                lambda r: loop(columns, lambda c: body(first + r, c, r * columns + c), "column"),
+                "row",
+            )
+
+        return block(
+            [
+                tirx.AllocBuffer(v),
+                tirx.AllocBuffer(m),
+                loop(
+                    cfg.in_blocks,
+                    lambda c: each_tile(
+                        lambda y, x, t: self.input_tile((n, part, c), y, x, c * count + t, v)
+                    ),
+                    "c",
+                ),
+                loop(
+                    square,
+                    lambda k: loop(
+                        cfg.out_groups, lambda g: self.products((part, k, g), v, m, count), "g"
+                    ),
+                    "k",
+                ),
+                loop(
+                    cfg.out_blocks,
+                    lambda o: each_tile(
+                        lambda y, x, t: self.output_tile((n, part, o), y, x, o * count + t, m)
+                    ),
+                    "o",
+                ),
+            ]
+        )
+
+    def input_tile(
+        self, channel: tuple[Expr, Expr, Expr], y: Expr, x: Expr, t: Expr, v: tirx.Buffer
+    ) -> tirx.Stmt:
+        """``V = B^T d B`` of one tile; tiles inside the image read without tests."""
+        cfg, a = self.cfg, self.cfg.alpha
+        n, part, c = channel
+        top, left = y * cfg.tile - cfg.padding[0], x * cfg.tile - cfg.padding[1]
+        height, width = cfg.in_size
+
+        read = scratch("d", a, a, cfg.lanes, scope="local")
+
+        def pixel(i: int | Expr, j: int, z: Expr) -> Expr:
+            return load(self.data, n, part * cfg.in_blocks + c, top + i, left + j, z)
+
+        def transform(value: Callable[[int, int, Expr], Expr]) -> tirx.Stmt:
+            half = scratch("half", a, a, cfg.lanes, scope="local")
+            matrix = INPUT[cfg.tile]
+            columns = [
+                lanes(
+                    cfg.lanes,
+                    lambda z, r=r, j=j: store(
+                        half, _combine(matrix[r], [value(i, j, z) for i in range(a)]), r, j, z
+                    ),
+                )
+                for j in range(a)
+                for r in range(a)
+            ]
+            rows = [
+                lanes(
+                    cfg.lanes,
+                    lambda z, r=r, s=s: store(
+                        v,
+                        _combine(matrix[s], [load(half, r, j, z) for j in range(a)]),
+                        r * a + s,
+                        t,
+                        z,
+                    ),
+                )
+                for r in range(a)
+                for s in range(a)
+            ]
+            return block([tirx.AllocBuffer(half), *columns, *rows])
+
+        def read_columns(low: int, high: int) -> tirx.Stmt:
+            """Copy the tile with zeros for what lies outside; columns ``low..high`` lie inside."""
+
+            def row(i: Expr, exists: bool) -> tirx.Stmt:
+                return block(
+                    [
+                        lanes(
+                            cfg.lanes,
+                            lambda z, j=j: store(
+                                read,
+                                pixel(i, j, z) if exists and low <= j < high else f32(0.0),
+                                i,
+                                j,
+                                z,
+                            ),
+                        )
+                        for j in range(a)
+                    ]
+                )
+
+            inside = lambda i: tirx.all(top + i >= 0, top + i < height)  # noqa: E731
+            return loop(a, lambda i: tirx.IfThenElse(inside(i), row(i, True), row(i, False)), "i")
+
+        # Which columns exist is known for each tile of a row, so only the choice is left for later.
+        ranges = [_inside(k * cfg.tile - cfg.padding[1], a, width) for k in range(cfg.tiles[1])]
+        border = read_columns(*ranges[-1])
+        for k in range(len(ranges) - 2, -1, -1):
+            if ranges[k] != ranges[k + 1]:
+                border = tirx.IfThenElse(x <= k, read_columns(*ranges[k]), border)
+        fits = tirx.all(top >= 0, top + a <= height, left >= 0, left + a <= width)
+        copied = block(
+            [tirx.AllocBuffer(read), border, transform(lambda i, j, z: load(read, i, j, z))]
+        )
+        return tirx.IfThenElse(fits, transform(pixel), copied)
+
+    def products(
+        self, place: tuple[Expr, Expr, Expr], v: tirx.Buffer, m: tirx.Buffer, count: int
+    ) -> tirx.Stmt:
+        """``M[k] = U[k] V[k]`` for one group of output channels."""
+        cfg = self.cfg
+        sizes = balanced(count, cfg.pixels)
+        tail = cfg.out_blocks % cfg.oc_blocks
+
+        def nest(blocks: int) -> tirx.Stmt:
+            statements, start = [], 0
+            for size in sorted(set(sizes), reverse=True):
+                times = sizes.count(size)
+                statements.append(
+                    loop(
+                        times,
+                        lambda i, size=size, start=start: self.register_tile(
+                            place, (i * size + start, count), (size, blocks), v, m
+                        ),
+                        "tile",
+                    )
+                )
+                start += size * times
+            return block(statements)
+
+        if not tail:
+            return nest(cfg.oc_blocks)
+        if cfg.out_groups == 1:
+            return nest(tail)
+        return tirx.IfThenElse(place[2] < cfg.out_groups - 1, nest(cfg.oc_blocks), nest(tail))
+
+    def register_tile(
+        self,
+        place: tuple[Expr, Expr, Expr],
+        tiles: tuple[Expr, int],
+        shape: tuple[int, int],
+        v: tirx.Buffer,
+        m: tirx.Buffer,
+    ) -> tirx.Stmt:
+        cfg = self.cfg
+        (part, k, g), (t, count), (pixels, blocks) = place, tiles, shape
+        acc = scratch("acc", pixels * blocks * cfg.lanes, scope="local")
+        cells = [(p, o) for p in range(pixels) for o in range(blocks)]
+        if blocks > pixels:
+            cells = [(p, o) for o in range(blocks) for p in range(pixels)]
+
+        def at(p: int, o: int, z: Expr) -> Expr:
+            return z + (p * blocks + o) * cfg.lanes
+
+        def each(statement: Callable[[int, int, Expr], tirx.Stmt]) -> list[tirx.Stmt]:
+            return [lanes(cfg.lanes, lambda z, p=p, o=o: statement(p, o, z)) for p, o in cells]
+
+        def channel(c: Expr, ii: Expr) -> tirx.Stmt:
+            return block(
+                each(
+                    lambda p, o, z: store(
+                        acc,
+                        load(acc, at(p, o, z))
+                        + load(v, k, c * count + t + p, ii)
+                        * load(self.weight, part, k, g, c, ii, z + o * cfg.lanes),
+                        at(p, o, z),
+                    )
+                )
+            )
+
+        return block(
+            [
+                tirx.AllocBuffer(acc),
+                *each(lambda p, o, z: store(acc, f32(0.0), at(p, o, z))),
+                loop(
+                    cfg.in_blocks,
+                    lambda c: loop(cfg.lanes, lambda ii: channel(c, ii), "ii", UNROLLED),
+                    "c",
+                ),
+                *each(
+                    lambda p, o, z: store(
+                        m, load(acc, at(p, o, z)), k, (g * cfg.oc_blocks + o) * count + t + p, z
+                    )
+                ),
+            ]
+        )
+
+    def output_tile(
+        self, channel: tuple[Expr, Expr, Expr], y: Expr, x: Expr, t: Expr, m: tirx.Buffer
+    ) -> tirx.Stmt:
+        """``epilogue(A^T M A)`` of one tile; the last row and column of tiles may be cut off."""
+        cfg, a, size = self.cfg, self.cfg.alpha, self.cfg.tile
+        n, part, o = channel
+        half = scratch("half", size, a, cfg.lanes, scope="local")
+        matrix = OUTPUT[size]
+        columns = [
+            lanes(
+                cfg.lanes,
+                lambda z, r=r, j=j: store(
+                    half, _combine(matrix[r], [load(m, i * a + j, t, z) for i in range(a)]), r, j, z
+                ),
+            )
+            for j in range(a)
+            for r in range(size)
+        ]
+
+        def pixel(r: int, s: int, whole: bool) -> tirx.Stmt:
+            row, column = y * size + r, x * size + s
+            written = lanes(
+                cfg.lanes,
+                lambda z: self.epilogue.store(
+                    (n, part * cfg.out_blocks + o, row, column, z),
+                    _combine(matrix[s], [load(half, r, j, z) for j in range(a)]),
+                ),
+            )
+            exists = tirx.all(row < cfg.out_size[0], column < cfg.out_size[1])
+            return written if whole else tirx.IfThenElse(exists, written, None)
+
+        def pixels(whole: bool) -> tirx.Stmt:
+            return block([pixel(r, s, whole) for r in range(size) for s in range(size)])
+
+        tile = pixels(True)
+        if cfg.out_size[0] % size or cfg.out_size[1] % size:
+            whole = tirx.all((y + 1) * size <= cfg.out_size[0], (x + 1) * size <= cfg.out_size[1])
+            tile = tirx.IfThenElse(whole, tile, pixels(False))
+        return block([tirx.AllocBuffer(half), *columns, tile])
+
+
+def _inside(first: int, count: int, extent: int) -> tuple[int, int]:
+    """Which of ``count`` places from ``first`` lie in ``range(extent)``."""
+    return max(0, -first), max(0, min(count, extent - first))
+
+
+def _combine(row: Sequence[float], terms: Sequence[Expr]) -> Expr:
+    """``sum(row[i] * terms[i])`` without multiplications by zero and one."""
+    total: Expr | None = None
+    for factor, term in zip(row, terms, strict=True):
+        if factor == 0:
+            continue
+        if total is None:
+            total = term if factor == 1 else f32(factor) * term
+        elif factor in (1, -1):
+            total = total + term if factor == 1 else total - term
+        else:
+            total = total + f32(factor) * term
+    assert total is not None
+    return total
