@@ -8,7 +8,8 @@
     z = R.nn.relu(R.add(y, b5))                      # b5: (1, 8, 1, 1, 8)
 
 A value is converted at most once and only where an operator needs the other layout.  Matrices
-(M, C) count as images of M pixels, (1, C, M, 1), so that dense layers share the kernels of convolutions.
+(M, C) count as images of M pixels, (1, C, M, 1), so that dense layers share the kernels of
+convolutions.
 Channels that do not fill a block are padded with lanes that stay finite and meet zero weights.
 """
 
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import GenericConst, Op
 from tvm_stretch.passes.expressions import shape_of
 from tvm_stretch.targets.kernels import blocks
@@ -75,7 +76,8 @@ class BlockChannels:
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Rewrite ``main``."""
         main = mod["main"]
-        rewriter = _Rewriter(self.machine)
+        kernels = {v: f for v, f in mod.functions.items() if isinstance(f, tirx.PrimFunc)}
+        rewriter = _Rewriter(self.machine, tvm.IRModule(kernels))
         bb = rewriter.bb
         with bb.function("main", list(main.params), attrs=dict(main.attrs or {})):
             with bb.dataflow():
@@ -86,17 +88,18 @@ class BlockChannels:
                         rewriter.bind(binding.var, binding.value)
                 result = rewriter.result(main.body.body)
             bb.emit_func_output(result)
-        return bb.get()
+        return bb.get() if rewriter.converted else mod
 
 
 class _Rewriter:
     """Re-emits the bindings of one function, choosing a layout for each value."""
 
-    def __init__(self, machine: VectorMachine) -> None:
+    def __init__(self, machine: VectorMachine, kernels: tvm.IRModule) -> None:
         self.machine = machine
         self.lanes = machine.lanes
         self.values: dict[relax.Var, _Value] = {}
-        self.bb = relax.BlockBuilder()
+        self.converted = False
+        self.bb = relax.BlockBuilder(kernels)  # what the network calls already stays
 
     def bind_parameter(self, var: relax.Var) -> None:
         """A parameter of the function, in plain layout."""
@@ -105,6 +108,7 @@ class _Rewriter:
     def bind(self, var: relax.Var, value: relax.Expr) -> None:
         """Re-emit ``var = value``."""
         result = self._blocked_call(value) if isinstance(value, relax.Call) else None
+        self.converted |= result is not None
         if result is None:
             plain = self.bb.emit(self._with_plain_operands(value), name_hint=var.name)
             result = _Value(_static_shape(var), plain=plain)

@@ -30,7 +30,7 @@ def _unless_contiguous(name: str) -> relax.transform.LegalizeFunc:
     return legalize
 
 
-def is_contiguous_along(tensor: relax.Expr, axis: object) -> bool:
+def is_contiguous_along(tensor: relax.Expr, axis: int | None) -> bool:
     """Whether pieces of ``tensor`` along ``axis`` are pieces of its memory.
 
     True for axis 1 of (1, 64, 56, 56), false for axis 1 of (2, 64, 56, 56).

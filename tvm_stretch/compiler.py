@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import tvm
 from tvm import relax
@@ -21,7 +21,7 @@ from tvm_stretch.runtime.model import Model
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.processor import Processor
 
-TargetLike = str | Mapping[str, Any] | Target
+TargetLike: TypeAlias = str | Mapping[str, Any] | Target
 
 
 def compile(

@@ -205,9 +205,12 @@ def _subsample(bb: relax.BlockBuilder, shape: ConvShape, data: Expr) -> relax.Va
     def pick(x: te.Tensor) -> te.Tensor:
         n, c, h, w, *lane = x.shape
         size = (n, c, -(-int(h) // rows), -(-int(w) // columns), *lane)
-        return te.compute(
-            size, lambda i, b, y, z, *v: x[(i, b, y * rows, z * columns, *v)], name="subsample"
-        )
+
+        def pixel(i: Expr, b: Expr, y: Expr, z: Expr, *v: Expr) -> Expr:
+            place = (i, b, y * rows, z * columns, *v)
+            return x[place]
+
+        return te.compute(size, pixel, name="subsample")
 
     return bb.emit(bb.call_te(pick, data, primfunc_name_hint="subsample"))
 

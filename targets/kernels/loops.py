@@ -9,11 +9,12 @@ makes padding free.  The templates therefore write their loops out with these he
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from tvm import tirx
 from tvm.ir import Expr
 
-Index = int | Expr
+Index: TypeAlias = int | Expr
 Body = Callable[[Expr], tirx.Stmt]
 
 SERIAL, PARALLEL, VECTORIZED, UNROLLED = 0, 1, 2, 3

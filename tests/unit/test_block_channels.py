@@ -1,0 +1,137 @@
+"""BlockChannels: structure, a refused case, a no-op, and the same numbers on the stock VM."""
+
+from __future__ import annotations
+
+import pytest
+from relax_helpers import (
+    assert_same_numerics,
+    assert_unchanged,
+    module,
+    op_names,
+    random_const,
+)
+from tvm import relax
+from tvm_stretch.passes.block_channels import BlockChannels
+from tvm_stretch.targets.kernels.machine import VectorMachine
+
+nn, op = relax.op.nn, relax.op
+BLOCK = BlockChannels(VectorMachine(8, 16, False, 512 * 1024, 1))
+
+
+def conv(x: relax.Expr, channels: int, outputs: int, **attrs: object) -> relax.Expr:
+    """A 3x3 convolution with random weights."""
+    groups = attrs.get("groups", 1)
+    return nn.conv2d(x, random_const(outputs, channels // groups, 3, 3), padding=1, **attrs)
+
+
+def kernels(mod: object) -> list[str]:
+    """Names of the kernels that ``main`` calls, in order, without numbers."""
+    return [
+        binding.value.args[0].name_hint.rstrip("0123456789")
+        for block in mod["main"].body.blocks
+        for binding in block.bindings
+        if isinstance(binding.value, relax.Call) and binding.value.op.name == "relax.call_tir"
+    ]
+
+
+def residual_block(x: relax.Expr) -> relax.Expr:
+    """conv, bias, relu, conv, residual, relu."""
+    y = nn.relu(op.add(conv(x, 16, 16), random_const(1, 16, 1, 1)))
+    return nn.relu(op.add(op.add(conv(y, 16, 16), random_const(1, 16, 1, 1)), x))
+
+
+def test_a_residual_block_is_converted_once_at_each_end() -> None:
+    before = module(residual_block, (1, 16, 9, 9))
+    after = BLOCK(before)
+    names = kernels(after)
+    assert names.count("block_channels") == 1
+    assert names.count("unblock_channels") == 1
+    assert len([n for n in names if "conv2d" in n]) == 2
+    assert "relax.nn.conv2d" not in op_names(after)
+    assert_same_numerics(before, after, rtol=5e-3)
+
+
+def test_weights_are_packed_from_constants() -> None:
+    after = BLOCK(module(residual_block, (1, 16, 9, 9)))
+    for block in after["main"].body.blocks:
+        for binding in block.bindings:
+            call = binding.value
+            if isinstance(call, relax.Call) and "weight" in str(call.args[0]):
+                assert not isinstance(call.args[1].fields[0], relax.Var)
+
+
+def test_a_network_without_convolutions_is_left_alone() -> None:
+    assert_unchanged(BLOCK, module(lambda x: nn.relu(op.add(x, x)), (1, 16, 9, 9)))
+
+
+def test_a_convolution_whose_weights_are_computed_stays_plain() -> None:
+    before = module(lambda x, w: nn.conv2d(x, w), (1, 8, 6, 6), (8, 8, 3, 3))
+    assert_unchanged(BLOCK, before)
+
+
+def test_the_first_layer_reads_the_plain_image() -> None:
+    after = BLOCK(module(lambda x: conv(x, 3, 16, strides=(2, 2)), (1, 3, 12, 12)))
+    assert "block_channels" not in kernels(after)
+
+
+NETWORKS = {
+    "odd channels": lambda x: nn.relu(op.add(conv(x, 12, 20), random_const(1, 20, 1, 1))),
+    "depthwise": lambda x: conv(x, 12, 12, groups=12),
+    "grouped": lambda x: conv(x, 12, 24, groups=3),
+    "strided pointwise": lambda x: nn.conv2d(x, random_const(9, 12, 1, 1), strides=2),
+    "max pool": lambda x: nn.max_pool2d(conv(x, 12, 16), (3, 3), strides=(2, 2), padding=(1, 1)),
+    "average pool": lambda x: nn.avg_pool2d(
+        conv(x, 12, 16), (3, 3), strides=(1, 1), padding=(1, 1), count_include_pad=False
+    ),
+    "squeeze and excite": lambda x: (
+        lambda y: op.multiply(y, op.sigmoid(op.mean(y, [2, 3], keepdims=True)))
+    )(conv(x, 12, 16)),
+    "global mean without kept dims": lambda x: op.mean(conv(x, 12, 16), [2, 3]),
+    "concat of full blocks": lambda x: op.concat([conv(x, 12, 8), conv(x, 12, 5)], axis=1),
+    "concat of odd blocks": lambda x: op.concat(
+        [conv(x, 12, 5), conv(x, 12, 11), conv(x, 12, 3)], axis=1
+    ),
+    "concat along height": lambda x: op.concat([conv(x, 12, 8), conv(x, 12, 8)], axis=2),
+    "scalar and per-pixel constants": lambda x: op.add(
+        op.multiply(conv(x, 12, 12), relax.const(2.0)), random_const(1, 1, 7, 7)
+    ),
+    "broadcast over height": lambda x: op.add(conv(x, 12, 12), random_const(12, 1, 7)),
+    "both used": lambda x: op.add(conv(x, 12, 12), op.permute_dims(conv(x, 12, 12), [0, 1, 3, 2])),
+    "divide": lambda x: op.divide(conv(x, 12, 12), op.add(op.abs(x), relax.const(1.0))),
+    "head": lambda x: op.add(
+        op.matmul(op.reshape(op.mean(conv(x, 12, 16), [2, 3], keepdims=True), (1, 16)),
+                  random_const(16, 10)),
+        random_const(10),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_same_numbers(name: str) -> None:
+    before = module(NETWORKS[name], (1, 12, 7, 7))
+    assert_same_numerics(before, BLOCK(before))
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_matrices_are_images_of_pixels(rows: int) -> None:
+    def perceptron(x: relax.Expr) -> relax.Expr:
+        y = op.tanh(op.add(op.matmul(x, random_const(13, 24)), random_const(24)))
+        return op.add(op.matmul(y, random_const(24, 6)), random_const(rows, 6))
+
+    before = module(perceptron, (rows, 13))
+    after = BLOCK(before)
+    assert kernels(after).count("dense") == 2
+    assert_same_numerics(before, after)
+
+
+def test_output_names_survive() -> None:
+    mod = module(residual_block, (1, 16, 9, 9))
+    mod.update_func(mod.get_global_var("main"), mod["main"].with_attr("output_names", ["y"]))
+    assert list(BLOCK(mod)["main"].attrs["output_names"]) == ["y"]
+
+
+def test_padding_lanes_meet_no_infinity() -> None:
+    """Exp makes 1 of an empty lane; zero weights meet it in the next convolution."""
+    before = module(lambda x: conv(op.exp(conv(x, 12, 5)), 5, 3), (1, 12, 6, 6))
+    after = BLOCK(before)
+    assert_same_numerics(before, after, rtol=1e-3)

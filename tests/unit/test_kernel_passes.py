@@ -1,0 +1,95 @@
+"""keep_views, MarkTemplates and ScheduleKernels on small modules."""
+
+from __future__ import annotations
+
+import numpy as np
+import tvm
+from relax_helpers import (
+    assert_same_numerics,
+    assert_unchanged,
+    module,
+    op_names,
+    random_const,
+    random_inputs,
+    run,
+)
+from tvm import relax, tirx
+from tvm_stretch.passes.block_channels import BlockChannels
+from tvm_stretch.passes.keep_views import keep_views
+from tvm_stretch.passes.mark_templates import MarkTemplates
+from tvm_stretch.passes.schedule_kernels import ScheduleKernels
+from tvm_stretch.targets.kernels.machine import VectorMachine
+
+from tvm_stretch.runtime.build import build_model
+
+nn, op = relax.op.nn, relax.op
+MACHINE = VectorMachine(8, 16, False, 512 * 1024, 1)
+
+
+def functions(mod: tvm.IRModule) -> dict[str, tirx.PrimFunc]:
+    """The PrimFuncs of a module by name."""
+    return {v.name_hint: f for v, f in mod.functions.items() if isinstance(f, tirx.PrimFunc)}
+
+
+def test_views_stay_and_the_rest_is_legalised() -> None:
+    before = module(lambda x: nn.relu(op.reshape(op.concat([x, x], axis=1), (1, 72))), (1, 4, 3, 3))
+    after = keep_views()(before)
+    assert {"relax.concat", "relax.reshape"} <= set(op_names(after))
+    assert list(functions(after)) == ["relu"]
+    assert_same_numerics(before, after)
+
+
+def test_a_concat_of_several_images_is_a_kernel() -> None:
+    before = module(lambda x: op.concat([x, x], axis=1), (2, 4, 3, 3))
+    after = keep_views()(before)
+    assert "relax.concat" not in op_names(after)
+    assert_same_numerics(before, after)
+
+
+def test_a_module_of_views_is_left_alone() -> None:
+    assert_unchanged(keep_views(), module(lambda x: op.reshape(x, (12,)), (1, 3, 4)))
+
+
+def blocked_conv() -> tvm.IRModule:
+    """A Winograd convolution and a relu, legalised."""
+    weight = random_const(16, 16, 3, 3)
+    mod = module(lambda x: nn.relu(nn.conv2d(x, weight, padding=1)), (1, 16, 8, 8))
+    legal = keep_views()(BlockChannels(MACHINE)(mod))
+    return relax.transform.AnnotateTIROpPattern()(legal)
+
+
+def test_templates_take_epilogues() -> None:
+    before = blocked_conv()
+    after = MarkTemplates()(before)
+    patterns = {name: int(f.attrs["op_pattern"]) for name, f in functions(after).items()}
+    assert patterns["winograd_conv2d"] == 4
+    assert patterns["relu"] == int(functions(before)["relu"].attrs["op_pattern"])
+    fused = relax.transform.FuseTIR()(relax.transform.FuseOps()(after))
+    assert any("winograd_conv2d_relu" in name for name in functions(fused))
+
+
+def test_functions_without_a_template_are_left_alone() -> None:
+    mod = relax.transform.AnnotateTIROpPattern()(
+        keep_views()(module(lambda x: nn.relu(x), (1, 3, 4)))
+    )
+    assert_unchanged(MarkTemplates(), mod)
+
+
+def test_scheduled_kernels_compute_the_same() -> None:
+    mod = MarkTemplates()(blocked_conv())
+    fused = tvm.transform.Sequential(
+        [
+            relax.transform.FuseOps(),
+            relax.transform.FuseTIR(),
+            relax.transform.DeadCodeElimination(),
+        ]
+    )(mod)
+    scheduled = ScheduleKernels(MACHINE)(fused)
+    inputs = random_inputs(fused)
+    (expected,) = run(fused, *inputs)
+    target = tvm.target.Target({"kind": "llvm"})
+    got = np.from_dlpack(build_model(scheduled, target)(*inputs))
+    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
+    kernel = next(f for name, f in functions(scheduled).items() if "winograd_conv2d" in name)
+    assert "T.vectorized" in kernel.script()
+    assert "T.sblock" not in kernel.script()
