@@ -141,7 +141,7 @@ def test_other_architecture(artifact: Path, tmp_path: Path) -> None:
 def test_processor_without_the_features(model: Model) -> None:
     graph = dataclasses.replace(model.graph, cpu_features=("avx2", "neon"))
     library, weights = model.module.imports[0], model._weights
-    with pytest.raises(ArtifactError, match="expected a processor with .*(neon|avx2)"):
+    with pytest.raises(ArtifactError, match=r"expected a processor with .*(neon|avx2)"):
         Model.from_parts(graph, library, weights)(X)
 
 

@@ -1,0 +1,237 @@
+// The executor, with kernels that are functions of this file.
+#include <gtest/gtest.h>
+#include <tvm/ffi/cast.h>
+#include <tvm/ffi/extra/module.h>
+#include <tvm/ffi/function.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "graph.h"
+#include "graphs.h"
+#include "memory.h"
+#include "program.h"
+
+namespace tvm_stretch {
+namespace {
+
+using testing::Changed;
+using testing::SmallGraph;
+
+float* Floats(const ffi::TensorView& tensor) { return static_cast<float*>(tensor.data_ptr()); }
+
+class Kernels final : public ffi::ModuleObj {
+ public:
+  explicit Kernels(const void* weights = nullptr) : weights_(weights) {}
+  const char* kind() const final { return "test_kernels"; }
+  ffi::Optional<ffi::Function> GetFunction(const ffi::String& name) final {
+    if (name == "add") {
+      return ffi::Function::FromTyped([](ffi::TensorView a, ffi::TensorView b, ffi::TensorView c) {
+        for (int i = 0; i < 16; ++i) Floats(c)[i] = Floats(a)[i] + Floats(b)[i];
+      });
+    }
+    if (name == "negative") {
+      return ffi::Function::FromTyped([this](ffi::TensorView a, ffi::TensorView b) {
+        ++prepared;
+        for (int i = 0; i < 16; ++i) Floats(b)[i] = -Floats(a)[i];
+      });
+    }
+    if (name == "fail") {
+      return ffi::Function::FromTyped([](ffi::TensorView, ffi::TensorView, ffi::TensorView) {
+        TVM_FFI_THROW(RuntimeError) << "kernel failed";
+      });
+    }
+    if (name == "tvm_stretch_weights" && weights_ != nullptr) {
+      return ffi::Function::FromTyped([this]() { return const_cast<void*>(weights_); });
+    }
+    return std::nullopt;
+  }
+  int prepared = 0;
+
+ private:
+  const void* weights_;
+};
+
+struct HostAllocator {
+  void AllocData(DLTensor* tensor) {
+    tensor->data = std::aligned_alloc(kAlignment, 64 + ffi::GetDataSize(*tensor) / 64 * 64);
+  }
+  void FreeData(DLTensor* tensor) { std::free(tensor->data); }
+};
+
+ffi::Tensor Filled(ffi::Shape shape, float value) {
+  ffi::Tensor tensor = ffi::Tensor::FromNDAlloc(HostAllocator(), shape, DLDataType{kDLFloat, 32, 1},
+                                                DLDevice{kDLCPU, 0});
+  for (int64_t i = 0; i < tensor.numel(); ++i) static_cast<float*>(tensor.data_ptr())[i] = value;
+  return tensor;
+}
+
+float First(const ffi::Tensor& tensor) { return static_cast<float*>(tensor.data_ptr())[0]; }
+
+ffi::Module Create(const std::string& json, const ffi::Module& kernels) {
+  static const ffi::Function create =
+      ffi::Function::GetGlobalRequired("tvm_stretch.create_executor");
+  return create(ffi::String(json), kernels, Filled({32}, 3.0f)).cast<ffi::Module>();
+}
+
+template <typename... Args>
+ffi::Any Call(const ffi::Module& module, const char* method, const Args&... args) {
+  return (*module->GetFunction(method))(args...);
+}
+
+std::string ErrorOf(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const ffi::Error& error) {
+    return error.message();
+  }
+  return "";
+}
+
+TEST(Executor, PreparesOnceForAllInstances) {
+  auto kernels = ffi::make_object<Kernels>();
+  ffi::Module first = Create(SmallGraph(), ffi::Module(kernels));
+  EXPECT_EQ(kernels->prepared, 0) << "nothing happens before the first use";
+  Call(first, "load");
+  auto second = Call(first, "create_instance").cast<ffi::Module>();
+  for (const ffi::Module& module : {first, second}) {
+    Call(module, "set_input", ffi::String("x"), Filled({16}, 5.0f));
+    Call(module, "run");
+    EXPECT_EQ(First(Call(module, "get_output", 0).cast<ffi::Tensor>()), 4.0f);
+  }
+  EXPECT_EQ(kernels->prepared, 1);
+}
+
+TEST(Executor, InstanceOutlivesTheFirst) {
+  ffi::Optional<ffi::Module> first = Create(SmallGraph(), ffi::Module(ffi::make_object<Kernels>()));
+  auto second = Call(*first, "create_instance").cast<ffi::Module>();
+  first = std::nullopt;
+  ffi::Tensor y = Filled({4, 4}, 0.0f);
+  Call(second, "invoke", Filled({16}, 4.0f), y);
+  EXPECT_EQ(First(y), 2.0f);
+}
+
+TEST(Executor, InvokeTakesUnalignedMemory) {
+  ffi::Module module = Create(SmallGraph(), ffi::Module(ffi::make_object<Kernels>()));
+  ffi::Tensor memory = Filled({64}, 4.0f);
+  int64_t in_shape[] = {16}, out_shape[] = {4, 4};
+  DLTensor x{memory.data_ptr(), {kDLCPU, 0}, 1, {kDLFloat, 32, 1}, in_shape, nullptr, 4};
+  DLTensor y{memory.data_ptr(), {kDLCPU, 0}, 2, {kDLFloat, 32, 1}, out_shape, nullptr, 132};
+  Call(module, "invoke", &x, &y);
+  const float* floats = static_cast<float*>(memory.data_ptr());
+  EXPECT_EQ(floats[32], 4.0f);
+  EXPECT_EQ(floats[33], 2.0f);
+  EXPECT_EQ(floats[48], 2.0f);
+  EXPECT_EQ(floats[49], 4.0f);
+}
+
+TEST(Executor, FailingKernelIsAnErrorAndTheModuleLivesOn) {
+  std::string json = Changed("\"kernel\":\"add\"", "\"kernel\":\"fail\"");
+  ffi::Module module = Create(json, ffi::Module(ffi::make_object<Kernels>()));
+  Call(module, "set_input", 0, Filled({16}, 1.0f));
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(ErrorOf([&] { Call(module, "run"); }), "kernel failed");
+  }
+}
+
+TEST(Executor, MissingKernelIsNamed) {
+  std::string json = Changed("\"kernel\":\"add\"", "\"kernel\":\"gone\"");
+  ffi::Module module = Create(json, ffi::Module(ffi::make_object<Kernels>()));
+  EXPECT_NE(ErrorOf([&] { Call(module, "load"); }).find("'gone'"), std::string::npos);
+}
+
+TEST(Executor, MissingProcessorFeatureIsNamed) {
+  std::string json = Changed("\"cpu_features\":[]", "\"cpu_features\":[\"warp-drive\"]");
+  ffi::Module module = Create(json, ffi::Module(ffi::make_object<Kernels>()));
+  EXPECT_NE(ErrorOf([&] { Call(module, "load"); }).find("warp-drive"), std::string::npos);
+}
+
+TEST(Executor, WrongTensorsAreRefused) {
+  ffi::Module module = Create(SmallGraph(), ffi::Module(ffi::make_object<Kernels>()));
+  auto set = [&](const ffi::Tensor& tensor) {
+    return ErrorOf([&] { Call(module, "set_input", 0, tensor); });
+  };
+  EXPECT_NE(set(Filled({15}, 0)).find("got float32[15]"), std::string::npos)
+      << set(Filled({15}, 0));
+  EXPECT_NE(set(Filled({4, 4}, 0)).find("got float32[4, 4]"), std::string::npos);
+  ffi::Tensor host = Filled({16}, 0);
+  DLTensor gpu = *host.GetDLTensorPtr();
+  gpu.device = DLDevice{kDLCUDA, 0};
+  std::string message = ErrorOf([&] { Call(module, "set_input", 0, &gpu); });
+  EXPECT_NE(message.find("memory of the CPU"), std::string::npos) << message;
+}
+
+TEST(Executor, ThreadsWithTheirOwnInstances) {
+  ffi::Module module = Create(SmallGraph(), ffi::Module(ffi::make_object<Kernels>()));
+  std::vector<std::thread> threads;
+  std::vector<int> wrong(4, 0);
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      auto mine = Call(module, "create_instance").cast<ffi::Module>();
+      ffi::Tensor x = Filled({16}, static_cast<float>(t)), y = Filled({4, 4}, 0);
+      for (int i = 0; i < 200; ++i) {
+        Call(mine, "invoke", x, y);
+        wrong[t] += First(y) != 2.0f * (static_cast<float>(t) - 3.0f);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, std::vector<int>(4, 0));
+}
+
+// An artifact's weights: a header, then the bytes, as runtime/artifact.py writes them.
+std::vector<char> Section(uint64_t bytes) {
+  std::vector<char> section(64 + 128 + 64);
+  char* start = section.data();
+  std::memcpy(start, "TVMSTRW1", 8);
+  std::memcpy(start + 8, &bytes, 8);
+  std::vector<float> values(32, 3.0f);
+  std::memcpy(start + 64, values.data(), 128);
+  return section;
+}
+
+ffi::Module Loaded(const std::vector<char>& section, uint64_t fingerprint) {
+  static const ffi::Function load =
+      ffi::Function::GetGlobalRequired("ffi.Module.load_from_bytes.tvm_stretch.executor");
+  auto module = load(GraphBytes{SmallGraph(), fingerprint}.Encode()).cast<ffi::Module>();
+  module->ImportModule(ffi::Module(ffi::make_object<Kernels>(section.data())));
+  return module;
+}
+
+TEST(Artifact, WeightsComeFromTheLibrary) {
+  std::vector<char> section = Section(128);
+  ffi::Module module = Loaded(section, Fingerprint(section.data() + 64, 128));
+  Call(module, "set_input", 0, Filled({16}, 5.0f));
+  Call(module, "run");
+  EXPECT_EQ(First(Call(module, "get_output", 0).cast<ffi::Tensor>()), 4.0f);
+}
+
+TEST(Artifact, OtherWeightsAreRefused) {
+  std::vector<char> section = Section(128);
+  const uint64_t fingerprint = Fingerprint(section.data() + 64, 128);
+  auto error = [&] { return ErrorOf([&] { Call(Loaded(section, fingerprint), "load"); }); };
+  EXPECT_EQ(error(), "");
+  section[100] ^= 1;
+  EXPECT_NE(error().find("damaged"), std::string::npos);
+  section = Section(64);
+  EXPECT_NE(error().find("damaged"), std::string::npos);
+  section = Section(128);
+  section[0] = 'X';
+  EXPECT_NE(error().find("damaged"), std::string::npos);
+}
+
+TEST(Artifact, WithoutKernelsOrWeights) {
+  static const ffi::Function load =
+      ffi::Function::GetGlobalRequired("ffi.Module.load_from_bytes.tvm_stretch.executor");
+  auto module = load(GraphBytes{SmallGraph(), 0}.Encode()).cast<ffi::Module>();
+  EXPECT_NE(ErrorOf([&] { Call(module, "run"); }).find("library of the kernels"),
+            std::string::npos);
+  module->ImportModule(ffi::Module(ffi::make_object<Kernels>()));
+  EXPECT_NE(ErrorOf([&] { Call(module, "run"); }).find("Model.export"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tvm_stretch

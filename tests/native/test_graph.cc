@@ -1,0 +1,143 @@
+// Reading graphs: sound ones, wrong ones, damaged ones.
+#include <gtest/gtest.h>
+#include <tvm/ffi/error.h>
+
+#include <random>
+
+#include "graph.h"
+#include "graphs.h"
+#include "memory.h"
+#include "program.h"
+
+namespace tvm_stretch {
+namespace {
+
+using testing::Changed;
+using testing::SmallGraph;
+
+// The message of the error that reading `json` ends in; empty if there is none.
+std::string ErrorOf(const std::string& json) {
+  try {
+    GraphSpec::FromJSON(json);
+  } catch (const ffi::Error& error) {
+    return error.message();
+  }
+  return "";
+}
+
+TEST(Graph, ReadsWhatLoweringWrites) {
+  GraphSpec graph = GraphSpec::FromJSON(SmallGraph());
+  ASSERT_EQ(graph.tensors.size(), 7u);
+  EXPECT_EQ(graph.tensors[1].shape, (std::vector<int64_t>{4, 4}));
+  EXPECT_EQ(graph.tensors[1].strides, (std::vector<int64_t>{4, 1}));
+  EXPECT_EQ(graph.tensors[3].memory, Memory::kPrepared);
+  ASSERT_EQ(graph.nodes.size(), 3u);
+  EXPECT_EQ(graph.nodes[0].inputs, (std::vector<int64_t>{0, 3}));
+  EXPECT_EQ(graph.prepare[0].kernel, "negative");
+  EXPECT_EQ(graph.arena_bytes, 128);
+}
+
+struct Case {
+  const char* from;
+  const char* to;
+  const char* message;
+};
+
+class WrongGraph : public ::testing::TestWithParam<Case> {};
+
+TEST_P(WrongGraph, IsRefused) {
+  const Case& c = GetParam();
+  std::string message = ErrorOf(Changed(c.from, c.to));
+  EXPECT_NE(message.find(c.message), std::string::npos) << message;
+  EXPECT_EQ(message.rfind("expected ", 0), 0u) << message;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Fields, WrongGraph,
+    ::testing::Values(Case{"\"version\":1", "\"version\":2", "got version 2"},
+                      Case{"\"version\":1", "\"version\":\"1\"", "version"},
+                      Case{"tvm_stretch.graph", "other", "version 1"},
+                      Case{"\"threads\":1", "\"threads\":0", "threads"},
+                      Case{"\"arena_bytes\":128", "\"arena_bytes\":64", "tensors[5]"},
+                      Case{"\"weights_bytes\":128", "\"weights_bytes\":127", "tensors[2]"},
+                      Case{"\"prepared_bytes\":64", "\"prepared_bytes\":0", "tensors[3]"},
+                      Case{"\"shape\":[16]", "\"shape\":[17]", "bytes = 68"},
+                      Case{"\"shape\":[16]", "\"shape\":[-16]", "tensors[0].shape[0]"},
+                      Case{"\"shape\":[16]", "\"shape\":[4294967296,4294967296,4294967296]",
+                           "smaller shape"},
+                      Case{"\"dtype\":\"float32\"", "\"dtype\":\"float3x\"", "data type"},
+                      Case{"\"kind\":\"input\"", "\"kind\":\"inptu\"", "input, output, arena"},
+                      Case{"\"buffer\":0", "\"buffer\":1", "starts the port's own memory"},
+                      Case{"\"offset\":64", "\"offset\":9223372036854775807", "offset"},
+                      Case{"\"offset\":64", "\"offset\":-64", "offset"},
+                      Case{"\"tensor\":0", "\"tensor\":7", "inputs[0].tensor"},
+                      Case{"\"tensor\":1", "\"tensor\":4", "starts the port's own memory"},
+                      Case{"\"inputs\":[0,3]", "\"inputs\":[0,7]", "nodes[0].inputs[1]"},
+                      Case{"\"inputs\":[2]", "\"inputs\":[0]", "constant inputs"},
+                      Case{"\"outputs\":[3]", "\"outputs\":[4]", "may write"},
+                      Case{"\"outputs\":[4]", "\"outputs\":[2]", "may write"},
+                      Case{"\"inputs\":[6]", "\"inputs\":[6,6]", "of the same size"},
+                      Case{"\"nodes\":[", "\"nods\":[", "nodes"},
+                      Case{"\"nodes\":[", "\"nodes\":[7,", "an object"},
+                      Case{"\"cpu_features\":[]", "\"cpu_features\":{}", "a list"}));
+
+TEST(Graph, KernelsNeedAlignedTensors) {
+  std::string json = Changed("\"arena_bytes\":128", "\"arena_bytes\":256");
+  size_t at = json.find("\"offset\":64,\"bytes\":64},\n {\"shape\":[4,4]");
+  ASSERT_NE(at, std::string::npos);
+  json.replace(at, 11, "\"offset\":68");
+  EXPECT_NE(ErrorOf(json).find("multiples of 64"), std::string::npos) << ErrorOf(json);
+}
+
+TEST(Graph, TruncatedTextIsRefused) {
+  std::string json = SmallGraph();
+  for (size_t size = 0; size < json.size(); ++size) {
+    EXPECT_NE(ErrorOf(json.substr(0, size)), "") << size;
+  }
+}
+
+TEST(Graph, RandomDamageNeverCrashes) {
+  std::mt19937 random(0);
+  const std::string json = SmallGraph();
+  for (int round = 0; round < 3000; ++round) {
+    std::string damaged = json;
+    for (int change = 1 + round % 3; change > 0; --change) {
+      size_t at = random() % damaged.size();
+      switch (random() % 3) {
+        case 0:
+          damaged[at] = static_cast<char>(random() % 256);
+          break;
+        case 1:
+          damaged.erase(at, 1 + random() % 8);
+          break;
+        default:
+          damaged.insert(at, std::to_string(static_cast<int64_t>(random()) << (random() % 32)));
+      }
+      if (damaged.empty()) break;
+    }
+    ErrorOf(damaged);  // whatever it says
+  }
+}
+
+TEST(GraphBytes, RoundTrip) {
+  GraphBytes bytes{SmallGraph(), 42};
+  GraphBytes back = GraphBytes::Decode(bytes.Encode());
+  EXPECT_EQ(std::string(back.json), SmallGraph());
+  EXPECT_EQ(back.weights_fingerprint, 42u);
+}
+
+TEST(GraphBytes, EveryChangedOrMissingByteIsNoticed) {
+  ffi::Bytes encoded = GraphBytes{SmallGraph(), 42}.Encode();
+  const std::string bytes(encoded.data(), encoded.size());
+  const size_t fingerprint_of_weights = 16;  // checked against the weights, not here
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    EXPECT_THROW(GraphBytes::Decode(ffi::Bytes(bytes.substr(0, i))), ffi::Error) << i;
+    if (i / 8 == fingerprint_of_weights / 8) continue;
+    std::string damaged = bytes;
+    damaged[i] ^= 0x10;
+    EXPECT_THROW(GraphBytes::Decode(ffi::Bytes(damaged)), ffi::Error) << i;
+  }
+}
+
+}  // namespace
+}  // namespace tvm_stretch

@@ -1,0 +1,27 @@
+"""Builds and runs the C++ tests, with address and undefined-behaviour sanitizers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+GTEST = Path("/usr/include/gtest/gtest.h")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None or not GTEST.exists(), reason="needs libgtest-dev")
+def test_native() -> None:
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    build = ROOT / "build" / "native"
+    configure = ["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", "-DTVM_STRETCH_NATIVE_TESTS=ON"]
+    configure.append(f"-DPython_EXECUTABLE={sys.executable}")
+    for command in (configure, ["cmake", "--build", build, "--target", "native_tests"]):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    done = subprocess.run([build / "native_tests"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]

@@ -1,0 +1,96 @@
+"""Every method of the executor, called over TVM's RPC: in this process and over a socket."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from small_models import SHAPE, random_input, scaled_model, scaled_reference
+from tvm import rpc
+
+X = random_input()
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("rpc") / "model.so"
+    scaled_model().export(path)
+    return path
+
+
+def check_methods(session: rpc.RPCSession, artifact: Path) -> None:
+    session.upload(str(artifact))
+    module = session.load_module(artifact.name)
+    device = session.cpu(0)
+    x = tvm.runtime.tensor(X, device)
+    module["set_input"]("x", x)
+    module["run"]()
+    y = tvm.runtime.empty(SHAPE, "float32", device)
+    module["get_output"](0, y)
+    np.testing.assert_allclose(y.numpy(), scaled_reference(X), rtol=1e-5)
+    np.testing.assert_allclose(module["get_output"](0).numpy(), scaled_reference(X), rtol=1e-5)
+    other = module["create_instance"]()
+    x2 = tvm.runtime.tensor(2 * X, device)
+    other["invoke"](x2, y)
+    np.testing.assert_allclose(y.numpy(), scaled_reference(2 * X), rtol=1e-5)
+    assert json.loads(module["graph"]())["inputs"][0]["name"] == "x"
+    assert len(json.loads(module["profile"]())) == 2
+    assert (module["num_inputs"](), module["num_outputs"]()) == (1, 1)
+    assert module.time_evaluator("run", device, number=3)().mean > 0
+    with pytest.raises(Exception, match="expected one of 'x'"):
+        module["set_input"]("wrong", x)
+
+
+def test_local_session(artifact: Path) -> None:
+    check_methods(rpc.LocalSession(), artifact)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def device_farm() -> Iterator[int]:
+    """A tracker with one server, each in a process of its own; yields the tracker's port."""
+    pytest.importorskip("tornado")
+    pytest.importorskip("psutil")
+    port, server_port = free_port(), free_port()
+    python = [sys.executable, "-m"]
+    host = ["--host", "127.0.0.1"]
+    tracker = [*python, "tvm.exec.rpc_tracker", *host, f"--port={port}", f"--port-end={port + 1}"]
+    server = [*python, "tvm.exec.rpc_server", *host, f"--tracker=127.0.0.1:{port}", "--key=phone"]
+    server += [f"--port={server_port}", f"--port-end={server_port + 1}"]
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    processes = [subprocess.Popen(tracker, **silent), subprocess.Popen(server, **silent)]
+    try:
+        yield port
+    finally:
+        for process in processes:
+            process.terminate()
+            process.wait()
+
+
+def test_tracker_and_server(artifact: Path) -> None:
+    with device_farm() as port:
+        deadline = time.monotonic() + 180
+        while True:
+            try:
+                tracker = rpc.connect_tracker("127.0.0.1", port)
+                session = tracker.request("phone", session_timeout=120, max_retry=1)
+                break
+            except Exception:  # not up yet
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+        check_methods(session, artifact)
