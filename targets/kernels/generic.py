@@ -1,7 +1,7 @@
 """Schedule any fused PrimFunc that no template knows.
 
-Blocks are taken one by one, each on a copy of the schedule, so that a block no rule understands stays
-as it was::
+Blocks are taken one by one, each on a copy of the schedule, so that a block no rule understands
+stays as it was::
 
     elementwise chains     one block; loops that run through memory together become one:
                            for n, c, h, w  ->  for i: for lane (vectorized)
@@ -180,6 +180,23 @@ def _strides(
 # --- schedules ------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Axis:
+    """A loop over merged axes, and how far each access moves in one step; the store comes first."""
+
+    loop: Any
+    extent: int
+    spatial: bool
+    pinned: bool
+    strides: tuple[int, ...]
+
+    @property
+    def vectorizable(self) -> bool:
+        """Neighbours store to neighbours, and every load is contiguous or a broadcast."""
+        contiguous = self.strides[0] == 1 and all(s in (0, 1) for s in self.strides)
+        return self.spatial and not self.pinned and contiguous
+
+
 def _schedule_block(sch: s_tir.Schedule, name: str, machine: VectorMachine) -> None:
     block = sch.get_sblock(name)
     if not sch.get(block).iter_vars:
@@ -190,40 +207,58 @@ def _schedule_block(sch: s_tir.Schedule, name: str, machine: VectorMachine) -> N
         _schedule_reduction(sch, name, machine)
 
 
-def _schedule_spatial(sch: s_tir.Schedule, name: str, machine: VectorMachine) -> None:
-    """Merge loops that run through memory together, vectorize the innermost, share the outermost."""
+def _merge_loops(sch: s_tir.Schedule, name: str) -> list[_Axis]:
+    """Fuse neighbouring loops that every access walks through as through one."""
     block = sch.get_sblock(name)
     statement = sch.get(block)
     footprint = _footprint(statement)
     extents = [int(axis.dom.extent) for axis in statement.iter_vars]
-    groups = _merge_groups(footprint, extents)
+    kinds = [axis.iter_type for axis in statement.iter_vars]
     loops = sch.get_loops(block)
     if len(loops) != len(extents):
         raise ScheduleError("loops and axes differ")
-    loops = [sch.fuse(*(loops[i] for i in group)) for group in groups]
-    sizes = [prod(extents[i] for i in group) for group in groups]
-    lanes = _vector_lanes(statement, machine)
-    if sizes[-1] % lanes == 0 and footprint.store.strides[groups[-1][-1]] == 1:
-        outer, inner = sch.split(loops[-1], [None, lanes])
-        sch.vectorize(inner)
-        loops[-1:] = [outer]
-        sizes[-1] //= lanes
-    _parallelize(sch, loops, sizes, _points(statement), machine)
+    accesses = list(footprint.accesses)
 
+    def follows(before: int, axis: int) -> bool:
+        return not {before, axis} & footprint.pinned and all(
+            a.strides[before] == a.strides[axis] * extents[axis] for a in accesses
+        )
 
-def _merge_groups(footprint: _Footprint, extents: Sequence[int]) -> list[list[int]]:
-    """Runs of neighbouring axes that every access walks through as through one."""
     groups = [[0]]
     for axis in range(1, len(extents)):
-        before = groups[-1][-1]
-        together = not {before, axis} & footprint.pinned and all(
-            a.strides[before] == a.strides[axis] * extents[axis] for a in footprint.accesses
-        )
-        if together or extents[before] == 1 or extents[axis] == 1:
+        # loops of one pass join anything; they say nothing of how memory is walked through
+        longer = [i for i in groups[-1] if extents[i] > 1]
+        joins = extents[axis] == 1 or not longer or follows(longer[-1], axis)
+        if joins and kinds[axis] == kinds[groups[-1][-1]]:
             groups[-1].append(axis)
         else:
             groups.append([axis])
-    return groups
+    merged = []
+    for group in groups:
+        last = next((i for i in reversed(group) if extents[i] > 1), group[-1])
+        merged.append(
+            _Axis(
+                sch.fuse(*(loops[i] for i in group)),
+                prod(extents[i] for i in group),
+                kinds[group[0]] == tirx.IterVar.DataPar,
+                last in footprint.pinned,
+                tuple(a.strides[last] for a in accesses),
+            )
+        )
+    return merged
+
+
+def _schedule_spatial(sch: s_tir.Schedule, name: str, machine: VectorMachine) -> None:
+    """Merge loops, vectorize the innermost, share the outermost."""
+    axes = _merge_loops(sch, name)
+    statement = sch.get(sch.get_sblock(name))
+    loops, sizes = [a.loop for a in axes], [a.extent for a in axes]
+    lanes = _vector_lanes(statement, machine)
+    if sizes[-1] % lanes == 0 and axes[-1].strides[0] == 1:
+        loops[-1], inner = sch.split(loops[-1], [None, lanes])
+        sch.vectorize(inner)
+        sizes[-1] //= lanes
+    _parallelize(sch, loops, sizes, _points(statement), machine)
 
 
 def _vector_lanes(block: Any, machine: VectorMachine) -> int:
@@ -240,7 +275,7 @@ def _parallelize(
     machine: VectorMachine,
 ) -> None:
     """Share the outermost loops among the threads, as many loops as it needs to balance them."""
-    if machine.threads == 1 or points < _WORTH_THREADS:
+    if machine.threads == 1 or points < _WORTH_THREADS or not loops:
         return
     count = 1
     while count < len(loops) and prod(sizes[:count]) < 4 * machine.threads:
@@ -249,4 +284,65 @@ def _parallelize(
 
 
 def _schedule_reduction(sch: s_tir.Schedule, name: str, machine: VectorMachine) -> None:
+    """Vectorize over a spatial axis; where there is none, over parts of the reduced axis."""
+    points = _points(sch.get(sch.get_sblock(name)))
+    axes = _merge_loops(sch, name)
+    vector = next((a for a in axes if a.vectorizable and a.extent >= machine.lanes // 2), None)
+    if vector is not None:
+        _tile(sch, name, axes, vector, points, machine)
+    else:
+        _reduce_in_parts(sch, name, axes, points, machine)
+
+
+def _tile(
+    sch: s_tir.Schedule,
+    name: str,
+    axes: Sequence[_Axis],
+    vector: _Axis,
+    points: int,
+    machine: VectorMachine,
+) -> None:
+    """Accumulate a tile of vectors in registers over the whole reduction."""
+    block = sch.get_sblock(name)
+    width = _divisor(vector.extent, 2 * machine.lanes, machine.lanes)
+    if width == 1:
+        raise ScheduleError("no vector width divides the axis")
+    vectors = -(-width // machine.lanes)
+    others = [a for a in axes if a.spatial and a is not vector]
+    # rows that share the vector operand come first: its loads then serve several accumulators
+    rows = sorted(
+        (a for a in others if not a.pinned), key=lambda a: (0 not in a.strides[1:], -a.extent)
+    )
+    outer, inner = [a.loop for a in others], []
+    sizes = [a.extent for a in others]
+    if rows:
+        count = _divisor(rows[0].extent, max(1, (machine.registers - 3) // vectors // 2), 1)
+        at = others.index(rows[0])
+        outer[at], row = sch.split(outer[at], [None, count])
+        sizes[at] //= count
+        inner.append(row)
+    step, lane = sch.split(vector.loop, [None, width])
+    reduced = [a.loop for a in axes if not a.spatial]
+    sch.reorder(*outer, step, *reduced, *inner, lane)
+    result = sch.cache_write(block, 0, "local")
+    sch.reverse_compute_at(result, step)
+    if inner:
+        sch.unroll(inner[0])
+    sch.vectorize(lane)
+    sch.vectorize(sch.get_loops(result)[-1])
+    start = sch.get_loops(sch.decompose_reduction(block, reduced[0]))
+    sch.vectorize(start[-1])
+    _parallelize(sch, [*outer, step], [*sizes, vector.extent // width], points, machine)
+
+
+def _divisor(extent: int, largest: int, lanes: int) -> int:
+    """The divisor of ``extent`` that fills vectors of ``lanes`` best; the larger of equals."""
+    divisors = [d for d in range(1, min(largest, extent) + 1) if extent % d == 0]
+    return max(divisors, key=lambda d: (round(d / (-(-d // lanes) * lanes), 2), d))
+
+
+def _reduce_in_parts(
+    sch: s_tir.Schedule, name: str, axes: Sequence[_Axis], points: int, machine: VectorMachine
+) -> None:
+    """Several partial results side by side in a vector, joined at the end."""
     raise ScheduleError("left as it is")
