@@ -305,7 +305,7 @@ def _tile(
     """Accumulate a tile of vectors in registers over the whole reduction."""
     block = sch.get_sblock(name)
     width = _divisor(vector.extent, 2 * machine.lanes, machine.lanes)
-    if width == 1:
+    if not _fills(width, machine.lanes):
         raise ScheduleError("no vector width divides the axis")
     vectors = -(-width // machine.lanes)
     others = [a for a in axes if a.spatial and a is not vector]
@@ -341,8 +341,36 @@ def _divisor(extent: int, largest: int, lanes: int) -> int:
     return max(divisors, key=lambda d: (round(d / (-(-d // lanes) * lanes), 2), d))
 
 
+def _fills(width: int, lanes: int) -> bool:
+    """Whether vectors of ``width`` elements use most of their lanes."""
+    return width >= 0.6 * -(-width // lanes) * lanes
+
+
 def _reduce_in_parts(
     sch: s_tir.Schedule, name: str, axes: Sequence[_Axis], points: int, machine: VectorMachine
 ) -> None:
     """Several partial results side by side in a vector, joined at the end."""
-    raise ScheduleError("left as it is")
+    block = sch.get_sblock(name)
+    last = axes[-1]
+    if last.spatial or last.pinned or any(s not in (0, 1) for s in last.strides):
+        raise ScheduleError("the reduced axis is not innermost")
+    most = max(1, min(4, last.extent // (8 * machine.lanes))) * machine.lanes
+    width = _divisor(last.extent, most, machine.lanes)
+    if not _fills(width, machine.lanes) or width == last.extent:
+        raise ScheduleError("no vector width divides the axis")
+    spatial = [a for a in axes if a.spatial]
+    parts = sch.rfactor(
+        sch.split(last.loop, [None, width])[1], len(sch.get(block).writes[0].region)
+    )
+    outer = sch.get_loops(block)[: len(spatial)]
+    if outer:
+        sch.compute_at(parts, outer[-1])
+        lane, *reduced = sch.get_loops(parts)[len(outer) :]
+    else:
+        *reduced, lane = sch.get_loops(parts)
+    sch.set_scope(parts, 0, "local")
+    sch.reorder(*reduced, lane)
+    sch.vectorize(lane)
+    start = sch.get_loops(sch.decompose_reduction(parts, reduced[0]))
+    sch.vectorize(start[-1])
+    _parallelize(sch, outer, [a.extent for a in spatial], points, machine)
