@@ -63,17 +63,20 @@ def free_port() -> int:
 @contextlib.contextmanager
 def device_farm() -> Iterator[int]:
     """A tracker with one server, each in a process of its own; yields the tracker's port."""
-    pytest.importorskip("tornado")
-    pytest.importorskip("psutil")
     port, server_port = free_port(), free_port()
-    python = [sys.executable, "-m"]
     host = ["--host", "127.0.0.1"]
-    tracker = [*python, "tvm.exec.rpc_tracker", *host, f"--port={port}", f"--port-end={port + 1}"]
-    server = [*python, "tvm.exec.rpc_server", *host, f"--tracker=127.0.0.1:{port}", "--key=phone"]
-    server += [f"--port={server_port}", f"--port-end={server_port + 1}"]
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    processes = [subprocess.Popen(tracker, **silent), subprocess.Popen(server, **silent)]
+    commands = [
+        ["tvm.exec.rpc_tracker", *host, f"--port={port}", f"--port-end={port + 1}"],
+        ["tvm.exec.rpc_server", *host, f"--port={server_port}", f"--port-end={server_port + 1}"],
+    ]
+    commands[1] += [f"--tracker=127.0.0.1:{port}", "--key=phone"]
+    processes = [subprocess.Popen([sys.executable, "-m", *command]) for command in commands]
     try:
+        deadline = time.monotonic() + 120
+        while not is_listening(port):
+            assert all(process.poll() is None for process in processes), "a process died"
+            assert time.monotonic() < deadline, "the tracker did not start"
+            time.sleep(0.2)
         yield port
     finally:
         for process in processes:
@@ -81,16 +84,17 @@ def device_farm() -> Iterator[int]:
             process.wait()
 
 
+def is_listening(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
 def test_tracker_and_server(artifact: Path) -> None:
+    for module in ("tornado", "psutil", "cloudpickle"):
+        pytest.importorskip(module)
     with device_farm() as port:
-        deadline = time.monotonic() + 180
-        while True:
-            try:
-                tracker = rpc.connect_tracker("127.0.0.1", port)
-                session = tracker.request("phone", session_timeout=120, max_retry=1)
-                break
-            except Exception:  # not up yet
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.5)
-        check_methods(session, artifact)
+        tracker = rpc.connect_tracker("127.0.0.1", port)
+        check_methods(tracker.request("phone", session_timeout=120), artifact)
