@@ -140,9 +140,8 @@ def test_other_architecture(artifact: Path, tmp_path: Path) -> None:
 
 def test_processor_without_the_features(model: Model) -> None:
     graph = dataclasses.replace(model.graph, cpu_features=("avx2", "neon"))
-    library, weights = model.module.imports[0], model._weights
     with pytest.raises(ArtifactError, match=r"expected a processor with .*(neon|avx2)"):
-        Model.from_parts(graph, library, weights)(X)
+        Model.from_parts(dataclasses.replace(model._parts, graph=graph))(X)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +201,7 @@ def test_damaged_graphs_never_crash(model: Model, seed: int) -> None:
     owner, key = places[random.integers(len(places))]
     values = [-1, 0, 1, 2**62, "x", None, [], {}, True, 1.5]
     owner[key] = values[random.integers(len(values))]
-    library, weights = model.module.imports[0], model._weights
+    library, weights = model.module.imports[0], model._parts.weights
     create = tvm.get_global_func("tvm_stretch.create_executor")
     try:
         executor = create(json.dumps(data), library, weights)
@@ -263,9 +262,3 @@ def test_cross_compiled_kernels_reach_the_linker(tmp_path: Path) -> None:
 def test_other_compiler(model: Model, tmp_path: Path) -> None:
     model.export(tmp_path / "model.so", fcompile=cc.cross_compiler("gcc"))
     np.testing.assert_allclose(load(tmp_path / "model.so")(X).numpy(), scaled_reference(X), 1e-5)
-
-
-def test_export_library_of_tvm_is_answered_with_advice(model: Model, tmp_path: Path) -> None:
-    path = tmp_path / "model.so"
-    model.module.export_library(str(path))
-    refused(path, "Model.export")

@@ -1,8 +1,8 @@
 """Artifacts: one shared library with kernels, graph and weights.
 
-    model.so  =  kernels' object file            LLVM
-              +  graph, as import of the library TVM's `export_library`
-              +  weights, a read-only section    here: mapped, not read, when the artifact is opened
+    model.so  =  kernels' object file
+              +  the executor with its graph, in the form that TVM's `load_module` understands
+              +  weights, a read-only section: mapped, not read, when the artifact is opened
 
 TVM would pack the weights into an LLVM constant. That takes 20 s and 3 GB for the 550 MB of a
 VGG-16, and every load copies them; the assembler's `.incbin` does neither.
@@ -17,12 +17,18 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import tvm
+from tvm.runtime import _ffi_api
+from tvm.support import cc
 
 from tvm_stretch.errors import ArtifactError
+from tvm_stretch.lowering.graph import Graph
+from tvm_stretch.runtime.autoload import load_native_library
+from tvm_stretch.runtime.kernels import MACHINES, ObjectCode
 
 EXECUTOR_KIND = "tvm_stretch.executor"
 
@@ -60,41 +66,59 @@ int __tvm_ffi_tvm_stretch_weights(void* self, const Any* args, int32_t count, An
 """
 
 
-def write_artifact(
-    path: Path,
-    executor: tvm.runtime.Module,
-    weights: tvm.runtime.Tensor,
-    fcompile: Callable[..., object] | None = None,
-) -> None:
-    """Link an executor with its weights into the shared library `path`.
+@dataclass(frozen=True, repr=False)
+class Parts:
+    """What an artifact is made of; `weights` are the bytes that belong to the graph."""
+
+    graph: Graph
+    code: ObjectCode
+    weights: tvm.runtime.Tensor
+
+    def create_executor(self, kernels: tvm.runtime.Module) -> tvm.runtime.Module:
+        """An executor that calls these kernels."""
+        load_native_library()
+        create = tvm.get_global_func("tvm_stretch.create_executor")
+        return create(self.graph.to_json(), kernels, self.weights)
+
+
+def write_artifact(path: Path, parts: Parts, fcompile: Callable[..., object] | None = None) -> None:
+    """Link the parts into the shared library `path`.
 
     Args:
         path: the file to write; it appears complete or not at all.
-        executor: a module of kind `tvm_stretch.executor` whose kernels can be exported.
-        weights: the blob that belongs to the executor's graph.
-        fcompile: compiles and links, as for TVM's `export_library`; for another machine use
-            `tvm.support.cc.cross_compiler(...)`.
+        parts: what to write.
+        fcompile: called with the output and the list of files to compile and link, as by TVM's
+            `export_library`; for another machine use `tvm.support.cc.cross_compiler(...)`.
+
+    Raises:
+        ArtifactError: the folder does not exist, or linking failed.
     """
     with _written_beside(path) as folder:
-        data = folder / "weights.bin"
-        with data.open("wb") as file:
-            blob = np.from_dlpack(weights)
-            file.write(_WEIGHTS_HEADER.pack(_WEIGHTS_MAGIC, blob.nbytes))
-            file.write(blob.data)
-        source = folder / "weights.c"
-        escaped = str(data).replace("\\", "\\\\").replace('"', '\\"')
-        source.write_text(_WEIGHTS_SOURCE.format(path=escaped))
+        kernels, graph = folder / "kernels.o", folder / "graph.o"
+        kernels.write_bytes(parts.code.data)
+        executor = parts.create_executor(parts.code.as_static_library())
+        _ffi_api.ModulePackImportsToLLVM(executor, False, parts.code.target, "").write_to_file(
+            str(graph)
+        )
+        files = [kernels, graph, _write_weights(folder, parts.weights)]
         try:
-            executor.export_library(
-                str(folder / path.name),
-                fcompile=fcompile,
-                addons=[str(source)],
-                workspace_dir=str(folder),
-            )
+            (fcompile or cc.create_shared)(str(folder / path.name), list(map(str, files)))
         except Exception as error:  # whatever the compiler or the caller's function raises
             raise ArtifactError(
                 f"expected a linked library for {path}, got {error}; check the compiler"
             ) from error
+
+
+def _write_weights(folder: Path, weights: tvm.runtime.Tensor) -> Path:
+    """A source file that pulls the weights into the library."""
+    data, source = folder / "weights.bin", folder / "weights.c"
+    with data.open("wb") as file:
+        blob = np.from_dlpack(weights)
+        file.write(_WEIGHTS_HEADER.pack(_WEIGHTS_MAGIC, blob.nbytes))
+        file.write(blob.data)
+    escaped = str(data).replace("\\", "\\\\").replace('"', '\\"')
+    source.write_text(_WEIGHTS_SOURCE.format(path=escaped))
+    return source
 
 
 def copy_artifact(source: Path, path: Path) -> None:
@@ -164,7 +188,6 @@ def _explain(error: Exception) -> str:
 _ELF = struct.Struct("<4sBB10xHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _LOAD_SEGMENT = 1
-_MACHINES = {62: "x86_64", 183: "aarch64", 164: "hexagon", 243: "riscv64"}
 
 
 def _check_library(path: Path) -> None:
@@ -196,8 +219,8 @@ def _check_library(path: Path) -> None:
             f"expected at least {max(ends)} bytes for {path}, got {size}; "
             "the file is truncated: copy or export it again"
         )
-    if _MACHINES.get(machine) != platform.machine():
+    if MACHINES.get(machine) != platform.machine():
         raise ArtifactError(
             f"expected an artifact for {platform.machine()} for {path}, got one for "
-            f"{_MACHINES.get(machine, f'machine {machine}')}; compile for this machine"
+            f"{MACHINES.get(machine, f'machine {machine}')}; compile for this machine"
         )

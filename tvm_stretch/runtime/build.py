@@ -12,7 +12,8 @@ from tvm import tirx
 
 from tvm_stretch.errors import TargetError
 from tvm_stretch.lowering.lower import lower
-from tvm_stretch.runtime.autoload import load_native_library
+from tvm_stretch.runtime.artifact import Parts
+from tvm_stretch.runtime.kernels import compile_kernels
 from tvm_stretch.runtime.model import Model
 
 _X86_FEATURES = ("sse4.2", "avx", "avx2", "fma")
@@ -41,7 +42,6 @@ def build_model(
     """
     if target.kind.name != "llvm":
         raise TargetError(f"expected an llvm target for build_model, got {target}; pass one")
-    load_native_library()
     lowered = lower(mod, threads=threads, output_names=output_names)
     features = tvm.get_global_func("target.llvm_get_cpu_features")(target)
     graph = dataclasses.replace(
@@ -56,5 +56,5 @@ def build_model(
         for var, function in mod.functions.items()
         if isinstance(function, tirx.PrimFunc) and var.name_hint in used
     }
-    library = tirx.build(tvm.IRModule(kernels), target=target)
-    return Model.from_parts(graph, library, lowered.weights)
+    code = compile_kernels(tvm.IRModule(kernels), target)
+    return Model.from_parts(Parts(graph, code, lowered.weights))

@@ -16,6 +16,7 @@ import tvm_ffi
 from tvm_stretch.errors import ArtifactError, InputError
 from tvm_stretch.lowering.graph import Graph, Tensor
 from tvm_stretch.runtime.artifact import (
+    Parts,
     copy_artifact,
     load_executor,
     open_artifact,
@@ -39,28 +40,26 @@ class Model:
         self,
         module: tvm.runtime.Module,
         *,
-        weights: tvm.runtime.Tensor | None = None,
+        parts: Parts | None = None,
         path: Path | None = None,
     ) -> None:
         """Wrap an executor; `load` and `build_model` are the ways to get one.
 
         Args:
             module: a module of kind `tvm_stretch.executor`.
-            weights: what `export` has to write, for a model that was just compiled.
+            parts: what `export` has to write, for a model that was just compiled.
             path: the artifact that the model was loaded from.
         """
         self.module = module
-        self._weights = weights
+        self._parts = parts
         self._path = path
 
     @classmethod
-    def from_parts(
-        cls, graph: Graph, library: tvm.runtime.Module, weights: tvm.runtime.Tensor
-    ) -> Model:
-        """Bind a graph to the library of its kernels and to the bytes of its constants."""
-        load_native_library()
-        create = tvm.get_global_func("tvm_stretch.create_executor")
-        return cls(create(graph.to_json(), library, weights), weights=weights)
+    def from_parts(cls, parts: Parts) -> Model:
+        """A model that was just compiled; one for another machine can only be exported."""
+        code = parts.code
+        kernels = code.load() if code.runs_here else code.as_static_library()
+        return cls(parts.create_executor(kernels), parts=parts)
 
     @functools.cached_property
     def graph(self) -> Graph:
@@ -110,7 +109,7 @@ class Model:
     def create_instance(self) -> Model:
         """Another model with the same weights and its own scratch memory."""
         instance = self.module["create_instance"]()
-        return Model(instance, weights=self._weights, path=self._path)
+        return Model(instance, parts=self._parts, path=self._path)
 
     def export(self, path: str | Path, *, fcompile: Callable[..., object] | None = None) -> None:
         """Write the artifact: one shared library that `load` and TVM's `load_module` open.
@@ -124,8 +123,8 @@ class Model:
             ArtifactError: the folder does not exist, or linking failed.
         """
         path = Path(path)
-        if self._weights is not None:
-            write_artifact(path, self.module, self._weights, fcompile)
+        if self._parts is not None:
+            write_artifact(path, self._parts, fcompile)
         elif self._path is not None and fcompile is None:
             copy_artifact(self._path, path)
         else:
