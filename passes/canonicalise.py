@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import tvm
 from tvm import relax
-
 from tvm_stretch.passes.fold_batch_norm import FoldBatchNorm
 from tvm_stretch.passes.simplify_operators import SimplifyOperators
 

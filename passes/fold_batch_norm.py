@@ -12,11 +12,12 @@ normalisation with no such layer before it, or whose layer feeds others too, bec
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir import Op
-
 from tvm_stretch.passes.expressions import (
     constant_value,
     count_uses,
@@ -46,10 +47,10 @@ def per_channel(value: np.ndarray, shape: list[int], axis: int) -> np.ndarray | 
     """
     if value.ndim > len(shape):
         return None
-    full = value.reshape((1,) * (len(shape) - value.ndim) + value.shape)
-    if full.size != full.shape[axis]:
+    full = [1] * (len(shape) - value.ndim) + list(value.shape)
+    if value.size != full[axis]:
         return None
-    return np.broadcast_to(full.reshape(-1), (shape[axis],))
+    return np.broadcast_to(value.reshape(-1), (shape[axis],))
 
 
 def scale_weight(layer: relax.Call, weight: np.ndarray, scale: np.ndarray) -> np.ndarray:
@@ -120,8 +121,8 @@ class _Folder(relax.PyExprMutator):
             return relax.op.multiply(x, relax.const(factor, str(factor.dtype)))
         if bias is None:
             return folded
-        shape, axis = shape_of(layer), channel_axis(layer)
-        product = _times(bias, factor, shape, axis)
+        scale = per_channel(factor, shape_of(layer), channel_axis(layer))
+        product = _times(bias, scale, len(shape_of(layer)), channel_axis(layer))
         return relax.op.add(self.keep(folded), relax.const(product, str(product.dtype)))
 
     def shift(self, x: relax.Expr, bias: np.ndarray) -> relax.Expr:
@@ -135,7 +136,7 @@ class _Folder(relax.PyExprMutator):
         return relax.op.add(x, relax.const(bias, str(bias.dtype)))
 
     def scaled_layer(self, layer: relax.Call | None, factor: np.ndarray) -> relax.Call | None:
-        """``layer`` with scaled weights; None if it is no layer or ``factor`` is not per channel."""
+        """``layer`` with scaled weights; None if that is no layer, or no factor per channel."""
         if layer is None or layer.op not in (*_CONVS, *_TRANSPOSED, _MATMUL):
             return None
         weight = constant_value(layer.args[1], self.definition)
@@ -156,13 +157,13 @@ class _Folder(relax.PyExprMutator):
             return None
         return constant_value(call.args[1], self.definition)
 
-    def private(self, x: relax.Expr) -> relax.Call | None:
+    def private(self, x: relax.Expr) -> Any:
         """The call that makes ``x`` if nobody else reads ``x``."""
         call = self.definition(x)
         alone = isinstance(x, relax.Var) and self.uses.get(x, 2) == 1
         return call if alone and isinstance(call, relax.Call) else None
 
-    def definition(self, x: relax.Expr) -> relax.Expr | None:
+    def definition(self, x: relax.Expr) -> Any:
         return self.lookup_binding(x) if isinstance(x, relax.Var) else x
 
     def keep(self, value: relax.Expr) -> relax.Var:
@@ -172,10 +173,9 @@ class _Folder(relax.PyExprMutator):
         return var
 
 
-def _times(bias: np.ndarray, factor: np.ndarray, shape: list[int], axis: int) -> np.ndarray:
-    """``bias * factor``; a factor per channel never makes the product larger than the result."""
-    per = per_channel(factor, shape, axis).astype("float64")
-    lined_up = per.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+def _times(bias: np.ndarray, scale: np.ndarray | None, rank: int, axis: int) -> np.ndarray:
+    """``bias`` times one factor per channel."""
+    lined_up = np.asarray(scale, "float64").reshape([-1 if i == axis else 1 for i in range(rank)])
     return (bias.astype("float64") * lined_up).astype(bias.dtype)
 
 

@@ -17,12 +17,12 @@ Data types other than floating point are left alone where rounding or wrapping c
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir import Op
-
 from tvm_stretch.passes.expressions import (
     constant_value,
     is_float,
@@ -35,7 +35,7 @@ _AVERAGE_POOLS = {f"relax.nn.adaptive_avg_pool{rank}d" for rank in (1, 2, 3)}
 _CONVS = {f"relax.nn.conv{rank}d" for rank in (1, 2, 3)}
 
 
-def name_of(expr: relax.Expr | None) -> str:
+def name_of(expr: Any) -> str:
     """Name of the operator that ``expr`` calls, empty for anything else."""
     is_op_call = isinstance(expr, relax.Call) and isinstance(expr.op, Op)
     return expr.op.name if is_op_call else ""
@@ -70,7 +70,7 @@ class _Simplifier(relax.PyExprMutator):
                 return self.builder_.normalize(simpler)
         return call
 
-    def definition(self, x: relax.Expr) -> relax.Expr | None:
+    def definition(self, x: relax.Expr) -> Any:
         """What ``x`` is bound to."""
         return self.lookup_binding(x) if isinstance(x, relax.Var) else x
 
@@ -96,7 +96,11 @@ def constant_right(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
 def constant_rank(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     """Constants get the rank of the result; those of one element get rank 0."""
     value, rank = s.value(call.args[1]), len(shape_of(call))
-    if value is None or s.value(call.args[0]) is not None or shape_of(call) != shape_of(call.args[0]):
+    if (
+        value is None
+        or s.value(call.args[0]) is not None
+        or shape_of(call) != shape_of(call.args[0])
+    ):
         return None
     wanted = () if value.size == 1 else (1,) * (rank - value.ndim) + value.shape
     if wanted == value.shape:
@@ -138,12 +142,16 @@ def sigmoid_product(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     """``x * sigmoid(x) -> silu(x)``."""
     for x, other in (call.args, reversed(call.args)):
         gate = s.definition(other)
-        if name_of(gate) == "relax.sigmoid" and isinstance(x, relax.Var) and gate.args[0].same_as(x):
+        if (
+            name_of(gate) == "relax.sigmoid"
+            and isinstance(x, relax.Var)
+            and gate.args[0].same_as(x)
+        ):
             return relax.op.nn.silu(x)
     return None
 
 
-def bounds_of(s: _Simplifier, call: relax.Expr | None) -> tuple[float, float] | None:
+def bounds_of(s: _Simplifier, call: Any) -> tuple[float, float] | None:
     """Lower and upper bound of a call that only clips floats, None for other calls."""
     name = name_of(call)
     if not name or not isinstance(call.ty, relax.TensorType) or not is_float(call):
@@ -156,7 +164,12 @@ def bounds_of(s: _Simplifier, call: relax.Expr | None) -> tuple[float, float] | 
         return float(call.args[1].value), float(call.args[2].value)
     if name in ("relax.maximum", "relax.minimum"):
         value = s.value(call.args[1])
-        if value is None or value.size != 1 or np.isnan(value).any() or s.value(call.args[0]) is not None:
+        if (
+            value is None
+            or value.size != 1
+            or np.isnan(value).any()
+            or s.value(call.args[0]) is not None
+        ):
             return None
         if shape_of(call) != shape_of(call.args[0]):
             return None
@@ -303,7 +316,9 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "relax.permute_dims": (transpose,),
     **dict.fromkeys(("relax.clip", "relax.nn.relu", "relax.nn.relu6"), (merge_clips,)),
     **dict.fromkeys(_SHAPES_ONLY, (reshape_chain,)),
-    **dict.fromkeys(_AVERAGE_POOLS | {f"relax.nn.avg_pool{r}d" for r in (1, 2, 3)}, (global_average,)),
+    **dict.fromkeys(
+        _AVERAGE_POOLS | {f"relax.nn.avg_pool{r}d" for r in (1, 2, 3)}, (global_average,)
+    ),
     **dict.fromkeys(_CONVS, (padding_into_conv,)),
     **dict.fromkeys(("relax.astype", "relax.strided_slice", "relax.nn.pad"), (drop_identity,)),
     "relax.broadcast_to": (drop_identity,),
@@ -316,6 +331,4 @@ class SimplifyOperators:
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Rewrite every Relax function of ``mod``."""
-        return rewrite_functions(
-            mod, lambda mod, function: _Simplifier(mod).visit_expr(function)
-        )
+        return rewrite_functions(mod, lambda mod, function: _Simplifier(mod).visit_expr(function))

@@ -13,7 +13,6 @@ from relax_helpers import (
     random_const,
 )
 from tvm import relax
-
 from tvm_stretch.passes.fold_batch_norm import FoldBatchNorm, per_channel
 
 nn = relax.op.nn
@@ -53,12 +52,14 @@ def test_conv_and_batch_norm_become_conv_and_bias() -> None:
 
     after = FoldBatchNorm()(before)
     assert op_names(after) == op_names(module(expected, (2, 4, 5, 5)))
-    for got, want in zip(_constants(after), _constants(module(expected, (2, 4, 5, 5))), strict=True):
+    for got, want in zip(
+        _constants(after), _constants(module(expected, (2, 4, 5, 5))), strict=True
+    ):
         np.testing.assert_allclose(got, want, rtol=1e-6)
     assert_same_numerics(before, after)
 
 
-def _constants(mod) -> list[np.ndarray]:  # noqa: ANN001
+def _constants(mod) -> list[np.ndarray]:
     found: list[np.ndarray] = []
 
     def visit(expr: relax.Expr) -> None:
@@ -103,8 +104,10 @@ def test_every_layer_takes_the_batch_norm(kind: str, bias: bool) -> None:
 
 
 def test_scale_and_shift_by_channel_fold_too() -> None:
-    weight, scale, shift = random_const(6, 4, 1, 1), random_const(1, 6, 1, 1, seed=7), random_const(
-        6, 1, 1, seed=8
+    weight, scale, shift = (
+        random_const(6, 4, 1, 1),
+        random_const(1, 6, 1, 1, seed=7),
+        random_const(6, 1, 1, seed=8),
     )
 
     def body(x: relax.Expr) -> relax.Expr:
@@ -146,18 +149,23 @@ def test_a_layer_that_others_read_keeps_its_weights() -> None:
 
 def test_no_op_without_scale() -> None:
     assert_unchanged(
-        FoldBatchNorm(), module(lambda x: nn.relu(nn.conv2d(x, random_const(4, 4, 1, 1))), (1, 4, 3, 3))
+        FoldBatchNorm(),
+        module(lambda x: nn.relu(nn.conv2d(x, random_const(4, 4, 1, 1))), (1, 4, 3, 3)),
     )
 
 
 def test_refuses_training_mode() -> None:
-    mod = module(lambda x: batch_norm(nn.conv2d(x, random_const(4, 4, 1, 1)), 4, training=True), (1, 4, 3, 3))
+    mod = module(
+        lambda x: batch_norm(nn.conv2d(x, random_const(4, 4, 1, 1)), 4, training=True), (1, 4, 3, 3)
+    )
     assert "relax.nn.batch_norm" in op_names(FoldBatchNorm()(mod))
 
 
 def test_refuses_a_scale_that_varies_within_a_channel() -> None:
     scale = random_const(1, 1, 3, 3, seed=7)
-    mod = module(lambda x: relax.op.multiply(nn.conv2d(x, random_const(4, 4, 1, 1)), scale), (1, 4, 3, 3))
+    mod = module(
+        lambda x: relax.op.multiply(nn.conv2d(x, random_const(4, 4, 1, 1)), scale), (1, 4, 3, 3)
+    )
     assert_unchanged(FoldBatchNorm(), mod)
 
 

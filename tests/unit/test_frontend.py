@@ -66,7 +66,7 @@ def flattening(shape: Shape) -> onnx.ModelProto:
     return model(nodes, [info("x", shape)], ["y"], constants)
 
 
-def params(mod) -> dict[str, tuple[tuple[int, ...], str]]:  # noqa: ANN001
+def params(mod) -> dict[str, tuple[tuple[int, ...], str]]:
     """Shapes and types of the parameters of main by name."""
     return {
         p.name: (tuple(int(d) for d in p.ty.shape.values), str(p.ty.dtype))
@@ -202,7 +202,9 @@ def test_path_with_external_data(tmp_path: Path, kind: Callable) -> None:
     path = tmp_path / "net.onnx"
     onnx.save(proto, path, save_as_external_data=True, location="net.bin", size_threshold=0)
     x = np.ones((2, 64), "f")
-    np.testing.assert_allclose(run(load_network(kind(path)), x)[0], x @ weight, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        run(load_network(kind(path)), x)[0], x @ weight, rtol=1e-5, atol=1e-5
+    )
 
 
 def test_relax_module() -> None:

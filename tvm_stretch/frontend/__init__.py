@@ -1,6 +1,6 @@
 """Read a trained network from ONNX, torch.export or Relax into canonical Relax.
 
-    load_network("resnet50.onnx", shapes={"x": (1, 3, 224, 224)})   ->   IRModule with one `main`
+load_network("resnet50.onnx", shapes={"x": (1, 3, 224, 224)})   ->   IRModule with one `main`
 """
 
 from tvm_stretch.frontend.network import load_network

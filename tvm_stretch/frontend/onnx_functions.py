@@ -1,11 +1,12 @@
 """The function bodies that ONNX itself defines for composite operators.
 
-    y = Celu(x)   ->   max(0, x) + min(0, alpha * (exp(x / alpha) - 1))
+y = Celu(x)   ->   max(0, x) + min(0, alpha * (exp(x / alpha) - 1))
 """
 
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import onnx
 import onnx.defs
@@ -18,7 +19,7 @@ _log = logging.getLogger(__name__)
 def function_body(proto: onnx.NodeProto, node: Node) -> onnx.FunctionProto | None:
     """The body for ``proto`` with its attributes filled in; None if ONNX defines none."""
     try:
-        schema = onnx.defs.get_schema(node.op, node.opset, proto.domain)
+        schema: Any = onnx.defs.get_schema(node.op, node.opset, proto.domain)
     except onnx.defs.SchemaError:
         return None
     body = onnx.FunctionProto()

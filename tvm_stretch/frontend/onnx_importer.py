@@ -10,8 +10,7 @@ function body that ONNX defines for it; one without either is refused by name.
 from __future__ import annotations
 
 import logging
-from collections import ChainMap
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +21,11 @@ from tvm import relax
 
 from tvm_stretch.errors import ModelError, StretchError, UnsupportedError
 from tvm_stretch.frontend import onnx_ops  # noqa: F401  registers the converters
+from tvm_stretch.frontend.onnx_control_flow import (
+    OPERATORS,
+    Scope,
+    translate_control_flow,
+)
 from tvm_stretch.frontend.onnx_functions import function_body
 from tvm_stretch.frontend.onnx_node import (
     CONVERTERS,
@@ -30,14 +34,13 @@ from tvm_stretch.frontend.onnx_node import (
     as_expr,
     check_dtype,
     dtype_of,
+    numpy_dtype,
     static_shape,
 )
 from tvm_stretch.frontend.onnx_reader import OnnxNetwork
 from tvm_stretch.frontend.onnx_values import evaluate
 
 _log = logging.getLogger(__name__)
-
-Scope = MutableMapping[str, Value | None]
 
 
 def import_onnx(network: OnnxNetwork) -> tvm.IRModule:
@@ -65,7 +68,7 @@ class _Importer:
             try:
                 result = self.body(scope)
             except Exception:
-                self.bb._end_block()  # noqa: SLF001  else it complains on stderr when it goes
+                self.bb._end_block()
                 raise
             self.bb.emit_func_output(result)
         return self.bb.get()
@@ -100,8 +103,13 @@ class _Importer:
             list(proto.output),
             self.bb,
         )
-        results = self.control_flow(node, scope) if _has_graph(proto) else evaluate(proto, node)
-        if results is None and node.op in CONVERTERS and proto.domain in ("", "ai.onnx"):
+        own = proto.domain in ("", "ai.onnx")
+        results: Sequence[Value | None] | None
+        if own and node.op in OPERATORS:
+            results = translate_control_flow(node, scope, self.graph)
+        else:
+            results = evaluate(proto, node)
+        if results is None and own and node.op in CONVERTERS:
             results = self.convert(node)
         if results is None:
             results = self.inline(proto, node)
@@ -130,7 +138,8 @@ class _Importer:
         if body is None:
             domain = proto.domain or "ai.onnx"
             raise UnsupportedError(
-                f"expected a supported ONNX operator for node {node.name!r}, got {domain}.{node.op}; "
+                f"expected a supported ONNX operator for node {node.name!r}, got "
+                f"{domain}.{node.op}; "
                 "replace it by supported ones"
             )
         scope: Scope = dict.fromkeys(body.input)
@@ -140,21 +149,12 @@ class _Importer:
         wanted = zip(body.output, node.outputs, strict=False)
         return [_lookup(scope, name) if output else None for name, output in wanted]
 
-    def control_flow(self, node: Node, scope: Scope) -> list[Value]:
-        """Translate an If whose condition is known; nothing else of the kind is supported."""
-        if node.op != "If" or not node.is_const(0):
-            raise UnsupportedError(
-                f"expected no control flow that depends on data, got {node.op} {node.name!r}; "
-                "export the model without it"
-            )
-        branch = node.attrs["then_branch" if bool(node.inputs[0].item()) else "else_branch"]
-        return self.graph(branch, ChainMap({}, scope), [output.name for output in branch.output])
-
-    def bind(self, expr: relax.Expr) -> relax.Expr:
+    def bind(self, expr: relax.Expr) -> Value:
+        """Bind ``expr`` to a variable; a tensor without elements is a constant."""
         bound = expr if isinstance(expr, relax.Var | tvm.ir.GenericConst) else self.bb.emit(expr)
-        static_shape(bound)
-        check_dtype(str(bound.ty.dtype), "a tensor")
-        return bound
+        dtype = check_dtype(str(bound.ty.dtype), "a tensor")
+        shape = static_shape(bound)
+        return np.zeros(shape, numpy_dtype(dtype)) if 0 in shape else bound
 
 
 def _lookup(scope: Scope, name: str) -> Value:
@@ -163,10 +163,6 @@ def _lookup(scope: Scope, name: str) -> Value:
             f"expected a producer for the tensor {name!r}, got none; export the model again"
         )
     return scope[name]
-
-
-def _has_graph(proto: onnx.NodeProto) -> bool:
-    return any(a.HasField("g") or a.graphs for a in proto.attribute)
 
 
 def _parameter(value: onnx.ValueInfoProto) -> relax.Var:

@@ -1,15 +1,15 @@
 """What a converter of an ONNX operator sees, and the table of converters.
 
-    @converter("LeakyRelu")
-    def _leaky_relu(node: Node) -> relax.Expr:
-        return relax.op.nn.leakyrelu(node[0], node.attr("alpha", 0.01))
+@converter("LeakyRelu")
+def _leaky_relu(node: Node) -> relax.Expr:
+    return relax.op.nn.leakyrelu(node[0], node.attr("alpha", 0.01))
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -20,7 +20,7 @@ from tvm import relax
 
 from tvm_stretch.errors import UnsupportedError
 
-Value = np.ndarray | relax.Expr
+Value: TypeAlias = "np.ndarray | relax.Expr"
 Converter = Callable[["Node"], "Value | tuple[Value, ...]"]
 CONVERTERS: dict[str, Converter] = {}
 
@@ -62,9 +62,13 @@ class Node:
 
     def __getitem__(self, index: int) -> relax.Expr:
         """Input ``index`` as an expression."""
+        return as_expr(self.given(index))
+
+    def given(self, index: int) -> Value:
+        """Input ``index``, which the operator needs."""
         if not self.has(index):
             raise self.refuse(f"input {index}", "nothing")
-        return as_expr(self.inputs[index])
+        return self.inputs[index]
 
     def has(self, index: int) -> bool:
         """Whether the optional input ``index`` is given."""
@@ -74,29 +78,41 @@ class Node:
         """Whether input ``index`` is given and constant."""
         return self.has(index) and isinstance(self.inputs[index], np.ndarray)
 
-    def const(self, index: int, what: str) -> np.ndarray | None:
-        """The constant input ``index``, None if left out; ``what`` names it in the refusal."""
+    def const(self, index: int, what: str) -> np.ndarray:
+        """The constant input ``index``; ``what`` names it in the refusal."""
         if not self.has(index):
-            return None
-        if not self.is_const(index):
+            raise self.refuse(f"input {index} ({what})", "nothing")
+        value = self.inputs[index]
+        if not isinstance(value, np.ndarray):
             raise self.refuse(f"a constant input {index} ({what})", "a computed one")
-        return self.inputs[index]
+        return value
 
-    def ints(self, index: int, what: str) -> list[int] | None:
+    def optional_const(self, index: int, what: str) -> np.ndarray | None:
+        """Like `const`, but None if the input is left out."""
+        return self.const(index, what) if self.has(index) else None
+
+    def ints(self, index: int, what: str) -> list[int]:
         """The constant input ``index`` as integers, or the attribute ``what`` of older opsets."""
+        given = self.optional_ints(index, what)
+        if given is None:
+            raise self.refuse(f"input {index} ({what})", "nothing")
+        return given
+
+    def optional_ints(self, index: int, what: str) -> list[int] | None:
+        """Like `ints`, but None if both are left out."""
         if self.has(index):
             return [int(v) for v in self.const(index, what).reshape(-1)]
         given = self.attrs.get(what)
         return None if given is None else [int(v) for v in given]
 
-    def attr(self, name: str, default: Any = None) -> Any:  # noqa: ANN401
+    def attr(self, name: str, default: Any = None) -> Any:
         """Attribute ``name``, strings as str."""
         value = self.attrs.get(name, default)
         return value.decode() if isinstance(value, bytes) else value
 
     def shape(self, index: int = 0) -> list[int]:
         """Static shape of input ``index``."""
-        value = self.inputs[index]
+        value = self.given(index)
         return list(value.shape) if isinstance(value, np.ndarray) else static_shape(value)
 
     def rank(self, index: int = 0) -> int:
@@ -113,8 +129,8 @@ class Node:
 
     def dtype(self, index: int = 0) -> str:
         """Element type of input ``index``."""
-        value = self.inputs[index]
-        return str(value.dtype) if isinstance(value, np.ndarray) else str(value.ty.dtype)
+        value = self.given(index)
+        return str(value.dtype if isinstance(value, np.ndarray) else value.ty.dtype)
 
     def scalar(self, value: float, dtype: str | None = None) -> relax.Expr:
         """A constant of rank 0, of the type of input 0 unless said otherwise."""
@@ -132,7 +148,7 @@ class Node:
         )
 
 
-def as_expr(value: Value) -> relax.Expr:
+def as_expr(value: Any) -> relax.Expr:
     """``value`` as a Relax expression."""
     if not isinstance(value, np.ndarray):
         return value

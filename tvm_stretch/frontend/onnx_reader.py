@@ -1,6 +1,6 @@
 """Read an ONNX model into a plain description that later phases may change freely.
 
-    path or ModelProto  ->  OnnxNetwork(model=<proto without large weights>, weights={name: ndarray})
+    path or ModelProto  ->  OnnxNetwork(model=<proto>, weights={name: <large array>})
 
 Large weights live outside the proto: simplification and shape inference then never copy them and
 never meet the 2 GB limit of protobuf messages. The caller's model is not changed, nothing is
@@ -47,7 +47,9 @@ class OnnxNetwork:
     @property
     def opset(self) -> int:
         """Version of the default operator set."""
-        return max((o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx")), default=1)
+        return max(
+            (o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx")), default=1
+        )
 
 
 def read_onnx(source: str | Path | onnx.ModelProto) -> OnnxNetwork:
@@ -63,7 +65,8 @@ def read_onnx(source: str | Path | onnx.ModelProto) -> OnnxNetwork:
         model, folder = _parse_file(Path(source)), Path(source).parent
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
         raise ModelError(
-            "expected a graph with outputs for the ONNX model, got an empty one; export the model again"
+            "expected a graph with outputs for the ONNX model, got an empty one; export the "
+            "model again"
         )
     _check_opset(model)
     weights = _read_weights(model.graph, folder)
@@ -75,21 +78,30 @@ def read_onnx(source: str | Path | onnx.ModelProto) -> OnnxNetwork:
 def _parse_file(path: Path) -> onnx.ModelProto:
     """Parse the file at ``path`` without its external data."""
     if path.is_dir():
-        raise ModelError(f"expected an ONNX file for the model, got the directory {path}; name the file")
+        raise ModelError(
+            f"expected an ONNX file for the model, got the directory {path}; name the file"
+        )
     if not path.exists():
-        raise ModelError(f"expected an ONNX file for the model, got no such file {path}; check the path")
+        raise ModelError(
+            f"expected an ONNX file for the model, got no such file {path}; check the path"
+        )
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise ModelError(f"expected a readable file for the model, got {error}; check access") from error
+        raise ModelError(
+            f"expected a readable file for the model, got {error}; check access"
+        ) from error
     if not content:
-        raise ModelError(f"expected an ONNX file for the model, got the empty file {path}; export it again")
+        raise ModelError(
+            f"expected an ONNX file for the model, got the empty file {path}; export it again"
+        )
     model = onnx.ModelProto()
     try:
         model.ParseFromString(content)
     except google.protobuf.message.DecodeError as error:
         raise ModelError(
-            f"expected an ONNX file for the model, got {path} ({error}); it is truncated or of another format"
+            f"expected an ONNX file for the model, got {path} ({error}); it is truncated or of "
+            "another format"
         ) from error
     return model
 
@@ -100,7 +112,8 @@ def _check_opset(model: onnx.ModelProto) -> None:
     for entry in model.opset_import:
         if entry.domain in ("", "ai.onnx") and not 1 <= entry.version <= newest:
             raise UnsupportedError(
-                f"expected an operator set from 1 to {newest} for the ONNX model, got {entry.version}; "
+                f"expected an operator set from 1 to {newest} for the ONNX model, got "
+                f"{entry.version}; "
                 "convert it with onnx.version_converter or install a newer onnx"
             )
 
@@ -108,7 +121,11 @@ def _check_opset(model: onnx.ModelProto) -> None:
 def _constant_nodes(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
     """Yield the tensors of ``Constant`` nodes."""
     for node in graph.node:
-        if node.op_type == "Constant" and len(node.attribute) == 1 and node.attribute[0].HasField("t"):
+        if (
+            node.op_type == "Constant"
+            and len(node.attribute) == 1
+            and node.attribute[0].HasField("t")
+        ):
             yield node.output[0], node.attribute[0].t
 
 
@@ -138,14 +155,19 @@ def _read_tensor(name: str, tensor: onnx.TensorProto, folder: Path | None) -> np
     if external and folder is None:
         raise ModelError(
             f"expected the data of weight {name!r} inside the ModelProto, got a reference to an "
-            "external file; call onnx.load_external_data_for_model first or pass the path of the model"
+            "external file; call onnx.load_external_data_for_model first or pass the path of "
+            "the model"
         )
     try:
         return onnx.numpy_helper.to_array(tensor, str(folder or ""))
     except (OSError, ValueError, TypeError, onnx.checker.ValidationError) as error:
         reason = str(error).splitlines()[0]
-        hint = "keep the external data file beside the model" if external else "export the model again"
-        raise ModelError(f"expected the data of weight {name!r}, got an error: {reason}; {hint}") from error
+        hint = (
+            "keep the external data file beside the model" if external else "export the model again"
+        )
+        raise ModelError(
+            f"expected the data of weight {name!r}, got an error: {reason}; {hint}"
+        ) from error
 
 
 def _copy_without_large_weights(
@@ -186,7 +208,8 @@ def _check_graph(network: OnnxNetwork) -> None:
         kind = value.type.WhichOneof("value")
         if kind != "tensor_type":
             raise UnsupportedError(
-                f"expected a tensor for input {value.name!r}, got {(kind or 'no type').replace('_', ' ')}; "
+                f"expected a tensor for input {value.name!r}, got "
+                f"{(kind or 'no type').replace('_', ' ')}; "
                 "export the model with plain tensors as inputs"
             )
         if value.type.tensor_type.elem_type == onnx.TensorProto.STRING:
@@ -194,7 +217,7 @@ def _check_graph(network: OnnxNetwork) -> None:
                 f"expected numbers for input {value.name!r}, got strings; {_CONTROL_FLOW_HINT}"
             )
     try:
-        onnx.checker.check_model(_with_every_type(network.model))
+        onnx.checker.check_model(with_every_type(network.model))
     except onnx.checker.ValidationError as error:
         reason = str(error).strip().splitlines()[0]
         if "No Op registered" in reason or "No opset import" in reason or "not supported" in reason:
@@ -204,7 +227,7 @@ def _check_graph(network: OnnxNetwork) -> None:
         ) from error
 
 
-def _with_every_type(model: onnx.ModelProto) -> onnx.ModelProto:
+def with_every_type(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy in which every output has a type and a shape: the checker insists on them."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)

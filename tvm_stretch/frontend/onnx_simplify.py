@@ -17,7 +17,7 @@ import onnx.shape_inference
 import onnxslim
 
 from tvm_stretch.errors import InputError, ModelError
-from tvm_stretch.frontend.onnx_reader import OnnxNetwork
+from tvm_stretch.frontend.onnx_reader import OnnxNetwork, with_every_type
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,8 @@ def fix_shapes(network: OnnxNetwork, shapes: Mapping[str, Sequence[int]] | None)
     for name in wanted:
         if name not in names:
             raise InputError(
-                f"expected one of the inputs {names} for shapes, got {name!r}; use a name of the model"
+                f"expected one of the inputs {names} for shapes, got {name!r}; use a name of the "
+                "model"
             )
     by_name = {value.name: value for value in network.model.graph.input}
     bound: dict[str, int] = {}
@@ -64,7 +65,8 @@ def _set_shape(value: onnx.ValueInfoProto, wanted: list[int], bound: dict[str, i
                 bound.setdefault(dim.dim_param, size)
     if any(size < 0 for size in wanted):
         raise InputError(
-            f"expected sizes of at least 0 for shapes[{value.name!r}], got {wanted}; give every size"
+            f"expected sizes of at least 0 for shapes[{value.name!r}], got {wanted}; give every "
+            "size"
         )
     tensor.shape.Clear()
     for size in wanted:
@@ -84,7 +86,8 @@ def _close_shape(value: onnx.ValueInfoProto, bound: dict[str, int]) -> None:
             if dim.dim_param not in bound:
                 label = dim.dim_param or "unnamed"
                 raise ModelError(
-                    f"expected a static shape for input {value.name!r}, got {describe_shape(value)} "
+                    f"expected a static shape for input {value.name!r}, got "
+                    f"{describe_shape(value)} "
                     f"with dimension {index} ({label}) left open; pass {example}"
                 )
             dim.dim_value = bound[dim.dim_param]
@@ -93,17 +96,25 @@ def _close_shape(value: onnx.ValueInfoProto, bound: dict[str, int]) -> None:
 def describe_shape(value: onnx.ValueInfoProto) -> str:
     """Return the shape as text, named dimensions by name: ``[N, 3, 224, 224]``."""
     dims = value.type.tensor_type.shape.dim
-    return "[" + ", ".join(d.dim_param or (str(d.dim_value) if d.HasField("dim_value") else "?") for d in dims) + "]"
+    return (
+        "["
+        + ", ".join(
+            d.dim_param or (str(d.dim_value) if d.HasField("dim_value") else "?") for d in dims
+        )
+        + "]"
+    )
 
 
 def simplify(network: OnnxNetwork) -> None:
     """Fold computed shapes and drop redundant nodes with onnxslim, in place.
 
-    A graph that onnxslim cannot handle is kept as it is: the importer folds constants too.
+    A graph that onnxslim cannot handle, or breaks, is kept as it is: the importer
+    folds constants too.
     """
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             slimmed = onnxslim.slim(network.model)
+            onnx.checker.check_model(with_every_type(slimmed))
     except Exception as error:  # onnxslim raises whatever its parts raise
         _log.debug("onnxslim left the graph as it is: %s", error)
         return

@@ -1,6 +1,6 @@
 """Compute ONNX nodes whose inputs are all constant.
 
-    Concat([1], [-1])   ->   array([1, -1])
+Concat([1], [-1])   ->   array([1, -1])
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ SMALL = 1 << 16
 """Nodes on more elements are computed here only if that is cheap; Relax folds the others."""
 
 _CHEAP = {
-    "Add", "Cast", "Concat", "DequantizeLinear", "Div", "Flatten", "Gather", "Identity", "Mul", "Neg",
-    "Reshape", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze",
+    "Add", "Cast", "Concat", "DequantizeLinear", "Div", "Flatten", "Gather", "Identity", "Mul",
+    "Neg", "Reshape", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze",
 }  # fmt: skip
 _RANDOM = {
     "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
@@ -30,11 +30,13 @@ _RANDOM = {
 
 
 def evaluate(proto: onnx.NodeProto, node: Node) -> tuple[np.ndarray, ...] | None:
-    """The results of a node that depends on constants only; None if it does not, or is too large."""
+    """The results of a node of constants; None if its inputs are computed, or too large."""
     if node.op == "CastLike" and node.is_const(0):
-        return (node.inputs[0].astype(numpy_dtype(node.dtype(1))),)
+        return (np.asarray(node.inputs[0]).astype(numpy_dtype(node.dtype(1))),)
     given = [value for value in node.inputs if value is not None]
     if proto.domain not in ("", "ai.onnx") or node.op in _RANDOM:
+        return None
+    if any(attribute.HasField("g") for attribute in proto.attribute):
         return None
     if not all(isinstance(value, np.ndarray) for value in given):
         return None

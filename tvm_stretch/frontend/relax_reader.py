@@ -1,6 +1,6 @@
 """Take a Relax module, or a torch.export program, as a network with static shapes.
 
-    main(x: R.Tensor((n, 3, 224, 224)))   ->   main(x: R.Tensor((1, 3, 224, 224)))
+main(x: R.Tensor((n, 3, 224, 224)))   ->   main(x: R.Tensor((1, 3, 224, 224)))
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def read_torch(program: ExportedProgram) -> tvm.IRModule:
     """Translate an exported program with TVM's own importer."""
-    from tvm.relax.frontend.torch import from_exported_program  # noqa: PLC0415  imports torch
+    from tvm.relax.frontend.torch import from_exported_program
 
     try:
         with warnings.catch_warnings():
@@ -46,11 +46,13 @@ def read_relax(
     main = mod.functions.get(mod.get_global_var("main")) if "main" in _names(mod) else None
     if not isinstance(main, relax.Function):
         raise ModelError(
-            f"expected a Relax function main for the IRModule, got {sorted(_names(mod))}; name it main"
+            f"expected a Relax function main for the IRModule, got {sorted(_names(mod))}; name "
+            "it main"
         )
     if not relax.analysis.check_well_formed(mod):
         raise ModelError(
-            "expected a well-formed IRModule, got one that relax.analysis.well_formed refuses; fix it"
+            "expected a well-formed IRModule, got one that relax.analysis.well_formed refuses; "
+            "fix it"
         )
     bindings = _bind_dimensions(main.params, dict(shapes or {}))
     if bindings:
@@ -79,7 +81,8 @@ def _bind_dimensions(
         given = _dimensions(by_name[name])
         if given is None or len(given) != len(wanted):
             raise InputError(
-                f"expected a shape like {by_name[name].ty} for shapes[{name!r}], got {list(wanted)}; "
+                f"expected a shape like {by_name[name].ty} for shapes[{name!r}], got "
+                f"{list(wanted)}; "
                 "give one size per dimension"
             )
         for dim, size in zip(given, wanted, strict=True):
@@ -92,7 +95,8 @@ def _bind_dimensions(
             if not isinstance(dim, tvm.tirx.IntImm):
                 if not isinstance(dim, tvm.ir.Var):
                     raise ModelError(
-                        f"expected sizes or names as dimensions of {name!r}, got {dim}; bind it first"
+                        f"expected sizes or names as dimensions of {name!r}, got {dim}; bind it "
+                        "first"
                     )
                 bound[dim] = int(size)
     return bound
@@ -111,8 +115,7 @@ def _check_static(param: relax.Var) -> None:
     dims = _dimensions(param)
     if dims is None or not all(isinstance(d, tvm.tirx.IntImm) for d in dims):
         raise ModelError(
-            f"expected a static shape for input {param.name!r}, got {param.ty} with an open dimension; "
+            f"expected a static shape for input {param.name!r}, got {param.ty} with an open "
+            "dimension; "
             f'pass shapes={{"{param.name}": (...)}}'
         )
-
-

@@ -5,12 +5,15 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from tvm_stretch.frontend.onnx_node import CONVERTERS, Node, Value, converter
+from tvm_stretch.frontend.onnx_node import Node, Value, converter
 from tvm_stretch.frontend.onnx_ops.elementwise import constant
 
 _SIMPLE = {"Relu": relax.op.nn.relu, "Sigmoid": relax.op.sigmoid, "Tanh": relax.op.tanh}
-for _name, _function in _SIMPLE.items():
-    CONVERTERS[_name] = lambda node, function=_function: function(node[0])
+
+
+@converter(*_SIMPLE)
+def _simple(node: Node) -> relax.Expr:
+    return _SIMPLE[node.op](node[0])
 
 
 @converter("Clip")
@@ -20,7 +23,7 @@ def _clip(node: Node) -> relax.Expr:
         return relax.op.minimum(node.emit(low), node[2]) if node.has(2) else low
     low, high = node.attr("min"), node.attr("max")
     if node.opset >= 11:
-        low, high = node.const(1, "min"), node.const(2, "max")
+        low, high = node.optional_const(1, "min"), node.optional_const(2, "max")
     return clip(node, node[0], low, high)
 
 
@@ -73,7 +76,9 @@ def _swish(node: Node) -> relax.Expr:
     alpha = node.attr("alpha", 1.0)
     if alpha == 1.0:
         return relax.op.nn.silu(node[0])
-    return relax.op.multiply(node[0], relax.op.sigmoid(relax.op.multiply(node[0], node.scalar(alpha))))
+    return relax.op.multiply(
+        node[0], relax.op.sigmoid(relax.op.multiply(node[0], node.scalar(alpha)))
+    )
 
 
 @converter("Elu", "Celu", "Selu")
@@ -85,9 +90,7 @@ def _elu(node: Node) -> relax.Expr:
     if node.op == "Celu":
         below = relax.op.divide(below, node.scalar(alpha))
     grown = relax.op.subtract(relax.op.exp(below), node.scalar(1))
-    result = relax.op.add(
-        relax.op.nn.relu(node[0]), relax.op.multiply(node.scalar(alpha), grown)
-    )
+    result = relax.op.add(relax.op.nn.relu(node[0]), relax.op.multiply(node.scalar(alpha), grown))
     return relax.op.multiply(node.scalar(gamma), result) if gamma != 1.0 else result
 
 

@@ -6,7 +6,6 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from tvm_stretch.frontend.onnx_node import (
-    CONVERTERS,
     Node,
     Value,
     as_expr,
@@ -36,10 +35,14 @@ _BINARY = {
 }  # fmt: skip
 
 
-for _name, _function in _UNARY.items():
-    CONVERTERS[_name] = lambda node, function=_function: function(node[0])
-for _name, _function in _BINARY.items():
-    CONVERTERS[_name] = lambda node, function=_function: function(node[0], node[1])
+@converter(*_UNARY)
+def _unary(node: Node) -> relax.Expr:
+    return _UNARY[node.op](node[0])
+
+
+@converter(*_BINARY)
+def _binary(node: Node) -> relax.Expr:
+    return _BINARY[node.op](node[0], node[1])
 
 
 @converter("Identity")

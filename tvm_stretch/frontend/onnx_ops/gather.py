@@ -10,7 +10,7 @@ from tvm_stretch.frontend.onnx_ops.elementwise import cast
 
 
 def from_front(node: Node, index: int, extent: int | np.ndarray) -> relax.Expr:
-    """Indices of input ``index`` counted from the front: ONNX counts negative ones from the back."""
+    """Input ``index`` counted from the front: ONNX counts negative indices from the back."""
     value = node.inputs[index]
     if isinstance(value, np.ndarray):
         return as_expr(np.where(value < 0, value + extent, value).astype(value.dtype))

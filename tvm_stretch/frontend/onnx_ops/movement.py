@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import onnx.numpy_helper
 from tvm import relax
 
-from tvm_stretch.frontend.onnx_node import Node, Value, as_expr, converter
+from tvm_stretch.frontend.onnx_node import (
+    Node,
+    Value,
+    as_expr,
+    converter,
+    dtype_of,
+    numpy_dtype,
+)
 
 
 @converter("Shape")
@@ -47,7 +57,7 @@ def _flatten(node: Node) -> relax.Expr:
 
 @converter("Squeeze")
 def _squeeze(node: Node) -> relax.Expr:
-    shape, axes = node.shape(), node.ints(1, "axes")
+    shape, axes = node.shape(), node.optional_ints(1, "axes")
     if axes is None:
         return reshape(node[0], [size for size in shape if size != 1])
     dropped = {axis % len(shape) for axis in axes}
@@ -84,38 +94,57 @@ def _concat(node: Node) -> Value:
 def _split(node: Node) -> tuple[Value, ...]:
     axis = node.axis(0)
     extent = node.shape()[axis]
-    sizes = node.ints(1, "split")
+    sizes = node.optional_ints(1, "split")
     if sizes is None:
         count = len(node.outputs)
         each = -(-extent // count)
         sizes = [each] * (count - 1) + [extent - each * (count - 1)]
     if len(sizes) == 1:
         return (node.inputs[0],)
-    if 0 in sizes:
-        raise node.refuse("parts with elements", f"sizes {sizes}")
+    full = [size for size in sizes if size]
+    if len(full) < len(sizes):
+        return _split_with_empty(node, axis, sizes)
     cuts = [int(cut) for cut in np.cumsum(sizes)[:-1]]
     parts = node.emit(relax.op.split(node[0], cuts, axis=axis))
     return tuple(relax.TupleGetItem(parts, i) for i in range(len(sizes)))
 
 
+def _split_with_empty(node: Node, axis: int, sizes: list[int]) -> tuple[Value, ...]:
+    """Parts without elements are constants."""
+    ends = np.cumsum(sizes)
+    return tuple(
+        relax.op.strided_slice(node[0], [axis], [int(end) - size], [int(end)])
+        if size
+        else nothing(node, axis)
+        for size, end in zip(sizes, ends, strict=True)
+    )
+
+
+def nothing(node: Node, axis: int) -> np.ndarray:
+    """A tensor like input 0 without elements along ``axis``."""
+    shape = [0 if i == axis else size for i, size in enumerate(node.shape())]
+    return np.zeros(shape, numpy_dtype(node.dtype()))
+
+
 @converter("Slice")
-def _slice(node: Node) -> relax.Expr:
+def _slice(node: Node) -> Value:
     rank = node.rank()
     starts, ends = node.ints(1, "starts"), node.ints(2, "ends")
-    axes = node.ints(3, "axes") or list(range(len(starts)))
-    steps = node.ints(4, "steps") or [1] * len(starts)
+    axes = node.optional_ints(3, "axes") or list(range(len(starts)))
+    steps = node.optional_ints(4, "steps") or [1] * len(starts)
     axes = [axis % rank for axis in axes]
     x, flipped, begin, end, stride = node[0], [], [], [], []
     for axis, start, stop, step in zip(axes, starts, ends, steps, strict=True):
         picked = range(node.shape()[axis])[start:stop:step]
         if not picked:
-            raise node.refuse("a slice with elements", f"{start}:{stop}:{step} of {node.shape()}")
+            if len(axes) > 1:
+                raise node.refuse("a slice with elements", f"{start}:{stop}:{step}")
+            return nothing(node, axis)
         if step < 0:
             flipped.append(axis)
         begin.append(min(picked[0], picked[-1]))
         end.append(max(picked[0], picked[-1]) + 1)
         stride.append(abs(step))
-        # From the back, a stride must still meet the first element that was asked for.
     x = relax.op.strided_slice(x, axes, begin, end, stride)
     for axis in flipped:
         x = relax.op.flip(node.emit(x), axis)
@@ -126,8 +155,10 @@ def _slice(node: Node) -> relax.Expr:
 def _pad(node: Node) -> relax.Expr:
     rank = node.rank()
     pads = node.ints(1, "pads")
-    value = node.const(2, "constant_value") if node.opset >= 11 else node.attr("value", 0.0)
-    axes = node.ints(3, "axes") or list(range(rank))
+    value = node.attr("value", 0)
+    if node.opset >= 11:
+        value = node.optional_const(2, "constant_value")
+    axes = node.optional_ints(3, "axes") or list(range(rank))
     width = [[0, 0] for _ in range(rank)]
     for i, axis in enumerate(axes):
         width[axis % rank] = [pads[i], pads[len(axes) + i]]
@@ -152,12 +183,13 @@ def _crop(node: Node, width: list[list[int]]) -> relax.Expr:
 
 def _pad_by_index(node: Node, x: relax.Expr, width: list[list[int]], mode: str) -> relax.Expr:
     """Modes that repeat elements of the input: gather them along each padded axis."""
-    numpy_mode = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}.get(mode)
+    modes: dict[str, Any] = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
+    numpy_mode = modes.get(mode)
     if numpy_mode is None:
         raise node.refuse("mode constant, reflect, edge or wrap", mode)
     for axis, pair in enumerate(width):
         if any(pair):
-            index = np.pad(np.arange(int(x.ty.shape.values[axis])), pair, numpy_mode)
+            index = np.pad(np.arange(int(x.ty.shape.values[axis])), pair, mode=numpy_mode)
             x = node.emit(relax.op.take(x, as_expr(index.astype("int32")), axis, mode="clip"))
     return x
 
@@ -176,21 +208,13 @@ def _tile(node: Node) -> relax.Expr:
 @converter("ConstantOfShape")
 def _constant_of_shape(node: Node) -> Value:
     fill = node.attr("value")
-    fill = np.float32(0) if fill is None else np.asarray(_tensor(fill)).reshape(-1)[0]
+    fill = np.float32(0) if fill is None else onnx.numpy_helper.to_array(fill).reshape(-1)[0]
     shape = node.ints(0, "shape")
     return relax.op.full(relax.ShapeExpr(shape), as_expr(np.asarray(fill)), str(fill.dtype))
 
 
-def _tensor(proto):  # noqa: ANN001, ANN202
-    import onnx.numpy_helper  # noqa: PLC0415
-
-    return onnx.numpy_helper.to_array(proto)
-
-
 @converter("EyeLike")
 def _eye_like(node: Node) -> np.ndarray:
-    from tvm_stretch.frontend.onnx_node import dtype_of  # noqa: PLC0415
-
     dtype = dtype_of(node.attr("dtype")) if node.attr("dtype") else node.dtype()
     rows, columns = node.shape()
     return np.eye(rows, columns, node.attr("k", 0)).astype(dtype)

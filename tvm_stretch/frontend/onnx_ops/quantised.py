@@ -51,9 +51,7 @@ def _quantize(node: Node) -> relax.Expr:
     return saturate(node, scaled, zero, dtype)
 
 
-def saturate(
-    node: Node, x: relax.Expr, zero: relax.Expr | None, dtype: str
-) -> relax.Expr:
+def saturate(node: Node, x: relax.Expr, zero: relax.Expr | None, dtype: str) -> relax.Expr:
     """Round to even, add the zero point, clip to the range of ``dtype``."""
     limits = np.iinfo(dtype)
     wide = node.emit(relax.op.astype(relax.op.round(x), "float32"))
@@ -79,9 +77,7 @@ def _centred(node: Node, index: int, zero: int, lined_up: list[int] | None = Non
 @converter("MatMulInteger")
 def _matmul_integer(node: Node) -> relax.Expr:
     rows = [node.shape()[-2], 1] if node.rank() > 1 else None
-    return relax.op.matmul(
-        _centred(node, 0, 2, rows), _centred(node, 1, 3), out_dtype="int32"
-    )
+    return relax.op.matmul(_centred(node, 0, 2, rows), _centred(node, 1, 3), out_dtype="int32")
 
 
 @converter("ConvInteger")
@@ -127,5 +123,5 @@ def _requantize(
 
 def _scale(node: Node, index: int, lined_up: list[int] | None) -> relax.Expr:
     count = int(np.prod(node.shape(index)))
-    shape = [count if size == -1 else size for size in lined_up] if count > 1 else []
+    shape = [count if size == -1 else size for size in lined_up or []] if count > 1 else []
     return relax.op.reshape(node[index], relax.ShapeExpr(shape))

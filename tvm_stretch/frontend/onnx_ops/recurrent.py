@@ -1,6 +1,6 @@
 """LSTM, GRU and RNN, unrolled: the number of steps is static.
 
-    for each step:  gates = x_t @ W.T + h @ R.T + b
+for each step:  gates = x_t @ W.T + h @ R.T + b
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _REDUCE = {
 
 @converter(*_REDUCE)
 def _reduce(node: Node) -> Value:
-    axes = node.ints(1, "axes")
+    axes = node.optional_ints(1, "axes")
     if not axes:
         axes = [] if node.attr("noop_with_empty_axes", 0) else list(range(node.rank()))
     axes = sorted(axis % node.rank() for axis in axes)
@@ -132,6 +132,8 @@ def _cumulate(node: Node) -> relax.Expr:
 
 @converter("TopK")
 def _top_k(node: Node) -> tuple[relax.Expr, ...]:
+    if node.dtype() in ("uint16", "uint32", "uint64", "int16", "bfloat16", "bool"):
+        raise node.refuse("a type that TVM sorts", node.dtype())
     k = int(node.const(1, "K").item()) if node.opset >= 10 else int(node.attr("k"))
     best = node.emit(
         relax.op.topk(

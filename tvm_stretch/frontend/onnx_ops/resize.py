@@ -8,6 +8,7 @@ nearest neighbours it is one gather.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from tvm import relax
@@ -54,9 +55,7 @@ def _resize(node: Node) -> Value:
     return _resample(node, sizes, scales, full_roi)
 
 
-def _keep_aspect_ratio(
-    node: Node, shape: list[int], wanted: list[int]
-) -> list[tuple[int, float]]:
+def _keep_aspect_ratio(node: Node, shape: list[int], wanted: list[int]) -> list[tuple[int, float]]:
     """Size and scale per axis for the sizes that the model asks for."""
     scales = [want / size for want, size in zip(wanted, shape, strict=True)]
     policy = node.attr("keep_aspect_ratio_policy", "stretch")
@@ -136,12 +135,13 @@ def _matrix(node: Node, places: np.ndarray, before: int, scale: float) -> np.nda
 
 
 def _nearest(node: Node, places: np.ndarray) -> np.ndarray:
-    rounding = {
+    functions: dict[str, Any] = {
         "round_prefer_floor": lambda x: np.ceil(x - 0.5),
         "round_prefer_ceil": lambda x: np.floor(x + 0.5),
         "floor": np.floor,
         "ceil": np.ceil,
-    }[node.attr("nearest_mode", "round_prefer_floor")]
+    }
+    rounding = functions[node.attr("nearest_mode", "round_prefer_floor")]
     return rounding(places).astype(int)
 
 

@@ -1,0 +1,37 @@
+"""ONNX's own node cases through tvm_stretch: what is accepted is right, the rest is refused.
+
+The checked-in listing says which; a change shows in its diff. To renew it:
+
+    python tests/device/onnx_node_cases.py --update
+"""
+
+from __future__ import annotations
+
+import pytest
+from device.onnx_node_cases import cases, read_listing, run_batch
+
+LISTING = read_listing()
+PARTS = 4
+
+
+def test_the_listing_has_every_case_sorted() -> None:
+    assert list(LISTING) == sorted(cases())
+
+
+def test_the_listing_holds_nothing_wrong() -> None:
+    allowed = ("ok", "refused: ")
+    assert [name for name, text in LISTING.items() if not text.startswith(allowed)] == []
+    assert sum(text.startswith("ok") for text in LISTING.values()) >= 1300
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_verdicts_are_as_listed(part: int) -> None:
+    names = list(LISTING)[part::PARTS]
+    verdicts = run_batch(names)
+    changed = {
+        name: f"{verdicts[name]}   (listed: {LISTING[name]})"
+        for name in names
+        if verdicts[name] != LISTING[name]
+    }
+    assert not changed

@@ -1,0 +1,289 @@
+"""load_network on what is no network: one clear error each, nothing written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from relax_helpers import op_names
+
+from tvm_stretch.errors import InputError, ModelError, StretchError, UnsupportedError
+from tvm_stretch.frontend import load_network
+
+FLOAT = TensorProto.FLOAT
+
+
+def tensor(name: str, shape: list[int] | None = None, kind: int = FLOAT) -> onnx.ValueInfoProto:
+    """A graph input or output of shape (2, 3)."""
+    return helper.make_tensor_value_info(name, kind, shape or [2, 3])
+
+
+def model(
+    *nodes: onnx.NodeProto,
+    inputs: list[onnx.ValueInfoProto] | None = None,
+    domains: dict[str, int] | None = None,
+    constants: dict[str, np.ndarray] | None = None,
+) -> onnx.ModelProto:
+    """A model from ``x`` to ``y``."""
+    graph = helper.make_graph(
+        list(nodes),
+        "g",
+        [tensor("x")] if inputs is None else inputs,
+        [tensor("y")],
+        [numpy_helper.from_array(value, name) for name, value in (constants or {}).items()],
+    )
+    opsets = [helper.make_opsetid(d, v) for d, v in (domains or {"": 18}).items()]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+
+
+RELU = helper.make_node("Relu", ["x"], ["y"])
+
+
+def relu() -> onnx.ModelProto:
+    """The smallest network."""
+    return model(RELU)
+
+
+def check(source: object, error: type[StretchError], *words: str) -> None:
+    """``source`` is refused with ``error``, whose message follows the house form."""
+    with pytest.raises(error) as caught:
+        load_network(source)
+    message = str(caught.value)
+    assert message.startswith("expected "), message
+    assert ", got " in message or "got:" in message, message
+    assert "; " in message, message
+    assert "\n" not in message, message
+    for word in words:
+        assert word in message, message
+    # The next network is none the worse for it.
+    assert op_names(load_network(relu())) == ["relax.nn.relu"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+FILES: dict[str, tuple[Callable[[], bytes], list[str]]] = {
+    "empty": (lambda: b"", ["empty"]),
+    "text": (lambda: b"this is no model\n" * 20, ["another format"]),
+    "zeros": (lambda: b"\0" * 4096, []),
+    "picture": (lambda: b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8, []),
+    "half a model": (lambda: _large_model()[:3000], []),
+    "all but the last byte": (lambda: _large_model()[:-1], []),
+    "empty model": (lambda: onnx.ModelProto(ir_version=8).SerializeToString(), ["graph"]),
+}
+
+
+def _large_model() -> bytes:
+    weight = np.random.default_rng(0).standard_normal((3, 900)).astype("f")
+    proto = model(helper.make_node("MatMul", ["x", "w"], ["y"]), constants={"w": weight})
+    return proto.SerializeToString()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_that_are_no_models(folder: Path, name: str) -> None:
+    content, words = FILES[name]
+    path = folder / "net.onnx"
+    path.write_bytes(content())
+    check(path, ModelError, *words)
+    assert [p.name for p in folder.iterdir()] == ["net.onnx"]
+
+
+def test_every_truncation_is_an_error_or_a_network(folder: Path) -> None:
+    whole, path = relu().SerializeToString(), folder / "net.onnx"
+    for length in range(1, len(whole)):
+        path.write_bytes(whole[:length])
+        try:
+            load_network(path)
+        except StretchError:
+            continue
+
+
+def test_no_such_file(folder: Path) -> None:
+    check(folder / "none.onnx", ModelError, "none.onnx")
+
+
+def test_directory(folder: Path) -> None:
+    check(str(folder), ModelError, "directory")
+
+
+@pytest.mark.parametrize("source", [None, 3, b"bytes", ["net.onnx"], {"a": 1}])
+def test_sources_of_other_types(source: object) -> None:
+    check(source, InputError, type(source).__name__)
+
+
+def _external(folder: Path) -> Path:
+    proto = model(
+        helper.make_node("MatMul", ["x", "w"], ["y"]), constants={"w": np.ones((3, 3), "f")}
+    )
+    path = folder / "net.onnx"
+    onnx.save(proto, path, save_as_external_data=True, location="net.bin", size_threshold=0)
+    return path
+
+
+def test_external_data_missing(folder: Path) -> None:
+    path = _external(folder)
+    (folder / "net.bin").unlink()
+    check(path, ModelError, "'w'", "external data file")
+    assert [p.name for p in folder.iterdir()] == ["net.onnx"]
+
+
+def test_external_data_truncated(folder: Path) -> None:
+    path = _external(folder)
+    (folder / "net.bin").write_bytes(b"\0" * 7)
+    check(path, ModelError, "'w'")
+
+
+def test_external_data_outside_the_folder(folder: Path) -> None:
+    path = _external(folder)
+    proto = onnx.load(path, load_external_data=False)
+    for entry in proto.graph.initializer[0].external_data:
+        if entry.key == "location":
+            entry.value = "../../etc/passwd"
+    path.write_bytes(proto.SerializeToString())
+    check(path, ModelError, "'w'")
+
+
+def test_external_data_of_a_proto(folder: Path) -> None:
+    check(onnx.load(_external(folder), load_external_data=False), ModelError, "'w'", "path")
+
+
+def _sequence_input() -> onnx.ModelProto:
+    value = helper.make_tensor_sequence_value_info("x", FLOAT, None)
+    return model(helper.make_node("SequenceLength", ["x"], ["y"]), inputs=[value])
+
+
+def _optional_input() -> onnx.ModelProto:
+    kind = helper.make_optional_type_proto(helper.make_tensor_type_proto(FLOAT, [2, 3]))
+    value = helper.make_value_info("x", kind)
+    return model(helper.make_node("OptionalGetElement", ["x"], ["y"]), inputs=[value])
+
+
+def _map_input() -> onnx.ModelProto:
+    kind = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(FLOAT, []))
+    return model(RELU, inputs=[helper.make_value_info("x", kind)])
+
+
+def _loop() -> onnx.ModelProto:
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["c"], ["c2"]), helper.make_node("Relu", ["v"], ["v2"])],
+        "body",
+        [tensor("i", [], TensorProto.INT64), tensor("c", [], TensorProto.BOOL), tensor("v")],
+        [tensor("c2", [], TensorProto.BOOL), tensor("v2")],
+    )
+    node = helper.make_node("Loop", ["n", "", "x"], ["y"], body=body)
+    return model(node, inputs=[tensor("x"), tensor("n", [], TensorProto.INT64)])
+
+
+def _branch() -> onnx.ModelProto:
+    graphs = {
+        f"{name}_branch": helper.make_graph(
+            [helper.make_node(op, ["x"], ["b"])], name, [], [tensor("b")]
+        )
+        for name, op in (("then", "Relu"), ("else", "Neg"))
+    }
+    node = helper.make_node("If", ["c"], ["y"], **graphs)
+    condition = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
+    return model(node, inputs=[tensor("x"), condition])
+
+
+def _computed_shape() -> onnx.ModelProto:
+    inputs = [tensor("x"), tensor("s", [2], TensorProto.INT64)]
+    return model(helper.make_node("Reshape", ["x", "s"], ["y"]), inputs=inputs)
+
+
+UNSUPPORTED: dict[str, tuple[Callable[[], onnx.ModelProto], list[str]]] = {
+    "unknown operator": (
+        lambda: model(helper.make_node("Frobnicate", ["x"], ["y"])),
+        ["Frobnicate"],
+    ),
+    "operator that we lack": (
+        lambda: model(helper.make_node("NonZero", ["x"], ["y"])),
+        ["NonZero"],
+    ),
+    "unknown domain": (
+        lambda: model(
+            helper.make_node("Fuse", ["x"], ["y"], domain="com.acme"),
+            domains={"": 18, "com.acme": 1},
+        ),
+        ["com.acme.Fuse"],
+    ),
+    "domain without an import": (
+        lambda: model(helper.make_node("Fuse", ["x"], ["y"], domain="com.acme")),
+        ["com.acme.Fuse"],
+    ),
+    "operator set of the future": (lambda: model(RELU, domains={"": 999}), ["999"]),
+    "string input": (
+        lambda: model(RELU, inputs=[tensor("x", kind=TensorProto.STRING)]),
+        ["'x'", "strings"],
+    ),
+    "string constant": (
+        lambda: model(
+            helper.make_node("Equal", ["x", "s"], ["y"]),
+            inputs=[tensor("x")],
+            constants={"s": np.asarray(["a", "b"], object)},
+        ),
+        [],
+    ),
+    "sequence input": (_sequence_input, ["'x'", "sequence"]),
+    "optional input": (_optional_input, ["'x'", "optional"]),
+    "map input": (_map_input, ["'x'", "map"]),
+    "loop": (_loop, ["Loop"]),
+    "condition that is computed": (_branch, ["If"]),
+    "shape that is computed": (_computed_shape, ["Reshape", "constant"]),
+    "float8 input": (lambda: model(RELU, inputs=[tensor("x", kind=17)]), ["float8", "'x'"]),
+    "random numbers": (
+        lambda: model(helper.make_node("RandomNormalLike", ["x"], ["y"])),
+        ["RandomNormalLike"],
+    ),
+    "training": (
+        lambda: model(
+            helper.make_node("Dropout", ["x", "", "t"], ["y"]), constants={"t": np.asarray(True)}
+        ),
+        ["inference"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported(folder: Path, name: str) -> None:
+    make, words = UNSUPPORTED[name]
+    check(make(), UnsupportedError, *words)
+    assert list(folder.iterdir()) == []
+
+
+BROKEN: dict[str, Callable[[], onnx.ModelProto]] = {
+    "tensor without producer": lambda: model(helper.make_node("Add", ["x", "ghost"], ["y"])),
+    "output without producer": lambda: model(helper.make_node("Relu", ["x"], ["z"])),
+    "cycle": lambda: model(
+        helper.make_node("Add", ["x", "b"], ["a"]), helper.make_node("Relu", ["a"], ["b"])
+    ),
+    "two producers": lambda: model(RELU, helper.make_node("Neg", ["x"], ["y"])),
+    "missing attribute": lambda: model(helper.make_node("Cast", ["x"], ["y"])),
+    "too few inputs": lambda: model(helper.make_node("Add", ["x"], ["y"])),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_graphs(name: str) -> None:
+    check(BROKEN[name](), ModelError)
+
+
+def test_shapes_that_do_not_go_together() -> None:
+    proto = model(helper.make_node("Add", ["x", "w"], ["y"]), constants={"w": np.ones(4, "f")})
+    check(proto, StretchError, "Add")
+
+
+def test_weights_of_the_wrong_length() -> None:
+    proto = model(
+        helper.make_node("MatMul", ["x", "w"], ["y"]), constants={"w": np.ones((3, 3), "f")}
+    )
+    proto.graph.initializer[0].raw_data = b"\0" * 5
+    check(proto, ModelError)
