@@ -1,0 +1,155 @@
+"""Write exp, sigmoid, tanh and erf as arithmetic that vector units have.
+
+    y[i] = T.sigmoid(x[i])      ->      y[i] = 1 / (1 + <polynomial of -x[i]>)
+
+LLVM has no vector form of these functions without a vector math library: it would call `expf` once
+per lane.  The expansions are accurate to a few units in the last place and keep NaN and infinities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Call, Expr, Op
+
+_LOG2_E = 1.4426950408889634
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2, the first one is short
+_EXP_TERMS = (1.0, 1.0, 0.5, 1.6666665e-1, 4.1665796e-2, 8.3334519e-3, 1.3981999e-3, 1.9875691e-4)
+# tanh(x) = x * P(x^2) / Q(x^2) for |x| < 7.9, beyond which it is 1 in float32
+_TANH_P = (
+    4.89352455891786e-03,
+    6.37261928875436e-04,
+    1.48572235717979e-05,
+    5.12229709037114e-08,
+    -8.60467152213735e-11,
+    2.00018790482477e-13,
+    -2.76076847742355e-16,
+)
+_TANH_Q = (4.89352518554385e-03, 2.26843463243900e-03, 1.18534705686654e-04, 1.19825839466702e-06)
+# erf(x) = x * P(x^2) / Q(x^2) for |x| < 4
+_ERF_P = (
+    -1.60960333262415e-02,
+    -2.95459980854025e-03,
+    -7.34990630326855e-04,
+    -5.69250639462346e-05,
+    -2.10102402082508e-06,
+    2.77068142495902e-08,
+    -2.72614225801306e-10,
+)
+_ERF_Q = (
+    -1.42647390514189e-02,
+    -7.37332916720468e-03,
+    -1.68282697438203e-03,
+    -2.13374055278905e-04,
+    -1.45660718464996e-05,
+)
+
+
+@tvm.transform.module_pass(opt_level=0, name="ExpandMath")
+class ExpandMath:
+    """See the module docstring; only float32 is expanded."""
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Rewrite every PrimFunc; Relax functions stay."""
+        updated = tvm.IRModule(dict(mod.functions), attrs=mod.attrs)
+        for var, func in mod.functions.items():
+            if isinstance(func, tirx.PrimFunc):
+                body = tvm_ffi.structural_map(func.body, (Call, _expand))
+                if not body.same_as(func.body):
+                    updated.update_func(var, func.with_body(body))
+        return updated
+
+
+def _expand(call: Call) -> Expr:
+    name = call.op.name if isinstance(call.op, Op) else ""
+    if name in _EXPANSIONS and str(call.ty.dtype) == "float32":
+        return _EXPANSIONS[name](call.args[0])
+    return call
+
+
+def _f32(value: float) -> Expr:
+    return tirx.const(value, "float32")
+
+
+def _polynomial(x: Expr, terms: tuple[float, ...]) -> Expr:
+    """``terms[0] + x * (terms[1] + x * (...))``."""
+    total = _f32(terms[-1])
+    for term in reversed(terms[:-1]):
+        total = total * x + _f32(term)
+    return total
+
+
+def _let(name: str, value: Expr, body: Callable[[tirx.Var], Expr]) -> Expr:
+    """``body`` of one copy of ``value``: nested expansions would otherwise grow exponentially."""
+    var = tirx.Var(name, str(value.ty.dtype))
+    return tirx.Let(var, value, body(var))
+
+
+def _clamp(x: tirx.Var, low: float, high: float) -> Expr:
+    """``x`` within bounds; NaN stays NaN, since comparisons with it are false."""
+    raised = tirx.Select(x < _f32(low), _f32(low), x)
+    return tirx.Select(x > _f32(high), _f32(high), raised)
+
+
+def _exp(x: Expr) -> Expr:
+    """2^n * e^r with r in [-ln2/2, ln2/2]; in two factors, so that n may be -150 or 128."""
+
+    def scaled(clamped: Expr, n: Expr) -> Expr:
+        r = clamped - n * _f32(_LN2_HIGH) - n * _f32(_LN2_LOW)
+        return _let(
+            "whole",
+            n.astype("int32"),
+            lambda whole: (
+                _let("r", r, lambda r: _polynomial(r, _EXP_TERMS))
+                * _power_of_two(whole >> 1)
+                * _power_of_two(whole - (whole >> 1))
+            ),
+        )
+
+    def reduced(clamped: Expr) -> Expr:
+        n = tirx.floor(clamped * _f32(_LOG2_E) + _f32(0.5))
+        return _let("n", n, lambda n: scaled(clamped, n))
+
+    return _let("x", x, lambda x: _let("clamped", _clamp(x, -104.0, 89.0), reduced))
+
+
+def _power_of_two(exponent: Expr) -> Expr:
+    return tirx.reinterpret("float32", (exponent + 127) << 23)
+
+
+def _sigmoid(x: Expr) -> Expr:
+    return _f32(1.0) / (_f32(1.0) + _exp(_f32(0.0) - x))
+
+
+def _odd_rational(
+    x: Expr, limit: float, numerator: tuple[float, ...], denominator: tuple[float, ...]
+) -> Expr:
+    """``x P(x^2) / Q(x^2)`` of x within ``limit``."""
+
+    def ratio(clamped: Expr) -> Expr:
+        return _let(
+            "square",
+            clamped * clamped,
+            lambda s: clamped * _polynomial(s, numerator) / _polynomial(s, denominator),
+        )
+
+    return _let("x", x, lambda x: _let("clamped", _clamp(x, -limit, limit), ratio))
+
+
+def _tanh(x: Expr) -> Expr:
+    return _odd_rational(x, 7.9, _TANH_P, _TANH_Q)
+
+
+def _erf(x: Expr) -> Expr:
+    return _odd_rational(x, 4.0, _ERF_P, _ERF_Q)
+
+
+_EXPANSIONS: dict[str, Callable[[Expr], Expr]] = {
+    "tirx.exp": _exp,
+    "tirx.sigmoid": _sigmoid,
+    "tirx.tanh": _tanh,
+    "tirx.erf": _erf,
+}

@@ -1,0 +1,69 @@
+"""ExpandMath: accuracy over the whole range, NaN and infinities, no-op, other types."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te, tirx, topi
+from tvm_stretch.passes.expand_math import ExpandMath
+
+EXACT = {
+    "exp": np.exp,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+    "erf": np.vectorize(math.erf),
+}
+
+
+def elementwise(name: str, count: int, dtype: str = "float32") -> tvm.IRModule:
+    """A PrimFunc that applies one function."""
+    x = te.placeholder((count,), dtype, name="x")
+    func = te.create_prim_func([x, getattr(topi, name)(x)])
+    return tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+
+
+def evaluate(mod: tvm.IRModule, values: np.ndarray) -> np.ndarray:
+    out = tvm.runtime.empty(values.shape, str(values.dtype))
+    tvm.tirx.build(mod, target="llvm")["main"](tvm.runtime.tensor(values), out)
+    return out.numpy()
+
+
+def values_of_every_size() -> np.ndarray:
+    dense = np.linspace(-120, 120, 4001)
+    small = np.geomspace(1e-30, 1, 500)
+    return np.concatenate([dense, small, -small, [0.0]]).astype("float32")
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_accuracy(name: str) -> None:
+    values = values_of_every_size()
+    mod = ExpandMath()(elementwise(name, len(values)))
+    assert f"T.{name}" not in mod.script()
+    with np.errstate(over="ignore"):
+        exact = EXACT[name](values.astype("float64")).astype("float32")
+    np.testing.assert_allclose(evaluate(mod, values), exact, rtol=1e-6, atol=2e-38)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_nan_and_infinities(name: str) -> None:
+    values = np.array([np.nan, np.inf, -np.inf], "float32")
+    with np.errstate(over="ignore"):
+        exact = EXACT[name](values.astype("float64")).astype("float32")
+    got = evaluate(ExpandMath()(elementwise(name, 3)), values)
+    np.testing.assert_allclose(got, exact, rtol=5e-7)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("exp", "float64"), ("sqrt", "float32")])
+def test_other_functions_and_types_are_left_alone(name: str, dtype: str) -> None:
+    before = elementwise(name, 8, dtype)
+    tvm.ir.assert_structural_equal(ExpandMath()(before), before)
+
+
+def test_the_function_keeps_its_attributes() -> None:
+    before = elementwise("exp", 8)
+    after = ExpandMath()(before)
+    assert isinstance(after["main"], tirx.PrimFunc)
+    assert dict(after["main"].attrs) == dict(before["main"].attrs)
