@@ -30,6 +30,8 @@ from tvm.sym import detect_linear_equation
 from .machine import VectorMachine
 
 _WORTH_THREADS = 50_000  # elements that take about as long as waking another core
+_LINE = 16  # elements of a cache line
+_LINES_KEPT = 128  # cache lines with a large stride that surely stay in the first-level cache
 _CHEAP_CALLS = {"tirx.if_then_else", "tirx.likely"}
 
 
@@ -105,15 +107,15 @@ def _calls(node: Any) -> set[str]:
 
 @dataclass(frozen=True)
 class _Access:
-    """``strides[i]``: elements that one step of axis ``i`` moves in the buffer."""
+    """``strides[i]``: elements that one step of axis ``i`` moves; None if that varies."""
 
     buffer: tirx.Buffer
-    strides: tuple[int, ...]
+    strides: tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
 class _Footprint:
-    """Every access of a block; axes in ``pinned`` are used in other ways than these strides."""
+    """Every access of a block; ``pinned`` axes do more than move them by constant strides."""
 
     store: _Access
     loads: tuple[_Access, ...]
@@ -133,48 +135,30 @@ def _footprint(block: Any) -> _Footprint:
         raise ScheduleError("not a block of one store")
     axes = [axis.var for axis in block.iter_vars]
     pinned: set[int] = set()
-    loads: list[_Access] = []
 
-    def pin(node: Any) -> None:
-        tvm_ffi.structural_walk(
-            node,
-            (tirx.Var, lambda v: pinned.update(i for i, a in enumerate(axes) if a.same_as(v))),
-            order="post",
-        )
-
-    def access(buffer: tirx.Buffer, indices: Sequence[Expr]) -> _Access | None:
-        strides = _strides(buffer, indices, axes)
-        if strides is None:
-            for index in indices:
-                pin(index)
-            return None
+    def access(buffer: tirx.Buffer, indices: Sequence[Expr]) -> _Access:
+        flat: Expr = tirx.const(0, axes[0].ty)
+        for index, extent in zip(indices, buffer.shape, strict=True):
+            flat = flat * extent + index
+        strides = tuple(_stride(flat, axis) for axis in axes)
+        pinned.update(i for i, stride in enumerate(strides) if stride is None)
         return _Access(buffer, strides)
 
-    def visit(node: TensorLoad) -> None:
-        found = access(node.source, node.indices)
-        if found is not None:
-            loads.append(found)
-
-    tvm_ffi.structural_walk(body.value, (TensorLoad, visit), order="post")
+    loads: list[_Access] = []
+    visit = (TensorLoad, lambda node: loads.append(access(node.source, node.indices)))
+    tvm_ffi.structural_walk(body.value, visit, order="post")
     zero = (TensorLoad, lambda node: tirx.const(0, node.ty))
-    pin(tvm_ffi.structural_map(body.value, zero))
-    stored = access(body.buffer, body.indices)
-    if stored is None:
-        raise ScheduleError("the store is not affine")
-    return _Footprint(stored, tuple(loads), frozenset(pinned))
+    rest = tvm_ffi.structural_map(body.value, zero)
+    seen: list[tirx.Var] = []
+    tvm_ffi.structural_walk(rest, (tirx.Var, seen.append), order="post")
+    pinned.update(i for i, a in enumerate(axes) if any(a.same_as(v) for v in seen))
+    return _Footprint(access(body.buffer, body.indices), tuple(loads), frozenset(pinned))
 
 
-def _strides(
-    buffer: tirx.Buffer, indices: Sequence[Expr], axes: Sequence[tirx.Var]
-) -> tuple[int, ...] | None:
-    """Strides of a compact buffer's access along each axis; None if it is not affine."""
-    flat: Expr = tirx.const(0, axes[0].ty) if axes else tirx.const(0, "int64")
-    for index, extent in zip(indices, buffer.shape, strict=True):
-        flat = flat * extent + index
-    found = detect_linear_equation(flat, list(axes))
-    if not found or not all(isinstance(c, tirx.IntImm) for c in found[: len(axes)]):
-        return None
-    return tuple(int(c) for c in found[: len(axes)])
+def _stride(place: Expr, axis: tirx.Var) -> int | None:
+    """How far one step of ``axis`` moves; None if that is not a constant."""
+    found = detect_linear_equation(place, [axis])
+    return int(found[0]) if found and isinstance(found[0], tirx.IntImm) else None
 
 
 # --- schedules ------------------------------------------------------------------------------------
@@ -188,7 +172,7 @@ class _Axis:
     extent: int
     spatial: bool
     pinned: bool
-    strides: tuple[int, ...]
+    strides: tuple[int | None, ...]
 
     @property
     def vectorizable(self) -> bool:
@@ -221,7 +205,7 @@ def _merge_loops(sch: s_tir.Schedule, name: str) -> list[_Axis]:
 
     def follows(before: int, axis: int) -> bool:
         return not {before, axis} & footprint.pinned and all(
-            a.strides[before] == a.strides[axis] * extents[axis] for a in accesses
+            a.strides[before] == (a.strides[axis] or 0) * extents[axis] for a in accesses
         )
 
     groups = [[0]]
@@ -254,11 +238,47 @@ def _schedule_spatial(sch: s_tir.Schedule, name: str, machine: VectorMachine) ->
     statement = sch.get(sch.get_sblock(name))
     loops, sizes = [a.loop for a in axes], [a.extent for a in axes]
     lanes = _vector_lanes(statement, machine)
-    if sizes[-1] % lanes == 0 and axes[-1].strides[0] == 1:
+    across = _transposed_axis(axes)
+    if across is not None:
+        inner = []
+        for i in (across, len(loops) - 1):
+            side = _divisor(sizes[i], 2 * lanes, lanes)
+            loops[i], part = sch.split(loops[i], [None, side])
+            sizes[i] //= side
+            inner.append(part)
+        sch.reorder(*loops, *inner)
+    elif sizes[-1] % lanes == 0 and axes[-1].strides[0] == 1 and not _jumps(axes[-1]):
         loops[-1], inner = sch.split(loops[-1], [None, lanes])
         sch.vectorize(inner)
         sizes[-1] //= lanes
     _parallelize(sch, loops, sizes, _points(statement), machine)
+
+
+def _jumps(axis: _Axis) -> list[int]:
+    """Accesses not contiguous along ``axis``; small jumps the compiler turns into shuffles."""
+    return [
+        i for i, stride in enumerate(axis.strides) if stride is not None and stride not in (0, 1)
+    ]
+
+
+def _transposed_axis(axes: Sequence[_Axis]) -> int | None:
+    """The axis to walk in squares with the innermost one: what one loads along, the other stores.
+
+    Only where the innermost loop touches more cache lines than stay until they are used again.
+    """
+    if axes[-1].extent < _LINES_KEPT:
+        return None
+    for i, axis in enumerate(axes[:-1]):
+        if (
+            axis.extent > 1
+            and not axis.pinned
+            and any(
+                axis.strides[j] == 1 and abs(axes[-1].strides[j] or 0) > _LINE
+                for j in _jumps(axes[-1])
+            )
+        ):
+            return i
+    return None
 
 
 def _vector_lanes(block: Any, machine: VectorMachine) -> int:
@@ -312,33 +332,46 @@ def _tile(
     # rows that share the vector operand come first: its loads then serve several accumulators
     rows = sorted(
         (a for a in others if not a.pinned), key=lambda a: (0 not in a.strides[1:], -a.extent)
-    )
-    outer, inner = [a.loop for a in others], []
-    sizes = [a.extent for a in others]
-    if rows:
-        count = _divisor(rows[0].extent, max(1, (machine.registers - 3) // vectors // 2), 1)
-        at = others.index(rows[0])
-        outer[at], row = sch.split(outer[at], [None, count])
-        sizes[at] //= count
-        inner.append(row)
+    )[:1]
     step, lane = sch.split(vector.loop, [None, width])
+    outer = [a.loop for a in others if a not in rows]
+    sizes = [a.extent for a in others if a not in rows]
+    outer.append(step)
+    sizes.append(vector.extent // width)
+    inner = []
+    for row in rows:
+        count = _divisor(row.extent, max(1, (machine.registers - 3) // vectors), 1)
+        tile, within = sch.split(row.loop, [None, count])
+        outer.append(tile)
+        inner.append(within)
+        sizes.append(row.extent // count)
     reduced = [a.loop for a in axes if not a.spatial]
-    sch.reorder(*outer, step, *reduced, *inner, lane)
+    sch.reorder(*outer, *reduced, *inner, lane)
     result = sch.cache_write(block, 0, "local")
-    sch.reverse_compute_at(result, step)
+    sch.reverse_compute_at(result, outer[-1])
     if inner:
         sch.unroll(inner[0])
     sch.vectorize(lane)
     sch.vectorize(sch.get_loops(result)[-1])
     start = sch.get_loops(sch.decompose_reduction(block, reduced[0]))
     sch.vectorize(start[-1])
-    _parallelize(sch, [*outer, step], [*sizes, vector.extent // width], points, machine)
+    _parallelize(sch, outer, sizes, points, machine)
 
 
 def _divisor(extent: int, largest: int, lanes: int) -> int:
-    """The divisor of ``extent`` that fills vectors of ``lanes`` best; the larger of equals."""
-    divisors = [d for d in range(1, min(largest, extent) + 1) if extent % d == 0]
-    return max(divisors, key=lambda d: (round(d / (-(-d // lanes) * lanes), 2), d))
+    """The divisor of ``extent`` that fills vectors of ``lanes`` best; the larger of equals.
+
+    Either part of a vector or whole vectors: the compiler is bad at one and a half.
+
+    >>> _divisor(196, 16, 8), _divisor(56, 16, 8)
+    (7, 8)
+    """
+    divisors = [
+        d
+        for d in range(1, min(largest, extent) + 1)
+        if extent % d == 0 and (d < lanes or d % lanes == 0)
+    ]
+    return max(divisors, key=lambda d: (d / (-(-d // lanes) * lanes), d))
 
 
 def _fills(width: int, lanes: int) -> bool:
