@@ -324,11 +324,16 @@ def _tile(
 ) -> None:
     """Accumulate a tile of vectors in registers over the whole reduction."""
     block = sch.get_sblock(name)
+    others = [a for a in axes if a.spatial and a is not vector]
+    reduced = [a.loop for a in axes if not a.spatial]
     width = _divisor(vector.extent, 2 * machine.lanes, machine.lanes)
     if not _fills(width, machine.lanes):
-        raise ScheduleError("no vector width divides the axis")
+        # no width divides the axis: as innermost loop the compiler vectorizes it, with a tail
+        sch.reorder(*(a.loop for a in others), *reduced, vector.loop)
+        _parallelize(sch, [a.loop for a in others], [a.extent for a in others], points, machine)
+        sch.decompose_reduction(block, reduced[0])
+        return
     vectors = -(-width // machine.lanes)
-    others = [a for a in axes if a.spatial and a is not vector]
     # rows that share the vector operand come first: its loads then serve several accumulators
     rows = sorted(
         (a for a in others if not a.pinned), key=lambda a: (0 not in a.strides[1:], -a.extent)
@@ -345,7 +350,6 @@ def _tile(
         outer.append(tile)
         inner.append(within)
         sizes.append(row.extent // count)
-    reduced = [a.loop for a in axes if not a.spatial]
     sch.reorder(*outer, *reduced, *inner, lane)
     result = sch.cache_write(block, 0, "local")
     sch.reverse_compute_at(result, outer[-1])
@@ -353,9 +357,9 @@ def _tile(
         sch.unroll(inner[0])
     sch.vectorize(lane)
     sch.vectorize(sch.get_loops(result)[-1])
+    _parallelize(sch, outer, sizes, points, machine)  # not possible on a decomposed reduction
     start = sch.get_loops(sch.decompose_reduction(block, reduced[0]))
     sch.vectorize(start[-1])
-    _parallelize(sch, outer, sizes, points, machine)
 
 
 def _divisor(extent: int, largest: int, lanes: int) -> int:
@@ -404,6 +408,6 @@ def _reduce_in_parts(
     sch.set_scope(parts, 0, "local")
     sch.reorder(*reduced, lane)
     sch.vectorize(lane)
+    _parallelize(sch, outer, [a.extent for a in spatial], points, machine)
     start = sch.get_loops(sch.decompose_reduction(parts, reduced[0]))
     sch.vectorize(start[-1])
-    _parallelize(sch, outer, [a.extent for a in spatial], points, machine)
