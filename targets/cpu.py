@@ -6,6 +6,7 @@ Phases, all Relax until the last:
       BlockChannels          feature maps to NCHW[c]; convolutions become kernel templates
       LegalizeOps            every other operator to a PrimFunc; views stay operators
       FuseOps, FuseTIR       epilogues into their kernels
+      KeepNan                maximum and minimum let NaN and infinities through
       ExpandMath             exp, sigmoid, tanh as arithmetic on vectors
       ScheduleKernels        explicit loop nests
 """
@@ -20,6 +21,7 @@ from tvm import relax
 from tvm.target import Target, codegen
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.expand_math import ExpandMath
+from tvm_stretch.passes.keep_nan import KeepNan
 from tvm_stretch.passes.keep_views import keep_views
 from tvm_stretch.passes.mark_templates import MarkTemplates
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
@@ -54,6 +56,7 @@ def _phases(machine: VectorMachine) -> tuple[tvm.transform.Pass, ...]:
         relax.transform.FuseOps(),
         relax.transform.FuseTIR(),
         relax.transform.DeadCodeElimination(),
+        KeepNan(),
         ExpandMath(),
         ScheduleKernels(machine),
     )

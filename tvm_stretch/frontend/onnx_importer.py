@@ -63,7 +63,8 @@ class _Importer:
     def run(self) -> tvm.IRModule:
         params = [_parameter(value) for value in self.network.inputs]
         scope: Scope = dict(self.network.weights)
-        scope.update({p.name: p for p in params})
+        # A tensor without elements is as good as a constant, and TVM cannot compute with it.
+        scope.update({p.name: self.bind(p) for p in params})
         with self.bb.function("main", params):
             try:
                 result = self.body(scope)

@@ -7,6 +7,7 @@ from tvm_stretch.frontend.onnx_ops import (  # noqa: F401
     layers,
     movement,
     normalisation,
+    ordering,
     pooling,
     quantised,
     recurrent,

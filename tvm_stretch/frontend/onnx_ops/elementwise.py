@@ -21,7 +21,7 @@ _UNARY = {
     "BitwiseNot": relax.op.bitwise_not, "Ceil": relax.op.ceil, "Cos": relax.op.cos,
     "Cosh": relax.op.cosh, "Erf": relax.op.erf, "Exp": relax.op.exp, "Floor": relax.op.floor,
     "IsNaN": relax.op.isnan, "Log": relax.op.log, "Neg": relax.op.negative,
-    "Not": relax.op.logical_not, "Round": relax.op.round, "Sign": relax.op.sign,
+    "Not": relax.op.logical_not, "Round": relax.op.round,
     "Sin": relax.op.sin, "Sinh": relax.op.sinh, "Sqrt": relax.op.sqrt, "Tan": relax.op.tan,
 }  # fmt: skip
 
@@ -48,6 +48,14 @@ def _binary(node: Node) -> relax.Expr:
 @converter("Identity")
 def _identity(node: Node) -> Value:
     return node.inputs[0]
+
+
+@converter("Sign")
+def _sign(node: Node) -> relax.Expr:
+    sign = relax.op.sign(node[0])
+    if "float" not in node.dtype():
+        return sign
+    return relax.op.where(relax.op.isnan(node[0]), node[0], sign)
 
 
 @converter("Dropout")
@@ -164,15 +172,29 @@ def _where(node: Node) -> relax.Expr:
     return relax.op.where(node[0], node[1], node[2])
 
 
-@converter("Sum", "Max", "Min", "Mean")
-def _variadic(node: Node) -> relax.Expr:
-    function = {"Max": relax.op.maximum, "Min": relax.op.minimum}.get(node.op, relax.op.add)
+@converter("Sum", "Mean")
+def _sum(node: Node) -> relax.Expr:
     total = node[0]
     for index in range(1, len(node.inputs)):
-        total = node.emit(function(total, node[index]))
+        total = node.emit(relax.op.add(total, node[index]))
     if node.op == "Mean":
         total = relax.op.multiply(total, node.scalar(1 / len(node.inputs)))
     return total
+
+
+@converter("Max", "Min")
+def _extreme(node: Node) -> relax.Expr:
+    """A NaN in either operand stays; a constant cannot hold one that matters."""
+    function = relax.op.maximum if node.op == "Max" else relax.op.minimum
+    best = node[0]
+    for index in range(1, len(node.inputs)):
+        other = node[index]
+        larger = node.emit(function(best, other))
+        scalar = node.is_const(index) and np.size(node.inputs[index]) == 1
+        if "float" in node.dtype() and not scalar:
+            larger = node.emit(relax.op.where(relax.op.isnan(best), best, larger))
+        best = larger
+    return best
 
 
 def constant(value: float | np.ndarray, dtype: str) -> relax.Expr:

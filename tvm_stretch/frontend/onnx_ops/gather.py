@@ -49,10 +49,17 @@ _REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "max": "max", "min"
 
 @converter("Scatter", "ScatterElements")
 def _scatter_elements(node: Node) -> relax.Expr:
-    axis = node.axis(0)
-    indices = from_front(node, 1, node.shape()[axis])
+    """Write every element at its full coordinates: the index along one axis, its own elsewhere."""
+    axis, rank, shape = node.axis(0), node.rank(), node.shape(1)
+    index = cast(node, from_front(node, 1, node.shape()[axis]), "int64")
+    own = np.indices(shape, dtype="int64")
+    parts = [
+        relax.op.expand_dims(index, rank) if i == axis else as_expr(own[i][..., None])
+        for i in range(rank)
+    ]
+    places = node.emit(relax.op.concat(parts, rank)) if rank > 1 else parts[0]
     reduction = _REDUCTIONS[node.attr("reduction", "none")]
-    return relax.op.scatter_elements(node[0], indices, node[2], axis, reduction)
+    return relax.op.scatter_nd(node[0], places, node[2], reduction)
 
 
 @converter("ScatterND")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from tvm import relax
 
-from tvm_stretch.frontend.onnx_node import Node, as_expr, converter
+from tvm_stretch.frontend.onnx_node import Node, Value, as_expr, converter
 from tvm_stretch.frontend.onnx_ops.movement import reshape
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -25,7 +25,7 @@ _DEFAULTS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"], "R
 @converter("LSTM", "GRU", "RNN")
 def _recurrent(node: Node) -> tuple[relax.Expr, ...]:
     if node.attr("layout", 0):
-        raise node.refuse("layout 0", "layout 1")
+        return _batch_first(node)
     if node.has(4):
         lengths = node.const(4, "sequence_lens")
         if (lengths != node.shape()[0]).any():
@@ -42,6 +42,21 @@ def _recurrent(node: Node) -> tuple[relax.Expr, ...]:
     last = [[node.emit(reshape(r[i], [1, batch, hidden])) for r in results] for i in (1, 2)]
     joined = [_join(every, 1), _join(last[0], 0)]
     return (*joined, _join(last[1], 0)) if node.op == "LSTM" else tuple(joined)
+
+
+def _batch_first(node: Node) -> tuple[relax.Expr, ...]:
+    """Layout 1 has the batch in front, also in the states."""
+
+    def swapped(value: Value | None) -> relax.Expr | None:
+        return (
+            None if value is None else node.emit(relax.op.permute_dims(as_expr(value), [1, 0, 2]))
+        )
+
+    node.inputs = [swapped(v) if i in (0, 5, 6) else v for i, v in enumerate(node.inputs)]
+    node.attrs = {**node.attrs, "layout": 0}
+    every, *last = (node.emit(result) for result in _recurrent(node))
+    every = relax.op.permute_dims(every, [2, 0, 1, 3])
+    return (every, *(relax.op.permute_dims(state, [1, 0, 2]) for state in last))
 
 
 def _join(parts: list[relax.Expr], axis: int) -> relax.Expr:

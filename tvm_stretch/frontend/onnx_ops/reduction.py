@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from tvm import relax, te, tirx
+from tvm import relax
 
 from tvm_stretch.frontend.onnx_node import Node, Value, converter
 from tvm_stretch.frontend.onnx_ops.elementwise import cast, constant
@@ -26,8 +26,6 @@ def _reduce(node: Node) -> Value:
     shape = node.shape()
     if any(shape[axis] == 0 for axis in axes):
         return _of_nothing(node, axes, keepdims=keepdims)
-    if node.op in ("ReduceMax", "ReduceMin") and "float" in node.dtype() and axes:
-        return _extreme(node, axes, keepdims=keepdims)
     x, function = node[0], _REDUCE[node.op]
     if node.op == "ReduceLogSumExp":
         return _log_sum_exp(node, axes, keepdims=keepdims)
@@ -45,41 +43,14 @@ def _reduce(node: Node) -> Value:
     return cast(node, node.emit(result), "bool") if node.dtype() == "bool" else result
 
 
-def _extreme(node: Node, axes: list[int], *, keepdims: bool) -> relax.Expr:
-    """Maximum or minimum that starts from an infinity: TVM's own starts from the largest number."""
-    most = node.op == "ReduceMax"
-    start = -np.inf if most else np.inf
-    pick = tirx.max if most else tirx.min
-    reducer = te.comm_reducer(lambda a, b: pick(a, b), lambda t: tirx.const(start, t))
-
-    def compute(x: te.Tensor) -> te.Tensor:
-        bounds = [te.reduce_axis((0, x.shape[axis])) for axis in axes]
-        shape = [1 if i in axes else n for i, n in enumerate(x.shape) if keepdims or i not in axes]
-
-        def element(*place: tirx.Var) -> tirx.Expr:
-            kept = iter(place)
-            index = []
-            for axis in range(len(x.shape)):
-                if axis in axes:
-                    index.append(bounds[axes.index(axis)])
-                    if keepdims:
-                        next(kept)
-                else:
-                    index.append(next(kept))
-            return reducer(x[tuple(index)], axis=bounds)
-
-        return te.compute(shape, element)
-
-    return node.bb.emit_te(compute, node[0], primfunc_name_hint=node.op.lower())
-
-
 def _log_sum_exp(node: Node, axes: list[int], *, keepdims: bool) -> relax.Expr:
     """Shifted by the maximum, so that nothing overflows."""
     x = node[0]
     if not axes:
         return x
     most = node.emit(relax.op.max(x, axis=axes, keepdims=True))
-    # All minus infinity: shifted by a number instead, what is left is the logarithm of zero.
+    infinite = relax.op.equal(relax.op.abs(most), node.scalar(np.inf))
+    most = node.emit(relax.op.where(infinite, node.scalar(0), most))
     total = relax.op.sum(relax.op.exp(relax.op.subtract(x, most)), axis=axes, keepdims=True)
     result = node.emit(relax.op.add(relax.op.log(total), most))
     return result if keepdims else relax.op.squeeze(result, axes)
@@ -113,31 +84,9 @@ def _arg(node: Node) -> relax.Expr:
     axis = node.axis(0)
     last = bool(node.attr("select_last_index", 0))
     x = relax.op.flip(node[0], axis) if last else node[0]
-    found = function(x, axis=axis, keepdims=bool(node.attr("keepdims", 1)))
+    found = node.emit(function(x, axis=axis, keepdims=bool(node.attr("keepdims", 1))))
+    # TVM starts from place -1, and stays there if nothing exceeds the infinity it starts from.
+    found = relax.op.maximum(found, constant(0, "int64"))
     if last:
         found = relax.op.subtract(constant(node.shape()[axis] - 1, "int64"), found)
     return found
-
-
-@converter("CumSum", "CumProd")
-def _cumulate(node: Node) -> relax.Expr:
-    function = relax.op.cumsum if node.op == "CumSum" else relax.op.cumprod
-    axis = int(node.const(1, "axis").item()) % node.rank()
-    reverse = bool(node.attr("reverse", 0))
-    x = relax.op.flip(node[0], axis) if reverse else node[0]
-    exclusive = bool(node.attr("exclusive", 0))
-    result = node.emit(function(x, axis=axis, dtype=node.dtype(), exclusive=exclusive))
-    return relax.op.flip(result, axis) if reverse else result
-
-
-@converter("TopK")
-def _top_k(node: Node) -> tuple[relax.Expr, ...]:
-    if node.dtype() in ("uint16", "uint32", "uint64", "int16", "bfloat16", "bool"):
-        raise node.refuse("a type that TVM sorts", node.dtype())
-    k = int(node.const(1, "K").item()) if node.opset >= 10 else int(node.attr("k"))
-    best = node.emit(
-        relax.op.topk(
-            node[0], k, node.axis(-1), largest=bool(node.attr("largest", 1)), dtype="int64"
-        )
-    )
-    return relax.TupleGetItem(best, 0), relax.TupleGetItem(best, 1)

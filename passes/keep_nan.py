@@ -1,0 +1,86 @@
+"""Let NaN and infinities through maximum and minimum.
+
+    y[i] = T.max(x[i], 0)           ->   y[i] = T.max(0, x[i])
+    m[0] = T.max(m[0], x[i])        ->   m[0] = T.max(x[i], m[0])
+    T.init(): m[0] = -3.4028e38     ->   T.init(): m[0] = -inf
+
+A comparison with NaN is false, and then ``T.max`` gives its second operand, as the instruction of
+the processor does: what is computed stands there, if the other one is constant. A running maximum
+skips NaN, like ONNX Runtime's pooling, and starts from infinity.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import Expr
+from tvm.ir.expr import TensorLoad
+
+
+@tvm.transform.module_pass(opt_level=0, name="KeepNan")
+class KeepNan:
+    """See the module docstring."""
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Rewrite every PrimFunc; Relax functions stay."""
+        updated = tvm.IRModule(dict(mod.functions), attrs=mod.attrs)
+        for var, func in mod.functions.items():
+            if isinstance(func, tirx.PrimFunc):
+                body = _keep_nan(func.body)
+                if not body.same_as(func.body):
+                    updated.update_func(var, func.with_body(body))
+        return updated
+
+
+def _keep_nan(body: tirx.Stmt) -> tirx.Stmt:
+    running: list[tirx.Var] = []
+
+    def collect(block: s_tir.SBlock) -> None:
+        if block.init is not None:
+            running.extend(region.source for region in block.writes)
+
+    def swap(expr: tirx.Max | tirx.Min) -> Expr:
+        """What may be NaN first or second; see the module docstring."""
+        bound = isinstance(expr.b, tirx.FloatImm) and not isinstance(expr.a, tirx.FloatImm)
+        first = expr.a.source if isinstance(expr.a, TensorLoad) else None
+        runs = first is not None and any(first.same_as(buffer) for buffer in running)
+        return type(expr)(expr.b, expr.a) if bound or runs else expr
+
+    tvm_ffi.structural_walk(body, (s_tir.SBlock, collect), order="post")
+    body = tvm_ffi.structural_map(body, ((tirx.Max, tirx.Min), swap))
+    return tvm_ffi.structural_map(body, (s_tir.SBlock, _from_infinity))
+
+
+def _from_infinity(block: s_tir.SBlock) -> s_tir.SBlock:
+    """Start from infinity instead of the largest number."""
+    start = block.init
+    if not isinstance(start, tirx.BufferStore) or not isinstance(start.value, tirx.FloatImm):
+        return block
+    number = _infinite(start.value)
+    if number.same_as(start.value):
+        return block
+    init = tirx.BufferStore(start.buffer, number, start.indices)
+    return s_tir.SBlock(
+        block.iter_vars,
+        block.reads,
+        block.writes,
+        block.name_hint,
+        block.body,
+        init,
+        block.alloc_buffers,
+        block.match_buffers,
+        block.annotations,
+    )
+
+
+def _infinite(number: tirx.FloatImm) -> tirx.FloatImm:
+    dtype = str(number.ty.dtype)
+    if dtype not in ("float16", "float32", "float64"):
+        return number
+    if abs(number.value) != float(np.finfo(dtype).max):
+        return number
+    return tirx.FloatImm(number.ty, math.copysign(math.inf, number.value))
