@@ -114,6 +114,15 @@ TEST(Executor, InstanceOutlivesTheFirst) {
   EXPECT_EQ(First(y), 2.0f);
 }
 
+TEST(Executor, InvokeWithoutOutputsReturnsNewOnes) {
+  ffi::Module module = Create(SmallGraph(), ffi::Module(ffi::make_object<Kernels>()));
+  auto first = Call(module, "invoke", Filled({16}, 4.0f)).cast<ffi::Tensor>();
+  auto second = Call(module, "invoke", Filled({16}, 5.0f)).cast<ffi::Tensor>();
+  EXPECT_EQ(First(first), 2.0f);
+  EXPECT_EQ(First(second), 4.0f);
+  EXPECT_EQ(first.shape(), (ffi::Shape{4, 4}));
+}
+
 TEST(Executor, InvokeTakesUnalignedMemory) {
   ffi::Module module = Create(SmallGraph(), ffi::Module(ffi::make_object<Kernels>()));
   ffi::Tensor memory = Filled({64}, 4.0f);

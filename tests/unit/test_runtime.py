@@ -143,7 +143,7 @@ def test_bad_calls_are_refused(model: Model, args: tuple, kwargs: dict, said: st
         ("set_input", ("x", X[0]), "got float32"),
         ("get_output", (1,), "expected a position below 1"),
         ("get_output", (-1,), "expected a position below 1"),
-        ("invoke", (X,), "expected 2 to 2 arguments"),
+        ("invoke", (X, X, X), "expected 2 to 2 arguments"),
         ("run", (), "before run"),
         ("profile", (), "before run"),
     ],

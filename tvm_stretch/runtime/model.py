@@ -80,29 +80,24 @@ class Model:
             InputError: an input is missing, unknown or has the wrong shape, dtype or device.
             ArtifactError: the model was compiled for another processor.
         """
-        inputs = self._bind(args, kwargs)
-        outputs = tuple(_empty(spec) for spec in self._output_specs)
-        self._invoke(*inputs, *outputs)
-        return outputs[0] if len(outputs) == 1 else outputs
+        result = self._invoke(*self._bind(args, kwargs))
+        return result if isinstance(result, tvm.runtime.Tensor) else tuple(result)
 
     def benchmark(self, repeat: int = 20) -> BenchmarkResult:
         """Measure the latency of a run on random inputs, after some runs to warm up."""
-        arguments = [*self._random_inputs(), *(_empty(spec) for spec in self._output_specs)]
+        run = self._with_random_inputs()
         for _ in range(max(2, repeat // 10)):
-            self._invoke(*arguments)
+            run()
         samples = []
         for _ in range(repeat):
             start = time.perf_counter()
-            self._invoke(*arguments)
+            run()
             samples.append(time.perf_counter() - start)
         return BenchmarkResult(tuple(samples))
 
     def profile(self, repeat: int = 10) -> ProfileResult:
         """Measure every kernel on random inputs; the median of several runs."""
-        load_executor(self.module)
-        for index, tensor in enumerate(self._random_inputs()):
-            self.module["set_input"](index, tensor)
-        self.module["run"]()
+        self._with_random_inputs()()
         runs = [json.loads(self.module["profile"]()) for _ in range(repeat)]
         return summarize_profile(self.graph, runs)
 
@@ -157,11 +152,6 @@ class Model:
         graph = self.graph
         return {port.name: graph.tensors[port.tensor] for port in graph.inputs}
 
-    @functools.cached_property
-    def _output_specs(self) -> tuple[Tensor, ...]:
-        graph = self.graph
-        return tuple(graph.tensors[port.tensor] for port in graph.outputs)
-
     def _bind(
         self, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> list[tvm.runtime.Tensor]:
@@ -186,14 +176,16 @@ class Model:
             raise InputError(f"expected the inputs {names}, got none for {missing}; give them all")
         return [_to_tensor(name, given[name], spec) for name, spec in specs.items()]
 
-    def _random_inputs(self) -> list[tvm.runtime.Tensor]:
+    def _with_random_inputs(self) -> tvm.runtime.Function:
+        """Set every input; returns the function that runs the network."""
+        load_executor(self.module)
         generator = np.random.default_rng(0)
-        tensors = []
-        for spec in self._input_specs.values():
-            values = generator.standard_normal(spec.shape) if "float" in spec.dtype else None
-            values = np.zeros(spec.shape) if values is None else values
-            tensors.append(tvm.runtime.tensor(_cast(values, spec.dtype)))
-        return tensors
+        for name, spec in self._input_specs.items():
+            tensor = tvm.runtime.empty(spec.shape, spec.dtype)
+            is_float = "float" in spec.dtype
+            values = generator.standard_normal(spec.shape) if is_float else np.zeros(spec.shape)
+            self.module["set_input"](name, tensor.copyfrom(values.astype(tensor.numpy().dtype)))
+        return self.module["run"]
 
 
 def load(path: str | Path) -> Model:
@@ -206,14 +198,6 @@ def load(path: str | Path) -> Model:
     load_native_library()
     path = Path(path)
     return Model(open_artifact(path), path=path.resolve())
-
-
-def _empty(spec: Tensor) -> tvm.runtime.Tensor:
-    return tvm.runtime.empty(spec.shape, spec.dtype)
-
-
-def _cast(values: np.ndarray, dtype: str) -> np.ndarray:
-    return values.astype(tvm.runtime.empty((0,), dtype).numpy().dtype)
 
 
 def _describe(dtype: str, shape: Sequence[int]) -> str:

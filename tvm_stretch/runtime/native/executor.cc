@@ -3,7 +3,8 @@
 //   set_input(name or index, tensor)      copies
 //   run()
 //   get_output(index[, tensor])           copies into the tensor, or into a new one
-//   invoke(inputs..., outputs...)         all three at once, without copies where memory allows it
+//   invoke(inputs...[, outputs...])       all three at once, without copies where memory allows it;
+//                                         without outputs, returns new ones: a tensor or a list
 //   profile()                             runs once; JSON of the nodes' nanoseconds
 //   create_instance()                     same weights, own scratch memory: one per thread
 //   load(), graph(), num_inputs(), num_outputs()
@@ -29,6 +30,11 @@ struct HostAllocator {
   }
   void FreeData(DLTensor* tensor) { std::free(tensor->data); }
 };
+
+ffi::Tensor NewTensor(const TensorSpec& spec) {
+  DLDevice cpu{kDLCPU, 0};
+  return ffi::Tensor::FromNDAlloc(HostAllocator(), ffi::Shape(spec.shape), spec.dtype, cpu);
+}
 
 std::string Describe(const ffi::Shape& shape, DLDataType dtype) {
   std::ostringstream text;
@@ -137,6 +143,8 @@ class Executor final : public ffi::ModuleObj {
   size_t InputIndex(const ffi::AnyView& key) const;
   size_t OutputIndex(const ffi::AnyView& key) const;
   void BindStaging();
+  void RunOn(const std::vector<const DLTensor*>& inputs,
+             const std::vector<const DLTensor*>& outputs);
 
   ffi::Any LoadNow(Args) { return Load(), ffi::Any(); }
   ffi::Any GraphJSON(Args) { return bytes_.json; }
@@ -268,45 +276,56 @@ ffi::Any Executor::GetOutput(Args args) {
     CopyFromContiguous(workspace().output(i), tensor);
     return ffi::Any();
   }
-  DLDevice cpu{kDLCPU, 0};
-  ffi::Tensor tensor =
-      ffi::Tensor::FromNDAlloc(HostAllocator(), ffi::Shape(spec.shape), spec.dtype, cpu);
+  ffi::Tensor tensor = NewTensor(spec);
   CopyFromContiguous(workspace().output(i), *tensor.GetDLTensorPtr());
   return tensor;
 }
 
 ffi::Any Executor::Invoke(Args args) {
-  const size_t num_inputs = spec_.inputs.size();
-  const size_t num_outputs = spec_.outputs.size();
-  const int count = static_cast<int>(num_inputs + num_outputs);
-  RequireCount(args, count, count, "invoke");
-  Workspace& space = workspace();
-  std::vector<DLTensor*> tensors(count);
-  for (int i = 0; i < count; ++i) {
-    tensors[i] = args[i].cast<DLTensor*>();
-    bool is_input = static_cast<size_t>(i) < num_inputs;
-    const PortSpec& port = is_input ? spec_.inputs[i] : spec_.outputs[i - num_inputs];
-    CheckTensor(*tensors[i], spec_.tensors[port.tensor], is_input ? "input" : "output", port.name);
+  const int num_inputs = static_cast<int>(spec_.inputs.size());
+  const int num_outputs = static_cast<int>(spec_.outputs.size());
+  if (args.size() != num_inputs) {
+    RequireCount(args, num_inputs + num_outputs, num_inputs + num_outputs, "invoke");
   }
-  for (size_t i = 0; i < num_inputs; ++i) {
-    bool in_place = IsUsableInPlace(*tensors[i]);
+  std::vector<const DLTensor*> inputs, outputs;
+  for (int i = 0; i < num_inputs; ++i) {
+    inputs.push_back(args[i].cast<DLTensor*>());
+    CheckTensor(*inputs[i], spec_.input(i), "input", spec_.inputs[i].name);
+  }
+  for (int i = 0; i < args.size() - num_inputs; ++i) {
+    outputs.push_back(args[num_inputs + i].cast<DLTensor*>());
+    CheckTensor(*outputs[i], spec_.output(i), "output", spec_.outputs[i].name);
+  }
+  if (args.size() != num_inputs) return RunOn(inputs, outputs), ffi::Any();
+  ffi::Array<ffi::Tensor> fresh;
+  for (int i = 0; i < num_outputs; ++i) {
+    fresh.push_back(NewTensor(spec_.output(i)));
+    outputs.push_back(fresh[i].GetDLTensorPtr());
+  }
+  RunOn(inputs, outputs);
+  return num_outputs == 1 ? ffi::Any(fresh[0]) : ffi::Any(fresh);
+}
+
+void Executor::RunOn(const std::vector<const DLTensor*>& inputs,
+                     const std::vector<const DLTensor*>& outputs) {
+  Workspace& space = workspace();
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    bool in_place = IsUsableInPlace(*inputs[i]);
     if (!in_place) {
-      CopyToContiguous(*tensors[i], space.input(i));
+      CopyToContiguous(*inputs[i], space.input(i));
       is_set_[i] = true;
     }
-    space.graph().BindInput(i, in_place ? DataOf(*tensors[i]) : space.input(i));
+    space.graph().BindInput(i, in_place ? DataOf(*inputs[i]) : space.input(i));
   }
-  for (size_t i = 0; i < num_outputs; ++i) {
-    const DLTensor& tensor = *tensors[num_inputs + i];
-    space.graph().BindOutput(i, IsUsableInPlace(tensor) ? DataOf(tensor) : space.output(i));
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    bool in_place = IsUsableInPlace(*outputs[i]);
+    space.graph().BindOutput(i, in_place ? DataOf(*outputs[i]) : space.output(i));
   }
   UseThreads(spec_.threads);
   space.graph().Run();
-  for (size_t i = 0; i < num_outputs; ++i) {
-    const DLTensor& tensor = *tensors[num_inputs + i];
-    if (!IsUsableInPlace(tensor)) CopyFromContiguous(space.output(i), tensor);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!IsUsableInPlace(*outputs[i])) CopyFromContiguous(space.output(i), *outputs[i]);
   }
-  return ffi::Any();
 }
 
 ffi::Any Executor::Profile(Args) {
