@@ -133,7 +133,8 @@ def _winograds(shape: ConvShape, machine: VectorMachine, data_block: int) -> lis
         replace(base, tile=tile, oc_blocks=o, pixels=p)
         for tile in (4, 2)
         for p, o in _tiles(machine)
-        if base.parts == 1 or base.out_blocks % o == 0
+        # two vectors of outputs measured best; parts of groups must come out even
+        if (o <= 2 if base.parts == 1 else base.out_blocks % o == 0)
     ]
 
 
