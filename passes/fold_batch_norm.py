@@ -88,7 +88,7 @@ class _Folder(relax.PyExprMutator):
         parameters = [constant_value(a, self.definition) for a in call.args[1:]]
         if call.attrs.training or any(p is None for p in parameters) or not is_float(item):
             return item
-        return self.normalise(call, [p.astype("float64") for p in parameters])
+        return self.normalise(call, [p.astype("float64") for p in parameters if p is not None])
 
     def normalise(self, call: relax.Call, parameters: list[np.ndarray]) -> relax.Expr:
         """``batch_norm(x, ..)[0]`` as scale and bias, folded where possible."""

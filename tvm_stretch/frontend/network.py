@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 Shapes = Mapping[str, Sequence[int]] | None
 
 
+# mypy does not see that TVM's decorator makes a pass of the class
+_canonicalise = tvm.transform.Sequential([Canonicalise()], name="canonicalise")
+
+
 def load_network(
     source: str | Path | onnx.ModelProto | tvm.IRModule | ExportedProgram, shapes: Shapes = None
 ) -> tvm.IRModule:
@@ -42,16 +46,16 @@ def load_network(
         InputError: ``shapes`` does not fit the network, or ``source`` is of another type.
     """
     if isinstance(source, tvm.IRModule):
-        return Canonicalise()(read_relax(source, shapes))
+        return _canonicalise(read_relax(source, shapes))
     if isinstance(source, str | Path | onnx.ModelProto):
         network = read_onnx(source)
         fix_shapes(network, shapes)
         simplify(network)
         mod = import_onnx(network)
         mod["main"] = mod["main"].with_attr("output_names", network.outputs)
-        return Canonicalise()(mod)
+        return _canonicalise(mod)
     if type(source).__name__ == "ExportedProgram":  # asked by name: importing torch takes seconds
-        return Canonicalise()(read_relax(read_torch(source), shapes))
+        return _canonicalise(read_relax(read_torch(source), shapes))
     raise InputError(
         "expected a path, onnx.ModelProto, Relax IRModule or ExportedProgram for source, "
         f"got {type(source).__name__}; see load_network"

@@ -190,7 +190,7 @@ def _extreme(node: Node) -> relax.Expr:
     for index in range(1, len(node.inputs)):
         other = node[index]
         larger = node.emit(function(best, other))
-        scalar = node.is_const(index) and np.size(node.inputs[index]) == 1
+        scalar = node.is_const(index) and node.const(index, "bound").size == 1
         if "float" in node.dtype() and not scalar:
             larger = node.emit(relax.op.where(relax.op.isnan(best), best, larger))
         best = larger
