@@ -247,6 +247,12 @@ def _schedule_spatial(sch: s_tir.Schedule, name: str, machine: VectorMachine) ->
             sizes[i] //= side
             inner.append(part)
         sch.reorder(*loops, *inner)
+    elif block := _interleaved_block(axes):
+        # all the rows that one cache line of the load belongs to are stored together
+        loops[-2], part = sch.split(loops[-2], [None, block])
+        sizes[-2] //= block
+        sch.reorder(*loops, part)
+        sch.unroll(part)
     elif sizes[-1] % lanes == 0 and axes[-1].strides[0] == 1 and not _jumps(axes[-1]):
         loops[-1], inner = sch.split(loops[-1], [None, lanes])
         sch.vectorize(inner)
@@ -259,6 +265,15 @@ def _jumps(axis: _Axis) -> list[int]:
     return [
         i for i, stride in enumerate(axis.strides) if stride is not None and stride not in (0, 1)
     ]
+
+
+def _interleaved_block(axes: Sequence[_Axis]) -> int:
+    """How many rows lie interleaved in memory, as channels do in NCHW[c]; 0 if they do not."""
+    for i in _jumps(axes[-1]):
+        stride = axes[-1].strides[i] or 0
+        if len(axes) > 1 and axes[-2].strides[i] is None and axes[-2].extent % stride == 0:
+            return stride if 1 < stride <= _LINE else 0
+    return 0
 
 
 def _transposed_axis(axes: Sequence[_Axis]) -> int | None:

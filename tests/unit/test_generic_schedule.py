@@ -207,6 +207,17 @@ def test_a_transposition_that_thrashes_the_cache_is_walked_in_squares():
     assert "T.grid(T.int64(9), T.int64(10), T.int64(16), T.int64(16))" in loops
 
 
+def test_unblocking_reads_each_cache_line_once():
+    blocked = te.placeholder((1, 3, 7, 7, 8), name="x")
+    plain = te.compute((1, 24, 7, 7), lambda n, c, h, w: blocked[n, c // 8, h, w, c % 8])
+    func = te.create_prim_func([blocked, plain])
+    scheduled = schedule_generic(func, MACHINE)
+    assert "in T.grid(3, 49)" in scheduled.script()
+    assert "in T.unroll(8)" in scheduled.script()
+    arrays = random_arguments(func)
+    np.testing.assert_array_equal(run(func, arrays)[1], run(scheduled, arrays)[1])
+
+
 def test_what_is_scheduled_already_stays():
     x = te.placeholder((4, 8), name="x")
     func = te.create_prim_func([x, te.compute((4, 8), lambda i, j: x[i, j] + 1.0)])
