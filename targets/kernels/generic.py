@@ -47,7 +47,7 @@ def schedule_generic(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFu
         trial = sch.copy()
         try:
             _schedule_block(trial, name, machine)
-        except ScheduleError:
+        except (ScheduleError, tvm.error.InternalError):  # rfactor trips over equal statements
             continue
         sch = trial
     return sch.mod["main"]
@@ -94,11 +94,13 @@ def _points(block: Any) -> int:
 
 
 def _calls(node: Any) -> set[str]:
-    """Names of the intrinsics called below ``node``."""
+    """Names of the intrinsics called below ``node``; ``let`` for one that was written out."""
     found: set[str] = set()
-    tvm_ffi.structural_walk(
-        node, (Call, lambda call: found.add(getattr(call.op, "name", "?"))), order="post"
-    )
+
+    def visit(inner: Any) -> None:
+        found.add("let" if isinstance(inner, tirx.Let) else getattr(inner.op, "name", "?"))
+
+    tvm_ffi.structural_walk(node, ((Call, tirx.Let), visit), order="post")
     return found
 
 

@@ -202,7 +202,15 @@ def _expand(node: Node) -> relax.Expr:
 
 @converter("Tile")
 def _tile(node: Node) -> relax.Expr:
-    return relax.op.tile(node[0], node.ints(1, "repeats"))
+    """Repeat along a new axis before each: no division of indices.
+
+    (2, 3) twice, once   ->   (1, 2, 1, 3)   ->   (2, 2, 1, 3)   ->   (4, 3)
+    """
+    shape, repeats = node.shape(), node.ints(1, "repeats")
+    spread = reshape(node[0], [size for n in shape for size in (1, n)])
+    pairs = [size for r, n in zip(repeats, shape, strict=True) for size in (r, n)]
+    repeated = node.emit(relax.op.broadcast_to(node.emit(spread), relax.ShapeExpr(pairs)))
+    return reshape(repeated, [r * n for r, n in zip(repeats, shape, strict=True)])
 
 
 @converter("ConstantOfShape")
