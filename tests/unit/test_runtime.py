@@ -236,10 +236,9 @@ import os, sys
 import numpy as np, tvm
 import tvm_stretch.runtime.model as runtime
 count = lambda: len(os.listdir("/proc/self/task"))
-model = runtime.load(sys.argv[1])
-x = np.zeros((64, 4096), "float32")
 before = count()
-model(x)
+model = runtime.load(sys.argv[1])
+model(np.zeros((64, 4096), "float32"))
 print(count() - before, len(os.sched_getaffinity(0)))
 """
 
