@@ -9,7 +9,7 @@
 
 namespace tvm_stretch {
 
-// Zeroed memory that kernels can read and write.
+// Zeroed memory that kernels can read and write; backed by huge pages where that pays.
 class AlignedBuffer {
  public:
   explicit AlignedBuffer(size_t bytes);
