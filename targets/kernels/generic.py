@@ -370,6 +370,12 @@ def _tile(
     sch.reorder(*outer, *reduced, *inner, lane)
     result = sch.cache_write(block, 0, "local")
     sch.reverse_compute_at(result, outer[-1])
+    copied = [sch.get(loop).extent for loop in sch.get_loops(result)[len(outer) :]]
+    if not all(isinstance(e, tirx.IntImm) for e in copied) or (
+        prod(map(int, copied)) != width * prod(int(sch.get(loop).extent) for loop in inner)
+    ):
+        # the box around a tile of merged axes holds elements that this tile does not compute
+        raise ScheduleError("the tile is not a box of the result")
     if inner:
         sch.unroll(inner[0])
     sch.vectorize(lane)

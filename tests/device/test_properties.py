@@ -120,6 +120,12 @@ def test_pooling(model: onnx.ModelProto):
     check(model)
 
 
+def test_pooling_whose_vectors_cross_the_batch():
+    net = Net()
+    x = net.input("x", (2, 3, 1, 3))
+    check(net.model(net.op("AveragePool", x, kernel_shape=[1, 1])))
+
+
 @st.composite
 def dense_layers(draw: st.DrawFn) -> onnx.ModelProto:
     """`Gemm` with all its attributes, or `MatMul` with up to two leading dimensions."""
