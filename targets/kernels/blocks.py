@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -165,30 +165,32 @@ def convolution(
         shape = replace(shape, in_size=size, stride=(1, 1))
     config = choose_conv(shape, machine, data_block)
     if isinstance(config, WinogradConfig):
-        mark = annotation("winograd", config)
+        weight_mark = annotation("winograd_weight", config)
         packed = bb.call_te(
-            lambda w: transform_weight(config, w, annotation("winograd_weight", config)),
+            lambda w: transform_weight(config, w, weight_mark),
             weight,
             primfunc_name_hint="winograd_weight",
         )
-        return bb.emit(
-            bb.call_te(
-                lambda x, w: winograd_compute(config, x, w, mark),
-                data,
-                bb.emit(packed),
-                primfunc_name_hint="winograd_conv2d",
-            )
-        )
-    mark = annotation("conv", config)
+        return _template(bb, "winograd_conv2d", "winograd", config, winograd_compute, data, packed)
     packed = bb.call_te(lambda w: pack_weight(config, w), weight, primfunc_name_hint="pack_weight")
-    return bb.emit(
-        bb.call_te(
-            lambda x, w: conv_compute(config, x, w, mark),
-            data,
-            bb.emit(packed),
-            primfunc_name_hint="conv2d",
-        )
+    return _template(bb, "conv2d", "conv", config, conv_compute, data, packed)
+
+
+def _template(
+    bb: relax.BlockBuilder,
+    name: str,
+    template: str,
+    config: Config,
+    compute: Callable[..., te.Tensor],
+    data: Expr,
+    packed: Expr,
+) -> relax.Var:
+    """Emit the call of a template's kernel on packed weights."""
+    mark = annotation(template, config)
+    call = bb.call_te(
+        lambda x, w: compute(config, x, w, mark), data, bb.emit(packed), primfunc_name_hint=name
     )
+    return bb.emit(call)
 
 
 def _is_strided_pointwise(shape: ConvShape) -> bool:
@@ -233,18 +235,10 @@ def _depthwise(
         dilation=shape.dilation,
         lanes=machine.lanes,
     )
-    mark = annotation("window", config)
     packed = bb.call_te(
         lambda w: pack_depthwise_weight(config, w), weight, primfunc_name_hint="pack_depthwise"
     )
-    return bb.emit(
-        bb.call_te(
-            lambda x, w: window_compute(config, x, w, mark),
-            data,
-            bb.emit(packed),
-            primfunc_name_hint="depthwise_conv2d",
-        )
-    )
+    return _template(bb, "depthwise_conv2d", "window", config, window_compute, data, packed)
 
 
 def dense(
@@ -263,15 +257,7 @@ def dense(
     packed = bb.call_te(
         lambda w: pack_weight(config, _as_oihw(w)), weight, primfunc_name_hint="pack_weight"
     )
-    mark = annotation("conv", config)
-    return bb.emit(
-        bb.call_te(
-            lambda x, w: conv_compute(config, x, w, mark),
-            data,
-            bb.emit(packed),
-            primfunc_name_hint="dense",
-        )
-    )
+    return _template(bb, "dense", "conv", config, conv_compute, data, packed)
 
 
 def _as_oihw(weight: te.Tensor) -> te.Tensor:

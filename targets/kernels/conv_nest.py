@@ -29,6 +29,7 @@ from .fused import Epilogue
 from .loops import (
     PARALLEL,
     UNROLLED,
+    Accumulators,
     balanced,
     block,
     const,
@@ -295,19 +296,7 @@ class _ConvNest:
     ) -> tirx.Stmt:
         """Accumulators in registers: start values, reduction over channel blocks, finish."""
         cfg = self.cfg
-        pixels, blocks = len(tile.taps), tile.blocks
-        acc = scratch("acc", pixels * blocks * cfg.lanes, scope="local")
-        # Outer loop over the longer side: the operand of the shorter side stays in few registers.
-        cells = [(p, o) for p in range(pixels) for o in range(blocks)]
-        if blocks > pixels:
-            cells = [(p, o) for o in range(blocks) for p in range(pixels)]
-
-        def at(p: int, o: int, lane: Expr) -> Expr:
-            return lane + (p * blocks + o) * cfg.lanes
-
-        def each_cell(statement: Callable[[int, int, Expr], tirx.Stmt]) -> list[tirx.Stmt]:
-            return [lanes(cfg.lanes, lambda v, p=p, o=o: statement(p, o, v)) for p, o in cells]
-
+        acc = Accumulators(len(tile.taps), tile.blocks, cfg.lanes)
         first_block = cfg.first_block(tile.group * cfg.oc_blocks)
 
         def tap(ic: Expr, ky: Expr, kx: Expr, active: Sequence[int]) -> tirx.Stmt:
@@ -318,19 +307,12 @@ class _ConvNest:
                     for p in active
                 }
                 return block(
-                    [
-                        lanes(
-                            cfg.lanes,
-                            lambda v, p=p, o=o: store(
-                                acc,
-                                load(acc, at(p, o, v))
-                                + pixels[p] * load(self.weight, *place, v + o * cfg.lanes),
-                                at(p, o, v),
-                            ),
-                        )
-                        for p, o in cells
-                        if p in active
-                    ]
+                    acc.each(
+                        lambda p, o, v: acc.add(
+                            p, o, v, pixels[p] * load(self.weight, *place, v + o * cfg.lanes)
+                        ),
+                        active,
+                    )
                 )
 
             return loop(cfg.data_block, channel, "ii", UNROLLED)
@@ -358,12 +340,10 @@ class _ConvNest:
             ]
         return block(
             [
-                tirx.AllocBuffer(acc),
-                *each_cell(
-                    lambda p, o, v: store(acc, start(p, o, v) if start else f32(0.0), at(p, o, v))
-                ),
+                tirx.AllocBuffer(acc.buffer),
+                *acc.each(lambda p, o, v: acc.set(p, o, v, start(p, o, v) if start else f32(0.0))),
                 *nest,
-                *each_cell(lambda p, o, v: finish(p, o, v, load(acc, at(p, o, v)))),
+                *acc.each(lambda p, o, v: finish(p, o, v, acc.value(p, o, v))),
             ]
         )
 

@@ -72,6 +72,45 @@ def scratch(name: str, *shape: int, scope: str = "global") -> tirx.Buffer:
     return tirx.decl_buffer([const(s) for s in shape], "float32", name, scope=scope)
 
 
+class Accumulators:
+    """The registers of one tile: ``pixels`` x ``blocks`` vectors of float32 sums."""
+
+    def __init__(self, pixels: int, blocks: int, count: int) -> None:
+        self.blocks, self.count = blocks, count
+        self.buffer = scratch("acc", pixels * blocks * count, scope="local")
+        # Outer loop over the longer side: the operand of the shorter side stays in few registers.
+        self._cells = [(p, o) for p in range(pixels) for o in range(blocks)]
+        if blocks > pixels:
+            self._cells = [(p, o) for o in range(blocks) for p in range(pixels)]
+
+    def add(self, p: int, o: int, lane: Expr, value: Expr) -> tirx.Stmt:
+        """Add to the sum of one lane of a cell."""
+        return self.set(p, o, lane, self.value(p, o, lane) + value)
+
+    def value(self, p: int, o: int, lane: Expr) -> Expr:
+        """The sum of one lane of a cell."""
+        return load(self.buffer, self._place(p, o, lane))
+
+    def set(self, p: int, o: int, lane: Expr, value: Expr) -> tirx.Stmt:
+        """Store the sum of one lane of a cell."""
+        return store(self.buffer, value, self._place(p, o, lane))
+
+    def each(
+        self,
+        statement: Callable[[int, int, Expr], tirx.Stmt],
+        pixels: Sequence[int] | None = None,
+    ) -> list[tirx.Stmt]:
+        """``statement(pixel, block, lane)`` as a vector operation, for every cell of ``pixels``."""
+        return [
+            lanes(self.count, lambda v, p=p, o=o: statement(p, o, v))
+            for p, o in self._cells
+            if pixels is None or p in pixels
+        ]
+
+    def _place(self, p: int, o: int, lane: Expr) -> Expr:
+        return lane + (p * self.blocks + o) * self.count
+
+
 def balanced(total: int, largest: int) -> list[int]:
     """Cut ``total`` into the fewest parts of at most ``largest``, nearly equal, big ones first.
 

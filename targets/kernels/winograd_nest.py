@@ -21,6 +21,7 @@ from .loops import (
     PARALLEL,
     SERIAL,
     UNROLLED,
+    Accumulators,
     balanced,
     block,
     const,
@@ -244,8 +245,11 @@ class _Nest:
                     ]
                 )
 
-            inside = lambda i: tirx.all(top + i >= 0, top + i < height)  # noqa: E731
-            return loop(a, lambda i: tirx.IfThenElse(inside(i), row(i, True), row(i, False)), "i")
+            def read_row(i: Expr) -> tirx.Stmt:
+                inside = tirx.all(top + i >= 0, top + i < height)
+                return tirx.IfThenElse(inside, row(i, True), row(i, False))
+
+            return loop(a, read_row, "i")
 
         # Which columns exist is known for each tile of a row, so only the choice is left for later.
         ranges = [_inside(k * cfg.tile - cfg.padding[1], a, width) for k in range(cfg.tiles[1])]
@@ -299,42 +303,33 @@ class _Nest:
     ) -> tirx.Stmt:
         cfg = self.cfg
         (part, k, g), (t, count), (pixels, blocks) = place, tiles, shape
-        acc = scratch("acc", pixels * blocks * cfg.lanes, scope="local")
-        cells = [(p, o) for p in range(pixels) for o in range(blocks)]
-        if blocks > pixels:
-            cells = [(p, o) for o in range(blocks) for p in range(pixels)]
-
-        def at(p: int, o: int, z: Expr) -> Expr:
-            return z + (p * blocks + o) * cfg.lanes
-
-        def each(statement: Callable[[int, int, Expr], tirx.Stmt]) -> list[tirx.Stmt]:
-            return [lanes(cfg.lanes, lambda z, p=p, o=o: statement(p, o, z)) for p, o in cells]
+        acc = Accumulators(pixels, blocks, cfg.lanes)
 
         def channel(c: Expr, ii: Expr) -> tirx.Stmt:
             return block(
-                each(
-                    lambda p, o, z: store(
-                        acc,
-                        load(acc, at(p, o, z))
-                        + load(v, k, c * count + t + p, ii)
+                acc.each(
+                    lambda p, o, z: acc.add(
+                        p,
+                        o,
+                        z,
+                        load(v, k, c * count + t + p, ii)
                         * load(self.weight, part, k, g, c, ii, z + o * cfg.lanes),
-                        at(p, o, z),
                     )
                 )
             )
 
         return block(
             [
-                tirx.AllocBuffer(acc),
-                *each(lambda p, o, z: store(acc, f32(0.0), at(p, o, z))),
+                tirx.AllocBuffer(acc.buffer),
+                *acc.each(lambda p, o, z: acc.set(p, o, z, f32(0.0))),
                 loop(
                     cfg.in_blocks,
                     lambda c: loop(cfg.lanes, lambda ii: channel(c, ii), "ii", UNROLLED),
                     "c",
                 ),
-                *each(
+                *acc.each(
                     lambda p, o, z: store(
-                        m, load(acc, at(p, o, z)), k, (g * cfg.oc_blocks + o) * count + t + p, z
+                        m, acc.value(p, o, z), k, (g * cfg.oc_blocks + o) * count + t + p, z
                     )
                 ),
             ]
