@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -27,6 +27,7 @@ from tvm.ir import Expr
 from .conv import ConvConfig
 from .fused import Epilogue
 from .loops import (
+    CACHE_LINE,
     PARALLEL,
     UNROLLED,
     Accumulators,
@@ -37,6 +38,7 @@ from .loops import (
     lanes,
     load,
     loop,
+    prefetch,
     scratch,
     span,
     store,
@@ -159,7 +161,10 @@ def write_conv(
 
 @dataclass(frozen=True)
 class _Tile:
-    """Where a register tile lies: image, output channel group, row, first pixel; and its taps."""
+    """Where a register tile lies: image, output channel group, row, first pixel; and its taps.
+
+    ``turn`` counts the tiles that read the same weights.
+    """
 
     n: Expr
     group: Expr
@@ -167,6 +172,7 @@ class _Tile:
     x: Expr
     blocks: int
     taps: tuple[tuple[int, int], ...]
+    turn: Expr
 
 
 @dataclass(frozen=True)
@@ -181,6 +187,7 @@ class _ConvNest:
         """One group of output channels over one band of rows."""
         cfg, cut = self.cfg, self.cut
         runs = row_tiles(cfg, cut.width)
+        *starts, per_row = accumulate((run.count for run in runs), initial=0)
         first = band * cut.band
         count: int | Expr = cut.band
         if cut.rows % cut.band:
@@ -191,10 +198,20 @@ class _ConvNest:
                 [
                     loop(
                         r.count,
-                        lambda t, r=r: tile(_Tile(n, g, y, t * r.width + r.start, blocks, r.taps)),
+                        lambda t, r=r, before=before: tile(
+                            _Tile(
+                                n,
+                                g,
+                                y,
+                                t * r.width + r.start,
+                                blocks,
+                                r.taps,
+                                (y - first) * per_row + before + t,
+                            )
+                        ),
                         "tile",
                     )
-                    for r in runs
+                    for r, before in zip(runs, starts, strict=True)
                 ]
             )
 
@@ -336,7 +353,14 @@ class _ConvNest:
         nest: list[tirx.Stmt] = []
         if segments:  # else every tap of the tile lies in the padding
             nest = [
-                span(first, reads, lambda ic: span(low, count, lambda ky: taps(ic, ky), "ky"), "ic")
+                span(
+                    first,
+                    reads,
+                    lambda ic: block(
+                        [*self.ask_ahead(tile, ic), span(low, count, lambda ky: taps(ic, ky), "ky")]
+                    ),
+                    "ic",
+                )
             ]
         return block(
             [
@@ -346,6 +370,30 @@ class _ConvNest:
                 *acc.each(lambda p, o, v: finish(p, o, v, acc.value(p, o, v))),
             ]
         )
+
+    def ask_ahead(self, tile: _Tile, ic: Expr) -> list[tirx.Stmt]:
+        """Prefetch this tile's share of the weights that come next in memory.
+
+        Only where few tiles share the weights: there memory is as busy as the multipliers. Those
+        of a 1x1 convolution stream by so evenly that the processor follows by itself.
+        """
+        cfg, cut = self.cfg, self.cut
+        width = cfg.oc_blocks * cfg.lanes
+        in_block = cfg.kernel[0] * cfg.kernel[1] * cfg.data_block * width
+        turns = cut.band * len(balanced(cut.width, cfg.pixels))
+        lines = in_block * 4 // CACHE_LINE
+        if cfg.pointwise or turns > 2 * lines:
+            return []
+        each = -(-lines // turns)
+        next_weights = min(cut.chunk, cfg.reduce_blocks) * in_block
+        return [
+            prefetch(
+                self.weight,
+                *(tile.group, ic, 0, 0, 0),
+                next_weights + (tile.turn * each + j) * (CACHE_LINE // 4),
+            )
+            for j in range(each)
+        ]
 
     def pixel(self, y: Expr, x: Expr) -> tuple[Expr, Expr]:
         """Row and column of the output that the nest's row ``y`` and pixel ``x`` stand for."""

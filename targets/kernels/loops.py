@@ -17,6 +17,9 @@ from tvm.ir import Expr
 Index: TypeAlias = int | Expr
 Body = Callable[[Expr], tirx.Stmt]
 
+CACHE_LINE = 64
+"""Bytes that the processor reads from memory at once."""
+
 SERIAL, PARALLEL, VECTORIZED, UNROLLED = 0, 1, 2, 3
 
 
@@ -65,6 +68,15 @@ def store(buffer: tirx.Buffer, value: Expr, *indices: Index) -> tirx.Stmt:
 def load(buffer: tirx.Buffer, *indices: Index) -> Expr:
     """``buffer[indices]``."""
     return tirx.BufferLoad(buffer, [const(i) for i in indices])
+
+
+def prefetch(buffer: tirx.Buffer, *indices: Index) -> tirx.Stmt:
+    """Ask for the cache line of ``buffer[indices]``, which need not exist."""
+    read, second_level, data = (tirx.const(value, "int32") for value in (0, 2, 1))
+    address = tirx.address_of(load(buffer, *indices))
+    return tirx.Evaluate(
+        tirx.call_llvm_intrin("void", "llvm.prefetch", address, read, second_level, data)
+    )
 
 
 def scratch(name: str, *shape: int, scope: str = "global") -> tirx.Buffer:

@@ -18,6 +18,7 @@ from tvm.ir import Expr
 
 from .fused import Epilogue
 from .loops import (
+    CACHE_LINE,
     PARALLEL,
     SERIAL,
     UNROLLED,
@@ -29,6 +30,7 @@ from .loops import (
     lanes,
     load,
     loop,
+    prefetch,
     scratch,
     store,
 )
@@ -272,19 +274,24 @@ class _Nest:
         tail = cfg.out_blocks % cfg.oc_blocks
 
         def nest(blocks: int) -> tirx.Stmt:
-            statements, start = [], 0
+            statements, start, before = [], 0, 0
             for size in sorted(set(sizes), reverse=True):
                 times = sizes.count(size)
                 statements.append(
                     loop(
                         times,
-                        lambda i, size=size, start=start: self.register_tile(
-                            place, (i * size + start, count), (size, blocks), v, m
+                        lambda i, size=size, start=start, before=before: self.register_tile(
+                            place,
+                            (i * size + start, count),
+                            (size, blocks),
+                            (v, m),
+                            (i + before, len(sizes)),
                         ),
                         "tile",
                     )
                 )
                 start += size * times
+                before += times
             return block(statements)
 
         if not tail:
@@ -298,10 +305,11 @@ class _Nest:
         place: tuple[Expr, Expr, Expr],
         tiles: tuple[Expr, int],
         shape: tuple[int, int],
-        v: tirx.Buffer,
-        m: tirx.Buffer,
+        planes: tuple[tirx.Buffer, tirx.Buffer],
+        turn: tuple[Expr, int],
     ) -> tirx.Stmt:
-        cfg = self.cfg
+        """``turn`` is the number of this tile among those that read the same weights."""
+        cfg, (v, m), (index, turns) = self.cfg, planes, turn
         (part, k, g), (t, count), (pixels, blocks) = place, tiles, shape
         acc = Accumulators(pixels, blocks, cfg.lanes)
 
@@ -318,15 +326,32 @@ class _Nest:
                 )
             )
 
+        lines = blocks * cfg.lanes**2 * 4 // CACHE_LINE
+        each = -(-lines // turns)
+
+        def reduce(c: Expr) -> tirx.Stmt:
+            # Every tile asks for its share of the weights that come next in memory.
+            next_group = cfg.in_blocks * cfg.lanes**2 * cfg.oc_blocks
+            ahead = [
+                prefetch(
+                    self.weight,
+                    part,
+                    k,
+                    g,
+                    c,
+                    0,
+                    next_group + (index * each + j) * (CACHE_LINE // 4),
+                )
+                for j in range(each)
+            ]
+            channels = loop(cfg.lanes, lambda ii: channel(c, ii), "ii", UNROLLED)
+            return block([*ahead, channels])
+
         return block(
             [
                 tirx.AllocBuffer(acc.buffer),
                 *acc.each(lambda p, o, z: acc.set(p, o, z, f32(0.0))),
-                loop(
-                    cfg.in_blocks,
-                    lambda c: loop(cfg.lanes, lambda ii: channel(c, ii), "ii", UNROLLED),
-                    "c",
-                ),
+                loop(cfg.in_blocks, reduce, "c"),
                 *acc.each(
                     lambda p, o, z: store(
                         m, acc.value(p, o, z), k, (g * cfg.oc_blocks + o) * count + t + p, z
