@@ -8,7 +8,7 @@ namespace tvm_stretch::testing {
 
 // y = (x + w') + (x + w'), where w' = -w is prepared once; x, y, w are float32[16].
 inline std::string SmallGraph() {
-  return R"({"format":"tvm_stretch.graph","version":1,
+  return R"({"format":"tvm_stretch.graph","version":2,
 "inputs":[{"name":"x","tensor":0}],"outputs":[{"name":"y","tensor":1}],
 "tensors":[
  {"shape":[16],"dtype":"float32","kind":"input","buffer":0,"offset":0,"bytes":64},
@@ -22,6 +22,8 @@ inline std::string SmallGraph() {
 "nodes":[{"kernel":"add","name":"a","inputs":[0,3],"outputs":[4]},
  {"kernel":"add","name":"b","inputs":[4,4],"outputs":[5]},
  {"kernel":"tvm_stretch.copy","name":"c","inputs":[6],"outputs":[1]}],
+"processors":[{"name":"cpu","kind":"cpu"}],
+"regions":[{"name":"r0","processor":0,"nodes":[0,1,2],"after":[],"receives":[0],"sends":[1]}],
 "arena_bytes":128,"weights_bytes":128,"prepared_bytes":64,"threads":1,
 "package_version":"0","target":{},"cpu_features":[]})";
 }

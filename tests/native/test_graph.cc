@@ -54,9 +54,9 @@ TEST_P(WrongGraph, IsRefused) {
 
 INSTANTIATE_TEST_SUITE_P(
     Fields, WrongGraph,
-    ::testing::Values(Case{"\"version\":1", "\"version\":2", "got version 2"},
-                      Case{"\"version\":1", "\"version\":\"1\"", "version"},
-                      Case{"tvm_stretch.graph", "other", "version 1"},
+    ::testing::Values(Case{"\"version\":2", "\"version\":3", "got version 3"},
+                      Case{"\"version\":2", "\"version\":\"2\"", "version"},
+                      Case{"tvm_stretch.graph", "other", "version 2"},
                       Case{"\"threads\":1", "\"threads\":0", "threads"},
                       Case{"\"arena_bytes\":128", "\"arena_bytes\":64", "tensors[5]"},
                       Case{"\"weights_bytes\":128", "\"weights_bytes\":127", "tensors[2]"},
@@ -79,7 +79,19 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"\"inputs\":[6]", "\"inputs\":[6,6]", "of the same size"},
                       Case{"\"nodes\":[", "\"nods\":[", "nodes"},
                       Case{"\"nodes\":[", "\"nodes\":[7,", "an object"},
-                      Case{"\"cpu_features\":[]", "\"cpu_features\":{}", "a list"}));
+                      Case{"\"cpu_features\":[]", "\"cpu_features\":{}", "a list"},
+                      Case{"\"kind\":\"cpu\"", "\"kind\":\"opencl\"", "the CPU in the first"},
+                      Case{"{\"name\":\"cpu\",\"kind\":\"cpu\"}", "", "one processor"},
+                      Case{"\"kind\":\"cpu\"}",
+                           "\"kind\":\"cpu\"},{\"name\":\"b\",\"kind\":\"cpu\"}", "nowhere else"},
+                      Case{"\"processor\":0", "\"processor\":1", "regions[0].processor"},
+                      Case{"\"nodes\":[0,1,2]", "\"nodes\":[0,1,3]", "regions[0].nodes[2]"},
+                      Case{"\"nodes\":[0,1,2]", "\"nodes\":[0,1,1]", "each node in one region"},
+                      Case{"\"nodes\":[0,1,2]", "\"nodes\":[0,1]", "a region of node 'c'"},
+                      Case{"\"after\":[]", "\"after\":[0]", "regions[0].after"},
+                      Case{"\"receives\":[0]", "\"receives\":[7]", "regions[0].receives"},
+                      Case{"\"receives\":[0]", "\"receives\":[3]", "regions[0].receives"},
+                      Case{"\"sends\":[1]", "\"sends\":[0]", "regions[0].sends"}));
 
 TEST(Graph, KernelsNeedAlignedTensors) {
   std::string json = Changed("\"arena_bytes\":128", "\"arena_bytes\":256");

@@ -12,22 +12,6 @@ ffi::Function MakeCopyKernel() {
   });
 }
 
-char* BaseOf(const MemoryMap& memory, const TensorSpec& tensor) {
-  switch (tensor.memory) {
-    case Memory::kInput:
-      return memory.inputs.empty() ? nullptr : memory.inputs[tensor.buffer];
-    case Memory::kOutput:
-      return memory.outputs.empty() ? nullptr : memory.outputs[tensor.buffer];
-    case Memory::kArena:
-      return memory.arena;
-    case Memory::kConstant:
-      return memory.constant;
-    case Memory::kPrepared:
-      return memory.prepared;
-  }
-  return nullptr;
-}
-
 }  // namespace
 
 KernelTable::KernelTable(ffi::Module library, const GraphSpec& graph)
@@ -52,9 +36,8 @@ BoundGraph::BoundGraph(const GraphSpec& graph, const std::vector<NodeSpec>& node
   tensors_.reserve(graph.tensors.size());
   for (const TensorSpec& spec : graph.tensors) {
     // The kernels refuse a byte_offset, so the offset goes into the pointer.
-    char* base = BaseOf(memory, spec);
     DLTensor tensor{};
-    tensor.data = base == nullptr ? nullptr : base + spec.offset;
+    tensor.data = AddressOf(memory, spec);
     tensor.device = DLDevice{kDLCPU, 0};
     tensor.ndim = static_cast<int32_t>(spec.shape.size());
     tensor.dtype = spec.dtype;

@@ -10,17 +10,9 @@
 #include <vector>
 
 #include "graph.h"
+#include "processor.h"
 
 namespace tvm_stretch {
-
-// Where each of the graph's memories starts.
-struct MemoryMap {
-  char* arena = nullptr;
-  char* constant = nullptr;
-  char* prepared = nullptr;
-  std::vector<char*> inputs;
-  std::vector<char*> outputs;
-};
 
 // The functions of the kernels that a graph calls. Holds the module that they come from.
 class KernelTable {

@@ -89,7 +89,10 @@ class Workspace {
 
   MemoryMap Map() const {
     const GraphSpec& spec = program_->spec();
-    MemoryMap memory{arena_.data(), program_->constant(), program_->prepared(), {}, {}};
+    MemoryMap memory;
+    memory.arena = arena_.data();
+    memory.constant = program_->constant();
+    memory.prepared = program_->prepared();
     for (size_t i = 0; i < spec.inputs.size(); ++i) memory.inputs.push_back(input(i));
     for (size_t i = 0; i < spec.outputs.size(); ++i) memory.outputs.push_back(output(i));
     return memory;

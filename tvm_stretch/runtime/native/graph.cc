@@ -11,7 +11,7 @@ namespace {
 
 namespace json = ffi::json;
 
-constexpr int64_t kFormatVersion = 1;
+constexpr int64_t kFormatVersion = 2;
 constexpr int64_t kMaxBytes = int64_t{1} << 40;
 constexpr int64_t kMaxThreads = 1024;
 
@@ -193,6 +193,61 @@ int64_t MemoryBytes(const GraphSpec& graph, const TensorSpec& tensor) {
   return -1;
 }
 
+std::vector<ProcessorSpec> ReadProcessors(const Reader& list) {
+  std::vector<ProcessorSpec> processors;
+  for (const Reader& item : list.List()) {
+    processors.push_back(ProcessorSpec{item["name"].Str(), item["kind"].Str()});
+    if ((processors.back().kind == kCpuKind) != (processors.size() == 1)) {
+      Refuse("the CPU in the first place and nowhere else", item.where());
+    }
+  }
+  if (processors.empty()) Refuse("at least one processor", list.where());
+  return processors;
+}
+
+// Tensors that a processor with memory of its own copies: weights are not among them.
+std::vector<int64_t> ReadTransfers(const Reader& list, const GraphSpec& graph, bool written) {
+  std::vector<int64_t> ids = list.Ints(0, static_cast<int64_t>(graph.tensors.size()) - 1);
+  for (int64_t id : ids) {
+    Memory memory = graph.tensors[id].memory;
+    bool ok = memory == Memory::kArena || memory == Memory::kOutput ||
+              (memory == Memory::kInput && !written);
+    if (!ok) Refuse("tensors in memory that nodes write or the caller fills", list.where());
+  }
+  return ids;
+}
+
+RegionSpec ReadRegion(const Reader& reader, const GraphSpec& graph) {
+  RegionSpec region;
+  region.name = reader["name"].Str();
+  region.processor = reader["processor"].Int(0, static_cast<int64_t>(graph.processors.size()) - 1);
+  region.nodes = reader["nodes"].Ints(0, static_cast<int64_t>(graph.nodes.size()) - 1);
+  region.after = reader["after"].Ints(0, static_cast<int64_t>(graph.regions.size()) - 1);
+  for (int64_t id : region.after) {
+    if (graph.regions[id].processor == region.processor) {
+      Refuse("regions of other processors", reader["after"].where());
+    }
+  }
+  region.receives = ReadTransfers(reader["receives"], graph, false);
+  region.sends = ReadTransfers(reader["sends"], graph, true);
+  return region;
+}
+
+// Reads the regions; `after` may only name earlier ones, so there are no cycles.
+void ReadRegions(const Reader& list, GraphSpec* graph) {
+  std::vector<bool> placed(graph->nodes.size(), false);
+  for (const Reader& item : list.List()) {
+    graph->regions.push_back(ReadRegion(item, *graph));
+    for (int64_t node : graph->regions.back().nodes) {
+      if (placed[node]) Refuse("each node in one region", item.where());
+      placed[node] = true;
+    }
+  }
+  for (size_t node = 0; node < placed.size(); ++node) {
+    if (!placed[node]) Refuse("a region of node '" + graph->nodes[node].name + "'", list.where());
+  }
+}
+
 }  // namespace
 
 GraphSpec GraphSpec::FromJSON(const ffi::String& text) {
@@ -204,7 +259,7 @@ GraphSpec GraphSpec::FromJSON(const ffi::String& text) {
   }
   Reader root(value, "");
   int64_t version = root["version"].Int(0, INT64_MAX);
-  if (root["format"].Str() != "tvm_stretch.graph" || version != kFormatVersion) {
+  if (root["format"].Str() != "tvm_stretch.graph" || (version != kFormatVersion && version != 1)) {
     TVM_FFI_THROW(ValueError) << "expected version " << kFormatVersion
                               << " for the artifact's graph, got version " << version
                               << "; export the model again with this version of tvm_stretch";
@@ -232,6 +287,14 @@ GraphSpec GraphSpec::FromJSON(const ffi::String& text) {
       (prepare ? graph.prepare : graph.nodes).push_back(std::move(node));
     }
   }
+  if (version == 1) {  // until lowering writes version 2
+    graph.processors.push_back(ProcessorSpec{"cpu", kCpuKind});
+    graph.regions.push_back(RegionSpec{"r0", 0, {}, {}, {}, {}});
+    for (size_t i = 0; i < graph.nodes.size(); ++i) graph.regions[0].nodes.push_back(i);
+    return graph;
+  }
+  graph.processors = ReadProcessors(root["processors"]);
+  ReadRegions(root["regions"], &graph);
   return graph;
 }
 

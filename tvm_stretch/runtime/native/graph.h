@@ -15,7 +15,9 @@ namespace ffi = tvm::ffi;
 
 // Kernels read whole vector registers and never check.
 inline constexpr size_t kAlignment = 64;
+inline constexpr size_t kPageBytes = 4096;
 inline constexpr const char* kCopyKernel = "tvm_stretch.copy";
+inline constexpr const char* kCpuKind = "cpu";
 
 enum class Memory { kInput, kOutput, kArena, kConstant, kPrepared };
 
@@ -37,6 +39,25 @@ struct NodeSpec {
   std::vector<int64_t> outputs;
 };
 
+// A processor that runs regions. The first one is the CPU, which runs the prepare nodes too.
+struct ProcessorSpec {
+  std::string name;
+  std::string kind;
+};
+
+// Nodes that one processor runs as one unit. Regions stand in an order in which they could run one
+// after the other; those of one processor do run in that order.
+struct RegionSpec {
+  std::string name;
+  int64_t processor;
+  std::vector<int64_t> nodes;  // in the order they run
+  // Regions of other processors that must be complete before this one begins.
+  std::vector<int64_t> after;
+  // Tensors to copy into (out of) a processor's own memory before (after) the nodes run.
+  std::vector<int64_t> receives;
+  std::vector<int64_t> sends;
+};
+
 struct PortSpec {
   std::string name;
   int64_t tensor;
@@ -48,6 +69,8 @@ struct GraphSpec {
   std::vector<TensorSpec> tensors;
   std::vector<NodeSpec> prepare;
   std::vector<NodeSpec> nodes;
+  std::vector<ProcessorSpec> processors;
+  std::vector<RegionSpec> regions;
   std::vector<std::string> cpu_features;
   int64_t arena_bytes;
   int64_t weights_bytes;
@@ -57,8 +80,8 @@ struct GraphSpec {
   const TensorSpec& input(size_t i) const { return tensors[inputs[i].tensor]; }
   const TensorSpec& output(size_t i) const { return tensors[outputs[i].tensor]; }
 
-  // Reads and checks the graph: afterwards every id is valid and every tensor lies within its
-  // memory. Throws ValueError.
+  // Reads and checks the graph: afterwards every id is valid, every tensor lies within its memory
+  // and every node belongs to one region. Throws ValueError.
   static GraphSpec FromJSON(const ffi::String& json);
 };
 

@@ -1,0 +1,85 @@
+#include "processor.h"
+
+#include <map>
+
+namespace tvm_stretch {
+namespace {
+
+constexpr const char* kCancelledKind = "Cancelled";
+
+// Only written while libraries are loaded, one at a time.
+std::map<std::string, ProcessorFactory>& Factories() {
+  static std::map<std::string, ProcessorFactory> factories;
+  return factories;
+}
+
+char* BaseOf(const MemoryMap& memory, const TensorSpec& tensor) {
+  switch (tensor.memory) {
+    case Memory::kInput:
+      return memory.inputs.empty() ? nullptr : memory.inputs[tensor.buffer];
+    case Memory::kOutput:
+      return memory.outputs.empty() ? nullptr : memory.outputs[tensor.buffer];
+    case Memory::kArena:
+      return memory.arena;
+    case Memory::kConstant:
+      return memory.constant;
+    case Memory::kPrepared:
+      return memory.prepared;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+char* AddressOf(const MemoryMap& memory, const TensorSpec& tensor) {
+  char* base = BaseOf(memory, tensor);
+  return base == nullptr ? nullptr : base + tensor.offset;
+}
+
+ffi::Error CancelledError() {
+  return ffi::Error(kCancelledKind, "expected the run to end, got a call of cancel; run it again",
+                    "");
+}
+
+bool IsCancelled(const ffi::Error& error) { return error.kind() == kCancelledKind; }
+
+void Task::Reset(bool) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  is_complete_ = false;
+  failure_.reset();
+}
+
+const Failure& Task::Wait() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  completed_.wait(lock, [this] { return is_complete_; });
+  return failure_;  // not written again before the next Reset
+}
+
+void Task::Complete(Failure failure) {
+  // Listeners first: once Wait() returns, the next run may begin, and a signal that comes then
+  // would be taken for one of that run.
+  for (const Listener& listener : listeners_) listener(failure);
+  std::lock_guard<std::mutex> lock(mutex_);
+  failure_ = std::move(failure);
+  is_complete_ = true;
+  completed_.notify_all();
+}
+
+void RegisterProcessor(const std::string& kind, ProcessorFactory factory) {
+  Factories()[kind] = std::move(factory);
+}
+
+std::unique_ptr<ProcessorProgram> CreateProcessorProgram(const ProcessorContext& context) {
+  const ProcessorSpec& processor = context.graph.processors[context.index];
+  auto found = Factories().find(processor.kind);
+  if (found == Factories().end()) {
+    std::string kinds = kCpuKind;
+    for (const auto& entry : Factories()) kinds += ", " + entry.first;
+    TVM_FFI_THROW(ValueError) << "expected one of " << kinds << " as kind of processor '"
+                              << processor.name << "', got '" << processor.kind
+                              << "'; install a version of tvm_stretch that has it";
+  }
+  return found->second(context);
+}
+
+}  // namespace tvm_stretch

@@ -1,0 +1,157 @@
+// How the executor runs regions on a processor: one interface for the CPU, for devices with a queue
+// of commands (OpenCL) and for calls that block a thread (a DSP behind a remote procedure call).
+//
+// Three steps, each with its own life time:
+//
+//   ProcessorProgram   one per loaded model: code is built, weights are uploaded; shared, immutable
+//   Processor          one per instance of the model: has that instance's memory
+//   Task               one per region of the instance: arguments are bound, runs once per run
+//
+// A run is, on the calling thread:
+//
+//   Reset(traced)      of every task
+//   Start()            of every task but the CPU's, in the order of the regions: enqueued ahead
+//   Start()            of the CPU's tasks, in their order: each waits for its `after`, then runs
+//   here Wait()             of every task
+//
+// so nothing that one processor does delays the launch of another's regions.
+#ifndef TVM_STRETCH_PROCESSOR_H_
+#define TVM_STRETCH_PROCESSOR_H_
+
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/extra/module.h>
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "graph.h"
+
+namespace tvm_stretch {
+
+// A mapping that another process or device can share: all memory of an instance that more than one
+// processor touches (arena, inputs, outputs) lies in it, each part at a multiple of `kPageBytes`.
+struct SharedBlock {
+  char* data = nullptr;
+  size_t bytes = 0;  // a multiple of kPageBytes
+  int fd = -1;       // -1: the graph runs on the CPU alone and nothing is shared
+};
+
+// Where each of the graph's memories starts.
+struct MemoryMap {
+  char* arena = nullptr;
+  char* constant = nullptr;
+  char* prepared = nullptr;
+  std::vector<char*> inputs;
+  std::vector<char*> outputs;
+  SharedBlock block;
+};
+
+// Where the tensor's own bytes are; null if that memory is not in the map.
+char* AddressOf(const MemoryMap& memory, const TensorSpec& tensor);
+
+// Something that a region spent time on. Times are nanoseconds of std::chrono::steady_clock.
+struct Span {
+  enum class Kind { kKernel, kReceive, kSend, kWait };
+  Kind kind;
+  int64_t id;        // kernel: node; receive, send: tensor; wait: the region, or -1 for several
+  std::string name;  // of the node or tensor; may say more, such as the entry of a program
+  int64_t start;
+  int64_t end;
+  int64_t queued = 0;  // when the host enqueued and submitted it; 0: not known
+  int64_t submitted = 0;
+};
+
+// How a task ended: nothing says that it went well.
+using Failure = std::optional<ffi::Error>;
+
+// The error of tasks that were cancelled before they began.
+ffi::Error CancelledError();
+bool IsCancelled(const ffi::Error& error);
+
+// One region bound to memory.
+class Task {
+ public:
+  using Listener = std::function<void(const Failure&)>;
+
+  Task() = default;
+  virtual ~Task() = default;
+  Task(const Task&) = delete;
+  Task& operator=(const Task&) = delete;
+
+  // Before each run; no task is running then. Overrides call this one.
+  virtual void Reset(bool traced);
+
+  // Returns at once and never throws (the CPU's tasks run here, though). The task begins when the
+  // earlier tasks of its processor and all in `after` are complete; if one of these failed, it
+  // never begins and fails with the same error. Some in `after` may be complete already.
+  virtual void Start() = 0;
+
+  // Returns when the task is complete or has failed; may be called by any number of threads.
+  virtual const Failure& Wait();
+
+  // A task that has not begun never does and fails with CancelledError(); any thread, any time.
+  virtual void Cancel() = 0;
+
+  // What happened in the last traced run.
+  virtual std::vector<Span> Spans() const { return {}; }
+
+  // Called once per run, by the thread that completes the task and before any Wait() returns, so
+  // it must be quick. To be set while binding only.
+  void OnComplete(Listener listener) { listeners_.push_back(std::move(listener)); }
+
+ protected:
+  // Implementations call this exactly once per run. It may come on any thread.
+  void Complete(Failure failure);
+
+ private:
+  std::vector<Listener> listeners_;
+  std::mutex mutex_;  // guards the two below
+  std::condition_variable completed_;
+  bool is_complete_ = false;
+  Failure failure_;
+};
+
+// One processor of one instance. Outlives its tasks.
+class Processor {
+ public:
+  virtual ~Processor() = default;
+
+  // Called once for each of the processor's regions, in their order, when the instance is made.
+  // `after` are the tasks of the regions with these ids; they outlive the new task.
+  virtual std::unique_ptr<Task> Bind(const RegionSpec& region, const std::vector<Task*>& after) = 0;
+};
+
+// What all instances of a model share of one processor. Const methods may run on several threads.
+class ProcessorProgram {
+ public:
+  virtual ~ProcessorProgram() = default;
+
+  // `memory` outlives the processor; all of it is there, the ports' pointers never change.
+  virtual std::unique_ptr<Processor> CreateInstance(const MemoryMap& memory) const = 0;
+};
+
+// What a processor gets when a model is loaded. `graph` and the weights outlive the program.
+struct ProcessorContext {
+  const GraphSpec& graph;
+  size_t index;              // which of the graph's processors this is
+  const MemoryMap& weights;  // only `constant` and `prepared`; already prepared
+  ffi::Module code;          // what compiling made for this processor
+};
+
+using ProcessorFactory =
+    std::function<std::unique_ptr<ProcessorProgram>(const ProcessorContext& context)>;
+
+// Makes processors of this kind known; called while the library is loaded.
+void RegisterProcessor(const std::string& kind, ProcessorFactory factory);
+
+// Throws ValueError if nothing drives processors of this kind.
+std::unique_ptr<ProcessorProgram> CreateProcessorProgram(const ProcessorContext& context);
+
+}  // namespace tvm_stretch
+
+#endif  // TVM_STRETCH_PROCESSOR_H_
