@@ -1,0 +1,75 @@
+// The machine's OpenCL devices, described and in order of preference.
+#ifndef TVM_STRETCH_OPENCL_DEVICE_H_
+#define TVM_STRETCH_OPENCL_DEVICE_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "driver.h"
+
+namespace tvm_stretch::opencl {
+
+// How the device reaches the memory of the executor.
+enum class MemoryKind {
+  kShared,  // the host's own CPU: the same memory, nothing to do
+  kSvm,     // fine-grained shared virtual memory: host pointers are device pointers
+  kMapped,  // unified but not coherent: map and unmap around what passes between processors
+  kMirror,  // memory of its own: copies at equal offsets
+};
+
+const char* NameOf(MemoryKind kind);
+
+struct DeviceInfo {
+  std::string platform;
+  std::string name;
+  std::string vendor;
+  std::string version;
+  std::string driver;
+  std::string c_version;
+  std::vector<std::string> extensions;
+  cl_bitfield type = 0;
+  cl_uint compute_units = 0;
+  cl_uint clock_mhz = 0;
+  size_t max_group_size = 0;
+  std::vector<size_t> max_group_sizes;  // by dimension
+  cl_ulong local_bytes = 0;
+  bool local_is_fast = false;  // not emulated in global memory
+  cl_ulong global_bytes = 0;
+  cl_ulong cache_bytes = 0;
+  cl_ulong max_buffer_bytes = 0;
+  cl_uint base_align_bytes = 0;
+  cl_uint address_bits = 0;
+  cl_uint float_lanes = 0;
+  bool has_images = false;
+  size_t max_image_width = 0;
+  size_t max_image_height = 0;
+  bool unified = false;
+  cl_bitfield svm = 0;
+
+  bool Has(const std::string& extension) const;
+  bool is_cpu() const { return (type & CL_DEVICE_TYPE_CPU) != 0; }
+  bool is_gpu() const { return (type & CL_DEVICE_TYPE_GPU) != 0; }
+};
+
+// One device with its context; lives as long as the process.
+struct Device {
+  int index;  // position in AllDevices(); TVM's device id
+  cl_platform_id platform;
+  cl_device_id id;
+  DeviceInfo info;
+  MemoryKind memory;
+  cl_context context;
+};
+
+// All devices, GPUs first, then CPUs, then others. $TVM_STRETCH_OPENCL_DEVICE, a position in that
+// list or a part of a device's or platform's name, puts one device in front of all.
+// Throws RuntimeError where there is no driver or no device.
+const std::vector<std::unique_ptr<Device>>& AllDevices();
+
+// The device that the processor runs on.
+inline const Device& DefaultDevice() { return *AllDevices().front(); }
+
+}  // namespace tvm_stretch::opencl
+
+#endif  // TVM_STRETCH_OPENCL_DEVICE_H_
