@@ -3,7 +3,8 @@
     conv2d, add(reshape(const)), batch_norm, clip(0, inf), dropout, divide(x, 6)
         ->   conv2d, add(const), relu, multiply(x, 1/6)
 
-Only inference operators are left, constants are folded, and equal things are written equally.
+Only inference operators are left, constants are folded, equal things are written equally, and
+every operator has a name of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 from tvm_stretch.passes.fold_batch_norm import FoldBatchNorm
+from tvm_stretch.passes.name_operators import NameOperators
 from tvm_stretch.passes.simplify_operators import SimplifyOperators
 
 PHASES = [
@@ -24,6 +26,7 @@ PHASES = [
     relax.transform.EliminateCommonSubexpr(),
     relax.transform.CanonicalizeBindings(),
     relax.transform.DeadCodeElimination(),
+    NameOperators(),
 ]
 
 

@@ -1,0 +1,161 @@
+"""One flat view of a Relax function: operators by name, what they read, who reads them.
+
+    lv = R.nn.conv2d(x, w)
+    lv1 = R.add(lv, b)        ->   Operators: lv reads (x,), lv1 reads (lv,); x is a parameter
+
+Names are those of the binding variables, which canonical Relax keeps unique (name_operators.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from tvm import relax
+from tvm.ir import Op
+from tvm_stretch.passes.expressions import shape_of
+
+from tvm_stretch.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """One binding of a function.
+
+    Attributes:
+        name: of the binding variable; also the name of the tensor that it holds.
+        kind: name of the Relax operator without the dialect (``nn.conv2d``), of the expression's
+            class for bindings that call no operator.
+        inputs: names of the tensors it reads, without repetition, constants left out.
+        shape: of its result; empty where that is no tensor.
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    shape: tuple[int, ...]
+    binding: relax.Binding
+
+    @property
+    def call(self) -> relax.Call:
+        """The bound call."""
+        return self.binding.value
+
+    @cached_property
+    def multiply_adds(self) -> int:
+        """Multiply-adds of convolutions and matrix products, 0 for everything else."""
+        if self.kind == "matmul":
+            return _product(self.shape) * shape_of(self.call.args[0])[-1]
+        if self.kind.startswith("nn.conv") and "transpose" not in self.kind:
+            return _product(self.shape) * _product(shape_of(self.call.args[1])[1:])
+        return 0
+
+
+class Operators:
+    """The operators of ``function`` in program order."""
+
+    def __init__(self, function: relax.Function) -> None:
+        self.params = tuple(param.name for param in function.params)
+        self.variables: dict[str, relax.Var] = {p.name: p for p in function.params}
+        self._operators: dict[str, Operator] = {}
+        for block in function.body.blocks:
+            for binding in block.bindings:
+                self._add(binding)
+        self.outputs = _variables(function.body.body)
+        self.readers = self._readers()
+
+    def _add(self, binding: relax.Binding) -> None:
+        name = binding.var.name
+        if name in self.variables:
+            raise InputError(
+                f"expected unique names of operators, got {name!r} twice; run the pass "
+                "NameOperators first"
+            )
+        self.variables[name] = binding.var
+        shape = ()
+        if isinstance(binding.var.ty, relax.TensorType):
+            shape = tuple(shape_of(binding.var))
+        kind = kind_of(binding.value)
+        self._operators[name] = Operator(name, kind, _variables(binding.value), shape, binding)
+
+    def _readers(self) -> dict[str, tuple[str, ...]]:
+        readers: dict[str, list[str]] = {name: [] for name in self.variables}
+        for operator in self:
+            for name in operator.inputs:
+                readers[name].append(operator.name)
+        return {name: tuple(names) for name, names in readers.items()}
+
+    def __iter__(self) -> Iterator[Operator]:
+        return iter(self._operators.values())
+
+    def __len__(self) -> int:
+        return len(self._operators)
+
+    def __getitem__(self, name: str) -> Operator:
+        return self._operators[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._operators
+
+    def shape(self, tensor: str) -> tuple[int, ...]:
+        """Shape of a parameter or a result."""
+        return tuple(shape_of(self.variables[tensor]))
+
+    def bytes(self, tensor: str) -> int:
+        """Size of a parameter or a result; a tuple is as large as its fields together."""
+        return _bytes(self.variables[tensor].ty)
+
+    def between(self, start: str, end: str) -> tuple[Operator, ...]:
+        """The operators on all ways from tensor ``start`` to tensor ``end``, in program order.
+
+        ``end`` belongs to them, ``start`` does not.
+        """
+        for field, name in (("start", start), ("end", end)):
+            if name not in self.variables:
+                raise InputError(
+                    f"expected the name of a tensor for {field}, got {name!r}; "
+                    "operators are named by their binding variables"
+                )
+        below = {start}
+        for operator in self:
+            if below.intersection(operator.inputs):
+                below.add(operator.name)
+        above = {end}
+        for operator in reversed(self._operators.values()):
+            if operator.name in above:
+                above.update(operator.inputs)
+        return tuple(o for o in self if o.name in below and o.name in above and o.name != start)
+
+
+def kind_of(expr: relax.Expr) -> str:
+    """``nn.conv2d`` for a call of relax.nn.conv2d, the class's name for other expressions."""
+    if isinstance(expr, relax.Call) and isinstance(expr.op, Op):
+        return expr.op.name.removeprefix("relax.")
+    return type(expr).__name__
+
+
+def _variables(expr: relax.Expr) -> tuple[str, ...]:
+    """Names of the variables that ``expr`` reads."""
+    names: dict[str, None] = {}
+
+    def visit(part: relax.Expr) -> None:
+        if isinstance(part, relax.Var):
+            names[part.name] = None
+
+    relax.analysis.post_order_visit(expr, visit)
+    return tuple(names)
+
+
+def _bytes(ty: relax.Type) -> int:
+    if isinstance(ty, relax.TupleType):
+        return sum(_bytes(field) for field in ty.fields)
+    bits = int(ty.dtype.dtype.bits) if hasattr(ty.dtype, "dtype") else int(ty.dtype.bits)
+    return _product([int(dim) for dim in ty.shape.values]) * ((bits + 7) // 8)
+
+
+def _product(dims: tuple[int, ...] | list[int]) -> int:
+    result = 1
+    for dim in dims:
+        result *= dim
+    return result
