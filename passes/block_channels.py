@@ -7,7 +7,8 @@
     y = R.call_tir(winograd, (x5, u))                # x5: (1, 8, 56, 56, 8)
     z = R.nn.relu(R.add(y, b5))                      # b5: (1, 8, 1, 1, 8)
 
-A value is converted at most once and only where an operator needs the other layout.  Matrices
+A value is converted at most once and only where an operator needs the other layout; a region hands
+its results on as it has them, so that nothing is converted between processors.  Matrices
 (M, C) count as images of M pixels, (1, C, M, 1), so that dense layers share the kernels of
 convolutions.
 Channels that do not fill a block are padded with lanes that stay finite and meet zero weights.
@@ -15,6 +16,7 @@ Channels that do not fill a block are padded with lanes that stay finite and mee
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,74 +70,174 @@ class _Value:
 
 @tvm.transform.module_pass(opt_level=0, name="BlockChannels")
 class BlockChannels:
-    """See the module docstring; ``machine`` gives the width of a block and the tiles."""
+    """See the module docstring; ``machines`` gives each processor's width of a block and tiles.
 
-    def __init__(self, machine: VectorMachine) -> None:
-        self.machine = machine
+    A function without the attribute ``processor`` belongs to the first machine. All machines have
+    the same width: a block is the same everywhere.
+    """
+
+    def __init__(self, machines: Mapping[str, VectorMachine]) -> None:
+        self.machines = dict(machines)
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Rewrite ``main``."""
-        main = mod["main"]
-        kernels = {v: f for v, f in mod.functions.items() if isinstance(f, tirx.PrimFunc)}
-        rewriter = _Rewriter(self.machine, tvm.IRModule(kernels))
-        bb = rewriter.bb
-        with bb.function("main", list(main.params), attrs=dict(main.attrs or {})):
+        """Rewrite ``main``, or the regions that it calls."""
+        regions = [f for f in mod.functions.values() if isinstance(f, relax.Function)]
+        rewrite = _rewrite_regions if len(regions) > 1 else _rewrite_main
+        return rewrite(mod, self)
+
+    def machine(self, function: relax.Function) -> VectorMachine:
+        """The machine that runs ``function``."""
+        first = next(iter(self.machines))
+        return self.machines[str((function.attrs or {}).get("processor", first))]
+
+
+def _kernels(mod: tvm.IRModule) -> tvm.IRModule:
+    """What the network calls already: it stays."""
+    return tvm.IRModule({v: f for v, f in mod.functions.items() if isinstance(f, tirx.PrimFunc)})
+
+
+def _rewrite_main(mod: tvm.IRModule, options: BlockChannels) -> tvm.IRModule:
+    main = mod["main"]
+    rewriter = _Rewriter(options.machine(main), relax.BlockBuilder(_kernels(mod)))
+    bb = rewriter.bb
+    with bb.function("main", list(main.params), attrs=dict(main.attrs or {})):
+        with bb.dataflow():
+            for param in main.params:
+                rewriter.bind_parameter(param, param)
+            rewriter.bind_all(main)
+            result = [bb.emit_output(rewriter.plain(field)) for field in _fields(main.body.body)]
+        bb.emit_func_output(_like(main.body.body, result))
+    return bb.get() if rewriter.converted else mod
+
+
+def _rewrite_regions(mod: tvm.IRModule, options: BlockChannels) -> tvm.IRModule:
+    """Rewrite region after region; then `main`, which calls them with other types."""
+    main, bb = mod["main"], relax.BlockBuilder(_kernels(mod))
+    bindings = [binding for group in main.body.blocks for binding in group.bindings]
+    calls = [b for b in bindings if isinstance(b.value, relax.Call)]
+    names = {b.var: b.value for b in bindings if not isinstance(b.value, relax.Call)}
+
+    def origin(expr: relax.Expr) -> tuple[relax.Expr, int]:
+        """Which result of which call a value of `main` is."""
+        while expr in names:
+            expr = names[expr]
+        return (expr.tuple_value, expr.index) if isinstance(expr, relax.TupleGetItem) else (expr, 0)
+
+    returned = {origin(field) for field in _fields(main.body.body)}
+    blocked: set[tuple[relax.Expr, int]] = set()
+    converted = False
+    for binding in calls:
+        call, var = binding.value, binding.var
+        region = mod[call.op]
+        rewriter = _Rewriter(options.machine(region), bb)
+        params = [
+            rewriter.blocked_parameter(param) if origin(arg) in blocked else param
+            for param, arg in zip(region.params, call.args, strict=True)
+        ]
+        with bb.function(call.op.name_hint, params, attrs=dict(region.attrs or {})):
             with bb.dataflow():
-                for param in main.params:
-                    rewriter.bind_parameter(param)
-                for group in main.body.blocks:
-                    for binding in group.bindings:
-                        rewriter.bind(binding.var, binding.value)
-                result = rewriter.result(main.body.body)
-            bb.emit_func_output(result)
-        return bb.get() if rewriter.converted else mod
+                for old, new in zip(region.params, params, strict=True):
+                    rewriter.bind_parameter(old, new)
+                rewriter.bind_all(region)
+                result = []
+                for index, field in enumerate(_fields(region.body.body)):
+                    if rewriter.is_blocked(field) and (var, index) not in returned:
+                        blocked.add((var, index))
+                    keep = (var, index) in blocked
+                    value = rewriter.blocked(field) if keep else rewriter.plain(field)
+                    result.append(bb.emit_output(value))
+            bb.emit_func_output(_like(region.body.body, result))
+        converted |= rewriter.converted
+    return _retyped_main(mod, bb) if converted or blocked else mod
+
+
+def _retyped_main(mod: tvm.IRModule, bb: relax.BlockBuilder) -> tvm.IRModule:
+    """The same calls of the new regions."""
+    main, regions = mod["main"], {v.name_hint: v for v in bb.get().functions}
+    renamed: dict[relax.Var, relax.Expr] = {}
+
+    def rename(expr: relax.Expr) -> relax.Expr:
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([rename(field) for field in expr.fields])
+        if isinstance(expr, relax.TupleGetItem):
+            return relax.TupleGetItem(rename(expr.tuple_value), expr.index)
+        if isinstance(expr, relax.Call):
+            return relax.Call(regions[expr.op.name_hint], [rename(arg) for arg in expr.args])
+        return renamed.get(expr, expr) if isinstance(expr, relax.Var) else expr
+
+    with bb.function("main", list(main.params), attrs=dict(main.attrs or {})):
+        with bb.dataflow():
+            for binding in (b for group in main.body.blocks for b in group.bindings):
+                renamed[binding.var] = bb.emit(rename(binding.value), name_hint=binding.var.name)
+            result = [bb.emit_output(rename(field)) for field in _fields(main.body.body)]
+        bb.emit_func_output(_like(main.body.body, result))
+    return bb.get()
+
+
+def _fields(expr: relax.Expr) -> list[relax.Expr]:
+    """The results behind what a function returns."""
+    return list(expr.fields) if isinstance(expr, relax.Tuple) else [expr]
+
+
+def _like(expr: relax.Expr, fields: list[relax.Expr]) -> relax.Expr:
+    return relax.Tuple(fields) if isinstance(expr, relax.Tuple) else fields[0]
 
 
 class _Rewriter:
     """Re-emits the bindings of one function, choosing a layout for each value."""
 
-    def __init__(self, machine: VectorMachine, kernels: tvm.IRModule) -> None:
+    def __init__(self, machine: VectorMachine, bb: relax.BlockBuilder) -> None:
         self.machine = machine
         self.lanes = machine.lanes
         self.values: dict[relax.Var, _Value] = {}
         self.converted = False
-        self.bb = relax.BlockBuilder(kernels)  # what the network calls already stays
+        self.bb = bb
 
-    def bind_parameter(self, var: relax.Var) -> None:
-        """A parameter of the function, in plain layout."""
-        self.values[var] = _Value(_static_shape(var), plain=var)
+    def blocked_parameter(self, param: relax.Var) -> relax.Var:
+        """A parameter that takes the value of ``param`` in the blocked layout."""
+        shape = blocks.blocked_shape(_static_shape(param), self.lanes)
+        return relax.Var(param.name, relax.TensorType(shape, str(param.ty.dtype)))
 
-    def bind(self, var: relax.Var, value: relax.Expr) -> None:
-        """Re-emit ``var = value``."""
+    def bind_parameter(self, param: relax.Var, new: relax.Var) -> None:
+        """``new`` is the parameter that stands for ``param``, in either layout."""
+        shape = _static_shape(param)
+        is_plain = _static_shape(new) == shape
+        value = _Value(shape, plain=new) if is_plain else _Value(shape, blocked=new)
+        self.values[param] = value
+
+    def bind_all(self, function: relax.Function) -> None:
+        """Re-emit every binding of ``function``."""
+        for group in function.body.blocks:
+            for binding in group.bindings:
+                self._bind(binding.var, binding.value)
+
+    def _bind(self, var: relax.Var, value: relax.Expr) -> None:
+        if value in self.values:
+            self.values[var] = self.values[value]
+            return
         result = self._blocked_call(value) if isinstance(value, relax.Call) else None
         self.converted |= result is not None
         if result is None:
-            plain = self.bb.emit(self._with_plain_operands(value), name_hint=var.name)
+            plain = self.bb.emit(self.plain(value), name_hint=var.name)
             result = _Value(_static_shape(var), plain=plain)
         self.values[var] = result
 
-    def result(self, expr: relax.Expr) -> relax.Expr:
-        """The function's result in plain layout."""
-        plain = self._with_plain_operands(expr)
-        if isinstance(plain, relax.Tuple):
-            return relax.Tuple([self.bb.emit_output(field) for field in plain.fields])
-        return self.bb.emit_output(plain)
-
     # --- layouts ---
 
-    def _with_plain_operands(self, expr: relax.Expr) -> relax.Expr:
+    def plain(self, expr: relax.Expr) -> relax.Expr:
+        """``expr`` with every operand in plain layout."""
         if isinstance(expr, relax.Var):
-            return self._plain(expr)
+            return self._plain_value(expr)
         if isinstance(expr, relax.Tuple):
-            return relax.Tuple([self._with_plain_operands(field) for field in expr.fields])
+            return relax.Tuple([self.plain(field) for field in expr.fields])
         if isinstance(expr, relax.TupleGetItem):
-            return relax.TupleGetItem(self._with_plain_operands(expr.tuple_value), expr.index)
+            return relax.TupleGetItem(self.plain(expr.tuple_value), expr.index)
         if isinstance(expr, relax.Call):
-            args = [self._with_plain_operands(arg) for arg in expr.args]
+            args = [self.plain(arg) for arg in expr.args]
             return relax.Call(expr.op, args, expr.attrs, expr.ty_args)
         return expr
 
-    def _plain(self, var: relax.Var) -> relax.Expr:
+    def _plain_value(self, var: relax.Var) -> relax.Expr:
         if var not in self.values:
             return var
         value = self.values[var]
@@ -143,7 +245,8 @@ class _Rewriter:
             value.plain = blocks.unblock(self.bb, value.blocked, value.shape)
         return value.plain
 
-    def _blocked(self, expr: relax.Expr) -> relax.Expr:
+    def blocked(self, expr: relax.Expr) -> relax.Expr:
+        """A value or constant in blocked layout."""
         if isinstance(expr, GenericConst):
             return self._blocked_constant(expr, tuple(shape_of(expr)))
         value = self.values[expr]
@@ -151,7 +254,8 @@ class _Rewriter:
             value.blocked = blocks.block(self.bb, value.plain, value.shape, self.lanes)
         return value.blocked
 
-    def _is_blocked(self, expr: relax.Expr) -> bool:
+    def is_blocked(self, expr: relax.Expr) -> bool:
+        """Whether the value exists in blocked layout already."""
         return isinstance(expr, relax.Var) and self.values[expr].blocked is not None
 
     # --- operators ---
@@ -190,7 +294,7 @@ class _Rewriter:
         if value.blocked is None and shape.in_channels < self.lanes and shape.groups == 1:
             result = blocks.convolution(self.bb, self.machine, shape, value.plain, weight, 1)
         else:
-            operand = self._blocked(data)
+            operand = self.blocked(data)
             result = blocks.convolution(self.bb, self.machine, shape, operand, weight, self.lanes)
         return _Value(tuple(shape_of(call)), blocked=result)
 
@@ -201,35 +305,35 @@ class _Rewriter:
         shape = tuple(shape_of(data))
         if len(shape) != 2 or len(shape_of(weight)) != 2 or not isinstance(data, relax.Var):
             return None
-        result = blocks.dense(self.bb, self.machine, shape, self._blocked(data), weight)
+        result = blocks.dense(self.bb, self.machine, shape, self.blocked(data), weight)
         return _Value(tuple(shape_of(call)), blocked=result)
 
     def _pool(self, call: relax.Call) -> _Value | None:
-        if not self._is_blocked(call.args[0]) or call.attrs.layout != "NCHW":
+        if not self.is_blocked(call.args[0]) or call.attrs.layout != "NCHW":
             return None
-        operand = self._blocked(call.args[0])
+        operand = self.blocked(call.args[0])
         result = blocks.pool(self.bb, self.machine, call, operand)
         return _Value(tuple(shape_of(call)), blocked=result)
 
     def _mean(self, call: relax.Call) -> _Value | None:
         axes = call.attrs.axis
-        if not self._is_blocked(call.args[0]) or axes is None or len(shape_of(call.args[0])) != 4:
+        if not self.is_blocked(call.args[0]) or axes is None or len(shape_of(call.args[0])) != 4:
             return None
         if sorted(int(a) % 4 for a in axes) != [2, 3]:
             return None
-        mean = self.bb.emit(relax.op.mean(self._blocked(call.args[0]), [2, 3], keepdims=True))
+        mean = self.bb.emit(relax.op.mean(self.blocked(call.args[0]), [2, 3], keepdims=True))
         return _Value(tuple(shape_of(call)), blocked=mean)
 
     def _unary(self, call: relax.Call) -> _Value | None:
-        if not self._is_blocked(call.args[0]):
+        if not self.is_blocked(call.args[0]):
             return None
-        args = [self._blocked(call.args[0]), *call.args[1:]]
+        args = [self.blocked(call.args[0]), *call.args[1:]]
         emitted = self.bb.emit(relax.Call(call.op, args, call.attrs, call.ty_args))
         return _Value(tuple(shape_of(call)), blocked=emitted)
 
     def _binary(self, call: relax.Call) -> _Value | None:
         """Both operands blocked: same shape, per channel, or one number."""
-        if not any(self._is_blocked(arg) for arg in call.args) or not _is_f32(call):
+        if not any(self.is_blocked(arg) for arg in call.args) or not _is_f32(call):
             return None
         shape = tuple(shape_of(call))
         if len(shape) not in (2, 4):
@@ -249,7 +353,7 @@ class _Rewriter:
             return self._blocked_constant(arg, aligned) if aligned[1] == shape[1] else None
         if len(own) != len(shape) or own[1] != shape[1]:
             return None
-        return self._blocked(arg)
+        return self.blocked(arg)
 
     def _blocked_constant(self, constant: GenericConst, shape: tuple[int, ...]) -> relax.Expr:
         array = constant.value.numpy().reshape(shape)
@@ -262,22 +366,22 @@ class _Rewriter:
         shape = tuple(shape_of(call))
         if not isinstance(parts, relax.Tuple) or len(shape) != 4 or int(call.attrs.axis) % 4 != 1:
             return None
-        if not any(self._is_blocked(part) for part in parts.fields) or not _is_f32(call):
+        if not any(self.is_blocked(part) for part in parts.fields) or not _is_f32(call):
             return None
-        operands = [self._blocked(part) for part in parts.fields]
+        operands = [self.blocked(part) for part in parts.fields]
         widths = [shape_of(part)[1] for part in parts.fields]
         return _Value(shape, blocked=blocks.concat(self.bb, operands, widths, self.lanes))
 
     def _reshape(self, call: relax.Call) -> _Value | None:
         """(N, C, 1, 1) <-> (N, C): the same bytes where blocks are full and N is 1."""
-        if not self._is_blocked(call.args[0]):
+        if not self.is_blocked(call.args[0]):
             return None
         old, new = tuple(shape_of(call.args[0])), tuple(shape_of(call))
         if {len(old), len(new)} != {2, 4} or old[0] != 1 or new[0] != 1:
             return None
         if old[1] != new[1] or set(old[2:] + new[2:]) != {1}:
             return None
-        return _Value(new, blocked=self._blocked(call.args[0]))
+        return _Value(new, blocked=self.blocked(call.args[0]))
 
 
 def _static_shape(expr: relax.Expr) -> tuple[int, ...]:

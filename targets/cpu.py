@@ -1,9 +1,7 @@
 """The CPU: kernels through LLVM, for x86-64 (AVX2, AVX-512) and aarch64 (NEON).
 
-Phases, all Relax until the last:
+Phases, after BlockChannels brought in the kernel templates:
 
-    canonical Relax
-      BlockChannels          feature maps to NCHW[c]; convolutions become kernel templates
       LegalizeOps            every other operator to a PrimFunc; views stay operators
       FuseOps, FuseTIR       epilogues into their kernels
       KeepNan                maximum and minimum let NaN and infinities through
@@ -19,7 +17,6 @@ from typing import Any
 import tvm
 from tvm import relax
 from tvm.target import Target, codegen
-from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.expand_math import ExpandMath
 from tvm_stretch.passes.keep_nan import KeepNan
 from tvm_stretch.passes.keep_views import keep_views
@@ -42,14 +39,15 @@ def cpu_processor(target: Target, threads: int) -> Processor:
         threads=threads,
         rules=(),
         refuse=_refuse,
-        phases=_phases(machine),
+        machine=machine,
+        phases=_phases(),
+        schedule=ScheduleKernels(machine),
     )
 
 
-def _phases(machine: VectorMachine) -> tuple[tvm.transform.Pass, ...]:
+def _phases() -> tuple[tvm.transform.Pass, ...]:
     """The phases of the module docstring, in order."""
     return (
-        BlockChannels(machine),
         keep_views(),
         relax.transform.AnnotateTIROpPattern(),
         MarkTemplates(),
@@ -58,7 +56,6 @@ def _phases(machine: VectorMachine) -> tuple[tvm.transform.Pass, ...]:
         relax.transform.DeadCodeElimination(),
         KeepNan(),
         ExpandMath(),
-        ScheduleKernels(machine),
     )
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 
+from .kernels.machine import VectorMachine
+
 Check = Callable[[relax.Call], str | None]
 
 
@@ -38,7 +40,9 @@ class Processor:
         threads: cores a kernel may use.
         rules: operators with a row of their own.
         refuse: reason for refusing a call without a row, or None to take it.
-        phases: passes from canonical Relax to kernel-level Relax with scheduled PrimFuncs.
+        machine: what its kernel templates need to know.
+        phases: passes from Relax with kernel templates (BlockChannels) to kernel-level Relax.
+        schedule: the pass that gives the PrimFuncs their loop nests.
     """
 
     name: str
@@ -46,7 +50,9 @@ class Processor:
     threads: int
     rules: tuple[OpRule, ...]
     refuse: Check
+    machine: VectorMachine
     phases: tuple[tvm.transform.Pass, ...]
+    schedule: tvm.transform.Pass
 
     def why_not(self, call: relax.Call) -> str | None:
         """Why this processor refuses ``call``; None if it runs it."""

@@ -16,6 +16,7 @@ from tvm.target import Target
 
 from tvm_stretch.errors import InputError, TargetError, UnsupportedError
 from tvm_stretch.frontend import load_network
+from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.runtime.build import build_model
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.targets.cpu import cpu_processor
@@ -51,8 +52,9 @@ def compile(
     mod = load_network(source, shapes)
     dump.write("canonical", mod)
     _check_support(mod, processor)
+    layout = BlockChannels({processor.name: processor.machine})
     with processor.target:
-        for phase in processor.phases:
+        for phase in (layout, *processor.phases, processor.schedule):
             mod = phase(mod)
             dump.write(str(phase.info.name), mod)
     return build_model(mod, processor.target, processor.threads)

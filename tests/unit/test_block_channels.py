@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import tvm
 from relax_helpers import (
     assert_same_numerics,
     assert_unchanged,
@@ -15,7 +16,7 @@ from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.targets.kernels.machine import VectorMachine
 
 nn, op = relax.op.nn, relax.op
-BLOCK = BlockChannels(VectorMachine(8, 16, False, 512 * 1024, 1))
+BLOCK = BlockChannels({"cpu": VectorMachine(8, 16, False, 512 * 1024, 1)})
 
 
 def conv(x: relax.Expr, channels: int, outputs: int, **attrs: object) -> relax.Expr:
@@ -135,3 +136,56 @@ def test_padding_lanes_meet_no_infinity() -> None:
     before = module(lambda x: conv(op.exp(conv(x, 12, 5)), 5, 3), (1, 12, 6, 6))
     after = BLOCK(before)
     assert_same_numerics(before, after, rtol=1e-3)
+
+
+def two_regions(second_returns_input: bool = False) -> tvm.IRModule:
+    """``main`` that calls a region of two convolutions and one that reads both results."""
+    bb = relax.BlockBuilder()
+    shape = relax.TensorType((1, 16, 9, 9), "float32")
+    x = relax.Var("x", shape)
+    with bb.function("first", [x], attrs={"processor": "cpu"}):
+        with bb.dataflow():
+            y = bb.emit(nn.relu(conv(x, 16, 16)))
+            z = bb.emit(conv(y, 16, 12))
+            result = [bb.emit_output(y), bb.emit_output(z)]
+        first = bb.emit_func_output(relax.Tuple(result))
+    a, b = relax.Var("a", shape), relax.Var("b", relax.TensorType((1, 12, 9, 9), "float32"))
+    with bb.function("second", [a, b], attrs={"processor": "opencl"}):
+        with bb.dataflow():
+            w = bb.emit(nn.relu(conv(b, 12, 16)))
+            v = bb.emit_output(bb.emit(op.add(a, w)))
+        second = bb.emit_func_output(v)
+    inp = relax.Var("inp", shape)
+    with bb.function("main", [inp]):
+        with bb.dataflow():
+            pair = bb.emit(relax.Call(first, [inp]))
+            y, z = bb.emit(relax.TupleGetItem(pair, 0)), bb.emit(relax.TupleGetItem(pair, 1))
+            out = bb.emit_output(bb.emit(relax.Call(second, [y, z])))
+            outputs = [out, bb.emit_output(y)] if second_returns_input else [out]
+        bb.emit_func_output(relax.Tuple(outputs))
+    return bb.get()
+
+
+REGIONS = BlockChannels({name: VectorMachine(8, 16, False, 2**19, 1) for name in ("cpu", "opencl")})
+
+
+def types(function: relax.Function) -> list[int]:
+    """Number of dimensions of each parameter."""
+    return [len(param.ty.shape.values) for param in function.params]
+
+
+def test_regions_hand_over_blocked_values() -> None:
+    before = two_regions()
+    after = REGIONS(before)
+    assert types(after["first"]) == [4]
+    assert types(after["second"]) == [5, 5]
+    assert after["second"].attrs["processor"] == "opencl"
+    assert types(after["main"]) == [4]
+    assert_same_numerics(before, after, rtol=5e-3)
+
+
+def test_what_the_network_returns_stays_plain() -> None:
+    before = two_regions(second_returns_input=True)
+    after = REGIONS(before)
+    assert types(after["second"]) == [4, 5]
+    assert_same_numerics(before, after, rtol=5e-3)

@@ -54,7 +54,7 @@ def blocked_conv() -> tvm.IRModule:
     """A Winograd convolution and a relu, legalised."""
     weight = random_const(16, 16, 3, 3)
     mod = module(lambda x: nn.relu(nn.conv2d(x, weight, padding=1)), (1, 16, 8, 8))
-    legal = keep_views()(BlockChannels(MACHINE)(mod))
+    legal = keep_views()(BlockChannels({"cpu": MACHINE})(mod))
     return relax.transform.AnnotateTIROpPattern()(legal)
 
 
