@@ -145,7 +145,7 @@ def test_bad_calls_are_refused(model: Model, args: tuple, kwargs: dict, said: st
         ("get_output", (-1,), "expected a position below 1"),
         ("invoke", (X, X, X), "expected 2 to 2 arguments"),
         ("run", (), "before run"),
-        ("profile", (), "before run"),
+        ("trace", (), "before run"),
     ],
 )
 def test_executor_refuses_bad_arguments(model: Model, method: str, args: tuple, said: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tvm_stretch.lowering.graph import Graph
 
@@ -78,8 +79,9 @@ class ProfileResult:
         return "\n".join(lines)
 
 
-def summarize_profile(graph: Graph, runs: Sequence[Sequence[int]]) -> ProfileResult:
-    """Median over the runs of each node's nanoseconds."""
+def summarize_profile(graph: Graph, traces: Sequence[dict[str, Any]]) -> ProfileResult:
+    """Median over the traces of each node's time; see `TraceToJSON` in trace.h for their form."""
+    runs = [_node_times(graph, trace) for trace in traces]
     seconds = [statistics.median(times) / 1e9 for times in zip(*runs, strict=True)]
     total = sum(seconds) or 1.0
     kernels = []
@@ -88,3 +90,13 @@ def summarize_profile(graph: Graph, runs: Sequence[Sequence[int]]) -> ProfileRes
         output = f"{tensor.dtype}{list(tensor.shape)}"
         kernels.append(KernelTime(node.name, node.kernel, output, time, time / total))
     return ProfileResult(tuple(kernels))
+
+
+def _node_times(graph: Graph, trace: dict[str, Any]) -> list[int]:
+    """Nanoseconds of each node; one that is several launches has several spans."""
+    times = [0] * len(graph.nodes)
+    for spans in trace["regions"]:
+        for span in spans:
+            if span["kind"] == "kernel":
+                times[span["id"]] += span["end"] - span["start"]
+    return times

@@ -98,8 +98,8 @@ class Model:
     def profile(self, repeat: int = 10) -> ProfileResult:
         """Measure every kernel on random inputs; the median of several runs."""
         self._with_random_inputs()()
-        runs = [json.loads(self.module["profile"]()) for _ in range(repeat)]
-        return summarize_profile(self.graph, runs)
+        traces = [json.loads(self.module["trace"]()) for _ in range(repeat)]
+        return summarize_profile(self.graph, traces)
 
     def create_instance(self) -> Model:
         """Another model with the same weights and its own scratch memory."""

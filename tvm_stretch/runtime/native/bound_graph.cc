@@ -1,6 +1,5 @@
 #include "bound_graph.h"
 
-#include <chrono>
 #include <cstring>
 
 namespace tvm_stretch {
@@ -14,30 +13,34 @@ ffi::Function MakeCopyKernel() {
 
 }  // namespace
 
-KernelTable::KernelTable(ffi::Module library, const GraphSpec& graph)
+KernelTable::KernelTable(ffi::Module library, const GraphSpec& graph, size_t processor)
     : library_(std::move(library)) {
   functions_.emplace(kCopyKernel, MakeCopyKernel());
-  for (const std::vector<NodeSpec>* nodes : {&graph.prepare, &graph.nodes}) {
-    for (const NodeSpec& node : *nodes) {
-      if (functions_.count(node.kernel) != 0) continue;
-      ffi::Optional<ffi::Function> function = library_->GetFunction(node.kernel, true);
-      if (!function.has_value()) {
-        TVM_FFI_THROW(ValueError) << "expected a kernel '" << node.kernel
-                                  << "' in the artifact, got none; export the model again";
-      }
-      functions_.emplace(node.kernel, *function);
-    }
+  if (processor == kCpu) {
+    for (const NodeSpec& node : graph.prepare) Find(node);
+  }
+  for (const RegionSpec& region : graph.regions) {
+    if (region.processor != static_cast<int64_t>(processor)) continue;
+    for (int64_t node : region.nodes) Find(graph.nodes[node]);
   }
 }
 
-BoundGraph::BoundGraph(const GraphSpec& graph, const std::vector<NodeSpec>& nodes,
-                       const KernelTable& kernels, const MemoryMap& memory)
+void KernelTable::Find(const NodeSpec& node) {
+  if (functions_.count(node.kernel) != 0) return;
+  ffi::Optional<ffi::Function> function = library_->GetFunction(node.kernel, true);
+  if (!function.has_value()) {
+    TVM_FFI_THROW(ValueError) << "expected a kernel '" << node.kernel
+                              << "' in the artifact, got none; export the model again";
+  }
+  functions_.emplace(node.kernel, *function);
+}
+
+BoundTensors::BoundTensors(const GraphSpec& graph, const MemoryMap& memory)
     : graph_(graph), inputs_(graph.inputs.size()), outputs_(graph.outputs.size()) {
   tensors_.reserve(graph.tensors.size());
   for (const TensorSpec& spec : graph.tensors) {
-    // The kernels refuse a byte_offset, so the offset goes into the pointer.
     DLTensor tensor{};
-    tensor.data = AddressOf(memory, spec);
+    tensor.data = AddressOf(memory, spec);  // kernels refuse a byte_offset
     tensor.device = DLDevice{kDLCPU, 0};
     tensor.ndim = static_cast<int32_t>(spec.shape.size());
     tensor.dtype = spec.dtype;
@@ -49,41 +52,43 @@ BoundGraph::BoundGraph(const GraphSpec& graph, const std::vector<NodeSpec>& node
   }
   for (size_t i = 0; i < memory.inputs.size(); ++i) inputs_[i].data = memory.inputs[i];
   for (size_t i = 0; i < memory.outputs.size(); ++i) outputs_[i].data = memory.outputs[i];
-  for (const NodeSpec& node : nodes) {
-    calls_.push_back(Call{&kernels.at(node.kernel), arguments_.size(),
-                          static_cast<int32_t>(node.inputs.size() + node.outputs.size())});
-    for (const std::vector<int64_t>* ids : {&node.inputs, &node.outputs}) {
-      for (int64_t id : *ids) arguments_.emplace_back(&tensors_[id]);
-    }
-  }
 }
 
-void BoundGraph::Bind(Port* port, char* data) {
+void BoundTensors::Bind(Port* port, char* data) {
   if (port->data == data) return;
   port->data = data;
   for (size_t id : port->tensors) tensors_[id].data = data + graph_.tensors[id].offset;
 }
 
-void BoundGraph::Invoke(const Call& call) const {
+BoundNodes::BoundNodes(const std::vector<NodeSpec>& nodes, const std::vector<int64_t>& ids,
+                       const KernelTable& kernels, BoundTensors* tensors)
+    : nodes_(nodes) {
+  for (int64_t id : ids) {
+    const NodeSpec& node = nodes[id];
+    calls_.push_back(Call{&kernels.at(node.kernel), arguments_.size(),
+                          static_cast<int32_t>(node.inputs.size() + node.outputs.size()), id});
+    for (const std::vector<int64_t>* operands : {&node.inputs, &node.outputs}) {
+      for (int64_t operand : *operands) arguments_.emplace_back(tensors->at(operand));
+    }
+  }
+}
+
+void BoundNodes::Run(const std::atomic<bool>& stop, std::vector<Span>* spans) const {
+  for (const Call& call : calls_) {
+    if (stop.load(std::memory_order_relaxed)) throw CancelledError();
+    if (spans == nullptr) {
+      Invoke(call);
+      continue;
+    }
+    const int64_t start = Now();
+    Invoke(call);
+    spans->push_back(Span{Span::Kind::kKernel, call.id, nodes_[call.id].name, start, Now()});
+  }
+}
+
+void BoundNodes::Invoke(const Call& call) const {
   ffi::Any result;
   call.function->CallPacked(&arguments_[call.first_argument], call.num_arguments, &result);
-}
-
-void BoundGraph::Run() const {
-  for (const Call& call : calls_) Invoke(call);
-}
-
-std::vector<int64_t> BoundGraph::RunTimed() const {
-  using Clock = std::chrono::steady_clock;
-  std::vector<int64_t> times;
-  times.reserve(calls_.size());
-  for (const Call& call : calls_) {
-    auto start = Clock::now();
-    Invoke(call);
-    auto elapsed = Clock::now() - start;
-    times.push_back(std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count());
-  }
-  return times;
 }
 
 }  // namespace tvm_stretch

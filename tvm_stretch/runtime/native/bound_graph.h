@@ -1,10 +1,11 @@
-// A graph's nodes with their arguments bound to memory: what remains to be done is to call.
+// A graph's tensors and nodes bound to memory of the host: what remains to be done is to call.
 #ifndef TVM_STRETCH_BOUND_GRAPH_H_
 #define TVM_STRETCH_BOUND_GRAPH_H_
 
 #include <tvm/ffi/extra/module.h>
 #include <tvm/ffi/function.h>
 
+#include <atomic>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -14,52 +15,71 @@
 
 namespace tvm_stretch {
 
-// The functions of the kernels that a graph calls. Holds the module that they come from.
+// The functions of the kernels that one processor of a graph calls. Holds the module that they come
+// from.
 class KernelTable {
  public:
-  KernelTable(ffi::Module library, const GraphSpec& graph);
+  KernelTable(ffi::Module library, const GraphSpec& graph, size_t processor);
   const ffi::Function& at(const std::string& kernel) const { return functions_.at(kernel); }
 
  private:
+  void Find(const NodeSpec& node);
+
   ffi::Module library_;
   std::unordered_map<std::string, ffi::Function> functions_;
 };
 
-class BoundGraph {
+// The graph's tensors as kernels take them.
+class BoundTensors {
  public:
-  // Both `graph` and `kernels` must outlive this.
-  BoundGraph(const GraphSpec& graph, const std::vector<NodeSpec>& nodes, const KernelTable& kernels,
-             const MemoryMap& memory);
+  // `graph` must outlive this.
+  BoundTensors(const GraphSpec& graph, const MemoryMap& memory);
+
+  DLTensor* at(int64_t id) { return &tensors_[id]; }
 
   // From now on the caller's memory `data` is input (output) number `index`.
   void BindInput(size_t index, char* data) { Bind(&inputs_[index], data); }
   void BindOutput(size_t index, char* data) { Bind(&outputs_[index], data); }
 
-  void Run() const;
-  // Runs once and returns each node's nanoseconds.
-  std::vector<int64_t> RunTimed() const;
+ private:
+  // The tensors that look at one input or output of the graph.
+  struct Port {
+    char* data = nullptr;
+    std::vector<size_t> tensors;
+  };
+
+  void Bind(Port* port, char* data);
+
+  const GraphSpec& graph_;
+  std::vector<DLTensor> tensors_;
+  std::vector<Port> inputs_;
+  std::vector<Port> outputs_;
+};
+
+// Calls of kernels, in order.
+class BoundNodes {
+ public:
+  // The kernels of `ids`, which are positions in `nodes`. All arguments must outlive this.
+  BoundNodes(const std::vector<NodeSpec>& nodes, const std::vector<int64_t>& ids,
+             const KernelTable& kernels, BoundTensors* tensors);
+
+  // Calls every kernel; throws CancelledError() as soon as `stop` is true. With `spans`, adds one
+  // for each call.
+  void Run(const std::atomic<bool>& stop, std::vector<Span>* spans) const;
 
  private:
   struct Call {
     const ffi::Function* function;
     size_t first_argument;
     int32_t num_arguments;
-  };
-  // The tensors that look at one input or output of the graph.
-  struct Port {
-    char* data;
-    std::vector<size_t> tensors;
+    int64_t id;
   };
 
-  void Bind(Port* port, char* data);
   void Invoke(const Call& call) const;
 
-  const GraphSpec& graph_;
-  std::vector<DLTensor> tensors_;
+  const std::vector<NodeSpec>& nodes_;
   std::vector<ffi::AnyView> arguments_;
   std::vector<Call> calls_;
-  std::vector<Port> inputs_;
-  std::vector<Port> outputs_;
 };
 
 }  // namespace tvm_stretch

@@ -5,7 +5,8 @@
 //   get_output(index[, tensor])           copies into the tensor, or into a new one
 //   invoke(inputs...[, outputs...])       all three at once, without copies where memory allows it;
 //                                         without outputs, returns new ones: a tensor or a list
-//   profile()                             runs once; JSON of the nodes' nanoseconds
+//   cancel()                              stops the run that is in progress on another thread
+//   trace()                               runs once; JSON of what each region spent time on
 //   create_instance()                     same weights, own scratch memory: one per thread
 //   load(), graph(), num_inputs(), num_outputs()
 //
@@ -14,11 +15,14 @@
 #include <tvm/ffi/extra/module.h>
 #include <tvm/ffi/reflection/registry.h>
 
+#include <atomic>
 #include <mutex>
 #include <sstream>
 
 #include "cpu_features.h"
+#include "instance.h"
 #include "program.h"
+#include "trace.h"
 
 namespace tvm_stretch {
 namespace {
@@ -60,51 +64,6 @@ void CheckTensor(const DLTensor& got, const TensorSpec& want, const char* role,
   }
 }
 
-// Memory of one instance. Ports have their own copies for callers whose memory cannot be used.
-class Workspace {
- public:
-  explicit Workspace(const std::shared_ptr<const Program>& program)
-      : program_(program),
-        arena_(program->spec().arena_bytes),
-        staging_(StagingBytes(program->spec())),
-        graph_(program->spec(), program->spec().nodes, program->kernels(), Map()) {}
-
-  BoundGraph& graph() { return graph_; }
-  char* input(size_t i) const { return staging_.data() + offsets_[i]; }
-  char* output(size_t i) const {
-    return staging_.data() + offsets_[program_->spec().inputs.size() + i];
-  }
-
- private:
-  size_t StagingBytes(const GraphSpec& spec) {
-    size_t total = 0;
-    auto add = [&](const TensorSpec& tensor) {
-      offsets_.push_back(total);
-      total += (tensor.bytes + kAlignment) / kAlignment * kAlignment;
-    };
-    for (size_t i = 0; i < spec.inputs.size(); ++i) add(spec.input(i));
-    for (size_t i = 0; i < spec.outputs.size(); ++i) add(spec.output(i));
-    return total;
-  }
-
-  MemoryMap Map() const {
-    const GraphSpec& spec = program_->spec();
-    MemoryMap memory;
-    memory.arena = arena_.data();
-    memory.constant = program_->constant();
-    memory.prepared = program_->prepared();
-    for (size_t i = 0; i < spec.inputs.size(); ++i) memory.inputs.push_back(input(i));
-    for (size_t i = 0; i < spec.outputs.size(); ++i) memory.outputs.push_back(output(i));
-    return memory;
-  }
-
-  std::shared_ptr<const Program> program_;
-  AlignedBuffer arena_;
-  std::vector<size_t> offsets_;
-  AlignedBuffer staging_;
-  BoundGraph graph_;
-};
-
 class Executor final : public ffi::ModuleObj {
  public:
   // The kernels arrive as import later, so loading waits for the first use. (An executor for
@@ -142,7 +101,8 @@ class Executor final : public ffi::ModuleObj {
   }
 
   void Load();
-  Workspace& workspace();
+  std::vector<ffi::Module> Code() const;
+  Instance& instance();
   size_t InputIndex(const ffi::AnyView& key) const;
   size_t OutputIndex(const ffi::AnyView& key) const;
   void BindStaging();
@@ -157,15 +117,17 @@ class Executor final : public ffi::ModuleObj {
   ffi::Any Run(Args args);
   ffi::Any GetOutput(Args args);
   ffi::Any Invoke(Args args);
-  ffi::Any Profile(Args args);
+  ffi::Any Trace(Args args);
   ffi::Any CreateInstance(Args args);
+  ffi::Function CancelFunction();
 
   const GraphBytes bytes_;
   const GraphSpec spec_;
   ffi::Optional<ffi::Tensor> weights_;
   std::mutex mutex_;
   std::shared_ptr<const Program> program_;
-  std::unique_ptr<Workspace> workspace_;
+  std::unique_ptr<Instance> instance_;
+  std::atomic<Instance*> running_{nullptr};  // `instance_`, for cancel(): it cannot take the lock
   std::vector<bool> is_set_;
 };
 
@@ -181,7 +143,8 @@ ffi::Optional<ffi::Function> Executor::GetFunction(const ffi::String& name) {
   if (name == "run") return Locked(&Executor::Run);
   if (name == "get_output") return Locked(&Executor::GetOutput);
   if (name == "invoke") return Locked(&Executor::Invoke);
-  if (name == "profile") return Locked(&Executor::Profile);
+  if (name == "trace") return Locked(&Executor::Trace);
+  if (name == "cancel") return CancelFunction();
   if (name == "create_instance") return Locked(&Executor::CreateInstance);
   if (name == "load") return Locked(&Executor::LoadNow);
   if (name == "graph") return Locked(&Executor::GraphJSON);
@@ -192,27 +155,43 @@ ffi::Optional<ffi::Function> Executor::GetFunction(const ffi::String& name) {
 
 void Executor::Load() {
   if (program_ != nullptr) return;
-  if (imports().empty()) {
-    TVM_FFI_THROW(ValueError) << "expected the library of the kernels as import of the executor, "
-                                 "got none; open the artifact with load_module";
-  }
   RequireCpuFeatures(spec_.cpu_features);
-  auto kernels = imports()[0].cast<ffi::Module>();
+  std::vector<ffi::Module> code = Code();
   if (weights_.has_value()) {
     const char* data = DataOf(*(*weights_).GetDLTensorPtr());
-    program_ = std::make_shared<Program>(spec_, std::move(kernels), data, *weights_);
+    program_ = std::make_shared<Program>(spec_, code, data, *weights_);
   } else {
-    program_ = Program::FromLibrary(spec_, std::move(kernels), bytes_.weights_fingerprint);
+    program_ = Program::FromLibrary(spec_, code, bytes_.weights_fingerprint);
   }
 }
 
-Workspace& Executor::workspace() {
-  if (workspace_ == nullptr) {
+// The imports, one for each processor of the graph.
+std::vector<ffi::Module> Executor::Code() const {
+  std::vector<ffi::Module> code;
+  for (const ffi::Any& module : imports()) code.push_back(module.cast<ffi::Module>());
+  if (code.size() < spec_.processors.size()) {
+    TVM_FFI_THROW(ValueError) << "expected code for each of the " << spec_.processors.size()
+                              << " processors as import of the executor, got " << code.size()
+                              << "; open the artifact with load_module";
+  }
+  return code;
+}
+
+Instance& Executor::instance() {
+  if (instance_ == nullptr) {
     Load();
-    workspace_ = std::make_unique<Workspace>(program_);
+    instance_ = std::make_unique<Instance>(program_);
+    running_ = instance_.get();
     is_set_.resize(spec_.inputs.size());
   }
-  return *workspace_;
+  return *instance_;
+}
+
+ffi::Function Executor::CancelFunction() {
+  auto self = ffi::GetObjectPtr<ffi::Object>(this);
+  return ffi::Function::FromTyped([self, this]() {
+    if (Instance* instance = running_) instance->Cancel();
+  });
 }
 
 size_t Executor::InputIndex(const ffi::AnyView& key) const {
@@ -241,15 +220,15 @@ size_t Executor::OutputIndex(const ffi::AnyView& key) const {
 }
 
 void Executor::BindStaging() {
-  Workspace& space = workspace();
+  Instance& space = instance();
   for (size_t i = 0; i < spec_.inputs.size(); ++i) {
     if (!is_set_[i]) {
       TVM_FFI_THROW(ValueError) << "expected set_input('" << spec_.inputs[i].name
                                 << "', ...) before run, got none; set every input once";
     }
-    space.graph().BindInput(i, space.input(i));
+    space.BindInput(i, space.input(i));
   }
-  for (size_t i = 0; i < spec_.outputs.size(); ++i) space.graph().BindOutput(i, space.output(i));
+  for (size_t i = 0; i < spec_.outputs.size(); ++i) space.BindOutput(i, space.output(i));
   UseThreads(spec_.threads);
 }
 
@@ -258,14 +237,14 @@ ffi::Any Executor::SetInput(Args args) {
   size_t i = InputIndex(args[0]);
   const DLTensor& tensor = *args[1].cast<DLTensor*>();
   CheckTensor(tensor, spec_.input(i), "input", spec_.inputs[i].name);
-  CopyToContiguous(tensor, workspace().input(i));
+  CopyToContiguous(tensor, instance().input(i));
   is_set_[i] = true;
   return ffi::Any();
 }
 
 ffi::Any Executor::Run(Args) {
   BindStaging();
-  workspace_->graph().Run();
+  instance_->Run();
   return ffi::Any();
 }
 
@@ -276,11 +255,11 @@ ffi::Any Executor::GetOutput(Args args) {
   if (args.size() == 2) {
     const DLTensor& tensor = *args[1].cast<DLTensor*>();
     CheckTensor(tensor, spec, "output", spec_.outputs[i].name);
-    CopyFromContiguous(workspace().output(i), tensor);
+    CopyFromContiguous(instance().output(i), tensor);
     return ffi::Any();
   }
   ffi::Tensor tensor = NewTensor(spec);
-  CopyFromContiguous(workspace().output(i), *tensor.GetDLTensorPtr());
+  CopyFromContiguous(instance().output(i), *tensor.GetDLTensorPtr());
   return tensor;
 }
 
@@ -311,35 +290,33 @@ ffi::Any Executor::Invoke(Args args) {
 
 void Executor::RunOn(const std::vector<const DLTensor*>& inputs,
                      const std::vector<const DLTensor*>& outputs) {
-  Workspace& space = workspace();
+  Instance& space = instance();
   for (size_t i = 0; i < inputs.size(); ++i) {
-    bool in_place = IsUsableInPlace(*inputs[i]);
+    bool in_place = space.takes_input(i) && IsUsableInPlace(*inputs[i]);
     if (!in_place) {
       CopyToContiguous(*inputs[i], space.input(i));
       is_set_[i] = true;
     }
-    space.graph().BindInput(i, in_place ? DataOf(*inputs[i]) : space.input(i));
+    space.BindInput(i, in_place ? DataOf(*inputs[i]) : space.input(i));
   }
+  std::vector<bool> in_place;
   for (size_t i = 0; i < outputs.size(); ++i) {
-    bool in_place = IsUsableInPlace(*outputs[i]);
-    space.graph().BindOutput(i, in_place ? DataOf(*outputs[i]) : space.output(i));
+    in_place.push_back(space.takes_output(i) && IsUsableInPlace(*outputs[i]));
+    space.BindOutput(i, in_place[i] ? DataOf(*outputs[i]) : space.output(i));
   }
   UseThreads(spec_.threads);
-  space.graph().Run();
+  space.Run();
   for (size_t i = 0; i < outputs.size(); ++i) {
-    if (!IsUsableInPlace(*outputs[i])) CopyFromContiguous(space.output(i), *outputs[i]);
+    if (!in_place[i]) CopyFromContiguous(space.output(i), *outputs[i]);
   }
 }
 
-ffi::Any Executor::Profile(Args) {
+ffi::Any Executor::Trace(Args) {
   BindStaging();
-  std::ostringstream json;
-  json << "[";
-  for (int64_t nanoseconds : workspace_->graph().RunTimed()) {
-    json << (json.tellp() > 1 ? "," : "") << nanoseconds;
-  }
-  json << "]";
-  return ffi::String(json.str());
+  const int64_t start = Now();
+  instance_->Run(true);
+  const int64_t end = Now();
+  return TraceToJSON(start, end, instance_->Spans());
 }
 
 ffi::Any Executor::CreateInstance(Args) {

@@ -15,9 +15,11 @@ namespace ffi = tvm::ffi;
 
 // Kernels read whole vector registers and never check.
 inline constexpr size_t kAlignment = 64;
-inline constexpr size_t kPageBytes = 4096;
+// The largest pages that phones have; parts of memory that devices map start at multiples of it.
+inline constexpr size_t kPageBytes = 16384;
 inline constexpr const char* kCopyKernel = "tvm_stretch.copy";
 inline constexpr const char* kCpuKind = "cpu";
+inline constexpr size_t kCpu = 0;  // its place among the processors
 
 enum class Memory { kInput, kOutput, kArena, kConstant, kPrepared };
 

@@ -1,8 +1,11 @@
 #include "memory.h"
 
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <tvm/ffi/error.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 
 #include "graph.h"
@@ -29,15 +32,35 @@ void ForEachPiece(const DLTensor& tensor, int dim, char* data, const Visit& visi
   }
 }
 
+[[noreturn]] void RefuseMemory(size_t bytes) {
+  TVM_FFI_THROW(RuntimeError) << "expected " << bytes << " bytes of free memory, got none ("
+                              << std::strerror(errno) << "); free some and try again";
+  TVM_FFI_UNREACHABLE();
+}
+
+// A file without a name. The call itself, because old C libraries have no wrapper for it.
+int CreateMemoryFile(size_t bytes) {
+  int fd = static_cast<int>(syscall(SYS_memfd_create, "tvm_stretch", MFD_CLOEXEC));
+  if (fd < 0) RefuseMemory(bytes);
+  if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
+    close(fd);
+    RefuseMemory(bytes);
+  }
+  return fd;
+}
+
 }  // namespace
 
-// mmap gives zeroed pages that cost nothing until they are touched.
-AlignedBuffer::AlignedBuffer(size_t bytes) : data_(nullptr), bytes_(bytes) {
+AlignedBuffer::AlignedBuffer(size_t bytes, Sharing sharing) : bytes_(bytes) {
   if (bytes == 0) return;
-  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const bool shared = sharing == Sharing::kShared;
+  if (shared) fd_ = CreateMemoryFile(bytes);
+  const int flags = shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+  // Pages are zero and cost nothing until they are touched.
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd_, 0);
   if (data == MAP_FAILED) {
-    TVM_FFI_THROW(RuntimeError) << "expected " << bytes
-                                << " bytes of free memory, got none; free some and try again";
+    if (shared) close(fd_);
+    RefuseMemory(bytes);
   }
   data_ = static_cast<char*>(data);
 #ifdef MADV_HUGEPAGE
@@ -47,6 +70,7 @@ AlignedBuffer::AlignedBuffer(size_t bytes) : data_(nullptr), bytes_(bytes) {
 
 AlignedBuffer::~AlignedBuffer() {
   if (data_ != nullptr) munmap(data_, bytes_);
+  if (fd_ >= 0) close(fd_);
 }
 
 bool IsUsableInPlace(const DLTensor& tensor) {

@@ -9,19 +9,26 @@
 
 namespace tvm_stretch {
 
-// Zeroed memory that kernels can read and write; backed by huge pages where that pays.
+// Who may see a buffer's memory: this process, or all that are given its file descriptor.
+enum class Sharing { kPrivate, kShared };
+
+// Zeroed memory that kernels can read and write. Private memory is backed by huge pages where that
+// pays; shared memory is an anonymous file.
 class AlignedBuffer {
  public:
-  explicit AlignedBuffer(size_t bytes);
+  explicit AlignedBuffer(size_t bytes, Sharing sharing = Sharing::kPrivate);
   ~AlignedBuffer();
   AlignedBuffer(const AlignedBuffer&) = delete;
   AlignedBuffer& operator=(const AlignedBuffer&) = delete;
 
   char* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  int fd() const { return fd_; }  // -1 for private memory
 
  private:
-  char* data_;
+  char* data_ = nullptr;
   size_t bytes_;
+  int fd_ = -1;
 };
 
 inline char* DataOf(const DLTensor& tensor) {

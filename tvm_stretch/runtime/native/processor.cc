@@ -1,5 +1,6 @@
 #include "processor.h"
 
+#include <chrono>
 #include <map>
 
 namespace tvm_stretch {
@@ -34,6 +35,11 @@ char* BaseOf(const MemoryMap& memory, const TensorSpec& tensor) {
 char* AddressOf(const MemoryMap& memory, const TensorSpec& tensor) {
   char* base = BaseOf(memory, tensor);
   return base == nullptr ? nullptr : base + tensor.offset;
+}
+
+int64_t Now() {
+  auto since_epoch = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(since_epoch).count();
 }
 
 ffi::Error CancelledError() {

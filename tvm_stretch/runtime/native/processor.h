@@ -66,12 +66,28 @@ struct Span {
   int64_t submitted = 0;
 };
 
+// The steady clock's nanoseconds.
+int64_t Now();
+
 // How a task ended: nothing says that it went well.
 using Failure = std::optional<ffi::Error>;
 
 // The error of tasks that were cancelled before they began.
 ffi::Error CancelledError();
 bool IsCancelled(const ffi::Error& error);
+
+// Calls `action`; what it throws is the failure.
+template <typename Action>
+Failure Attempt(const Action& action) {
+  try {
+    action();
+    return std::nullopt;
+  } catch (const ffi::Error& error) {
+    return error;
+  } catch (const std::exception& error) {
+    return ffi::Error("RuntimeError", error.what(), "");
+  }
+}
 
 // One region bound to memory.
 class Task {

@@ -4,7 +4,9 @@
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/endian.h>
 
+#include <atomic>
 #include <cstring>
+#include <numeric>
 
 static_assert(TVM_FFI_IO_NO_ENDIAN_SWAP, "artifacts are little-endian");
 
@@ -61,21 +63,33 @@ GraphBytes GraphBytes::Decode(const ffi::Bytes& bytes) {
   return GraphBytes{ffi::String(json, json_bytes), header.weights_fingerprint};
 }
 
-Program::Program(GraphSpec spec, ffi::Module kernels, const char* weights, ffi::Any weights_owner)
+Program::Program(GraphSpec spec, const std::vector<ffi::Module>& code, const char* weights,
+                 ffi::Any weights_owner)
     : spec_(std::move(spec)),
-      kernels_(std::move(kernels), spec_),
+      kernels_(code[kCpu], spec_, kCpu),
       weights_owner_(std::move(weights_owner)),
-      weights_(weights),
       prepared_(spec_.prepared_bytes) {
+  memory_.constant = const_cast<char*>(weights);
+  memory_.prepared = prepared_.data();
   UseThreads(spec_.threads);
-  MemoryMap memory;
-  memory.constant = constant();
-  memory.prepared = prepared();
-  BoundGraph(spec_, spec_.prepare, kernels_, memory).Run();
+  Prepare();
+  for (size_t i = kCpu + 1; i < spec_.processors.size(); ++i) {
+    devices_.push_back(CreateProcessorProgram(ProcessorContext{spec_, i, memory_, code[i]}));
+  }
 }
 
-std::shared_ptr<const Program> Program::FromLibrary(GraphSpec spec, ffi::Module library,
+void Program::Prepare() const {
+  BoundTensors tensors(spec_, memory_);
+  std::vector<int64_t> all(spec_.prepare.size());
+  std::iota(all.begin(), all.end(), 0);
+  const std::atomic<bool> never{false};
+  BoundNodes(spec_.prepare, all, kernels_, &tensors).Run(never, nullptr);
+}
+
+std::shared_ptr<const Program> Program::FromLibrary(GraphSpec spec,
+                                                    const std::vector<ffi::Module>& code,
                                                     uint64_t fingerprint) {
+  const ffi::Module& library = code[kCpu];
   auto find = library->GetFunction(kWeightsSymbol, true);
   if (!find.has_value()) {
     TVM_FFI_THROW(ValueError) << "expected weights ('" << kWeightsSymbol
@@ -93,7 +107,7 @@ std::shared_ptr<const Program> Program::FromLibrary(GraphSpec spec, ffi::Module 
                                  "damaged or other ones; export the model again";
   }
   ffi::Any owner = library;  // the weights are part of the library's mapping
-  return std::make_shared<Program>(std::move(spec), std::move(library), weights, std::move(owner));
+  return std::make_shared<Program>(std::move(spec), code, weights, std::move(owner));
 }
 
 void UseThreads(int threads) {

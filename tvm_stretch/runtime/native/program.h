@@ -5,10 +5,12 @@
 #include <tvm/ffi/extra/module.h>
 
 #include <memory>
+#include <vector>
 
 #include "bound_graph.h"
 #include "graph.h"
 #include "memory.h"
+#include "processor.h"
 
 namespace tvm_stretch {
 
@@ -23,24 +25,32 @@ struct GraphBytes {
 
 class Program {
  public:
-  // `weights` points to spec.weights_bytes bytes and lives as long as `weights_owner`.
-  Program(GraphSpec spec, ffi::Module kernels, const char* weights, ffi::Any weights_owner);
+  // `code` holds what was compiled for each of the graph's processors. `weights` points to
+  // spec.weights_bytes bytes and lives as long as `weights_owner`.
+  Program(GraphSpec spec, const std::vector<ffi::Module>& code, const char* weights,
+          ffi::Any weights_owner);
 
-  // Takes the weights that are linked into the library of the kernels.
-  static std::shared_ptr<const Program> FromLibrary(GraphSpec spec, ffi::Module library,
+  // Takes the weights that are linked into the library of the CPU's kernels.
+  static std::shared_ptr<const Program> FromLibrary(GraphSpec spec,
+                                                    const std::vector<ffi::Module>& code,
                                                     uint64_t fingerprint);
 
   const GraphSpec& spec() const { return spec_; }
   const KernelTable& kernels() const { return kernels_; }
-  char* constant() const { return const_cast<char*>(weights_); }
-  char* prepared() const { return prepared_.data(); }
+  // All processors but the CPU.
+  const std::vector<std::unique_ptr<ProcessorProgram>>& devices() const { return devices_; }
+  char* constant() const { return memory_.constant; }
+  char* prepared() const { return memory_.prepared; }
 
  private:
+  void Prepare() const;
+
   GraphSpec spec_;
   KernelTable kernels_;
   ffi::Any weights_owner_;
-  const char* weights_;
   AlignedBuffer prepared_;
+  MemoryMap memory_;  // the weights only
+  std::vector<std::unique_ptr<ProcessorProgram>> devices_;
 };
 
 // Gives TVM's thread pool of the calling thread as many workers as the kernels were made for.

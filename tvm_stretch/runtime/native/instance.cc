@@ -1,0 +1,158 @@
+#include "instance.h"
+
+#include <algorithm>
+
+namespace tvm_stretch {
+namespace {
+
+size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// Arena, inputs and outputs, each at the start of a page.
+size_t BlockBytes(const GraphSpec& spec) {
+  size_t bytes = RoundUp(spec.arena_bytes, kPageBytes);
+  for (size_t i = 0; i < spec.inputs.size(); ++i) {
+    bytes += RoundUp(spec.input(i).bytes, kPageBytes);
+  }
+  for (size_t i = 0; i < spec.outputs.size(); ++i) {
+    bytes += RoundUp(spec.output(i).bytes, kPageBytes);
+  }
+  return bytes;
+}
+
+// Calls visit(id) for every tensor that a processor other than the CPU touches.
+template <typename Visit>
+void ForEachDeviceTensor(const GraphSpec& spec, const Visit& visit) {
+  for (const RegionSpec& region : spec.regions) {
+    if (region.processor == kCpu) continue;
+    std::for_each(region.receives.begin(), region.receives.end(), visit);
+    std::for_each(region.sends.begin(), region.sends.end(), visit);
+    for (int64_t node : region.nodes) {
+      const NodeSpec& spec_of_node = spec.nodes[node];
+      std::for_each(spec_of_node.inputs.begin(), spec_of_node.inputs.end(), visit);
+      std::for_each(spec_of_node.outputs.begin(), spec_of_node.outputs.end(), visit);
+    }
+  }
+}
+
+}  // namespace
+
+Instance::Instance(std::shared_ptr<const Program> program)
+    : program_(std::move(program)),
+      spec_(program_->spec()),
+      block_(BlockBytes(spec_), spec_.processors.size() > 1 ? Sharing::kShared : Sharing::kPrivate),
+      memory_(PlaceMemory()),
+      takes_inputs_(spec_.inputs.size(), true),
+      takes_outputs_(spec_.outputs.size(), true),
+      cpu_(spec_, program_->kernels(), memory_) {
+  FindCallersPorts();
+  for (const auto& device : program_->devices()) {
+    devices_.push_back(device->CreateInstance(memory_));
+  }
+  BindRegions();
+}
+
+Instance::~Instance() {
+  while (!tasks_.empty()) tasks_.pop_back();  // a task uses the ones before it
+}
+
+MemoryMap Instance::PlaceMemory() {
+  MemoryMap memory;
+  memory.block = SharedBlock{block_.data(), block_.bytes(), block_.fd()};
+  memory.constant = program_->constant();
+  memory.prepared = program_->prepared();
+  char* next = block_.data();
+  auto take = [&next](int64_t bytes) {
+    char* start = next;
+    next += RoundUp(bytes, kPageBytes);
+    return start;
+  };
+  memory.arena = take(spec_.arena_bytes);
+  for (size_t i = 0; i < spec_.inputs.size(); ++i) {
+    memory.inputs.push_back(take(spec_.input(i).bytes));
+  }
+  for (size_t i = 0; i < spec_.outputs.size(); ++i) {
+    memory.outputs.push_back(take(spec_.output(i).bytes));
+  }
+  return memory;
+}
+
+void Instance::FindCallersPorts() {
+  ForEachDeviceTensor(spec_, [this](int64_t id) {
+    const TensorSpec& tensor = spec_.tensors[id];
+    if (tensor.memory == Memory::kInput) takes_inputs_[tensor.buffer] = false;
+    if (tensor.memory == Memory::kOutput) takes_outputs_[tensor.buffer] = false;
+  });
+}
+
+void Instance::BindRegions() {
+  for (const RegionSpec& region : spec_.regions) {
+    std::vector<Task*> after;
+    for (int64_t id : region.after) after.push_back(tasks_[id].get());
+    const bool on_cpu = region.processor == kCpu;
+    Processor& processor = on_cpu ? cpu_ : *devices_[region.processor - 1];
+    tasks_.push_back(processor.Bind(region, after));
+    (on_cpu ? cpu_tasks_ : device_tasks_).push_back(tasks_.back().get());
+  }
+}
+
+void Instance::Run(bool traced) {
+  {
+    std::lock_guard<std::mutex> lock(run_mutex_);
+    for (const auto& task : tasks_) task->Reset(traced);
+    is_running_ = true;
+  }
+  for (Task* task : device_tasks_) task->Start();
+  bool failed = false;
+  for (Task* task : cpu_tasks_) {
+    task->Start();
+    if (failed || !task->Wait()) continue;
+    failed = true;
+    CancelTasks();  // the answer is lost: do not wait for what has not begun
+  }
+  for (Task* task : device_tasks_) task->Wait();
+  {
+    std::lock_guard<std::mutex> lock(run_mutex_);
+    is_running_ = false;
+  }
+  ThrowFirstFailure();
+}
+
+std::vector<std::vector<Span>> Instance::Spans() const {
+  std::vector<std::vector<Span>> spans;
+  for (const auto& task : tasks_) spans.push_back(task->Spans());
+  return spans;
+}
+
+void Instance::Cancel() {
+  std::lock_guard<std::mutex> lock(run_mutex_);
+  if (is_running_) CancelTasks();
+}
+
+void Instance::CancelTasks() {
+  for (const auto& task : tasks_) task->Cancel();
+}
+
+// Failures pass on to later regions only, so the first in their order is where it began; but what
+// was cancelled because of a failure may stand before it.
+void Instance::ThrowFirstFailure() {
+  const Failure* first = nullptr;
+  size_t region = 0;
+  for (size_t i = 0; i < tasks_.size(); ++i) {
+    const Failure& failure = tasks_[i]->Wait();
+    if (!failure || (first != nullptr && !IsCancelled(**first))) continue;
+    if (first != nullptr && IsCancelled(*failure)) continue;
+    first = &failure;
+    region = i;
+  }
+  if (first == nullptr) return;
+  const ffi::Error& error = **first;
+  if (IsCancelled(error) || spec_.processors.size() == 1) throw error;
+  const RegionSpec& failed = spec_.regions[region];
+  throw ffi::Error(error.kind(),
+                   "expected region '" + failed.name + "' to run on processor '" +
+                       spec_.processors[failed.processor].name + "', got: " + error.message() +
+                       "; run it again, or compile without that processor",
+                   error.backtrace());
+}
+
+}  // namespace tvm_stretch

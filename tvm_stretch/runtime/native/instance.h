@@ -1,0 +1,64 @@
+// One instance of a model: its memory, and its regions as tasks of their processors.
+#ifndef TVM_STRETCH_INSTANCE_H_
+#define TVM_STRETCH_INSTANCE_H_
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "cpu_processor.h"
+#include "memory.h"
+#include "processor.h"
+#include "program.h"
+
+namespace tvm_stretch {
+
+class Instance {
+ public:
+  explicit Instance(std::shared_ptr<const Program> program);
+  ~Instance();
+
+  // The instance's own memory for an input or output of the graph.
+  char* input(size_t i) const { return memory_.inputs[i]; }
+  char* output(size_t i) const { return memory_.outputs[i]; }
+
+  // Whether the next runs may take memory of the caller for it: not if a device touches it.
+  bool takes_input(size_t i) const { return takes_inputs_[i]; }
+  bool takes_output(size_t i) const { return takes_outputs_[i]; }
+  void BindInput(size_t i, char* data) { cpu_.tensors().BindInput(i, data); }
+  void BindOutput(size_t i, char* data) { cpu_.tensors().BindOutput(i, data); }
+
+  // Runs the graph once; when it returns or throws, no processor works for it any more.
+  void Run(bool traced = false);
+
+  // What happened in the last traced run: the spans of each region.
+  std::vector<std::vector<Span>> Spans() const;
+
+  // Stops the run that is in progress, if there is one. Any thread.
+  void Cancel();
+
+ private:
+  MemoryMap PlaceMemory();
+  void FindCallersPorts();
+  void BindRegions();
+  void CancelTasks();
+  void ThrowFirstFailure();
+
+  const std::shared_ptr<const Program> program_;
+  const GraphSpec& spec_;
+  AlignedBuffer block_;
+  const MemoryMap memory_;
+  std::vector<bool> takes_inputs_;
+  std::vector<bool> takes_outputs_;
+  CpuProcessor cpu_;
+  std::vector<std::unique_ptr<Processor>> devices_;  // all other processors
+  std::vector<std::unique_ptr<Task>> tasks_;         // one for each region
+  std::vector<Task*> cpu_tasks_;
+  std::vector<Task*> device_tasks_;
+  std::mutex run_mutex_;  // guards `is_running_`, and that tasks are only cancelled while it is set
+  bool is_running_ = false;
+};
+
+}  // namespace tvm_stretch
+
+#endif  // TVM_STRETCH_INSTANCE_H_

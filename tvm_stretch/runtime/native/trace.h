@@ -1,0 +1,18 @@
+// What happened in a traced run, as JSON.
+#ifndef TVM_STRETCH_TRACE_H_
+#define TVM_STRETCH_TRACE_H_
+
+#include <vector>
+
+#include "processor.h"
+
+namespace tvm_stretch {
+
+// {"start": ns, "end": ns, "regions": [[{"kind": "kernel", "id": 3, "name": "conv", "start": ns,
+// "end": ns, "queued": ns, "submitted": ns}, ...], ...]}: a list of spans for each region; queued
+// and submitted only where they are known. runtime/timeline.py reads it.
+ffi::String TraceToJSON(int64_t start, int64_t end, const std::vector<std::vector<Span>>& regions);
+
+}  // namespace tvm_stretch
+
+#endif  // TVM_STRETCH_TRACE_H_
