@@ -29,3 +29,7 @@ class ArtifactError(StretchError):
 
 class TargetError(StretchError):
     """A target is unknown or cannot be used on this machine."""
+
+
+class ScheduleError(StretchError):
+    """A scheduling problem has no answer, or a schedule is no answer to its problem."""

@@ -1,0 +1,133 @@
+"""Times that no schedule can beat.
+
+Load: for weights w >= 0 of the processors that sum to 1, the makespan T is at least every
+processor's load, so T >= sum of w[p] * load[p] >= sum over operators of min over p of w[p] * cost[p].
+The best weights give the linear relaxation; a grid of them comes close and needs no solver.
+
+Segments: everything between two operators u and v (after u, before v) has to run between them, so
+bounds add up along a chain of operators:
+
+    u ──> [a b c] ──> v ──> [d e] ──> w     T >= time(a b c, v) + time(d e, w) + ...
+
+The bound of v is the longest such chain, where time(...) is the larger of load and critical path.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_stretch.scheduling.problem import Problem
+
+# Operators that split a graph best; the bound looks at every pair of them.
+_HUBS = 160
+
+
+def lower_bound(problem: Problem) -> int:
+    """Nanoseconds that every schedule of the problem takes at least."""
+    bound: int | None = problem.__dict__.get("_lower_bound")
+    if bound is None:
+        bound = max(critical_path(problem), _segments(problem)) if problem.operators else 0
+        problem.__dict__["_lower_bound"] = bound  # the problem is frozen, so this stays true
+    return bound
+
+
+def critical_path(problem: Problem) -> int:
+    """The longest path if every operator ran on its fastest processor."""
+    finish = [0] * len(problem.operators)
+    for operator in problem.sequence:
+        ready = max((finish[p] for p in problem.predecessors[operator]), default=0)
+        finish[operator] = ready + problem.cost(operator, problem.fastest(operator))
+    return max(finish, default=0)
+
+
+def _segments(problem: Problem) -> int:
+    """The longest chain of segments between hubs."""
+    count = len(problem.operators)
+    before = _ancestors(problem)
+    comparable = before.sum(axis=0) + before.sum(axis=1)
+    hubs = [i for i in problem.sequence if i in set(np.argsort(-comparable)[:_HUBS].tolist())]
+    best = np.array([problem.cost(i, problem.fastest(i)) for i in range(count)], dtype=np.float64)
+    loads = _weighted_costs(problem)  # [weights, operators]
+    path = _paths_from(problem, hubs, best)  # [hub, operator]: longest path after the hub
+    after = before.T
+    reached: dict[int, float] = {}
+    for v in hubs:
+        inside = before[:, v].copy()
+        inside[v] = True
+        bound = float((loads @ inside).max())
+        earlier = [(k, u) for k, u in enumerate(hubs) if before[u, v]]
+        if earlier:
+            between = np.stack([inside & after[:, u] for _, u in earlier], axis=1)
+            segment = (loads @ between).max(axis=0)
+            for (k, u), load in zip(earlier, segment, strict=True):
+                bound = max(bound, reached[u] + max(float(load), float(path[k, v])))
+        reached[v] = bound
+    return _close(problem, hubs, reached, before, loads, path)
+
+
+def _close(
+    problem: Problem,
+    hubs: list[int],
+    reached: dict[int, float],
+    before: npt.NDArray[np.bool_],
+    loads: npt.NDArray[np.float64],
+    path: npt.NDArray[np.float64],
+) -> int:
+    """From the last hub to the end of the network."""
+    total = float(loads.sum(axis=1).max())
+    for k, hub in enumerate(hubs):
+        rest = max(float((loads @ before[hub]).max()), float(path[k].max()))
+        total = max(total, reached[hub] + rest)
+    return int(total * (1 - 1e-9))  # sums of floats, rounded towards safety
+
+
+def _ancestors(problem: Problem) -> npt.NDArray[np.bool_]:
+    """``[u, v]``: whether u has to finish before v starts."""
+    count = len(problem.operators)
+    before = np.zeros((count, count), dtype=bool)
+    for operator in problem.sequence:
+        for predecessor in problem.predecessors[operator]:
+            before[:, operator] |= before[:, predecessor]
+            before[predecessor, operator] = True
+    return before
+
+
+def _paths_from(
+    problem: Problem, hubs: list[int], best: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """``[k, v]``: the longest path that starts after hub k and ends with v; 0 without a path."""
+    longest = np.full((len(best), len(hubs)), -np.inf)
+    for k, hub in enumerate(hubs):
+        longest[hub, k] = 0
+    for operator in problem.sequence:
+        for predecessor in problem.predecessors[operator]:
+            np.maximum(
+                longest[operator], longest[predecessor] + best[operator], out=longest[operator]
+            )
+    return np.maximum(longest, 0).T
+
+
+def _weighted_costs(problem: Problem) -> npt.NDArray[np.float64]:
+    """``[w, i]``: the cheapest weighted cost of operator i for the w-th choice of weights."""
+    costs = np.array(
+        [[np.inf if c is None else c for c in op.costs] for op in problem.operators],
+        dtype=np.float64,
+    )
+    weights = _weights(len(problem.processors))  # [weights, processors]
+    with np.errstate(invalid="ignore"):  # 0 * inf: a processor of no weight that supports nothing
+        weighted = weights[:, None, :] * costs[None, :, :]
+    weighted[np.isnan(weighted)] = np.inf
+    return weighted.min(axis=2)
+
+
+@cache
+def _weights(count: int) -> npt.NDArray[np.float64]:
+    """Weights that sum to 1, evenly spread over ratios between 1:64 and 64:1."""
+    steps = 193 if count == 2 else max(3, int(600 ** (1 / max(1, count - 1))))
+    ratios = np.concatenate([[0.0], np.exp2(np.linspace(-6, 6, steps))])
+    grid = np.array([(1.0, *rest) for rest in product(ratios, repeat=count - 1)])
+    return np.concatenate([grid / grid.sum(axis=1, keepdims=True), np.eye(count)])

@@ -1,0 +1,68 @@
+"""Every placement and every order, cut where the rest cannot win any more; for small graphs."""
+
+from __future__ import annotations
+
+import time
+
+from tvm_stretch.errors import ScheduleError
+from tvm_stretch.scheduling.problem import Problem
+from tvm_stretch.scheduling.result import Result, result_of
+from tvm_stretch.scheduling.simulate import Timeline
+
+LARGEST = 12
+
+
+def schedule_exhaustive(problem: Problem) -> Result:
+    """The optimum.
+
+    Raises:
+        ScheduleError: more than `LARGEST` operators.
+    """
+    if len(problem.operators) > LARGEST:
+        raise ScheduleError(
+            f"expected at most {LARGEST} operators for the exhaustive scheduler, "
+            f"got {len(problem.operators)}; use another scheduler"
+        )
+    began = time.perf_counter_ns()
+    search = _Search(problem)
+    search.extend(Timeline(problem))
+    return result_of("exhaustive", search.best, began, optimal=True)
+
+
+class _Search:
+    """Grows timelines in the order of starts, so that each schedule is met once."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.best = Timeline(problem)
+        self.makespan: float = 0 if not problem.operators else float("inf")
+        self.tails = [0] * len(problem.operators)  # least time from an operator's finish to the end
+        for operator in reversed(problem.sequence):
+            for after in problem.successors[operator]:
+                least = problem.cost(after, problem.fastest(after)) + self.tails[after]
+                self.tails[operator] = max(self.tails[operator], least)
+
+    def extend(self, timeline: Timeline, latest_start: int = 0) -> None:
+        """Try every operator that may start next, on every processor."""
+        problem = self.problem
+        open_operators = [
+            op
+            for op in range(len(problem.operators))
+            if op not in timeline.finish
+            and all(p in timeline.finish for p in problem.predecessors[op])
+        ]
+        if not open_operators:
+            self._keep(timeline)
+        for operator in open_operators:
+            for processor in problem.supported[operator]:
+                start = max(timeline.free[processor], timeline.ready(operator))
+                bound = timeline.finish_on(operator, processor) + self.tails[operator]
+                if start >= latest_start and bound < self.makespan:
+                    longer = timeline.copy()
+                    longer.append(operator, processor)
+                    self.extend(longer, start)
+
+    def _keep(self, timeline: Timeline) -> None:
+        makespan = max(timeline.finish.values(), default=0)
+        if makespan < self.makespan:
+            self.best, self.makespan = timeline, makespan

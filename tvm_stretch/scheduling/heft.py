@@ -1,0 +1,82 @@
+"""HEFT (Topcuoglu, Hariri, Wu 2002): longest remaining path first, earliest finish, into gaps."""
+
+from __future__ import annotations
+
+import time
+
+from tvm_stretch.scheduling.problem import Problem
+from tvm_stretch.scheduling.result import Result, result_of
+from tvm_stretch.scheduling.simulate import simulate
+
+
+def schedule_heft(problem: Problem) -> Result:
+    """HEFT, with received tensors kept as the problem says."""
+    began = time.perf_counter_ns()
+    plan = _Plan(problem)
+    ranks = remaining_paths(problem)
+    topological = {op: i for i, op in enumerate(problem.sequence)}
+    for operator in sorted(topological, key=lambda op: (-ranks[op], topological[op])):
+        plan.insert(operator)
+    order = [[op for _, _, op in slots] for slots in plan.slots]
+    timeline = simulate(problem, [plan.placement[i] for i in range(len(ranks))], order)
+    return result_of("HEFT", timeline, began)
+
+
+def remaining_paths(problem: Problem) -> list[float]:
+    """The longest path from each operator to the end, of mean costs and mean transfers."""
+    count = len(problem.processors)
+    pairs = max(1, count * (count - 1))
+    transfer = [0.0] * len(problem.operators)  # by producer: its most expensive tensor
+    for index, tensor in enumerate(problem.tensors):
+        mean = sum(map(sum, problem.transfer_ns[index])) / pairs
+        transfer[tensor.producer] = max(transfer[tensor.producer], mean)
+    ranks = [0.0] * len(problem.operators)
+    for operator in reversed(problem.sequence):
+        after = max((ranks[s] for s in problem.successors[operator]), default=None)
+        rest = 0.0 if after is None else transfer[operator] + after
+        ranks[operator] = problem.mean_cost(operator) + rest
+    return ranks
+
+
+class _Plan:
+    """Slots per processor, sorted by time."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.slots: list[list[tuple[int, int, int]]] = [[] for _ in problem.processors]
+        self.placement: dict[int, int] = {}
+        self.finish: dict[int, int] = {}
+
+    def insert(self, operator: int) -> None:
+        """Put an operator where it finishes first."""
+        options = [self._earliest(operator, p) for p in self.problem.supported[operator]]
+        finish, start, processor = min(options)
+        self.slots[processor].append((start, finish, operator))
+        self.slots[processor].sort()
+        self.placement[operator] = processor
+        self.finish[operator] = finish
+
+    def _earliest(self, operator: int, processor: int) -> tuple[int, int, int]:
+        """The first gap that holds the operator: finish, start, processor."""
+        problem = self.problem
+        ready = max((self.finish[p] for p in problem.predecessors[operator]), default=0)
+        duration = problem.cost(operator, processor) + self._receive_ns(operator, processor)
+        begin = 0
+        for start, finish, _ in self.slots[processor]:
+            if max(begin, ready) + duration <= start:
+                break
+            begin = max(begin, finish)
+        start = max(begin, ready)
+        return start + duration, start, processor
+
+    def _receive_ns(self, operator: int, processor: int) -> int:
+        """What it would receive, unless an operator that is already there does."""
+        problem = self.problem
+        total = 0
+        for t in problem.reads[operator]:
+            tensor = problem.tensors[t]
+            source = self.placement[tensor.producer]
+            there = any(self.placement.get(c) == processor for c in tensor.consumers)
+            if not (there and problem.caching):
+                total += problem.transfer_ns[t][source][processor]
+        return total

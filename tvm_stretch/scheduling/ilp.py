@@ -1,0 +1,233 @@
+"""HOPE's integer linear program (section 2.1), solved with HiGHS.
+
+Variables per operator i of a piece: b[i,p] in {0,1} (runs on p), start[i], end[i]; per pair without a
+path: before[i,k] in {0,1}; per tensor t that i reads: x[t,i,q,p] in {0,1} (i receives t, written on q,
+on p), so that a processor receives a tensor once:
+
+    end[i] = start[i] + sum b[i,p] cost[i,p] + sum x[t,i,q,p] transfer[t,q,p]           (1)
+    T >= end[i]                                                                          (2)
+    start[k] >= end[i]                                   for i -> k                      (3)
+    start[i] >= end[k] - M before[i,k] - M (2 - b[i,p] - b[k,p])      and vice versa     (5)
+    sum over p of b[i,p] = 1                                                             (6)
+    sum over readers i of x[t,i,q,p] >= b[producer,q] + b[k,p] - 1   for every reader k
+    start[k] >= end[i] - M (1 - x[t,i,q,p]) - M (1 - b[k,p])         k reads t after i received it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+
+from tvm_stretch.scheduling.simulate import Timeline
+
+_HORIZON = 1000.0  # times are scaled so that the piece takes about this long
+
+
+def solve_piece(timeline: Timeline, piece: Sequence[int], *, seconds: float | None = None) -> bool:
+    """Append the operators of a piece to the timeline so that the last one finishes first.
+
+    Args:
+        timeline: holds everything that the piece depends on.
+        piece: operators in topological order.
+        seconds: what the solver may take; a list schedule is used where it finds nothing.
+
+    Returns:
+        Whether the solver proved that nothing is faster.
+    """
+    if not piece:
+        return True
+    fallback = timeline.copy()
+    for operator in piece:
+        supported = timeline.problem.supported[operator]
+        fallback.append(operator, min(supported, key=lambda p: fallback.finish_on(operator, p)))
+    program = _Program(timeline, piece, max(fallback.finish[i] for i in piece))
+    options = {"mip_rel_gap": 0.0} | ({} if seconds is None else {"time_limit": seconds})
+    solution = milp(
+        program.objective(),
+        integrality=np.array(program.integer),
+        bounds=Bounds(np.array(program.lower), np.array(program.upper)),
+        constraints=program.constraints(),
+        options=options,
+    )
+    if solution.x is None:
+        _replay(timeline, piece, fallback.placement, fallback.start)
+        return False
+    placement = {
+        i: max(program.problem.supported[i], key=lambda p: solution.x[program.on[i, p]])
+        for i in piece
+    }
+    _replay(timeline, piece, placement, {i: solution.x[program.start[i]] for i in piece})
+    return bool(solution.status == 0)
+
+
+def _replay(
+    timeline: Timeline,
+    piece: Sequence[int],
+    placement: dict[int, int],
+    start: dict[int, int] | dict[int, float],
+) -> None:
+    """Append by start, exact in integers and never before a predecessor."""
+    remaining = list(piece)
+    while remaining:
+        open_operators = [
+            op
+            for op in remaining
+            if all(p in timeline.finish for p in timeline.problem.predecessors[op])
+        ]
+        operator = min(open_operators, key=lambda op: start[op])
+        timeline.append(operator, placement[operator])
+        remaining.remove(operator)
+
+
+class _Program:
+    """The variables and rows of one piece."""
+
+    def __init__(self, timeline: Timeline, piece: Sequence[int], latest: int) -> None:
+        self.timeline, self.piece, self.problem = timeline, piece, timeline.problem
+        self.inside = set(piece)
+        self.base = min(timeline.free) if timeline.finish else 0
+        self.scale = _HORIZON / max(1, latest - self.base)
+        self.integer: list[int] = []
+        self.lower: list[float] = []
+        self.upper: list[float] = []
+        self.rows: list[tuple[dict[int, float], float]] = []  # coefficients, at least this
+        self.last = self._variable(0, _HORIZON)
+        self.start = {i: self._variable(0, _HORIZON) for i in piece}
+        self.end = {i: self._variable(0, _HORIZON) for i in piece}
+        self.on = {(i, p): self._binary() for i in piece for p in self.problem.supported[i]}
+        self.durations: dict[int, dict[int, float]] = {i: {} for i in piece}
+        for i in piece:
+            self._place_once(i)
+            self._start_when_ready(i)
+        for t in sorted({t for i in piece for t in self.problem.reads[i]}):
+            self._receive(t)
+        for i in piece:
+            self._equal({self.end[i]: 1.0, self.start[i]: -1.0} | self.durations[i], 0.0)
+            self._at_least({self.last: 1.0, self.end[i]: -1.0}, 0.0)
+        self._one_at_a_time()
+
+    def objective(self) -> np.ndarray:
+        """Minimise the last end."""
+        costs = np.zeros(len(self.lower))
+        costs[self.last] = 1.0
+        return costs
+
+    def constraints(self) -> LinearConstraint:
+        """All rows as one sparse matrix."""
+        entries = [(r, c, v) for r, (row, _) in enumerate(self.rows) for c, v in row.items()]
+        rows, columns, values = zip(*entries, strict=True)
+        shape = (len(self.rows), len(self.lower))
+        matrix = csr_array((values, (rows, columns)), shape=shape)
+        return LinearConstraint(matrix, np.array([bound for _, bound in self.rows]), np.inf)
+
+    def _variable(self, low: float, high: float, integer: int = 0) -> int:
+        self.lower.append(low)
+        self.upper.append(high)
+        self.integer.append(integer)
+        return len(self.lower) - 1
+
+    def _binary(self) -> int:
+        return self._variable(0, 1, 1)
+
+    def _at_least(self, row: dict[int, float], bound: float) -> None:
+        self.rows.append((row, bound))
+
+    def _equal(self, row: dict[int, float], bound: float) -> None:
+        self._at_least(row, bound)
+        self._at_least({column: -value for column, value in row.items()}, -bound)
+
+    def _scaled(self, time: int) -> float:
+        return (time - self.base) * self.scale
+
+    def _place_once(self, i: int) -> None:
+        """(6), and what computing takes, for (1)."""
+        supported = self.problem.supported[i]
+        self._equal({self.on[i, p]: 1.0 for p in supported}, 1.0)
+        for p in supported:
+            self.durations[i][self.on[i, p]] = -self.problem.cost(i, p) * self.scale
+
+    def _start_when_ready(self, i: int) -> None:
+        """(3), and after what earlier pieces left on the processors."""
+        for before in self.problem.predecessors[i]:
+            if before in self.inside:
+                self._at_least({self.start[i]: 1.0, self.end[before]: -1.0}, 0.0)
+            else:
+                self._at_least({self.start[i]: 1.0}, self._scaled(self.timeline.finish[before]))
+        for p in self.problem.supported[i]:
+            free = self._scaled(self.timeline.free[p])
+            if free > 0:
+                self._at_least({self.start[i]: 1.0, self.on[i, p]: -free}, 0.0)
+
+    def _receive(self, t: int) -> None:
+        """Transfers of one tensor to each processor that reads it."""
+        tensor = self.problem.tensors[t]
+        readers = [i for i in tensor.consumers if i in self.inside]
+        for q, p in self._routes(t):
+            cost = self.problem.transfer_ns[t][q][p] * self.scale
+            here = [i for i in readers if p in self.problem.supported[i]]
+            receive = {i: self._binary() for i in here}
+            for i in here:
+                self.durations[i][receive[i]] = -cost
+                self._received_by_someone(t, q, p, i, receive)
+                if self.problem.caching:
+                    self._after_it_was_received(i, p, receive)
+
+    def _routes(self, t: int) -> Iterator[tuple[int, int]]:
+        """From where to where the tensor may have to travel, at a cost."""
+        producer = self.problem.tensors[t].producer
+        inside = producer in self.inside
+        sources = (
+            self.problem.supported[producer] if inside else (self.timeline.placement[producer],)
+        )
+        for q in sources:
+            for p in range(len(self.problem.processors)):
+                known = self.problem.caching and (t, p) in self.timeline.received
+                if self.problem.transfer_ns[t][q][p] > 0 and p != q and not known:
+                    yield q, p
+
+    def _received_by_someone(
+        self, t: int, q: int, p: int, reader: int, receive: dict[int, int]
+    ) -> None:
+        producer = self.problem.tensors[t].producer
+        receivers = receive if self.problem.caching else {reader: receive[reader]}
+        row = dict.fromkeys(receivers.values(), 1.0) | {self.on[reader, p]: -1.0}
+        if producer in self.inside:
+            self._at_least(row | {self.on[producer, q]: -1.0}, -1.0)
+        else:
+            self._at_least(row, 0.0)
+
+    def _after_it_was_received(self, reader: int, p: int, receive: dict[int, int]) -> None:
+        for i, received in receive.items():
+            if i != reader:
+                row = {self.start[reader]: 1.0, self.end[i]: -1.0}
+                row |= {received: -_HORIZON, self.on[reader, p]: -_HORIZON}
+                self._at_least(row, -2 * _HORIZON)
+
+    def _one_at_a_time(self) -> None:
+        """(5), for pairs that no path orders."""
+        ordered = self._ordered_pairs()
+        for i, k in combinations(self.piece, 2):
+            shared = set(self.problem.supported[i]) & set(self.problem.supported[k])
+            if (i, k) in ordered or not shared:
+                continue
+            before = self._binary()  # 1: i runs before k
+            for p in shared:
+                both = {self.on[i, p]: -_HORIZON, self.on[k, p]: -_HORIZON}
+                row = {self.start[i]: 1.0, self.end[k]: -1.0, before: _HORIZON}
+                self._at_least(row | both, -2 * _HORIZON)
+                row = {self.start[k]: 1.0, self.end[i]: -1.0, before: -_HORIZON}
+                self._at_least(row | both, -3 * _HORIZON)
+
+    def _ordered_pairs(self) -> set[tuple[int, int]]:
+        """Pairs of the piece with a path from the first to the second."""
+        ordered: set[tuple[int, int]] = set()
+        for k in self.piece:
+            for before in self.problem.predecessors[k]:
+                if before in self.inside:
+                    ordered.add((before, k))
+                    ordered |= {(i, k) for i in self.piece if (i, before) in ordered}
+        return ordered

@@ -1,0 +1,96 @@
+"""What a scheduler answers, and the check that it is an answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from tvm_stretch.scheduling.bounds import lower_bound
+from tvm_stretch.scheduling.problem import Problem
+from tvm_stretch.scheduling.simulate import Timeline
+
+Status: TypeAlias = Literal["optimal", "feasible"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A schedule.
+
+    Attributes:
+        scheduler: who made it.
+        problem: what was scheduled: the problem given, or that problem with operators split
+            into parts (`tvm_stretch.scheduling.split`).
+        placement: the processor of each operator.
+        order: the operators of each processor, in the order in which they run.
+        start: predicted nanoseconds at which each operator begins to receive what it reads.
+        finish: predicted nanoseconds at which its result is there.
+        makespan: the last finish.
+        lower_bound: no schedule of the problem without splits takes less.
+        status: ``optimal`` if proved, else ``feasible``.
+        runtime_ns: what scheduling took.
+    """
+
+    scheduler: str
+    problem: Problem
+    placement: tuple[int, ...]
+    order: tuple[tuple[int, ...], ...]
+    start: tuple[int, ...]
+    finish: tuple[int, ...]
+    makespan: int
+    lower_bound: int
+    status: Status
+    runtime_ns: int
+
+    @property
+    def gap(self) -> float:
+        """How far above the lower bound the schedule is, as a share of the schedule."""
+        return 1 - self.lower_bound / self.makespan if self.makespan else 0.0
+
+    @property
+    def sequence(self) -> tuple[int, ...]:
+        """All operators by start: a topological order that holds every processor's order."""
+        rank = {op: i for queue in self.order for i, op in enumerate(queue)}
+        topological = {op: i for i, op in enumerate(self.problem.sequence)}
+        return tuple(
+            sorted(rank, key=lambda op: (self.start[op], self.finish[op], topological[op]))
+        )
+
+
+Scheduler: TypeAlias = Callable[[Problem], Result]
+
+
+def result_of(
+    scheduler: str, timeline: Timeline, began_ns: int, *, optimal: bool = False
+) -> Result:
+    """The result that a complete timeline stands for.
+
+    Args:
+        scheduler: who made it.
+        timeline: holds every operator.
+        began_ns: `time.perf_counter_ns` when scheduling began.
+        optimal: whether it is proved that nothing is faster.
+    """
+    runtime_ns = time.perf_counter_ns() - began_ns
+    problem = timeline.problem
+    indices = range(len(problem.operators))
+    makespan = max(timeline.finish.values(), default=0)
+    bound = makespan if optimal else lower_bound(problem)
+    return Result(
+        scheduler=scheduler,
+        problem=problem,
+        placement=tuple(timeline.placement[i] for i in indices),
+        order=tuple(map(tuple, timeline.order)),
+        start=tuple(timeline.start[i] for i in indices),
+        finish=tuple(timeline.finish[i] for i in indices),
+        makespan=makespan,
+        lower_bound=bound,
+        status="optimal" if bound == makespan else "feasible",
+        runtime_ns=runtime_ns,
+    )
+
+
+def fastest_result(results: Sequence[Result]) -> Result:
+    """The result with the least makespan; of equals the first."""
+    return min(results, key=lambda result: result.makespan)

@@ -1,0 +1,122 @@
+"""What a placement and an order on each processor take: the times at which the executor would start.
+
+cpu     [conv1]······[recv conv2|add]
+opencl  [recv conv1|conv2]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tvm_stretch.errors import ScheduleError
+from tvm_stretch.scheduling.problem import Problem
+
+
+@dataclass
+class Timeline:
+    """A schedule that grows one operator at a time, each at the end of its processor's queue."""
+
+    problem: Problem
+    placement: dict[int, int] = field(default_factory=dict)
+    start: dict[int, int] = field(default_factory=dict)
+    finish: dict[int, int] = field(default_factory=dict)
+    order: list[list[int]] = field(init=False)
+    free: list[int] = field(init=False)
+    received: set[tuple[int, int]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.order = [[] for _ in self.problem.processors]
+        self.free = [0] * len(self.problem.processors)
+
+    def copy(self) -> Timeline:
+        """Another timeline with the same past."""
+        twin = Timeline(self.problem, dict(self.placement), dict(self.start), dict(self.finish))
+        twin.order = [list(queue) for queue in self.order]
+        twin.free = list(self.free)
+        twin.received = set(self.received)
+        return twin
+
+    def ready(self, operator: int) -> int:
+        """When everything that the operator reads is finished."""
+        return max((self.finish[p] for p in self.problem.predecessors[operator]), default=0)
+
+    def to_receive(self, operator: int, processor: int) -> list[int]:
+        """The tensors that the processor would have to receive for the operator."""
+        tensors = self.problem.tensors
+        return [
+            t
+            for t in self.problem.reads[operator]
+            if self.placement[tensors[t].producer] != processor
+            and (t, processor) not in self.received
+        ]
+
+    def receive_ns(self, operator: int, processor: int) -> int:
+        """How long receiving them takes."""
+        problem = self.problem
+        return sum(
+            problem.transfer_ns[t][self.placement[problem.tensors[t].producer]][processor]
+            for t in self.to_receive(operator, processor)
+        )
+
+    def finish_on(self, operator: int, processor: int) -> int:
+        """When the operator would finish as the next one of the processor."""
+        begin = max(self.free[processor], self.ready(operator))
+        duration = self.receive_ns(operator, processor) + self.problem.cost(operator, processor)
+        return begin + duration
+
+    def append(self, operator: int, processor: int) -> int:
+        """Run the operator as the next one of the processor; returns when it finishes."""
+        end = self.finish_on(operator, processor)
+        self.start[operator] = max(self.free[processor], self.ready(operator))
+        if self.problem.caching:
+            self.received.update((t, processor) for t in self.to_receive(operator, processor))
+        self.placement[operator] = processor
+        self.finish[operator] = self.free[processor] = end
+        self.order[processor].append(operator)
+        return end
+
+
+def simulate(
+    problem: Problem, placement: Sequence[int], order: Sequence[Iterable[int]]
+) -> Timeline:
+    """Run every processor's queue as early as possible.
+
+    Raises:
+        ScheduleError: the orders wait for each other, or leave operators out.
+    """
+    timeline = Timeline(problem)
+    queues = [list(queue) for queue in order]
+    heads = [0] * len(queues)
+    done = 0
+    moved = True
+    while moved:
+        moved = False
+        for processor, queue in enumerate(queues):
+            while heads[processor] < len(queue):
+                operator = queue[heads[processor]]
+                if any(p not in timeline.finish for p in problem.predecessors[operator]):
+                    break
+                if placement[operator] != processor or operator in timeline.finish:
+                    raise ScheduleError(
+                        f"expected operator {operator} once, on processor {placement[operator]}, "
+                        f"got it on {processor}; correct the order"
+                    )
+                timeline.append(operator, processor)
+                heads[processor] += 1
+                done += 1
+                moved = True
+    if done != len(problem.operators):
+        raise ScheduleError(
+            f"expected {len(problem.operators)} operators to run, got {done}; the orders of the "
+            "processors wait for each other or leave operators out"
+        )
+    return timeline
+
+
+def run_sequence(problem: Problem, placement: Sequence[int], sequence: Iterable[int]) -> Timeline:
+    """Run the operators in one order over all processors (topological)."""
+    timeline = Timeline(problem)
+    for operator in sequence:
+        timeline.append(operator, placement[operator])
+    return timeline

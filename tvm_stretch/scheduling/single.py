@@ -1,0 +1,32 @@
+"""Everything on one processor; what it does not support falls back to the fastest that does."""
+
+from __future__ import annotations
+
+import time
+
+from tvm_stretch.scheduling.problem import Problem
+from tvm_stretch.scheduling.result import Result, result_of
+from tvm_stretch.scheduling.simulate import Timeline, run_sequence
+
+
+def schedule_single(problem: Problem) -> Result:
+    """The best single processor."""
+    began = time.perf_counter_ns()
+    timelines = [_all_on(problem, p) for p in range(len(problem.processors))]
+    best = min(timelines, key=lambda t: max(t.finish.values(), default=0))
+    return result_of("single", best, began)
+
+
+def single_processor(problem: Problem, processor: int) -> Result:
+    """Everything on the given processor."""
+    began = time.perf_counter_ns()
+    timeline = _all_on(problem, processor)
+    return result_of(f"single:{problem.processors[processor]}", timeline, began)
+
+
+def _all_on(problem: Problem, processor: int) -> Timeline:
+    placement = [
+        processor if processor in supported else problem.fastest(operator)
+        for operator, supported in enumerate(problem.supported)
+    ]
+    return run_sequence(problem, placement, problem.sequence)

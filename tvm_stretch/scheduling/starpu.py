@@ -1,0 +1,75 @@
+"""StarPU's DMDAR: dequeue model, data aware, ready.
+
+When the last predecessor of an operator finishes, the operator is queued at the processor that is
+expected to finish it first, transfers included.  An idle processor takes from its queue the operator
+of which it already holds the most bytes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+
+from tvm_stretch.scheduling.problem import Problem
+from tvm_stretch.scheduling.result import Result, result_of
+from tvm_stretch.scheduling.simulate import Timeline
+
+
+def schedule_starpu(problem: Problem) -> Result:
+    """Run the network in virtual time, deciding as StarPU does."""
+    began = time.perf_counter_ns()
+    return result_of("StarPU", _Run(problem).run(), began)
+
+
+class _Run:
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.timeline = Timeline(problem)
+        self.waiting = [len(before) for before in problem.predecessors]
+        self.queues: list[list[int]] = [[] for _ in problem.processors]
+        self.expected_end = [0] * len(problem.processors)
+        self.running: list[tuple[int, int, int]] = []  # finish, operator, processor
+        self.busy: set[int] = set()
+
+    def run(self) -> Timeline:
+        """Events in the order of time: an operator finishes, its successors are pushed."""
+        for operator in self.problem.sequence:
+            if self.waiting[operator] == 0:
+                self.push(operator, 0)
+        self.pop_idle()
+        while self.running:
+            now, operator, processor = heapq.heappop(self.running)
+            self.busy.discard(processor)
+            for successor in self.problem.successors[operator]:
+                self.waiting[successor] -= 1
+                if self.waiting[successor] == 0:
+                    self.push(successor, now)
+            self.pop_idle()
+        return self.timeline
+
+    def push(self, operator: int, now: int) -> None:
+        """Queue at the processor that is expected to finish the operator first."""
+
+        def expected(processor: int) -> int:
+            begin = max(self.expected_end[processor], now)
+            cost = self.problem.cost(operator, processor)
+            return begin + cost + self.timeline.receive_ns(operator, processor)
+
+        best = min(self.problem.supported[operator], key=expected)
+        self.expected_end[best] = expected(best)
+        self.queues[best].append(operator)
+
+    def pop_idle(self) -> None:
+        """Let every idle processor take the operator with the fewest bytes to receive."""
+        for processor, queue in enumerate(self.queues):
+            if processor in self.busy or not queue:
+                continue
+            operator = min(queue, key=lambda op: self._missing_bytes(op, processor))
+            queue.remove(operator)
+            finish = self.timeline.append(operator, processor)
+            heapq.heappush(self.running, (finish, operator, processor))
+            self.busy.add(processor)
+
+    def _missing_bytes(self, operator: int, processor: int) -> int:
+        missing = self.timeline.to_receive(operator, processor)
+        return sum(self.problem.tensors[t].bytes for t in missing)
