@@ -341,7 +341,7 @@ def test_wrong_number_of_output_names_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("version", 2), ("format", "other"), ("tensors", [{}]), ("nodes", None)]
+    ("field", "value"), [("version", 1), ("format", "other"), ("tensors", [{}]), ("nodes", None)]
 )
 def test_damaged_json_is_refused(field: str, value: object) -> None:
     data = json.loads(build(lambda b, p: negative(b, p[0]), (1, 4)).graph.to_json())

@@ -1,7 +1,9 @@
 """The graph that the executor runs: plain data, written as JSON.
 
     {"tensors": [{"shape": [1, 16, 8, 8], "dtype": "float32", "kind": "input", …}, …],
-     "nodes":   [{"kernel": "fused_conv2d_add_relu", "name": "lv0", "inputs": [0, 1, 2], …}]}
+     "nodes":   [{"kernel": "fused_conv2d_add_relu", "name": "lv0", "inputs": [0, 1, 2], …}, …],
+     "processors": [{"name": "cpu", "kind": "cpu"}, {"name": "opencl", "kind": "opencl"}],
+     "regions": [{"name": "r0", "processor": 1, "nodes": [0, 1], "after": [], …}, …]}
 
 A tensor is a window on memory. Its `kind` says which memory, `offset` where in it:
 
@@ -11,6 +13,11 @@ A tensor is a window on memory. Its `kind` says which memory, `offset` where in 
     prepared        what the `prepare` nodes make of the weights, once, when the artifact is loaded
 
 Several tensors may look at the same bytes: that is how reshape, slices and concat cost nothing.
+
+Nodes run in regions: each belongs to exactly one. Regions stand in an order in which they could run
+one after the other; those of one processor do run in that order, and a region begins when those
+in its `after` are complete. There is one memory plan for all processors: one with memory of its
+own keeps a mirror, and `receives` and `sends` say what to copy between equal offsets.
 """
 
 from __future__ import annotations
@@ -22,9 +29,9 @@ from typing import Any, Literal, get_args
 from tvm_stretch.errors import ArtifactError
 
 FORMAT = "tvm_stretch.graph"
-VERSION = 1
+VERSION = 2
 COPY_KERNEL = "tvm_stretch.copy"
-"""Name of the one kernel that the executor brings itself: bytes of input 0 to output 0."""
+"""Name of the one kernel that every processor brings itself: bytes of input 0 to output 0."""
 
 TensorKind = Literal["input", "output", "arena", "constant", "prepared"]
 
@@ -52,6 +59,45 @@ class Node:
 
 
 @dataclass(frozen=True)
+class ProcessorSpec:
+    """A processor that runs regions; the one at index 0 is the CPU, which runs `prepare` too.
+
+    Attributes:
+        name: the word for it in plans and messages.
+        kind: which part of the executor drives it: `cpu`, `opencl`, ...
+    """
+
+    name: str
+    kind: str
+
+
+CPU = ProcessorSpec("cpu", "cpu")
+
+
+@dataclass(frozen=True)
+class Region:
+    """Nodes that one processor runs as one unit.
+
+    Attributes:
+        name: as in the plan.
+        processor: index in the graph's processors.
+        nodes: ids, in the order they run.
+        after: regions of other processors that must be complete before this one begins; those
+            that follow from the others, or from the order of its own processor, are left out.
+        receives: tensors that the region reads, that another processor or the caller wrote last,
+            and that its processor did not receive since.
+        sends: tensors that the region writes and that another processor or the caller reads.
+    """
+
+    name: str
+    processor: int
+    nodes: tuple[int, ...]
+    after: tuple[int, ...]
+    receives: tuple[int, ...]
+    sends: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Port:
     """An input or output of the network."""
 
@@ -68,6 +114,8 @@ class Graph:
     tensors: tuple[Tensor, ...]
     prepare: tuple[Node, ...]
     nodes: tuple[Node, ...]
+    processors: tuple[ProcessorSpec, ...]
+    regions: tuple[Region, ...]
     arena_bytes: int
     weights_bytes: int
     prepared_bytes: int
@@ -108,6 +156,8 @@ class Graph:
                 tensors=tuple(_tensor(item) for item in data.pop("tensors")),
                 prepare=tuple(_node(item) for item in data.pop("prepare")),
                 nodes=tuple(_node(item) for item in data.pop("nodes")),
+                processors=tuple(ProcessorSpec(**item) for item in data.pop("processors")),
+                regions=tuple(_region(item) for item in data.pop("regions")),
                 cpu_features=tuple(data.pop("cpu_features")),
                 **data,
             )
@@ -127,3 +177,8 @@ def _tensor(item: dict[str, Any]) -> Tensor:
 def _node(item: dict[str, Any]) -> Node:
     lists = {key: tuple(item[key]) for key in ("inputs", "outputs")}
     return Node(**{**item, **lists})
+
+
+def _region(item: dict[str, Any]) -> Region:
+    lists = {key: tuple(item[key]) for key in ("nodes", "after", "receives", "sends")}
+    return Region(**{**item, **lists})

@@ -1,9 +1,13 @@
 """Places buffers in one arena so that no two live ones overlap.
 
-    buffer   bytes   live          offset
-    a          256   0 ──── 1           0
-    b          128      1 ──── 2      256
-    c          256           2 ─ 3      0      a is dead when c is written: same place
+    buffer   bytes   touched by steps    offset
+    a          256   0, 1                     0
+    b          128      1, 2                256
+    c          256         2, 3               0     a is dead when c is written: same place
+
+Several processors run steps at the same time, so "dead" is a matter of which step happens before
+which: two buffers share memory only if every step that touches one of them is complete before any
+step that touches the other begins.
 
 Three steps: the caller derives the **lifetimes**, a **sweep** over time tells how much is live at
 once (no plan can be smaller), and then the **offsets** are chosen, largest buffer first.
@@ -26,15 +30,35 @@ _ATTEMPTS = 64
 
 @dataclass(frozen=True)
 class Lifetime:
-    """`size` bytes that must be kept from step `first` to step `last`, both included."""
+    """`size` bytes, and when they are needed. Sets of steps are bits of an integer.
+
+    Attributes:
+        size: how many bytes.
+        steps: the steps that touch them.
+        earlier: the steps that are complete before the first of `steps` begins.
+    """
 
     size: int
-    first: int
-    last: int
+    steps: int
+    earlier: int
+
+    @property
+    def first(self) -> int:
+        """The lowest step that touches the buffer."""
+        return (self.steps & -self.steps).bit_length() - 1
+
+    @property
+    def last(self) -> int:
+        """The highest step that touches the buffer."""
+        return self.steps.bit_length() - 1
+
+    def precedes(self, other: Lifetime) -> bool:
+        """Whether this buffer is dead before the other one is born."""
+        return self.steps & ~other.earlier == 0
 
     def overlaps(self, other: Lifetime) -> bool:
-        """Whether both are live at some step."""
-        return self.first <= other.last and other.first <= self.last
+        """Whether both may be live at the same time."""
+        return not (self.precedes(other) or other.precedes(self))
 
 
 @dataclass(frozen=True)
@@ -53,24 +77,32 @@ def align(size: int, alignment: int = ALIGNMENT) -> int:
 # Step 1: lifetimes.
 
 
-def find_lifetimes(sizes: Sequence[int], accesses: Iterable[Iterable[int]]) -> list[Lifetime]:
-    """From the first to the last step that touches a buffer.
+def find_lifetimes(
+    sizes: Sequence[int],
+    accesses: Sequence[Iterable[int]],
+    earlier: Sequence[int] | None = None,
+) -> list[Lifetime]:
+    """Which steps touch each buffer, and which ones are over by then.
 
     Args:
         sizes: bytes of each buffer.
-        accesses: for each step, in order, the buffers it reads or writes. Tensors that look at the
-            same memory count as one buffer, so its lifetime is the union of theirs.
+        accesses: for each step, the buffers it reads or writes. Tensors that look at the same
+            memory count as one buffer, so its lifetime is the union of theirs.
+        earlier: for each step, the steps (bits, all of them lower) that happen before it; by
+            default steps run one after the other.
     """
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
+    if earlier is None:
+        earlier = [(1 << step) - 1 for step in range(len(accesses))]
+    touched = [0] * len(sizes)
+    before = [-1] * len(sizes)
     for step, buffers in enumerate(accesses):
         for buffer in buffers:
-            first.setdefault(buffer, step)
-            last[buffer] = step
-    # A buffer that nobody touches needs no memory; it keeps an empty place at step 0.
+            touched[buffer] |= 1 << step
+            before[buffer] &= earlier[step]
+    # A buffer that nobody touches needs no memory.
     return [
-        Lifetime(size, first[i], last[i]) if i in first else Lifetime(0, 0, 0)
-        for i, size in enumerate(sizes)
+        Lifetime(size, steps, mask) if steps else Lifetime(0, 0, 0)
+        for size, steps, mask in zip(sizes, touched, before, strict=True)
     ]
 
 
@@ -78,7 +110,7 @@ def find_lifetimes(sizes: Sequence[int], accesses: Iterable[Iterable[int]]) -> l
 
 
 def lower_bound(lifetimes: Sequence[Lifetime], alignment: int = ALIGNMENT) -> int:
-    """The most bytes that are live at one step."""
+    """The most bytes that are live at one step, were the steps to run one after the other."""
     change: defaultdict[int, int] = defaultdict(int)
     for life in lifetimes:
         change[life.first] += align(life.size, alignment)
@@ -97,10 +129,11 @@ def plan_memory(lifetimes: Sequence[Lifetime], alignment: int = ALIGNMENT) -> Me
     smallest arena wins.
     """
     sizes = [align(life.size, alignment) for life in lifetimes]
-    rivals = [
-        [j for j, other in enumerate(lifetimes) if j != i and life.overlaps(other)]
-        for i, life in enumerate(lifetimes)
-    ]
+    rivals: list[list[int]] = [[] for _ in lifetimes]
+    for i, j in itertools.combinations(range(len(lifetimes)), 2):
+        if lifetimes[i].overlaps(lifetimes[j]):
+            rivals[i].append(j)
+            rivals[j].append(i)
     bound = lower_bound(lifetimes, alignment)
     order = sorted(
         range(len(sizes)), key=lambda i: (-sizes[i], lifetimes[i].first - lifetimes[i].last, i)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import tvm
@@ -31,9 +31,14 @@ class Buffer:
         return self if self.parent is None else self.parent.root
 
     @property
+    def start_in_root(self) -> int:
+        """Where this buffer starts in `root`."""
+        return 0 if self.parent is None else self.offset + self.parent.start_in_root
+
+    @property
     def start(self) -> int:
         """Where this buffer starts in the memory `root.kind`."""
-        return self.offset + (0 if self.parent is None else self.parent.start)
+        return self.root.offset + self.start_in_root
 
     @property
     def is_constant(self) -> bool:
@@ -83,12 +88,20 @@ def new_view(kind: TensorKind, shape: tuple[int, ...], dtype: str, index: int = 
     return View(Buffer(size, kind, index), shape, dtype)
 
 
-def place_buffers(steps: list[Step], kind: TensorKind, kept: Iterable[View] = ()) -> int:
+def place_buffers(
+    steps: Sequence[Step],
+    kind: TensorKind,
+    *,
+    earlier: Sequence[int] | None = None,
+    kept: Iterable[View] = (),
+) -> int:
     """Set the offsets of all buffers of this kind; returns how much memory they need.
 
     Args:
-        steps: the nodes, in the order they run.
+        steps: the nodes, in an order in which they could run one after the other.
         kind: which buffers to place.
+        earlier: for each step, the steps (bits) that happen before it; by default all the ones
+            that stand before it.
         kept: what must still be there after the last step.
     """
     numbers: dict[Buffer, int] = {}
@@ -99,7 +112,9 @@ def place_buffers(steps: list[Step], kind: TensorKind, kept: Iterable[View] = ()
 
     accesses = [touched((*step.inputs, *step.outputs)) for step in steps]
     accesses.append(touched(kept))
-    lifetimes = find_lifetimes([buffer.bytes for buffer in numbers], accesses)
+    if earlier is not None:
+        earlier = [*earlier, (1 << len(steps)) - 1]
+    lifetimes = find_lifetimes([buffer.bytes for buffer in numbers], accesses, earlier)
     plan = plan_memory(lifetimes)
     for buffer, offset in zip(numbers, plan.offsets, strict=True):
         buffer.offset = offset
@@ -129,3 +144,12 @@ class TensorTable:
         """The node of a step."""
         inputs, outputs = (tuple(map(self.add, views)) for views in (step.inputs, step.outputs))
         return Node(step.kernel, step.name, inputs, outputs)
+
+    def add_window(self, view: View) -> int:
+        """Number of a tensor on the same bytes; what it takes them for does not matter."""
+        root = view.buffer.root
+        wanted = (root.kind, root.index, view.buffer.start + view.offset, view.bytes)
+        for tensor, number in self.ids.items():
+            if (tensor.kind, tensor.buffer, tensor.offset, tensor.bytes) == wanted:
+                return number
+        return self.add(view)

@@ -1,0 +1,319 @@
+"""One walk over kernel-level Relax: what is computed where, in which memory.
+
+Each function of this file that returns a value returns a `View` (a tensor in some memory), or a
+tuple of values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.lowering.graph import COPY_KERNEL, TensorKind
+from tvm_stretch.lowering.memory_plan import ALIGNMENT
+from tvm_stretch.lowering.regions import RegionSteps
+from tvm_stretch.lowering.views import Buffer, Step, View, dtype_bytes, new_view
+from tvm_stretch.lowering.weights import WeightsBlob
+
+
+@dataclass
+class Walk:
+    """State of the walk.
+
+    Attributes:
+        mod: the module that holds `main`.
+        processors: names; the region of a function runs on the one that its attribute names.
+        prepare: kernels that only read constants.
+        regions: all other kernels, by region.
+        weights: the constants.
+    """
+
+    mod: tvm.IRModule
+    processors: list[str]
+    values: dict[relax.Var, Any] = field(default_factory=dict)
+    weights: WeightsBlob = field(default_factory=WeightsBlob)
+    inputs: list[View] = field(default_factory=list)
+    prepare: list[Step] = field(default_factory=list)
+    regions: list[RegionSteps] = field(default_factory=list)
+    region: RegionSteps | None = None
+    constants: dict[int, Buffer] = field(default_factory=dict)
+    prepared: dict[tuple[Any, ...], tuple[View, ...]] = field(default_factory=dict)
+
+    def visit_main(self, main: relax.Function) -> list[View]:
+        """Record every step; returns the views that the function returns."""
+        for index, param in enumerate(main.params):
+            self.inputs.append(new_view("input", *tensor_type(param.ty, param.name), index))
+        bindings = (binding for block in main.body.blocks for binding in block.bindings)
+        if any(isinstance(_callee(binding), tvm.ir.GlobalVar) for binding in bindings):
+            results = self.visit_function(main, self.inputs)
+        else:
+            results = self.visit_region(main, self.inputs, "main", 0)
+        results = results if isinstance(results, tuple) else (results,)
+        return [self.claim_output(index, value) for index, value in enumerate(results)]
+
+    def visit_region_call(self, call: relax.Call, name: str) -> Any:
+        """The steps of a function that `main` calls; the value is what it returns."""
+        function = self.mod[call.op]
+        if self.region is not None or not isinstance(function, relax.Function):
+            raise _refuse(f"a call of {call.op.name_hint} outside main", name)
+        processor = str((function.attrs or {}).get("processor", self.processors[0]))
+        if processor not in self.processors:
+            raise UnsupportedError(
+                f"expected one of the processors {self.processors} for region "
+                f"{call.op.name_hint!r}, got {processor!r}; give lower() that processor too"
+            )
+        function = relax.analysis.remove_all_unused(function)
+        arguments = [self.visit(argument, name) for argument in call.args]
+        index = self.processors.index(processor)
+        return self.visit_region(function, arguments, call.op.name_hint, index)
+
+    def visit_region(
+        self, function: relax.Function, arguments: Sequence[Any], name: str, processor: int
+    ) -> Any:
+        """Record the steps of a function in a region of their own."""
+        self.region = RegionSteps(name, processor)
+        self.regions.append(self.region)
+        results = self.visit_function(function, arguments)
+        self.region = None
+        return results
+
+    def visit_function(self, function: relax.Function, arguments: Sequence[Any]) -> Any:
+        """The value that a function returns."""
+        self.values.update(zip(function.params, arguments, strict=True))
+        for block in function.body.blocks:
+            for binding in block.bindings:
+                if not isinstance(binding, relax.VarBinding):
+                    raise _refuse(type(binding).__name__, binding.var.name)
+                self.values[binding.var] = self.visit(binding.value, binding.var.name)
+        return self.visit(function.body.body, "the result")
+
+    def record(self, step: Step) -> None:
+        """Add a step to the region that is being walked."""
+        if self.region is None:
+            raise _refuse(f"{step.kernel} beside calls of regions", step.name)
+        self.region.steps.append(step)
+
+    def visit(self, expr: Any, name: str) -> Any:
+        """The value of an expression that is bound to `name`."""
+        if isinstance(expr, relax.Var):
+            return self.values[expr]
+        if isinstance(expr, tvm.ir.GenericConst):
+            return self.visit_constant(expr)
+        if isinstance(expr, relax.Tuple):
+            return tuple(self.visit(item, name) for item in expr.fields)
+        if isinstance(expr, relax.TupleGetItem):
+            return self.visit(expr.tuple_value, name)[expr.index]
+        if isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.GlobalVar):
+            return self.visit_region_call(expr, name)
+        if not isinstance(expr, relax.Call) or not isinstance(expr.op, tvm.ir.Op):
+            raise _refuse(type(expr).__name__, name)
+        if expr.op.name == "relax.call_tir":
+            return self.visit_call_tir(expr, name)
+        if expr.op.name not in _VIEW_OPS:
+            raise _refuse(expr.op.name, name)
+        return _VIEW_OPS[expr.op.name](self, expr, name)
+
+    def visit_constant(self, constant: tvm.ir.GenericConst) -> View:
+        """A view of the weights; equal constants share their buffer."""
+        shape, dtype = tensor_type(constant.ty, "a constant")
+        offset = self.weights.add(constant.value)
+        size = math.prod(shape) * dtype_bytes(dtype)
+        buffer = self.constants.setdefault(offset, Buffer(size, "constant", offset=offset))
+        return View(buffer, shape, dtype)
+
+    def visit_call_tir(self, call: relax.Call, name: str) -> Any:
+        """Record a kernel call, under `prepare` if all it reads is constant."""
+        if len(call.args) != 2:
+            raise _refuse("call_tir with symbolic arguments", name)
+        inputs = self.visit(call.args[1], name)
+        inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+        out_type = call.ty_args[0]
+        several = isinstance(out_type, relax.TupleType)
+        types = [tensor_type(t, name) for t in (out_type.fields if several else [out_type])]
+        kernel = call.args[0].name_hint
+        if all(view.buffer.is_constant for view in inputs):
+            outputs = self.run_once(kernel, name, inputs, types)
+        else:
+            outputs = tuple(new_view("arena", *t) for t in types)
+            self.record(Step(kernel, name, inputs, outputs))
+        return outputs if several else outputs[0]
+
+    def run_once(
+        self, kernel: str, name: str, inputs: tuple[View, ...], types: list[tuple[Any, str]]
+    ) -> tuple[View, ...]:
+        """Record a `prepare` step; the same kernel on the same constants is one step."""
+        key = (kernel, *((v.buffer, v.offset, v.shape, v.dtype) for v in inputs))
+        if key not in self.prepared:
+            outputs = tuple(new_view("prepared", *t) for t in types)
+            self.prepare.append(Step(kernel, name, inputs, outputs))
+            self.prepared[key] = outputs
+        return self.prepared[key]
+
+    def copy(self, source: View, target: View, name: str) -> View:
+        """Record a copy; returns the target."""
+        step = Step(COPY_KERNEL, name, (source,), (target,))
+        if target.buffer.root.is_constant:
+            self.prepare.append(step)
+        else:
+            self.record(step)
+        return target
+
+    # Views.
+
+    def view(self, source: View, shape: tuple[int, ...], offset: int, name: str) -> View:
+        """`source` from `offset` bytes on, with another shape."""
+        view = View(source.buffer, shape, source.dtype, source.offset + offset)
+        if view.offset % ALIGNMENT == 0:
+            return view
+        kind: TensorKind = "prepared" if source.buffer.is_constant else "arena"
+        return self.copy(view, new_view(kind, shape, source.dtype), f"{name}.copy")
+
+    def visit_reshape(self, call: relax.Call, name: str) -> View:
+        """Any operator that only changes the shape."""
+        shape, _ = tensor_type(call.ty, name)
+        return self.view(self.visit(call.args[0], name), shape, 0, name)
+
+    def visit_split(self, call: relax.Call, name: str) -> tuple[View, ...]:
+        """Consecutive slices."""
+        source = self.visit(call.args[0], name)
+        axis = call.attrs.axis % len(source.shape)
+        _require_contiguous(source.shape[:axis], "split", name)
+        views, offset = [], 0
+        for part_type in call.ty.fields:
+            shape, dtype = tensor_type(part_type, name)
+            views.append(self.view(source, shape, offset, name))
+            offset += math.prod(shape) * dtype_bytes(dtype)
+        return tuple(views)
+
+    def visit_strided_slice(self, call: relax.Call, name: str) -> View:
+        """One slice; its offset is where its first element stands."""
+        source = self.visit(call.args[0], name)
+        shape, dtype = tensor_type(call.ty, name)
+        axes, begin = _integers(call.args[1], name), _integers(call.args[2], name)
+        strides = _integers(call.args[4], name) if len(call.args) > 4 else [1] * len(axes)
+        if any(stride != 1 for stride in strides):
+            raise _refuse(f"strided_slice with strides {strides}", name)
+        shortened = [i for i, size in enumerate(shape) if size != source.shape[i]]
+        if shortened:
+            _require_contiguous(shape[: shortened[-1]], "strided_slice", name)
+        element = 0
+        for axis, first in zip(axes, begin, strict=True):
+            axis, size = axis % len(shape), source.shape[axis]
+            first = min(max(first + size if first < 0 else first, 0), size)
+            element += first * math.prod(source.shape[axis + 1 :])
+        return self.view(source, shape, element * dtype_bytes(dtype), name)
+
+    def visit_concat(self, call: relax.Call, name: str) -> View:
+        """One buffer; each part is written there by its producer, or else copied."""
+        parts = self.visit(call.args[0], name)
+        shape, dtype = tensor_type(call.ty, name)
+        axis = 0 if call.attrs.axis is None else call.attrs.axis % len(shape)
+        _require_contiguous(shape[:axis], "concat", name)
+        constant = all(part.buffer.is_constant for part in parts)
+        whole = new_view("prepared" if constant else "arena", shape, dtype)
+        offset = 0
+        for index, part in enumerate(parts):
+            if self.can_move(part, whole.buffer, offset):
+                part.buffer.parent, part.buffer.offset = whole.buffer, offset
+            else:
+                slot = View(whole.buffer, part.shape, dtype, offset)
+                self.copy(part, slot, f"{name}.part{index}")
+            offset += part.bytes
+        return whole
+
+    def can_move(self, part: View, whole: Buffer, offset: int) -> bool:
+        """Whether the producer of `part` may write it straight into `whole` at `offset`.
+
+        Not if the part belongs to the caller or to the artifact, if it is a slice of something,
+        if it went into another concat already, or if kernels must not read at that offset.
+        """
+        return (
+            part.buffer.kind == whole.kind
+            and part.buffer.parent is None
+            and part.is_whole_buffer
+            and offset % ALIGNMENT == 0
+        )
+
+    def claim_output(self, index: int, value: Any) -> View:
+        """Let a result live in the caller's memory; by a copy if it has to live elsewhere too."""
+        if not isinstance(value, View):
+            raise _refuse("a tuple inside the returned tuple", "main")
+        buffer = value.buffer
+        if buffer.kind == "arena" and buffer.parent is None and value.is_whole_buffer:
+            buffer.kind, buffer.index = "output", index
+            return value
+        target = new_view("output", value.shape, value.dtype, index)
+        self.region = self.region_to_copy(buffer.root)
+        self.copy(value, target, f"output{index}.copy")
+        self.region = None
+        return target
+
+    def region_to_copy(self, root: Buffer) -> RegionSteps:
+        """The last region that writes `root`; for what nobody writes, a region of the CPU."""
+        for region in reversed(self.regions):
+            if any(view.buffer.root is root for step in region.steps for view in step.outputs):
+                return region
+        for region in self.regions:
+            if region.processor == 0:
+                return region
+        self.regions.append(RegionSteps("outputs", 0))
+        return self.regions[-1]
+
+
+_VIEW_OPS: dict[str, Callable[[Walk, relax.Call, str], Any]] = {
+    "relax.reshape": Walk.visit_reshape,
+    "relax.flatten": Walk.visit_reshape,
+    "relax.expand_dims": Walk.visit_reshape,
+    "relax.squeeze": Walk.visit_reshape,
+    "relax.split": Walk.visit_split,
+    "relax.strided_slice": Walk.visit_strided_slice,
+    "relax.concat": Walk.visit_concat,
+}
+
+
+def _callee(binding: relax.Binding) -> Any:
+    """What the call of a binding calls; None if it is no call."""
+    value = getattr(binding, "value", None)
+    return value.op if isinstance(value, relax.Call) else None
+
+
+def tensor_type(ty: Any, name: str) -> tuple[tuple[int, ...], str]:
+    """Static shape and dtype of a tensor type."""
+    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
+        raise UnsupportedError(
+            f"expected a tensor with a static shape for {name}, got {ty}; "
+            "fix the shapes of the inputs"
+        )
+    dims = ty.shape.values
+    if not all(isinstance(dim, tvm.tirx.IntImm) for dim in dims):
+        raise UnsupportedError(
+            f"expected a static shape for {name}, got {dims}; fix the shapes of the inputs"
+        )
+    return tuple(int(dim) for dim in dims), str(ty.dtype)
+
+
+def _integers(expr: Any, name: str) -> list[int]:
+    """The integers of a tuple of constants."""
+    try:
+        return [int(getattr(item, "value", item)) for item in expr.fields]
+    except (AttributeError, TypeError) as error:
+        raise _refuse("strided_slice with bounds that are not constant", name) from error
+
+
+def _require_contiguous(leading: Sequence[int], op: str, name: str) -> None:
+    """A slice is contiguous if every dimension before the cut one is 1."""
+    if math.prod(leading) != 1:
+        raise _refuse(f"{op} behind dimensions {tuple(leading)}, which is no contiguous view", name)
+
+
+def _refuse(found: str, name: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"expected call_tir, a contiguous view, a tuple or a constant for {name}, got {found}; "
+        "legalize it to a kernel before lowering"
+    )
