@@ -18,6 +18,19 @@ from tvm_stretch.passes.expressions import shape_of
 
 from tvm_stretch.errors import InputError
 
+# Operators that compute each element of the result from the elements at its place.
+UNARY = frozenset(
+    {
+        *("abs", "ceil", "clip", "cos", "erf", "exp", "floor", "log", "negative", "round"),
+        *("rsqrt", "sigmoid", "sign", "sin", "sqrt", "square", "tanh", "astype"),
+        *("nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.relu6", "nn.silu"),
+        "nn.softplus",
+    }
+)
+BINARY = frozenset({"add", "divide", "maximum", "minimum", "multiply", "power", "subtract"})
+POINTWISE = UNARY | BINARY
+VIEWS = frozenset({"expand_dims", "flatten", "reshape", "squeeze"})
+
 
 @dataclass(frozen=True, eq=False)
 class Operator:

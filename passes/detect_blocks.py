@@ -1,0 +1,208 @@
+"""Find the repeated blocks of a network and the stages they form, from structure alone.
+
+    conv, pool, [1x1 3x3 1x1 +] x 3, [1x1 3x3 1x1 +] x 4, .. -> 16 blocks in 4 stages
+
+A block is, in this order of preference:
+
+* a segment whose ways fork and join: residual blocks, Inception modules; also the cells of NASNet,
+  which read the two cells before them and so lie in one segment;
+* a chain that looks like the inside of a residual block, with or without its first layer and a
+  squeeze-excite gate: the strided blocks of MobileNet, which have no residual;
+* a chain of different layers that repeats: depthwise and pointwise convolution of MobileNetV1, the
+  squeeze layer and the fork of SqueezeNet;
+* if there is nothing of these, each convolution: VGG.
+
+A stage is a run of blocks whose results have one shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import tvm
+from tvm import relax
+from tvm_stretch.passes.detect_cells import split_into_cells
+from tvm_stretch.passes.detect_meeting_points import (
+    MeetingPoints,
+    as_operators,
+    detect_meeting_points,
+)
+from tvm_stretch.passes.expressions import shape_of
+from tvm_stretch.passes.operators import Operator, Operators
+
+# Letters of layers in patterns of chains.
+_POINT, _DEPTH, _GROUP, _DENSE, _FORK, _GATE, _OTHER = "PDGCFSx"
+_CONVS = _POINT + _DEPTH + _GROUP + _DENSE
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of the network that repeats.
+
+    Attributes:
+        inputs: tensors that it reads from outside, one unless blocks read two blocks before them.
+        output: the tensor that it computes.
+        operators: in program order.
+        layers: its convolutions along the longest way, such as ``1x1 dw3x3 1x1``.
+        shape: of ``output``.
+    """
+
+    inputs: tuple[str, ...]
+    output: str
+    operators: tuple[str, ...]
+    layers: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"[{self.layers}] {', '.join(self.inputs)} -> {self.output}"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A run of blocks whose results have one shape."""
+
+    blocks: tuple[Block, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of every block's result."""
+        return self.blocks[0].shape
+
+    def __str__(self) -> str:
+        size = "x".join(str(dim) for dim in self.shape[1:])
+        return f"{size}: " + ", ".join(str(block) for block in self.blocks)
+
+
+def detect_stages(mod: tvm.IRModule | relax.Function | Operators) -> tuple[Stage, ...]:
+    """The blocks of canonical ``main``, grouped into stages."""
+    runs = groupby(detect_blocks(mod), key=lambda block: block.shape)
+    return tuple(Stage(tuple(blocks)) for _, blocks in runs)
+
+
+def detect_blocks(mod: tvm.IRModule | relax.Function | Operators) -> tuple[Block, ...]:
+    """The blocks of canonical ``main``, in program order."""
+    operators = as_operators(mod)
+    units = list(_units(operators, detect_meeting_points(operators)))
+    spans = _spans(units)
+    blocks = []
+    for begin, end in spans:
+        members = [member for unit in units[begin:end] for member in unit.members]
+        blocks.append(_block(operators, members))
+    return tuple(blocks)
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """A segment, or a cell of one, with the letter it has in patterns."""
+
+    members: tuple[Operator, ...]
+    letter: str
+    body: str = ""  # letters along the longest way of a residual fork
+
+
+def _units(operators: Operators, found: MeetingPoints) -> Iterator[_Unit]:
+    for segment in found.segments:
+        members = [operators[name] for name in segment.operators]
+        core = members[: segment.core]
+        cells = split_into_cells(operators, core)
+        if len(cells) > 1:
+            cells[-1] += members[segment.core :]
+            yield from (_Unit(tuple(cell), _FORK) for cell in cells)
+        else:
+            letter = _letter(core)
+            body = _longest_way(core) if letter == _FORK and core[-1].kind == "add" else []
+            yield _Unit(tuple(members), letter, "".join(_layer_letter(o) for o in body))
+
+
+def _letter(core: Sequence[Operator]) -> str:
+    """What kind of layer a segment is."""
+    forks = any(len(operator.inputs) > 1 for operator in core)
+    if not forks:
+        convs = [operator for operator in core if operator.kind == "nn.conv2d"]
+        return _layer_letter(convs[0]) if len(convs) == 1 else _OTHER
+    if len(core[0].shape) != 4 or len(core[-1].shape) != 4:
+        return _OTHER
+    pooled = any(operator.kind == "mean" for operator in core)
+    return _GATE if core[-1].kind == "multiply" and pooled else _FORK
+
+
+def _layer_letter(conv: Operator) -> str:
+    groups, kernel = int(conv.call.attrs.groups), shape_of(conv.call.args[1])
+    if groups > 1:
+        return _DEPTH if kernel[1] == 1 else _GROUP
+    return _POINT if kernel[2:] == [1, 1] else _DENSE
+
+
+def _longest_way(members: Sequence[Operator]) -> list[Operator]:
+    """The most convolutions in a row; ways through a global mean (gates) do not count."""
+    ways: dict[str, list[Operator]] = {}
+    gates: set[str] = set()
+    for operator in members:
+        if operator.kind == "mean" or (operator.inputs and gates.issuperset(operator.inputs)):
+            gates.add(operator.name)
+            continue
+        way = max((ways.get(name, []) for name in operator.inputs), key=len, default=[])
+        ways[operator.name] = [*way, operator] if operator.kind == "nn.conv2d" else way
+    return ways.get(members[-1].name, [])
+
+
+def _spans(units: Sequence[_Unit]) -> list[tuple[int, int]]:
+    """Ranges of units that form blocks."""
+    letters = "".join(unit.letter for unit in units)
+    bodies = {unit.body for unit in units if len(unit.body) > 1}
+    patterns = bodies | {body[1:] for body in bodies if len(body) > 2}
+    if not patterns:
+        patterns = _repeated(letters)
+    if not patterns and _FORK not in letters:
+        patterns = set(_CONVS)
+    spans, position = [], 0
+    while position < len(letters):
+        length = max((_match(letters, position, pattern) for pattern in patterns), default=0)
+        if length or letters[position] == _FORK:
+            spans.append((position, position + max(length, 1)))
+        position += max(length, 1)
+    return spans
+
+
+def _match(letters: str, position: int, pattern: str) -> int:
+    """How many units from ``position`` on are ``pattern``, gates between its layers included."""
+    end = position
+    for letter in pattern:
+        while end > position and letters[end : end + 1] == _GATE:
+            end += 1
+        if letters[end : end + 1] != letter:
+            return 0
+        end += 1
+    return end - position
+
+
+def _repeated(letters: str) -> set[str]:
+    """The shortest pattern of different layers that stands twice in a row, if there is one."""
+    for period in range(2, len(letters) // 2 + 1):
+        for begin in range(len(letters) - 2 * period + 1):
+            pattern = letters[begin : begin + period]
+            layers_only = _OTHER not in pattern and len(set(pattern)) > 1
+            if layers_only and letters.startswith(pattern, begin + period):
+                return {pattern}
+    return set()
+
+
+def _block(operators: Operators, members: Sequence[Operator]) -> Block:
+    names = {member.name for member in members}
+    inputs = dict.fromkeys(n for m in members for n in m.inputs if n not in names)
+    return Block(
+        inputs=tuple(inputs),
+        output=members[-1].name,
+        operators=tuple(member.name for member in members),
+        layers=" ".join(_layer_name(conv) for conv in _longest_way(members)),
+        shape=operators.shape(members[-1].name),
+    )
+
+
+def _layer_name(conv: Operator) -> str:
+    """``dw3x3``, ``g5x5``, ``1x1``."""
+    kernel = shape_of(conv.call.args[1])
+    prefix = {_DEPTH: "dw", _GROUP: "g"}.get(_layer_letter(conv), "")
+    return f"{prefix}{kernel[2]}x{kernel[3]}"

@@ -1,0 +1,191 @@
+"""Find the tensors of a network where all ways from its input to its output join.
+
+    x -> conv -> relu -> conv -> add -> relu -> y        points: x, first relu, y
+                    `------------^
+
+A tensor is a meeting point if everything computed later reads it or what follows from it. Bias
+and activation belong to the layer before them, so that no point separates what one kernel computes.
+Between two neighbouring points lies a segment: work that several processors may share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import tvm
+from tvm import relax
+from tvm_stretch.passes.operators import POINTWISE, VIEWS, Operator, Operators
+
+from tvm_stretch.errors import InputError
+
+DEFAULT_ALPHA = 0.1
+
+
+@dataclass(frozen=True)
+class MeetingPoint:
+    """A tensor where all ways join."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What lies between two meeting points.
+
+    Attributes:
+        start: the tensor that it reads.
+        end: the tensor that it computes.
+        operators: in program order; the last one computes ``end``.
+        core: how many of them come before the trailing pointwise operators that follow a chain.
+        multiply_adds: of all operators together.
+    """
+
+    start: MeetingPoint
+    end: MeetingPoint
+    operators: tuple[str, ...]
+    core: int
+    multiply_adds: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.start.tensor} -> {self.end.tensor}: {len(self.operators)} operators, "
+            f"{self.multiply_adds / 1e6:.1f} M multiply-adds, "
+            f"{self.end.bytes / 1024:.0f} KiB at the end"
+        )
+
+
+@dataclass(frozen=True)
+class MeetingPoints:
+    """The chain of segments of a network; empty if it has several inputs that never meet."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def points(self) -> tuple[MeetingPoint, ...]:
+        """All points, from the first segment's start to the last one's end."""
+        if not self.segments:
+            return ()
+        return (self.segments[0].start, *(segment.end for segment in self.segments))
+
+    def __str__(self) -> str:
+        return "\n".join(str(segment) for segment in self.segments)
+
+
+def detect_meeting_points(mod: tvm.IRModule | relax.Function | Operators) -> MeetingPoints:
+    """The meeting points of canonical ``main``."""
+    operators = as_operators(mod)
+    cores = list(_merge_pointwise(operators, list(_articulations(operators))))
+    segments = []
+    for (start, _, _), (end, members, core) in pairwise(cores):
+        segments.append(
+            Segment(
+                start=_point(operators, start),
+                end=_point(operators, end),
+                operators=tuple(member.name for member in members),
+                core=core,
+                multiply_adds=sum(member.multiply_adds for member in members),
+            )
+        )
+    return MeetingPoints(tuple(segments))
+
+
+def as_operators(mod: tvm.IRModule | relax.Function | Operators) -> Operators:
+    """The operators of ``main``, of a function, or just what was given."""
+    if isinstance(mod, Operators):
+        return mod
+    return Operators(mod["main"] if isinstance(mod, tvm.IRModule) else mod)
+
+
+def _point(operators: Operators, tensor: str) -> MeetingPoint:
+    return MeetingPoint(tensor, operators.shape(tensor), operators.bytes(tensor))
+
+
+def _articulations(operators: Operators) -> Iterator[tuple[str, list[Operator]]]:
+    """Tensors that alone are alive after their operator, each with the operators up to it.
+
+    In program order everything before a meeting point leads to it and everything after it comes
+    from it, so that at its place no other tensor can be waiting for a reader.
+    """
+    waiting = {name: len(readers) for name, readers in operators.readers.items()}
+    for name in operators.outputs:
+        waiting[name] += 1
+    alive = {name for name in operators.params if waiting[name]}
+    if len(alive) == 1 and operators.shape(next(iter(alive))):
+        yield next(iter(alive)), []
+    members = []
+    for operator in operators:
+        members.append(operator)
+        for name in operator.inputs:
+            waiting[name] -= 1
+            if not waiting[name]:
+                alive.discard(name)
+        if waiting[operator.name] and operator.inputs:
+            alive.add(operator.name)
+        if alive == {operator.name} and operator.shape:
+            yield operator.name, members
+            members = []
+
+
+def _merge_pointwise(
+    operators: Operators, articulations: Sequence[tuple[str, list[Operator]]]
+) -> Iterator[tuple[str, list[Operator], int]]:
+    """Join what is pointwise with what comes before it; the number counts the operators before."""
+    pending: tuple[str, list[Operator], int] | None = None
+    for name, members in articulations:
+        follows = all(member.kind in POINTWISE | VIEWS for member in members)
+        if pending is not None and pending[1] and follows:
+            pending = (name, pending[1] + members, pending[2])
+            continue
+        if pending is not None:
+            yield pending
+        pending = (name, members, len(members))
+    if pending is not None:
+        yield pending
+
+
+def amortise(
+    found: MeetingPoints,
+    latency_ns: Mapping[str, int],
+    transfer_ns: Callable[[int], int],
+    alpha: float = DEFAULT_ALPHA,
+) -> tuple[MeetingPoint, ...]:
+    """The largest set of points whose communication is worth its segment (NN-Stretch, equation 4).
+
+    Between two chosen points the operators take at least ``1 / alpha`` times as long as bringing
+    the tensor at their end to the other processors. Of several largest sets, the one with the
+    least communication. First and last point always belong to it.
+
+    Args:
+        found: all points of the network.
+        latency_ns: of each operator; those that are not listed cost nothing.
+        transfer_ns: time to exchange a tensor of so many bytes.
+        alpha: communication per computation that is worth it.
+    """
+    if not alpha > 0:
+        raise InputError(f"expected a positive number for alpha, got {alpha}; the papers use 0.1")
+    points = found.points
+    if not points:
+        return ()
+    elapsed = [0]
+    for segment in found.segments:
+        own = sum(latency_ns.get(name, 0) for name in segment.operators)
+        elapsed.append(elapsed[-1] + own)
+    costs = [transfer_ns(point.bytes) for point in points]
+    # best[j]: number of segments up to point j, its communication negated, and the point before j
+    best: list[tuple[int, int, int] | None] = [(0, 0, -1)]
+    for j in range(1, len(points)):
+        choices = [
+            (before[0] + 1, before[1] - costs[j], i)
+            for i, before in enumerate(best)
+            if before is not None and costs[j] <= alpha * (elapsed[j] - elapsed[i])
+        ]
+        best.append(max(choices, default=None))
+    chosen = [len(points) - 1]
+    while chosen[-1] > 0:
+        step = best[chosen[-1]]
+        chosen.append(step[2] if step is not None else 0)
+    return tuple(points[index] for index in reversed(chosen))
