@@ -10,7 +10,12 @@ from tvm import relax
 
 from .kernels.machine import VectorMachine
 
+Build = Callable[[tvm.IRModule], tvm.runtime.Module]
 Check = Callable[[relax.Call], str | None]
+
+
+def _host_code(_kernels: tvm.IRModule) -> tvm.runtime.Module:
+    raise TypeError("the kernels of the CPU are linked, not built")
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,9 @@ class Processor:
         machine: what its kernel templates need to know.
         phases: passes from Relax with kernel templates (BlockChannels) to kernel-level Relax.
         schedule: the pass that gives the PrimFuncs their loop nests.
+        kind: which part of the executor drives it.
+        build: makes the executor's module of its kernels.
+        runs_host_code: its kernels are linked with the CPU's.
     """
 
     name: str
@@ -53,6 +61,9 @@ class Processor:
     machine: VectorMachine
     phases: tuple[tvm.transform.Pass, ...]
     schedule: tvm.transform.Pass
+    kind: str = "cpu"
+    build: Build = _host_code
+    runs_host_code: bool = False
 
     def why_not(self, call: relax.Call) -> str | None:
         """Why this processor refuses ``call``; None if it runs it."""

@@ -41,11 +41,21 @@ def choose_conv(
     shape: ConvShape, machine: VectorMachine, data_block: int
 ) -> ConvConfig | WinogradConfig:
     """The fastest template for a convolution by the model of this file."""
+    if machine.group_items > 1:
+        return _for_work_items(shape, machine, data_block)
     direct = _direct(shape, machine, data_block)
     best: tuple[float, ConvConfig | WinogradConfig] = (_direct_cycles(direct, machine), direct)
     for config in _winograds(shape, machine, data_block):
         best = min(best, (_winograd_cycles(config, machine), config), key=lambda pair: pair[0])
     return best[1]
+
+
+_ITEM_PIXELS = 4  # of one work-item: enough to use its weights more than once
+
+
+def _for_work_items(shape: ConvShape, machine: VectorMachine, data_block: int) -> ConvConfig:
+    config = _config(shape, machine, data_block)
+    return replace(config, pixels=min(_ITEM_PIXELS, config.out_size[1]))
 
 
 def _tiles(machine: VectorMachine) -> list[tuple[int, int]]:
@@ -67,9 +77,10 @@ def _step_cycles(pixels: int, blocks: int, slab: int, machine: VectorMachine) ->
     return max(multiply_adds, loads, streamed, _FMA_LATENCY) + 0.04 * (pixels + blocks)
 
 
-def _direct(shape: ConvShape, machine: VectorMachine, data_block: int) -> ConvConfig:
+def _config(shape: ConvShape, machine: VectorMachine, data_block: int) -> ConvConfig:
+    """A direct convolution with the smallest tile."""
     merge = merged_groups(shape.in_channels, shape.out_channels, shape.groups, machine.lanes)
-    config = ConvConfig(
+    return ConvConfig(
         **vars(shape),
         lanes=machine.lanes,
         data_block=data_block,
@@ -77,6 +88,11 @@ def _direct(shape: ConvShape, machine: VectorMachine, data_block: int) -> ConvCo
         pixels=1,
         merged_groups=merge,
     )
+
+
+def _direct(shape: ConvShape, machine: VectorMachine, data_block: int) -> ConvConfig:
+    config = _config(shape, machine, data_block)
+    merge = config.merged_groups
     candidates = [replace(config, pixels=p, oc_blocks=o) for p, o in _tiles(machine)]
     if shape.groups > merge:
         width = shape.out_channels // shape.groups * merge // machine.lanes

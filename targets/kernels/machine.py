@@ -1,4 +1,4 @@
-"""What the kernel templates need to know of a CPU: its vectors, registers and caches."""
+"""What the kernel templates need to know of a processor: its vectors, registers and caches."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class VectorMachine:
             (AVX-512 ``{1to16}``, NEON ``fmla by element``), so broadcasts need no register.
         l2_bytes: private second-level cache of one core.
         threads: cores a kernel may use.
+        group_items: work-items of a work-group on a GPU; 1 for a core that runs loops.
     """
 
     lanes: int
@@ -23,3 +24,4 @@ class VectorMachine:
     broadcast_operand: bool
     l2_bytes: int
     threads: int
+    group_items: int = 1

@@ -20,15 +20,18 @@ from .machine import VectorMachine
 from .window import WindowConfig, write_window
 from .winograd import WinogradConfig
 from .winograd_nest import write_weight_transform, write_winograd
+from .work_items import schedule_items, write_conv_items, write_window_items
 
 
 def schedule_kernel(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
     """The scheduled form of any PrimFunc: by its template, or by the generic schedule."""
+    on_items = machine.group_items > 1
     fused = split_fused(func)
     if fused is None:
-        return schedule_generic(func, machine)
+        return schedule_items(func, machine) if on_items else schedule_generic(func, machine)
     config = json.loads(fused.config)
-    body = _WRITERS[config.pop("template")](_tuples(config), machine, fused)
+    writers = _ITEM_WRITERS if on_items else _WRITERS
+    body = writers[config.pop("template")](_tuples(config), machine, fused)
     attrs = {"s_tir": True, "tirx.noalias": True}
     return tirx.PrimFunc(func.params, body).with_attrs(attrs)
 
@@ -56,9 +59,19 @@ def _window(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) 
     return write_window(WindowConfig(**config), machine, fused.operands, fused.epilogue)
 
 
-_WRITERS: dict[str, Callable[[dict[str, Any], VectorMachine, FusedKernel], tirx.Stmt]] = {
+def _conv_items(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+    return write_conv_items(ConvConfig(**config), machine, fused.operands, fused.epilogue)
+
+
+def _window_items(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+    return write_window_items(WindowConfig(**config), machine, fused.operands, fused.epilogue)
+
+
+Writer = Callable[[dict[str, Any], VectorMachine, FusedKernel], tirx.Stmt]
+_WRITERS: dict[str, Writer] = {
     "conv": _conv,
     "winograd": _winograd,
     "winograd_weight": _winograd_weight,
     "window": _window,
 }
+_ITEM_WRITERS: dict[str, Writer] = {"conv": _conv_items, "window": _window_items}

@@ -134,7 +134,7 @@ def window_compute(
         return total
 
     def average(n: Expr, b: Expr, y: Expr, x: Expr, lane: Expr) -> Expr:
-        return total[n, b, y, x, lane] / _count(cfg, y, x)
+        return total[n, b, y, x, lane] / window_count(cfg, y, x)
 
     return te.compute(shape, average, name="avg_pool_divide", attrs=annotation)
 
@@ -156,7 +156,7 @@ def _pad(cfg: WindowConfig, data: te.Tensor) -> te.Tensor:
     return topi.nn.pad(data, (0, 0, *before, 0), (0, 0, *after, 0), f32(value))
 
 
-def _count(cfg: WindowConfig, y: Expr, x: Expr) -> Expr:
+def window_count(cfg: WindowConfig, y: Expr, x: Expr) -> Expr:
     """What the average at output pixel ``(y, x)`` divides by."""
     if cfg.count_include_pad:
         return f32(float(prod(cfg.kernel)))
@@ -369,6 +369,6 @@ class _Nest:
         def value(v: Expr) -> Expr:
             parts = [load(acc, v + i * cfg.lanes) for i in cells] or [self._zero]
             total = reduce(self._join, parts)
-            return total / _count(cfg, place[2], place[3]) if cfg.kind == "avg" else total
+            return total / window_count(cfg, place[2], place[3]) if cfg.kind == "avg" else total
 
         return lanes(cfg.lanes, lambda v: self.epilogue.store((*place, v), value(v)))

@@ -11,10 +11,12 @@ import tvm
 from tvm import tirx
 
 from tvm_stretch.errors import TargetError
+from tvm_stretch.lowering.graph import CPU, Graph, ProcessorSpec
 from tvm_stretch.lowering.lower import lower
 from tvm_stretch.runtime.artifact import Parts
 from tvm_stretch.runtime.kernels import compile_kernels
 from tvm_stretch.runtime.model import Model
+from tvm_stretch.targets.processor import Processor
 
 _X86_FEATURES = ("sse4.2", "avx", "avx2", "fma")
 _AVX512_FEATURES = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni")
@@ -28,21 +30,24 @@ def build_model(
     target: tvm.target.Target,
     threads: int = 1,
     output_names: Sequence[str] | None = None,
+    devices: Sequence[Processor] = (),
 ) -> Model:
     """Compile the kernels of kernel-level Relax and bind them to an executor.
 
     Args:
         mod: `main` and the scheduled kernels that it calls; see `lower` for what `main` may hold.
-        target: an LLVM target.
+        target: an LLVM target, for the CPU.
         threads: how many threads the kernels were scheduled for; with 1 they must be serial.
         output_names: names of the outputs; by default the attribute `output_names` of `main`.
+        devices: the processors beside the CPU that regions name.
 
     Returns:
         A model for this machine; for another one it can only be exported.
     """
     if target.kind.name != "llvm":
         raise TargetError(f"expected an llvm target for build_model, got {target}; pass one")
-    lowered = lower(mod, threads=threads, output_names=output_names)
+    specs = [CPU, *(ProcessorSpec(device.name, device.kind) for device in devices)]
+    lowered = lower(mod, processors=specs, threads=threads, output_names=output_names)
     features = tvm.get_global_func("target.llvm_get_cpu_features")(target)
     graph = dataclasses.replace(
         lowered.graph,
@@ -50,11 +55,29 @@ def build_model(
         target=json.loads(str(target)),
         cpu_features=tuple(sorted(CHECKED_CPU_FEATURES.intersection(map(str, features)))),
     )
-    used = {node.kernel for node in (*graph.prepare, *graph.nodes)}
-    kernels = {
-        var.name_hint: function.with_attr("global_symbol", var.name_hint)
-        for var, function in mod.functions.items()
-        if isinstance(function, tirx.PrimFunc) and var.name_hint in used
-    }
-    code = compile_kernels(tvm.IRModule(kernels), target)
-    return Model.from_parts(Parts(graph, code, lowered.weights))
+    kernels = [_kernels(mod, names) for names in _names_by_processor(graph)]
+    for device, own in zip(devices, kernels[1:], strict=True):
+        if device.runs_host_code:
+            kernels[0].update(own)
+    modules = [device.build(own) for device, own in zip(devices, kernels[1:], strict=True)]
+    code = compile_kernels(kernels[0], target)
+    return Model.from_parts(Parts(graph, code, lowered.weights, tuple(modules)))
+
+
+def _names_by_processor(graph: Graph) -> list[set[str]]:
+    """The kernels that each processor runs; `prepare` belongs to the CPU."""
+    names: list[set[str]] = [set() for _ in graph.processors]
+    names[0].update(node.kernel for node in graph.prepare)
+    for region in graph.regions:
+        names[region.processor].update(graph.nodes[node].kernel for node in region.nodes)
+    return names
+
+
+def _kernels(mod: tvm.IRModule, names: set[str]) -> tvm.IRModule:
+    return tvm.IRModule(
+        {
+            var.name_hint: function.with_attr("global_symbol", var.name_hint)
+            for var, function in mod.functions.items()
+            if isinstance(function, tirx.PrimFunc) and var.name_hint in names
+        }
+    )

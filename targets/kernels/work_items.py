@@ -1,0 +1,236 @@
+"""Kernels for GPUs: every work-item computes one small tile, alone.
+
+    for item in work-items:                          # neighbours in a row are neighbours here
+      acc[pixels][lanes] = 0                         # pixels of one row, one block of channels
+      for ic_block, ky, kx:
+        d[pixels][lanes] = data, or 0 outside the image
+        acc += d * weight                            # all items of a group read the same weights
+      out = epilogue(acc)
+
+The configurations, packed weights and epilogues are those of the CPU's templates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf, prod
+
+import tvm
+from tvm import tirx
+from tvm.ir import Expr
+from tvm.s_tir import dlight
+from tvm.target import Target
+
+from .conv import ConvConfig
+from .fused import Epilogue
+from .loops import (
+    UNROLLED,
+    Accumulators,
+    block,
+    const,
+    f32,
+    lanes,
+    load,
+    loop,
+    scratch,
+    store,
+)
+from .machine import VectorMachine
+from .window import WindowConfig, window_count
+
+_THREAD_BINDING = tirx.ForKind.THREAD_BINDING
+
+
+def spread(
+    extents: Sequence[int], group: int, body: Callable[[Sequence[Expr]], tirx.Stmt]
+) -> tirx.Stmt:
+    """``body(indices)`` for every point of ``extents``, one work-item each, last index fastest."""
+    total = prod(extents)
+    group = min(group, total)
+    groups = -(-total // group)
+    number, item = tirx.Var("group", "int64"), tirx.Var("item", "int64")
+    place: Expr = number * group + item
+    flat, indices = place, []
+    for extent in reversed(extents):
+        indices.append(place % extent)
+        place = place // extent
+    statement = body(indices[::-1])
+    if total % group:
+        statement = tirx.IfThenElse(flat < total, statement, None)
+    inner = _bound(item, group, "threadIdx.x", statement)
+    return _bound(number, groups, "blockIdx.x", inner)
+
+
+def _bound(var: tirx.Var, extent: int, tag: str, body: tirx.Stmt) -> tirx.Stmt:
+    domain = tvm.ir.Range(const(0), const(extent))
+    axis = tirx.IterVar(domain, tirx.Var(var.name, "int64"), 1, tag)
+    return tirx.For(var, const(0), const(extent), _THREAD_BINDING, body, axis)
+
+
+def write_conv_items(
+    cfg: ConvConfig,
+    machine: VectorMachine,
+    operands: tuple[tirx.Buffer, ...],
+    epilogue: Epilogue,
+) -> tirx.Stmt:
+    """A direct convolution."""
+    data, weight = operands[:2]
+    height, width = cfg.out_size
+    tiles = -(-width // cfg.pixels)
+
+    def item(indices: Sequence[Expr]) -> tirx.Stmt:
+        n, g, y, tile = indices
+        first_column = tile * cfg.pixels
+        acc = Accumulators(cfg.pixels, cfg.oc_blocks, cfg.lanes)
+        values = scratch("d", cfg.pixels * cfg.data_block, scope="local")
+        first_block = const(cfg.first_block(g * cfg.oc_blocks))
+
+        def reduce(ic: Expr, ky: Expr, kx: Expr) -> tirx.Stmt:
+            # A last merged group that is partly empty meets zero weights; it must not read past.
+            channel = first_block + ic
+            if cfg.groups > cfg.merged_groups and cfg.in_blocks % cfg.reduce_blocks:
+                channel = tirx.min(channel, const(cfg.in_blocks - 1))
+            row = y * cfg.stride[0] + ky * cfg.dilation[0] - cfg.padding[0]
+
+            def read(p: int) -> tirx.Stmt:
+                column = (first_column + p) * cfg.stride[1] + kx * cfg.dilation[1] - cfg.padding[1]
+                inside = _inside(cfg, row, column, width % cfg.pixels != 0)
+
+                def value(v: Expr) -> Expr:
+                    place = (n, channel, row, column)
+                    pixel = load(data, *place, v) if cfg.data_block > 1 else load(data, *place)
+                    return pixel if inside is None else tirx.if_then_else(inside, pixel, f32(0.0))
+
+                return lanes(
+                    cfg.data_block, lambda v: store(values, value(v), v + p * cfg.data_block)
+                )
+
+            def multiply(ii: Expr) -> tirx.Stmt:
+                return block(
+                    acc.each(
+                        lambda p, o, v: acc.add(
+                            *(p, o, v),
+                            load(values, ii + p * cfg.data_block)
+                            * load(weight, g, ic, ky, kx, ii, v + o * cfg.lanes),
+                        )
+                    )
+                )
+
+            return block(
+                [
+                    *(read(p) for p in range(cfg.pixels)),
+                    loop(cfg.data_block, multiply, "ii", UNROLLED),
+                ]
+            )
+
+        def finish(p: int, o: int, v: Expr) -> tirx.Stmt:
+            place = (n, g * cfg.oc_blocks + o, y, first_column + p, v)
+            return epilogue.store(place, acc.value(p, o, v))
+
+        def finish_pixel(p: int) -> tirx.Stmt:
+            stores = block(acc.each(finish, [p]))
+            if width % cfg.pixels == 0:
+                return stores
+            return tirx.IfThenElse(first_column + p < width, stores, None)
+
+        nest = loop(
+            cfg.reduce_blocks,
+            lambda ic: loop(
+                cfg.kernel[0],
+                lambda ky: loop(cfg.kernel[1], lambda kx: reduce(ic, ky, kx), "kx"),
+                "ky",
+            ),
+            "ic",
+        )
+        return block(
+            [
+                tirx.AllocBuffer(acc.buffer),
+                tirx.AllocBuffer(values),
+                *acc.each(lambda p, o, v: acc.set(p, o, v, f32(0.0))),
+                nest,
+                *(finish_pixel(p) for p in range(cfg.pixels)),
+            ]
+        )
+
+    extents = (cfg.batch, cfg.out_groups, height, tiles)
+    return spread(extents, machine.group_items, item)
+
+
+def _inside(
+    cfg: ConvConfig | WindowConfig, row: Expr, column: Expr, may_overhang: bool = False
+) -> Expr | None:
+    """Whether a pixel lies in the image; None where every pixel does."""
+    top, left, bottom, right = cfg.padding
+    tests = []
+    if top or bottom or _reaches_past(cfg, 0):
+        tests += [row >= 0, row < cfg.in_size[0]]
+    if left or right or may_overhang or _reaches_past(cfg, 1):
+        tests += [column >= 0, column < cfg.in_size[1]]
+    return tirx.all(*tests) if tests else None
+
+
+def _reaches_past(cfg: ConvConfig | WindowConfig, axis: int) -> bool:
+    """Whether the last window ends beyond the image (pooling that rounds its size up)."""
+    span = (cfg.kernel[axis] - 1) * cfg.dilation[axis] + 1
+    last = (cfg.out_size[axis] - 1) * cfg.stride[axis] - cfg.padding[axis] + span
+    return last > cfg.in_size[axis]
+
+
+def write_window_items(
+    cfg: WindowConfig,
+    machine: VectorMachine,
+    operands: tuple[tirx.Buffer, ...],
+    epilogue: Epilogue,
+) -> tirx.Stmt:
+    """A depthwise convolution or pooling; one pixel of one channel block for each item."""
+    data = operands[0]
+    height, width = cfg.out_size
+
+    def item(indices: Sequence[Expr]) -> tirx.Stmt:
+        n, b, y, x = indices
+        acc = Accumulators(1, 1, cfg.lanes)
+
+        def tap(ky: Expr, kx: Expr) -> tirx.Stmt:
+            row = y * cfg.stride[0] + ky * cfg.dilation[0] - cfg.padding[0]
+            column = x * cfg.stride[1] + kx * cfg.dilation[1] - cfg.padding[1]
+
+            def add(v: Expr) -> tirx.Stmt:
+                pixel = load(data, n, b, row, column, v)
+                if cfg.kind == "max":
+                    return acc.set(0, 0, v, tirx.max(pixel, acc.value(0, 0, v)))
+                if cfg.kind == "depthwise":
+                    pixel = pixel * load(operands[1], b, ky, kx, v)
+                return acc.add(0, 0, v, pixel)
+
+            statement = lanes(cfg.lanes, add)
+            inside = _inside(cfg, row, column)
+            return statement if inside is None else tirx.IfThenElse(inside, statement, None)
+
+        def result(v: Expr) -> Expr:
+            total = acc.value(0, 0, v)
+            return total / window_count(cfg, y, x) if cfg.kind == "avg" else total
+
+        start = f32(-inf if cfg.kind == "max" else 0.0)
+        return block(
+            [
+                tirx.AllocBuffer(acc.buffer),
+                *acc.each(lambda p, o, v: acc.set(p, o, v, start)),
+                loop(
+                    cfg.kernel[0],
+                    lambda ky: loop(cfg.kernel[1], lambda kx: tap(ky, kx), "kx"),
+                    "ky",
+                ),
+                lanes(cfg.lanes, lambda v: epilogue.store((n, b, y, x, v), result(v))),
+            ]
+        )
+
+    return spread((cfg.batch, cfg.blocks, height, width), machine.group_items, item)
+
+
+def schedule_items(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
+    """Anything else: dlight's rules for reductions and elementwise work."""
+    target = Target({"kind": "opencl", "max_num_threads": machine.group_items})
+    rules = (dlight.gpu.Reduction(), dlight.gpu.GeneralReduction(), dlight.gpu.Fallback())
+    with target:
+        scheduled = dlight.ApplyDefaultSchedule(*rules)(tvm.IRModule({"main": func}))
+    return scheduled["main"]

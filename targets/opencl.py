@@ -1,0 +1,179 @@
+"""OpenCL: GPUs, and CPUs that have an OpenCL driver (PoCL).
+
+Phases, after BlockChannels brought in the kernel templates:
+
+      LegalizeOps            every operator without a template to a PrimFunc; views stay operators
+      FuseOps, FuseTIR       epilogues into their kernels
+      KeepNan                maximum and minimum let NaN and infinities through
+      schedule               a CPU's loop nests, or work-items for a GPU
+
+A CPU-type device is a processor of the same make as the host: its kernels are the host's, one
+work-group for each core. The driver compiles them as well as LLVM does (tests measure it).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import tvm
+from tvm import relax
+from tvm.target import Target
+from tvm_stretch.passes.expand_math import ExpandMath
+from tvm_stretch.passes.keep_nan import KeepNan
+from tvm_stretch.passes.keep_views import keep_views
+from tvm_stretch.passes.mark_templates import MarkTemplates
+from tvm_stretch.passes.schedule_kernels import ScheduleKernels
+
+from tvm_stretch.runtime.autoload import load_native_library
+from tvm_stretch.runtime.opencl_code import compile_opencl
+
+from .processor import OpRule, Processor
+
+
+@dataclass(frozen=True)
+class OpenCLDevice:
+    """What the compiler asks of a device.
+
+    Attributes:
+        type: ``gpu`` or ``cpu``.
+        fp16: half precision arithmetic.
+        fp64: double precision arithmetic.
+        max_group_size: work-items of one work-group.
+        local_bytes: memory that the work-items of a group share.
+        compute_units: work-groups that run at the same time.
+    """
+
+    type: str
+    fp16: bool = False
+    fp64: bool = False
+    max_group_size: int = 256
+    local_bytes: int = 32 * 1024
+    compute_units: int = 1
+
+
+PHONE_GPU = OpenCLDevice("gpu", fp16=True, max_group_size=256, local_bytes=32 * 1024)
+"""What every GPU of a phone can do; the device is asked again when the model is loaded."""
+
+
+_GROUP_ITEMS = 64
+"""Enough to fill the widest wavefronts of phones; small enough for every device."""
+
+
+def local_device() -> OpenCLDevice | None:
+    """The device that this machine would run OpenCL on."""
+    load_native_library()
+    try:
+        devices = json.loads(tvm.get_global_func("tvm_stretch.opencl_devices")())
+    except (RuntimeError, ValueError):
+        return None
+    found: dict[str, Any] = devices[0]
+    return OpenCLDevice(
+        "cpu" if found["type"] == "cpu" else "gpu",
+        found["fp16"],
+        found["fp64"],
+        int(found["max_group_size"]),
+        int(found["local_bytes"]),
+        int(found["compute_units"]),
+    )
+
+
+def opencl_processor(target: Target, host: Processor, device: OpenCLDevice | None) -> Processor:
+    """The processor behind an OpenCL target.
+
+    Args:
+        target: ``opencl``; the attribute ``device`` may name a family of GPUs (``adreno``).
+        host: the CPU; the channel block of the network is its vector width.
+        device: what the kernels are made for; by default what every GPU of a phone can do.
+    """
+    device = device or PHONE_GPU
+    on_cpu = device.type == "cpu"
+    machine = replace(
+        host.machine,
+        threads=device.compute_units if on_cpu else 1,
+        group_items=1 if on_cpu else min(_GROUP_ITEMS, device.max_group_size),
+    )
+
+    def build(kernels: tvm.IRModule) -> tvm.runtime.Module:
+        load_native_library()
+        code = compile_opencl(kernels, target, wide_indices=on_cpu)
+        return cast(tvm.runtime.Module, tvm.get_global_func("tvm_stretch.create_opencl_code")(code))
+
+    return Processor(
+        name="opencl",
+        kind="opencl",
+        target=target,
+        threads=machine.threads,
+        rules=_rules(device),
+        refuse=lambda call: _refuse(call, device),
+        machine=machine,
+        phases=_phases(on_cpu),
+        schedule=ScheduleKernels(machine),
+        build=build,
+    )
+
+
+def _phases(on_cpu: bool) -> tuple[tvm.transform.Pass, ...]:
+    """The phases of the module docstring, in order."""
+    return (
+        keep_views(),
+        relax.transform.AnnotateTIROpPattern(),
+        MarkTemplates(),
+        relax.transform.FuseOps(),
+        relax.transform.FuseTIR(),
+        relax.transform.DeadCodeElimination(),
+        KeepNan(),
+        *((ExpandMath(),) if on_cpu else ()),  # a GPU has instructions for them
+    )
+
+
+# --- the operator table ---------------------------------------------------------------------------
+
+_HOST_ONLY: Sequence[str] = (
+    "sort",
+    "argsort",
+    "topk",
+    "unique",
+    "nonzero",
+    "cumsum",
+    "cumprod",
+    "multinomial_from_uniform",
+    "vision.non_max_suppression",
+    "vision.all_class_non_max_suppression",
+)
+
+
+def _rules(device: OpenCLDevice) -> tuple[OpRule, ...]:
+    """Operators that differ from the rest; all others: `_refuse`."""
+    reason = "its implementation calls a function of the host"
+    return tuple(
+        OpRule(f"relax.{name}", check=lambda _call, name=name: f"{name}: {reason}", note=reason)
+        for name in _HOST_ONLY
+    )
+
+
+def _refuse(call: relax.Call, device: OpenCLDevice) -> str | None:
+    """Whatever TVM can legalise runs, in the types that the device has."""
+    if not isinstance(call.op, tvm.ir.Op):
+        return None
+    name = call.op.name
+    if not call.op.has_attr("FLegalize") and name not in ("relax.call_tir", "relax.shape_of"):
+        return f"TVM has no implementation of {name}"
+    for expr in (call, *call.args):
+        dtype = str(getattr(expr.ty, "dtype", "")) if hasattr(expr, "ty") else ""
+        reason = _why_not_dtype(dtype, device)
+        if reason is not None:
+            return f"{name}: {reason}"
+    return None
+
+
+def _why_not_dtype(dtype: str, device: OpenCLDevice) -> str | None:
+    if dtype == "float64" and not device.fp64:
+        return "the device has no float64 (cl_khr_fp64)"
+    if dtype == "float16" and not device.fp16:
+        return "the device has no float16 (cl_khr_fp16)"
+    if dtype.startswith(("bfloat", "float8", "float6", "float4", "custom")):
+        return f"OpenCL has no {dtype}"
+    return None
