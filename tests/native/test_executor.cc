@@ -74,7 +74,7 @@ float First(const ffi::Tensor& tensor) { return static_cast<float*>(tensor.data_
 ffi::Module Create(const std::string& json, const ffi::Module& kernels) {
   static const ffi::Function create =
       ffi::Function::GetGlobalRequired("tvm_stretch.create_executor");
-  return create(ffi::String(json), kernels, Filled({32}, 3.0f)).cast<ffi::Module>();
+  return create(ffi::String(json), Filled({32}, 3.0f), kernels).cast<ffi::Module>();
 }
 
 template <typename... Args>

@@ -178,9 +178,9 @@ def fingerprint(data: bytes) -> int:
 
 
 def test_other_version(model: Model, artifact: Path, tmp_path: Path) -> None:
-    """What a later version would write: a sound file, but of version 2."""
+    """What a later version would write: a sound file, but of version 3."""
     old = model.graph.to_json().encode()
-    new = old.replace(b'"version":1', b'"version":2', 1)
+    new = old.replace(b'"version":2', b'"version":3', 1)
     assert new != old
     data = artifact.read_bytes()
     for before, after in ((fingerprint(old), fingerprint(new)),):
@@ -189,7 +189,7 @@ def test_other_version(model: Model, artifact: Path, tmp_path: Path) -> None:
         data = data.replace(packed, struct.pack("<Q", after))
     path = tmp_path / "later.so"
     path.write_bytes(data.replace(old, new))
-    refused(path, "expected version 1 .* got version 2")
+    refused(path, "expected version 2 .* got version 3")
 
 
 @pytest.mark.parametrize("seed", range(40))

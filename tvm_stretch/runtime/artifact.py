@@ -68,17 +68,25 @@ int __tvm_ffi_tvm_stretch_weights(void* self, const Any* args, int32_t count, An
 
 @dataclass(frozen=True, repr=False)
 class Parts:
-    """What an artifact is made of; `weights` are the bytes that belong to the graph."""
+    """What an artifact is made of.
+
+    Attributes:
+        graph: what to run.
+        code: the kernels of the CPU.
+        weights: the bytes that belong to the graph.
+        devices: code of the graph's other processors, in their order.
+    """
 
     graph: Graph
     code: ObjectCode
     weights: tvm.runtime.Tensor
+    devices: tuple[tvm.runtime.Module, ...] = ()
 
     def create_executor(self, kernels: tvm.runtime.Module) -> tvm.runtime.Module:
         """An executor that calls these kernels."""
         load_native_library()
         create = tvm.get_global_func("tvm_stretch.create_executor")
-        return create(self.graph.to_json(), kernels, self.weights)
+        return create(self.graph.to_json(), self.weights, kernels, *self.devices)
 
 
 def write_artifact(path: Path, parts: Parts, fcompile: Callable[..., object] | None = None) -> None:

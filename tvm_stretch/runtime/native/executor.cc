@@ -7,6 +7,7 @@
 //                                         without outputs, returns new ones: a tensor or a list
 //   cancel()                              stops the run that is in progress on another thread
 //   trace()                               runs once; JSON of what each region spent time on
+//   set_affinity("0,4-7")                 the cores for the CPU's regions; "": any
 //   create_instance()                     same weights, own scratch memory: one per thread
 //   load(), graph(), num_inputs(), num_outputs()
 //
@@ -118,6 +119,7 @@ class Executor final : public ffi::ModuleObj {
   ffi::Any GetOutput(Args args);
   ffi::Any Invoke(Args args);
   ffi::Any Trace(Args args);
+  ffi::Any SetAffinity(Args args);
   ffi::Any CreateInstance(Args args);
   ffi::Function CancelFunction();
 
@@ -144,6 +146,7 @@ ffi::Optional<ffi::Function> Executor::GetFunction(const ffi::String& name) {
   if (name == "get_output") return Locked(&Executor::GetOutput);
   if (name == "invoke") return Locked(&Executor::Invoke);
   if (name == "trace") return Locked(&Executor::Trace);
+  if (name == "set_affinity") return Locked(&Executor::SetAffinity);
   if (name == "cancel") return CancelFunction();
   if (name == "create_instance") return Locked(&Executor::CreateInstance);
   if (name == "load") return Locked(&Executor::LoadNow);
@@ -229,7 +232,6 @@ void Executor::BindStaging() {
     space.BindInput(i, space.input(i));
   }
   for (size_t i = 0; i < spec_.outputs.size(); ++i) space.BindOutput(i, space.output(i));
-  UseThreads(spec_.threads);
 }
 
 ffi::Any Executor::SetInput(Args args) {
@@ -304,7 +306,6 @@ void Executor::RunOn(const std::vector<const DLTensor*>& inputs,
     in_place.push_back(space.takes_output(i) && IsUsableInPlace(*outputs[i]));
     space.BindOutput(i, in_place[i] ? DataOf(*outputs[i]) : space.output(i));
   }
-  UseThreads(spec_.threads);
   space.Run();
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!in_place[i]) CopyFromContiguous(space.output(i), *outputs[i]);
@@ -319,6 +320,18 @@ ffi::Any Executor::Trace(Args) {
   return TraceToJSON(start, end, instance_->Spans());
 }
 
+ffi::Any Executor::SetAffinity(Args args) {
+  RequireCount(args, 1, 1, "set_affinity");
+  auto text = args[0].cast<ffi::String>();
+  Cores cores = ParseCores(text, "set_affinity");
+  if (!cores.empty() && !CoresScope(cores).active()) {
+    TVM_FFI_THROW(ValueError) << "expected cores that this process may use for set_affinity, got '"
+                              << text << "'; see /proc/self/status for those it may";
+  }
+  instance().SetAffinity(std::move(cores));
+  return ffi::Any();
+}
+
 ffi::Any Executor::CreateInstance(Args) {
   Load();
   auto instance = ffi::make_object<Executor>(bytes_, program_);
@@ -326,8 +339,11 @@ ffi::Any Executor::CreateInstance(Args) {
   return ffi::Module(instance);
 }
 
-ffi::Module CreateExecutor(const ffi::String& json, const ffi::Module& kernels,
-                           const ffi::Tensor& weights) {
+// (graph as JSON, weights, code of processor 0, code of processor 1, ...) -> executor.
+void CreateExecutor(ffi::PackedArgs args, ffi::Any* result) {
+  RequireCount(args, 3, INT32_MAX, "create_executor");
+  auto json = args[0].cast<ffi::String>();
+  auto weights = args[1].cast<ffi::Tensor>();
   const GraphSpec spec = GraphSpec::FromJSON(json);
   if (static_cast<int64_t>(ffi::GetDataSize(weights)) != spec.weights_bytes ||
       !IsUsableInPlace(*weights.GetDLTensorPtr())) {
@@ -338,15 +354,15 @@ ffi::Module CreateExecutor(const ffi::String& json, const ffi::Module& kernels,
   const char* data = DataOf(*weights.GetDLTensorPtr());
   GraphBytes bytes{json, Fingerprint(data, spec.weights_bytes)};
   auto executor = ffi::make_object<Executor>(std::move(bytes), weights);
-  executor->ImportModule(kernels);
-  return ffi::Module(executor);
+  for (int i = 2; i < args.size(); ++i) executor->ImportModule(args[i].cast<ffi::Module>());
+  *result = ffi::Module(executor);
 }
 
 }  // namespace
 
 TVM_FFI_STATIC_INIT_BLOCK() {
   tvm::ffi::reflection::GlobalDef()
-      .def("tvm_stretch.create_executor", CreateExecutor)
+      .def_packed("tvm_stretch.create_executor", CreateExecutor)
       .def("ffi.Module.load_from_bytes.tvm_stretch.executor", [](const ffi::Bytes& bytes) {
         return ffi::Module(ffi::make_object<Executor>(GraphBytes::Decode(bytes)));
       });

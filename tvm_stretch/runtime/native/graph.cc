@@ -259,7 +259,7 @@ GraphSpec GraphSpec::FromJSON(const ffi::String& text) {
   }
   Reader root(value, "");
   int64_t version = root["version"].Int(0, INT64_MAX);
-  if (root["format"].Str() != "tvm_stretch.graph" || (version != kFormatVersion && version != 1)) {
+  if (root["format"].Str() != "tvm_stretch.graph" || version != kFormatVersion) {
     TVM_FFI_THROW(ValueError) << "expected version " << kFormatVersion
                               << " for the artifact's graph, got version " << version
                               << "; export the model again with this version of tvm_stretch";
@@ -286,12 +286,6 @@ GraphSpec GraphSpec::FromJSON(const ffi::String& text) {
       CheckNode(node, prepare, graph.tensors);
       (prepare ? graph.prepare : graph.nodes).push_back(std::move(node));
     }
-  }
-  if (version == 1) {  // until lowering writes version 2
-    graph.processors.push_back(ProcessorSpec{"cpu", kCpuKind});
-    graph.regions.push_back(RegionSpec{"r0", 0, {}, {}, {}, {}});
-    for (size_t i = 0; i < graph.nodes.size(); ++i) graph.regions[0].nodes.push_back(i);
-    return graph;
   }
   graph.processors = ReadProcessors(root["processors"]);
   ReadRegions(root["regions"], &graph);

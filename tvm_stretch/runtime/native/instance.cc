@@ -47,6 +47,8 @@ Instance::Instance(std::shared_ptr<const Program> program)
   FindCallersPorts();
   for (const auto& device : program_->devices()) {
     devices_.push_back(device->CreateInstance(memory_));
+    const Cores cores = device->cores();
+    taken_.insert(taken_.end(), cores.begin(), cores.end());
   }
   BindRegions();
 }
@@ -101,6 +103,22 @@ void Instance::Run(bool traced) {
     for (const auto& task : tasks_) task->Reset(traced);
     is_running_ = true;
   }
+  RunTasks();
+  {
+    std::lock_guard<std::mutex> lock(run_mutex_);
+    is_running_ = false;
+  }
+  ThrowFirstFailure();
+}
+
+Cores Instance::CoresForRun() const {
+  if (!affinity_.empty() || taken_.empty()) return affinity_;
+  return Without(AllowedCores(), taken_);
+}
+
+void Instance::RunTasks() {
+  const CoresScope scope(CoresForRun());
+  UseThreads(spec_.threads);
   for (Task* task : device_tasks_) task->Start();
   bool failed = false;
   for (Task* task : cpu_tasks_) {
@@ -110,11 +128,6 @@ void Instance::Run(bool traced) {
     CancelTasks();  // the answer is lost: do not wait for what has not begun
   }
   for (Task* task : device_tasks_) task->Wait();
-  {
-    std::lock_guard<std::mutex> lock(run_mutex_);
-    is_running_ = false;
-  }
-  ThrowFirstFailure();
 }
 
 std::vector<std::vector<Span>> Instance::Spans() const {

@@ -4,8 +4,10 @@
 
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
+#include "cores.h"
 #include "cpu_processor.h"
 #include "memory.h"
 #include "processor.h"
@@ -31,6 +33,10 @@ class Instance {
   // Runs the graph once; when it returns or throws, no processor works for it any more.
   void Run(bool traced = false);
 
+  // From now on the CPU's regions run on these cores; on no cores: wherever the calling thread may
+  // run, but off those where other processors have threads.
+  void SetAffinity(Cores cores) { affinity_ = std::move(cores); }
+
   // What happened in the last traced run: the spans of each region.
   std::vector<std::vector<Span>> Spans() const;
 
@@ -41,6 +47,8 @@ class Instance {
   MemoryMap PlaceMemory();
   void FindCallersPorts();
   void BindRegions();
+  Cores CoresForRun() const;
+  void RunTasks();
   void CancelTasks();
   void ThrowFirstFailure();
 
@@ -55,6 +63,8 @@ class Instance {
   std::vector<std::unique_ptr<Task>> tasks_;         // one for each region
   std::vector<Task*> cpu_tasks_;
   std::vector<Task*> device_tasks_;
+  Cores affinity_;
+  Cores taken_;           // by other processors
   std::mutex run_mutex_;  // guards `is_running_`, and that tasks are only cancelled while it is set
   bool is_running_ = false;
 };

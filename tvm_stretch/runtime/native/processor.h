@@ -124,6 +124,9 @@ class Task {
   // Implementations call this exactly once per run. It may come on any thread.
   void Complete(Failure failure);
 
+  // Whether somebody wants to know of completion without waiting for it.
+  bool has_listeners() const { return !listeners_.empty(); }
+
  private:
   std::vector<Listener> listeners_;
   std::mutex mutex_;  // guards the two below
@@ -149,6 +152,9 @@ class ProcessorProgram {
 
   // `memory` outlives the processor; all of it is there, the ports' pointers never change.
   virtual std::unique_ptr<Processor> CreateInstance(const MemoryMap& memory) const = 0;
+
+  // Cores of the host on which the processor's own threads run: the CPU's kernels keep off them.
+  virtual std::vector<int> cores() const { return {}; }
 };
 
 // What a processor gets when a model is loaded. `graph` and the weights outlive the program.
@@ -157,6 +163,7 @@ struct ProcessorContext {
   size_t index;              // which of the graph's processors this is
   const MemoryMap& weights;  // only `constant` and `prepared`; already prepared
   ffi::Module code;          // what compiling made for this processor
+  ffi::Module host_code;     // the library of the CPU's kernels
 };
 
 using ProcessorFactory =

@@ -1,12 +1,12 @@
 #include "program.h"
 
-#include <sched.h>
-#include <tvm/ffi/container/array.h>
 #include <tvm/ffi/endian.h>
 
 #include <atomic>
 #include <cstring>
 #include <numeric>
+
+#include "cores.h"
 
 static_assert(TVM_FFI_IO_NO_ENDIAN_SWAP, "artifacts are little-endian");
 
@@ -74,7 +74,8 @@ Program::Program(GraphSpec spec, const std::vector<ffi::Module>& code, const cha
   UseThreads(spec_.threads);
   Prepare();
   for (size_t i = kCpu + 1; i < spec_.processors.size(); ++i) {
-    devices_.push_back(CreateProcessorProgram(ProcessorContext{spec_, i, memory_, code[i]}));
+    devices_.push_back(
+        CreateProcessorProgram(ProcessorContext{spec_, i, memory_, code[i], code[kCpu]}));
   }
 }
 
@@ -108,26 +109,6 @@ std::shared_ptr<const Program> Program::FromLibrary(GraphSpec spec,
   }
   ffi::Any owner = library;  // the weights are part of the library's mapping
   return std::make_shared<Program>(std::move(spec), code, weights, std::move(owner));
-}
-
-void UseThreads(int threads) {
-  thread_local int configured = 1;
-  if (threads == 1 || threads == configured) return;
-  // The workers share the processors that this process may use: nothing is pinned, so several
-  // instances do not end up on the same core, and an outer `taskset` is respected.
-  ffi::Array<ffi::String> cpus;
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) {
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-      if (CPU_ISSET(cpu, &allowed)) cpus.push_back(std::to_string(cpu));
-    }
-  }
-  constexpr int kThreadsShareAllCores = -3;
-  static const ffi::Function configure =
-      ffi::Function::GetGlobalRequired("runtime.config_threadpool");
-  configure(kThreadsShareAllCores, threads, cpus);
-  configured = threads;
 }
 
 }  // namespace tvm_stretch

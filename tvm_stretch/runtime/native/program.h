@@ -53,10 +53,6 @@ class Program {
   std::vector<std::unique_ptr<ProcessorProgram>> devices_;
 };
 
-// Gives TVM's thread pool of the calling thread as many workers as the kernels were made for.
-// One thread: the kernels are serial and the pool is never touched.
-void UseThreads(int threads);
-
 }  // namespace tvm_stretch
 
 #endif  // TVM_STRETCH_PROGRAM_H_

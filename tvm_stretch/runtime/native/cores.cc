@@ -1,0 +1,82 @@
+#include "cores.h"
+
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/function.h>
+#include <tvm/ffi/string.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <sstream>
+#include <utility>
+
+namespace tvm_stretch {
+
+namespace ffi = tvm::ffi;
+
+Cores ParseCores(const std::string& text, const std::string& field) {
+  Cores cores;
+  std::stringstream list(text);
+  for (std::string item; std::getline(list, item, ',');) {
+    char* end = nullptr;
+    long first = std::strtol(item.c_str(), &end, 10);
+    long last = *end == '-' ? std::strtol(end + 1, &end, 10) : first;
+    if (item.empty() || *end != '\0' || first < 0 || last < first || last >= CPU_SETSIZE) {
+      TVM_FFI_THROW(ValueError) << "expected a list of cores like 0,2-3 for " << field << ", got '"
+                                << text << "'; correct it";
+    }
+    for (long core = first; core <= last; ++core) cores.push_back(static_cast<int>(core));
+  }
+  return cores;
+}
+
+Cores AllowedCores() {
+  Cores cores;
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &allowed)) cores.push_back(core);
+  }
+  return cores;
+}
+
+Cores Without(const Cores& cores, const Cores& taken) {
+  Cores left;
+  for (int core : cores) {
+    if (std::find(taken.begin(), taken.end(), core) == taken.end()) left.push_back(core);
+  }
+  return left;
+}
+
+CoresScope::CoresScope(const Cores& cores) {
+  if (cores.empty()) return;
+  CPU_ZERO(&before_);
+  if (sched_getaffinity(0, sizeof(before_), &before_) != 0) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (int core : cores) CPU_SET(core, &set);
+  active_ = sched_setaffinity(0, sizeof(set), &set) == 0;
+}
+
+CoresScope::~CoresScope() {
+  if (active_) sched_setaffinity(0, sizeof(before_), &before_);
+}
+
+void UseThreads(int threads) {
+  if (threads == 1) return;
+  // The workers share the cores: nothing is pinned, so several instances do not end up on the same
+  // core, and an outer `taskset` is respected.
+  thread_local std::pair<int, Cores> configured{1, {}};
+  std::pair<int, Cores> wanted{threads, AllowedCores()};
+  if (wanted == configured) return;
+  ffi::Array<ffi::String> cores;
+  for (int core : wanted.second) cores.push_back(std::to_string(core));
+  constexpr int kThreadsShareAllCores = -3;
+  static const ffi::Function configure =
+      ffi::Function::GetGlobalRequired("runtime.config_threadpool");
+  configure(kThreadsShareAllCores, threads, cores);
+  configured = std::move(wanted);
+}
+
+}  // namespace tvm_stretch

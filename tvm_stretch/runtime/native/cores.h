@@ -1,0 +1,46 @@
+// Cores of the host, and which threads stay on which.
+#ifndef TVM_STRETCH_CORES_H_
+#define TVM_STRETCH_CORES_H_
+
+#include <sched.h>
+
+#include <string>
+#include <vector>
+
+namespace tvm_stretch {
+
+// Numbers of cores, as the operating system counts them.
+using Cores = std::vector<int>;
+
+// Reads "0,4-7"; nothing for "". Throws ValueError that names `field`.
+Cores ParseCores(const std::string& text, const std::string& field);
+
+// The cores that the calling thread may use.
+Cores AllowedCores();
+
+// `cores` without those in `taken`.
+Cores Without(const Cores& cores, const Cores& taken);
+
+// While it lives, the calling thread stays on `cores`; does nothing if there are none, or none that
+// the thread may use.
+class CoresScope {
+ public:
+  explicit CoresScope(const Cores& cores);
+  ~CoresScope();
+  CoresScope(const CoresScope&) = delete;
+  CoresScope& operator=(const CoresScope&) = delete;
+
+  bool active() const { return active_; }
+
+ private:
+  bool active_ = false;
+  cpu_set_t before_;
+};
+
+// Gives TVM's thread pool of the calling thread `threads` workers, on the cores that the calling
+// thread may use now. One thread: the kernels are serial and the pool is never touched.
+void UseThreads(int threads);
+
+}  // namespace tvm_stretch
+
+#endif  // TVM_STRETCH_CORES_H_

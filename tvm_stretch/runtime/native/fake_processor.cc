@@ -1,0 +1,319 @@
+// A processor without a device, for tests: runs kernels of the CPU on a thread of its own.
+//
+// Its code is a module that `tvm_stretch.create_fake_code(script)` makes of
+//
+//   {"mirrored": true,                              memory of its own: receives and sends matter
+//    "regions": {"r1": {"latency_us": 2000,         the region takes at least so long
+//                       "fails": "device lost",     it fails instead of ending
+//                       "failures": 1}}}            but only so many times; default: always
+//
+// and whose method `log` returns what was done since the last call, as JSON:
+//
+//   {"regions": ["r1", ...], "receives": [tensor ids], "sends": [tensor ids]}
+//
+// A real device whose calls block a thread looks the same from the executor's side.
+#include <tvm/ffi/cast.h>
+#include <tvm/ffi/extra/json.h>
+#include <tvm/ffi/reflection/registry.h>
+
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <thread>
+
+#include "bound_graph.h"
+#include "memory.h"
+#include "processor.h"
+
+namespace tvm_stretch {
+namespace {
+
+namespace json = ffi::json;
+
+struct Script {
+  std::chrono::microseconds latency{0};
+  std::string error;
+  int64_t failures = INT64_MAX;  // how many runs still fail
+};
+
+// What tests tell the processor and what it tells them; shared by all instances.
+class FakeCode final : public ffi::ModuleObj {
+ public:
+  explicit FakeCode(ffi::String text) : text_(std::move(text)) {
+    auto script = json::Parse(text_).cast<json::Object>();
+    if (auto found = script.find(ffi::String("mirrored")); found != script.end()) {
+      mirrored_ = (*found).second.cast<bool>();
+    }
+    auto regions = script.find(ffi::String("regions"));
+    if (regions == script.end()) return;
+    for (const auto& [name, value] : (*regions).second.cast<json::Object>()) {
+      Script& region = scripts_[name.cast<ffi::String>()];
+      for (const auto& [key, entry] : value.cast<json::Object>()) {
+        auto word = key.cast<ffi::String>();
+        if (word == "latency_us") region.latency = std::chrono::microseconds(entry.cast<int64_t>());
+        if (word == "fails") region.error = entry.cast<ffi::String>();
+        if (word == "failures") region.failures = entry.cast<int64_t>();
+      }
+    }
+  }
+
+  const char* kind() const final { return "tvm_stretch.fake"; }
+  int GetPropertyMask() const final { return ffi::Module::kBinarySerializable; }
+  ffi::Bytes SaveToBytes() const final { return ffi::Bytes(text_.data(), text_.size()); }
+  ffi::Optional<ffi::Function> GetFunction(const ffi::String& name) final {
+    if (name != "log") return std::nullopt;
+    auto self = ffi::GetObjectPtr<ffi::Object>(this);
+    return ffi::Function::FromTyped([self, this]() { return TakeLog(); });
+  }
+
+  bool mirrored() const { return mirrored_; }
+
+  std::chrono::microseconds Latency(const std::string& region) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return scripts_[region].latency;
+  }
+
+  void ThrowScripted(const std::string& region) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Script& script = scripts_[region];
+    if (script.error.empty() || script.failures == 0) return;
+    --script.failures;
+    TVM_FFI_THROW(RuntimeError) << script.error;
+  }
+
+  void Log(const RegionSpec& region) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    regions_.push_back(ffi::String(region.name));
+    for (int64_t id : region.receives) receives_.push_back(id);
+    for (int64_t id : region.sends) sends_.push_back(id);
+  }
+
+ private:
+  ffi::String TakeLog() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    json::Object log;
+    log.Set(ffi::String("regions"), std::exchange(regions_, {}));
+    log.Set(ffi::String("receives"), std::exchange(receives_, {}));
+    log.Set(ffi::String("sends"), std::exchange(sends_, {}));
+    return json::Stringify(log);
+  }
+
+  const ffi::String text_;
+  bool mirrored_ = false;
+  std::mutex mutex_;  // guards all below
+  std::map<std::string, Script> scripts_;
+  json::Array regions_, receives_, sends_;
+};
+
+struct FakeProgram final : public ProcessorProgram {
+  explicit FakeProgram(const ProcessorContext& context)
+      : graph(context.graph),
+        kernels(context.host_code, context.graph, context.index),
+        module(context.code),
+        code(const_cast<FakeCode*>(module.as<FakeCode>())) {
+    if (code == nullptr) {
+      TVM_FFI_THROW(ValueError) << "expected code of kind tvm_stretch.fake for processor '"
+                                << graph.processors[context.index].name << "', got "
+                                << module->kind() << "; pass tvm_stretch.create_fake_code(...)";
+    }
+  }
+  std::unique_ptr<Processor> CreateInstance(const MemoryMap& memory) const final;
+
+  const GraphSpec& graph;
+  const KernelTable kernels;
+  const ffi::Module module;
+  FakeCode* const code;
+};
+
+class FakeTask;
+
+class FakeProcessor final : public Processor {
+ public:
+  FakeProcessor(const FakeProgram& program, const MemoryMap& host)
+      : program_(program),
+        host_(host),
+        mirror_(program.code->mirrored() ? host.block.bytes : 0),
+        memory_(program.code->mirrored() ? MapMirror() : host),
+        tensors_(program.graph, memory_),
+        thread_([this] { Work(); }) {}
+  ~FakeProcessor() final;
+
+  std::unique_ptr<Task> Bind(const RegionSpec& region, const std::vector<Task*>& after) final;
+
+  void Push(FakeTask* task);
+  void Notify() { wake_.notify_one(); }
+  void ForgetMirror() {
+    if (mirror_.bytes() != 0) std::memset(mirror_.data(), 0xFF, mirror_.bytes());
+  }
+  void Receive(int64_t id) const { Copy(id, host_, memory_); }
+  void Send(int64_t id) const { Copy(id, memory_, host_); }
+
+  const FakeProgram& program() const { return program_; }
+  std::mutex& mutex() { return mutex_; }
+
+ private:
+  MemoryMap MapMirror() const {
+    MemoryMap map = host_;
+    auto move = [this](char* address) { return mirror_.data() + (address - host_.block.data); };
+    map.arena = move(map.arena);
+    for (char*& address : map.inputs) address = move(address);
+    for (char*& address : map.outputs) address = move(address);
+    return map;
+  }
+  void Copy(int64_t id, const MemoryMap& from, const MemoryMap& to) const {
+    const TensorSpec& tensor = program_.graph.tensors[id];
+    char* target = AddressOf(to, tensor);
+    const char* source = AddressOf(from, tensor);
+    if (target != source && tensor.bytes != 0) std::memcpy(target, source, tensor.bytes);
+  }
+  void Work();
+
+  const FakeProgram& program_;
+  const MemoryMap& host_;
+  const AlignedBuffer mirror_;
+  const MemoryMap memory_;
+  BoundTensors tensors_;
+  Task* last_ = nullptr;
+  std::mutex mutex_;  // guards the queue, `stop_` and what the tasks say it does
+  std::condition_variable wake_;
+  std::deque<FakeTask*> queue_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+class FakeTask final : public Task {
+ public:
+  FakeTask(FakeProcessor* processor, const RegionSpec& region, const std::vector<Task*>& after,
+           Task* previous, BoundNodes nodes)
+      : processor_(*processor),
+        region_(region),
+        num_after_(after.size()),
+        previous_(previous),
+        nodes_(std::move(nodes)) {
+    for (Task* task : after) {
+      task->OnComplete([this](const Failure& failure) { Arrive(failure); });
+    }
+  }
+
+  void Reset(bool traced) final {
+    Task::Reset(traced);
+    if (previous_ == nullptr) processor_.ForgetMirror();
+    std::lock_guard<std::mutex> lock(processor_.mutex());
+    missing_ = num_after_;
+    failure_.reset();
+    traced_ = traced;
+    spans_.clear();
+    cancelled_ = false;
+  }
+  void Start() final { processor_.Push(this); }
+  void Cancel() final { cancelled_ = true; }
+  std::vector<Span> Spans() const final { return spans_; }
+
+  // Under the processor's mutex.
+  bool IsReady() const { return missing_ == 0; }
+
+  // On the processor's thread.
+  void Execute() {
+    if (!failure_ && previous_ != nullptr) failure_ = previous_->Wait();
+    if (!failure_) failure_ = Attempt([this] { RunRegion(); });
+    Complete(std::move(failure_));
+  }
+
+ private:
+  void Arrive(const Failure& failure) {
+    std::lock_guard<std::mutex> lock(processor_.mutex());
+    if (failure && !failure_) failure_ = failure;
+    if (--missing_ == 0) processor_.Notify();
+  }
+
+  void RunRegion() {
+    if (cancelled_) throw CancelledError();
+    FakeCode& code = *processor_.program().code;
+    const auto end = std::chrono::steady_clock::now() + code.Latency(region_.name);
+    code.Log(region_);
+    Transfer(region_.receives, Span::Kind::kReceive);
+    nodes_.Run(never_, traced_ ? &spans_ : nullptr);
+    std::this_thread::sleep_until(end);
+    code.ThrowScripted(region_.name);
+    Transfer(region_.sends, Span::Kind::kSend);
+  }
+
+  void Transfer(const std::vector<int64_t>& ids, Span::Kind kind) {
+    for (int64_t id : ids) {
+      const int64_t start = Now();
+      kind == Span::Kind::kReceive ? processor_.Receive(id) : processor_.Send(id);
+      if (traced_) spans_.push_back(Span{kind, id, region_.name, start, Now()});
+    }
+  }
+
+  FakeProcessor& processor_;
+  const RegionSpec& region_;
+  const size_t num_after_;
+  Task* const previous_;  // of the same processor
+  const BoundNodes nodes_;
+  const std::atomic<bool> never_{false};  // what has begun is not stopped
+  std::atomic<bool> cancelled_{false};
+  size_t missing_ = 0;
+  Failure failure_;  // of a task in `after`, then of this one
+  bool traced_ = false;
+  std::vector<Span> spans_;
+};
+
+FakeProcessor::~FakeProcessor() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_one();
+  thread_.join();
+}
+
+std::unique_ptr<Task> FakeProcessor::Bind(const RegionSpec& region,
+                                          const std::vector<Task*>& after) {
+  BoundNodes nodes(program_.graph.nodes, region.nodes, program_.kernels, &tensors_);
+  auto task = std::make_unique<FakeTask>(this, region, after, last_, std::move(nodes));
+  last_ = task.get();
+  return task;
+}
+
+void FakeProcessor::Push(FakeTask* task) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  queue_.push_back(task);
+  wake_.notify_one();
+}
+
+void FakeProcessor::Work() {
+  while (true) {
+    FakeTask* task;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      wake_.wait(lock, [this] { return stop_ || (!queue_.empty() && queue_.front()->IsReady()); });
+      if (stop_) return;
+      task = queue_.front();
+      queue_.pop_front();
+    }
+    task->Execute();
+  }
+}
+
+std::unique_ptr<Processor> FakeProgram::CreateInstance(const MemoryMap& memory) const {
+  return std::make_unique<FakeProcessor>(*this, memory);
+}
+
+}  // namespace
+
+TVM_FFI_STATIC_INIT_BLOCK() {
+  RegisterProcessor("fake", [](const ProcessorContext& context) {
+    return std::make_unique<FakeProgram>(context);
+  });
+  tvm::ffi::reflection::GlobalDef()
+      .def(
+          "tvm_stretch.create_fake_code",
+          [](const ffi::String& script) { return ffi::Module(ffi::make_object<FakeCode>(script)); })
+      .def("ffi.Module.load_from_bytes.tvm_stretch.fake", [](const ffi::Bytes& bytes) {
+        return ffi::Module(ffi::make_object<FakeCode>(ffi::String(bytes.data(), bytes.size())));
+      });
+}
+
+}  // namespace tvm_stretch
