@@ -11,6 +11,7 @@ Phases, after BlockChannels brought in the kernel templates:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,7 +65,8 @@ def complete_target(target: Target) -> Target:
     attrs: dict[str, Any] = dict(target.attrs)
     if "mcpu" in attrs or "mattr" in attrs or _names_other_machine(attrs):
         return target
-    return Target({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()})
+    described: dict[str, Any] = json.loads(str(target))
+    return Target({**described, "mcpu": codegen.llvm_get_system_cpu()})
 
 
 def _names_other_machine(attrs: dict[str, Any]) -> bool:
