@@ -107,16 +107,32 @@ def _bind_everything(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _bind(body: tirx.Stmt) -> tirx.Stmt:
-    if _mentions_threads(body):
+    if _mentions_threads(body) or isinstance(body, tirx.AllocBuffer):
         return body
+    if isinstance(body, s_tir.SBlockRealize) and body.block.name_hint == "root":
+        return s_tir.SBlockRealize(
+            body.iter_values, body.predicate, _with_body(body.block, _bind(body.block.body))
+        )
     if isinstance(body, tirx.SeqStmt) and any(_is_parallel(part) for part in body.seq):
         return tirx.SeqStmt([_bind(part) for part in body.seq])
-    if isinstance(body, tirx.AllocBuffer):
-        return body
     if _is_parallel(body):
         return _work_groups(body.loop_var, body.min, body.extent, body.body)
     var = tirx.Var("group", "int64")
     return _work_groups(var, tirx.const(0, "int64"), tirx.const(1, "int64"), body)
+
+
+def _with_body(block: s_tir.SBlock, body: tirx.Stmt) -> s_tir.SBlock:
+    return s_tir.SBlock(
+        block.iter_vars,
+        block.reads,
+        block.writes,
+        block.name_hint,
+        body,
+        block.init,
+        block.alloc_buffers,
+        block.match_buffers,
+        block.annotations,
+    )
 
 
 def _is_parallel(body: tirx.Stmt) -> bool:

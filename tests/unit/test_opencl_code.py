@@ -1,0 +1,121 @@
+"""OpenCL C and launches of scheduled kernels, read as text; devices run them in tests/device."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+import tvm
+from tvm import s_tir, te, tirx
+from tvm.target import Target
+
+from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.runtime.opencl_code import compile_opencl, splat
+
+
+def launches(function: tirx.PrimFunc, *, wide: bool = True) -> list[dict[str, Any]]:
+    """The launches of one kernel."""
+    mod = tvm.IRModule({"kernel": function})
+    code = json.loads(compile_opencl(mod, Target("opencl"), wide_indices=wide))
+    return code["kernels"]["kernel"]
+
+
+def doubled(size: int = 64) -> tirx.PrimFunc:
+    """``out = 2 * data``, as a plain loop."""
+    data = te.placeholder((tirx.const(size, "int64"),), name="data")
+    return te.create_prim_func([data, te.compute(data.shape, lambda i: data[i] * 2.0, name="out")])
+
+
+def test_a_plain_loop_is_one_work_item() -> None:
+    (launch,) = launches(doubled())
+    assert (launch["groups"], launch["group_size"]) == ([1, 1, 1], [1, 1, 1])
+    assert launch["entry"] in launch["source"]
+    assert "for (long" in launch["source"]
+
+
+def test_indices_are_narrow_for_gpus() -> None:
+    (launch,) = launches(doubled(), wide=False)
+    assert "long" not in launch["source"]
+
+
+def test_parallel_loops_are_work_groups() -> None:
+    schedule = s_tir.Schedule(doubled())
+    (axis,) = schedule.get_loops("out")
+    outer, inner = schedule.split(axis, [8, None])
+    schedule.parallel(outer)
+    schedule.vectorize(inner)
+    (launch,) = launches(schedule.mod["main"])
+    assert launch["groups"] == [8, 1, 1]
+    assert "vload8" in launch["source"]
+
+
+def test_bound_loops_keep_their_launch() -> None:
+    schedule = s_tir.Schedule(doubled())
+    (axis,) = schedule.get_loops("out")
+    outer, inner = schedule.split(axis, [None, 16])
+    schedule.bind(outer, "blockIdx.x")
+    schedule.bind(inner, "threadIdx.x")
+    (launch,) = launches(schedule.mod["main"])
+    assert (launch["groups"], launch["group_size"]) == ([4, 1, 1], [16, 1, 1])
+
+
+def test_every_tensor_has_memory_and_a_first_element() -> None:
+    (launch,) = launches(doubled())
+    kinds = [(kind, number) for kind, number in launch["args"]]
+    assert sorted(kinds) == [("buffer", 0), ("buffer", 1), ("offset", 0), ("offset", 1)]
+    signature = re.findall(r"__kernel void \w+\(([^)]*)\) \{", launch["source"])[-1]
+    for (kind, number), text in zip(launch["args"], signature.split(", "), strict=True):
+        name = "data" if number == 0 else "out"
+        assert text.endswith(f"{name}_ptr_{'base' if kind == 'buffer' else 'first'}")
+
+
+def two_stages(size: int) -> tirx.PrimFunc:
+    """A temporary between two loops that run one after the other."""
+    data = te.placeholder((tirx.const(size, "int64"),), name="data")
+    middle = te.compute(data.shape, lambda i: data[i] + 1.0, name="middle")
+    out = te.compute(data.shape, lambda i: middle[size - 1 - i] * 2.0, name="out")
+    return te.create_prim_func([data, out])
+
+
+def test_small_temporaries_are_private() -> None:
+    (launch,) = launches(two_stages(64))
+    assert all(kind != "scratch" for kind, _ in launch["args"])
+    assert re.search(r"^\s*float middle\w*\[64\];", launch["source"], re.MULTILINE)
+
+
+def test_large_temporaries_are_arguments() -> None:
+    (launch,) = launches(two_stages(2**20))
+    assert ["scratch", 2**22] in launch["args"]
+
+
+def test_temporaries_between_launches_are_arguments_of_both() -> None:
+    schedule = s_tir.Schedule(two_stages(64))
+    for name in ("middle", "out"):
+        (axis,) = schedule.get_loops(name)
+        schedule.parallel(axis)
+    first, second = launches(schedule.mod["main"])
+    assert ["scratch", 256] in first["args"]
+    assert ["scratch", 256] in second["args"]
+    assert ["buffer", 1] not in first["args"]
+
+
+def test_a_kernel_without_work_is_refused() -> None:
+    nothing = tirx.PrimFunc([], tirx.Evaluate(tirx.const(0, "int32"))).with_attr("s_tir", True)
+    with pytest.raises(UnsupportedError, match="expected work for kernel kernel"):
+        launches(nothing)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("((float2)(a[i], a[i]))", "((float2)(a[i]))"),
+        ("((float2)(a[i], a[j]))", "((float2)(a[i], a[j]))"),
+        ("((float2)(f(a, b), f(a, b)))", "((float2)(f(a, b)))"),
+        ("((int2)(((int2)(x, x)), y))", "((int2)(((int2)(x)), y))"),
+        ("f((float)(a), b)", "f((float)(a), b)"),
+    ],
+)
+def test_splat(source: str, expected: str) -> None:
+    assert splat(source) == expected
