@@ -15,6 +15,7 @@ from tvm_stretch.errors import (
     ArtifactError,
     InputError,
     ModelError,
+    PlanError,
     StretchError,
     TargetError,
     UnsupportedError,
@@ -22,6 +23,7 @@ from tvm_stretch.errors import (
 
 if TYPE_CHECKING:
     from tvm_stretch.compiler import compile
+    from tvm_stretch.plan import Plan
     from tvm_stretch.runtime.model import Model, load
 
 __all__ = [
@@ -29,6 +31,8 @@ __all__ = [
     "InputError",
     "Model",
     "ModelError",
+    "Plan",
+    "PlanError",
     "StretchError",
     "TargetError",
     "UnsupportedError",
@@ -40,6 +44,7 @@ __all__ = [
 _LAZY = {
     "compile": "tvm_stretch.compiler",
     "Model": "tvm_stretch.runtime.model",
+    "Plan": "tvm_stretch.plan",
     "load": "tvm_stretch.runtime.model",
 }
 

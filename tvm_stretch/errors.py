@@ -33,3 +33,7 @@ class TargetError(StretchError):
 
 class ScheduleError(StretchError):
     """A scheduling problem has no answer, or a schedule is no answer to its problem."""
+
+
+class PlanError(StretchError):
+    """A plan is malformed, or does not fit the network or the targets."""

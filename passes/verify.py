@@ -1,0 +1,84 @@
+"""Check what must hold between any two phases after partitioning.
+
+* the module is well-formed Relax,
+* ``main`` only calls regions, each exactly once, and makes and takes tuples,
+* a region names a processor, calls no other function, and each of its operators runs there,
+* so data passes between processors only as parameters and results of regions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import tvm
+from tvm import relax, tirx
+from tvm.ir import GlobalVar
+from tvm_stretch.passes.calls import Calls
+from tvm_stretch.passes.partition_regions import PROCESSOR
+from tvm_stretch.targets.processor import Processor
+
+from tvm_stretch.errors import StretchError
+
+
+class VerifyError(StretchError):
+    """A pass broke a rule that the passes behind it rely on."""
+
+
+def verify(mod: tvm.IRModule, processors: Sequence[Processor]) -> None:
+    """Check the rules of the module docstring.
+
+    A function and no pass: an error that leaves a pass loses its type.
+
+    Raises:
+        VerifyError: some are broken; the message names them all.
+    """
+    by_name = {processor.name: processor for processor in processors}
+    problems = [*_check_main(mod), *_check_regions(mod, by_name)]
+    if not relax.analysis.check_well_formed(mod):
+        problems.append("the module is not well-formed")
+    if problems:
+        raise VerifyError(
+            f"expected a partitioned network, got broken rules: {'; '.join(problems)}; "
+            "correct the pass that ran last"
+        )
+
+
+def _check_regions(mod: tvm.IRModule, processors: Mapping[str, Processor]) -> Iterator[str]:
+    for var, function in mod.functions.items():
+        if isinstance(function, relax.Function) and var.name_hint != "main":
+            name = str((function.attrs or {}).get(PROCESSOR, ""))
+            if name not in processors:
+                yield f"region {var.name_hint} is for {name or 'no processor'}"
+                continue
+            for problem in _check_region(mod, function, processors[name]):
+                yield f"region {var.name_hint}: {problem}"
+
+
+def _check_main(mod: tvm.IRModule) -> Iterator[str]:
+    called: Counter[str] = Counter()
+    for name, call in Calls(mod["main"]).calls.items():
+        if not isinstance(call.op, GlobalVar):
+            yield f"main calls {call.op} for {name}"
+        elif call.op not in mod.functions:
+            yield f"main calls {call.op.name_hint}, which is not there"
+        else:
+            called[call.op.name_hint] += 1
+    for var, function in mod.functions.items():
+        if isinstance(function, relax.Function) and var.name_hint != "main":
+            count = called[var.name_hint]
+            if count != 1:
+                yield f"region {var.name_hint} is called {count} times"
+
+
+def _check_region(
+    mod: tvm.IRModule, function: relax.Function, processor: Processor
+) -> Iterator[str]:
+    for name, call in Calls(function).calls.items():
+        if isinstance(call.op, GlobalVar):
+            yield f"{name} calls {call.op.name_hint}"
+        elif str(getattr(call.op, "name", "")) == "relax.call_tir":
+            if not isinstance(mod.functions.get(call.args[0]), tirx.PrimFunc):
+                yield f"{name} calls the kernel {call.args[0].name_hint}, which is not there"
+        elif (reason := processor.why_not(call)) is not None:
+            yield f"{name} does not run on {processor.name}: {reason}"

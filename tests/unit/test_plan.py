@@ -1,0 +1,117 @@
+"""Plans as files: round trips, one operator per line, clear refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tvm_stretch.errors import PlanError
+from tvm_stretch.plan import Plan, PlannedRegion, Refusal
+
+PLAN = Plan(
+    ("cpu", "opencl"),
+    (
+        PlannedRegion("r0", "cpu", ("conv2d", "add")),
+        PlannedRegion("r1", "opencl", ("conv2d1",)),
+    ),
+    (Refusal("opencl", "add", "add runs in float32, not int64"),),
+)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    names = draw(st.lists(st.text(min_size=1), unique=True, max_size=8))
+    regions = []
+    while names:
+        size = draw(st.integers(1, len(names)))
+        processor = draw(st.sampled_from(["cpu", "opencl"]))
+        regions.append(PlannedRegion(f"r{len(regions)}", processor, tuple(names[:size])))
+        names = names[size:]
+    return Plan(("cpu", "opencl"), tuple(regions))
+
+
+@given(plans())
+def test_json_holds_everything(plan: Plan) -> None:
+    assert Plan.read(json.loads(plan.to_json())) == plan
+    assert Plan.read(json.loads(plan.to_json())).to_json() == plan.to_json()
+
+
+def test_files_and_plans_can_be_read(tmp_path: Path) -> None:
+    PLAN.write(tmp_path / "plan.json")
+    assert Plan.read(tmp_path / "plan.json") == PLAN == Plan.read(str(tmp_path / "plan.json"))
+    assert Plan.read(PLAN) is PLAN
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_moving_an_operator_moves_one_line() -> None:
+    moved = Plan(
+        PLAN.processors,
+        (
+            PlannedRegion("r0", "cpu", ("conv2d",)),
+            PlannedRegion("r1", "opencl", ("add", "conv2d1")),
+        ),
+        PLAN.refusals,
+    )
+    before, after = (set(p.to_json().replace(",", "").split("\n")) for p in (PLAN, moved))
+    assert before == after
+
+
+def test_explain_shows_regions_and_refusals() -> None:
+    text = PLAN.explain()
+    assert "r0      cpu        2          conv2d, add" in text
+    assert "opencl  add  add runs in float32, not int64" in text
+    many = Plan(("cpu",), (PlannedRegion("r0", "cpu", tuple(f"op{i}" for i in range(99))),))
+    assert "op0, op1, op2, op3, ..., op98" in many.explain()
+    assert "no operator was refused" in many.explain()
+
+
+def changed(**fields: object) -> dict:
+    return {**json.loads(PLAN.to_json()), **fields}
+
+
+REGION = {"name": "r0", "processor": "cpu", "operators": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({}, "format and version"),
+        (changed(version=2), "format and version"),
+        (changed(colour="red"), "no field ['colour']"),
+        (changed(processors="cpu"), "list of names for processors"),
+        (changed(processors=[]), "at least one processor"),
+        (changed(processors=["cpu", "cpu", "opencl"]), "cpu more than once"),
+        (changed(regions={"r0": REGION}), "list of objects for regions"),
+        (changed(regions=[{"name": "r0"}]), "fields name, processor and operators"),
+        (changed(regions=[{**REGION, "name": 3}]), "string for name"),
+        (changed(regions=[{**REGION, "name": "r-0"}]), "letters, digits and underscores"),
+        (changed(regions=[{**REGION, "name": "main"}]), "other than main"),
+        (changed(regions=[{**REGION, "operators": []}]), "at least one operator"),
+        (changed(regions=[{**REGION, "operators": "a"}]), "list of names for operators"),
+        (changed(regions=[{**REGION, "operators": ["a", "a"]}]), "operators once, got a"),
+        (changed(regions=[REGION, REGION]), "names of regions once, got r0"),
+        (changed(regions=[{**REGION, "processor": "npu"}]), "got 'npu'"),
+        (changed(refusals=[{"who": "me"}]), "refusals"),
+    ],
+)
+def test_malformed_plans_are_refused(data: dict, says: str) -> None:
+    with pytest.raises(PlanError, match=r"^expected .*, got .*; ") as caught:
+        Plan.read(data)
+    assert says in str(caught.value)
+
+
+def test_files_that_are_no_plans_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="readable file"):
+        Plan.read(tmp_path / "missing.json")
+    (tmp_path / "half.json").write_text('{"format": ')
+    with pytest.raises(PlanError, match="expected JSON"):
+        Plan.read(tmp_path / "half.json")
+    (tmp_path / "list.json").write_text("[]")
+    with pytest.raises(PlanError, match="expected an object"):
+        Plan.read(tmp_path / "list.json")
+    with pytest.raises(PlanError, match="place to write"):
+        PLAN.write(tmp_path / "no" / "plan.json")

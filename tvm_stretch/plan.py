@@ -1,0 +1,240 @@
+"""The plan: which processor runs which operators, in which order. A file that people can edit.
+
+    {
+     "format": "tvm_stretch.plan",
+     "version": 1,
+     "processors": ["cpu", "opencl"],
+     "regions": [
+      {"name": "r0", "processor": "cpu", "operators": ["conv2d", "add", "relu"]},
+      {"name": "r1", "processor": "opencl", "operators": ["conv2d1"]}
+     ],
+     "refusals": []
+    }
+
+Operators are the calls of canonical Relax `main`, by the names of their binding variables. Regions
+stand in an order in which they could run one after the other; those of one processor do run in
+that order, and operators in the order of their region. `refusals` is what the compiler found out
+about processors that cannot run an operator; it has no influence.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tvm_stretch.errors import PlanError
+
+FORMAT = "tvm_stretch.plan"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class PlannedRegion:
+    """Operators that one processor runs as one unit, in this order."""
+
+    name: str
+    processor: str
+    operators: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a processor cannot run an operator."""
+
+    processor: str
+    operator: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """See the module docstring; the first processor is the CPU."""
+
+    processors: tuple[str, ...]
+    regions: tuple[PlannedRegion, ...]
+    refusals: tuple[Refusal, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @staticmethod
+    def read(source: PlanLike) -> Plan:
+        """The plan in a file, a dict of its JSON, or another plan.
+
+        Raises:
+            PlanError: there is no such file, or it is no plan.
+        """
+        if isinstance(source, Plan):
+            return source
+        if isinstance(source, Mapping):
+            return _from_data(dict(source), "the plan")
+        path = Path(source)
+        try:
+            return _from_data(json.loads(path.read_text(encoding="utf-8")), str(path))
+        except OSError as error:
+            raise PlanError(
+                f"expected a readable file for the plan, got {error}; check the path"
+            ) from error
+        except ValueError as error:
+            if isinstance(error, PlanError):
+                raise
+            raise PlanError(f"expected JSON for {path}, got {error}; correct the file") from error
+
+    def to_json(self) -> str:
+        """The plan as JSON, one operator per line; the same plan always gives the same text."""
+        data = {
+            "format": FORMAT,
+            "version": VERSION,
+            "processors": self.processors,
+            "regions": [
+                {"name": r.name, "processor": r.processor, "operators": r.operators}
+                for r in self.regions
+            ],
+            "refusals": [
+                {"processor": r.processor, "operator": r.operator, "reason": r.reason}
+                for r in self.refusals
+            ],
+        }
+        return json.dumps(data, indent=1) + "\n"
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the JSON; the file appears complete or not at all."""
+        target = Path(path)
+        beside = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            with beside.open("w", encoding="utf-8") as file:
+                file.write(self.to_json())
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(target)
+        except OSError as error:
+            beside.unlink(missing_ok=True)
+            raise PlanError(
+                f"expected a place to write the plan to, got {error}; check the path"
+            ) from error
+
+    def processor_of(self) -> dict[str, str]:
+        """The processor of each operator."""
+        return {name: r.processor for r in self.regions for name in r.operators}
+
+    def explain(self) -> str:
+        """A table for people: regions, their processors and operators; then every refusal."""
+        rows = [("region", "processor", "operators", "")]
+        for region in self.regions:
+            names = _abbreviate(region.operators)
+            rows.append((region.name, region.processor, str(len(region.operators)), names))
+        lines = [*_align(rows), ""]
+        if self.refusals:
+            lines.append("refused:")
+            lines.extend(_align([(r.processor, r.operator, r.reason) for r in self.refusals]))
+        else:
+            lines.append("no operator was refused by any processor")
+        return "\n".join(lines)
+
+
+PlanLike: TypeAlias = Plan | Mapping[str, Any] | str | os.PathLike[str]
+
+
+def _abbreviate(names: tuple[str, ...], most: int = 6) -> str:
+    if len(names) <= most:
+        return ", ".join(names)
+    return ", ".join([*names[: most - 2], "...", names[-1]])
+
+
+def _align(rows: list[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()
+
+
+def _from_data(data: Any, where: str) -> Plan:
+    """A plan from parsed JSON, every field checked."""
+    if not isinstance(data, dict):
+        raise PlanError(f"expected an object for {where}, got {type(data).__name__}; see Plan")
+    found = (data.get("format"), data.get("version"))
+    if found != (FORMAT, VERSION):
+        raise PlanError(
+            f"expected {(FORMAT, VERSION)} for format and version of {where}, got {found}; "
+            "write the plan with this version of tvm_stretch"
+        )
+    unknown = set(data) - {"format", "version", "processors", "regions", "refusals"}
+    if unknown:
+        raise PlanError(f"expected no field {sorted(unknown)} in {where}, got it; remove it")
+    regions = data.get("regions")
+    if not isinstance(regions, list) or not all(isinstance(item, dict) for item in regions):
+        raise PlanError(
+            f"expected a list of objects for regions of {where}, got {regions!r}; correct it"
+        )
+    return Plan(
+        processors=_strings(data, "processors", where),
+        regions=tuple(_region(item, f"regions[{i}] of {where}") for i, item in enumerate(regions)),
+        refusals=_refusals(data.get("refusals", []), where),
+    )
+
+
+def _region(item: dict[str, Any], where: str) -> PlannedRegion:
+    if set(item) != {"name", "processor", "operators"}:
+        raise PlanError(
+            f"expected the fields name, processor and operators for {where}, got "
+            f"{sorted(item)}; correct them"
+        )
+    for key in ("name", "processor"):
+        if not isinstance(item[key], str):
+            raise PlanError(f"expected a string for {key} of {where}, got {item[key]!r}; quote it")
+    return PlannedRegion(item["name"], item["processor"], _strings(item, "operators", where))
+
+
+def _refusals(items: Any, where: str) -> tuple[Refusal, ...]:
+    try:
+        return tuple(Refusal(**{str(key): str(item[key]) for key in item}) for item in items)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise PlanError(
+            f"expected objects with processor, operator and reason for refusals of {where}, got "
+            f"{items!r}; remove the field"
+        ) from error
+
+
+def _strings(data: dict[str, Any], key: str, where: str) -> tuple[str, ...]:
+    value = data.get(key)
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+        raise PlanError(f"expected a list of names for {key} of {where}, got {value!r}; correct it")
+    return tuple(value)
+
+
+def _check(plan: Plan) -> None:
+    """What can be said without knowing the network."""
+    for field, names in (
+        ("processors", plan.processors),
+        ("names of regions", tuple(region.name for region in plan.regions)),
+        ("operators", tuple(name for region in plan.regions for name in region.operators)),
+    ):
+        twice = sorted(name for name, count in Counter(names).items() if count > 1)
+        if twice:
+            raise PlanError(
+                f"expected every one of the plan's {field} once, got {', '.join(twice)} more than "
+                "once; remove the others"
+            )
+    if not plan.processors:
+        raise PlanError("expected at least one processor for the plan, got none; name the CPU")
+    for region in plan.regions:
+        if region.processor not in plan.processors:
+            raise PlanError(
+                f"expected one of the plan's processors {list(plan.processors)} for region "
+                f"{region.name!r}, got {region.processor!r}; name one of them"
+            )
+        if not region.name.isidentifier() or region.name == "main":
+            raise PlanError(
+                "expected a name of letters, digits and underscores, other than main, for a "
+                f"region, got {region.name!r}; rename it"
+            )
+        if not region.operators:
+            raise PlanError(
+                f"expected at least one operator for region {region.name!r}, got none; "
+                "remove the region"
+            )
