@@ -1,0 +1,141 @@
+"""What both ways of exact branching share: bands, results, and putting branches into `main`.
+
+conv = R.nn.conv2d(x, w)           x.r0.0to9 = R.strided_slice(x, ..)
+y = R.nn.relu(conv)          ->    conv.r0 = R.nn.conv2d(x.r0.0to9, w, ..)
+z = R.exp(y)                       ..
+y = R.concat((y.r0, y.r1), axis=2)
+z = R.exp(y)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import tvm
+from tvm import relax
+from tvm_stretch.passes.operators import Operator, Operators
+
+from tvm_stretch.errors import InputError, UnsupportedError
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Branched:
+    """A module with a branched segment.
+
+    Attributes:
+        mod: the module.
+        branches: for each branch the names of its operators, in program order.
+        joins: names of the operators of the segment that run once: those that bring the branches
+            together and those that follow before the segment's end. In program order.
+    """
+
+    mod: tvm.IRModule
+    branches: tuple[tuple[str, ...], ...]
+    joins: tuple[str, ...]
+
+
+def share(total: int, ratios: Sequence[float], unit: int = 1) -> tuple[Span, ...]:
+    """Cut ``range(total)`` in the given ratios; cuts lie at multiples of ``unit``.
+
+    >>> share(56, (2, 1)), share(64, (0.3, 0.7), unit=8)
+    (((0, 37), (37, 56)), ((0, 16), (16, 64)))
+    """
+    whole = sum(ratios)
+    if len(ratios) < 2 or not all(math.isfinite(r) and r > 0 for r in ratios):
+        raise InputError(
+            f"expected two or more positive numbers for ratios, got {tuple(ratios)}; "
+            "give one share per branch"
+        )
+    cuts = [0]
+    for index in range(1, len(ratios)):
+        exact = total * sum(ratios[:index]) / whole
+        cuts.append(min(total, unit * math.floor(exact / unit + 0.5)))
+    cuts.append(total)
+    spans = tuple(pairwise(cuts))
+    if any(begin >= end for begin, end in spans):
+        raise UnsupportedError(
+            f"expected at least {unit} of {total} for each of the ratios {tuple(ratios)}, got "
+            f"{[end - begin for begin, end in spans]}; use fewer branches or more even ratios"
+        )
+    return spans
+
+
+def closed_segment(operators: Operators, start: str, end: str) -> tuple[Operator, ...]:
+    """The operators between two tensors, if nothing else goes in or out.
+
+    Raises:
+        UnsupportedError: They read another tensor, or another operator reads one of theirs.
+    """
+    members = operators.between(start, end)
+    names = {member.name for member in members}
+    if end not in names:
+        raise UnsupportedError(
+            f"expected a tensor computed from {start!r} for end, got {end!r}; "
+            "choose another segment"
+        )
+    for member in members:
+        foreign = [name for name in member.inputs if name != start and name not in names]
+        if foreign:
+            raise _open(start, end, f"{member.name!r} reads {foreign[0]!r} from outside")
+        readers = [name for name in operators.readers[member.name] if name not in names]
+        if member.name != end and (readers or member.name in operators.outputs):
+            who = repr(readers[0]) if readers else "the caller"
+            raise _open(start, end, f"{who} outside reads {member.name!r}")
+    return members
+
+
+def _open(start: str, end: str, what: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"expected one tensor in and one out for segment {start!r} -> {end!r}, got: {what}; "
+        "cut at meeting points"
+    )
+
+
+class Emitter:
+    """Collects the bindings that take the place of a segment."""
+
+    def __init__(self) -> None:
+        self.bindings: list[relax.Binding] = []
+        self._builder = relax.BlockBuilder()
+
+    def emit(self, name: str, value: relax.Expr) -> relax.Var:
+        """Bind ``value`` to a new variable of this very name."""
+        value = self._builder.normalize(value)
+        return self._bind(relax.DataflowVar(name, value.ty), value)
+
+    def emit_as(self, var: relax.Var, value: relax.Expr) -> relax.Var:
+        """Bind ``value`` to a variable of the network, so that its readers need no change."""
+        value = self._builder.normalize(value)
+        tvm.ir.assert_structural_equal(value.ty, var.ty)
+        return self._bind(var, value)
+
+    def _bind(self, var: relax.Var, value: relax.Expr) -> relax.Var:
+        self.bindings.append(relax.VarBinding(var, value))
+        return var
+
+
+def replace_operators(
+    mod: tvm.IRModule, removed: Collection[str], at: str, bindings: Sequence[relax.Binding]
+) -> tvm.IRModule:
+    """Put ``bindings`` in the place of operator ``at`` and leave out the ``removed`` ones."""
+    main = mod["main"]
+    blocks = []
+    for block in main.body.blocks:
+        kept = []
+        for binding in block.bindings:
+            if binding.var.name == at:
+                kept += bindings
+            elif binding.var.name not in removed:
+                kept.append(binding)
+        blocks.append(type(block)(kept))
+    body = relax.SeqExpr(blocks, main.body.body)
+    body = relax.BlockBuilder().normalize(body)
+    function = relax.Function(main.params, body, main.ret_ty, main.is_pure)
+    updated = mod.clone()
+    updated["main"] = function.with_attrs(dict(main.attrs or {}))
+    return updated

@@ -1,0 +1,335 @@
+"""Decide who computes which channels when a segment is split by channels.
+
+    tensor            held as
+    x                 ONCE    one tensor that every branch may read
+    conv   (1x1)      COPY    every branch computes all of it
+    conv1  (3x3)      PART    a branch computes some channels: it has some of the filters
+    conv2  (1x1)      SUM     a branch computes a summand of all: it has some of the input channels
+    conv2 + bias, x   SUM     added by the first branch only
+    relu of these     ONCE    the branches meet: summands are added, parts put together
+
+Counting dense convolutions from the segment's end, the last one reads parts and makes summands, the
+one before it makes parts. What comes earlier is repeated by every branch, or split with a meeting
+behind it, as `ChannelSplit.first` says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+from tvm import relax
+from tvm.ir import GenericConst
+from tvm_stretch.passes.branches import Span, closed_segment, share
+from tvm_stretch.passes.expressions import shape_of
+from tvm_stretch.passes.operators import BINARY, UNARY, Operator, Operators
+
+from tvm_stretch.errors import InputError, UnsupportedError
+
+
+@dataclass(frozen=True)
+class ChannelSplit:
+    """What to split: everything between two tensors, in shares of channels.
+
+    Attributes:
+        start: the tensor that the segment reads.
+        end: the tensor that it computes.
+        ratios: share of each branch.
+        block: shares are multiples of so many channels, and of the groups of convolutions.
+        first: what becomes of convolutions before the last two.
+    """
+
+    start: str
+    end: str
+    ratios: tuple[float, ...]
+    block: int = 8
+    first: Literal["repeat", "split"] = "repeat"
+
+
+class Form(Enum):
+    """How branches hold a tensor; see the module docstring."""
+
+    ONCE = "once"
+    COPY = "copy"
+    PART = "part"
+    SUM = "sum"
+
+
+@dataclass(frozen=True)
+class Held:
+    """A form; for parts, the channels of each branch."""
+
+    form: Form
+    spans: tuple[Span, ...] = ()
+
+
+_ONCE, _COPY, _SUM = Held(Form.ONCE), Held(Form.COPY), Held(Form.SUM)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator of the segment.
+
+    Attributes:
+        operator: its name.
+        joins: tensors that the branches bring together before it.
+        result: how its result is held.
+        reads: how each operand is held when it runs.
+        channels: for convolutions that read some of their input channels, those of each branch.
+    """
+
+    operator: str
+    joins: tuple[tuple[str, Held], ...]
+    result: Held
+    reads: Mapping[str, Held]
+    channels: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The branches bring a tensor together; each gives so many bytes."""
+
+    tensor: str
+    form: Form
+    bytes_given: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ChannelPlan:
+    """What each branch of a channel split computes, reads and gives.
+
+    Attributes:
+        steps: the operators of the segment in program order.
+        meetings: in program order; the last one, and what follows it, gives the segment's end.
+        multiply_adds: of each branch.
+        extra_multiply_adds: of all branches together, beyond those of the whole segment.
+        bytes_read: of the start tensor, by each branch.
+    """
+
+    steps: tuple[Step, ...]
+    meetings: tuple[Meeting, ...]
+    multiply_adds: tuple[int, ...]
+    extra_multiply_adds: int
+    bytes_read: tuple[int, ...]
+
+
+def plan_channel_split(operators: Operators, split: ChannelSplit) -> ChannelPlan:
+    """Work out the branches without building them.
+
+    Raises:
+        UnsupportedError: The segment cannot be split, and why.
+        InputError: The ratios, or the names of the tensors, are none.
+    """
+    if split.block < 1 or split.first not in ("repeat", "split"):
+        raise InputError(
+            "expected a positive number for block and 'repeat' or 'split' for first, got "
+            f"{split.block!r} and {split.first!r}"
+        )
+    members = closed_segment(operators, split.start, split.end)
+    walk = _Walk(split, members)
+    steps = [walk.step(member) for member in members]
+    last = walk.held[split.end]
+    ends: tuple[tuple[str, Held], ...] = ()
+    if last.form in (Form.PART, Form.SUM):
+        ends = ((split.end, last),)
+    joins = [join for step in steps for join in step.joins] + list(ends)
+    if last.form is Form.COPY or not joins:
+        raise UnsupportedError(
+            f"expected convolutions whose channels can be shared out for segment {split.start!r} "
+            f"-> {split.end!r}, got none; choose another segment or split rows"
+        )
+    work = _work(operators, steps, len(split.ratios))
+    return ChannelPlan(
+        steps=tuple(steps),
+        meetings=tuple(
+            Meeting(name, held.form, _given(operators, name, held, len(split.ratios)))
+            for name, held in joins
+        ),
+        multiply_adds=work,
+        extra_multiply_adds=_extra(operators, steps, len(split.ratios)),
+        bytes_read=_read(operators, steps, split),
+    )
+
+
+class _Walk:
+    """Follows the forms of tensors through a segment."""
+
+    def __init__(self, split: ChannelSplit, members: Sequence[Operator]) -> None:
+        self.split = split
+        self.levels = _levels(members)
+        convs = [member for member in members if member.kind == "nn.conv2d"]
+        # Whether parts will come to the last dense convolution, so that it makes summands.
+        self.ends_in_sums = any(self.levels.get(conv.name, 0) for conv in convs)
+        widths = [_group_width(conv) for conv in convs if not _is_dense(conv)]
+        self.unit = math.lcm(split.block, *widths)
+        self.held: dict[str, Held] = {}
+        self.channels: tuple[Span, ...] = ()
+
+    def step(self, operator: Operator) -> Step:
+        """Decide on one operator; its operands may have to be joined first."""
+        joins: dict[str, Held] = {}
+        while True:
+            reads = {name: self.held.get(name, _ONCE) for name in operator.inputs}
+            self.channels = ()
+            result = self._result(operator, reads)
+            if isinstance(result, Held):
+                break
+            for name in result:
+                joins[name] = self.held[name]
+                self.held[name] = _ONCE
+        self.held[operator.name] = result
+        return Step(operator.name, tuple(joins.items()), result, reads, self.channels)
+
+    def _result(self, operator: Operator, reads: Mapping[str, Held]) -> Held | list[str]:
+        """The form of the result, or the operands that have to be joined first."""
+        if operator.kind == "nn.conv2d":
+            return self._conv2d(operator, operator.inputs[0], reads)
+        sums = [name for name, held in reads.items() if held.form is Form.SUM]
+        parts = [name for name, held in reads.items() if held.form is Form.PART]
+        if sums:
+            return _SUM if _keeps_sums(operator, reads) else sums
+        if parts:
+            spans = {reads[name].spans for name in parts}
+            return Held(Form.PART, spans.pop()) if _keeps_parts(operator, spans) else parts
+        return _COPY if any(held.form is Form.COPY for held in reads.values()) else _ONCE
+
+    def _conv2d(self, conv: Operator, data: str, reads: Mapping[str, Held]) -> Held | list[str]:
+        held = reads[data]
+        apart = held.form in (Form.PART, Form.SUM)
+        plain = str(conv.call.attrs.data_layout) == "NCHW" and (
+            str(conv.call.attrs.kernel_layout) == "OIHW"
+            and isinstance(conv.call.args[1], GenericConst)
+        )
+        if held.form is Form.SUM or (apart and not plain):
+            return [data]
+        if not plain:
+            return held
+        level = self.levels.get(conv.name, 0)
+        if level > 1 and not apart and self.split.first == "repeat":
+            return _COPY
+        if not _is_dense(conv):
+            return self._grouped(conv, held)
+        if level != 1 if apart else level == 0 and self.ends_in_sums:
+            self.channels = held.spans if apart else self._share(shape_of(conv.call.args[0])[1])
+            return _SUM
+        if apart:
+            return [data]
+        return Held(Form.PART, self._share(conv.shape[1]))
+
+    def _grouped(self, conv: Operator, held: Held) -> Held:
+        """Groups are shared out: input and output channels together."""
+        width = _group_width(conv)
+        inputs = shape_of(conv.call.args[0])[1]
+        self.channels = held.spans if held.form is Form.PART else self._share(inputs)
+        filters = conv.shape[1] * width // inputs  # of one group
+        spans = ((a // width * filters, b // width * filters) for a, b in self.channels)
+        return Held(Form.PART, tuple(spans))
+
+    def _share(self, channels: int) -> tuple[Span, ...]:
+        return share(channels, self.split.ratios, self.unit)
+
+
+def _is_dense(operator: Operator) -> bool:
+    return operator.kind == "nn.conv2d" and int(operator.call.attrs.groups) == 1
+
+
+def _group_width(conv: Operator) -> int:
+    """Input channels of one group."""
+    return shape_of(conv.call.args[0])[1] // int(conv.call.attrs.groups)
+
+
+def _levels(members: Sequence[Operator]) -> dict[str, int]:
+    """How many dense convolutions follow each tensor, on the longest way.
+
+    Ways through a global mean (squeeze-excite) do not count. Before a concatenation channels
+    should be parts, as before one more convolution.
+    """
+    levels = {members[-1].name: 0}
+    for operator in reversed(members):
+        if operator.name not in levels or operator.kind == "mean":
+            continue
+        level = levels[operator.name] + _is_dense(operator)
+        if operator.kind == "concat":
+            level = max(level, 1)
+        for name in operator.inputs:
+            levels[name] = max(level, levels.get(name, 0))
+    return levels
+
+
+def _keeps_sums(operator: Operator, reads: Mapping[str, Held]) -> bool:
+    """Whether the operator may work on summands: what is added is added by one branch."""
+    args = operator.call.args if operator.kind in BINARY else ()
+    same_shape = all(
+        tuple(shape_of(arg)) == operator.shape for arg in args if isinstance(arg, relax.Var)
+    )
+    constants = sum(isinstance(arg, GenericConst) for arg in args)
+    if operator.kind == "multiply":
+        return constants == 1
+    no_parts = all(held.form is not Form.PART for held in reads.values())
+    return operator.kind == "add" and same_shape and no_parts
+
+
+_BY_CHANNELS = {"nn.avg_pool2d", "nn.max_pool2d", *UNARY, *BINARY}
+
+
+def _keeps_parts(operator: Operator, spans: Iterable[tuple[Span, ...]]) -> bool:
+    """Whether channels of the result need only the same channels of the operands."""
+    shared = list(spans)
+    if len(operator.shape) != 4 or len(shared) != 1 or operator.shape[1] != shared[0][-1][1]:
+        return False
+    attrs = operator.call.attrs
+    if operator.kind == "mean":
+        return attrs.axis is not None and [int(axis) for axis in attrs.axis] == [2, 3]
+    if operator.kind.endswith("pool2d") and str(attrs.layout) != "NCHW":
+        return False
+    return operator.kind in _BY_CHANNELS
+
+
+# --- what it costs ---
+
+
+def _work(operators: Operators, steps: Sequence[Step], branches: int) -> tuple[int, ...]:
+    """Multiply-adds of each branch."""
+    totals = [0] * branches
+    for step in steps:
+        whole = operators[step.operator].multiply_adds
+        if step.result.form is Form.COPY:
+            totals = [total + whole for total in totals]
+        spans = step.channels if step.result.form is Form.SUM else step.result.spans
+        for index, (begin, end) in enumerate(spans):
+            totals[index] += whole * (end - begin) // spans[-1][1]
+    return tuple(totals)
+
+
+def _extra(operators: Operators, steps: Sequence[Step], branches: int) -> int:
+    copies = [step for step in steps if step.result.form is Form.COPY]
+    return (branches - 1) * sum(operators[step.operator].multiply_adds for step in copies)
+
+
+def _given(operators: Operators, tensor: str, held: Held, branches: int) -> tuple[int, ...]:
+    """Bytes that each branch brings to a meeting."""
+    size = operators.bytes(tensor)
+    if held.form is Form.SUM:
+        return (size,) * branches
+    return tuple(size * (end - begin) // held.spans[-1][1] for begin, end in held.spans)
+
+
+def _read(operators: Operators, steps: Sequence[Step], split: ChannelSplit) -> tuple[int, ...]:
+    """Bytes of the start tensor that each branch reads."""
+    size, branches = operators.bytes(split.start), len(split.ratios)
+    read = [0] * branches
+    for step in steps:
+        if split.start not in step.reads or step.result.form is Form.ONCE:
+            continue
+        spans = step.channels
+        if step.result.form is Form.PART and operators[step.operator].kind != "nn.conv2d":
+            spans = step.result.spans
+        if not spans:  # all of it; what is added to summands is added by the first branch
+            readers = 1 if step.result.form is Form.SUM else branches
+            spans = ((0, 1),) * readers
+        for index, (begin, end) in enumerate(spans):
+            read[index] = max(read[index], size * (end - begin) // spans[-1][1])
+    return tuple(read)

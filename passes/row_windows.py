@@ -1,0 +1,97 @@
+"""Which rows of its operands an operator needs for some rows of its result.
+
+3x3 convolution, stride 2, padding 1, 112 rows:   rows 20..28 need rows 39..56
+rows 0..20 need rows 0..40 and one of zeros
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import relax
+from tvm.ir import GenericConst
+from tvm_stretch.passes.branches import Span
+from tvm_stretch.passes.expressions import shape_of
+from tvm_stretch.passes.operators import BINARY, UNARY, Operator
+
+_POOLS = {"nn.avg_pool2d", "nn.max_pool2d"}
+
+
+@dataclass(frozen=True)
+class Window:
+    """The rows that slide over an operand.
+
+    Attributes:
+        extent: rows from the first to the last one read for one row of the result.
+        stride: rows it moves for the next row of the result.
+        above: rows of padding above the operand.
+        height: rows of the operand.
+    """
+
+    extent: int
+    stride: int
+    above: int
+    height: int
+
+    def reads(self, rows: Span) -> Span:
+        """Rows of the operand that ``rows`` of the result need; empty if they are all padding."""
+        begin, end = self._range(rows)
+        return max(0, begin), min(self.height, end)
+
+    def padding(self, rows: Span) -> tuple[int, int]:
+        """Rows of padding above and below what ``reads`` says."""
+        begin, end = self._range(rows)
+        return max(0, -begin), max(0, end - self.height)
+
+    def _range(self, rows: Span) -> Span:
+        begin = rows[0] * self.stride - self.above
+        return begin, begin + (rows[1] - rows[0] - 1) * self.stride + self.extent
+
+
+def window(operator: Operator) -> Window | None:
+    """The window of a convolution or a pool, None for operators that read row by row."""
+    if operator.kind == "nn.conv2d":
+        kernel = shape_of(operator.call.args[1])[2]
+    elif operator.kind in _POOLS:
+        kernel = int(operator.call.attrs.pool_size[0])
+    else:
+        return None
+    attrs = operator.call.attrs
+    return Window(
+        extent=(kernel - 1) * int(attrs.dilation[0]) + 1,
+        stride=int(attrs.strides[0]),
+        above=int(attrs.padding[0]),
+        height=shape_of(operator.call.args[0])[2],
+    )
+
+
+def why_not_by_rows(operator: Operator) -> str | None:
+    """The reason why rows of the result cannot be computed from rows of the operands."""
+    reason = None
+    kind, call = operator.kind, operator.call
+    if kind not in _BY_ROWS:
+        reason = "each of its results may need all rows"
+    elif len(operator.shape) != 4:
+        reason = f"its result has {len(operator.shape)} dimensions, not 4"
+    elif kind == "nn.conv2d" and str(call.attrs.data_layout) != "NCHW":
+        reason = f"its layout is {call.attrs.data_layout}, not NCHW"
+    elif kind == "nn.conv2d" and not isinstance(call.args[1], GenericConst):
+        reason = "its weights are no constant"
+    elif kind in _POOLS and str(call.attrs.layout) != "NCHW":
+        reason = f"its layout is {call.attrs.layout}, not NCHW"
+    elif kind == "concat" and (
+        not isinstance(call.args[0], relax.Tuple) or int(call.attrs.axis) % 4 == 2
+    ):
+        reason = "it puts rows below each other"
+    elif kind in BINARY and any(_spread(arg, operator.shape) for arg in call.args):
+        reason = "an operand has one row for all rows"
+    return None if reason is None else f"{kind} {operator.name!r}: {reason}"
+
+
+_BY_ROWS = {"nn.conv2d", "concat", *_POOLS, *UNARY, *BINARY}
+
+
+def _spread(arg: relax.Expr, shape: tuple[int, ...]) -> bool:
+    """Whether a variable is broadcast along the rows; a constant may be."""
+    own = shape_of(arg)
+    return isinstance(arg, relax.Var) and (len(own) < 4 or own[2] != shape[2])

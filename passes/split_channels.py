@@ -1,0 +1,197 @@
+"""Compute a segment in shares of channels: filters of one convolution, input channels of the next.
+
+    h = R.nn.relu(R.nn.conv2d(x, v))       # h: (1, 64, 56, 56)
+    y = R.add(R.nn.conv2d(h, w), b)
+        ->
+    h.c0 = R.nn.relu(R.nn.conv2d(x, v[:40]))           h.c1 = R.nn.relu(R.nn.conv2d(x, v[40:]))
+    y.c0 = R.add(R.nn.conv2d(h.c0, w[:, :40]), b)      conv1.c1 = R.nn.conv2d(h.c1, w[:, 40:])
+    y = R.add(y.c0, conv1.c1)
+
+Bias and residual count once, in the first branch. What the branches hold of each tensor, and where
+they meet, is decided in channel_plan.py. Sums are added in another order than before, so that the
+result is equal up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir import GenericConst
+from tvm_stretch.passes.branches import Branched, Emitter, Span, replace_operators
+from tvm_stretch.passes.channel_plan import (
+    ChannelSplit,
+    Form,
+    Held,
+    Step,
+    plan_channel_split,
+)
+from tvm_stretch.passes.convolutions import conv2d_like
+from tvm_stretch.passes.expressions import shape_of
+from tvm_stretch.passes.operators import BINARY, Operator, Operators
+
+
+def split_channels(mod: tvm.IRModule, split: ChannelSplit) -> Branched:
+    """Build the branches of ``split`` in ``main`` (see the module docstring)."""
+    operators = Operators(mod["main"])
+    plan = plan_channel_split(operators, split)
+    segment = _Segment(operators, len(split.ratios))
+    for step in plan.steps:
+        for tensor, held in step.joins:
+            segment.join(tensor, held)
+        segment.compute(operators[step.operator], step)
+    last = plan.steps[-1]
+    if last.result.form is not Form.ONCE:
+        segment.join(split.end, last.result)
+    removed = {step.operator for step in plan.steps}
+    mod = replace_operators(mod, removed, split.end, segment.emitter.bindings)
+    names = tuple(tuple(b) for b in segment.names)
+    return Branched(mod, names, tuple(segment.once))
+
+
+class _Segment:
+    """Emits the operators of all branches.
+
+    Branches stand one after the other up to a meeting, so that each is a region of its own.
+    """
+
+    def __init__(self, operators: Operators, branches: int) -> None:
+        self.emitter = Emitter()
+        self.operators = operators
+        self.pending = [Emitter() for _ in range(branches)]
+        self.names: list[list[str]] = [[] for _ in range(branches)]
+        self.once: list[str] = []
+        self.values: dict[str, list[relax.Var]] = {}  # what each branch holds of a tensor
+        self.slices: dict[tuple[str, int, Span], relax.Var] = {}
+
+    def join(self, tensor: str, held: Held) -> None:
+        """Bring the branches together in the network's own variable."""
+        parts = self.values.pop(tensor)
+        self._flush()
+        if held.form is Form.PART:
+            value = relax.op.concat(parts, axis=1)
+        else:
+            for index, summand in enumerate(parts[1:-1], start=1):
+                label = f"{tensor}.sum{index}"
+                parts[0] = self.emitter.emit(label, relax.op.add(parts[0], summand))
+                self.once.append(label)
+            value = relax.op.add(parts[0], parts[-1])
+        self.emitter.emit_as(self.operators.variables[tensor], value)
+        self.once.append(tensor)
+
+    def compute(self, operator: Operator, step: Step) -> None:
+        """Emit one operator, once or in each branch."""
+        if step.result.form is Form.ONCE:
+            self._flush()
+            self.emitter.bindings.append(operator.binding)
+            self.once.append(operator.name)
+            return
+        self.values[operator.name] = [
+            self._in_branch(index, operator, step) for index in range(len(self.pending))
+        ]
+
+    def _flush(self) -> None:
+        for names, pending in zip(self.names, self.pending, strict=True):
+            names += [binding.var.name for binding in pending.bindings]
+            self.emitter.bindings += pending.bindings
+            pending.bindings.clear()
+
+    def _in_branch(self, index: int, operator: Operator, step: Step) -> relax.Var:
+        if operator.kind == "nn.conv2d":
+            value = self._conv2d(index, operator, step)
+        elif operator.kind == "add" and step.result.form is Form.SUM:
+            summands = self._summands(index, operator, step)
+            if len(summands) == 1:
+                return summands[0]
+            value = relax.op.add(*summands)
+        elif operator.kind == "concat":
+            fields = [self._whole(index, field.name) for field in operator.call.args[0].fields]
+            value = relax.op.concat(fields, axis=int(operator.call.attrs.axis))
+        else:
+            args = [self._operand(index, operator, step, arg) for arg in operator.call.args]
+            value = relax.Call(operator.call.op, args, operator.call.attrs, operator.call.ty_args)
+        return self.pending[index].emit(f"{operator.name}.c{index}", value)
+
+    def _summands(self, index: int, operator: Operator, step: Step) -> list[relax.Expr]:
+        """Operands of an addition in one branch: what is no summand belongs to the first."""
+        summands = []
+        for arg in operator.call.args:
+            is_summand = isinstance(arg, relax.Var) and step.reads[arg.name].form is Form.SUM
+            if is_summand:
+                summands.append(self.values[arg.name][index])
+            elif index == 0:
+                is_variable = isinstance(arg, relax.Var)
+                summands.append(self._whole(index, arg.name) if is_variable else arg)
+        return summands
+
+    def _conv2d(self, index: int, conv: Operator, step: Step) -> relax.Expr:
+        call = conv.call
+        data, weight = call.args[0].name, call.args[1].value.numpy()
+        groups = int(call.attrs.groups)
+        if step.channels:
+            begin, end = step.channels[index]
+            width = shape_of(call.args[0])[1] // groups
+            operand = self._channels(index, data, step.reads[data], (begin, end))
+            if groups == 1:
+                weight = weight[:, begin:end]
+            else:
+                groups = (end - begin) // width
+        else:
+            operand = self._whole(index, data)
+        if step.result.form is Form.PART:
+            first, last = step.result.spans[index]
+            weight = weight[first:last]
+        return conv2d_like(call, [operand, _constant(weight)], groups=groups)
+
+    def _operand(self, index: int, operator: Operator, step: Step, arg: relax.Expr) -> relax.Expr:
+        """An operand of a pointwise operator, a pool or a mean."""
+        spans = step.result.spans
+        if isinstance(arg, relax.Var):
+            held = step.reads[arg.name]
+            if not spans or self.operators.shape(arg.name)[1] == 1:
+                return self._whole(index, arg.name)
+            return self._channels(index, arg.name, held, spans[index])
+        if spans and operator.kind in BINARY and isinstance(arg, GenericConst):
+            shape = shape_of(arg)
+            if len(shape) > 2 and shape[-3] > 1:
+                begin, end = spans[index]
+                return _constant(arg.value.numpy()[..., begin:end, :, :])
+        return arg
+
+    def _whole(self, index: int, tensor: str) -> relax.Var:
+        """All that a branch holds of a tensor."""
+        if tensor in self.values:
+            return self.values[tensor][index]
+        return self.operators.variables[tensor]
+
+    def _channels(self, index: int, tensor: str, held: Held, span: Span) -> relax.Var:
+        """Some channels of a tensor: the branch's own part, or a slice."""
+        if held.form is Form.PART:
+            return self.values[tensor][index]
+        key = (tensor, index, span)
+        if key not in self.slices:
+            begin, end = span
+            cut = relax.op.strided_slice(self._whole(index, tensor), [1], [begin], [end])
+            label = f"{tensor}.c{index}.{begin}to{end}"
+            self.slices[key] = self.pending[index].emit(label, cut)
+        return self.slices[key]
+
+
+def _constant(value: np.ndarray) -> relax.Expr:
+    return relax.const(np.ascontiguousarray(value), str(value.dtype))
+
+
+@tvm.transform.module_pass(opt_level=0, name="SplitChannels")
+class SplitChannels:
+    """See the module docstring; splits are made one after the other."""
+
+    def __init__(self, *splits: ChannelSplit) -> None:
+        self.splits: Sequence[ChannelSplit] = splits
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Branch the segments of ``main``."""
+        for split in self.splits:
+            mod = split_channels(mod, split).mod
+        return mod

@@ -1,0 +1,251 @@
+"""Compute a group of layers in bands of rows, so that several processors share it.
+
+    y = R.nn.conv2d(x, w, padding=1)           # x, y: (1, 64, 56, 56)
+        ->
+    x.r0.0to38 = R.strided_slice(x, rows 0..38)
+    y.r0 = R.nn.conv2d(x.r0.0to38, w, padding=(1, 1, 0, 1))       # 37 rows
+    x.r1.36to56 = R.strided_slice(x, rows 36..56)
+    y.r1 = R.nn.conv2d(x.r1.36to56, w, padding=(0, 1, 1, 1))      # 19 rows
+    y = R.concat((y.r0, y.r1), axis=2)
+
+Walking back from its rows of the result, a branch learns which rows of every tensor it needs and
+computes just these; rows near a cut are computed on both sides (the halo). Nothing is exchanged
+before the end of the group. Each element is computed as before, so that the result is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax
+from tvm.ir import GenericConst
+from tvm_stretch.passes.branches import (
+    Branched,
+    Emitter,
+    Span,
+    closed_segment,
+    replace_operators,
+    share,
+)
+from tvm_stretch.passes.convolutions import conv2d_like
+from tvm_stretch.passes.expressions import shape_of
+from tvm_stretch.passes.operators import BINARY, Operator, Operators
+from tvm_stretch.passes.row_windows import why_not_by_rows, window
+
+from tvm_stretch.errors import UnsupportedError
+
+
+@dataclass(frozen=True)
+class RowSplit:
+    """What to split: everything between two tensors, in bands as high as the ratios say."""
+
+    start: str
+    end: str
+    ratios: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """What each branch of a row split computes, reads and gives.
+
+    Attributes:
+        rows: for each branch, the rows of each tensor that it needs.
+        multiply_adds: of each branch.
+        extra_multiply_adds: of all branches together, beyond those of the whole segment.
+        bytes_read: of the start tensor, by each branch.
+        bytes_written: of the end tensor, by each branch.
+    """
+
+    rows: tuple[Mapping[str, Span], ...]
+    multiply_adds: tuple[int, ...]
+    extra_multiply_adds: int
+    bytes_read: tuple[int, ...]
+    bytes_written: tuple[int, ...]
+
+
+def plan_row_split(operators: Operators, split: RowSplit) -> RowPlan:
+    """Work out the bands without building them.
+
+    Raises:
+        UnsupportedError: The segment cannot be split, and why.
+        InputError: The ratios, or the names of the tensors, are none.
+    """
+    members = closed_segment(operators, split.start, split.end)
+    for member in members:
+        reason = why_not_by_rows(member)
+        if reason is not None:
+            raise UnsupportedError(
+                f"expected operators that work on rows for segment {split.start!r} -> "
+                f"{split.end!r}, got {reason}; choose another segment"
+            )
+    if len(operators.shape(split.start)) != 4:
+        raise UnsupportedError(
+            f"expected a tensor of 4 dimensions for start, got {split.start!r} of shape "
+            f"{operators.shape(split.start)}; choose another segment"
+        )
+    bands = share(operators.shape(split.end)[2], split.ratios)
+    rows = tuple(_walk_back(members, split.end, band) for band in bands)
+    work = tuple(_multiply_adds(members, needed) for needed in rows)
+    return RowPlan(
+        rows=rows,
+        multiply_adds=work,
+        extra_multiply_adds=sum(work) - sum(member.multiply_adds for member in members),
+        bytes_read=tuple(_bytes(operators, split.start, needed) for needed in rows),
+        bytes_written=tuple(_bytes(operators, split.end, needed) for needed in rows),
+    )
+
+
+def _walk_back(members: tuple[Operator, ...], end: str, band: Span) -> dict[str, Span]:
+    """The rows of every tensor that ``band`` of the last one needs."""
+    needed = {end: band}
+    for member in reversed(members):
+        read = _reads(member, needed[member.name])
+        if read[0] >= read[1]:
+            raise UnsupportedError(
+                f"expected at least one row of its operand for each branch of {member.name!r}, "
+                "got only padding; use fewer branches or more even ratios"
+            )
+        for name in member.inputs:
+            begin, finish = needed.get(name, read)
+            needed[name] = min(begin, read[0]), max(finish, read[1])
+    return needed
+
+
+def _reads(operator: Operator, rows: Span) -> Span:
+    """Rows of every operand that ``rows`` of the result need."""
+    sliding = window(operator)
+    return rows if sliding is None else sliding.reads(rows)
+
+
+def _multiply_adds(members: tuple[Operator, ...], needed: Mapping[str, Span]) -> int:
+    total = 0
+    for member in members:
+        begin, end = needed[member.name]
+        total += member.multiply_adds // member.shape[2] * (end - begin)
+    return total
+
+
+def _bytes(operators: Operators, tensor: str, needed: Mapping[str, Span]) -> int:
+    begin, end = needed[tensor]
+    return operators.bytes(tensor) // operators.shape(tensor)[2] * (end - begin)
+
+
+def split_rows(mod: tvm.IRModule, split: RowSplit) -> Branched:
+    """Build the branches of ``split`` in ``main`` (see the module docstring)."""
+    operators = Operators(mod["main"])
+    plan = plan_row_split(operators, split)
+    members = closed_segment(operators, split.start, split.end)
+    emitter = Emitter()
+    branches, parts = [], []
+    for index, needed in enumerate(plan.rows):
+        first = len(emitter.bindings)
+        band = _Band(emitter, operators, f".r{index}", needed)
+        for member in members:
+            band.compute(member)
+        parts.append(band.tensor(split.end, needed[split.end]))
+        branches.append(tuple(binding.var.name for binding in emitter.bindings[first:]))
+    end = operators.variables[split.end]
+    emitter.emit_as(end, relax.op.concat(parts, axis=2))
+    removed = {member.name for member in members}
+    mod = replace_operators(mod, removed, split.end, emitter.bindings)
+    return Branched(mod, tuple(branches), (split.end,))
+
+
+class _Band:
+    """Emits one branch."""
+
+    def __init__(
+        self, emitter: Emitter, operators: Operators, suffix: str, needed: Mapping[str, Span]
+    ) -> None:
+        self.emitter = emitter
+        self.operators = operators
+        self.suffix = suffix
+        self.needed = needed
+        self.computed: dict[str, relax.Var] = {}
+        self.slices: dict[tuple[str, Span], relax.Var] = {}
+
+    def compute(self, operator: Operator) -> None:
+        """Emit the rows of ``operator`` that this branch needs."""
+        rows = self.needed[operator.name]
+        read = _reads(operator, rows)
+        value = self._call(operator, rows, read)
+        self.computed[operator.name] = self.emitter.emit(operator.name + self.suffix, value)
+
+    def tensor(self, name: str, rows: Span) -> relax.Var:
+        """Rows of a tensor, cut out of those that are there if these are more."""
+        if name in self.computed:
+            whole, (begin, end) = self.computed[name], self.needed[name]
+        else:
+            whole = self.operators.variables[name]
+            begin, end = 0, self.operators.shape(name)[2]
+        if rows == (begin, end):
+            return whole
+        if (name, rows) not in self.slices:
+            cut = relax.op.strided_slice(whole, [2], [rows[0] - begin], [rows[1] - begin])
+            label = f"{name}{self.suffix}.{rows[0]}to{rows[1]}"
+            self.slices[name, rows] = self.emitter.emit(label, cut)
+        return self.slices[name, rows]
+
+    def _call(self, operator: Operator, rows: Span, read: Span) -> relax.Expr:
+        call, attrs = operator.call, operator.call.attrs
+        if operator.kind == "concat":
+            fields = [self.tensor(field.name, read) for field in call.args[0].fields]
+            return relax.op.concat(fields, axis=int(attrs.axis))
+        args = [self._operand(operator, arg, read) for arg in call.args]
+        sliding = window(operator)
+        if sliding is None:
+            return relax.Call(call.op, args, attrs, call.ty_args)
+        top, bottom = sliding.padding(rows)
+        if operator.kind == "nn.conv2d":
+            _, left, _, right = (int(p) for p in attrs.padding)
+            return conv2d_like(call, args, padding=[top, left, bottom, right])
+        left, right = _side_padding(operator)
+        function = getattr(relax.op.nn, operator.kind.removeprefix("nn."))
+        return function(
+            args[0],
+            pool_size=[int(k) for k in attrs.pool_size],
+            strides=[int(s) for s in attrs.strides],
+            padding=[top, left, bottom, right],
+            dilation=[int(d) for d in attrs.dilation],
+            count_include_pad=bool(attrs.count_include_pad),
+        )
+
+    def _operand(self, operator: Operator, arg: relax.Expr, rows: Span) -> relax.Expr:
+        if isinstance(arg, relax.Var):
+            return self.tensor(arg.name, rows)
+        if operator.kind in BINARY and isinstance(arg, GenericConst):
+            return _constant_rows(arg, rows)
+        return arg
+
+
+def _constant_rows(constant: GenericConst, rows: Span) -> relax.Expr:
+    """A constant that differs from row to row is cut like a tensor."""
+    shape = shape_of(constant)
+    if len(shape) < 2 or shape[-2] == 1:
+        return constant
+    return relax.const(constant.value.numpy()[..., rows[0] : rows[1], :])
+
+
+def _side_padding(pool: Operator) -> tuple[int, int]:
+    """Columns of padding left and right; with ``ceil_mode`` the last window may need more."""
+    attrs = pool.call.attrs
+    _, left, _, right = (int(p) for p in attrs.padding)
+    extent = (int(attrs.pool_size[1]) - 1) * int(attrs.dilation[1]) + 1
+    covered = (pool.shape[3] - 1) * int(attrs.strides[1]) + extent
+    return left, max(right, covered - left - shape_of(pool.call.args[0])[3])
+
+
+@tvm.transform.module_pass(opt_level=0, name="SplitRows")
+class SplitRows:
+    """See the module docstring; splits are made one after the other."""
+
+    def __init__(self, *splits: RowSplit) -> None:
+        self.splits = splits
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Branch the segments of ``main``."""
+        for split in self.splits:
+            mod = split_rows(mod, split).mod
+        return mod
