@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/setup-$(subst $(comma),-,$(EXTRAS)).stamp
 comma := ,
 
-NATIVE := $(shell find tvm_stretch/runtime/native -name '*.cc' -o -name '*.h')
+NATIVE := $(shell find tvm_stretch/runtime/native tvm_stretch/scheduling/native -name "*.cc" -o -name "*.h")
 CXX_FILES = $(shell git ls-files '*.cc' '*.h')
 SYSTEM_PACKAGES := cmake g++ libgtest-dev pocl-opencl-icd
 

@@ -117,7 +117,7 @@ class Operators:
 
     def bytes(self, tensor: str) -> int:
         """Size of a parameter or a result; a tuple is as large as its fields together."""
-        return _bytes(self.variables[tensor].ty)
+        return bytes_of(self.variables[tensor].ty)
 
     def between(self, start: str, end: str) -> tuple[Operator, ...]:
         """The operators on all ways from tensor ``start`` to tensor ``end``, in program order.
@@ -160,9 +160,10 @@ def _variables(expr: relax.Expr) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _bytes(ty: relax.Type) -> int:
+def bytes_of(ty: relax.Type) -> int:
+    """Size of a tensor of the type; a tuple is as large as its fields together."""
     if isinstance(ty, relax.TupleType):
-        return sum(_bytes(field) for field in ty.fields)
+        return sum(bytes_of(field) for field in ty.fields)
     bits = int(ty.dtype.dtype.bits) if hasattr(ty.dtype, "dtype") else int(ty.dtype.bits)
     return _product([int(dim) for dim in ty.shape.values]) * ((bits + 7) // 8)
 

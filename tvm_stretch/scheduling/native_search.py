@@ -1,0 +1,110 @@
+"""The local search in C++ (`native/`): arrays of a problem in, a better schedule out."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import tvm_stretch
+from tvm_stretch.scheduling.problem import Problem
+from tvm_stretch.scheduling.simulate import Timeline, run_sequence
+
+Array = npt.NDArray[np.int64]
+_LIBRARY_NAME = "libtvm_stretch_scheduling.so"
+
+
+def improve(timeline: Timeline, *, steps: int, heat: float, seed: int = 0) -> Timeline:
+    """A schedule that is at least as fast.
+
+    Args:
+        timeline: a complete schedule to start from.
+        steps: how many operators the search may run in its trials; decides how long it takes.
+        heat: nanoseconds of delay that it accepts at first, to leave local optima.
+        seed: of its random choices.
+    """
+    problem = timeline.problem
+    if not problem.operators:
+        return timeline
+    arrays = _arrays(problem)
+    sequence = sorted(timeline.finish, key=_Position(timeline).__getitem__)
+    placement = np.array([timeline.placement[i] for i in range(len(sequence))], dtype=np.int64)
+    order = np.array(sequence, dtype=np.int64)
+    search = _library().tvm_stretch_improve_schedule
+    pointers = [_pointer(a) if isinstance(a, np.ndarray) else ctypes.c_int64(a) for a in arrays]
+    search(
+        *pointers,
+        ctypes.c_int64(steps),
+        ctypes.c_double(heat),
+        ctypes.c_uint64(seed),
+        _pointer(placement),
+        _pointer(order),
+    )
+    found = run_sequence(problem, placement.tolist(), order.tolist())
+    return min(found, timeline, key=lambda t: max(t.finish.values()))
+
+
+class _Position(dict[int, int]):
+    """A topological position of each operator that keeps every processor's order."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        heads = [0] * len(timeline.order)
+        predecessors = timeline.problem.predecessors
+        while len(self) < len(timeline.finish):
+            for processor, queue in enumerate(timeline.order):
+                while heads[processor] < len(queue):
+                    operator = queue[heads[processor]]
+                    if any(p not in self for p in predecessors[operator]):
+                        break
+                    self[operator] = len(self)
+                    heads[processor] += 1
+
+
+def _arrays(problem: Problem) -> list[Array | int]:
+    """What the C function takes, in its order, up to `caching`."""
+    known: list[Array | int] | None = problem.__dict__.get("_native_arrays")
+    if known is None:
+        costs = [[-1 if c is None else c for c in op.costs] for op in problem.operators]
+        known = [
+            len(problem.operators),
+            len(problem.processors),
+            np.array(costs, dtype=np.int64).ravel(),
+            len(problem.tensors),
+            np.array([tensor.producer for tensor in problem.tensors], dtype=np.int64),
+            np.array(problem.transfer_ns, dtype=np.int64).ravel(),
+            *_lists(problem.reads),
+            *_lists(problem.predecessors),
+            *_lists(problem.successors),
+            int(problem.caching),
+        ]
+        problem.__dict__["_native_arrays"] = known  # the problem is frozen, so this stays true
+    return known
+
+
+def _lists(values: Sequence[Sequence[int]]) -> tuple[Array, Array]:
+    """Lists behind one another, and where each begins."""
+    begin = [0, *accumulate(map(len, values))]
+    flat = [value for row in values for value in row]
+    return np.array(begin, dtype=np.int64), np.array(flat, dtype=np.int64)
+
+
+def _pointer(array: Array) -> Any:
+    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    candidates = [Path(folder) / "lib" / _LIBRARY_NAME for folder in tvm_stretch.__path__]
+    for path in candidates:
+        if path.is_file():
+            return ctypes.CDLL(str(path), ctypes.RTLD_LOCAL)
+    raise FileNotFoundError(
+        f"expected {_LIBRARY_NAME} in one of {[str(path.parent) for path in candidates]}, "
+        "got none; install the package again (pip install .)"
+    )
