@@ -163,15 +163,10 @@ constexpr cl_uint CL_PROFILING_COMMAND_END = 0x1283;
   F(85, SetUserEventStatus, cl_int, (cl_event, cl_int))                                           \
   F(105, EnqueueMarkerWithWaitList, cl_int, (cl_command_queue, cl_uint, const cl_event*, cl_event*))
 
-// Functions that only newer drivers have: null where the driver has none.
-#define TVM_STRETCH_CL_OPTIONAL_FUNCTIONS(F) \
-  F(134, SetKernelArgSVMPointer, cl_int, (cl_kernel, cl_uint, const void*))
-
 // `api.Flush(queue)` is clFlush(queue).
 struct Api {
 #define TVM_STRETCH_CL_MEMBER(index, name, result, parameters) result(*name) parameters = nullptr;
   TVM_STRETCH_CL_FUNCTIONS(TVM_STRETCH_CL_MEMBER)
-  TVM_STRETCH_CL_OPTIONAL_FUNCTIONS(TVM_STRETCH_CL_MEMBER)
 #undef TVM_STRETCH_CL_MEMBER
 };
 

@@ -71,16 +71,15 @@ DeviceInfo Describe(cl_platform_id platform, cl_device_id id) {
 MemoryKind ChooseMemory(const DeviceInfo& info) {
   const char* wanted = std::getenv(kMemoryVariable);
   if (wanted != nullptr && *wanted != '\0') {
-    for (MemoryKind kind :
-         {MemoryKind::kShared, MemoryKind::kSvm, MemoryKind::kMapped, MemoryKind::kMirror}) {
+    for (MemoryKind kind : {MemoryKind::kShared, MemoryKind::kMapped, MemoryKind::kMirror}) {
       if (std::string(wanted) == NameOf(kind)) return kind;
     }
-    TVM_FFI_THROW(ValueError) << "expected shared, svm, mapped or mirror for " << kMemoryVariable
+    TVM_FFI_THROW(ValueError) << "expected shared, mapped or mirror for " << kMemoryVariable
                               << ", got '" << wanted << "'; correct or unset it";
   }
-  if (info.is_cpu()) return MemoryKind::kShared;
-  bool has_svm = (info.svm & CL_DEVICE_SVM_FINE_GRAIN_SYSTEM) != 0;
-  if (has_svm && CL().SetKernelArgSVMPointer != nullptr) return MemoryKind::kSvm;
+  if (info.is_cpu() || (info.svm & CL_DEVICE_SVM_FINE_GRAIN_SYSTEM) != 0) {
+    return MemoryKind::kShared;
+  }
   return info.unified ? MemoryKind::kMapped : MemoryKind::kMirror;
 }
 
@@ -203,8 +202,6 @@ const char* NameOf(MemoryKind kind) {
   switch (kind) {
     case MemoryKind::kShared:
       return "shared";
-    case MemoryKind::kSvm:
-      return "svm";
     case MemoryKind::kMapped:
       return "mapped";
     case MemoryKind::kMirror:

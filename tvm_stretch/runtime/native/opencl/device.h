@@ -12,8 +12,7 @@ namespace tvm_stretch::opencl {
 
 // How the device reaches the memory of the executor.
 enum class MemoryKind {
-  kShared,  // the host's own CPU: the same memory, nothing to do
-  kSvm,     // fine-grained shared virtual memory: host pointers are device pointers
+  kShared,  // the host's own CPU, or shared virtual memory of all host pointers: nothing to do
   kMapped,  // unified but not coherent: map and unmap around what passes between processors
   kMirror,  // memory of its own: copies at equal offsets
 };

@@ -41,15 +41,11 @@ std::vector<cl_platform_id> ListPlatforms(GetPlatforms get) {
 
 // Fills the table by the names of the functions. Returns the first that is missing, or null.
 const char* FillByName(void* library, Api* api) {
-#define TVM_STRETCH_CL_LOAD(index, name, result, parameters) \
-  api->name = reinterpret_cast<decltype(api->name)>(dlsym(library, "cl" #name));
-#define TVM_STRETCH_CL_REQUIRE(index, name, result, parameters) \
-  TVM_STRETCH_CL_LOAD(index, name, result, parameters)          \
+#define TVM_STRETCH_CL_LOAD(index, name, result, parameters)                     \
+  api->name = reinterpret_cast<decltype(api->name)>(dlsym(library, "cl" #name)); \
   if (api->name == nullptr) return "cl" #name;
-  TVM_STRETCH_CL_FUNCTIONS(TVM_STRETCH_CL_REQUIRE)
-  TVM_STRETCH_CL_OPTIONAL_FUNCTIONS(TVM_STRETCH_CL_LOAD)
+  TVM_STRETCH_CL_FUNCTIONS(TVM_STRETCH_CL_LOAD)
 #undef TVM_STRETCH_CL_LOAD
-#undef TVM_STRETCH_CL_REQUIRE
   return nullptr;
 }
 
@@ -59,7 +55,6 @@ void FillFromDispatch(cl_platform_id platform, Api* api) {
 #define TVM_STRETCH_CL_COPY(index, name, result, parameters) \
   api->name = reinterpret_cast<decltype(api->name)>(dispatch[index]);
   TVM_STRETCH_CL_FUNCTIONS(TVM_STRETCH_CL_COPY)
-  TVM_STRETCH_CL_OPTIONAL_FUNCTIONS(TVM_STRETCH_CL_COPY)
 #undef TVM_STRETCH_CL_COPY
 }
 

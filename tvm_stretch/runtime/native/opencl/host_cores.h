@@ -2,15 +2,18 @@
 #ifndef TVM_STRETCH_OPENCL_HOST_CORES_H_
 #define TVM_STRETCH_OPENCL_HOST_CORES_H_
 
-#include <sched.h>
+#include <optional>
 
-#include <vector>
+#include "../cores.h"
 
 namespace tvm_stretch::opencl {
 
 // The cores that such a driver gets: $TVM_STRETCH_OPENCL_CPUS ("1", "2-3", "0,4-7"), otherwise the
 // upper half of `allowed`; all of them where there is only one. Throws ValueError.
-std::vector<int> CoresForDriver(const std::vector<int>& allowed);
+Cores CoresForDriver(const Cores& allowed);
+
+// The cores that were given to such drivers; empty if the user has taken control.
+const Cores& DriverCores();
 
 // While it lives, threads that the driver starts from this thread stay on the driver's cores, and
 // PoCL starts one worker per core: threads inherit their creator's affinity. Does nothing where the
@@ -19,12 +22,9 @@ class HostCoresScope {
  public:
   HostCoresScope();
   ~HostCoresScope();
-  HostCoresScope(const HostCoresScope&) = delete;
-  HostCoresScope& operator=(const HostCoresScope&) = delete;
 
  private:
-  bool active_ = false;
-  cpu_set_t before_;
+  std::optional<CoresScope> scope_;
 };
 
 }  // namespace tvm_stretch::opencl

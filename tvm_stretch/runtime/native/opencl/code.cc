@@ -1,0 +1,185 @@
+#include "code.h"
+
+#include <tvm/ffi/extra/json.h>
+#include <tvm/ffi/reflection/registry.h>
+
+#include <cstring>
+#include <unordered_map>
+
+#include "../memory.h"
+
+namespace tvm_stretch::opencl {
+namespace {
+
+namespace json = ffi::json;
+
+constexpr const char* kKind = "tvm_stretch.opencl";
+constexpr int64_t kMaxValue = int64_t{1} << 31;
+
+[[noreturn]] void Refuse(const std::string& expected, const std::string& where) {
+  TVM_FFI_THROW(ValueError) << "expected " << expected << " for " << where
+                            << " of the OpenCL code, got something else; compile the model again";
+  TVM_FFI_UNREACHABLE();
+}
+
+template <typename T>
+T As(const ffi::Any& value, const char* expected, const std::string& where) {
+  auto cast = value.try_cast<T>();
+  if (!cast) Refuse(expected, where);
+  return *cast;
+}
+
+ffi::Any Field(const json::Object& object, const char* key, const std::string& where) {
+  auto found = object.find(ffi::String(key));
+  if (found == object.end()) Refuse("a value", where + "." + key);
+  return (*found).second;
+}
+
+std::string TextField(const json::Object& object, const char* key, const std::string& where) {
+  return As<ffi::String>(Field(object, key, where), "a string", where + "." + key);
+}
+
+std::array<size_t, 3> Sizes(const json::Object& launch, const char* key, const std::string& where) {
+  auto list = As<json::Array>(Field(launch, key, where), "a list", where + "." + key);
+  if (list.size() != 3) Refuse("three sizes", where + "." + key);
+  std::array<size_t, 3> sizes;
+  for (size_t i = 0; i < 3; ++i) {
+    auto size = list[i].try_cast<int64_t>();
+    if (!size || *size < 1 || *size > kMaxValue) Refuse("positive sizes", where + "." + key);
+    sizes[i] = static_cast<size_t>(*size);
+  }
+  return sizes;
+}
+
+ArgSpec ReadArg(const ffi::Any& value, const std::string& where) {
+  static const std::unordered_map<std::string, ArgSpec::Kind> kinds = {
+      {"buffer", ArgSpec::Kind::kBuffer},   {"offset", ArgSpec::Kind::kOffset},
+      {"int32", ArgSpec::Kind::kInt32},     {"local", ArgSpec::Kind::kLocal},
+      {"scratch", ArgSpec::Kind::kScratch},
+  };
+  auto pair = As<json::Array>(value, "a pair", where);
+  if (pair.size() != 2) Refuse("a pair", where);
+  auto kind = kinds.find(As<ffi::String>(pair[0], "a string", where));
+  auto number = pair[1].try_cast<int64_t>();
+  if (kind == kinds.end()) Refuse("buffer, offset, int32, local or scratch", where);
+  if (!number || *number >= kMaxValue || *number < -kMaxValue) Refuse("an int32", where);
+  if (kind->second != ArgSpec::Kind::kInt32 && *number < 0) Refuse("no negative number", where);
+  bool is_bytes = kind->second == ArgSpec::Kind::kLocal || kind->second == ArgSpec::Kind::kScratch;
+  if (is_bytes && *number == 0) Refuse("a positive number", where);
+  return ArgSpec{kind->second, *number};
+}
+
+class Reader {
+ public:
+  CodeSpec Read(const ffi::String& text) {
+    ffi::String error;
+    auto root = As<json::Object>(json::Parse(text, &error), "a JSON object", "the text");
+    spec_.options = TextField(root, "options", "code");
+    auto kernels = As<json::Object>(Field(root, "kernels", "code"), "an object", "kernels");
+    for (const auto& entry : kernels) {
+      std::string name = As<ffi::String>(entry.first, "a string", "a name in kernels");
+      auto launches = As<json::Array>(entry.second, "a list", name);
+      std::vector<LaunchSpec>& specs = spec_.kernels[name];
+      for (const ffi::Any& launch : launches) {
+        std::string where = name + "[" + std::to_string(specs.size()) + "]";
+        specs.push_back(ReadLaunch(As<json::Object>(launch, "an object", where), where));
+      }
+    }
+    return std::move(spec_);
+  }
+
+ private:
+  LaunchSpec ReadLaunch(const json::Object& object, const std::string& where) {
+    LaunchSpec launch;
+    launch.entry = TextField(object, "entry", where);
+    launch.source = SourceId(TextField(object, "source", where));
+    launch.group_size = Sizes(object, "group_size", where);
+    launch.global_size = Sizes(object, "groups", where);
+    for (size_t i = 0; i < 3; ++i) launch.global_size[i] *= launch.group_size[i];
+    for (const ffi::Any& arg : As<json::Array>(Field(object, "args", where), "a list", where)) {
+      launch.args.push_back(ReadArg(arg, where + ".args"));
+    }
+    return launch;
+  }
+
+  size_t SourceId(std::string source) {
+    auto [found, is_new] = ids_.emplace(std::move(source), ids_.size());
+    if (is_new) spec_.sources.push_back(found->first);
+    return found->second;
+  }
+
+  CodeSpec spec_;
+  std::unordered_map<std::string, size_t> ids_;
+};
+
+// The text stands in an artifact behind this.
+struct CodeHeader {
+  char magic[8];
+  uint64_t fingerprint;
+};
+
+constexpr char kMagic[8] = {'T', 'V', 'M', 'S', 'T', 'R', 'O', '1'};
+
+class OpenCLCode final : public ffi::ModuleObj {
+ public:
+  explicit OpenCLCode(ffi::String text)
+      : text_(std::move(text)), spec_(CodeSpec::FromJSON(text_)) {}
+
+  const char* kind() const final { return kKind; }
+  int GetPropertyMask() const final { return ffi::Module::kBinarySerializable; }
+  ffi::Optional<ffi::Function> GetFunction(const ffi::String&) final { return std::nullopt; }
+  const CodeSpec& spec() const { return spec_; }
+
+  ffi::Bytes SaveToBytes() const final {
+    CodeHeader header{};
+    std::memcpy(header.magic, kMagic, sizeof(kMagic));
+    header.fingerprint = Fingerprint(text_.data(), text_.size());
+    std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
+    return ffi::Bytes(bytes.append(text_.data(), text_.size()));
+  }
+
+  ffi::String InspectSource(const ffi::String& format) const final {
+    if (format == "json") return text_;
+    std::string all;
+    for (const std::string& source : spec_.sources) all += source + "\n";
+    return all;
+  }
+
+ private:
+  ffi::String text_;
+  CodeSpec spec_;
+};
+
+ffi::Module Load(const ffi::Bytes& bytes) {
+  CodeHeader header{};
+  const char* text = bytes.data() + sizeof(header);
+  if (bytes.size() >= sizeof(header)) std::memcpy(&header, bytes.data(), sizeof(header));
+  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0 ||
+      header.fingerprint != Fingerprint(text, bytes.size() - sizeof(header))) {
+    TVM_FFI_THROW(ValueError) << "expected undamaged OpenCL code in the artifact, got another "
+                                 "format or fingerprint; export the model again";
+  }
+  return ffi::Module(
+      ffi::make_object<OpenCLCode>(ffi::String(text, bytes.size() - sizeof(header))));
+}
+
+}  // namespace
+
+CodeSpec CodeSpec::FromJSON(const ffi::String& text) { return Reader().Read(text); }
+
+const CodeSpec& CodeOf(const ffi::Module& module) {
+  if (std::strcmp(module->kind(), kKind) != 0) {
+    TVM_FFI_THROW(ValueError) << "expected code of kind " << kKind << " for processor opencl, got "
+                              << module->kind() << "; compile the model again";
+  }
+  return static_cast<const OpenCLCode*>(module.get())->spec();
+}
+
+TVM_FFI_STATIC_INIT_BLOCK() {
+  tvm::ffi::reflection::GlobalDef()
+      .def("tvm_stretch.create_opencl_code",
+           [](const ffi::String& text) { return ffi::Module(ffi::make_object<OpenCLCode>(text)); })
+      .def("ffi.Module.load_from_bytes.tvm_stretch.opencl", Load);
+}
+
+}  // namespace tvm_stretch::opencl

@@ -1,0 +1,54 @@
+// What compiling made for the OpenCL processor: sources and how to launch their kernels.
+//
+//   {"kernels": {"<name of the graph's kernel>": [
+//       {"entry": "<__kernel name>", "source": "<OpenCL C>", "groups": [gx, gy, gz],
+//        "group_size": [lx, ly, lz], "args": [["buffer", i], ["offset", i], ["int32", v],
+//        ["local", bytes], ["scratch", bytes], ...]}, ... launches in order]},
+//    "options": "-cl-..."}
+//
+// `i` counts the node's tensors, inputs first; "buffer" is the memory that holds tensor i, "offset"
+// where in it the tensor starts, in elements. "scratch" is memory of the device that a launch needs
+// while it runs.
+#ifndef TVM_STRETCH_OPENCL_CODE_H_
+#define TVM_STRETCH_OPENCL_CODE_H_
+
+#include <tvm/ffi/extra/module.h>
+
+#include <array>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace tvm_stretch::opencl {
+
+namespace ffi = tvm::ffi;
+
+struct ArgSpec {
+  enum class Kind { kBuffer, kOffset, kInt32, kLocal, kScratch };
+  Kind kind;
+  int64_t value;
+};
+
+struct LaunchSpec {
+  std::string entry;
+  size_t source;  // position in CodeSpec::sources
+  std::array<size_t, 3> global_size;
+  std::array<size_t, 3> group_size;
+  std::vector<ArgSpec> args;
+};
+
+struct CodeSpec {
+  std::vector<std::string> sources;  // each text once
+  std::string options;
+  std::map<std::string, std::vector<LaunchSpec>> kernels;
+
+  // Reads and checks the JSON. Throws ValueError.
+  static CodeSpec FromJSON(const ffi::String& text);
+};
+
+// The code of a module of kind "tvm_stretch.opencl". Throws ValueError for other modules.
+const CodeSpec& CodeOf(const ffi::Module& module);
+
+}  // namespace tvm_stretch::opencl
+
+#endif  // TVM_STRETCH_OPENCL_CODE_H_

@@ -1,0 +1,43 @@
+// What a region enqueues: kernels, copies, and what makes memory visible to the device or the host.
+#ifndef TVM_STRETCH_OPENCL_COMMAND_H_
+#define TVM_STRETCH_OPENCL_COMMAND_H_
+
+#include <array>
+#include <vector>
+
+#include "../processor.h"
+#include "device_memory.h"
+#include "handle.h"
+
+namespace tvm_stretch::opencl {
+
+struct Command {
+  enum class Kind { kKernel, kCopy, kWrite, kRead, kMap, kUnmap };
+  Kind kind;
+  Span span;  // its name and id for the timeline
+
+  Kernel kernel;  // its arguments are set
+  std::array<size_t, 3> global_size;
+  std::array<size_t, 3> group_size;
+
+  cl_mem buffer = nullptr;  // the one that is written, read, mapped, copied to
+  size_t offset = 0;
+  size_t bytes = 0;
+  char* host = nullptr;  // the same bytes on the host
+  cl_mem from = nullptr;
+  size_t from_offset = 0;
+  cl_bitfield map_flags = 0;
+};
+
+// Makes `bytes` at `host` visible to the device (to the host). Nothing where memory is shared.
+void AppendReceive(const Device& device, const DeviceMemory& memory, char* host, size_t bytes,
+                   const Span& span, std::vector<Command>* commands);
+void AppendSend(const Device& device, const DeviceMemory& memory, char* host, size_t bytes,
+                const Span& span, std::vector<Command>* commands);
+
+// Does not block. `event` may be null.
+cl_int Enqueue(const Command& command, cl_command_queue queue, cl_event* event);
+
+}  // namespace tvm_stretch::opencl
+
+#endif  // TVM_STRETCH_OPENCL_COMMAND_H_

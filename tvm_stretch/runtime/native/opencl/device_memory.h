@@ -1,0 +1,35 @@
+// A stretch of the executor's memory as a device sees it.
+#ifndef TVM_STRETCH_OPENCL_DEVICE_MEMORY_H_
+#define TVM_STRETCH_OPENCL_DEVICE_MEMORY_H_
+
+#include <cstddef>
+
+#include "device.h"
+#include "handle.h"
+
+namespace tvm_stretch::opencl {
+
+enum class Contents {
+  kUpload,     // what the host has there now, and never changes (weights)
+  kUndefined,  // written before it is read (activations)
+};
+
+// Equal offsets on both sides: `host + offset` is the buffer's byte `offset`. `host` outlives it.
+class DeviceMemory {
+ public:
+  // Throws RuntimeError if the device has no room.
+  DeviceMemory(const Device& device, char* host, size_t bytes, Contents contents);
+
+  cl_mem buffer() const { return buffer_.get(); }
+  size_t OffsetOf(const char* address) const { return static_cast<size_t>(address - host_); }
+  bool Holds(const char* address) const { return address >= host_ && address < host_ + bytes_; }
+
+ private:
+  char* host_;
+  size_t bytes_;
+  Buffer buffer_;
+};
+
+}  // namespace tvm_stretch::opencl
+
+#endif  // TVM_STRETCH_OPENCL_DEVICE_MEMORY_H_

@@ -1,0 +1,300 @@
+// Regions on an OpenCL device: see native/processor.h for what the executor expects.
+#include "../processor.h"
+
+#include <algorithm>
+#include <limits>
+#include <unordered_map>
+
+#include "build.h"
+#include "code.h"
+#include "command.h"
+#include "device_memory.h"
+#include "host_cores.h"
+#include "submitter.h"
+#include "task.h"
+
+namespace tvm_stretch::opencl {
+namespace {
+
+// What all instances of a model share: programs, weights.
+class OpenCLProgram final : public ProcessorProgram {
+ public:
+  explicit OpenCLProgram(const ProcessorContext& context);
+
+  std::unique_ptr<Processor> CreateInstance(const MemoryMap& memory) const final;
+  Cores cores() const final;
+
+  const Device& device() const { return device_; }
+  const GraphSpec& graph() const { return graph_; }
+  const MemoryMap& weights() const { return weights_; }
+  const std::vector<LaunchSpec>& LaunchesOf(const NodeSpec& node) const;
+  Kernel NewKernel(const LaunchSpec& launch) const {
+    return CreateKernel(programs_[launch.source], launch.entry);
+  }
+  const DeviceMemory& WeightsAt(const char* address) const;
+  const std::vector<int64_t>& scratch_bytes() const { return scratch_bytes_; }
+
+ private:
+  std::vector<const NodeSpec*> OwnNodes(size_t index) const;
+  void CheckLaunches(const NodeSpec& node);
+  void Upload(const std::vector<const NodeSpec*>& nodes, Memory memory);
+
+  const Device& device_;
+  const GraphSpec& graph_;
+  const MemoryMap weights_;
+  const ffi::Module module_;
+  const CodeSpec& code_;
+  const std::vector<Program> programs_;
+  std::vector<DeviceMemory> weight_memories_;
+  std::vector<int64_t> scratch_bytes_;  // of the j-th scratch argument of any launch, the largest
+};
+
+class OpenCLProcessor final : public Processor {
+ public:
+  OpenCLProcessor(const OpenCLProgram& program, const MemoryMap& memory);
+  std::unique_ptr<Task> Bind(const RegionSpec& region, const std::vector<Task*>& after) final;
+
+ private:
+  const DeviceMemory& MemoryAt(const char* address) const;
+  char* AddressOf(int64_t tensor) const;
+  void AppendNode(int64_t id, std::vector<Command>* commands) const;
+  void AppendCopy(const NodeSpec& node, const Span& span, std::vector<Command>* commands) const;
+  Kernel BindKernel(const NodeSpec& node, const LaunchSpec& launch) const;
+  int32_t OffsetInItems(int64_t tensor) const;
+
+  const OpenCLProgram& program_;
+  const GraphSpec& graph_;
+  const MemoryMap& memory_;
+  const DeviceMemory block_;  // arena, inputs and outputs
+  std::vector<Buffer> scratch_;
+  Submitter submitter_;
+  OpenCLTask* last_ = nullptr;
+};
+
+int64_t TensorOf(const NodeSpec& node, int64_t i) {
+  const auto num_inputs = static_cast<int64_t>(node.inputs.size());
+  return i < num_inputs ? node.inputs[i] : node.outputs[i - num_inputs];
+}
+
+OpenCLProgram::OpenCLProgram(const ProcessorContext& context)
+    : device_(DefaultDevice()),
+      graph_(context.graph),
+      weights_(context.weights),
+      module_(context.code),
+      code_(CodeOf(module_)),
+      programs_(BuildPrograms(device_, code_.sources, code_.options)) {
+  std::vector<const NodeSpec*> nodes = OwnNodes(context.index);
+  for (const NodeSpec* node : nodes) {
+    if (node->kernel != kCopyKernel) CheckLaunches(*node);
+  }
+  Upload(nodes, Memory::kConstant);
+  Upload(nodes, Memory::kPrepared);
+}
+
+std::vector<const NodeSpec*> OpenCLProgram::OwnNodes(size_t index) const {
+  std::vector<const NodeSpec*> nodes;
+  for (const RegionSpec& region : graph_.regions) {
+    if (region.processor != static_cast<int64_t>(index)) continue;
+    for (int64_t id : region.nodes) nodes.push_back(&graph_.nodes[id]);
+  }
+  return nodes;
+}
+
+const std::vector<LaunchSpec>& OpenCLProgram::LaunchesOf(const NodeSpec& node) const {
+  auto found = code_.kernels.find(node.kernel);
+  if (found == code_.kernels.end()) {
+    TVM_FFI_THROW(ValueError) << "expected a kernel '" << node.kernel
+                              << "' in the OpenCL code, got none; compile the model again";
+  }
+  return found->second;
+}
+
+void OpenCLProgram::CheckLaunches(const NodeSpec& node) {
+  const auto num_tensors = static_cast<int64_t>(node.inputs.size() + node.outputs.size());
+  for (const LaunchSpec& launch : LaunchesOf(node)) {
+    size_t scratch = 0;
+    for (const ArgSpec& arg : launch.args) {
+      bool is_tensor = arg.kind == ArgSpec::Kind::kBuffer || arg.kind == ArgSpec::Kind::kOffset;
+      if (is_tensor && arg.value >= num_tensors) {
+        TVM_FFI_THROW(ValueError) << "expected one of " << num_tensors << " tensors of '"
+                                  << node.name << "' in the OpenCL code, got number " << arg.value
+                                  << "; compile the model again";
+      }
+      if (arg.kind != ArgSpec::Kind::kScratch) continue;
+      if (scratch == scratch_bytes_.size()) scratch_bytes_.push_back(0);
+      scratch_bytes_[scratch] = std::max(scratch_bytes_[scratch], arg.value);
+      ++scratch;
+    }
+    CheckLaunch(device_, NewKernel(launch), launch);
+  }
+}
+
+// Makes the part of a weight memory that this processor's nodes read visible to the device.
+void OpenCLProgram::Upload(const std::vector<const NodeSpec*>& nodes, Memory memory) {
+  int64_t low = std::numeric_limits<int64_t>::max(), high = 0;
+  for (const NodeSpec* node : nodes) {
+    for (int64_t id : node->inputs) {
+      const TensorSpec& tensor = graph_.tensors[id];
+      if (tensor.memory != memory || tensor.bytes == 0) continue;
+      low = std::min(low, tensor.offset);
+      high = std::max(high, tensor.offset + tensor.bytes);
+    }
+  }
+  if (high == 0) return;
+  low = low / static_cast<int64_t>(kAlignment) * static_cast<int64_t>(kAlignment);
+  char* base = memory == Memory::kConstant ? weights_.constant : weights_.prepared;
+  weight_memories_.emplace_back(device_, base + low, static_cast<size_t>(high - low),
+                                Contents::kUpload);
+}
+
+const DeviceMemory& OpenCLProgram::WeightsAt(const char* address) const {
+  for (const DeviceMemory& memory : weight_memories_) {
+    if (memory.Holds(address)) return memory;
+  }
+  TVM_FFI_THROW(InternalError) << "expected weights of an OpenCL node, got another address";
+  TVM_FFI_UNREACHABLE();
+}
+
+std::unique_ptr<Processor> OpenCLProgram::CreateInstance(const MemoryMap& memory) const {
+  return std::make_unique<OpenCLProcessor>(*this, memory);
+}
+
+Cores OpenCLProgram::cores() const { return device_.info.is_cpu() ? DriverCores() : Cores(); }
+
+OpenCLProcessor::OpenCLProcessor(const OpenCLProgram& program, const MemoryMap& memory)
+    : program_(program),
+      graph_(program.graph()),
+      memory_(memory),
+      block_(program.device(), memory.block.data, memory.block.bytes, Contents::kUndefined),
+      submitter_(program.device()) {
+  for (int64_t bytes : program.scratch_bytes()) {
+    cl_int code = CL_SUCCESS;
+    scratch_.emplace_back(CL().CreateBuffer(program.device().context, CL_MEM_READ_WRITE,
+                                            static_cast<size_t>(bytes), nullptr, &code));
+    Check(code, "clCreateBuffer");
+  }
+}
+
+std::unique_ptr<Task> OpenCLProcessor::Bind(const RegionSpec& region,
+                                            const std::vector<Task*>& after) {
+  const Device& device = program_.device();
+  std::vector<Command> commands;
+  auto move = [&](const std::vector<int64_t>& tensors, Span::Kind kind, auto append) {
+    for (int64_t id : tensors) {
+      const TensorSpec& tensor = graph_.tensors[id];
+      if (tensor.bytes == 0) continue;
+      Span span{kind, id, region.name + ": tensor " + std::to_string(id), 0, 0};
+      append(device, block_, AddressOf(id), static_cast<size_t>(tensor.bytes), span, &commands);
+    }
+  };
+  move(region.receives, Span::Kind::kReceive, AppendReceive);
+  for (int64_t id : region.nodes) AppendNode(id, &commands);
+  move(region.sends, Span::Kind::kSend, AppendSend);
+  auto task = std::make_unique<OpenCLTask>(&submitter_, last_, region, std::move(commands), after);
+  submitter_.Add(task.get(), !after.empty());
+  last_ = task.get();
+  return task;
+}
+
+char* OpenCLProcessor::AddressOf(int64_t tensor) const {
+  return tvm_stretch::AddressOf(memory_, graph_.tensors[tensor]);
+}
+
+const DeviceMemory& OpenCLProcessor::MemoryAt(const char* address) const {
+  return block_.Holds(address) ? block_ : program_.WeightsAt(address);
+}
+
+void OpenCLProcessor::AppendNode(int64_t id, std::vector<Command>* commands) const {
+  const NodeSpec& node = graph_.nodes[id];
+  Span span{Span::Kind::kKernel, id, node.name, 0, 0};
+  if (node.kernel == kCopyKernel) return AppendCopy(node, span, commands);
+  for (const LaunchSpec& launch : program_.LaunchesOf(node)) {
+    Command command{};
+    command.kind = Command::Kind::kKernel;
+    command.span = span;
+    command.kernel = BindKernel(node, launch);
+    command.global_size = launch.global_size;
+    command.group_size = launch.group_size;
+    commands->push_back(std::move(command));
+  }
+}
+
+void OpenCLProcessor::AppendCopy(const NodeSpec& node, const Span& span,
+                                 std::vector<Command>* commands) const {
+  const char* from = AddressOf(node.inputs[0]);
+  const char* to = AddressOf(node.outputs[0]);
+  Command command{};
+  command.kind = Command::Kind::kCopy;
+  command.span = span;
+  command.bytes = static_cast<size_t>(graph_.tensors[node.outputs[0]].bytes);
+  if (command.bytes == 0) return;
+  const DeviceMemory& source = MemoryAt(from);
+  command.from = source.buffer();
+  command.from_offset = source.OffsetOf(from);
+  command.buffer = block_.buffer();
+  command.offset = block_.OffsetOf(to);
+  commands->push_back(std::move(command));
+}
+
+int32_t OpenCLProcessor::OffsetInItems(int64_t tensor) const {
+  const TensorSpec& spec = graph_.tensors[tensor];
+  if (spec.bytes == 0) return 0;
+  const char* address = AddressOf(tensor);
+  const size_t item = (spec.dtype.bits + 7) / 8 * spec.dtype.lanes;
+  const size_t offset = MemoryAt(address).OffsetOf(address);
+  if (offset % item != 0 || offset / item > std::numeric_limits<int32_t>::max()) {
+    TVM_FFI_THROW(ValueError) << "expected an offset below 2^31 elements for tensor " << tensor
+                              << ", got " << offset << " bytes of items of " << item
+                              << "; place fewer operators on this device";
+  }
+  return static_cast<int32_t>(offset / item);
+}
+
+Kernel OpenCLProcessor::BindKernel(const NodeSpec& node, const LaunchSpec& launch) const {
+  Kernel kernel = program_.NewKernel(launch);
+  size_t scratch = 0;
+  for (cl_uint i = 0; i < launch.args.size(); ++i) {
+    const ArgSpec& arg = launch.args[i];
+    cl_mem buffer = nullptr;
+    int32_t number = static_cast<int32_t>(arg.value);
+    size_t bytes = sizeof(buffer);
+    const void* value = &buffer;
+    switch (arg.kind) {
+      case ArgSpec::Kind::kBuffer: {
+        int64_t tensor = TensorOf(node, arg.value);
+        bool is_empty = graph_.tensors[tensor].bytes == 0;
+        buffer = is_empty ? block_.buffer() : MemoryAt(AddressOf(tensor)).buffer();
+        break;
+      }
+      case ArgSpec::Kind::kScratch:
+        buffer = scratch_[scratch++].get();
+        break;
+      case ArgSpec::Kind::kOffset:
+        number = OffsetInItems(TensorOf(node, arg.value));
+        [[fallthrough]];
+      case ArgSpec::Kind::kInt32:
+        bytes = sizeof(number);
+        value = &number;
+        break;
+      case ArgSpec::Kind::kLocal:
+        bytes = static_cast<size_t>(arg.value);
+        value = nullptr;
+        break;
+    }
+    cl_int code = CL().SetKernelArg(kernel.get(), i, bytes, value);
+    if (code != CL_SUCCESS) {
+      Fail(code, "clSetKernelArg, argument " + std::to_string(i) + " of " + launch.entry);
+    }
+  }
+  return kernel;
+}
+
+}  // namespace
+
+TVM_FFI_STATIC_INIT_BLOCK() {
+  RegisterProcessor("opencl", [](const ProcessorContext& context) {
+    return std::make_unique<OpenCLProgram>(context);
+  });
+}
+
+}  // namespace tvm_stretch::opencl

@@ -1,0 +1,133 @@
+#include "program_cache.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "../memory.h"
+
+namespace tvm_stretch::opencl {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kMagic[8] = {'T', 'V', 'M', 'S', 'T', 'R', 'B', '1'};
+constexpr const char* kTemporary = ".tmp";
+
+// An entry is this, the key, the binary.
+struct EntryHeader {
+  char magic[8];
+  uint64_t key_bytes;
+  uint64_t binary_bytes;
+  uint64_t fingerprint;  // of key and binary together
+};
+
+const char* Variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0' ? value : nullptr;
+}
+
+fs::path Folder() {
+  if (const char* own = std::getenv("TVM_STRETCH_CACHE_DIR")) {
+    return *own == '\0' ? fs::path() : fs::path(own) / "opencl";
+  }
+  if (const char* cache = Variable("XDG_CACHE_HOME")) return fs::path(cache) / "tvm_stretch/opencl";
+  if (const char* home = Variable("HOME")) return fs::path(home) / ".cache/tvm_stretch/opencl";
+  return {};
+}
+
+bool WriteAll(int file, const std::string& bytes) {
+  for (size_t done = 0; done < bytes.size();) {
+    ssize_t written = write(file, bytes.data() + done, bytes.size() - done);
+    if (written <= 0) return false;
+    done += static_cast<size_t>(written);
+  }
+  return true;
+}
+
+void SyncFolder(const std::string& folder) {
+  int handle = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (handle < 0) return;
+  fsync(handle);
+  close(handle);
+}
+
+// What processes left behind that were killed while they wrote.
+void RemoveOldTemporaries(const std::string& folder) {
+  std::error_code error;
+  auto limit = fs::file_time_type::clock::now() - std::chrono::hours(1);
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    bool is_temporary = entry.path().filename().string().find(kTemporary) != std::string::npos;
+    if (is_temporary && entry.last_write_time(error) < limit) fs::remove(entry.path(), error);
+  }
+}
+
+}  // namespace
+
+ProgramCache::ProgramCache() : folder_(Folder().string()) {
+  if (folder_.empty()) return;
+  std::error_code error;
+  fs::create_directories(folder_, error);
+  RemoveOldTemporaries(folder_);
+}
+
+std::string ProgramCache::PathOf(const std::string& key) const {
+  char name[17];
+  std::snprintf(name, sizeof(name), "%016llx",
+                static_cast<unsigned long long>(Fingerprint(key.data(), key.size())));
+  return folder_ + "/" + name + ".bin";
+}
+
+std::string ProgramCache::Find(const std::string& key) const {
+  if (folder_.empty()) return "";
+  std::ifstream file(PathOf(key), std::ios::binary);
+  std::string entry{std::istreambuf_iterator<char>(file), {}};
+  EntryHeader header;
+  if (entry.size() < sizeof(header)) return "";
+  std::memcpy(&header, entry.data(), sizeof(header));
+  const size_t bytes = entry.size() - sizeof(header);
+  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0 || header.key_bytes != key.size() ||
+      header.key_bytes > bytes || header.binary_bytes != bytes - header.key_bytes ||
+      entry.compare(sizeof(header), key.size(), key) != 0 ||
+      header.fingerprint != Fingerprint(entry.data() + sizeof(header), bytes)) {
+    return "";
+  }
+  return entry.substr(sizeof(header) + key.size());
+}
+
+void ProgramCache::Store(const std::string& key, const std::string& binary) const {
+  if (folder_.empty() || binary.empty()) return;
+  const std::string content = key + binary;
+  EntryHeader header{};
+  std::memcpy(header.magic, kMagic, sizeof(kMagic));
+  header.key_bytes = key.size();
+  header.binary_bytes = binary.size();
+  header.fingerprint = Fingerprint(content.data(), content.size());
+  const std::string path = PathOf(key);
+  std::string temporary = path + kTemporary + "XXXXXX";
+  int file = mkstemp(temporary.data());
+  if (file < 0) return;
+  bool is_written =
+      WriteAll(file, std::string(reinterpret_cast<const char*>(&header), sizeof(header))) &&
+      WriteAll(file, content) && fsync(file) == 0;
+  is_written = close(file) == 0 && is_written;
+  if (is_written && std::rename(temporary.c_str(), path.c_str()) == 0) {
+    SyncFolder(folder_);
+  } else {
+    unlink(temporary.c_str());
+  }
+}
+
+void ProgramCache::Remove(const std::string& key) const {
+  if (!folder_.empty()) unlink(PathOf(key).c_str());
+}
+
+}  // namespace tvm_stretch::opencl

@@ -1,0 +1,96 @@
+#include "submitter.h"
+
+#include "host_cores.h"
+#include "task.h"
+
+namespace tvm_stretch::opencl {
+namespace {
+
+Queue CreateQueue(const Device& device, cl_bitfield properties) {
+  cl_int code = CL_SUCCESS;
+  Queue queue(CL().CreateCommandQueue(device.context, device.id, properties, &code));
+  Check(code, "clCreateCommandQueue");
+  return queue;
+}
+
+}  // namespace
+
+Submitter::Submitter(const Device& device) : device_(device), queue_(CreateQueue(device, 0)) {}
+
+Submitter::~Submitter() {
+  if (thread_.joinable()) {
+    {
+      std::lock_guard<std::mutex> lock(wake_mutex_);
+      stops_ = true;
+    }
+    wake_.notify_one();
+    thread_.join();
+  }
+  CL().Finish(queue_.get());
+  if (traced_queue_) CL().Finish(traced_queue_.get());
+}
+
+void Submitter::Add(OpenCLTask* task, bool waits) {
+  tasks_.push_back(task);
+  if (waits && !thread_.joinable()) thread_ = std::thread([this] { Loop(); });
+}
+
+void Submitter::Reset(bool traced) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (must_drain_.exchange(false)) {
+    CL().Finish(queue_.get());
+    if (traced_queue_) CL().Finish(traced_queue_.get());
+  }
+  next_ = 0;
+  traced_ = traced;
+  if (!traced) return;
+  if (!traced_queue_) traced_queue_ = CreateQueue(device_, CL_QUEUE_PROFILING_ENABLE);
+  clock_.Calibrate(traced_queue_.get());
+}
+
+void Submitter::SubmitReady() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SubmitLocked();
+}
+
+void Submitter::SubmitLocked() {
+  const size_t first = next_;
+  for (; next_ < tasks_.size() && tasks_[next_]->IsReady(); ++next_) {
+    if (traced_) {
+      tasks_[next_]->Submit(traced_queue_.get(), &clock_);
+    } else {
+      tasks_[next_]->Submit(queue_.get(), nullptr);
+    }
+  }
+  if (next_ != first) submitted_.notify_all();
+}
+
+void Submitter::Wake() {
+  {
+    std::lock_guard<std::mutex> lock(wake_mutex_);
+    is_awake_ = true;
+  }
+  wake_.notify_one();
+}
+
+void Submitter::AwaitSubmission(const std::function<bool()>& is_submitted) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  SubmitLocked();
+  submitted_.wait(lock, is_submitted);
+}
+
+void Submitter::Loop() {
+  // It only feeds the driver, so it stays off the CPU processor's cores too.
+  CoresScope scope(device_.info.is_cpu() ? DriverCores() : Cores());
+  std::unique_lock<std::mutex> lock(wake_mutex_);
+  for (;;) {
+    wake_.wait(lock, [this] { return is_awake_ || stops_; });
+    if (stops_) return;
+    is_awake_ = false;
+    lock.unlock();
+    SubmitReady();
+    lock.lock();
+  }
+}
+
+}  // namespace tvm_stretch::opencl

@@ -1,0 +1,68 @@
+// Hands an instance's regions to its queue, in their order and as early as they may.
+#ifndef TVM_STRETCH_OPENCL_SUBMITTER_H_
+#define TVM_STRETCH_OPENCL_SUBMITTER_H_
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "clock.h"
+#include "device.h"
+#include "handle.h"
+
+namespace tvm_stretch::opencl {
+
+class OpenCLTask;
+
+// A region that waits for other processors is submitted by a thread of the instance, or by whoever
+// waits for the region, once these are complete. The other way, user events in the queue, was
+// measured on PoCL 3.1 (one kernel, 2 cores): the same within noise (97 and 58 µs asleep and
+// polling, 83 and 54 µs with the thread), and it cannot be used: PoCL ends the process when such an
+// event fails, which is how a region must be kept from running when one before it failed.
+class Submitter {
+ public:
+  explicit Submitter(const Device& device);
+  ~Submitter();
+
+  // While binding: `waits` says whether the task ever waits for other processors.
+  void Add(OpenCLTask* task, bool waits);
+
+  void Reset(bool traced);
+  // Submits what is ready; called by any thread.
+  void SubmitReady();
+  // Something became ready. Quick: another thread submits it.
+  void Wake();
+  // Returns once `is_submitted`; helps instead of waiting where it can.
+  void AwaitSubmission(const std::function<bool()>& is_submitted);
+  // After an error commands may still run: the next run waits for them.
+  void DrainBeforeNextRun() { must_drain_ = true; }
+
+ private:
+  void SubmitLocked();
+  void Loop();
+
+  const Device& device_;
+  const Queue queue_;
+  Queue traced_queue_;  // made when first needed; profiling is not free
+  QueueClock clock_;
+  std::vector<OpenCLTask*> tasks_;
+  std::atomic<bool> must_drain_{false};
+
+  std::mutex mutex_;  // guards the three below
+  size_t next_ = 0;   // the first task that is not submitted
+  bool traced_ = false;
+  std::condition_variable submitted_;
+
+  std::mutex wake_mutex_;  // guards the three below; never held for long
+  bool is_awake_ = false;
+  bool stops_ = false;
+  std::condition_variable wake_;
+  std::thread thread_;  // only if a task waits for other processors
+};
+
+}  // namespace tvm_stretch::opencl
+
+#endif  // TVM_STRETCH_OPENCL_SUBMITTER_H_

@@ -1,0 +1,197 @@
+#include "task.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "../cores.h"
+#include "submitter.h"
+
+namespace tvm_stretch::opencl {
+namespace {
+
+// A short wait is cheaper polled than slept; not where the driver needs the only core.
+constexpr int64_t kPollNanoseconds = 30'000;
+
+bool MayPoll() { return AllowedCores().size() > 1; }
+
+cl_int StatusOf(cl_event event) {
+  cl_int status = CL_COMPLETE;
+  cl_int code =
+      CL().GetEventInfo(event, CL_EVENT_COMMAND_EXECUTION_STATUS, sizeof(status), &status, nullptr);
+  return code == CL_SUCCESS ? status : code;
+}
+
+}  // namespace
+
+OpenCLTask::OpenCLTask(Submitter* submitter, OpenCLTask* previous, const RegionSpec& region,
+                       std::vector<Command> commands, const std::vector<Task*>& after)
+    : submitter_(submitter),
+      previous_(previous),
+      region_(region),
+      commands_(std::move(commands)),
+      num_after_(static_cast<int>(after.size())) {
+  events_.reserve(commands_.size() + 1);
+  for (Task* task : after) {
+    task->OnComplete([this](const Failure& failure) { OnDependency(failure); });
+  }
+}
+
+OpenCLTask::~OpenCLTask() = default;
+
+void OpenCLTask::Reset(bool traced) {
+  Task::Reset(traced);
+  if (previous_ == nullptr) submitter_->Reset(traced);
+  events_.clear();
+  dependency_failure_.reset();
+  is_settled_ = false;
+  traced_ = traced;
+  started_ = false;
+  cancelled_ = false;
+  pending_ = num_after_;
+  state_ = kPending;
+}
+
+void OpenCLTask::Start() {
+  started_at_ = traced_ ? Now() : 0;
+  started_ = true;
+  submitter_->SubmitReady();
+}
+
+void OpenCLTask::OnDependency(const Failure& failure) {
+  if (failure) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!dependency_failure_) dependency_failure_ = failure;
+  }
+  if (pending_.fetch_sub(1) == 1) submitter_->Wake();
+}
+
+void OpenCLTask::Cancel() {
+  cancelled_ = true;
+  submitter_->Wake();
+}
+
+bool OpenCLTask::IsReady() const { return started_ && (pending_ == 0 || cancelled_); }
+
+void OpenCLTask::Submit(cl_command_queue queue, const QueueClock* clock) {
+  clock_ = clock;
+  submitted_at_ = traced_ ? Now() : 0;
+  Failure failure;
+  if (cancelled_) {
+    failure = CancelledError();
+  } else {
+    std::lock_guard<std::mutex> lock(mutex_);
+    failure = dependency_failure_;
+  }
+  if (!failure && previous_ != nullptr && previous_->state_ == kSettled) {
+    failure = previous_->Task::Wait();
+  }
+  if (!failure) failure = EnqueueAll(queue);
+  if (failure) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      is_settled_ = true;
+    }
+    Complete(std::move(failure));
+    state_ = kSettled;
+    return;
+  }
+  if (has_listeners()) ListenTo(events_.back().get());
+  state_ = kOnDevice;
+}
+
+Failure OpenCLTask::EnqueueAll(cl_command_queue queue) {
+  for (size_t i = 0; i < commands_.size(); ++i) {
+    const bool wants_event = traced_ || i + 1 == commands_.size();
+    cl_event event = nullptr;
+    cl_int code = Enqueue(commands_[i], queue, wants_event ? &event : nullptr);
+    if (event != nullptr) events_.emplace_back(event);
+    if (code != CL_SUCCESS) {
+      submitter_->DrainBeforeNextRun();  // what is enqueued already still runs
+      return Attempt([&] { Fail(code, "enqueueing '" + commands_[i].span.name + "'"); });
+    }
+  }
+  cl_int code = CL_SUCCESS;
+  if (commands_.empty()) {
+    cl_event event = nullptr;
+    code = CL().EnqueueMarkerWithWaitList(queue, 0, nullptr, &event);
+    if (event != nullptr) events_.emplace_back(event);
+  }
+  if (code == CL_SUCCESS) code = CL().Flush(queue);
+  if (code == CL_SUCCESS) return std::nullopt;
+  submitter_->DrainBeforeNextRun();
+  return Attempt([&] { Fail(code, "submitting region '" + region_.name + "'"); });
+}
+
+void OpenCLTask::ListenTo(cl_event event) {
+  in_callback_ = true;
+  auto callback = [](cl_event, cl_int status, void* task) {
+    auto self = static_cast<OpenCLTask*>(task);
+    self->Settle(status);
+    self->in_callback_ = false;
+  };
+  cl_int code = CL().SetEventCallback(event, CL_COMPLETE, callback, this);
+  if (code == CL_SUCCESS) return;
+  // No callback will come: the submitting thread waits itself.
+  in_callback_ = false;
+  CL().WaitForEvents(1, &event);
+  Settle(StatusOf(event));
+}
+
+const Failure& OpenCLTask::Wait() {
+  submitter_->AwaitSubmission([this] { return state_ != kPending; });
+  if (!has_listeners() && state_ == kOnDevice) AwaitEvent();
+  const Failure& failure = Task::Wait();
+  while (in_callback_) std::this_thread::yield();  // it touches this task to its end
+  return failure;
+}
+
+void OpenCLTask::AwaitEvent() {
+  cl_event event = events_.back().get();
+  static const bool may_poll = MayPoll();
+  const int64_t until = Now() + kPollNanoseconds;
+  cl_int status = StatusOf(event);
+  while (status > CL_COMPLETE && may_poll && Now() < until) status = StatusOf(event);
+  if (status > CL_COMPLETE) {
+    cl_int code = CL().WaitForEvents(1, &event);
+    status = StatusOf(event);
+    if (status > CL_COMPLETE) status = code;  // the wait itself failed
+  }
+  Settle(status);
+}
+
+void OpenCLTask::Settle(cl_int status) {
+  // The queue is in order: what came before is done too. Its failure is also this one's.
+  Failure failure;
+  if (previous_ != nullptr) {
+    if (previous_->state_ == kOnDevice)
+      previous_->Settle(StatusOf(previous_->events_.back().get()));
+    failure = previous_->Task::Wait();
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (is_settled_) return;
+  is_settled_ = true;
+  Complete(failure ? std::move(failure) : OwnFailure(status));
+}
+
+Failure OpenCLTask::OwnFailure(cl_int status) {
+  if (status >= CL_COMPLETE) return std::nullopt;
+  submitter_->DrainBeforeNextRun();
+  return Attempt([&] { Fail(status, "running region '" + region_.name + "'"); });
+}
+
+std::vector<Span> OpenCLTask::Spans() const {
+  std::vector<Span> spans;
+  if (num_after_ > 0 && submitted_at_ > started_at_) {
+    int64_t region = region_.after.size() == 1 ? region_.after[0] : -1;
+    spans.push_back(Span{Span::Kind::kWait, region, region_.name, started_at_, submitted_at_});
+  }
+  if (clock_ == nullptr || events_.size() != commands_.size()) return spans;
+  for (size_t i = 0; i < commands_.size(); ++i) {
+    Span span = commands_[i].span;
+    clock_->Read(events_[i].get(), &span);
+    spans.push_back(std::move(span));
+  }
+  return spans;
+}
+
+}  // namespace tvm_stretch::opencl

@@ -1,0 +1,69 @@
+// One region on an OpenCL device.
+#ifndef TVM_STRETCH_OPENCL_TASK_H_
+#define TVM_STRETCH_OPENCL_TASK_H_
+
+#include <atomic>
+#include <mutex>
+#include <vector>
+
+#include "../processor.h"
+#include "clock.h"
+#include "command.h"
+
+namespace tvm_stretch::opencl {
+
+class Submitter;
+
+// The life of a run: Reset; Start; once it is ready and all earlier tasks are submitted, the
+// submitter calls Submit, on whichever thread learns of it; whoever waits, or the driver's callback
+// if somebody listens, calls Settle once the device is done.
+class OpenCLTask final : public Task {
+ public:
+  OpenCLTask(Submitter* submitter, OpenCLTask* previous, const RegionSpec& region,
+             std::vector<Command> commands, const std::vector<Task*>& after);
+  ~OpenCLTask() override;
+
+  void Reset(bool traced) override;
+  void Start() override;
+  const Failure& Wait() override;
+  void Cancel() override;
+  std::vector<Span> Spans() const override;
+
+  // Whether Submit may be called: others are complete, or the task is not to begin at all.
+  bool IsReady() const;
+  void Submit(cl_command_queue queue, const QueueClock* clock);
+
+ private:
+  void OnDependency(const Failure& failure);
+  Failure EnqueueAll(cl_command_queue queue);
+  void ListenTo(cl_event event);
+  void AwaitEvent();
+  void Settle(cl_int status);
+  Failure OwnFailure(cl_int status);
+
+  enum State { kPending, kOnDevice, kSettled };
+
+  Submitter* const submitter_;
+  OpenCLTask* const previous_;
+  const RegionSpec& region_;
+  const std::vector<Command> commands_;
+  const int num_after_;
+
+  std::atomic<bool> started_{false};
+  std::atomic<bool> cancelled_{false};
+  std::atomic<int> pending_{0};  // tasks of other processors that are not complete
+  std::atomic<State> state_{kPending};
+  std::atomic<bool> in_callback_{false};
+  std::mutex mutex_;  // guards the two below
+  Failure dependency_failure_;
+  bool is_settled_ = false;
+  std::vector<Event> events_;  // of the run; the last one is the region's
+  bool traced_ = false;
+  const QueueClock* clock_ = nullptr;
+  int64_t started_at_ = 0;
+  int64_t submitted_at_ = 0;
+};
+
+}  // namespace tvm_stretch::opencl
+
+#endif  // TVM_STRETCH_OPENCL_TASK_H_
