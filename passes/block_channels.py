@@ -272,6 +272,7 @@ class _Rewriter:
             "relax.nn.avg_pool2d": self._pool,
             "relax.mean": self._mean,
             "relax.concat": self._concat,
+            "relax.strided_slice": self._slice,
             "relax.reshape": self._reshape,
         }
         if name in _UNARY:
@@ -371,6 +372,21 @@ class _Rewriter:
         operands = [self.blocked(part) for part in parts.fields]
         widths = [shape_of(part)[1] for part in parts.fields]
         return _Value(shape, blocked=blocks.concat(self.bb, operands, widths, self.lanes))
+
+    def _slice(self, call: relax.Call) -> _Value | None:
+        """Whole blocks of channels of a feature map: a view."""
+        if not self.is_blocked(call.args[0]) or len(call.args) > 4:
+            return None
+        shape, lanes = tuple(shape_of(call)), self.lanes
+        axes, begin, end = ([int(field) for field in arg.fields] for arg in call.args[1:])
+        channels = shape_of(call.args[0])[1]
+        if axes != [1] or len(shape) != 4 or begin[0] % lanes or begin[0] < 0:
+            return None
+        if end[0] % lanes and end[0] != channels:
+            return None
+        first, last = begin[0] // lanes, -(-end[0] // lanes)
+        sliced = relax.op.strided_slice(self.blocked(call.args[0]), [1], [first], [last])
+        return _Value(shape, blocked=self.bb.emit(sliced))
 
     def _reshape(self, call: relax.Call) -> _Value | None:
         """(N, C, 1, 1) <-> (N, C): the same bytes where blocks are full and N is 1."""

@@ -1,0 +1,320 @@
+"""Give each processor a share of the output channels of the convolutions and dense layers.
+
+    a = R.nn.conv2d(x, w)            # 64 channels      a.p0 = R.nn.conv2d(x, w[:40])
+    b = R.add(a, bias)                              ->  a.p1 = R.nn.conv2d(x, w[40:])
+    c = R.nn.conv2d(b, v)                               b.p0 = R.add(a.p0, bias[:40])
+                                                        b.p1 = R.add(a.p1, bias[40:])
+                                                        b = R.concat((b.p0, b.p1), axis=1)
+                                                        c.p0 = R.nn.conv2d(b, v[:..])  ..
+
+What works channel by channel (elementwise operators, pooling, depthwise and grouped convolutions)
+stays in parts; a tensor is put together only where an operator reads all of its channels.  In the
+blocked layout both the concat and the slices are views, so nothing is computed twice or copied;
+the price is that the processors meet before every operator that reads all channels.
+
+The numbers are those of the whole: each output channel is computed as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir import GenericConst, Op
+from tvm_stretch.passes.expressions import shape_of
+from tvm_stretch.passes.operators import BINARY, UNARY
+
+from tvm_stretch.errors import InputError
+
+Widths = tuple[int, ...]
+
+
+def part_name(name: str, part: int) -> str:
+    """Name of one part of an operator."""
+    return f"{name}.p{part}"
+
+
+@dataclass
+class _Value:
+    """A tensor of the network: whole, in parts of channels, or both."""
+
+    whole: relax.Expr | None = None
+    parts: tuple[relax.Expr, ...] = ()
+    widths: Widths = ()
+
+
+def split_outputs(mod: tvm.IRModule, shares: Mapping[str, Sequence[int]]) -> tvm.IRModule:
+    """Rewrite ``main``; see the module docstring.
+
+    Args:
+        mod: a canonical module with unique names.
+        shares: for each convolution or dense layer to cut, how many output channels each processor
+            computes. Other operators follow what they read.
+
+    Raises:
+        InputError: an unknown operator, or shares that are not its channels.
+    """
+    if not shares:
+        return mod
+    main = mod["main"]
+    bindings = [binding for block in main.body.blocks for binding in block.bindings]
+    unknown = set(shares) - {binding.var.name for binding in bindings}
+    if unknown:
+        raise InputError(
+            f"expected operators of the network for shares, got {sorted(unknown)}; "
+            "use the names of the canonical module"
+        )
+    splitter = _Splitter({name: tuple(widths) for name, widths in shares.items()})
+    for binding in bindings:
+        splitter.bind(binding.var, binding.value)
+    result = splitter.output(main.body.body)
+    body = relax.SeqExpr([relax.DataflowBlock(splitter.bindings)], result)
+    body = relax.BlockBuilder().normalize(body)
+    function = relax.Function(main.params, body, main.ret_ty, main.is_pure)
+    updated = mod.clone()
+    updated["main"] = function.with_attrs(dict(main.attrs or {}))
+    return updated
+
+
+@tvm.transform.module_pass(opt_level=0, name="SplitOutputs")
+class SplitOutputs:
+    """`split_outputs` as a pass."""
+
+    def __init__(self, shares: Mapping[str, Sequence[int]]) -> None:
+        self.shares = shares
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Rewrite ``main``."""
+        return split_outputs(mod, self.shares)
+
+
+class _Splitter:
+    def __init__(self, shares: Mapping[str, Widths]) -> None:
+        self.shares = shares
+        self.values: dict[relax.Var, _Value] = {}
+        self.bindings: list[relax.Binding] = []
+        self._slices: dict[tuple[relax.Expr, Widths], list[relax.Expr]] = {}
+        self._builder = relax.BlockBuilder()
+
+    # --- bindings ---
+
+    def bind(self, var: relax.Var, expr: relax.Expr) -> None:
+        """Re-emit ``var = expr``, in parts where that is possible."""
+        parts = self._parts_of(var, expr) if isinstance(expr, relax.Call) else None
+        if parts is None:
+            self._emit(var, self._whole(expr))
+            self.values[var] = _Value(whole=var)
+            return
+        names = [part_name(var.name, index) for index in range(len(parts))]
+        found = tuple(self._emit_new(name, part) for name, part in zip(names, parts, strict=True))
+        widths = tuple(shape_of(part)[1] for part in found)
+        self.values[var] = _Value(parts=found, widths=widths)
+
+    def output(self, expr: relax.Expr) -> relax.Expr:
+        """The function's result outside of the dataflow block."""
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([self.output(field) for field in expr.fields])
+        whole = self._whole(expr)
+        if not isinstance(whole, relax.DataflowVar):
+            return whole
+        name = f"{whole.name}.out"
+        var = relax.Var(name, whole.ty)
+        self._emit(var, whole)
+        return var
+
+    def _emit(self, var: relax.Var, expr: relax.Expr) -> relax.Var:
+        self.bindings.append(relax.VarBinding(var, self._builder.normalize(expr)))
+        return var
+
+    def _emit_new(self, name: str, expr: relax.Expr) -> relax.Var:
+        expr = self._builder.normalize(expr)
+        return self._emit(relax.DataflowVar(name, expr.ty), expr)
+
+    # --- whole values and parts ---
+
+    def _whole(self, expr: relax.Expr) -> relax.Expr:
+        """``expr`` with every operand whole."""
+        if isinstance(expr, relax.Var):
+            return self._whole_value(expr)
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([self._whole(field) for field in expr.fields])
+        if isinstance(expr, relax.TupleGetItem):
+            return relax.TupleGetItem(self._whole(expr.tuple_value), expr.index)
+        if isinstance(expr, relax.Call):
+            args = [self._whole(arg) for arg in expr.args]
+            return relax.Call(expr.op, args, expr.attrs, expr.ty_args)
+        return expr
+
+    def _whole_value(self, var: relax.Var) -> relax.Expr:
+        value = self.values.get(var)
+        if value is None:
+            return var
+        if value.whole is None:
+            value.whole = self._emit_new(var.name, relax.op.concat(list(value.parts), axis=1))
+        return value.whole
+
+    def _in_parts(self, expr: relax.Expr, widths: Widths) -> list[relax.Expr]:
+        """An operand as parts of these widths: its own, or slices."""
+        value = self.values.get(expr)
+        if value is not None and value.widths == widths:
+            return list(value.parts)
+        whole = self._whole(expr)
+        if (whole, widths) not in self._slices:
+            self._slices[whole, widths] = [
+                self._emit_new(
+                    part_name(f"{whole.name}.{begin}to{end}", index),
+                    relax.op.strided_slice(whole, axes=[1], begin=[begin], end=[end]),
+                )
+                for index, (begin, end) in enumerate(_ranges(widths))
+            ]
+        return self._slices[whole, widths]
+
+    def _widths(self, expr: relax.Expr) -> Widths:
+        """Widths of the parts that a value is in; empty where it is whole."""
+        value = self.values.get(expr)
+        return () if value is None else value.widths
+
+    # --- operators ---
+
+    def _parts_of(self, var: relax.Var, call: relax.Call) -> list[relax.Expr] | None:
+        """The call in parts, or None if it stays whole."""
+        if not isinstance(call.op, Op) or not isinstance(call.ty, relax.TensorType):
+            return None
+        name = call.op.name.removeprefix("relax.")
+        if name == "nn.conv2d" and _is_plain_conv(call):
+            return self._conv2d(var, call)
+        if name == "matmul" and var.name in self.shares:
+            return self._dense(var, call)
+        if name in UNARY or name in ("nn.max_pool2d", "nn.avg_pool2d"):
+            return self._channelwise(call)
+        if name == "mean" and _keeps_channels(call):
+            return self._channelwise(call)
+        if name in BINARY:
+            return self._binary(call)
+        return None
+
+    def _conv2d(self, var: relax.Var, call: relax.Call) -> list[relax.Expr] | None:
+        data, weight = call.args
+        groups = int(call.attrs.groups)
+        if groups > 1:
+            return self._grouped(call, groups)
+        widths = self.shares.get(var.name)
+        if widths is None:
+            return None
+        _check_shares(var.name, widths, shape_of(weight)[0])
+        whole, array = self._whole(data), weight.value.numpy()
+        return [
+            relax.Call(call.op, [whole, relax.const(array[begin:end])], call.attrs)
+            for begin, end in _ranges(widths)
+        ]
+
+    def _grouped(self, call: relax.Call, groups: int) -> list[relax.Expr] | None:
+        """Whole groups go with the channels that they read."""
+        data, weight = call.args
+        widths = self._widths(data)
+        out_channels, in_group, *_ = shape_of(weight)
+        if not widths or any(width % in_group for width in widths):
+            return None
+        array, out_group = weight.value.numpy(), out_channels // groups
+        parts: list[relax.Expr] = []
+        for part, (begin, end) in zip(self.values[data].parts, _ranges(widths), strict=True):
+            first, last = begin // in_group, end // in_group
+            own = relax.const(array[first * out_group : last * out_group])
+            parts.append(_conv_like(call, part, own, last - first))
+        return parts
+
+    def _dense(self, var: relax.Var, call: relax.Call) -> list[relax.Expr] | None:
+        data, weight = call.args
+        if not isinstance(weight, GenericConst) or len(shape_of(data)) != 2:
+            return None
+        widths = self.shares[var.name]
+        _check_shares(var.name, widths, shape_of(weight)[1])
+        whole, array = self._whole(data), weight.value.numpy()
+        return [
+            relax.op.matmul(whole, relax.const(np.ascontiguousarray(array[:, begin:end])))
+            for begin, end in _ranges(widths)
+        ]
+
+    def _channelwise(self, call: relax.Call) -> list[relax.Expr] | None:
+        if not self._widths(call.args[0]):
+            return None
+        return [
+            relax.Call(call.op, [part, *call.args[1:]], call.attrs, call.ty_args)
+            for part in self.values[call.args[0]].parts
+        ]
+
+    def _binary(self, call: relax.Call) -> list[relax.Expr] | None:
+        """Both operands in the parts of the first that is in parts."""
+        widths = next((w for arg in call.args if (w := self._widths(arg))), ())
+        shape = tuple(shape_of(call))
+        if not widths or sum(widths) != shape[1]:
+            return None
+        operands = []
+        for arg in call.args:
+            parts = self._operand(arg, widths, shape)
+            if parts is None:
+                return None
+            operands.append(parts)
+        return [
+            relax.Call(call.op, list(pair), call.attrs, call.ty_args)
+            for pair in zip(*operands, strict=True)
+        ]
+
+    def _operand(
+        self, arg: relax.Expr, widths: Widths, shape: tuple[int, ...]
+    ) -> list[relax.Expr] | None:
+        """What each part of an elementwise operator reads."""
+        own = tuple(shape_of(arg))
+        aligned = (1,) * (len(shape) - len(own)) + own
+        if len(aligned) != len(shape):
+            return None
+        if aligned[1] == 1:
+            return [self._whole(arg)] * len(widths)
+        if aligned[1] != shape[1]:
+            return None
+        if isinstance(arg, GenericConst):
+            array = arg.value.numpy().reshape(aligned)
+            return [relax.const(array[:, begin:end]) for begin, end in _ranges(widths)]
+        return self._in_parts(arg, widths) if len(own) == len(shape) else None
+
+
+def _conv_like(call: relax.Call, data: relax.Expr, weight: relax.Expr, groups: int) -> relax.Expr:
+    attrs = call.attrs
+    return relax.op.nn.conv2d(
+        data,
+        weight,
+        strides=[int(v) for v in attrs.strides],
+        padding=[int(v) for v in attrs.padding],
+        dilation=[int(v) for v in attrs.dilation],
+        groups=groups,
+    )
+
+
+def _is_plain_conv(call: relax.Call) -> bool:
+    attrs = call.attrs
+    layouts = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)
+    return isinstance(call.args[1], GenericConst) and layouts == ("NCHW", "OIHW", "NCHW")
+
+
+def _keeps_channels(call: relax.Call) -> bool:
+    axes = call.attrs.axis
+    rank = len(shape_of(call.args[0]))
+    return (
+        bool(call.attrs.keepdims) and axes is not None and {int(a) % rank for a in axes} == {2, 3}
+    )
+
+
+def _ranges(widths: Sequence[int]) -> list[tuple[int, int]]:
+    return list(pairwise(accumulate(widths, initial=0)))
+
+
+def _check_shares(name: str, widths: Widths, channels: int) -> None:
+    if sum(widths) != channels or min(widths) < 1:
+        raise InputError(
+            f"expected {channels} output channels in all for the shares of {name!r}, "
+            f"got {widths}; give each processor a number of them"
+        )
