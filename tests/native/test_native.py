@@ -1,4 +1,4 @@
-"""Builds and runs the C++ tests, with address and undefined-behaviour sanitizers."""
+"""Builds and runs the C++ tests with sanitizers: address and undefined behaviour, then threads."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 GTEST = Path("/usr/include/gtest/gtest.h")
+PROGRAMS = ("native_tests", "thread_tests")
 
 
 @pytest.mark.skipif(shutil.which("g++") is None or not GTEST.exists(), reason="needs libgtest-dev")
@@ -20,8 +21,9 @@ def test_native() -> None:
     build = ROOT / "build" / "native"
     configure = ["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", "-DTVM_STRETCH_NATIVE_TESTS=ON"]
     configure.append(f"-DPython_EXECUTABLE={sys.executable}")
-    for command in (configure, ["cmake", "--build", build, "--target", "native_tests"]):
+    for command in (configure, ["cmake", "--build", build, "--target", *PROGRAMS]):
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-    done = subprocess.run([build / "native_tests"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
+    for program in PROGRAMS:
+        done = subprocess.run([build / program], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]

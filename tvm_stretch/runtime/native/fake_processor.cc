@@ -20,6 +20,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <string_view>
 #include <thread>
 
 #include "bound_graph.h"
@@ -30,6 +31,8 @@ namespace tvm_stretch {
 namespace {
 
 namespace json = ffi::json;
+
+constexpr const char* kFakeCodeKind = "tvm_stretch.fake";
 
 struct Script {
   std::chrono::microseconds latency{0};
@@ -58,7 +61,7 @@ class FakeCode final : public ffi::ModuleObj {
     }
   }
 
-  const char* kind() const final { return "tvm_stretch.fake"; }
+  const char* kind() const final { return kFakeCodeKind; }
   int GetPropertyMask() const final { return ffi::Module::kBinarySerializable; }
   ffi::Bytes SaveToBytes() const final { return ffi::Bytes(text_.data(), text_.size()); }
   ffi::Optional<ffi::Function> GetFunction(const ffi::String& name) final {
@@ -106,18 +109,22 @@ class FakeCode final : public ffi::ModuleObj {
   json::Array regions_, receives_, sends_;
 };
 
+FakeCode* CodeOf(const ProcessorContext& context) {
+  const ffi::ModuleObj* module = context.code.get();
+  if (std::string_view(module->kind()) != kFakeCodeKind) {
+    TVM_FFI_THROW(ValueError) << "expected code of kind " << kFakeCodeKind << " for processor '"
+                              << context.graph.processors[context.index].name << "', got "
+                              << module->kind() << "; pass tvm_stretch.create_fake_code(...)";
+  }
+  return static_cast<FakeCode*>(const_cast<ffi::ModuleObj*>(module));
+}
+
 struct FakeProgram final : public ProcessorProgram {
   explicit FakeProgram(const ProcessorContext& context)
       : graph(context.graph),
         kernels(context.host_code, context.graph, context.index),
         module(context.code),
-        code(const_cast<FakeCode*>(module.as<FakeCode>())) {
-    if (code == nullptr) {
-      TVM_FFI_THROW(ValueError) << "expected code of kind tvm_stretch.fake for processor '"
-                                << graph.processors[context.index].name << "', got "
-                                << module->kind() << "; pass tvm_stretch.create_fake_code(...)";
-    }
-  }
+        code(CodeOf(context)) {}
   std::unique_ptr<Processor> CreateInstance(const MemoryMap& memory) const final;
 
   const GraphSpec& graph;

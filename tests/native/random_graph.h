@@ -1,0 +1,150 @@
+// Random graphs on several processors, and what they compute.
+#ifndef TVM_STRETCH_TESTS_RANDOM_GRAPH_H_
+#define TVM_STRETCH_TESTS_RANDOM_GRAPH_H_
+
+#include <algorithm>
+#include <random>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace tvm_stretch::testing {
+
+// Nodes add or negate earlier tensors of 16 numbers; all numbers of a tensor are equal. Tensors 0
+// and 1 are the inputs, node i writes tensor i + 2, and the last nodes write the outputs.
+class RandomGraph {
+ public:
+  static constexpr int kInputs = 2;
+  static constexpr int kOutputs = 3;
+
+  RandomGraph(uint32_t seed, int num_processors) : random_(seed), num_processors_(num_processors) {
+    const int nodes = 6 + Below(20);
+    for (int i = 0; i < nodes; ++i) {
+      operands_.push_back({Below(i + kInputs)});
+      if (Below(4) != 0) operands_.back().push_back(Below(i + kInputs));
+    }
+    for (int i = 0; i < nodes;) {
+      int end = std::min(nodes, i + 1 + Below(3));
+      regions_.push_back(Region{Below(num_processors_), i, end});
+      i = end;
+    }
+  }
+
+  int num_regions() const { return static_cast<int>(regions_.size()); }
+  int processor(int region) const { return regions_[region].processor; }
+
+  std::vector<float> Expected(float a, float b) const {
+    std::vector<float> values{a, b};
+    for (const std::vector<int>& in : operands_) {
+      values.push_back(in.size() == 1 ? -values[in[0]] : values[in[0]] + values[in[1]]);
+    }
+    return {values.end() - kOutputs, values.end()};
+  }
+
+  std::string JSON() const {
+    std::ostringstream json;
+    json << R"({"format":"tvm_stretch.graph","version":2,"arena_bytes":)" << 64 * operands_.size()
+         << R"(,"weights_bytes":128,"prepared_bytes":0,"threads":1,"cpu_features":[],"prepare":[],)"
+         << R"("inputs":[{"name":"a","tensor":0},{"name":"b","tensor":1}],"outputs":[)";
+    for (int i = 0; i < kOutputs; ++i) {
+      json << Comma(i) << R"({"name":"y)" << i << R"(","tensor":)" << NumTensors() - kOutputs + i
+           << "}";
+    }
+    json << R"(],"tensors":[)";
+    for (int i = 0; i < NumTensors(); ++i) json << Comma(i) << Tensor(i);
+    json << R"(],"nodes":[)";
+    for (size_t i = 0; i < operands_.size(); ++i) {
+      json << Comma(i) << R"({"kernel":")" << (operands_[i].size() == 1 ? "negative" : "add")
+           << R"(","name":"n)" << i << R"(","inputs":)" << List(operands_[i]) << R"(,"outputs":[)"
+           << i + kInputs << "]}";
+    }
+    json << R"(],"processors":[{"name":"cpu","kind":"cpu"})";
+    for (int i = 1; i < num_processors_; ++i) {
+      json << R"(,{"name":"fake)" << i << R"(","kind":"fake"})";
+    }
+    json << R"(],"regions":[)";
+    for (int i = 0; i < num_regions(); ++i) json << Comma(i) << RegionJSON(i);
+    json << "]}";
+    return json.str();
+  }
+
+ private:
+  struct Region {
+    int processor;
+    int begin;  // nodes [begin, end)
+    int end;
+  };
+
+  int Below(int limit) { return static_cast<int>(random_() % limit); }
+  int NumTensors() const { return kInputs + static_cast<int>(operands_.size()); }
+  static const char* Comma(size_t i) { return i == 0 ? "" : ","; }
+
+  template <typename Items>
+  static std::string List(const Items& items) {
+    std::string list;
+    for (int item : items) list += (list.empty() ? "" : ",") + std::to_string(item);
+    return "[" + list + "]";
+  }
+
+  std::string Tensor(int id) const {
+    const int output = id - (NumTensors() - kOutputs);
+    const char* kind = id < kInputs ? "input" : output >= 0 ? "output" : "arena";
+    const int buffer = id < kInputs ? id : std::max(output, 0);
+    const int offset = id < kInputs || output >= 0 ? 0 : 64 * (id - kInputs);
+    std::ostringstream json;
+    json << R"({"shape":[16],"dtype":"float32","bytes":64,"kind":")" << kind << R"(","buffer":)"
+         << buffer << R"(,"offset":)" << offset << "}";
+    return json.str();
+  }
+
+  int RegionOf(int tensor) const {
+    int region = 0;
+    while (regions_[region].end <= tensor - kInputs) ++region;
+    return region;
+  }
+
+  std::set<int> Reads(int region) const {
+    std::set<int> reads;
+    for (int node = regions_[region].begin; node < regions_[region].end; ++node) {
+      reads.insert(operands_[node].begin(), operands_[node].end());
+    }
+    return reads;
+  }
+
+  std::string RegionJSON(int region) const {
+    std::set<int> received, after, receives, sends;
+    std::vector<int> nodes;
+    for (int earlier = 0; earlier < region; ++earlier) {
+      if (processor(earlier) == processor(region)) received.merge(Reads(earlier));
+    }
+    for (int tensor : Reads(region)) {
+      const bool own = tensor >= kInputs && processor(RegionOf(tensor)) == processor(region);
+      if (!own && received.count(tensor) == 0) receives.insert(tensor);
+      if (!own && tensor >= kInputs) after.insert(RegionOf(tensor));
+    }
+    for (int node = regions_[region].begin; node < regions_[region].end; ++node) {
+      nodes.push_back(node);
+      const int tensor = node + kInputs;
+      bool sent = tensor >= NumTensors() - kOutputs;
+      for (int later = region + 1; later < num_regions(); ++later) {
+        sent |= processor(later) != processor(region) && Reads(later).count(tensor) != 0;
+      }
+      if (sent) sends.insert(tensor);
+    }
+    std::ostringstream json;
+    json << R"({"name":"r)" << region << R"(","processor":)" << processor(region) << R"(,"nodes":)"
+         << List(nodes) << R"(,"after":)" << List(after) << R"(,"receives":)" << List(receives)
+         << R"(,"sends":)" << List(sends) << "}";
+    return json.str();
+  }
+
+  std::mt19937 random_;
+  const int num_processors_;
+  std::vector<std::vector<int>> operands_;  // of each node
+  std::vector<Region> regions_;
+};
+
+}  // namespace tvm_stretch::testing
+
+#endif  // TVM_STRETCH_TESTS_RANDOM_GRAPH_H_

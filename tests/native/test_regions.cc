@@ -1,0 +1,161 @@
+// Graphs on several processors: random ones, failures, cancelled runs; also under ThreadSanitizer.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <thread>
+#include <vector>
+
+#include "kernels.h"
+#include "random_graph.h"
+
+namespace tvm_stretch {
+namespace {
+
+using testing::Call;
+using testing::Create;
+using testing::ErrorOf;
+using testing::Filled;
+using testing::First;
+using testing::Kernels;
+using testing::RandomGraph;
+
+ffi::Module FakeCode(const std::string& script) {
+  static const ffi::Function create =
+      ffi::Function::GetGlobalRequired("tvm_stretch.create_fake_code");
+  return create(ffi::String(script)).cast<ffi::Module>();
+}
+
+ffi::Module CreateOnFakes(const RandomGraph& graph, const std::string& first = "{}",
+                          const std::string& second = R"({"mirrored":true})") {
+  return Create(graph.JSON(), ffi::Module(ffi::make_object<Kernels>()), FakeCode(first),
+                FakeCode(second));
+}
+
+std::vector<float> Invoke(const ffi::Module& module, float a, float b) {
+  auto outputs =
+      Call(module, "invoke", Filled({16}, a), Filled({16}, b)).cast<ffi::Array<ffi::Tensor>>();
+  std::vector<float> values;
+  for (const ffi::Tensor& output : outputs) values.push_back(First(output));
+  return values;
+}
+
+TEST(Regions, RandomGraphsOnThreeProcessors) {
+  for (uint32_t seed = 0; seed < 60; ++seed) {
+    RandomGraph graph(seed, 3);
+    ffi::Module module = CreateOnFakes(graph);
+    for (float a : {1.0f, 2.0f, -3.0f}) {
+      EXPECT_EQ(Invoke(module, a, 0.5f), graph.Expected(a, 0.5f)) << graph.JSON();
+    }
+  }
+}
+
+TEST(Regions, InstancesOnThreads) {
+  for (uint32_t seed = 100; seed < 104; ++seed) {
+    RandomGraph graph(seed, 3);
+    ffi::Module module = CreateOnFakes(graph);
+    std::array<int, 8> wrong{};
+    std::vector<std::thread> threads;
+    for (size_t t = 0; t < wrong.size(); ++t) {
+      threads.emplace_back([&, t] {
+        auto mine = Call(module, "create_instance").cast<ffi::Module>();
+        for (int run = 0; run < 20; ++run) {
+          const float a = static_cast<float>(t), b = static_cast<float>(run);
+          wrong[t] += Invoke(mine, a, b) != graph.Expected(a, b);
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(wrong, (std::array<int, 8>{})) << graph.JSON();
+  }
+}
+
+// One region of the first fake processor fails twice; the third run is right.
+TEST(Regions, FailuresAreErrorsOfTheirRegion) {
+  int failed = 0;
+  for (uint32_t seed = 200; seed < 230; ++seed) {
+    RandomGraph graph(seed, 3);
+    int region = 0;
+    while (region < graph.num_regions() && graph.processor(region) != 1) ++region;
+    if (region == graph.num_regions()) continue;
+    const std::string name = "r" + std::to_string(region);
+    ffi::Module module =
+        CreateOnFakes(graph, R"({"regions":{")" + name + R"(":{"fails":"gone","failures":2}}})");
+    for (int run = 0; run < 2; ++run) {
+      std::string error = ErrorOf([&] { Invoke(module, 1, 2); });
+      EXPECT_NE(error.find("'" + name + "' to run on processor 'fake1', got: gone"),
+                std::string::npos)
+          << error;
+    }
+    EXPECT_EQ(Invoke(module, 1, 2), graph.Expected(1, 2));
+    ++failed;
+  }
+  EXPECT_GT(failed, 20);
+}
+
+TEST(Regions, CancelledAtAnyTime) {
+  int cancelled = 0;
+  for (uint32_t seed = 300; seed < 310; ++seed) {
+    RandomGraph graph(seed, 3);
+    ffi::Module module = CreateOnFakes(graph, R"({"mirrored":true})", "{}");
+    std::atomic<bool> stop{false};
+    std::thread canceller([&] {
+      while (!stop) {
+        Call(module, "cancel");
+        std::this_thread::yield();
+      }
+    });
+    for (int run = 0; run < 50; ++run) {
+      std::string error = ErrorOf([&] { EXPECT_EQ(Invoke(module, 1, 2), graph.Expected(1, 2)); });
+      if (error.empty()) continue;
+      EXPECT_NE(error.find("got a call of cancel"), std::string::npos) << error;
+      ++cancelled;
+    }
+    stop = true;
+    canceller.join();
+    EXPECT_EQ(Invoke(module, 1, 2), graph.Expected(1, 2)) << "as if nothing had been";
+  }
+  EXPECT_GT(cancelled, 0);
+}
+
+TEST(Regions, Traces) {
+  RandomGraph graph(7, 3);
+  ffi::Module module = CreateOnFakes(graph);
+  Call(module, "set_input", 0, Filled({16}, 1));
+  Call(module, "set_input", 1, Filled({16}, 2));
+  auto trace = Call(module, "trace").cast<ffi::String>();
+  for (const char* kind : {"kernel", "receive", "send", "wait"}) {
+    EXPECT_NE(std::string(trace).find(kind), std::string::npos) << kind << " in " << trace;
+  }
+}
+
+TEST(Regions, UnknownKindsAndMissingCodeAreRefused) {
+  RandomGraph graph(8, 3);
+  const ffi::Module kernels(ffi::make_object<Kernels>());
+  const ffi::Module fake = FakeCode("{}");
+  auto error = [](const ffi::Module& module) { return ErrorOf([&] { Call(module, "load"); }); };
+  EXPECT_NE(error(Create(graph.JSON(), kernels, fake)).find("got 2"), std::string::npos);
+  EXPECT_NE(error(Create(graph.JSON(), kernels, fake, kernels)).find("got test_kernels"),
+            std::string::npos);
+  std::string json = graph.JSON();
+  json.replace(json.find("\"kind\":\"fake\""), 13, "\"kind\":\"abacus\"");
+  const std::string message = error(Create(json, kernels, fake, fake));
+  EXPECT_NE(message.find("fake"), std::string::npos) << message;
+  EXPECT_NE(message.find("got 'abacus'"), std::string::npos) << message;
+}
+
+TEST(Affinity, CoresAreCheckedAndUsed) {
+  RandomGraph graph(9, 1);
+  ffi::Module module = Create(graph.JSON(), ffi::Module(ffi::make_object<Kernels>()));
+  for (const char* wrong : {"x", "1-", "3-2", "0,,1", "-1", "5000"}) {
+    EXPECT_NE(ErrorOf([&] { Call(module, "set_affinity", ffi::String(wrong)); }).find("expected"),
+              std::string::npos)
+        << wrong;
+  }
+  for (const char* right : {"0", "0-1023", ""}) {
+    Call(module, "set_affinity", ffi::String(right));
+    EXPECT_EQ(Invoke(module, 1, 2), graph.Expected(1, 2));
+  }
+}
+
+}  // namespace
+}  // namespace tvm_stretch
