@@ -126,7 +126,7 @@ def replace_operators(
     main = mod["main"]
     blocks = []
     for block in main.body.blocks:
-        kept = []
+        kept: list[relax.Binding] = []
         for binding in block.bindings:
             if binding.var.name == at:
                 kept += bindings

@@ -19,12 +19,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Literal
 
 from tvm import relax
 from tvm.ir import GenericConst
 from tvm_stretch.passes.branches import Span, closed_segment, share
-from tvm_stretch.passes.expressions import shape_of
 from tvm_stretch.passes.operators import BINARY, UNARY, Operator, Operators
 
 from tvm_stretch.errors import InputError, UnsupportedError
@@ -199,10 +199,7 @@ class _Walk:
     def _conv2d(self, conv: Operator, data: str, reads: Mapping[str, Held]) -> Held | list[str]:
         held = reads[data]
         apart = held.form in (Form.PART, Form.SUM)
-        plain = str(conv.call.attrs.data_layout) == "NCHW" and (
-            str(conv.call.attrs.kernel_layout) == "OIHW"
-            and isinstance(conv.call.args[1], GenericConst)
-        )
+        plain = _is_plain(conv)
         if held.form is Form.SUM or (apart and not plain):
             return [data]
         if not plain:
@@ -213,7 +210,7 @@ class _Walk:
         if not _is_dense(conv):
             return self._grouped(conv, held)
         if level != 1 if apart else level == 0 and self.ends_in_sums:
-            self.channels = held.spans if apart else self._share(shape_of(conv.call.args[0])[1])
+            self.channels = held.spans if apart else self._share(conv.arg_shapes[0][1])
             return _SUM
         if apart:
             return [data]
@@ -222,7 +219,7 @@ class _Walk:
     def _grouped(self, conv: Operator, held: Held) -> Held:
         """Groups are shared out: input and output channels together."""
         width = _group_width(conv)
-        inputs = shape_of(conv.call.args[0])[1]
+        inputs = conv.arg_shapes[0][1]
         self.channels = held.spans if held.form is Form.PART else self._share(inputs)
         filters = conv.shape[1] * width // inputs  # of one group
         spans = ((a // width * filters, b // width * filters) for a, b in self.channels)
@@ -232,13 +229,21 @@ class _Walk:
         return share(channels, self.split.ratios, self.unit)
 
 
+@lru_cache(maxsize=1 << 14)  # the search asks again and again
+def _is_plain(conv: Operator) -> bool:
+    """Whether the weights are a constant whose first axes are output and input channels."""
+    call = conv.call
+    layouts = str(call.attrs.data_layout), str(call.attrs.kernel_layout)
+    return layouts == ("NCHW", "OIHW") and isinstance(call.args[1], GenericConst)
+
+
 def _is_dense(operator: Operator) -> bool:
-    return operator.kind == "nn.conv2d" and int(operator.call.attrs.groups) == 1
+    return operator.kind == "nn.conv2d" and operator.groups == 1
 
 
 def _group_width(conv: Operator) -> int:
     """Input channels of one group."""
-    return shape_of(conv.call.args[0])[1] // int(conv.call.attrs.groups)
+    return conv.arg_shapes[0][1] // conv.groups
 
 
 def _levels(members: Sequence[Operator]) -> dict[str, int]:
@@ -263,7 +268,9 @@ def _keeps_sums(operator: Operator, reads: Mapping[str, Held]) -> bool:
     """Whether the operator may work on summands: what is added is added by one branch."""
     args = operator.call.args if operator.kind in BINARY else ()
     same_shape = all(
-        tuple(shape_of(arg)) == operator.shape for arg in args if isinstance(arg, relax.Var)
+        shape == operator.shape
+        for arg, shape in zip(args, operator.arg_shapes, strict=False)
+        if isinstance(arg, relax.Var)
     )
     constants = sum(isinstance(arg, GenericConst) for arg in args)
     if operator.kind == "multiply":

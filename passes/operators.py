@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tvm import relax
-from tvm.ir import Op
+from tvm.ir import GenericConst, Op
 from tvm_stretch.passes.expressions import shape_of
 
 from tvm_stretch.errors import InputError
@@ -56,12 +56,26 @@ class Operator:
         return self.binding.value
 
     @cached_property
+    def arg_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the call's arguments; empty for those that are no tensors."""
+        tensors = (isinstance(arg.ty, relax.TensorType) for arg in self.call.args)
+        return tuple(
+            tuple(shape_of(arg)) if is_tensor else ()
+            for arg, is_tensor in zip(self.call.args, tensors, strict=True)
+        )
+
+    @cached_property
+    def groups(self) -> int:
+        """Groups of a convolution."""
+        return int(self.call.attrs.groups)
+
+    @cached_property
     def multiply_adds(self) -> int:
         """Multiply-adds of convolutions and matrix products, 0 for everything else."""
         if self.kind == "matmul":
-            return _product(self.shape) * shape_of(self.call.args[0])[-1]
+            return _product(self.shape) * self.arg_shapes[0][-1]
         if self.kind.startswith("nn.conv") and "transpose" not in self.kind:
-            return _product(self.shape) * _product(shape_of(self.call.args[1])[1:])
+            return _product(self.shape) * _product(self.arg_shapes[1][1:])
         return 0
 
 
@@ -75,8 +89,12 @@ class Operators:
         for block in function.body.blocks:
             for binding in block.bindings:
                 self._add(binding)
+        self._order = tuple(self._operators.values())
+        self._position = dict.fromkeys(self.params, -1)
+        self._position |= {operator.name: i for i, operator in enumerate(self._order)}
         self.outputs = _variables(function.body.body)
         self.readers = self._readers()
+        self._bytes = {name: bytes_of(variable.ty) for name, variable in self.variables.items()}
 
     def _add(self, binding: relax.Binding) -> None:
         name = binding.var.name
@@ -86,7 +104,7 @@ class Operators:
                 "NameOperators first"
             )
         self.variables[name] = binding.var
-        shape = ()
+        shape: tuple[int, ...] = ()
         if isinstance(binding.var.ty, relax.TensorType):
             shape = tuple(shape_of(binding.var))
         kind = kind_of(binding.value)
@@ -100,10 +118,10 @@ class Operators:
         return {name: tuple(names) for name, names in readers.items()}
 
     def __iter__(self) -> Iterator[Operator]:
-        return iter(self._operators.values())
+        return iter(self._order)
 
     def __len__(self) -> int:
-        return len(self._operators)
+        return len(self._order)
 
     def __getitem__(self, name: str) -> Operator:
         return self._operators[name]
@@ -113,11 +131,13 @@ class Operators:
 
     def shape(self, tensor: str) -> tuple[int, ...]:
         """Shape of a parameter or a result."""
+        if tensor in self._operators:
+            return self._operators[tensor].shape
         return tuple(shape_of(self.variables[tensor]))
 
     def bytes(self, tensor: str) -> int:
         """Size of a parameter or a result; a tuple is as large as its fields together."""
-        return bytes_of(self.variables[tensor].ty)
+        return self._bytes[tensor]
 
     def between(self, start: str, end: str) -> tuple[Operator, ...]:
         """The operators on all ways from tensor ``start`` to tensor ``end``, in program order.
@@ -130,15 +150,18 @@ class Operators:
                     f"expected the name of a tensor for {field}, got {name!r}; "
                     "operators are named by their binding variables"
                 )
+        # Nothing between them stands before the one or after the other.
+        first, last = self._position[start] + 1, self._position[end] + 1
+        span = self._order[first:last]
         below = {start}
-        for operator in self:
-            if below.intersection(operator.inputs):
+        for operator in span:
+            if not below.isdisjoint(operator.inputs):
                 below.add(operator.name)
         above = {end}
-        for operator in reversed(self._operators.values()):
+        for operator in reversed(span):
             if operator.name in above:
                 above.update(operator.inputs)
-        return tuple(o for o in self if o.name in below and o.name in above and o.name != start)
+        return tuple(o for o in span if o.name in below and o.name in above)
 
 
 def kind_of(expr: relax.Expr) -> str:
@@ -151,6 +174,10 @@ def kind_of(expr: relax.Expr) -> str:
 def _variables(expr: relax.Expr) -> tuple[str, ...]:
     """Names of the variables that ``expr`` reads."""
     names: dict[str, None] = {}
+    if isinstance(expr, relax.Call) and all(
+        isinstance(arg, relax.Var | GenericConst) for arg in expr.args
+    ):
+        return tuple(dict.fromkeys(arg.name for arg in expr.args if isinstance(arg, relax.Var)))
 
     def visit(part: relax.Expr) -> None:
         if isinstance(part, relax.Var):

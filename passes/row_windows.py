@@ -7,6 +7,7 @@ rows 0..20 need rows 0..40 and one of zeros
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tvm import relax
 from tvm.ir import GenericConst
@@ -48,10 +49,11 @@ class Window:
         return begin, begin + (rows[1] - rows[0] - 1) * self.stride + self.extent
 
 
+@lru_cache(maxsize=1 << 14)  # the search asks again and again
 def window(operator: Operator) -> Window | None:
     """The window of a convolution or a pool, None for operators that read row by row."""
     if operator.kind == "nn.conv2d":
-        kernel = shape_of(operator.call.args[1])[2]
+        kernel = operator.arg_shapes[1][2]
     elif operator.kind in _POOLS:
         kernel = int(operator.call.attrs.pool_size[0])
     else:
@@ -61,10 +63,11 @@ def window(operator: Operator) -> Window | None:
         extent=(kernel - 1) * int(attrs.dilation[0]) + 1,
         stride=int(attrs.strides[0]),
         above=int(attrs.padding[0]),
-        height=shape_of(operator.call.args[0])[2],
+        height=operator.arg_shapes[0][2],
     )
 
 
+@lru_cache(maxsize=1 << 14)
 def why_not_by_rows(operator: Operator) -> str | None:
     """The reason why rows of the result cannot be computed from rows of the operands."""
     reason = None
