@@ -35,22 +35,22 @@ class Leaf:
 
 
 class Calls:
-    """The calls of ``function`` by the names of their variables, in program order.
+    """The calls of ``function`` in program order, also by the names of their variables.
+
+    Names are unique in canonical Relax; where fusion made them up, use ``bound``.
 
     Raises:
         UnsupportedError: something is bound that is neither a call nor a tuple nor a variable.
     """
 
     def __init__(self, function: relax.Function) -> None:
-        self.calls: dict[str, relax.Call] = {}
-        self.variables: dict[str, relax.Var] = {}
+        self.bound: list[tuple[relax.Var, relax.Call]] = []
         self._glue: dict[relax.Var, relax.Expr] = {}
         for block in function.body.blocks:
             for binding in block.bindings:
                 value = getattr(binding, "value", None)
                 if isinstance(binding, relax.VarBinding) and isinstance(value, relax.Call):
-                    self.calls[binding.var.name] = value
-                    self.variables[binding.var.name] = binding.var
+                    self.bound.append((binding.var, value))
                 elif isinstance(binding, relax.VarBinding) and not isinstance(value, relax.If):
                     self._glue[binding.var] = value
                 else:
@@ -58,6 +58,8 @@ class Calls:
                         f"expected operators and tuples in the network, got {type(value).__name__} "
                         f"for {binding.var.name}; export it without control flow"
                     )
+        self.calls = {var.name: call for var, call in self.bound}
+        self.variables = {var.name: var for var, _ in self.bound}
         self.result = function.body.body
 
     def leaves(self, expr: relax.Expr) -> Iterator[Leaf]:

@@ -3,6 +3,7 @@
 * the module is well-formed Relax,
 * ``main`` only calls regions, each exactly once, and makes and takes tuples,
 * a region names a processor, calls no other function, and each of its operators runs there,
+* a module without ``main`` holds the regions of one processor,
 * so data passes between processors only as parameters and results of regions.
 """
 
@@ -34,7 +35,9 @@ def verify(mod: tvm.IRModule, processors: Sequence[Processor]) -> None:
         VerifyError: some are broken; the message names them all.
     """
     by_name = {processor.name: processor for processor in processors}
-    problems = [*_check_main(mod), *_check_regions(mod, by_name)]
+    problems = list(_check_regions(mod, by_name))
+    if "main" in {var.name_hint for var in mod.functions}:
+        problems += _check_main(mod)
     if not relax.analysis.check_well_formed(mod):
         problems.append("the module is not well-formed")
     if problems:
@@ -46,7 +49,7 @@ def verify(mod: tvm.IRModule, processors: Sequence[Processor]) -> None:
 
 def _check_regions(mod: tvm.IRModule, processors: Mapping[str, Processor]) -> Iterator[str]:
     for var, function in mod.functions.items():
-        if isinstance(function, relax.Function) and var.name_hint != "main":
+        if _is_region(var, function):
             name = str((function.attrs or {}).get(PROCESSOR, ""))
             if name not in processors:
                 yield f"region {var.name_hint} is for {name or 'no processor'}"
@@ -57,15 +60,15 @@ def _check_regions(mod: tvm.IRModule, processors: Mapping[str, Processor]) -> It
 
 def _check_main(mod: tvm.IRModule) -> Iterator[str]:
     called: Counter[str] = Counter()
-    for name, call in Calls(mod["main"]).calls.items():
+    for var, call in Calls(mod["main"]).bound:
         if not isinstance(call.op, GlobalVar):
-            yield f"main calls {call.op} for {name}"
+            yield f"main calls {call.op} for {var.name}"
         elif call.op not in mod.functions:
             yield f"main calls {call.op.name_hint}, which is not there"
         else:
             called[call.op.name_hint] += 1
     for var, function in mod.functions.items():
-        if isinstance(function, relax.Function) and var.name_hint != "main":
+        if _is_region(var, function):
             count = called[var.name_hint]
             if count != 1:
                 yield f"region {var.name_hint} is called {count} times"
@@ -74,11 +77,19 @@ def _check_main(mod: tvm.IRModule) -> Iterator[str]:
 def _check_region(
     mod: tvm.IRModule, function: relax.Function, processor: Processor
 ) -> Iterator[str]:
-    for name, call in Calls(function).calls.items():
+    for var, call in Calls(function).bound:
         if isinstance(call.op, GlobalVar):
-            yield f"{name} calls {call.op.name_hint}"
+            if _is_region(call.op, mod.functions.get(call.op)):
+                yield f"{var.name} calls region {call.op.name_hint}"
         elif str(getattr(call.op, "name", "")) == "relax.call_tir":
             if not isinstance(mod.functions.get(call.args[0]), tirx.PrimFunc):
-                yield f"{name} calls the kernel {call.args[0].name_hint}, which is not there"
+                yield f"{var.name} calls the kernel {call.args[0].name_hint}, which is not there"
         elif (reason := processor.why_not(call)) is not None:
-            yield f"{name} does not run on {processor.name}: {reason}"
+            yield f"{var.name} does not run on {processor.name}: {reason}"
+
+
+def _is_region(var: GlobalVar, function: object) -> bool:
+    """Not ``main``, no kernel, and not what FuseOps makes of operators that become one kernel."""
+    if not isinstance(function, relax.Function) or var.name_hint == "main":
+        return False
+    return "Primitive" not in (function.attrs or {})

@@ -23,7 +23,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -35,11 +35,20 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class PlannedRegion:
-    """Operators that one processor runs as one unit, in this order."""
+    """Operators that one processor runs as one unit, in this order.
+
+    Attributes:
+        name: as in messages and timelines.
+        processor: one of the plan's processors.
+        operators: names of canonical Relax.
+        predicted_ns: start and end in nanoseconds from the start of the run, where a planner
+            predicted them; timelines show them.
+    """
 
     name: str
     processor: str
     operators: tuple[str, ...]
+    predicted_ns: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -91,14 +100,8 @@ class Plan:
             "format": FORMAT,
             "version": VERSION,
             "processors": self.processors,
-            "regions": [
-                {"name": r.name, "processor": r.processor, "operators": r.operators}
-                for r in self.regions
-            ],
-            "refusals": [
-                {"processor": r.processor, "operator": r.operator, "reason": r.reason}
-                for r in self.refusals
-            ],
+            "regions": [_region_data(region) for region in self.regions],
+            "refusals": [asdict(refusal) for refusal in self.refusals],
         }
         return json.dumps(data, indent=1) + "\n"
 
@@ -178,8 +181,14 @@ def _from_data(data: Any, where: str) -> Plan:
     )
 
 
+def _region_data(region: PlannedRegion) -> dict[str, Any]:
+    data = {"name": region.name, "processor": region.processor, "operators": region.operators}
+    known = {} if region.predicted_ns is None else {"predicted_ns": region.predicted_ns}
+    return {**data, **known}
+
+
 def _region(item: dict[str, Any], where: str) -> PlannedRegion:
-    if set(item) != {"name", "processor", "operators"}:
+    if set(item) - {"predicted_ns"} != {"name", "processor", "operators"}:
         raise PlanError(
             f"expected the fields name, processor and operators for {where}, got "
             f"{sorted(item)}; correct them"
@@ -187,7 +196,20 @@ def _region(item: dict[str, Any], where: str) -> PlannedRegion:
     for key in ("name", "processor"):
         if not isinstance(item[key], str):
             raise PlanError(f"expected a string for {key} of {where}, got {item[key]!r}; quote it")
-    return PlannedRegion(item["name"], item["processor"], _strings(item, "operators", where))
+    operators = _strings(item, "operators", where)
+    predicted = _interval(item.get("predicted_ns"), where)
+    return PlannedRegion(item["name"], item["processor"], operators, predicted)
+
+
+def _interval(value: Any, where: str) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    numbers = list(value) if isinstance(value, list | tuple) else []
+    if len(numbers) != 2 or not all(isinstance(n, int) for n in numbers) or numbers[0] > numbers[1]:
+        raise PlanError(
+            f"expected start and end for predicted_ns of {where}, got {value!r}; remove the field"
+        )
+    return (numbers[0], numbers[1])
 
 
 def _refusals(items: Any, where: str) -> tuple[Refusal, ...]:

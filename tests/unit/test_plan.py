@@ -16,7 +16,7 @@ PLAN = Plan(
     ("cpu", "opencl"),
     (
         PlannedRegion("r0", "cpu", ("conv2d", "add")),
-        PlannedRegion("r1", "opencl", ("conv2d1",)),
+        PlannedRegion("r1", "opencl", ("conv2d1",), (500, 2_000)),
     ),
     (Refusal("opencl", "add", "add runs in float32, not int64"),),
 )
@@ -52,7 +52,7 @@ def test_moving_an_operator_moves_one_line() -> None:
         PLAN.processors,
         (
             PlannedRegion("r0", "cpu", ("conv2d",)),
-            PlannedRegion("r1", "opencl", ("add", "conv2d1")),
+            PlannedRegion("r1", "opencl", ("add", "conv2d1"), (500, 2_000)),
         ),
         PLAN.refusals,
     )
@@ -95,6 +95,7 @@ REGION = {"name": "r0", "processor": "cpu", "operators": ["a"]}
         (changed(regions=[{**REGION, "operators": ["a", "a"]}]), "operators once, got a"),
         (changed(regions=[REGION, REGION]), "names of regions once, got r0"),
         (changed(regions=[{**REGION, "processor": "npu"}]), "got 'npu'"),
+        (changed(regions=[{**REGION, "predicted_ns": [3, 1]}]), "start and end for predicted_ns"),
         (changed(refusals=[{"who": "me"}]), "refusals"),
     ],
 )

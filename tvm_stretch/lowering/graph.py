@@ -123,6 +123,7 @@ class Graph:
     package_version: str = ""
     target: dict[str, Any] = field(default_factory=dict)
     cpu_features: tuple[str, ...] = ()
+    plan: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The graph as JSON; the same graph always gives the same text."""

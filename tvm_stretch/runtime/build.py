@@ -13,6 +13,7 @@ from tvm import tirx
 from tvm_stretch.errors import TargetError
 from tvm_stretch.lowering.graph import CPU, Graph, ProcessorSpec
 from tvm_stretch.lowering.lower import lower
+from tvm_stretch.plan import Plan
 from tvm_stretch.runtime.artifact import Parts
 from tvm_stretch.runtime.kernels import compile_kernels
 from tvm_stretch.runtime.model import Model
@@ -31,6 +32,7 @@ def build_model(
     threads: int = 1,
     output_names: Sequence[str] | None = None,
     devices: Sequence[Processor] = (),
+    plan: Plan | None = None,
 ) -> Model:
     """Compile the kernels of kernel-level Relax and bind them to an executor.
 
@@ -40,6 +42,7 @@ def build_model(
         threads: how many threads the kernels were scheduled for; with 1 they must be serial.
         output_names: names of the outputs; by default the attribute `output_names` of `main`.
         devices: the processors beside the CPU that regions name.
+        plan: where the regions come from; kept in the artifact.
 
     Returns:
         A model for this machine; for another one it can only be exported.
@@ -53,6 +56,7 @@ def build_model(
         lowered.graph,
         package_version=importlib.metadata.version("tvm-stretch"),
         target=json.loads(str(target)),
+        plan={} if plan is None else json.loads(plan.to_json()),
         cpu_features=tuple(sorted(CHECKED_CPU_FEATURES.intersection(map(str, features)))),
     )
     kernels = [_kernels(mod, names) for names in _names_by_processor(graph)]

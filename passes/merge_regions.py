@@ -1,0 +1,123 @@
+"""Put the regions of all processors back into one module, every kernel with one owner.
+
+    cpu:     r0: call_tir(conv2d, ..)        r0: call_tir(conv2d, ..)
+    opencl:  r1: call_tir(pack, (w,))   ->   r1: call_tir(pack, (w,))
+                 call_tir(conv2d, ..)            call_tir(conv2d1, ..)
+                                             conv2d, pack: processor = "cpu"
+                                             conv2d1: processor = "opencl"
+
+Names of kernels become unique. What only reads constants runs on the CPU, once, when the model is
+loaded: its kernels belong to the CPU, wherever the region runs, and equal ones become one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tvm
+from tvm import relax, tirx
+from tvm.ir import GenericConst, GlobalVar
+from tvm_stretch.passes.partition_regions import PROCESSOR
+
+
+def merge_regions(main: relax.Function, parts: Mapping[str, tvm.IRModule]) -> tvm.IRModule:
+    """One module of ``main`` and the regions that it calls.
+
+    Args:
+        main: calls each region by its name.
+        parts: for each processor, the CPU first, its regions and their kernels.
+    """
+    host = next(iter(parts))
+    builder = relax.BlockBuilder()
+    regions: dict[str, GlobalVar] = {}
+    for name, part in parts.items():
+        linker = _Linker(part, name, host, builder)
+        for var, function in part.functions.items():
+            if isinstance(function, relax.Function):
+                linked = linker.link(function)
+                regions[var.name_hint] = builder.add_func(linked, var.name_hint)
+    builder.add_func(_Caller(builder.get(), regions).visit_expr(main), "main")
+    return builder.get()
+
+
+@relax.expr_functor.mutator
+class _Linker(relax.PyExprMutator):
+    """Points the kernel calls of one processor's regions to kernels of the merged module."""
+
+    def __init__(
+        self, part: tvm.IRModule, name: str, host: str, target: relax.BlockBuilder
+    ) -> None:
+        super().__init__(part)
+        self.part = part
+        self.name = name
+        self.host = host
+        self.target = target
+        self.constants: set[relax.Var] = set()
+        self.added: dict[tuple[str, str], GlobalVar] = {}
+
+    def link(self, function: relax.Function) -> relax.Function:
+        """``function`` with its kernels in the merged module."""
+        self.constants = _constants(function)
+        return self.visit_expr(function)
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        if str(getattr(call.op, "name", "")) != "relax.call_tir":
+            return super().visit_call_(call)
+        owner = self.host if is_constant(call.args[1], self.constants) else self.name
+        kernel = self._kernel(call.args[0], owner)
+        args = [kernel, *(self.visit_expr(arg) for arg in call.args[1:])]
+        return relax.Call(call.op, args, call.attrs, call.ty_args)
+
+    def _kernel(self, var: GlobalVar, owner: str) -> GlobalVar:
+        key = (var.name_hint, owner)
+        if key not in self.added:
+            function = self.part[var].with_attr(PROCESSOR, owner)
+            self.added[key] = self.target.add_func(function, var.name_hint)
+        return self.added[key]
+
+
+@relax.expr_functor.mutator
+class _Caller(relax.PyExprMutator):
+    """Points the calls of ``main`` to the regions of the merged module."""
+
+    def __init__(self, mod: tvm.IRModule, regions: Mapping[str, GlobalVar]) -> None:
+        super().__init__(mod)
+        self.regions = regions
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        args = [self.visit_expr(arg) for arg in call.args]
+        return relax.Call(self.regions[call.op.name_hint], args)
+
+
+def is_constant(expr: relax.Expr, constants: set[relax.Var]) -> bool:
+    """Whether all tensors that ``expr`` reads are constants, or computed from constants only."""
+    if isinstance(expr, relax.Var):
+        return expr in constants
+    if isinstance(expr, relax.Tuple):
+        return all(is_constant(field, constants) for field in expr.fields)
+    if isinstance(expr, relax.TupleGetItem):
+        return is_constant(expr.tuple_value, constants)
+    if isinstance(expr, relax.Call):
+        return all(is_constant(a, constants) for a in expr.args if not isinstance(a, GlobalVar))
+    return isinstance(expr, GenericConst) or not hasattr(expr.ty, "dtype")
+
+
+def _constants(function: relax.Function) -> set[relax.Var]:
+    """The variables that hold what constants alone decide."""
+    found: set[relax.Var] = set()
+    for block in function.body.blocks:
+        for binding in block.bindings:
+            if is_constant(binding.value, found):
+                found.add(binding.var)
+    return found
+
+
+def kernels_of(mod: tvm.IRModule, processor: str) -> tvm.IRModule:
+    """The kernels that belong to ``processor``."""
+    return tvm.IRModule(
+        {
+            var: function
+            for var, function in mod.functions.items()
+            if isinstance(function, tirx.PrimFunc) and function.attrs[PROCESSOR] == processor
+        }
+    )

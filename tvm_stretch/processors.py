@@ -1,0 +1,93 @@
+"""From the targets that a user gives to the processors that the compiler knows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from tvm.target import Target
+
+from tvm_stretch.errors import InputError, TargetError
+from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.opencl import local_device, opencl_processor
+from tvm_stretch.targets.processor import Processor
+
+TargetLike: TypeAlias = str | Mapping[str, Any] | Target | Processor
+
+
+def make_processors(
+    targets: Sequence[TargetLike] | TargetLike, cpu_threads: int | None
+) -> tuple[list[Processor], list[Processor]]:
+    """The processors of these targets.
+
+    Returns:
+        All processors of the model: the CPU, which is always there for work done at load, and the
+        others. Then those that operators may be placed on, in the order of `targets`.
+
+    Raises:
+        TargetError: a target is unknown, or the same processor is named twice.
+        InputError: `cpu_threads` is no number of cores.
+    """
+    is_one = isinstance(targets, str | Mapping | Target | Processor)
+    listed = [_parse(item) for item in ([targets] if is_one else targets)]
+    kinds = [item.kind if isinstance(item, Processor) else item.kind.name for item in listed]
+    if not listed:
+        raise TargetError("expected at least one target, got none; name one, such as 'llvm'")
+    device = local_device() if "opencl" in kinds else None
+    taken = device.compute_units if device is not None and device.type == "cpu" else 0
+    threads = _thread_count(cpu_threads, taken)
+    host_target = next((t for t in listed if _is_host(t)), Target("llvm"))
+    host = cpu_processor(host_target, threads)
+    placeable: list[Processor] = []
+    for item in listed:
+        if isinstance(item, Processor):
+            placeable.append(item)
+        elif _is_host(item):
+            placeable.append(host)
+        elif item.kind.name == "opencl":
+            placeable.append(opencl_processor(item, host, device))
+        else:
+            raise TargetError(
+                f"expected target llvm or opencl, got {item.kind.name!r}; choose one of these"
+            )
+    names = [processor.name for processor in placeable]
+    if len(set(names)) != len(names):
+        raise TargetError(
+            f"expected every processor once in targets, got {', '.join(names)}; remove one"
+        )
+    return [host, *(p for p in placeable if p is not host)], placeable
+
+
+def _is_host(item: Target | Processor) -> bool:
+    return isinstance(item, Target) and item.kind.name == "llvm"
+
+
+def _parse(item: TargetLike) -> Target | Processor:
+    if isinstance(item, Processor):
+        return item
+    try:
+        return Target(item)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise TargetError(
+            f"expected a TVM target for targets, got {item!r}; "
+            f"use a kind such as 'llvm', a dict, a tag or a Target ({_first_line(error)})"
+        ) from error
+
+
+def _thread_count(requested: int | None, taken: int) -> int:
+    """Cores for the CPU's kernels; a driver that runs on the host's cores has `taken` some."""
+    available = len(os.sched_getaffinity(0))
+    if requested is None:
+        return max(1, available - taken)
+    if not isinstance(requested, int) or requested < 1:
+        raise InputError(
+            f"expected a positive number for cpu_threads, got {requested!r}; "
+            f"this process may use {available} cores"
+        )
+    return requested
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__
