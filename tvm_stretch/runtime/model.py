@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import tvm_ffi
 
 from tvm_stretch.errors import ArtifactError, InputError
 from tvm_stretch.lowering.graph import Graph, Tensor
+from tvm_stretch.plan import Plan
 from tvm_stretch.runtime.artifact import (
     Parts,
     copy_artifact,
@@ -22,8 +24,10 @@ from tvm_stretch.runtime.artifact import (
     open_artifact,
     write_artifact,
 )
+from tvm_stretch.runtime.asynchronous import BackgroundRuns
 from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.runtime.measure import BenchmarkResult, ProfileResult, summarize_profile
+from tvm_stretch.runtime.timeline import Timeline, read_timeline
 
 
 class Model:
@@ -66,6 +70,11 @@ class Model:
         """The nodes, tensors and memory plan that the executor runs."""
         return Graph.from_json(self.module["graph"]())
 
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """Which processor runs which operators, and what each processor refused."""
+        return Plan.read(self.graph.plan)
+
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the network.
 
@@ -80,8 +89,20 @@ class Model:
             InputError: an input is missing, unknown or has the wrong shape, dtype or device.
             ArtifactError: the model was compiled for another processor.
         """
-        result = self._invoke(*self._bind(args, kwargs))
-        return result if isinstance(result, tvm.runtime.Tensor) else tuple(result)
+        return self._run(*self._bind(args, kwargs))
+
+    def run_async(self, *args: object, **kwargs: object) -> Future[Any]:
+        """Run the network in the background; arguments and result as for a call.
+
+        Runs of one model follow each other; the inputs must not change before theirs is done.
+
+        Returns:
+            The future of the outputs; `cancel` also stops a run that is in progress.
+
+        Raises:
+            InputError: an input is missing, unknown or has the wrong shape, dtype or device.
+        """
+        return self._background.start(self._bind(args, kwargs))
 
     def benchmark(self, repeat: int = 20) -> BenchmarkResult:
         """Measure the latency of a run on random inputs, after some runs to warm up."""
@@ -100,6 +121,36 @@ class Model:
         self._with_random_inputs()()
         traces = [json.loads(self.module["trace"]()) for _ in range(repeat)]
         return summarize_profile(self.graph, traces)
+
+    def timeline(self, path: str | Path | None = None, repeat: int = 5) -> Timeline:
+        """Trace runs on random inputs; the one of median length.
+
+        Args:
+            path: where to write the trace, in the format of Chrome and Perfetto.
+            repeat: how many runs to trace.
+        """
+        self._with_random_inputs()()
+        traces = [json.loads(self.module["trace"]()) for _ in range(repeat)]
+        traces.sort(key=lambda trace: trace["end"] - trace["start"])
+        timeline = read_timeline(self.graph, traces[repeat // 2], self._predicted_times())
+        if path is not None:
+            timeline.write(path)
+        return timeline
+
+    def set_affinity(self, cores: Iterable[int] | None) -> None:
+        """Choose the cores for the CPU's regions: the big ones of a phone, for example.
+
+        Args:
+            cores: their numbers; None for those that the calling thread may use, without those
+                where other processors of this model have threads.
+
+        Raises:
+            InputError: this process may not use them.
+        """
+        try:
+            self.module["set_affinity"](",".join(map(str, cores or ())))
+        except ValueError as error:
+            raise InputError(str(error).strip().splitlines()[-1]) from error
 
     def create_instance(self) -> Model:
         """Another model with the same weights and its own scratch memory."""
@@ -146,6 +197,23 @@ class Model:
     def _invoke(self) -> tvm.runtime.Function:
         load_executor(self.module)
         return self.module["invoke"]
+
+    def _run(self, *inputs: tvm.runtime.Tensor) -> Any:
+        result = self._invoke(*inputs)
+        return result if isinstance(result, tvm.runtime.Tensor) else tuple(result)
+
+    @functools.cached_property
+    def _background(self) -> BackgroundRuns:
+        return BackgroundRuns(self._run, self.module["cancel"])
+
+    def _predicted_times(self) -> dict[str, tuple[int, int]]:
+        if not self.graph.plan:
+            return {}
+        return {
+            region.name: region.predicted_ns
+            for region in self.plan.regions
+            if region.predicted_ns is not None
+        }
 
     @functools.cached_property
     def _input_specs(self) -> dict[str, Tensor]:

@@ -242,6 +242,7 @@ class FakeTask final : public Task {
     Transfer(region_.receives, Span::Kind::kReceive);
     nodes_.Run(never_, traced_ ? &spans_ : nullptr);
     std::this_thread::sleep_until(end);
+    if (!spans_.empty()) spans_.back().end = Now();  // of a kernel, or of a receive
     code.ThrowScripted(region_.name);
     Transfer(region_.sends, Span::Kind::kSend);
   }

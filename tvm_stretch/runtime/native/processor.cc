@@ -6,7 +6,7 @@
 namespace tvm_stretch {
 namespace {
 
-constexpr const char* kCancelledKind = "Cancelled";
+constexpr const char* kCancelledKind = "RunCancelled";
 
 // Only written while libraries are loaded, one at a time.
 std::map<std::string, ProcessorFactory>& Factories() {

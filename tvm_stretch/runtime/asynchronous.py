@@ -1,0 +1,72 @@
+"""Runs in the background: `Model.run_async` returns their futures."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from typing import Any
+
+import tvm_ffi
+
+# The executor's error of a run that was stopped; see `CancelledError` in processor.h.
+tvm_ffi.register_error("RunCancelled", CancelledError)
+
+
+class RunFuture(Future[Any]):
+    """The outputs of a run that goes on in the background."""
+
+    def __init__(self, runs: BackgroundRuns) -> None:
+        super().__init__()
+        self._runs = runs
+
+    def cancel(self) -> bool:
+        """Stop the run.
+
+        Returns:
+            Whether the run was still waiting for its turn: then it never begins. One in progress
+            is asked to stop, and its regions that have not begun never do: `result()` then raises
+            `CancelledError`, unless the last region had begun already.
+        """
+        return super().cancel() or self._runs.stop(self)
+
+
+class BackgroundRuns:
+    """Runs of one instance of a model, one after the other, on a thread of their own."""
+
+    def __init__(self, run: Callable[..., Any], stop: Callable[[], None]) -> None:
+        """Call `run` for outputs; `stop` ends a call that is in progress."""
+        self._run = run
+        self._stop = stop
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tvm_stretch")
+        self._lock = threading.Lock()  # guards `_current`, and that it is the one that is stopped
+        self._current: RunFuture | None = None
+
+    def start(self, inputs: Sequence[Any]) -> RunFuture:
+        """Run when all earlier runs are done."""
+        future = RunFuture(self)
+        self._thread.submit(self._work, future, inputs)
+        return future
+
+    def stop(self, future: RunFuture) -> bool:
+        """Ask the run to stop if it is in progress; always False, see `RunFuture.cancel`."""
+        with self._lock:
+            if self._current is future:
+                self._stop()
+        return False
+
+    def _work(self, future: RunFuture, inputs: Sequence[Any]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        with self._lock:
+            self._current = future
+        try:
+            result, error = self._run(*inputs), None
+        except BaseException as caught:  # whatever it is belongs to who asks for the result
+            result, error = None, caught
+        with self._lock:
+            self._current = None
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
