@@ -1,0 +1,118 @@
+"""Compiled programs on disk: found again, and never trusted blindly."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import opencl_graphs as graphs
+import pytest
+import tvm
+
+try:
+    tvm.get_global_func("tvm_stretch.opencl_devices")()
+except RuntimeError as error:
+    pytest.skip(f"no OpenCL device: {error}", allow_module_level=True)
+
+STEPS: list[graphs.Step] = [("scale", 1, ("x",), "y")]
+SIZE = 64
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", str(tmp_path))
+    return tmp_path / "opencl"
+
+
+def check(**changes: object) -> None:
+    """Loads the network anew, so its programs are looked for, and checks what it computes."""
+    w, x = np.zeros(SIZE, "float32"), np.arange(SIZE, dtype="float32")
+    executor = graphs.create_executor(STEPS, w, graphs.opencl_code(SIZE, **changes))
+    y = executor["invoke"](tvm.runtime.tensor(x)).numpy()
+    np.testing.assert_allclose(y, graphs.expected(STEPS, x, w), rtol=1e-6)
+
+
+def entries(cache: Path) -> dict[str, tuple[bytes, int]]:
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in cache.iterdir()}
+
+
+def test_programs_are_compiled_once(cache: Path) -> None:
+    check()
+    first = entries(cache)
+    assert len(first) == 2  # one for each source
+    check()
+    assert entries(cache) == first
+    check(options="-cl-fast-relaxed-math")
+    assert len(entries(cache)) == 4
+
+
+def test_damaged_and_foreign_entries_are_rebuilt(cache: Path) -> None:
+    check()
+    (name, (good, _)), (_, (other, _)) = entries(cache).items()
+    flipped = bytearray(good)
+    flipped[-100] ^= 1
+    for damaged in (b"", good[:20], good[:50], good[:-1], good + b"x", bytes(flipped), other):
+        (cache / name).write_bytes(damaged)
+        check()
+        rebuilt = (cache / name).read_bytes()
+        assert rebuilt != damaged
+        assert rebuilt[:8] == b"TVMSTRB1"
+
+
+def fingerprint(data: bytes) -> int:
+    """As in native/memory.cc."""
+    mask, prime = (1 << 64) - 1, 0x9E3779B97F4A7C15
+
+    def mix(lane: int, word: int) -> int:
+        lane = ((lane ^ word) * prime) & mask
+        return lane ^ (lane >> 29)
+
+    lanes = [1, 2, 3, len(data)]
+    whole = len(data) // 32 * 32
+    for start in range(0, whole, 32):
+        for i in range(4):
+            word = int.from_bytes(data[start + 8 * i : start + 8 * i + 8], "little")
+            lanes[i] = mix(lanes[i], word)
+    for byte in data[whole:]:
+        lanes[0] = mix(lanes[0], byte)
+    result = 0
+    for lane in lanes:
+        result = mix(result, lane)
+    return result
+
+
+def test_binary_that_the_driver_refuses_is_rebuilt(cache: Path) -> None:
+    check()
+    for name, (entry, _) in entries(cache).items():
+        key = entry[32 : 32 + int.from_bytes(entry[8:16], "little")]
+        content = key + b"no program at all"
+        sizes = [len(key), len(content) - len(key), fingerprint(content)]
+        header = entry[:8] + b"".join(size.to_bytes(8, "little") for size in sizes)
+        (cache / name).write_bytes(header + content)
+    written = entries(cache)
+    check()
+    assert all(entries(cache)[name][0] != entry for name, (entry, _) in written.items())
+
+
+def test_a_folder_that_cannot_be_written_only_costs_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", str(blocked))
+    check()
+    assert blocked.read_text() == "not a folder"
+    monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", "")
+    check()
+
+
+def test_leftovers_of_killed_processes_are_removed(cache: Path) -> None:
+    check()
+    old, new = cache / "0.bin.tmpAAAAAA", cache / "1.bin.tmpBBBBBB"
+    old.write_bytes(b"half")
+    new.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    check()
+    assert not old.exists()
+    assert new.exists()

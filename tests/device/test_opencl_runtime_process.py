@@ -1,0 +1,194 @@
+"""What the OpenCL runtime reads from its environment, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+
+PREAMBLE = """
+import json, os, sys
+import numpy as np
+import tvm
+import opencl_graphs as graphs
+
+def devices():
+    return json.loads(tvm.get_global_func("tvm_stretch.opencl_devices")())
+
+def run_chain(**changes):
+    w, x = np.linspace(-1, 1, 640, dtype="float32"), np.arange(640, dtype="float32")
+    executor = graphs.create_executor(graphs.CHAIN, w, graphs.opencl_code(640, **changes))
+    for _ in range(5):
+        y = executor["invoke"](tvm.runtime.tensor(x)).numpy()
+        np.testing.assert_allclose(y, graphs.expected(graphs.CHAIN, x, w), rtol=1e-6)
+"""
+
+
+def start(code: str, **environment: str) -> subprocess.Popen[str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("TVM_STRETCH_OPENCL")}
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [sys.executable, "-c", PREAMBLE + textwrap.dedent(code)],
+        env={**inherited, "PYTHONPATH": path, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(code: str, **environment: str) -> str:
+    process = start(code, **environment)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, out + err
+    return out.strip()
+
+
+if (
+    run("""
+        try:
+            print(devices()[0]["type"])
+        except RuntimeError:
+            print("none")
+    """)
+    == "none"
+):
+    pytest.skip("no OpenCL device", allow_module_level=True)
+
+
+@pytest.mark.parametrize("memory", ["shared", "mapped", "mirror"])
+def test_kinds_of_memory(memory: str) -> None:
+    assert run("run_chain(); print(devices()[0]['memory'])", TVM_STRETCH_OPENCL_MEMORY=memory) == (
+        memory
+    )
+
+
+EXPECT_ERROR = """
+import re
+
+def expect_error(match):
+    try:
+        run_chain()
+    except Exception as error:
+        assert re.search(match, str(error)), error
+        assert str(error).count("expected ") == 1, error
+    else:
+        raise SystemExit("no error, but expected: " + match)
+"""
+
+
+@pytest.mark.parametrize(
+    ("library", "match"),
+    [("libnothing.so", "expected an OpenCL driver.*libnothing.so"), ("libm.so.6", "no platform")],
+)
+def test_no_driver(library: str, match: str) -> None:
+    code = f"""
+        expect_error({match!r})
+        expect_error({match!r})
+        assert not tvm.opencl(0).exist  # and TVM is unharmed
+        assert (tvm.runtime.tensor(np.ones(3, "float32")).numpy() == 1).all()
+    """
+    run(EXPECT_ERROR + textwrap.dedent(code), TVM_STRETCH_OPENCL_LIB=library)
+
+
+def test_wrong_settings() -> None:
+    code = """
+        cases = [
+            ("CPUS", "1-x", "expected a list of cores .*got '1-x'"),
+            ("CPUS", "1000", "expected cores that this process may use .*'1000'"),
+            ("MEMORY", "paper", "expected shared, mapped or mirror .*got 'paper'"),
+            ("DEVICE", "77", "expected one of the devices 0 .*got '77'"),
+            ("DEVICE", "no such", "expected one of the devices 0 .*got 'no such'"),
+        ]
+        for name, value, match in cases:
+            os.environ["TVM_STRETCH_OPENCL_" + name] = value
+            expect_error(match)
+            del os.environ["TVM_STRETCH_OPENCL_" + name]
+        os.environ["TVM_STRETCH_OPENCL_DEVICE"] = "0"
+        run_chain()
+    """
+    run(EXPECT_ERROR + textwrap.dedent(code))
+
+
+def test_a_loader_that_knows_no_driver(tmp_path: Path) -> None:
+    code = """
+        try:
+            assert devices()  # a vendor's library, found without the loader
+        except RuntimeError as error:
+            assert "expected an OpenCL" in str(error)
+    """
+    run(code, OCL_ICD_VENDORS=str(tmp_path))
+
+
+def test_a_driver_without_a_loader() -> None:
+    code = """
+        import ctypes.util
+        try:
+            print(len(devices()))
+            run_chain()
+        except RuntimeError as error:
+            print("none", error)
+    """
+    out = run(code, TVM_STRETCH_OPENCL_LIB="libpocl.so.2")
+    if out.startswith("none"):
+        pytest.skip("no PoCL")
+    assert out == "1"
+
+
+def test_host_driver_keeps_to_its_cores() -> None:
+    code = """
+        before = os.sched_getaffinity(0)
+        if len(before) < 2 or devices()[0]["type"] != "cpu":
+            print("skip")
+        else:
+            run_chain()
+            assert os.sched_getaffinity(0) == before
+            assert "POCL_MAX_PTHREAD_COUNT" not in os.environ
+            tasks = [int(task) for task in os.listdir("/proc/self/task")]
+            masks = [os.sched_getaffinity(task) for task in tasks if task != os.getpid()]
+            assert {max(before)} in masks, masks
+            assert devices()[0]["compute_units"] == 1
+    """
+    run(code, TVM_STRETCH_OPENCL_CPUS=str(max(os.sched_getaffinity(0))))
+
+
+def test_killed_while_it_writes(tmp_path: Path) -> None:
+    code = """
+        print("go", flush=True)
+        for i in range(10_000):
+            run_chain(source=graphs.SCALE_SOURCE + f"// {i}")
+    """
+    for delay in (0.1, 0.4):
+        process = start(code, TVM_STRETCH_CACHE_DIR=str(tmp_path))
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    for path in (tmp_path / "opencl").glob("*.bin"):
+        entry = path.read_bytes()
+        keys, binary = (int.from_bytes(entry[i : i + 8], "little") for i in (8, 16))
+        assert entry[:8] == b"TVMSTRB1"
+        assert len(entry) == 32 + keys + binary
+
+
+def test_a_fork_is_refused_not_hung() -> None:
+    code = """
+        run_chain()
+        child = os.fork()
+        if child == 0:
+            try:
+                run_chain()
+            except RuntimeError as error:
+                os._exit(0 if "fork" in str(error) else 1)
+            os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+    """
+    run(code)

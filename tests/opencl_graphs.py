@@ -1,0 +1,209 @@
+"""Small graphs of hand-written kernels on CPU and OpenCL, and what they should compute.
+
+    steps = [("scale", 0, ("x",), "a"), ("add", 1, ("a", "w"), "b"), ("scale", 0, ("b",), "y")]
+
+is a network of three regions: `a` on the CPU, `b` on OpenCL, `y` on the CPU. `x` is the input,
+`w` a weight, `y` the output; everything is a vector of float32.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import tvm
+from tvm import te
+
+from tvm_stretch.lowering.graph import (
+    COPY_KERNEL,
+    CPU,
+    Graph,
+    Node,
+    Port,
+    ProcessorSpec,
+    Region,
+    Tensor,
+)
+from tvm_stretch.runtime.autoload import load_native_library
+
+load_native_library()
+
+OPENCL = ProcessorSpec("opencl", "opencl")
+
+Step = tuple[str, int, tuple[str, ...], str]
+
+SOURCE = """
+__kernel void add(__global const float* a, int a_first, __global const float* b, int b_first,
+                  __global float* out, int out_first) {
+  int i = get_global_id(0);
+  out[out_first + i] = a[a_first + i] + b[b_first + i];
+}
+"""
+
+SCALE_SOURCE = """
+__kernel void scale(__global const float* a, int a_first, __global float* out, int out_first,
+                    int rounds) {
+  int i = get_global_id(0);
+  float value = a[a_first + i] * 1.5f + 1.0f;
+  for (int j = 1; j < rounds; ++j) value = fma(value, 0.9999f, 0.0001f);
+  out[out_first + i] = value;
+}
+"""
+
+BUFFER_0, BUFFER_1, BUFFER_2 = (
+    [["buffer", i], ["offset", i]] for i in range(3)
+)  # memory of tensor i, and where in it the tensor starts
+
+
+def opencl_code(size: int, *, rounds: int = 1, options: str = "", **changes: object) -> str:
+    """The JSON of the kernels `add` and `scale`; `changes` replace fields of `scale`."""
+    shape = {"groups": [max(size // 64, 1), 1, 1], "group_size": [min(size, 64), 1, 1]}
+    add = {"entry": "add", "source": SOURCE, "args": [*BUFFER_0, *BUFFER_1, *BUFFER_2], **shape}
+    scale = {
+        "entry": "scale",
+        "source": SCALE_SOURCE,
+        "args": [*BUFFER_0, *BUFFER_1, ["int32", rounds]],
+        **shape,
+        **changes,
+    }
+    return json.dumps({"kernels": {"add": [add], "scale": [scale]}, "options": options})
+
+
+@cache
+def cpu_kernels(size: int, rounds: int = 1) -> tvm.runtime.Module:
+    """The same kernels for the CPU."""
+    a = te.placeholder((size,), name="a")
+    b = te.placeholder((size,), name="b")
+    total = te.compute((size,), lambda i: a[i] + b[i])
+    scaled = te.compute((size,), lambda i: a[i] * 1.5 + 1.0)
+    for _ in range(1, rounds):
+        scaled = te.compute((size,), lambda i, last=scaled: last[i] * 0.9999 + 0.0001)
+    functions = {
+        "add": te.create_prim_func([a, b, total]).with_attr("global_symbol", "add"),
+        "scale": te.create_prim_func([a, scaled]).with_attr("global_symbol", "scale"),
+    }
+    return tvm.tirx.build(tvm.IRModule(functions), target="llvm")
+
+
+def expected(steps: Sequence[Step], x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """What the network computes."""
+    values = {"x": x, "w": w}
+    for op, _, reads, writes in steps:
+        args = [values[name] for name in reads]
+        if op == "add":
+            values[writes] = args[0] + args[1]
+        elif op == "scale":
+            values[writes] = args[0] * np.float32(1.5) + np.float32(1)
+        else:
+            values[writes] = args[0]
+    return values["y"]
+
+
+def build_graph(steps: Sequence[Step], size: int) -> Graph:
+    """The graph; consecutive steps of one processor are one region."""
+    names = ["x", "w"] + [writes for *_, writes in steps]
+    ids = {name: i for i, name in enumerate(names)}
+    nbytes = 4 * size
+    slot = (nbytes + 63) // 64 * 64
+    kinds = {"x": "input", "y": "output", "w": "constant"}
+
+    def tensor(name: str) -> Tensor:
+        kind = kinds.get(name, "arena")
+        offset = slot * (ids[name] - 2) if kind == "arena" else 0
+        return Tensor((size,), "float32", kind, 0, offset, nbytes)  # type: ignore[arg-type]
+
+    nodes = tuple(
+        Node(
+            COPY_KERNEL if op == "copy" else op,
+            f"{op}{i}",
+            tuple(ids[name] for name in reads),
+            (ids[writes],),
+        )
+        for i, (op, _, reads, writes) in enumerate(steps)
+    )
+    return Graph(
+        inputs=(Port("x", 0),),
+        outputs=(Port("y", ids["y"]),),
+        tensors=tuple(map(tensor, names)),
+        prepare=(),
+        nodes=nodes,
+        processors=(CPU, OPENCL),
+        regions=tuple(_regions(steps, ids)),
+        arena_bytes=slot * len(steps),
+        weights_bytes=slot,
+        prepared_bytes=0,
+    )
+
+
+def _regions(steps: Sequence[Step], ids: dict[str, int]) -> list[Region]:
+    groups: list[list[int]] = []
+    for i, (_, processor, _, _) in enumerate(steps):
+        if groups and steps[groups[-1][0]][1] == processor:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    writer = {steps[i][3]: region for region, group in enumerate(groups) for i in group}
+    received: set[tuple[int, str]] = set()
+    regions = []
+    for number, group in enumerate(groups):
+        processor = steps[group[0]][1]
+        reads = dict.fromkeys(name for i in group for name in steps[i][2] if name != "w")
+        foreign = [
+            name for name in reads if name == "x" or steps[groups[writer[name]][0]][1] != processor
+        ]
+        new = [name for name in foreign if (processor, name) not in received]
+        received.update((processor, name) for name in new)
+        sends = [
+            steps[i][3]
+            for i in group
+            if steps[i][3] == "y"
+            or any(steps[i][3] in step[2] and step[1] != processor for step in steps)
+        ]
+        regions.append(
+            Region(
+                name=f"r{number}",
+                processor=processor,
+                nodes=tuple(group),
+                after=tuple(sorted({writer[name] for name in foreign if name != "x"})),
+                receives=tuple(ids[name] for name in new),
+                sends=tuple(ids[name] for name in sends),
+            )
+        )
+    return regions
+
+
+def weights_tensor(w: np.ndarray) -> tvm.runtime.Tensor:
+    """The weights as the blob that belongs to `build_graph`."""
+    slot = (w.nbytes + 63) // 64 * 64
+    blob = np.zeros(slot + 64, "uint8")
+    start = -blob.ctypes.data % 64
+    aligned = blob[start : start + slot]
+    aligned[: w.nbytes] = w.view("uint8")
+    return tvm.runtime.from_dlpack(aligned)
+
+
+def create_executor(
+    steps: Sequence[Step], w: np.ndarray, code: str | None = None, rounds: int = 1
+) -> tvm.runtime.Module:
+    """An executor of these steps."""
+    size = len(w)
+    module = tvm.get_global_func("tvm_stretch.create_opencl_code")(
+        code or opencl_code(size, rounds=rounds)
+    )
+    create = tvm.get_global_func("tvm_stretch.create_executor")
+    graph = build_graph(steps, size).to_json()
+    return create(graph, weights_tensor(w), cpu_kernels(size, rounds), module)
+
+
+CHAIN: list[Step] = [
+    ("scale", 0, ("x",), "a"),
+    ("add", 1, ("a", "w"), "b"),
+    ("scale", 1, ("b",), "c"),
+    ("add", 0, ("c", "a"), "d"),
+    ("copy", 1, ("d",), "e"),
+    ("add", 1, ("e", "b"), "f"),
+    ("add", 0, ("f", "w"), "y"),
+]
+"""CPU and OpenCL in turn; values are reused by later regions of the same processor."""
