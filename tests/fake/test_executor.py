@@ -23,8 +23,8 @@ from tvm_stretch.plan import Plan, PlannedRegion
 SHAPE = (1, 4, 8, 8)
 X = np.random.default_rng(0).standard_normal(SHAPE).astype("float32")
 
-# (region, processor, its operators); an operator is (name, what it reads): the sum of two tensors, or
-# a number minus one tensor, each time another number so that no two operators are equal.
+# (region, processor, operators); an operator is (name, what it reads): the sum of two tensors, or a
+# number minus one tensor, each time another number so that no two operators are equal.
 Step = tuple[str, str, list[tuple[str, ...]]]
 
 
