@@ -37,3 +37,7 @@ class ScheduleError(StretchError):
 
 class PlanError(StretchError):
     """A plan is malformed, or does not fit the network or the targets."""
+
+
+class CostModelError(StretchError):
+    """A cost model or its dataset is damaged, of another schema or from another device."""

@@ -38,7 +38,8 @@ def make_processors(
     taken = device.compute_units if device is not None and device.type == "cpu" else 0
     threads = _thread_count(cpu_threads, taken)
     host_target = next((t for t in listed if _is_host(t)), Target("llvm"))
-    host = cpu_processor(host_target, threads)
+    given = [p for p in listed if isinstance(p, Processor) and p.kind == "cpu"]
+    host = given[0] if given else cpu_processor(host_target, threads)
     placeable: list[Processor] = []
     for item in listed:
         if isinstance(item, Processor):

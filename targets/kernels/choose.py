@@ -2,7 +2,7 @@
 
 The model counts cycles of the inner loop: multiply-adds on two ports, loads on two ports, weights
 that stream from the second-level cache, and the latency that short tiles cannot hide.  It needs no
-measurement; the planner may later replace it by a measured cost model.
+measurement; `VectorMachine.rank` may choose among its best by a measured cost model instead.
 """
 
 from __future__ import annotations
@@ -40,14 +40,27 @@ class ConvShape:
 def choose_conv(
     shape: ConvShape, machine: VectorMachine, data_block: int
 ) -> ConvConfig | WinogradConfig:
-    """The fastest template for a convolution by the model of this file."""
+    """The fastest template for a convolution: by measurements if the machine has some."""
     if machine.group_items > 1:
         return _for_work_items(shape, machine, data_block)
-    direct = _direct(shape, machine, data_block)
-    best: tuple[float, ConvConfig | WinogradConfig] = (_direct_cycles(direct, machine), direct)
-    for config in _winograds(shape, machine, data_block):
-        best = min(best, (_winograd_cycles(config, machine), config), key=lambda pair: pair[0])
-    return best[1]
+    if machine.rank is not None:
+        return machine.rank(conv_candidates(shape, machine, data_block), machine)
+    return conv_candidates(shape, machine, data_block, 1)[0]
+
+
+def conv_candidates(
+    shape: ConvShape, machine: VectorMachine, data_block: int, count: int = 8
+) -> tuple[ConvConfig | WinogradConfig, ...]:
+    """Up to ``count`` configurations that compute ``shape``, the fastest by this model first."""
+    every = [*_directs(shape, machine, data_block), *_winograds(shape, machine, data_block)]
+    return tuple(sorted(every, key=lambda config: conv_cycles(config, machine))[:count])
+
+
+def conv_cycles(config: ConvConfig | WinogradConfig, machine: VectorMachine) -> float:
+    """Cycles of one core by the model of this file."""
+    if isinstance(config, WinogradConfig):
+        return _winograd_cycles(config, machine)
+    return _direct_cycles(config, machine)
 
 
 _ITEM_PIXELS = 4  # of one work-item: enough to use its weights more than once
@@ -90,14 +103,15 @@ def _config(shape: ConvShape, machine: VectorMachine, data_block: int) -> ConvCo
     )
 
 
-def _direct(shape: ConvShape, machine: VectorMachine, data_block: int) -> ConvConfig:
+def _directs(shape: ConvShape, machine: VectorMachine, data_block: int) -> list[ConvConfig]:
+    """Every direct configuration."""
     config = _config(shape, machine, data_block)
     merge = config.merged_groups
     candidates = [replace(config, pixels=p, oc_blocks=o) for p, o in _tiles(machine)]
     if shape.groups > merge:
         width = shape.out_channels // shape.groups * merge // machine.lanes
         candidates = [c for c in candidates if width % c.oc_blocks == 0]
-    return min(candidates, key=lambda c: _direct_cycles(c, machine))
+    return candidates
 
 
 def _direct_cycles(c: ConvConfig, machine: VectorMachine) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,8 @@ class VectorMachine:
         l2_bytes: private second-level cache of one core.
         threads: cores a kernel may use.
         group_items: work-items of a work-group on a GPU; 1 for a core that runs loops.
+        rank: picks one of several configurations of a convolution by measurements; None leaves it
+            to the model of `choose.py`.
     """
 
     lanes: int
@@ -25,3 +29,4 @@ class VectorMachine:
     l2_bytes: int
     threads: int
     group_items: int = 1
+    rank: Callable[[tuple[Any, ...], VectorMachine], Any] | None = None

@@ -1,0 +1,144 @@
+"""Measurements on disk: JSON lines, appended one by one, each flushed to the disk.
+
+    {"format": "tvm_stretch.measurements", "version": 1, "device": {...}}
+    {"features": {"family": "conv", ...}, "nanoseconds": 81234, "spread": 0.02, "runs": 20, ...}
+
+A process that is killed leaves at most one torn last line, which the next one drops.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tvm_stretch.cost.features import SCHEMA_VERSION, Features, from_json, to_json
+from tvm_stretch.cost.model import check_device
+from tvm_stretch.errors import CostModelError
+
+FORMAT = "tvm_stretch.measurements"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured kernel.
+
+    Attributes:
+        features: what was measured.
+        nanoseconds: the time of one run.
+        spread: distance of the quartiles relative to it.
+        runs: how many undisturbed runs are behind it.
+        network: the network it is a kernel of; empty for samples.
+        batch: which batch of samples it belongs to; -1 for kernels of networks.
+        sample: the sample as JSON; None for kernels of networks.
+        quiet: whether the reference kernel ran at its usual speed.
+    """
+
+    features: Features
+    nanoseconds: int
+    spread: float
+    runs: int
+    network: str = ""
+    batch: int = -1
+    sample: dict[str, Any] | None = None
+    quiet: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `from_json` reads."""
+        return {**vars(self), "features": to_json(self.features)}
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Row:
+        """Read what `to_json` wrote."""
+        return Row(**{**data, "features": from_json(data["features"])})
+
+
+class Dataset:
+    """The measurements of one device in one file."""
+
+    def __init__(self, path: Path, device: Mapping[str, Any], rows: Sequence[Row]) -> None:
+        self.path = path
+        self.device = dict(device)
+        self.rows = list(rows)
+
+    @staticmethod
+    def create(path: str | Path, device: Mapping[str, Any]) -> Dataset:
+        """An empty file, in place of whatever is there."""
+        dataset = Dataset(Path(path), device, [])
+        dataset.path.parent.mkdir(parents=True, exist_ok=True)
+        dataset.path.unlink(missing_ok=True)
+        dataset._write({"format": FORMAT, "version": SCHEMA_VERSION, "device": dataset.device})
+        return dataset
+
+    @staticmethod
+    def open(path: str | Path, device: Mapping[str, Any] | None = None) -> Dataset:
+        """Read a file; a torn last line is cut off.
+
+        Args:
+            path: the file.
+            device: what it must have been measured on; None takes any.
+
+        Raises:
+            CostModelError: another schema or device, or a damaged line that is not the last.
+        """
+        path = Path(path)
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise CostModelError(
+                f"expected measurements in {path}, got {error}; run ts.measure first"
+            ) from error
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            os.truncate(path, len(whole))
+        lines = whole.decode("utf-8", errors="replace").splitlines()
+        head = _parse(lines[0], path, 1) if lines else {}
+        found = (head.get("format"), head.get("version"))
+        if found != (FORMAT, SCHEMA_VERSION):
+            raise CostModelError(
+                f"expected {(FORMAT, SCHEMA_VERSION)} for the format and version of {path}, got "
+                f"{found}; measure again with this version, into another file"
+            )
+        if device is not None:
+            check_device(head.get("device"), device, str(path))
+        rows = []
+        for number, line in enumerate(lines[1:], 2):
+            try:
+                rows.append(Row.from_json(_parse(line, path, number)))
+            except (KeyError, TypeError) as error:
+                raise CostModelError(
+                    f"expected the fields of a row in line {number} of {path}, got {error!r}; "
+                    "delete the line, or measure again"
+                ) from error
+        return Dataset(path, head["device"], rows)
+
+    def append(self, row: Row) -> None:
+        """Add a row; it is on the disk when this returns."""
+        self._write(row.to_json())
+        self.rows.append(row)
+
+    def _write(self, item: Mapping[str, Any]) -> None:
+        line = json.dumps(item, separators=(",", ":")) + "\n"
+        with self.path.open("ab") as file:
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _parse(line: str, path: Path, number: int) -> dict[str, Any]:
+    try:
+        data = json.loads(line)
+    except ValueError as error:
+        raise CostModelError(
+            f"expected JSON in line {number} of {path}, got {line[:40]!r} ({error}); "
+            "delete the line, or measure again"
+        ) from error
+    if not isinstance(data, dict):
+        raise CostModelError(
+            f"expected a JSON object in line {number} of {path}, got {line[:40]!r}; "
+            "delete the line, or measure again"
+        )
+    return data

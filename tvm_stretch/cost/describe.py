@@ -1,0 +1,279 @@
+"""From fused PrimFuncs to features: before they are scheduled, when they still say what they mean.
+
+    fused_conv2d_add_relu  (annotation: template conv, 64 -> 64 channels, tile 6 x 2, ...)
+        ->  ConvFeatures(flops=231211008, weight_bytes=147456, tile_pixels=6, ...)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import Call
+from tvm.ir.expr import TensorLoad
+
+from tvm_stretch.cost.features import (
+    ConvFeatures,
+    DenseFeatures,
+    DepthwiseFeatures,
+    Features,
+    GenericFeatures,
+    PoolFeatures,
+    WinogradFeatures,
+)
+from tvm_stretch.targets.kernels.choose import conv_cycles
+from tvm_stretch.targets.kernels.conv import ConvConfig
+from tvm_stretch.targets.kernels.fused import ANNOTATION
+from tvm_stretch.targets.kernels.loops import balanced
+from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.window import WindowConfig
+from tvm_stretch.targets.kernels.winograd import WinogradConfig
+
+Config = ConvConfig | WinogradConfig | WindowConfig
+_TEMPLATES: dict[str, type[Any]] = {
+    "conv": ConvConfig,
+    "winograd": WinogradConfig,
+    "window": WindowConfig,
+}
+_ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min, tirx.Select)
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What is fused behind an anchor: arithmetic, and bytes read beside the anchor's operands."""
+
+    flops: float = 0.0
+    bytes: int = 0
+
+
+def describe_kernels(mod: tvm.IRModule, machine: VectorMachine) -> dict[str, Features]:
+    """Features of every PrimFunc of kernel-level Relax that is not scheduled yet."""
+    return {
+        var.name_hint: describe(function, machine)
+        for var, function in mod.functions.items()
+        if isinstance(function, tirx.PrimFunc)
+    }
+
+
+def describe(function: tirx.PrimFunc, machine: VectorMachine) -> Features:
+    """Features of one fused kernel."""
+    blocks = list(_blocks(function))
+    sizes = [_bytes(param) for param in function.params]
+    last = max((i for i, block in enumerate(blocks) if block.mark), default=None)
+    config = None if last is None else read_config(str(blocks[last].mark))
+    if config is None or last is None:
+        return _generic(blocks, sizes, machine)
+    operands = 2 if not isinstance(config, WindowConfig) or config.kind == "depthwise" else 1
+    flops = sum(float(block.elements * block.arithmetic) for block in blocks[last + 1 :])
+    epilogue = Epilogue(flops, sum(sizes[operands:-1]))
+    return template_features(config, epilogue, machine)
+
+
+def read_config(mark: str) -> Config | None:
+    """The configuration behind a template's annotation; None for templates of weights."""
+    values = json.loads(mark)
+    kind = _TEMPLATES.get(values.pop("template"))
+    if kind is None:
+        return None
+    config: Config = kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    return config
+
+
+def template_features(config: Config, epilogue: Epilogue, machine: VectorMachine) -> Features:
+    """Features of a kernel of one of the templates."""
+    if isinstance(config, WinogradConfig):
+        return _winograd(config, epilogue, machine)
+    if isinstance(config, WindowConfig):
+        return _window(config, epilogue)
+    return _conv(config, epilogue, machine)
+
+
+def _conv(cfg: ConvConfig, epilogue: Epilogue, machine: VectorMachine) -> ConvFeatures:
+    height, width = cfg.out_size
+    taps = cfg.kernel[0] * cfg.kernel[1]
+    dense = cfg.kernel == (1, 1) and cfg.in_size[1] == 1
+    row = height * width if cfg.pointwise else width
+    return (DenseFeatures if dense else ConvFeatures)(
+        flops=2.0 * _outputs(cfg) * cfg.in_channels // cfg.groups * taps,
+        in_bytes=4 * cfg.batch * cfg.in_blocks * cfg.data_block * prod(cfg.in_size)
+        + epilogue.bytes,
+        weight_bytes=4 * prod(cfg.weight_shape),
+        out_bytes=4 * cfg.batch * cfg.out_blocks * cfg.lanes * height * width,
+        epilogue_flops=epilogue.flops,
+        model_cycles=conv_cycles(cfg, machine),
+        in_channels=cfg.in_channels,
+        out_channels=cfg.out_channels,
+        out_height_pixels=height,
+        out_width_pixels=width,
+        kernel_height_taps=cfg.kernel[0],
+        kernel_width_taps=cfg.kernel[1],
+        stride_pixels=max(cfg.stride),
+        dilation_pixels=max(cfg.dilation),
+        groups=cfg.groups,
+        data_block_lanes=cfg.data_block,
+        reduce_lanes=cfg.reduce_blocks * cfg.data_block,
+        tile_pixels=cfg.pixels,
+        tile_out_vectors=cfg.oc_blocks,
+        tail_pixels=min(balanced(row, cfg.pixels)),
+        tail_out_vectors=cfg.out_blocks % cfg.oc_blocks,
+    )
+
+
+def _winograd(cfg: WinogradConfig, epilogue: Epilogue, machine: VectorMachine) -> WinogradFeatures:
+    height, width = cfg.out_size
+    tiles = prod(cfg.tiles)
+    reduce = cfg.in_blocks * cfg.lanes
+    outputs = cfg.parts * cfg.out_blocks * cfg.lanes
+    return WinogradFeatures(
+        flops=18.0 * _outputs(cfg) * cfg.in_channels // cfg.groups,
+        in_bytes=4 * cfg.batch * cfg.in_channels * prod(cfg.in_size) + epilogue.bytes,
+        weight_bytes=4 * cfg.alpha**2 * reduce * outputs,
+        out_bytes=4 * cfg.batch * outputs * height * width,
+        epilogue_flops=epilogue.flops,
+        model_cycles=conv_cycles(cfg, machine),
+        in_channels=cfg.in_channels,
+        out_channels=cfg.out_channels,
+        out_height_pixels=height,
+        out_width_pixels=width,
+        groups=cfg.groups,
+        merged_groups=cfg.merged_groups,
+        tile_side_pixels=cfg.tile,
+        tiles=tiles,
+        reduce_lanes=reduce,
+        register_tiles=cfg.pixels,
+        register_out_vectors=cfg.oc_blocks,
+        tail_tiles=min(balanced(tiles, cfg.pixels)),
+    )
+
+
+def _outputs(cfg: ConvConfig | WinogradConfig) -> int:
+    return cfg.batch * cfg.out_channels * prod(cfg.out_size)
+
+
+def _window(cfg: WindowConfig, epilogue: Epilogue) -> DepthwiseFeatures | PoolFeatures:
+    height, width = cfg.out_size
+    taps = prod(cfg.kernel)
+    outputs = cfg.batch * cfg.blocks * cfg.lanes * height * width
+    depthwise = cfg.kind == "depthwise"
+    inside = [_taps_inside(cfg, axis) for axis in (0, 1)]
+    values: dict[str, Any] = {
+        "flops": (2.0 if depthwise else 1.0) * outputs * taps,
+        "in_bytes": 4 * cfg.batch * cfg.blocks * cfg.lanes * prod(cfg.in_size) + epilogue.bytes,
+        "weight_bytes": 4 * cfg.blocks * cfg.lanes * taps if depthwise else 0,
+        "out_bytes": 4 * outputs,
+        "epilogue_flops": epilogue.flops,
+        "model_cycles": outputs / cfg.lanes * (taps + 4.0) * 0.7,
+        "channels": cfg.channels,
+        "out_height_pixels": height,
+        "out_width_pixels": width,
+        "kernel_height_taps": cfg.kernel[0],
+        "kernel_width_taps": cfg.kernel[1],
+        "stride_pixels": max(cfg.stride),
+        "dilation_pixels": max(cfg.dilation),
+        "outside_taps_permille": round(1000 * (1 - inside[0] * inside[1])),
+    }
+    if depthwise:
+        return DepthwiseFeatures(**values)
+    return PoolFeatures(**values, averages=int(cfg.kind == "avg"))
+
+
+def _taps_inside(cfg: WindowConfig, axis: int) -> float:
+    """Share of the taps along one axis that lie in the image."""
+    inside = sum(
+        0 <= place * cfg.stride[axis] - cfg.padding[axis] + tap * cfg.dilation[axis] < size
+        for size in (cfg.in_size[axis],)
+        for place in range(cfg.out_size[axis])
+        for tap in range(cfg.kernel[axis])
+    )
+    return inside / (cfg.out_size[axis] * cfg.kernel[axis])
+
+
+# --- everything that no template knows ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One statement of a PrimFunc and the loops around it."""
+
+    mark: str | None
+    elements: int
+    reduce: int
+    inner: int
+    arithmetic: int
+    loads: int
+    calls: int
+    conditions: int
+
+
+def _generic(blocks: list[_Block], sizes: list[int], machine: VectorMachine) -> GenericFeatures:
+    steps = sum(block.elements for block in blocks)
+    last = blocks[-1] if blocks else _Block(None, 0, 1, 1, 0, 0, 0, 0)
+    work = sum(b.elements * (b.arithmetic + b.loads + 20 * b.calls + 2) for b in blocks)
+    return GenericFeatures(
+        flops=float(sum(block.elements * block.arithmetic for block in blocks)),
+        in_bytes=sum(sizes[:-1]),
+        weight_bytes=0,
+        out_bytes=sizes[-1] if sizes else 0,
+        epilogue_flops=0.0,
+        model_cycles=work / machine.lanes,
+        out_elements=last.elements // max(1, last.reduce),
+        steps=steps,
+        loads=sum(block.elements * block.loads for block in blocks),
+        calls=sum(block.elements * block.calls for block in blocks),
+        conditions=sum(block.elements * block.conditions for block in blocks),
+        reduce_steps=max((block.reduce for block in blocks), default=1),
+        inner_elements=last.inner,
+        stages=len(blocks),
+    )
+
+
+def _blocks(function: tirx.PrimFunc) -> Iterator[_Block]:
+    """The statements of a function of blocks, in order."""
+    found: list[s_tir.SBlock] = []
+    tvm_ffi.structural_walk(function.body, (s_tir.SBlock, found.append), order="post")
+    for block in found:
+        if block.name_hint != "root" or len(block.iter_vars):
+            yield _block(block)
+
+
+def _block(block: s_tir.SBlock) -> _Block:
+    extents = [int(axis.dom.extent) for axis in block.iter_vars]
+    reduced = [
+        extent for extent, axis in zip(extents, block.iter_vars, strict=True) if axis.iter_type == 2
+    ]
+    counts = dict.fromkeys(("arithmetic", "loads", "calls", "conditions"), 0)
+
+    def visit(node: Any) -> None:
+        if isinstance(node, TensorLoad):
+            counts["loads"] += 1
+        elif isinstance(node, Call):
+            name = node.op.name if isinstance(node.op, tvm.ir.Op) else ""
+            if name == "tirx.if_then_else":
+                counts["conditions"] += 1
+            elif "float" in str(node.ty):
+                counts["calls"] += 1
+        elif isinstance(node, _ARITHMETIC) and "float" in str(node.ty):
+            counts["arithmetic"] += 1
+
+    tvm_ffi.structural_walk(block.body, visit, order="post")
+    mark = block.annotations.get(ANNOTATION)
+    return _Block(
+        mark=None if mark is None else str(mark),
+        elements=prod(extents),
+        reduce=prod(reduced),
+        inner=extents[-1] if extents else 1,
+        **counts,
+    )
+
+
+def _bytes(param: Any) -> int:
+    """Size of a buffer; scalars do not count."""
+    shape = getattr(param, "shape", ())
+    bits = int(tvm.runtime.DataType(str(param.dtype)).bits)
+    return prod(int(dim) for dim in shape) * ((bits + 7) // 8)

@@ -1,0 +1,200 @@
+"""What the cost model sees of a kernel: one frozen dataclass for each family, units in the names.
+
+Numbers that decide the latency of a kernel as it will run: fused, scheduled, in its layout.
+``model_cycles`` is what the analytic model of the templates (`targets/kernels/choose.py`) counts for
+one core; the learned models correct it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar
+
+from tvm_stretch.errors import CostModelError
+
+SCHEMA_VERSION = 1
+"""Raise it whenever a field of a feature class changes; files of another version are refused."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """Base of all families; every field is a number.
+
+    Attributes:
+        flops: multiplies and adds of the anchor, a multiply-add counts two.
+        in_bytes: of what the kernel reads, but its weights.
+        weight_bytes: of constants in the form in which the kernel reads them.
+        out_bytes: of what it writes.
+        epilogue_flops: arithmetic of the elementwise operators fused behind the anchor.
+        model_cycles: see the module docstring.
+    """
+
+    family: ClassVar[str] = ""
+
+    flops: float
+    in_bytes: int
+    weight_bytes: int
+    out_bytes: int
+    epilogue_flops: float
+    model_cycles: float
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Names of the columns of `vector`."""
+        return tuple(field.name for field in fields(cls))
+
+    def vector(self) -> list[float]:
+        """The columns: logarithms, since all that counts is ratios."""
+        return [math.log2(1.0 + max(0.0, float(value))) for value in asdict(self).values()]
+
+    @property
+    def total_bytes(self) -> int:
+        """All memory that the kernel touches."""
+        return self.in_bytes + self.weight_bytes + self.out_bytes
+
+
+@dataclass(frozen=True)
+class ConvFeatures(Features):
+    """A direct convolution with its register tile."""
+
+    family: ClassVar[str] = "conv"
+
+    in_channels: int
+    out_channels: int
+    out_height_pixels: int
+    out_width_pixels: int
+    kernel_height_taps: int
+    kernel_width_taps: int
+    stride_pixels: int
+    dilation_pixels: int
+    groups: int
+    data_block_lanes: int
+    reduce_lanes: int
+    tile_pixels: int
+    tile_out_vectors: int
+    tail_pixels: int
+    tail_out_vectors: int
+
+
+@dataclass(frozen=True)
+class DenseFeatures(ConvFeatures):
+    """A matrix product: a pointwise convolution of a few pixels, limited by its weights."""
+
+    family: ClassVar[str] = "dense"
+
+
+@dataclass(frozen=True)
+class WinogradFeatures(Features):
+    """A Winograd convolution with its tiles."""
+
+    family: ClassVar[str] = "winograd"
+
+    in_channels: int
+    out_channels: int
+    out_height_pixels: int
+    out_width_pixels: int
+    groups: int
+    merged_groups: int
+    tile_side_pixels: int
+    tiles: int
+    reduce_lanes: int
+    register_tiles: int
+    register_out_vectors: int
+    tail_tiles: int
+
+
+@dataclass(frozen=True)
+class WindowFeatures(Features):
+    """A kernel that reduces windows channel by channel."""
+
+    channels: int
+    out_height_pixels: int
+    out_width_pixels: int
+    kernel_height_taps: int
+    kernel_width_taps: int
+    stride_pixels: int
+    dilation_pixels: int
+    outside_taps_permille: int
+
+
+@dataclass(frozen=True)
+class DepthwiseFeatures(WindowFeatures):
+    """A depthwise convolution."""
+
+    family: ClassVar[str] = "depthwise"
+
+
+@dataclass(frozen=True)
+class PoolFeatures(WindowFeatures):
+    """Maximum or average of windows."""
+
+    family: ClassVar[str] = "pool"
+
+    averages: int
+
+
+@dataclass(frozen=True)
+class GenericFeatures(Features):
+    """Anything else: elementwise, reductions, layout changes, concat, copies."""
+
+    family: ClassVar[str] = "generic"
+
+    out_elements: int
+    steps: int
+    loads: int
+    calls: int
+    conditions: int
+    reduce_steps: int
+    inner_elements: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class TransferFeatures(Features):
+    """A tensor that goes from one processor to another; 0 bytes is the bare hand-over."""
+
+    family: ClassVar[str] = "transfer"
+
+    from_processor: int
+    to_processor: int
+
+
+FAMILIES: dict[str, type[Features]] = {
+    kind.family: kind
+    for kind in (
+        ConvFeatures,
+        DenseFeatures,
+        WinogradFeatures,
+        DepthwiseFeatures,
+        PoolFeatures,
+        GenericFeatures,
+        TransferFeatures,
+    )
+}
+
+
+def to_json(features: Features) -> dict[str, Any]:
+    """A JSON object that `from_json` reads."""
+    return {"family": features.family, **asdict(features)}
+
+
+def from_json(data: dict[str, Any]) -> Features:
+    """Read what `to_json` wrote.
+
+    Raises:
+        CostModelError: an unknown family, or other fields than this version's.
+    """
+    values = dict(data)
+    family = values.pop("family", None)
+    kind = FAMILIES.get(str(family))
+    if kind is None:
+        raise CostModelError(
+            f"expected one of {sorted(FAMILIES)} for family, got {family!r}; measure again"
+        )
+    if set(values) != set(kind.names()):
+        raise CostModelError(
+            f"expected the fields {list(kind.names())} for {family}, got {sorted(values)}; "
+            "measure again with this version"
+        )
+    return kind(**values)

@@ -1,0 +1,160 @@
+"""The measured cost model of one processor: learned families over an analytic base, in one file.
+
+    model = train(dataset.rows, device)           # a minute at most
+    model.save("cpu.json"); model = load_cost_model("cpu.json", device)
+    model.predict_all(features)[0]                # Prediction(nanoseconds, low, high, "measured")
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvm_stretch.cost.analytic import AnalyticModel, Speed
+from tvm_stretch.cost.family import FamilyModel, fit_family, matrix
+from tvm_stretch.cost.features import SCHEMA_VERSION, Features, TransferFeatures
+from tvm_stretch.cost.files import write_whole
+from tvm_stretch.cost.prediction import Prediction
+from tvm_stretch.errors import CostModelError
+
+FORMAT = "tvm_stretch.cost_model"
+
+
+@dataclass(frozen=True)
+class MeasuredModel:
+    """See the module docstring.
+
+    Attributes:
+        device: what was measured; `fingerprint` makes it.
+        base: the analytic model whose error the families learned.
+        families: by name.
+        together_ratio: how much slower kernels are while other processors run; 1 if not measured.
+    """
+
+    device: Mapping[str, Any]
+    base: AnalyticModel
+    families: Mapping[str, FamilyModel]
+    together_ratio: float = 1.0
+
+    def predict_all(self, kernels: Sequence[Features]) -> list[Prediction]:
+        """One prediction for each kernel; families that were not measured get the analytic one."""
+        found = self.base.predict_all(kernels)
+        for name, family in self.families.items():
+            places = [i for i, kernel in enumerate(kernels) if kernel.family == name]
+            if not places:
+                continue
+            own = [kernels[i] for i in places]
+            analytic = np.asarray([self.base.nanoseconds(kernel) for kernel in own])
+            latency, width, outside = family.correct(matrix(own), analytic)
+            for i, ns, half, reasons in zip(places, latency, width, outside, strict=True):
+                low, high = round(ns * math.exp(-half)), round(ns * math.exp(half))
+                found[i] = Prediction(round(ns), low, high, "measured", reasons)
+        return found
+
+    def save(self, path: str | Path) -> None:
+        """Write the file; it appears complete or not at all."""
+        families = {name: family.to_json() for name, family in self.families.items()}
+        data = {
+            "format": FORMAT,
+            "version": SCHEMA_VERSION,
+            "device": dict(self.device),
+            "analytic": self.base.to_json(),
+            "together_ratio": self.together_ratio,
+            "families": families,
+        }
+        write_whole(Path(path), json.dumps(data, separators=(",", ":")))
+
+
+def load_cost_model(
+    path: str | Path, device: Mapping[str, Any] | None = None
+) -> MeasuredModel:
+    """Read what `MeasuredModel.save` wrote.
+
+    Args:
+        path: the file.
+        device: what the model must have been measured on; None takes any.
+
+    Raises:
+        CostModelError: the file is missing, truncated, of another schema or from another device.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CostModelError(
+            f"expected a cost model in {path}, got {error}; measure and train again"
+        ) from error
+    found = (data.get("format"), data.get("version")) if isinstance(data, dict) else None
+    if found != (FORMAT, SCHEMA_VERSION):
+        raise CostModelError(
+            f"expected {(FORMAT, SCHEMA_VERSION)} for the format and version of {path}, got "
+            f"{found}; measure and train again with this version"
+        )
+    if device is not None:
+        check_device(data.get("device"), device, str(path))
+    try:
+        families = {n: FamilyModel.from_json(n, item) for n, item in data["families"].items()}
+        base, ratio = AnalyticModel.from_json(data["analytic"]), float(data["together_ratio"])
+        return MeasuredModel(data["device"], base, families, ratio)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CostModelError(
+            f"expected families, analytic and device in {path}, got {error!r}; train again"
+        ) from error
+
+
+def check_device(found: Any, expected: Mapping[str, Any], where: str) -> None:
+    """Refuse measurements of another device, naming what differs."""
+    found = found if isinstance(found, dict) else {}
+    differing = sorted(
+        key for key in {*found, *expected} if found.get(key) != expected.get(key)
+    )
+    if differing:
+        pairs = ", ".join(f"{k} {found.get(k)!r} (here {expected.get(k)!r})" for k in differing)
+        raise CostModelError(
+            f"expected measurements of this device in {where}, got {pairs}; "
+            "use another file, or measure again"
+        )
+
+
+def train(
+    kernels: Sequence[Features],
+    measured_ns: Sequence[float],
+    device: Mapping[str, Any],
+    speed: Speed,
+    together_ratio: float = 1.0,
+) -> MeasuredModel:
+    """Learn every family of which enough kernels were measured."""
+    base = AnalyticModel(_calibrated(kernels, measured_ns, speed))
+    families = {}
+    for name in sorted({kernel.family for kernel in kernels}):
+        places = [i for i, kernel in enumerate(kernels) if kernel.family == name]
+        own = [kernels[i] for i in places]
+        analytic = [base.nanoseconds(kernel) for kernel in own]
+        family = fit_family(own, [measured_ns[i] for i in places], analytic)
+        if family is not None:
+            families[name] = family
+    return MeasuredModel(dict(device), base, families, together_ratio)
+
+
+def _calibrated(
+    kernels: Sequence[Features], measured_ns: Sequence[float], speed: Speed
+) -> Speed:
+    """The clock that the median kernel saw, so that families without trees come out right too."""
+    base = AnalyticModel(speed)
+    ratios = [
+        ns / base.nanoseconds(kernel)
+        for kernel, ns in zip(kernels, measured_ns, strict=True)
+        if not isinstance(kernel, TransferFeatures) and kernel.flops > 1e6
+    ]
+    if not ratios:
+        return speed
+    factor = statistics.median(ratios)
+    return Speed(
+        speed.cycles_per_ns / factor, speed.bytes_per_ns, speed.start_ns, speed.handover_ns
+    )

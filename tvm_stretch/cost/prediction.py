@@ -1,0 +1,39 @@
+"""What every cost model answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from tvm_stretch.cost.features import Features
+
+Source = Literal["measured", "analytic"]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A latency and how far to trust it.
+
+    Attributes:
+        nanoseconds: the expected latency.
+        low: it is at least this with 90 % of confidence together with ``high``.
+        high: see ``low``.
+        source: whether measurements are behind it.
+        out_of_range: why measurements say little of this kernel; empty if they do. A reason to
+            measure it.
+    """
+
+    nanoseconds: int
+    low: int
+    high: int
+    source: Source
+    out_of_range: tuple[str, ...] = ()
+
+
+class CostModel(Protocol):
+    """Predicts latencies of kernels on one processor."""
+
+    def predict_all(self, kernels: Sequence[Features]) -> list[Prediction]:
+        """One prediction for each kernel."""
+        ...

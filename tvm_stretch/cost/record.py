@@ -1,0 +1,50 @@
+"""A side table of features: what each kernel of a compiled network is, by its name.
+
+    processor, kernels = recording(processor)
+    model = compile(network, [processor])
+    kernels["fused_conv2d_add_relu"].features
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import tvm
+from tvm import tirx
+
+from tvm_stretch.cost.describe import describe
+from tvm_stretch.cost.features import Features
+from tvm_stretch.cost.samples import Sample, sample_of
+from tvm_stretch.targets.processor import Processor
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of a network; ``sample`` is what to measure to learn of it, if it has a template."""
+
+    features: Features
+    sample: Sample | None
+
+
+@tvm.transform.module_pass(opt_level=0, name="RecordKernels")
+class RecordKernels:
+    """Describe kernels just before ``schedule`` gives them their loop nests."""
+
+    def __init__(self, processor: Processor, found: dict[str, Kernel]) -> None:
+        self.processor = processor
+        self.found = found
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Fill the table, then schedule."""
+        for var, function in mod.functions.items():
+            if isinstance(function, tirx.PrimFunc):
+                name = var.name_hint
+                features = describe(function, self.processor.machine)
+                self.found[name] = Kernel(features, sample_of(name, function))
+        return self.processor.schedule(mod)
+
+
+def recording(processor: Processor) -> tuple[Processor, dict[str, Kernel]]:
+    """The same processor, and a table that its compilations fill."""
+    found: dict[str, Kernel] = {}
+    return replace(processor, schedule=RecordKernels(processor, found)), found

@@ -1,0 +1,305 @@
+"""Kernels to measure: those of real networks, their neighbours, and how to write them as Relax.
+
+As nn-Meter does, sampling starts from what networks really use (`prior.json`: the distinct layers
+of the zoo) and goes on around the kernels that the model predicts worst.
+
+    Sample("conv", 64, (56, 56), 64, (3, 3), padding=(1, 1, 1, 1), epilogue="add_relu")
+        ->  conv2d + bias + residual -> relu, through the processor's own phases
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import relax, s_tir, tirx
+
+from tvm_stretch.cost.describe import read_config
+from tvm_stretch.errors import CostModelError
+from tvm_stretch.targets.kernels.fused import ANNOTATION
+from tvm_stretch.targets.kernels.window import WindowConfig
+
+PRIOR = Path(__file__).with_name("prior.json")
+KINDS = ("conv", "depthwise", "max", "avg", "dense", "elementwise")
+EPILOGUES = ("none", "bias", "relu", "relu6", "swish", "sigmoid", "add", "add_relu", "leaky")
+_LARGEST_MULTIPLY_ADDS = 1_200_000_000
+_LARGEST_BYTES = 40_000_000
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One kernel to measure.
+
+    Attributes:
+        kind: one of `KINDS`.
+        padding: top, left, bottom, right.
+        epilogue: one of `EPILOGUES`.
+        choice: which of the template's configurations, the analytic model's favourite first.
+    """
+
+    kind: str
+    in_channels: int
+    in_size: tuple[int, int]
+    out_channels: int
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    epilogue: str = "none"
+    choice: int = 0
+
+    @property
+    def out_size(self) -> tuple[int, int]:
+        """Height and width of the result."""
+        top, left, bottom, right = self.padding
+        pads = (top + bottom, left + right)
+        h, w = (
+            (size + pad - (k - 1) * d - 1) // s + 1
+            for size, pad, k, d, s in zip(
+                self.in_size, pads, self.kernel, self.dilation, self.stride, strict=True
+            )
+        )
+        return h, w
+
+    @property
+    def multiply_adds(self) -> int:
+        """Work of the anchor."""
+        height, width = self.out_size
+        taps = self.kernel[0] * self.kernel[1] * self.in_channels // self.groups
+        return self.out_channels * height * width * taps
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether such a kernel exists and is small enough to be measured in passing."""
+        height, width = self.out_size
+        largest = max(
+            self.in_channels * self.in_size[0] * self.in_size[1],
+            self.out_channels * height * width,
+            self.out_channels * self.in_channels // self.groups * self.kernel[0] * self.kernel[1],
+        )
+        return (
+            min(height, width, self.in_channels, self.out_channels) > 0
+            and self.in_channels % self.groups == self.out_channels % self.groups == 0
+            and 4 * largest <= _LARGEST_BYTES
+            and self.multiply_adds <= _LARGEST_MULTIPLY_ADDS
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `from_json` reads."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Sample:
+        """Read what `to_json` wrote."""
+        try:
+            return Sample(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+        except TypeError as error:
+            raise CostModelError(
+                f"expected the fields of a sample, got {data} ({error}); measure again"
+            ) from error
+
+
+# --- from networks --------------------------------------------------------------------------------
+
+
+def samples_of(mod: tvm.IRModule) -> list[Sample]:
+    """The distinct template kernels of kernel-level Relax that is not scheduled yet."""
+    found: dict[Sample, None] = {}
+    for var, function in mod.functions.items():
+        sample = sample_of(var.name_hint, function) if isinstance(function, tirx.PrimFunc) else None
+        if sample is not None and sample.is_possible:
+            found[sample] = None
+    return list(found)
+
+
+def sample_of(name: str, function: tirx.PrimFunc) -> Sample | None:
+    """The sample that becomes such a kernel; None for kernels without a template."""
+    marks: list[str] = []
+
+    def visit(block: s_tir.SBlock) -> None:
+        if ANNOTATION in block.annotations:
+            marks.append(str(block.annotations[ANNOTATION]))
+
+    tvm_ffi.structural_walk(function.body, (s_tir.SBlock, visit), order="post")
+    config = read_config(marks[0]) if marks else None
+    if config is None or config.batch != 1:
+        return None
+    values = {"in_size": config.in_size, "padding": config.padding, "epilogue": _epilogue(name)}
+    if isinstance(config, WindowConfig):
+        kind = config.kind
+        size = {"in_channels": config.channels, "out_channels": config.channels}
+        values["groups"] = config.channels
+        values |= {k: getattr(config, k) for k in ("kernel", "stride", "dilation")}
+    else:
+        size = {"in_channels": config.in_channels, "out_channels": config.out_channels}
+        kind = "dense" if "dense" in name else "conv"
+        values |= {
+            "groups": config.groups,
+            "kernel": getattr(config, "kernel", (3, 3)),
+            "stride": getattr(config, "stride", (1, 1)),
+            "dilation": getattr(config, "dilation", (1, 1)),
+        }
+    return Sample(kind, **size, **values)
+
+
+def _epilogue(name: str) -> str:
+    """The kind of epilogue that a fused kernel's name tells."""
+    words = [re.sub(r"\d+$", "", word) for word in name.split("_")]
+    adds = words.count("add")
+    if "multiply" in words and "sigmoid" in words:
+        return "swish"
+    for word, kind in (("sigmoid", "sigmoid"), ("clip", "relu6"), ("leakyrelu", "leaky")):
+        if word in words:
+            return kind
+    if "relu" in words:
+        return "add_relu" if adds > 1 else "relu"
+    return ("none", "bias", "add")[min(adds, 2)]
+
+
+def load_prior() -> list[Sample]:
+    """The distinct layers of the zoo's networks."""
+    return [Sample.from_json(item) for item in json.loads(PRIOR.read_text(encoding="utf-8"))]
+
+
+def neighbour(sample: Sample, dice: random.Random) -> Sample:
+    """A kernel like this one: other channels, another size, perhaps another tile."""
+
+    def near(value: int, step: int) -> int:
+        scaled = value * 2.0 ** dice.uniform(-0.8, 0.8)
+        return max(step, round(scaled / step) * step) if value >= step else value
+
+    for _ in range(50):
+        step = dice.choice((8, 8, 16, 4))
+        size = sample.in_size
+        if sample.kind != "dense" and dice.random() < 0.6:
+            size = (near(size[0], 1), near(size[1], 1)) if size[0] != size[1] else ()
+            size = size or (side := near(sample.in_size[0], 1), side)
+            if dice.random() < 0.3:  # bands of rows, as branches have them
+                size = (max(sample.kernel[0], size[0] // dice.choice((2, 3, 4))), size[1])
+        group = sample.in_channels // sample.groups
+        if sample.kind in ("depthwise", "max", "avg", "elementwise"):
+            inputs = outputs = groups = near(sample.in_channels, step)
+        elif sample.groups > 1:
+            groups = max(1, near(sample.groups, 1))
+            inputs = outputs = group * groups
+        else:
+            groups, inputs = 1, near(sample.in_channels, step)
+            outputs = near(sample.out_channels, step)
+        epilogue = dice.choice(EPILOGUES[1:8]) if dice.random() < 0.3 else sample.epilogue
+        found = replace(
+            sample,
+            in_channels=inputs,
+            out_channels=outputs,
+            groups=groups,
+            in_size=size,
+            epilogue=epilogue,
+            choice=dice.randrange(8) if dice.random() < 0.3 else 0,
+        )
+        if found.is_possible:
+            return found
+    return sample
+
+
+# --- as Relax -------------------------------------------------------------------------------------
+
+
+def chain(samples: Sequence[Sample]) -> tvm.IRModule:
+    """One network that runs all samples, each on data that was just written, as in real networks.
+
+    Every sample's result becomes one number, from which the next sample's input is made; so none
+    can be left out and memory is used again.
+    """
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 1, 1, 1), "float32"))
+    dice = np.random.default_rng(0)
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            value: relax.Expr = x
+            for item in samples:
+                value = _emit(bb, item, value, dice)
+            result = bb.emit_output(value)
+        bb.emit_func_output(result)
+    return bb.get()
+
+
+def _emit(
+    bb: relax.BlockBuilder, sample: Sample, number: relax.Expr, dice: np.random.Generator
+) -> relax.Expr:
+    """One sample between the number before it and the number behind it."""
+    if sample.kind == "dense":
+        data = bb.emit(relax.op.reshape(number, (1, 1)))
+        data = bb.emit(relax.op.broadcast_to(data, (sample.in_size[0], sample.in_channels)))
+    else:
+        data = bb.emit(relax.op.broadcast_to(number, (1, sample.in_channels, *sample.in_size)))
+    out = _anchor(bb, sample, data, dice)
+    if sample.epilogue != "none":
+        out = _activation(bb, sample, _biased(bb, sample, out, dice), number)
+    if sample.kind == "dense":
+        return bb.emit(relax.op.reshape(bb.emit(relax.op.mean(out)), (1, 1, 1, 1)))
+    mean = bb.emit(relax.op.mean(out, [2, 3], keepdims=True))
+    return bb.emit(relax.op.mean(mean, [1], keepdims=True))
+
+
+def _anchor(
+    bb: relax.BlockBuilder, sample: Sample, data: relax.Expr, dice: np.random.Generator
+) -> relax.Expr:
+    settings: dict[str, Any] = {
+        "strides": sample.stride,
+        "padding": sample.padding,
+        "dilation": sample.dilation,
+    }
+    if sample.kind == "dense":
+        weight = _constant(dice, (sample.in_channels, sample.out_channels))
+        return bb.emit(relax.op.matmul(data, weight))
+    if sample.kind in ("conv", "depthwise"):
+        shape = (sample.out_channels, sample.in_channels // sample.groups, *sample.kernel)
+        weight = _constant(dice, shape)
+        return bb.emit(relax.op.nn.conv2d(data, weight, groups=sample.groups, **settings))
+    if sample.kind == "max":
+        return bb.emit(relax.op.nn.max_pool2d(data, sample.kernel, **settings))
+    if sample.kind == "avg":
+        return bb.emit(relax.op.nn.avg_pool2d(data, sample.kernel, **settings))
+    # elementwise: behind a pooling of single pixels, so that it starts from blocked data
+    return bb.emit(relax.op.nn.max_pool2d(data, (1, 1)))
+
+
+def _biased(
+    bb: relax.BlockBuilder, sample: Sample, out: relax.Expr, dice: np.random.Generator
+) -> relax.Expr:
+    shape = (sample.out_channels,) if sample.kind == "dense" else (1, sample.out_channels, 1, 1)
+    return bb.emit(relax.op.add(out, _constant(dice, shape)))
+
+
+def _activation(
+    bb: relax.BlockBuilder, sample: Sample, out: relax.Expr, number: relax.Expr
+) -> relax.Expr:
+    kind = sample.epilogue
+    if kind.startswith("add") and sample.kind != "dense":
+        other = relax.op.broadcast_to(number, (1, sample.out_channels, *sample.out_size))
+        # a pooling of single pixels keeps the broadcast out of the kernel
+        other = bb.emit(relax.op.nn.max_pool2d(bb.emit(other), (1, 1)))
+        out = bb.emit(relax.op.add(out, other))
+    if kind.endswith("relu"):
+        return bb.emit(relax.op.nn.relu(out))
+    if kind == "relu6":
+        return bb.emit(relax.op.clip(out, 0.0, 6.0))
+    if kind == "leaky":
+        return bb.emit(relax.op.nn.leakyrelu(out, 0.1))
+    if kind == "sigmoid":
+        return bb.emit(relax.op.sigmoid(out))
+    if kind == "swish":
+        return bb.emit(relax.op.multiply(out, bb.emit(relax.op.sigmoid(out))))
+    return out
+
+
+def _constant(dice: np.random.Generator, shape: Sequence[int]) -> relax.Expr:
+    return relax.const(0.05 * dice.standard_normal(shape, dtype=np.float32))

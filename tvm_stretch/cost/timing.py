@@ -1,0 +1,99 @@
+"""Robust times of kernels on a machine that does other things too.
+
+A reference kernel runs before and after every traced run. Runs around which it was slower than it
+can be are dropped, and measuring goes on until enough undisturbed runs are there. What is left may
+still hold interrupted kernels, so the time of a kernel is the lower quartile of its runs.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Trace = Mapping[str, Any]
+_TOLERANCE = 1.10  # the reference kernel's own jitter
+_WARM_UP = 2
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The time of one node, or of a whole run.
+
+    Attributes:
+        nanoseconds: lower quartile.
+        spread: distance of the quartiles relative to it.
+        runs: undisturbed runs behind it.
+        quiet: False if too few runs were undisturbed, so that disturbed ones had to do.
+    """
+
+    nanoseconds: int
+    spread: float
+    runs: int
+    quiet: bool
+
+
+class Stopwatch:
+    """Times runs beside a reference kernel.
+
+    Args:
+        reference: runs the reference kernel and returns its nanoseconds.
+    """
+
+    def __init__(self, reference: Callable[[], int]) -> None:
+        self._reference = reference
+        for _ in range(_WARM_UP):
+            reference()
+        self.fastest_ns = min(reference() for _ in range(20))
+
+    def watch(
+        self, run: Callable[[], list[int]], runs: int = 15, seconds: float = 4.0
+    ) -> list[Timing]:
+        """Run until ``runs`` undisturbed ones are there, at most ``seconds``.
+
+        Args:
+            run: returns nanoseconds: of every node, or whatever else happened in one run.
+            runs: undisturbed runs to wait for.
+            seconds: give up after that time and take the least disturbed runs.
+        """
+        for _ in range(_WARM_UP):
+            run()
+        seen: list[tuple[int, list[int]]] = []
+        end = time.monotonic() + seconds
+        before = self._reference()
+        while True:
+            times = run()
+            after = self._reference()
+            seen.append((max(before, after), times))
+            self.fastest_ns = min(self.fastest_ns, before, after)
+            before = after
+            limit = self.fastest_ns * _TOLERANCE
+            calm = [times for reference, times in seen if reference <= limit]
+            if len(calm) >= runs:
+                return [summarize(list(column), True) for column in zip(*calm, strict=True)]
+            if time.monotonic() > end and len(seen) >= 5:
+                break
+        seen.sort(key=lambda item: item[0])
+        best = [times for _, times in seen[: max(5, len(calm))]]
+        quiet = len(calm) >= runs // 2
+        return [summarize(list(column), quiet) for column in zip(*best, strict=True)]
+
+
+def summarize(samples: list[int], quiet: bool) -> Timing:
+    """One timing of several runs."""
+    if len(samples) < 2:
+        return Timing(samples[0], 0.0, 1, quiet)
+    low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return Timing(max(1, round(low)), (high - low) / max(low, 1.0), len(samples), quiet)
+
+
+def node_times(trace: Trace, count: int) -> list[int]:
+    """Nanoseconds of each of ``count`` nodes; a node of several launches has several spans."""
+    times = [0] * count
+    for spans in trace["regions"]:
+        for span in spans:
+            if span["kind"] == "kernel":
+                times[span["id"]] += span["end"] - span["start"]
+    return times

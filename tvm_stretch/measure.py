@@ -1,0 +1,222 @@
+"""``ts.measure()``: time kernels on the device, learn a cost model of each processor.
+
+    models = ts.measure(["llvm", "opencl"], budget=300, folder="costs")
+        costs/cpu.jsonl, costs/opencl.jsonl       measurements, one line each
+        costs/cpu.json,  costs/opencl.json        the models learned from them
+
+Killed at any point it goes on where it stopped when it is called again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tvm import rpc
+
+from tvm_stretch.cost.analytic import default_speed
+from tvm_stretch.cost.bench import Bench
+from tvm_stretch.cost.dataset import Dataset, Row
+from tvm_stretch.cost.model import MeasuredModel, train
+from tvm_stretch.cost.samples import Sample, load_prior, neighbour
+from tvm_stretch.errors import InputError
+from tvm_stretch.processors import TargetLike, make_processors
+from tvm_stretch.targets.processor import Processor
+
+BATCH = 12
+"""Samples that are compiled together."""
+
+_REFINE_SHARE = 0.7  # of the samples after the prior go where the model errs most
+_FAMILIES_WORTH = ("conv", "winograd", "depthwise", "dense", "pool")
+
+Progress = Callable[[str], None]
+
+
+def measure(
+    targets: Sequence[TargetLike] | TargetLike = ("llvm",),
+    *,
+    budget: float = 480.0,
+    resume: bool = True,
+    folder: str | os.PathLike[str] | None = None,
+    networks: Mapping[str, object] | None = None,
+    session: rpc.RPCSession | None = None,
+    device: str | None = None,
+    cpu_threads: int | None = None,
+    progress: Progress | None = None,
+    seed: int = 0,
+) -> dict[str, MeasuredModel]:
+    """Measure kernels of each processor and learn a cost model from them.
+
+    Args:
+        targets: the processors, as for ``compile``.
+        budget: seconds to spend on measuring, over all processors.
+        resume: go on with the measurements that the folder holds; False starts again.
+        folder: where measurements and models go; by default the user's cache.
+        networks: networks, by name, whose kernels are measured first, in place.
+        session: a TVM RPC session of the device; None measures on this machine.
+        device: name of the remote device, so that its measurements are not mixed with others.
+        cpu_threads: as for ``compile``.
+        progress: receives a line of text after every step.
+        seed: of the samples.
+
+    Returns:
+        The models by name of processor; also written to the folder.
+
+    Raises:
+        InputError: the budget is not positive, or a session comes without a device name.
+        CostModelError: the folder's measurements are damaged or from another device.
+    """
+    if not budget > 0:
+        raise InputError(f"expected a positive number of seconds for budget, got {budget!r}")
+    if session is not None and device is None:
+        raise InputError("expected a name for device with an RPC session, got None; name the phone")
+    say = progress or (lambda _line: None)
+    processors, placeable = make_processors(targets, cpu_threads)
+    place = Path(folder) if folder is not None else default_folder(processors[0], device)
+    place.mkdir(parents=True, exist_ok=True)
+    models = {}
+    for index, processor in enumerate(placeable):
+        own = [processor, *(p for p in processors[:1] if p is not processor)]
+        share = budget / (len(placeable) - index)
+        start = time.monotonic()
+        dataset = open_dataset(place, processor, device, resume)
+        campaign = Campaign(Bench(own, session), dataset, random.Random(seed), say)
+        campaign.run(share, networks or {})
+        budget = max(1.0, budget - (time.monotonic() - start))
+        models[processor.name] = learn(dataset, processor)
+        models[processor.name].save(place / f"{processor.name}.json")
+        say(f"{processor.name}: {len(dataset.rows)} kernels, model in {place}")
+    return models
+
+
+def learn(dataset: Dataset, processor: Processor) -> MeasuredModel:
+    """The cost model of a dataset; disturbed rows count only where nothing else is there."""
+    rows = [row for row in dataset.rows if row.quiet] or dataset.rows
+    speed = default_speed(
+        processor.kind, processor.threads, runs_loops=processor.machine.group_items == 1
+    )
+    kernels, times = [row.features for row in rows], [row.nanoseconds for row in rows]
+    return train(kernels, times, dataset.device, speed)
+
+
+def fingerprint(processor: Processor, device: str | None = None) -> dict[str, Any]:
+    """What makes measurements comparable: the machine, the processor, the compiler's version."""
+    return {
+        "machine": device or _local_machine(),
+        "processor": processor.name,
+        "target": json.loads(str(processor.target)),
+        "threads": processor.threads,
+        "lanes": processor.machine.lanes,
+        "package": metadata.version("tvm-stretch"),
+    }
+
+
+def open_dataset(
+    folder: Path, processor: Processor, device: str | None = None, resume: bool = True
+) -> Dataset:
+    """The processor's measurements in the folder; an empty file if there are none."""
+    path, own = folder / f"{processor.name}.jsonl", fingerprint(processor, device)
+    if resume and path.exists() and path.stat().st_size:
+        return Dataset.open(path, own)
+    return Dataset.create(path, own)
+
+
+def default_folder(host: Processor, device: str | None = None) -> Path:
+    """The folder of this device in the user's cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    text = json.dumps(fingerprint(host, device), sort_keys=True)
+    return cache / "tvm_stretch" / "costs" / hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _local_machine() -> str:
+    """The name of this machine's CPU."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+class Campaign:
+    """Fills the dataset of one processor: networks, the prior, then where the model errs."""
+
+    def __init__(
+        self, bench: Bench, dataset: Dataset, dice: random.Random, say: Progress
+    ) -> None:
+        self.bench = bench
+        self.dataset = dataset
+        self.say = say
+        self.seed = dice.random()
+        self.prior = load_prior()
+        dice.shuffle(self.prior)
+        self._trouble: list[tuple[Sample, float]] = []
+        self._learned_from = 0
+
+    def run(self, seconds: float, networks: Mapping[str, object]) -> None:
+        """Measure until the time is over."""
+        end = time.monotonic() + seconds
+        known = {row.network for row in self.dataset.rows}
+        for name, network in networks.items():
+            if name not in known and time.monotonic() < end:
+                self._add(self.bench.measure_network(name, network).rows, name)
+        batch = 1 + max((row.batch for row in self.dataset.rows), default=-1)
+        while time.monotonic() < end:
+            samples = self._samples(batch)
+            rows = self.bench.measure_samples(samples, batch)
+            if rows and not any(row.quiet for row in rows) and time.monotonic() < end:
+                self.say(f"batch {batch}: the machine is busy; measured again")
+                rows = self.bench.measure_samples(samples, batch)
+            self._add(rows, f"batch {batch}")
+            batch += 1
+
+    def _add(self, rows: Sequence[Row], what: str) -> None:
+        for row in rows:
+            self.dataset.append(row)
+        total = len(self.dataset.rows)
+        self.say(f"{what}: {len(rows)} kernels, {total} in all, {self.bench.describe()}")
+
+    def _samples(self, batch: int) -> list[Sample]:
+        """The samples of a batch: the same whenever it is asked for with the same measurements."""
+        start = batch * BATCH
+        if start < len(self.prior):
+            return self.prior[start : start + BATCH]
+        dice = random.Random(f"{self.seed}/{batch}")
+        trouble = self._where_it_errs()
+        found = []
+        for _ in range(BATCH):
+            if trouble and dice.random() < _REFINE_SHARE:
+                samples, errors = zip(*trouble, strict=True)
+                origin = dice.choices(samples, errors)[0]
+            else:
+                origin = dice.choice(self.prior)
+            found.append(neighbour(origin, dice))
+        return found
+
+    def _where_it_errs(self) -> list[tuple[Sample, float]]:
+        """Measured samples, each with the error of a model that has not seen it."""
+        rows = [row for row in self.dataset.rows if row.sample is not None and row.quiet]
+        if len(rows) < 60 or len(rows) < 1.3 * self._learned_from:
+            return self._trouble
+        self._learned_from = len(rows)
+        errors = [0.0] * len(rows)
+        for fold in range(2):
+            kept = Dataset(self.dataset.path, self.dataset.device, rows[fold::2])
+            model = learn(kept, self.bench.processor)
+            held = list(range(1 - fold, len(rows), 2))
+            answers = model.predict_all([rows[i].features for i in held])
+            for i, answer in zip(held, answers, strict=True):
+                errors[i] = abs(answer.nanoseconds / rows[i].nanoseconds - 1.0)
+        samples = [replace(Sample.from_json(row.sample or {}), choice=0) for row in rows]
+        self._trouble = list(zip(samples, (e + 0.02 for e in errors), strict=True))
+        self.say(f"held-out error {100 * sum(errors) / len(errors):.1f} %; sampling where it is")
+        return self._trouble
