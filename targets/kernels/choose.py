@@ -107,7 +107,11 @@ def _directs(shape: ConvShape, machine: VectorMachine, data_block: int) -> list[
     """Every direct configuration."""
     config = _config(shape, machine, data_block)
     merge = config.merged_groups
-    candidates = [replace(config, pixels=p, oc_blocks=o) for p, o in _tiles(machine)]
+    # From a plain image LLVM unrolls the kernel's columns and wants registers for them: measured
+    # 0.5x with a tile that takes all.
+    most = machine.registers * (9 if data_block == 1 else 16) // 16
+    tiles = [(p, o) for p, o in _tiles(machine) if p * o <= most]
+    candidates = [replace(config, pixels=p, oc_blocks=o) for p, o in tiles]
     if shape.groups > merge:
         width = shape.out_channels // shape.groups * merge // machine.lanes
         candidates = [c for c in candidates if width % c.oc_blocks == 0]
