@@ -79,7 +79,6 @@ def _launches(
     host = split[name]
     devices = {v: f for v, f in split.functions.items() if v.name_hint != name}
     sources = {v.name_hint: _source(IRModule({v: f}), target) for v, f in devices.items()}
-    order = {v.name_hint: [p.name for p in f.params] for v, f in devices.items()}
     tensors = _Tensors(host)
     found: list[Launch] = []
 
@@ -89,7 +88,7 @@ def _launches(
         entry, tags = call.args[0].value, [str(tag) for tag in call.attrs.launch_params]
         memory = call.args[1 : len(call.args) - len(tags)]
         extents = dict(zip(tags, call.args[len(call.args) - len(tags) :], strict=True))
-        found.append(_launch(entry, sources[entry], order[entry], tensors.find(memory), extents))
+        found.append(_launch(entry, sources[entry], tensors.find(memory), extents))
 
     tvm_ffi.structural_walk(host.body, (Call, visit), order="post")
     if not found:
@@ -239,23 +238,20 @@ _PRIVATE = re.compile(r"^(?P<indent>\s*)__global (?P<type>\w+) (?P<name>\w+)\[(?
 def _launch(
     entry: str,
     source: str,
-    names: Sequence[str],
     tensors: Sequence[tuple[str, int]],
     extents: dict[str, Any],
 ) -> Launch:
     """The source with offsets for its parameters, and how to call it."""
     signature = list(_SIGNATURE.finditer(source))[-1]
-    of_name = dict(zip(names, tensors, strict=True))
     params: list[str] = []
     starts: list[str] = []
     args: list[tuple[str, int]] = []
-    for text in signature["params"].split(", "):
+    for text, (kind, number) in zip(signature["params"].split(", "), tensors, strict=True):
         match = _PARAM.match(text)
         if match is None:
             raise UnsupportedError(
                 f"expected pointers as parameters of {entry}, got {text!r}; report this kernel"
             )
-        kind, number = of_name[match["name"]]
         name, pointer = match["name"], match["type"]
         args.append((kind, number))
         if kind == "scratch":
