@@ -365,20 +365,26 @@ class _Rewriter:
     def _concat(self, call: relax.Call) -> _Value | None:
         parts = call.args[0]
         shape = tuple(shape_of(call))
-        if not isinstance(parts, relax.Tuple) or len(shape) != 4 or int(call.attrs.axis) % 4 != 1:
+        axis = int(call.attrs.axis) % 4
+        if not isinstance(parts, relax.Tuple) or len(shape) != 4 or axis not in (1, 2):
             return None
         if not any(self.is_blocked(part) for part in parts.fields) or not _is_f32(call):
             return None
         operands = [self.blocked(part) for part in parts.fields]
+        if axis == 2:
+            return _Value(shape, blocked=self.bb.emit(relax.op.concat(operands, axis=2)))
         widths = [shape_of(part)[1] for part in parts.fields]
         return _Value(shape, blocked=blocks.concat(self.bb, operands, widths, self.lanes))
 
     def _slice(self, call: relax.Call) -> _Value | None:
-        """Whole blocks of channels of a feature map: a view."""
+        """Whole blocks of channels of a feature map: a view; also rows of it."""
         if not self.is_blocked(call.args[0]) or len(call.args) > 4:
             return None
         shape, lanes = tuple(shape_of(call)), self.lanes
         axes, begin, end = ([int(field) for field in arg.fields] for arg in call.args[1:])
+        if axes == [2] and len(shape) == 4:
+            rows = relax.op.strided_slice(self.blocked(call.args[0]), [2], begin, end)
+            return _Value(shape, blocked=self.bb.emit(rows))
         channels = shape_of(call.args[0])[1]
         if axes != [1] or len(shape) != 4 or begin[0] % lanes or begin[0] < 0:
             return None

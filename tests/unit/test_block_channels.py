@@ -189,3 +189,19 @@ def test_what_the_network_returns_stays_plain() -> None:
     after = REGIONS(before)
     assert types(after["second"]) == [4, 5]
     assert_same_numerics(before, after, rtol=5e-3)
+
+
+def test_bands_of_rows_stay_blocked() -> None:
+    """What SplitRows makes is cut and put together in the blocked layout."""
+
+    def bands(x: relax.Expr) -> relax.Expr:
+        y = conv(x, 12, 12)
+        top = conv(op.strided_slice(y, [2], [0], [6]), 12, 12)
+        bottom = conv(op.strided_slice(y, [2], [4], [9]), 12, 12)
+        return op.concat([top, bottom], axis=2)
+
+    before = module(bands, (1, 12, 9, 9))
+    after = BLOCK(before)
+    names = kernels(after)
+    assert (names.count("block_channels"), names.count("unblock_channels")) == (1, 1)
+    assert_same_numerics(before, after, rtol=5e-3)
