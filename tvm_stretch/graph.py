@@ -8,8 +8,8 @@
     lv6 = R.concat((lv2, lv5))                                          parts are written into it
     lv8 = R.add(lv6, b1)
 
-A group is called after its last operator, whose result is the only one that leaves it.  Cost models,
-schedulers and passes all look at networks this way; operators themselves are those of
+A group is called after its last operator, whose result is the only one that leaves it.  Cost
+models, schedulers and passes all look at networks this way; operators themselves are those of
 `tvm_stretch.passes.operators`.
 """
 
@@ -177,7 +177,7 @@ class OperatorGraph:
         names = ["inputs", *(group.name for group in self.groups), "outputs"]
         tasks = [Task("inputs", at_home), *(self._task(g, costs, splittable) for g in self.groups)]
         tasks.append(Task("outputs", at_home))
-        index = dict.fromkeys(self.inputs, 0) | {n: i for i, n in enumerate(names) if 0 < i}
+        index = dict.fromkeys(self.inputs, 0) | {n: i for i, n in enumerate(names) if i > 0}
         readers: dict[str, set[int]] = {}
         reads = [*((index[g.name], g.reads) for g in self.groups), (len(names) - 1, self.outputs)]
         for reader, tensors in reads:

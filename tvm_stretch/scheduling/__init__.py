@@ -9,6 +9,7 @@ Every scheduler has this signature; ``SCHEDULERS`` names them all.
 
 from __future__ import annotations
 
+from tvm_stretch.scheduling.anneal import schedule
 from tvm_stretch.scheduling.bounds import lower_bound
 from tvm_stretch.scheduling.check import check_schedule
 from tvm_stretch.scheduling.exhaustive import schedule_exhaustive
@@ -26,6 +27,7 @@ from tvm_stretch.scheduling.problem import (
 from tvm_stretch.scheduling.result import Result, Scheduler
 from tvm_stretch.scheduling.simulate import Timeline, run_sequence, simulate
 from tvm_stretch.scheduling.single import schedule_single, single_processor
+from tvm_stretch.scheduling.split import schedule_codl, schedule_mulayer
 from tvm_stretch.scheduling.starpu import schedule_starpu
 
 __all__ = [
@@ -42,12 +44,15 @@ __all__ = [
     "linear_transfer",
     "lower_bound",
     "run_sequence",
+    "schedule",
+    "schedule_codl",
     "schedule_exhaustive",
     "schedule_heft",
     "schedule_hope_gs",
     "schedule_hope_lp",
     "schedule_ilp",
     "schedule_mosaic",
+    "schedule_mulayer",
     "schedule_single",
     "schedule_starpu",
     "simulate",
@@ -60,6 +65,9 @@ SCHEDULERS: dict[str, Scheduler] = {
     "MOSAIC": schedule_mosaic,
     "StarPU": schedule_starpu,
     "HEFT": schedule_heft,
+    "µLayer": schedule_mulayer,
+    "CoDL": schedule_codl,
     "HOPE:GS": schedule_hope_gs,
     "HOPE:LP": schedule_hope_lp,
+    "ours": schedule,
 }

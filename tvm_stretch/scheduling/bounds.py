@@ -1,7 +1,7 @@
 """Times that no schedule can beat.
 
 Load: for weights w >= 0 of the processors that sum to 1, the makespan T is at least every
-processor's load, so T >= sum of w[p] * load[p] >= sum over operators of min over p of w[p] * cost[p].
+processor's load, so T >= sum of w[p] * load[p] >= sum over operators of min over p w[p] * cost[p].
 The best weights give the linear relaxation; a grid of them comes close and needs no solver.
 
 Segments: everything between two operators u and v (after u, before v) has to run between them, so
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import product
+from math import ceil
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ import numpy.typing as npt
 from tvm_stretch.scheduling.problem import Problem
 
 # Operators that split a graph best; the bound looks at every pair of them.
-_HUBS = 160
+_HUBS = 48
 
 
 def lower_bound(problem: Problem) -> int:
@@ -49,7 +50,8 @@ def _segments(problem: Problem) -> int:
     count = len(problem.operators)
     before = _ancestors(problem)
     comparable = before.sum(axis=0) + before.sum(axis=1)
-    hubs = [i for i in problem.sequence if i in set(np.argsort(-comparable)[:_HUBS].tolist())]
+    central = set(np.argsort(-comparable, kind="stable")[:_HUBS].tolist())
+    hubs = [i for i in problem.sequence if i in central]
     best = np.array([problem.cost(i, problem.fastest(i)) for i in range(count)], dtype=np.float64)
     loads = _weighted_costs(problem)  # [weights, operators]
     path = _paths_from(problem, hubs, best)  # [hub, operator]: longest path after the hub
@@ -82,7 +84,7 @@ def _close(
     for k, hub in enumerate(hubs):
         rest = max(float((loads @ before[hub]).max()), float(path[k].max()))
         total = max(total, reached[hub] + rest)
-    return int(total * (1 - 1e-9))  # sums of floats, rounded towards safety
+    return ceil(total * (1 - 1e-11))  # a sum of floats; times are whole nanoseconds
 
 
 def _ancestors(problem: Problem) -> npt.NDArray[np.bool_]:

@@ -1,10 +1,13 @@
-"""An independent check of schedules: shares no code with the simulator or any scheduler."""
+"""An independent check of schedules: no code of the simulator or of a scheduler decides here."""
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from tvm_stretch.errors import ScheduleError
-from tvm_stretch.scheduling.problem import Problem
+from tvm_stretch.scheduling.problem import Operator, Problem
 from tvm_stretch.scheduling.result import Result
+from tvm_stretch.scheduling.split import HALO
 
 
 def check_schedule(problem: Problem, result: Result) -> None:
@@ -27,7 +30,7 @@ def check_schedule(problem: Problem, result: Result) -> None:
         f"got {result.makespan}",
     )
     _require(
-        result.lower_bound <= result.makespan or scheduled is not problem,
+        result.lower_bound <= result.makespan,
         f"expected at most the makespan {result.makespan} for lower_bound, "
         f"got {result.lower_bound}",
     )
@@ -103,22 +106,94 @@ def _check_dependencies(problem: Problem, result: Result) -> None:
             )
 
 
-def _check_split(problem: Problem, split: Problem) -> None:
-    """Whether ``split`` computes the same network, some operators in parts.
-
-    Parts of ``conv`` are called ``conv@1/3``, ``conv@2/3``: the share of the work.
-    """
-    from tvm_stretch.scheduling.split import parts_by_operator
-
+def _check_split(problem: Problem, parts: Problem) -> None:
+    """Whether ``parts`` computes the network of ``problem``, some operators in shares."""
     _require(
         (problem.processors, problem.transfers, problem.caching)
-        == (split.processors, split.transfers, split.caching),
-        "expected the same processors and transfers after splitting, got others",
+        == (parts.processors, parts.transfers, parts.caching),
+        "expected the same processors and transfers for the parts, got others",
     )
-    parts = parts_by_operator(problem, split)
-    for index, operator in enumerate(problem.operators):
-        shares = sum(share for _, share in parts[index])
-        _require(shares == 1, f"expected shares of {operator.name} that sum to 1, got {shares}")
+    of: dict[str, list[int]] = {operator.name: [] for operator in problem.operators}
+    for index, part in enumerate(parts.operators):
+        name = part.whole or part.name
+        _require(name in of, f"expected a part of an operator, got {part.name} of {name}")
+        of[name].append(index)
+    for operator in problem.operators:
+        _check_shares(problem, operator, [parts.operators[i] for i in of[operator.name]])
+    _check_part_tensors(problem, parts, of)
+
+
+def _check_shares(problem: Problem, whole: Operator, parts: list[Operator]) -> None:
+    """Each part takes at least its share of the whole's time, where it may run."""
+    total = sum(part.share for part in parts)
+    _require(total == 1, f"expected shares of {whole.name} that sum to 1, got {total}")
+    _require(
+        len(parts) == 1 or whole.splittable,
+        f"expected {whole.name} whole, got it in {len(parts)} parts",
+    )
+    for part in parts:
+        for processor, (cost, full) in enumerate(zip(part.costs, whole.costs, strict=True)):
+            if cost is None:
+                continue
+            _require(full is not None, f"expected {part.name} where {whole.name} is supported")
+            assert full is not None
+            launch = min(full, problem.launch[processor]) if problem.launch else 0
+            least = launch + (full - launch) * part.share
+            _require(
+                cost >= least,
+                f"expected at least {float(least):.0f} ns for {part.name}, got {cost}",
+            )
+
+
+def _check_part_tensors(problem: Problem, parts: Problem, of: dict[str, list[int]]) -> None:
+    """Every part reads every part of what the whole reads, or recomputes what it does not read."""
+    sizes: dict[tuple[int, int], int] = {}  # bytes that one part reads of another
+    for tensor in parts.tensors:
+        for reader in tensor.consumers:
+            pair = (tensor.producer, reader)
+            sizes[pair] = sizes.get(pair, 0) + tensor.bytes
+    needed: dict[tuple[int, int], Fraction] = {}
+    for tensor in problem.tensors:
+        for source in of[problem.operators[tensor.producer].name]:
+            for reader in (r for c in tensor.consumers for r in of[problem.operators[c].name]):
+                share = parts.operators[source].share * tensor.bytes
+                needed[source, reader] = needed.get((source, reader), Fraction(0)) + share
+    for (source, reader), size in needed.items():
+        if (source, reader) in sizes:
+            _require(
+                sizes[source, reader] >= size,
+                f"expected {float(size):.0f} bytes from {parts.operators[source].name} to "
+                f"{parts.operators[reader].name}, got {sizes[source, reader]}",
+            )
+        else:
+            _check_recomputed(problem, parts, of, source, reader)
+
+
+def _check_recomputed(
+    problem: Problem, parts: Problem, of: dict[str, list[int]], source: int, reader: int
+) -> None:
+    """A part may do without another's rows if the part it reads computed more than its share."""
+    producer = parts.operators[source].whole
+    share, supported = parts.operators[reader].share, _only_processor(parts.operators[reader])
+    twin = [
+        part
+        for part in (parts.operators[i] for i in of.get(producer, []))
+        if _only_processor(part) == supported and part.share == share
+    ]
+    full = next((op.costs[supported] for op in problem.operators if op.name == producer), None)
+    launch = problem.launch[supported] if problem.launch else 0
+    more = min(Fraction(1), share + HALO)
+    _require(
+        len(twin) == 1
+        and full is not None
+        and (twin[0].costs[supported] or 0) >= min(launch, full) + max(0, full - launch) * more,
+        f"expected {parts.operators[reader].name} to read {parts.operators[source].name} "
+        "or rows of its own that were computed twice",
+    )
+
+
+def _only_processor(part: Operator) -> int:
+    return next(p for p, cost in enumerate(part.costs) if cost is not None)
 
 
 def _require(holds: bool, message: str) -> None:

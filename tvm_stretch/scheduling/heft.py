@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect, insort
 
 from tvm_stretch.scheduling.problem import Problem
 from tvm_stretch.scheduling.result import Result, result_of
@@ -17,7 +18,7 @@ def schedule_heft(problem: Problem) -> Result:
     topological = {op: i for i, op in enumerate(problem.sequence)}
     for operator in sorted(topological, key=lambda op: (-ranks[op], topological[op])):
         plan.insert(operator)
-    order = [[op for _, _, op in slots] for slots in plan.slots]
+    order = [[slot[2] for slot in slots] for slots in plan.slots]
     timeline = simulate(problem, [plan.placement[i] for i in range(len(ranks))], order)
     return result_of("HEFT", timeline, began)
 
@@ -43,7 +44,7 @@ class _Plan:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.slots: list[list[tuple[int, int, int]]] = [[] for _ in problem.processors]
+        self.slots: list[list[tuple[int, ...]]] = [[] for _ in problem.processors]
         self.placement: dict[int, int] = {}
         self.finish: dict[int, int] = {}
 
@@ -51,8 +52,7 @@ class _Plan:
         """Put an operator where it finishes first."""
         options = [self._earliest(operator, p) for p in self.problem.supported[operator]]
         finish, start, processor = min(options)
-        self.slots[processor].append((start, finish, operator))
-        self.slots[processor].sort()
+        insort(self.slots[processor], (start, finish, operator))
         self.placement[operator] = processor
         self.finish[operator] = finish
 
@@ -61,12 +61,13 @@ class _Plan:
         problem = self.problem
         ready = max((self.finish[p] for p in problem.predecessors[operator]), default=0)
         duration = problem.cost(operator, processor) + self._receive_ns(operator, processor)
-        begin = 0
-        for start, finish, _ in self.slots[processor]:
-            if max(begin, ready) + duration <= start:
+        slots = self.slots[processor]
+        first = bisect(slots, (ready,))
+        start = max(ready, slots[first - 1][1]) if first else ready
+        for begin, finish, _ in slots[first:]:
+            if start + duration <= begin:
                 break
-            begin = max(begin, finish)
-        start = max(begin, ready)
+            start = max(start, finish)
         return start + duration, start, processor
 
     def _receive_ns(self, operator: int, processor: int) -> int:

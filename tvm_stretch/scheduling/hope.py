@@ -12,13 +12,13 @@ from itertools import product
 
 from tvm_stretch.scheduling.hope_partition import partition
 from tvm_stretch.scheduling.ilp import solve_piece
-from tvm_stretch.scheduling.merge import Merged, merge_short_operators
+from tvm_stretch.scheduling.merge import merge_short_operators
 from tvm_stretch.scheduling.problem import Problem
 from tvm_stretch.scheduling.result import Result, result_of
-from tvm_stretch.scheduling.simulate import Timeline, run_sequence
+from tvm_stretch.scheduling.simulate import Timeline
 
 # What the solver may spend on one piece.
-_SECONDS_PER_PIECE = 5.0
+_SECONDS_PER_PIECE = 2.0
 
 
 def schedule_hope_lp(problem: Problem) -> Result:
@@ -28,7 +28,7 @@ def schedule_hope_lp(problem: Problem) -> Result:
     timeline = Timeline(merged.problem)
     for piece in partition(merged.problem):
         solve_piece(timeline, piece, seconds=_SECONDS_PER_PIECE)
-    return result_of("HOPE:LP", _expand(problem, merged, timeline), began)
+    return result_of("HOPE:LP", merged.expand(problem, timeline), began)
 
 
 def schedule_ilp(problem: Problem) -> Result:
@@ -44,7 +44,7 @@ def schedule_hope_gs(problem: Problem) -> Result:
     began = time.perf_counter_ns()
     merged = merge_short_operators(problem)
     timeline = _greedy(merged.problem)
-    return result_of("HOPE:GS", _expand(problem, merged, timeline), began)
+    return result_of("HOPE:GS", merged.expand(problem, timeline), began)
 
 
 def _greedy(problem: Problem) -> Timeline:
@@ -56,7 +56,8 @@ def _greedy(problem: Problem) -> Timeline:
     while queue:
         queue.sort(key=timeline.ready)
         chosen, queue = queue[:width], queue[width:]
-        timeline = _best_mapping(timeline, chosen)
+        for operator, processor in zip(chosen, _best_mapping(timeline, chosen), strict=True):
+            timeline.append(operator, processor)
         for operator in chosen:
             for successor in problem.successors[operator]:
                 waiting[successor] -= 1
@@ -65,25 +66,31 @@ def _greedy(problem: Problem) -> Timeline:
     return timeline
 
 
-def _best_mapping(timeline: Timeline, operators: Sequence[int]) -> Timeline:
-    """The placement with which the last of the operators finishes first; then the other ones."""
-    best: tuple[tuple[int, int], Timeline] | None = None
-    for processors in product(*(timeline.problem.supported[op] for op in operators)):
-        trial = timeline.copy()
-        ends = [trial.append(op, p) for op, p in zip(operators, processors, strict=True)]
-        if best is None or (max(ends), sum(ends)) < best[0]:
-            best = (max(ends), sum(ends)), trial
-    assert best is not None
-    return best[1]
+def _best_mapping(timeline: Timeline, operators: Sequence[int]) -> tuple[int, ...]:
+    """The processors on which the last of the operators finishes first; then the other ones.
 
+    Nothing that the operators read is written by one of them.
+    """
+    problem = timeline.problem
+    ready = [timeline.ready(op) for op in operators]
+    missing = {
+        (op, p): [(t, timeline.transfer_to(t, p)) for t in timeline.to_receive(op, p)]
+        for op in operators
+        for p in problem.supported[op]
+    }
 
-def _expand(problem: Problem, merged: Merged, timeline: Timeline) -> Timeline:
-    """The schedule of the merged operators, as one of the operators they stand for."""
-    placement = [0] * len(problem.operators)
-    sequence: list[int] = []
-    position = {op: i for i, op in enumerate(timeline.finish)}  # in which they were appended
-    for group in sorted(position, key=lambda g: (timeline.start[g], position[g])):
-        for operator in merged.groups[group]:
-            placement[operator] = timeline.placement[group]
-            sequence.append(operator)
-    return run_sequence(problem, placement, sequence)
+    def ends(processors: tuple[int, ...]) -> tuple[int, int]:
+        free, received = list(timeline.free), set()
+        total = 0
+        for op, p, begin in zip(operators, processors, ready, strict=True):
+            end = max(free[p], begin) + problem.cost(op, p)
+            for tensor, cost in missing[op, p]:
+                if (tensor, p) not in received:
+                    end += cost
+                    if problem.caching:
+                        received.add((tensor, p))
+            free[p] = end
+            total += end
+        return max(free[p] for p in processors), total
+
+    return min(product(*(problem.supported[op] for op in operators)), key=ends)

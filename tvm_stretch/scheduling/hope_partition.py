@@ -1,7 +1,7 @@
 """HOPE, algorithm 1: cut a graph at an upward rank, again and again, until the pieces are small.
 
-The upward rank of an operator is the length of the longest path to it.  Everything up to a rank goes
-first, so the pieces stand in a topological order.
+The upward rank of an operator is the length of the longest path to it.  Everything up to a rank
+goes first, so the pieces stand in a topological order.
 """
 
 from __future__ import annotations

@@ -1,21 +1,22 @@
 """HOPE's integer linear program (section 2.1), solved with HiGHS.
 
-Variables per operator i of a piece: b[i,p] in {0,1} (runs on p), start[i], end[i]; per pair without a
-path: before[i,k] in {0,1}; per tensor t that i reads: x[t,i,q,p] in {0,1} (i receives t, written on q,
-on p), so that a processor receives a tensor once:
+Variables per operator i of a piece: b[i,p] in {0,1} (runs on p), start[i], end[i]; per pair without
+a path: before[i,k] in {0,1}; per tensor t that i reads: x[t,i,q,p] in {0,1} (i receives t, written
+on q, on p), so that a processor receives a tensor once:
 
     end[i] = start[i] + sum b[i,p] cost[i,p] + sum x[t,i,q,p] transfer[t,q,p]           (1)
     T >= end[i]                                                                          (2)
     start[k] >= end[i]                                   for i -> k                      (3)
     start[i] >= end[k] - M before[i,k] - M (2 - b[i,p] - b[k,p])      and vice versa     (5)
     sum over p of b[i,p] = 1                                                             (6)
+    x[t,i,q,p] <= b[i,p]
     sum over readers i of x[t,i,q,p] >= b[producer,q] + b[k,p] - 1   for every reader k
     start[k] >= end[i] - M (1 - x[t,i,q,p]) - M (1 - b[k,p])         k reads t after i received it
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
 import numpy as np
@@ -45,7 +46,8 @@ def solve_piece(timeline: Timeline, piece: Sequence[int], *, seconds: float | No
         supported = timeline.problem.supported[operator]
         fallback.append(operator, min(supported, key=lambda p: fallback.finish_on(operator, p)))
     program = _Program(timeline, piece, max(fallback.finish[i] for i in piece))
-    options = {"mip_rel_gap": 0.0} | ({} if seconds is None else {"time_limit": seconds})
+    exact = {"mip_rel_gap": 0.0}
+    options = exact if seconds is None else {"mip_rel_gap": 1e-3, "time_limit": seconds}
     solution = milp(
         program.objective(),
         integrality=np.array(program.integer),
@@ -54,13 +56,15 @@ def solve_piece(timeline: Timeline, piece: Sequence[int], *, seconds: float | No
         options=options,
     )
     if solution.x is None:
-        _replay(timeline, piece, fallback.placement, fallback.start)
+        _replay(timeline, piece, fallback.placement, fallback.start, fallback.finish)
         return False
     placement = {
         i: max(program.problem.supported[i], key=lambda p: solution.x[program.on[i, p]])
         for i in piece
     }
-    _replay(timeline, piece, placement, {i: solution.x[program.start[i]] for i in piece})
+    start = {i: solution.x[program.start[i]] for i in piece}
+    end = {i: solution.x[program.end[i]] for i in piece}
+    _replay(timeline, piece, placement, start, end)
     return bool(solution.status == 0)
 
 
@@ -68,9 +72,13 @@ def _replay(
     timeline: Timeline,
     piece: Sequence[int],
     placement: dict[int, int],
-    start: dict[int, int] | dict[int, float],
+    start: Mapping[int, float],
+    end: Mapping[int, float],
 ) -> None:
-    """Append by start, exact in integers and never before a predecessor."""
+    """Append in the order of the middles, exact in integers and never before a predecessor.
+
+    Starts would not tell an operator of no length from the one that starts when it ends.
+    """
     remaining = list(piece)
     while remaining:
         open_operators = [
@@ -78,7 +86,7 @@ def _replay(
             for op in remaining
             if all(p in timeline.finish for p in timeline.problem.predecessors[op])
         ]
-        operator = min(open_operators, key=lambda op: start[op])
+        operator = min(open_operators, key=lambda op: start[op] + end[op])
         timeline.append(operator, placement[operator])
         remaining.remove(operator)
 
@@ -109,6 +117,7 @@ class _Program:
             self._equal({self.end[i]: 1.0, self.start[i]: -1.0} | self.durations[i], 0.0)
             self._at_least({self.last: 1.0, self.end[i]: -1.0}, 0.0)
         self._one_at_a_time()
+        self._load()
 
     def objective(self) -> np.ndarray:
         """Minimise the last end."""
@@ -172,6 +181,7 @@ class _Program:
             receive = {i: self._binary() for i in here}
             for i in here:
                 self.durations[i][receive[i]] = -cost
+                self._at_least({self.on[i, p]: 1.0, receive[i]: -1.0}, 0.0)
                 self._received_by_someone(t, q, p, i, receive)
                 if self.problem.caching:
                     self._after_it_was_received(i, p, receive)
@@ -221,6 +231,19 @@ class _Program:
                 self._at_least(row | both, -2 * _HORIZON)
                 row = {self.start[k]: 1.0, self.end[i]: -1.0, before: -_HORIZON}
                 self._at_least(row | both, -3 * _HORIZON)
+
+    def _load(self) -> None:
+        """T >= what every used processor has to do: implied, but it helps the solver."""
+        for p in range(len(self.problem.processors)):
+            on = [self.on[i, p] for i in self.piece if p in self.problem.supported[i]]
+            free = min(_HORIZON, max(0.0, self._scaled(self.timeline.free[p])))
+            load = {
+                self.on[i, p]: self.durations[i].get(self.on[i, p], 0.0)
+                for i in self.piece
+                if p in self.problem.supported[i]
+            }
+            for used in on:
+                self._at_least({self.last: 1.0} | load | {used: load[used] - free}, 0.0)
 
     def _ordered_pairs(self) -> set[tuple[int, int]]:
         """Pairs of the piece with a path from the first to the second."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tvm_stretch.scheduling.problem import Operator, Problem, Tensor
+from tvm_stretch.scheduling.simulate import Timeline, run_sequence
 
 # Short means: less than this share of the network's mean operator, on every processor.
 _SHORT = 0.1
@@ -19,6 +20,17 @@ class Merged:
 
     problem: Problem
     groups: tuple[tuple[int, ...], ...]
+
+    def expand(self, problem: Problem, timeline: Timeline) -> Timeline:
+        """The schedule of the merged operators, as one of the operators they stand for."""
+        placement = [0] * len(problem.operators)
+        sequence: list[int] = []
+        position = {op: i for i, op in enumerate(timeline.finish)}  # in which they were appended
+        for group in sorted(position, key=lambda g: (timeline.start[g], position[g])):
+            for operator in self.groups[group]:
+                placement[operator] = timeline.placement[group]
+                sequence.append(operator)
+        return run_sequence(problem, placement, sequence)
 
 
 def merge_short_operators(problem: Problem) -> Merged:

@@ -3,8 +3,8 @@
     conv1 conv2 | conv3 add conv4 | fc        slices run one after the other
        cpu      |      opencl     | cpu
 
-Dynamic programming over (operator, processor of its slice); a cut costs the transfer of every tensor
-that crosses it.  An operator that the slice's processor does not support starts a new slice.
+Dynamic programming over (operator, processor of its slice); a cut costs the transfer of every
+tensor that crosses it.  An operator that the slice's processor does not support starts a new slice.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
     conv ──t0──> relu ──t1──> add        operators in any order, tensors with their bytes
       └──────────t0───────────^          one tensor may be read by several operators
 
-Times are integer nanoseconds.  Semantics, the same for every scheduler, the simulator and the checker:
+Times are integer nanoseconds.  They mean the same to schedulers, the simulator and the checker:
 
 * A processor runs its operators one after the other, in the order of the schedule.
-* An operator starts when its processor is free and every operator whose tensors it reads is finished.
-* Before it computes, it receives each tensor that another processor wrote; the receiving processor is
-  busy meanwhile (HOPE, equation 1).  With tensor caching a processor receives a tensor once.
+* An operator starts when its processor is free and everything that it reads is written.
+* Before it computes, it receives each tensor that another processor wrote; the receiving processor
+  is busy meanwhile (HOPE, equation 1).  With tensor caching a processor receives a tensor once.
 * What enters and leaves the network belongs to one processor: ``Operator("outputs", (0, None))``
   is an operator of no cost that only the first processor supports.
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 
 from tvm_stretch.errors import ScheduleError
@@ -31,11 +32,15 @@ class Operator:
         name: how plans and messages call it; unique.
         costs: nanoseconds on each processor; None where the processor does not support it.
         splittable: whether its output can be computed in shares, each on another processor.
+        whole: name of the operator that this is a part of (`tvm_stretch.scheduling.split`).
+        share: of the whole's work.
     """
 
     name: str
     costs: tuple[int | None, ...]
     splittable: bool = False
+    whole: str = ""
+    share: Fraction = Fraction(1)
 
 
 @dataclass(frozen=True)
@@ -146,8 +151,8 @@ class Problem:
         for cost in operator.costs:
             if cost is not None and (not isinstance(cost, int) or cost < 0):
                 raise ScheduleError(
-                    f"expected integer nanoseconds of at least 0 for {operator.name}, got {cost!r}; "
-                    "measure again"
+                    f"expected integer nanoseconds of at least 0 for {operator.name}, "
+                    f"got {cost!r}; measure again"
                 )
 
     def _check_tensor(self, tensor: Tensor) -> None:
@@ -160,7 +165,8 @@ class Problem:
                 )
         if tensor.bytes < 0:
             raise ScheduleError(
-                f"expected at least 0 bytes for tensor {tensor.name}, got {tensor.bytes}; correct it"
+                f"expected at least 0 bytes for tensor {tensor.name}, got {tensor.bytes}; "
+                "correct it"
             )
         self._check_unique(f"consumer of {tensor.name}", tensor.consumers)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from tvm_stretch.scheduling.bounds import lower_bound
+from tvm_stretch.scheduling.bounds import critical_path, lower_bound
 from tvm_stretch.scheduling.problem import Problem
 from tvm_stretch.scheduling.simulate import Timeline
 
@@ -27,9 +27,8 @@ class Result:
         start: predicted nanoseconds at which each operator begins to receive what it reads.
         finish: predicted nanoseconds at which its result is there.
         makespan: the last finish.
-        lower_bound: no schedule of the problem without splits takes less.
-        status: ``optimal`` if proved, else ``feasible``.
         runtime_ns: what scheduling took.
+        proved: whether the scheduler knows that nothing is faster.
     """
 
     scheduler: str
@@ -39,9 +38,22 @@ class Result:
     start: tuple[int, ...]
     finish: tuple[int, ...]
     makespan: int
-    lower_bound: int
-    status: Status
     runtime_ns: int
+    proved: bool = False
+
+    @property
+    def lower_bound(self) -> int:
+        """No schedule of `problem` takes less."""
+        if self.proved:
+            return self.makespan
+        if any(operator.whole for operator in self.problem.operators):
+            return critical_path(self.problem)  # the better bound is for networks that are whole
+        return lower_bound(self.problem)
+
+    @property
+    def status(self) -> Status:
+        """Optimal if proved or as low as the bound, else feasible."""
+        return "optimal" if self.lower_bound == self.makespan else "feasible"
 
     @property
     def gap(self) -> float:
@@ -72,11 +84,8 @@ def result_of(
         began_ns: `time.perf_counter_ns` when scheduling began.
         optimal: whether it is proved that nothing is faster.
     """
-    runtime_ns = time.perf_counter_ns() - began_ns
     problem = timeline.problem
     indices = range(len(problem.operators))
-    makespan = max(timeline.finish.values(), default=0)
-    bound = makespan if optimal else lower_bound(problem)
     return Result(
         scheduler=scheduler,
         problem=problem,
@@ -84,10 +93,9 @@ def result_of(
         order=tuple(map(tuple, timeline.order)),
         start=tuple(timeline.start[i] for i in indices),
         finish=tuple(timeline.finish[i] for i in indices),
-        makespan=makespan,
-        lower_bound=bound,
-        status="optimal" if bound == makespan else "feasible",
-        runtime_ns=runtime_ns,
+        makespan=max(timeline.finish.values(), default=0),
+        runtime_ns=time.perf_counter_ns() - began_ns,
+        proved=optimal,
     )
 
 

@@ -1,4 +1,4 @@
-"""What a placement and an order on each processor take: the times at which the executor would start.
+"""When everything runs, given a placement and an order on each processor.
 
 cpu     [conv1]······[recv conv2|add]
 opencl  [recv conv1|conv2]
@@ -53,11 +53,12 @@ class Timeline:
 
     def receive_ns(self, operator: int, processor: int) -> int:
         """How long receiving them takes."""
-        problem = self.problem
-        return sum(
-            problem.transfer_ns[t][self.placement[problem.tensors[t].producer]][processor]
-            for t in self.to_receive(operator, processor)
-        )
+        return sum(self.transfer_to(t, processor) for t in self.to_receive(operator, processor))
+
+    def transfer_to(self, tensor: int, processor: int) -> int:
+        """What receiving a tensor that is written takes."""
+        source = self.placement[self.problem.tensors[tensor].producer]
+        return self.problem.transfer_ns[tensor][source][processor]
 
     def finish_on(self, operator: int, processor: int) -> int:
         """When the operator would finish as the next one of the processor."""

@@ -1,8 +1,8 @@
 """StarPU's DMDAR: dequeue model, data aware, ready.
 
 When the last predecessor of an operator finishes, the operator is queued at the processor that is
-expected to finish it first, transfers included.  An idle processor takes from its queue the operator
-of which it already holds the most bytes.
+expected to finish it first, transfers included.  An idle processor takes from its queue the
+operator of which it already holds the most bytes.
 """
 
 from __future__ import annotations

@@ -1,0 +1,128 @@
+"""Our scheduler: the best of fast heuristics, improved by local search.
+
+    HEFT, HOPE:GS, StarPU, … ──> the best three ──anneal──> the best ──anneal──> result
+
+Fewer processors are tried too, so that another processor never makes a network slower; operators
+that may be split are tried in the parts of µLayer and CoDL.  The search counts steps, not time: the same
+problem has the same answer everywhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tvm_stretch.scheduling.bounds import lower_bound
+from tvm_stretch.scheduling.heft import schedule_heft
+from tvm_stretch.scheduling.hope import schedule_hope_gs
+from tvm_stretch.scheduling.merge import merge_short_operators
+from tvm_stretch.scheduling.mosaic import schedule_mosaic
+from tvm_stretch.scheduling.native_search import improve
+from tvm_stretch.scheduling.problem import Problem
+from tvm_stretch.scheduling.result import Result, result_of
+from tvm_stretch.scheduling.simulate import Timeline, simulate
+from tvm_stretch.scheduling.single import schedule_single
+from tvm_stretch.scheduling.split import schedule_codl, schedule_mulayer
+from tvm_stretch.scheduling.starpu import schedule_starpu
+
+# Steps of the local search (operators run in trials; about 40 ns each).
+_STEPS_PER_OPERATOR, _MOST_STEPS = 20_000, 6_000_000
+# Delays that the search accepts at first, in mean operators: a small graph needs larger steps to leave
+# a local optimum, and has time for them.
+_HEAT_OF_ALL, _LEAST_HEAT, _MOST_HEAT = 30.0, 0.1, 3.0
+# A schedule in parts is worth improving if it takes less than this many times the best whole one.
+_PROMISING = 1.25
+
+_HEURISTICS = (schedule_heft, schedule_hope_gs, schedule_starpu, schedule_mosaic, schedule_single)
+
+
+def schedule(problem: Problem) -> Result:
+    """The fastest schedule that we find."""
+    began = time.perf_counter_ns()
+    steps = min(_MOST_STEPS, _STEPS_PER_OPERATOR * len(problem.operators))
+    best = _whole_operators(problem, steps)
+    if any(operator.splittable for operator in problem.operators):
+        for baseline in (schedule_mulayer, schedule_codl):
+            split = _timeline(baseline(problem))
+            if _makespan(split) < _PROMISING * _makespan(best):
+                best = _fastest([best, _anneal(split, steps // 2)])
+    lower_bound(problem)  # kept with the problem; a part of what we report, so of the time it takes
+    return result_of("ours", best, began)
+
+
+def _whole_operators(problem: Problem, steps: int) -> Timeline:
+    """Without splitting anything."""
+    starts = [_timeline(scheduler(problem)) for scheduler in _HEURISTICS]
+    starts.append(_merged_heft(problem))
+    if len(problem.processors) == 1:
+        return _fastest(starts)
+    starts.extend(_with_fewer_processors(problem, steps))
+    starts.sort(key=_makespan)
+    trials = [
+        _anneal(start, steps // 4, seed=seed) for seed, start in enumerate(starts[:3], start=1)
+    ]
+    best = _fastest([starts[0], *trials])
+    return _fastest([best, _anneal(best, steps // 4, cooled=0.25)])
+
+
+def _merged_heft(problem: Problem) -> Timeline:
+    merged = merge_short_operators(problem)
+    return merged.expand(problem, _timeline(schedule_heft(merged.problem)))
+
+
+def _with_fewer_processors(problem: Problem, steps: int) -> list[Timeline]:
+    """Schedules that leave one processor idle, for each that the network can do without."""
+    timelines = []
+    for idle in range(len(problem.processors)):
+        kept = [p for p in range(len(problem.processors)) if p != idle]
+        if all(set(supported) - {idle} for supported in problem.supported):
+            smaller = _whole_operators(_restrict(problem, kept), steps)
+            order: list[list[int]] = [[] for _ in problem.processors]
+            for position, processor in enumerate(kept):
+                order[processor] = smaller.order[position]
+            placement = {op: kept[p] for op, p in smaller.placement.items()}
+            timelines.append(_simulated(problem, placement, order))
+    return timelines
+
+
+def _restrict(problem: Problem, kept: Sequence[int]) -> Problem:
+    operators = tuple(
+        replace(operator, costs=tuple(operator.costs[p] for p in kept))
+        for operator in problem.operators
+    )
+    return replace(
+        problem,
+        processors=tuple(problem.processors[p] for p in kept),
+        operators=operators,
+        transfers=tuple(tuple(problem.transfers[p][q] for q in kept) for p in kept),
+        launch=tuple(problem.launch[p] for p in kept) if problem.launch else (),
+    )
+
+
+def _anneal(timeline: Timeline, steps: int, *, cooled: float = 1.0, seed: int = 0) -> Timeline:
+    problem = timeline.problem
+    count = len(problem.operators)
+    mean = sum(map(problem.mean_cost, range(count))) / max(1, count)
+    heat = min(_MOST_HEAT, max(_LEAST_HEAT, _HEAT_OF_ALL / max(1, count)))
+    return improve(timeline, steps=steps, heat=cooled * heat * mean, seed=seed)
+
+
+def _timeline(result: Result) -> Timeline:
+    """The schedule as early as possible, which MOSAIC's is not."""
+    placement = dict(enumerate(result.placement))
+    return _simulated(result.problem, placement, result.order)
+
+
+def _simulated(
+    problem: Problem, placement: dict[int, int], order: Sequence[Sequence[int]]
+) -> Timeline:
+    return simulate(problem, [placement[i] for i in range(len(placement))], order)
+
+
+def _makespan(timeline: Timeline) -> int:
+    return max(timeline.finish.values(), default=0)
+
+
+def _fastest(timelines: Sequence[Timeline]) -> Timeline:
+    return min(timelines, key=_makespan)
