@@ -24,6 +24,8 @@ class Handle {
   }
 
   T get() const { return object_; }
+  // Whoever calls this frees the object.
+  T release() { return std::exchange(object_, nullptr); }
   explicit operator bool() const { return object_ != nullptr; }
 
  private:
