@@ -71,7 +71,12 @@ WITH_CONVOLUTIONS = [*ELEMENTWISE, "conv", "conv"]
 
 
 @st.composite
-def networks(draw: st.DrawFn, kinds: list[str] | None = None, most_steps: int = 10) -> tvm.IRModule:
+def networks(
+    draw: st.DrawFn,
+    kinds: list[str] | None = None,
+    least_steps: int = 1,
+    most_steps: int = 10,
+) -> tvm.IRModule:
     """A canonical network. Size 3 makes parts start at odd places."""
     emitter = _Emitter(draw, draw(st.sampled_from([4, 3])))
     params = []
@@ -81,7 +86,7 @@ def networks(draw: st.DrawFn, kinds: list[str] | None = None, most_steps: int = 
     emitter.pool = list(params)
     with emitter.bb.function("main", params):
         with emitter.bb.dataflow():
-            for _ in range(draw(st.integers(1, most_steps))):
+            for _ in range(draw(st.integers(least_steps, most_steps))):
                 emitter.step(kinds or ELEMENTWISE)
             results = [
                 emitter.bb.emit_output(r) if r not in params and isinstance(r, relax.Var) else r

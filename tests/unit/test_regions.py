@@ -134,7 +134,7 @@ def lower_planned(mod: tvm.IRModule, plan: Plan) -> Lowered:
 
 @given(st.data())
 def test_any_order_on_any_processors_computes_the_same(data: st.DataObject) -> None:
-    mod = data.draw(networks())
+    mod = data.draw(networks(least_steps=6, most_steps=24))
     lowered = lower_planned(mod, data.draw(plans(mod, NAMES)))
     inputs = random_inputs(mod)
     expected = run(mod, *inputs)
@@ -217,6 +217,27 @@ def test_a_tensor_is_received_once() -> None:
     counts = [(len(r.receives), len(r.sends)) for r in graph.regions]
     assert counts == [(1, 1), (1, 1), (1, 1), (1, 1)], "the last one has relu's result already"
     assert graph.regions[3].after == (2,)
+
+
+def test_branches_side_by_side_do_not_share_memory() -> None:
+    """One after the other, the branches would use the same two buffers."""
+
+    def body(x: relax.Expr) -> relax.Expr:
+        left = right = x
+        for _ in range(4):
+            left, right = relax.op.nn.relu(left), relax.op.negative(right)
+        return relax.op.add(left, right)
+
+    mod = NameOperators()(module(body, (1, 4, 4, 4)))
+    names = list(Calls(mod["main"]).calls)
+    sides = [[n for n in names if stem in n] for stem in ("relu", "neg", "add")]
+    lowered = lower_planned(mod, plan(("cpu", sides[0]), ("gpu", sides[1]), ("cpu", sides[2])))
+    assert lowered.graph.arena_bytes == 4 * 256
+    inputs = random_inputs(mod)
+    (expected,) = run(mod, *inputs)
+    for seed in range(20):
+        (got,) = Machine(lowered).run(inputs, seed)
+        np.testing.assert_array_equal(got, expected)
 
 
 def test_parts_of_a_concat_come_from_their_writers() -> None:
