@@ -267,6 +267,19 @@ def _as_oihw(weight: te.Tensor) -> te.Tensor:
 
 def pool(bb: relax.BlockBuilder, machine: VectorMachine, call: relax.Call, data: Expr) -> relax.Var:
     """Max or average pooling."""
+    config = pool_config(machine, call)
+    mark = annotation("window", config)
+    return bb.emit(
+        bb.call_te(
+            lambda x: window_compute(config, x, None, mark),
+            data,
+            primfunc_name_hint=f"{config.kind}_pool2d",
+        )
+    )
+
+
+def pool_config(machine: VectorMachine, call: relax.Call) -> WindowConfig:
+    """The configuration of a pooling."""
     attrs = call.attrs
     n, c, h, w = (int(d) for d in call.args[0].ty.shape.values)
     kind = call.op.name.removeprefix("relax.nn.").removesuffix("_pool2d")
@@ -275,7 +288,7 @@ def pool(bb: relax.BlockBuilder, machine: VectorMachine, call: relax.Call, data:
     kernel, stride, dilation = (
         (int(v[0]), int(v[1])) for v in (attrs.pool_size, attrs.strides, attrs.dilation)
     )
-    config = WindowConfig(
+    return WindowConfig(
         kind=kind,
         batch=n,
         channels=c,
@@ -287,12 +300,4 @@ def pool(bb: relax.BlockBuilder, machine: VectorMachine, call: relax.Call, data:
         lanes=machine.lanes,
         out=(out_h, out_w),
         count_include_pad=bool(attrs.count_include_pad),
-    )
-    mark = annotation("window", config)
-    return bb.emit(
-        bb.call_te(
-            lambda x: window_compute(config, x, None, mark),
-            data,
-            primfunc_name_hint=f"{kind}_pool2d",
-        )
     )

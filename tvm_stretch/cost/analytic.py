@@ -58,7 +58,9 @@ def default_speed(kind: str, threads: int = 1, runs_loops: bool = False) -> Spee
         cpu = SPEEDS["cpu"]
         return Speed(cpu.cycles_per_ns * cores, cpu.bytes_per_ns, 3_000.0, speed.handover_ns)
     factor = cores if kind == "cpu" else 1.0
-    return Speed(speed.cycles_per_ns * factor, speed.bytes_per_ns, speed.start_ns, speed.handover_ns)
+    return Speed(
+        speed.cycles_per_ns * factor, speed.bytes_per_ns, speed.start_ns, speed.handover_ns
+    )
 
 
 class AnalyticModel:

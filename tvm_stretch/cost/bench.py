@@ -102,9 +102,7 @@ class Bench:
         for node, timing in zip(nodes, timings, strict=True):
             if node.kernel != COPY_KERNEL:
                 rows.setdefault(node.kernel, []).append(timing)
-        return [
-            self._row(kernels[name], times, origin) for name, times in rows.items()
-        ]
+        return [self._row(kernels[name], times, origin) for name, times in rows.items()]
 
     def _row(self, kernel: Kernel, times: list[Timing], origin: dict[str, Any]) -> Row:
         """A kernel that several nodes call counts once, with their mean."""

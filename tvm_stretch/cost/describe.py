@@ -1,7 +1,7 @@
 """From fused PrimFuncs to features: before they are scheduled, when they still say what they mean.
 
-    fused_conv2d_add_relu  (annotation: template conv, 64 -> 64 channels, tile 6 x 2, ...)
-        ->  ConvFeatures(flops=231211008, weight_bytes=147456, tile_pixels=6, ...)
+fused_conv2d_add_relu  (annotation: template conv, 64 -> 64 channels, tile 6 x 2, ...)
+    ->  ConvFeatures(flops=231211008, weight_bytes=147456, tile_pixels=6, ...)
 """
 
 from __future__ import annotations

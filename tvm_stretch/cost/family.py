@@ -66,7 +66,9 @@ class FamilyModel:
     points: Array
     reach: float
 
-    def correct(self, vectors: Array, analytic: Array) -> tuple[Array, Array, list[tuple[str, ...]]]:
+    def correct(
+        self, vectors: Array, analytic: Array
+    ) -> tuple[Array, Array, list[tuple[str, ...]]]:
         """Latencies, half widths as logarithms, and reasons for being out of range."""
         shift = self.booster.predict(xgb.DMatrix(vectors)) + self.centre
         bins = np.searchsorted(np.asarray(self.edges), np.log(analytic))

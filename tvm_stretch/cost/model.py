@@ -1,8 +1,8 @@
 """The measured cost model of one processor: learned families over an analytic base, in one file.
 
-    model = train(dataset.rows, device)           # a minute at most
-    model.save("cpu.json"); model = load_cost_model("cpu.json", device)
-    model.predict_all(features)[0]                # Prediction(nanoseconds, low, high, "measured")
+model = train(dataset.rows, device)           # a minute at most
+model.save("cpu.json"); model = load_cost_model("cpu.json", device)
+model.predict_all(features)[0]                # Prediction(nanoseconds, low, high, "measured")
 """
 
 from __future__ import annotations
@@ -72,9 +72,7 @@ class MeasuredModel:
         write_whole(Path(path), json.dumps(data, separators=(",", ":")))
 
 
-def load_cost_model(
-    path: str | Path, device: Mapping[str, Any] | None = None
-) -> MeasuredModel:
+def load_cost_model(path: str | Path, device: Mapping[str, Any] | None = None) -> MeasuredModel:
     """Read what `MeasuredModel.save` wrote.
 
     Args:
@@ -111,9 +109,7 @@ def load_cost_model(
 def check_device(found: Any, expected: Mapping[str, Any], where: str) -> None:
     """Refuse measurements of another device, naming what differs."""
     found = found if isinstance(found, dict) else {}
-    differing = sorted(
-        key for key in {*found, *expected} if found.get(key) != expected.get(key)
-    )
+    differing = sorted(key for key in {*found, *expected} if found.get(key) != expected.get(key))
     if differing:
         pairs = ", ".join(f"{k} {found.get(k)!r} (here {expected.get(k)!r})" for k in differing)
         raise CostModelError(
@@ -142,9 +138,7 @@ def train(
     return MeasuredModel(dict(device), base, families, together_ratio)
 
 
-def _calibrated(
-    kernels: Sequence[Features], measured_ns: Sequence[float], speed: Speed
-) -> Speed:
+def _calibrated(kernels: Sequence[Features], measured_ns: Sequence[float], speed: Speed) -> Speed:
     """The clock that the median kernel saw, so that families without trees come out right too."""
     base = AnalyticModel(speed)
     ratios = [

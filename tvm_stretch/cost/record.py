@@ -1,8 +1,8 @@
 """A side table of features: what each kernel of a compiled network is, by its name.
 
-    processor, kernels = recording(processor)
-    model = compile(network, [processor])
-    kernels["fused_conv2d_add_relu"].features
+processor, kernels = recording(processor)
+model = compile(network, [processor])
+kernels["fused_conv2d_add_relu"].features
 """
 
 from __future__ import annotations
