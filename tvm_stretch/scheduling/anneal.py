@@ -3,8 +3,8 @@
     HEFT, HOPE:GS, StarPU, … ──> the best three ──anneal──> the best ──anneal──> result
 
 Fewer processors are tried too, so that another processor never makes a network slower; operators
-that may be split are tried in the parts of µLayer and CoDL.  The search counts steps, not time: the same
-problem has the same answer everywhere.
+that may be split are tried in the parts of µLayer and CoDL.  The search counts steps, not time: the
+same problem has the same answer everywhere.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tvm_stretch.scheduling.starpu import schedule_starpu
 
 # Steps of the local search (operators run in trials; about 40 ns each).
 _STEPS_PER_OPERATOR, _MOST_STEPS = 20_000, 6_000_000
-# Delays that the search accepts at first, in mean operators: a small graph needs larger steps to leave
-# a local optimum, and has time for them.
+# Delays that the search accepts at first, in mean operators: a small graph needs larger ones to
+# leave a local optimum, and has time for them.
 _HEAT_OF_ALL, _LEAST_HEAT, _MOST_HEAT = 30.0, 0.1, 3.0
 # A schedule in parts is worth improving if it takes less than this many times the best whole one.
 _PROMISING = 1.25
