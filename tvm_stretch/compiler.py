@@ -13,17 +13,20 @@ from pathlib import Path
 import tvm
 from tvm import relax
 
+from tvm_stretch.contest import compare, winner
 from tvm_stretch.frontend import load_network
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.merge_regions import kernels_of, merge_regions
 from tvm_stretch.passes.partition_regions import PROCESSOR, PartitionRegions
+from tvm_stretch.passes.split_outputs import split_outputs
 from tvm_stretch.passes.tag import TagOperators
 from tvm_stretch.passes.verify import verify
 from tvm_stretch.placement import choose_plan
-from tvm_stretch.plan import PlanLike
+from tvm_stretch.plan import Plan, PlanLike
 from tvm_stretch.processors import TargetLike, make_processors
 from tvm_stretch.runtime.build import build_model
 from tvm_stretch.runtime.model import Model
+from tvm_stretch.search import Candidate, shared_plan, single_plans
 from tvm_stretch.targets.processor import Processor
 
 
@@ -46,7 +49,8 @@ def compile(
             ``tvm.target.Target``; or as ``Processor``.  Plain ``"llvm"`` means this machine's CPU
             with all its features, ``"opencl"`` its first OpenCL device.
         plan: which processor runs which operators: a ``Plan``, the path of its JSON file, or a
-            dict.  By default everything runs on the first target that supports all of it.
+            dict.  By default the fastest of those that `search.py` proposes, measured here;
+            several processors only where they are faster than one.
         shapes: shapes of inputs whose dimensions the network leaves open.
         cpu_threads: cores that CPU kernels may use; by default those this process may run on,
             without the ones that belong to another processor's driver.
@@ -60,7 +64,60 @@ def compile(
     observer = _Observer(dump_dir, processors if debug else None)
     mod = load_network(source, shapes)
     observer.see("canonical", mod)
-    chosen = choose_plan(mod["main"], [p.name for p in processors], placeable, plan)
+    if plan is not None or len(placeable) == 1:
+        requested = None if plan is None else Plan.read(plan)
+        return _build(mod, requested, processors, placeable, observer)
+    return _fastest(mod, processors, placeable, observer)
+
+
+def _fastest(
+    mod: tvm.IRModule,
+    processors: Sequence[Processor],
+    placeable: Sequence[Processor],
+    observer: _Observer,
+) -> Model:
+    """Build what may be fastest, measure, keep the winner; one processor unless several win."""
+
+    def build(candidate: Candidate) -> Model:
+        return _build(mod, candidate.plan, processors, placeable, observer)
+
+    singles = single_plans(mod, placeable)
+    if not singles:
+        return _build(mod, None, processors, placeable, observer)
+    models = [build(candidate) for candidate in singles]
+    if not all(model.runs_here for model in models):
+        return models[0].with_reason(f"{singles[0].what}: not measured, for another machine")
+    alone = compare(models)
+    best = min(range(len(models)), key=lambda index: alone[index].seconds)
+    speeds = [1 / outcome.seconds for outcome in alone]
+    shared = shared_plan(mod, placeable, speeds) if len(singles) == len(placeable) else None
+    if shared is None:
+        return models[best].with_reason(f"{singles[best].what}: no layer is worth sharing")
+    contest = [(singles[best], models[best]), (shared, build(shared))]
+    outcomes = compare([model for _, model in contest])
+    index = winner(outcomes)
+    return contest[index][1].with_reason(
+        "; ".join(
+            f"{candidate.what}: {outcome.seconds * 1e3:.2f} ms (x{outcome.ratio:.2f}, "
+            f"95 % {outcome.low:.2f} to {outcome.high:.2f})"
+            for (candidate, _), outcome in zip(contest, outcomes, strict=True)
+        )
+        + f"; chosen: {contest[index][0].what}"
+    )
+
+
+def _build(
+    mod: tvm.IRModule,
+    requested: Plan | None,
+    processors: Sequence[Processor],
+    placeable: Sequence[Processor],
+    observer: _Observer,
+) -> Model:
+    """From the canonical module to a model, by the plan."""
+    if requested is not None and requested.shares:
+        mod = split_outputs(mod, requested.shares)
+        observer.see("SplitOutputs", mod)
+    chosen = choose_plan(mod["main"], [p.name for p in processors], placeable, requested)
     mod = TagOperators(chosen)(mod)
     observer.see("TagOperators", mod)
     mod = PartitionRegions()(mod)
@@ -70,9 +127,9 @@ def compile(
     parts = {p.name: _run_phases(p, _regions_of(mod, p), observer) for p in processors}
     mod = merge_regions(mod["main"], parts)
     observer.see("merged", mod, partitioned=True)
-    for processor, kernels in [(p, kernels_of(mod, p.name)) for p in processors]:
+    for processor in processors:
         with processor.target:
-            mod.update(processor.schedule(kernels))
+            mod.update(processor.schedule(kernels_of(mod, processor.name)))
     observer.see("scheduled", mod, partitioned=True)
     host, *devices = processors
     return build_model(mod, host.target, host.threads, devices=devices, plan=chosen)

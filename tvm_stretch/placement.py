@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tvm import relax
 
 from tvm_stretch.errors import PlanError, UnsupportedError
 from tvm_stretch.passes.calls import Calls
 from tvm_stretch.passes.tag import check_plan
-from tvm_stretch.plan import Plan, PlanLike, PlannedRegion, Refusal
+from tvm_stretch.plan import Plan, PlannedRegion, Refusal
 from tvm_stretch.targets.processor import Processor
 
 
@@ -17,7 +18,7 @@ def choose_plan(
     main: relax.Function,
     names: Sequence[str],
     placeable: Sequence[Processor],
-    requested: PlanLike | None,
+    requested: Plan | None,
 ) -> Plan:
     """The plan for `main`, with every refusal of every processor.
 
@@ -37,10 +38,9 @@ def choose_plan(
         refusal for processor in placeable for refusal in find_refusals(main, processor)
     )
     if requested is None:
-        regions = _on_one_processor(operators, placeable, refusals)
-    else:
-        regions = Plan.read(requested).regions
-    plan = Plan(tuple(names), _on_known_processors(regions, placeable), refusals)
+        requested = Plan(tuple(names), _on_one_processor(operators, placeable, refusals))
+    regions = _on_known_processors(requested.regions, placeable)
+    plan = replace(requested, processors=tuple(names), regions=regions, refusals=refusals)
     check_plan(plan, main)
     _check_support(plan)
     return plan

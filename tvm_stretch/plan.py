@@ -23,7 +23,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -62,11 +62,22 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Plan:
-    """See the module docstring; the first processor is the CPU."""
+    """See the module docstring; the first processor is the CPU.
+
+    Attributes:
+        processors: names of all processors of the model.
+        regions: in an order in which they could run one after the other.
+        refusals: why processors cannot run certain operators.
+        shares: layers whose output channels are computed in parts, and how many each part has;
+            the operators of the regions are then those after ``SplitOutputs``.
+        reason: why this plan was chosen, for people.
+    """
 
     processors: tuple[str, ...]
     regions: tuple[PlannedRegion, ...]
     refusals: tuple[Refusal, ...] = ()
+    shares: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    reason: str = ""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -102,6 +113,8 @@ class Plan:
             "processors": self.processors,
             "regions": [_region_data(region) for region in self.regions],
             "refusals": [asdict(refusal) for refusal in self.refusals],
+            "shares": dict(self.shares),
+            "reason": self.reason,
         }
         return json.dumps(data, indent=1) + "\n"
 
@@ -132,6 +145,10 @@ class Plan:
             names = _abbreviate(region.operators)
             rows.append((region.name, region.processor, str(len(region.operators)), names))
         lines = [*_align(rows), ""]
+        if self.shares:
+            lines.append(f"{len(self.shares)} layers are computed in parts of their channels")
+        if self.reason:
+            lines.append(self.reason)
         if self.refusals:
             lines.append("refused:")
             lines.extend(_align([(r.processor, r.operator, r.reason) for r in self.refusals]))
@@ -166,7 +183,15 @@ def _from_data(data: Any, where: str) -> Plan:
             f"expected {(FORMAT, VERSION)} for format and version of {where}, got {found}; "
             "write the plan with this version of tvm_stretch"
         )
-    unknown = set(data) - {"format", "version", "processors", "regions", "refusals"}
+    unknown = set(data) - {
+        "format",
+        "version",
+        "processors",
+        "regions",
+        "refusals",
+        "shares",
+        "reason",
+    }
     if unknown:
         raise PlanError(f"expected no field {sorted(unknown)} in {where}, got it; remove it")
     regions = data.get("regions")
@@ -178,7 +203,21 @@ def _from_data(data: Any, where: str) -> Plan:
         processors=_strings(data, "processors", where),
         regions=tuple(_region(item, f"regions[{i}] of {where}") for i, item in enumerate(regions)),
         refusals=_refusals(data.get("refusals", []), where),
+        shares=_shares(data.get("shares", {}), where),
+        reason=str(data.get("reason", "")),
     )
+
+
+def _shares(data: Any, where: str) -> dict[str, tuple[int, ...]]:
+    def is_share(value: Any) -> bool:
+        return isinstance(value, list | tuple) and all(type(part) is int for part in value)
+
+    if not isinstance(data, Mapping) or not all(map(is_share, data.values())):
+        raise PlanError(
+            f"expected lists of channel counts by operator for shares of {where}, got {data!r}; "
+            'write {"conv2d": [32, 32]}'
+        )
+    return {str(name): tuple(parts) for name, parts in data.items()}
 
 
 def _region_data(region: PlannedRegion) -> dict[str, Any]:
@@ -231,7 +270,7 @@ def _strings(data: dict[str, Any], key: str, where: str) -> tuple[str, ...]:
 
 def _check(plan: Plan) -> None:
     """What can be said without knowing the network."""
-    for field, names in (
+    for what, names in (
         ("processors", plan.processors),
         ("names of regions", tuple(region.name for region in plan.regions)),
         ("operators", tuple(name for region in plan.regions for name in region.operators)),
@@ -239,7 +278,7 @@ def _check(plan: Plan) -> None:
         twice = sorted(name for name, count in Counter(names).items() if count > 1)
         if twice:
             raise PlanError(
-                f"expected every one of the plan's {field} once, got {', '.join(twice)} more than "
+                f"expected every one of the plan's {what} once, got {', '.join(twice)} more than "
                 "once; remove the others"
             )
     if not plan.processors:

@@ -32,7 +32,7 @@ def schedule_kernel(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFun
     config = json.loads(fused.config)
     writers = _ITEM_WRITERS if on_items else _WRITERS
     body = writers[config.pop("template")](_tuples(config), machine, fused)
-    attrs = {"s_tir": True, "tirx.noalias": True}
+    attrs = {**(func.attrs or {}), "s_tir": True, "tirx.noalias": True}
     return tirx.PrimFunc(func.params, body).with_attrs(attrs)
 
 

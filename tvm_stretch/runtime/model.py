@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import time
@@ -65,6 +66,22 @@ class Model:
         kernels = code.load() if code.runs_here else code.as_static_library()
         return cls(parts.create_executor(kernels), parts=parts)
 
+    @property
+    def runs_here(self) -> bool:
+        """Whether the kernels are for this kind of machine."""
+        return self._parts is None or self._parts.code.runs_here
+
+    def with_reason(self, reason: str) -> Model:
+        """This model, with a plan that says why it was chosen."""
+        if self._parts is None:
+            raise ArtifactError(
+                "expected a model that was just compiled for with_reason, got a loaded one; "
+                "compile it again"
+            )
+        plan = {**self.graph.plan, "reason": reason}
+        graph = dataclasses.replace(self.graph, plan=plan)
+        return Model.from_parts(dataclasses.replace(self._parts, graph=graph))
+
     @functools.cached_property
     def graph(self) -> Graph:
         """The nodes, tensors and memory plan that the executor runs."""
@@ -106,7 +123,7 @@ class Model:
 
     def benchmark(self, repeat: int = 20) -> BenchmarkResult:
         """Measure the latency of a run on random inputs, after some runs to warm up."""
-        run = self._with_random_inputs()
+        run = self.random_run()
         for _ in range(max(2, repeat // 10)):
             run()
         samples = []
@@ -118,7 +135,7 @@ class Model:
 
     def profile(self, repeat: int = 10) -> ProfileResult:
         """Measure every kernel on random inputs; the median of several runs."""
-        self._with_random_inputs()()
+        self.random_run()()
         traces = [json.loads(self.module["trace"]()) for _ in range(repeat)]
         return summarize_profile(self.graph, traces)
 
@@ -129,7 +146,7 @@ class Model:
             path: where to write the trace, in the format of Chrome and Perfetto.
             repeat: how many runs to trace.
         """
-        self._with_random_inputs()()
+        self.random_run()()
         traces = [json.loads(self.module["trace"]()) for _ in range(repeat)]
         traces.sort(key=lambda trace: trace["end"] - trace["start"])
         timeline = read_timeline(self.graph, traces[repeat // 2], self._predicted_times())
@@ -244,8 +261,8 @@ class Model:
             raise InputError(f"expected the inputs {names}, got none for {missing}; give them all")
         return [_to_tensor(name, given[name], spec) for name, spec in specs.items()]
 
-    def _with_random_inputs(self) -> tvm.runtime.Function:
-        """Set every input; returns the function that runs the network."""
+    def random_run(self) -> tvm.runtime.Function:
+        """Set every input to noise; returns the function that runs the network."""
         load_executor(self.module)
         generator = np.random.default_rng(0)
         for name, spec in self._input_specs.items():

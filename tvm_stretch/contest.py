@@ -1,0 +1,66 @@
+"""Do no harm: which of several models of one network is the fastest on this machine.
+
+The models run in turns, so that a change of the machine's speed meets all of them. A challenger
+wins if it is faster in the median of the rounds' ratios and the ratios' confidence interval says
+that this is no accident; else the first model stays.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from tvm_stretch.runtime.model import Model
+
+_ROUNDS = 15
+_WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One model against the first.
+
+    Attributes:
+        seconds: median latency.
+        ratio: median of its latency to the first model's, round by round.
+        low: lower end of the ratio's 95 % confidence interval.
+        high: upper end.
+    """
+
+    seconds: float
+    ratio: float
+    low: float
+    high: float
+
+
+def compare(models: Sequence[Model], rounds: int = _ROUNDS) -> list[Outcome]:
+    """Latencies of the models, measured in turns on the same kind of random input."""
+    runs = [model.random_run() for model in models]
+    samples: list[list[float]] = [[] for _ in models]
+    for number in range(rounds + 1):
+        for run, latencies in zip(runs, samples, strict=True):
+            for _ in range(_WARM_UP if number == 0 else 1):
+                run()  # another model had the caches
+            start = time.perf_counter()
+            run()
+            if number:
+                latencies.append(time.perf_counter() - start)
+    return [_outcome(latencies, samples[0]) for latencies in samples]
+
+
+def _outcome(latencies: Sequence[float], first: Sequence[float]) -> Outcome:
+    ratios = sorted(a / b for a, b in zip(latencies, first, strict=True))
+    # Distribution-free interval of the median: order statistics around the middle.
+    reach = math.ceil(0.98 * math.sqrt(len(ratios)))
+    middle = len(ratios) // 2
+    low, high = max(0, middle - reach), min(len(ratios) - 1, middle + reach)
+    return Outcome(median(latencies), median(ratios), ratios[low], ratios[high])
+
+
+def winner(outcomes: Sequence[Outcome]) -> int:
+    """The fastest of those that beat the first beyond doubt, or the first."""
+    beating = [i for i, outcome in enumerate(outcomes) if i and outcome.high < 1]
+    return min(beating, key=lambda i: outcomes[i].ratio, default=0)

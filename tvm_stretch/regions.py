@@ -1,0 +1,78 @@
+"""From a processor for each operator to regions.
+
+    conv2d.p0 cpu, conv2d.p1 opencl, relu.p0 cpu, relu.p1 opencl, relu = concat, conv2d1 cpu
+        ->
+    r0 cpu: conv2d.p0, relu.p0    r1 opencl: conv2d.p1, relu.p1    r2 cpu: relu    r3 cpu: conv2d1
+
+A region waits only before its first operator, and others see its results only when it ends. So a
+region ends where another processor reads one of its results, and an operator that has to wait
+begins a new one. A view of what several processors wrote is a region by itself: it costs nothing,
+and nobody waits for more than the writers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tvm import relax
+
+from tvm_stretch.passes.calls import Calls
+from tvm_stretch.plan import PlannedRegion
+
+_VIEWS = ("relax.concat", "relax.reshape", "relax.strided_slice", "relax.split")
+
+
+def form_regions(
+    main: relax.Function, processor_of: Mapping[str, str]
+) -> tuple[PlannedRegion, ...]:
+    """The fewest regions, in program order, in which no operator waits for longer than it must."""
+    calls = Calls(main)
+    forming = _Forming()
+    for var, call in calls.bound:
+        reads = [leaf.var.name for leaf in calls.leaves(call)]
+        is_view = call.op.name in _VIEWS
+        forming.add(var.name, processor_of[var.name], reads, is_view=is_view)
+    return tuple(
+        PlannedRegion(f"r{number}", processor, tuple(operators))
+        for number, (processor, operators) in enumerate(forming.regions)
+    )
+
+
+class _Forming:
+    """Regions while they grow; at most one of each processor is open."""
+
+    def __init__(self) -> None:
+        self.regions: list[tuple[str, list[str]]] = []
+        self._region_of: dict[str, int] = {}
+        self._open: dict[str, int] = {}
+
+    def add(self, name: str, processor: str, reads: list[str], *, is_view: bool) -> None:
+        """Put the next operator of the network into a region."""
+        sources = {self._region_of[read] for read in reads if read in self._region_of}
+        foreign = {region for region in sources if self.regions[region][0] != processor}
+        for region in foreign:
+            self._close(region)
+        if is_view and foreign:
+            for region in sources:
+                self._close(region)
+            self.regions.append((processor, [name]))
+            self._region_of[name] = len(self.regions) - 1
+            self._open.pop(processor, None)
+            return
+        if any(region > self._open.get(processor, -1) for region in foreign | self._views(sources)):
+            self._open.pop(processor, None)
+        if processor not in self._open:
+            self._open[processor] = len(self.regions)
+            self.regions.append((processor, []))
+        number = self._open[processor]
+        self.regions[number][1].append(name)
+        self._region_of[name] = number
+
+    def _views(self, sources: set[int]) -> set[int]:
+        """Sources that are no longer open: what they hold may be another processor's work."""
+        return {region for region in sources if region not in self._open.values()}
+
+    def _close(self, region: int) -> None:
+        processor = self.regions[region][0]
+        if self._open.get(processor) == region:
+            del self._open[processor]
