@@ -10,7 +10,7 @@ z = R.exp(y)
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -119,22 +119,45 @@ class Emitter:
         return var
 
 
-def replace_operators(
-    mod: tvm.IRModule, removed: Collection[str], at: str, bindings: Sequence[relax.Binding]
-) -> tvm.IRModule:
-    """Put ``bindings`` in the place of operator ``at`` and leave out the ``removed`` ones."""
+@dataclass(frozen=True, eq=False)
+class Replacement:
+    """A branched segment before it is put into the network.
+
+    Attributes:
+        end: the last operator of the segment; the bindings go where it stands.
+        removed: names of the segment's operators.
+        bindings: what takes their place.
+        branches, joins: as in `Branched`.
+    """
+
+    end: str
+    removed: frozenset[str]
+    bindings: tuple[relax.Binding, ...]
+    branches: tuple[tuple[str, ...], ...]
+    joins: tuple[str, ...]
+
+
+def replace_segments(mod: tvm.IRModule, segments: Sequence[Replacement]) -> tvm.IRModule:
+    """Put branched segments into `main`, each where its last operator stood."""
+    removed: set[str] = set()
+    for segment in segments:
+        twice = removed & segment.removed
+        if twice:
+            raise InputError(
+                f"expected segments that share no operator, got {min(twice)!r} in two; "
+                "split a segment once"
+            )
+        removed |= segment.removed
+    added = {segment.end: segment.bindings for segment in segments}
     main = mod["main"]
     blocks = []
     for block in main.body.blocks:
         kept: list[relax.Binding] = []
         for binding in block.bindings:
-            if binding.var.name == at:
-                kept += bindings
-            elif binding.var.name not in removed:
-                kept.append(binding)
+            name = binding.var.name
+            kept += added.get(name, () if name in removed else (binding,))
         blocks.append(type(block)(kept))
-    body = relax.SeqExpr(blocks, main.body.body)
-    body = relax.BlockBuilder().normalize(body)
+    body = relax.BlockBuilder().normalize(relax.SeqExpr(blocks, main.body.body))
     function = relax.Function(main.params, body, main.ret_ty, main.is_pure)
     updated = mod.clone()
     updated["main"] = function.with_attrs(dict(main.attrs or {}))

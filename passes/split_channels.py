@@ -14,13 +14,11 @@ result is equal up to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir import GenericConst
-from tvm_stretch.passes.branches import Branched, Emitter, Span, replace_operators
+from tvm_stretch.passes.branches import Branched, Emitter, Replacement, Span, replace_segments
 from tvm_stretch.passes.channel_plan import (
     ChannelSplit,
     Form,
@@ -35,7 +33,12 @@ from tvm_stretch.passes.operators import BINARY, Operator, Operators
 
 def split_channels(mod: tvm.IRModule, split: ChannelSplit) -> Branched:
     """Build the branches of ``split`` in ``main`` (see the module docstring)."""
-    operators = Operators(mod["main"])
+    segment = channel_branches(Operators(mod["main"]), split)
+    return Branched(replace_segments(mod, [segment]), segment.branches, segment.joins)
+
+
+def channel_branches(operators: Operators, split: ChannelSplit) -> Replacement:
+    """The bindings of the branches."""
     plan = plan_channel_split(operators, split)
     segment = _Segment(operators, len(split.ratios))
     for step in plan.steps:
@@ -45,10 +48,13 @@ def split_channels(mod: tvm.IRModule, split: ChannelSplit) -> Branched:
     last = plan.steps[-1]
     if last.result.form is not Form.ONCE:
         segment.join(split.end, last.result)
-    removed = {step.operator for step in plan.steps}
-    mod = replace_operators(mod, removed, split.end, segment.emitter.bindings)
-    names = tuple(tuple(b) for b in segment.names)
-    return Branched(mod, names, tuple(segment.once))
+    return Replacement(
+        end=split.end,
+        removed=frozenset(step.operator for step in plan.steps),
+        bindings=tuple(segment.emitter.bindings),
+        branches=tuple(tuple(names) for names in segment.names),
+        joins=tuple(segment.once),
+    )
 
 
 class _Segment:
@@ -185,13 +191,12 @@ def _constant(value: np.ndarray) -> relax.Expr:
 
 @tvm.transform.module_pass(opt_level=0, name="SplitChannels")
 class SplitChannels:
-    """See the module docstring; splits are made one after the other."""
+    """See the module docstring."""
 
     def __init__(self, *splits: ChannelSplit) -> None:
-        self.splits: Sequence[ChannelSplit] = splits
+        self.splits = splits
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Branch the segments of ``main``."""
-        for split in self.splits:
-            mod = split_channels(mod, split).mod
-        return mod
+        operators = Operators(mod["main"])
+        return replace_segments(mod, [channel_branches(operators, split) for split in self.splits])

@@ -24,9 +24,10 @@ from tvm.ir import GenericConst
 from tvm_stretch.passes.branches import (
     Branched,
     Emitter,
+    Replacement,
     Span,
     closed_segment,
-    replace_operators,
+    replace_segments,
     share,
 )
 from tvm_stretch.passes.convolutions import conv2d_like
@@ -134,7 +135,12 @@ def _bytes(operators: Operators, tensor: str, needed: Mapping[str, Span]) -> int
 
 def split_rows(mod: tvm.IRModule, split: RowSplit) -> Branched:
     """Build the branches of ``split`` in ``main`` (see the module docstring)."""
-    operators = Operators(mod["main"])
+    segment = row_branches(Operators(mod["main"]), split)
+    return Branched(replace_segments(mod, [segment]), segment.branches, segment.joins)
+
+
+def row_branches(operators: Operators, split: RowSplit) -> Replacement:
+    """The bindings of the branches."""
     plan = plan_row_split(operators, split)
     members = closed_segment(operators, split.start, split.end)
     emitter = Emitter()
@@ -148,9 +154,13 @@ def split_rows(mod: tvm.IRModule, split: RowSplit) -> Branched:
         branches.append(tuple(binding.var.name for binding in emitter.bindings[first:]))
     end = operators.variables[split.end]
     emitter.emit_as(end, relax.op.concat(parts, axis=2))
-    removed = {member.name for member in members}
-    mod = replace_operators(mod, removed, split.end, emitter.bindings)
-    return Branched(mod, tuple(branches), (split.end,))
+    return Replacement(
+        end=split.end,
+        removed=frozenset(member.name for member in members),
+        bindings=tuple(emitter.bindings),
+        branches=tuple(branches),
+        joins=(split.end,),
+    )
 
 
 class _Band:
@@ -239,13 +249,12 @@ def _side_padding(pool: Operator) -> tuple[int, int]:
 
 @tvm.transform.module_pass(opt_level=0, name="SplitRows")
 class SplitRows:
-    """See the module docstring; splits are made one after the other."""
+    """See the module docstring."""
 
     def __init__(self, *splits: RowSplit) -> None:
         self.splits = splits
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Branch the segments of ``main``."""
-        for split in self.splits:
-            mod = split_rows(mod, split).mod
-        return mod
+        operators = Operators(mod["main"])
+        return replace_segments(mod, [row_branches(operators, split) for split in self.splits])

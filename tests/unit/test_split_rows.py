@@ -20,6 +20,7 @@ from relax_helpers import (
     run,
 )
 from tvm import relax
+from tvm_stretch.passes.branch_segments import branch_segments
 from tvm_stretch.passes.detect_meeting_points import detect_meeting_points
 from tvm_stretch.passes.name_operators import NameOperators
 from tvm_stretch.passes.operators import Operators
@@ -304,3 +305,10 @@ def test_a_stage_at_once():
     """From the stem's pool to the end of the second stage, three bands."""
     mod = load_network(zoo.build("resnet18", size=96))
     assert_same_numerics(mod, split_rows(mod, RowSplit("max_pool2d", "relu8", (3, 2, 2))).mod, 1e-3)
+
+
+def test_segments_that_overlap():
+    mod = named(lambda x: conv(relax.op.nn.relu(conv(x))), (1, 4, 9, 5))
+    splits = [RowSplit("x0", "relu", EVEN), RowSplit("conv2d", "conv2d1", EVEN)]
+    with pytest.raises(InputError, match="segments that share no operator, got 'relu' in two"):
+        branch_segments(mod, splits)

@@ -1,0 +1,35 @@
+"""Branch several segments of `main` at once, by rows or by channels, as a search has chosen.
+
+branch_segments(mod, [RowSplit("max_pool2d", "relu4", (3, 2)),
+                      ChannelSplit("relu4", "relu6", (1, 1))])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tvm
+from tvm_stretch.passes.branches import Replacement, replace_segments
+from tvm_stretch.passes.channel_plan import ChannelSplit
+from tvm_stretch.passes.operators import Operators
+from tvm_stretch.passes.split_channels import channel_branches
+from tvm_stretch.passes.split_rows import RowSplit, row_branches
+
+
+def branch_segments(
+    mod: tvm.IRModule, splits: Sequence[RowSplit | ChannelSplit]
+) -> tuple[tvm.IRModule, tuple[Replacement, ...]]:
+    """The branched module, and for each split the names of its branches' operators.
+
+    Raises:
+        UnsupportedError: A segment cannot be split, and why.
+        InputError: Ratios or names are none, or two segments share an operator.
+    """
+    operators = Operators(mod["main"])
+    segments = tuple(
+        row_branches(operators, split)
+        if isinstance(split, RowSplit)
+        else channel_branches(operators, split)
+        for split in splits
+    )
+    return replace_segments(mod, segments), segments

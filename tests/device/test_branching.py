@@ -1,0 +1,73 @@
+"""Branched networks, compiled by us, answer what ONNX Runtime answers on the whole network."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx_models import random_inputs, run_onnxruntime
+from tvm_stretch.passes.branch_segments import branch_segments
+from tvm_stretch.passes.channel_plan import ChannelSplit, plan_channel_split
+from tvm_stretch.passes.detect_blocks import detect_blocks
+from tvm_stretch.passes.operators import Operators
+from tvm_stretch.passes.split_rows import RowSplit, plan_row_split
+
+import tvm_stretch as ts
+from tvm_stretch import zoo
+from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.frontend import load_network
+
+
+def alternate(operators: Operators, ratios: tuple[float, ...]) -> list[RowSplit | ChannelSplit]:
+    """Every block split, by rows and by channels in turn where both are possible."""
+    splits: list[RowSplit | ChannelSplit] = []
+    for index, block in enumerate(detect_blocks(operators)):
+        ends = block.inputs[0], block.output
+        rows, channels = RowSplit(*ends, ratios), ChannelSplit(*ends, ratios)
+        for split in (rows, channels) if index % 2 else (channels, rows):
+            plan = plan_row_split if split is rows else plan_channel_split
+            try:
+                plan(operators, split)
+            except UnsupportedError:
+                continue
+            splits.append(split)
+            break
+    return splits
+
+
+def check(name: str, size: int, ratios: tuple[float, ...], count: int) -> None:
+    model = zoo.build(name, size=size)
+    mod = load_network(model)
+    splits = alternate(Operators(mod["main"]), ratios)
+    assert len(splits) == count
+    branched, _ = branch_segments(mod, splits)
+    inputs = random_inputs(model)
+    (expected,) = run_onnxruntime(model, inputs)
+    got = np.from_dlpack(ts.compile(branched, targets=["llvm"])(**inputs))
+    assert np.abs(got - expected).max() <= 1e-3 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    "name, size, ratios, count",
+    [
+        ("resnet18", 64, (3, 2), 8),
+        ("squeezenet1_1", 67, (2, 1, 1), 8),
+    ],
+)
+def test_small_input(name: str, size: int, ratios: tuple[float, ...], count: int):
+    check(name, size, ratios, count)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "name, size, ratios, count",
+    [
+        ("mobilenet_v2", 224, (1, 1), 17),
+        ("resnet50", 224, (5, 4), 16),
+        ("regnetx_1_6gf", 224, (2, 1), 18),
+        ("efficientnet_lite0", 224, (1, 1), 16),
+        ("mobilenet_v3_large", 224, (3, 2), 15),
+        ("inception_v3", 299, (1, 1), 11),
+    ],
+)
+def test_published_input(name: str, size: int, ratios: tuple[float, ...], count: int):
+    check(name, size, ratios, count)
