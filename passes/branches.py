@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import tvm
@@ -65,6 +66,7 @@ def share(total: int, ratios: Sequence[float], unit: int = 1) -> tuple[Span, ...
     return spans
 
 
+@lru_cache(maxsize=1 << 12)  # a search asks once per ratio
 def closed_segment(operators: Operators, start: str, end: str) -> tuple[Operator, ...]:
     """The operators between two tensors, if nothing else goes in or out.
 
