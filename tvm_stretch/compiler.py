@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import tvm
 from tvm import relax
@@ -118,11 +119,11 @@ def _build(
         mod = split_outputs(mod, requested.shares)
         observer.see("SplitOutputs", mod)
     chosen = choose_plan(mod["main"], [p.name for p in processors], placeable, requested)
-    mod = TagOperators(chosen)(mod)
+    mod = _apply(TagOperators(chosen), mod)
     observer.see("TagOperators", mod)
-    mod = PartitionRegions()(mod)
+    mod = _apply(PartitionRegions(), mod)
     observer.see("PartitionRegions", mod, partitioned=True)
-    mod = BlockChannels({processor.name: processor.machine for processor in processors})(mod)
+    mod = _apply(BlockChannels({p.name: p.machine for p in processors}), mod)
     observer.see("BlockChannels", mod, partitioned=True)
     parts = {p.name: _run_phases(p, _regions_of(mod, p), observer) for p in processors}
     mod = merge_regions(mod["main"], parts)
@@ -133,6 +134,11 @@ def _build(
     observer.see("scheduled", mod, partitioned=True)
     host, *devices = processors
     return build_model(mod, host.target, host.threads, devices=devices, plan=chosen)
+
+
+def _apply(phase: Any, mod: tvm.IRModule) -> tvm.IRModule:
+    """``phase(mod)``: mypy does not see that TVM's decorator makes a pass of a class."""
+    return phase(mod)
 
 
 def _regions_of(mod: tvm.IRModule, processor: Processor) -> tvm.IRModule:

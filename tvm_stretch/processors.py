@@ -29,8 +29,9 @@ def make_processors(
         TargetError: a target is unknown, or the same processor is named twice.
         InputError: `cpu_threads` is no number of cores.
     """
-    is_one = isinstance(targets, str | Mapping | Target | Processor)
-    listed = [_parse(item) for item in ([targets] if is_one else targets)]
+    if isinstance(targets, str | Mapping | Target | Processor):
+        targets = [targets]
+    listed = [_parse(item) for item in targets]
     kinds = [item.kind if isinstance(item, Processor) else item.kind.name for item in listed]
     if not listed:
         raise TargetError("expected at least one target, got none; name one, such as 'llvm'")
