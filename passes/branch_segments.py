@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 import tvm
 from tvm_stretch.passes.branches import Replacement, replace_segments
-from tvm_stretch.passes.channel_plan import ChannelSplit
 from tvm_stretch.passes.operators import Operators
 from tvm_stretch.passes.split_channels import channel_branches
-from tvm_stretch.passes.split_rows import RowSplit, row_branches
+from tvm_stretch.passes.split_rows import row_branches
+from tvm_stretch.passes.splits import RowSplit, Split
 
 
 def branch_segments(
-    mod: tvm.IRModule, splits: Sequence[RowSplit | ChannelSplit]
+    mod: tvm.IRModule, splits: Sequence[Split]
 ) -> tuple[tvm.IRModule, tuple[Replacement, ...]]:
     """The branched module, and for each split the names of its branches' operators.
 

@@ -20,33 +20,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import Literal
 
 from tvm import relax
 from tvm.ir import GenericConst
 from tvm_stretch.passes.branches import Span, closed_segment, share
 from tvm_stretch.passes.operators import BINARY, UNARY, Operator, Operators
+from tvm_stretch.passes.splits import ChannelSplit
 
 from tvm_stretch.errors import InputError, UnsupportedError
-
-
-@dataclass(frozen=True)
-class ChannelSplit:
-    """What to split: everything between two tensors, in shares of channels.
-
-    Attributes:
-        start: the tensor that the segment reads.
-        end: the tensor that it computes.
-        ratios: share of each branch.
-        block: shares are multiples of so many channels, and of the groups of convolutions.
-        first: what becomes of convolutions before the last two.
-    """
-
-    start: str
-    end: str
-    ratios: tuple[float, ...]
-    block: int = 8
-    first: Literal["repeat", "split"] = "repeat"
 
 
 class Form(Enum):

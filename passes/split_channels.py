@@ -20,7 +20,6 @@ from tvm import relax
 from tvm.ir import GenericConst
 from tvm_stretch.passes.branches import Branched, Emitter, Replacement, Span, replace_segments
 from tvm_stretch.passes.channel_plan import (
-    ChannelSplit,
     Form,
     Held,
     Step,
@@ -29,6 +28,7 @@ from tvm_stretch.passes.channel_plan import (
 from tvm_stretch.passes.convolutions import conv2d_like
 from tvm_stretch.passes.expressions import shape_of
 from tvm_stretch.passes.operators import BINARY, Operator, Operators
+from tvm_stretch.passes.splits import ChannelSplit
 
 
 def split_channels(mod: tvm.IRModule, split: ChannelSplit) -> Branched:

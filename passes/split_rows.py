@@ -34,17 +34,9 @@ from tvm_stretch.passes.convolutions import conv2d_like
 from tvm_stretch.passes.expressions import shape_of
 from tvm_stretch.passes.operators import BINARY, Operator, Operators
 from tvm_stretch.passes.row_windows import why_not_by_rows, window
+from tvm_stretch.passes.splits import RowSplit
 
 from tvm_stretch.errors import UnsupportedError
-
-
-@dataclass(frozen=True)
-class RowSplit:
-    """What to split: everything between two tensors, in bands as high as the ratios say."""
-
-    start: str
-    end: str
-    ratios: tuple[float, ...]
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from onnx_models import random_inputs, run_onnxruntime
 from tvm_stretch.passes.branch_segments import branch_segments
-from tvm_stretch.passes.channel_plan import ChannelSplit, plan_channel_split
+from tvm_stretch.passes.channel_plan import plan_channel_split
 from tvm_stretch.passes.detect_blocks import detect_blocks
 from tvm_stretch.passes.operators import Operators
-from tvm_stretch.passes.split_rows import RowSplit, plan_row_split
+from tvm_stretch.passes.split_rows import plan_row_split
+from tvm_stretch.passes.splits import ChannelSplit, RowSplit, Split
 
 import tvm_stretch as ts
 from tvm_stretch import zoo
@@ -17,9 +18,9 @@ from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_network
 
 
-def alternate(operators: Operators, ratios: tuple[float, ...]) -> list[RowSplit | ChannelSplit]:
+def alternate(operators: Operators, ratios: tuple[float, ...]) -> list[Split]:
     """Every block split, by rows and by channels in turn where both are possible."""
-    splits: list[RowSplit | ChannelSplit] = []
+    splits: list[Split] = []
     for index, block in enumerate(detect_blocks(operators)):
         ends = block.inputs[0], block.output
         rows, channels = RowSplit(*ends, ratios), ChannelSplit(*ends, ratios)

@@ -24,7 +24,8 @@ from tvm_stretch.passes.branch_segments import branch_segments
 from tvm_stretch.passes.detect_meeting_points import detect_meeting_points
 from tvm_stretch.passes.name_operators import NameOperators
 from tvm_stretch.passes.operators import Operators
-from tvm_stretch.passes.split_rows import RowSplit, SplitRows, plan_row_split, split_rows
+from tvm_stretch.passes.split_rows import SplitRows, plan_row_split, split_rows
+from tvm_stretch.passes.splits import RowSplit
 
 from tvm_stretch import zoo
 from tvm_stretch.errors import InputError, UnsupportedError

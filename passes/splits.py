@@ -1,0 +1,87 @@
+"""What a search may ask for: segments in bands of rows, or in shares of channels.
+
+    [{"by": "rows", "start": "max_pool2d", "end": "relu4", "ratios": [3, 2]},
+     {"by": "channels", "start": "relu4", "end": "relu6", "ratios": [1, 1], "block": 16}]
+
+Plain data, so that a plan can hold it where there is no compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
+
+from tvm_stretch.errors import PlanError
+
+
+@dataclass(frozen=True)
+class RowSplit:
+    """Everything between two tensors, in bands of rows as high as the ratios say."""
+
+    start: str
+    end: str
+    ratios: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ChannelSplit:
+    """Everything between two tensors, in shares of channels.
+
+    Attributes:
+        start: the tensor that the segment reads.
+        end: the tensor that it computes.
+        ratios: share of each branch.
+        block: shares are multiples of so many channels, and of the groups of convolutions.
+        first: what becomes of convolutions before the last two.
+    """
+
+    start: str
+    end: str
+    ratios: tuple[float, ...]
+    block: int = 8
+    first: Literal["repeat", "split"] = "repeat"
+
+
+Split: TypeAlias = RowSplit | ChannelSplit
+
+_KINDS: dict[str, type[RowSplit] | type[ChannelSplit]] = {
+    "rows": RowSplit,
+    "channels": ChannelSplit,
+}
+
+
+def splits_to_data(splits: Sequence[Split]) -> list[dict[str, Any]]:
+    """What JSON can hold of them."""
+    names = {kind: name for name, kind in _KINDS.items()}
+    return [{"by": names[type(split)], **asdict(split)} for split in splits]
+
+
+def splits_from_data(data: Any, where: str) -> tuple[Split, ...]:
+    """The splits in parsed JSON.
+
+    Raises:
+        PlanError: a field is missing, unknown, or of another type.
+    """
+    if not isinstance(data, list | tuple):
+        raise PlanError(f"expected a list for splits of {where}, got {data!r}; correct it")
+    return tuple(_split(item, f"splits[{index}] of {where}") for index, item in enumerate(data))
+
+
+def _split(item: Any, where: str) -> Split:
+    kind = _KINDS.get(item.get("by")) if isinstance(item, Mapping) else None
+    if kind is None:
+        raise PlanError(
+            f"expected an object with by = rows or channels for {where}, got {item!r}; correct it"
+        )
+    fields = {key: value for key, value in item.items() if key != "by"}
+    ratios = fields.get("ratios")
+    numbers = isinstance(ratios, list | tuple) and all(type(r) in (int, float) for r in ratios)
+    names = all(isinstance(fields.get(key), str) for key in ("start", "end"))
+    known = set(fields) <= set(kind.__dataclass_fields__)
+    if not (numbers and names and known and type(fields.get("block", 8)) is int):
+        raise PlanError(
+            f"expected start and end as names, ratios as numbers and only fields of "
+            f"{kind.__name__} for {where}, got {dict(item)!r}; correct it"
+        )
+    return kind(**{**fields, "ratios": tuple(fields["ratios"])})
