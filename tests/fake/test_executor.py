@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tvm
 from fake_targets import TARGET, fake_processor
-from tvm import relax
+from tvm import relax, rpc
 from tvm_stretch.passes.calls import Calls
 
 import tvm_stretch as ts
@@ -299,6 +299,19 @@ def test_artifacts_of_several_processors(tmp_path: Path) -> None:
     loaded = ts.load(tmp_path / "fork.so")
     check(loaded, FORK)
     assert [p.name for p in loaded.graph.processors] == ["cpu", "a", "b"]
+
+
+def test_over_rpc(tmp_path: Path) -> None:
+    build(FORK, a=latency(1, "left")).export(tmp_path / "fork.so")
+    session = rpc.LocalSession()
+    session.upload(str(tmp_path / "fork.so"))
+    module = session.load_module("fork.so")
+    module["set_input"]("x", tvm.runtime.tensor(X, session.cpu(0)))
+    module["run"]()
+    is_close(module["get_output"](0), FORK)
+    _, right, join = json.loads(module["trace"]())["regions"]
+    assert [span["kind"] for span in right] == ["receive", "kernel", "send"]
+    assert "wait" in [span["kind"] for span in join]
 
 
 def test_affinity() -> None:

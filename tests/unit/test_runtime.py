@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -259,6 +261,38 @@ def test_pool_has_as_many_workers_as_the_graph_says(threads: int, tmp_path: obje
     )
     started, cores = map(int, done.stdout.split())
     assert started == min(threads, cores) - 1
+
+
+_THREADS_ON_CORE = """
+import os, sys
+from pathlib import Path
+import numpy as np, tvm
+import tvm_stretch.runtime.model as runtime
+cores = os.sched_getaffinity(0)
+core = min(cores)
+before = set(os.listdir("/proc/self/task"))
+model = runtime.load(sys.argv[1])
+model.set_affinity([core])
+model(np.zeros((64, 4096), "float32"))
+workers = set(os.listdir("/proc/self/task")) - before
+assert all(os.sched_getaffinity(int(worker)) == {core} for worker in workers), "the pool's"
+assert os.sched_getaffinity(0) == cores, "the caller's thread is as free as before"
+model.set_affinity(None)
+model(np.zeros((64, 4096), "float32"))
+assert all(os.sched_getaffinity(int(worker)) == cores for worker in workers)
+print(len(workers))
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_affinity_holds_for_the_pool_and_ends_with_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "model.so"
+    build_model(parallel_ir(), tvm.target.Target("llvm"), threads=2).export(path)
+    environment = {"PATH": "/usr/bin:/bin"}  # with TVM_BIND_THREADS=0, TVM leaves its pool alone
+    command = [sys.executable, "-c", _THREADS_ON_CORE, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == 1
 
 
 def scaled_ir_of_same_shape() -> tvm.IRModule:

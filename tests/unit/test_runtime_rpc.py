@@ -45,6 +45,9 @@ def check_methods(session: rpc.RPCSession, artifact: Path) -> None:
     assert json.loads(module["graph"]())["inputs"][0]["name"] == "x"
     (spans,) = json.loads(module["trace"]())["regions"]
     assert [span["kind"] for span in spans] == ["kernel", "kernel"]
+    module["set_affinity"]("0")
+    module["run"]()
+    module["cancel"]()  # nothing is running: nothing happens
     assert (module["num_inputs"](), module["num_outputs"]()) == (1, 1)
     assert module.time_evaluator("run", device, number=3)().mean > 0
     with pytest.raises(Exception, match="expected one of 'x'"):

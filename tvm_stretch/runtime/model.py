@@ -157,6 +157,9 @@ class Model:
     def set_affinity(self, cores: Iterable[int] | None) -> None:
         """Choose the cores for the CPU's regions: the big ones of a phone, for example.
 
+        It holds for the thread that calls the model, during the call, and for TVM's pool. (With
+        TVM_BIND_THREADS=0 in the environment, TVM leaves the threads of its pool where they are.)
+
         Args:
             cores: their numbers; None for those that the calling thread may use, without those
                 where other processors of this model have threads.
