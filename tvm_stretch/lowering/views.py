@@ -126,19 +126,16 @@ class TensorTable:
     """Numbers tensors; two that look at the same bytes in the same way get the same number."""
 
     ids: dict[Tensor, int] = field(default_factory=dict)
+    _windows: dict[tuple[str, int, int, int], int] = field(default_factory=dict)
 
     def add(self, view: View) -> int:
         """Number of the tensor behind this view."""
         root = view.buffer.root
-        tensor = Tensor(
-            view.shape,
-            view.dtype,
-            root.kind,
-            root.index,
-            view.buffer.start + view.offset,
-            view.bytes,
-        )
-        return self.ids.setdefault(tensor, len(self.ids))
+        start = view.buffer.start + view.offset
+        tensor = Tensor(view.shape, view.dtype, root.kind, root.index, start, view.bytes)
+        number = self.ids.setdefault(tensor, len(self.ids))
+        self._windows.setdefault((root.kind, root.index, start, view.bytes), number)
+        return number
 
     def add_step(self, step: Step) -> Node:
         """The node of a step."""
@@ -148,8 +145,7 @@ class TensorTable:
     def add_window(self, view: View) -> int:
         """Number of a tensor on the same bytes; what it takes them for does not matter."""
         root = view.buffer.root
-        wanted = (root.kind, root.index, view.buffer.start + view.offset, view.bytes)
-        for tensor, number in self.ids.items():
-            if (tensor.kind, tensor.buffer, tensor.offset, tensor.bytes) == wanted:
-                return number
-        return self.add(view)
+        found = self._windows.get(
+            (root.kind, root.index, view.buffer.start + view.offset, view.bytes)
+        )
+        return self.add(view) if found is None else found
