@@ -47,7 +47,7 @@ __kernel void scale(__global const float* a, int a_first, __global float* out, i
                     int rounds) {
   int i = get_global_id(0);
   float value = a[a_first + i] * 1.5f + 1.0f;
-  for (int j = 1; j < rounds; ++j) value = fma(value, 0.9999f, 0.0001f);
+  for (int j = 1; j < rounds; ++j) value += a[a_first + (i + j) % get_global_size(0)];
   out[out_first + i] = value;
 }
 """
@@ -73,13 +73,15 @@ def opencl_code(size: int, *, rounds: int = 1, options: str = "", **changes: obj
 
 @cache
 def cpu_kernels(size: int, rounds: int = 1) -> tvm.runtime.Module:
-    """The same kernels for the CPU."""
+    """The same kernels for the CPU. `scale` adds the `rounds` - 1 elements that follow."""
     a = te.placeholder((size,), name="a")
     b = te.placeholder((size,), name="b")
     total = te.compute((size,), lambda i: a[i] + b[i])
-    scaled = te.compute((size,), lambda i: a[i] * 1.5 + 1.0)
-    for _ in range(1, rounds):
-        scaled = te.compute((size,), lambda i, last=scaled: last[i] * 0.9999 + 0.0001)
+    rest = te.reduce_axis((1, max(rounds, 2)), name="rest")
+    sums = te.compute((size,), lambda i: te.sum(a[(i + rest) % size], axis=rest), name="sums")
+    scaled = te.compute(
+        (size,), lambda i: a[i] * 1.5 + 1.0 + (sums[i] if rounds > 1 else 0.0), name="scaled"
+    )
     functions = {
         "add": te.create_prim_func([a, b, total]).with_attr("global_symbol", "add"),
         "scale": te.create_prim_func([a, scaled]).with_attr("global_symbol", "scale"),
@@ -87,7 +89,7 @@ def cpu_kernels(size: int, rounds: int = 1) -> tvm.runtime.Module:
     return tvm.tirx.build(tvm.IRModule(functions), target="llvm")
 
 
-def expected(steps: Sequence[Step], x: np.ndarray, w: np.ndarray) -> np.ndarray:
+def expected(steps: Sequence[Step], x: np.ndarray, w: np.ndarray, rounds: int = 1) -> np.ndarray:
     """What the network computes."""
     values = {"x": x, "w": w}
     for op, _, reads, writes in steps:
@@ -96,13 +98,15 @@ def expected(steps: Sequence[Step], x: np.ndarray, w: np.ndarray) -> np.ndarray:
             values[writes] = args[0] + args[1]
         elif op == "scale":
             values[writes] = args[0] * np.float32(1.5) + np.float32(1)
+            for j in range(1, rounds):
+                values[writes] = values[writes] + np.roll(args[0], -j)
         else:
             values[writes] = args[0]
     return values["y"]
 
 
 def build_graph(steps: Sequence[Step], size: int) -> Graph:
-    """The graph; consecutive steps of one processor are one region."""
+    """The graph; consecutive steps of one processor are one region unless they wait."""
     names = ["x", "w"] + [writes for *_, writes in steps]
     ids = {name: i for i, name in enumerate(names)}
     nbytes = 4 * size
@@ -139,8 +143,10 @@ def build_graph(steps: Sequence[Step], size: int) -> Graph:
 
 def _regions(steps: Sequence[Step], ids: dict[str, int]) -> list[Region]:
     groups: list[list[int]] = []
-    for i, (_, processor, _, _) in enumerate(steps):
-        if groups and steps[groups[-1][0]][1] == processor:
+    owner = {writes: processor for _, processor, _, writes in steps}
+    for i, (_, processor, reads, _) in enumerate(steps):
+        waits = any(owner.get(name, processor) != processor for name in reads)
+        if groups and steps[groups[-1][0]][1] == processor and not waits:
             groups[-1].append(i)
         else:
             groups.append([i])

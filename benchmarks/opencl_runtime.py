@@ -1,0 +1,145 @@
+"""What the OpenCL runtime costs: launches, hand-overs, and work on two processors at once.
+
+    python -m benchmarks.opencl_runtime
+
+    launch      host time for one more kernel in a region
+    hand-over   CPU -> OpenCL -> CPU of a ready tensor, against what the driver itself takes to
+                enqueue a kernel and wait for it
+    parallel    a branch on each processor, against each branch alone
+
+Every answer is checked before a time is reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import tvm
+import tvm_ffi.libinfo
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+import opencl_graphs as graphs  # noqa: E402  stands beside the tests that share it
+
+SMALL = 64
+
+
+def median_us(call: Callable[[], object], rounds: int) -> float:
+    """Median microseconds of a call."""
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter_ns()
+        call()
+        times.append(time.perf_counter_ns() - start)
+    return float(np.median(times[rounds // 10 :])) / 1e3
+
+
+def prepared(steps: Sequence[graphs.Step], size: int, rounds: int = 1) -> tvm.runtime.Function:
+    """The executor's `run`, after checking what it computes."""
+    x, w = np.linspace(0, 1, size, dtype="float32"), np.zeros(size, "float32")
+    executor = graphs.create_executor(steps, w, rounds=rounds)
+    executor["set_input"]("x", tvm.runtime.tensor(x))
+    executor["run"]()
+    want = graphs.expected(steps, x, w, rounds)
+    np.testing.assert_allclose(executor["get_output"](0).numpy(), want, rtol=1e-3)
+    return executor["run"]
+
+
+def chain(processors: Sequence[int]) -> list[graphs.Step]:
+    """One small kernel after the other."""
+    names = ["x", *(f"v{i}" for i in range(len(processors) - 1)), "y"]
+    return [("scale", p, (names[i],), names[i + 1]) for i, p in enumerate(processors)]
+
+
+def host_time_of_a_launch(rounds: int, more: int = 100) -> float:
+    """Microseconds from one enqueue to the next, from the events of a traced run."""
+    w = np.zeros(SMALL, "float32")
+    executor = graphs.create_executor(chain([1] * more), w)
+    executor["set_input"]("x", tvm.runtime.tensor(w))
+    gaps: list[int] = []
+    for _ in range(max(rounds // 20, 5)):
+        (spans,) = json.loads(executor["trace"]())["regions"]
+        queued = [span["queued"] for span in spans if span["kind"] == "kernel"]
+        gaps += list(np.diff(queued))
+    return float(np.median(gaps)) / 1e3
+
+
+def hand_over(rounds: int) -> float:
+    """Microseconds that a region on OpenCL between two on the CPU adds to these."""
+    there_and_back = prepared(chain([0, 1, 0]), SMALL)
+    host_only = prepared(chain([0, 0]), SMALL)
+    differences = [
+        median_us(there_and_back, rounds) - median_us(host_only, rounds) for _ in range(5)
+    ]
+    return float(np.median(differences))
+
+
+def driver(rounds: int) -> tuple[float, float]:
+    """Microseconds of the driver's own enqueue, and of enqueue and wait."""
+    native = ROOT / "tvm_stretch" / "runtime" / "native"
+    library = Path(tvm_ffi.libinfo.find_libtvm_ffi()).parent
+    sources = [native / "cores.cc"]
+    sources += [native / "opencl" / f"{name}.cc" for name in ("driver", "device", "host_cores")]
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "opencl_driver"
+        command = ["g++", "-O2", "-std=c++17", f"-I{native}", f"-L{library}", "-o", program]
+        command += [f"-I{path}" for path in tvm_ffi.libinfo.include_paths()]
+        command += [ROOT / "benchmarks" / "opencl_driver.cc", *sources]
+        command += ["-ltvm_ffi", "-ldl", "-lpthread", f"-Wl,-rpath,{library}"]
+        subprocess.run(command, check=True)
+        runs = [
+            subprocess.run(
+                [program, str(SMALL), str(rounds), "20"], check=True, capture_output=True, text=True
+            ).stdout.split()
+            for _ in range(5)
+        ]
+    enqueue, wait = np.median(np.array(runs, float), axis=0)
+    return float(enqueue), float(wait)
+
+
+def parallel(rounds: int, size: int = 1 << 13, work: int = 600) -> tuple[float, float, float]:
+    """Milliseconds of a branch on the CPU, one on OpenCL, and of both at once."""
+    cpu, device = ("scale", 0, ("x",), "a"), ("scale", 1, ("x",), "b")
+    both = [device, cpu, ("add", 0, ("a", "b"), "y")]
+    runs = [
+        prepared([cpu, ("add", 0, ("a", "a"), "y")], size, work),
+        prepared([device, ("add", 0, ("b", "b"), "y")], size, work),
+        prepared(both, size, work),
+    ]
+    times = np.array([[median_us(run, rounds) for run in runs] for _ in range(3)])
+    alone_cpu, alone_device, together = np.min(times, axis=0) / 1e3
+    return float(alone_cpu), float(alone_device), float(together)
+
+
+def main() -> None:
+    """Print the table of the module docstring."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=300)
+    rounds = parser.parse_args().rounds
+    device = json.loads(tvm.get_global_func("tvm_stretch.opencl_devices")())[0]
+    print(f"{device['name']} ({device['platform']}), memory {device['memory']}")
+    one, many = prepared(chain([1]), SMALL), prepared(chain([1] * 101), SMALL)
+    per_kernel = (median_us(many, rounds) - median_us(one, rounds)) / 100
+    print(f"launch      {host_time_of_a_launch(rounds):6.2f} us of host time a kernel")
+    print(f"kernel      {per_kernel:6.2f} us from one small kernel of a region to the next")
+    enqueue, wait = driver(rounds)
+    ours = hand_over(rounds)
+    print(f"driver      {enqueue:6.2f} us to enqueue, {wait:.2f} us to enqueue and wait")
+    print(f"hand-over   {ours:6.2f} us, {ours / wait:.2f} of the driver's enqueue and wait")
+    cpu, opencl, both = parallel(max(rounds // 15, 5))
+    slower = max(cpu, opencl)
+    print(f"parallel    CPU {cpu:.2f} ms, OpenCL {opencl:.2f} ms, both {both:.2f} ms: ", end="")
+    print(f"{both / slower:.3f} of the slower, {(cpu + opencl) / both:.2f}x of one after the other")
+
+
+if __name__ == "__main__":
+    main()
