@@ -69,7 +69,7 @@ def splits_from_data(data: Any, where: str) -> tuple[Split, ...]:
 
 
 def _split(item: Any, where: str) -> Split:
-    kind = _KINDS.get(item.get("by")) if isinstance(item, Mapping) else None
+    kind = _KINDS.get(str(item.get("by"))) if isinstance(item, Mapping) else None
     if kind is None:
         raise PlanError(
             f"expected an object with by = rows or channels for {where}, got {item!r}; correct it"
