@@ -198,7 +198,9 @@ def test_two_branches_run_at_the_same_time() -> None:
     shares = []
     for _ in range(20):  # other processes may hold one of the cores for a while
         device, host, _ = json.loads(executor["trace"]())["regions"]
-        a, b = ([span for span in spans if span["kind"] == "kernel"][0] for spans in (device, host))
+        a, b = (
+            next(span for span in spans if span["kind"] == "kernel") for spans in (device, host)
+        )
         overlap = min(a["end"], b["end"]) - max(a["start"], b["start"])
         shares.append(overlap / min(a["end"] - a["start"], b["end"] - b["start"]))
     assert max(shares) > 0.8, shares
