@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,10 @@ from tvm_stretch.plan import Plan, PlanLike
 from tvm_stretch.processors import TargetLike, make_processors
 from tvm_stretch.runtime.build import build_model
 from tvm_stretch.runtime.model import Model
-from tvm_stretch.search import Candidate, shared_plan, single_plans
+from tvm_stretch.search import Candidate, measured_speeds, shared_plan, single_plans
 from tvm_stretch.targets.processor import Processor
+
+_TIMELINES = 5
 
 
 def compile(
@@ -91,10 +94,14 @@ def _fastest(
     alone = compare(models)
     best = min(range(len(models)), key=lambda index: alone[index].seconds)
     speeds = [1 / outcome.seconds for outcome in alone]
-    shared = shared_plan(mod, placeable, speeds) if len(singles) == len(placeable) else None
+    shared = shared_plan(mod, placeable, lambda _: speeds) if len(singles) > 1 else None
     if shared is None:
         return models[best].with_reason(f"{singles[best].what}: no layer is worth sharing")
     contest = [(singles[best], models[best]), (shared, build(shared))]
+    timelines = [contest[1][1].timeline() for _ in range(_TIMELINES)]
+    balanced = shared_plan(mod, placeable, measured_speeds(shared.plan, timelines))
+    if balanced is not None and balanced.plan != shared.plan:
+        contest.append((replace(balanced, what=f"{balanced.what}, balanced"), build(balanced)))
     outcomes = compare([model for _, model in contest])
     index = winner(outcomes)
     return contest[index][1].with_reason(
