@@ -293,11 +293,19 @@ def test_cancel_after_the_end_changes_nothing() -> None:
 # --- artifacts, threads, endurance ---
 
 
+def fails_once(region: str, error: str) -> dict[str, object]:
+    return {"regions": {region: {"fails": error, "failures": 1}}}
+
+
 def test_artifacts_of_several_processors(tmp_path: Path) -> None:
-    model = build(FORK, a=latency(1, "left"))
+    """Each processor has its own code again, in instances too."""
+    model = build(FORK, a=fails_once("left", "a broke"), b=fails_once("right", "b broke"))
     model.export(tmp_path / "fork.so")
     loaded = ts.load(tmp_path / "fork.so")
+    with pytest.raises(RuntimeError, match=r"'left' .* a broke"):
+        loaded(X)
     check(loaded, FORK)
+    check(loaded.create_instance(), FORK)
     assert [p.name for p in loaded.graph.processors] == ["cpu", "a", "b"]
 
 

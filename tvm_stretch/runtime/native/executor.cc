@@ -174,11 +174,10 @@ void Executor::Load() {
 std::vector<ffi::Module> Executor::Code() const {
   std::vector<ffi::Module> code;
   for (const ffi::Any& module : imports()) code.push_back(module.cast<ffi::Module>());
-  // TVM's loader puts the library of the CPU's kernels behind the other modules.
-  auto library = std::find_if(code.begin(), code.end(), [](const ffi::Module& module) {
-    return std::string_view(module->kind()) == "library";
-  });
-  if (library != code.end()) std::rotate(code.begin(), library, library + 1);
+  // TVM's loader brings the imports of an artifact back in reverse order.
+  if (!code.empty() && std::string_view(code.back()->kind()) == "library") {
+    std::reverse(code.begin(), code.end());
+  }
   if (code.size() < spec_.processors.size()) {
     TVM_FFI_THROW(ValueError) << "expected code for each of the " << spec_.processors.size()
                               << " processors as import of the executor, got " << code.size()
