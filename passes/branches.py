@@ -12,12 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 
 import tvm
 from tvm import relax
-from tvm_stretch.passes.operators import Operator, Operators
+from tvm_stretch.passes.operators import Operator, Operators, remember
 
 from tvm_stretch.errors import InputError, UnsupportedError
 
@@ -66,7 +65,7 @@ def share(total: int, ratios: Sequence[float], unit: int = 1) -> tuple[Span, ...
     return spans
 
 
-@lru_cache(maxsize=1 << 12)  # a search asks once per ratio
+@remember  # a search asks once per ratio
 def closed_segment(operators: Operators, start: str, end: str) -> tuple[Operator, ...]:
     """The operators between two tensors, if nothing else goes in or out.
 

@@ -19,12 +19,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
 
 from tvm import relax
 from tvm.ir import GenericConst
 from tvm_stretch.passes.branches import Span, closed_segment, share
-from tvm_stretch.passes.operators import BINARY, UNARY, Operator, Operators
+from tvm_stretch.passes.operators import BINARY, UNARY, Operator, Operators, remember
 from tvm_stretch.passes.splits import ChannelSplit
 
 from tvm_stretch.errors import InputError, UnsupportedError
@@ -210,7 +209,7 @@ class _Walk:
         return share(channels, self.split.ratios, self.unit)
 
 
-@lru_cache(maxsize=1 << 14)  # the search asks again and again
+@remember  # a search asks again and again
 def _is_plain(conv: Operator) -> bool:
     """Whether the weights are a constant whose first axes are output and input channels."""
     call = conv.call

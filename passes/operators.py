@@ -8,15 +8,19 @@ Names are those of the binding variables, which canonical Relax keeps unique (na
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
+from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 from tvm import relax
 from tvm.ir import GenericConst, Op
 from tvm_stretch.passes.expressions import shape_of
 
 from tvm_stretch.errors import InputError
+
+Result = TypeVar("Result")
 
 # Operators that compute each element of the result from the elements at its place.
 UNARY = frozenset(
@@ -162,6 +166,20 @@ class Operators:
             if operator.name in above:
                 above.update(operator.inputs)
         return tuple(o for o in span if o.name in below and o.name in above)
+
+
+def remember(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Compute a function of an operator, or of all of them, once while its first argument lives."""
+    known: WeakKeyDictionary[object, dict[object, Result]] = WeakKeyDictionary()
+
+    @wraps(function)
+    def remembering(subject: object, *rest: object) -> Result:
+        results = known.setdefault(subject, {})
+        if rest not in results:
+            results[rest] = function(subject, *rest)
+        return results[rest]
+
+    return remembering
 
 
 def kind_of(expr: relax.Expr) -> str:

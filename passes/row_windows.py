@@ -7,13 +7,12 @@ rows 0..20 need rows 0..40 and one of zeros
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from tvm import relax
 from tvm.ir import GenericConst
 from tvm_stretch.passes.branches import Span
 from tvm_stretch.passes.expressions import shape_of
-from tvm_stretch.passes.operators import BINARY, UNARY, Operator
+from tvm_stretch.passes.operators import BINARY, UNARY, Operator, remember
 
 _POOLS = {"nn.avg_pool2d", "nn.max_pool2d"}
 
@@ -49,7 +48,7 @@ class Window:
         return begin, begin + (rows[1] - rows[0] - 1) * self.stride + self.extent
 
 
-@lru_cache(maxsize=1 << 14)  # the search asks again and again
+@remember  # a search asks again and again
 def window(operator: Operator) -> Window | None:
     """The window of a convolution or a pool, None for operators that read row by row."""
     if operator.kind == "nn.conv2d":
@@ -67,7 +66,7 @@ def window(operator: Operator) -> Window | None:
     )
 
 
-@lru_cache(maxsize=1 << 14)
+@remember
 def why_not_by_rows(operator: Operator) -> str | None:
     """The reason why rows of the result cannot be computed from rows of the operands."""
     reason = None
