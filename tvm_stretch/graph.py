@@ -106,36 +106,56 @@ class OperatorGraph:
         return [op for op in self.operators if op.name not in self._views and op.inputs]
 
     def _fuse(self) -> dict[str, list[Operator]]:
-        """Each elementwise operator joins the kernel before it that nobody else reads.
+        """Each elementwise operator joins the kernels before it that nobody else reads.
 
         A kernel holds at most one operator that is not elementwise; of several kernels that would
         take it, the operator joins the last one with an anchor, so that the others are ready.
         """
         members: dict[str, list[Operator]] = {}
-        position: dict[str, int] = {}
-        for index, operator in enumerate(self._kernels()):
-            position[operator.name] = index
+        position = {operator.name: index for index, operator in enumerate(self._kernels())}
+        for operator in self._kernels():
             joined = [operator]
             if operator.kind in POINTWISE:
-                hosts = [name for name in operator.inputs if self._takes(members, name, operator)]
+                hosts = self._closed(members, self._hosts(members, operator), operator)
                 anchored = [name for name in hosts if _anchor_count(members[name])]
-                if anchored:
-                    last = max(anchored, key=position.__getitem__)
-                    hosts = [name for name in hosts if name not in anchored or name == last]
+                last = max(anchored, key=position.__getitem__, default=None)
+                hosts = [name for name in hosts if name not in anchored or name == last]
+                hosts = self._closed(members, hosts, operator)
                 before = [op for name in hosts for op in members.pop(name)]
                 joined = sorted(before, key=lambda op: position[op.name]) + joined
             members[operator.name] = joined
         return members
 
-    def _takes(self, members: dict[str, list[Operator]], name: str, operator: Operator) -> bool:
-        """Whether the kernel that ends with ``name`` can take the operator."""
-        return (
-            name in members
-            and self.operators.readers[name] == (operator.name,)
-            and name not in self.operators.outputs
-            and members[name][-1].shape == operator.shape
-            and all(op.kind in POINTWISE or op.kind.startswith(_ANCHORS) for op in members[name])
-        )
+    def _hosts(self, members: dict[str, list[Operator]], operator: Operator) -> list[str]:
+        """Kernels before the operator, behind no other than elementwise ones."""
+        found: list[str] = []
+        ahead = list(operator.inputs)
+        while ahead:
+            name = ahead.pop()
+            kernel = members.get(name)
+            if kernel is None or name in found:
+                continue
+            if all(op.kind in POINTWISE or op.kind.startswith(_ANCHORS) for op in kernel):
+                found.append(name)
+                if not _anchor_count(kernel):
+                    ahead.extend(tensor for op in kernel for tensor in op.inputs)
+        return found
+
+    def _closed(
+        self, members: dict[str, list[Operator]], hosts: list[str], operator: Operator
+    ) -> list[str]:
+        """Those of the kernels whose results only they themselves and the operator read."""
+        while True:
+            inside = {op.name for name in hosts for op in members[name]} | {operator.name}
+            kept = [
+                name
+                for name in hosts
+                if inside.issuperset(self.operators.readers[name])
+                and name not in self.operators.outputs
+            ]
+            if kept == hosts:
+                return kept
+            hosts = kept
 
     def _group(self, name: str, operators: list[Operator]) -> Group:
         inside = {op.name for op in operators}
@@ -180,8 +200,8 @@ class OperatorGraph:
         index = dict.fromkeys(self.inputs, 0) | {n: i for i, n in enumerate(names) if i > 0}
         readers: dict[str, set[int]] = {}
         reads = [*((index[g.name], g.reads) for g in self.groups), (len(names) - 1, self.outputs)]
-        for reader, tensors in reads:
-            for tensor in tensors:
+        for reader, read in reads:
+            for tensor in read:
                 if tensor in index:  # others are constant
                     readers.setdefault(tensor, set()).add(reader)
         tensors = [

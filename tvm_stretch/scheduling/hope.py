@@ -18,7 +18,7 @@ from tvm_stretch.scheduling.result import Result, result_of
 from tvm_stretch.scheduling.simulate import Timeline
 
 # What the solver may spend on one piece.
-_SECONDS_PER_PIECE = 0.5
+_SECONDS_PER_PIECE = 3.0
 
 
 def schedule_hope_lp(problem: Problem) -> Result:

@@ -25,6 +25,8 @@ from scipy.sparse import csr_array
 
 from tvm_stretch.scheduling.simulate import Timeline
 
+# Of the solver's search, where its time is limited: a limit that does not depend on the machine.
+_NODES = 200
 _HORIZON = 1000.0  # times are scaled so that the piece takes about this long
 
 
@@ -46,8 +48,8 @@ def solve_piece(timeline: Timeline, piece: Sequence[int], *, seconds: float | No
         supported = timeline.problem.supported[operator]
         fallback.append(operator, min(supported, key=lambda p: fallback.finish_on(operator, p)))
     program = _Program(timeline, piece, max(fallback.finish[i] for i in piece))
-    exact = {"mip_rel_gap": 0.0}
-    options = exact if seconds is None else {"mip_rel_gap": 1e-3, "time_limit": seconds}
+    limits = {"mip_rel_gap": 1e-3, "node_limit": _NODES, "time_limit": seconds}
+    options = {"mip_rel_gap": 0.0} if seconds is None else limits
     solution = milp(
         program.objective(),
         integrality=np.array(program.integer),
@@ -55,7 +57,7 @@ def solve_piece(timeline: Timeline, piece: Sequence[int], *, seconds: float | No
         constraints=program.constraints(),
         options=options,
     )
-    if solution.x is None:
+    if solution.x is None or solution.x[program.last] > _HORIZON:
         _replay(timeline, piece, fallback.placement, fallback.start, fallback.finish)
         return False
     placement = {

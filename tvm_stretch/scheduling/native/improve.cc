@@ -1,8 +1,9 @@
 // Simulated annealing over schedules.
 //
-// A change is one of: a connected group of operators goes to another processor; one operator moves in
-// the sequence, perhaps to another processor too. Most start at operators without slack. The number of
-// steps is given, not the time, so that the same problem has the same answer on every machine.
+// A change is one of: a connected group of operators goes to another processor; one operator moves
+// in the sequence, perhaps to another processor too. Most start at operators without slack. The
+// number of steps is given, not the time, so that the same problem has the same answer on every
+// machine.
 
 #include <cmath>
 #include <random>
@@ -12,7 +13,7 @@
 namespace tvm_stretch {
 namespace {
 
-constexpr int64_t kReach = 40;     // how far an operator moves in the sequence
+constexpr int64_t kReach = 40;  // how far an operator moves in the sequence
 constexpr int64_t kLargestGroup = 12;
 constexpr int64_t kTriesPerSort = 512;
 

@@ -33,7 +33,8 @@ Schedule::Schedule(const Instance& instance, const int64_t* placement, const int
       const int64_t cost = instance.Cost(op, p);
       if (cost >= 0) cheapest = std::min(cheapest, cost);
     }
-    for (int64_t i = instance.predecessors.begin[op]; i < instance.predecessors.begin[op + 1]; ++i) {
+    for (int64_t i = instance.predecessors.begin[op]; i < instance.predecessors.begin[op + 1];
+         ++i) {
       int64_t& tail = least_tail_[instance.predecessors.values[i]];
       tail = std::max(tail, cheapest + least_tail_[op]);
     }
@@ -149,7 +150,8 @@ void Schedule::Keep() {
     const int64_t op = sequence_[k];
     start_[op] = new_start_[op];
     finish_[op] = new_finish_[op];
-    for (int64_t p = 0; p < processors; ++p) free_[(k + 1) * processors + p] = free_[k * processors + p];
+    for (int64_t p = 0; p < processors; ++p)
+      free_[(k + 1) * processors + p] = free_[k * processors + p];
     free_[(k + 1) * processors + placement_[op]] = finish_[op];
     peak_[k + 1] = std::max(peak_[k], finish_[op]);
     for (int64_t i = instance_.reads.begin[op]; i < instance_.reads.begin[op + 1]; ++i) {

@@ -1,8 +1,9 @@
 // A schedule that is changed step by step, for local search.
 //
-// The schedule is one sequence of all operators (topological) and a processor for each: every processor
-// runs its operators in the order of the sequence, as early as possible, and receives what another
-// processor wrote before it computes (tvm_stretch/scheduling/problem.py says it in full).
+// The schedule is one sequence of all operators (topological) and a processor for each: every
+// processor runs its operators in the order of the sequence, as early as possible, and receives
+// what another processor wrote before it computes (tvm_stretch/scheduling/problem.py says it in
+// full).
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,8 @@
 
 namespace tvm_stretch {
 
-// Lists of integers behind one another: the i-th one is values[begin[i]] to values[begin[i + 1] - 1].
+// Lists of integers behind one another: the i-th one is values[begin[i]] to values[begin[i + 1] -
+// 1].
 struct Lists {
   const int64_t* begin;
   const int64_t* values;
@@ -77,9 +79,10 @@ class Schedule {
   std::vector<int64_t> placement_, sequence_, position_;
   // Of the schedule as last kept.
   std::vector<int64_t> start_, finish_, tail_, critical_;
-  std::vector<int64_t> free_;      // [position][processor]: when it is free before that position
-  std::vector<int64_t> peak_;      // [position]: the last finish before that position
-  std::vector<int64_t> receiver_;  // [tensor][processor]: the operator that receives it there, or -1
+  std::vector<int64_t> free_;  // [position][processor]: when it is free before that position
+  std::vector<int64_t> peak_;  // [position]: the last finish before that position
+  std::vector<int64_t>
+      receiver_;  // [tensor][processor]: the operator that receives it there, or -1
   std::vector<int64_t> least_tail_;  // no schedule needs less from an operator's finish to the end
   int64_t makespan_ = 0;
   int64_t steps_ = 0;

@@ -1,0 +1,124 @@
+"""The operator graph: kernels as the lowering makes them, and the problem that schedulers get."""
+
+from __future__ import annotations
+
+import pytest
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+import tvm_stretch as ts
+from tvm_stretch import zoo
+from tvm_stretch.errors import InputError
+from tvm_stretch.frontend import load_network
+from tvm_stretch.graph import OperatorGraph
+from tvm_stretch.scheduling import FREE, check_schedule, schedule
+
+
+@I.ir_module
+class Branches:
+    @R.function
+    def main(
+        x: R.Tensor((1, 4, 8, 8), "float32"),
+        w: R.Tensor((4, 4, 1, 1), "float32"),
+        b: R.Tensor((1, 4, 1, 1), "float32"),
+    ) -> R.Tensor((1, 8, 8, 8), "float32"):
+        with R.dataflow():
+            conv = R.nn.conv2d(x, w)
+            bias = R.add(conv, b)
+            relu = R.nn.relu(bias)
+            pool = R.nn.max_pool2d(x, [3, 3], padding=[1, 1, 1, 1])
+            both = R.concat((relu, pool), axis=1)
+            gate = R.sigmoid(both)
+            out = R.multiply(both, gate)
+            R.output(out)
+        return out
+
+
+def groups(mod, **options):
+    graph = OperatorGraph.of(mod, **options)
+    return {g.name: ([op.name for op in g.operators], g.reads) for g in graph.groups}
+
+
+def test_kernels_of_a_function():
+    assert groups(Branches) == {
+        "relu": (["conv", "bias", "relu"], ("x", "w", "b")),
+        "pool": (["pool"], ("x",)),
+        "out": (["gate", "out"], ("relu", "pool")),  # a concat is no kernel
+    }
+
+
+def test_one_group_per_operator():
+    found = groups(Branches, fuse=False)
+    assert list(found) == ["conv", "bias", "relu", "pool", "gate", "out"]
+    assert found["out"] == (["out"], ("relu", "pool", "gate"))
+
+
+def test_figures_of_a_group():
+    group = OperatorGraph.of(Branches).by_name["relu"]
+    assert group.bytes == 4 * 8 * 8 * 4
+    assert group.read_bytes == 4 * 8 * 8 * 4 + 4 * 4 * 4 + 4 * 4
+    assert group.multiply_adds == 4 * 8 * 8 * 4
+    assert group.anchor.name == "conv"
+
+
+@I.ir_module
+class Residual:
+    @R.function
+    def main(x: R.Tensor((1, 4, 8, 8), "float32"), w: R.Tensor((4, 4, 1, 1), "float32")):
+        with R.dataflow():
+            conv = R.nn.conv2d(x, w)
+            conv1 = R.nn.conv2d(x, w)
+            total = R.add(conv, conv1)
+            half = R.multiply(total, R.const(0.5))
+            moved = R.add(half, R.const(3.0))
+            swish = R.multiply(half, moved)
+            kept = R.nn.relu(half)
+            R.output(swish, kept)
+        return swish, kept
+
+
+def test_one_convolution_per_kernel_and_one_result():
+    found = {name: members for name, (members, _) in groups(Residual).items()}
+    assert found == {
+        "conv": ["conv"],
+        "half": ["conv1", "total", "half"],  # read by kernels that do not meet again
+        "swish": ["moved", "swish"],
+        "kept": ["kept"],
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["squeezenet1_0", "mobilenet_v3_small", "efficientnet_lite0", "resnet18"],
+)
+def test_as_many_kernels_as_the_lowering_makes(name):
+    network = zoo.build(name, size=64)
+    graph = OperatorGraph.of(load_network(network, None))
+    nodes = ts.compile(network, cpu_threads=1).graph.nodes
+    # Gathering the pixels of a strided 1x1 convolution is a step of the convolution.
+    kernels = [node.kernel for node in nodes if not node.kernel.startswith("subsample")]
+    assert len(graph.groups) == len(kernels)
+
+
+def test_problem_of_a_graph():
+    graph = OperatorGraph.of(Branches)
+    costs = {"relu": (50, 20), "pool": (10, None), "out": (5, 5)}
+    problem = graph.problem(["cpu", "gpu"], costs, [[FREE] * 2] * 2, splittable=True)
+    assert [op.name for op in problem.operators] == ["inputs", "relu", "pool", "out", "outputs"]
+    assert [op.costs for op in problem.operators] == [(0, None), *costs.values(), (0, None)]
+    assert {t.name: (t.producer, t.consumers, t.bytes) for t in problem.tensors} == {
+        "x": (0, (1, 2), 1024),
+        "w": (0, (1,), 64),
+        "b": (0, (1,), 16),
+        "relu": (1, (3,), 1024),
+        "pool": (2, (3,), 1024),
+        "out": (3, (4,), 2048),
+    }
+    result = schedule(problem)
+    check_schedule(problem, result)
+    assert result.makespan == 25
+
+
+def test_missing_costs_are_named():
+    with pytest.raises(InputError, match=r"kernel out \(sigmoid\)"):
+        OperatorGraph.of(Branches).problem(["cpu"], {"relu": (1,), "pool": (1,)}, [[FREE]])
