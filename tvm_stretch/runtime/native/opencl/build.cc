@@ -23,9 +23,8 @@ std::string CacheKey(const Device& device, const std::string& source, const std:
   return key;
 }
 
-bool Build(const Device& device, const Program& program, const std::string& options) {
-  cl_int code = CL().BuildProgram(program.get(), 1, &device.id, options.c_str(), nullptr, nullptr);
-  return code == CL_SUCCESS;
+cl_int Build(const Device& device, const Program& program, const std::string& options) {
+  return CL().BuildProgram(program.get(), 1, &device.id, options.c_str(), nullptr, nullptr);
 }
 
 // Null if the driver does not take the binary, which may happen for any reason of its own.
@@ -35,8 +34,8 @@ Program FromBinary(const Device& device, const std::string& binary, const std::s
   auto data = reinterpret_cast<const unsigned char*>(binary.data());
   Program program(
       CL().CreateProgramWithBinary(device.context, 1, &device.id, &bytes, &data, &status, &code));
-  if (code != CL_SUCCESS || status != CL_SUCCESS || !Build(device, program, options)) return {};
-  return program;
+  if (code != CL_SUCCESS || status != CL_SUCCESS) return {};
+  return Build(device, program, options) == CL_SUCCESS ? std::move(program) : Program();
 }
 
 Program FromSource(const Device& device, const std::string& source, const std::string& options) {
@@ -45,11 +44,13 @@ Program FromSource(const Device& device, const std::string& source, const std::s
   const size_t bytes = source.size();
   Program program(CL().CreateProgramWithSource(device.context, 1, &text, &bytes, &code));
   Check(code, "clCreateProgramWithSource");
-  if (Build(device, program, options)) return program;
+  code = Build(device, program, options);
+  if (code == CL_SUCCESS) return program;
   std::string log = InfoString([&](size_t size, void* to, size_t* returned) {
     return CL().GetProgramBuildInfo(program.get(), device.id, CL_PROGRAM_BUILD_LOG, size, to,
                                     returned);
   });
+  if (log.empty()) Fail(code, "clBuildProgram");
   if (log.size() > kMaxLogBytes) log = log.substr(0, kMaxLogBytes) + "...";
   TVM_FFI_THROW(RuntimeError) << "expected OpenCL code that " << device.info.name
                               << " can compile, got this log:\n"

@@ -17,9 +17,12 @@ Command Transfer(Command::Kind kind, const DeviceMemory& memory, char* host, siz
 
 void AppendMapping(const DeviceMemory& memory, char* host, size_t bytes, const Span& span,
                    cl_bitfield flags, std::vector<Command>* commands) {
-  commands->push_back(Transfer(Command::Kind::kMap, memory, host, bytes, span));
-  commands->back().map_flags = flags;
-  commands->push_back(Transfer(Command::Kind::kUnmap, memory, host, bytes, span));
+  Command map = Transfer(Command::Kind::kMap, memory, host, bytes, span);
+  Command unmap = Transfer(Command::Kind::kUnmap, memory, host, bytes, span);
+  map.map_flags = flags;
+  (flags == CL_MAP_READ ? unmap : map).is_traced = false;  // the other one moves the bytes
+  commands->push_back(std::move(map));
+  commands->push_back(std::move(unmap));
 }
 
 }  // namespace

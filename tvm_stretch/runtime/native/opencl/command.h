@@ -14,7 +14,8 @@ namespace tvm_stretch::opencl {
 struct Command {
   enum class Kind { kKernel, kCopy, kWrite, kRead, kMap, kUnmap };
   Kind kind;
-  Span span;  // its name and id for the timeline
+  Span span;              // its name and id for the timeline
+  bool is_traced = true;  // whether it is work of its own that the timeline shows
 
   Kernel kernel;  // its arguments are set
   std::array<size_t, 3> global_size;

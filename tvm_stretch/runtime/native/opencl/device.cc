@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
+#include <mutex>
 #include <sstream>
 
+#include "handle.h"
 #include "host_cores.h"
 
 namespace tvm_stretch::opencl {
@@ -95,6 +97,26 @@ bool IsWanted(const Device& device, size_t position, const std::string& wanted) 
 
 using Devices = std::vector<std::unique_ptr<Device>>;
 
+cl_context NewContext(const Device& device) {
+  cl_properties properties[] = {CL_CONTEXT_PLATFORM,
+                                reinterpret_cast<cl_properties>(device.platform), 0};
+  cl_int code = CL_SUCCESS;
+  cl_context context = CL().CreateContext(properties, 1, &device.id, nullptr, nullptr, &code);
+  Check(code, "clCreateContext");
+  return context;
+}
+
+bool Works(const Device& device) {
+  cl_int queue_code = CL_SUCCESS, buffer_code = CL_SUCCESS;
+  const int32_t value = 1;
+  Queue queue(CL().CreateCommandQueue(device.context, device.id, 0, &queue_code));
+  Buffer buffer(
+      CL().CreateBuffer(device.context, CL_MEM_READ_WRITE, sizeof(value), nullptr, &buffer_code));
+  return queue_code == CL_SUCCESS && buffer_code == CL_SUCCESS &&
+         CL().EnqueueWriteBuffer(queue.get(), buffer.get(), kTrue, 0, sizeof(value), &value, 0,
+                                 nullptr, nullptr) == CL_SUCCESS;
+}
+
 void PutWantedFirst(Devices* devices) {
   const char* wanted = std::getenv(kDeviceVariable);
   if (wanted == nullptr || *wanted == '\0') return;
@@ -138,12 +160,8 @@ Devices FindDevices() {
   PutWantedFirst(&devices);
   for (size_t i = 0; i < devices.size(); ++i) {
     Device& device = *devices[i];
-    cl_properties properties[] = {CL_CONTEXT_PLATFORM,
-                                  reinterpret_cast<cl_properties>(device.platform), 0};
-    cl_int code = CL_SUCCESS;
     device.index = static_cast<int>(i);
-    device.context = CL().CreateContext(properties, 1, &device.id, nullptr, nullptr, &code);
-    Check(code, "clCreateContext");
+    device.context = NewContext(device);
   }
   return devices;
 }
@@ -223,6 +241,16 @@ const Devices& AllDevices() {
                                    "of one that had used it; start processes with spawn";
   }
   return devices;
+}
+
+Device WorkingDevice() {
+  static std::mutex mutex;  // guards `latest`
+  static cl_context latest = DefaultDevice().context;
+  std::lock_guard<std::mutex> lock(mutex);
+  Device device = DefaultDevice();
+  device.context = latest;
+  if (!Works(device)) latest = device.context = NewContext(device);
+  return device;
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {

@@ -69,6 +69,10 @@ const std::vector<std::unique_ptr<Device>>& AllDevices();
 // The device that the processor runs on.
 inline const Device& DefaultDevice() { return *AllDevices().front(); }
 
+// The same, with a context that works: a fault of one model's kernels may have lost the one that
+// was used until now, and then new models get another.
+Device WorkingDevice();
+
 }  // namespace tvm_stretch::opencl
 
 #endif  // TVM_STRETCH_OPENCL_DEVICE_H_

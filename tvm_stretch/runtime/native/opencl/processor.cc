@@ -39,7 +39,7 @@ class OpenCLProgram final : public ProcessorProgram {
   void CheckLaunches(const NodeSpec& node);
   void Upload(const std::vector<const NodeSpec*>& nodes, Memory memory);
 
-  const Device& device_;
+  const Device device_;
   const GraphSpec& graph_;
   const MemoryMap weights_;
   const ffi::Module module_;
@@ -77,7 +77,7 @@ int64_t TensorOf(const NodeSpec& node, int64_t i) {
 }
 
 OpenCLProgram::OpenCLProgram(const ProcessorContext& context)
-    : device_(DefaultDevice()),
+    : device_(WorkingDevice()),
       graph_(context.graph),
       weights_(context.weights),
       module_(context.code),

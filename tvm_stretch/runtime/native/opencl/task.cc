@@ -187,6 +187,7 @@ std::vector<Span> OpenCLTask::Spans() const {
   }
   if (clock_ == nullptr || events_.size() != commands_.size()) return spans;
   for (size_t i = 0; i < commands_.size(); ++i) {
+    if (!commands_[i].is_traced) continue;
     Span span = commands_[i].span;
     clock_->Read(events_[i].get(), &span);
     spans.push_back(std::move(span));
