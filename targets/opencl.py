@@ -162,8 +162,9 @@ def _refuse(call: relax.Call, device: OpenCLDevice) -> str | None:
     if not call.op.has_attr("FLegalize") and name not in ("relax.call_tir", "relax.shape_of"):
         return f"TVM has no implementation of {name}"
     for expr in (call, *call.args):
-        dtype = str(getattr(expr.ty, "dtype", "")) if hasattr(expr, "ty") else ""
-        reason = _why_not_dtype(dtype, device)
+        if not isinstance(expr.ty, relax.TensorType):
+            continue
+        reason = _why_not_dtype(str(expr.ty.dtype), device)
         if reason is not None:
             return f"{name}: {reason}"
     return None

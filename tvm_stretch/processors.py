@@ -32,10 +32,9 @@ def make_processors(
     if isinstance(targets, str | Mapping | Target | Processor):
         targets = [targets]
     listed = [_parse(item) for item in targets]
-    kinds = [item.kind if isinstance(item, Processor) else item.kind.name for item in listed]
     if not listed:
         raise TargetError("expected at least one target, got none; name one, such as 'llvm'")
-    device = local_device() if "opencl" in kinds else None
+    device = local_device() if any(_is_local_opencl(item) for item in listed) else None
     taken = device.compute_units if device is not None and device.type == "cpu" else 0
     threads = _thread_count(cpu_threads, taken)
     host_target = next((t for t in listed if _is_host(t)), Target("llvm"))
@@ -48,7 +47,9 @@ def make_processors(
         elif _is_host(item):
             placeable.append(host)
         elif item.kind.name == "opencl":
-            placeable.append(opencl_processor(item, host, device))
+            placeable.append(
+                opencl_processor(item, host, device if _is_local_opencl(item) else None)
+            )
         else:
             raise TargetError(
                 f"expected target llvm or opencl, got {item.kind.name!r}; choose one of these"
@@ -59,6 +60,15 @@ def make_processors(
             f"expected every processor once in targets, got {', '.join(names)}; remove one"
         )
     return [host, *(p for p in placeable if p is not host)], placeable
+
+
+def _is_local_opencl(item: Target | Processor) -> bool:
+    """A target that names a device, such as `adreno`, is for another machine."""
+    return (
+        isinstance(item, Target)
+        and item.kind.name == "opencl"
+        and not str(item.attrs.get("device", ""))
+    )
 
 
 def _is_host(item: Target | Processor) -> bool:
