@@ -27,6 +27,7 @@ from tvm_stretch.passes.keep_views import is_contiguous_along
 from tvm_stretch.passes.operators import POINTWISE, VIEWS, Operator, Operators, bytes_of
 from tvm_stretch.scheduling.problem import Operator as Task
 from tvm_stretch.scheduling.problem import Problem, Tensor, TransferCost
+from tvm_stretch.scheduling.result import Result
 
 # Operators whose kernels take elementwise operators behind them.
 _ANCHORS = ("nn.conv", "matmul", "nn.max_pool", "nn.avg_pool", "nn.adaptive_avg_pool")
@@ -216,6 +217,30 @@ class OperatorGraph:
             caching,
             tuple(launch),
         )
+
+    def processor_of(self, result: Result) -> dict[str, str]:
+        """The processor of every operator by a schedule of `problem`, for `form_regions`.
+
+        A view runs where it is read first, or else where what it looks at was written.
+        """
+        names = result.problem.processors
+        placed = {
+            task.name: names[processor]
+            for task, processor in zip(result.problem.operators, result.placement, strict=True)
+        }
+        found = {op.name: placed[g.name] for g in self.groups for op in g.operators}
+        views = [op for op in self.operators if op.name not in found]
+        for view in reversed(views):
+            readers = (found[r] for r in self.operators.readers[view.name] if r in found)
+            found[view.name] = next(readers, "")
+        for view in views:
+            sources = (found[name] for name in view.inputs if found.get(name))
+            found[view.name] = found[view.name] or next(sources, names[0])
+        return {
+            op.name: found[op.name]
+            for op in self.operators
+            if isinstance(op.binding.value, relax.Call)
+        }
 
     def _task(self, group: Group, costs: Costs, splittable: bool) -> Task:
         try:

@@ -11,6 +11,7 @@ from tvm_stretch import zoo
 from tvm_stretch.errors import InputError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.graph import OperatorGraph
+from tvm_stretch.regions import form_regions
 from tvm_stretch.scheduling import FREE, check_schedule, schedule
 
 
@@ -117,6 +118,17 @@ def test_problem_of_a_graph():
     result = schedule(problem)
     check_schedule(problem, result)
     assert result.makespan == 25
+
+
+def test_processors_of_operators_by_a_schedule():
+    graph = OperatorGraph.of(Branches)
+    costs = {"relu": (50, 20), "pool": (30, None), "out": (5, 50)}
+    result = schedule(graph.problem(["cpu", "gpu"], costs, [[FREE] * 2] * 2))
+    placed = graph.processor_of(result)
+    assert {name for name, p in placed.items() if p == "gpu"} == {"conv", "bias", "relu"}
+    assert {name for name, p in placed.items() if p == "cpu"} == {"pool", "both", "gate", "out"}
+    regions = form_regions(Branches["main"], placed)
+    assert sorted(op for region in regions for op in region.operators) == sorted(placed)
 
 
 def test_missing_costs_are_named():
