@@ -40,13 +40,12 @@ constexpr cl_int CL_BUILD_PROGRAM_FAILURE = -11;
 constexpr cl_int CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST = -14;
 constexpr cl_int CL_INVALID_KERNEL_NAME = -46;
 constexpr cl_int CL_INVALID_BUFFER_SIZE = -61;
+constexpr cl_int CL_NV_ILLEGAL_BUFFER_ACCESS = -9999;
 
 constexpr cl_uint CL_PLATFORM_NAME = 0x0902;
-constexpr cl_uint CL_PLATFORM_VENDOR = 0x0903;
 
 constexpr cl_bitfield CL_DEVICE_TYPE_CPU = 1 << 1;
 constexpr cl_bitfield CL_DEVICE_TYPE_GPU = 1 << 2;
-constexpr cl_bitfield CL_DEVICE_TYPE_ACCELERATOR = 1 << 3;
 constexpr cl_bitfield CL_DEVICE_TYPE_ALL = 0xFFFFFFFF;
 
 constexpr cl_uint CL_DEVICE_TYPE = 0x1000;
@@ -86,8 +85,6 @@ constexpr cl_bitfield CL_QUEUE_PROFILING_ENABLE = 1 << 1;
 constexpr cl_bitfield CL_MEM_READ_WRITE = 1 << 0;
 constexpr cl_bitfield CL_MEM_READ_ONLY = 1 << 2;
 constexpr cl_bitfield CL_MEM_USE_HOST_PTR = 1 << 3;
-constexpr cl_bitfield CL_MEM_ALLOC_HOST_PTR = 1 << 4;
-constexpr cl_bitfield CL_MEM_COPY_HOST_PTR = 1 << 5;
 
 constexpr cl_bitfield CL_MAP_READ = 1 << 0;
 constexpr cl_bitfield CL_MAP_WRITE_INVALIDATE_REGION = 1 << 2;
@@ -114,7 +111,6 @@ constexpr cl_uint CL_PROFILING_COMMAND_END = 0x1283;
   F(3, GetDeviceInfo, cl_int, (cl_device_id, cl_uint, size_t, void*, size_t*))                    \
   F(4, CreateContext, cl_context,                                                                 \
     (const cl_properties*, cl_uint, const cl_device_id*, ContextCallback, void*, cl_int*))        \
-  F(7, ReleaseContext, cl_int, (cl_context))                                                      \
   F(9, CreateCommandQueue, cl_command_queue, (cl_context, cl_device_id, cl_bitfield, cl_int*))    \
   F(11, ReleaseCommandQueue, cl_int, (cl_command_queue))                                          \
   F(14, CreateBuffer, cl_mem, (cl_context, cl_bitfield, size_t, void*, cl_int*))                  \
@@ -159,8 +155,6 @@ constexpr cl_uint CL_PROFILING_COMMAND_END = 0x1283;
     (cl_command_queue, cl_kernel, cl_uint, const size_t*, const size_t*, const size_t*, cl_uint,  \
      const cl_event*, cl_event*))                                                                 \
   F(81, SetEventCallback, cl_int, (cl_event, cl_int, EventCallback, void*))                       \
-  F(84, CreateUserEvent, cl_event, (cl_context, cl_int*))                                         \
-  F(85, SetUserEventStatus, cl_int, (cl_event, cl_int))                                           \
   F(105, EnqueueMarkerWithWaitList, cl_int, (cl_command_queue, cl_uint, const cl_event*, cl_event*))
 
 // `api.Flush(queue)` is clFlush(queue).

@@ -120,7 +120,8 @@ const char* AdviceFor(cl_int code) {
     case CL_OUT_OF_RESOURCES:
       return "the device is out of resources or failed: run fewer or smaller networks on it";
     case CL_DEVICE_NOT_AVAILABLE:
-      return "the device is lost: load the model again, or compile it for another processor";
+    case CL_NV_ILLEGAL_BUFFER_ACCESS:  // NVIDIA's driver then fails every later call, too
+      return "the device is lost: start the process again, or compile for another processor";
     default:
       return "check the driver with clinfo, or compile for another processor";
   }
@@ -165,7 +166,7 @@ std::string NameOf(cl_int code) {
       {-54, "CL_INVALID_WORK_GROUP_SIZE"},
       {-55, "CL_INVALID_WORK_ITEM_SIZE"},
       {-61, "CL_INVALID_BUFFER_SIZE"},
-      {-9999, "CL_NV_ILLEGAL_BUFFER_ACCESS"},
+      {CL_NV_ILLEGAL_BUFFER_ACCESS, "CL_NV_ILLEGAL_BUFFER_ACCESS"},
   };
   auto found = names.find(code);
   return found == names.end() ? "error " + std::to_string(code) : found->second;
