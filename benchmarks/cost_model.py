@@ -21,21 +21,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tvm_stretch.targets.processor import Processor
+
 from tvm_stretch import zoo
 from tvm_stretch.cost.bench import Bench, NetworkTiming
 from tvm_stretch.cost.dataset import Dataset, Row
 from tvm_stretch.cost.features import Features, from_json, to_json
+from tvm_stretch.cost.measure import learn, measure, open_dataset
 from tvm_stretch.cost.prediction import Prediction
-from tvm_stretch.measure import learn, measure, open_dataset
 from tvm_stretch.processors import make_processors
-from tvm_stretch.targets.processor import Processor
 from tvm_stretch.zoo.builder import Builder
 
-ZOO = (
-    "squeezenet1_1 squeezenet1_0 resnet18 mobilenet_v2 mobilenet_v1 regnetx_1_6gf resnet34 "
-    "mobilenet_v3_small efficientnet_lite0 resnet50 mobilenet_v3_large inception_v3 "
-    "efficientnet_lite4 regnetx_4gf pnasnet_mobile yolov2 vgg16 inception_v4"
-).split()
+ZOO = [
+    "squeezenet1_1",
+    "squeezenet1_0",
+    "resnet18",
+    "mobilenet_v2",
+    "mobilenet_v1",
+    "regnetx_1_6gf",
+    "resnet34",
+    "mobilenet_v3_small",
+    "efficientnet_lite0",
+    "resnet50",
+    "mobilenet_v3_large",
+    "inception_v3",
+    "efficientnet_lite4",
+    "regnetx_4gf",
+    "pnasnet_mobile",
+    "yolov2",
+    "vgg16",
+    "inception_v4",
+]
 
 
 def random_network(seed: int) -> object:
@@ -193,9 +209,8 @@ def _summary(
         ],
         "within_10_percent": statistics.mean(abs(e) <= 0.1 for e in relative.values()),
         "kernel_mape": statistics.mean(abs(error) for _, error in errors),
-        "kernel_mape_by_time": sum(
-            w * abs(e) for w, (_, e) in zip(weights, errors, strict=True)
-        ) / sum(weights),
+        "kernel_mape_by_time": sum(w * abs(e) for w, (_, e) in zip(weights, errors, strict=True))
+        / sum(weights),
         "coverage": statistics.mean(inside for _, inside in covered),
         "families": families,
     }

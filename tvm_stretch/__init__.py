@@ -23,7 +23,9 @@ from tvm_stretch.errors import (
 
 if TYPE_CHECKING:
     from tvm_stretch.compiler import compile
+    from tvm_stretch.cost.measure import measure
     from tvm_stretch.plan import Plan
+    from tvm_stretch.cost.probe import probe
     from tvm_stretch.runtime.model import Model, load
 
 __all__ = [
@@ -38,6 +40,8 @@ __all__ = [
     "UnsupportedError",
     "compile",
     "load",
+    "measure",
+    "probe",
 ]
 
 # Imported on first use: the zoo and the errors need no TVM, a phone has no compiler.
@@ -46,6 +50,8 @@ _LAZY = {
     "Model": "tvm_stretch.runtime.model",
     "Plan": "tvm_stretch.plan",
     "load": "tvm_stretch.runtime.model",
+    "measure": "tvm_stretch.cost.measure",
+    "probe": "tvm_stretch.cost.probe",
 }
 
 

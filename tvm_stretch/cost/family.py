@@ -25,21 +25,23 @@ Array = np.ndarray[Any, Any]
 FEWEST_ROWS = 12
 """Families with fewer different kernels are left to the analytic model."""
 
-_FOLDS = 5
+_FOLDS = 3
 _CONFIDENCE = 0.9
 _FEWEST_PER_BIN = 25
 _SLACK = 0.15  # in powers of two: how far outside the measured range still counts as inside
-_TREES = 400
+_TREES = 150
 _SETTINGS = {
     "objective": "reg:pseudohubererror",
     "huber_slope": 0.2,
-    "max_depth": 6,
-    "eta": 0.06,
+    "max_depth": 5,
+    "eta": 0.12,
     "subsample": 0.8,
     "colsample_bytree": 0.8,
     "min_child_weight": 0.05,
     "lambda": 1.0,
     "base_score": 0.0,
+    "tree_method": "hist",
+    "max_bin": 128,
     "nthread": 1,
     "seed": 1,
 }
@@ -136,15 +138,18 @@ def fit_family(
     kernels: Sequence[Features], measured_ns: Sequence[float], analytic_ns: Sequence[float]
 ) -> FamilyModel | None:
     """Learn one family; None if there are too few different kernels."""
-    vectors = matrix(kernels)
-    analytic = np.asarray(analytic_ns, dtype=np.float64)
-    target = np.log(np.asarray(measured_ns, dtype=np.float64)) - np.log(analytic)
-    points, group = np.unique(vectors, axis=0, return_inverse=True)
-    if len(points) < FEWEST_ROWS:
+    every = np.log(np.asarray(measured_ns, dtype=np.float64)) - np.log(np.asarray(analytic_ns))
+    vectors, first, group = np.unique(
+        matrix(kernels), axis=0, return_index=True, return_inverse=True
+    )
+    if len(vectors) < FEWEST_ROWS:
         return None
+    # A kernel that was measured many times counts once, with its median.
+    target = np.asarray([np.median(every[group.ravel() == i]) for i in range(len(vectors))])
+    analytic = np.asarray(analytic_ns, dtype=np.float64)[first]
     centre = float(np.median(target))
     residuals = np.empty_like(target)
-    fold_of = np.random.default_rng(1).permutation(len(points))[group.ravel()] % _FOLDS
+    fold_of = np.random.default_rng(1).permutation(len(vectors)) % _FOLDS
     for fold in range(_FOLDS):
         held = fold_of == fold
         booster = _train(vectors[~held], target[~held] - centre)
@@ -156,8 +161,8 @@ def fit_family(
         centre=centre,
         edges=edges,
         widths=widths,
-        points=points,
-        reach=_reach(points),
+        points=vectors,
+        reach=_reach(vectors),
     )
 
 

@@ -70,17 +70,20 @@ def predict_network(
 def add_up(kernels: Mapping[str, Prediction]) -> NetworkPrediction:
     """The sum; errors of single kernels partly cancel, a tenth of them is taken as common."""
     total = sum(p.nanoseconds for p in kernels.values())
-    halves = [(p.high - p.low) / 2 for p in kernels.values()]
-    independent = math.sqrt(sum(half**2 for half in halves))
-    common = sum(halves) / 10
-    half = min(math.hypot(independent, common), sum(halves))
+    below = _combine([p.nanoseconds - p.low for p in kernels.values()])
+    above = _combine([p.high - p.nanoseconds for p in kernels.values()])
     measured = all(p.source == "measured" for p in kernels.values())
     strange = sum(p.nanoseconds for p in kernels.values() if p.out_of_range)
     return NetworkPrediction(
         nanoseconds=total,
-        low=max(0, round(total - half)),
-        high=round(total + half),
+        low=round(total - below),
+        high=round(total + above),
         source="measured" if measured else "analytic",
         kernels=dict(kernels),
         unknown=strange / total if total else 0.0,
     )
+
+
+def _combine(errors: list[int]) -> float:
+    everything = float(sum(errors))
+    return min(everything, math.hypot(math.hypot(*errors), everything / 10))

@@ -150,9 +150,7 @@ def _local_machine() -> str:
 class Campaign:
     """Fills the dataset of one processor: networks, the prior, then where the model errs."""
 
-    def __init__(
-        self, bench: Bench, dataset: Dataset, dice: random.Random, say: Progress
-    ) -> None:
+    def __init__(self, bench: Bench, dataset: Dataset, dice: random.Random, say: Progress) -> None:
         self.bench = bench
         self.dataset = dataset
         self.say = say

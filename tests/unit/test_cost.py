@@ -1,0 +1,318 @@
+"""The cost model: features, learning, intervals, files."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from cost_kernels import DEVICE, conv, pretended, some_convs
+from hypothesis import given
+from hypothesis import strategies as st
+from tvm import relax
+from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv, conv_candidates
+from tvm_stretch.targets.processor import Processor
+
+from tvm_stretch.compiler import compile
+from tvm_stretch.cost.analytic import SPEEDS, AnalyticModel, default_speed
+from tvm_stretch.cost.choose import with_measured_choice
+from tvm_stretch.cost.features import (
+    FAMILIES,
+    ConvFeatures,
+    Features,
+    TransferFeatures,
+    from_json,
+    to_json,
+)
+from tvm_stretch.cost.groups import group_costs, group_features
+from tvm_stretch.cost.model import MeasuredModel, load_cost_model, train
+from tvm_stretch.cost.network import add_up, predict_network
+from tvm_stretch.cost.prediction import Prediction
+from tvm_stretch.cost.record import recording
+from tvm_stretch.errors import CostModelError, InputError
+from tvm_stretch.graph import OperatorGraph
+
+LARGEST_EXACT = 2**24
+
+
+@pytest.fixture(scope="module")
+def model() -> MeasuredModel:
+    kernels = some_convs(300)
+    return train(kernels, pretended(kernels), DEVICE, SPEEDS["cpu"])
+
+
+# --- features -------------------------------------------------------------------------------------
+
+
+def test_features_survive_json() -> None:
+    for kernel in some_convs(5):
+        assert from_json(json.loads(json.dumps(to_json(kernel)))) == kernel
+
+
+def test_features_of_another_schema_are_refused() -> None:
+    data = to_json(conv(64))
+    with pytest.raises(CostModelError, match="expected one of .* for family, got 'lstm'"):
+        from_json({**data, "family": "lstm"})
+    del data["tile_pixels"]
+    with pytest.raises(CostModelError, match="expected the fields .* for conv"):
+        from_json(data)
+
+
+def test_every_field_names_its_unit() -> None:
+    units = (
+        *("flops", "bytes", "cycles", "channels", "pixels", "taps", "lanes", "vectors", "groups"),
+        *("tiles", "permille", "averages", "elements", "steps", "loads", "calls", "conditions"),
+        *("stages", "processor"),
+    )
+    for kind in FAMILIES.values():
+        for name in kind.names():
+            assert name.endswith(units), f"{kind.__name__}.{name} has no unit"
+
+
+def test_features_count_what_the_convolution_does() -> None:
+    kernel = conv(64, 28, 1, 128)
+    assert isinstance(kernel, ConvFeatures)
+    assert kernel.flops == 2 * 64 * 128 * 28 * 28
+    assert (kernel.in_bytes, kernel.out_bytes) == (4 * 64 * 28 * 28, 4 * 128 * 28 * 28)
+    assert kernel.weight_bytes >= 4 * 64 * 128
+
+
+# --- learning -------------------------------------------------------------------------------------
+
+
+def test_learns_what_the_analytic_model_misses(model: MeasuredModel) -> None:
+    unseen = some_convs(200, seed=1)
+    truth = pretended(unseen, noise=0.0)
+    error = [
+        abs(p.nanoseconds / t - 1) for p, t in zip(model.predict_all(unseen), truth, strict=True)
+    ]
+    assert np.mean(error) < 0.06
+    naive = [
+        abs(p.nanoseconds / t - 1)
+        for p, t in zip(AnalyticModel().predict_all(unseen), truth, strict=True)
+    ]
+    assert np.mean(error) < np.mean(naive) / 2
+
+
+def test_intervals_cover_nine_of_ten(model: MeasuredModel) -> None:
+    unseen = some_convs(400, seed=2)
+    truth = pretended(unseen, seed=3)
+    answers = model.predict_all(unseen)
+    inside = [p.low <= t <= p.high for p, t in zip(answers, truth, strict=True)]
+    assert 0.83 <= np.mean(inside) <= 0.97
+
+
+def test_says_where_a_prediction_comes_from(model: MeasuredModel) -> None:
+    known, transfer = some_convs(1)[0], TransferFeatures(0.0, 4096, 0, 4096, 0.0, 0.0, 0, 1)
+    first, second = model.predict_all([known, transfer])
+    assert (first.source, first.out_of_range) == ("measured", ())
+    assert (second.source, second.out_of_range) == ("analytic", ("nothing measured",))
+
+
+def test_out_of_range(model: MeasuredModel) -> None:
+    (usual,) = model.predict_all([conv(64, 28)])
+    (huge,) = model.predict_all([conv(4096, 200)])
+    assert usual.out_of_range == ()
+    assert any("in_channels beyond" in reason for reason in huge.out_of_range)
+    wide = math.log(huge.high / huge.low)
+    assert wide > math.log(usual.high / usual.low)
+
+
+@given(st.integers(1, 30), st.integers(6, 50))
+def test_more_work_takes_longer(blocks: int, size: int) -> None:
+    kernels = some_convs(300)
+    trained = _trained(tuple(kernels))
+    less, more = trained.predict_all([conv(8 * blocks, size), conv(32 * blocks, 2 * size)])
+    assert less.nanoseconds < more.nanoseconds
+    assert less.low <= less.nanoseconds <= less.high
+
+
+_CACHE: dict[tuple[Features, ...], MeasuredModel] = {}
+
+
+def _trained(kernels: tuple[Features, ...]) -> MeasuredModel:
+    if kernels not in _CACHE:
+        _CACHE[kernels] = train(list(kernels), pretended(list(kernels)), DEVICE, SPEEDS["cpu"])
+    return _CACHE[kernels]
+
+
+def test_few_measurements_leave_the_analytic_model_calibrated() -> None:
+    kernels = some_convs(5)
+    slow = [4 * ns for ns in pretended(kernels, noise=0.0)]
+    trained = train(kernels, slow, DEVICE, SPEEDS["cpu"])
+    assert not trained.families
+    (answer,) = trained.predict_all(kernels[:1])
+    assert answer.source == "analytic"
+    assert answer.nanoseconds > 2 * AnalyticModel().nanoseconds(kernels[0])
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_round_trip(model: MeasuredModel, tmp_path: Path) -> None:
+    model.save(tmp_path / "cpu.json")
+    loaded = load_cost_model(tmp_path / "cpu.json", DEVICE)
+    kernels = [*some_convs(50, seed=5), conv(4096, 200)]
+    for ours, theirs in zip(model.predict_all(kernels), loaded.predict_all(kernels), strict=True):
+        assert ours.nanoseconds == pytest.approx(theirs.nanoseconds, rel=1e-4, abs=1)
+        assert bool(ours.out_of_range) == bool(theirs.out_of_range)
+    assert [path.name for path in tmp_path.iterdir()] == ["cpu.json"]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
+def test_truncated_model(model: MeasuredModel, tmp_path: Path, share: float) -> None:
+    path = tmp_path / "cpu.json"
+    model.save(path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(CostModelError, match="expected a cost model"):
+        load_cost_model(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 99}, "format and version"),
+        ({"format": "other"}, "format and version"),
+        ({"device": {**DEVICE, "machine": "phone"}}, "machine 'phone' .here 'test'"),
+        ({"families": {"lstm": {"features": []}}}, "features of this version for family 'lstm'"),
+        ({"families": {"conv": {}}}, "features of this version for family 'conv'"),
+        ({"analytic": {"speed": 1}}, "numbers of Speed"),
+        ({"families": None}, "expected families"),
+    ],
+)
+def test_unfit_model(
+    model: MeasuredModel, tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    path = tmp_path / "cpu.json"
+    model.save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(CostModelError, match=message):
+        load_cost_model(path, DEVICE)
+
+
+def test_missing_model(tmp_path: Path) -> None:
+    with pytest.raises(CostModelError, match="measure and train"):
+        load_cost_model(tmp_path / "none.json")
+
+
+# --- processors that nobody measured --------------------------------------------------------------
+
+
+def test_more_threads_are_faster_in_the_analytic_model() -> None:
+    kernel = conv(256, 28, 3)
+    one, two = (AnalyticModel(default_speed("cpu", n)).nanoseconds(kernel) for n in (1, 2))
+    assert one / 2 < two < one
+
+
+# --- networks -------------------------------------------------------------------------------------
+
+
+def small_network() -> tvm.IRModule:
+    bb = relax.BlockBuilder()
+    dice = np.random.default_rng(0)
+    x = relax.Var("x", relax.TensorType((1, 16, 14, 14), "float32"))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            y = x
+            for channels, kernel in ((32, 3), (16, 1)):
+                shape = (channels, int(y.ty.shape.values[1]), kernel, kernel)
+                weight = relax.const(dice.standard_normal(shape).astype("float32"))
+                bias = relax.const(np.ones((1, channels, 1, 1), "float32"))
+                y = bb.emit(relax.op.nn.conv2d(y, weight, padding=kernel // 2))
+                y = bb.emit(relax.op.nn.relu(bb.emit(relax.op.add(y, bias))))
+            y = bb.emit_output(bb.emit(relax.op.nn.max_pool2d(y, (2, 2), (2, 2))))
+        bb.emit_func_output(y)
+    return bb.get()
+
+
+def host() -> Processor:
+    return cpu_processor(tvm.target.Target({"kind": "llvm", "mcpu": "znver3"}), 1)
+
+
+def test_predicts_a_compiled_network() -> None:
+    processor, kernels = recording(host())
+    compiled = compile(small_network(), [processor], cpu_threads=1)
+    features = {name: kernel.features for name, kernel in kernels.items()}
+    answer = predict_network(compiled.graph, features, {"cpu": AnalyticModel()})
+    assert set(answer.kernels) == {node.name for node in compiled.graph.nodes}
+    assert answer.nanoseconds == sum(p.nanoseconds for p in answer.kernels.values()) > 0
+    assert (answer.source, answer.unknown) == ("analytic", 1.0)
+    assert answer.low < answer.nanoseconds < answer.high
+    with pytest.raises(InputError, match="expected features of every kernel"):
+        predict_network(compiled.graph, {}, {"cpu": AnalyticModel()})
+    with pytest.raises(InputError, match="expected a cost model of processor 'cpu'"):
+        predict_network(compiled.graph, features, {})
+
+
+def test_operators_promise_the_kernels_that_compiling_gives() -> None:
+    """What the planner thinks of a convolution is what the compiler then makes of it."""
+    from tvm_stretch.frontend import load_network
+
+    processor, kernels = recording(host())
+    compile(small_network(), [processor], cpu_threads=1)
+    compiled = {k.features for k in kernels.values() if k.features.family != "generic"}
+    groups = OperatorGraph.of(load_network(small_network())).groups
+    promised = {f for group in groups for f in group_features(group, processor.machine)}
+    assert {replace(f, in_bytes=0) for f in promised} == {replace(f, in_bytes=0) for f in compiled}
+
+
+def test_group_costs_name_refusals() -> None:
+    from tvm_stretch.frontend import load_network
+
+    refusing = replace(host(), name="npu", rules=(), refuse=lambda _call: "no such operator")
+    models = {"cpu": AnalyticModel(), "npu": AnalyticModel()}
+    cost = group_costs([host(), refusing], models)
+    for group in OperatorGraph.of(load_network(small_network())).groups:
+        ours, theirs = cost(group)
+        assert ours is not None
+        assert ours > 0
+        assert theirs is None
+
+
+@given(st.lists(st.integers(1, LARGEST_EXACT), min_size=1, max_size=20))
+def test_intervals_add_up(times: list[int]) -> None:
+    kernels = {str(i): Prediction(t, t // 2, 2 * t, "measured") for i, t in enumerate(times)}
+    total = add_up(kernels)
+    assert total.nanoseconds == sum(times)
+    assert sum(p.low for p in kernels.values()) - len(times) <= total.low <= total.nanoseconds
+    assert total.nanoseconds <= total.high <= 1 + sum(p.high for p in kernels.values())
+
+
+# --- measured choice ------------------------------------------------------------------------------
+
+SHAPE = ConvShape(1, 64, (28, 28), 64, (3, 3), (1, 1), (1, 1, 1, 1))
+
+
+class Preference:
+    """A model that finds one tile twice as fast as all others."""
+
+    def __init__(self, liked: int, out_of_range: tuple[str, ...] = ()) -> None:
+        self.liked, self.reasons = liked, out_of_range
+
+    def predict_all(self, kernels: list[Features]) -> list[Prediction]:
+        times = [500 if index == self.liked else 1000 for index in range(len(kernels))]
+        return [Prediction(t, t, t, "measured", self.reasons) for t in times]
+
+
+def chosen(model: object) -> object:
+    processor = with_measured_choice(host(), model)  # type: ignore[arg-type]
+    return choose_conv(SHAPE, processor.machine, 8)
+
+
+def test_the_measured_model_picks_the_tile() -> None:
+    candidates = conv_candidates(SHAPE, host().machine, 8)
+    assert chosen(Preference(3)) == candidates[3]
+    assert choose_conv(SHAPE, host().machine, 8) == candidates[0]
+
+
+def test_unknown_and_equal_tiles_change_nothing() -> None:
+    favourite = choose_conv(SHAPE, host().machine, 8)
+    assert chosen(Preference(3, ("far",))) == favourite
+    assert chosen(Preference(99)) == favourite
+    assert chosen(AnalyticModel()) == favourite

@@ -1,0 +1,320 @@
+"""Measuring: robust times, the dataset, samples, campaigns that are killed and go on."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from cost_kernels import DEVICE, pretended, some_convs
+from hypothesis import given
+from hypothesis import strategies as st
+from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.processor import Processor
+
+import tvm_stretch as ts
+from tvm_stretch.compiler import compile
+from tvm_stretch.cost.dataset import Dataset, Row
+from tvm_stretch.cost.measure import Campaign, fingerprint, measure, open_dataset
+from tvm_stretch.cost.model import load_cost_model
+from tvm_stretch.cost.probe import operator_class, probe
+from tvm_stretch.cost.record import recording
+from tvm_stretch.cost.samples import EPILOGUES, Sample, chain, load_prior, neighbour
+from tvm_stretch.cost.timing import Stopwatch, summarize
+from tvm_stretch.errors import CostModelError, InputError
+
+
+def rows(count: int, **settings: Any) -> list[Row]:
+    kernels = some_convs(count)
+    times = pretended(kernels)
+    return [Row(k, round(ns), 0.01, 15, **settings) for k, ns in zip(kernels, times, strict=True)]
+
+
+# --- times ----------------------------------------------------------------------------------------
+
+
+class Machine:
+    """A scripted machine: `speed` of each step, and interruptions."""
+
+    def __init__(self, speeds: Sequence[float], interrupted: Sequence[int] = ()) -> None:
+        self.speeds, self.interrupted, self.step = list(speeds), set(interrupted), 0
+
+    def reference(self) -> int:
+        return round(1000 / self._speed())
+
+    def run(self) -> list[int]:
+        self.step += 1
+        late = 100_000 if self.step in self.interrupted else 0
+        return [round(5000 / self._speed()) + late, 70]
+
+    def _speed(self) -> float:
+        return self.speeds[min(self.step, len(self.speeds) - 1)]
+
+
+def test_interruptions_do_not_count() -> None:
+    machine = Machine([1.0], interrupted=[3, 5, 8, 9])
+    first, second = Stopwatch(machine.reference).watch(machine.run, runs=12)
+    assert (first.nanoseconds, second.nanoseconds) == (5000, 70)
+    assert (first.runs, first.quiet) == (12, True)
+
+
+def test_runs_while_the_reference_is_slow_are_dropped() -> None:
+    machine = Machine([1.0] * 5 + [0.5] * 40 + [1.0] * 100)
+    first, _ = Stopwatch(machine.reference).watch(machine.run, runs=15)
+    assert (first.nanoseconds, first.quiet) == (5000, True)
+
+
+def test_a_machine_that_stays_slow_is_said_to_be_disturbed() -> None:
+    machine = Machine([1.0] * 3 + [0.5] * 10_000)
+    first, _ = Stopwatch(machine.reference).watch(machine.run, runs=15, seconds=0.05)
+    assert first.nanoseconds == 10_000
+    assert not first.quiet
+
+
+@given(st.lists(st.integers(100, 200), min_size=1, max_size=30), st.integers(10**6, 10**9))
+def test_one_outlier_in_five_does_not_move_a_time(samples: list[int], outlier: int) -> None:
+    disturbed = samples + [outlier] * (len(samples) // 4)
+    assert summarize(disturbed, True).nanoseconds <= 200
+
+
+# --- the dataset ----------------------------------------------------------------------------------
+
+
+def test_rows_survive(tmp_path: Path) -> None:
+    dataset = Dataset.create(tmp_path / "cpu.jsonl", DEVICE)
+    sample = Sample("conv", 64, (28, 28), 64).to_json()
+    for row in rows(5, network="net", sample=sample):
+        dataset.append(row)
+    again = Dataset.open(tmp_path / "cpu.jsonl", DEVICE)
+    assert [r.to_json() for r in again.rows] == json.loads(
+        json.dumps([r.to_json() for r in dataset.rows])
+    )
+    assert Sample.from_json(again.rows[0].sample or {}) == Sample("conv", 64, (28, 28), 64)
+
+
+@given(cut=st.integers(1, 400))
+def test_a_torn_last_line_is_dropped(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    path = tmp_path_factory.mktemp("torn") / "cpu.jsonl"
+    dataset = Dataset.create(path, DEVICE)
+    for row in rows(4):
+        dataset.append(row)
+    content = path.read_bytes()
+    path.write_bytes(content[:-cut])
+    whole = content[:-cut].count(b"\n") - 1  # less the header
+    again = Dataset.open(path, DEVICE)
+    assert len(again.rows) == whole
+    again.append(rows(1)[0])
+    assert len(Dataset.open(path, DEVICE).rows) == whole + 1
+
+
+def test_measurements_of_another_device_are_refused(tmp_path: Path) -> None:
+    Dataset.create(tmp_path / "cpu.jsonl", DEVICE)
+    with pytest.raises(CostModelError, match="machine 'test' .here 'phone'"):
+        Dataset.open(tmp_path / "cpu.jsonl", {**DEVICE, "machine": "phone"})
+    assert (tmp_path / "cpu.jsonl").stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "format and version"),
+        ("no json\n", "expected JSON in line 1"),
+        ('{"format": "tvm_stretch.measurements", "version": 0}\n', "format and version"),
+        ("[]\n", "expected a JSON object in line 1"),
+    ],
+)
+def test_damaged_head(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "cpu.jsonl").write_text(content)
+    with pytest.raises(CostModelError, match=message):
+        Dataset.open(tmp_path / "cpu.jsonl", DEVICE)
+
+
+def test_damaged_line_in_the_middle(tmp_path: Path) -> None:
+    dataset = Dataset.create(tmp_path / "cpu.jsonl", DEVICE)
+    for row in rows(3):
+        dataset.append(row)
+    lines = dataset.path.read_text().splitlines(keepends=True)
+    dataset.path.write_text("".join([*lines[:2], lines[2][:30] + "\n", *lines[3:]]))
+    with pytest.raises(CostModelError, match="expected JSON in line 3"):
+        Dataset.open(dataset.path, DEVICE)
+    dataset.path.write_text("".join([*lines[:2], "{}\n", *lines[3:]]))
+    with pytest.raises(CostModelError, match="fields of a row in line 3"):
+        Dataset.open(dataset.path, DEVICE)
+
+
+# --- samples --------------------------------------------------------------------------------------
+
+
+def host() -> Processor:
+    return cpu_processor(tvm.target.Target("llvm"), 1)
+
+
+@given(st.integers(0, 10**6))
+def test_neighbours_are_possible(seed: int) -> None:
+    dice = random.Random(seed)
+    sample = neighbour(dice.choice(load_prior()), dice)
+    assert sample.is_possible
+    assert sample.epilogue in EPILOGUES
+
+
+def test_samples_become_the_kernels_they_describe() -> None:
+    samples = [
+        Sample("conv", 16, (9, 9), 24, (3, 3), padding=(1, 1, 1, 1), epilogue="add_relu"),
+        Sample("conv", 16, (8, 8), 16, (1, 1), epilogue="swish"),
+        Sample("depthwise", 16, (9, 9), 16, (3, 3), groups=16, epilogue="relu6"),
+        Sample("dense", 32, (1, 1), 10, epilogue="bias"),
+        Sample("avg", 8, (6, 6), 8, (2, 2), stride=(2, 2), groups=8),
+    ]
+    assert all(sample.is_possible for sample in samples)
+    processor, kernels = recording(host())
+    model = compile(chain(samples), [processor], cpu_threads=1)
+    found = {kernel.sample for kernel in kernels.values() if kernel.sample is not None}
+    assert set(samples) <= found
+    assert np.isfinite(model(np.ones((1, 1, 1, 1), "float32")).numpy()).all()
+
+
+# --- campaigns ------------------------------------------------------------------------------------
+
+
+class FakeBench:
+    """Measures at once, and dies when told to."""
+
+    def __init__(self, processor: Processor, dies_at: int = 10**9) -> None:
+        self.processor, self.dies_at = processor, dies_at
+        self.asked: list[tuple[int, tuple[Sample, ...]]] = []
+
+    def describe(self) -> str:
+        return "fake"
+
+    def measure_samples(self, samples: list[Sample], batch: int) -> list[Row]:
+        self.asked.append((batch, tuple(samples)))
+        if batch >= self.dies_at:
+            raise KeyboardInterrupt
+        origin = {"batch": batch, "sample": samples[0].to_json()}
+        return rows(12, **origin)
+
+
+def campaign(folder: Path, dies_at: int, seed: int = 3) -> FakeBench:
+    processor = host()
+    bench = FakeBench(processor, dies_at)
+    dataset = open_dataset(folder, processor)
+    run = Campaign(bench, dataset, random.Random(seed), lambda _line: None)  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        run.run(60.0, {})
+    return bench
+
+
+def test_a_killed_campaign_goes_on_with_the_next_batch(tmp_path: Path) -> None:
+    once = campaign(tmp_path / "whole", 4)
+    first = campaign(tmp_path / "parts", 2)
+    with (tmp_path / "parts" / "cpu.jsonl").open("ab") as file:
+        file.write(b'{"features": {"fam')  # killed while it wrote
+    second = campaign(tmp_path / "parts", 4)
+    assert [*first.asked[:2], *second.asked] == once.asked
+    count = len(Dataset.open(tmp_path / "parts" / "cpu.jsonl").rows)
+    assert count == len(Dataset.open(tmp_path / "whole" / "cpu.jsonl").rows) == 48
+
+
+def test_measure_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = [Sample("conv", 8, (6, 6), 8, epilogue="relu"), Sample("dense", 16, (1, 1), 8)]
+    monkeypatch.setattr("tvm_stretch.cost.measure.load_prior", lambda: list(small))
+    monkeypatch.setattr("tvm_stretch.cost.bench._SECONDS", 0.05)
+    lines: list[str] = []
+    models = measure(budget=0.5, folder=tmp_path, cpu_threads=1, progress=lines.append)
+    assert set(models) == {"cpu"}
+    assert lines
+    loaded = load_cost_model(tmp_path / "cpu.json", fingerprint(host()))
+    dataset = Dataset.open(tmp_path / "cpu.jsonl", fingerprint(host()))
+    assert {row.features.family for row in dataset.rows} >= {"conv", "dense"}
+    assert all(row.nanoseconds > 0 for row in dataset.rows)
+    assert loaded.predict_all([dataset.rows[0].features])[0].nanoseconds > 0
+    before = len(dataset.rows)
+    measure(budget=0.5, folder=tmp_path, cpu_threads=1)
+    assert len(Dataset.open(tmp_path / "cpu.jsonl").rows) > before
+
+
+def test_bad_arguments(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="positive number of seconds for budget"):
+        measure(budget=0, folder=tmp_path)
+    with pytest.raises(InputError, match="a name for device"):
+        measure(session=tvm.rpc.LocalSession(), folder=tmp_path)
+
+
+# --- probe ----------------------------------------------------------------------------------------
+
+
+def test_probe_finds_verdicts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = chain([Sample("conv", 16, (6, 6), 16, epilogue="relu")])
+    path = tmp_path / "verdicts.json"
+    verdicts = probe("llvm", network, cache=path, cpu_threads=1)
+    assert verdicts.refused == {}
+    assert any(key.startswith("nn.conv2d") for key in verdicts.reasons)
+
+    def fail(*_args: object, **_kwargs: object) -> None:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr("tvm_stretch.cost.probe.compile", fail)
+    assert probe("llvm", network, cache=path, cpu_threads=1) == verdicts
+    path.write_text(path.read_text()[:50])
+    with pytest.raises(CostModelError, match=r"expected verdicts of ts\.probe"):
+        probe("llvm", network, cache=path, cpu_threads=1)
+
+
+def test_probe_refuses_what_computes_wrongly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = chain([Sample("conv", 16, (6, 6), 16, epilogue="relu")])
+
+    def wrong(mod: tvm.IRModule, targets: list[Processor], **settings: Any) -> Any:
+        model = compile(mod, [host()], **settings)
+        is_relu = "R.nn.relu" in mod.script()
+        if not is_relu or targets[0].name == "cpu":
+            return model
+        return lambda *values: tvm.runtime.tensor(model(*values).numpy() + 1)
+
+    monkeypatch.setattr("tvm_stretch.cost.probe.compile", wrong)
+    from dataclasses import replace
+
+    broken = replace(host(), name="npu", kind="npu")
+    verdicts = probe(broken, network, cache=tmp_path / "verdicts.json", cpu_threads=1)
+    assert [key.split()[0] for key in verdicts.refused] == ["nn.relu"]
+    assert "differs from the CPU's" in next(iter(verdicts.refused.values()))
+    careful = verdicts.apply(broken)
+    from tvm_stretch.frontend import load_network
+
+    calls: list[tvm.relax.Call] = []
+    tvm.relax.analysis.post_order_visit(
+        load_network(network)["main"],
+        lambda e: calls.append(e) if isinstance(e, tvm.relax.Call) else None,
+    )
+    reasons = {c.op.name: careful.why_not(c) for c in calls}
+    assert "probe: result" in str(reasons["relax.nn.relu"])
+    assert reasons["relax.nn.conv2d"] is None
+
+
+def test_classes_forget_sizes_but_not_kinds() -> None:
+    def of(sample: Sample) -> str:
+        calls: list[str] = []
+
+        def visit(expr: tvm.relax.Expr) -> None:
+            if isinstance(expr, tvm.relax.Call) and "conv2d" in str(expr.op):
+                calls.append(operator_class(expr))
+
+        tvm.relax.analysis.post_order_visit(chain([sample])["main"], visit)
+        return calls[0]
+
+    one = of(Sample("conv", 32, (48, 48), 32))
+    assert one == of(Sample("conv", 64, (16, 16), 96))
+    assert one != of(Sample("conv", 36, (48, 48), 32))
+    assert one != of(Sample("conv", 32, (48, 48), 32, stride=(2, 2)))
+    assert one != of(Sample("conv", 32, (48, 48), 32, groups=32))
+
+
+def test_public_names_stay_functions() -> None:
+    assert callable(ts.measure)
+    assert callable(ts.probe)

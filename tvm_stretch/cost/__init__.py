@@ -1,0 +1,1 @@
+"""What kernels cost: measurements, models learned from them, and predictions."""
