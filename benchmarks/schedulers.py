@@ -5,7 +5,8 @@ python -m benchmarks.schedulers [inception_v3 ...] [--profiles 1:3 1:1 1:1:1] [-
 python -m benchmarks.schedulers --measured host.json
 ```
 Every schedule passes the independent checker before its latency is shown.  The program ends with an
-error if ours is slower than any other, or if HOPE's order over its baselines is not reproduced.
+error if ours is slower than any other, or if HOPE's order over its baselines is not reproduced
+(on the mean over all seven networks).
 
 Synthetic profiles are roofs, not devices: `1:3` is a CPU of 20 GMAC/s and a GPU of 60; memory of 10
 GB/s at ratio 1; a hand-over takes 0.15 ms and converts the layout at 2.5 GB/s; µLayer and CoDL may
@@ -202,7 +203,7 @@ def main() -> None:
     if arguments.json:
         arguments.json.write_text(json.dumps({"rows": rows, "means": means}, indent=1) + "\n")
     wrong = [name for name in BASELINES if means.get("HOPE:LP", {}).get(name, 0) > 1]
-    if wrong:
+    if wrong and set(arguments.networks) >= set(NETWORKS):  # the paper's order is that of all seven
         raise SystemExit(f"HOPE:LP is slower than {', '.join(wrong)} on average")
 
 
