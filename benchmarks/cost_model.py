@@ -32,26 +32,12 @@ from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.processors import make_processors
 from tvm_stretch.zoo.builder import Builder
 
-ZOO = [
-    "squeezenet1_1",
-    "squeezenet1_0",
-    "resnet18",
-    "mobilenet_v2",
-    "mobilenet_v1",
-    "regnetx_1_6gf",
-    "resnet34",
-    "mobilenet_v3_small",
-    "efficientnet_lite0",
-    "resnet50",
-    "mobilenet_v3_large",
-    "inception_v3",
-    "efficientnet_lite4",
-    "regnetx_4gf",
-    "pnasnet_mobile",
-    "yolov2",
-    "vgg16",
-    "inception_v4",
-]
+ZOO = (
+    *("mobilenet_v2", "resnet18", "squeezenet1_1", "squeezenet1_0", "mobilenet_v1"),
+    *("regnetx_1_6gf", "resnet34", "mobilenet_v3_small", "efficientnet_lite0", "resnet50"),
+    *("mobilenet_v3_large", "inception_v3", "efficientnet_lite4", "regnetx_4gf", "pnasnet_mobile"),
+    *("yolov2", "vgg16", "inception_v4"),
+)
 
 
 def random_network(seed: int) -> object:

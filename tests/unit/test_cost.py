@@ -56,10 +56,10 @@ def test_features_survive_json() -> None:
 
 def test_features_of_another_schema_are_refused() -> None:
     data = to_json(conv(64))
-    with pytest.raises(CostModelError, match="expected one of .* for family, got 'lstm'"):
+    with pytest.raises(CostModelError, match=r"expected one of .* for family, got 'lstm'"):
         from_json({**data, "family": "lstm"})
     del data["tile_pixels"]
-    with pytest.raises(CostModelError, match="expected the fields .* for conv"):
+    with pytest.raises(CostModelError, match=r"expected the fields .* for conv"):
         from_json(data)
 
 

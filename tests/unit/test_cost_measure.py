@@ -114,7 +114,7 @@ def test_a_torn_last_line_is_dropped(tmp_path_factory: pytest.TempPathFactory, c
 
 def test_measurements_of_another_device_are_refused(tmp_path: Path) -> None:
     Dataset.create(tmp_path / "cpu.jsonl", DEVICE)
-    with pytest.raises(CostModelError, match="machine 'test' .here 'phone'"):
+    with pytest.raises(CostModelError, match=r"machine 'test' .here 'phone'"):
         Dataset.open(tmp_path / "cpu.jsonl", {**DEVICE, "machine": "phone"})
     assert (tmp_path / "cpu.jsonl").stat().st_size > 0
 

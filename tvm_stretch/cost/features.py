@@ -1,8 +1,8 @@
 """What the cost model sees of a kernel: one frozen dataclass for each family, units in the names.
 
 Numbers that decide the latency of a kernel as it will run: fused, scheduled, in its layout.
-``model_cycles`` is what the analytic model of the templates (`targets/kernels/choose.py`) counts for
-one core; the learned models correct it.
+``model_cycles`` is what the analytic model of the templates (`targets/kernels/choose.py`) counts
+for one core; the learned models correct it.
 """
 
 from __future__ import annotations

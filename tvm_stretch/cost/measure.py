@@ -99,8 +99,9 @@ def measure(
 
 
 def learn(dataset: Dataset, processor: Processor) -> MeasuredModel:
-    """The cost model of a dataset; disturbed rows count only where nothing else is there."""
-    rows = [row for row in dataset.rows if row.quiet] or dataset.rows
+    """The cost model of a dataset; disturbed rows count only for kernels that have no other."""
+    known = {row.features for row in dataset.rows if row.quiet}
+    rows = [row for row in dataset.rows if row.quiet or row.features not in known]
     speed = default_speed(
         processor.kind, processor.threads, runs_loops=processor.machine.group_items == 1
     )

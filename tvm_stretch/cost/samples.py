@@ -155,7 +155,7 @@ def _epilogue(name: str) -> str:
     """The kind of epilogue that a fused kernel's name tells."""
     words = [re.sub(r"\d+$", "", word) for word in name.split("_")]
     adds = words.count("add")
-    if "multiply" in words and "sigmoid" in words:
+    if "silu" in words or ("multiply" in words and "sigmoid" in words):
         return "swish"
     for word, kind in (("sigmoid", "sigmoid"), ("clip", "relu6"), ("leakyrelu", "leaky")):
         if word in words:
@@ -264,12 +264,15 @@ def _anchor(
         shape = (sample.out_channels, sample.in_channels // sample.groups, *sample.kernel)
         weight = _constant(dice, shape)
         return bb.emit(relax.op.nn.conv2d(data, weight, groups=sample.groups, **settings))
+    # poolings keep the layout they find, so something must have made blocked data before them
+    few = bb.emit(relax.op.strided_slice(data, [1], [0], [8])) if sample.in_channels > 8 else data
+    weight = _constant(dice, (sample.in_channels, min(8, sample.in_channels), 1, 1))
+    data = bb.emit(relax.op.nn.conv2d(few, weight))
     if sample.kind == "max":
         return bb.emit(relax.op.nn.max_pool2d(data, sample.kernel, **settings))
     if sample.kind == "avg":
         return bb.emit(relax.op.nn.avg_pool2d(data, sample.kernel, **settings))
-    # elementwise: behind a pooling of single pixels, so that it starts from blocked data
-    return bb.emit(relax.op.nn.max_pool2d(data, (1, 1)))
+    return bb.emit(relax.op.nn.max_pool2d(data, (1, 1)))  # elementwise operators follow
 
 
 def _biased(
