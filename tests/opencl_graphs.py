@@ -68,7 +68,9 @@ def opencl_code(size: int, *, rounds: int = 1, options: str = "", **changes: obj
         **shape,
         **changes,
     }
-    return json.dumps({"kernels": {"add": [add], "scale": [scale]}, "options": options})
+    sources = [add["source"], scale["source"]]
+    kernels = {"add": [{**add, "source": 0}], "scale": [{**scale, "source": 1}]}
+    return json.dumps({"sources": sources, "kernels": kernels, "options": options})
 
 
 @cache

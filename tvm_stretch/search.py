@@ -56,7 +56,10 @@ def single_plans(mod: tvm.IRModule, placeable: Sequence[Processor]) -> list[Cand
 
 
 def shared_plan(
-    mod: tvm.IRModule, placeable: Sequence[Processor], speeds: Speeds
+    mod: tvm.IRModule,
+    placeable: Sequence[Processor],
+    speeds: Speeds,
+    least_work: int = _WORTH_SHARING,
 ) -> Candidate | None:
     """Large layers in shares; None where no layer is large enough.
 
@@ -64,10 +67,13 @@ def shared_plan(
         mod: the canonical module.
         placeable: the processors; operators that are not shared go to the first.
         speeds: how fast each processor is at an operator, in any unit.
+        least_work: multiply-adds of a layer that is worth sharing.
     """
     operators = Operators(mod["main"])
     shares: dict[str, tuple[int, ...]] = {}
     for operator in operators:
+        if operator.multiply_adds < least_work:
+            continue
         parts = _shares(operator, operators, placeable, speeds)
         if parts is not None and all(p.why_not(operator.call) is None for p in placeable):
             shares[operator.name] = parts
@@ -116,7 +122,7 @@ def _shares(
     operator: Operator, operators: Operators, placeable: Sequence[Processor], speeds: Speeds
 ) -> tuple[int, ...] | None:
     """Output channels of each processor, whole blocks and whole groups of the next layer."""
-    if operator.multiply_adds < _WORTH_SHARING or operator.kind not in ("nn.conv2d", "matmul"):
+    if operator.kind not in ("nn.conv2d", "matmul"):
         return None
     if operator.kind == "nn.conv2d" and int(operator.call.attrs.groups) > 1:
         return None  # stays in the parts that it reads

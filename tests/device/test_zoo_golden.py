@@ -9,28 +9,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from onnx_models import random_inputs, run_onnxruntime
+from zoo_checks import FULL_ONLY, assert_same_logits, quick_size
 
 import tvm_stretch as ts
 from tvm_stretch import zoo
-
-# Sizes that every stage survives (strides of 32; valid convolutions of the Inceptions).
-QUICK_SIZES = {
-    "inception_v3": 107,
-    "lstm": 3,
-    "squeezenet1_0": 67,
-    "squeezenet1_1": 67,
-}
-DEFAULT_QUICK_SIZE = 64
-FULL_ONLY = {"efficientnet_b5", "inception_v4", "nasnet_large", "pnasnet_large", "vgg16", "yolov2"}
-
-
-def assert_same_logits(expected: np.ndarray, got: np.ndarray) -> None:
-    """Within 1e-3 of the largest logit, and the same class on top."""
-    assert got.shape == expected.shape
-    assert np.isfinite(expected).all()
-    error = np.abs(got - expected).max() / np.abs(expected).max()
-    assert error <= 1e-3
-    assert got.argmax() == expected.argmax()
 
 
 def compare_with_onnxruntime(name: str, size: int | None) -> None:
@@ -42,7 +24,7 @@ def compare_with_onnxruntime(name: str, size: int | None) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(zoo.names()) - FULL_ONLY))
 def test_small_input(name: str):
-    compare_with_onnxruntime(name, QUICK_SIZES.get(name, DEFAULT_QUICK_SIZE))
+    compare_with_onnxruntime(name, quick_size(name))
 
 
 @pytest.mark.full

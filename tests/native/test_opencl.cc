@@ -101,13 +101,13 @@ TEST_F(ProgramCacheTest, WithoutAFolderThereIsNoCache) {
   EXPECT_EQ(blocked.Find("key"), "");
 }
 
-constexpr const char* kCode = R"({"options": "-w", "kernels": {"f": [
-  {"entry": "f0", "source": "A", "groups": [4, 2, 1], "group_size": [8, 1, 1],
+constexpr const char* kCode = R"({"options": "-w", "sources": ["A", "B"], "kernels": {"f": [
+  {"entry": "f0", "source": 0, "groups": [4, 2, 1], "group_size": [8, 1, 1],
    "args": [["buffer", 0], ["offset", 0], ["int32", -3], ["local", 64], ["scratch", 128]]},
-  {"entry": "f1", "source": "B", "groups": [1, 1, 1], "group_size": [1, 1, 1], "args": []}],
- "g": [{"entry": "g0", "source": "A", "groups": [1, 1, 1], "group_size": [1, 1, 1], "args": []}]}})";
+  {"entry": "f1", "source": 1, "groups": [1, 1, 1], "group_size": [1, 1, 1], "args": []}],
+ "g": [{"entry": "g0", "source": 0, "groups": [1, 1, 1], "group_size": [1, 1, 1], "args": []}]}})";
 
-TEST(OpenCLCode, KeepsEachSourceOnce) {
+TEST(OpenCLCode, ReadsSourcesAndLaunches) {
   CodeSpec code = CodeSpec::FromJSON(kCode);
   EXPECT_EQ(code.options, "-w");
   EXPECT_EQ(code.sources.size(), 2u);

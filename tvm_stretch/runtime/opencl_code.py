@@ -1,9 +1,12 @@
 """OpenCL C of the kernels, with what is needed to launch them.
 
-    @T.prim_func                                {"kernels": {"scale": [{
-    def scale(A, B):                              "entry": "scale_kernel", "source": "__kernel …",
-        for i in T.thread_binding(16):     ->     "groups": [16, 1, 1], "group_size": [1, 1, 1],
-            B[i] = A[i] * 2                       "args": [["buffer", 0], ["offset", 0], …]}]}}
+    @T.prim_func                                {"sources": ["__kernel … scale_kernel …"],
+    def scale(A, B):                             "kernels": {"scale": [{
+        for i in T.thread_binding(16):     ->     "entry": "scale_kernel", "source": 0,
+            B[i] = A[i] * 2                       "groups": [16, 1, 1], "group_size": [1, 1, 1],
+                                                  "args": [["buffer", 0], ["offset", 0], …]}]}}
+
+All kernels of a network are one program: drivers load that several times faster than many.
 
 Every buffer arrives as memory and a first element, so that a tensor may start anywhere in the
 executor's arena: devices only let buffers themselves start at multiples of up to 512 bytes.
@@ -47,10 +50,16 @@ class Launch:
     """One kernel in the driver's queue; see native/opencl for the kinds of arguments."""
 
     entry: str
-    source: str
+    text: str
     groups: tuple[int, int, int]
     group_size: tuple[int, int, int]
     args: tuple[tuple[str, int], ...]
+
+    def to_data(self) -> dict[str, Any]:
+        """What stands in the JSON, with the text as the first source."""
+        data = asdict(self)
+        del data["text"]
+        return {**data, "source": 0}
 
 
 def compile_opencl(kernels: IRModule, target: Target, *, wide_indices: bool) -> str:
@@ -61,13 +70,17 @@ def compile_opencl(kernels: IRModule, target: Target, *, wide_indices: bool) -> 
         target: an OpenCL target.
         wide_indices: 64-bit arithmetic for indices; right for CPUs, slow on GPUs.
     """
-    code = {
-        var.name_hint: [
-            asdict(launch) for launch in _launches(var.name_hint, function, target, wide_indices)
-        ]
+    launches = {
+        var.name_hint: _launches(var.name_hint, function, target, wide_indices)
         for var, function in kernels.functions.items()
     }
-    return json.dumps({"kernels": code, "options": ""}, separators=(",", ":"))
+    texts = [launch.text for listed in launches.values() for launch in listed]
+    code = {
+        "sources": [_PRELUDE + "".join(texts)],
+        "kernels": {name: [entry.to_data() for entry in found] for name, found in launches.items()},
+        "options": "",
+    }
+    return json.dumps(code, separators=(",", ":"))
 
 
 def _launches(
@@ -264,13 +277,15 @@ def _launch(
     for declaration, size in scratch:
         params.append(f"__global {declaration}")
         args.append(("scratch", size))
-    head = f"__kernel void {entry}({', '.join(params)}) {{\n{''.join(starts)}"
+    group_size = _three(extents, "threadIdx.")
+    attribute = f"__attribute__((reqd_work_group_size{group_size}))"
+    head = f"__kernel {attribute} void {entry}({', '.join(params)}) {{\n{''.join(starts)}"
     before = source[: signature.start()].split(f"__kernel void {entry}(")[0]
     return Launch(
         entry=entry,
-        source=_PRELUDE + before + head + body,
+        text=before + head + body,
         groups=_three(extents, "blockIdx."),
-        group_size=_three(extents, "threadIdx."),
+        group_size=group_size,
         args=tuple(args),
     )
 

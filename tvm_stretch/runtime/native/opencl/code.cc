@@ -75,6 +75,10 @@ class Reader {
     ffi::String error;
     auto root = As<json::Object>(json::Parse(text, &error), "a JSON object", "the text");
     spec_.options = TextField(root, "options", "code");
+    for (const ffi::Any& text :
+         As<json::Array>(Field(root, "sources", "code"), "a list", "sources")) {
+      spec_.sources.push_back(As<ffi::String>(text, "a string", "sources"));
+    }
     auto kernels = As<json::Object>(Field(root, "kernels", "code"), "an object", "kernels");
     for (const auto& entry : kernels) {
       std::string name = As<ffi::String>(entry.first, "a string", "a name in kernels");
@@ -92,7 +96,11 @@ class Reader {
   LaunchSpec ReadLaunch(const json::Object& object, const std::string& where) {
     LaunchSpec launch;
     launch.entry = TextField(object, "entry", where);
-    launch.source = SourceId(TextField(object, "source", where));
+    auto source = As<int64_t>(Field(object, "source", where), "a position", where + ".source");
+    if (source < 0 || source >= static_cast<int64_t>(spec_.sources.size())) {
+      Refuse("a position in sources", where + ".source");
+    }
+    launch.source = static_cast<size_t>(source);
     launch.group_size = Sizes(object, "group_size", where);
     launch.global_size = Sizes(object, "groups", where);
     for (size_t i = 0; i < 3; ++i) launch.global_size[i] *= launch.group_size[i];
@@ -102,14 +110,7 @@ class Reader {
     return launch;
   }
 
-  size_t SourceId(std::string source) {
-    auto [found, is_new] = ids_.emplace(std::move(source), ids_.size());
-    if (is_new) spec_.sources.push_back(found->first);
-    return found->second;
-  }
-
   CodeSpec spec_;
-  std::unordered_map<std::string, size_t> ids_;
 };
 
 // The text stands in an artifact behind this.

@@ -1,7 +1,8 @@
 // What compiling made for the OpenCL processor: sources and how to launch their kernels.
 //
-//   {"kernels": {"<name of the graph's kernel>": [
-//       {"entry": "<__kernel name>", "source": "<OpenCL C>", "groups": [gx, gy, gz],
+//   {"sources": ["<OpenCL C>", ...],
+//    "kernels": {"<name of the graph's kernel>": [
+//       {"entry": "<__kernel name>", "source": <position in sources>, "groups": [gx, gy, gz],
 //        "group_size": [lx, ly, lz], "args": [["buffer", i], ["offset", i], ["int32", v],
 //        ["local", bytes], ["scratch", bytes], ...]}, ... launches in order]},
 //    "options": "-cl-..."}
@@ -38,7 +39,7 @@ struct LaunchSpec {
 };
 
 struct CodeSpec {
-  std::vector<std::string> sources;  // each text once
+  std::vector<std::string> sources;
   std::string options;
   std::map<std::string, std::vector<LaunchSpec>> kernels;
 
