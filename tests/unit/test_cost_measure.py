@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tvm
 from cost_kernels import DEVICE, pretended, some_convs
+from fake_targets import fake_processor
 from hypothesis import given
 from hypothesis import strategies as st
 from tvm_stretch.targets.cpu import cpu_processor
@@ -26,6 +27,7 @@ from tvm_stretch.cost.probe import operator_class, probe
 from tvm_stretch.cost.record import recording
 from tvm_stretch.cost.samples import EPILOGUES, Sample, chain, load_prior, neighbour
 from tvm_stretch.cost.timing import Stopwatch, summarize
+from tvm_stretch.cost.transfers import measure_slowdown, measure_transfers
 from tvm_stretch.errors import CostModelError, InputError
 
 
@@ -243,6 +245,17 @@ def test_bad_arguments(tmp_path: Path) -> None:
         measure(budget=0, folder=tmp_path)
     with pytest.raises(InputError, match="a name for device"):
         measure(session=tvm.rpc.LocalSession(), folder=tmp_path)
+
+
+def test_handovers_and_slowdown() -> None:
+    other = fake_processor("npu")
+    rows = measure_transfers(host(), other, sizes=(64, 1024), runs=5)
+    pairs = {(r.features.in_bytes, r.features.from_processor) for r in rows}  # type: ignore[attr-defined]
+    assert pairs == {(64, 0), (64, 1), (1024, 0), (1024, 1)}
+    assert all(row.nanoseconds > 0 for row in rows)
+    assert all(ratio > 0 for ratio in measure_slowdown(host(), other, runs=3))
+    with pytest.raises(InputError, match="multiple of 64 bytes"):
+        measure_transfers(host(), other, sizes=(63,))
 
 
 # --- probe ----------------------------------------------------------------------------------------

@@ -35,6 +35,8 @@ class Row:
         batch: which batch of samples it belongs to; -1 for kernels of networks.
         sample: the sample as JSON; None for kernels of networks.
         quiet: whether the reference kernel ran at its usual speed.
+        together: how many times as long kernels take while another processor works; of rows of
+            transfers.
     """
 
     features: Features
@@ -45,6 +47,7 @@ class Row:
     batch: int = -1
     sample: dict[str, Any] | None = None
     quiet: bool = True
+    together: float = 1.0
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads."""

@@ -28,6 +28,7 @@ from tvm_stretch.cost.bench import Bench
 from tvm_stretch.cost.dataset import Dataset, Row
 from tvm_stretch.cost.model import MeasuredModel, train
 from tvm_stretch.cost.samples import Sample, load_prior, neighbour
+from tvm_stretch.cost.transfers import measure_slowdown, measure_transfers
 from tvm_stretch.errors import InputError
 from tvm_stretch.processors import TargetLike, make_processors
 from tvm_stretch.targets.processor import Processor
@@ -84,18 +85,32 @@ def measure(
     place = Path(folder) if folder is not None else default_folder(processors[0], device)
     place.mkdir(parents=True, exist_ok=True)
     models = {}
+    host = processors[0]
+    others = [p for p in placeable if p is not host]
     for index, processor in enumerate(placeable):
         own = [processor, *(p for p in processors[:1] if p is not processor)]
         share = budget / (len(placeable) - index)
         start = time.monotonic()
         dataset = open_dataset(place, processor, device, resume)
         campaign = Campaign(Bench(own, session), dataset, random.Random(seed), say)
+        if processor in others and session is None:
+            _measure_together(dataset, host, processor, say)
         campaign.run(share, networks or {})
         budget = max(1.0, budget - (time.monotonic() - start))
         models[processor.name] = learn(dataset, processor)
         models[processor.name].save(place / f"{processor.name}.json")
         say(f"{processor.name}: {len(dataset.rows)} kernels, model in {place}")
     return models
+
+
+def _measure_together(dataset: Dataset, host: Processor, other: Processor, say: Progress) -> None:
+    """Hand-overs between the CPU and another processor, and the slowdown of both."""
+    if any(row.features.family == "transfer" for row in dataset.rows):
+        return
+    slower = max(measure_slowdown(host, other))
+    for row in measure_transfers(host, other):
+        dataset.append(replace(row, together=slower))
+    say(f"{host.name} and {other.name}: hand-overs measured; together {slower:.2f} times as long")
 
 
 def learn(dataset: Dataset, processor: Processor) -> MeasuredModel:
@@ -106,7 +121,8 @@ def learn(dataset: Dataset, processor: Processor) -> MeasuredModel:
         processor.kind, processor.threads, runs_loops=processor.machine.group_items == 1
     )
     kernels, times = [row.features for row in rows], [row.nanoseconds for row in rows]
-    return train(kernels, times, dataset.device, speed)
+    together = max((row.together for row in rows), default=1.0)
+    return train(kernels, times, dataset.device, speed, together)
 
 
 def fingerprint(processor: Processor, device: str | None = None) -> dict[str, Any]:
