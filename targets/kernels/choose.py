@@ -52,7 +52,10 @@ def conv_candidates(
     shape: ConvShape, machine: VectorMachine, data_block: int, count: int = 8
 ) -> tuple[ConvConfig | WinogradConfig, ...]:
     """Up to ``count`` configurations that compute ``shape``, the fastest by this model first."""
-    every = [*_directs(shape, machine, data_block), *_winograds(shape, machine, data_block)]
+    every: list[ConvConfig | WinogradConfig] = [
+        *_directs(shape, machine, data_block),
+        *_winograds(shape, machine, data_block),
+    ]
     return tuple(sorted(every, key=lambda config: conv_cycles(config, machine))[:count])
 
 

@@ -101,7 +101,11 @@ class Sample:
     def from_json(data: dict[str, Any]) -> Sample:
         """Read what `to_json` wrote."""
         try:
-            return Sample(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+            values: dict[str, Any] = {
+                key: tuple(value) if isinstance(value, list) else value
+                for key, value in data.items()
+            }
+            return Sample(**values)
         except TypeError as error:
             raise CostModelError(
                 f"expected the fields of a sample, got {data} ({error}); measure again"
@@ -133,7 +137,11 @@ def sample_of(name: str, function: tirx.PrimFunc) -> Sample | None:
     config = read_config(marks[0]) if marks else None
     if config is None or config.batch != 1:
         return None
-    values = {"in_size": config.in_size, "padding": config.padding, "epilogue": _epilogue(name)}
+    values: dict[str, Any] = {
+        "in_size": config.in_size,
+        "padding": config.padding,
+        "epilogue": _epilogue(name),
+    }
     if isinstance(config, WindowConfig):
         kind = config.kind
         size = {"in_channels": config.channels, "out_channels": config.channels}
@@ -181,8 +189,8 @@ def neighbour(sample: Sample, dice: random.Random) -> Sample:
         step = dice.choice((8, 8, 16, 4))
         size = sample.in_size
         if sample.kind != "dense" and dice.random() < 0.6:
-            size = (near(size[0], 1), near(size[1], 1)) if size[0] != size[1] else ()
-            size = size or (side := near(sample.in_size[0], 1), side)
+            side = near(size[0], 1)
+            size = (side, side if size[0] == size[1] else near(size[1], 1))
             if dice.random() < 0.3:  # bands of rows, as branches have them
                 size = (max(sample.kernel[0], size[0] // dice.choice((2, 3, 4))), size[1])
         group = sample.in_channels // sample.groups
