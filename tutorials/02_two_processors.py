@@ -1,0 +1,234 @@
+"""Two processors at once: a plan by hand, how the executor overlaps regions, reading a timeline.
+
+Run it: `python tutorials/02_two_processors.py [folder]`.  It needs an OpenCL device beside the CPU;
+PoCL (Debian: `pocl-opencl-icd`) makes one of half of the cores, so two cores are enough to see
+regions overlap.  Everything is written to the folder, by default a temporary one: the plan, the IR
+of every phase, the trace, and a picture of it, as timeline.svg beside this file.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from html import escape
+from pathlib import Path
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm_stretch.targets.opencl import local_device
+
+import tvm_stretch as ts
+from tvm_stretch.lowering.graph import Graph
+from tvm_stretch.runtime.timeline import RegionTime, Timeline
+
+CHANNELS, SIZE = 64, 56
+
+
+def section(title: str) -> None:
+    """Print a heading."""
+    print(f"\n{'=' * 8} {title}")
+
+
+def fork_and_join() -> tvm.IRModule:
+    """A layer, two branches of two layers that do not need each other, and their sum."""
+    builder = relax.BlockBuilder()
+    generator = np.random.default_rng(0)
+
+    def layer(data: relax.Expr, name: str) -> relax.Var:
+        shape = (CHANNELS, CHANNELS, 3, 3)
+        weight = generator.standard_normal(shape, dtype="float32") / CHANNELS
+        call = relax.op.nn.conv2d(data, relax.const(weight.astype("float32")), padding=1)
+        data = builder.emit(call, name_hint=f"{name}_conv")
+        return builder.emit(relax.op.nn.relu(data), name_hint=f"{name}_relu")
+
+    x = relax.Var("x", relax.TensorType((1, CHANNELS, SIZE, SIZE), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            stem = layer(x, "stem")
+            left = layer(layer(stem, "left1"), "left2")
+            right = layer(layer(stem, "right1"), "right2")
+            y = builder.emit_output(relax.op.add(left, right), name_hint="sum")
+        builder.emit_func_output(y)
+    return builder.get()
+
+
+def layers(*names: str) -> list[str]:
+    """The operators of these layers, as the plan names them: by their variables in `main`."""
+    return [f"{name}_{kind}" for name in names for kind in ("conv", "relu")]
+
+
+PLAN = {
+    "format": "tvm_stretch.plan",
+    "version": 1,
+    "processors": ["cpu", "opencl"],
+    "regions": [
+        {"name": "stem", "processor": "cpu", "operators": layers("stem")},
+        {"name": "right", "processor": "opencl", "operators": layers("right1", "right2")},
+        {"name": "left", "processor": "cpu", "operators": layers("left1", "left2")},
+        {"name": "join", "processor": "cpu", "operators": ["sum"]},
+    ],
+}
+
+
+def show_regions(graph: Graph) -> None:
+    """What each region waits for, and which tensors cross from and to other processors."""
+    names = [region.name for region in graph.regions]
+    print(f"{'region':8}{'processor':11}{'kernels':9}{'after':10}{'receives':12}sends")
+    for region in graph.regions:
+        after = ", ".join(names[other] for other in region.after) or "-"
+        print(
+            f"{region.name:8}{graph.processors[region.processor].name:11}{len(region.nodes):<9}"
+            f"{after:10}{region.receives!s:12}{list(region.sends)}"
+        )
+
+
+# --- the picture: one row for each processor, time runs to the right -----------------------------
+
+WIDTH, LEFT, TOP, ROW = 900, 80, 46, 74
+FILL = {"kernel": "#7fb77e", "receive": "#f2c14e", "send": "#b8a13a", "wait": "#dddddd"}
+
+
+def draw(timeline: Timeline) -> str:
+    """An SVG of the run: spans as boxes, regions as frames, arrows from what a region needed."""
+    scale = (WIDTH - LEFT - 20) / timeline.duration
+    tops = {name: TOP + ROW * row for row, name in enumerate(timeline.processors)}
+    regions = {region.name: region for region in timeline.regions}
+    height = TOP + ROW * len(tops) + 24
+
+    def x(nanoseconds: int) -> float:
+        return round(LEFT + nanoseconds * scale, 1)
+
+    def box(start: int, end: int, top: float, height: float, style: str, title: str) -> str:
+        return (
+            f'<rect x="{x(start)}" y="{top}" width="{max((end - start) * scale, 0.5):.1f}" '
+            f'height="{height}" {style}><title>{escape(title)}</title></rect>'
+        )
+
+    def text(left: float, top: float, words: str, extra: str = "") -> str:
+        return f'<text x="{left}" y="{top}" {extra}>{escape(words)}</text>'
+
+    def draw_region(region: RegionTime) -> list[str]:
+        top = tops[region.processor]
+        shapes = []
+        for span in sorted(region.spans, key=lambda span: span.kind != "wait"):
+            title = f"{span.kind}: {span.name}, {(span.end - span.start) / 1e3:.1f} us"
+            style = f'fill="{FILL[span.kind]}" stroke="white" stroke-width="0.5"'
+            shapes.append(box(span.start, span.end, top + 16, 32, style, title))
+        if region.work:
+            frame = 'fill="none" stroke="#333"'
+            shapes.append(box(region.start, region.end, top + 13, 38, frame, region.name))
+            shapes.append(text(x(region.start), top + 9, region.name))
+        return shapes
+
+    def arrow(source: RegionTime, region: RegionTime) -> str:
+        rows = (tops[source.processor] + 32, tops[region.processor] + 32)
+        ends = f'x1="{x(source.end)}" y1="{rows[0]}" x2="{x(region.start)}" y2="{rows[1]}"'
+        return f'<line {ends} stroke="#c0392b" stroke-width="1.5" marker-end="url(#head)"/>'
+
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        'font-family="sans-serif" font-size="12">',
+        '<defs><marker id="head" markerWidth="8" markerHeight="8" refX="6" refY="3" orient="auto">'
+        '<path d="M0,0 L6,3 L0,6 z" fill="#c0392b"/></marker></defs>',
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        text(LEFT, 18, f"{timeline.duration / 1e6:.2f} ms, overlap {timeline.overlap:.0%}"),
+    ]
+    for number, (kind, colour) in enumerate(FILL.items()):
+        left = WIDTH - 330 + 80 * number
+        lines.append(f'<rect x="{left}" y="8" width="12" height="12" fill="{colour}"/>')
+        lines.append(text(left + 17, 18, kind))
+    for name, top in tops.items():
+        lines.append(text(10, top + 36, name, 'font-weight="bold"'))
+        lines.append(box(0, timeline.duration, top + 16, 32, 'fill="#f6f6f6"', "idle"))
+    lines += [shape for region in timeline.regions for shape in draw_region(region)]
+    for region in timeline.regions:
+        needed = [regions[name] for name in region.after]
+        lines += [arrow(source, region) for source in needed if source.work and region.work]
+    return "\n".join([*lines, "</svg>", ""])
+
+
+# --- the tutorial --------------------------------------------------------------------------------
+
+
+def main(folder: Path) -> None:
+    """Every step prints what it shows and fails if it is not so."""
+    section("1. A network with two branches, and a plan for it")
+    # Operators are named by their variables in canonical `main`; with a frontend, look the names up
+    # in the first file of `dump_dir`, or in `model.plan`. Regions stand in an order in which they
+    # could run one after the other; those of one processor do run in that order.
+    network = fork_and_join()
+    plan = ts.Plan.read(PLAN)
+    plan.write(folder / "plan.json")
+    targets = ["llvm", "opencl"]
+    model = ts.compile(network, targets, plan=folder / "plan.json", dump_dir=folder / "ir")
+    print(model.plan.explain())
+
+    section("2. The same numbers as on one processor")
+    x = np.random.default_rng(1).standard_normal((1, CHANNELS, SIZE, SIZE), dtype="float32")
+    alone = ts.compile(network, "llvm")
+    expected, y = np.from_dlpack(alone(x)), np.from_dlpack(model(x))
+    error = np.abs(y - expected).max() / np.abs(expected).max()
+    print(f"largest difference: {error:.1e} of the largest value")
+    assert error < 1e-4
+
+    section("3. What the executor is told")
+    # after     regions of other processors that must be complete before this one begins; its own
+    #           processor's earlier regions always are
+    # receives  tensors (by their numbers) that another processor or the caller wrote last; each is
+    #           received once, however many regions read it
+    # sends     tensors that another processor or the caller reads
+    # Where processors share memory, nothing is copied: received means that it is there. A device
+    # with memory of its own mirrors the arena, and both become copies at equal offsets.
+    show_regions(model.graph)
+    region_of = {region.name: region for region in model.graph.regions}
+    assert region_of["right"].after and not region_of["left"].after
+
+    section("4. How regions overlap")
+    # The calling thread first starts every region of the device. `right` waits for `stem`, but
+    # nobody stands still for that: as soon as `stem` is complete, it is handed to the device's
+    # queue, while the calling thread goes on with `left`. Only `join` has to wait.
+    timeline = model.timeline(folder / "trace.json")
+    print(timeline)
+    assert {use.processor for use in timeline.usage} == {"cpu", "opencl"}
+
+    section("5. The trace")
+    # Drop trace.json onto https://ui.perfetto.dev. One track for each processor: the regions, and
+    # their kernels, transfers (yellow) and waits (grey) inside; arrows come from what a region
+    # waited for. The queue's track shows how long a command lay there before the device began:
+    # long bars are good, the device always had something to do next.
+    #   a wait on the CPU        the device's share is too large, or it started too late
+    #   a gap on the device      it waits for the CPU: look where the arrow comes from
+    #   receives and sends       transfers; fewer and larger regions need fewer of them
+    #   critical path            the only regions that are worth making faster
+    (folder / "timeline.svg").write_text(draw(timeline), encoding="utf-8")
+    print("written:", ", ".join(path.name for path in sorted(folder.glob("*.*"))), "in", folder)
+
+    section("6. In the background")
+    # Runs of one model follow each other. For runs at the same time, give each thread its own
+    # `model.create_instance()`: they share weights and programs.
+    futures = [model.run_async(x) for _ in range(3)]
+    answers = [np.from_dlpack(future.result()) for future in futures]
+    assert all(np.array_equal(answer, y) for answer in answers)
+    print(f"{len(answers)} answers, all the same")
+
+    section("7. Is it worth it?")
+    # Two branches of equal size on two processors: at best the time of one branch less. Without
+    # `plan`, compile() builds what may be fastest, measures it, and keeps the winner.
+    print("cpu alone      ", alone.benchmark(repeat=20))
+    print("by the plan    ", model.benchmark(repeat=20))
+
+
+if __name__ == "__main__":
+    if local_device() is None:
+        print(
+            "expected an OpenCL device, got none; install a driver (Debian: pocl-opencl-icd), or "
+            "name its library in TVM_STRETCH_OPENCL_LIB"
+        )
+        sys.exit(0)
+    if len(sys.argv) > 1:
+        place = Path(sys.argv[1])
+        place.mkdir(parents=True, exist_ok=True)
+    else:
+        place = Path(tempfile.mkdtemp(prefix="tvm_stretch_tutorial_"))
+    main(place)
