@@ -106,7 +106,7 @@ def opencl_processor(target: Target, host: Processor, device: OpenCLDevice | Non
         kind="opencl",
         target=target,
         threads=machine.threads,
-        rules=_rules(device),
+        rules=_rules(),
         refuse=lambda call: _refuse(call, device),
         machine=machine,
         phases=_phases(on_cpu),
@@ -145,13 +145,16 @@ _HOST_ONLY: Sequence[str] = (
 )
 
 
-def _rules(device: OpenCLDevice) -> tuple[OpRule, ...]:
+def _rules() -> tuple[OpRule, ...]:
     """Operators that differ from the rest; all others: `_refuse`."""
-    reason = "its implementation calls a function of the host"
-    return tuple(
-        OpRule(f"relax.{name}", check=lambda _call, name=name: f"{name}: {reason}", note=reason)
-        for name in _HOST_ONLY
-    )
+    return tuple(OpRule(f"relax.{name}", check=_on_host, note=_HOST) for name in _HOST_ONLY)
+
+
+_HOST = "its implementation calls a function of the host"
+
+
+def _on_host(call: relax.Call) -> str:
+    return f"{call.op.name}: {_HOST}"
 
 
 def _refuse(call: relax.Call, device: OpenCLDevice) -> str | None:

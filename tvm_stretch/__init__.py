@@ -24,8 +24,8 @@ from tvm_stretch.errors import (
 if TYPE_CHECKING:
     from tvm_stretch.compiler import compile
     from tvm_stretch.cost.measure import measure
-    from tvm_stretch.plan import Plan
     from tvm_stretch.cost.probe import probe
+    from tvm_stretch.plan import Plan
     from tvm_stretch.runtime.model import Model, load
 
 __all__ = [

@@ -10,13 +10,13 @@ from tvm import relax
 from tvm.ir import assert_structural_equal
 from tvm.script import ir as I
 from tvm.script import relax as R
+from tvm_stretch.passes.name_operators import NameOperators
+from tvm_stretch.passes.operators import Operators
 
 import tvm_stretch as ts
 from tvm_stretch import zoo
 from tvm_stretch.errors import InputError
 from tvm_stretch.frontend import load_network
-from tvm_stretch.passes.name_operators import NameOperators
-from tvm_stretch.passes.operators import Operators
 
 
 def names(mod) -> list[str]:
