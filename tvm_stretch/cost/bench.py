@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,37 +71,34 @@ class Bench:
         """One row for every different kernel of the chain of these samples."""
         processor, kernels = recording(_with_choices(self.processor, samples))
         model = self._compile(chain(samples), processor)
-        return self._rows(model, kernels, self._open(model), batch=batch)
+        rows, _ = self._rows(model, kernels, self._open(model), batch=batch)
+        return rows
 
     def measure_network(self, name: str, network: object) -> NetworkTiming:
         """Every kernel of the network, in place, and the network as a whole."""
         processor, kernels = recording(self.processor)
         model = self._compile(network, processor)
         module = self._open(model)
-        run = module["run"]
-
-        def timed() -> list[int]:
-            start = time.perf_counter_ns()
-            run()
-            return [time.perf_counter_ns() - start]
-
-        (total,) = self.stopwatch.watch(timed, _RUNS, _SECONDS)
-        rows = self._rows(model, kernels, module, network=name)
+        rows, total = self._rows(model, kernels, module, network=name)
         nodes = [node.kernel for node in model.graph.nodes if node.kernel != COPY_KERNEL]
         return NetworkTiming(rows, [kernels[kernel].features for kernel in nodes], total)
 
     def _rows(
         self, model: Model, kernels: dict[str, Kernel], module: tvm.runtime.Module, **origin: Any
-    ) -> list[Row]:
+    ) -> tuple[list[Row], Timing]:
+        """The kernels, and the whole of the same runs."""
         nodes = model.graph.nodes
-        timings = self.stopwatch.watch(
-            lambda: node_times(_trace(module), len(nodes)), _RUNS, _SECONDS
-        )
+
+        def run() -> list[int]:
+            trace = _trace(module)
+            return [*node_times(trace, len(nodes)), trace["end"] - trace["start"]]
+
+        *timings, total = self.stopwatch.watch(run, _RUNS, _SECONDS)
         rows: dict[str, list[Timing]] = {}
         for node, timing in zip(nodes, timings, strict=True):
             if node.kernel != COPY_KERNEL:
                 rows.setdefault(node.kernel, []).append(timing)
-        return [self._row(kernels[name], times, origin) for name, times in rows.items()]
+        return [self._row(kernels[name], times, origin) for name, times in rows.items()], total
 
     def _row(self, kernel: Kernel, times: list[Timing], origin: dict[str, Any]) -> Row:
         """A kernel that several nodes call counts once, with their mean."""

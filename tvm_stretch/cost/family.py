@@ -37,7 +37,7 @@ _SETTINGS = {
     "eta": 0.12,
     "subsample": 0.8,
     "colsample_bytree": 0.8,
-    "min_child_weight": 0.05,
+    "min_child_weight": 2.0,
     "lambda": 1.0,
     "base_score": 0.0,
     "tree_method": "hist",
@@ -54,6 +54,7 @@ class FamilyModel:
     Attributes:
         booster: predicts the logarithm of measured over analytic, less ``centre``.
         centre: median of that logarithm.
+        limits: of that logarithm less ``centre``: no machine is beyond what was seen.
         edges: analytic logarithms of nanoseconds that part the bins of ``widths``.
         widths: half width of the interval, as logarithm, for each bin.
         points: feature vectors that were measured.
@@ -63,6 +64,7 @@ class FamilyModel:
     family: str
     booster: xgb.Booster
     centre: float
+    limits: tuple[float, float]
     edges: tuple[float, ...]
     widths: tuple[float, ...]
     points: Array
@@ -72,7 +74,7 @@ class FamilyModel:
         self, vectors: Array, analytic: Array
     ) -> tuple[Array, Array, list[tuple[str, ...]]]:
         """Latencies, half widths as logarithms, and reasons for being out of range."""
-        shift = self.booster.predict(xgb.DMatrix(vectors)) + self.centre
+        shift = np.clip(self.booster.predict(xgb.DMatrix(vectors)), *self.limits) + self.centre
         bins = np.searchsorted(np.asarray(self.edges), np.log(analytic))
         widths = np.asarray(self.widths)[bins]
         outside = self._outside(vectors)
@@ -97,6 +99,7 @@ class FamilyModel:
         return {
             "features": list(FAMILIES[self.family].names()),
             "centre": self.centre,
+            "limits": list(self.limits),
             "edges": list(self.edges),
             "widths": list(self.widths),
             "points": np.round(self.points, 4).tolist(),
@@ -123,12 +126,13 @@ class FamilyModel:
                 family=family,
                 booster=booster,
                 centre=float(data["centre"]),
+                limits=(float(data["limits"][0]), float(data["limits"][1])),
                 edges=tuple(map(float, data["edges"])),
                 widths=tuple(map(float, data["widths"])),
                 points=np.asarray(data["points"], dtype=np.float64),
                 reach=float(data["reach"]),
             )
-        except (KeyError, TypeError, ValueError, xgb.core.XGBoostError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, xgb.core.XGBoostError) as error:
             raise CostModelError(
                 f"expected trees and intervals for family {family!r}, got {error!r}; train again"
             ) from error
@@ -148,17 +152,21 @@ def fit_family(
     target = np.asarray([np.median(every[group.ravel() == i]) for i in range(len(vectors))])
     analytic = np.asarray(analytic_ns, dtype=np.float64)[first]
     centre = float(np.median(target))
+    low, high = np.quantile(target - centre, (0.005, 0.995))
+    limits = (float(low), float(high))
     residuals = np.empty_like(target)
     fold_of = np.random.default_rng(1).permutation(len(vectors)) % _FOLDS
     for fold in range(_FOLDS):
         held = fold_of == fold
         booster = _train(vectors[~held], target[~held] - centre)
-        residuals[held] = target[held] - centre - booster.predict(xgb.DMatrix(vectors[held]))
+        guess = np.clip(booster.predict(xgb.DMatrix(vectors[held])), *limits)
+        residuals[held] = target[held] - centre - guess
     edges, widths = _intervals(np.log(analytic), np.abs(residuals))
     return FamilyModel(
         family=kernels[0].family,
         booster=_train(vectors, target - centre),
         centre=centre,
+        limits=limits,
         edges=edges,
         widths=widths,
         points=vectors,

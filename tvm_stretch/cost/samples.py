@@ -137,26 +137,19 @@ def sample_of(name: str, function: tirx.PrimFunc) -> Sample | None:
     config = read_config(marks[0]) if marks else None
     if config is None or config.batch != 1:
         return None
-    values: dict[str, Any] = {
-        "in_size": config.in_size,
-        "padding": config.padding,
-        "epilogue": _epilogue(name),
-    }
+    values: dict[str, Any] = {"padding": config.padding, "epilogue": _epilogue(name)}
+    values["in_size"] = config.in_size
     if isinstance(config, WindowConfig):
-        kind = config.kind
-        size = {"in_channels": config.channels, "out_channels": config.channels}
-        values["groups"] = config.channels
-        values |= {k: getattr(config, k) for k in ("kernel", "stride", "dilation")}
-    else:
-        size = {"in_channels": config.in_channels, "out_channels": config.out_channels}
-        kind = "dense" if "dense" in name else "conv"
-        values |= {
-            "groups": config.groups,
-            "kernel": getattr(config, "kernel", (3, 3)),
-            "stride": getattr(config, "stride", (1, 1)),
-            "dilation": getattr(config, "dilation", (1, 1)),
-        }
-    return Sample(kind, **size, **values)
+        values |= {"kind": config.kind, "groups": config.channels}
+        values |= dict.fromkeys(("in_channels", "out_channels"), config.channels)
+        values |= {key: getattr(config, key) for key in ("kernel", "stride", "dilation")}
+        return Sample(**values)
+    values["kind"] = "dense" if "dense" in name else "conv"
+    values |= {key: getattr(config, key) for key in ("in_channels", "out_channels", "groups")}
+    values["kernel"] = (3, 3)  # of Winograd; the others say
+    for key in ("kernel", "stride", "dilation"):
+        values |= {key: getattr(config, key)} if hasattr(config, key) else {}
+    return Sample(**values)
 
 
 def _epilogue(name: str) -> str:
