@@ -1,0 +1,123 @@
+"""CPU and OpenCL: each alone, and both together.
+
+    python -m benchmarks.two_processors resnet18 resnet50 --json two.json
+
+With PoCL, OpenCL is the machine's second core: one core for each processor. Answers are compared
+with ONNX Runtime first; then the models take turns, and the medians of a round's ratios are shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import tvm
+from tvm import relax
+
+import tvm_stretch as ts
+from benchmarks.peers import PAPER_MODELS
+from tvm_stretch import zoo
+from tvm_stretch.contest import Outcome, compare
+from tvm_stretch.plan import Plan, PlannedRegion
+
+_TARGETS = {"cpu": ["llvm"], "opencl": ["opencl"], "both": ["llvm", "opencl"]}
+
+
+def measure_network(name: str, size: int, rounds: int) -> dict[str, Outcome]:
+    """Latencies of one network on the CPU, on OpenCL and on both."""
+    network = zoo.build(name, size=size)
+    session = onnxruntime.InferenceSession(network.SerializeToString())
+    ports = session.get_inputs()
+    generator = np.random.default_rng(0)
+    feed = {p.name: generator.standard_normal(p.shape, dtype=np.float32) for p in ports}
+    (expected,) = session.run(None, feed)
+    models = {}
+    for key, targets in _TARGETS.items():
+        threads = 1 if key == "cpu" else None
+        models[key] = ts.compile(network, targets, cpu_threads=threads)
+        got = np.from_dlpack(models[key](**feed))
+        error = np.abs(got - expected).max() / np.abs(expected).max()
+        assert error < 1e-3, f"{name} on {key}: error {error}"
+    outcomes = dict(zip(models, compare(list(models.values()), rounds), strict=True))
+    print(
+        f"{name:20}"
+        + "".join(f"{outcomes[key].seconds * 1e3:10.2f}" for key in models)
+        + f"{outcomes['opencl'].ratio:14.2f}{1 / outcomes['both'].ratio:12.2f}",
+        flush=True,
+    )
+    return outcomes
+
+
+def measure_branches(rounds: int, layers: int = 8, channels: int = 64) -> dict[str, Outcome]:
+    """Two equal branches: each alone, and both, one on each processor.
+
+    Their weights fit into a shared cache together, so that the processors do not meet there.
+    """
+    generator = np.random.default_rng(0)
+    shape = relax.TensorType((1, channels, 56, 56), "float32")
+
+    def network(branches: int) -> tvm.IRModule:
+        builder = relax.BlockBuilder()
+        x = relax.Var("x", shape)
+        with builder.function("main", [x]):
+            with builder.dataflow():
+                ends = []
+                for _ in range(branches):
+                    y = x
+                    for _ in range(layers):
+                        weight = generator.standard_normal((channels, channels, 3, 3)) / 40
+                        constant = relax.const(weight.astype("float32"))
+                        y = builder.emit(relax.op.nn.conv2d(y, constant, padding=1))
+                    ends.append(builder.emit_output(y))
+            builder.emit_func_output(relax.Tuple(ends))
+        return builder.get()
+
+    names = ["conv2d", *(f"conv2d{i}" for i in range(1, 2 * layers))]
+    halves = (names[:layers], names[layers:])
+    regions = tuple(
+        PlannedRegion(f"r{i}", processor, tuple(half))
+        for i, (processor, half) in enumerate(zip(("cpu", "opencl"), halves, strict=True))
+    )
+    plan = Plan(("cpu", "opencl"), regions)
+    models = {
+        "cpu": ts.compile(network(1), ["llvm"], cpu_threads=1),
+        "opencl": ts.compile(network(1), ["opencl"]),
+        "both": ts.compile(network(2), ["llvm", "opencl"], plan=plan),
+    }
+    outcomes = dict(zip(models, compare(list(models.values()), rounds), strict=True))
+    slower = max(outcomes["cpu"].seconds, outcomes["opencl"].seconds)
+    print(
+        f"two equal branches: cpu {outcomes['cpu'].seconds * 1e3:.2f} ms, opencl "
+        f"{outcomes['opencl'].seconds * 1e3:.2f} ms, both {outcomes['both'].seconds * 1e3:.2f} ms, "
+        f"{outcomes['both'].seconds / slower:.3f} of the slower"
+    )
+    return outcomes
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="*", default=PAPER_MODELS)
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--branches", action="store_true", help="two equal branches as well")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    header = f"{'model':20}{'cpu ms':>10}{'opencl ms':>10}{'both ms':>10}"
+    print(f"{header}{'opencl/cpu':>14}{'speed-up':>12}")
+    results = {"branches": measure_branches(options.rounds)} if options.branches else {}
+    for name in options.models:
+        outcomes = measure_network(name, options.size, options.rounds)
+        results[name] = outcomes
+        if options.json:
+            data = {n: {k: asdict(o) for k, o in found.items()} for n, found in results.items()}
+            options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
