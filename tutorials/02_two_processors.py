@@ -105,8 +105,8 @@ def draw(timeline: Timeline) -> str:
             f'height="{height}" {style}><title>{escape(title)}</title></rect>'
         )
 
-    def text(left: float, top: float, words: str, extra: str = "") -> str:
-        return f'<text x="{left}" y="{top}" {extra}>{escape(words)}</text>'
+    def text(left: float, top: float, words: str, style: str = "") -> str:
+        return f'<text x="{left}" y="{top}"{style}>{escape(words)}</text>'
 
     def draw_region(region: RegionTime) -> list[str]:
         top = tops[region.processor]
@@ -139,7 +139,7 @@ def draw(timeline: Timeline) -> str:
         lines.append(f'<rect x="{left}" y="8" width="12" height="12" fill="{colour}"/>')
         lines.append(text(left + 17, 18, kind))
     for name, top in tops.items():
-        lines.append(text(10, top + 36, name, 'font-weight="bold"'))
+        lines.append(text(10, top + 36, name, ' font-weight="bold"'))
         lines.append(box(0, timeline.duration, top + 16, 32, 'fill="#f6f6f6"', "idle"))
     lines += [shape for region in timeline.regions for shape in draw_region(region)]
     for region in timeline.regions:

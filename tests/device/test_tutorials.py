@@ -1,0 +1,46 @@
+"""The tutorials run; each checks what it shows."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _run(tutorial: str, *args: object, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, ROOT / "tutorials" / tutorial, *map(str, args)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_from_onnx_to_artifact() -> None:
+    assert "stock TVM sees a module of kind tvm_stretch.executor" in _run(
+        "01_from_onnx_to_artifact.py"
+    )
+
+
+def test_two_processors(tmp_path: Path) -> None:
+    text = _run("02_two_processors.py", tmp_path)
+    if "expected an OpenCL device" in text:
+        pytest.skip("no OpenCL device")
+    assert "critical path stem" in text
+    for name in ("plan.json", "trace.json", "timeline.svg"):
+        assert (tmp_path / name).stat().st_size > 0
+    picture = (tmp_path / "timeline.svg").read_text()
+    assert picture.count('marker-end="url(#head)"') == 2  # stem -> right, right -> join
+
+
+def test_two_processors_without_opencl() -> None:
+    text = _run("02_two_processors.py", TVM_STRETCH_OPENCL_LIB="/no/such/driver.so")
+    assert text.startswith("expected an OpenCL device, got none")
