@@ -60,12 +60,12 @@ section("4. BlockChannels: feature maps become NCHW[c], convolutions become temp
 show(by_name["BlockChannels"], "winograd", "pack_weight", lines=5)
 
 section("5. FuseTIR: bias, residual and relu went into the kernels")
-show(by_name["FuseTIR"], "R.call_tir", lines=4)
+show(by_name["cpu-FuseTIR"], "R.call_tir", lines=4)
 
 section("6. ScheduleKernels: explicit loop nests")
 # Each PrimFunc said what it computes; now it says how.  Look for the `T.vectorized` accumulators: a
 # tile of pixels times vectors of output channels that stays in registers over the whole reduction.
-show(by_name["ScheduleKernels"], "T.vectorized", lines=3)
+show(by_name["scheduled"], "T.vectorized", lines=3)
 
 section("7. Run it and compare with ONNX Runtime")
 x = np.random.default_rng(0).standard_normal((1, 3, 64, 64), dtype="float32")
