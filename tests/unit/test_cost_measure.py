@@ -20,6 +20,7 @@ from tvm_stretch.targets.processor import Processor
 
 import tvm_stretch as ts
 from tvm_stretch.compiler import compile
+from tvm_stretch.cost.bench import Bench
 from tvm_stretch.cost.dataset import Dataset, Row
 from tvm_stretch.cost.measure import Campaign, fingerprint, measure, open_dataset
 from tvm_stretch.cost.model import load_cost_model
@@ -178,6 +179,13 @@ def test_samples_become_the_kernels_they_describe() -> None:
     found = {kernel.sample for kernel in kernels.values() if kernel.sample is not None}
     assert set(samples) <= found
     assert np.isfinite(model(np.ones((1, 1, 1, 1), "float32")).numpy()).all()
+
+
+def test_bench_through_rpc() -> None:
+    bench = Bench([host()], tvm.rpc.LocalSession())
+    rows = bench.measure_samples([Sample("conv", 16, (9, 9), 16, epilogue="relu")], 0)
+    assert {row.features.family for row in rows} >= {"conv"}
+    assert all(row.nanoseconds > 0 for row in rows)
 
 
 # --- campaigns ------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 from collections.abc import Sequence
@@ -59,6 +60,7 @@ class Bench:
         self.processor = processors[0]
         self.host = processors[-1]
         self.session = session
+        self._uploads = itertools.count()
         reference = self._open(self._compile(chain([REFERENCE]), self.processor))
         count = len(json.loads(reference["graph"]())["nodes"])
         self.stopwatch = Stopwatch(lambda: sum(node_times(_trace(reference), count)))
@@ -122,10 +124,11 @@ class Bench:
         module, device = model.module, tvm.cpu(0)
         if self.session is not None:
             with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder, "kernels.so")
+                # another name each time: overwriting a library that is loaded crashes the device
+                path = Path(folder, f"kernels{next(self._uploads)}.so")
                 model.export(path)
                 self.session.upload(str(path))
-            module, device = self.session.load_module("kernels.so"), self.session.cpu(0)
+            module, device = self.session.load_module(path.name), self.session.cpu(0)
         dice = np.random.default_rng(0)
         for port in model.graph.inputs:
             spec = model.graph.tensors[port.tensor]
