@@ -34,6 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     begin = time.perf_counter()
     model = ts.compile(source.path, targets=["llvm"], cpu_threads=options.threads)
     print(f"compiled {source.name} in {time.perf_counter() - begin:.1f} s: {model}")
+    print(f"\nplan:\n{model.plan.explain()}\n")
 
     with tempfile.TemporaryDirectory() as folder:
         artifact = Path(folder) / f"{source.name}.so"
