@@ -18,15 +18,12 @@ from typing import Any
 import tvm
 from tvm import relax
 from tvm.target import Target, codegen
-from tvm_stretch.passes.expand_math import ExpandMath
-from tvm_stretch.passes.keep_nan import KeepNan
-from tvm_stretch.passes.keep_views import keep_views
-from tvm_stretch.passes.mark_templates import MarkTemplates
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 
 from tvm_stretch.errors import TargetError
 
 from .kernels.machine import VectorMachine
+from .phases import kernel_phases
 from .processor import Processor
 
 
@@ -41,22 +38,8 @@ def cpu_processor(target: Target, threads: int) -> Processor:
         rules=(),
         refuse=_refuse,
         machine=machine,
-        phases=_phases(),
+        phases=kernel_phases(expand_math=True),
         schedule=ScheduleKernels(machine),
-    )
-
-
-def _phases() -> tuple[tvm.transform.Pass, ...]:
-    """The phases of the module docstring, in order."""
-    return (
-        keep_views(),
-        relax.transform.AnnotateTIROpPattern(),
-        MarkTemplates(),
-        relax.transform.FuseOps(),
-        relax.transform.FuseTIR(),
-        relax.transform.DeadCodeElimination(),
-        KeepNan(),
-        ExpandMath(),
     )
 
 

@@ -21,15 +21,12 @@ from typing import Any, cast
 import tvm
 from tvm import relax
 from tvm.target import Target
-from tvm_stretch.passes.expand_math import ExpandMath
-from tvm_stretch.passes.keep_nan import KeepNan
-from tvm_stretch.passes.keep_views import keep_views
-from tvm_stretch.passes.mark_templates import MarkTemplates
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 
 from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.runtime.opencl_code import compile_opencl
 
+from .phases import kernel_phases
 from .processor import OpRule, Processor
 
 
@@ -109,23 +106,9 @@ def opencl_processor(target: Target, host: Processor, device: OpenCLDevice | Non
         rules=_rules(),
         refuse=lambda call: _refuse(call, device),
         machine=machine,
-        phases=_phases(on_cpu),
+        phases=kernel_phases(expand_math=on_cpu),  # a GPU has instructions for exp
         schedule=ScheduleKernels(machine),
         build=build,
-    )
-
-
-def _phases(on_cpu: bool) -> tuple[tvm.transform.Pass, ...]:
-    """The phases of the module docstring, in order."""
-    return (
-        keep_views(),
-        relax.transform.AnnotateTIROpPattern(),
-        MarkTemplates(),
-        relax.transform.FuseOps(),
-        relax.transform.FuseTIR(),
-        relax.transform.DeadCodeElimination(),
-        KeepNan(),
-        *((ExpandMath(),) if on_cpu else ()),  # a GPU has instructions for them
     )
 
 

@@ -59,7 +59,9 @@ class _Forming:
             self._region_of[name] = len(self.regions) - 1
             self._open.pop(processor, None)
             return
-        if any(region > self._open.get(processor, -1) for region in foreign | self._views(sources)):
+        if any(
+            region > self._open.get(processor, -1) for region in foreign | self._closed(sources)
+        ):
             self._open.pop(processor, None)
         if processor not in self._open:
             self._open[processor] = len(self.regions)
@@ -68,7 +70,7 @@ class _Forming:
         self.regions[number][1].append(name)
         self._region_of[name] = number
 
-    def _views(self, sources: set[int]) -> set[int]:
+    def _closed(self, sources: set[int]) -> set[int]:
         """Sources that are no longer open: what they hold may be another processor's work."""
         return {region for region in sources if region not in self._open.values()}
 

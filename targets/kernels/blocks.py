@@ -217,14 +217,9 @@ def _subsample(bb: relax.BlockBuilder, shape: ConvShape, data: Expr) -> relax.Va
     return bb.emit(bb.call_te(pick, data, primfunc_name_hint="subsample"))
 
 
-def _depthwise(
-    bb: relax.BlockBuilder,
-    machine: VectorMachine,
-    shape: ConvShape,
-    data: Expr,
-    weight: GenericConst,
-) -> relax.Var:
-    config = WindowConfig(
+def depthwise_config(shape: ConvShape, machine: VectorMachine) -> WindowConfig:
+    """The window that a depthwise convolution is."""
+    return WindowConfig(
         kind="depthwise",
         batch=shape.batch,
         channels=shape.in_channels,
@@ -235,6 +230,16 @@ def _depthwise(
         dilation=shape.dilation,
         lanes=machine.lanes,
     )
+
+
+def _depthwise(
+    bb: relax.BlockBuilder,
+    machine: VectorMachine,
+    shape: ConvShape,
+    data: Expr,
+    weight: GenericConst,
+) -> relax.Var:
+    config = depthwise_config(shape, machine)
     packed = bb.call_te(
         lambda w: pack_depthwise_weight(config, w), weight, primfunc_name_hint="pack_depthwise"
     )

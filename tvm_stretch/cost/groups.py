@@ -22,7 +22,6 @@ from tvm_stretch.passes.operators import Operator, bytes_of
 from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.window import WindowConfig
 from tvm_stretch.targets.processor import Processor
 
 _EXPENSIVE = {"exp": 20, "sigmoid": 25, "tanh": 20, "erf": 30, "nn.silu": 26, "nn.gelu": 32}
@@ -76,7 +75,7 @@ def _convolution(
     shape: ConvShape, epilogue: Epilogue, machine: VectorMachine
 ) -> tuple[Features, ...]:
     if shape.groups > 1 and shape.groups == shape.in_channels == shape.out_channels:
-        return (template_features(_depthwise(shape, machine), epilogue, machine),)
+        return (template_features(blocks.depthwise_config(shape, machine), epilogue, machine),)
     first: tuple[Features, ...] = ()
     if shape.kernel == (1, 1) and shape.stride != (1, 1) and not any(shape.padding):
         size = tuple(-(-i // s) for i, s in zip(shape.in_size, shape.stride, strict=True))
@@ -86,20 +85,6 @@ def _convolution(
     block = 1 if shape.in_channels < machine.lanes and shape.groups == 1 else machine.lanes
     config = choose_conv(shape, machine, block)
     return (*first, template_features(config, epilogue, machine))
-
-
-def _depthwise(shape: ConvShape, machine: VectorMachine) -> WindowConfig:
-    return WindowConfig(
-        kind="depthwise",
-        batch=shape.batch,
-        channels=shape.in_channels,
-        in_size=shape.in_size,
-        kernel=shape.kernel,
-        stride=shape.stride,
-        padding=shape.padding,
-        dilation=shape.dilation,
-        lanes=machine.lanes,
-    )
 
 
 def _epilogue(group: Group, anchor: Operator) -> Epilogue:
