@@ -24,6 +24,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import GenericConst, Op
 from tvm_stretch.passes.expressions import shape_of
+from tvm_stretch.passes.share_winograd import stage_of
 from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.machine import VectorMachine
 
@@ -274,6 +275,7 @@ class _Rewriter:
             "relax.concat": self._concat,
             "relax.strided_slice": self._slice,
             "relax.reshape": self._reshape,
+            "relax.call_tir": self._winograd,
         }
         if name in _UNARY:
             return self._unary(call)
@@ -297,6 +299,19 @@ class _Rewriter:
         else:
             operand = self.blocked(data)
             result = blocks.convolution(self.bb, self.machine, shape, operand, weight, self.lanes)
+        return _Value(tuple(shape_of(call)), blocked=result)
+
+    def _winograd(self, call: relax.Call) -> _Value | None:
+        """A stage of a Winograd convolution (`passes/share_winograd.py`)."""
+        stage = stage_of(self.bb.get()[call.args[0]])
+        if stage is None:
+            return None
+        config = stage.config(self.machine)
+        data, *weight = call.args[1].fields
+        if stage.name == "input":
+            result = blocks.winograd_input(self.bb, config, self.blocked(data))
+        else:
+            result = blocks.winograd_product(self.bb, config, self.blocked(data), weight[0])
         return _Value(tuple(shape_of(call)), blocked=result)
 
     def _matmul(self, call: relax.Call) -> _Value | None:

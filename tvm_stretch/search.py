@@ -22,6 +22,7 @@ from tvm import relax
 
 from tvm_stretch.passes.calls import Calls
 from tvm_stretch.passes.operators import POINTWISE, Operator, Operators
+from tvm_stretch.passes.share_winograd import share_winograd
 from tvm_stretch.passes.split_outputs import part_name, split_outputs
 from tvm_stretch.plan import Plan
 from tvm_stretch.regions import form_regions
@@ -79,7 +80,7 @@ def shared_plan(
             shares[operator.name] = parts
     if not shares:
         return None
-    split = split_outputs(mod, shares)
+    split = share_winograd(split_outputs(mod, shares), [p.machine for p in placeable])
     placed = _place_parts(split["main"], placeable)
     if placed is None:
         return None

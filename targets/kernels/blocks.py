@@ -15,7 +15,13 @@ from .conv import ConvConfig, conv_compute, pack_weight
 from .fused import ANNOTATION
 from .machine import VectorMachine
 from .window import WindowConfig, pack_depthwise_weight, window_compute
-from .winograd import WinogradConfig, transform_weight, winograd_compute
+from .winograd import (
+    WinogradConfig,
+    multiply_planes,
+    transform_input,
+    transform_weight,
+    winograd_compute,
+)
 
 Config = ConvConfig | WinogradConfig | WindowConfig
 
@@ -165,15 +171,39 @@ def convolution(
         shape = replace(shape, in_size=size, stride=(1, 1))
     config = choose_conv(shape, machine, data_block)
     if isinstance(config, WinogradConfig):
-        weight_mark = annotation("winograd_weight", config)
-        packed = bb.call_te(
-            lambda w: transform_weight(config, w, weight_mark),
-            weight,
-            primfunc_name_hint="winograd_weight",
-        )
+        packed = _winograd_weight(bb, config, weight)
         return _template(bb, "winograd_conv2d", "winograd", config, winograd_compute, data, packed)
     packed = bb.call_te(lambda w: pack_weight(config, w), weight, primfunc_name_hint="pack_weight")
     return _template(bb, "conv2d", "conv", config, conv_compute, data, packed)
+
+
+def _winograd_weight(
+    bb: relax.BlockBuilder, config: WinogradConfig, weight: GenericConst
+) -> relax.Call:
+    mark = annotation("winograd_weight", config)
+    return bb.call_te(
+        lambda w: transform_weight(config, w, mark), weight, primfunc_name_hint="winograd_weight"
+    )
+
+
+def winograd_input(bb: relax.BlockBuilder, config: WinogradConfig, data: Expr) -> relax.Var:
+    """The first stage of a Winograd convolution: its planes, an image in blocks of channels."""
+    mark = annotation("winograd_input", config)
+    return bb.emit(
+        bb.call_te(
+            lambda x: transform_input(config, x, mark), data, primfunc_name_hint="winograd_input"
+        )
+    )
+
+
+def winograd_product(
+    bb: relax.BlockBuilder, config: WinogradConfig, planes: Expr, weight: GenericConst
+) -> relax.Var:
+    """A Winograd convolution of planes that exist already."""
+    packed = _winograd_weight(bb, config, weight)
+    return _template(
+        bb, "winograd_product", "winograd_product", config, multiply_planes, planes, packed
+    )
 
 
 def _template(

@@ -59,6 +59,12 @@ def conv_candidates(
     return tuple(sorted(every, key=lambda config: conv_cycles(config, machine))[:count])
 
 
+def winograd_of_tile(shape: ConvShape, machine: VectorMachine, tile: int) -> WinogradConfig:
+    """The best of the Winograd configurations with this tile."""
+    every = [c for c in _winograds(shape, machine, machine.lanes) if c.tile == tile]
+    return min(every, key=lambda config: conv_cycles(config, machine))
+
+
 def conv_cycles(config: ConvConfig | WinogradConfig, machine: VectorMachine) -> float:
     """Cycles of one core by the model of this file."""
     if isinstance(config, WinogradConfig):

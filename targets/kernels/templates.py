@@ -19,7 +19,12 @@ from .generic import schedule_generic
 from .machine import VectorMachine
 from .window import WindowConfig, write_window
 from .winograd import WinogradConfig
-from .winograd_nest import write_weight_transform, write_winograd
+from .winograd_nest import (
+    write_weight_transform,
+    write_winograd,
+    write_winograd_input,
+    write_winograd_product,
+)
 from .work_items import schedule_items, write_conv_items, write_window_items
 
 
@@ -49,6 +54,19 @@ def _winograd(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel
     return write_winograd(WinogradConfig(**config), machine, fused.operands, fused.epilogue)
 
 
+def _winograd_input(
+    config: dict[str, Any], machine: VectorMachine, fused: FusedKernel
+) -> tirx.Stmt:
+    cfg = WinogradConfig(**config)
+    return write_winograd_input(cfg, machine, fused.operands[0], fused.epilogue.out)
+
+
+def _winograd_product(
+    config: dict[str, Any], machine: VectorMachine, fused: FusedKernel
+) -> tirx.Stmt:
+    return write_winograd_product(WinogradConfig(**config), machine, fused.operands, fused.epilogue)
+
+
 def _winograd_weight(
     config: dict[str, Any], _machine: VectorMachine, fused: FusedKernel
 ) -> tirx.Stmt:
@@ -71,6 +89,8 @@ Writer = Callable[[dict[str, Any], VectorMachine, FusedKernel], tirx.Stmt]
 _WRITERS: dict[str, Writer] = {
     "conv": _conv,
     "winograd": _winograd,
+    "winograd_input": _winograd_input,
+    "winograd_product": _winograd_product,
     "winograd_weight": _winograd_weight,
     "window": _window,
 }

@@ -147,19 +147,21 @@ def winograd_compute(
     cfg: WinogradConfig, data: te.Tensor, weight: te.Tensor, annotation: dict[str, str]
 ) -> te.Tensor:
     """The three stages as plain sums."""
+    return multiply_planes(cfg, transform_input(cfg, data, annotation), weight, annotation)
+
+
+def transform_input(cfg: WinogradConfig, data: te.Tensor, annotation: dict[str, str]) -> te.Tensor:
+    """``B^T d B`` of every tile: the a*a planes of an image with one pixel for each tile."""
     a, (rows, columns), m = cfg.alpha, cfg.tiles, cfg.tile
     top, left, _, _ = cfg.padding
     bottom = rows * m + 2 - top - cfg.in_size[0]
     right = columns * m + 2 - left - cfg.in_size[1]
     padded = topi.nn.pad(data, (0, 0, top, left, 0), (0, 0, bottom, right, 0), 0.0)
-    into, outof = (
-        topi.utils.const_matrix(np.array(t[m], "float32"), n)
-        for t, n in ((INPUT, "B"), (OUTPUT, "A"))
-    )
+    into = _matrix(INPUT, m, "B")
     i, j = te.reduce_axis((0, a), "i"), te.reduce_axis((0, a), "j")
-    v = te.compute(
-        (cfg.batch, a * a, cfg.parts * cfg.in_blocks, rows * columns, cfg.lanes),
-        lambda n, k, c, t, lane: te.sum(
+    return te.compute(
+        (cfg.batch, cfg.parts * cfg.in_blocks, a * a, rows * columns, cfg.lanes),
+        lambda n, c, k, t, lane: te.sum(
             padded[n, c, t // columns * m + i, t % columns * m + j, lane]
             * into[k // a, i]
             * into[k % a, j],
@@ -168,13 +170,21 @@ def winograd_compute(
         name="winograd_input",
         attrs=annotation,
     )
+
+
+def multiply_planes(
+    cfg: WinogradConfig, planes: te.Tensor, weight: te.Tensor, annotation: dict[str, str]
+) -> te.Tensor:
+    """``A^T [weight * planes] A``: the convolution's result."""
+    a, (rows, columns), m = cfg.alpha, cfg.tiles, cfg.tile
+    outof = _matrix(OUTPUT, m, "A")
     c, ii = te.reduce_axis((0, cfg.in_blocks), "c"), te.reduce_axis((0, cfg.lanes), "ii")
 
     def multiply(n: Expr, k: Expr, block: Expr, t: Expr, lane: Expr) -> Expr:
         part, o = block // cfg.out_blocks, block % cfg.out_blocks
         column = o % cfg.oc_blocks * cfg.lanes + lane
         return te.sum(
-            v[n, k, part * cfg.in_blocks + c, t, ii]
+            planes[n, part * cfg.in_blocks + c, k, t, ii]
             * weight[part, k, o // cfg.oc_blocks, c, ii, column],
             axis=[c, ii],
         )
@@ -197,3 +207,7 @@ def winograd_compute(
         name="winograd_output",
         attrs=annotation,
     )
+
+
+def _matrix(matrices: dict[int, Matrix], tile: int, name: str) -> te.Tensor:
+    return topi.utils.const_matrix(np.array(matrices[tile], "float32"), name)

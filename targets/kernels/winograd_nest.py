@@ -37,6 +37,9 @@ from .loops import (
 from .machine import VectorMachine
 from .winograd import INPUT, OUTPUT, WEIGHT, WinogradConfig
 
+Plane = Callable[[Expr, Expr, Expr, Expr], Expr]
+"""Element (plane, channel block, tile, lane) of the transformed input of a band."""
+
 
 def write_weight_transform(cfg: WinogradConfig, weight: tirx.Buffer, out: tirx.Buffer) -> tirx.Stmt:
     """The weight transform, a vector of output channels at a time."""
@@ -108,19 +111,71 @@ def write_winograd(
     epilogue: Epilogue,
 ) -> tirx.Stmt:
     """The loop nest of one (fused) Winograd convolution."""
-    rows, columns = cfg.tiles
+    _, columns = cfg.tiles
     per_row = 4 * cfg.alpha**2 * columns * (cfg.in_blocks + cfg.out_blocks) * cfg.lanes
-    band = max(-(-24 // columns), machine.l2_bytes // per_row)
+    band = _band(cfg, machine, per_row)
+    nest = _Nest(cfg, operands[0], operands[1], epilogue, band)
+    return _each_band(cfg, machine, band, nest.band_of_tiles)
+
+
+def write_winograd_input(
+    cfg: WinogradConfig, machine: VectorMachine, data: tirx.Buffer, out: tirx.Buffer
+) -> tirx.Stmt:
+    """The loop nest of the first stage alone."""
+    rows, columns = cfg.tiles
+    nest = _Nest(cfg, data, data, Epilogue(out, out, (), None), rows)
+    kind = PARALLEL if machine.threads > 1 else SERIAL
+
+    def channel(n: Expr, c: Expr) -> tirx.Stmt:
+        def put(plane: int, value: Expr, t: Expr, z: Expr) -> tirx.Stmt:
+            return store(out, value, n, c, plane, t, z)
+
+        def tile(y: Expr, x: Expr) -> tirx.Stmt:
+            return nest.input_tile(
+                (n, c), y, x, lambda k, value, z: put(k, value, y * columns + x, z)
+            )
+
+        return loop(rows, lambda y: loop(columns, lambda x: tile(y, x), "column"), "row")
+
+    blocks = cfg.parts * cfg.in_blocks
+    return loop(cfg.batch, lambda n: loop(blocks, lambda c: channel(n, c), "channel", kind), "n")
+
+
+def write_winograd_product(
+    cfg: WinogradConfig,
+    machine: VectorMachine,
+    operands: tuple[tirx.Buffer, ...],
+    epilogue: Epilogue,
+) -> tirx.Stmt:
+    """The loop nest of what follows the first stage; it reads the planes from memory."""
+    _, columns = cfg.tiles
+    per_row = 4 * cfg.alpha**2 * columns * (cfg.in_blocks + cfg.out_blocks) * cfg.lanes
+    band = _band(cfg, machine, per_row)
+    nest = _Nest(cfg, operands[0], operands[1], epilogue, band)
+    return _each_band(cfg, machine, band, nest.band_of_products)
+
+
+def _band(cfg: WinogradConfig, machine: VectorMachine, bytes_per_row: int) -> int:
+    """Rows of tiles whose intermediates fit the cache and that are enough for the products."""
+    rows, columns = cfg.tiles
+    band = max(-(-24 // columns), machine.l2_bytes // bytes_per_row)
     if cfg.parts % machine.threads:
         band = min(band, -(-rows // machine.threads))
-    band = min(band, rows)
-    bands = -(-rows // band)
-    band = -(-rows // bands)
-    nest = _Nest(cfg, operands[0], operands[1], epilogue, band)
+    bands = -(-rows // min(band, rows))
+    return -(-rows // bands)
+
+
+def _each_band(
+    cfg: WinogradConfig,
+    machine: VectorMachine,
+    band: int,
+    body: Callable[[Expr, Expr, Expr], tirx.Stmt],
+) -> tirx.Stmt:
+    bands = -(-cfg.tiles[0] // band)
     kind = PARALLEL if machine.threads > 1 else SERIAL
 
     def task(n: Expr, t: Expr) -> tirx.Stmt:
-        return nest.band_of_tiles(n, t // cfg.parts, t % cfg.parts)
+        return body(n, t // cfg.parts, t % cfg.parts)
 
     return loop(
         cfg.batch, lambda n: loop(bands * cfg.parts, lambda t: task(n, t), "task", kind), "n"
@@ -136,67 +191,93 @@ class _Nest:
     band: int
 
     def band_of_tiles(self, n: Expr, b: Expr, part: Expr) -> tirx.Stmt:
+        """All three stages of the tiles of one band."""
         cfg = self.cfg
-        rows, columns = cfg.tiles
-        count = self.band * columns
-        square = cfg.alpha**2
+        count = self.band * cfg.tiles[1]
         # An odd number of vectors between the planes: a power of two would send the a*a values of
         # one pixel to the same set of the first-level cache.
-        v = scratch("v", square, cfg.in_blocks * count | 1, cfg.lanes)
-        m = scratch("m", square, cfg.out_blocks * count | 1, cfg.lanes)
+        v = scratch("v", cfg.alpha**2, cfg.in_blocks * count | 1, cfg.lanes)
+
+        def transform(c: Expr, y: Expr, x: Expr, t: Expr) -> tirx.Stmt:
+            return self.input_tile(
+                (n, part * cfg.in_blocks + c),
+                y,
+                x,
+                lambda k, value, z: store(v, value, k, c * count + t, z),
+            )
+
+        def plane(k: Expr, c: Expr, t: Expr, z: Expr) -> Expr:
+            return load(v, k, c * count + t, z)
+
+        inputs = loop(
+            cfg.in_blocks,
+            lambda c: self.each_tile(b, lambda y, x, t: transform(c, y, x, t)),
+            "c",
+        )
+        return block([tirx.AllocBuffer(v), inputs, self.later_stages(n, b, part, plane)])
+
+    def band_of_products(self, n: Expr, b: Expr, part: Expr) -> tirx.Stmt:
+        """The second and third stage of the tiles of one band."""
+        cfg = self.cfg
+        first = b * self.band * cfg.tiles[1]
+
+        def plane(k: Expr, c: Expr, t: Expr, z: Expr) -> Expr:
+            return load(self.data, n, part * cfg.in_blocks + c, k, first + t, z)
+
+        return self.later_stages(n, b, part, plane)
+
+    def each_tile(self, b: Expr, body: Callable[[Expr, Expr, Expr], tirx.Stmt]) -> tirx.Stmt:
+        """``body(row, column, number)`` of every tile of a band."""
+        rows, columns = self.cfg.tiles
         first = b * self.band
         height: int | Expr = self.band
         if rows % self.band:
             height = tirx.min(const(self.band), const(rows) - first)
-
-        def each_tile(body: Callable[[Expr, Expr, Expr], tirx.Stmt]) -> tirx.Stmt:
-            return loop(
-                height,
-                lambda r: loop(columns, lambda c: body(first + r, c, r * columns + c), "column"),
-                "row",
-            )
-
-        return block(
-            [
-                tirx.AllocBuffer(v),
-                tirx.AllocBuffer(m),
-                loop(
-                    cfg.in_blocks,
-                    lambda c: each_tile(
-                        lambda y, x, t: self.input_tile((n, part, c), y, x, c * count + t, v)
-                    ),
-                    "c",
-                ),
-                loop(
-                    square,
-                    lambda k: loop(
-                        cfg.out_groups, lambda g: self.products((part, k, g), v, m, count), "g"
-                    ),
-                    "k",
-                ),
-                loop(
-                    cfg.out_blocks,
-                    lambda o: each_tile(
-                        lambda y, x, t: self.output_tile((n, part, o), y, x, o * count + t, m)
-                    ),
-                    "o",
-                ),
-            ]
+        return loop(
+            height,
+            lambda r: loop(columns, lambda c: body(first + r, c, r * columns + c), "column"),
+            "row",
         )
 
+    def later_stages(self, n: Expr, b: Expr, part: Expr, plane: Plane) -> tirx.Stmt:
+        """Products and output tiles of one band."""
+        cfg = self.cfg
+        count = self.band * cfg.tiles[1]
+        square = cfg.alpha**2
+        m = scratch("m", square, cfg.out_blocks * count | 1, cfg.lanes)
+        products = loop(
+            square,
+            lambda k: loop(
+                cfg.out_groups, lambda g: self.products((part, k, g), plane, m, count), "g"
+            ),
+            "k",
+        )
+        outputs = loop(
+            cfg.out_blocks,
+            lambda o: self.each_tile(
+                b, lambda y, x, t: self.output_tile((n, part, o), y, x, o * count + t, m)
+            ),
+            "o",
+        )
+        return block([tirx.AllocBuffer(m), products, outputs])
+
     def input_tile(
-        self, channel: tuple[Expr, Expr, Expr], y: Expr, x: Expr, t: Expr, v: tirx.Buffer
+        self,
+        channel: tuple[Expr, Expr],
+        y: Expr,
+        x: Expr,
+        put: Callable[[int, Expr, Expr], tirx.Stmt],
     ) -> tirx.Stmt:
-        """``V = B^T d B`` of one tile; tiles inside the image read without tests."""
+        """``put(plane, B^T d B)`` of one tile; tiles inside the image read without tests."""
         cfg, a = self.cfg, self.cfg.alpha
-        n, part, c = channel
+        n, c = channel
         top, left = y * cfg.tile - cfg.padding[0], x * cfg.tile - cfg.padding[1]
         height, width = cfg.in_size
 
         read = scratch("d", a, a, cfg.lanes, scope="local")
 
         def pixel(i: int | Expr, j: int, z: Expr) -> Expr:
-            return load(self.data, n, part * cfg.in_blocks + c, top + i, left + j, z)
+            return load(self.data, n, c, top + i, left + j, z)
 
         def transform(value: Callable[[int, int, Expr], Expr]) -> tirx.Stmt:
             half = scratch("half", a, a, cfg.lanes, scope="local")
@@ -214,12 +295,8 @@ class _Nest:
             rows = [
                 lanes(
                     cfg.lanes,
-                    lambda z, r=r, s=s: store(
-                        v,
-                        _combine(matrix[s], [load(half, r, j, z) for j in range(a)]),
-                        r * a + s,
-                        t,
-                        z,
+                    lambda z, r=r, s=s: put(
+                        r * a + s, _combine(matrix[s], [load(half, r, j, z) for j in range(a)]), z
                     ),
                 )
                 for r in range(a)
@@ -266,7 +343,7 @@ class _Nest:
         return tirx.IfThenElse(fits, transform(pixel), copied)
 
     def products(
-        self, place: tuple[Expr, Expr, Expr], v: tirx.Buffer, m: tirx.Buffer, count: int
+        self, place: tuple[Expr, Expr, Expr], plane: Plane, m: tirx.Buffer, count: int
     ) -> tirx.Stmt:
         """``M[k] = U[k] V[k]`` for one group of output channels."""
         cfg = self.cfg
@@ -284,7 +361,7 @@ class _Nest:
                             place,
                             (i * size + start, count),
                             (size, blocks),
-                            (v, m),
+                            (plane, m),
                             (i + before, len(sizes)),
                         ),
                         "tile",
@@ -305,11 +382,11 @@ class _Nest:
         place: tuple[Expr, Expr, Expr],
         tiles: tuple[Expr, int],
         shape: tuple[int, int],
-        planes: tuple[tirx.Buffer, tirx.Buffer],
+        planes: tuple[Plane, tirx.Buffer],
         turn: tuple[Expr, int],
     ) -> tirx.Stmt:
         """``turn`` is the number of this tile among those that read the same weights."""
-        cfg, (v, m), (index, turns) = self.cfg, planes, turn
+        cfg, (plane, m), (index, turns) = self.cfg, planes, turn
         (part, k, g), (t, count), (pixels, blocks) = place, tiles, shape
         acc = Accumulators(pixels, blocks, cfg.lanes)
 
@@ -320,7 +397,7 @@ class _Nest:
                         p,
                         o,
                         z,
-                        load(v, k, c * count + t + p, ii)
+                        plane(k, c, t + p, ii)
                         * load(self.weight, part, k, g, c, ii, z + o * cfg.lanes),
                     )
                 )

@@ -14,7 +14,13 @@ from tvm_stretch.targets.kernels.conv import ConvConfig, conv_compute, pack_weig
 from tvm_stretch.targets.kernels.loops import balanced
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.templates import schedule_kernel
-from tvm_stretch.targets.kernels.winograd import WinogradConfig, transform_weight, winograd_compute
+from tvm_stretch.targets.kernels.winograd import (
+    WinogradConfig,
+    multiply_planes,
+    transform_input,
+    transform_weight,
+    winograd_compute,
+)
 
 AVX2 = VectorMachine(8, 16, False, 512 * 1024, 1)
 NEON = VectorMachine(4, 32, True, 256 * 1024, 1)
@@ -168,3 +174,27 @@ def test_balanced_parts(total: int, largest: int) -> None:
     assert max(parts) <= largest
     assert max(parts) - min(parts) <= 1
     assert len(parts) == -(-total // largest)
+
+
+@pytest.mark.parametrize("tile", [2, 4])
+@pytest.mark.parametrize("machine", [AVX2, AVX512, SMALL_CACHE])
+def test_winograd_in_two_stages(tile: int, machine: VectorMachine) -> None:
+    config = WinogradConfig(2, 20, (13, 9), 37, (0, 2, 1, 0), machine.lanes, tile, 2, 3)
+    rng = np.random.default_rng(0)
+    x = blocked(rng.standard_normal((2, 20, 13, 9), dtype="float32"), machine.lanes)
+    weight = rng.standard_normal(config.weight_shape, dtype="float32")
+    operands = [te.placeholder(a.shape, name=n) for a, n in ((x, "x"), (weight, "w"))]
+
+    def stage(template: str, *args: te.Tensor) -> tirx.PrimFunc:
+        compute = {
+            "winograd": winograd_compute,
+            "winograd_input": transform_input,
+            "winograd_product": multiply_planes,
+        }[template]
+        out = compute(config, *args, annotation(template, config))
+        return schedule_kernel(te.create_prim_func([*args, out]), machine)
+
+    planes = run(stage("winograd_input", operands[0]), x)
+    read = te.placeholder(planes.shape, name="planes")
+    got = run(stage("winograd_product", read, operands[1]), planes, weight)
+    np.testing.assert_allclose(got, run(stage("winograd", *operands), x, weight), rtol=1e-5)
