@@ -12,6 +12,9 @@ stays in parts; a tensor is put together only where an operator reads all of its
 blocked layout both the concat and the slices are views, so nothing is computed twice or copied;
 the price is that the processors meet before every operator that reads all channels.
 
+Part k is named ``.pk``. A share of 0 channels makes no part: where shares belong to processors, some
+of them may leave a layer to the others.
+
 The numbers are those of the whole: each output channel is computed as before.
 """
 
@@ -31,6 +34,7 @@ from tvm_stretch.passes.operators import BINARY, UNARY
 from tvm_stretch.errors import InputError
 
 Widths = tuple[int, ...]
+_Parts = tuple[Widths, list[relax.Expr]]
 
 
 def part_name(name: str, part: int) -> str:
@@ -40,7 +44,13 @@ def part_name(name: str, part: int) -> str:
 
 @dataclass
 class _Value:
-    """A tensor of the network: whole, in parts of channels, or both."""
+    """A tensor of the network: whole, in parts of channels, or both.
+
+    Attributes:
+        whole: all of it.
+        parts: those that have channels.
+        widths: channels of every part, 0 for those that do not exist.
+    """
 
     whole: relax.Expr | None = None
     parts: tuple[relax.Expr, ...] = ()
@@ -56,7 +66,7 @@ def split_outputs(mod: tvm.IRModule, shares: Mapping[str, Sequence[int]]) -> tvm
             computes. Other operators follow what they read.
 
     Raises:
-        InputError: an unknown operator, or shares that are not its channels.
+        InputError: an unknown operator, one that cannot be cut, or shares that are not its channels.
     """
     if not shares:
         return mod
@@ -71,6 +81,12 @@ def split_outputs(mod: tvm.IRModule, shares: Mapping[str, Sequence[int]]) -> tvm
     splitter = _Splitter({name: tuple(widths) for name, widths in shares.items()})
     for binding in bindings:
         splitter.bind(binding.var, binding.value)
+    uncut = set(shares) - splitter.cut
+    if uncut:
+        raise InputError(
+            "expected dense convolutions and matrix products with constant weights for shares, "
+            f"got {sorted(uncut)}; remove them, other operators follow what they read"
+        )
     result = splitter.output(main.body.body)
     body = relax.SeqExpr([relax.DataflowBlock(splitter.bindings)], result)
     body = relax.BlockBuilder().normalize(body)
@@ -97,6 +113,7 @@ class _Splitter:
         self.shares = shares
         self.values: dict[relax.Var, _Value] = {}
         self.bindings: list[relax.Binding] = []
+        self.cut: set[str] = set()
         self._slices: dict[tuple[relax.Expr, Widths], list[relax.Expr]] = {}
         self._builder = relax.BlockBuilder()
 
@@ -109,10 +126,11 @@ class _Splitter:
             self._emit(var, self._whole(expr))
             self.values[var] = _Value(whole=var)
             return
-        names = [part_name(var.name, index) for index in range(len(parts))]
-        found = tuple(self._emit_new(name, part) for name, part in zip(names, parts, strict=True))
-        widths = tuple(shape_of(part)[1] for part in found)
-        self.values[var] = _Value(parts=found, widths=widths)
+        widths, calls = parts
+        names = [part_name(var.name, owner) for owner in _owners(widths)]
+        found = tuple(self._emit_new(name, call) for name, call in zip(names, calls, strict=True))
+        channels = iter(shape_of(part)[1] for part in found)
+        self.values[var] = _Value(parts=found, widths=tuple(w and next(channels) for w in widths))
 
     def output(self, expr: relax.Expr) -> relax.Expr:
         """The function's result outside of the dataflow block."""
@@ -166,10 +184,10 @@ class _Splitter:
         if (whole, widths) not in self._slices:
             self._slices[whole, widths] = [
                 self._emit_new(
-                    part_name(f"{whole.name}.{begin}to{end}", index),
+                    part_name(f"{whole.name}.{begin}to{end}", owner),
                     relax.op.strided_slice(whole, axes=[1], begin=[begin], end=[end]),
                 )
-                for index, (begin, end) in enumerate(_ranges(widths))
+                for owner, (begin, end) in zip(_owners(widths), _ranges(widths), strict=True)
             ]
         return self._slices[whole, widths]
 
@@ -180,7 +198,7 @@ class _Splitter:
 
     # --- operators ---
 
-    def _parts_of(self, var: relax.Var, call: relax.Call) -> list[relax.Expr] | None:
+    def _parts_of(self, var: relax.Var, call: relax.Call) -> _Parts | None:
         """The call in parts, or None if it stays whole."""
         if not isinstance(call.op, Op) or not isinstance(call.ty, relax.TensorType):
             return None
@@ -197,7 +215,7 @@ class _Splitter:
             return self._binary(call)
         return None
 
-    def _conv2d(self, var: relax.Var, call: relax.Call) -> list[relax.Expr] | None:
+    def _conv2d(self, var: relax.Var, call: relax.Call) -> _Parts | None:
         data, weight = call.args
         groups = int(call.attrs.groups)
         if groups > 1:
@@ -206,13 +224,14 @@ class _Splitter:
         if widths is None:
             return None
         _check_shares(var.name, widths, shape_of(weight)[0])
+        self.cut.add(var.name)
         whole, array = self._whole(data), weight.value.numpy()
-        return [
+        return widths, [
             relax.Call(call.op, [whole, relax.const(array[begin:end])], call.attrs)
             for begin, end in _ranges(widths)
         ]
 
-    def _grouped(self, call: relax.Call, groups: int) -> list[relax.Expr] | None:
+    def _grouped(self, call: relax.Call, groups: int) -> _Parts | None:
         """Whole groups go with the channels that they read."""
         data, weight = call.args
         widths = self._widths(data)
@@ -225,29 +244,31 @@ class _Splitter:
             first, last = begin // in_group, end // in_group
             own = relax.const(array[first * out_group : last * out_group])
             parts.append(_conv_like(call, part, own, last - first))
-        return parts
+        return widths, parts
 
-    def _dense(self, var: relax.Var, call: relax.Call) -> list[relax.Expr] | None:
+    def _dense(self, var: relax.Var, call: relax.Call) -> _Parts | None:
         data, weight = call.args
         if not isinstance(weight, GenericConst) or len(shape_of(data)) != 2:
             return None
         widths = self.shares[var.name]
         _check_shares(var.name, widths, shape_of(weight)[1])
+        self.cut.add(var.name)
         whole, array = self._whole(data), weight.value.numpy()
-        return [
+        return widths, [
             relax.op.matmul(whole, relax.const(np.ascontiguousarray(array[:, begin:end])))
             for begin, end in _ranges(widths)
         ]
 
-    def _channelwise(self, call: relax.Call) -> list[relax.Expr] | None:
-        if not self._widths(call.args[0]):
+    def _channelwise(self, call: relax.Call) -> _Parts | None:
+        widths = self._widths(call.args[0])
+        if not widths:
             return None
-        return [
+        return widths, [
             relax.Call(call.op, [part, *call.args[1:]], call.attrs, call.ty_args)
             for part in self.values[call.args[0]].parts
         ]
 
-    def _binary(self, call: relax.Call) -> list[relax.Expr] | None:
+    def _binary(self, call: relax.Call) -> _Parts | None:
         """Both operands in the parts of the first that is in parts."""
         widths = next((w for arg in call.args if (w := self._widths(arg))), ())
         shape = tuple(shape_of(call))
@@ -259,7 +280,7 @@ class _Splitter:
             if parts is None:
                 return None
             operands.append(parts)
-        return [
+        return widths, [
             relax.Call(call.op, list(pair), call.attrs, call.ty_args)
             for pair in zip(*operands, strict=True)
         ]
@@ -273,7 +294,7 @@ class _Splitter:
         if len(aligned) != len(shape):
             return None
         if aligned[1] == 1:
-            return [self._whole(arg)] * len(widths)
+            return [self._whole(arg)] * len(_owners(widths))
         if aligned[1] != shape[1]:
             return None
         if isinstance(arg, GenericConst):
@@ -308,13 +329,19 @@ def _keeps_channels(call: relax.Call) -> bool:
     )
 
 
-def _ranges(widths: Sequence[int]) -> list[tuple[int, int]]:
-    return list(pairwise(accumulate(widths, initial=0)))
+def _owners(widths: Widths) -> list[int]:
+    """Which parts exist."""
+    return [index for index, width in enumerate(widths) if width]
+
+
+def _ranges(widths: Widths) -> list[tuple[int, int]]:
+    """Channels of each part that exists."""
+    return [(a, b) for a, b in pairwise(accumulate(widths, initial=0)) if a < b]
 
 
 def _check_shares(name: str, widths: Widths, channels: int) -> None:
-    if sum(widths) != channels or min(widths) < 1:
+    if sum(widths) != channels or min(widths) < 0 or len(_owners(widths)) < 2:
         raise InputError(
             f"expected {channels} output channels in all for the shares of {name!r}, "
-            f"got {widths}; give each processor a number of them"
+            f"got {widths}; give two or more processors a number of them"
         )

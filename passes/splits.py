@@ -3,13 +3,14 @@
     [{"by": "rows", "start": "max_pool2d", "end": "relu4", "ratios": [3, 2]},
      {"by": "channels", "start": "relu4", "end": "relu6", "ratios": [1, 1], "block": 16}]
 
-Plain data, so that a plan can hold it where there is no compiler.
+Plain data, so that a plan can hold it where there is no compiler. In a plan there is one ratio for
+each processor, 0 for those that take no part; passes get the others (`taking_part`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from tvm_stretch.errors import PlanError
@@ -49,6 +50,12 @@ _KINDS: dict[str, type[RowSplit] | type[ChannelSplit]] = {
     "rows": RowSplit,
     "channels": ChannelSplit,
 }
+
+
+def taking_part(split: Split) -> tuple[Split, tuple[int, ...]]:
+    """The split without the ratios that are 0, and the places of the others."""
+    owners = tuple(index for index, ratio in enumerate(split.ratios) if ratio)
+    return replace(split, ratios=tuple(split.ratios[index] for index in owners)), owners
 
 
 def splits_to_data(splits: Sequence[Split]) -> list[dict[str, Any]]:

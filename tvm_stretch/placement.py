@@ -1,9 +1,10 @@
-"""Which plan to use: the user's, or everything on one processor."""
+"""Which plan to use: the user's, checked and completed, or everything on one processor."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tvm import relax
 
@@ -11,7 +12,38 @@ from tvm_stretch.errors import PlanError, UnsupportedError
 from tvm_stretch.passes.calls import Calls
 from tvm_stretch.passes.tag import check_plan
 from tvm_stretch.plan import Plan, PlannedRegion, Refusal
+from tvm_stretch.regions import form_regions
 from tvm_stretch.targets.processor import Processor
+
+
+def fit_processors(plan: Plan, names: Sequence[str], placeable: Sequence[Processor]) -> Plan:
+    """The plan for the processors of this model, which may be more, in another order.
+
+    Args:
+        plan: the user's.
+        names: all processors of the model, the CPU first.
+        placeable: the processors that operators may be placed on.
+
+    Raises:
+        PlanError: a region, a share or a split is for another processor.
+    """
+    known = [processor.name for processor in placeable]
+    for region in plan.regions:
+        _require_known(region.processor, known, f"region {region.name!r} of the plan")
+
+    def ordered(numbers: Sequence[Any], where: str) -> tuple[Any, ...]:
+        of = dict(zip(plan.processors, numbers, strict=True))
+        for name, number in of.items():
+            if number:
+                _require_known(name, known, where)
+        return tuple(of.get(name, 0) for name in names)
+
+    shares = {n: ordered(widths, f"shares of {n!r}") for n, widths in plan.shares.items()}
+    splits = tuple(
+        replace(split, ratios=ordered(split.ratios, f"splits[{index}]"))
+        for index, split in enumerate(plan.splits)
+    )
+    return replace(plan, processors=tuple(names), shares=shares, splits=splits)
 
 
 def choose_plan(
@@ -19,14 +51,16 @@ def choose_plan(
     names: Sequence[str],
     placeable: Sequence[Processor],
     requested: Plan | None,
+    owners: Mapping[str, int] | None = None,
 ) -> Plan:
     """The plan for `main`, with every refusal of every processor.
 
     Args:
-        main: canonical Relax.
+        main: canonical Relax, after the plan's shares and splits.
         names: all processors of the model, the CPU first.
         placeable: the processors that operators may be placed on, most wanted first.
-        requested: the user's plan.
+        requested: the plan that the user or the search wants.
+        owners: the processor, by its place in ``names``, of the operators that are parts.
 
     Raises:
         PlanError: the requested plan does not fit the network or the targets.
@@ -39,11 +73,30 @@ def choose_plan(
     )
     if requested is None:
         requested = Plan(tuple(names), _on_one_processor(operators, placeable, refusals))
-    regions = _on_known_processors(requested.regions, placeable)
-    plan = replace(requested, processors=tuple(names), regions=regions, refusals=refusals)
+    plan = replace(fit_processors(requested, names, placeable), refusals=refusals)
+    if not plan.regions and operators:
+        placed = place_operators(main, names, placeable, owners or {})
+        plan = replace(plan, regions=form_regions(main, placed))
     check_plan(plan, main)
     _check_support(plan)
     return plan
+
+
+def place_operators(
+    main: relax.Function,
+    names: Sequence[str],
+    placeable: Sequence[Processor],
+    owners: Mapping[str, int],
+) -> dict[str, str]:
+    """Parts to their owners, other operators to the first processor that supports them."""
+    placed = {}
+    for name, call in Calls(main).calls.items():
+        if name in owners:
+            placed[name] = names[owners[name]]
+            continue
+        willing = (p.name for p in placeable if p.why_not(call) is None)
+        placed[name] = next(willing, placeable[0].name)
+    return placed
 
 
 def find_refusals(main: relax.Function, processor: Processor) -> list[Refusal]:
@@ -67,17 +120,12 @@ def _on_one_processor(
     )
 
 
-def _on_known_processors(
-    regions: tuple[PlannedRegion, ...], placeable: Sequence[Processor]
-) -> tuple[PlannedRegion, ...]:
-    names = [processor.name for processor in placeable]
-    for region in regions:
-        if region.processor not in names:
-            raise PlanError(
-                f"expected one of the processors {names} for region {region.name!r} of the plan, "
-                f"got {region.processor!r}; add its target, or place the region elsewhere"
-            )
-    return regions
+def _require_known(name: str, known: Sequence[str], where: str) -> None:
+    if name not in known:
+        raise PlanError(
+            f"expected one of the processors {known} for {where}, got {name!r}; add its target, "
+            "or place it elsewhere"
+        )
 
 
 def _check_support(plan: Plan) -> None:

@@ -4,22 +4,29 @@
      "format": "tvm_stretch.plan",
      "version": 1,
      "processors": ["cpu", "opencl"],
+     "shares": {"conv2d1": [40, 24]},
+     "splits": [{"by": "rows", "start": "relu1", "end": "relu4", "ratios": [3, 2]}],
      "regions": [
       {"name": "r0", "processor": "cpu", "operators": ["conv2d", "add", "relu"]},
-      {"name": "r1", "processor": "opencl", "operators": ["conv2d1"]}
+      {"name": "r1", "processor": "opencl", "operators": ["conv2d1.p1"]}
      ],
      "refusals": []
     }
 
-Operators are the calls of canonical Relax `main`, by the names of their binding variables. Regions
-stand in an order in which they could run one after the other; those of one processor do run in
-that order, and operators in the order of their region. `refusals` is what the compiler found out
-about processors that cannot run an operator; it has no influence.
+Operators are the calls of canonical Relax `main`, by the names of their binding variables; `shares`
+and `splits` cut some of them into parts. Both have one number for each processor of the plan, in
+their order, 0 for those that take no part. Regions name the operators after that; they stand in an
+order in which they could run one after the other; those of one processor do run in that order, and
+operators in the order of their region. To edit shares or splits, leave `regions` out: parts then go
+to the processors that the numbers name, everything else to the first one that supports it.
+`refusals` is what the compiler found out about processors that cannot run an operator; it, `costs`,
+`reason` and each region's `why` and `predicted_ns` have no influence.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +35,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tvm_stretch.errors import PlanError
+from tvm_stretch.passes.splits import Split, splits_from_data, splits_to_data
 
 FORMAT = "tvm_stretch.plan"
 VERSION = 1
@@ -43,12 +51,14 @@ class PlannedRegion:
         operators: names of canonical Relax.
         predicted_ns: start and end in nanoseconds from the start of the run, where a planner
             predicted them; timelines show them.
+        why: why it runs there, for people.
     """
 
     name: str
     processor: str
     operators: tuple[str, ...]
     predicted_ns: tuple[int, int] | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,16 +78,19 @@ class Plan:
         processors: names of all processors of the model.
         regions: in an order in which they could run one after the other.
         refusals: why processors cannot run certain operators.
-        shares: layers whose output channels are computed in parts, and how many each part has;
-            the operators of the regions are then those after ``SplitOutputs``.
-        reason: why this plan was chosen, for people.
+        shares: layers whose output channels are computed in parts, and how many each processor has.
+        splits: segments that are computed in bands of rows or in shares of channels.
+        reason: why this plan was chosen, and against what, for people.
+        costs: which cost model predicted it, for people.
     """
 
     processors: tuple[str, ...]
     regions: tuple[PlannedRegion, ...]
     refusals: tuple[Refusal, ...] = ()
     shares: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    splits: tuple[Split, ...] = ()
     reason: str = ""
+    costs: str = ""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -111,10 +124,12 @@ class Plan:
             "format": FORMAT,
             "version": VERSION,
             "processors": self.processors,
+            "shares": dict(self.shares),
+            "splits": splits_to_data(self.splits),
             "regions": [_region_data(region) for region in self.regions],
             "refusals": [asdict(refusal) for refusal in self.refusals],
-            "shares": dict(self.shares),
             "reason": self.reason,
+            "costs": self.costs,
         }
         return json.dumps(data, indent=1) + "\n"
 
@@ -138,15 +153,26 @@ class Plan:
         """The processor of each operator."""
         return {name: r.processor for r in self.regions for name in r.operators}
 
+    @property
+    def predicted_ns(self) -> int | None:
+        """When the last region ends, if all of them are predicted."""
+        ends = [region.predicted_ns[1] for region in self.regions if region.predicted_ns]
+        return max(ends) if ends and len(ends) == len(self.regions) else None
+
     def explain(self) -> str:
-        """A table for people: regions, their processors and operators; then every refusal."""
-        rows = [("region", "processor", "operators", "")]
-        for region in self.regions:
-            names = _abbreviate(region.operators)
-            rows.append((region.name, region.processor, str(len(region.operators)), names))
+        """A table for people: regions, where, why and when they run; then every refusal."""
+        heads = ("region", "processor", "operators", "predicted ms", "why", "")
+        body = [_row(region) for region in self.regions]
+        kept = [column for column in range(len(heads)) if any(row[column] for row in body)]
+        rows = [tuple(row[column] for column in kept) for row in [heads, *body]]
         lines = [*_align(rows), ""]
         if self.shares:
-            lines.append(f"{len(self.shares)} layers are computed in parts of their channels")
+            lines.append(f"{len(self.shares)} layers are computed in shares of their channels")
+        lines += [f"split by {_split_text(split)}" for split in self.splits]
+        if self.predicted_ns is not None:
+            lines.append(f"predicted: {self.predicted_ns / 1e6:.3f} ms")
+        if self.costs:
+            lines.append(f"costs: {self.costs}")
         if self.reason:
             lines.append(self.reason)
         if self.refusals:
@@ -166,6 +192,21 @@ def _abbreviate(names: tuple[str, ...], most: int = 6) -> str:
     return ", ".join([*names[: most - 2], "...", names[-1]])
 
 
+def _row(region: PlannedRegion) -> tuple[str, ...]:
+    predicted = ""
+    if region.predicted_ns is not None:
+        predicted = f"{(region.predicted_ns[1] - region.predicted_ns[0]) / 1e6:.3f}"
+    count = str(len(region.operators))
+    names = _abbreviate(region.operators)
+    return (region.name, region.processor, count, predicted, region.why, names)
+
+
+def _split_text(split: Split) -> str:
+    data = splits_to_data([split])[0]
+    ratios = " : ".join(f"{ratio:g}" for ratio in split.ratios)
+    return f"{data['by']}: {split.start} -> {split.end} as {ratios}"
+
+
 def _align(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
@@ -183,18 +224,11 @@ def _from_data(data: Any, where: str) -> Plan:
             f"expected {(FORMAT, VERSION)} for format and version of {where}, got {found}; "
             "write the plan with this version of tvm_stretch"
         )
-    unknown = set(data) - {
-        "format",
-        "version",
-        "processors",
-        "regions",
-        "refusals",
-        "shares",
-        "reason",
-    }
+    fields = ("processors", "regions", "refusals", "shares", "splits", "reason", "costs")
+    unknown = set(data) - {"format", "version", *fields}
     if unknown:
         raise PlanError(f"expected no field {sorted(unknown)} in {where}, got it; remove it")
-    regions = data.get("regions")
+    regions = data.get("regions", [])
     if not isinstance(regions, list) or not all(isinstance(item, dict) for item in regions):
         raise PlanError(
             f"expected a list of objects for regions of {where}, got {regions!r}; correct it"
@@ -204,7 +238,9 @@ def _from_data(data: Any, where: str) -> Plan:
         regions=tuple(_region(item, f"regions[{i}] of {where}") for i, item in enumerate(regions)),
         refusals=_refusals(data.get("refusals", []), where),
         shares=_shares(data.get("shares", {}), where),
+        splits=splits_from_data(data.get("splits", []), where),
         reason=str(data.get("reason", "")),
+        costs=str(data.get("costs", "")),
     )
 
 
@@ -222,12 +258,12 @@ def _shares(data: Any, where: str) -> dict[str, tuple[int, ...]]:
 
 def _region_data(region: PlannedRegion) -> dict[str, Any]:
     data = {"name": region.name, "processor": region.processor, "operators": region.operators}
-    known = {} if region.predicted_ns is None else {"predicted_ns": region.predicted_ns}
-    return {**data, **known}
+    known = {"predicted_ns": region.predicted_ns, "why": region.why}
+    return {**data, **{key: value for key, value in known.items() if value}}
 
 
 def _region(item: dict[str, Any], where: str) -> PlannedRegion:
-    if set(item) - {"predicted_ns"} != {"name", "processor", "operators"}:
+    if set(item) - {"predicted_ns", "why"} != {"name", "processor", "operators"}:
         raise PlanError(
             f"expected the fields name, processor and operators for {where}, got "
             f"{sorted(item)}; correct them"
@@ -237,7 +273,8 @@ def _region(item: dict[str, Any], where: str) -> PlannedRegion:
             raise PlanError(f"expected a string for {key} of {where}, got {item[key]!r}; quote it")
     operators = _strings(item, "operators", where)
     predicted = _interval(item.get("predicted_ns"), where)
-    return PlannedRegion(item["name"], item["processor"], operators, predicted)
+    why = str(item.get("why", ""))
+    return PlannedRegion(item["name"], item["processor"], operators, predicted, why)
 
 
 def _interval(value: Any, where: str) -> tuple[int, int] | None:
@@ -283,6 +320,10 @@ def _check(plan: Plan) -> None:
             )
     if not plan.processors:
         raise PlanError("expected at least one processor for the plan, got none; name the CPU")
+    for name, widths in plan.shares.items():
+        _check_numbers(widths, f"shares of {name!r}", len(plan.processors))
+    for index, split in enumerate(plan.splits):
+        _check_numbers(split.ratios, f"ratios of splits[{index}]", len(plan.processors))
     for region in plan.regions:
         if region.processor not in plan.processors:
             raise PlanError(
@@ -299,3 +340,13 @@ def _check(plan: Plan) -> None:
                 f"expected at least one operator for region {region.name!r}, got none; "
                 "remove the region"
             )
+
+
+def _check_numbers(numbers: Sequence[float], where: str, count: int) -> None:
+    """One number for each processor; two or more of them take part."""
+    valid = all(math.isfinite(number) and number >= 0 for number in numbers)
+    if len(numbers) != count or not valid or sum(number > 0 for number in numbers) < 2:
+        raise PlanError(
+            f"expected {count} numbers of at least 0, one for each processor of the plan and two or "
+            f"more above 0, for the {where}, got {list(numbers)}; correct them"
+        )

@@ -12,7 +12,7 @@ and nobody waits for more than the writers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tvm import relax
 
@@ -23,15 +23,22 @@ _VIEWS = ("relax.concat", "relax.reshape", "relax.strided_slice", "relax.split")
 
 
 def form_regions(
-    main: relax.Function, processor_of: Mapping[str, str]
+    main: relax.Function, processor_of: Mapping[str, str], order: Sequence[str] | None = None
 ) -> tuple[PlannedRegion, ...]:
-    """The fewest regions, in program order, in which no operator waits for longer than it must."""
+    """The fewest regions in which no operator waits for longer than it must.
+
+    Args:
+        main: canonical Relax.
+        processor_of: where each operator runs.
+        order: all operators, each after what it reads; by default program order.
+    """
     calls = Calls(main)
     forming = _Forming()
-    for var, call in calls.bound:
+    for name in order if order is not None else calls.calls:
+        call = calls.calls[name]
         reads = [leaf.var.name for leaf in calls.leaves(call)]
         is_view = call.op.name in _VIEWS
-        forming.add(var.name, processor_of[var.name], reads, is_view=is_view)
+        forming.add(name, processor_of[name], reads, is_view=is_view)
     return tuple(
         PlannedRegion(f"r{number}", processor, tuple(operators))
         for number, (processor, operators) in enumerate(forming.regions)

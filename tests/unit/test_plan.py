@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from tvm_stretch.passes.splits import ChannelSplit, RowSplit
 
 from tvm_stretch.errors import PlanError
 from tvm_stretch.plan import Plan, PlannedRegion, Refusal
@@ -19,6 +22,12 @@ PLAN = Plan(
         PlannedRegion("r1", "opencl", ("conv2d1",), (500, 2_000)),
     ),
     (Refusal("opencl", "add", "add runs in float32, not int64"),),
+    shares={"conv2d2": (40, 24)},
+    splits=(
+        RowSplit("relu", "relu3", (3, 2.5)),
+        ChannelSplit("relu3", "add4", (1, 1), block=16, first="split"),
+    ),
+    costs="measured",
 )
 
 
@@ -55,6 +64,9 @@ def test_moving_an_operator_moves_one_line() -> None:
             PlannedRegion("r1", "opencl", ("add", "conv2d1"), (500, 2_000)),
         ),
         PLAN.refusals,
+        PLAN.shares,
+        PLAN.splits,
+        costs=PLAN.costs,
     )
     before, after = (set(p.to_json().replace(",", "").split("\n")) for p in (PLAN, moved))
     assert before == after
@@ -62,17 +74,33 @@ def test_moving_an_operator_moves_one_line() -> None:
 
 def test_explain_shows_regions_and_refusals() -> None:
     text = PLAN.explain()
-    assert "r0      cpu        2          conv2d, add" in text
+    assert "r0      cpu        2                        conv2d, add" in text
+    assert "r1      opencl     1          0.002         conv2d1" in text
     assert "opencl  add  add runs in float32, not int64" in text
     many = Plan(("cpu",), (PlannedRegion("r0", "cpu", tuple(f"op{i}" for i in range(99))),))
     assert "op0, op1, op2, op3, ..., op98" in many.explain()
     assert "no operator was refused" in many.explain()
 
 
+def test_explain_shows_choices_and_what_they_are_worth() -> None:
+    region = PlannedRegion("r0", "cpu", ("conv2d.p0",), (0, 3_250_000), "40 of 64 channels")
+    text = replace(PLAN, regions=(region,), refusals=(), reason="faster than cpu alone").explain()
+    assert "r0      cpu        1          3.250         40 of 64 channels  conv2d.p0" in text
+    assert "1 layers are computed in shares of their channels" in text
+    assert "split by rows: relu -> relu3 as 3 : 2.5" in text
+    assert "predicted: 3.250 ms\ncosts: measured\nfaster than cpu alone" in text
+
+
+def test_a_plan_without_regions_is_one() -> None:
+    data = {key: value for key, value in changed().items() if key != "regions"}
+    assert Plan.read(data).regions == ()
+
+
 def changed(**fields: object) -> dict:
     return {**json.loads(PLAN.to_json()), **fields}
 
 
+SPLIT = {"by": "rows", "start": "relu", "end": "relu3", "ratios": [1, 1]}
 REGION = {"name": "r0", "processor": "cpu", "operators": ["a"]}
 
 
@@ -97,6 +125,16 @@ REGION = {"name": "r0", "processor": "cpu", "operators": ["a"]}
         (changed(regions=[{**REGION, "processor": "npu"}]), "got 'npu'"),
         (changed(regions=[{**REGION, "predicted_ns": [3, 1]}]), "start and end for predicted_ns"),
         (changed(refusals=[{"who": "me"}]), "refusals"),
+        (changed(shares=[8, 8]), "lists of channel counts"),
+        (changed(shares={"conv2d2": [8.5, 8]}), "lists of channel counts"),
+        (changed(shares={"conv2d2": [64]}), "expected 2 numbers"),
+        (changed(shares={"conv2d2": [64, 0]}), "two or more above 0"),
+        (changed(shares={"conv2d2": [72, -8]}), "at least 0"),
+        (changed(splits={}), "list for splits"),
+        (changed(splits=[{"by": "rows", "start": "a", "end": "b"}]), "ratios as numbers"),
+        (changed(splits=[SPLIT | {"ratios": [1, 1, 1]}]), "for the ratios of splits[0]"),
+        (changed(splits=[SPLIT | {"ratios": [1, float("nan")]}]), "at least 0"),
+        (changed(splits=[SPLIT | {"ratios": [0, 1]}]), "two or more above 0"),
     ],
 )
 def test_malformed_plans_are_refused(data: dict, says: str) -> None:

@@ -1,0 +1,83 @@
+"""Carry out the branching choices of a plan, and remember which processor each part belongs to.
+
+    shares {"conv2d": (40, 24)}             conv2d.p0, relu.p0 -> processor 0
+    splits (RowSplit("x", "y", (3, 2)),) -> conv2d1.p1, ..     -> processor 1
+                                            conv2d5.r1, ..     -> processor 1
+                                            concat, sums, ..   -> whoever the plan says
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import tvm
+
+from tvm_stretch.errors import InputError, PlanError
+from tvm_stretch.passes.branch_segments import branch_segments
+from tvm_stretch.passes.calls import Calls
+from tvm_stretch.passes.share_winograd import share_winograd
+from tvm_stretch.passes.split_outputs import split_outputs
+from tvm_stretch.passes.splits import Split, taking_part
+from tvm_stretch.targets.processor import Processor
+
+_PART = re.compile(r"\.p(\d+)$")
+
+
+@dataclass(frozen=True)
+class Branching:
+    """A network with its parts.
+
+    Attributes:
+        mod: canonical Relax after the passes.
+        owners: the processor, by its place, of every operator that is a part.
+    """
+
+    mod: tvm.IRModule
+    owners: Mapping[str, int]
+
+
+def branch(
+    mod: tvm.IRModule,
+    shares: Mapping[str, Sequence[int]],
+    splits: Sequence[Split],
+    processors: Sequence[Processor],
+) -> Branching:
+    """Apply the passes that the choices name.
+
+    Args:
+        mod: the canonical module.
+        shares: as in a plan, one number for each of ``processors``.
+        splits: as in a plan, one ratio for each of ``processors``.
+        processors: all of the model's, the CPU first.
+
+    Raises:
+        PlanError: an operator or a segment is unknown, or the numbers do not fit it.
+        UnsupportedError: a segment that cannot be split that way.
+    """
+    if not shares and not splits:
+        return Branching(mod, {})
+    reduced = [taking_part(split) for split in splits]
+    try:
+        mod, segments = branch_segments(mod, [split for split, _ in reduced])
+        inside = {name for segment in segments for name in segment.removed}.intersection(shares)
+        if inside:
+            raise PlanError(
+                f"expected shares of operators outside of the plan's splits, got {sorted(inside)}; "
+                "remove the shares or the splits"
+            )
+        mod = share_winograd(split_outputs(mod, shares), [p.machine for p in processors])
+    except InputError as error:
+        raise PlanError(str(error)) from error
+    owners = {
+        name: owner
+        for segment, (_, places) in zip(segments, reduced, strict=True)
+        for names, owner in zip(segment.branches, places, strict=True)
+        for name in names
+    }
+    for name in Calls(mod["main"]).calls:
+        part = _PART.search(name)
+        if part is not None:
+            owners[name] = int(part.group(1))
+    return Branching(mod, owners)
