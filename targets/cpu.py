@@ -12,7 +12,7 @@ Phases, after BlockChannels brought in the kernel templates:
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -40,6 +40,7 @@ def cpu_processor(target: Target, threads: int) -> Processor:
         machine=machine,
         phases=kernel_phases(expand_math=True),
         schedule=ScheduleKernels(machine),
+        runs_here=not _names_other_machine(target.attrs),
     )
 
 
@@ -52,7 +53,7 @@ def complete_target(target: Target) -> Target:
     return Target({**described, "mcpu": codegen.llvm_get_system_cpu()})
 
 
-def _names_other_machine(attrs: dict[str, Any]) -> bool:
+def _names_other_machine(attrs: Mapping[str, Any]) -> bool:
     here = codegen.llvm_get_system_triple().split("-")[0]
     return str(attrs.get("mtriple", here)).split("-")[0] != here
 

@@ -13,10 +13,9 @@ work-group for each core. The driver compiles them as well as LLVM does (tests m
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import cast
 
 import tvm
 from tvm import relax
@@ -26,66 +25,22 @@ from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.runtime.opencl_code import compile_opencl
 
+from .opencl_device import OpenCLDevice, names_device
 from .phases import kernel_phases
 from .processor import OpRule, Processor
-
-
-@dataclass(frozen=True)
-class OpenCLDevice:
-    """What the compiler asks of a device.
-
-    Attributes:
-        type: ``gpu`` or ``cpu``.
-        fp16: half precision arithmetic.
-        fp64: double precision arithmetic.
-        max_group_size: work-items of one work-group.
-        local_bytes: memory that the work-items of a group share.
-        compute_units: work-groups that run at the same time.
-    """
-
-    type: str
-    fp16: bool = False
-    fp64: bool = False
-    max_group_size: int = 256
-    local_bytes: int = 32 * 1024
-    compute_units: int = 1
-
-
-PHONE_GPU = OpenCLDevice("gpu", fp16=True, max_group_size=256, local_bytes=32 * 1024)
-"""What every GPU of a phone can do; the device is asked again when the model is loaded."""
-
 
 _GROUP_ITEMS = 64
 """Enough to fill the widest wavefronts of phones; small enough for every device."""
 
 
-def local_device() -> OpenCLDevice | None:
-    """The device that this machine would run OpenCL on."""
-    load_native_library()
-    try:
-        devices = json.loads(tvm.get_global_func("tvm_stretch.opencl_devices")())
-    except (RuntimeError, ValueError):
-        return None
-    found: dict[str, Any] = devices[0]
-    return OpenCLDevice(
-        "cpu" if found["type"] == "cpu" else "gpu",
-        found["fp16"],
-        found["fp64"],
-        int(found["max_group_size"]),
-        int(found["local_bytes"]),
-        int(found["compute_units"]),
-    )
-
-
-def opencl_processor(target: Target, host: Processor, device: OpenCLDevice | None) -> Processor:
+def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> Processor:
     """The processor behind an OpenCL target.
 
     Args:
-        target: ``opencl``; the attribute ``device`` may name a family of GPUs (``adreno``).
+        target: ``opencl``; its attribute ``device`` names another machine's kind of device.
         host: the CPU; the channel block of the network is its vector width.
-        device: what the kernels are made for; by default what every GPU of a phone can do.
+        device: what the kernels are made for.
     """
-    device = device or PHONE_GPU
     on_cpu = device.type == "cpu"
     machine = replace(
         host.machine,
@@ -109,6 +64,7 @@ def opencl_processor(target: Target, host: Processor, device: OpenCLDevice | Non
         phases=kernel_phases(expand_math=on_cpu),  # a GPU has instructions for exp
         schedule=ScheduleKernels(machine),
         build=build,
+        runs_here=not names_device(target),
     )
 
 

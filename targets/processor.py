@@ -51,6 +51,7 @@ class Processor:
         kind: which part of the executor drives it.
         build: makes the executor's module of its kernels.
         runs_host_code: its kernels are linked with the CPU's.
+        runs_here: it is a processor of this machine, so that plans can be measured.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Processor:
     kind: str = "cpu"
     build: Build = _host_code
     runs_host_code: bool = False
+    runs_here: bool = True
 
     def why_not(self, call: relax.Call) -> str | None:
         """Why this processor refuses ``call``; None if it runs it."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import tvm
 from tvm import relax
-from tvm_stretch.targets.opencl import local_device
+from tvm_stretch.targets.opencl_device import local_device
 
 import tvm_stretch as ts
 from tvm_stretch.lowering.graph import Graph

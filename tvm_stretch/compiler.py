@@ -15,7 +15,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvm_stretch.contest import compare, winner
+from tvm_stretch.contest import MeasureError, compare, trace, winner
 from tvm_stretch.frontend import load_network
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.merge_regions import kernels_of, merge_regions
@@ -25,7 +25,7 @@ from tvm_stretch.passes.tag import TagOperators
 from tvm_stretch.passes.verify import verify
 from tvm_stretch.placement import choose_plan
 from tvm_stretch.plan import Plan, PlanLike
-from tvm_stretch.processors import TargetLike, make_processors
+from tvm_stretch.processors import TargetLike, drop_absent, make_processors
 from tvm_stretch.runtime.build import build_model
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.search import Candidate, measured_speeds, shared_plan, single_plans
@@ -54,7 +54,8 @@ def compile(
             with all its features, ``"opencl"`` its first OpenCL device.
         plan: which processor runs which operators: a ``Plan``, the path of its JSON file, or a
             dict.  By default the fastest of those that `search.py` proposes, measured here;
-            several processors only where they are faster than one.
+            several processors only where they are faster than one. Targets whose device this
+            machine lacks are then left out, and the plan says so.
         shapes: shapes of inputs whose dimensions the network leaves open.
         cpu_threads: cores that CPU kernels may use; by default those this process may run on,
             without the ones that belong to another processor's driver.
@@ -64,17 +65,39 @@ def compile(
     Returns:
         A model that can be called, measured and exported.
     """
+    absent = ""
+    if plan is None:
+        targets, absent = drop_absent(targets)
     processors, placeable = make_processors(targets, cpu_threads)
     observer = _Observer(dump_dir, processors if debug else None)
     mod = load_network(source, shapes)
     observer.see("canonical", mod)
     if plan is not None or len(placeable) == 1:
         requested = None if plan is None else Plan.read(plan)
-        return _build(mod, requested, processors, placeable, observer)
-    return _fastest(mod, processors, placeable, observer)
+        model = _build(mod, requested, processors, placeable, observer)
+    else:
+        model = _fastest(mod, processors, placeable, observer)
+    return model.with_reason(_join(model.plan.reason, absent)) if absent else model
 
 
 def _fastest(
+    mod: tvm.IRModule,
+    processors: Sequence[Processor],
+    placeable: Sequence[Processor],
+    observer: _Observer,
+) -> Model:
+    """The winner of `_contest`; if a device fails meanwhile, what the CPU makes of the network."""
+    try:
+        return _contest(mod, processors, placeable, observer)
+    except MeasureError as error:
+        left = [processor for processor in placeable if processor.kind == "cpu"]
+        if not left:
+            raise
+        model = _build(mod, None, left, left, observer)
+        return model.with_reason(f"cpu alone: measuring the others failed: {error}")
+
+
+def _contest(
     mod: tvm.IRModule,
     processors: Sequence[Processor],
     placeable: Sequence[Processor],
@@ -88,9 +111,10 @@ def _fastest(
     singles = single_plans(mod, placeable)
     if not singles:
         return _build(mod, None, processors, placeable, observer)
+    if not all(processor.runs_here for processor in placeable):
+        reason = f"{singles[0].what}: not measured, for another machine"
+        return build(singles[0]).with_reason(reason)
     models = [build(candidate) for candidate in singles]
-    if not all(model.runs_here for model in models):
-        return models[0].with_reason(f"{singles[0].what}: not measured, for another machine")
     alone = compare(models)
     best = min(range(len(models)), key=lambda index: alone[index].seconds)
     speeds = [1 / outcome.seconds for outcome in alone]
@@ -98,7 +122,7 @@ def _fastest(
     if shared is None:
         return models[best].with_reason(f"{singles[best].what}: no layer is worth sharing")
     contest = [(singles[best], models[best]), (shared, build(shared))]
-    timelines = [contest[1][1].timeline() for _ in range(_TIMELINES)]
+    timelines = trace(contest[1][1], _TIMELINES)
     balanced = shared_plan(mod, placeable, measured_speeds(shared.plan, timelines))
     if balanced is not None and balanced.plan != shared.plan:
         contest.append((replace(balanced, what=f"{balanced.what}, balanced"), build(balanced)))
@@ -112,6 +136,10 @@ def _fastest(
         )
         + f"; chosen: {contest[index][0].what}"
     )
+
+
+def _join(*reasons: str) -> str:
+    return "; ".join(filter(None, reasons))
 
 
 def _build(
@@ -139,7 +167,8 @@ def _build(
         with processor.target:
             mod.update(processor.schedule(kernels_of(mod, processor.name)))
     observer.see("scheduled", mod, partitioned=True)
-    host, *devices = processors
+    placed = {region.processor for region in chosen.regions}
+    host, devices = processors[0], [p for p in processors[1:] if p.name in placed]
     return build_model(mod, host.target, host.threads, devices=devices, plan=chosen)
 
 

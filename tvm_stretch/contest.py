@@ -7,16 +7,32 @@ that this is no accident; else the first model stays.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from tvm_stretch.errors import StretchError
 from tvm_stretch.runtime.model import Model
+from tvm_stretch.runtime.timeline import Timeline
 
 _ROUNDS = 15
 _WARM_UP = 3
+
+
+class MeasureError(StretchError):
+    """A model failed while it was measured: a device was lost, or its driver is gone."""
+
+
+@contextlib.contextmanager
+def _measuring() -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:  # TVM's, and ours
+        lines = str(error).strip().splitlines() or [repr(error)]
+        raise MeasureError(lines[-1]) from error
 
 
 @dataclass(frozen=True)
@@ -37,18 +53,33 @@ class Outcome:
 
 
 def compare(models: Sequence[Model], rounds: int = _ROUNDS) -> list[Outcome]:
-    """Latencies of the models, measured in turns on the same kind of random input."""
-    runs = [model.random_run() for model in models]
+    """Latencies of the models, measured in turns on the same kind of random input.
+
+    Raises:
+        MeasureError: a model failed.
+    """
     samples: list[list[float]] = [[] for _ in models]
-    for number in range(rounds + 1):
-        for run, latencies in zip(runs, samples, strict=True):
-            for _ in range(_WARM_UP if number == 0 else 1):
-                run()  # another model had the caches
-            start = time.perf_counter()
-            run()
-            if number:
-                latencies.append(time.perf_counter() - start)
+    with _measuring():
+        runs = [model.random_run() for model in models]
+        for number in range(rounds + 1):
+            for run, latencies in zip(runs, samples, strict=True):
+                for _ in range(_WARM_UP if number == 0 else 1):
+                    run()  # another model had the caches
+                start = time.perf_counter()
+                run()
+                if number:
+                    latencies.append(time.perf_counter() - start)
     return [_outcome(latencies, samples[0]) for latencies in samples]
+
+
+def trace(model: Model, count: int) -> list[Timeline]:
+    """Timelines of several runs.
+
+    Raises:
+        MeasureError: the model failed.
+    """
+    with _measuring():
+        return [model.timeline() for _ in range(count)]
 
 
 def _outcome(latencies: Sequence[float], first: Sequence[float]) -> Outcome:

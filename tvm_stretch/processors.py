@@ -10,10 +10,28 @@ from tvm.target import Target
 
 from tvm_stretch.errors import InputError, TargetError
 from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.opencl import local_device, opencl_processor
+from tvm_stretch.targets.opencl import opencl_processor
+from tvm_stretch.targets.opencl_device import device_of, find_device, names_device
 from tvm_stretch.targets.processor import Processor
 
 TargetLike: TypeAlias = str | Mapping[str, Any] | Target | Processor
+
+
+def drop_absent(
+    targets: Sequence[TargetLike] | TargetLike,
+) -> tuple[Sequence[TargetLike], str]:
+    """The targets without those for a device that this machine lacks, and why they are missing.
+
+    All of them where nothing else would be left; ``make_processors`` then says what to install.
+    """
+    listed = _as_list(targets)
+    left = [item for item in listed if not _is_local_opencl(_parse(item))]
+    try:
+        if left and len(left) < len(listed):
+            find_device()
+    except TargetError as error:
+        return left, f"opencl left out: {error}"
+    return listed, ""
 
 
 def make_processors(
@@ -26,16 +44,15 @@ def make_processors(
         others. Then those that operators may be placed on, in the order of `targets`.
 
     Raises:
-        TargetError: a target is unknown, or the same processor is named twice.
+        TargetError: a target is unknown, this machine lacks its device, or the same processor is
+            named twice.
         InputError: `cpu_threads` is no number of cores.
     """
-    if isinstance(targets, str | Mapping | Target | Processor):
-        targets = [targets]
-    listed = [_parse(item) for item in targets]
+    listed = [_parse(item) for item in _as_list(targets)]
     if not listed:
         raise TargetError("expected at least one target, got none; name one, such as 'llvm'")
-    device = local_device() if any(_is_local_opencl(item) for item in listed) else None
-    taken = device.compute_units if device is not None and device.type == "cpu" else 0
+    local = find_device() if any(map(_is_local_opencl, listed)) else None
+    taken = local.compute_units if local is not None and local.type == "cpu" else 0
     threads = _thread_count(cpu_threads, taken)
     host_target = next((t for t in listed if _is_host(t)), Target("llvm"))
     given = [p for p in listed if isinstance(p, Processor) and p.kind == "cpu"]
@@ -47,9 +64,7 @@ def make_processors(
         elif _is_host(item):
             placeable.append(host)
         elif item.kind.name == "opencl":
-            placeable.append(
-                opencl_processor(item, host, device if _is_local_opencl(item) else None)
-            )
+            placeable.append(opencl_processor(item, host, device_of(item)))
         else:
             raise TargetError(
                 f"expected target llvm or opencl, got {item.kind.name!r}; choose one of these"
@@ -62,13 +77,12 @@ def make_processors(
     return [host, *(p for p in placeable if p is not host)], placeable
 
 
+def _as_list(targets: Sequence[TargetLike] | TargetLike) -> Sequence[TargetLike]:
+    return [targets] if isinstance(targets, str | Mapping | Target | Processor) else targets
+
+
 def _is_local_opencl(item: Target | Processor) -> bool:
-    """A target that names a device, such as `adreno`, is for another machine."""
-    return (
-        isinstance(item, Target)
-        and item.kind.name == "opencl"
-        and not str(item.attrs.get("device", ""))
-    )
+    return isinstance(item, Target) and item.kind.name == "opencl" and not names_device(item)
 
 
 def _is_host(item: Target | Processor) -> bool:

@@ -11,7 +11,8 @@ import pytest
 import tvm
 from onnx_models import random_inputs, run_onnxruntime
 from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.opencl import PHONE_GPU, local_device, opencl_processor
+from tvm_stretch.targets.opencl import opencl_processor
+from tvm_stretch.targets.opencl_device import PHONE_GPU, find_device, local_device
 from zoo_checks import FULL_ONLY, assert_same_logits, quick_size
 
 import tvm_stretch as ts
@@ -64,7 +65,7 @@ def test_kernels_of_gpus(name: str) -> None:
 def test_layers_shared_with_the_cpu(name: str) -> None:
     onnx_model = zoo.build(name, size=quick_size(name))
     host = cpu_processor(tvm.target.Target("llvm"), 1)
-    device = opencl_processor(tvm.target.Target("opencl"), host, local_device())
+    device = opencl_processor(tvm.target.Target("opencl"), host, find_device())
     candidate = shared_plan(
         load_network(onnx_model), [host, device], lambda _: (1.0, 1.5), least_work=1000
     )

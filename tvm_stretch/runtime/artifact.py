@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm.runtime import _ffi_api
 from tvm.support import cc
 
@@ -165,7 +166,7 @@ def open_artifact(path: Path) -> tvm.runtime.Module:
     """
     _check_library(path)
     try:
-        module = tvm.runtime.load_module(str(path.resolve()))
+        module = _load_library(path)
     except Exception as error:  # tvm-ffi maps C++ errors onto many Python types
         raise ArtifactError(_explain(error)) from error
     if module.kind != EXECUTOR_KIND:
@@ -175,6 +176,17 @@ def open_artifact(path: Path) -> tvm.runtime.Module:
         )
     load_executor(module)
     return module
+
+
+def _load_library(path: Path) -> tvm.runtime.Module:
+    """The module in a library, under a name of its own.
+
+    The system's loader goes by names: it would answer with the library that stood there before.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        link = Path(folder, path.name).with_suffix(".so")
+        link.symlink_to(path.resolve())
+        return tvm_ffi.load_module(link)  # TVM's load_module follows the link
 
 
 def load_executor(module: tvm.runtime.Module) -> None:

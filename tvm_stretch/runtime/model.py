@@ -66,11 +66,6 @@ class Model:
         kernels = code.load() if code.runs_here else code.as_static_library()
         return cls(parts.create_executor(kernels), parts=parts)
 
-    @property
-    def runs_here(self) -> bool:
-        """Whether the kernels are for this kind of machine."""
-        return self._parts is None or self._parts.code.runs_here
-
     def with_reason(self, reason: str) -> Model:
         """This model, with a plan that says why it was chosen."""
         if self._parts is None:

@@ -1,0 +1,122 @@
+"""What the compiler asks of an OpenCL device, and where it learns that.
+
+    {"kind": "opencl"}                         this machine's device, asked through its driver
+    {"kind": "opencl", "device": "gpu"}        any GPU of a phone
+    {"kind": "opencl", "device": "adreno"}     Qualcomm's; also TVM's tag "qcom/adreno-opencl"
+
+Attributes of a target that names a device may say more, or less, than its family can:
+``max_num_threads``, ``max_shared_memory_per_block``, ``texture_spatial_limit``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm.target import Target
+
+from tvm_stretch.errors import TargetError
+from tvm_stretch.runtime.autoload import load_native_library
+
+
+@dataclass(frozen=True)
+class OpenCLDevice:
+    """Limits of a device.
+
+    Attributes:
+        type: ``gpu`` or ``cpu``.
+        name: in messages.
+        fp16: half precision arithmetic.
+        fp64: double precision arithmetic.
+        max_group_size: work-items of one work-group.
+        local_bytes: memory that the work-items of a group share.
+        compute_units: work-groups that run at the same time.
+        max_buffer_bytes: the largest tensor, and the largest scratch memory of a kernel.
+        image_size: width and height of the largest image; (0, 0) where there are none.
+    """
+
+    type: str
+    name: str = "the device"
+    fp16: bool = False
+    fp64: bool = False
+    max_group_size: int = 256
+    local_bytes: int = 32 * 1024
+    compute_units: int = 1
+    max_buffer_bytes: int = 2**31 - 1
+    image_size: tuple[int, int] = (0, 0)
+
+
+PHONE_GPU = OpenCLDevice("gpu", "a phone's GPU", fp16=True, max_buffer_bytes=128 * 2**20)
+"""What every GPU of a phone can do; the device is asked again when the model is loaded."""
+
+FAMILIES: Mapping[str, OpenCLDevice] = {
+    "gpu": PHONE_GPU,
+    "mali": PHONE_GPU,
+    "adreno": OpenCLDevice(
+        "gpu", "an Adreno GPU", fp16=True, max_buffer_bytes=256 * 2**20, image_size=(16384, 16384)
+    ),
+}
+"""Kinds of devices that a target may name."""
+
+
+def names_device(target: Target) -> bool:
+    """Whether a target is for the kind of device that it names, not for this machine's."""
+    return bool(str(target.attrs.get("device", "")))
+
+
+def find_device() -> OpenCLDevice:
+    """The device that this machine runs OpenCL on.
+
+    Raises:
+        TargetError: there is no driver, or it has no device.
+    """
+    load_native_library()
+    try:
+        devices = json.loads(tvm.get_global_func("tvm_stretch.opencl_devices")())
+    except (RuntimeError, ValueError) as error:
+        raise TargetError(
+            f"{str(error).strip().splitlines()[-1]} (Debian's for CPUs: pocl-opencl-icd); to "
+            "compile for another machine name its device: {'kind': 'opencl', 'device': 'gpu'}"
+        ) from error
+    found: dict[str, Any] = devices[0]
+    return OpenCLDevice(
+        "cpu" if found["type"] == "cpu" else "gpu",
+        found["name"],
+        fp16=found["fp16"],
+        fp64=found["fp64"],
+        max_group_size=found["max_group_size"],
+        local_bytes=found["local_bytes"],
+        compute_units=found["compute_units"],
+        max_buffer_bytes=found["max_buffer_bytes"],
+        image_size=(found["max_image_width"], found["max_image_height"])
+        if found["has_images"]
+        else (0, 0),
+    )
+
+
+def local_device() -> OpenCLDevice | None:
+    """The device that this machine runs OpenCL on, if there is one."""
+    try:
+        return find_device()
+    except TargetError:
+        return None
+
+
+def device_of(target: Target) -> OpenCLDevice:
+    """The kind of device that a target names, or this machine's.
+
+    Raises:
+        TargetError: this machine has none, or nothing is known of what the target names.
+    """
+    if not names_device(target):
+        return find_device()
+    family = str(target.attrs["device"])
+    if family not in FAMILIES:
+        raise TargetError(
+            f"expected one of {', '.join(FAMILIES)} for device of target opencl, got {family!r}; "
+            "use 'gpu' for any other"
+        )
+    return FAMILIES[family]
