@@ -55,11 +55,11 @@ def predict_group(group: Group, processor: Processor, model: CostModel) -> list[
 def group_features(group: Group, machine: VectorMachine) -> tuple[Features, ...]:
     """The kernels that a group becomes: one, or two where its input is gathered first."""
     anchor = group.anchor
-    epilogue = _epilogue(group, anchor)
+    epilogue = epilogue_of(group, anchor)
     if anchor.kind == "nn.conv2d" and isinstance(anchor.call.args[1], GenericConst):
         shape = blocks.conv_shape(anchor.call)
         if shape is not None:
-            return _convolution(shape, epilogue, machine)
+            return convolution_features(shape, epilogue, machine)
     if anchor.kind == "matmul" and isinstance(anchor.call.args[1], GenericConst):
         data = anchor.arg_shapes[0]
         if len(data) == len(anchor.shape) == 2:
@@ -71,9 +71,10 @@ def group_features(group: Group, machine: VectorMachine) -> tuple[Features, ...]
     return (_generic(group, machine),)
 
 
-def _convolution(
+def convolution_features(
     shape: ConvShape, epilogue: Epilogue, machine: VectorMachine
 ) -> tuple[Features, ...]:
+    """The kernels of a convolution: one, or two where its input is gathered first."""
     if shape.groups > 1 and shape.groups == shape.in_channels == shape.out_channels:
         return (template_features(blocks.depthwise_config(shape, machine), epilogue, machine),)
     first: tuple[Features, ...] = ()
@@ -87,7 +88,7 @@ def _convolution(
     return (*first, template_features(config, epilogue, machine))
 
 
-def _epilogue(group: Group, anchor: Operator) -> Epilogue:
+def epilogue_of(group: Group, anchor: Operator) -> Epilogue:
     """What the operators behind the anchor compute and read."""
     inside = {op.name for op in group.operators}
     flops, read = 0.0, 0
