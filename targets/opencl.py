@@ -50,7 +50,7 @@ def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> P
 
     def build(kernels: tvm.IRModule) -> tvm.runtime.Module:
         load_native_library()
-        code = compile_opencl(kernels, target, wide_indices=on_cpu)
+        code = compile_opencl(kernels, target, on_cpu=on_cpu)
         return cast(tvm.runtime.Module, tvm.get_global_func("tvm_stretch.create_opencl_code")(code))
 
     return Processor(

@@ -27,6 +27,13 @@ from tvm_stretch.lowering.graph import (
     Tensor,
 )
 from tvm_stretch.runtime.autoload import load_native_library
+from tvm_stretch.runtime.bells import (
+    BELL_ARGUMENT,
+    BELL_PRELUDE,
+    DOORBELL,
+    doorbell_launch,
+    with_bell,
+)
 
 load_native_library()
 
@@ -37,18 +44,21 @@ Step = tuple[str, int, tuple[str, ...], str]
 SOURCE = """
 __kernel void add(__global const float* a, int a_first, __global const float* b, int b_first,
                   __global float* out, int out_first) {
-  int i = get_global_id(0);
-  out[out_first + i] = a[a_first + i] + b[b_first + i];
+  for (int i = get_group_id(0) * 64 + get_local_id(0); i < get_group_id(0) * 64 + 64;
+       i += get_local_size(0)) out[out_first + i] = a[a_first + i] + b[b_first + i];
 }
 """
 
 SCALE_SOURCE = """
 __kernel void scale(__global const float* a, int a_first, __global float* out, int out_first,
                     int rounds) {
-  int i = get_global_id(0);
-  float value = a[a_first + i] * 1.5f + 1.0f;
-  for (int j = 1; j < rounds; ++j) value += a[a_first + (i + j) % get_global_size(0)];
-  out[out_first + i] = value;
+  int size = get_num_groups(0) * 64;
+  for (int i = get_group_id(0) * 64 + get_local_id(0); i < get_group_id(0) * 64 + 64;
+       i += get_local_size(0)) {
+    float value = a[a_first + i] * 1.5f + 1.0f;
+    for (int j = 1; j < rounds; ++j) value += a[a_first + (i + j) % size];
+    out[out_first + i] = value;
+  }
 }
 """
 
@@ -57,9 +67,15 @@ BUFFER_0, BUFFER_1, BUFFER_2 = (
 )  # memory of tensor i, and where in it the tensor starts
 
 
-def opencl_code(size: int, *, rounds: int = 1, options: str = "", **changes: object) -> str:
-    """The JSON of the kernels `add` and `scale`; `changes` replace fields of `scale`."""
-    shape = {"groups": [max(size // 64, 1), 1, 1], "group_size": [min(size, 64), 1, 1]}
+def opencl_code(
+    size: int, *, rounds: int = 1, options: str = "", bells: bool = True, **changes: object
+) -> str:
+    """The JSON of the kernels `add` and `scale`; `changes` replace fields of `scale`.
+
+    With `bells`, as the compiler makes them for a host's CPU: one work-item for each group.
+    """
+    assert size % 64 == 0
+    shape = {"groups": [size // 64, 1, 1], "group_size": [1 if bells else 64, 1, 1]}
     add = {"entry": "add", "source": SOURCE, "args": [*BUFFER_0, *BUFFER_1, *BUFFER_2], **shape}
     scale = {
         "entry": "scale",
@@ -68,8 +84,13 @@ def opencl_code(size: int, *, rounds: int = 1, options: str = "", **changes: obj
         **shape,
         **changes,
     }
-    sources = [add["source"], scale["source"]]
+    sources = [str(add["source"]), str(scale["source"])]
     kernels = {"add": [{**add, "source": 0}], "scale": [{**scale, "source": 1}]}
+    if bells:
+        sources = [BELL_PRELUDE + with_bell(source) for source in sources]
+        for (launch,) in kernels.values():
+            launch["args"] = [list(BELL_ARGUMENT), *launch["args"]]
+        kernels[DOORBELL] = [doorbell_launch()]
     return json.dumps({"sources": sources, "kernels": kernels, "options": options})
 
 
@@ -193,12 +214,16 @@ def weights_tensor(w: np.ndarray) -> tvm.runtime.Tensor:
 
 
 def create_executor(
-    steps: Sequence[Step], w: np.ndarray, code: str | None = None, rounds: int = 1
+    steps: Sequence[Step],
+    w: np.ndarray,
+    code: str | None = None,
+    rounds: int = 1,
+    bells: bool = True,
 ) -> tvm.runtime.Module:
     """An executor of these steps."""
     size = len(w)
     module = tvm.get_global_func("tvm_stretch.create_opencl_code")(
-        code or opencl_code(size, rounds=rounds)
+        code or opencl_code(size, rounds=rounds, bells=bells)
     )
     create = tvm.get_global_func("tvm_stretch.create_executor")
     graph = build_graph(steps, size).to_json()

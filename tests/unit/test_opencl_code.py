@@ -18,7 +18,7 @@ from tvm_stretch.runtime.opencl_code import compile_opencl, splat
 def launches(function: tirx.PrimFunc, *, wide: bool = True) -> list[dict[str, Any]]:
     """The launches of one kernel."""
     mod = tvm.IRModule({"kernel": function})
-    code = json.loads(compile_opencl(mod, Target("opencl"), wide_indices=wide))
+    code = json.loads(compile_opencl(mod, Target("opencl"), on_cpu=wide))
     (source,) = code["sources"]
     assert all(launch["source"] == 0 for launch in code["kernels"]["kernel"])
     return [{**launch, "source": source} for launch in code["kernels"]["kernel"]]
@@ -64,7 +64,7 @@ def test_bound_loops_keep_their_launch() -> None:
 
 
 def test_every_tensor_has_memory_and_a_first_element() -> None:
-    (launch,) = launches(doubled())
+    (launch,) = launches(doubled(), wide=False)
     kinds = [(kind, number) for kind, number in launch["args"]]
     assert sorted(kinds) == [("buffer", 0), ("buffer", 1), ("offset", 0), ("offset", 1)]
     signature = re.findall(r"void \w+\(([^)]*)\) \{", launch["source"])[-1]

@@ -11,6 +11,8 @@ All kernels of a network are one program: drivers load that several times faster
 Every buffer arrives as memory and a first element, so that a tensor may start anywhere in the
 executor's arena: devices only let buffers themselves start at multiples of up to 512 bytes.
 
+Kernels for the host's own CPU have bells (``bells.py``): a first argument more.
+
 TVM's own pipeline is not used: it narrows indices to 32 bits, with which a CPU's compiler keeps
 one pointer for each element of a tile, and spills them (measured 0.6x).
 """
@@ -21,7 +23,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import tvm
@@ -31,6 +33,8 @@ from tvm.ir import Call, IRModule
 from tvm.target import Target
 
 from tvm_stretch.errors import UnsupportedError
+
+from .bells import BELL_ARGUMENT, BELL_PRELUDE, DOORBELL, doorbell_launch, with_bell
 
 _STACK_BYTES = 2**16
 """What a kernel may keep in private memory; drivers for CPUs run it on an ordinary stack."""
@@ -62,33 +66,32 @@ class Launch:
         return {**data, "source": 0}
 
 
-def compile_opencl(kernels: IRModule, target: Target, *, wide_indices: bool) -> str:
+def compile_opencl(kernels: IRModule, target: Target, *, on_cpu: bool) -> str:
     """Generate the JSON of the module docstring for every function of ``kernels``.
 
     Args:
         kernels: scheduled PrimFuncs; what is not bound to work-items runs in one.
         target: an OpenCL target.
-        wide_indices: 64-bit arithmetic for indices; right for CPUs, slow on GPUs.
+        on_cpu: the device is a host's CPU. Its kernels have bells, and 64-bit arithmetic for
+            indices, which is slow on GPUs.
     """
     launches = {
-        var.name_hint: _launches(var.name_hint, function, target, wide_indices)
+        var.name_hint: _launches(var.name_hint, function, target, on_cpu)
         for var, function in kernels.functions.items()
     }
+    data = {name: [entry.to_data() for entry in found] for name, found in launches.items()}
     texts = [launch.text for listed in launches.values() for launch in listed]
-    code = {
-        "sources": [_PRELUDE + "".join(texts)],
-        "kernels": {name: [entry.to_data() for entry in found] for name, found in launches.items()},
-        "options": "",
-    }
+    if on_cpu:
+        data[DOORBELL] = [doorbell_launch()]
+        texts = [BELL_PRELUDE, *texts]
+    code = {"sources": [_PRELUDE + "".join(texts)], "kernels": data, "options": ""}
     return json.dumps(code, separators=(",", ":"))
 
 
-def _launches(
-    name: str, function: tirx.PrimFunc, target: Target, wide_indices: bool
-) -> list[Launch]:
+def _launches(name: str, function: tirx.PrimFunc, target: Target, on_cpu: bool) -> list[Launch]:
     function = _bind_everything(function).with_attr("global_symbol", name)
     bound = tirx.transform.BindTarget(Target(target, host="llvm"))(IRModule({name: function}))
-    split = tvm.transform.Sequential(_pipeline(wide_indices))(bound)
+    split = tvm.transform.Sequential(_pipeline(on_cpu))(bound)
     host = split[name]
     devices = {v: f for v, f in split.functions.items() if v.name_hint != name}
     sources = {v.name_hint: _source(IRModule({v: f}), target) for v, f in devices.items()}
@@ -106,7 +109,12 @@ def _launches(
     tvm_ffi.structural_walk(host.body, (Call, visit), order="post")
     if not found:
         raise UnsupportedError(f"expected work for kernel {name}, got none; remove the operator")
-    return found
+    if not on_cpu:
+        return found
+    return [
+        replace(launch, text=with_bell(launch.text), args=(BELL_ARGUMENT, *launch.args))
+        for launch in found
+    ]
 
 
 # --- TIR: everything inside work-items, then one function per launch ------------------------------

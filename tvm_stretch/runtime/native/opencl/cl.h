@@ -85,6 +85,7 @@ constexpr cl_bitfield CL_QUEUE_PROFILING_ENABLE = 1 << 1;
 constexpr cl_bitfield CL_MEM_READ_WRITE = 1 << 0;
 constexpr cl_bitfield CL_MEM_READ_ONLY = 1 << 2;
 constexpr cl_bitfield CL_MEM_USE_HOST_PTR = 1 << 3;
+constexpr cl_bitfield CL_MEM_COPY_HOST_PTR = 1 << 5;
 
 constexpr cl_bitfield CL_MAP_READ = 1 << 0;
 constexpr cl_bitfield CL_MAP_WRITE_INVALIDATE_REGION = 1 << 2;

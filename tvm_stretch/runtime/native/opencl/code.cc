@@ -3,6 +3,7 @@
 #include <tvm/ffi/extra/json.h>
 #include <tvm/ffi/reflection/registry.h>
 
+#include <algorithm>
 #include <cstring>
 #include <unordered_map>
 
@@ -55,13 +56,13 @@ ArgSpec ReadArg(const ffi::Any& value, const std::string& where) {
   static const std::unordered_map<std::string, ArgSpec::Kind> kinds = {
       {"buffer", ArgSpec::Kind::kBuffer},   {"offset", ArgSpec::Kind::kOffset},
       {"int32", ArgSpec::Kind::kInt32},     {"local", ArgSpec::Kind::kLocal},
-      {"scratch", ArgSpec::Kind::kScratch},
+      {"scratch", ArgSpec::Kind::kScratch}, {"bell", ArgSpec::Kind::kBell},
   };
   auto pair = As<json::Array>(value, "a pair", where);
   if (pair.size() != 2) Refuse("a pair", where);
   auto kind = kinds.find(As<ffi::String>(pair[0], "a string", where));
   auto number = pair[1].try_cast<int64_t>();
-  if (kind == kinds.end()) Refuse("buffer, offset, int32, local or scratch", where);
+  if (kind == kinds.end()) Refuse("buffer, offset, int32, local, scratch or bell", where);
   if (!number || *number >= kMaxValue || *number < -kMaxValue) Refuse("an int32", where);
   if (kind->second != ArgSpec::Kind::kInt32 && *number < 0) Refuse("no negative number", where);
   bool is_bytes = kind->second == ArgSpec::Kind::kLocal || kind->second == ArgSpec::Kind::kScratch;
@@ -89,6 +90,7 @@ class Reader {
         specs.push_back(ReadLaunch(As<json::Object>(launch, "an object", where), where));
       }
     }
+    FindBells();
     return std::move(spec_);
   }
 
@@ -108,6 +110,19 @@ class Reader {
       launch.args.push_back(ReadArg(arg, where + ".args"));
     }
     return launch;
+  }
+
+  void FindBells() {
+    auto doorbell = spec_.kernels.find(kDoorbell);
+    spec_.has_bells = doorbell != spec_.kernels.end();
+    if (!spec_.has_bells) return;
+    const std::vector<LaunchSpec>& launches = doorbell->second;
+    if (launches.size() != 1 || launches[0].args.size() != 1 || !launches[0].has_bell()) {
+      Refuse("one launch with a bell", kDoorbell);
+    }
+    for (const auto& entry : spec_.kernels) {
+      for (const LaunchSpec& launch : entry.second) spec_.has_bells &= launch.has_bell();
+    }
   }
 
   CodeSpec spec_;
@@ -165,6 +180,11 @@ ffi::Module Load(const ffi::Bytes& bytes) {
 }
 
 }  // namespace
+
+bool LaunchSpec::has_bell() const {
+  auto is_bell = [](const ArgSpec& arg) { return arg.kind == ArgSpec::Kind::kBell; };
+  return std::any_of(args.begin(), args.end(), is_bell);
+}
 
 CodeSpec CodeSpec::FromJSON(const ffi::String& text) { return Reader().Read(text); }
 

@@ -4,12 +4,13 @@
 //    "kernels": {"<name of the graph's kernel>": [
 //       {"entry": "<__kernel name>", "source": <position in sources>, "groups": [gx, gy, gz],
 //        "group_size": [lx, ly, lz], "args": [["buffer", i], ["offset", i], ["int32", v],
-//        ["local", bytes], ["scratch", bytes], ...]}, ... launches in order]},
+//        ["local", bytes], ["scratch", bytes], ["bell", 0], ...]}, ... launches in order]},
 //    "options": "-cl-..."}
 //
 // `i` counts the node's tensors, inputs first; "buffer" is the memory that holds tensor i, "offset"
 // where in it the tensor starts, in elements. "scratch" is memory of the device that a launch needs
-// while it runs.
+// while it runs, "bell" its region's bell (bell.h). Where kernels have bells, the launch
+// "tvm_stretch.doorbell" does nothing but wait for one.
 #ifndef TVM_STRETCH_OPENCL_CODE_H_
 #define TVM_STRETCH_OPENCL_CODE_H_
 
@@ -24,8 +25,10 @@ namespace tvm_stretch::opencl {
 
 namespace ffi = tvm::ffi;
 
+inline constexpr const char* kDoorbell = "tvm_stretch.doorbell";
+
 struct ArgSpec {
-  enum class Kind { kBuffer, kOffset, kInt32, kLocal, kScratch };
+  enum class Kind { kBuffer, kOffset, kInt32, kLocal, kScratch, kBell };
   Kind kind;
   int64_t value;
 };
@@ -36,12 +39,17 @@ struct LaunchSpec {
   std::array<size_t, 3> global_size;
   std::array<size_t, 3> group_size;
   std::vector<ArgSpec> args;
+
+  bool has_bell() const;
 };
 
 struct CodeSpec {
   std::vector<std::string> sources;
   std::string options;
   std::map<std::string, std::vector<LaunchSpec>> kernels;
+
+  // Whether every kernel waits for its region's bell.
+  bool has_bells = false;
 
   // Reads and checks the JSON. Throws ValueError.
   static CodeSpec FromJSON(const ffi::String& text);

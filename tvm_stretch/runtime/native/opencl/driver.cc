@@ -133,9 +133,10 @@ const Driver& TheDriver() {
   // Never destroyed: threads of the driver may outlive the static objects of this library.
   static const Loaded& loaded = *new Loaded(Load());
   if (loaded.driver == nullptr) {
-    TVM_FFI_THROW(RuntimeError) << "expected an OpenCL driver for processor opencl, got none ("
-                                << loaded.reason
-                                << "); install one, or name its library in TVM_STRETCH_OPENCL_LIB";
+    TVM_FFI_THROW(RuntimeError)
+        << "expected an OpenCL driver for processor opencl, got none (" << loaded.reason
+        << "); install one (Debian: "
+           "pocl-opencl-icd), or name its library in TVM_STRETCH_OPENCL_LIB";
   }
   return *loaded.driver;
 }

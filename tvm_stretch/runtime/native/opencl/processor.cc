@@ -5,6 +5,7 @@
 #include <limits>
 #include <unordered_map>
 
+#include "bell.h"
 #include "build.h"
 #include "code.h"
 #include "command.h"
@@ -33,10 +34,13 @@ class OpenCLProgram final : public ProcessorProgram {
   }
   const DeviceMemory& WeightsAt(const char* address) const;
   const std::vector<int64_t>& scratch_bytes() const { return scratch_bytes_; }
+  const CodeSpec& code() const { return code_; }
+  bool CanRingBells() const;
 
  private:
   std::vector<const NodeSpec*> OwnNodes(size_t index) const;
   void CheckLaunches(const NodeSpec& node);
+  bool IsAlone(size_t index) const;
   void Upload(const std::vector<const NodeSpec*>& nodes, Memory memory);
 
   const Device device_;
@@ -45,6 +49,7 @@ class OpenCLProgram final : public ProcessorProgram {
   const ffi::Module module_;
   const CodeSpec& code_;
   const std::vector<Program> programs_;
+  const bool is_alone_;
   std::vector<DeviceMemory> weight_memories_;
   std::vector<int64_t> scratch_bytes_;  // of the j-th scratch argument of any launch, the largest
 };
@@ -57,9 +62,12 @@ class OpenCLProcessor final : public Processor {
  private:
   const DeviceMemory& MemoryAt(const char* address) const;
   char* AddressOf(int64_t tensor) const;
-  void AppendNode(int64_t id, std::vector<Command>* commands) const;
+  void AppendNode(int64_t id, cl_mem bell, std::vector<Command>* commands) const;
+  void AddDoorbells(cl_mem bell, std::vector<Command>* commands) const;
   void AppendCopy(const NodeSpec& node, const Span& span, std::vector<Command>* commands) const;
-  Kernel BindKernel(const NodeSpec& node, const LaunchSpec& launch) const;
+  Command KernelCommand(const NodeSpec& node, const LaunchSpec& launch, const Span& span,
+                        cl_mem bell) const;
+  Kernel BindKernel(const NodeSpec& node, const LaunchSpec& launch, cl_mem bell) const;
   int32_t OffsetInItems(int64_t tensor) const;
 
   const OpenCLProgram& program_;
@@ -67,7 +75,10 @@ class OpenCLProcessor final : public Processor {
   const MemoryMap& memory_;
   const DeviceMemory block_;  // arena, inputs and outputs
   std::vector<Buffer> scratch_;
-  Submitter submitter_;
+  const bool has_bells_;
+  const Buffer open_bell_;                    // where regions have none
+  std::vector<std::unique_ptr<Bell>> bells_;  // one for each region
+  Submitter submitter_;                       // ends what uses the above
   OpenCLTask* last_ = nullptr;
 };
 
@@ -82,13 +93,28 @@ OpenCLProgram::OpenCLProgram(const ProcessorContext& context)
       weights_(context.weights),
       module_(context.code),
       code_(CodeOf(module_)),
-      programs_(BuildPrograms(device_, code_.sources, code_.options)) {
+      programs_(BuildPrograms(device_, code_.sources, code_.options)),
+      is_alone_(IsAlone(context.index)) {
   std::vector<const NodeSpec*> nodes = OwnNodes(context.index);
   for (const NodeSpec* node : nodes) {
     if (node->kernel != kCopyKernel) CheckLaunches(*node);
   }
   Upload(nodes, Memory::kConstant);
   Upload(nodes, Memory::kPrepared);
+}
+
+// Whether no other processor of the graph is of this kind: it would be the same device.
+bool OpenCLProgram::IsAlone(size_t index) const {
+  for (size_t i = 0; i < graph_.processors.size(); ++i) {
+    if (i != index && graph_.processors[i].kind == graph_.processors[index].kind) return false;
+  }
+  return true;
+}
+
+// Kernels that wait must not keep a core from the regions that they wait for.
+bool OpenCLProgram::CanRingBells() const {
+  return code_.has_bells && is_alone_ && device_.memory == MemoryKind::kShared &&
+         !cores().empty() && !Without(AllowedCores(), cores()).empty();
 }
 
 std::vector<const NodeSpec*> OpenCLProgram::OwnNodes(size_t index) const {
@@ -166,6 +192,8 @@ OpenCLProcessor::OpenCLProcessor(const OpenCLProgram& program, const MemoryMap& 
       graph_(program.graph()),
       memory_(memory),
       block_(program.device(), memory.block.data, memory.block.bytes, Contents::kUndefined),
+      has_bells_(program.CanRingBells()),
+      open_bell_(CreateOpenBell(program.device())),
       submitter_(program.device()) {
   for (int64_t bytes : program.scratch_bytes()) {
     cl_int code = CL_SUCCESS;
@@ -178,6 +206,9 @@ OpenCLProcessor::OpenCLProcessor(const OpenCLProgram& program, const MemoryMap& 
 std::unique_ptr<Task> OpenCLProcessor::Bind(const RegionSpec& region,
                                             const std::vector<Task*>& after) {
   const Device& device = program_.device();
+  if (has_bells_) bells_.push_back(std::make_unique<Bell>(device));
+  Bell* const bell = has_bells_ ? bells_.back().get() : nullptr;
+  const cl_mem bell_buffer = has_bells_ ? bell->buffer() : open_bell_.get();
   std::vector<Command> commands;
   auto move = [&](const std::vector<int64_t>& tensors, Span::Kind kind, auto append) {
     for (int64_t id : tensors) {
@@ -188,10 +219,12 @@ std::unique_ptr<Task> OpenCLProcessor::Bind(const RegionSpec& region,
     }
   };
   move(region.receives, Span::Kind::kReceive, AppendReceive);
-  for (int64_t id : region.nodes) AppendNode(id, &commands);
+  for (int64_t id : region.nodes) AppendNode(id, bell_buffer, &commands);
   move(region.sends, Span::Kind::kSend, AppendSend);
-  auto task = std::make_unique<OpenCLTask>(&submitter_, last_, region, std::move(commands), after);
-  submitter_.Add(task.get(), !after.empty());
+  if (has_bells_) AddDoorbells(bell_buffer, &commands);
+  auto task =
+      std::make_unique<OpenCLTask>(&submitter_, last_, region, std::move(commands), after, bell);
+  submitter_.Add(task.get(), !has_bells_ && !after.empty());
   last_ = task.get();
   return task;
 }
@@ -204,19 +237,39 @@ const DeviceMemory& OpenCLProcessor::MemoryAt(const char* address) const {
   return block_.Holds(address) ? block_ : program_.WeightsAt(address);
 }
 
-void OpenCLProcessor::AppendNode(int64_t id, std::vector<Command>* commands) const {
+void OpenCLProcessor::AppendNode(int64_t id, cl_mem bell, std::vector<Command>* commands) const {
   const NodeSpec& node = graph_.nodes[id];
   Span span{Span::Kind::kKernel, id, node.name, 0, 0};
   if (node.kernel == kCopyKernel) return AppendCopy(node, span, commands);
   for (const LaunchSpec& launch : program_.LaunchesOf(node)) {
-    Command command{};
-    command.kind = Command::Kind::kKernel;
-    command.span = span;
-    command.kernel = BindKernel(node, launch);
-    command.global_size = launch.global_size;
-    command.group_size = launch.group_size;
-    commands->push_back(std::move(command));
+    commands->push_back(KernelCommand(node, launch, span, bell));
   }
+}
+
+Command OpenCLProcessor::KernelCommand(const NodeSpec& node, const LaunchSpec& launch,
+                                       const Span& span, cl_mem bell) const {
+  Command command{};
+  command.kind = Command::Kind::kKernel;
+  command.span = span;
+  command.kernel = BindKernel(node, launch, bell);
+  command.global_size = launch.global_size;
+  command.group_size = launch.group_size;
+  return command;
+}
+
+// Only kernels look at bells: a region begins and ends with one.
+void OpenCLProcessor::AddDoorbells(cl_mem bell, std::vector<Command>* commands) const {
+  auto is_kernel = [](const Command& c) { return c.kind == Command::Kind::kKernel; };
+  auto doorbell = [&] {
+    const LaunchSpec& launch = program_.code().kernels.at(kDoorbell)[0];
+    Command command = KernelCommand({}, launch, Span{Span::Kind::kWait, -1, kDoorbell, 0, 0}, bell);
+    command.is_traced = false;
+    return command;
+  };
+  if (commands->empty() || !is_kernel(commands->front())) {
+    commands->insert(commands->begin(), doorbell());
+  }
+  if (!is_kernel(commands->back())) commands->push_back(doorbell());
 }
 
 void OpenCLProcessor::AppendCopy(const NodeSpec& node, const Span& span,
@@ -250,7 +303,8 @@ int32_t OpenCLProcessor::OffsetInItems(int64_t tensor) const {
   return static_cast<int32_t>(offset / item);
 }
 
-Kernel OpenCLProcessor::BindKernel(const NodeSpec& node, const LaunchSpec& launch) const {
+Kernel OpenCLProcessor::BindKernel(const NodeSpec& node, const LaunchSpec& launch,
+                                   cl_mem bell) const {
   Kernel kernel = program_.NewKernel(launch);
   size_t scratch = 0;
   for (cl_uint i = 0; i < launch.args.size(); ++i) {
@@ -268,6 +322,9 @@ Kernel OpenCLProcessor::BindKernel(const NodeSpec& node, const LaunchSpec& launc
       }
       case ArgSpec::Kind::kScratch:
         buffer = scratch_[scratch++].get();
+        break;
+      case ArgSpec::Kind::kBell:
+        buffer = bell;
         break;
       case ArgSpec::Kind::kOffset:
         number = OffsetInItems(TensorOf(node, arg.value));

@@ -6,6 +6,9 @@
 namespace tvm_stretch::opencl {
 namespace {
 
+// So many regions that wait for others are enqueued: the one that the device waits in, and another.
+constexpr size_t kAhead = 2;
+
 Queue CreateQueue(const Device& device, cl_bitfield properties) {
   cl_int code = CL_SUCCESS;
   Queue queue(CL().CreateCommandQueue(device.context, device.id, properties, &code));
@@ -48,21 +51,37 @@ void Submitter::Reset(bool traced) {
   clock_.Calibrate(traced_queue_.get());
 }
 
-void Submitter::SubmitReady() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  SubmitLocked();
+bool Submitter::IsReady(size_t task) const {
+  return task < tasks_.size() && tasks_[task]->IsReady();
 }
 
-void Submitter::SubmitLocked() {
-  const size_t first = next_;
-  for (; next_ < tasks_.size() && tasks_[next_]->IsReady(); ++next_) {
-    if (traced_) {
-      tasks_[next_]->Submit(traced_queue_.get(), &clock_);
-    } else {
-      tasks_[next_]->Submit(queue_.get(), nullptr);
-    }
+void Submitter::SubmitReady() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto are_enough = [this] { return next_ >= kAhead && tasks_[next_ - kAhead]->is_waiting(); };
+  while (IsReady(next_) && !are_enough()) SubmitNext();
+}
+
+void Submitter::SubmitOne() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (IsReady(next_)) SubmitNext();
+}
+
+void Submitter::SubmitNext() {
+  if (traced_) {
+    tasks_[next_]->Submit(traced_queue_.get(), &clock_);
+  } else {
+    tasks_[next_]->Submit(queue_.get(), nullptr);
   }
-  if (next_ != first) submitted_.notify_all();
+  ++next_;
+  submitted_.notify_all();
+}
+
+void Submitter::Forbid(const OpenCLTask* first) {
+  // The last one first: once a region's kernels return, those after it must not begin.
+  for (size_t i = tasks_.size(); i-- > 0;) {
+    tasks_[i]->bell()->Forbid();
+    if (tasks_[i] == first) return;
+  }
 }
 
 void Submitter::Wake() {
@@ -75,7 +94,7 @@ void Submitter::Wake() {
 
 void Submitter::AwaitSubmission(const std::function<bool()>& is_submitted) {
   std::unique_lock<std::mutex> lock(mutex_);
-  SubmitLocked();
+  while (!is_submitted() && IsReady(next_)) SubmitNext();
   submitted_.wait(lock, is_submitted);
 }
 

@@ -17,11 +17,12 @@ namespace tvm_stretch::opencl {
 
 class OpenCLTask;
 
-// A region that waits for other processors is submitted by a thread of the instance, or by whoever
-// waits for the region, once these are complete. The other way, user events in the queue, was
-// measured on PoCL 3.1 (one kernel, 2 cores): the same within noise (97 and 58 µs asleep and
-// polling, 83 and 54 µs with the thread), and it cannot be used: PoCL ends the process when such an
-// event fails, which is how a region must be kept from running when one before it failed.
+// Regions with bells wait in the queue. Another one that waits for other processors is submitted by
+// a thread of the instance, or by whoever waits for the region, once these are complete. The third
+// way, user events in the queue, was measured on PoCL 3.1 (one kernel, 2 cores): the same as that
+// thread within noise (97 and 58 µs asleep and polling, 83 and 54 µs with the thread), and it can't
+// be used: PoCL ends the process when such an event fails, which is how a region must be kept from
+// running when one before it failed.
 class Submitter {
  public:
   explicit Submitter(const Device& device);
@@ -31,8 +32,13 @@ class Submitter {
   void Add(OpenCLTask* task, bool waits);
 
   void Reset(bool traced);
-  // Submits what is ready; called by any thread.
+  // Submits what is ready; called by any thread. Of tasks with bells, a few that wait for others
+  // are enough for the device never to wait for the host.
   void SubmitReady();
+  // Submits one more task, for threads that have nothing else to do.
+  void SubmitOne();
+  // The task and those after it do not begin any more; called while it is not complete.
+  void Forbid(const OpenCLTask* first);
   // Something became ready. Quick: another thread submits it.
   void Wake();
   // Returns once `is_submitted`; helps instead of waiting where it can.
@@ -41,7 +47,8 @@ class Submitter {
   void DrainBeforeNextRun() { must_drain_ = true; }
 
  private:
-  void SubmitLocked();
+  bool IsReady(size_t task) const;
+  void SubmitNext();
   void Loop();
 
   const Device& device_;

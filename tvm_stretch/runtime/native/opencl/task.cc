@@ -1,5 +1,7 @@
 #include "task.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <thread>
 
@@ -12,6 +14,19 @@ namespace {
 // A short wait is cheaper polled than slept; not where the driver needs the only core.
 constexpr int64_t kPollNanoseconds = 30'000;
 
+// Looking at memory costs the driver nothing, so it may last longer; others get the core meanwhile.
+constexpr int64_t kBusyNanoseconds = 20'000;
+constexpr int64_t kCountNanoseconds = 5'000'000;
+constexpr int kLooks = 64;  // between two readings of the clock
+
+void Pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__) || defined(__arm__)
+  __asm__ volatile("yield");
+#endif
+}
+
 bool MayPoll() { return AllowedCores().size() > 1; }
 
 cl_int StatusOf(cl_event event) {
@@ -21,15 +36,26 @@ cl_int StatusOf(cl_event event) {
   return code == CL_SUCCESS ? status : code;
 }
 
+int32_t CountWorkItems(const std::vector<Command>& commands) {
+  size_t count = 0;
+  for (const Command& command : commands) {
+    const auto& size = command.global_size;
+    if (command.kind == Command::Kind::kKernel) count += size[0] * size[1] * size[2];
+  }
+  return static_cast<int32_t>(count);  // as the kernels count: overflow and all
+}
+
 }  // namespace
 
 OpenCLTask::OpenCLTask(Submitter* submitter, OpenCLTask* previous, const RegionSpec& region,
-                       std::vector<Command> commands, const std::vector<Task*>& after)
+                       std::vector<Command> commands, const std::vector<Task*>& after, Bell* bell)
     : submitter_(submitter),
       previous_(previous),
       region_(region),
       commands_(std::move(commands)),
-      num_after_(static_cast<int>(after.size())) {
+      num_after_(static_cast<int>(after.size())),
+      bell_(bell),
+      work_items_(CountWorkItems(commands_)) {
   events_.reserve(commands_.size() + 1);
   for (Task* task : after) {
     task->OnComplete([this](const Failure& failure) { OnDependency(failure); });
@@ -49,6 +75,8 @@ void OpenCLTask::Reset(bool traced) {
   cancelled_ = false;
   pending_ = num_after_;
   state_ = kPending;
+  may_begin_at_ = 0;
+  if (bell_ != nullptr) bell_->Reset(num_after_ == 0);
 }
 
 void OpenCLTask::Start() {
@@ -62,19 +90,25 @@ void OpenCLTask::OnDependency(const Failure& failure) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!dependency_failure_) dependency_failure_ = failure;
   }
-  if (pending_.fetch_sub(1) == 1) submitter_->Wake();
+  if (failure && bell_ != nullptr) submitter_->Forbid(this);
+  if (pending_.fetch_sub(1) != 1) return;
+  if (traced_) may_begin_at_ = Now();
+  if (bell_ == nullptr) return submitter_->Wake();
+  bell_->Ring();
+  submitter_->SubmitReady();
 }
 
 void OpenCLTask::Cancel() {
   cancelled_ = true;
-  submitter_->Wake();
+  bell_ != nullptr ? submitter_->Forbid(this) : submitter_->Wake();
 }
 
-bool OpenCLTask::IsReady() const { return started_ && (pending_ == 0 || cancelled_); }
+bool OpenCLTask::IsReady() const {
+  return started_ && (bell_ != nullptr || pending_ == 0 || cancelled_);
+}
 
 void OpenCLTask::Submit(cl_command_queue queue, const QueueClock* clock) {
   clock_ = clock;
-  submitted_at_ = traced_ ? Now() : 0;
   Failure failure;
   if (cancelled_) {
     failure = CancelledError();
@@ -106,6 +140,7 @@ Failure OpenCLTask::EnqueueAll(cl_command_queue queue) {
     cl_int code = Enqueue(commands_[i], queue, wants_event ? &event : nullptr);
     if (event != nullptr) events_.emplace_back(event);
     if (code != CL_SUCCESS) {
+      if (bell_ != nullptr) submitter_->Forbid(this);
       submitter_->DrainBeforeNextRun();  // what is enqueued already still runs
       return Attempt([&] { Fail(code, "enqueueing '" + commands_[i].span.name + "'"); });
     }
@@ -138,14 +173,37 @@ void OpenCLTask::ListenTo(cl_event event) {
 }
 
 const Failure& OpenCLTask::Wait() {
-  submitter_->AwaitSubmission([this] { return state_ != kPending; });
-  if (!has_listeners() && state_ == kOnDevice) AwaitEvent();
+  if (state_ == kPending) submitter_->AwaitSubmission([this] { return state_ != kPending; });
+  if (!has_listeners() && state_ == kOnDevice) Await();
   const Failure& failure = Task::Wait();
   while (in_callback_) std::this_thread::yield();  // it touches this task to its end
   return failure;
 }
 
-void OpenCLTask::AwaitEvent() {
+void OpenCLTask::Await() {
+  // A traced run reads the driver's times, which are there a little later.
+  const bool is_done = bell_ != nullptr && AwaitCount() && !traced_;
+  Settle(is_done ? CL_COMPLETE : AwaitEvent());
+}
+
+// Looks at memory for a while; returns whether all work-items are done. The time is used to enqueue
+// what comes next. What the driver says counts, too: after an error nobody counts to the end.
+bool OpenCLTask::AwaitCount() {
+  const int64_t start = Now();
+  for (int64_t waited = 0; waited < kCountNanoseconds; waited = Now() - start) {
+    for (int i = 0; i < kLooks; ++i) {
+      if (bell_->done() == work_items_) return true;
+      Pause();
+    }
+    submitter_->SubmitOne();
+    if (waited < kBusyNanoseconds) continue;
+    sched_yield();
+    if (StatusOf(events_.back().get()) <= CL_COMPLETE) return false;
+  }
+  return false;
+}
+
+cl_int OpenCLTask::AwaitEvent() {
   cl_event event = events_.back().get();
   static const bool may_poll = MayPoll();
   const int64_t until = Now() + kPollNanoseconds;
@@ -156,7 +214,7 @@ void OpenCLTask::AwaitEvent() {
     status = StatusOf(event);
     if (status > CL_COMPLETE) status = code;  // the wait itself failed
   }
-  Settle(status);
+  return status;
 }
 
 void OpenCLTask::Settle(cl_int status) {
@@ -174,24 +232,31 @@ void OpenCLTask::Settle(cl_int status) {
 }
 
 Failure OpenCLTask::OwnFailure(cl_int status) {
-  if (status >= CL_COMPLETE) return std::nullopt;
-  submitter_->DrainBeforeNextRun();
-  return Attempt([&] { Fail(status, "running region '" + region_.name + "'"); });
+  if (status < CL_COMPLETE) {
+    submitter_->DrainBeforeNextRun();
+    return Attempt([&] { Fail(status, "running region '" + region_.name + "'"); });
+  }
+  if (bell_ == nullptr || bell_->done() == work_items_) return std::nullopt;
+  return dependency_failure_ ? dependency_failure_ : CancelledError();  // it was not to begin
 }
 
 std::vector<Span> OpenCLTask::Spans() const {
-  std::vector<Span> spans;
-  if (num_after_ > 0 && submitted_at_ > started_at_) {
-    int64_t region = region_.after.size() == 1 ? region_.after[0] : -1;
-    spans.push_back(Span{Span::Kind::kWait, region, region_.name, started_at_, submitted_at_});
-  }
-  if (clock_ == nullptr || events_.size() != commands_.size()) return spans;
-  for (size_t i = 0; i < commands_.size(); ++i) {
-    if (!commands_[i].is_traced) continue;
+  std::vector<Span> spans, work;
+  const int64_t begin = may_begin_at_;  // a kernel may have been waiting for its bell until then
+  int64_t waits_from = started_at_;
+  const bool has_times = clock_ != nullptr && events_.size() == commands_.size();
+  for (size_t i = 0; has_times && i < commands_.size(); ++i) {
     Span span = commands_[i].span;
     clock_->Read(events_[i].get(), &span);
-    spans.push_back(std::move(span));
+    if (bell_ != nullptr && i == 0) waits_from = std::max(waits_from, span.start);
+    span.start = std::clamp(begin, span.start, span.end);
+    if (commands_[i].is_traced) work.push_back(std::move(span));
   }
+  if (num_after_ > 0 && waits_from < begin) {
+    int64_t region = region_.after.size() == 1 ? region_.after[0] : -1;
+    spans.push_back(Span{Span::Kind::kWait, region, region_.name, waits_from, begin});
+  }
+  spans.insert(spans.end(), work.begin(), work.end());
   return spans;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "../processor.h"
+#include "bell.h"
 #include "clock.h"
 #include "command.h"
 
@@ -17,10 +18,15 @@ class Submitter;
 // The life of a run: Reset; Start; once it is ready and all earlier tasks are submitted, the
 // submitter calls Submit, on whichever thread learns of it; whoever waits, or the driver's callback
 // if somebody listens, calls Settle once the device is done.
+//
+// With a bell, a task is ready at once: its kernels wait in the queue until the bell is rung. That
+// never lasts for ever, and what stands behind them in the driver is only late: what a region waits
+// for depends on nothing but earlier regions, and those of its own processor stand before it in the
+// same queue. (So regions of two processors on one device must not wait for each other like this.)
 class OpenCLTask final : public Task {
  public:
   OpenCLTask(Submitter* submitter, OpenCLTask* previous, const RegionSpec& region,
-             std::vector<Command> commands, const std::vector<Task*>& after);
+             std::vector<Command> commands, const std::vector<Task*>& after, Bell* bell);
   ~OpenCLTask() override;
 
   void Reset(bool traced) override;
@@ -33,11 +39,17 @@ class OpenCLTask final : public Task {
   bool IsReady() const;
   void Submit(cl_command_queue queue, const QueueClock* clock);
 
+  Bell* bell() const { return bell_; }
+  // Whether its kernels would wait for others.
+  bool is_waiting() const { return bell_ != nullptr && bell_->is_silent(); }
+
  private:
   void OnDependency(const Failure& failure);
   Failure EnqueueAll(cl_command_queue queue);
   void ListenTo(cl_event event);
-  void AwaitEvent();
+  void Await();
+  bool AwaitCount();
+  cl_int AwaitEvent();
   void Settle(cl_int status);
   Failure OwnFailure(cl_int status);
 
@@ -48,6 +60,8 @@ class OpenCLTask final : public Task {
   const RegionSpec& region_;
   const std::vector<Command> commands_;
   const int num_after_;
+  Bell* const bell_;  // null: other regions are waited for by the host
+  const int32_t work_items_;
 
   std::atomic<bool> started_{false};
   std::atomic<bool> cancelled_{false};
@@ -61,7 +75,7 @@ class OpenCLTask final : public Task {
   bool traced_ = false;
   const QueueClock* clock_ = nullptr;
   int64_t started_at_ = 0;
-  int64_t submitted_at_ = 0;
+  std::atomic<int64_t> may_begin_at_{0};  // when all that it waited for was complete
 };
 
 }  // namespace tvm_stretch::opencl
