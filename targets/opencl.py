@@ -27,7 +27,7 @@ from tvm_stretch.runtime.opencl_code import compile_opencl
 
 from .opencl_device import OpenCLDevice, names_device
 from .phases import kernel_phases
-from .processor import OpRule, Processor
+from .processor import Kernels, OpRule, Processor
 
 _GROUP_ITEMS = 64
 """Enough to fill the widest wavefronts of phones; small enough for every device."""
@@ -48,9 +48,9 @@ def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> P
         group_items=1 if on_cpu else min(_GROUP_ITEMS, device.max_group_size),
     )
 
-    def build(kernels: tvm.IRModule) -> tvm.runtime.Module:
+    def build(kernels: Kernels, schedule: tvm.transform.Pass) -> tvm.runtime.Module:
         load_native_library()
-        code = compile_opencl(kernels, target, on_cpu=on_cpu)
+        code = compile_opencl(kernels, target, on_cpu=on_cpu, schedule=schedule)
         return cast(tvm.runtime.Module, tvm.get_global_func("tvm_stretch.create_opencl_code")(code))
 
     return Processor(

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from .kernels.machine import VectorMachine
 
-Build = Callable[[tvm.IRModule], tvm.runtime.Module]
+Kernels = Mapping[str, tirx.PrimFunc]
+Build = Callable[[Kernels, tvm.transform.Pass], tvm.runtime.Module]
 Check = Callable[[relax.Call], str | None]
 
 
-def _host_code(_kernels: tvm.IRModule) -> tvm.runtime.Module:
+def _host_code(_kernels: Kernels, _schedule: tvm.transform.Pass) -> tvm.runtime.Module:
     raise TypeError("the kernels of the CPU are linked, not built")
 
 
@@ -49,7 +50,7 @@ class Processor:
         phases: passes from Relax with kernel templates (BlockChannels) to kernel-level Relax.
         schedule: the pass that gives the PrimFuncs their loop nests.
         kind: which part of the executor drives it.
-        build: makes the executor's module of its kernels.
+        build: makes the executor's module of its kernels, by their names, and of `schedule`.
         runs_host_code: its kernels are linked with the CPU's.
         runs_here: it is a processor of this machine, so that plans can be measured.
     """

@@ -7,7 +7,7 @@ import json
 
 import tvm
 from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.processor import Check, Processor
+from tvm_stretch.targets.processor import Check, Kernels, Processor
 
 from tvm_stretch.runtime.autoload import load_native_library
 
@@ -26,7 +26,7 @@ def fake_processor(
     """
     text = json.dumps({"mirrored": True, **script})
 
-    def build(_kernels: tvm.IRModule) -> tvm.runtime.Module:
+    def build(_kernels: Kernels, _schedule: tvm.transform.Pass) -> tvm.runtime.Module:
         load_native_library()
         return tvm.get_global_func("tvm_stretch.create_fake_code")(text)
 

@@ -15,15 +15,15 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from tvm_stretch.branching import branch
 from tvm_stretch.contest import MeasureError, compare, trace, winner
 from tvm_stretch.frontend import load_network
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.merge_regions import kernels_of, merge_regions
 from tvm_stretch.passes.partition_regions import PROCESSOR, PartitionRegions
-from tvm_stretch.passes.split_outputs import split_outputs
 from tvm_stretch.passes.tag import TagOperators
 from tvm_stretch.passes.verify import verify
-from tvm_stretch.placement import choose_plan
+from tvm_stretch.placement import choose_plan, fit_processors
 from tvm_stretch.plan import Plan, PlanLike
 from tvm_stretch.processors import TargetLike, drop_absent, make_processors
 from tvm_stretch.runtime.build import build_model
@@ -150,10 +150,14 @@ def _build(
     observer: _Observer,
 ) -> Model:
     """From the canonical module to a model, by the plan."""
-    if requested is not None and requested.shares:
-        mod = split_outputs(mod, requested.shares)
-        observer.see("SplitOutputs", mod)
-    chosen = choose_plan(mod["main"], [p.name for p in processors], placeable, requested)
+    names = [processor.name for processor in processors]
+    owners: Mapping[str, int] = {}
+    if requested is not None:
+        requested = fit_processors(requested, names, placeable)
+        branched = branch(mod, requested.shares, requested.splits, processors)
+        mod, owners = branched.mod, branched.owners
+        observer.see("branched", mod)
+    chosen = choose_plan(mod["main"], names, placeable, requested, owners)
     mod = _apply(TagOperators(chosen), mod)
     observer.see("TagOperators", mod)
     mod = _apply(PartitionRegions(), mod)
@@ -163,13 +167,12 @@ def _build(
     parts = {p.name: _run_phases(p, _regions_of(mod, p), observer) for p in processors}
     mod = merge_regions(mod["main"], parts)
     observer.see("merged", mod, partitioned=True)
-    for processor in processors:
-        with processor.target:
-            mod.update(processor.schedule(kernels_of(mod, processor.name)))
-    observer.see("scheduled", mod, partitioned=True)
     placed = {region.processor for region in chosen.regions}
     host, devices = processors[0], [p for p in processors[1:] if p.name in placed]
-    return build_model(mod, host.target, host.threads, devices=devices, plan=chosen)
+    observer.see_scheduled(mod, processors)
+    return build_model(
+        mod, host.target, host.threads, schedule=host.schedule, devices=devices, plan=chosen
+    )
 
 
 def _apply(phase: Any, mod: tvm.IRModule) -> tvm.IRModule:
@@ -218,3 +221,13 @@ class _Observer:
             self.count += 1
         if self.processors is not None and partitioned:
             verify(mod, self.processors)
+
+    def see_scheduled(self, mod: tvm.IRModule, processors: Sequence[Processor]) -> None:
+        """What `build_model` makes of the kernels that the cache does not know."""
+        if self.folder is None and self.processors is None:
+            return
+        scheduled = tvm.IRModule(dict(mod.functions), attrs=mod.attrs)
+        for processor in processors:
+            with processor.target:
+                scheduled.update(processor.schedule(kernels_of(mod, processor.name)))
+        self.see("scheduled", scheduled, partitioned=True)

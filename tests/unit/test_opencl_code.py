@@ -17,8 +17,8 @@ from tvm_stretch.runtime.opencl_code import compile_opencl, splat
 
 def launches(function: tirx.PrimFunc, *, wide: bool = True) -> list[dict[str, Any]]:
     """The launches of one kernel."""
-    mod = tvm.IRModule({"kernel": function})
-    code = json.loads(compile_opencl(mod, Target("opencl"), on_cpu=wide))
+    kernels = {"kernel": function.with_attr("global_symbol", "kernel")}
+    code = json.loads(compile_opencl(kernels, Target("opencl"), on_cpu=wide))
     (source,) = code["sources"]
     assert all(launch["source"] == 0 for launch in code["kernels"]["kernel"])
     return [{**launch, "source": source} for launch in code["kernels"]["kernel"]]

@@ -306,7 +306,7 @@ def test_benchmark_and_profile(model: Model) -> None:
     assert 0 <= result.spread <= max(result.samples) - min(result.samples)
     assert "7 runs" in repr(result)
     profile = model.profile(repeat=3)
-    assert [k.kernel for k in profile.kernels] == ["add", "multiply"]
+    assert [k.kernel.split("_")[0] for k in profile.kernels] == ["add", "multiply"]
     assert sum(k.share for k in profile.kernels) == pytest.approx(1)
     assert profile.total == pytest.approx(sum(k.seconds for k in profile.kernels))
     assert repr(profile).splitlines()[0].split() == ["µs", "share", "kernel", "output", "node"]

@@ -1,6 +1,6 @@
 """Artifacts: one shared library with kernels, graph and weights.
 
-    model.so  =  kernels' object file
+    model.so  =  kernels' object files
               +  the executor with its graph, in the form that TVM's `load_module` understands
               +  weights, a read-only section: mapped, not read, when the artifact is opened
 
@@ -103,13 +103,12 @@ def write_artifact(path: Path, parts: Parts, fcompile: Callable[..., object] | N
         ArtifactError: the folder does not exist, or linking failed.
     """
     with _written_beside(path) as folder:
-        kernels, graph = folder / "kernels.o", folder / "graph.o"
-        kernels.write_bytes(parts.code.data)
+        graph = folder / "graph.o"
         executor = parts.create_executor(parts.code.as_static_library())
         _ffi_api.ModulePackImportsToLLVM(executor, False, parts.code.target, "").write_to_file(
             str(graph)
         )
-        files = [kernels, graph, _write_weights(folder, parts.weights)]
+        files = [*parts.code.write(folder), graph, _write_weights(folder, parts.weights)]
         try:
             (fcompile or cc.create_shared)(str(folder / path.name), list(map(str, files)))
         except Exception as error:  # whatever the compiler or the caller's function raises

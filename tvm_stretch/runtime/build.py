@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tvm
 from tvm import tirx
 
 from tvm_stretch.errors import TargetError
-from tvm_stretch.lowering.graph import CPU, Graph, ProcessorSpec
+from tvm_stretch.lowering.graph import CPU, Graph, Node, ProcessorSpec
 from tvm_stretch.lowering.lower import lower
 from tvm_stretch.plan import Plan
 from tvm_stretch.runtime.artifact import Parts
-from tvm_stretch.runtime.kernels import compile_kernels
+from tvm_stretch.runtime.generate import named_kernels
+from tvm_stretch.runtime.kernels import compile_kernels, link
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.targets.processor import Processor
 
@@ -31,17 +32,19 @@ def build_model(
     target: tvm.target.Target,
     threads: int = 1,
     output_names: Sequence[str] | None = None,
+    schedule: tvm.transform.Pass | None = None,
     devices: Sequence[Processor] = (),
     plan: Plan | None = None,
 ) -> Model:
     """Compile the kernels of kernel-level Relax and bind them to an executor.
 
     Args:
-        mod: `main` and the scheduled kernels that it calls; see `lower` for what `main` may hold.
+        mod: `main` and the kernels that it calls; see `lower` for what `main` may hold.
         target: an LLVM target, for the CPU.
-        threads: how many threads the kernels were scheduled for; with 1 they must be serial.
+        threads: how many threads the kernels are scheduled for; with 1 they must be serial.
         output_names: names of the outputs; by default the attribute `output_names` of `main`.
-        devices: the processors beside the CPU that regions name.
+        schedule: gives the CPU's kernels their loop nests; None if they have them.
+        devices: the processors beside the CPU that regions name; they schedule their own kernels.
         plan: where the regions come from; kept in the artifact.
 
     Returns:
@@ -59,13 +62,21 @@ def build_model(
         plan={} if plan is None else json.loads(plan.to_json()),
         cpu_features=tuple(sorted(CHECKED_CPU_FEATURES.intersection(map(str, features)))),
     )
-    kernels = [_kernels(mod, names) for names in _names_by_processor(graph)]
+    schedules = [schedule, *(device.schedule for device in devices)]
+    named = [
+        named_kernels(_kernels(mod, names), how)
+        for names, how in zip(_names_by_processor(graph), schedules, strict=True)
+    ]
+    graph = _rename(graph, named)
+    kernels = [{str(f.attrs["global_symbol"]): f for f in own.values()} for own in named]
+    code = compile_kernels(kernels[0], schedule, target)
     for device, own in zip(devices, kernels[1:], strict=True):
         if device.runs_host_code:
-            kernels[0].update(own)
-    modules = [device.build(own) for device, own in zip(devices, kernels[1:], strict=True)]
-    code = compile_kernels(kernels[0], target)
-    return Model.from_parts(Parts(graph, code, lowered.weights, tuple(modules)))
+            code.update(compile_kernels(own, device.schedule, target))
+    modules = [
+        device.build(own, device.schedule) for device, own in zip(devices, kernels[1:], strict=True)
+    ]
+    return Model.from_parts(Parts(graph, link(code, target), lowered.weights, tuple(modules)))
 
 
 def _names_by_processor(graph: Graph) -> list[set[str]]:
@@ -77,11 +88,25 @@ def _names_by_processor(graph: Graph) -> list[set[str]]:
     return names
 
 
-def _kernels(mod: tvm.IRModule, names: set[str]) -> tvm.IRModule:
-    return tvm.IRModule(
-        {
-            var.name_hint: function.with_attr("global_symbol", var.name_hint)
-            for var, function in mod.functions.items()
-            if isinstance(function, tirx.PrimFunc) and var.name_hint in names
-        }
+def _kernels(mod: tvm.IRModule, names: set[str]) -> dict[str, tirx.PrimFunc]:
+    return {
+        var.name_hint: function
+        for var, function in mod.functions.items()
+        if isinstance(function, tirx.PrimFunc) and var.name_hint in names
+    }
+
+
+def _rename(graph: Graph, named: Sequence[Mapping[str, tirx.PrimFunc]]) -> Graph:
+    """The graph, with the names that its kernels have now."""
+    new = {
+        old: str(function.attrs["global_symbol"]) for own in named for old, function in own.items()
+    }
+
+    def renamed(node: Node) -> Node:
+        return dataclasses.replace(node, kernel=new.get(node.kernel, node.kernel))
+
+    return dataclasses.replace(
+        graph,
+        nodes=tuple(map(renamed, graph.nodes)),
+        prepare=tuple(map(renamed, graph.prepare)),
     )

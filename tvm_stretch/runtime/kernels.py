@@ -1,7 +1,8 @@
 """Machine code of the kernels, generated once: to run it here and to export it.
 
 TVM's own way generates it twice, in the JIT for running and again for `export_library`; for
-ResNet-50 that is five seconds each time.
+ResNet-50 that is five seconds each time. Each kernel is an object file of its own, so that it can
+be kept (`generate.py`); linking 60 of them takes a twentieth of a second.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import platform
 import struct
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from tvm import tirx
 from tvm.support import cc
 
 from tvm_stretch.errors import TargetError
+from tvm_stretch.runtime.generate import generate
 
 MACHINES = {62: "x86_64", 183: "aarch64", 164: "hexagon", 243: "riscv64"}
 """Names, as `platform.machine` gives them, of the machine numbers in ELF files."""
@@ -26,22 +29,22 @@ _MACHINE_OFFSET = 18
 
 @dataclass(frozen=True, repr=False)
 class ObjectCode:
-    """An object file with kernels, not linked yet.
+    """Object files with kernels, not linked yet.
 
     Attributes:
-        data: the bytes of the file.
+        objects: the bytes of each file; at least one.
         functions: names of the kernels.
         target: JSON of the target that they were generated for.
     """
 
-    data: bytes
+    objects: tuple[bytes, ...]
     functions: tuple[str, ...]
     target: str
 
     @property
     def runs_here(self) -> bool:
         """Whether the code is for this kind of machine."""
-        (machine,) = struct.unpack_from("<H", self.data, _MACHINE_OFFSET)
+        (machine,) = struct.unpack_from("<H", self.objects[0], _MACHINE_OFFSET)
         return MACHINES.get(machine) == platform.machine()
 
     def load(self) -> tvm.runtime.Module:
@@ -51,10 +54,10 @@ class ObjectCode:
             TargetError: there is no compiler to link with.
         """
         with tempfile.TemporaryDirectory() as folder:
-            source, library = Path(folder, "kernels.o"), Path(folder, "kernels.so")
-            source.write_bytes(self.data)
+            library = Path(folder, "kernels.so")
+            sources = self.write(Path(folder))
             try:
-                cc.create_shared(str(library), [str(source)])
+                cc.create_shared(str(library), list(map(str, sources)))
             except Exception as error:  # none found, or none that works
                 raise TargetError(
                     f"expected a C++ compiler that links the kernels, got {error}; "
@@ -62,19 +65,45 @@ class ObjectCode:
                 ) from error
             return tvm.runtime.load_module(str(library))
 
+    def write(self, folder: Path) -> list[Path]:
+        """Write the object files into a folder; returns their paths."""
+        paths = [folder / f"kernel{index}.o" for index in range(len(self.objects))]
+        for path, data in zip(paths, self.objects, strict=True):
+            path.write_bytes(data)
+        return paths
+
     def as_static_library(self) -> tvm.runtime.Module:
-        """A module that can only be written out again."""
+        """A module that only names the kernels, for an executor that is to be written out."""
         with tempfile.TemporaryDirectory() as folder:
-            source = Path(folder, "kernels.o")
-            source.write_bytes(self.data)
-            return tvm.runtime.load_static_library(str(source), list(self.functions))
+            return tvm.runtime.load_static_library(
+                str(self.write(Path(folder))[0]), list(self.functions)
+            )
 
 
-def compile_kernels(kernels: tvm.IRModule, target: tvm.target.Target) -> ObjectCode:
-    """Generate code for every function of the module."""
-    library = tirx.build(kernels, target=target)
+def link(kernels: Mapping[str, bytes], target: tvm.target.Target) -> ObjectCode:
+    """The kernels' object files in an order that only depends on their names."""
+    names = sorted(kernels)
+    objects = [kernels[name] for name in names] or [_object_code(tvm.IRModule(), target)]
+    return ObjectCode(tuple(objects), tuple(names), str(target))
+
+
+def compile_kernels(
+    kernels: Mapping[str, tirx.PrimFunc],
+    schedule: tvm.transform.Pass | None,
+    target: tvm.target.Target,
+) -> dict[str, bytes]:
+    """The object file of each kernel."""
+
+    def object_code(function: tirx.PrimFunc) -> bytes:
+        name = str(function.attrs["global_symbol"])
+        return _object_code(tvm.IRModule({name: function}), target)
+
+    return generate(kernels, schedule, target, object_code)
+
+
+def _object_code(mod: tvm.IRModule, target: tvm.target.Target) -> bytes:
+    library = tirx.build(mod, target=target)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernels.o")
         library.write_to_file(str(path), "o")
-        names = sorted(var.name_hint for var in kernels.functions)
-        return ObjectCode(path.read_bytes(), tuple(names), str(target))
+        return path.read_bytes()

@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -35,6 +35,7 @@ from tvm.target import Target
 from tvm_stretch.errors import UnsupportedError
 
 from .bells import BELL_ARGUMENT, BELL_PRELUDE, DOORBELL, doorbell_launch, with_bell
+from .generate import generate
 
 _STACK_BYTES = 2**16
 """What a kernel may keep in private memory; drivers for CPUs run it on an ordinary stack."""
@@ -66,19 +67,30 @@ class Launch:
         return {**data, "source": 0}
 
 
-def compile_opencl(kernels: IRModule, target: Target, *, on_cpu: bool) -> str:
+def compile_opencl(
+    kernels: Mapping[str, tirx.PrimFunc],
+    target: Target,
+    *,
+    on_cpu: bool,
+    schedule: tvm.transform.Pass | None = None,
+) -> str:
     """Generate the JSON of the module docstring for every function of ``kernels``.
 
     Args:
-        kernels: scheduled PrimFuncs; what is not bound to work-items runs in one.
+        kernels: PrimFuncs by name; what is not bound to work-items runs in one.
         target: an OpenCL target.
+        schedule: gives the kernels their loop nests; None where they have them.
         on_cpu: the device is a host's CPU. Its kernels have bells, and 64-bit arithmetic for
             indices, which is slow on GPUs.
     """
-    launches = {
-        var.name_hint: _launches(var.name_hint, function, target, on_cpu)
-        for var, function in kernels.functions.items()
-    }
+
+    def code_of(function: tirx.PrimFunc) -> bytes:
+        name = str(function.attrs["global_symbol"])
+        found = _launches(name, function, target, on_cpu)
+        return json.dumps([asdict(launch) for launch in found]).encode()
+
+    codes = generate(kernels, schedule, target, code_of, options=f"on_cpu={on_cpu}")
+    launches = {name: [Launch(**data) for data in json.loads(code)] for name, code in codes.items()}
     data = {name: [entry.to_data() for entry in found] for name, found in launches.items()}
     texts = [launch.text for listed in launches.values() for launch in listed]
     if on_cpu:

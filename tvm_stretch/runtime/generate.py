@@ -1,0 +1,133 @@
+"""Code of kernels, each generated once: what the cache knows is neither scheduled nor compiled.
+
+    fused_conv2d16_add3(lv7, lv8, ..)       name      fused_conv2d_add_51cde0b2a9f3
+      not scheduled                    ->   function  fused_conv2d_add_51cde0b2a9f3(p0, p1, ..)
+
+A kernel's name says what it computes, for which machine. Candidates of one compilation, and other
+networks, number their kernels and tensors differently; what is compiled depends on none of that, so
+the bytes of an artifact are the same whether the cache helped or not.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Var
+
+from tvm_stretch import passes, targets
+from tvm_stretch.runtime.kernel_cache import digest, kernel_cache
+
+_NAME_DIGITS = 12
+
+
+def named_kernels(
+    kernels: Mapping[str, tirx.PrimFunc], schedule: tvm.transform.Pass | None
+) -> dict[str, tirx.PrimFunc]:
+    """For each name of the module, the kernel with the name that it deserves."""
+    return {name: _named(name, function, schedule) for name, function in kernels.items()}
+
+
+def _named(
+    name: str, function: tirx.PrimFunc, schedule: tvm.transform.Pass | None
+) -> tirx.PrimFunc:
+    stem = "_".join(re.sub(r"\d+$", "", word) or word for word in name.split("_"))
+    params = {
+        param: Var(f"p{index}", param.ty, param.span) for index, param in enumerate(function.params)
+    }
+    body = tvm_ffi.structural_map(function.body, (Var, lambda var: params.get(var, var)))
+    same = tirx.PrimFunc(list(params.values()), body, function.ret_type, _kept(function))
+    identity = digest(_text(same), _schedule_key(schedule).encode()).hex()[:_NAME_DIGITS]
+    return same.with_attr("global_symbol", f"{stem}_{identity}")
+
+
+def _kept(function: tirx.PrimFunc) -> tvm.ir.DictAttrs:
+    """Attributes that say what the function is, not where it stands."""
+    dropped = ("processor", "op_pattern", "global_symbol")
+    kept = {name: value for name, value in (function.attrs or {}).items() if name not in dropped}
+    return tvm.ir.make_node("ir.DictAttrs", **kept)
+
+
+def _text(function: tirx.PrimFunc) -> bytes:
+    """Two functions with one text are the same."""
+    text = function.script(show_meta=True)
+    return f"{text}\n{tvm_ffi.structural_hash(function)}".encode()
+
+
+def _schedule_key(schedule: tvm.transform.Pass | None) -> str:
+    """What the result of the schedule depends on, beside the kernel."""
+    return "" if schedule is None else str(getattr(schedule, "cache_key", schedule.info.name))
+
+
+def generate(
+    kernels: Mapping[str, tirx.PrimFunc],
+    schedule: tvm.transform.Pass | None,
+    target: tvm.target.Target,
+    code_of: Callable[[tirx.PrimFunc], bytes],
+    options: str = "",
+) -> dict[str, bytes]:
+    """The code of each kernel.
+
+    Args:
+        kernels: by their names, as `named_kernels` gives them.
+        schedule: gives kernels their loop nests; None where they have them. What it does is only
+            remembered if it has an attribute `cache_key`: all that its results depend on.
+        target: what the code is for.
+        code_of: generates the code of a scheduled kernel.
+        options: what else the code depends on.
+    """
+    cache = kernel_cache() if schedule is None or hasattr(schedule, "cache_key") else None
+    compiler = f"{_compiler()} {_settings()} {code_of.__qualname__} {target} {options}"
+    found: dict[str, bytes] = {}
+    for name, function in kernels.items():
+        key = digest(compiler.encode(), _schedule_key(schedule).encode(), _text(function))
+        code = cache.find(key) if cache is not None else None
+        if code is None:
+            code = code_of(_scheduled(name, function, schedule, target))
+            if cache is not None:
+                cache.store(key, code)
+        found[name] = code
+    return found
+
+
+def _scheduled(
+    name: str,
+    function: tirx.PrimFunc,
+    schedule: tvm.transform.Pass | None,
+    target: tvm.target.Target,
+) -> tirx.PrimFunc:
+    if schedule is None:
+        return function
+    with target:
+        return schedule(tvm.IRModule({name: function}))[name].with_attr("global_symbol", name)
+
+
+def _settings() -> str:
+    """The options of TVM's passes that are set now."""
+    context = tvm.transform.PassContext.current()
+    return f"{context.opt_level} {dict(context.config)}"
+
+
+def _source_files() -> list[Path]:
+    """All that makes code of a fused kernel."""
+    folders = [Path(folder) for folder in targets.__path__]
+    files = sorted(path for folder in folders for path in folder.rglob("*.py"))
+    files += [Path(folder) / "schedule_kernels.py" for folder in passes.__path__]
+    return files + sorted(Path(__file__).parent.glob("*.py"))
+
+
+@functools.cache
+def _compiler() -> str:
+    """Versions of everything that generates code."""
+    versions = [importlib.metadata.version(name) for name in ("apache-tvm", "apache-tvm-ffi")]
+    sources = digest(*(path.read_bytes() for path in _source_files())).hex()
+    return " ".join([*versions, sources])
+
+
+_compiler()  # now: the files may change while this process runs, the code that it loaded does not

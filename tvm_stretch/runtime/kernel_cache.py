@@ -1,0 +1,152 @@
+"""Generated code of kernels, kept from one compilation to the next.
+
+    find(key) -> None; store(key, code); find(key) -> code
+
+Two layers: this process's memory, and a folder. A file of the folder is one entry:
+
+    magic | digest of key and code | code
+
+An entry appears complete or not at all, and one that is damaged, or was written for another key,
+is as good as none. So any number of processes may share the folder, and any may be killed.
+
+The folder is ``$TVM_STRETCH_CACHE_DIR/kernels``, by default ``tvm_stretch/kernels`` in the user's
+cache; the empty string means none. If it grows beyond `_FOLDER_BYTES`, the entries that were not
+used for longest are removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import tempfile
+import threading
+import time
+from collections import OrderedDict
+from pathlib import Path
+
+_MAGIC = b"TVMSTRK1"
+_DIGEST_BYTES = 20
+_HEADER_BYTES = len(_MAGIC) + _DIGEST_BYTES
+_MEMORY_BYTES = 2**27
+_FOLDER_BYTES = 2**29
+_STALE_SECONDS = 3600.0
+
+
+def digest(*parts: bytes) -> bytes:
+    """A digest of the parts and of where they end."""
+    state = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for part in parts:
+        state.update(len(part).to_bytes(8, "little"))
+        state.update(part)
+    return state.digest()
+
+
+class KernelCache:
+    """See the module docstring; threads may share one."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """Use `folder`, which is made when needed; None for memory only."""
+        self.folder = folder
+        self._memory: OrderedDict[bytes, bytes] = OrderedDict()
+        self._bytes = 0
+        self._tidied = False
+        self._lock = threading.Lock()
+
+    def find(self, key: bytes) -> bytes | None:
+        """The code that was stored for this key."""
+        with self._lock:
+            code = self._memory.get(key)
+            if code is not None:
+                self._memory.move_to_end(key)
+                return code
+        code = self._read(key)
+        if code is not None:
+            self._remember(key, code)
+        return code
+
+    def store(self, key: bytes, code: bytes) -> None:
+        """Keep `code`; a folder that cannot be written is no error."""
+        self._remember(key, code)
+        if self.folder is not None:
+            with contextlib.suppress(OSError):
+                self._write(self.folder, key, code)
+
+    def _remember(self, key: bytes, code: bytes) -> None:
+        with self._lock:
+            self._bytes += len(code) - len(self._memory.pop(key, b""))
+            self._memory[key] = code
+            while self._bytes > _MEMORY_BYTES:
+                self._bytes -= len(self._memory.popitem(last=False)[1])
+
+    def _read(self, key: bytes) -> bytes | None:
+        if self.folder is None:
+            return None
+        path = self.folder / key.hex()
+        try:
+            entry = path.read_bytes()
+        except OSError:
+            return None
+        code = entry[_HEADER_BYTES:]
+        if entry[:_HEADER_BYTES] != _MAGIC + digest(key, code):
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # used just now
+        return code
+
+    def _write(self, folder: Path, key: bytes, code: bytes) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not self._tidied:
+            self._tidied = True
+            _tidy(folder)
+        handle, name = tempfile.mkstemp(dir=folder, prefix=".", suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(_MAGIC + digest(key, code) + code)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(folder / key.hex())
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what killed processes left behind and, if there is too much, the oldest half."""
+    now, entries = time.time(), []
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):  # another process removed it
+            status = path.stat()
+            if path.suffix != ".tmp":
+                entries.append((status.st_mtime, status.st_size, path))
+            elif status.st_mtime < now - _STALE_SECONDS:
+                path.unlink()
+    total = sum(size for _, size, _ in entries)
+    if total <= _FOLDER_BYTES:
+        return
+    for _, size, path in sorted(entries):
+        path.unlink(missing_ok=True)
+        total -= size
+        if total <= _FOLDER_BYTES // 2:
+            return
+
+
+def kernel_cache() -> KernelCache:
+    """The cache of this process, for the folder that the environment names now."""
+    return _cache_of(_folder())
+
+
+@functools.cache
+def _cache_of(folder: Path | None) -> KernelCache:
+    return KernelCache(folder)
+
+
+def _folder() -> Path | None:
+    own = os.environ.get("TVM_STRETCH_CACHE_DIR")
+    if own is not None:
+        return Path(own) / "kernels" if own else None
+    if cache := os.environ.get("XDG_CACHE_HOME"):
+        return Path(cache) / "tvm_stretch" / "kernels"
+    home = os.environ.get("HOME")
+    return Path(home) / ".cache" / "tvm_stretch" / "kernels" if home else None
