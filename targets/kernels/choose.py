@@ -7,6 +7,7 @@ measurement; `VectorMachine.rank` may choose among its best by a measured cost m
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -137,10 +138,11 @@ def _direct_cycles(c: ConvConfig, machine: VectorMachine) -> float:
     cycles = 0.0
     for blocks, count in ((c.oc_blocks, full), (tail, 1)):
         if blocks:
-            sizes = balanced(width, c.pixels)
-            step = {size: _step_cycles(size, blocks, slab, machine) for size in set(sizes)}
             overhead = 12 + 1.5 * blocks * c.pixels
-            cycles += count * sum(step[s] * channels * taps + overhead for s in sizes)
+            cycles += count * sum(
+                times * (_step_cycles(size, blocks, slab, machine) * channels * taps + overhead)
+                for size, times in Counter(balanced(width, c.pixels)).items()
+            )
     weights = c.out_groups * c.oc_blocks * c.lanes * channels * taps * 4
     compute = cycles * rows
     return c.batch * compute + weights / _WEIGHT_BYTES_PER_CYCLE
@@ -186,9 +188,11 @@ def _winograd_cycles(c: WinogradConfig, machine: VectorMachine) -> float:
     square, channels = c.alpha**2, c.in_blocks * c.lanes
     groups = c.parts * c.out_blocks / c.oc_blocks
     slab = channels * c.oc_blocks * c.lanes * 4
-    sizes = balanced(tiles, c.pixels)
-    step = {size: _step_cycles(size, c.oc_blocks, slab, machine) for size in set(sizes)}
-    products = square * groups * sum(step[s] * channels + 12 + c.oc_blocks * s for s in sizes)
+    products = square * groups * sum(
+        times
+        * (_step_cycles(size, c.oc_blocks, slab, machine) * channels + 12 + c.oc_blocks * size)
+        for size, times in Counter(balanced(tiles, c.pixels)).items()
+    )
     transforms = tiles * c.parts * (c.in_blocks + c.out_blocks) * 4.5 * square
     weights = 4 * square * channels * c.parts * c.out_blocks * c.lanes
     return c.batch * (products + transforms) + weights / _WEIGHT_BYTES_PER_CYCLE
