@@ -7,7 +7,6 @@ import re
 from typing import Any
 
 import pytest
-import tvm
 from tvm import s_tir, te, tirx
 from tvm.target import Target
 
