@@ -7,12 +7,10 @@ measurement; `VectorMachine.rank` may choose among its best by a measured cost m
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from .conv import ConvConfig, merged_groups
-from .loops import balanced
 from .machine import VectorMachine
 from .winograd import WinogradConfig
 
@@ -100,6 +98,13 @@ def _step_cycles(pixels: int, blocks: int, slab: int, machine: VectorMachine) ->
     return max(multiply_adds, loads, streamed, _FMA_LATENCY) + 0.04 * (pixels + blocks)
 
 
+def _tile_counts(total: int, largest: int) -> list[tuple[int, int]]:
+    """The sizes that `balanced` makes, and how many of each."""
+    count = -(-total // largest)
+    size, extra = divmod(total, count)
+    return [(s, n) for s, n in ((size + 1, extra), (size, count - extra)) if n]
+
+
 def _config(shape: ConvShape, machine: VectorMachine, data_block: int) -> ConvConfig:
     """A direct convolution with the smallest tile."""
     merge = merged_groups(shape.in_channels, shape.out_channels, shape.groups, machine.lanes)
@@ -141,7 +146,7 @@ def _direct_cycles(c: ConvConfig, machine: VectorMachine) -> float:
             overhead = 12 + 1.5 * blocks * c.pixels
             cycles += count * sum(
                 times * (_step_cycles(size, blocks, slab, machine) * channels * taps + overhead)
-                for size, times in Counter(balanced(width, c.pixels)).items()
+                for size, times in _tile_counts(width, c.pixels)
             )
     weights = c.out_groups * c.oc_blocks * c.lanes * channels * taps * 4
     compute = cycles * rows
@@ -191,7 +196,7 @@ def _winograd_cycles(c: WinogradConfig, machine: VectorMachine) -> float:
     products = square * groups * sum(
         times
         * (_step_cycles(size, c.oc_blocks, slab, machine) * channels + 12 + c.oc_blocks * size)
-        for size, times in Counter(balanced(tiles, c.pixels)).items()
+        for size, times in _tile_counts(tiles, c.pixels)
     )
     transforms = tiles * c.parts * (c.in_blocks + c.out_blocks) * 4.5 * square
     weights = 4 * square * channels * c.parts * c.out_blocks * c.lanes
