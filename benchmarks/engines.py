@@ -108,9 +108,19 @@ def _load_mnn(model: BenchModel, threads: int) -> Run:
 
 
 def _load_ours(model: BenchModel, threads: int) -> Run:
+    return _compile(model, ["llvm"], threads)
+
+
+def _load_both(model: BenchModel, threads: int) -> Run:
+    if threads != 2:
+        raise RuntimeError("runs on two cores: one for the CPU, one for OpenCL")
+    return _compile(model, ["llvm", "opencl"], 1)
+
+
+def _compile(model: BenchModel, targets: list[str], cpu_threads: int) -> Run:
     import tvm_stretch as ts
 
-    compiled = ts.compile(Path(model.path), targets=["llvm"], cpu_threads=threads)
+    compiled = ts.compile(Path(model.path), targets, cpu_threads=cpu_threads)
 
     def run(inputs: Tensors) -> list[np.ndarray]:
         result = compiled(**inputs)
@@ -122,12 +132,15 @@ def _load_ours(model: BenchModel, threads: int) -> Run:
 
 REFERENCE = "ort"
 OURS = "ours"
+BOTH = "ours, both"
+"""The CPU and OpenCL (PoCL on the second core) instead of two threads."""
 LOADERS: dict[str, Callable[[BenchModel, int], Run]] = {
     REFERENCE: _load_onnxruntime,
     "openvino": _load_openvino,
     "ncnn": _load_ncnn,
     "mnn": _load_mnn,
     OURS: _load_ours,
+    BOTH: _load_both,
 }
 PACKAGES = {
     REFERENCE: "onnxruntime",
@@ -135,6 +148,7 @@ PACKAGES = {
     "ncnn": "ncnn",
     "mnn": "MNN",
     OURS: "tvm_stretch",
+    BOTH: "tvm_stretch",
 }
 
 
