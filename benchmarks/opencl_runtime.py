@@ -5,6 +5,7 @@
     launch      host time for one more kernel in a region
     hand-over   CPU -> OpenCL -> CPU of a ready tensor, against what the driver itself takes to
                 enqueue a kernel and wait for it
+    meeting     one of 40 in a run, of small kernels on the CPU and on OpenCL in turn
     parallel    a branch on each processor, against each branch alone
 
 Every answer is checked before a time is reported.
@@ -83,6 +84,19 @@ def hand_over(rounds: int) -> float:
     return float(np.median(differences))
 
 
+def meeting(rounds: int, count: int = 20) -> tuple[float, float]:
+    """Microseconds from one small region to the next of the other processor, in a long run.
+
+    All of it, and without what the same kernels take in one region of each processor.
+    """
+    both = prepared(chain([0, 1] * count + [0]), SMALL)
+    cpu, device = prepared(chain([0] * (count + 1)), SMALL), prepared(chain([1] * count), SMALL)
+    times = np.array([[median_us(run, rounds) for run in (both, cpu, device)] for _ in range(5)])
+    in_turn, cpu_alone, device_alone = np.median(times, axis=0)
+    gaps = np.array([in_turn - cpu_alone, in_turn - cpu_alone - device_alone]) / (2 * count)
+    return float(gaps[0]), float(gaps[1])
+
+
 def driver(rounds: int) -> tuple[float, float]:
     """Microseconds of the driver's own enqueue, and of enqueue and wait."""
     native = ROOT / "tvm_stretch" / "runtime" / "native"
@@ -135,6 +149,8 @@ def main() -> None:
     ours = hand_over(rounds)
     print(f"driver      {enqueue:6.2f} us to enqueue, {wait:.2f} us to enqueue and wait")
     print(f"hand-over   {ours:6.2f} us, {ours / wait:.2f} of the driver's enqueue and wait")
+    whole, beyond = meeting(rounds)
+    print(f"meeting     {whole:6.2f} us in a long run, {beyond:.2f} us beyond the kernels")
     cpu, opencl, both = parallel(max(rounds // 15, 5))
     slower = max(cpu, opencl)
     print(f"parallel    CPU {cpu:.2f} ms, OpenCL {opencl:.2f} ms, both {both:.2f} ms: ", end="")

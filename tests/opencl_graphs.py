@@ -3,13 +3,14 @@
     steps = [("scale", 0, ("x",), "a"), ("add", 1, ("a", "w"), "b"), ("scale", 0, ("b",), "y")]
 
 is a network of three regions: `a` on the CPU, `b` on OpenCL, `y` on the CPU. `x` is the input,
-`w` a weight, `y` the output; everything is a vector of float32.
+`w` a weight, `y` the output; everything is a vector of float32. Processor 2 is a fake one, or
+another name for the OpenCL device.  The operator `hook` is a copy that calls `HOOK` first.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -38,6 +39,18 @@ from tvm_stretch.runtime.bells import (
 load_native_library()
 
 OPENCL = ProcessorSpec("opencl", "opencl")
+FAKE = ProcessorSpec("fake", "fake")
+
+HOOK: list[Callable[[], object]] = []
+"""Called, in order, by each `hook` that runs on the CPU or on the fake processor."""
+
+
+@tvm.register_global_func("opencl_graphs.hook", override=True)
+def _hook(source: tvm.runtime.Tensor, target: tvm.runtime.Tensor) -> None:
+    for call in HOOK:
+        call()
+    target.copyfrom(source)
+
 
 Step = tuple[str, int, tuple[str, ...], str]
 
@@ -109,6 +122,13 @@ def cpu_kernels(size: int, rounds: int = 1) -> tvm.runtime.Module:
         "add": te.create_prim_func([a, b, total]).with_attr("global_symbol", "add"),
         "scale": te.create_prim_func([a, scaled]).with_attr("global_symbol", "scale"),
     }
+    hook = te.extern(
+        [(size,)],
+        [a],
+        lambda reads, writes: tvm.tirx.call_packed("opencl_graphs.hook", reads[0], writes[0]),
+        dtype="float32",
+    )
+    functions["hook"] = te.create_prim_func([a, hook]).with_attr("global_symbol", "hook")
     return tvm.tirx.build(tvm.IRModule(functions), target="llvm")
 
 
@@ -128,7 +148,7 @@ def expected(steps: Sequence[Step], x: np.ndarray, w: np.ndarray, rounds: int = 
     return values["y"]
 
 
-def build_graph(steps: Sequence[Step], size: int) -> Graph:
+def build_graph(steps: Sequence[Step], size: int, third: ProcessorSpec = FAKE) -> Graph:
     """The graph; consecutive steps of one processor are one region unless they wait."""
     names = ["x", "w"] + [writes for *_, writes in steps]
     ids = {name: i for i, name in enumerate(names)}
@@ -156,7 +176,7 @@ def build_graph(steps: Sequence[Step], size: int) -> Graph:
         tensors=tuple(map(tensor, names)),
         prepare=(),
         nodes=nodes,
-        processors=(CPU, OPENCL),
+        processors=(CPU, OPENCL, third)[: max(2, 1 + max(step[1] for step in steps))],
         regions=tuple(_regions(steps, ids)),
         arena_bytes=slot * len(steps),
         weights_bytes=slot,
@@ -219,6 +239,7 @@ def create_executor(
     code: str | None = None,
     rounds: int = 1,
     bells: bool = True,
+    third: ProcessorSpec = FAKE,
 ) -> tvm.runtime.Module:
     """An executor of these steps."""
     size = len(w)
@@ -226,8 +247,11 @@ def create_executor(
         code or opencl_code(size, rounds=rounds, bells=bells)
     )
     create = tvm.get_global_func("tvm_stretch.create_executor")
-    graph = build_graph(steps, size).to_json()
-    return create(graph, weights_tensor(w), cpu_kernels(size, rounds), module)
+    graph = build_graph(steps, size, third)
+    fake = tvm.get_global_func("tvm_stretch.create_fake_code")
+    devices = [module, module if third.kind == "opencl" else fake("{}")]
+    codes = [cpu_kernels(size, rounds), *devices][: len(graph.processors)]
+    return create(graph.to_json(), weights_tensor(w), *codes)
 
 
 CHAIN: list[Step] = [
