@@ -24,6 +24,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import GenericConst, Op
 from tvm_stretch.passes.expressions import shape_of
+from tvm_stretch.passes.name_operators import Renamer
 from tvm_stretch.passes.share_winograd import stage_of
 from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.machine import VectorMachine
@@ -108,7 +109,7 @@ def _rewrite_main(mod: tvm.IRModule, options: BlockChannels) -> tvm.IRModule:
             rewriter.bind_all(main)
             result = [bb.emit_output(rewriter.plain(field)) for field in _fields(main.body.body)]
         bb.emit_func_output(_like(main.body.body, result))
-    return bb.get() if rewriter.converted else mod
+    return _named(bb.get(), rewriter.names) if rewriter.converted else mod
 
 
 def _rewrite_regions(mod: tvm.IRModule, options: BlockChannels) -> tvm.IRModule:
@@ -126,6 +127,7 @@ def _rewrite_regions(mod: tvm.IRModule, options: BlockChannels) -> tvm.IRModule:
 
     returned = {origin(field) for field in _fields(main.body.body)}
     blocked: set[tuple[relax.Expr, int]] = set()
+    operators: dict[relax.Var, str] = {}
     converted = False
     for binding in calls:
         call, var = binding.value, binding.var
@@ -149,7 +151,17 @@ def _rewrite_regions(mod: tvm.IRModule, options: BlockChannels) -> tvm.IRModule:
                     result.append(bb.emit_output(value))
             bb.emit_func_output(_like(region.body.body, result))
         converted |= rewriter.converted
-    return _retyped_main(mod, bb) if converted or blocked else mod
+        operators.update(rewriter.names)
+    return _named(_retyped_main(mod, bb), operators) if converted or blocked else mod
+
+
+def _named(mod: tvm.IRModule, names: Mapping[relax.Var, str]) -> tvm.IRModule:
+    """Variables that stand for an operator's result get the operator's name."""
+    renamed = mod.clone()
+    for var, function in mod.functions.items():
+        if isinstance(function, relax.Function):
+            renamed[var] = Renamer(mod, names).visit_expr(function)
+    return renamed
 
 
 def _retyped_main(mod: tvm.IRModule, bb: relax.BlockBuilder) -> tvm.IRModule:
@@ -191,6 +203,7 @@ class _Rewriter:
         self.machine = machine
         self.lanes = machine.lanes
         self.values: dict[relax.Var, _Value] = {}
+        self.names: dict[relax.Var, str] = {}
         self.converted = False
         self.bb = bb
 
@@ -221,6 +234,8 @@ class _Rewriter:
         if result is None:
             plain = self.bb.emit(self.plain(value), name_hint=var.name)
             result = _Value(_static_shape(var), plain=plain)
+        elif isinstance(result.blocked, relax.Var):
+            self.names.setdefault(result.blocked, var.name)
         self.values[var] = result
 
     # --- layouts ---

@@ -25,6 +25,7 @@ from tvm_stretch.passes.expressions import (
     rewrite_functions,
     shape_of,
 )
+from tvm_stretch.passes.name_operators import same_source
 
 _ADD, _MULTIPLY = Op.get("relax.add"), Op.get("relax.multiply")
 _BATCH_NORM = Op.get("relax.nn.batch_norm")
@@ -100,7 +101,7 @@ class _Folder(relax.PyExprMutator):
         shape[int(call.attrs.axis)] = -1
         dtype = str(call.args[0].ty.dtype)
         scaled = self.scale(call.args[0], scale.reshape(shape).astype(dtype))
-        return self.shift(self.keep(scaled), bias.reshape(shape).astype(dtype))
+        return self.shift(self.keep(scaled, call.args[0]), bias.reshape(shape).astype(dtype))
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
@@ -123,7 +124,9 @@ class _Folder(relax.PyExprMutator):
             return folded
         scale = per_channel(factor, shape_of(layer), channel_axis(layer))
         product = _times(bias, scale, len(shape_of(layer)), channel_axis(layer))
-        return relax.op.add(self.keep(folded), relax.const(product, str(product.dtype)))
+        return relax.op.add(
+            self.keep(folded, before.args[0]), relax.const(product, str(product.dtype))
+        )
 
     def shift(self, x: relax.Expr, bias: np.ndarray) -> relax.Expr:
         """``x + bias``, in one addition with a constant added before."""
@@ -166,9 +169,9 @@ class _Folder(relax.PyExprMutator):
     def definition(self, x: relax.Expr) -> Any:
         return self.lookup_binding(x) if isinstance(x, relax.Var) else x
 
-    def keep(self, value: relax.Expr) -> relax.Var:
-        """Bind ``value``, of which the caller is the only reader."""
-        var = self.builder_.emit(value)
+    def keep(self, value: relax.Expr, replaced: relax.Expr) -> relax.Var:
+        """Bind ``value``, of which the caller is the only reader, in the place of ``replaced``."""
+        var = self.builder_.emit(value, name_hint=same_source(replaced))
         self.uses[var] = 1
         return var
 

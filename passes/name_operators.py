@@ -4,33 +4,93 @@
     lv = R.add(lv, b)          ->    add = R.add(conv2d, b)
     lv2 = R.nn.conv2d(lv, v)         conv2d1 = R.nn.conv2d(add, v)
 
-Names that somebody chose (not ``lv7``, ``gv``) stay where they are unique.
+Names that somebody chose (not ``lv7``, ``gv``) stay where they are unique. A frontend whose
+operators have names says from which one each binding comes (`from_source`): the convolution among
+them, or else the last one, gets that name, the others are told apart by what they do.
+
+    lv = R.nn.conv2d(x, w)   from conv1           conv1 = R.nn.conv2d(x, w)
+    lv1 = R.add(lv, b)       from conv1     ->    conv1.add = R.add(conv1, b)
+    lv2 = R.nn.relu(lv1)     from relu1           relu1 = R.nn.relu(conv1.add)
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import tvm
 from tvm import relax
 from tvm_stretch.passes.operators import kind_of
 
-_MADE_UP = re.compile(r"[lg]v\d*")
+_MADE_UP = re.compile(r"([lg]v|::)\d*")
+_SOURCE = re.compile(r"(?s:(?P<source>.+))::\d*")
+_HEAVY = ("nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.conv2d_transpose", "matmul")
+_DOT = "\N{ONE DOT LEADER}"
+
+
+def from_source(name: str) -> str:
+    """The hint for a binding that comes from the operator ``name`` of the frontend."""
+    return hide_dots(f"{name}::")
+
+
+def same_source(expr: relax.Expr) -> str:
+    """The hint for a binding that takes the place of the variable ``expr``."""
+    return expr.name if isinstance(expr, relax.Var) and _SOURCE.fullmatch(expr.name) else ""
+
+
+def name_inner(mod: tvm.IRModule) -> tvm.IRModule:
+    """Give bindings that TVM's builder made of nested calls the source of the outer one."""
+    source, names = "", {}
+    for block in mod["main"].body.blocks:
+        for binding in reversed(block.bindings):
+            if not is_made_up(binding.var.name):
+                source = same_source(binding.var)
+            elif source and not binding.var.name.startswith("::"):
+                names[binding.var] = source
+            else:
+                source = ""
+    return rename_variables(mod, names)
+
+
+def rename_variables(mod: tvm.IRModule, names: dict[relax.Var, str]) -> tvm.IRModule:
+    """Rename variables of ``main``."""
+    if not names:
+        return mod
+    mod = mod.clone()
+    mod["main"] = Renamer(mod, names).visit_expr(mod["main"])
+    return mod
+
+
+def hide_dots(name: str) -> str:
+    """A hint that stays: TVM's builder makes underscores of dots."""
+    return name.replace(".", _DOT)
+
+
+def show_dots(name: str) -> str:
+    """The name behind `hide_dots`."""
+    return name.replace(_DOT, ".")
+
+
+def is_made_up(name: str) -> bool:
+    """Whether TVM's builder chose the name."""
+    return _MADE_UP.fullmatch(name) is not None
 
 
 @relax.expr_functor.mutator
-class _Renamer(relax.PyExprMutator):
+class Renamer(relax.PyExprMutator):
     """Replaces the variables in ``names`` by ones of those names."""
 
-    def __init__(self, mod: tvm.IRModule, names: dict[relax.Var, str]) -> None:
+    def __init__(self, mod: tvm.IRModule, names: Mapping[relax.Var, str]) -> None:
         super().__init__(mod)
         self.names = names
 
     def visit_var_def_(self, var: relax.Var) -> relax.Var:
+        """Where a result is bound."""
         return self._renamed(var)
 
     def visit_dataflow_var_def_(self, var: relax.DataflowVar) -> relax.Var:
+        """Where anything else is bound."""
         return self._renamed(var)
 
     def _renamed(self, var: relax.Var) -> relax.Var:
@@ -47,28 +107,49 @@ class NameOperators:
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Rename the bindings of ``main``."""
-        names = choose_names(mod["main"])
-        if names:
-            mod = mod.clone()
-            mod["main"] = _Renamer(mod, names).visit_expr(mod["main"])
-        return mod
+        return rename_variables(mod, choose_names(mod["main"]))
 
 
 def choose_names(function: relax.Function) -> dict[relax.Var, str]:
     """New names for the variables of ``function`` that need one."""
     bindings = [binding for block in function.body.blocks for binding in block.bindings]
-    variables = [*function.params, *(binding.var for binding in bindings)]
-    counts = Counter(var.name for var in variables)
-    taken = set(counts)
+    heads = _heads(bindings)
+    wanted = {binding.var: _wanted(binding, heads) for binding in bindings}
+    taken = {param.name for param in function.params}
+    taken |= {name for var, name in wanted.items() if name == var.name}
     seen = {param.name for param in function.params}
     numbers: Counter[str] = Counter()
     renamed = {}
     for binding in bindings:
-        name = binding.var.name
-        if name in seen or _MADE_UP.fullmatch(name):
-            renamed[binding.var] = _next(_stem(binding.value), numbers, taken)
+        var, name = binding.var, wanted[binding.var]
+        if name != var.name or name in seen:
+            renamed[var] = _next(name if name != var.name else _stem(binding.value), numbers, taken)
         seen.add(name)
     return renamed
+
+
+def _heads(bindings: Sequence[relax.Binding]) -> dict[str, relax.Var]:
+    """The binding of each of the frontend's operators that gets its name."""
+    heads: dict[str, relax.Binding] = {}
+    for binding in bindings:
+        match = _SOURCE.fullmatch(binding.var.name)
+        if match is None:
+            continue
+        head = heads.get(match["source"])
+        if head is None or kind_of(head.value) not in _HEAVY:
+            heads[match["source"]] = binding
+    return {source: head.var for source, head in heads.items()}
+
+
+def _wanted(binding: relax.Binding, heads: Mapping[str, relax.Var]) -> str:
+    """The name of a binding, if nothing else has it."""
+    name = binding.var.name
+    match = _SOURCE.fullmatch(name)
+    if match is not None:
+        source = show_dots(match["source"])
+        is_head = heads[match["source"]].same_as(binding.var)
+        return source if is_head else f"{source}.{_stem(binding.value)}"
+    return _stem(binding.value) if is_made_up(name) else name
 
 
 def _stem(value: relax.Expr) -> str:

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 import tvm
 from tvm import relax
 from tvm_stretch.passes.calls import Calls, Leaf
+from tvm_stretch.passes.name_operators import hide_dots
 from tvm_stretch.passes.tag import REGIONS
 
 PROCESSOR = "processor"
@@ -105,7 +106,7 @@ def _outline(region: _Region) -> relax.Function:
                 leaf = Leaf(region.calls.variables[name])
                 emit = builder.emit_output if leaf in region.results else builder.emit
                 call = region.calls.rebuild(region.calls.calls[name], value)
-                values[leaf] = emit(call, name_hint=name)
+                values[leaf] = emit(call, name_hint=hide_dots(name))
             results = [value(leaf) for leaf in region.results]
         builder.emit_func_output(results[0] if len(results) == 1 else relax.Tuple(results))
     return builder.get()[region.name]

@@ -39,6 +39,7 @@ from tvm_stretch.frontend.onnx_node import (
 )
 from tvm_stretch.frontend.onnx_reader import OnnxNetwork
 from tvm_stretch.frontend.onnx_values import evaluate
+from tvm_stretch.passes.name_operators import from_source, name_inner, same_source
 
 _log = logging.getLogger(__name__)
 
@@ -72,14 +73,15 @@ class _Importer:
                 self.bb._end_block()
                 raise
             self.bb.emit_func_output(result)
-        return self.bb.get()
+        return name_inner(self.bb.get())
 
     def body(self, scope: Scope) -> relax.Expr:
         """The whole network as one dataflow block."""
         with self.bb.dataflow():
             values = self.graph(self.network.model.graph, scope, self.network.outputs)
             outputs = [as_expr(value) for value in values]
-            return self.bb.emit_output(outputs[0] if len(outputs) == 1 else relax.Tuple(outputs))
+            result = outputs[0] if len(outputs) == 1 else relax.Tuple(outputs)
+            return self.bb.emit_output(result, name_hint=same_source(result))
 
     def graph(self, graph: onnx.GraphProto, scope: Scope, outputs: Iterable[str]) -> list[Value]:
         """Translate a graph or branch whose outer values are in ``scope``."""
@@ -123,7 +125,9 @@ class _Importer:
         try:
             result = CONVERTERS[node.op](node)
             results = result if isinstance(result, tuple) else (result,)
-            results = tuple(v if isinstance(v, np.ndarray) else self.bind(v) for v in results)
+            results = tuple(
+                v if isinstance(v, np.ndarray) else self.bind(v, node.name) for v in results
+            )
         except StretchError:
             raise
         except Exception as error:  # TVM raises many kinds; all mean that it cannot take this node
@@ -147,13 +151,16 @@ class _Importer:
         scope: Scope = dict.fromkeys(body.input)
         scope.update(zip(body.input, node.inputs, strict=False))
         for inner in body.node:
+            inner.name = inner.name or node.name
             self.translate(inner, scope, body.opset_import[0].version)
         wanted = zip(body.output, node.outputs, strict=False)
         return [_lookup(scope, name) if output else None for name, output in wanted]
 
-    def bind(self, expr: relax.Expr) -> Value:
+    def bind(self, expr: relax.Expr, source: str = "") -> Value:
         """Bind ``expr`` to a variable; a tensor without elements is a constant."""
-        bound = expr if isinstance(expr, relax.Var | tvm.ir.GenericConst) else self.bb.emit(expr)
+        bound = expr
+        if not isinstance(expr, relax.Var | tvm.ir.GenericConst):
+            bound = self.bb.emit(expr, name_hint=from_source(source))
         dtype = check_dtype(str(bound.ty.dtype), "a tensor")
         shape = static_shape(bound)
         return np.zeros(shape, numpy_dtype(dtype)) if 0 in shape else bound

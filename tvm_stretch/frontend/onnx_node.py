@@ -19,6 +19,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.passes.name_operators import from_source
 
 Value: TypeAlias = "np.ndarray | relax.Expr"
 Converter = Callable[["Node"], "Value | tuple[Value, ...]"]
@@ -138,7 +139,7 @@ class Node:
 
     def emit(self, expr: relax.Expr) -> relax.Var:
         """Bind ``expr`` to a variable."""
-        return self.bb.emit(expr)
+        return self.bb.emit(expr, name_hint=from_source(self.name))
 
     def refuse(self, expected: str, got: str) -> UnsupportedError:
         """The error that says why this node cannot be taken."""

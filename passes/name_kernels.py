@@ -1,0 +1,139 @@
+"""Name kernels after the operators in them: timelines and errors speak of the user's network.
+
+    lv = R.call_tir(pack_weight, (w,))
+    conv_1 = R.call_tir(conv2d, (x, lv))
+    relu_1 = R.call_tir(relu, (conv_1,))
+    gv = R.call_tir(unblock_channels, (relu_1,))
+        -> MarkOperators (each call carries what it belongs to), FuseOps
+    lv1 = fused_conv2d_relu(x, lv)
+        -> NameKernels
+    conv_1.pack_weight = R.call_tir(pack_weight, (w,))
+    conv_1 + relu_1 = fused_conv2d_relu(x, conv_1.pack_weight)
+    relu_1.unblock_channels = R.call_tir(unblock_channels, (conv_1 + relu_1,))
+
+What has no name helps the next operator, or the last one. FuseOps makes up names for its results,
+but keeps attributes of calls; FuseTIR keeps the names and drops those attributes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import tvm
+from tvm import relax
+from tvm.ir import GlobalVar
+from tvm_stretch.passes.name_operators import Renamer, is_made_up, show_dots
+
+_OPERATOR = "tvm_stretch.operator"
+_HELPS = "tvm_stretch.helps"
+
+
+@tvm.transform.module_pass(opt_level=0, name="MarkOperators")
+class MarkOperators:
+    """See the module docstring; to be run right before FuseOps."""
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Give each kernel call the name of the operator it is, or helps."""
+        return _each_function(mod, lambda function: _Marker(mod, _owners(function)))
+
+
+@tvm.transform.module_pass(opt_level=0, name="NameKernels")
+class NameKernels:
+    """See the module docstring; to be run between FuseOps and FuseTIR."""
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Rename the variables that calls of kernels are bound to."""
+        taken: Counter[str] = Counter()
+        return _each_function(mod, lambda function: Renamer(mod, _names(mod, function, taken)))
+
+
+def _each_function(mod: tvm.IRModule, mutator: object) -> tvm.IRModule:
+    """Rewrite every Relax function but those that FuseOps made."""
+    updated = mod.clone()
+    for var, function in mod.functions.items():
+        if isinstance(function, relax.Function) and "Primitive" not in (function.attrs or {}):
+            updated[var] = mutator(function).visit_expr(function)
+    return updated
+
+
+def _bindings(function: relax.Function) -> list[relax.Binding]:
+    return [binding for block in function.body.blocks for binding in block.bindings]
+
+
+def _is_kernel_call(value: object) -> bool:
+    return isinstance(value, relax.Call) and getattr(value.op, "name", "") == "relax.call_tir"
+
+
+# --- marks ----------------------------------------------------------------------------------------
+
+
+def _owners(function: relax.Function) -> dict[relax.Var, str]:
+    """The operator that each variable without a name helps: the next one, or the last."""
+    bindings = _bindings(function)
+    named = [b.var.name for b in bindings if not is_made_up(b.var.name)]
+    owner = named[-1] if named else ""
+    owners = {}
+    for binding in reversed(bindings):
+        if is_made_up(binding.var.name):
+            owners[binding.var] = owner
+        else:
+            owner = binding.var.name
+    return owners
+
+
+@relax.expr_functor.mutator
+class _Marker(relax.PyExprMutator):
+    def __init__(self, mod: tvm.IRModule, owners: Mapping[relax.Var, str]) -> None:
+        super().__init__(mod)
+        self.owners = owners
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        call = binding.value
+        if _is_kernel_call(call):
+            owner = self.owners.get(binding.var)
+            mark = {_OPERATOR: binding.var.name} if owner is None else {_HELPS: owner}
+            call = relax.Call(call.op, call.args, mark, call.ty_args)
+            binding = relax.VarBinding(binding.var, call)
+        super().visit_var_binding_(binding)
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def _names(
+    mod: tvm.IRModule, function: relax.Function, taken: Counter[str]
+) -> dict[relax.Var, str]:
+    names: dict[relax.Var, str] = {}
+    for binding in _bindings(function):
+        if binding.value in names:  # a result of the function; will be the only variable
+            names[binding.var] = names[binding.value]
+            continue
+        calls, kernel = _kernel_calls(mod, binding.value)
+        if calls:
+            name = _name(calls, kernel)
+            taken[name] += 1
+            names[binding.var] = name if taken[name] == 1 else f"{name}.{taken[name]}"
+    return names
+
+
+def _kernel_calls(mod: tvm.IRModule, value: relax.Expr) -> tuple[list[relax.Call], str]:
+    """What one kernel will compute, and its name."""
+    if _is_kernel_call(value):
+        return [value], value.args[0].name_hint
+    if isinstance(value, relax.Call) and isinstance(value.op, GlobalVar):
+        group = mod[value.op]
+        if isinstance(group, relax.Function) and "Primitive" in (group.attrs or {}):
+            calls = [b.value for b in _bindings(group) if _is_kernel_call(b.value)]
+            return calls, value.op.name_hint
+    return [], ""
+
+
+def _name(calls: list[relax.Call], kernel: str) -> str:
+    marks = [dict(call.attrs or {}) for call in calls]
+    operators = [show_dots(str(mark[_OPERATOR])) for mark in marks if _OPERATOR in mark]
+    if operators:
+        return " + ".join(operators)
+    helped = next((show_dots(str(mark[_HELPS])) for mark in marks if mark.get(_HELPS)), "")
+    kind = kernel.rstrip("0123456789")  # TVM numbers kernels of one kind
+    return f"{helped}.{kind}" if helped else kind

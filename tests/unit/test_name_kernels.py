@@ -1,0 +1,129 @@
+"""Nodes of the graph are named after the user's operators."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from fake_targets import TARGET, fake_processor
+from onnx import helper, numpy_helper
+from relax_helpers import module, random_const
+from tvm import relax
+from tvm_stretch.passes.name_kernels import MarkOperators, NameKernels
+
+import tvm_stretch as ts
+from tvm_stretch import zoo
+
+Networks = tuple[str, int]
+
+
+def node_names(model: ts.Model) -> list[str]:
+    return [node.name for node in model.graph.nodes]
+
+
+def onnx_network(conv: str, relu: str) -> onnx.ModelProto:
+    """Convolution with bias, and ReLU, with these names of nodes."""
+    weight = np.random.default_rng(0).standard_normal((16, 8, 3, 3)).astype("float32")
+    tensors = {"w": weight, "b": np.ones(16, "float32")}
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["x", "w", "b"], ["c"], name=conv, pads=[1, 1, 1, 1]),
+            helper.make_node("Relu", ["c"], ["y"], name=relu),
+        ],
+        "net",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 8, 6, 6])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 16, 6, 6])],
+        [numpy_helper.from_array(value, name) for name, value in tensors.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
+@pytest.mark.parametrize(
+    ("conv", "relu", "expected"),
+    [
+        ("/layer1/layer1.0/Conv", "act", "/layer1/layer1.0/Conv + /layer1/layer1.0/Conv.add + act"),
+        ("same", "same", "same + same.add + same.relu"),
+        ("", "", "conv2d + add + relu"),
+        ("odd name: 1", "a::1", "odd name: 1 + odd name: 1.add + a::1"),
+    ],
+)
+def test_operators_of_onnx_keep_their_names(conv: str, relu: str, expected: str) -> None:
+    model = ts.compile(onnx_network(conv, relu), TARGET, cpu_threads=1)
+    assert [n for n in node_names(model) if "channels" not in n] == [expected]
+    assert model.plan.regions[0].operators == tuple(expected.split(" + "))
+    owner = expected.split(" + ")[0]
+    assert all(node.name.startswith(f"{owner}.") for node in model.graph.prepare)
+
+
+@pytest.mark.parametrize("network", [("squeezenet1_1", 67), ("mobilenet_v3_small", 64)])
+def test_every_operator_is_in_one_node(network: Networks) -> None:
+    """Views are in none; nothing is in two."""
+    name, size = network
+    model = ts.compile(zoo.build(name, size=size), TARGET, cpu_threads=1)
+    operators = [op for region in model.plan.regions for op in region.operators]
+    named = Counter(op for node in node_names(model) for op in node.split(" + "))
+    missing = [op for op in operators if op not in named]
+    assert not [op for op in missing if not op.startswith(("concat", "flatten", "reshape"))]
+    assert max(named.values()) == 1
+    extra = [op for op in named if op not in operators]
+    assert all(any(op.startswith(f"{o}.") for o in operators) for op in extra), extra
+    assert len(set(node_names(model))) == len(node_names(model))
+
+
+def test_names_reach_the_timeline_the_profile_and_the_trace() -> None:
+    model = ts.compile(onnx_network("first", "second"), TARGET, cpu_threads=1)
+    name = "first + first.add + second"
+    assert name in node_names(model)
+    assert name in [span.name for region in model.timeline().regions for span in region.spans]
+    assert name in json.dumps(model.timeline().to_chrome())
+    assert name in repr(model.profile(1))
+
+
+def test_parts_on_several_processors_have_the_names_of_the_plan() -> None:
+    plan = {
+        "format": "tvm_stretch.plan",
+        "version": 1,
+        "processors": ["cpu", "fake"],
+        "regions": [
+            {"name": "a", "processor": "cpu", "operators": ["conv.p0", "conv.add.p0", "act.p0"]},
+            {"name": "b", "processor": "fake", "operators": ["conv.p1", "conv.add.p1", "act.p1"]},
+            {"name": "c", "processor": "cpu", "operators": ["act"]},
+        ],
+        "shares": {"conv": [8, 8]},
+        "refusals": [],
+    }
+    model = ts.compile(onnx_network("conv", "act"), [TARGET, fake_processor()], plan=plan)
+    kernels = [
+        name for name in node_names(model) if name.startswith("conv") and "channels" not in name
+    ]
+    assert kernels == [f"conv.p{k} + conv.add.p{k} + act.p{k}" for k in (0, 1)]
+
+
+def test_what_has_no_name_helps_the_next_operator_or_the_last() -> None:
+    """One kernel for each binding: nothing is fused here."""
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 8), "float32"))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            first = bb.emit(relax.op.nn.softmax(x))
+            named = bb.emit(relax.op.nn.softmax(first), name_hint="chosen")
+            last = bb.emit_output(relax.op.nn.softmax(named))
+        bb.emit_func_output(last)
+    lowered = relax.transform.LegalizeOps()(bb.get())
+    after = NameKernels()(relax.transform.FuseOps()(MarkOperators()(lowered)))
+    assert variables(after) == ["chosen.softmax", "chosen", "chosen.softmax.2"]
+
+
+def test_a_function_without_names_takes_those_of_its_kernels() -> None:
+    mod = module(lambda x: relax.op.nn.softmax(relax.op.add(x, random_const(8))), (4, 8))
+    lowered = relax.transform.AnnotateTIROpPattern()(relax.transform.LegalizeOps()(mod))
+    after = NameKernels()(relax.transform.FuseOps()(MarkOperators()(lowered)))
+    assert all(name.rstrip("0123456789") not in ("lv", "gv") for name in variables(after))
+
+
+def variables(mod: tvm.IRModule) -> list[str]:
+    return [binding.var.name for block in mod["main"].body.blocks for binding in block.bindings]
