@@ -1,9 +1,9 @@
 """Carry out the branching choices of a plan, and remember which processor each part belongs to.
 
-    shares {"conv2d": (40, 24)}             conv2d.p0, relu.p0 -> processor 0
-    splits (RowSplit("x", "y", (3, 2)),) -> conv2d1.p1, ..     -> processor 1
-                                            conv2d5.r1, ..     -> processor 1
-                                            concat, sums, ..   -> whoever the plan says
+shares {"conv2d": (40, 24)}             conv2d.p0, relu.p0 -> processor 0
+splits (RowSplit("x", "y", (3, 2)),) -> conv2d1.p1, ..     -> processor 1
+conv2d5.r1, ..     -> processor 1
+concat, sums, ..   -> whoever the plan says
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ def branch(
     """
     if not shares and not splits:
         return Branching(mod, {})
+    known = set(Calls(mod["main"]).calls)
     reduced = [taking_part(split) for split in splits]
     try:
         mod, segments = branch_segments(mod, [split for split, _ in reduced])
@@ -77,7 +78,7 @@ def branch(
         for name in names
     }
     for name in Calls(mod["main"]).calls:
-        part = _PART.search(name)
+        part = None if name in known else _PART.search(name)
         if part is not None:
             owners[name] = int(part.group(1))
     return Branching(mod, owners)

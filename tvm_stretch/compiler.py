@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import tvm
 from tvm import relax
 
-from tvm_stretch.branching import branch
-from tvm_stretch.contest import MeasureError, compare, trace, winner
+from tvm_stretch.branching import Branching, branch
+from tvm_stretch.contest import MeasureError
+from tvm_stretch.decide import decide
 from tvm_stretch.frontend import load_network
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.merge_regions import kernels_of, merge_regions
@@ -28,10 +28,8 @@ from tvm_stretch.plan import Plan, PlanLike
 from tvm_stretch.processors import TargetLike, drop_absent, make_processors
 from tvm_stretch.runtime.build import build_model
 from tvm_stretch.runtime.model import Model
-from tvm_stretch.search import Candidate, measured_speeds, shared_plan, single_plans
+from tvm_stretch.search.realise import Candidate
 from tvm_stretch.targets.processor import Processor
-
-_TIMELINES = 5
 
 
 def compile(
@@ -53,7 +51,7 @@ def compile(
             ``tvm.target.Target``; or as ``Processor``.  Plain ``"llvm"`` means this machine's CPU
             with all its features, ``"opencl"`` its first OpenCL device.
         plan: which processor runs which operators: a ``Plan``, the path of its JSON file, or a
-            dict.  By default the fastest of those that `search.py` proposes, measured here;
+            dict.  By default the fastest of those that `search` proposes, measured here;
             several processors only where they are faster than one. Targets whose device this
             machine lacks are then left out, and the plan says so.
         shapes: shapes of inputs whose dimensions the network leaves open.
@@ -86,56 +84,20 @@ def _fastest(
     placeable: Sequence[Processor],
     observer: _Observer,
 ) -> Model:
-    """The winner of `_contest`; if a device fails meanwhile, what the CPU makes of the network."""
+    """The winner of `decide`; if a device fails meanwhile, what the CPU makes of the network."""
+
+    def build(candidate: Candidate) -> Model:
+        plan, branched = candidate.plan, candidate.branched
+        return _build(mod, plan, processors, placeable, observer, branched)
+
     try:
-        return _contest(mod, processors, placeable, observer)
+        return decide(mod, processors, placeable, build)
     except MeasureError as error:
         left = [processor for processor in placeable if processor.kind == "cpu"]
         if not left:
             raise
         model = _build(mod, None, left, left, observer)
         return model.with_reason(f"cpu alone: measuring the others failed: {error}")
-
-
-def _contest(
-    mod: tvm.IRModule,
-    processors: Sequence[Processor],
-    placeable: Sequence[Processor],
-    observer: _Observer,
-) -> Model:
-    """Build what may be fastest, measure, keep the winner; one processor unless several win."""
-
-    def build(candidate: Candidate) -> Model:
-        return _build(mod, candidate.plan, processors, placeable, observer)
-
-    singles = single_plans(mod, placeable)
-    if not singles:
-        return _build(mod, None, processors, placeable, observer)
-    if not all(processor.runs_here for processor in placeable):
-        reason = f"{singles[0].what}: not measured, for another machine"
-        return build(singles[0]).with_reason(reason)
-    models = [build(candidate) for candidate in singles]
-    alone = compare(models)
-    best = min(range(len(models)), key=lambda index: alone[index].seconds)
-    speeds = [1 / outcome.seconds for outcome in alone]
-    shared = shared_plan(mod, placeable, lambda _: speeds) if len(singles) > 1 else None
-    if shared is None:
-        return models[best].with_reason(f"{singles[best].what}: no layer is worth sharing")
-    contest = [(singles[best], models[best]), (shared, build(shared))]
-    timelines = trace(contest[1][1], _TIMELINES)
-    balanced = shared_plan(mod, placeable, measured_speeds(shared.plan, timelines))
-    if balanced is not None and balanced.plan != shared.plan:
-        contest.append((replace(balanced, what=f"{balanced.what}, balanced"), build(balanced)))
-    outcomes = compare([model for _, model in contest])
-    index = winner(outcomes)
-    return contest[index][1].with_reason(
-        "; ".join(
-            f"{candidate.what}: {outcome.seconds * 1e3:.2f} ms (x{outcome.ratio:.2f}, "
-            f"95 % {outcome.low:.2f} to {outcome.high:.2f})"
-            for (candidate, _), outcome in zip(contest, outcomes, strict=True)
-        )
-        + f"; chosen: {contest[index][0].what}"
-    )
 
 
 def _join(*reasons: str) -> str:
@@ -148,15 +110,16 @@ def _build(
     processors: Sequence[Processor],
     placeable: Sequence[Processor],
     observer: _Observer,
+    branched: Branching | None = None,
 ) -> Model:
-    """From the canonical module to a model, by the plan."""
+    """From the canonical module to a model, by the plan; `branched` is what that makes of it."""
     names = [processor.name for processor in processors]
-    owners: Mapping[str, int] = {}
     if requested is not None:
         requested = fit_processors(requested, names, placeable)
-        branched = branch(mod, requested.shares, requested.splits, processors)
-        mod, owners = branched.mod, branched.owners
+        branched = branched or branch(mod, requested.shares, requested.splits, processors)
+        mod = branched.mod
         observer.see("branched", mod)
+    owners = {} if branched is None else branched.owners
     chosen = choose_plan(mod["main"], names, placeable, requested, owners)
     mod = _apply(TagOperators(chosen), mod)
     observer.see("TagOperators", mod)

@@ -69,10 +69,18 @@ class OperatorGraph:
     Args:
         function: canonical Relax.
         fuse: one group per kernel; False gives one group per operator.
+        where: something of each operator, such as its processor; only equal ones are fused.
     """
 
-    def __init__(self, function: relax.Function, *, fuse: bool = True) -> None:
+    def __init__(
+        self,
+        function: relax.Function,
+        *,
+        fuse: bool = True,
+        where: Mapping[str, object] | None = None,
+    ) -> None:
         self.operators = Operators(function)
+        self._where = where or {}
         self.inputs = self.operators.params
         self._views = {op.name for op in self.operators if _is_view(op)}
         self._sources: dict[str, tuple[str, ...]] = {}
@@ -135,6 +143,8 @@ class OperatorGraph:
             name = ahead.pop()
             kernel = members.get(name)
             if kernel is None or name in found:
+                continue
+            if self._where.get(name) != self._where.get(operator.name):
                 continue
             if all(op.kind in POINTWISE or op.kind.startswith(_ANCHORS) for op in kernel):
                 found.append(name)

@@ -73,13 +73,14 @@ class Model:
                 "expected a model that was just compiled for with_reason, got a loaded one; "
                 "compile it again"
             )
-        plan = {**self.graph.plan, "reason": reason}
-        graph = dataclasses.replace(self.graph, plan=plan)
-        return Model.from_parts(dataclasses.replace(self._parts, graph=graph))
+        graph = dataclasses.replace(self.graph, plan={**self.graph.plan, "reason": reason})
+        return Model(self.module, parts=dataclasses.replace(self._parts, graph=graph))
 
     @functools.cached_property
     def graph(self) -> Graph:
         """The nodes, tensors and memory plan that the executor runs."""
+        if self._parts is not None:
+            return self._parts.graph
         return Graph.from_json(self.module["graph"]())
 
     @functools.cached_property

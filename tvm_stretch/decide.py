@@ -1,0 +1,100 @@
+"""Do no harm: build what may be fastest, measure it beside one processor alone, keep the winner.
+
+    search ──> cpu alone, 22 ms predicted        ──build, measure in turns──> the faster one,
+               30 layers in shares, 12 ms                                     and why
+
+Costs that nobody measured may be wrong by far: then the plan's own run says how fast each processor
+really is, and if their ratio is another one, the search answers once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median
+
+import tvm
+
+from tvm_stretch.contest import Outcome, compare, trace, winner
+from tvm_stretch.runtime.model import Model
+from tvm_stretch.runtime.timeline import Timeline
+from tvm_stretch.search import Found, search
+from tvm_stretch.search.costs import planning_costs
+from tvm_stretch.search.realise import Candidate
+from tvm_stretch.targets.processor import Processor
+
+_TIMELINES = 5
+_SURPRISING = 1.2
+"""Another ratio of the processors' speeds than predicted, by more than this, is worth a second
+search; less is what the launches in a traced run make of it."""
+
+
+def decide(
+    mod: tvm.IRModule,
+    processors: Sequence[Processor],
+    placeable: Sequence[Processor],
+    build: Callable[[Candidate], Model],
+) -> Model:
+    """The fastest model of a network; one processor unless several win beyond doubt.
+
+    Args:
+        mod: the canonical module.
+        processors: all of the model's, the CPU first.
+        placeable: those that operators may be placed on.
+        build: makes a model of a candidate.
+
+    Raises:
+        MeasureError: a model failed while it was measured.
+        UnsupportedError: no processor supports one of the operators.
+    """
+    costs = planning_costs([p if p in placeable else _not_asked_for(p) for p in processors])
+    found = search(mod, costs)
+    if not found.rivals or not all(processor.runs_here for processor in placeable):
+        candidate = (found.singles or found.rivals)[0]
+        why = found.notes if not found.rivals else ("not measured, for another machine",)
+        return build(candidate).with_reason("; ".join((_predicted(candidate), *why)))
+    if not found.singles:
+        rival = found.rivals[0]
+        return build(rival).with_reason(f"{_predicted(rival)}; no processor supports everything")
+    entries = [(found.rivals[0], build(found.rivals[0]))]
+    if not costs.trusted:
+        factors = _surprise(found.rivals[0], trace(entries[0][1], _TIMELINES))
+        if max(factors) > _SURPRISING * min(factors):
+            found = search(mod, costs.corrected(factors))
+            entries += [(rival, build(rival)) for rival in found.rivals]
+    entries.insert(0, (found.singles[0], build(found.singles[0])))
+    outcomes = compare([model for _, model in entries])
+    index = winner(outcomes)
+    reason = _report([candidate for candidate, _ in entries], outcomes, index, found)
+    return entries[index][1].with_reason(reason)
+
+
+def _not_asked_for(processor: Processor) -> Processor:
+    """The CPU where it is not among the targets: it only holds inputs and outputs."""
+    return replace(processor, rules=(), refuse=lambda _: "it is not among the targets")
+
+
+def _surprise(candidate: Candidate, timelines: Sequence[Timeline]) -> tuple[float, ...]:
+    """How much slower each processor's kernels were than predicted; 1 for those without any."""
+    factors = []
+    for name, predicted in zip(candidate.plan.processors, candidate.busy, strict=True):
+        usages = [usage for timeline in timelines for usage in timeline.usage]
+        measured = median([u.kernels for u in usages if u.processor == name] or [0])
+        factors.append(measured / predicted if measured and predicted else 1.0)
+    return tuple(factors)
+
+
+def _predicted(candidate: Candidate) -> str:
+    return f"{candidate.what}: predicted {candidate.ns / 1e6:.3f} ms"
+
+
+def _report(
+    candidates: Sequence[Candidate], outcomes: Sequence[Outcome], index: int, found: Found
+) -> str:
+    """Every model that ran, what was chosen against what, and what was not built."""
+    measured = [
+        f"{_predicted(candidate)}, measured {outcome.seconds * 1e3:.3f} ms (x{outcome.ratio:.2f}, "
+        f"95 % {outcome.low:.2f} to {outcome.high:.2f})"
+        for candidate, outcome in zip(candidates, outcomes, strict=True)
+    ]
+    return "; ".join((*measured, *found.notes, f"chosen: {candidates[index].what}"))

@@ -1,0 +1,109 @@
+"""Which plans are worth building for a network: predicted, the most promising first.
+
+    canonical module ── network.py ──> pieces between meeting points
+        options.py, splitting.py       for each piece: {one processor, a scheduler's order, shares of
+                                       output channels, bands of rows, shares of channels}
+        chain.py                       dynamic programming over the chain, hand-overs included
+        realise.py                     plan: regions, predicted times, a scheduler's order
+
+Costs come from `costs.py`: measured kernels of this machine, or typical processors. A plan never
+ships because of a prediction alone: the compiler builds what comes from here and measures it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tvm
+
+from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.passes.calls import Calls
+from tvm_stretch.search.chain import ChainSearch
+from tvm_stretch.search.costs import Costs
+from tvm_stretch.search.network import Network
+from tvm_stretch.search.options import Option
+from tvm_stretch.search.realise import Candidate, alone, realise
+
+_DOUBT = (1.25, 1.02)
+"""A plan is worth building if it is predicted to take at most this many times the best processor
+alone, by costs that nobody measured, and by measured ones."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found.
+
+    Attributes:
+        singles: everything on one processor, the fastest first; empty if none supports it all.
+        rivals: plans for several processors that may be faster, the most promising first.
+        notes: for people: what else was looked at, and why it is not among them.
+    """
+
+    singles: tuple[Candidate, ...]
+    rivals: tuple[Candidate, ...]
+    notes: tuple[str, ...] = ()
+
+
+def search(mod: tvm.IRModule, costs: Costs, most: int = 1) -> Found:
+    """Plans for a canonical module.
+
+    Args:
+        mod: the module.
+        costs: of the processors that operators may be placed on, in the model's order.
+        most: how many plans for several processors to work out.
+
+    Raises:
+        UnsupportedError: no processor supports one of the operators.
+    """
+    _require_support(mod, costs)
+    network = Network(mod)
+    chains = ChainSearch(network, costs)
+    singles = [alone(network, costs, place) for place in range(len(costs.processors))]
+    ranked = sorted(filter(None, singles), key=lambda single: single.ns)
+    if len(costs.processors) < 2:
+        return Found(tuple(ranked), ())
+    limit = _DOUBT[costs.trusted] * ranked[0].ns if ranked else float("inf")
+    found = sorted((chains.best(splits=splits) for splits in (True, False)), key=lambda c: c.ns)
+    rivals: list[Candidate] = []
+    notes: list[str] = []
+    for chain in found[: 1 if found[0].ns == found[1].ns else 2]:
+        what = _describe(chain.options)
+        predicted = f"{what}: predicted {chain.ns / 1e6:.3f} ms"
+        if not any(option.uses_several for option in chain.options) and ranked:
+            notes.append("no way to use several processors is predicted to be faster")
+        elif chain.ns > limit or len(rivals) == most:
+            notes.append(predicted)
+        else:
+            rival = realise(network, costs, chain.options, what)
+            if isinstance(rival, str):
+                notes.append(f"{what}: a part is refused, {rival}")
+            else:
+                rivals.append(rival)
+    return Found(tuple(ranked), tuple(rivals), tuple(dict.fromkeys(notes)))
+
+
+def _require_support(mod: tvm.IRModule, costs: Costs) -> None:
+    for name, call in Calls(mod["main"]).calls.items():
+        reasons = [(p.name, p.why_not(call)) for p in costs.processors]
+        if all(reason is not None for _, reason in reasons):
+            texts = "; ".join(f"{name} on {who}: {reason}" for who, reason in reasons)
+            raise UnsupportedError(
+                "expected operators that one of the processors supports, got others: "
+                f"{texts}; replace them in the network"
+            )
+
+
+def _describe(options: Sequence[Option]) -> str:
+    """``30 layers in shares, 2 segments in rows, 3 pieces scheduled``."""
+    shared = sum(len(option.shares) for option in options)
+    rows = sum(option.what.startswith("rows") for option in options)
+    channels = sum(option.what.startswith("channels") for option in options)
+    scheduled = sum(option.what.startswith("scheduled") for option in options)
+    counts = (
+        (shared, "layers in shares"),
+        (rows, "segments in rows"),
+        (channels, "segments in channels"),
+        (scheduled, "segments scheduled"),
+    )
+    return ", ".join(f"{count} {words}" for count, words in counts if count) or "one by one"

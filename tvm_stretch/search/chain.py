@@ -1,0 +1,136 @@
+"""Dynamic programming over the chain of pieces: which option for each, hand-overs included.
+
+A state is what a piece finds when it begins: which processors hold what it reads, and in which
+parts. For each state only the past that is done first is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from tvm_stretch.search.clock import Clock
+from tvm_stretch.search.clock import Piece as Held
+from tvm_stretch.search.costs import Costs
+from tvm_stretch.search.network import Network, Piece
+from tvm_stretch.search.options import Option, Options, Widths
+from tvm_stretch.search.splitting import LENGTHS, Splitting
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The options that together compute the network, and when they are predicted to be done."""
+
+    options: tuple[Option, ...]
+    ns: int
+
+
+@dataclass
+class _State:
+    clock: Clock
+    forms: Mapping[str, Widths]
+    before: _State | None = None
+    option: Option | None = None
+
+    def options(self) -> Iterator[Option]:
+        """From the last to the first."""
+        state: _State | None = self
+        while state is not None and state.option is not None:
+            yield state.option
+            state = state.before
+
+
+@dataclass
+class ChainSearch:
+    """See the module docstring."""
+
+    network: Network
+    costs: Costs
+    _followed: dict[object, list[Option]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.options = Options(self.network, self.costs)
+        self.splitting = Splitting(self.network, self.costs)
+
+    def best(self, splits: bool = True) -> Chain:
+        """The fastest chain of all options.
+
+        Args:
+            splits: whether they may be splits by rows or by channels, or scheduled.
+        """
+        pieces = self.network.pieces
+        states: list[dict[object, _State]] = [{} for _ in range(len(pieces) + 1)]
+        states[0][()] = _State(self._begin(), {})
+        for index in range(len(pieces)):
+            fixed = list(self._fixed(index)) if splits else []
+            for state in list(states[index].values()):
+                for option in self._follow(index, state.forms):
+                    self._extend(states, state, option, index, 1)
+                for option, length in fixed:
+                    if not self._kept_apart(pieces[index], state.forms):
+                        self._extend(states, state, option, index, length)
+        last = min(states[-1].values(), key=self._done)
+        return Chain(tuple(reversed(list(last.options()))), self._done(last))
+
+    def _begin(self) -> Clock:
+        """The caller's inputs are with the first processor."""
+        inputs = {
+            name: [Held(0, 0, self.network.operators.bytes(name))]
+            for name in self.network.graph.inputs
+        }
+        return Clock([0] * len(self.costs.processors), self.costs.hand_over, inputs)
+
+    def _done(self, state: _State) -> int:
+        """When the first processor, the caller's, has the outputs."""
+        outputs = self.network.pieces[-1].exits
+        clock = state.clock
+        held = [piece for name in outputs for piece in clock.tensors[name]]
+        coming = [self.costs.hand_over(p.place, 0, p.bytes) for p in held if p.place]
+        return clock.when(outputs) + max(coming, default=0)
+
+    def _fixed(self, index: int) -> Iterator[tuple[Option, int]]:
+        """Options that do not depend on the state, and how many pieces they compute."""
+        pieces = self.network.pieces
+        if len(self.costs.processors) < 2:
+            return
+        scheduled = self.options.scheduled(pieces[index])
+        if scheduled is not None:
+            yield scheduled, 1
+        for option in self.splitting.channels(pieces[index]):
+            yield option, 1
+        for length in LENGTHS:
+            if index + length <= len(pieces):
+                for option in self.splitting.rows(pieces[index : index + length]):
+                    yield option, length
+
+    def _follow(self, index: int, forms: Mapping[str, Widths]) -> list[Option]:
+        key = (index, tuple(forms.items()))
+        if key not in self._followed:
+            self._followed[key] = list(self.options.of_piece(self.network.pieces[index], forms))
+        return self._followed[key]
+
+    def _kept_apart(self, piece: Piece, forms: Mapping[str, Widths]) -> bool:
+        """Whether a kernel of the piece would stay in the parts that it reads."""
+        return bool(forms) and any(
+            self.options.kept_parts(group, forms) is not None for group in piece.groups
+        )
+
+    def _extend(
+        self,
+        states: list[dict[object, _State]],
+        state: _State,
+        option: Option,
+        index: int,
+        length: int,
+    ) -> None:
+        clock = state.clock.copy()
+        clock.run(option.steps)
+        exits = self.network.pieces[index + length - 1].exits
+        clock.keep(exits)
+        forms = {name: w for name, w in {**state.forms, **option.forms}.items() if name in exits}
+        found = _State(clock, forms, state, option)
+        places = tuple(tuple(p.place for p in clock.tensors[name]) for name in exits)
+        key = (places, tuple(sorted(forms.items())))
+        known = states[index + length].get(key)
+        if known is None or clock.when(exits) < known.clock.when(exits):
+            states[index + length][key] = found

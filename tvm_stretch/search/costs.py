@@ -1,0 +1,195 @@
+"""What the search knows of costs: kernels, parts of kernels, hand-overs, working together.
+
+A part of a kernel is taken from a straight line through the whole and the half:
+
+    conv 64 -> 128 channels on cpu: 1.00 ms, 64 -> 64 channels: 0.52 ms    ->    48 of 128: 0.40 ms
+
+so that a search that asks for hundreds of ratios asks the cost model twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from tvm.ir import GenericConst
+
+from tvm_stretch.cost.analytic import AnalyticModel, default_speed
+from tvm_stretch.cost.describe import Epilogue
+from tvm_stretch.cost.features import Features
+from tvm_stretch.cost.groups import convolution_features, epilogue_of, group_features
+from tvm_stretch.cost.prediction import CostModel
+from tvm_stretch.graph import Group
+from tvm_stretch.scheduling.problem import TransferCost
+from tvm_stretch.targets.kernels import blocks
+from tvm_stretch.targets.kernels.choose import ConvShape
+from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.processor import Processor
+
+Along = Literal["outputs", "inputs", "rows"]
+"""What a part has fewer of: output channels, input channels (and summands), rows."""
+
+_SIZES = (0, 4 << 10, 64 << 10, 1 << 20, 8 << 20)
+_MEETING_NS, _CACHED_PER_NS = 4_000, 100.0
+"""Processors that are cores of one CPU: a meeting and a launch, and bytes through shared caches."""
+
+_COPIED_PER_NS = 8.0  # bytes that a core copies in a nanosecond, both directions together
+
+
+@dataclass
+class Costs:
+    """Nanoseconds that the search predicts.
+
+    Attributes:
+        processors: those that operators may be placed on; costs name them by their place.
+        models: the cost model of each of them, by name.
+        hand_over: nanoseconds from the end of a kernel to the start of its reader elsewhere, by
+            places of writer and reader and bytes.
+        together: how much longer kernels take while other processors work.
+        source: where the numbers come from, for people.
+        trusted: whether they were measured on this machine.
+        factors: what every kernel of a processor is multiplied by.
+    """
+
+    processors: tuple[Processor, ...]
+    models: Mapping[str, CostModel]
+    hand_over: Callable[[int, int, int], int]
+    together: tuple[float, ...]
+    source: str
+    trusted: bool
+    factors: tuple[float, ...] = ()
+    _wholes: dict[tuple[str, int], int | None] = field(default_factory=dict)
+    _halves: dict[tuple[str, int, Along], int] = field(default_factory=dict)
+    _known: dict[tuple[int, Features], int] = field(default_factory=dict)
+    _last: tuple[Group, VectorMachine, tuple[Features, ...]] | None = None
+
+    def __post_init__(self) -> None:
+        """Nothing is corrected at first."""
+        self.factors = self.factors or (1.0,) * len(self.processors)
+
+    def whole(self, group: Group, place: int) -> int | None:
+        """A kernel on a processor; None where one of its operators is refused."""
+        key = (group.name, place)
+        if key not in self._wholes:
+            self._wholes[key] = self.of(group, place)
+        return self._wholes[key]
+
+    def of(self, group: Group, place: int) -> int | None:
+        """As `whole`, for kernels of a branched network."""
+        processor = self.processors[place]
+        if any(processor.why_not(op.call) is not None for op in group.operators):
+            return None
+        last = self._last
+        if last is None or last[0] is not group or last[1] != processor.machine:
+            features = group_features(group, processor.machine)
+            last = self._last = (group, processor.machine, features)
+        return self._predict(place, last[2])
+
+    def corrected(self, factors: Sequence[float]) -> Costs:
+        """The same costs, every processor slower by its factor."""
+        return replace(
+            self,
+            factors=tuple(a * b for a, b in zip(self.factors, factors, strict=True)),
+            source=f"{self.source}, corrected by a run",
+            _wholes={},
+            _halves={},
+            _known={},
+        )
+
+    def part(self, group: Group, place: int, along: Along, fraction: float) -> int:
+        """A part of a kernel, on a processor that supports it, while others work too."""
+        whole = self.whole(group, place)
+        assert whole is not None
+        key = (group.name, place, along)
+        if key not in self._halves:
+            self._halves[key] = min(whole, self._half(group, place, along, whole))
+        half = self._halves[key]
+        line = whole - 2 * (whole - half) * (1 - fraction)
+        return round(self.together[place] * max(half * fraction, line))
+
+    def copy(self, place: int, size: int) -> int:
+        """Reading and writing ``size`` bytes, as slices, concatenations and sums do."""
+        return self.start(place) + round(2 * size / _COPIED_PER_NS)
+
+    def start(self, place: int) -> int:
+        """A kernel without work."""
+        model = self.models[self.processors[place].name]
+        base = model if isinstance(model, AnalyticModel) else getattr(model, "base", None)
+        return round(base.speed.start_ns) if isinstance(base, AnalyticModel) else 0
+
+    def transfers(self) -> list[list[TransferCost]]:
+        """Hand-overs as schedulers want them."""
+        places = range(len(self.processors))
+        return [
+            [TransferCost(tuple((s, self.hand_over(p, q, s)) for s in _SIZES)) for q in places]
+            for p in places
+        ]
+
+    def _predict(self, place: int, features: Sequence[Features]) -> int:
+        missing = [f for f in features if (place, f) not in self._known]
+        if missing:
+            model = self.models[self.processors[place].name]
+            for feature, answer in zip(missing, model.predict_all(missing), strict=True):
+                self._known[place, feature] = round(self.factors[place] * answer.nanoseconds)
+        return sum(self._known[place, feature] for feature in features)
+
+    def _half(self, group: Group, place: int, along: Along, whole: int) -> int:
+        anchor = group.anchor
+        is_conv = anchor.kind == "nn.conv2d" and isinstance(anchor.call.args[1], GenericConst)
+        shape = blocks.conv_shape(anchor.call) if is_conv else None
+        smaller = None if shape is None else _half_shape(shape, along)
+        if smaller is None:
+            return (whole + self.start(place)) // 2
+        epilogue = epilogue_of(group, anchor)
+        halved = Epilogue(epilogue.flops / 2, epilogue.bytes // 2)
+        machine = self.processors[place].machine
+        return self._predict(place, convolution_features(smaller, halved, machine))
+
+
+def _half_shape(shape: ConvShape, along: Along) -> ConvShape | None:
+    """A convolution with half of the channels or rows; None if it cannot be halved."""
+    inputs, outputs, groups = shape.in_channels // 2, shape.out_channels // 2, shape.groups // 2
+    if along == "rows":
+        height, width = shape.in_size
+        return (
+            replace(shape, in_size=(height // 2, width)) if height // 2 >= shape.kernel[0] else None
+        )
+    if shape.groups > 1:
+        if not groups or shape.groups % 2:
+            return None
+        return replace(shape, in_channels=inputs, out_channels=outputs, groups=groups)
+    if not (inputs if along == "inputs" else outputs):
+        return None
+    return (
+        replace(shape, in_channels=inputs)
+        if along == "inputs"
+        else replace(shape, out_channels=outputs)
+    )
+
+
+def planning_costs(processors: Sequence[Processor]) -> Costs:
+    """What is known of processors: typical costs of their kinds, where nobody measured them."""
+    models = {
+        p.name: AnalyticModel(default_speed(p.kind, p.threads, p.machine.group_items == 1))
+        for p in processors
+    }
+    speeds = [models[processor.name].speed for processor in processors]
+    share_caches = [processor.machine.group_items == 1 for processor in processors]
+
+    def hand_over(writer: int, reader: int, size: int) -> int:
+        if writer == reader:
+            return 0
+        if share_caches[writer] and share_caches[reader]:
+            return round(_MEETING_NS + size / _CACHED_PER_NS)
+        slower = min(speeds[writer].bytes_per_ns, speeds[reader].bytes_per_ns)
+        return round(max(speeds[writer].handover_ns, speeds[reader].handover_ns) + size / slower)
+
+    return Costs(
+        processors=tuple(processors),
+        models=models,
+        hand_over=hand_over,
+        together=(1.0,) * len(processors),
+        source="typical of such processors, nothing was measured on this machine (ts.measure)",
+        trusted=False,
+    )

@@ -1,0 +1,106 @@
+"""A network as the search sees it: a chain of pieces between meeting points.
+
+    input -> [conv, pool] -> [conv, conv, add] -> [conv, conv, add] -> [mean, dense] -> output
+
+A network whose ways never meet is one piece.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import lcm
+
+import tvm
+
+from tvm_stretch.graph import Group, OperatorGraph
+from tvm_stretch.passes.detect_meeting_points import (
+    MeetingPoints,
+    Segment,
+    detect_meeting_points,
+)
+from tvm_stretch.passes.operators import POINTWISE, Operator
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """What lies between two meeting points, in kernels.
+
+    Attributes:
+        groups: its kernels in program order.
+        entries: the inputs and earlier kernels that it or later pieces read.
+        exits: the inputs and kernels that later pieces read.
+        start: the tensor at its beginning, empty if it is no segment.
+        end: the tensor at its end, empty if it is no segment.
+    """
+
+    groups: tuple[Group, ...]
+    entries: tuple[str, ...]
+    exits: tuple[str, ...]
+    start: str = ""
+    end: str = ""
+
+
+class Network:
+    """The pieces of ``main``."""
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        self.mod = mod
+        self.graph = OperatorGraph.of(mod)
+        self.operators = self.graph.operators
+        self.pieces = self._pieces(detect_meeting_points(self.operators))
+
+    @cached_property
+    def group_of(self) -> dict[str, str]:
+        """The group of each operator that belongs to one."""
+        return {op.name: group.name for group in self.graph.groups for op in group.operators}
+
+    def channel_unit(self, operator: Operator, lanes: int) -> int:
+        """Shares of its channels are multiples of this: whole vectors, whole groups of readers."""
+        return lcm(lanes, *self._group_widths(operator))
+
+    def reads(self, group: Group) -> tuple[str, ...]:
+        """The inputs and kernels whose results the group reads; not what is constant."""
+        return tuple(name for name in group.reads if name in self._known)
+
+    @cached_property
+    def _known(self) -> frozenset[str]:
+        return frozenset(self.graph.inputs) | {group.name for group in self.graph.groups}
+
+    def _pieces(self, found: MeetingPoints) -> tuple[Piece, ...]:
+        """Segments, each kernel in that of its last operator; what no segment holds goes along."""
+        segment_of = {name: i for i, s in enumerate(found.segments) for name in s.operators}
+        members: list[list[Group]] = [[] for _ in range(max(1, len(found.segments)))]
+        current = 0
+        for group in self.graph.groups:
+            current = max(current, segment_of.get(group.name, current))
+            members[current].append(group)
+        pieces: list[Piece] = []
+        needed = tuple(name for name in self.graph.outputs if name in self._known)
+        for index in reversed(range(len(members))):
+            groups = tuple(members[index])
+            inside = {group.name for group in groups}
+            reads = [name for group in groups for name in self.reads(group)]
+            entries = tuple(dict.fromkeys(n for n in (*reads, *needed) if n not in inside))
+            ends = self._ends(found.segments[index], groups) if found.segments else ("", "")
+            pieces.append(Piece(groups, entries, needed, *ends))
+            needed = entries
+        return tuple(reversed(pieces))
+
+    def _ends(self, segment: Segment, groups: tuple[Group, ...]) -> tuple[str, str]:
+        """Start and end of a segment that holds just the operators of these kernels."""
+        own = {op.name for group in groups for op in group.operators}
+        kernels = {name for name in segment.operators if name in self.group_of}
+        return (segment.start.tensor, segment.end.tensor) if own == kernels else ("", "")
+
+    def _group_widths(self, operator: Operator) -> list[int]:
+        """Input channels of the groups of grouped convolutions that read the result."""
+        widths, waiting = [], [operator.name]
+        while waiting:
+            for name in self.operators.readers[waiting.pop()]:
+                reader = self.operators[name]
+                if reader.kind == "nn.conv2d" and reader.groups > 1:
+                    widths.append(reader.arg_shapes[1][1])
+                elif reader.kind in POINTWISE and len(reader.inputs) == 1:
+                    waiting.append(name)
+        return widths

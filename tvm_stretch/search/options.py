@@ -1,0 +1,290 @@
+"""What the search may do with a piece of the network.
+
+one processor     every kernel there, but what works by channels stays in the parts that it reads
+scheduled         kernels on several processors, by a scheduler
+shares            every processor computes some output channels of the large layers
+rows, channels    `splitting.py`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from tvm.ir import GenericConst
+
+from tvm_stretch.graph import Group
+from tvm_stretch.passes.operators import BINARY, UNARY
+from tvm_stretch.passes.splits import Split
+from tvm_stretch.scheduling.heft import schedule_heft
+from tvm_stretch.scheduling.problem import Operator as Task
+from tvm_stretch.scheduling.problem import Problem, Tensor
+from tvm_stretch.search.clock import Step
+from tvm_stretch.search.costs import Costs
+from tvm_stretch.search.network import Network, Piece
+
+Widths = tuple[int, ...]
+
+ALPHAS = (0.5, 0.1)
+"""Communication per computation that a split must stay below (NN-Stretch, equation 4): where there
+may still be something to win, and the paper's, which makes fewer meetings."""
+
+BETA = 1.0
+"""No branch takes longer than this many times the piece on its best processor (equation 5)."""
+
+_WORTH_MOVING = 0.95
+"""Shares differ from the processors' speeds only for more than this; equal shares of neighbouring
+layers need no slices where they are added."""
+
+
+@dataclass(frozen=True, eq=False)
+class Option:
+    """One way to compute a piece, or several pieces in a row.
+
+    Attributes:
+        what: in words.
+        steps: what runs, in an order in which it may run.
+        placed: the processor of each group that is computed whole.
+        forms: channels of the parts that exits are left in; those that are whole are not here.
+        shares: as in a plan.
+        splits: as in a plan.
+    """
+
+    what: str
+    steps: tuple[Step, ...]
+    placed: Mapping[str, int]
+    forms: Mapping[str, Widths] = field(default_factory=dict)
+    shares: Mapping[str, Widths] = field(default_factory=dict)
+    splits: tuple[Split, ...] = ()
+
+    @property
+    def uses_several(self) -> bool:
+        """Whether more than one processor works."""
+        return len({step.place for step in self.steps}) > 1
+
+
+class Options:
+    """Makes the options of the pieces of one network."""
+
+    def __init__(self, network: Network, costs: Costs) -> None:
+        self.network = network
+        self.costs = costs
+        self.places = range(len(costs.processors))
+        self._widths: dict[tuple[str, float], Widths | None] = {}
+
+    def of_piece(self, piece: Piece, forms: Mapping[str, Widths]) -> Iterator[Option]:
+        """The options that depend on the form in which the piece's entries come."""
+        homes = [p for p in self.places if self._runs_all(piece.groups, p)]
+        for home in homes:
+            yield self.follow(piece, forms, {}, lambda _, home=home: home, self._name(home))
+        if not homes:
+            yield self.follow(piece, forms, {}, self.best_place, "each where it is fastest")
+        done: list[Mapping[str, Widths]] = [{}]
+        for alpha in ALPHAS:
+            shares = self.worthwhile_shares(piece, alpha)
+            if shares not in done:
+                done.append(shares)
+                for home in homes or [None]:
+                    place = self.best_place if home is None else (lambda _, home=home: home)
+                    yield self.follow(piece, forms, shares, place, "shares of output channels")
+
+    # --- one processor, and shares ---
+
+    def follow(
+        self,
+        piece: Piece,
+        forms: Mapping[str, Widths],
+        shares: Mapping[str, Widths],
+        place_of: Callable[[Group], int],
+        what: str,
+    ) -> Option:
+        """Layers in the given shares; others in the parts that they read, or whole."""
+        held = dict(forms)
+        steps: list[Step] = []
+        placed: dict[str, int] = {}
+        for group in piece.groups:
+            widths = shares.get(group.anchor.name) or self.kept_parts(group, held)
+            reads = self.network.reads(group)
+            if widths is None:
+                placed[group.name] = place_of(group)
+                steps.append(self.whole_step(group, placed[group.name]))
+                continue
+            held[group.name] = widths
+            total = sum(widths)
+            data = self.network.graph.sources(group.anchor.inputs[:1])
+            for place, width in enumerate(widths):
+                if width:
+                    shared = group.anchor.name in shares
+                    sources = tuple((r, None if shared and r in data else place) for r in reads)
+                    ns = self.costs.part(group, place, "outputs", width / total)
+                    size = group.bytes * width // total
+                    steps.append(Step(group.name, place, ns, sources, size, place))
+        left = {name: held[name] for name in piece.exits if name in held}
+        return Option(what, tuple(steps), placed, left, shares)
+
+    def whole_step(self, group: Group, place: int) -> Step:
+        """All of a kernel on one processor."""
+        reads = tuple((name, None) for name in self.network.reads(group))
+        ns = self.costs.whole(group, place)
+        assert ns is not None
+        return Step(group.name, place, ns, reads, group.bytes)
+
+    def best_place(self, group: Group) -> int:
+        """The processor on which a kernel takes least."""
+        known = {p: ns for p in self.places if (ns := self.costs.whole(group, p)) is not None}
+        return min(known, key=known.__getitem__) if known else 0
+
+    def worthwhile_shares(self, piece: Piece, alpha: float) -> dict[str, Widths]:
+        """Shares of each layer of the piece that is large enough for its meeting."""
+        found = {}
+        for group in piece.groups:
+            key = (group.name, alpha)
+            if key not in self._widths:
+                self._widths[key] = self._best_widths(group, alpha)
+            widths = self._widths[key]
+            if widths is not None:
+                found[group.anchor.name] = widths
+        return found
+
+    def _best_widths(self, group: Group, alpha: float) -> Widths | None:
+        """The shares with which the layer is done first, if that beats one processor."""
+        anchor = group.anchor
+        shareable = (anchor.kind == "nn.conv2d" and anchor.groups == 1) or anchor.kind == "matmul"
+        if not shareable or not _has_constant_weight(group) or len(anchor.shape) < 2:
+            return None
+        known = {p: ns for p in self.places if (ns := self.costs.whole(group, p)) is not None}
+        if len(known) < 2:
+            return None
+        alone = min(known.values())
+        unit = self.network.channel_unit(anchor, self.costs.processors[0].machine.lanes)
+        best: tuple[int, Widths] | None = None
+        for places in (c for n in range(2, len(known) + 1) for c in combinations(known, n)):
+            meeting = max(
+                self.costs.hand_over(p, q, group.bytes // 2) for p in places for q in places
+            )
+            widths = self._aligned(group, {p: known[p] for p in places}, unit)
+            if widths is None or meeting > alpha * alone:
+                continue
+            slowest = self._slowest(group, widths)
+            if slowest <= BETA * alone and slowest + meeting < (best[0] if best else alone):
+                best = (slowest + meeting, widths)
+        return None if best is None else best[1]
+
+    def _aligned(self, group: Group, known: Mapping[int, int], unit: int) -> Widths | None:
+        """Channels in proportion to the processors' speeds (equation 6), a few units tried around."""
+        channels = group.anchor.shape[1]
+        units, rest = divmod(channels, unit)
+        if units < len(known):
+            return None
+        speed = {place: 1 / max(1, ns) for place, ns in known.items()}
+        exact = {place: units * s / sum(speed.values()) for place, s in speed.items()}
+        counts = {place: max(1, round(value)) for place, value in exact.items()}
+        largest = max(counts, key=counts.__getitem__)
+        counts[largest] += units - sum(counts.values())
+        if counts[largest] < 1:
+            return None
+
+        def widths(given: Mapping[int, int]) -> Widths:
+            last = max(given)
+            return tuple(
+                given.get(place, 0) * unit + (rest if place == last else 0) for place in self.places
+            )
+
+        best = widths(counts)
+        for _ in range(3):
+            times = {p: self.costs.part(group, p, "outputs", best[p] / channels) for p in counts}
+            slow, fast = max(times, key=times.__getitem__), min(times, key=times.__getitem__)
+            moved = {**counts, slow: counts[slow] - 1, fast: counts[fast] + 1}
+            if moved[slow] < 1:
+                break
+            if self._slowest(group, widths(moved)) > _WORTH_MOVING * max(times.values()):
+                break
+            counts, best = moved, widths(moved)
+        return best
+
+    def _slowest(self, group: Group, widths: Widths) -> int:
+        total = sum(widths)
+        return max(
+            self.costs.part(group, place, "outputs", width / total)
+            for place, width in enumerate(widths)
+            if width
+        )
+
+    def kept_parts(self, group: Group, held: Mapping[str, Widths]) -> Widths | None:
+        """The parts that SplitOutputs leaves a kernel in, because it works by channels."""
+        anchor = group.anchor
+        inputs = self.network.graph.sources(anchor.inputs)
+        widths = next((held[name] for name in inputs if name in held), None)
+        if widths is None or len(anchor.shape) < 2:
+            return None
+        supported = all(
+            self.costs.whole(group, place) is not None for place, w in enumerate(widths) if w
+        )
+        if not supported:
+            return None
+        if anchor.kind == "nn.conv2d" and anchor.groups > 1:
+            in_group = anchor.arg_shapes[1][1]
+            out_group = anchor.shape[1] // anchor.groups
+            if any(width % in_group for width in widths):
+                return None
+            return tuple(width // in_group * out_group for width in widths)
+        by_channel = anchor.kind in UNARY | BINARY | {"nn.max_pool2d", "nn.avg_pool2d"}
+        keeps = by_channel or (anchor.kind == "mean" and len(anchor.shape) == 4)
+        return widths if keeps and sum(widths) == anchor.shape[1] else None
+
+    # --- a scheduler ---
+
+    def scheduled(
+        self, piece: Piece, schedule: Callable[[Problem], object] = schedule_heft
+    ) -> Option | None:
+        """The kernels of a piece with branches on several processors."""
+        if len(self.places) < 2 or not self._forks(piece):
+            return None
+        result = schedule(self._problem(piece))
+        order = [i for i in result.sequence if i]
+        placed = {piece.groups[i - 1].name: result.placement[i] for i in order}
+        if len(set(placed.values())) < 2:
+            return None
+        steps = tuple(self.whole_step(piece.groups[i - 1], result.placement[i]) for i in order)
+        return Option(f"scheduled by {result.scheduler}", steps, placed)
+
+    def _forks(self, piece: Piece) -> bool:
+        readers: dict[str, int] = {}
+        for group in piece.groups:
+            for name in self.network.reads(group):
+                readers[name] = readers.get(name, 0) + 1
+        return any(count > 1 for count in readers.values())
+
+    def _problem(self, piece: Piece) -> Problem:
+        """The piece as a scheduling problem; operator 0 has the entries, on the first processor."""
+        index = dict.fromkeys(piece.entries, 0)
+        index |= {group.name: i for i, group in enumerate(piece.groups, start=1)}
+        home = (0, *[None] * (len(self.places) - 1))
+        tasks = [Task("entries", home)]
+        tasks += [
+            Task(group.name, tuple(self.costs.whole(group, p) for p in self.places))
+            for group in piece.groups
+        ]
+        readers: dict[str, list[int]] = {}
+        for group in piece.groups:
+            for name in self.network.reads(group):
+                readers.setdefault(name, []).append(index[group.name])
+        size = self.network.operators.bytes
+        tensors = [Tensor(n, size(n), index[n], tuple(r)) for n, r in readers.items()]
+        return Problem(
+            tuple(p.name for p in self.costs.processors),
+            tuple(tasks),
+            tuple(tensors),
+            tuple(map(tuple, self.costs.transfers())),
+        )
+
+    def _runs_all(self, groups: Sequence[Group], place: int) -> bool:
+        return all(self.costs.whole(group, place) is not None for group in groups)
+
+    def _name(self, place: int) -> str:
+        return f"all on {self.costs.processors[place].name}"
+
+
+def _has_constant_weight(group: Group) -> bool:
+    return isinstance(group.anchor.call.args[1], GenericConst)

@@ -1,0 +1,246 @@
+"""From chosen options to a plan: the passes' own operators, their regions, and when they run.
+
+What the search weighed in pieces is predicted once more here, for the network as it will be built.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tvm import relax
+
+from tvm_stretch.branching import Branching, branch
+from tvm_stretch.graph import Group, OperatorGraph
+from tvm_stretch.passes.calls import Calls
+from tvm_stretch.passes.operators import Operators
+from tvm_stretch.plan import Plan, PlannedRegion
+from tvm_stretch.regions import form_regions
+from tvm_stretch.scheduling.anneal import refine
+from tvm_stretch.scheduling.problem import Problem
+from tvm_stretch.scheduling.simulate import Timeline, run_sequence
+from tvm_stretch.search.costs import Costs
+from tvm_stretch.search.network import Network
+from tvm_stretch.search.options import Option
+
+_WORTH_REORDERING = 0.99
+"""A scheduler's order is taken only if it is predicted to take less than this of program order."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan, and what it is in words.
+
+    Attributes:
+        plan: with predictions.
+        what: for people.
+        ns: the predicted latency.
+        busy: predicted nanoseconds of kernels on each processor.
+        branched: the network with the plan's parts.
+    """
+
+    plan: Plan
+    what: str
+    ns: int
+    busy: tuple[int, ...]
+    branched: Branching
+
+
+def alone(network: Network, costs: Costs, place: int) -> Candidate | None:
+    """Everything on one processor, if it supports it all."""
+    times = [costs.whole(group, place) for group in network.graph.groups]
+    if None in times:
+        return None
+    total = sum(ns for ns in times if ns is not None)
+    processors = tuple(processor.name for processor in costs.processors)
+    operators = tuple(Calls(network.mod["main"]).calls)
+    region = PlannedRegion("r0", processors[place], operators, (0, total), "one processor")
+    plan = Plan(processors, (region,) if operators else (), costs=costs.source)
+    busy = tuple(total if p == place else 0 for p in range(len(processors)))
+    return Candidate(plan, f"{processors[place]} alone", total, busy, Branching(network.mod, {}))
+
+
+def realise(
+    network: Network, costs: Costs, options: Sequence[Option], what: str
+) -> Candidate | str:
+    """The plan of these options; or why it cannot be, if a processor refuses a part."""
+    shares = {name: widths for option in options for name, widths in option.shares.items()}
+    splits = tuple(split for option in options for split in option.splits)
+    processors = costs.processors
+    branched = branch(network.mod, shares, splits, processors)
+    main = branched.mod["main"]
+    wanted = {name: place for option in options for name, place in option.placed.items()}
+    placed = {op: wanted[g] for op, g in network.group_of.items() if g in wanted}
+    placed = _complete(main, {**placed, **branched.owners})
+    for name, call in Calls(main).calls.items():
+        reason = processors[placed[name]].why_not(call)
+        if reason is not None:
+            return f"{name} on {processors[placed[name]].name}: {reason}"
+    reorder = len(set(placed.values())) > 1
+    schedule = _Schedule(network, branched, costs, placed, reorder)
+    names = {name: processors[place].name for name, place in schedule.placed.items()}
+    regions = form_regions(main, names, schedule.order)
+    why = _reasons(network, options, main)
+    plan = Plan(
+        tuple(processor.name for processor in processors),
+        schedule.predict(regions, why),
+        shares=shares,
+        splits=splits,
+        costs=costs.source,
+    )
+    return Candidate(plan, what, schedule.ns, schedule.busy, branched)
+
+
+def _complete(main: relax.Function, placed: Mapping[str, int]) -> dict[str, int]:
+    """Views and other operators between: on the first processor that reads them, or makes them."""
+    calls = Calls(main)
+    reads = {n: [leaf.var.name for leaf in calls.leaves(c)] for n, c in calls.calls.items()}
+    found = dict(placed)
+    for reader in reversed(reads):
+        for name in reads[reader]:
+            if reader in found and name in reads and name not in placed:
+                found[name] = min(found[reader], found.get(name, found[reader]))
+    for name, sources in reads.items():
+        found.setdefault(name, next((found[s] for s in sources if s in found), 0))
+    return {name: found[name] for name in reads}
+
+
+def _reasons(network: Network, options: Sequence[Option], main: relax.Function) -> dict[str, str]:
+    """Why each operator runs where it does: what was chosen for the kernel that it came from."""
+    of_group = {name: option.what for option in options for name in option.placed}
+    of_group |= {step.tensor: option.what for option in options for step in option.steps}
+    of_operator = {op: of_group[g] for op, g in network.group_of.items() if g in of_group}
+    found = {}
+    for name in Calls(main).calls:
+        base = name
+        while base not in of_operator and "." in base:
+            base = base.rpartition(".")[0]
+        if base in of_operator:
+            found[name] = of_operator[base]
+    return found
+
+
+class _Schedule:
+    """When the kernels of the branched network run, as its places and the program's order say.
+
+    Attributes:
+        placed: the processor of each operator.
+        order: of the operators; None for program order.
+        ns: when the last one is done.
+        busy: nanoseconds of kernels on each processor.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        branched: Branching,
+        costs: Costs,
+        placed: Mapping[str, int],
+        reorder: bool,
+    ) -> None:
+        owners = branched.owners
+        self.costs = costs
+        self.base = {group.name: group for group in network.graph.groups}
+        together = {name: (place, name in owners) for name, place in placed.items()}
+        self.graph = OperatorGraph(branched.mod["main"], where=together)
+        self.placed = dict(placed)
+        self.order: list[str] | None = None
+        problem = self._problem(owners)
+        groups = self.graph.groups
+        where = [0, *(placed[group.operators[-1].name] for group in groups), 0]
+        timeline = run_sequence(problem, where, range(len(where)))
+        if reorder:
+            timeline = self._refined(timeline)
+        self.timeline = timeline
+        self.ns = max(timeline.finish.values(), default=0)
+        self.busy = tuple(
+            sum(problem.cost(operator, place) for operator in queue)
+            for place, queue in enumerate(timeline.order)
+        )
+
+    def _problem(self, owners: Mapping[str, int]) -> Problem:
+        """The branched network; parts stay where they are."""
+
+        def nanoseconds(group: Group) -> list[int | None]:
+            owner = owners.get(group.anchor.name)
+            places = range(len(self.costs.processors))
+            if owner is not None:
+                own = round((self.costs.of(group, owner) or 0) * self.costs.together[owner])
+                return [own if place == owner else None for place in places]
+            base = self.base.get(group.name)
+            if base is not None and len(base.operators) == len(group.operators):
+                return [self.costs.whole(base, place) for place in places]  # the same kernel
+            return [self.costs.of(group, place) for place in places]
+
+        names = [processor.name for processor in self.costs.processors]
+        return self.graph.problem(names, nanoseconds, self.costs.transfers())
+
+    def _refined(self, timeline: Timeline) -> Timeline:
+        """What the scheduler makes of it, where that is worth another order."""
+        found = refine(timeline)
+        if max(found.finish.values()) > _WORTH_REORDERING * max(timeline.finish.values()):
+            return timeline
+        groups = self.graph.groups
+        for index, group in enumerate(groups, start=1):
+            self.placed.update((op.name, found.placement[index]) for op in group.operators)
+        start = {
+            op.name: found.start[index]
+            for index, group in enumerate(groups, start=1)
+            for op in group.operators
+        }
+        self.order = _by_start(self.graph.operators, self.placed, start)
+        return found
+
+    def predict(
+        self, regions: Sequence[PlannedRegion], why: Mapping[str, str]
+    ) -> tuple[PlannedRegion, ...]:
+        """The regions with their times and reasons."""
+        groups = self.graph.groups
+        times = {
+            op.name: (self.timeline.start[index], self.timeline.finish[index])
+            for index, group in enumerate(groups, start=1)
+            for op in group.operators
+        }
+        found, ends = [], {}
+        for region in regions:
+            own = [times[name] for name in region.operators if name in times]
+            reads = [
+                ends.get(source, 0)
+                for name in region.operators
+                for source in self.graph.operators[name].inputs
+            ]
+            begin = min((start for start, _ in own), default=max(reads, default=0))
+            end = max((finish for _, finish in own), default=begin)
+            ends.update(dict.fromkeys(region.operators, end))
+            reasons = dict.fromkeys(why[name] for name in region.operators if name in why)
+            found.append(
+                replace(region, predicted_ns=(begin, end), why="; ".join(list(reasons)[:2]))
+            )
+        return tuple(found)
+
+
+def _by_start(
+    operators: Operators, placed: Mapping[str, int], start: Mapping[str, int]
+) -> list[str]:
+    """All calls, each after what it reads, those that start early first."""
+    waiting = {op.name: len(set(op.inputs) - set(operators.params)) for op in operators}
+    position = {op.name: index for index, op in enumerate(operators)}
+    times: dict[str, int] = {}
+
+    def key(name: str) -> tuple[int, int, str]:
+        known = [times[source] for source in operators[name].inputs if source in times]
+        times[name] = max([start.get(name, 0), *known])
+        return times[name], position[name], name
+
+    heap = [key(name) for name, count in waiting.items() if not count]
+    heapq.heapify(heap)
+    found = []
+    while heap:
+        *_, name = heapq.heappop(heap)
+        found.append(name)
+        for reader in operators.readers[name]:
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                heapq.heappush(heap, key(reader))
+    return [name for name in found if name in placed]

@@ -1,0 +1,237 @@
+"""Exact branching as the search weighs it: segments in bands of rows or in shares of channels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from itertools import combinations
+from math import lcm
+
+from tvm_stretch.errors import InputError, UnsupportedError
+from tvm_stretch.graph import Group
+from tvm_stretch.passes.channel_plan import ChannelPlan, Form, plan_channel_split
+from tvm_stretch.passes.channel_plan import Step as ChannelStep
+from tvm_stretch.passes.split_rows import RowPlan, plan_row_split
+from tvm_stretch.passes.splits import ChannelSplit, RowSplit, taking_part
+from tvm_stretch.search.clock import Step
+from tvm_stretch.search.costs import Costs
+from tvm_stretch.search.network import Network, Piece
+from tvm_stretch.search.options import ALPHAS, BETA, Option
+
+LENGTHS = (1, 2, 3, 4, 6, 8)
+"""How many pieces in a row are split by rows together: more meet less often and repeat more rows."""
+
+_BANDS_ARE_COPIED = True
+_GRAIN = 16
+_CORRECTIONS = 2
+
+
+class Splitting:
+    """Makes the options of the pieces of one network that are splits."""
+
+    def __init__(self, network: Network, costs: Costs) -> None:
+        self.network = network
+        self.costs = costs
+        self.places = range(len(costs.processors))
+
+    # --- rows ---
+
+    def rows(self, pieces: Sequence[Piece]) -> Iterator[Option]:
+        """Everything from the start of the first piece to the end of the last one, in bands."""
+        groups = [group for piece in pieces for group in piece.groups]
+        start, end = pieces[0].start, pieces[-1].end
+        shape = self.network.operators.shape(end) if end else ()
+        if not start or len(shape) != 4 or not all(piece.start for piece in pieces):
+            return
+        for places, speeds, alone in self._teams(groups):
+            meeting = self._meeting(pieces[-1], places)
+            if meeting > ALPHAS[0] * alone or shape[2] < 2 * len(places):
+                continue
+            option = self._best_rows(groups, (start, end), shape[2], speeds, alone)
+            if option is not None:
+                yield option
+
+    def _best_rows(
+        self,
+        groups: Sequence[Group],
+        ends: tuple[str, str],
+        height: int,
+        speeds: dict[int, float],
+        alone: int,
+    ) -> Option | None:
+        """Heights in proportion to speed, corrected by what halos and padding cost each branch."""
+        heights = _apportion(height, speeds)
+        best: tuple[int, Option] | None = None
+        for _ in range(1 + _CORRECTIONS):
+            split = RowSplit(*ends, tuple(heights.get(place, 0) for place in self.places))
+            try:
+                plan = plan_row_split(self.network.operators, taking_part(split)[0])
+            except (UnsupportedError, InputError):
+                break
+            steps, times = self._row_steps(groups, split, plan)
+            slowest, fastest = max(times, key=times.__getitem__), min(times, key=times.__getitem__)
+            if times[slowest] > BETA * alone or (best and times[slowest] >= best[0]):
+                break
+            what = f"rows {_ratio(split.ratios)} of {len(groups)} kernels"
+            home = max(heights, key=heights.__getitem__)
+            placed = dict.fromkeys((group.name for group in groups), home)
+            best = (times[slowest], Option(what, steps, placed, splits=(split,)))
+            gap = (times[slowest] - times[fastest]) / max(1, times[slowest]) / 2
+            moved = max(1, round(heights[slowest] * gap))
+            if heights[slowest] - moved < 1:
+                break
+            heights = {**heights, slowest: heights[slowest] - moved}
+            heights[fastest] += moved
+        return None if best is None else best[1]
+
+    def _row_steps(
+        self, groups: Sequence[Group], split: RowSplit, plan: RowPlan
+    ) -> tuple[tuple[Step, ...], dict[int, int]]:
+        """The steps, and what each branch takes."""
+        network, costs = self.network, self.costs
+        inside = {group.name for group in groups}
+        ends = network.graph.sources((split.end,))
+        steps: list[Step] = []
+        times: dict[int, int] = {}
+        owners = taking_part(split)[1]
+        for index, (place, rows) in enumerate(zip(owners, plan.rows, strict=True)):
+            first = len(steps)
+            cut = f"{split.start}.cut"
+            sources = tuple((name, None) for name in network.graph.sources((split.start,)))
+            copied = costs.copy(place, plan.bytes_read[index]) if _BANDS_ARE_COPIED else 0
+            steps.append(Step(cut, place, copied, sources, plan.bytes_read[index], place))
+            for group in groups:
+                begin, finish = rows[group.anchor.name]
+                fraction = (finish - begin) / group.anchor.shape[2]
+                reads = {(f"{r}.band" if r in inside else cut, place) for r in network.reads(group)}
+                ns = costs.part(group, place, "rows", fraction)
+                size = round(group.bytes * fraction)
+                name = f"{group.name}.band"
+                steps.append(Step(name, place, ns, tuple(reads), size, place))
+            times[place] = sum(step.ns for step in steps[first:])
+        home = max(owners, key=lambda place: split.ratios[place])
+        for end in ends:
+            whole = network.operators.bytes(end)
+            joined = costs.copy(home, whole) if _BANDS_ARE_COPIED else 0
+            steps.append(Step(end, home, joined, ((f"{end}.band", None),), whole))
+        return tuple(steps), times
+
+    # --- channels ---
+
+    def channels(self, piece: Piece) -> Iterator[Option]:
+        """A segment in shares of channels, earlier convolutions repeated or split."""
+        if not piece.start:
+            return
+        for places, speeds, alone in self._teams(piece.groups):
+            if self._meeting(piece, places) > ALPHAS[0] * alone:
+                continue
+            ratios = _reduced(_apportion(_GRAIN, speeds), self.places)
+            lanes = self.costs.processors[places[0]].machine.lanes
+            seen = []
+            for first in ("repeat", "split"):
+                split = ChannelSplit(piece.start, piece.end, ratios, lanes, first)
+                try:
+                    plan = plan_channel_split(self.network.operators, taking_part(split)[0])
+                except (UnsupportedError, InputError):
+                    break
+                if plan.steps in seen:
+                    continue
+                seen.append(plan.steps)
+                option = self._channel_option(piece, split, plan, alone)
+                if option is not None:
+                    yield option
+
+    def _channel_option(
+        self, piece: Piece, split: ChannelSplit, plan: ChannelPlan, alone: int
+    ) -> Option | None:
+        owners = taking_part(split)[1]
+        home = max(owners, key=lambda place: split.ratios[place])
+        anchors = {group.anchor.name: group for group in piece.groups}
+        steps: list[Step] = []
+        for step in plan.steps:
+            for tensor, held in step.joins:
+                if held.form is Form.SUM:
+                    steps.append(self._sum(tensor, home))
+            steps += self._channel_steps(step, anchors.get(step.operator), owners, home)
+        if plan.steps[-1].result.form is Form.SUM:
+            steps.append(self._sum(split.end, home))
+        busy = [sum(step.ns for step in steps if step.place == place) for place in owners]
+        if max(busy) > BETA * alone:
+            return None
+        placed = dict.fromkeys((group.name for group in piece.groups), home)
+        what = f"channels {_ratio(split.ratios)}, first convolutions {split.first}"
+        return Option(what, tuple(steps), placed, splits=(split,))
+
+    def _channel_steps(
+        self, step: ChannelStep, group: Group | None, owners: Sequence[int], home: int
+    ) -> Iterator[Step]:
+        """One operator, in each branch or once; what is fused behind a kernel takes no time."""
+        operators, form = self.network.operators, step.result.form
+        size = operators.bytes(step.operator)
+        sources = self.network.graph.sources
+        reads = {
+            (source, None if held.form is Form.ONCE else True)
+            for name, held in step.reads.items()
+            for source in sources((name,))
+        }
+        if form is Form.ONCE:
+            ns = self.costs.whole(group, home) if group is not None else 0
+            yield Step(step.operator, home, ns or 0, tuple((n, None) for n, _ in reads), size)
+            return
+        for index, place in enumerate(owners):
+            fraction = 1.0
+            spans = step.channels if form is Form.SUM else step.result.spans
+            if spans:
+                fraction = (spans[index][1] - spans[index][0]) / spans[-1][1]
+            ns = 0
+            if group is not None:
+                along = "inputs" if form is Form.SUM and step.channels else "outputs"
+                ns = self.costs.part(group, place, along, fraction)
+            written = size if form is Form.SUM else round(size * fraction)
+            own = tuple((name, place if apart else None) for name, apart in reads)
+            yield Step(step.operator, place, ns, own, written, place)
+
+    def _sum(self, tensor: str, home: int) -> Step:
+        size = self.network.operators.bytes(tensor)
+        return Step(tensor, home, self.costs.copy(home, size), ((tensor, None),), size, joins=True)
+
+    # --- both ---
+
+    def _teams(
+        self, groups: Sequence[Group]
+    ) -> Iterator[tuple[tuple[int, ...], dict[int, float], int]]:
+        """Processors that may share the kernels, their speeds, and the time of the fastest alone."""
+        times = {p: [self.costs.whole(group, p) for group in groups] for p in self.places}
+        known = {
+            p: sum(ns for ns in found if ns is not None)
+            for p, found in times.items()
+            if None not in found
+        }
+        alone = min(known.values(), default=0)
+        for count in range(2, len(known) + 1):
+            for places in combinations(known, count):
+                yield places, {p: 1 / max(1, known[p]) for p in places}, alone
+
+    def _meeting(self, piece: Piece, places: Sequence[int]) -> int:
+        size = self.network.operators.bytes(piece.end)
+        return max(self.costs.hand_over(p, q, size // 2) for p in places for q in places)
+
+
+def _apportion(total: int, speeds: dict[int, float]) -> dict[int, int]:
+    """Whole numbers of at least 1 in proportion to the speeds (NN-Stretch, equation 6)."""
+    found = {p: max(1, round(total * s / sum(speeds.values()))) for p, s in speeds.items()}
+    found[max(found, key=found.__getitem__)] += total - sum(found.values())
+    return found
+
+
+def _reduced(numbers: dict[int, int], places: range) -> tuple[int, ...]:
+    """The same ratios in the smallest numbers."""
+    listed = [numbers.get(place, 0) for place in places]
+    first = next(number for number in listed if number)
+    fractions = [Fraction(number, first) for number in listed]
+    scale = lcm(*(fraction.denominator for fraction in fractions))
+    return tuple(int(fraction * scale) for fraction in fractions)
+
+
+def _ratio(ratios: Sequence[float]) -> str:
+    return ":".join(f"{ratio:g}" for ratio in ratios)
