@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from tvm_stretch.errors import PlanError
 
@@ -45,6 +45,7 @@ class ChannelSplit:
 
 
 Split: TypeAlias = RowSplit | ChannelSplit
+AnySplit = TypeVar("AnySplit", RowSplit, ChannelSplit, RowSplit | ChannelSplit)
 
 _KINDS: dict[str, type[RowSplit] | type[ChannelSplit]] = {
     "rows": RowSplit,
@@ -52,7 +53,7 @@ _KINDS: dict[str, type[RowSplit] | type[ChannelSplit]] = {
 }
 
 
-def taking_part(split: Split) -> tuple[Split, tuple[int, ...]]:
+def taking_part(split: AnySplit) -> tuple[AnySplit, tuple[int, ...]]:
     """The split without the ratios that are 0, and the places of the others."""
     owners = tuple(index for index, ratio in enumerate(split.ratios) if ratio)
     return replace(split, ratios=tuple(split.ratios[index] for index in owners)), owners

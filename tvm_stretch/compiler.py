@@ -118,7 +118,8 @@ def _build(
         requested = fit_processors(requested, names, placeable)
         branched = branched or branch(mod, requested.shares, requested.splits, processors)
         mod = branched.mod
-        observer.see("branched", mod)
+        if requested.shares or requested.splits:
+            observer.see("branched", mod)
     owners = {} if branched is None else branched.owners
     chosen = choose_plan(mod["main"], names, placeable, requested, owners)
     mod = _apply(TagOperators(chosen), mod)

@@ -347,6 +347,6 @@ def _check_numbers(numbers: Sequence[float], where: str, count: int) -> None:
     valid = all(math.isfinite(number) and number >= 0 for number in numbers)
     if len(numbers) != count or not valid or sum(number > 0 for number in numbers) < 2:
         raise PlanError(
-            f"expected {count} numbers of at least 0, one for each processor of the plan and two or "
-            f"more above 0, for the {where}, got {list(numbers)}; correct them"
+            f"expected {count} numbers of at least 0, one for each processor of the plan and two "
+            f"or more above 0, for the {where}, got {list(numbers)}; correct them"
         )

@@ -6,8 +6,8 @@
 
 A region waits only before its first operator, and others see its results only when it ends. So a
 region ends where another processor reads one of its results, and an operator that has to wait
-begins a new one. A view of what several processors wrote is a region by itself: it costs nothing,
-and nobody waits for more than the writers.
+begins a new one. A view of what several processors wrote, or read, is a region by itself: it costs
+nothing, and nobody waits for more than the writers.
 """
 
 from __future__ import annotations
@@ -33,12 +33,17 @@ def form_regions(
         order: all operators, each after what it reads; by default program order.
     """
     calls = Calls(main)
+    reads = {n: [leaf.var.name for leaf in calls.leaves(c)] for n, c in calls.calls.items()}
+    readers: dict[str, set[str]] = {}
+    for name, sources in reads.items():
+        for source in sources:
+            readers.setdefault(source, set()).add(processor_of[name])
     forming = _Forming()
-    for name in order if order is not None else calls.calls:
-        call = calls.calls[name]
-        reads = [leaf.var.name for leaf in calls.leaves(call)]
-        is_view = call.op.name in _VIEWS
-        forming.add(name, processor_of[name], reads, is_view=is_view)
+    for name in order if order is not None else reads:
+        processor = processor_of[name]
+        is_view = calls.calls[name].op.name in _VIEWS
+        shared = is_view and bool(readers.get(name, set()) - {processor})
+        forming.add(name, processor, reads[name], is_view=is_view, shared=shared)
     return tuple(
         PlannedRegion(f"r{number}", processor, tuple(operators))
         for number, (processor, operators) in enumerate(forming.regions)
@@ -53,13 +58,23 @@ class _Forming:
         self._region_of: dict[str, int] = {}
         self._open: dict[str, int] = {}
 
-    def add(self, name: str, processor: str, reads: list[str], *, is_view: bool) -> None:
-        """Put the next operator of the network into a region."""
+    def add(
+        self, name: str, processor: str, reads: list[str], *, is_view: bool, shared: bool
+    ) -> None:
+        """Put the next operator of the network into a region.
+
+        Args:
+            name: of the operator.
+            processor: where it runs.
+            reads: the tensors that it reads.
+            is_view: it costs nothing.
+            shared: it is a view that other processors read.
+        """
         sources = {self._region_of[read] for read in reads if read in self._region_of}
         foreign = {region for region in sources if self.regions[region][0] != processor}
         for region in foreign:
             self._close(region)
-        if is_view and foreign:
+        if shared or (is_view and foreign):
             for region in sources:
                 self._close(region)
             self.regions.append((processor, [name]))

@@ -1,8 +1,8 @@
 """Which plans are worth building for a network: predicted, the most promising first.
 
     canonical module ── network.py ──> pieces between meeting points
-        options.py, splitting.py       for each piece: {one processor, a scheduler's order, shares of
-                                       output channels, bands of rows, shares of channels}
+        options.py, splitting.py       for each piece: {one processor, a scheduler's order, shares
+                                       of output channels, bands of rows, shares of channels}
         chain.py                       dynamic programming over the chain, hand-overs included
         realise.py                     plan: regions, predicted times, a scheduler's order
 

@@ -76,18 +76,21 @@ class Options:
     def of_piece(self, piece: Piece, forms: Mapping[str, Widths]) -> Iterator[Option]:
         """The options that depend on the form in which the piece's entries come."""
         homes = [p for p in self.places if self._runs_all(piece.groups, p)]
-        for home in homes:
-            yield self.follow(piece, forms, {}, lambda _, home=home: home, self._name(home))
-        if not homes:
-            yield self.follow(piece, forms, {}, self.best_place, "each where it is fastest")
+        ways = [(self._always(home), self._name(home)) for home in homes]
+        ways = ways or [(self.best_place, "each where it is fastest")]
+        for place_of, what in ways:
+            yield self.follow(piece, forms, {}, place_of, what)
         done: list[Mapping[str, Widths]] = [{}]
         for alpha in ALPHAS:
             shares = self.worthwhile_shares(piece, alpha)
             if shares not in done:
                 done.append(shares)
-                for home in homes or [None]:
-                    place = self.best_place if home is None else (lambda _, home=home: home)
-                    yield self.follow(piece, forms, shares, place, "shares of output channels")
+                for place_of, _ in ways:
+                    yield self.follow(piece, forms, shares, place_of, "shares of output channels")
+
+    @staticmethod
+    def _always(place: int) -> Callable[[Group], int]:
+        return lambda _: place
 
     # --- one processor, and shares ---
 
@@ -172,7 +175,7 @@ class Options:
         return None if best is None else best[1]
 
     def _aligned(self, group: Group, known: Mapping[int, int], unit: int) -> Widths | None:
-        """Channels in proportion to the processors' speeds (equation 6), a few units tried around."""
+        """Channels in proportion to the processors' speeds (equation 6), or a few units beside."""
         channels = group.anchor.shape[1]
         units, rest = divmod(channels, unit)
         if units < len(known):
@@ -235,13 +238,11 @@ class Options:
 
     # --- a scheduler ---
 
-    def scheduled(
-        self, piece: Piece, schedule: Callable[[Problem], object] = schedule_heft
-    ) -> Option | None:
+    def scheduled(self, piece: Piece) -> Option | None:
         """The kernels of a piece with branches on several processors."""
         if len(self.places) < 2 or not self._forks(piece):
             return None
-        result = schedule(self._problem(piece))
+        result = schedule_heft(self._problem(piece))
         order = [i for i in result.sequence if i]
         placed = {piece.groups[i - 1].name: result.placement[i] for i in order}
         if len(set(placed.values())) < 2:

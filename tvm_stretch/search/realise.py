@@ -202,7 +202,8 @@ class _Schedule:
             for index, group in enumerate(groups, start=1)
             for op in group.operators
         }
-        found, ends = [], {}
+        found: list[PlannedRegion] = []
+        ends: dict[str, int] = {}
         for region in regions:
             own = [times[name] for name in region.operators if name in times]
             reads = [

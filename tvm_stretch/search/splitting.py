@@ -14,12 +14,12 @@ from tvm_stretch.passes.channel_plan import Step as ChannelStep
 from tvm_stretch.passes.split_rows import RowPlan, plan_row_split
 from tvm_stretch.passes.splits import ChannelSplit, RowSplit, taking_part
 from tvm_stretch.search.clock import Step
-from tvm_stretch.search.costs import Costs
+from tvm_stretch.search.costs import Along, Costs
 from tvm_stretch.search.network import Network, Piece
 from tvm_stretch.search.options import ALPHAS, BETA, Option
 
 LENGTHS = (1, 2, 3, 4, 6, 8)
-"""How many pieces in a row are split by rows together: more meet less often and repeat more rows."""
+"""How many pieces in a row are split by rows together; more meet less often, repeat more rows."""
 
 _BANDS_ARE_COPIED = True
 _GRAIN = 16
@@ -185,7 +185,7 @@ class Splitting:
                 fraction = (spans[index][1] - spans[index][0]) / spans[-1][1]
             ns = 0
             if group is not None:
-                along = "inputs" if form is Form.SUM and step.channels else "outputs"
+                along: Along = "inputs" if form is Form.SUM and step.channels else "outputs"
                 ns = self.costs.part(group, place, along, fraction)
             written = size if form is Form.SUM else round(size * fraction)
             own = tuple((name, place if apart else None) for name, apart in reads)
@@ -200,7 +200,7 @@ class Splitting:
     def _teams(
         self, groups: Sequence[Group]
     ) -> Iterator[tuple[tuple[int, ...], dict[int, float], int]]:
-        """Processors that may share the kernels, their speeds, and the time of the fastest alone."""
+        """Processors that may share the kernels, their speeds, the time of the fastest alone."""
         times = {p: [self.costs.whole(group, p) for group in groups] for p in self.places}
         known = {
             p: sum(ns for ns in found if ns is not None)

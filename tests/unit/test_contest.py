@@ -1,0 +1,143 @@
+"""Do no harm: who wins, on scripted latencies."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_targets import TARGET
+from hypothesis import given
+from hypothesis import strategies as st
+from relax_helpers import module
+from tvm import relax
+
+import tvm_stretch as ts
+from tvm_stretch import contest
+from tvm_stretch.contest import MeasureError, Outcome, compare, trace, winner
+
+
+class Clock:
+    """Time that only passes while a scripted model runs."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class Scripted:
+    """A model whose runs take what a script says."""
+
+    def __init__(self, clock: Clock, latencies: Iterator[float]) -> None:
+        self.clock = clock
+        self.latencies = latencies
+
+    def random_run(self) -> Callable[[], None]:
+        def run() -> None:
+            self.clock.now += next(self.latencies)
+
+        return run
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(contest, "time", clock)
+    return clock
+
+
+def always(seconds: float) -> Iterator[float]:
+    return itertools.repeat(seconds)
+
+
+def noisy(seconds: float, seed: int, spread: float = 0.05) -> Iterator[float]:
+    dice = random.Random(seed)
+    while True:
+        yield seconds * dice.lognormvariate(0, spread)
+
+
+def test_the_faster_one_wins(clock: Clock) -> None:
+    outcomes = compare([Scripted(clock, always(s)) for s in (2.0, 3.0, 1.0)])
+    assert winner(outcomes) == 2
+    assert outcomes[0] == Outcome(2.0, 1.0, 1.0, 1.0)
+    assert outcomes[1].ratio == pytest.approx(1.5) and outcomes[2].seconds == pytest.approx(1.0)
+
+
+def test_of_several_that_win_the_fastest_ships(clock: Clock) -> None:
+    outcomes = compare([Scripted(clock, always(s)) for s in (4.0, 2.0, 1.0, 3.0)])
+    assert winner(outcomes) == 2
+
+
+def test_a_tie_keeps_the_first(clock: Clock) -> None:
+    assert winner(compare([Scripted(clock, always(1.0)) for _ in range(3)])) == 0
+
+
+def test_one_model_is_its_own_winner(clock: Clock) -> None:
+    assert winner(compare([Scripted(clock, always(1.0))])) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_does_not_win(clock: Clock, seed: int) -> None:
+    """Equal models whose runs vary by a twentieth: the first stays, but for a rare accident."""
+    models = [Scripted(clock, noisy(1.0, 2 * seed + i)) for i in range(2)]
+    outcome = compare(models)[1]
+    assert winner(compare(models)) == 0 or outcome.high > 0.97
+
+
+def test_a_clear_gain_wins_through_noise(clock: Clock) -> None:
+    models = [Scripted(clock, noisy(1.0, 1)), Scripted(clock, noisy(0.8, 2))]
+    outcomes = compare(models)
+    assert winner(outcomes) == 1
+    assert outcomes[1].low <= outcomes[1].ratio <= outcomes[1].high < 1
+
+
+def test_a_machine_that_slows_down_slows_both(clock: Clock) -> None:
+    """The second is faster in each round, although its last runs are slower than the first's."""
+    slowing = [1.0 + 0.2 * (number // 2) for number in range(60)]
+    models = [Scripted(clock, iter([s * k for s in slowing])) for k in (1.0, 0.9)]
+    outcomes = compare(models)
+    assert outcomes[1].high < 1 and winner(outcomes) == 1
+
+
+def test_a_single_outlier_changes_nothing(clock: Clock) -> None:
+    spiked = itertools.chain([0.5] * 10, [50.0], always(0.5))
+    assert winner(compare([Scripted(clock, always(1.0)), Scripted(clock, spiked)])) == 1
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=40))
+def test_the_interval_holds_the_median(latencies: list[float]) -> None:
+    outcome = contest._outcome(latencies, [1.0] * len(latencies))
+    assert min(latencies) <= outcome.low <= outcome.ratio <= outcome.high <= max(latencies)
+
+
+def test_a_model_that_fails_is_an_error_of_its_own(clock: Clock) -> None:
+    class Lost:
+        def random_run(self) -> Callable[[], None]:
+            raise RuntimeError("a trace\nthe device is lost")
+
+        timeline = random_run
+
+    with pytest.raises(MeasureError, match=r"^the device is lost$"):
+        compare([Scripted(clock, always(1.0)), Lost()])
+    with pytest.raises(MeasureError, match="the device is lost"):
+        trace(Lost(), 1)
+
+
+def test_a_reason_travels_with_the_model(tmp_path: Path) -> None:
+    model = ts.compile(module(lambda x: relax.op.nn.relu(x), (4,)), TARGET, cpu_threads=1)
+    said = model.with_reason("because")
+    assert (said.plan.reason, model.plan.reason) == ("because", "")
+    assert said.module.same_as(model.module), "nothing is loaded or prepared again"
+    x = np.array([-1, 0, 1, 2], "float32")
+    np.testing.assert_array_equal(said(x).numpy(), model(x).numpy())
+    assert said.create_instance().plan.reason == "because"
+    said.export(tmp_path / "model.so")
+    loaded = ts.load(tmp_path / "model.so")
+    assert loaded.plan.reason == "because"
+    with pytest.raises(ts.StretchError, match="expected a model that was just compiled"):
+        loaded.with_reason("again")
