@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from tvm_stretch.passes.splits import ChannelSplit, RowSplit
 
 from tvm_stretch.errors import PlanError

@@ -1,4 +1,4 @@
-"""Plans with shares and splits: carried out on several processors, the same numbers, clear faults."""
+"""Plans with shares and splits on several processors: the same numbers, clear faults."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1) -> Found:
         UnsupportedError: no processor supports one of the operators.
     """
     _require_support(mod, costs)
-    network = Network(mod)
+    network = Network(mod, costs.processors)
     chains = ChainSearch(network, costs)
     singles = [alone(network, costs, place) for place in range(len(costs.processors))]
     ranked = sorted(filter(None, singles), key=lambda single: single.ns)

@@ -7,11 +7,13 @@ A network whose ways never meet is one piece.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import lcm
 
 import tvm
+from tvm import relax
 
 from tvm_stretch.graph import Group, OperatorGraph
 from tvm_stretch.passes.detect_meeting_points import (
@@ -20,6 +22,7 @@ from tvm_stretch.passes.detect_meeting_points import (
     detect_meeting_points,
 )
 from tvm_stretch.passes.operators import POINTWISE, Operator
+from tvm_stretch.targets.processor import Processor
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,11 +45,18 @@ class Piece:
 
 
 class Network:
-    """The pieces of ``main``."""
+    """The pieces of ``main``.
 
-    def __init__(self, mod: tvm.IRModule) -> None:
+    Where no processor supports all operators of a kernel, only operators of the same processors
+    become one kernel.
+    """
+
+    def __init__(self, mod: tvm.IRModule, processors: Sequence[Processor]) -> None:
         self.mod = mod
         self.graph = OperatorGraph.of(mod)
+        if any(not _supporters(group.operators, processors) for group in self.graph.groups):
+            where = {op.name: _supporters((op,), processors) for op in self.graph.operators}
+            self.graph = OperatorGraph(mod["main"], where=where)
         self.operators = self.graph.operators
         self.pieces = self._pieces(detect_meeting_points(self.operators))
 
@@ -104,3 +114,9 @@ class Network:
                 elif reader.kind in POINTWISE and len(reader.inputs) == 1:
                     waiting.append(name)
         return widths
+
+
+def _supporters(operators: Sequence[Operator], processors: Sequence[Processor]) -> tuple[str, ...]:
+    """The processors that support all of the operators."""
+    calls = [op.call for op in operators if isinstance(op.call, relax.Call)]
+    return tuple(p.name for p in processors if all(p.why_not(call) is None for call in calls))

@@ -1,0 +1,238 @@
+"""The search: never worse than one processor, three kinds of processors, refusals, its own time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+import tvm
+from fake_targets import TARGET, fake_processor
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_networks import WITH_CONVOLUTIONS, networks
+from relax_helpers import random_const, random_inputs, run
+from tvm import relax
+from tvm_stretch.passes.calls import Calls
+from tvm_stretch.passes.tag import check_plan
+from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.processor import Processor
+
+import tvm_stretch as ts
+from tvm_stretch import zoo
+from tvm_stretch.branching import branch
+from tvm_stretch.cost.analytic import SPEEDS, AnalyticModel
+from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.frontend import load_network
+from tvm_stretch.plan import Plan
+from tvm_stretch.search import search
+from tvm_stretch.search.chain import ChainSearch
+from tvm_stretch.search.costs import Costs
+from tvm_stretch.search.network import Network
+
+HOST = cpu_processor(TARGET, 1)
+
+
+def costs(
+    *speeds: float, meeting: int = 2_000, refuse: Mapping[int, object] | None = None
+) -> Costs:
+    """Processors of these speeds, the CPU's typical one being 1."""
+    refuse = refuse or {}
+    processors: list[Processor] = []
+    for place in range(len(speeds)):
+        processor = HOST if place == 0 else fake_processor(f"p{place}")
+        if place in refuse:
+            processor = dataclasses.replace(processor, rules=(), refuse=refuse[place])
+        processors.append(processor)
+    base = SPEEDS["cpu"]
+    models = {
+        p.name: AnalyticModel(
+            dataclasses.replace(
+                base,
+                cycles_per_ns=base.cycles_per_ns * speed,
+                bytes_per_ns=base.bytes_per_ns * speed,
+            )
+        )
+        for p, speed in zip(processors, speeds, strict=True)
+    }
+
+    def hand_over(writer: int, reader: int, size: int) -> int:
+        return 0 if writer == reader else meeting + size // 20
+
+    together = (1.0,) * len(speeds)
+    return Costs(tuple(processors), models, hand_over, together, "scripted", trusted=True)
+
+
+def emit(layers: Sequence[str], size: int = 28, channels: int = 32) -> tvm.IRModule:
+    """A chain of layers: conv, depthwise, residual (two convolutions and a sum), fork."""
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, channels, size, size), "float32"))
+
+    def conv(value: relax.Expr, kernel: int = 3, groups: int = 1) -> relax.Expr:
+        weight = random_const(channels, channels // groups, kernel, kernel, seed=kernel)
+        call = relax.op.nn.conv2d(value, weight, padding=kernel // 2, groups=groups)
+        return bb.emit(relax.op.nn.relu(bb.emit(call)))
+
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            value: relax.Expr = x
+            for layer in layers:
+                if layer == "conv":
+                    value = conv(value)
+                elif layer == "depthwise":
+                    value = conv(value, groups=channels)
+                elif layer == "residual":
+                    value = bb.emit(relax.op.add(conv(conv(value)), value))
+                else:
+                    value = bb.emit(relax.op.add(conv(conv(value)), conv(conv(value, 1))))
+            out = bb.emit_output(relax.op.nn.relu(value))
+        bb.emit_func_output(out)
+    return load_network(bb.get())
+
+
+LAYERS = st.lists(
+    st.sampled_from(["conv", "depthwise", "residual", "fork"]), min_size=1, max_size=5
+)
+SPEED = st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0])
+
+
+@settings(max_examples=25)
+@given(LAYERS, st.lists(SPEED, min_size=1, max_size=3), st.sampled_from([0, 2_000, 10**6]))
+def test_never_predicted_worse_than_the_best_processor_alone(
+    layers: list[str], speeds: list[float], meeting: int
+) -> None:
+    mod = emit(layers, size=14)
+    given_costs = costs(*speeds, meeting=meeting)
+    network = Network(mod, given_costs.processors)
+    alone = min(
+        sum(given_costs.whole(group, place) for group in network.graph.groups)
+        + (place > 0) * 2 * given_costs.hand_over(0, place, network.operators.bytes("x"))
+        for place in range(len(speeds))
+    )
+    search_chain = ChainSearch(network, given_costs)
+    everything, shares = search_chain.best(), search_chain.best(splits=False)
+    assert everything.ns <= shares.ns <= alone
+
+
+@settings(max_examples=15)
+@given(LAYERS, st.lists(SPEED, min_size=2, max_size=3))
+def test_every_plan_fits_its_network(layers: list[str], speeds: list[float]) -> None:
+    mod = emit(layers)
+    given_costs = costs(*speeds)
+    for candidate in (*(found := search(mod, given_costs, most=2)).singles, *found.rivals):
+        plan = candidate.plan
+        assert Plan.read(json.loads(plan.to_json())).to_json() == plan.to_json()
+        branched = branch(mod, plan.shares, plan.splits, given_costs.processors)
+        check_plan(plan, branched.mod["main"])
+        assert plan.predicted_ns is not None and 0 < plan.predicted_ns <= candidate.ns
+        for name, owner in branched.owners.items():
+            assert plan.processor_of()[name] == plan.processors[owner]
+
+
+def test_equal_processors_nearly_halve_a_chain() -> None:
+    found = search(emit(["conv"] * 4, size=56, channels=64), costs(1.0, 1.0))
+    (rival,) = found.rivals
+    assert rival.ns < 0.6 * found.singles[0].ns
+    assert max(rival.busy) < 1.25 * min(rival.busy)
+
+
+def test_shares_follow_the_speeds() -> None:
+    found = search(emit(["conv"] * 3, size=56, channels=64), costs(1.0, 3.0))
+    for widths in found.rivals[0].plan.shares.values():
+        assert widths[0] < widths[1] and sum(widths) == 64
+
+
+def test_three_processors_work() -> None:
+    found = search(emit(["conv"] * 4, size=56, channels=96), costs(1.0, 1.0, 1.0))
+    plan = found.rivals[0].plan
+    assert {region.processor for region in plan.regions} == {"cpu", "p1", "p2"}
+    assert found.rivals[0].ns < 0.45 * found.singles[0].ns
+
+
+def test_nothing_to_win_is_said() -> None:
+    found = search(emit(["conv"], size=8, channels=16), costs(1.0, 1.0, meeting=10**6))
+    assert not found.rivals and found.singles[0].what == "cpu alone"
+    assert "no way to use several processors is predicted to be faster" in found.notes
+
+
+def test_meetings_that_cost_much_make_fewer_of_them() -> None:
+    mod = emit(["residual"] * 4, size=56, channels=64)
+    cheap, dear = (search(mod, costs(1.0, 1.0, meeting=ns)).rivals[0] for ns in (1_000, 150_000))
+    assert dear.ns > cheap.ns
+    assert len(dear.plan.regions) < len(cheap.plan.regions)
+
+
+def only_convolutions(call: relax.Call) -> str | None:
+    return None if call.op.name == "relax.nn.conv2d" else f"{call.op.name} is not for me"
+
+
+def test_a_processor_gets_nothing_that_it_refuses() -> None:
+    mod = emit(["conv", "residual", "fork"], size=56, channels=64)
+    given_costs = costs(1.0, 4.0, refuse={1: only_convolutions})
+    found = search(mod, given_costs)
+    assert [single.what for single in found.singles] == ["cpu alone"]
+    for rival in found.rivals:
+        branched = branch(mod, rival.plan.shares, rival.plan.splits, given_costs.processors)
+        calls = Calls(branched.mod["main"]).calls
+        placed = rival.plan.processor_of()
+        assert all(n == "cpu" or only_convolutions(calls[o]) is None for o, n in placed.items())
+
+
+def test_processors_that_need_each_other() -> None:
+    """Neither runs it all; together they do."""
+
+    def no_convolutions(call: relax.Call) -> str | None:
+        return "no" if call.op.name == "relax.nn.conv2d" else None
+
+    refuse = {0: no_convolutions, 1: only_convolutions}
+    found = search(emit(["conv", "conv"]), costs(1.0, 1.0, refuse=refuse))
+    assert not found.singles
+    assert {region.processor for region in found.rivals[0].plan.regions} == {"cpu", "p1"}
+    with pytest.raises(UnsupportedError, match=r"conv2d on cpu: no; conv2d on p1: no"):
+        search(emit(["conv"]), costs(1.0, 1.0, refuse=dict.fromkeys((0, 1), no_convolutions)))
+
+
+@settings(max_examples=10)
+@given(networks(WITH_CONVOLUTIONS))
+def test_any_network_has_a_plan(mod: tvm.IRModule) -> None:
+    found = search(load_network(mod), costs(1.0, 1.0, 2.0, meeting=0), most=2)
+    assert found.singles
+
+
+def test_the_chosen_plan_computes_the_same() -> None:
+    mod = emit(["conv", "residual", "depthwise", "fork"], size=20)
+    processors = [TARGET, fake_processor("p1"), fake_processor("p2")]
+    rivals = search(mod, costs(1.0, 1.0, 2.0, meeting=0), most=2).rivals
+    assert rivals
+    for rival in rivals:
+        model = ts.compile(mod, processors, plan=rival.plan, cpu_threads=1, debug=True)
+        inputs = random_inputs(mod)
+        (want,) = run(mod, *inputs)
+        got = np.from_dlpack(model(*inputs))
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4 * np.abs(want).max())
+
+
+def test_compile_decides_by_itself() -> None:
+    mod = emit(["residual", "residual"], size=28)
+    model = ts.compile(mod, [TARGET, fake_processor("p1")], cpu_threads=1)
+    text = model.plan.explain()
+    assert "chosen: " in text and "predicted" in text and "measured" in text
+    assert "costs: typical of such processors, nothing was measured on this machine" in text
+    (want,) = run(mod, *random_inputs(mod))
+    got = np.from_dlpack(model(*random_inputs(mod)))
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4 * np.abs(want).max())
+
+
+@pytest.mark.parametrize(
+    "name", ["squeezenet1_1", pytest.param("nasnet_large", marks=pytest.mark.full)]
+)
+def test_two_seconds_are_enough(name: str) -> None:
+    """Of a core's time: others may use it meanwhile."""
+    mod = load_network(zoo.build(name))
+    began = time.process_time()
+    found = search(mod, costs(1.0, 1.0))
+    assert time.process_time() - began < 2.0
+    assert found.rivals[0].ns < found.singles[0].ns
