@@ -2,8 +2,8 @@
 
 FuseTIR hands over one function per group, for example ``conv2d -> + bias -> + residual -> relu``.
 The anchor's blocks carry the annotation ``tvm_stretch.kernel`` (which template, with which
-configuration); what follows is inlined into one elementwise expression that the template evaluates
-on each tile while it is still in registers.
+configuration); the other blocks are inlined into one elementwise expression that the template
+evaluates on each tile while it is still in registers.
 """
 
 from __future__ import annotations
@@ -66,8 +66,11 @@ def split_fused(func: tirx.PrimFunc) -> FusedKernel | None:
     last = max(i for i, mark in enumerate(marks) if mark)
     config = next(str(mark) for mark in marks if mark)
     anchor = sch.get(blocks[last]).writes[0].source
-    operands = tuple(p for p in func.params if not _is_output(p, func))
-    followers = blocks[last + 1 :]
+    needed = _needed([sch.get(b) for b in blocks[: last + 1]])
+    operands = tuple(p for p in func.params if any(p.same_as(b) for b in needed))
+    # What only the epilogue reads may stand before the anchor.
+    own = [any(sch.get(b).writes[0].source.same_as(n) for n in needed) for b in blocks]
+    followers = [b for b, is_own in zip(blocks, own, strict=True) if not is_own]
     for follower in followers[:-1]:
         sch.compute_inline(follower)
     if not followers:
@@ -83,8 +86,13 @@ def split_fused(func: tirx.PrimFunc) -> FusedKernel | None:
     return FusedKernel(config, operands, Epilogue(anchor, body.buffer, axes, body.value))
 
 
-def _is_output(param: tirx.Buffer, func: tirx.PrimFunc) -> bool:
-    return param.same_as(func.params[-1])
+def _needed(blocks: Sequence[s_tir.SBlock]) -> list[tirx.Buffer]:
+    """What the last of the blocks writes, and all that this is computed from."""
+    needed = [blocks[-1].writes[0].source]
+    for block in reversed(blocks):
+        if any(block.writes[0].source.same_as(buffer) for buffer in needed):
+            needed += [region.source for region in block.reads]
+    return needed
 
 
 def _same_place(indices: Sequence[Expr], axes: Sequence[tirx.Var]) -> bool:

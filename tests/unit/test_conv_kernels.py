@@ -198,3 +198,36 @@ def test_winograd_in_two_stages(tile: int, machine: VectorMachine) -> None:
     read = te.placeholder(planes.shape, name="planes")
     got = run(stage("winograd_product", read, operands[1]), planes, weight)
     np.testing.assert_allclose(got, run(stage("winograd", *operands), x, weight), rtol=1e-5)
+
+
+@pytest.mark.parametrize("template", ["conv", "winograd"])
+def test_what_only_the_epilogue_reads_may_come_first(template: str) -> None:
+    """``relu(z) + conv(x)``: FuseOps may put the relu, and what it reads, before the convolution."""
+    shape = ConvShape(1, 16, (12, 12), 16, (3, 3), padding=(1, 1, 1, 1))
+    config: ConvConfig | WinogradConfig
+    if template == "winograd":
+        config = WinogradConfig(1, 16, (12, 12), 16, (1, 1, 1, 1), 8, 4, 2, 3)
+        weight_shape, compute = config.weight_shape, winograd_compute
+    else:
+        config = ConvConfig(**vars(shape), lanes=8, data_block=8, oc_blocks=2, pixels=4)
+        weight_shape, compute = config.weight_shape, conv_compute
+    image = (1, 2, 12, 12, 8)
+    z, x, w = (
+        te.placeholder(s, name=n) for s, n in ((image, "z"), (image, "x"), (weight_shape, "w"))
+    )
+    before = topi.nn.relu(z)
+    out = topi.add(before, compute(config, x, w, annotation(template, config)))
+    func = te.create_prim_func([z, x, w, out])
+    names = [block.name_hint for block in _blocks(func)]
+    last = "winograd_output" if template == "winograd" else "conv2d"
+    assert names.index("compute") < names.index(last)
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(s, dtype="float32") for s in (image, image, weight_shape)]
+    got = run(schedule_kernel(func, AVX2), *arrays)
+    expected = run(func, *arrays)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+def _blocks(func: tirx.PrimFunc) -> list[tvm.s_tir.SBlock]:
+    sch = tvm.s_tir.Schedule(tvm.IRModule({"main": func}))
+    return [sch.get(block) for block in sch.get_child_blocks(sch.get_sblock("root"))]
