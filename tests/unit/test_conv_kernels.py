@@ -202,7 +202,7 @@ def test_winograd_in_two_stages(tile: int, machine: VectorMachine) -> None:
 
 @pytest.mark.parametrize("template", ["conv", "winograd"])
 def test_what_only_the_epilogue_reads_may_come_first(template: str) -> None:
-    """``relu(z) + conv(x)``: FuseOps may put the relu, and what it reads, before the convolution."""
+    """``relu(z) + conv(x)``: FuseOps may put the relu, and what it reads, before the anchor."""
     shape = ConvShape(1, 16, (12, 12), 16, (3, 3), padding=(1, 1, 1, 1))
     config: ConvConfig | WinogradConfig
     if template == "winograd":
