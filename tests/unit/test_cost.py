@@ -67,7 +67,7 @@ def test_every_field_names_its_unit() -> None:
     units = (
         *("flops", "bytes", "cycles", "channels", "pixels", "taps", "lanes", "vectors", "groups"),
         *("tiles", "permille", "averages", "elements", "steps", "loads", "calls", "conditions"),
-        *("stages", "processor"),
+        *("stages", "processor", "launches"),
     )
     for kind in FAMILIES.values():
         for name in kind.names():

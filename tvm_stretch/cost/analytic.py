@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tvm_stretch.cost.features import Features, TransferFeatures
+from tvm_stretch.cost.features import Features, RunFeatures, TransferFeatures
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.errors import CostModelError
 
@@ -72,6 +72,8 @@ class AnalyticModel:
     def nanoseconds(self, kernel: Features) -> float:
         """The latency of one kernel."""
         speed = self.speed
+        if isinstance(kernel, RunFeatures):
+            return 0.0  # what a kernel costs beside its work is in its start
         if isinstance(kernel, TransferFeatures):
             return speed.handover_ns + kernel.in_bytes / speed.bytes_per_ns
         compute = (kernel.model_cycles + kernel.epilogue_flops / 8) / speed.cycles_per_ns

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,20 +16,20 @@ import tvm
 from tvm import rpc
 
 from tvm_stretch.compiler import compile
+from tvm_stretch.cost.context import in_place
 from tvm_stretch.cost.dataset import Row
-from tvm_stretch.cost.features import Features
+from tvm_stretch.cost.features import Features, RunFeatures
 from tvm_stretch.cost.record import Kernel, recording
 from tvm_stretch.cost.samples import Sample, chain
-from tvm_stretch.cost.timing import Stopwatch, Timing, node_times
-from tvm_stretch.lowering.graph import COPY_KERNEL
+from tvm_stretch.cost.timing import Stopwatch, Timing, empty_caches, node_times
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.targets.processor import Processor
 
 REFERENCE = Sample("conv", 64, (28, 28), 64, (1, 1), epilogue="relu")
 """The kernel that tells whether the machine is at rest; about a tenth of a millisecond."""
 
-_RUNS = 15
-_SECONDS = 5.0
+_RUNS = 9
+_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class NetworkTiming:
     """A network measured whole and kernel by kernel.
 
     Attributes:
-        rows: one for every different kernel.
-        kernels: features of the nodes, in the order they run; copies left out.
+        rows: one for every different kernel and place, and one for what the run costs beside them.
+        kernels: features of the nodes in place, in the order they run; copies left out.
         total: of a run as the caller sees it.
     """
 
@@ -73,44 +74,76 @@ class Bench:
         """One row for every different kernel of the chain of these samples."""
         processor, kernels = recording(_with_choices(self.processor, samples))
         model = self._compile(chain(samples), processor)
-        rows, _ = self._rows(model, kernels, self._open(model), batch=batch)
-        return rows
+        return self._rows(model, kernels, self._open(model), batch=batch)[0]
 
     def measure_network(self, name: str, network: object) -> NetworkTiming:
         """Every kernel of the network, in place, and the network as a whole."""
         processor, kernels = recording(self.processor)
         model = self._compile(network, processor)
-        module = self._open(model)
-        rows, total = self._rows(model, kernels, module, network=name)
-        nodes = [node.kernel for node in model.graph.nodes if node.kernel != COPY_KERNEL]
-        return NetworkTiming(rows, [kernels[kernel].features for kernel in nodes], total)
+        rows, total = self._rows(model, kernels, self._open(model), network=name)
+        features = {kernel: found.features for kernel, found in kernels.items()}
+        placed = [kernel for kernel in in_place(model.graph, features) if kernel is not None]
+        return NetworkTiming(rows, placed, total)
 
     def _rows(
         self, model: Model, kernels: dict[str, Kernel], module: tvm.runtime.Module, **origin: Any
     ) -> tuple[list[Row], Timing]:
-        """The kernels, and the whole of the same runs."""
+        """The kernels, what the run costs beside them, and the whole run.
+
+        Samples run a second time with emptied caches: a network's weights come from memory.
+        """
         nodes = model.graph.nodes
 
-        def run() -> list[int]:
-            trace = _trace(module)
-            return [*node_times(trace, len(nodes)), trace["end"] - trace["start"]]
+        def kernel_times() -> list[int]:
+            return node_times(_trace(module), len(nodes))
 
-        *timings, total = self.stopwatch.watch(run, _RUNS, _SECONDS)
-        rows: dict[str, list[Timing]] = {}
-        for node, timing in zip(nodes, timings, strict=True):
-            if node.kernel != COPY_KERNEL:
-                rows.setdefault(node.kernel, []).append(timing)
-        return [self._row(kernels[name], times, origin) for name, times in rows.items()], total
+        def whole() -> list[int]:
+            start = time.perf_counter_ns()
+            module["run"]()
+            return [time.perf_counter_ns() - start]
 
-    def _row(self, kernel: Kernel, times: list[Timing], origin: dict[str, Any]) -> Row:
-        """A kernel that several nodes call counts once, with their mean."""
+        timings = self.stopwatch.watch(kernel_times, _RUNS, _SECONDS)
+        (total,) = self.stopwatch.watch(whole, _RUNS, _SECONDS)
+        rows = self._kernel_rows(model, kernels, timings, origin)
+        beside = total.nanoseconds - sum(timing.nanoseconds for timing in timings)
+        run = RunFeatures.of(len(nodes))
+        rows.append(Row(run, max(1, beside), total.spread, total.runs, quiet=total.quiet, **origin))
+        if "network" not in origin and self.session is None:
+            cold = self.stopwatch.watch(kernel_times, _RUNS, _SECONDS, prepare=empty_caches)
+            rows += self._kernel_rows(model, kernels, cold, origin, flushed=True)
+        return rows, total
+
+    def _kernel_rows(
+        self,
+        model: Model,
+        kernels: dict[str, Kernel],
+        timings: Sequence[Timing],
+        origin: dict[str, Any],
+        flushed: bool = False,
+    ) -> list[Row]:
+        """One row for each kernel and place; the mean where several nodes are alike."""
+        features = {name: kernel.features for name, kernel in kernels.items()}
+        found: dict[tuple[str, Features], list[Timing]] = {}
+        placed = in_place(model.graph, features, flushed)
+        for node, kernel, timing in zip(model.graph.nodes, placed, timings, strict=True):
+            if kernel is not None:
+                found.setdefault((node.kernel, kernel), []).append(timing)
+        return [
+            self._row(kernels[name].sample, kernel, times, origin)
+            for (name, kernel), times in found.items()
+        ]
+
+    @staticmethod
+    def _row(
+        sample: Sample | None, kernel: Features, times: list[Timing], origin: dict[str, Any]
+    ) -> Row:
         return Row(
-            features=kernel.features,
+            features=kernel,
             nanoseconds=round(sum(t.nanoseconds for t in times) / len(times)),
             spread=round(max(t.spread for t in times), 4),
             runs=sum(t.runs for t in times),
             quiet=all(t.quiet for t in times),
-            sample=None if kernel.sample is None else kernel.sample.to_json(),
+            sample=None if sample is None else sample.to_json(),
             **origin,
         )
 

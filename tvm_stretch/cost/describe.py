@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -36,20 +36,28 @@ from tvm_stretch.targets.kernels.window import WindowConfig
 from tvm_stretch.targets.kernels.winograd import WinogradConfig
 
 Config = ConvConfig | WinogradConfig | WindowConfig
-_TEMPLATES: dict[str, type[Any]] = {
+_WHOLE: dict[str, type[Any]] = {
     "conv": ConvConfig,
     "winograd": WinogradConfig,
     "window": WindowConfig,
 }
+_PARTS = {"winograd_input": WinogradConfig, "winograd_product": WinogradConfig}
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min, tirx.Select)
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What is fused behind an anchor: arithmetic, and bytes read beside the anchor's operands."""
+    """What is fused behind an anchor.
+
+    Attributes:
+        flops: its arithmetic.
+        bytes: what it reads beside the anchor's result.
+        out_bytes: of the kernel's result, where that is not the anchor's shape.
+    """
 
     flops: float = 0.0
     bytes: int = 0
+    out_bytes: int = 0
 
 
 def describe_kernels(mod: tvm.IRModule, machine: VectorMachine) -> dict[str, Features]:
@@ -69,16 +77,19 @@ def describe(function: tirx.PrimFunc, machine: VectorMachine) -> Features:
     config = None if last is None else read_config(str(blocks[last].mark))
     if config is None or last is None:
         return _generic(blocks, sizes, machine)
-    operands = 2 if not isinstance(config, WindowConfig) or config.kind == "depthwise" else 1
+    template = json.loads(str(blocks[last].mark))["template"]
+    weightless = template == "winograd_input" or getattr(config, "kind", "depthwise") != "depthwise"
+    operands = 1 if weightless else 2
     flops = sum(float(block.elements * block.arithmetic) for block in blocks[last + 1 :])
-    epilogue = Epilogue(flops, sum(sizes[operands:-1]))
-    return template_features(config, epilogue, machine)
+    epilogue = Epilogue(flops, sum(sizes[operands:-1]), sizes[-1])
+    found = template_features(config, epilogue, machine)
+    return found if template in _WHOLE else _part_of_winograd(found, template, sizes)
 
 
 def read_config(mark: str) -> Config | None:
     """The configuration behind a template's annotation; None for templates of weights."""
     values = json.loads(mark)
-    kind = _TEMPLATES.get(values.pop("template"))
+    kind = {**_WHOLE, **_PARTS}.get(values.pop("template"))
     if kind is None:
         return None
     config: Config = kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
@@ -104,7 +115,7 @@ def _conv(cfg: ConvConfig, epilogue: Epilogue, machine: VectorMachine) -> ConvFe
         in_bytes=4 * cfg.batch * cfg.in_blocks * cfg.data_block * prod(cfg.in_size)
         + epilogue.bytes,
         weight_bytes=4 * prod(cfg.weight_shape),
-        out_bytes=4 * cfg.batch * cfg.out_blocks * cfg.lanes * height * width,
+        out_bytes=epilogue.out_bytes or 4 * cfg.batch * cfg.out_blocks * cfg.lanes * height * width,
         epilogue_flops=epilogue.flops,
         model_cycles=conv_cycles(cfg, machine),
         in_channels=cfg.in_channels,
@@ -134,7 +145,7 @@ def _winograd(cfg: WinogradConfig, epilogue: Epilogue, machine: VectorMachine) -
         flops=18.0 * _outputs(cfg) * cfg.in_channels // cfg.groups,
         in_bytes=4 * cfg.batch * cfg.in_channels * prod(cfg.in_size) + epilogue.bytes,
         weight_bytes=4 * cfg.alpha**2 * reduce * outputs,
-        out_bytes=4 * cfg.batch * outputs * height * width,
+        out_bytes=epilogue.out_bytes or 4 * cfg.batch * outputs * height * width,
         epilogue_flops=epilogue.flops,
         model_cycles=conv_cycles(cfg, machine),
         in_channels=cfg.in_channels,
@@ -152,6 +163,22 @@ def _winograd(cfg: WinogradConfig, epilogue: Epilogue, machine: VectorMachine) -
     )
 
 
+def _part_of_winograd(whole: Features, template: str, sizes: list[int]) -> Features:
+    """One of the two kernels of a Winograd convolution whose input several others read."""
+    assert isinstance(whole, WinogradFeatures)
+    if template == "winograd_input":
+        return replace(
+            whole,
+            flops=0.0,
+            in_bytes=sizes[0],
+            weight_bytes=0,
+            out_bytes=sizes[-1],
+            model_cycles=sizes[-1] / 8,
+            product_stages=0,
+        )
+    return replace(whole, in_bytes=whole.in_bytes + sizes[0], input_stages=0)
+
+
 def _outputs(cfg: ConvConfig | WinogradConfig) -> int:
     return cfg.batch * cfg.out_channels * prod(cfg.out_size)
 
@@ -166,7 +193,7 @@ def _window(cfg: WindowConfig, epilogue: Epilogue) -> DepthwiseFeatures | PoolFe
         "flops": (2.0 if depthwise else 1.0) * outputs * taps,
         "in_bytes": 4 * cfg.batch * cfg.blocks * cfg.lanes * prod(cfg.in_size) + epilogue.bytes,
         "weight_bytes": 4 * cfg.blocks * cfg.lanes * taps if depthwise else 0,
-        "out_bytes": 4 * outputs,
+        "out_bytes": epilogue.out_bytes or 4 * outputs,
         "epilogue_flops": epilogue.flops,
         "model_cycles": outputs / cfg.lanes * (taps + 4.0) * 0.7,
         "channels": cfg.channels,

@@ -1,23 +1,29 @@
-"""A learned correction of the analytic model for one family of kernels.
+"""A learned model of one family of kernels.
 
-    log(measured / analytic)  =  trees(features)  ±  what residuals of held-out kernels say
+    latency = (weights . phases) * exp(trees(shares of phases, tiles, sizes)) ± conformal width
 
-Trees cannot extrapolate, the analytic model can: outside the measured range the correction stays
-that of the nearest measured kernels, and the prediction says so.
+The phases (`phases.py`) are what a kernel does: multiplications, tiles, bytes from each memory.
+Their weights come from non-negative least squares on relative errors, so the sum can be trusted far
+from what was measured. Trees learn what it misses near there, and are kept within what was seen.
+
+A family can stand on another model (`over`): of a device that runs the loop nests of the CPU only
+the difference to the CPU is learned.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import xgboost as xgb
+from scipy.optimize import nnls
 
 from tvm_stretch.cost.features import FAMILIES, Features
+from tvm_stretch.cost.phases import hints, phases
 from tvm_stretch.errors import CostModelError
 
 Array = np.ndarray[Any, Any]
@@ -25,18 +31,19 @@ Array = np.ndarray[Any, Any]
 FEWEST_ROWS = 12
 """Families with fewer different kernels are left to the analytic model."""
 
-_FOLDS = 3
+_FEWEST_FOR_TREES = 40
+_FOLDS = 5
 _CONFIDENCE = 0.9
-_FEWEST_PER_BIN = 25
+_FEWEST_PER_BIN = 40
 _SLACK = 0.15  # in powers of two: how far outside the measured range still counts as inside
-_TREES = 150
+_TREES = 200
 _SETTINGS = {
     "objective": "reg:pseudohubererror",
-    "huber_slope": 0.2,
+    "huber_slope": 0.15,
     "max_depth": 5,
-    "eta": 0.12,
-    "subsample": 0.8,
-    "colsample_bytree": 0.8,
+    "eta": 0.06,
+    "subsample": 0.7,
+    "colsample_bytree": 0.6,
     "min_child_weight": 2.0,
     "lambda": 1.0,
     "base_score": 0.0,
@@ -45,66 +52,72 @@ _SETTINGS = {
     "nthread": 1,
     "seed": 1,
 }
+_REWEIGHTINGS = 6
 
 
 @dataclass(frozen=True)
 class FamilyModel:
-    """One family's trees, intervals and range.
+    """One family's weights, trees, intervals and range.
 
     Attributes:
-        booster: predicts the logarithm of measured over analytic, less ``centre``.
-        centre: median of that logarithm.
-        limits: of that logarithm less ``centre``: no machine is beyond what was seen.
-        edges: analytic logarithms of nanoseconds that part the bins of ``widths``.
+        weights: of the phases, by their names.
+        booster: corrects the weighted sum; None where too few kernels were measured.
+        limits: of the correction, as logarithm: no kernel is beyond what was seen.
+        edges: logarithms of nanoseconds that part the bins of ``widths``.
         widths: half width of the interval, as logarithm, for each bin.
-        points: feature vectors that were measured.
-        reach: how far from the nearest of them a kernel still is inside.
+        lowest: smallest value of each feature that was measured, as power of two.
+        highest: largest.
     """
 
     family: str
-    booster: xgb.Booster
-    centre: float
+    weights: dict[str, float]
+    booster: xgb.Booster | None
     limits: tuple[float, float]
     edges: tuple[float, ...]
     widths: tuple[float, ...]
-    points: Array
-    reach: float
+    lowest: tuple[float, ...]
+    highest: tuple[float, ...]
 
-    def correct(
-        self, vectors: Array, analytic: Array
-    ) -> tuple[Array, Array, list[tuple[str, ...]]]:
-        """Latencies, half widths as logarithms, and reasons for being out of range."""
-        shift = np.clip(self.booster.predict(xgb.DMatrix(vectors)), *self.limits) + self.centre
-        bins = np.searchsorted(np.asarray(self.edges), np.log(analytic))
+    def predict(self, kernels: Sequence[Features], over: Array | None) -> Array:
+        """Latencies in nanoseconds; ``over``: what the model below says, if there is one."""
+        amounts = _amounts(kernels, over) * np.asarray(list(self.weights.values()))
+        total = np.maximum(amounts.sum(axis=1), 1.0)
+        if self.booster is None:
+            return total
+        shift = self.booster.inplace_predict(_vectors(kernels, amounts))
+        return np.asarray(total * np.exp(np.clip(shift, *self.limits)))
+
+    def half_widths(self, nanoseconds: Array, outside: Sequence[tuple[str, ...]]) -> Array:
+        """Half of each interval, as logarithm; twice as wide out of range."""
+        bins = np.searchsorted(np.asarray(self.edges), np.log(nanoseconds))
         widths = np.asarray(self.widths)[bins]
-        outside = self._outside(vectors)
-        widths = np.where([bool(reasons) for reasons in outside], 2.0 * widths, widths)
-        return analytic * np.exp(shift), widths, outside
+        return np.where([bool(reasons) for reasons in outside], 2.0 * widths, widths)
 
-    def _outside(self, vectors: Array) -> list[tuple[str, ...]]:
+    def outside(self, kernels: Sequence[Features]) -> list[tuple[str, ...]]:
+        """Reasons for not having measured anything like these kernels."""
         names = FAMILIES[self.family].names()
-        low, high = self.points.min(axis=0) - _SLACK, self.points.max(axis=0) + _SLACK
-        far = nearest(vectors, self.points) > self.reach
-        found = []
-        for row, is_far in zip(vectors, far, strict=True):
-            beyond = np.flatnonzero((row < low) | (row > high))
-            reasons = [f"{names[i]} beyond what was measured" for i in beyond]
-            if is_far and not reasons:
-                reasons.append("far from every measured kernel")
-            found.append(tuple(reasons))
-        return found
+        rows = matrix(kernels)
+        low, high = np.asarray(self.lowest) - _SLACK, np.asarray(self.highest) + _SLACK
+        return [
+            tuple(
+                f"{names[i]} beyond what was measured"
+                for i in np.flatnonzero((row < low) | (row > high))
+            )
+            for row in rows
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads."""
+        raw = None if self.booster is None else json.loads(bytes(self.booster.save_raw("json")))
         return {
             "features": list(FAMILIES[self.family].names()),
-            "centre": self.centre,
+            "weights": self.weights,
             "limits": list(self.limits),
             "edges": list(self.edges),
             "widths": list(self.widths),
-            "points": np.round(self.points, 4).tolist(),
-            "reach": self.reach,
-            "booster": json.loads(bytes(self.booster.save_raw("json"))),
+            "lowest": list(self.lowest),
+            "highest": list(self.highest),
+            "booster": raw,
         }
 
     @staticmethod
@@ -120,95 +133,150 @@ class FamilyModel:
                 f"{data.get('features')}; train again"
             )
         try:
-            booster = xgb.Booster()
-            booster.load_model(bytearray(json.dumps(data["booster"]).encode()))
+            booster = None
+            if data["booster"] is not None:
+                booster = xgb.Booster()
+                booster.load_model(bytearray(json.dumps(data["booster"]).encode()))
             return FamilyModel(
                 family=family,
+                weights={str(name): float(value) for name, value in data["weights"].items()},
                 booster=booster,
-                centre=float(data["centre"]),
                 limits=(float(data["limits"][0]), float(data["limits"][1])),
                 edges=tuple(map(float, data["edges"])),
                 widths=tuple(map(float, data["widths"])),
-                points=np.asarray(data["points"], dtype=np.float64),
-                reach=float(data["reach"]),
+                lowest=tuple(map(float, data["lowest"])),
+                highest=tuple(map(float, data["highest"])),
             )
         except (KeyError, IndexError, TypeError, ValueError, xgb.core.XGBoostError) as error:
             raise CostModelError(
-                f"expected trees and intervals for family {family!r}, got {error!r}; train again"
+                f"expected weights, trees and intervals for family {family!r}, got {error!r}; "
+                "train again"
             ) from error
 
 
 def fit_family(
-    kernels: Sequence[Features], measured_ns: Sequence[float], analytic_ns: Sequence[float]
+    kernels: Sequence[Features],
+    measured_ns: Sequence[float],
+    origins: Sequence[Hashable],
+    over: Array | None = None,
 ) -> FamilyModel | None:
-    """Learn one family; None if there are too few different kernels."""
-    every = np.log(np.asarray(measured_ns, dtype=np.float64)) - np.log(np.asarray(analytic_ns))
-    vectors, first, group = np.unique(
-        matrix(kernels), axis=0, return_index=True, return_inverse=True
-    )
-    if len(vectors) < FEWEST_ROWS:
+    """Learn one family; None if there are too few different kernels.
+
+    Args:
+        kernels: what was measured.
+        measured_ns: its latencies.
+        origins: what each was measured with (a network, a batch of samples). Intervals come from
+            kernels of which the model has seen nothing with the same origin.
+        over: latencies by the model that this one stands on.
+    """
+    rows = _distinct(kernels, measured_ns)
+    if len(rows) < FEWEST_ROWS:
         return None
-    # A kernel that was measured many times counts once, with its median.
-    target = np.asarray([np.median(every[group.ravel() == i]) for i in range(len(vectors))])
-    analytic = np.asarray(analytic_ns, dtype=np.float64)[first]
-    centre = float(np.median(target))
-    low, high = np.quantile(target - centre, (0.005, 0.995))
-    limits = (float(low), float(high))
-    residuals = np.empty_like(target)
-    fold_of = np.random.default_rng(1).permutation(len(vectors)) % _FOLDS
+    kernels = [kernels[i] for i, _ in rows]
+    target = np.asarray([ns for _, ns in rows])
+    below = None if over is None else over[[i for i, _ in rows]]
+    whole = _learn(kernels, target, below)
+    fold_of = _folds([origins[i] for i, _ in rows])
+    residuals = np.zeros(len(target))
     for fold in range(_FOLDS):
-        held = fold_of == fold
-        booster = _train(vectors[~held], target[~held] - centre)
-        guess = np.clip(booster.predict(xgb.DMatrix(vectors[held])), *limits)
-        residuals[held] = target[held] - centre - guess
-    edges, widths = _intervals(np.log(analytic), np.abs(residuals))
+        held, kept = np.flatnonzero(fold_of == fold), np.flatnonzero(fold_of != fold)
+        if not len(held) or len(kept) < FEWEST_ROWS:
+            continue
+        part = _learn([kernels[i] for i in kept], target[kept], _take(below, kept))
+        guess = part.predict([kernels[i] for i in held], _take(below, held))
+        residuals[held] = np.log(target[held] / guess)
+    edges, widths = _intervals(np.log(target), np.abs(residuals))
+    points = matrix(kernels)
     return FamilyModel(
-        family=kernels[0].family,
-        booster=_train(vectors, target - centre),
-        centre=centre,
-        limits=limits,
+        family=whole.family,
+        weights=whole.weights,
+        booster=whole.booster,
+        limits=whole.limits,
         edges=edges,
         widths=widths,
-        points=vectors,
-        reach=_reach(vectors),
+        lowest=tuple(map(float, points.min(axis=0))),
+        highest=tuple(map(float, points.max(axis=0))),
     )
 
 
 def matrix(kernels: Sequence[Features]) -> Array:
-    """Feature vectors, one a row."""
+    """Features as powers of two, one kernel a row."""
     return np.asarray([kernel.vector() for kernel in kernels], dtype=np.float64)
 
 
-def _train(vectors: Array, target: Array) -> xgb.Booster:
-    return xgb.train(_SETTINGS, xgb.DMatrix(vectors, label=target), num_boost_round=_TREES)
+def _learn(kernels: Sequence[Features], target: Array, over: Array | None) -> FamilyModel:
+    """Weights, then trees; no intervals yet."""
+    amounts = _amounts(kernels, over)
+    weights = _weights(amounts, target)
+    names = [*phases(kernels[0]), *(() if over is None else ("over",))]
+    booster, limits = None, (0.0, 0.0)
+    if len(target) >= _FEWEST_FOR_TREES:
+        scaled = amounts * weights
+        miss = np.log(target / np.maximum(scaled.sum(axis=1), 1.0))
+        low, high = np.quantile(miss, (0.003, 0.997))
+        limits = (float(low), float(high))
+        data = xgb.DMatrix(_vectors(kernels, scaled), label=miss)
+        booster = xgb.train(_SETTINGS, data, num_boost_round=_TREES)
+    found = dict(zip(names, map(float, weights), strict=True))
+    return FamilyModel(kernels[0].family, found, booster, limits, (), (0.0,), (), ())
+
+
+def _amounts(kernels: Sequence[Features], over: Array | None) -> Array:
+    rows = [list(phases(kernel).values()) for kernel in kernels]
+    if over is not None:
+        rows = [[*row, float(below)] for row, below in zip(rows, over, strict=True)]
+    return np.asarray(rows, dtype=np.float64)
+
+
+def _weights(amounts: Array, target: Array) -> Array:
+    """Non-negative weights; by weighing again, those of the least absolute relative error."""
+    relative = amounts / target[:, None]
+    scale = np.ones(len(target))
+    for _ in range(_REWEIGHTINGS):
+        weights, _ = nnls(relative * scale[:, None], scale)
+        scale = 1.0 / np.sqrt(np.maximum(np.abs(relative @ weights - 1.0), 0.05))
+    return np.asarray(weights)
+
+
+def _vectors(kernels: Sequence[Features], scaled: Array) -> Array:
+    """What trees see: the shares of the phases, the features, ratios."""
+    total = np.maximum(scaled.sum(axis=1), 1.0)
+    rows = matrix(kernels)
+    extra = np.asarray([hints(kernel) for kernel in kernels])
+    return np.column_stack([np.log2(total), scaled / total[:, None], rows, extra])
+
+
+def _distinct(kernels: Sequence[Features], measured_ns: Sequence[float]) -> list[tuple[int, float]]:
+    """Place and time of every different kernel; the median where it was measured several times."""
+    places: dict[Features, list[int]] = {}
+    for index, kernel in enumerate(kernels):
+        places.setdefault(kernel, []).append(index)
+    return [
+        (found[0], max(1.0, float(np.median([measured_ns[i] for i in found]))))
+        for found in places.values()
+    ]
+
+
+def _folds(origins: Sequence[Hashable]) -> Array:
+    """A fold for each origin, so that nothing measured together is parted."""
+    names = list(dict.fromkeys(origins))
+    order = np.random.default_rng(1).permutation(len(names)) % _FOLDS
+    fold = dict(zip(names, order, strict=True))
+    return np.asarray([fold[origin] for origin in origins])
+
+
+def _take(values: Array | None, places: Array) -> Array | None:
+    return None if values is None else values[places]
 
 
 def _intervals(size: Array, residuals: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Conformal: the residual that 90 % of held-out kernels stay below, by size of kernel."""
-    count = max(1, min(4, len(size) // _FEWEST_PER_BIN))
+    count = max(1, min(6, len(size) // _FEWEST_PER_BIN))
     edges = np.quantile(size, np.arange(1, count) / count)
     bins = np.searchsorted(edges, size)
     widths = []
     for index in range(count):
         own = np.sort(residuals[bins == index])
         rank = math.ceil((len(own) + 1) * _CONFIDENCE) - 1
-        widths.append(float(own[min(rank, len(own) - 1)]))
+        widths.append(float(own[min(rank, len(own) - 1)]) if len(own) else float(residuals.max()))
     return tuple(map(float, edges)), tuple(widths)
-
-
-def _reach(points: Array) -> float:
-    """The distance to the nearest neighbour that 99 % of measured kernels have."""
-    return float(np.quantile(nearest(points, points, itself=True), 0.99)) + _SLACK
-
-
-def nearest(rows: Array, points: Array, itself: bool = False) -> Array:
-    """Distance of each row to the nearest point; with ``itself`` to the nearest other one."""
-    found = np.empty(len(rows))
-    for start in range(0, len(rows), 64):
-        part = rows[start : start + 64]
-        distance = np.sqrt(((part[:, None, :] - points[None, :, :]) ** 2).sum(axis=2))
-        if itself:
-            index = np.arange(len(part))
-            distance[index, index + start] = np.inf
-        found[start : start + 64] = distance.min(axis=1)
-    return found

@@ -8,13 +8,15 @@ for one core; the learned models correct it.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
 from tvm_stretch.errors import CostModelError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raise it whenever a field of a feature class changes; files of another version are refused."""
+
+_TYPICAL_ROUND_BYTES = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,9 @@ class Features:
         out_bytes: of what it writes.
         epilogue_flops: arithmetic of the elementwise operators fused behind the anchor.
         model_cycles: see the module docstring.
+        round_bytes: what the processor touches between two runs of the kernel, a whole network as
+            a rule. It decides in which memory the weights are found.
+        reuse_bytes: what it touched since the kernel's inputs were written.
     """
 
     family: ClassVar[str] = ""
@@ -38,6 +43,8 @@ class Features:
     out_bytes: int
     epilogue_flops: float
     model_cycles: float
+    round_bytes: int = field(default=_TYPICAL_ROUND_BYTES, kw_only=True)
+    reuse_bytes: int = field(default=0, kw_only=True)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -86,7 +93,12 @@ class DenseFeatures(ConvFeatures):
 
 @dataclass(frozen=True)
 class WinogradFeatures(Features):
-    """A Winograd convolution with its tiles."""
+    """A Winograd convolution with its tiles, or one of the two kernels it can be cut into.
+
+    Attributes:
+        input_stages: 1 if the kernel transforms the input.
+        product_stages: 1 if it multiplies and transforms the output.
+    """
 
     family: ClassVar[str] = "winograd"
 
@@ -102,6 +114,8 @@ class WinogradFeatures(Features):
     register_tiles: int
     register_out_vectors: int
     tail_tiles: int
+    input_stages: int = field(default=1, kw_only=True)
+    product_stages: int = field(default=1, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -159,6 +173,25 @@ class TransferFeatures(Features):
     from_processor: int
     to_processor: int
 
+    @staticmethod
+    def of(size: int, sender: int, receiver: int) -> TransferFeatures:
+        """A tensor of ``size`` bytes on its way; processors by their place, the CPU first."""
+        return TransferFeatures(0.0, size, 0, size, 0.0, 0.0, sender, receiver)
+
+
+@dataclass(frozen=True)
+class RunFeatures(Features):
+    """What a run costs beside its kernels: starting it, and going from kernel to kernel."""
+
+    family: ClassVar[str] = "run"
+
+    launches: int
+
+    @staticmethod
+    def of(launches: int) -> RunFeatures:
+        """A run of so many kernels."""
+        return RunFeatures(0.0, 0, 0, 0, 0.0, 0.0, launches)
+
 
 FAMILIES: dict[str, type[Features]] = {
     kind.family: kind
@@ -170,6 +203,7 @@ FAMILIES: dict[str, type[Features]] = {
         PoolFeatures,
         GenericFeatures,
         TransferFeatures,
+        RunFeatures,
     )
 }
 

@@ -101,7 +101,8 @@ def epilogue_of(group: Group, anchor: Operator) -> Epilogue:
                 continue
             if isinstance(argument.ty, relax.TensorType):
                 read += bytes_of(argument.ty)
-    return Epilogue(flops, read)
+    reshaped = group.operators[-1].shape != anchor.shape
+    return Epilogue(flops, read, group.bytes if reshaped else 0)
 
 
 def _generic(group: Group, machine: VectorMachine) -> GenericFeatures:

@@ -9,23 +9,19 @@ Killed at any point it goes on where it stopped when it is called again.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import platform
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from tvm import rpc
 
 from tvm_stretch.cost.analytic import default_speed
 from tvm_stretch.cost.bench import Bench
 from tvm_stretch.cost.dataset import Dataset, Row
+from tvm_stretch.cost.device import default_folder, fingerprint
 from tvm_stretch.cost.model import MeasuredModel, train
 from tvm_stretch.cost.samples import Sample, load_prior, neighbour
 from tvm_stretch.cost.transfers import measure_slowdown, measure_transfers
@@ -113,28 +109,30 @@ def _measure_together(dataset: Dataset, host: Processor, other: Processor, say: 
     say(f"{host.name} and {other.name}: hand-overs measured; together {slower:.2f} times as long")
 
 
-def learn(dataset: Dataset, processor: Processor) -> MeasuredModel:
-    """The cost model of a dataset; disturbed rows count only for kernels that have no other."""
+def learn(
+    dataset: Dataset, processor: Processor, below: MeasuredModel | None = None
+) -> MeasuredModel:
+    """The cost model of a dataset; disturbed rows count only for kernels that have no other.
+
+    Args:
+        dataset: the measurements.
+        processor: what was measured.
+        below: the model of the CPU, if the processor runs the same loop nests.
+    """
     known = {row.features for row in dataset.rows if row.quiet}
     rows = [row for row in dataset.rows if row.quiet or row.features not in known]
     speed = default_speed(
         processor.kind, processor.threads, runs_loops=processor.machine.group_items == 1
     )
-    kernels, times = [row.features for row in rows], [row.nanoseconds for row in rows]
-    together = max((row.together for row in rows), default=1.0)
-    return train(kernels, times, dataset.device, speed, together)
-
-
-def fingerprint(processor: Processor, device: str | None = None) -> dict[str, Any]:
-    """What makes measurements comparable: the machine, the processor, the compiler's version."""
-    return {
-        "machine": device or _local_machine(),
-        "processor": processor.name,
-        "target": json.loads(str(processor.target)),
-        "threads": processor.threads,
-        "lanes": processor.machine.lanes,
-        "package": metadata.version("tvm-stretch"),
-    }
+    return train(
+        [row.features for row in rows],
+        [row.nanoseconds for row in rows],
+        dataset.device,
+        speed,
+        max((row.together for row in rows), default=1.0),
+        origins=[(row.network, row.batch) for row in rows],
+        below=below,
+    )
 
 
 def open_dataset(
@@ -145,23 +143,6 @@ def open_dataset(
     if resume and path.exists() and path.stat().st_size:
         return Dataset.open(path, own)
     return Dataset.create(path, own)
-
-
-def default_folder(host: Processor, device: str | None = None) -> Path:
-    """The folder of this device in the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    text = json.dumps(fingerprint(host, device), sort_keys=True)
-    return cache / "tvm_stretch" / "costs" / hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _local_machine() -> str:
-    """The name of this machine's CPU."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 class Campaign:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,16 @@ from typing import Any
 import numpy as np
 
 from tvm_stretch.cost.analytic import AnalyticModel, Speed
-from tvm_stretch.cost.family import FamilyModel, fit_family, matrix
-from tvm_stretch.cost.features import SCHEMA_VERSION, Features, TransferFeatures
+from tvm_stretch.cost.family import Array, FamilyModel, fit_family
+from tvm_stretch.cost.features import SCHEMA_VERSION, Features, RunFeatures, TransferFeatures
 from tvm_stretch.cost.files import write_whole
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.errors import CostModelError
 
 FORMAT = "tvm_stretch.cost_model"
+
+_BETWEEN = (TransferFeatures.family, RunFeatures.family)
+"""Families that are no kernels."""
 
 
 @dataclass(frozen=True)
@@ -33,43 +36,63 @@ class MeasuredModel:
 
     Attributes:
         device: what was measured; `fingerprint` makes it.
-        base: the analytic model whose error the families learned.
+        base: stands in for families that were not measured.
         families: by name.
         together_ratio: how much slower kernels are while other processors run; 1 if not measured.
+        below: the model that this one corrects, of a processor that runs the same loop nests.
     """
 
     device: Mapping[str, Any]
     base: AnalyticModel
     families: Mapping[str, FamilyModel]
     together_ratio: float = 1.0
+    below: MeasuredModel | None = None
 
     def predict_all(self, kernels: Sequence[Features]) -> list[Prediction]:
         """One prediction for each kernel; families that were not measured get the analytic one."""
         found = self.base.predict_all(kernels)
-        for name, family in self.families.items():
-            places = [i for i, kernel in enumerate(kernels) if kernel.family == name]
-            if not places:
-                continue
+        for family, places in self._by_family(kernels):
             own = [kernels[i] for i in places]
-            analytic = np.asarray([self.base.nanoseconds(kernel) for kernel in own])
-            latency, width, outside = family.correct(matrix(own), analytic)
-            for i, ns, half, reasons in zip(places, latency, width, outside, strict=True):
-                low, high = round(ns * math.exp(-half)), round(ns * math.exp(half))
-                found[i] = Prediction(round(ns), low, high, "measured", reasons)
+            latency, outside = self._latencies(family, own), family.outside(own)
+            widths = family.half_widths(latency, outside)
+            for i, ns, half, reasons in zip(places, latency, widths, outside, strict=True):
+                low, high = math.floor(ns * math.exp(-half)), math.ceil(ns * math.exp(half))
+                found[i] = Prediction(max(1, round(ns)), low, high, "measured", reasons)
         return found
+
+    def nanoseconds(self, kernels: Sequence[Features]) -> Array:
+        """Latencies only."""
+        found = np.asarray([self.base.nanoseconds(kernel) for kernel in kernels])
+        for family, places in self._by_family(kernels):
+            found[places] = self._latencies(family, [kernels[i] for i in places])
+        return found
+
+    def _by_family(self, kernels: Sequence[Features]) -> Iterator[tuple[FamilyModel, list[int]]]:
+        places: dict[str, list[int]] = {}
+        for index, kernel in enumerate(kernels):
+            places.setdefault(kernel.family, []).append(index)
+        for name, own in places.items():
+            if name in self.families:
+                yield self.families[name], own
+
+    def _latencies(self, family: FamilyModel, kernels: Sequence[Features]) -> Array:
+        stands_on = self.below if "over" in family.weights else None
+        return family.predict(kernels, stands_on.nanoseconds(kernels) if stands_on else None)
 
     def save(self, path: str | Path) -> None:
         """Write the file; it appears complete or not at all."""
-        families = {name: family.to_json() for name, family in self.families.items()}
-        data = {
+        write_whole(Path(path), json.dumps(self._to_json(), separators=(",", ":")))
+
+    def _to_json(self) -> dict[str, Any]:
+        return {
             "format": FORMAT,
             "version": SCHEMA_VERSION,
             "device": dict(self.device),
             "analytic": self.base.to_json(),
             "together_ratio": self.together_ratio,
-            "families": families,
+            "families": {name: family.to_json() for name, family in self.families.items()},
+            "below": None if self.below is None else self.below._to_json(),
         }
-        write_whole(Path(path), json.dumps(data, separators=(",", ":")))
 
 
 def load_cost_model(path: str | Path, device: Mapping[str, Any] | None = None) -> MeasuredModel:
@@ -88,6 +111,10 @@ def load_cost_model(path: str | Path, device: Mapping[str, Any] | None = None) -
         raise CostModelError(
             f"expected a cost model in {path}, got {error}; measure and train again"
         ) from error
+    return _read(data, device, path)
+
+
+def _read(data: Any, device: Mapping[str, Any] | None, path: Path) -> MeasuredModel:
     found = (data.get("format"), data.get("version")) if isinstance(data, dict) else None
     if found != (FORMAT, SCHEMA_VERSION):
         raise CostModelError(
@@ -99,7 +126,8 @@ def load_cost_model(path: str | Path, device: Mapping[str, Any] | None = None) -
     try:
         families = {n: FamilyModel.from_json(n, item) for n, item in data["families"].items()}
         base, ratio = AnalyticModel.from_json(data["analytic"]), float(data["together_ratio"])
-        return MeasuredModel(data["device"], base, families, ratio)
+        below = None if data["below"] is None else _read(data["below"], None, path)
+        return MeasuredModel(data["device"], base, families, ratio, below)
     except (KeyError, TypeError, AttributeError) as error:
         raise CostModelError(
             f"expected families, analytic and device in {path}, got {error!r}; train again"
@@ -124,18 +152,34 @@ def train(
     device: Mapping[str, Any],
     speed: Speed,
     together_ratio: float = 1.0,
+    *,
+    origins: Sequence[Hashable] | None = None,
+    below: MeasuredModel | None = None,
 ) -> MeasuredModel:
-    """Learn every family of which enough kernels were measured."""
+    """Learn every family of which enough kernels were measured.
+
+    Args:
+        kernels: what was measured.
+        measured_ns: its latencies.
+        device: where.
+        speed: typical of such processors.
+        together_ratio: how much slower kernels are while other processors run.
+        origins: what each kernel was measured with; see `fit_family`.
+        below: the model of a processor that runs the same loop nests: learn the difference.
+    """
     base = AnalyticModel(_calibrated(kernels, measured_ns, speed))
+    origins = origins if origins is not None else range(len(kernels))
     families = {}
     for name in sorted({kernel.family for kernel in kernels}):
         places = [i for i, kernel in enumerate(kernels) if kernel.family == name]
         own = [kernels[i] for i in places]
-        analytic = [base.nanoseconds(kernel) for kernel in own]
-        family = fit_family(own, [measured_ns[i] for i in places], analytic)
+        over = below.nanoseconds(own) if below is not None and name not in _BETWEEN else None
+        own_ns, own_origins = [measured_ns[i] for i in places], [origins[i] for i in places]
+        family = fit_family(own, own_ns, own_origins, over)
         if family is not None:
             families[name] = family
-    return MeasuredModel(dict(device), base, families, together_ratio)
+    stands_on = below if any("over" in family.weights for family in families.values()) else None
+    return MeasuredModel(dict(device), base, families, together_ratio, stands_on)
 
 
 def _calibrated(kernels: Sequence[Features], measured_ns: Sequence[float], speed: Speed) -> Speed:
@@ -144,7 +188,7 @@ def _calibrated(kernels: Sequence[Features], measured_ns: Sequence[float], speed
     ratios = [
         ns / base.nanoseconds(kernel)
         for kernel, ns in zip(kernels, measured_ns, strict=True)
-        if not isinstance(kernel, TransferFeatures) and kernel.flops > 1e6
+        if kernel.family not in _BETWEEN and kernel.flops > 1e6
     ]
     if not ratios:
         return speed

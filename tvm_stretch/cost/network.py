@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tvm_stretch.cost.context import in_place
 from tvm_stretch.cost.features import Features
 from tvm_stretch.cost.prediction import CostModel, Prediction, Source
 from tvm_stretch.errors import InputError
@@ -47,6 +48,7 @@ def predict_network(
         InputError: a kernel without features, or a processor without a model.
     """
     found: dict[str, Prediction] = {}
+    places = dict(zip((n.name for n in graph.nodes), in_place(graph, features), strict=True))
     for region in graph.regions:
         processor = graph.processors[region.processor].name
         nodes = [graph.nodes[i] for i in region.nodes if graph.nodes[i].kernel != COPY_KERNEL]
@@ -62,7 +64,8 @@ def predict_network(
                 f"{sorted(models)}; measure it, or pass an AnalyticModel"
             )
         if nodes:
-            answers = models[processor].predict_all([features[node.kernel] for node in nodes])
+            placed = [places[node.name] for node in nodes]
+            answers = models[processor].predict_all([kernel for kernel in placed if kernel])
             found.update(zip((node.name for node in nodes), answers, strict=True))
     return add_up(found)
 

@@ -23,8 +23,8 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_stretch.compiler import compile
+from tvm_stretch.cost.device import default_folder, fingerprint
 from tvm_stretch.cost.files import write_whole
-from tvm_stretch.cost.measure import default_folder, fingerprint
 from tvm_stretch.cost.model import check_device
 from tvm_stretch.errors import CostModelError, TargetError
 from tvm_stretch.frontend import load_network

@@ -135,7 +135,8 @@ def sample_of(name: str, function: tirx.PrimFunc) -> Sample | None:
 
     tvm_ffi.structural_walk(function.body, (s_tir.SBlock, visit), order="post")
     config = read_config(marks[0]) if marks else None
-    if config is None or config.batch != 1:
+    is_part = bool(marks) and json.loads(marks[0])["template"].startswith("winograd_")
+    if config is None or config.batch != 1 or is_part:
         return None
     values: dict[str, Any] = {"padding": config.padding, "epilogue": _epilogue(name)}
     values["in_size"] = config.in_size

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 Trace = Mapping[str, Any]
 _TOLERANCE = 1.10  # the reference kernel's own jitter
 _WARM_UP = 2
@@ -52,7 +54,11 @@ class Stopwatch:
         return self._run_reference()
 
     def watch(
-        self, run: Callable[[], list[int]], runs: int = 15, seconds: float = 4.0
+        self,
+        run: Callable[[], list[int]],
+        runs: int = 15,
+        seconds: float = 4.0,
+        prepare: Callable[[], None] = lambda: None,
     ) -> list[Timing]:
         """Run until ``runs`` undisturbed ones are there, at most ``seconds``.
 
@@ -60,6 +66,7 @@ class Stopwatch:
             run: returns nanoseconds: of every node, or whatever else happened in one run.
             runs: undisturbed runs to wait for.
             seconds: give up after that time and take the least disturbed runs.
+            prepare: called before each run.
         """
         for _ in range(_WARM_UP):
             run()
@@ -67,6 +74,7 @@ class Stopwatch:
         end = time.monotonic() + seconds
         before = self._reference()
         while True:
+            prepare()
             times = run()
             after = self._reference()
             seen.append((max(before, after), times))
@@ -82,6 +90,14 @@ class Stopwatch:
         best = [times for _, times in seen[: max(5, len(calm))]]
         quiet = len(calm) >= runs // 2
         return [summarize(list(column), quiet) for column in zip(*best, strict=True)]
+
+
+_CACHES = np.zeros(12_000_000, np.float32)
+
+
+def empty_caches() -> None:
+    """Read more than the caches of a small machine hold."""
+    _CACHES.max()
 
 
 def summarize(samples: list[int], quiet: bool) -> Timing:

@@ -34,20 +34,6 @@ _RUNS = 15
 _WARM_UP = 3
 
 
-def transfer_features(size: int, sender: int, receiver: int) -> TransferFeatures:
-    """A tensor of ``size`` bytes on its way; processors by their place in the graph."""
-    return TransferFeatures(
-        flops=0.0,
-        in_bytes=size,
-        weight_bytes=0,
-        out_bytes=size,
-        epilogue_flops=0.0,
-        model_cycles=0.0,
-        from_processor=sender,
-        to_processor=receiver,
-    )
-
-
 def measure_transfers(
     host: Processor, other: Processor, sizes: Sequence[int] = SIZES, runs: int = _RUNS
 ) -> list[Row]:
@@ -61,7 +47,7 @@ def measure_transfers(
                 gaps[pair].append(max(0, gap))
         for (sender, receiver), found in gaps.items():
             timing = summarize(found, True)
-            features = transfer_features(size, sender, receiver)
+            features = TransferFeatures.of(size, sender, receiver)
             rows.append(Row(features, timing.nanoseconds, round(timing.spread, 4), timing.runs))
     return rows
 

@@ -1,0 +1,77 @@
+"""What planning asks of measurements: the models of this machine, hand-overs, working together.
+
+    costs = trained_costs(processors)         # None where ts.measure() was never run here
+    costs.models["cpu"].predict_all(kernels)
+    costs.hand_over(0, 1, 1 << 20)            # from processors[0] to processors[1], one mebibyte
+
+`ts.measure()` leaves its models in a folder of the user's cache that is named after the device;
+`compile()` finds them there. Files of another version or device, or damaged ones, are an error
+and not silently skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tvm_stretch.cost.device import default_folder, fingerprint
+from tvm_stretch.cost.features import TransferFeatures
+from tvm_stretch.cost.model import MeasuredModel, load_cost_model
+from tvm_stretch.targets.processor import Processor
+
+
+@dataclass(frozen=True)
+class TrainedCosts:
+    """Models of several processors of one machine.
+
+    Attributes:
+        processors: their names; hand-overs name them by their place.
+        models: by name.
+        folder: where the models are.
+    """
+
+    processors: tuple[str, ...]
+    models: dict[str, MeasuredModel]
+    folder: Path
+
+    @property
+    def source(self) -> str:
+        """Where the numbers come from, for people."""
+        return f"measured on this machine ({self.folder})"
+
+    @property
+    def together(self) -> tuple[float, ...]:
+        """How much longer kernels take while other processors work."""
+        ratio = max(model.together_ratio for model in self.models.values())
+        return (ratio,) * len(self.processors)
+
+    def hand_over(self, writer: int, reader: int, size: int) -> int | None:
+        """Nanoseconds from the end of a kernel to the start of its reader; None if not measured."""
+        if writer == reader:
+            return 0
+        for model in self.models.values():
+            if "transfer" in model.families:
+                kernel = TransferFeatures.of(size, min(writer, 1), min(reader, 1))
+                return round(float(model.nanoseconds([kernel])[0]))
+        return None
+
+
+def trained_costs(
+    processors: Sequence[Processor], folder: str | Path | None = None
+) -> TrainedCosts | None:
+    """The models that `ts.measure` made for all of these processors; None if one has none.
+
+    Args:
+        processors: the CPU first.
+        folder: where they are; by default where `ts.measure` puts them.
+
+    Raises:
+        CostModelError: a model is damaged, of another version or from another device.
+    """
+    place = Path(folder) if folder is not None else default_folder(processors[0])
+    paths = {processor.name: place / f"{processor.name}.json" for processor in processors}
+    if not all(path.exists() for path in paths.values()):
+        return None
+    models = {p.name: load_cost_model(paths[p.name], fingerprint(p)) for p in processors}
+    return TrainedCosts(tuple(paths), models, place)
