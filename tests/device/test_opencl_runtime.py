@@ -49,7 +49,7 @@ def test_devices_are_described() -> None:
         assert device["type"] in ("gpu", "cpu", "other")
         assert device["compute_units"] > 0
         assert device["max_group_size"] > 0
-        assert device["memory"] in ("shared", "mapped", "mirror")
+        assert device["memory"] in ("shared", "fine", "mapped", "mirror")
         assert isinstance(device["extensions"], list)
 
 

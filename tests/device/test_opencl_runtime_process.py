@@ -63,7 +63,7 @@ if (
     pytest.skip("no OpenCL device", allow_module_level=True)
 
 
-@pytest.mark.parametrize("memory", ["shared", "mapped", "mirror"])
+@pytest.mark.parametrize("memory", ["shared", "fine", "mapped", "mirror"])
 def test_kinds_of_memory(memory: str) -> None:
     assert run("run_chain(); print(devices()[0]['memory'])", TVM_STRETCH_OPENCL_MEMORY=memory) == (
         memory
@@ -103,7 +103,7 @@ def test_wrong_settings() -> None:
         cases = [
             ("CPUS", "1-x", "expected a list of cores .*got '1-x'"),
             ("CPUS", "1000", "expected cores that this process may use .*'1000'"),
-            ("MEMORY", "paper", "expected shared, mapped or mirror .*got 'paper'"),
+            ("MEMORY", "paper", "expected shared, fine, mapped or mirror .*got 'paper'"),
             ("DEVICE", "77", "expected one of the devices 0 .*got '77'"),
             ("DEVICE", "no such", "expected one of the devices 0 .*got 'no such'"),
         ]

@@ -7,6 +7,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tvm_stretch::testing {
@@ -18,7 +19,9 @@ class RandomGraph {
   static constexpr int kInputs = 2;
   static constexpr int kOutputs = 3;
 
-  RandomGraph(uint32_t seed, int num_processors) : random_(seed), num_processors_(num_processors) {
+  // `kind` is that of processor 1; those after it are fake ones.
+  RandomGraph(uint32_t seed, int num_processors, std::string kind = "fake")
+      : random_(seed), num_processors_(num_processors), kind_(std::move(kind)) {
     const int nodes = 6 + Below(20);
     for (int i = 0; i < nodes; ++i) {
       operands_.push_back({Below(i + kInputs)});
@@ -61,7 +64,8 @@ class RandomGraph {
     }
     json << R"(],"processors":[{"name":"cpu","kind":"cpu"})";
     for (int i = 1; i < num_processors_; ++i) {
-      json << R"(,{"name":"fake)" << i << R"(","kind":"fake"})";
+      const std::string kind = i == 1 ? kind_ : "fake";
+      json << R"(,{"name":")" << kind << i << R"(","kind":")" << kind << R"("})";
     }
     json << R"(],"regions":[)";
     for (int i = 0; i < num_regions(); ++i) json << Comma(i) << RegionJSON(i);
@@ -141,6 +145,7 @@ class RandomGraph {
 
   std::mt19937 random_;
   const int num_processors_;
+  const std::string kind_;
   std::vector<std::vector<int>> operands_;  // of each node
   std::vector<Region> regions_;
 };

@@ -35,6 +35,11 @@ class Reader {
     return Reader((*found).second, where);
   }
 
+  bool Has(const char* key) const {
+    auto object = value_.try_cast<json::Object>();
+    return object && object->find(ffi::String(key)) != object->end();
+  }
+
   int64_t Int(int64_t low, int64_t high) const {
     auto value = value_.try_cast<int64_t>();
     if (!value || *value < low || *value > high) {
@@ -94,6 +99,34 @@ DLDataType ReadDType(const Reader& reader) {
   return dtype;
 }
 
+std::vector<int64_t> DenseStrides(const std::vector<int64_t>& shape, const std::string& where) {
+  std::vector<int64_t> strides(shape.size());
+  int64_t stride = 1;
+  for (size_t i = shape.size(); i-- > 0;) {
+    strides[i] = stride;
+    if (shape[i] != 0 && stride > kMaxBytes / shape[i]) Refuse("a smaller shape", where);
+    stride *= shape[i];
+  }
+  return strides;
+}
+
+// Bytes from the first element to behind the last one.
+int64_t Span(const TensorSpec& tensor, const std::string& where) {
+  if (tensor.strides.size() != tensor.shape.size()) Refuse("a stride for each dimension", where);
+  int64_t elements = 1;
+  for (size_t i = 0; i < tensor.shape.size(); ++i) {
+    if (tensor.shape[i] == 0) return 0;
+    const int64_t steps = tensor.shape[i] - 1;
+    if (steps != 0 && tensor.strides[i] > (kMaxBytes - elements) / steps) {
+      Refuse("a smaller shape", where);
+    }
+    elements += steps * tensor.strides[i];
+  }
+  const int64_t size = (tensor.dtype.bits + 7) / 8 * tensor.dtype.lanes;
+  if (elements > kMaxBytes / size) Refuse("a smaller shape", where);
+  return elements * size;
+}
+
 TensorSpec ReadTensor(const Reader& reader) {
   TensorSpec tensor;
   tensor.shape = reader["shape"].Ints(0, kMaxBytes);
@@ -102,19 +135,12 @@ TensorSpec ReadTensor(const Reader& reader) {
   tensor.buffer = reader["buffer"].Int(0, kMaxBytes);
   tensor.offset = reader["offset"].Int(0, kMaxBytes);
   tensor.bytes = reader["bytes"].Int(0, kMaxBytes);
-  int64_t bytes = (tensor.dtype.bits + 7) / 8 * tensor.dtype.lanes;
-  for (int64_t dim : tensor.shape) {
-    if (dim != 0 && bytes > kMaxBytes / dim) Refuse("a smaller shape", reader.where());
-    bytes *= dim;
-  }
+  tensor.strides = reader.Has("strides") ? reader["strides"].Ints(0, kMaxBytes)
+                                         : DenseStrides(tensor.shape, reader.where());
+  const int64_t bytes = Span(tensor, reader.where());
   if (bytes != tensor.bytes) {
-    Refuse("bytes = " + std::to_string(bytes) + ", as shape and dtype say,", reader.where());
-  }
-  tensor.strides.resize(tensor.shape.size());
-  int64_t stride = 1;
-  for (size_t i = tensor.shape.size(); i-- > 0;) {
-    tensor.strides[i] = stride;
-    stride *= tensor.shape[i];
+    Refuse("bytes = " + std::to_string(bytes) + ", as shape, strides and dtype say,",
+           reader.where());
   }
   return tensor;
 }

@@ -23,15 +23,15 @@ inline constexpr size_t kCpu = 0;  // its place among the processors
 
 enum class Memory { kInput, kOutput, kArena, kConstant, kPrepared };
 
-// A contiguous window on one memory, `offset` bytes from its start.
+// A window on one memory, `offset` bytes from its start.
 struct TensorSpec {
   std::vector<int64_t> shape;
-  std::vector<int64_t> strides;
+  std::vector<int64_t> strides;  // in elements; those of rows of a feature map leave gaps
   DLDataType dtype;
   Memory memory;
   int64_t buffer;  // position in the graph's inputs or outputs; 0 for the other memories
   int64_t offset;
-  int64_t bytes;
+  int64_t bytes;  // to behind the last element
 };
 
 struct NodeSpec {

@@ -19,6 +19,12 @@ size_t BlockBytes(const GraphSpec& spec) {
   return bytes;
 }
 
+std::shared_ptr<char> AllocateOnDevice(const Program& program) {
+  const auto& devices = program.devices();
+  if (devices.size() != 1) return nullptr;
+  return devices[0]->AllocateBlock(BlockBytes(program.spec()));
+}
+
 // Calls visit(id) for every tensor that a processor other than the CPU touches.
 template <typename Visit>
 void ForEachDeviceTensor(const GraphSpec& spec, const Visit& visit) {
@@ -39,7 +45,9 @@ void ForEachDeviceTensor(const GraphSpec& spec, const Visit& visit) {
 Instance::Instance(std::shared_ptr<const Program> program)
     : program_(std::move(program)),
       spec_(program_->spec()),
-      block_(BlockBytes(spec_), spec_.processors.size() > 1 ? Sharing::kShared : Sharing::kPrivate),
+      device_block_(AllocateOnDevice(*program_)),
+      block_(device_block_ ? 0 : BlockBytes(spec_),
+             spec_.processors.size() > 1 ? Sharing::kShared : Sharing::kPrivate),
       memory_(PlaceMemory()),
       takes_inputs_(spec_.inputs.size(), true),
       takes_outputs_(spec_.outputs.size(), true),
@@ -60,9 +68,10 @@ Instance::~Instance() {
 MemoryMap Instance::PlaceMemory() {
   MemoryMap memory;
   memory.block = SharedBlock{block_.data(), block_.bytes(), block_.fd()};
+  if (device_block_) memory.block = {device_block_.get(), BlockBytes(spec_), -1, true};
   memory.constant = program_->constant();
   memory.prepared = program_->prepared();
-  char* next = block_.data();
+  char* next = memory.block.data;
   auto take = [&next](int64_t bytes) {
     char* start = next;
     next += RoundUp(bytes, kPageBytes);

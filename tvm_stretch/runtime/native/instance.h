@@ -54,6 +54,7 @@ class Instance {
 
   const std::shared_ptr<const Program> program_;
   const GraphSpec& spec_;
+  const std::shared_ptr<char> device_block_;  // where a device has better memory than ours
   AlignedBuffer block_;
   const MemoryMap memory_;
   std::vector<bool> takes_inputs_;

@@ -38,7 +38,8 @@ namespace tvm_stretch {
 struct SharedBlock {
   char* data = nullptr;
   size_t bytes = 0;  // a multiple of kPageBytes
-  int fd = -1;       // -1: the graph runs on the CPU alone and nothing is shared
+  int fd = -1;       // -1: nothing is shared with others, or the device itself allocated it
+  bool is_from_device = false;
 };
 
 // Where each of the graph's memories starts.
@@ -152,6 +153,11 @@ class ProcessorProgram {
 
   // `memory` outlives the processor; all of it is there, the ports' pointers never change.
   virtual std::unique_ptr<Processor> CreateInstance(const MemoryMap& memory) const = 0;
+
+  // A zeroed block that this processor and the host see without copies or mappings; null if it has
+  // no memory of that kind, or can take any. It has no file descriptor, so only the one device of a
+  // graph is asked: with others, all share a mapping.
+  virtual std::shared_ptr<char> AllocateBlock(size_t) const { return nullptr; }
 
   // Cores of the host on which the processor's own threads run: the CPU's kernels keep off them.
   virtual std::vector<int> cores() const { return {}; }

@@ -30,6 +30,7 @@ class Bell {
   void Forbid() { memory_->state = kNever; }
 
   bool is_silent() const { return memory_->state == kSilent; }
+  bool is_forbidden() const { return memory_->state == kNever; }
   // How many work-items are done; what they wrote is visible.
   int32_t done() const { return memory_->done.load(std::memory_order_acquire); }
 

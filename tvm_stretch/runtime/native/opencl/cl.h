@@ -86,6 +86,7 @@ constexpr cl_bitfield CL_MEM_READ_WRITE = 1 << 0;
 constexpr cl_bitfield CL_MEM_READ_ONLY = 1 << 2;
 constexpr cl_bitfield CL_MEM_USE_HOST_PTR = 1 << 3;
 constexpr cl_bitfield CL_MEM_COPY_HOST_PTR = 1 << 5;
+constexpr cl_bitfield CL_MEM_SVM_FINE_GRAIN_BUFFER = 1 << 10;
 
 constexpr cl_bitfield CL_MAP_READ = 1 << 0;
 constexpr cl_bitfield CL_MAP_WRITE_INVALIDATE_REGION = 1 << 2;
@@ -158,10 +159,18 @@ constexpr cl_uint CL_PROFILING_COMMAND_END = 0x1283;
   F(81, SetEventCallback, cl_int, (cl_event, cl_int, EventCallback, void*))                       \
   F(105, EnqueueMarkerWithWaitList, cl_int, (cl_command_queue, cl_uint, const cl_event*, cl_event*))
 
+// Functions that older drivers lack; null there, and in drivers without a loader.
+#define TVM_STRETCH_CL_OPTIONAL_FUNCTIONS(F)                     \
+  F(SVMAlloc, void*, (cl_context, cl_bitfield, size_t, cl_uint)) \
+  F(SVMFree, void, (cl_context, void*))
+
 // `api.Flush(queue)` is clFlush(queue).
 struct Api {
 #define TVM_STRETCH_CL_MEMBER(index, name, result, parameters) result(*name) parameters = nullptr;
   TVM_STRETCH_CL_FUNCTIONS(TVM_STRETCH_CL_MEMBER)
+#undef TVM_STRETCH_CL_MEMBER
+#define TVM_STRETCH_CL_MEMBER(name, result, parameters) result(*name) parameters = nullptr;
+  TVM_STRETCH_CL_OPTIONAL_FUNCTIONS(TVM_STRETCH_CL_MEMBER)
 #undef TVM_STRETCH_CL_MEMBER
 };
 

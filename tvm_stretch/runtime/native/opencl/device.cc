@@ -73,16 +73,19 @@ DeviceInfo Describe(cl_platform_id platform, cl_device_id id) {
 MemoryKind ChooseMemory(const DeviceInfo& info) {
   const char* wanted = std::getenv(kMemoryVariable);
   if (wanted != nullptr && *wanted != '\0') {
-    for (MemoryKind kind : {MemoryKind::kShared, MemoryKind::kMapped, MemoryKind::kMirror}) {
+    for (MemoryKind kind :
+         {MemoryKind::kShared, MemoryKind::kFine, MemoryKind::kMapped, MemoryKind::kMirror}) {
       if (std::string(wanted) == NameOf(kind)) return kind;
     }
-    TVM_FFI_THROW(ValueError) << "expected shared, mapped or mirror for " << kMemoryVariable
+    TVM_FFI_THROW(ValueError) << "expected shared, fine, mapped or mirror for " << kMemoryVariable
                               << ", got '" << wanted << "'; correct or unset it";
   }
   if (info.is_cpu() || (info.svm & CL_DEVICE_SVM_FINE_GRAIN_SYSTEM) != 0) {
     return MemoryKind::kShared;
   }
-  return info.unified ? MemoryKind::kMapped : MemoryKind::kMirror;
+  if (!info.unified) return MemoryKind::kMirror;  // its fine-grained memory is behind a bus
+  return (info.svm & CL_DEVICE_SVM_FINE_GRAIN_BUFFER) != 0 ? MemoryKind::kFine
+                                                           : MemoryKind::kMapped;
 }
 
 int Rank(const DeviceInfo& info) { return info.is_gpu() ? 0 : info.is_cpu() ? 1 : 2; }
@@ -220,6 +223,8 @@ const char* NameOf(MemoryKind kind) {
   switch (kind) {
     case MemoryKind::kShared:
       return "shared";
+    case MemoryKind::kFine:
+      return "fine";
     case MemoryKind::kMapped:
       return "mapped";
     case MemoryKind::kMirror:

@@ -46,6 +46,10 @@ const char* FillByName(void* library, Api* api) {
   if (api->name == nullptr) return "cl" #name;
   TVM_STRETCH_CL_FUNCTIONS(TVM_STRETCH_CL_LOAD)
 #undef TVM_STRETCH_CL_LOAD
+#define TVM_STRETCH_CL_LOAD(name, result, parameters) \
+  api->name = reinterpret_cast<decltype(api->name)>(dlsym(library, "cl" #name));
+  TVM_STRETCH_CL_OPTIONAL_FUNCTIONS(TVM_STRETCH_CL_LOAD)
+#undef TVM_STRETCH_CL_LOAD
   return nullptr;
 }
 

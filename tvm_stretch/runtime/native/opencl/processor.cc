@@ -2,6 +2,7 @@
 #include "../processor.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <unordered_map>
 
@@ -23,6 +24,7 @@ class OpenCLProgram final : public ProcessorProgram {
   explicit OpenCLProgram(const ProcessorContext& context);
 
   std::unique_ptr<Processor> CreateInstance(const MemoryMap& memory) const final;
+  std::shared_ptr<char> AllocateBlock(size_t bytes) const final;
   Cores cores() const final;
 
   const Device& device() const { return device_; }
@@ -71,6 +73,7 @@ class OpenCLProcessor final : public Processor {
   int32_t OffsetInItems(int64_t tensor) const;
 
   const OpenCLProgram& program_;
+  const Device device_;
   const GraphSpec& graph_;
   const MemoryMap& memory_;
   const DeviceMemory block_;  // arena, inputs and outputs
@@ -185,19 +188,38 @@ std::unique_ptr<Processor> OpenCLProgram::CreateInstance(const MemoryMap& memory
   return std::make_unique<OpenCLProcessor>(*this, memory);
 }
 
+std::shared_ptr<char> OpenCLProgram::AllocateBlock(size_t bytes) const {
+  if (device_.memory != MemoryKind::kFine || CL().SVMAlloc == nullptr || bytes == 0) return nullptr;
+  const cl_context context = device_.context;
+  const cl_bitfield flags = CL_MEM_READ_WRITE | CL_MEM_SVM_FINE_GRAIN_BUFFER;
+  auto block = static_cast<char*>(CL().SVMAlloc(context, flags, bytes, kAlignment));
+  if (block == nullptr) Fail(CL_MEM_OBJECT_ALLOCATION_FAILURE, "clSVMAlloc");
+  std::memset(block, 0, bytes);
+  return {block, [context](char* memory) { CL().SVMFree(context, memory); }};
+}
+
 Cores OpenCLProgram::cores() const { return device_.info.is_cpu() ? DriverCores() : Cores(); }
+
+// Fine-grained memory must come from the driver. Another mapping of the host has to be mapped.
+Device ForBlock(Device device, const SharedBlock& block) {
+  if (device.memory == MemoryKind::kFine && !block.is_from_device) {
+    device.memory = MemoryKind::kMapped;
+  }
+  return device;
+}
 
 OpenCLProcessor::OpenCLProcessor(const OpenCLProgram& program, const MemoryMap& memory)
     : program_(program),
+      device_(ForBlock(program.device(), memory.block)),
       graph_(program.graph()),
       memory_(memory),
-      block_(program.device(), memory.block.data, memory.block.bytes, Contents::kUndefined),
+      block_(device_, memory.block.data, memory.block.bytes, Contents::kUndefined),
       has_bells_(program.CanRingBells()),
-      open_bell_(CreateOpenBell(program.device())),
-      submitter_(program.device()) {
+      open_bell_(CreateOpenBell(device_)),
+      submitter_(device_) {
   for (int64_t bytes : program.scratch_bytes()) {
     cl_int code = CL_SUCCESS;
-    scratch_.emplace_back(CL().CreateBuffer(program.device().context, CL_MEM_READ_WRITE,
+    scratch_.emplace_back(CL().CreateBuffer(device_.context, CL_MEM_READ_WRITE,
                                             static_cast<size_t>(bytes), nullptr, &code));
     Check(code, "clCreateBuffer");
   }
@@ -205,8 +227,7 @@ OpenCLProcessor::OpenCLProcessor(const OpenCLProgram& program, const MemoryMap& 
 
 std::unique_ptr<Task> OpenCLProcessor::Bind(const RegionSpec& region,
                                             const std::vector<Task*>& after) {
-  const Device& device = program_.device();
-  if (has_bells_) bells_.push_back(std::make_unique<Bell>(device));
+  if (has_bells_) bells_.push_back(std::make_unique<Bell>(device_));
   Bell* const bell = has_bells_ ? bells_.back().get() : nullptr;
   const cl_mem bell_buffer = has_bells_ ? bell->buffer() : open_bell_.get();
   std::vector<Command> commands;
@@ -215,7 +236,7 @@ std::unique_ptr<Task> OpenCLProcessor::Bind(const RegionSpec& region,
       const TensorSpec& tensor = graph_.tensors[id];
       if (tensor.bytes == 0) continue;
       Span span{kind, id, region.name + ": tensor " + std::to_string(id), 0, 0};
-      append(device, block_, AddressOf(id), static_cast<size_t>(tensor.bytes), span, &commands);
+      append(device_, block_, AddressOf(id), static_cast<size_t>(tensor.bytes), span, &commands);
     }
   };
   move(region.receives, Span::Kind::kReceive, AppendReceive);

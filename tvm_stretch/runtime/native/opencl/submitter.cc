@@ -40,15 +40,15 @@ void Submitter::Add(OpenCLTask* task, bool waits) {
 
 void Submitter::Reset(bool traced) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (must_drain_.exchange(false)) {
-    CL().Finish(queue_.get());
-    if (traced_queue_) CL().Finish(traced_queue_.get());
-  }
-  next_ = 0;
   traced_ = traced;
   if (!traced) return;
   if (!traced_queue_) traced_queue_ = CreateQueue(device_, CL_QUEUE_PROFILING_ENABLE);
   clock_.Calibrate(traced_queue_.get());
+}
+
+void Submitter::Begin() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  next_ = 0;
 }
 
 bool Submitter::IsReady(size_t task) const {
@@ -82,6 +82,14 @@ void Submitter::Forbid(const OpenCLTask* first) {
     tasks_[i]->bell()->Forbid();
     if (tasks_[i] == first) return;
   }
+}
+
+void Submitter::DrainAfterError() {
+  if (!must_drain_) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  CL().Finish(queue_.get());
+  if (traced_queue_) CL().Finish(traced_queue_.get());
+  must_drain_ = false;
 }
 
 void Submitter::Wake() {

@@ -32,6 +32,9 @@ class Submitter {
   void Add(OpenCLTask* task, bool waits);
 
   void Reset(bool traced);
+  // All tasks are reset: from now on they may be submitted. (Not before: a thread that was woken
+  // late in the last run would take what is left of that for the new one.)
+  void Begin();
   // Submits what is ready; called by any thread. Of tasks with bells, a few that wait for others
   // are enough for the device never to wait for the host.
   void SubmitReady();
@@ -43,8 +46,9 @@ class Submitter {
   void Wake();
   // Returns once `is_submitted`; helps instead of waiting where it can.
   void AwaitSubmission(const std::function<bool()>& is_submitted);
-  // After an error commands may still run: the next run waits for them.
-  void DrainBeforeNextRun() { must_drain_ = true; }
+  // After an error commands may still run: whoever gets the error waits for them first.
+  void NoteError() { must_drain_ = true; }
+  void DrainAfterError();
 
  private:
   bool IsReady(size_t task) const;
@@ -59,7 +63,7 @@ class Submitter {
   std::atomic<bool> must_drain_{false};
 
   std::mutex mutex_;  // guards the three below
-  size_t next_ = 0;   // the first task that is not submitted
+  size_t next_ = 0;   // the first task that is not submitted; between runs all are
   bool traced_ = false;
   std::condition_variable submitted_;
 

@@ -81,6 +81,7 @@ void OpenCLTask::Reset(bool traced) {
 
 void OpenCLTask::Start() {
   started_at_ = traced_ ? Now() : 0;
+  if (previous_ == nullptr) submitter_->Begin();
   started_ = true;
   submitter_->SubmitReady();
 }
@@ -140,8 +141,7 @@ Failure OpenCLTask::EnqueueAll(cl_command_queue queue) {
     cl_int code = Enqueue(commands_[i], queue, wants_event ? &event : nullptr);
     if (event != nullptr) events_.emplace_back(event);
     if (code != CL_SUCCESS) {
-      if (bell_ != nullptr) submitter_->Forbid(this);
-      submitter_->DrainBeforeNextRun();  // what is enqueued already still runs
+      NoteError();  // what is enqueued already still runs
       return Attempt([&] { Fail(code, "enqueueing '" + commands_[i].span.name + "'"); });
     }
   }
@@ -153,8 +153,14 @@ Failure OpenCLTask::EnqueueAll(cl_command_queue queue) {
   }
   if (code == CL_SUCCESS) code = CL().Flush(queue);
   if (code == CL_SUCCESS) return std::nullopt;
-  submitter_->DrainBeforeNextRun();
+  NoteError();
   return Attempt([&] { Fail(code, "submitting region '" + region_.name + "'"); });
+}
+
+void OpenCLTask::NoteError() {
+  // None of this region's kernels, or of those after it, waits any more: draining comes to an end.
+  if (bell_ != nullptr) submitter_->Forbid(this);
+  submitter_->NoteError();
 }
 
 void OpenCLTask::ListenTo(cl_event event) {
@@ -177,6 +183,7 @@ const Failure& OpenCLTask::Wait() {
   if (!has_listeners() && state_ == kOnDevice) Await();
   const Failure& failure = Task::Wait();
   while (in_callback_) std::this_thread::yield();  // it touches this task to its end
+  if (failure) submitter_->DrainAfterError();
   return failure;
 }
 
@@ -233,11 +240,14 @@ void OpenCLTask::Settle(cl_int status) {
 
 Failure OpenCLTask::OwnFailure(cl_int status) {
   if (status < CL_COMPLETE) {
-    submitter_->DrainBeforeNextRun();
+    NoteError();
     return Attempt([&] { Fail(status, "running region '" + region_.name + "'"); });
   }
   if (bell_ == nullptr || bell_->done() == work_items_) return std::nullopt;
-  return dependency_failure_ ? dependency_failure_ : CancelledError();  // it was not to begin
+  if (dependency_failure_) return dependency_failure_;
+  if (bell_->is_forbidden()) return CancelledError();
+  NoteError();  // a driver that keeps to itself what became of its kernels
+  return Attempt([&] { Fail(CL_OUT_OF_RESOURCES, "running region '" + region_.name + "'"); });
 }
 
 std::vector<Span> OpenCLTask::Spans() const {

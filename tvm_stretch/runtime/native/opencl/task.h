@@ -46,6 +46,7 @@ class OpenCLTask final : public Task {
  private:
   void OnDependency(const Failure& failure);
   Failure EnqueueAll(cl_command_queue queue);
+  void NoteError();
   void ListenTo(cl_event event);
   void Await();
   bool AwaitCount();

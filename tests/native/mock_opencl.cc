@@ -1,0 +1,369 @@
+// An OpenCL driver without a device, for tests: built as a library of its own that the runtime
+// loads through TVM_STRETCH_OPENCL_LIB. Its kernels are functions of this file, found by their
+// names.
+//
+// $MOCK_OPENCL, words separated by spaces:
+//
+//   no-platform, no-device   what a machine without a device says
+//   gpu                      memory that is not coherent, and a thread for each queue; otherwise
+//                            the host's CPU: one thread executes the commands of all queues
+//   fine-grained             of a gpu: buffers of shared virtual memory
+//
+// Tests call mock_opencl_fail(what, skip, code): after `skip` good calls of the function `what`
+// ("CreateBuffer", ...), one fails with `code`. `what` may be "run", a kernel's execution. With
+// code CL_NV_ILLEGAL_BUFFER_ACCESS that loses the context: nothing works in it any more. Without
+// `what`, nothing fails any more.
+#include "mock_opencl.h"
+
+#include <algorithm>
+
+namespace tvm_stretch::opencl {
+namespace {
+
+_cl_platform_id platform;
+_cl_device_id device;
+
+std::mutex svm_mutex;
+std::map<char*, size_t> svm;  // allocations of shared virtual memory
+
+bool IsSvm(char* host) {
+  std::lock_guard<std::mutex> lock(svm_mutex);
+  auto after = svm.upper_bound(host);
+  if (after == svm.begin()) return false;
+  --after;
+  return host < after->first + after->second;
+}
+
+// --- kernels
+// --------------------------------------------------------------------------------------
+
+struct Bound {
+  bool has_bell;
+  std::vector<Ref<_cl_mem>> buffers;  // of the bell, then of the tensors
+  std::vector<int32_t> numbers;
+};
+
+float* TensorOf(const Bound& bound, size_t i) {
+  return reinterpret_cast<float*>(bound.buffers[i + bound.has_bell]->data) + bound.numbers[i];
+}
+
+void Compute(const std::string& name, const Bound& bound) {
+  for (int i = 0; i < 16 && name == "negative"; ++i) {
+    TensorOf(bound, 1)[i] = -TensorOf(bound, 0)[i];
+  }
+  for (int i = 0; i < 16 && name == "add"; ++i) {
+    TensorOf(bound, 2)[i] = TensorOf(bound, 0)[i] + TensorOf(bound, 1)[i];
+  }
+}
+
+cl_int RunKernel(const std::string& name, const Bound& bound, int32_t items) {
+  std::atomic<int32_t>* ints = nullptr;
+  if (bound.has_bell) {
+    ints = reinterpret_cast<std::atomic<int32_t>*>(bound.buffers[0]->data);
+    while (ints[0] == 0) std::this_thread::yield();
+    if (ints[0] != 1) return CL_SUCCESS;
+  }
+  if (cl_int code = Script::Get().Next("run")) return code;
+  Compute(name, bound);
+  if (ints != nullptr) ints[16].fetch_add(items);
+  return CL_SUCCESS;
+}
+
+// Whether `name` stands in the source as a kernel, and its parameters.
+bool FindKernel(const std::string& source, const std::string& name, std::string* params) {
+  const size_t at = source.find("void " + name + "(");
+  if (at == std::string::npos) return false;
+  const size_t begin = source.find('(', at);
+  *params = source.substr(begin + 1, source.find(')', begin) - begin - 1);
+  return true;
+}
+
+template <typename T>
+cl_int Answer(const T& value, size_t bytes, void* to, size_t* size) {
+  if (size != nullptr) *size = sizeof(T);
+  if (to != nullptr && bytes < sizeof(T)) return CL_INVALID_VALUE;
+  if (to != nullptr) std::memcpy(to, &value, sizeof(T));
+  return CL_SUCCESS;
+}
+
+cl_int AnswerText(const std::string& text, size_t bytes, void* to, size_t* size) {
+  if (size != nullptr) *size = text.size() + 1;
+  if (to != nullptr && bytes < text.size() + 1) return CL_INVALID_VALUE;
+  if (to != nullptr) std::memcpy(to, text.c_str(), text.size() + 1);
+  return CL_SUCCESS;
+}
+
+template <typename T>
+T* Made(const char* what, cl_context context, cl_int* code, const std::function<T*()>& make) {
+  cl_int failure = Script::Get().Next(what);
+  if (failure == CL_SUCCESS && context != nullptr) failure = context->lost;
+  *code = failure;
+  return failure == CL_SUCCESS ? make() : nullptr;
+}
+
+}  // namespace
+
+// --- OpenCL's interface
+// ---------------------------------------------------------------------------
+
+extern "C" {
+
+void mock_opencl_fail(const char* what, int skip, int code) {
+  what == nullptr ? Script::Get().Clear() : Script::Get().Add(what, skip, code);
+}
+int mock_opencl_live() { return live; }
+
+cl_int clGetPlatformIDs(cl_uint, cl_platform_id* ids, cl_uint* count) {
+  if (ids != nullptr) *ids = &platform;
+  if (count != nullptr) *count = Wants(" no-platform ") ? 0 : 1;
+  return CL_SUCCESS;
+}
+cl_int clGetPlatformInfo(cl_platform_id, cl_uint, size_t bytes, void* to, size_t* size) {
+  return AnswerText("mock", bytes, to, size);
+}
+cl_int clGetDeviceIDs(cl_platform_id, cl_bitfield, cl_uint, cl_device_id* ids, cl_uint* count) {
+  if (Wants(" no-device ")) return CL_DEVICE_NOT_FOUND;
+  if (ids != nullptr) *ids = &device;
+  if (count != nullptr) *count = 1;
+  return CL_SUCCESS;
+}
+cl_int clGetDeviceInfo(cl_device_id, cl_uint what, size_t bytes, void* to, size_t* size) {
+  const cl_ulong sizes[3] = {256, 256, 256};
+  switch (what) {
+    case CL_DEVICE_TYPE:
+      return Answer(Wants(" gpu ") ? CL_DEVICE_TYPE_GPU : CL_DEVICE_TYPE_CPU, bytes, to, size);
+    case CL_DEVICE_SVM_CAPABILITIES:
+      return Answer(Wants(" fine-grained ") ? CL_DEVICE_SVM_FINE_GRAIN_BUFFER : cl_bitfield{0},
+                    bytes, to, size);
+    case CL_DEVICE_AVAILABLE:
+    case CL_DEVICE_HOST_UNIFIED_MEMORY:
+    case CL_DEVICE_MAX_COMPUTE_UNITS:
+      return Answer(cl_uint{1}, bytes, to, size);
+    case CL_DEVICE_MAX_WORK_GROUP_SIZE:
+      return Answer(size_t{256}, bytes, to, size);
+    case CL_DEVICE_MAX_WORK_ITEM_SIZES:
+      return Answer(sizes, bytes, to, size);
+    case CL_DEVICE_LOCAL_MEM_SIZE:
+      return Answer(cl_ulong{32768}, bytes, to, size);
+    case CL_DEVICE_GLOBAL_MEM_SIZE:
+    case CL_DEVICE_MAX_MEM_ALLOC_SIZE:
+      return Answer(cl_ulong{1} << 30, bytes, to, size);
+    case CL_DEVICE_NAME:
+    case CL_DEVICE_VENDOR:
+    case CL_DEVICE_VERSION:
+    case CL_DRIVER_VERSION:
+      return AnswerText("mock", bytes, to, size);
+    default:
+      return CL_INVALID_VALUE;
+  }
+}
+
+cl_context clCreateContext(const cl_properties*, cl_uint, const cl_device_id*, ContextCallback,
+                           void*, cl_int* code) {
+  return Made<_cl_context>("CreateContext", nullptr, code, [] { return new _cl_context(); });
+}
+cl_command_queue clCreateCommandQueue(cl_context context, cl_device_id, cl_bitfield, cl_int* code) {
+  return Made<_cl_command_queue>("CreateCommandQueue", context, code, [&] {
+    static Worker& host = *new Worker();
+    auto queue = new _cl_command_queue();
+    queue->context = context;
+    queue->owns_worker = Wants(" gpu ");
+    queue->worker = queue->owns_worker ? new Worker() : &host;
+    return queue;
+  });
+}
+cl_int clReleaseCommandQueue(cl_command_queue queue) { return queue->Release(), CL_SUCCESS; }
+
+cl_mem clCreateBuffer(cl_context context, cl_bitfield flags, size_t bytes, void* host,
+                      cl_int* code) {
+  if (bytes == 0) return *code = CL_INVALID_BUFFER_SIZE, nullptr;
+  return Made<_cl_mem>("CreateBuffer", context, code, [&] {
+    auto start = static_cast<char*>(host);
+    const bool is_coherent = !Wants(" gpu ") || IsSvm(start);
+    return new _cl_mem(bytes, start, (flags & CL_MEM_USE_HOST_PTR) != 0 && is_coherent);
+  });
+}
+cl_int clReleaseMemObject(cl_mem buffer) { return buffer->Release(), CL_SUCCESS; }
+
+void* clSVMAlloc(cl_context, cl_bitfield, size_t bytes, cl_uint) {
+  if (Script::Get().Next("SVMAlloc") != CL_SUCCESS) return nullptr;
+  auto start = static_cast<char*>(std::aligned_alloc(128, (bytes + 127) / 128 * 128));
+  std::lock_guard<std::mutex> lock(svm_mutex);
+  ++live;
+  svm[start] = bytes;
+  return start;
+}
+void clSVMFree(cl_context, void* start) {
+  std::lock_guard<std::mutex> lock(svm_mutex);
+  --live;
+  svm.erase(static_cast<char*>(start));
+  std::free(start);
+}
+
+cl_program clCreateProgramWithSource(cl_context context, cl_uint, const char** text,
+                                     const size_t* bytes, cl_int* code) {
+  return Made<_cl_program>("CreateProgramWithSource", context, code, [&] {
+    auto program = new _cl_program();
+    program->source.assign(*text, *bytes);
+    return program;
+  });
+}
+cl_program clCreateProgramWithBinary(cl_context context, cl_uint, const cl_device_id*,
+                                     const size_t* bytes, const unsigned char** binary,
+                                     cl_int* status, cl_int* code) {
+  *status = CL_SUCCESS;
+  auto text = reinterpret_cast<const char*>(*binary);
+  return clCreateProgramWithSource(context, 1, &text, bytes, code);
+}
+cl_int clReleaseProgram(cl_program program) { return program->Release(), CL_SUCCESS; }
+cl_int clBuildProgram(cl_program, cl_uint, const cl_device_id*, const char*, ProgramCallback,
+                      void*) {
+  return Script::Get().Next("BuildProgram");
+}
+cl_int clGetProgramInfo(cl_program program, cl_uint what, size_t bytes, void* to, size_t* size) {
+  const std::string& source = program->source;
+  if (what == CL_PROGRAM_BINARY_SIZES) return Answer(source.size(), bytes, to, size);
+  std::memcpy(*static_cast<char**>(to), source.data(), source.size());
+  return CL_SUCCESS;
+}
+cl_int clGetProgramBuildInfo(cl_program, cl_device_id, cl_uint, size_t, void*, size_t* size) {
+  if (size != nullptr) *size = 0;
+  return CL_SUCCESS;
+}
+
+cl_kernel clCreateKernel(cl_program program, const char* name, cl_int* code) {
+  std::string params;
+  if (!FindKernel(program->source, name, &params)) return *code = CL_INVALID_KERNEL_NAME, nullptr;
+  return Made<_cl_kernel>("CreateKernel", nullptr, code, [&] {
+    auto kernel = new _cl_kernel();
+    kernel->name = name;
+    kernel->has_bell = params.find("bell") != std::string::npos;
+    kernel->args.resize(1 + std::count(params.begin(), params.end(), ','));
+    return kernel;
+  });
+}
+cl_int clReleaseKernel(cl_kernel kernel) { return kernel->Release(), CL_SUCCESS; }
+cl_int clSetKernelArg(cl_kernel kernel, cl_uint index, size_t bytes, const void* value) {
+  auto start = static_cast<const char*>(value);
+  kernel->args[index].assign(start, start + bytes);
+  return Script::Get().Next("SetKernelArg");
+}
+cl_int clGetKernelInfo(cl_kernel kernel, cl_uint, size_t bytes, void* to, size_t* size) {
+  return Answer(static_cast<cl_uint>(kernel->args.size()), bytes, to, size);
+}
+cl_int clGetKernelWorkGroupInfo(cl_kernel, cl_device_id, cl_uint what, size_t bytes, void* to,
+                                size_t* size) {
+  const cl_ulong value = what == CL_KERNEL_WORK_GROUP_SIZE ? 256 : 0;
+  return Answer(value, bytes, to, size);
+}
+
+cl_int clEnqueueNDRangeKernel(cl_command_queue queue, cl_kernel kernel, cl_uint, const size_t*,
+                              const size_t* global, const size_t*, cl_uint, const cl_event*,
+                              cl_event* event) {
+  Bound bound{kernel->has_bell, {}, {}};
+  for (const std::vector<char>& arg : kernel->args) {
+    cl_mem buffer = nullptr;
+    int32_t number = 0;
+    if (arg.size() == sizeof(buffer)) {
+      std::memcpy(&buffer, arg.data(), sizeof(buffer));
+      bound.buffers.emplace_back(buffer);
+    } else {
+      std::memcpy(&number, arg.data(), sizeof(number));
+      bound.numbers.push_back(number);
+    }
+  }
+  const auto items = static_cast<int32_t>(global[0] * global[1] * global[2]);
+  return EnqueueAction("EnqueueNDRangeKernel", queue, event,
+                       [=, name = kernel->name] { return RunKernel(name, bound, items); });
+}
+cl_int clEnqueueReadBuffer(cl_command_queue queue, cl_mem buffer, cl_bool, size_t offset,
+                           size_t bytes, void* to, cl_uint, const cl_event*, cl_event* event) {
+  return EnqueueAction("EnqueueReadBuffer", queue, event, [=, kept = Ref(buffer)] {
+    return std::memcpy(to, kept->data + offset, bytes), CL_SUCCESS;
+  });
+}
+cl_int clEnqueueWriteBuffer(cl_command_queue queue, cl_mem buffer, cl_bool blocks, size_t offset,
+                            size_t bytes, const void* from, cl_uint, const cl_event*,
+                            cl_event* event) {
+  // What blocks may read from the caller's stack.
+  std::vector<char> copy(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
+  return EnqueueAction("EnqueueWriteBuffer", queue, event, [=, kept = Ref(buffer)] {
+    const void* source = blocks != 0 ? copy.data() : from;
+    return std::memcpy(kept->data + offset, source, bytes), CL_SUCCESS;
+  });
+}
+cl_int clEnqueueCopyBuffer(cl_command_queue queue, cl_mem from, cl_mem to, size_t from_offset,
+                           size_t offset, size_t bytes, cl_uint, const cl_event*, cl_event* event) {
+  return EnqueueAction("EnqueueCopyBuffer", queue, event, [=, to = Ref(to), from = Ref(from)] {
+    return std::memmove(to->data + offset, from->data + from_offset, bytes), CL_SUCCESS;
+  });
+}
+void* clEnqueueMapBuffer(cl_command_queue queue, cl_mem buffer, cl_bool, cl_bitfield flags,
+                         size_t offset, size_t bytes, cl_uint, const cl_event*, cl_event* event,
+                         cl_int* code) {
+  *code = EnqueueAction("EnqueueMapBuffer", queue, event, [=, buffer = Ref(buffer)] {
+    if (flags == CL_MAP_READ) {
+      std::memmove(buffer->host + offset, buffer->data + offset, bytes);
+    } else {
+      std::memmove(buffer->data + offset, buffer->host + offset, bytes);  // written already
+    }
+    return CL_SUCCESS;
+  });
+  return buffer->host + offset;
+}
+cl_int clEnqueueUnmapMemObject(cl_command_queue queue, cl_mem, void*, cl_uint, const cl_event*,
+                               cl_event* event) {
+  return EnqueueAction("EnqueueUnmapMemObject", queue, event, [] { return CL_SUCCESS; });
+}
+cl_int clEnqueueMarkerWithWaitList(cl_command_queue queue, cl_uint, const cl_event*,
+                                   cl_event* event) {
+  return EnqueueAction("EnqueueMarkerWithWaitList", queue, event, [] { return CL_SUCCESS; });
+}
+
+cl_int clWaitForEvents(cl_uint count, const cl_event* events) {
+  for (cl_uint i = 0; i < count; ++i) {
+    std::unique_lock<std::mutex> lock(events[i]->mutex);
+    events[i]->done.wait(lock, [&] { return events[i]->status <= CL_COMPLETE; });
+  }
+  return Script::Get().Next("WaitForEvents");
+}
+cl_int clGetEventInfo(cl_event event, cl_uint, size_t bytes, void* to, size_t* size) {
+  std::lock_guard<std::mutex> lock(event->mutex);
+  return Answer(event->status, bytes, to, size);
+}
+cl_int clReleaseEvent(cl_event event) { return event->Release(), CL_SUCCESS; }
+cl_int clGetEventProfilingInfo(cl_event event, cl_uint what, size_t bytes, void* to, size_t* size) {
+  std::lock_guard<std::mutex> lock(event->mutex);
+  const bool is_early = what == CL_PROFILING_COMMAND_QUEUED || what == CL_PROFILING_COMMAND_SUBMIT;
+  const cl_ulong begun = what == CL_PROFILING_COMMAND_START ? event->start : event->end;
+  return Answer(is_early ? event->queued : begun, bytes, to, size);
+}
+cl_int clSetEventCallback(cl_event event, cl_int, EventCallback callback, void* data) {
+  if (cl_int code = Script::Get().Next("SetEventCallback")) return code;
+  auto call = [=](cl_int status) { callback(event, status, data); };
+  std::unique_lock<std::mutex> lock(event->mutex);
+  const cl_int status = event->status;
+  if (status > CL_COMPLETE) return event->callbacks.push_back(call), CL_SUCCESS;
+  lock.unlock();
+  return call(status), CL_SUCCESS;
+}
+#ifndef MOCK_OPENCL_WITHOUT_FLUSH
+cl_int clFlush(cl_command_queue) { return Script::Get().Next("Flush"); }
+#endif
+cl_int clFinish(cl_command_queue queue) {
+  std::mutex mutex;
+  std::condition_variable done;
+  bool is_done = false;
+  queue->worker->Push([&] {
+    std::lock_guard<std::mutex> lock(mutex);
+    is_done = true;
+    done.notify_all();
+  });
+  std::unique_lock<std::mutex> lock(mutex);
+  done.wait(lock, [&] { return is_done; });
+  return CL_SUCCESS;
+}
+
+}  // extern "C"
+
+}  // namespace tvm_stretch::opencl

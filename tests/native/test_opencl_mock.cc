@@ -1,0 +1,253 @@
+// The OpenCL processor on a driver without a device (mock_opencl.cc), which fails when it is told
+// to; also under ThreadSanitizer. $MOCK_OPENCL chooses the kind of device, for the whole process.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <thread>
+#include <vector>
+
+#include "kernels.h"
+#include "opencl/cl.h"
+#include "random_graph.h"
+
+namespace tvm_stretch {
+namespace {
+
+using testing::Call;
+using testing::Create;
+using testing::ErrorOf;
+using testing::Filled;
+using testing::First;
+using testing::Kernels;
+using testing::RandomGraph;
+
+// Launches of the graphs' kernels, as the compiler writes them for GPUs, and for the host's CPU.
+constexpr const char* kPlain = R"json({"options":"","sources":[
+ "void add(a, a0, b, b0, c, c0) void negative(a, a0, b, b0)"],"kernels":{
+ "add":[{"entry":"add","source":0,"groups":[1,1,1],"group_size":[1,1,1],"args":[
+  ["buffer",0],["offset",0],["buffer",1],["offset",1],["buffer",2],["offset",2]]}],
+ "negative":[{"entry":"negative","source":0,"groups":[1,1,1],"group_size":[1,1,1],"args":[
+  ["buffer",0],["offset",0],["buffer",1],["offset",1]]}]}})json";
+
+constexpr const char* kBells =
+    R"json({"options":"","sources":["void ring(bell) void add(bell, a, a0, b, b0, c, c0)",
+ "void negative(bell, a, a0, b, b0)"],"kernels":{
+ "add":[{"entry":"add","source":0,"groups":[2,1,1],"group_size":[1,1,1],"args":[["bell",0],
+  ["buffer",0],["offset",0],["buffer",1],["offset",1],["buffer",2],["offset",2]]}],
+ "negative":[{"entry":"negative","source":1,"groups":[1,1,1],"group_size":[1,1,1],"args":[
+  ["bell",0],["buffer",0],["offset",0],["buffer",1],["offset",1]]}],
+ "tvm_stretch.doorbell":[{"entry":"ring","source":0,"groups":[1,1,1],"group_size":[1,1,1],
+  "args":[["bell",0]]}]}})json";
+
+class OpenCLMock : public ::testing::TestWithParam<const char*> {
+ protected:
+  static void SetUpTestSuite() {
+    setenv("TVM_STRETCH_OPENCL_LIB", TVM_STRETCH_MOCK_OPENCL, 1);
+    setenv("TVM_STRETCH_CACHE_DIR", "", 1);
+    library_ = dlopen(TVM_STRETCH_MOCK_OPENCL, RTLD_NOW);
+    ASSERT_NE(library_, nullptr) << dlerror();
+  }
+  void TearDown() override { Fail(nullptr); }
+
+  static void Fail(const char* what, int skip = 0, int code = 0) {
+    auto fail =
+        reinterpret_cast<void (*)(const char*, int, int)>(dlsym(library_, "mock_opencl_fail"));
+    fail(what, skip, code);
+  }
+  static int Live() { return reinterpret_cast<int (*)()>(dlsym(library_, "mock_opencl_live"))(); }
+
+  static ffi::Module CreateOn(const RandomGraph& graph, const char* fake = "{}") {
+    static const auto opencl = ffi::Function::GetGlobalRequired("tvm_stretch.create_opencl_code");
+    static const auto fakes = ffi::Function::GetGlobalRequired("tvm_stretch.create_fake_code");
+    return Create(graph.JSON(), ffi::Module(ffi::make_object<Kernels>()),
+                  opencl(ffi::String(GetParam())).cast<ffi::Module>(),
+                  fakes(ffi::String(fake)).cast<ffi::Module>());
+  }
+  static RandomGraph Graph(uint32_t seed) { return RandomGraph(seed, 3, "opencl"); }
+
+  static std::vector<float> Invoke(const ffi::Module& module, float a, float b) {
+    auto outputs =
+        Call(module, "invoke", Filled({16}, a), Filled({16}, b)).cast<ffi::Array<ffi::Tensor>>();
+    std::vector<float> values;
+    for (const ffi::Tensor& output : outputs) values.push_back(First(output));
+    return values;
+  }
+
+  static void* library_;
+};
+void* OpenCLMock::library_ = nullptr;
+
+TEST_P(OpenCLMock, RandomGraphs) {
+  for (uint32_t seed = 0; seed < 30; ++seed) {
+    RandomGraph graph = Graph(seed);
+    ffi::Module module = CreateOn(graph);
+    for (float a : {1.0f, 2.0f, -3.0f}) {
+      EXPECT_EQ(Invoke(module, a, 0.5f), graph.Expected(a, 0.5f)) << graph.JSON();
+    }
+  }
+}
+
+TEST_P(OpenCLMock, InstancesOnThreads) {
+  for (uint32_t seed = 100; seed < 104; ++seed) {
+    RandomGraph graph = Graph(seed);
+    ffi::Module module = CreateOn(graph);
+    std::array<int, 8> wrong{};
+    std::vector<std::thread> threads;
+    for (size_t t = 0; t < wrong.size(); ++t) {
+      threads.emplace_back([&, t] {
+        auto mine = Call(module, "create_instance").cast<ffi::Module>();
+        for (int run = 0; run < 20; ++run) {
+          const float a = static_cast<float>(t), b = static_cast<float>(run);
+          wrong[t] += Invoke(mine, a, b) != graph.Expected(a, b);
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(wrong, (std::array<int, 8>{})) << graph.JSON();
+  }
+}
+
+TEST_P(OpenCLMock, CancelledAtAnyTime) {
+  int cancelled = 0;
+  for (uint32_t seed = 300; seed < 310; ++seed) {
+    RandomGraph graph = Graph(seed);
+    ffi::Module module = CreateOn(graph);
+    std::atomic<bool> stop{false};
+    std::thread canceller([&] {
+      while (!stop) {
+        Call(module, "cancel");
+        std::this_thread::yield();
+      }
+    });
+    for (int run = 0; run < 50; ++run) {
+      std::string error = ErrorOf([&] { EXPECT_EQ(Invoke(module, 1, 2), graph.Expected(1, 2)); });
+      if (error.empty()) continue;
+      EXPECT_NE(error.find("got a call of cancel"), std::string::npos) << error;
+      ++cancelled;
+    }
+    stop = true;
+    canceller.join();
+    EXPECT_EQ(Invoke(module, 1, 2), graph.Expected(1, 2)) << "as if nothing had been";
+  }
+  EXPECT_GT(cancelled, 0);
+}
+
+// A region of another processor fails; whatever the device waited for, the next run is right.
+TEST_P(OpenCLMock, FailuresOfOthers) {
+  int failed = 0;
+  for (uint32_t seed = 400; seed < 430; ++seed) {
+    RandomGraph graph = Graph(seed);
+    int region = 0;
+    while (region < graph.num_regions() && graph.processor(region) != 2) ++region;
+    if (region == graph.num_regions()) continue;
+    const std::string script =
+        R"({"regions":{"r)" + std::to_string(region) + R"(":{"fails":"gone","failures":2}}})";
+    ffi::Module module = CreateOn(graph, script.c_str());
+    for (int run = 0; run < 2; ++run) {
+      EXPECT_NE(ErrorOf([&] { Invoke(module, 1, 2); }).find("got: gone"), std::string::npos);
+    }
+    EXPECT_EQ(Invoke(module, 1, 2), graph.Expected(1, 2));
+    ++failed;
+  }
+  EXPECT_GT(failed, 20);
+}
+
+TEST_P(OpenCLMock, Traces) {
+  for (uint32_t seed = 0; seed < 10; ++seed) {
+    RandomGraph graph = Graph(seed);
+    ffi::Module module = CreateOn(graph);
+    Call(module, "set_input", 0, Filled({16}, 1));
+    Call(module, "set_input", 1, Filled({16}, 2));
+    EXPECT_NE(std::string(Call(module, "trace").cast<ffi::String>()).find("kernel"),
+              std::string::npos);
+  }
+}
+
+void ExpectOneClearError(const std::string& error, const std::string& what) {
+  const size_t first = error.find("expected ");
+  EXPECT_NE(first, std::string::npos) << what << ": '" << error << "'";
+  EXPECT_NE(error.find(", got"), std::string::npos) << what << ": " << error;
+  EXPECT_NE(error.find("; "), std::string::npos) << what << ": " << error;
+}
+
+struct Fault {
+  const char* function;
+  int code;
+};
+
+// Whatever fails while a model is loaded or run, wherever in it: one clear error, another model of
+// the same context is unharmed, and nothing is left behind.
+TEST_P(OpenCLMock, EveryCallMayFail) {
+  RandomGraph graph = Graph(5), other = Graph(6);
+  ffi::Module healthy = CreateOn(other);
+  EXPECT_EQ(Invoke(healthy, 1, 2), other.Expected(1, 2));
+  const int before = Live();
+  int errors = 0;
+  for (const Fault& fault : {
+           Fault{"CreateBuffer", opencl::CL_MEM_OBJECT_ALLOCATION_FAILURE},
+           Fault{"CreateBuffer", opencl::CL_INVALID_BUFFER_SIZE},
+           Fault{"CreateCommandQueue", opencl::CL_OUT_OF_HOST_MEMORY},
+           Fault{"CreateProgramWithSource", opencl::CL_OUT_OF_HOST_MEMORY},
+           Fault{"BuildProgram", opencl::CL_OUT_OF_RESOURCES},
+           Fault{"CreateKernel", opencl::CL_OUT_OF_RESOURCES},
+           Fault{"SetKernelArg", opencl::CL_OUT_OF_RESOURCES},
+           Fault{"EnqueueNDRangeKernel", opencl::CL_MEM_OBJECT_ALLOCATION_FAILURE},
+           Fault{"EnqueueMapBuffer", opencl::CL_OUT_OF_HOST_MEMORY},
+           Fault{"EnqueueUnmapMemObject", opencl::CL_OUT_OF_HOST_MEMORY},
+           Fault{"EnqueueWriteBuffer", opencl::CL_OUT_OF_HOST_MEMORY},
+           Fault{"EnqueueReadBuffer", opencl::CL_OUT_OF_HOST_MEMORY},
+           Fault{"Flush", opencl::CL_OUT_OF_RESOURCES},
+           Fault{"run", opencl::CL_OUT_OF_RESOURCES},
+       }) {
+    for (int skip : {0, 2, 5}) {
+      const std::string what = std::string(fault.function) + " " + std::to_string(skip);
+      ffi::Module module = CreateOn(graph);
+      Fail(fault.function, skip, fault.code);
+      std::string error = ErrorOf([&] { Invoke(module, 1, 2); });
+      if (error.empty()) error = ErrorOf([&] { Invoke(module, 1, 2); });
+      Fail(nullptr);
+      if (!error.empty()) {
+        ExpectOneClearError(error, what);
+        ++errors;
+      }
+      EXPECT_EQ(Invoke(module, 3, 4), graph.Expected(3, 4)) << what << ", and then the next run";
+      EXPECT_EQ(Invoke(healthy, 1, 2), other.Expected(1, 2)) << what << ", and another model";
+    }
+  }
+  EXPECT_GT(errors, 15);
+  for (int wait = 0; wait < 1000 && Live() != before; ++wait) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // commands hold their objects
+  }
+  EXPECT_EQ(Live(), before);
+}
+
+TEST_P(OpenCLMock, ALostDeviceIsAnErrorAndNewModelsWork) {
+  for (int skip : {0, 1, 3, 4}) {
+    RandomGraph graph = Graph(5);
+    ffi::Module module = CreateOn(graph);
+    EXPECT_EQ(Invoke(module, 1, 2), graph.Expected(1, 2));
+    Fail("run", skip, opencl::CL_NV_ILLEGAL_BUFFER_ACCESS);
+    for (int run = 0; run < 3; ++run) {
+      const std::string error = ErrorOf([&] { Invoke(module, 1, 2); });
+      ExpectOneClearError(error, "lost");
+      EXPECT_NE(error.find("the device is lost"), std::string::npos) << error;
+    }
+    EXPECT_EQ(Invoke(CreateOn(graph), 1, 2), graph.Expected(1, 2));
+  }
+}
+
+TEST_P(OpenCLMock, RunsLeaveNothingBehind) {
+  RandomGraph graph = Graph(5);
+  ffi::Module module = CreateOn(graph);
+  Invoke(module, 1, 2);
+  const int before = Live();
+  for (int run = 0; run < 300; ++run) Invoke(module, 1, 2);
+  EXPECT_LE(Live(), before + 2) << "the last command may not be released yet";
+}
+
+INSTANTIATE_TEST_SUITE_P(Code, OpenCLMock, ::testing::Values(kPlain, kBells),
+                         [](const auto& info) { return info.index == 0 ? "Plain" : "Bells"; });
+
+}  // namespace
+}  // namespace tvm_stretch
