@@ -1,0 +1,107 @@
+"""Networks on a machine without the compiler: as phones run them, and as rented GPUs do.
+
+    python -m benchmarks.runtime_only bundle squeezenet1_1 --python 3.12    # here
+    cd bundle && python run.py --json results.json                          # there
+
+The bundle holds the artifacts, inputs with the answers of ONNX Runtime, and the runtime part of the
+TVM wheel: 30 MB instead of 280. There, each network runs on the CPU, on the OpenCL device, and on
+both with shares of its layers; answers are compared first, times are medians of turns, and the
+overlap comes from the device's own profiling events.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+
+import tvm_stretch as ts
+from tvm_stretch import zoo
+from tvm_stretch.frontend import load_network
+from tvm_stretch.processors import make_processors
+from tvm_stretch.search import search
+from tvm_stretch.search.costs import planning_costs
+
+_PACKAGES = ("apache-tvm", "apache-tvm-ffi", "ml_dtypes", "typing_extensions")
+_COMPILER_ONLY = ("tvm/lib/libtvm_compiler*", "tvm/include", "tvm_ffi/include", "tvm/3rdparty")
+_RUN = Path(__file__).with_name("runtime_only_run.py")
+
+
+def write_bundle(
+    folder: Path, models: Sequence[str], size: int, cpu: str, device: str, python: str
+) -> None:
+    """Everything that the other machine needs but Python and NumPy."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in models:
+        network = zoo.build(name, size=size)
+        _write_answers(folder / f"{name}.npz", network)
+        _write_artifacts(folder, name, network, cpu, device)
+    _write_runtime(folder / "python", python)
+    shutil.copy(_RUN, folder / "run.py")
+    total = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    print(f"{folder}: {total / 1e6:.0f} MB")
+
+
+def _write_answers(path: Path, network: onnx.ModelProto) -> None:
+    session = onnxruntime.InferenceSession(network.SerializeToString())
+    (port,) = session.get_inputs()
+    x = np.random.default_rng(0).standard_normal(port.shape, dtype=np.float32)
+    (expected,) = session.run(None, {port.name: x})
+    np.savez(path, x=x, expected=expected)
+
+
+def _write_artifacts(
+    folder: Path, name: str, network: onnx.ModelProto, cpu: str, device: str
+) -> None:
+    """One for each processor, and one for both; nothing is measured here, so the plan is given."""
+    host = {"kind": "llvm", "mcpu": cpu}
+    gpu = {"kind": "opencl", "device": device}
+    ts.compile(network, [host], cpu_threads=1).export(folder / f"{name}.cpu.so")
+    ts.compile(network, [gpu], cpu_threads=1).export(folder / f"{name}.opencl.so")
+    processors, _ = make_processors([host, gpu], 1)
+    found = search(load_network(network, None), planning_costs(processors))
+    if not found.rivals:
+        print(f"{name}: no plan for both is predicted to be faster")
+        return
+    plan = found.rivals[0].plan
+    ts.compile(network, [host, gpu], cpu_threads=1, plan=plan).export(folder / f"{name}.both.so")
+
+
+def _write_runtime(folder: Path, python: str) -> None:
+    """Our package, and TVM's without the compiler, for another version of Python."""
+    versions = [f"{name}=={importlib.metadata.version(name)}" for name in _PACKAGES]
+    base = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
+    binary = ["--python-version", python, "--only-binary", ":all:", "--target", str(folder)]
+    subprocess.run([*base, *binary, *versions], check=True)
+    ours = ["--no-build-isolation", "--target", str(folder), str(Path(__file__).resolve().parents[1])]
+    subprocess.run([*base, *ours], check=True)
+    for pattern in _COMPILER_ONLY:
+        for path in folder.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make a bundle."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--cpu", default="x86-64-v3", help="LLVM's name of the processor there")
+    parser.add_argument("--device", default="gpu", help="kind of OpenCL device: gpu, adreno, cpu")
+    parser.add_argument("--python", default=f"{sys.version_info.major}.{sys.version_info.minor}")
+    options = parser.parse_args(arguments)
+    write_bundle(
+        options.folder, options.models, options.size, options.cpu, options.device, options.python
+    )
+
+
+if __name__ == "__main__":
+    main()
