@@ -4,7 +4,7 @@ Phases, after BlockChannels brought in the kernel templates:
 
       LegalizeOps            every operator without a template to a PrimFunc; views stay operators
       FuseOps, FuseTIR       epilogues into their kernels
-      KeepNan                maximum and minimum let NaN and infinities through
+      KeepNan, ExpandMath    on CPUs: NaN and infinities pass maximum and minimum; exp on vectors
       schedule               a CPU's loop nests, or work-items for a GPU
 
 A CPU-type device is a processor of the same make as the host: its kernels are the host's, one
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from typing import cast
 
 import tvm
@@ -46,6 +47,8 @@ def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> P
         host.machine,
         threads=device.compute_units if on_cpu else 1,
         group_items=1 if on_cpu else min(_GROUP_ITEMS, device.max_group_size),
+        max_group_items=device.max_group_size,
+        local_bytes=device.local_bytes,
     )
 
     def build(kernels: Kernels, schedule: tvm.transform.Pass) -> tvm.runtime.Module:
@@ -61,7 +64,7 @@ def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> P
         rules=_rules(),
         refuse=lambda call: _refuse(call, device),
         machine=machine,
-        phases=kernel_phases(expand_math=on_cpu),  # a GPU has instructions for exp
+        phases=kernel_phases(on_cpu=on_cpu),
         schedule=ScheduleKernels(machine),
         build=build,
         runs_here=not names_device(target),
@@ -97,26 +100,53 @@ def _on_host(call: relax.Call) -> str:
 
 
 def _refuse(call: relax.Call, device: OpenCLDevice) -> str | None:
-    """Whatever TVM can legalise runs, in the types that the device has."""
+    """Whatever TVM can legalise runs, within the limits of the device."""
     if not isinstance(call.op, tvm.ir.Op):
         return None
     name = call.op.name
     if not call.op.has_attr("FLegalize") and name not in ("relax.call_tir", "relax.shape_of"):
         return f"TVM has no implementation of {name}"
-    for expr in (call, *call.args):
-        if not isinstance(expr.ty, relax.TensorType):
-            continue
-        reason = _why_not_dtype(str(expr.ty.dtype), device)
-        if reason is not None:
-            return f"{name}: {reason}"
-    return None
+    reasons = (_why_not_tensor(ty, device) for expr in (call, *call.args) for ty in _tensors(expr))
+    return next((f"{name}: {reason}" for reason in reasons if reason is not None), None)
 
 
-def _why_not_dtype(dtype: str, device: OpenCLDevice) -> str | None:
+def _tensors(expr: relax.Expr) -> list[relax.TensorType]:
+    types = expr.ty.fields if isinstance(expr.ty, relax.TupleType) else [expr.ty]
+    return [ty for ty in types if isinstance(ty, relax.TensorType)]
+
+
+def _why_not_tensor(ty: relax.TensorType, device: OpenCLDevice) -> str | None:
+    """Why no kernel of the device reads or writes such a tensor."""
+    dtype = str(ty.dtype)
     if dtype == "float64" and not device.fp64:
-        return "the device has no float64 (cl_khr_fp64)"
+        return f"{device.name} has no float64 (cl_khr_fp64)"
     if dtype == "float16" and not device.fp16:
-        return "the device has no float16 (cl_khr_fp16)"
-    if dtype.startswith(("bfloat", "float8", "float6", "float4", "custom")):
+        return f"{device.name} has no float16 (cl_khr_fp16)"
+    if dtype.startswith(("bfloat", "float8_", "float6_", "float4_", "custom")):
         return f"OpenCL has no {dtype}"
+    if not isinstance(ty.shape, relax.ShapeExpr):
+        return None
+    if ty.vdevice is not None and "texture" in str(ty.vdevice.memory_scope):
+        return _why_not_image(ty, device)
+    size = prod(int(extent) for extent in ty.shape.values) * -(-tvm.DataType(dtype).bits // 8)
+    if size > device.max_buffer_bytes:
+        return (
+            f"a tensor of {size / 2**20:.1f} MiB; a buffer of {device.name} holds "
+            f"{device.max_buffer_bytes / 2**20:.1f} MiB"
+        )
+    if device.type != "cpu" and size > 2**31 - 1:
+        return f"a tensor of {size / 2**30:.1f} GiB; kernels for GPUs count bytes in 32 bits"
     return None
+
+
+def _why_not_image(ty: relax.TensorType, device: OpenCLDevice) -> str:
+    """Images hold four channels a pixel: the last axis; rows and columns are what is before."""
+    if device.image_size == (0, 0):
+        return f"a tensor in an image; {device.name} has no images"
+    *rows, columns, _ = (int(extent) for extent in ty.shape.values)
+    if prod(rows) > device.image_size[1] or columns > device.image_size[0]:
+        return (
+            f"an image of {columns} x {prod(rows)} pixels; images of {device.name} have at most "
+            f"{device.image_size[0]} x {device.image_size[1]}"
+        )
+    return "a tensor in an image; this executor keeps tensors in buffers"

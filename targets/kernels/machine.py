@@ -19,6 +19,8 @@ class VectorMachine:
         l2_bytes: private second-level cache of one core.
         threads: cores a kernel may use.
         group_items: work-items of a work-group on a GPU; 1 for a core that runs loops.
+        max_group_items: the most work-items that a group may have, on a GPU.
+        local_bytes: memory that the work-items of a group share, on a GPU.
         rank: picks one of several configurations of a convolution by measurements; None leaves it
             to the model of `choose.py`.
     """
@@ -29,4 +31,6 @@ class VectorMachine:
     l2_bytes: int
     threads: int
     group_items: int = 1
+    max_group_items: int = 1
+    local_bytes: int = 0
     rank: Callable[[tuple[Any, ...], VectorMachine], Any] | None = None

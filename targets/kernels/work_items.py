@@ -14,11 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf, prod
+from typing import Any
 
 import tvm
-from tvm import tirx
+import tvm_ffi
+from tvm import s_tir, tirx
 from tvm.ir import Expr
 from tvm.s_tir import dlight
+from tvm.s_tir.dlight import adreno
 from tvm.target import Target
 
 from .conv import ConvConfig
@@ -228,9 +231,65 @@ def write_window_items(
 
 
 def schedule_items(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
-    """Anything else: dlight's rules for reductions and elementwise work."""
-    target = Target({"kind": "opencl", "max_num_threads": machine.group_items})
-    rules = (dlight.gpu.Reduction(), dlight.gpu.GeneralReduction(), dlight.gpu.Fallback())
+    """Anything else: TVM's rules, Adreno's own among them; the plain one where others do not fit.
+
+    To be called within the target that the kernel is for.
+    """
+    current = Target.current(allow_none=True)
+    on_adreno = current is not None and "adreno" in current.keys
+    threads = machine.group_items
+    target = Target(
+        {
+            "kind": "opencl",
+            "max_num_threads": threads,
+            "max_threads_per_block": threads,
+            "max_shared_memory_per_block": machine.local_bytes,
+            **({"device": "adreno"} if on_adreno else {}),
+        }
+    )
+    plain = dlight.gpu.Fallback()
+    rules = [dlight.gpu.Reduction(), dlight.gpu.GeneralReduction(), plain]
+    if on_adreno:
+        rules = [adreno.Conv2d(), adreno.LayoutTransform(), adreno.Pool2D(), *rules]
     with target:
+        scheduled = _by_rules(func, rules)
+        if scheduled is None or not _fits(scheduled, machine):
+            scheduled = dlight.ApplyDefaultSchedule(plain)(tvm.IRModule({"main": func}))["main"]
+    return scheduled
+
+
+def _by_rules(func: tirx.PrimFunc, rules: Sequence[Any]) -> tirx.PrimFunc | None:
+    """What the rules make of a kernel; None if TVM cannot add up what a group's items found.
+
+    So it is for a maximum that lets NaN through; some rules do not ask before.
+    """
+    t = s_tir.transform
+    try:
         scheduled = dlight.ApplyDefaultSchedule(*rules)(tvm.IRModule({"main": func}))
+        bound = tirx.transform.BindTarget(Target.current())(scheduled)
+        t.LowerCrossThreadReduction()(t.CanonicalizeLoop()(bound))
+    except ValueError:
+        return None
     return scheduled["main"]
+
+
+def _fits(func: tirx.PrimFunc, machine: VectorMachine) -> bool:
+    """Whether groups and their shared memory stay within what the device has."""
+    items: dict[str, int] = {}
+    shared: list[int] = []
+
+    def bound(loop: tirx.For) -> None:
+        tag = str(loop.thread_binding.thread_tag) if loop.thread_binding is not None else ""
+        if tag.startswith("threadIdx"):
+            items[tag] = max(items.get(tag, 1), int(loop.extent))
+
+    def allocated(where: s_tir.SBlock) -> None:
+        for buffer in where.alloc_buffers:
+            if buffer.scope() == "shared":
+                size = tvm.DataType(str(buffer.dtype)).itemsize
+                shared.append(prod(int(extent) for extent in buffer.shape) * size)
+
+    tvm_ffi.structural_walk(func.body, [(tirx.For, bound), (s_tir.SBlock, allocated)])
+    group = prod(items.values())
+    exchanged = group * 8 if group > 1 else 0  # what items of a group add up together
+    return group <= machine.max_group_items and sum(shared) + exchanged <= machine.local_bytes

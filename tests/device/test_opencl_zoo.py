@@ -6,19 +6,25 @@ too, if only as slowly as one work-item after the other.
 
 from __future__ import annotations
 
+import json
+import math
+
 import numpy as np
 import pytest
 import tvm
 from onnx_models import random_inputs, run_onnxruntime
+from tvm_stretch.passes.calls import Calls
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.opencl import opencl_processor
-from tvm_stretch.targets.opencl_device import PHONE_GPU, find_device, local_device
+from tvm_stretch.targets.opencl_device import PHONE_GPU, OpenCLDevice, find_device, local_device
+from tvm_stretch.targets.processor import Processor
 from zoo_checks import FULL_ONLY, assert_same_logits, quick_size
 
 import tvm_stretch as ts
 from tvm_stretch import zoo
+from tvm_stretch.branching import branch
 from tvm_stretch.frontend import load_network
-from tvm_stretch.search import shared_plan
+from tvm_stretch.regions import form_regions
 
 pytestmark = pytest.mark.skipif(local_device() is None, reason="no OpenCL device")
 
@@ -26,9 +32,11 @@ QUICK = ("squeezenet1_1", "mobilenet_v3_small", "resnet18", "regnetx_1_6gf", "ls
 SHARED = ("squeezenet1_1", "efficientnet_lite0", "regnetx_1_6gf")
 
 
-def compare(name: str, size: int | None, targets: list[object], **options: object) -> ts.Model:
+def compare(
+    name: str, size: int | None, targets: list[object], batch: int = 1, **options: object
+) -> ts.Model:
     """Compile, run, compare with ONNX Runtime."""
-    onnx_model = zoo.build(name, size=size)
+    onnx_model = zoo.build(name, size=size, batch=batch)
     inputs = random_inputs(onnx_model)
     (expected,) = run_onnxruntime(onnx_model, inputs)
     model = ts.compile(onnx_model, targets, **options)
@@ -61,14 +69,47 @@ def test_kernels_of_gpus(name: str) -> None:
     compare(name, quick_size(name), [gpu])
 
 
+@pytest.mark.parametrize("device", [PHONE_GPU, OpenCLDevice("cpu", compute_units=4)])
+def test_images_of_a_batch_are_computed_at_the_same_time(device: OpenCLDevice) -> None:
+    host = cpu_processor(tvm.target.Target("llvm"), 1)
+    processor = opencl_processor(tvm.target.Target("opencl"), host, device)
+    model = compare("squeezenet1_1", quick_size("squeezenet1_1"), [processor], batch=3)
+    code = json.loads(model.module.imports[1].inspect_source("json"))
+    groups = [
+        math.prod(launch["groups"])
+        for name, launches in code["kernels"].items()
+        for launch in launches
+        if "conv2d" in name
+    ]
+    assert len([count for count in groups if count > 1]) > len(groups) // 2
+
+
+def half_of_each_layer(mod: tvm.IRModule, processors: list[Processor]) -> ts.Plan:
+    """Every convolution that fills two blocks of channels, half on each processor."""
+    lanes = processors[0].machine.lanes
+    blocks = {
+        name: int(call.ty.shape.values[1]) // lanes
+        for name, call in Calls(mod["main"]).calls.items()
+        if call.op.name == "relax.nn.conv2d" and int(call.attrs.groups) == 1
+    }
+    shares = {
+        name: (count // 2 * lanes, (count - count // 2) * lanes)
+        for name, count in blocks.items()
+        if count > 1 and count * lanes == int(Calls(mod["main"]).calls[name].ty.shape.values[1])
+    }
+    branched = branch(mod, shares, (), processors)
+    names = [processor.name for processor in processors]
+    placed = {
+        name: names[branched.owners.get(name, 0)] for name in Calls(branched.mod["main"]).calls
+    }
+    return ts.Plan(tuple(names), form_regions(branched.mod["main"], placed), shares=shares)
+
+
 @pytest.mark.parametrize("name", sorted(set(SHARED) & set(zoo.names())))
 def test_layers_shared_with_the_cpu(name: str) -> None:
     onnx_model = zoo.build(name, size=quick_size(name))
     host = cpu_processor(tvm.target.Target("llvm"), 1)
     device = opencl_processor(tvm.target.Target("opencl"), host, find_device())
-    candidate = shared_plan(
-        load_network(onnx_model), [host, device], lambda _: (1.0, 1.5), least_work=1000
-    )
-    assert candidate is not None
-    model = compare(name, quick_size(name), ["llvm", "opencl"], plan=candidate.plan, debug=True)
+    plan = half_of_each_layer(load_network(onnx_model), [host, device])
+    model = compare(name, quick_size(name), ["llvm", "opencl"], plan=plan, debug=True)
     assert {region.processor for region in model.graph.regions} == {0, 1}

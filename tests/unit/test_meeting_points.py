@@ -102,9 +102,9 @@ def test_blocks_follow_each_other():
 
 def test_readable():
     text = str(detect_meeting_points(network("resnet18")))
-    assert "max_pool2d -> relu2: 7 operators, 18.9 M multiply-adds, 64 KiB at the end" in text
+    assert "maxpool_0 -> relu_2: 7 operators, 18.9 M multiply-adds, 64 KiB at the end" in text
     assert str(detect_stages(network("resnet18"))[0]) == (
-        "64x16x16: [3x3 3x3] max_pool2d -> relu2, [3x3 3x3] relu2 -> relu4"
+        "64x16x16: [3x3 3x3] maxpool_0 -> relu_2, [3x3 3x3] relu_2 -> relu_4"
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tvm import s_tir, te, tirx
+from tvm.script import tirx as T
 from tvm.target import Target
 
 from tvm_stretch.errors import UnsupportedError
@@ -120,3 +121,35 @@ def test_a_kernel_without_work_is_refused() -> None:
 )
 def test_splat(source: str, expected: str) -> None:
     assert splat(source) == expected
+
+
+def images(write: str) -> tirx.PrimFunc:
+    """A loop over 3 images, a parallel one over their 8 rows inside, and a statement beside it."""
+    if write == "own row":
+
+        @T.prim_func(s_tir=True)
+        def rows(data: T.Buffer((3, 8), "float32"), out: T.Buffer((3, 9), "float32")):
+            for n in range(3):
+                for t in T.parallel(8):
+                    out[n, t] = data[n, t] + T.float32(1)
+                out[n, 8] = data[n, 0]
+
+        return rows
+
+    @T.prim_func(s_tir=True)
+    def chain(data: T.Buffer((3, 8), "float32"), out: T.Buffer((3, 9), "float32")):
+        for n in range(3):
+            for t in T.parallel(8):
+                out[0, t] = data[n, t] + out[0, t]
+
+    return chain
+
+
+def test_images_are_spread_over_work_groups() -> None:
+    first, second = launches(images("own row"))
+    assert (first["groups"], second["groups"]) == ([24, 1, 1], [3, 1, 1])
+
+
+def test_passes_that_need_each_other_stay_in_order() -> None:
+    (launch,) = launches(images("one row"))
+    assert launch["groups"] == [1, 1, 1]

@@ -30,6 +30,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Call, IRModule
+from tvm.ir.expr import TensorLoad
 from tvm.target import Target
 
 from tvm_stretch.errors import UnsupportedError
@@ -39,6 +40,8 @@ from .generate import generate
 
 _STACK_BYTES = 2**16
 """What a kernel may keep in private memory; drivers for CPUs run it on an ordinary stack."""
+
+_VECTOR_LANES = (16, 8, 4, 2)
 
 _PREFETCH = "tvm_stretch_prefetch"
 _PRELUDE = f"""\
@@ -135,12 +138,14 @@ def _launches(name: str, function: tirx.PrimFunc, target: Target, on_cpu: bool) 
 def _bind_everything(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Parallel loops become work-groups; a statement outside them becomes one work-item."""
     body = tvm_ffi.structural_map(function.body, (Call, _portable_prefetch))
+    body = tvm_ffi.structural_map(body, (tirx.For, _portable_vector))
     return function.with_body(_bind(body))
 
 
 def _bind(body: tirx.Stmt) -> tirx.Stmt:
     if _mentions_threads(body) or isinstance(body, tirx.AllocBuffer):
         return body
+    body = _spread_images(body)
     if isinstance(body, s_tir.SBlockRealize) and body.block.name_hint == "root":
         return s_tir.SBlockRealize(
             body.iter_values, body.predicate, _with_body(body.block, _bind(body.block.body))
@@ -151,6 +156,61 @@ def _bind(body: tirx.Stmt) -> tirx.Stmt:
         return _work_groups(body.loop_var, body.min, body.extent, body.body)
     var = tirx.Var("group", "int64")
     return _work_groups(var, tirx.const(0, "int64"), tirx.const(1, "int64"), body)
+
+
+def _spread_images(body: tirx.Stmt) -> tirx.Stmt:
+    """A loop over images becomes parallel, and one with the parallel loops inside it.
+
+    for n in range(3):                        for w in parallel(3 * 8):
+        for t in parallel(8):                     work(w // 8, w % 8)
+            work(n, t)                   ->   for w in parallel(3):
+        rest(n)                                   rest(w)
+    """
+    if not isinstance(body, tirx.For) or body.kind != tirx.ForKind.SERIAL:
+        return body
+    parts = list(body.body.seq) if isinstance(body.body, tirx.SeqStmt) else [body.body]
+    if any(isinstance(part, tirx.AllocBuffer) for part in parts):
+        return body  # the memory is for all that follows it
+    if not any(map(_is_parallel, parts)) or not _is_independent(body):
+        return body
+    spread = [_spread_part(body, part) for part in parts]
+    return spread[0] if len(spread) == 1 else tirx.SeqStmt(spread)
+
+
+def _spread_part(outer: tirx.For, part: tirx.Stmt) -> tirx.For:
+    """``part`` for every pass of ``outer``, in parallel."""
+    var = tirx.Var("task", "int64")
+    extent, values = outer.extent, {outer.loop_var: var + outer.min}
+    if _is_parallel(part):
+        extent = outer.extent * part.extent
+        values = {
+            outer.loop_var: var // part.extent + outer.min,
+            part.loop_var: var % part.extent + part.min,
+        }
+        part = part.body
+    work = tvm_ffi.structural_map(part, (tirx.Var, lambda old: values.get(old, old)))
+    return tirx.For(var, tirx.const(0, "int64"), extent, tirx.ForKind.PARALLEL, work)
+
+
+def _is_independent(loop: tirx.For) -> bool:
+    """Whether each pass has its own slice of every tensor that the loop writes."""
+    own: list[tirx.Buffer] = []
+    stores: list[tirx.BufferStore] = []
+    loads: list[TensorLoad] = []
+    tvm_ffi.structural_walk(loop.body, (tirx.AllocBuffer, lambda s: own.append(s.buffer)))
+    tvm_ffi.structural_walk(loop.body, (tirx.BufferStore, stores.append))
+    tvm_ffi.structural_walk(loop.body, (TensorLoad, loads.append))
+
+    def is_sliced(indices: Sequence[Any]) -> bool:
+        return any(index.same_as(loop.loop_var) for index in indices)
+
+    def is_in(buffer: tirx.Buffer, others: Sequence[tirx.Buffer]) -> bool:
+        return any(buffer.same_as(other) for other in others)
+
+    shared = [store for store in stores if not is_in(store.buffer, own)]
+    written = [store.buffer for store in shared]
+    again = [load for load in loads if is_in(load.source, written)]
+    return all(is_sliced(access.indices) for access in (*shared, *again))
 
 
 def _with_body(block: s_tir.SBlock, body: tirx.Stmt) -> s_tir.SBlock:
@@ -195,6 +255,23 @@ def _portable_prefetch(call: Call) -> tvm.ir.Expr:
     if getattr(call.op, "name", "") != "tirx.call_llvm_intrin":
         return call
     return tirx.call_extern("void", _PREFETCH, call.args[1])
+
+
+def _portable_vector(loop: tirx.For) -> tirx.Stmt:
+    """A vectorized loop in steps that OpenCL has a type for: 6 elements are 3 times 2."""
+    if loop.kind != tirx.ForKind.VECTORIZED or int(loop.extent) in _VECTOR_LANES:
+        return loop
+    extent = int(loop.extent)
+    width = next((lanes for lanes in _VECTOR_LANES if extent % lanes == 0), 1)
+    step, lane = tirx.Var("step", loop.loop_var.ty), tirx.Var("lane", loop.loop_var.ty)
+    place = step * width + lane if width > 1 else step
+    body = tvm_ffi.structural_map(
+        loop.body, (tirx.Var, lambda var: place if var.same_as(loop.loop_var) else var)
+    )
+    zero = tirx.const(0, str(loop.loop_var.ty.dtype))
+    if width > 1:
+        body = tirx.For(lane, zero, zero + width, tirx.ForKind.VECTORIZED, body)
+    return tirx.For(step, zero, zero + extent // width, tirx.ForKind.SERIAL, body)
 
 
 def _pipeline(wide_indices: bool) -> Sequence[tvm.transform.Pass]:

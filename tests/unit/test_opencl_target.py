@@ -1,0 +1,182 @@
+"""What OpenCL refuses on devices with certain limits, and kernels that stay within them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from fake_targets import TARGET
+from relax_helpers import module, random_const, random_inputs, run
+from tvm import relax
+from tvm.target import Target
+from tvm_stretch.passes.calls import Calls
+from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.opencl import opencl_processor
+from tvm_stretch.targets.opencl_device import (
+    FAMILIES,
+    PHONE_GPU,
+    OpenCLDevice,
+    device_of,
+    local_device,
+)
+from tvm_stretch.targets.processor import Processor
+
+import tvm_stretch as ts
+
+BIG_GPU = OpenCLDevice("gpu", "the test's GPU", fp16=True, fp64=True, image_size=(4096, 4096))
+ADRENO = {"kind": "opencl", "device": "adreno"}
+
+
+def processor_of(device: OpenCLDevice, target: object = "opencl") -> Processor:
+    return opencl_processor(Target(target), cpu_processor(TARGET, 1), device)
+
+
+def reason(device: OpenCLDevice, mod: tvm.IRModule) -> str | None:
+    """Why the device refuses the only operator of a module."""
+    (call,) = Calls(mod["main"]).calls.values()
+    return processor_of(device).why_not(call)
+
+
+def doubled(shape: tuple[int, ...], dtype: str = "float32") -> tvm.IRModule:
+    return module(lambda x: relax.op.add(x, x), shape, dtype=dtype)
+
+
+def in_image(shape: tuple[int, ...]) -> tvm.IRModule:
+    scope = relax.VDevice(Target("opencl"), 0, "global.texture-nhwc")
+    x = relax.Var("x", relax.TensorType(shape, "float32", vdevice=scope))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            result = bb.emit_output(relax.op.nn.relu(x))
+        bb.emit_func_output(result)
+    return bb.get()
+
+
+@pytest.mark.parametrize(
+    ("limits", "mod", "expected"),
+    [
+        ({"fp64": False}, doubled((4,), "float64"), "the test's GPU has no float64 (cl_khr_fp64)"),
+        ({"fp16": False}, doubled((4,), "float16"), "the test's GPU has no float16 (cl_khr_fp16)"),
+        ({}, doubled((4,), "bfloat16"), "OpenCL has no bfloat16"),
+        (
+            {"max_buffer_bytes": 2**20},
+            doubled((512, 513)),
+            "a tensor of 1.0 MiB; a buffer of the test's GPU holds 1.0 MiB",
+        ),
+        (
+            {"max_buffer_bytes": 2**40},
+            doubled((2**15, 2**15)),
+            "a tensor of 4.0 GiB; kernels for GPUs count bytes in 32 bits",
+        ),
+        ({"image_size": (0, 0)}, in_image((1, 8, 8, 4)), "the test's GPU has no images"),
+        (
+            {"image_size": (64, 64)},
+            in_image((1, 8, 65, 4)),
+            "an image of 65 x 8 pixels; images of the test's GPU have at most 64 x 64",
+        ),
+        ({}, in_image((1, 8, 8, 4)), "this executor keeps tensors in buffers"),
+    ],
+)
+def test_each_limit_refuses_with_a_reason(
+    limits: dict[str, Any], mod: tvm.IRModule, expected: str
+) -> None:
+    found = reason(replace(BIG_GPU, **limits), mod)
+    assert found is not None
+    assert expected in found
+
+
+@pytest.mark.parametrize(
+    "mod", [doubled((4,), "float64"), doubled((4,), "float16"), doubled((512, 513))]
+)
+def test_a_device_without_these_limits_takes_them(mod: tvm.IRModule) -> None:
+    assert reason(BIG_GPU, mod) is None
+
+
+def test_refusals_are_explained() -> None:
+    mod = doubled((4,), "float64")
+    model = ts.compile(mod, [TARGET, {"kind": "opencl", "device": "gpu"}], cpu_threads=1)
+    assert model.plan.processor_of() == {"add": "cpu"}
+    assert "a phone's GPU has no float64 (cl_khr_fp64)" in model.plan.explain()
+
+
+def test_families_of_devices() -> None:
+    assert (
+        device_of(Target(ADRENO)) == device_of(Target("qcom/adreno-opencl")) == FAMILIES["adreno"]
+    )
+    assert device_of(Target({"kind": "opencl", "device": "gpu"})) == PHONE_GPU
+
+
+# --- kernels within the limits --------------------------------------------------------------------
+
+
+def normalised(bb: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+    pooled = bb.emit(relax.op.mean(x, [2, 3], keepdims=True))
+    scaled = bb.emit(relax.op.multiply(x, relax.op.sigmoid(pooled)))
+    rows = bb.emit(relax.op.reshape(scaled, (8, 24 * 36 // 8)))
+    return relax.op.nn.softmax(relax.op.concat([rows, rows], axis=1))
+
+
+def reductions() -> tvm.IRModule:
+    """A mean, a softmax of long rows, elementwise work."""
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 24, 6, 6), "float32"))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            result = bb.emit_output(normalised(bb, x))
+        bb.emit_func_output(result)
+    return bb.get()
+
+
+def convolutions() -> tvm.IRModule:
+    def body(x: relax.Var) -> relax.Expr:
+        y = relax.op.nn.relu(relax.op.nn.conv2d(x, random_const(24, 8, 3, 3), padding=1))
+        y = relax.op.nn.conv2d(y, random_const(24, 1, 3, 3, seed=1), strides=2, groups=24)
+        return relax.op.nn.max_pool2d(y, (3, 3), (2, 2))
+
+    return module(body, (1, 8, 13, 11))
+
+
+def adreno_layouts() -> tvm.IRModule:
+    """Operators that TVM has rules of its own for: layouts of four channels, pooling in them."""
+
+    def body(x: relax.Var) -> relax.Expr:
+        four = relax.op.layout_transform(x, lambda n, c, h, w: (n, c // 4, h, w, c % 4))
+        return relax.op.nn.max_pool2d(four, (3, 3), (2, 2), layout="NCHW4c")
+
+    return module(body, (1, 8, 13, 11))
+
+
+def launches(model: ts.Model) -> list[dict[str, Any]]:
+    code = json.loads(model.module.imports[1].inspect_source("json"))
+    return [launch for listed in code["kernels"].values() for launch in listed]
+
+
+def local_bytes(model: ts.Model) -> int:
+    """The most local memory of any kernel."""
+    source = model.module.imports[1].inspect_source()
+    arrays = re.findall(r"__local float (?:\w+)\[(\d+)\]", source)
+    return max((4 * int(count) for count in arrays), default=0)
+
+
+@pytest.mark.parametrize("limits", [(256, 32 * 1024), (128, 1024), (16, 64), (1, 0)])
+@pytest.mark.parametrize("network", [reductions, convolutions, adreno_layouts])
+@pytest.mark.parametrize("target", ["opencl", ADRENO])
+def test_kernels_stay_within_the_limits(
+    network: Any, limits: tuple[int, int], target: object
+) -> None:
+    items, local = limits
+    device = replace(FAMILIES["adreno"], max_group_size=items, local_bytes=local)
+    mod = network()
+    model = ts.compile(mod, [processor_of(device, target)])
+    assert all(math.prod(launch["group_size"]) <= items for launch in launches(model))
+    assert local_bytes(model) <= local
+    if local_device() is not None:
+        inputs = random_inputs(mod)
+        (expected,) = run(mod, *inputs)
+        np.testing.assert_allclose(model(*inputs).numpy(), expected, rtol=1e-4, atol=1e-5)
