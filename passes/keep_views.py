@@ -3,40 +3,87 @@
 R.nn.relu(x)                          ->  R.call_tir(relu, (x,))
 R.reshape(x, (1, 64))                 stays: a second tensor on the same bytes
 R.concat((a, b), axis=1), one image   stays: a and b are written next to each other
+R.strided_slice(x, rows 8 to 16)      stays: in each block of channels, a piece of its rows
+
+Pieces stay where they begin at multiples of what kernels need; otherwise they are copied.
 """
 
 from __future__ import annotations
+
+import itertools
+import math
 
 import tvm
 from tvm import relax
 from tvm_stretch.passes.expressions import shape_of
 
+from tvm_stretch.lowering.memory_plan import ALIGNMENT
+from tvm_stretch.lowering.views import dtype_bytes
+
+_PIECES = ["relax.concat", "relax.split", "relax.strided_slice"]
 _ALWAYS_VIEWS = ["relax.reshape", "relax.flatten", "relax.expand_dims", "relax.squeeze"]
 
 
 def keep_views() -> tvm.transform.Pass:
     """The pass described in the module docstring."""
-    legalizers = {name: _unless_contiguous(name) for name in ("relax.concat", "relax.split")}
+    legalizers = {name: _unless_view(name) for name in _PIECES}
     return relax.transform.LegalizeOps(legalizers, skip_ops=_ALWAYS_VIEWS)
 
 
-def _unless_contiguous(name: str) -> relax.transform.LegalizeFunc:
+def _unless_view(name: str) -> relax.transform.LegalizeFunc:
     stock = tvm.ir.Op.get(name).get_attr("FLegalize")
 
     def legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-        tensor = call if name == "relax.concat" else call.args[0]
-        return call if is_contiguous_along(tensor, call.attrs.axis) else stock(bb, call)
+        return call if is_view(call, ALIGNMENT) else stock(bb, call)
 
     return legalize
 
 
-def is_contiguous_along(tensor: relax.Expr, axis: int | None) -> bool:
-    """Whether pieces of ``tensor`` along ``axis`` are pieces of its memory.
+def is_view(call: relax.Call, alignment: int = 1) -> bool:
+    """Whether a concat, split or strided_slice only looks at memory.
 
-    True for axis 1 of (1, 64, 56, 56), false for axis 1 of (2, 64, 56, 56).
+    True for axis 1 of (1, 64, 56, 56), one piece each; for axis 2 of (1, 8, 56, 56, 8), one piece
+    in each of the 8 blocks; false if there are several pieces and not all of them begin and end at
+    multiples of ``alignment`` bytes.
     """
-    if axis is None:
+    cut = _cut(call)
+    if cut is None:
         return False
-    shape = shape_of(tensor)
-    leading = shape[: int(axis) % len(shape)]
-    return all(dim == 1 for dim in leading)
+    whole, axis, borders = cut
+    if math.prod(whole[:axis]) == 1:
+        return True
+    row = math.prod(whole[axis + 1 :]) * dtype_bytes(_dtype(call))
+    return all(border * row % alignment == 0 for border in (*borders, whole[axis]))
+
+
+def _cut(call: relax.Call) -> tuple[list[int], int, list[int]] | None:
+    """The shape of the whole tensor, the axis along which it is cut, and where."""
+    if call.op.name == "relax.strided_slice":
+        return _slice(call)
+    parts = call.args[0].ty.fields if call.op.name == "relax.concat" else call.ty.fields
+    whole = shape_of(call) if call.op.name == "relax.concat" else shape_of(call.args[0])
+    if call.attrs.axis is None:
+        return None
+    axis = int(call.attrs.axis) % len(whole)
+    sizes = [int(part.shape.values[axis]) for part in parts]
+    return whole, axis, list(itertools.accumulate(sizes))
+
+
+def _slice(call: relax.Call) -> tuple[list[int], int, list[int]] | None:
+    """As `_cut`, where the slice takes neighbours along one axis."""
+    whole, part = shape_of(call.args[0]), shape_of(call)
+    try:
+        axes, begin, _, *steps = ([int(v) for v in arg.fields] for arg in call.args[1:])
+    except (AttributeError, TypeError):
+        return None
+    shortened = [axis for axis, size in enumerate(part) if size != whole[axis]]
+    if len(shortened) != 1 or any(step != 1 for listed in steps for step in listed):
+        return None
+    (axis,) = shortened
+    first = dict(zip((a % len(whole) for a in axes), begin, strict=True))[axis]
+    first = min(max(first + whole[axis] if first < 0 else first, 0), whole[axis])
+    return whole, axis, [first, first + part[axis]]
+
+
+def _dtype(call: relax.Call) -> str:
+    return str((call.args[0] if call.op.name == "relax.split" else call).ty.dtype)

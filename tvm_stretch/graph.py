@@ -23,7 +23,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.errors import InputError
-from tvm_stretch.passes.keep_views import is_contiguous_along
+from tvm_stretch.passes.keep_views import is_view
 from tvm_stretch.passes.operators import POINTWISE, VIEWS, Operator, Operators, bytes_of
 from tvm_stretch.scheduling.problem import Operator as Task
 from tvm_stretch.scheduling.problem import Problem, Tensor, TransferCost
@@ -268,10 +268,8 @@ def _is_view(operator: Operator) -> bool:
     """Whether the operator only looks at memory another way, as `keep_views` leaves it."""
     if operator.kind in VIEWS or not isinstance(operator.binding.value, relax.Call):
         return True  # tuples, their fields, other names
-    if operator.kind == "concat":
-        return is_contiguous_along(operator.call, operator.call.attrs.axis)
-    if operator.kind == "split":
-        return is_contiguous_along(operator.call.args[0], operator.call.attrs.axis)
+    if operator.kind in ("concat", "split", "strided_slice"):
+        return is_view(operator.call)
     return False
 
 

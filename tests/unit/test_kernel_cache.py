@@ -18,7 +18,7 @@ from tvm_stretch.targets.cpu import cpu_processor
 import tvm_stretch as ts
 from tvm_stretch.runtime import generate as generation
 from tvm_stretch.runtime import kernel_cache as caching
-from tvm_stretch.runtime.generate import generate, named_kernels
+from tvm_stretch.runtime.generate import generate, named_kernel
 from tvm_stretch.runtime.kernel_cache import KernelCache, digest
 
 TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 1})
@@ -58,7 +58,7 @@ class Coder:
 def run(function: tirx.PrimFunc, coder: Coder, **changed: object) -> bytes:
     """The code of one kernel."""
     options = {"schedule": HOST.schedule, "target": TARGET, **changed}
-    (named,) = named_kernels({"scale3": function}, options["schedule"]).values()
+    named = named_kernel("scale3", function, options["schedule"])
     name = str(named.attrs["global_symbol"])
     return generate({name: named}, code_of=coder.code_of, **options)[name]
 
@@ -193,7 +193,7 @@ def test_names_do_not_matter(folder: Path) -> None:
 
 def test_kernels_with_plain_names_compute_the_same() -> None:
     function = kernel(name="dotted\u2024name")
-    (plain,) = named_kernels({"scale": function}, None).values()
+    plain = named_kernel("scale", function, None)
     tvm.ir.assert_structural_equal(*(f.without_attr("global_symbol") for f in (plain, function)))
     assert plain.script().isascii()
 

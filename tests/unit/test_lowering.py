@@ -43,8 +43,12 @@ class Memories:
     def read(self, tensor: Tensor) -> np.ndarray:
         """The tensor, as a writable view."""
         memory = self.bytes[tensor.kind][tensor.buffer]
-        window = memory[tensor.offset : tensor.offset + tensor.bytes]
-        return window.view(tensor.dtype).reshape(tensor.shape)
+        window = memory[tensor.offset : tensor.offset + tensor.bytes].view(tensor.dtype)
+        if not tensor.strides:
+            return window.reshape(tensor.shape)
+        assert tensor.dtype == "float32"
+        strides = [4 * stride for stride in tensor.strides]
+        return np.lib.stride_tricks.as_strided(window, tensor.shape, strides)
 
 
 def interpret(lowered: Lowered, inputs: list[np.ndarray]) -> list[np.ndarray]:
@@ -60,11 +64,22 @@ def interpret(lowered: Lowered, inputs: list[np.ndarray]) -> list[np.ndarray]:
     return [memories.read(graph.tensors[port.tensor]) for port in graph.outputs]
 
 
+def touched_cells(tensor: Tensor, places: np.ndarray) -> list[int]:
+    """The cells of 64 bytes that a tensor has elements in."""
+    last = tensor.offset + tensor.bytes
+    if not tensor.strides:
+        return list(range(tensor.offset // 64, -(-last // 64)))
+    window = places[tensor.offset // 4 : last // 4]
+    strides = [places.itemsize * stride for stride in tensor.strides]
+    return sorted(set(np.lib.stride_tricks.as_strided(window, tensor.shape, strides).flat))
+
+
 def live_bytes(graph: Graph) -> int:
     """The most arena bytes that hold something still needed, at any node.
 
     Derived from nothing but who writes and reads which byte; counted in cells of 64.
     """
+    places = np.arange(graph.arena_bytes // 4) // 16
     cells = -(-graph.arena_bytes // 64)
     written = np.full(cells, -1)
     live = np.zeros((len(graph.nodes), cells), bool)
@@ -73,8 +88,7 @@ def live_bytes(graph: Graph) -> int:
             for tensor in (graph.tensors[i] for i in ids):
                 if tensor.kind != "arena" or tensor.bytes == 0:
                     continue
-                window = range(tensor.offset // 64, -(-(tensor.offset + tensor.bytes) // 64))
-                for cell in window:
+                for cell in touched_cells(tensor, places):
                     if is_write:
                         written[cell] = step
                         live[step, cell] = True
@@ -129,8 +143,10 @@ class Program:
 
     def step(self, builder: relax.BlockBuilder) -> None:
         expr, value = self.pick()
-        op = self.draw(st.sampled_from(["neg", "add", "concat", "split", "slice", "flat", "const"]))
-        channels = value.shape[1]
+        kinds = ["neg", "add", "concat", "split", "slice", "bands", "flat", "const"]
+        op = self.draw(st.sampled_from(kinds))
+        axis = self.draw(st.integers(1, 2))
+        size = value.shape[axis]
         if op == "neg":
             self.pool.append((negative(builder, expr), -value))
         elif op == "add":
@@ -140,19 +156,28 @@ class Program:
             data = self.random.standard_normal(value.shape).astype("float32")
             self.pool.append((negative(builder, relax.const(data)), -data))
         elif op == "concat":
-            other, other_value = self.pick()
-            parts = builder.emit(relax.op.concat([expr, other], axis=1))
-            self.pool.append((parts, np.concatenate([value, other_value], 1)))
-        elif op == "split" and channels > 1:
-            at = self.draw(st.integers(1, channels - 1))
-            parts = builder.emit(relax.op.split(expr, [at], axis=1))
-            for i, piece in enumerate(np.split(value, [at], 1)):
+            rest = value.shape[:axis] + value.shape[axis + 1 :]
+            fitting = [p for p in self.pool if p[1].shape[:axis] + p[1].shape[axis + 1 :] == rest]
+            other, other_value = fitting[self.draw(st.integers(0, len(fitting) - 1))]
+            parts = builder.emit(relax.op.concat([expr, other], axis=axis))
+            self.pool.append((parts, np.concatenate([value, other_value], axis)))
+        elif op == "split" and size > 1:
+            at = self.draw(st.integers(1, size - 1))
+            parts = builder.emit(relax.op.split(expr, [at], axis=axis))
+            for i, piece in enumerate(np.split(value, [at], axis)):
                 self.pool.append((builder.emit(relax.TupleGetItem(parts, i)), piece))
-        elif op == "slice" and channels > 1:
-            low = self.draw(st.integers(0, channels - 1))
-            high = self.draw(st.integers(low + 1, channels))
-            piece = builder.emit(relax.op.strided_slice(expr, [1], [low], [high]))
-            self.pool.append((piece, value[:, low:high]))
+        elif op == "slice" and size > 1:
+            low = self.draw(st.integers(0, size - 1))
+            high = self.draw(st.integers(low + 1, size))
+            piece = builder.emit(relax.op.strided_slice(expr, [axis], [low], [high]))
+            self.pool.append((piece, np.take(value, range(low, high), axis)))
+        elif op == "bands" and size > 1:
+            at = self.draw(st.integers(1, size - 1))
+            bands = [
+                negative(builder, builder.emit(relax.op.strided_slice(expr, [axis], [low], [high])))
+                for low, high in ((0, at), (at, size))
+            ]
+            self.pool.append((builder.emit(relax.op.concat(bands, axis=axis)), -value))
         elif op == "flat":
             flat = builder.emit(relax.op.flatten(expr))
             there = negative(builder, flat)
@@ -172,7 +197,7 @@ def programs(draw: st.DrawFn) -> tuple[tvm.IRModule, list[np.ndarray], list[np.n
     builder = relax.BlockBuilder()
     params, inputs = [], []
     for i in range(draw(st.integers(1, 2))):
-        shape = (1, draw(st.integers(1, 4)), program.inner)
+        shape = (1, draw(st.integers(1, 4)), draw(st.integers(1, 4)), program.inner)
         params.append(relax.Var(f"x{i}", relax.TensorType(shape, "float32")))
         inputs.append(program.random.standard_normal(shape).astype("float32"))
     program.pool = list(zip(params, inputs, strict=True))
@@ -304,21 +329,51 @@ def test_operators_without_kernel_are_refused() -> None:
     assert "relax.nn.relu" in refused(lambda b, p: b.emit(relax.op.nn.relu(p[0])), (1, 2, 16))
 
 
-def test_views_that_are_not_contiguous_are_refused() -> None:
-    def concat(b: relax.BlockBuilder, p: list[relax.Var]) -> relax.Expr:
-        return b.emit(relax.op.concat([p[0], p[0]], axis=2))
-
-    def split(b: relax.BlockBuilder, p: list[relax.Var]) -> relax.Expr:
-        return b.emit(b.emit(relax.op.split(p[0], 2, axis=2))[0])
-
-    def narrow(b: relax.BlockBuilder, p: list[relax.Var]) -> relax.Expr:
-        return b.emit(relax.op.strided_slice(p[0], [2], [0], [8]))
-
+def test_slices_that_are_no_views_are_refused() -> None:
     def strided(b: relax.BlockBuilder, p: list[relax.Var]) -> relax.Expr:
         return b.emit(relax.op.strided_slice(p[0], [1], [0], [2], [2]))
 
-    for make in (concat, split, narrow, strided):
-        assert "contiguous" in refused(make, (1, 2, 16)) or make is strided
+    def twice(b: relax.BlockBuilder, p: list[relax.Var]) -> relax.Expr:
+        return b.emit(relax.op.strided_slice(p[0], [1, 2], [0, 0], [1, 8]))
+
+    assert "strides [2]" in refused(strided, (1, 2, 16))
+    assert "along axes [1, 2]" in refused(twice, (2, 2, 16))
+
+
+def test_bands_of_rows_are_tensors_with_strides() -> None:
+    """Each is read where the whole stands, and written where the whole will stand."""
+
+    def make(b: relax.BlockBuilder, p: list[relax.Var]) -> relax.Expr:
+        bands = [b.emit(relax.op.strided_slice(p[0], [2], [i], [i + 2])) for i in (0, 2)]
+        return negative(b, b.emit(relax.op.concat([negative(b, x) for x in bands], axis=2)))
+
+    lowered = build(make, (1, 3, 4, 16))
+    assert kernels(lowered) == ["T_negative"] * 3
+    nodes, tensors = lowered.graph.nodes, lowered.graph.tensors
+    assert [tensors[node.inputs[0]].offset for node in nodes] == [0, 128, 0]
+    assert [tensors[node.outputs[0]].offset for node in nodes] == [0, 128, 0]
+    for node in nodes[:2]:
+        for number in (*node.inputs, *node.outputs):
+            band = tensors[number]
+            assert (band.shape, band.strides) == ((1, 3, 2, 16), (192, 64, 16, 1))
+            assert band.bytes == 4 * (2 * 64 + 2 * 16)
+    x = np.random.default_rng(0).standard_normal((1, 3, 4, 16)).astype("float32")
+    np.testing.assert_array_equal(interpret(lowered, [x])[0], x)
+
+
+def test_a_band_that_is_flattened_first_is_copied() -> None:
+    def make(b: relax.BlockBuilder, p: list[relax.Var]) -> relax.Expr:
+        band = negative(b, p[0])
+        flat = negative(b, b.emit(relax.op.flatten(band)))
+        both = b.emit(relax.op.concat([band, negative(b, p[0])], axis=2))
+        return [flat, negative(b, both)]
+
+    lowered = build(make, (1, 3, 4, 16))
+    assert kernels(lowered).count(COPY_KERNEL) == 3  # one in each channel
+    x = np.random.default_rng(0).standard_normal((1, 3, 4, 16)).astype("float32")
+    flat, both = interpret(lowered, [x])
+    np.testing.assert_array_equal(flat, x.reshape(-1))
+    np.testing.assert_array_equal(both, np.concatenate([x, x], 2))
 
 
 def test_open_dimensions_are_refused() -> None:

@@ -13,6 +13,7 @@ A tensor is a window on memory. Its `kind` says which memory, `offset` where in 
     prepared        what the `prepare` nodes make of the weights, once, when the artifact is loaded
 
 Several tensors may look at the same bytes: that is how reshape, slices and concat cost nothing.
+Rows of a feature map are one piece in each block of channels: a tensor with `strides`.
 
 Nodes run in regions: each belongs to exactly one. Regions stand in an order in which they could run
 one after the other; those of one processor do run in that order, and a region begins when those
@@ -38,7 +39,17 @@ TensorKind = Literal["input", "output", "arena", "constant", "prepared"]
 
 @dataclass(frozen=True)
 class Tensor:
-    """A contiguous window on one of the executor's memories."""
+    """A window on one of the executor's memories.
+
+    Attributes:
+        shape: extents.
+        dtype: of the elements.
+        kind: which memory.
+        buffer: which input or output.
+        offset: bytes before the first element.
+        bytes: from there to behind the last element.
+        strides: elements from one to the next in each direction; empty if they are dense.
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -46,6 +57,7 @@ class Tensor:
     buffer: int
     offset: int
     bytes: int
+    strides: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -128,7 +140,11 @@ class Graph:
     def to_json(self) -> str:
         """The graph as JSON; the same graph always gives the same text."""
         head = {"format": FORMAT, "version": VERSION}
-        return json.dumps({**head, **asdict(self)}, separators=(",", ":"))
+        data = asdict(self)
+        for tensor in data["tensors"]:
+            if not tensor["strides"]:
+                del tensor["strides"]
+        return json.dumps({**head, **data}, separators=(",", ":"))
 
     @staticmethod
     def from_json(text: str) -> Graph:
@@ -172,7 +188,8 @@ class Graph:
 def _tensor(item: dict[str, Any]) -> Tensor:
     if item["kind"] not in get_args(TensorKind):
         raise TypeError(f"tensor kind {item['kind']!r}")
-    return Tensor(**{**item, "shape": tuple(item["shape"])})
+    lists = {key: tuple(item[key]) for key in ("shape", "strides") if key in item}
+    return Tensor(**{**item, **lists})
 
 
 def _node(item: dict[str, Any]) -> Node:

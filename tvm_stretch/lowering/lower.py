@@ -3,6 +3,7 @@
     lv  = R.call_tir(cls.conv, (x, w), …)        node conv: x, w -> lv
     lv1 = R.reshape(lv, (1, 64))                 no node: a second tensor on the bytes of lv
     lv2 = R.concat((a, b), axis=1)               no node: a and b are written into lv2's memory
+    lv5 = R.strided_slice(lv, rows 8 to 16)      no node: a tensor with strides
     lv3 = R.call_tir(cls.pack, (constant,), …)   `prepare` node: run once, when the artifact loads
     lv4 = cls.r0(lv, lv2)                        the nodes of one region
 

@@ -6,11 +6,13 @@
     r2      cpu        a, b    c             r1      b          c         a is here already
     r3      opencl     a, c    y             r2      c          y         a was received before
 
-Bytes are followed and not tensors: two regions may each write a part of what a third one reads.
+Bytes are followed and not tensors: two regions may each write a part of what a third one reads, at
+the same time. Rows of a feature map are many parts, one in each block of channels.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -172,14 +174,19 @@ class _Trace:
         root = view.buffer.root
         if root.is_constant or view.bytes == 0:
             return []
-        start = view.buffer.start_in_root + view.offset
-        stop = start + view.bytes
         pieces = self._pieces.setdefault(root, [_Piece(0, root.bytes, None, set())])
-        for cut in (start, stop):
-            for i, piece in enumerate(pieces):
-                if piece.start < cut < piece.stop:
-                    tail = _Piece(cut, piece.stop, piece.writer, set(piece.holders))
-                    pieces.insert(i + 1, tail)
-                    piece.stop = cut
-                    break
-        return [(root, p) for p in pieces if start <= p.start and p.stop <= stop]
+        found = []
+        for start, stop in view.layout.runs():
+            first, last = _cut(pieces, start), _cut(pieces, stop)
+            found += [(root, piece) for piece in pieces[first:last]]
+        return found
+
+
+def _cut(pieces: list[_Piece], at: int) -> int:
+    """Let a piece begin at this byte; returns its place."""
+    index = bisect.bisect_left(pieces, at, key=lambda piece: piece.start)
+    if index and pieces[index - 1].stop > at:
+        before = pieces[index - 1]
+        pieces.insert(index, _Piece(at, before.stop, before.writer, set(before.holders)))
+        before.stop = at
+    return index

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,10 @@ class Buffer:
     """Memory that is placed as one piece, or (with a `parent`) a part of such a piece.
 
     `offset` counts from the start of the parent; without one, from the start of the memory `kind`.
+    With `run` the part is not one piece of its parent, but `run` bytes of every `pitch`:
+
+        parent    |........####....|........####....|........####....|     # this buffer
+                           <run>    <----- pitch ----->
     """
 
     bytes: int
@@ -24,6 +29,8 @@ class Buffer:
     index: int = 0
     offset: int = 0
     parent: Buffer | None = None
+    run: int = 0
+    pitch: int = 0
 
     @property
     def root(self) -> Buffer:
@@ -31,24 +38,70 @@ class Buffer:
         return self if self.parent is None else self.parent.root
 
     @property
-    def start_in_root(self) -> int:
-        """Where this buffer starts in `root`."""
-        return 0 if self.parent is None else self.offset + self.parent.start_in_root
-
-    @property
-    def start(self) -> int:
-        """Where this buffer starts in the memory `root.kind`."""
-        return self.root.offset + self.start_in_root
-
-    @property
     def is_constant(self) -> bool:
         """Whether the bytes are known when the artifact is loaded."""
         return self.kind in ("constant", "prepared")
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Where the elements of a tensor stand in the root of its buffer, in bytes.
+
+    Attributes:
+        start: of the first element.
+        strides: from one element to the next in each direction.
+        shape: extents.
+        item: bytes of an element.
+    """
+
+    start: int
+    strides: tuple[int, ...]
+    shape: tuple[int, ...]
+    item: int
+
+    @property
+    def span(self) -> int:
+        """Bytes from the first element to behind the last one."""
+        if 0 in self.shape:
+            return 0
+        return self.item + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the elements follow each other without gaps."""
+        return self.span == math.prod(self.shape) * self.item
+
+    def runs(self) -> list[tuple[int, int]]:
+        """Where the pieces without gaps begin and end, in the order of the elements."""
+        if self.is_dense:
+            return [(self.start, self.start + self.span)]
+        size, axis = self.item, len(self.shape)
+        while axis and (self.shape[axis - 1] == 1 or self.strides[axis - 1] == size):
+            axis -= 1
+            size *= self.shape[axis]
+        outer = [
+            range(0, n * s, s) for n, s in zip(self.shape[:axis], self.strides[:axis], strict=True)
+        ]
+        starts = (self.start + sum(steps) for steps in itertools.product(*outer))
+        return [(start, start + size) for start in starts]
+
+    def inside(self, part: Buffer) -> Layout | None:
+        """This layout in `part`, as one in its parent; None if there are no such strides."""
+        start, strides = self.start, self.strides
+        if part.run:
+            run, pitch = part.run, part.pitch
+            axes = [(n, s) for n, s in zip(self.shape, strides, strict=True) if n > 1]
+            inner = self.item + sum((n - 1) * s for n, s in axes if s < run)
+            if any(s >= run and s % run for _, s in axes) or start % run + inner > run:
+                return None
+            strides = tuple(s if s < run else s // run * pitch for s in strides)
+            start = start // run * pitch + start % run
+        return Layout(part.offset + start, strides, self.shape, self.item)
+
+
 @dataclass(frozen=True, eq=False)
 class View:
-    """A contiguous tensor that starts `offset` bytes into a buffer."""
+    """A tensor without gaps that starts `offset` bytes into a buffer."""
 
     buffer: Buffer
     shape: tuple[int, ...]
@@ -64,6 +117,24 @@ class View:
     def is_whole_buffer(self) -> bool:
         """Whether the tensor covers its buffer."""
         return self.offset == 0 and self.bytes == self.buffer.bytes
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of what `find_layout` accepted."""
+        found = self.find_layout()
+        assert found is not None, "walk.py only records views that have a layout"
+        return found
+
+    def find_layout(self) -> Layout | None:
+        """Where the elements are in the root; None if no strides say so."""
+        item = dtype_bytes(self.dtype)
+        strides = tuple(math.prod(self.shape[i + 1 :]) * item for i in range(len(self.shape)))
+        found: Layout | None = Layout(self.offset, strides, self.shape, item)
+        buffer = self.buffer
+        while buffer.parent is not None and found is not None:
+            found = found.inside(buffer)
+            buffer = buffer.parent
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,11 +201,13 @@ class TensorTable:
 
     def add(self, view: View) -> int:
         """Number of the tensor behind this view."""
-        root = view.buffer.root
-        start = view.buffer.start + view.offset
-        tensor = Tensor(view.shape, view.dtype, root.kind, root.index, start, view.bytes)
+        root, layout = view.buffer.root, view.layout
+        start = root.offset + layout.start
+        strides = () if layout.is_dense else tuple(s // layout.item for s in layout.strides)
+        tensor = Tensor(view.shape, view.dtype, root.kind, root.index, start, layout.span, strides)
         number = self.ids.setdefault(tensor, len(self.ids))
-        self._windows.setdefault((root.kind, root.index, start, view.bytes), number)
+        if layout.is_dense:
+            self._windows.setdefault((root.kind, root.index, start, view.bytes), number)
         return number
 
     def add_step(self, step: Step) -> Node:
@@ -145,7 +218,6 @@ class TensorTable:
     def add_window(self, view: View) -> int:
         """Number of a tensor on the same bytes; what it takes them for does not matter."""
         root = view.buffer.root
-        found = self._windows.get(
-            (root.kind, root.index, view.buffer.start + view.offset, view.bytes)
-        )
+        start = root.offset + view.layout.start
+        found = self._windows.get((root.kind, root.index, start, view.bytes))
         return self.add(view) if found is None else found

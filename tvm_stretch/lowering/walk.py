@@ -6,8 +6,9 @@ tuple of values.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -156,12 +157,15 @@ class Walk:
         return self.prepared[key]
 
     def copy(self, source: View, target: View, name: str) -> View:
-        """Record a copy; returns the target."""
-        step = Step(COPY_KERNEL, name, (source,), (target,))
-        if target.buffer.root.is_constant:
-            self.prepare.append(step)
-        else:
-            self.record(step)
+        """Record a copy, piece by piece where one of them has gaps; returns the target."""
+        pieces = list(_pieces(source, target))
+        for index, (read, written) in enumerate(pieces):
+            label = name if len(pieces) == 1 else f"{name}.{index}"
+            step = Step(COPY_KERNEL, label, (read,), (written,))
+            if target.buffer.root.is_constant:
+                self.prepare.append(step)
+            else:
+                self.record(step)
         return target
 
     # Views.
@@ -169,9 +173,12 @@ class Walk:
     def view(self, source: View, shape: tuple[int, ...], offset: int, name: str) -> View:
         """`source` from `offset` bytes on, with another shape."""
         view = View(source.buffer, shape, source.dtype, source.offset + offset)
-        if view.offset % ALIGNMENT == 0:
+        if is_readable(view):
             return view
         kind: TensorKind = "prepared" if source.buffer.is_constant else "arena"
+        if view.find_layout() is None:
+            dense = self.copy(source, new_view(kind, source.shape, source.dtype), f"{name}.dense")
+            return self.view(dense, shape, offset, name)
         return self.copy(view, new_view(kind, shape, source.dtype), f"{name}.copy")
 
     def visit_reshape(self, call: relax.Call, name: str) -> View:
@@ -183,12 +190,11 @@ class Walk:
         """Consecutive slices."""
         source = self.visit(call.args[0], name)
         axis = call.attrs.axis % len(source.shape)
-        _require_contiguous(source.shape[:axis], "split", name)
         views, offset = [], 0
         for part_type in call.ty.fields:
             shape, dtype = tensor_type(part_type, name)
-            views.append(self.view(source, shape, offset, name))
-            offset += math.prod(shape) * dtype_bytes(dtype)
+            views.append(self.view(_band(source, shape, axis, offset), shape, 0, name))
+            offset += math.prod(shape[axis:]) * dtype_bytes(dtype)
         return tuple(views)
 
     def visit_strided_slice(self, call: relax.Call, name: str) -> View:
@@ -200,45 +206,64 @@ class Walk:
         if any(stride != 1 for stride in strides):
             raise _refuse(f"strided_slice with strides {strides}", name)
         shortened = [i for i, size in enumerate(shape) if size != source.shape[i]]
-        if shortened:
-            _require_contiguous(shape[: shortened[-1]], "strided_slice", name)
         element = 0
         for axis, first in zip(axes, begin, strict=True):
             axis, size = axis % len(shape), source.shape[axis]
             first = min(max(first + size if first < 0 else first, 0), size)
             element += first * math.prod(source.shape[axis + 1 :])
-        return self.view(source, shape, element * dtype_bytes(dtype), name)
+        offset = element * dtype_bytes(dtype)
+        if not shortened or math.prod(shape[: shortened[-1]]) == 1:
+            return self.view(source, shape, offset, name)
+        if len(shortened) > 1:
+            raise _refuse(f"strided_slice along axes {shortened}", name)
+        return self.view(_band(source, shape, shortened[0], offset), shape, 0, name)
 
     def visit_concat(self, call: relax.Call, name: str) -> View:
         """One buffer; each part is written there by its producer, or else copied."""
         parts = self.visit(call.args[0], name)
         shape, dtype = tensor_type(call.ty, name)
         axis = 0 if call.attrs.axis is None else call.attrs.axis % len(shape)
-        _require_contiguous(shape[:axis], "concat", name)
         constant = all(part.buffer.is_constant for part in parts)
         whole = new_view("prepared" if constant else "arena", shape, dtype)
         offset = 0
         for index, part in enumerate(parts):
-            if self.can_move(part, whole.buffer, offset):
-                part.buffer.parent, part.buffer.offset = whole.buffer, offset
-            else:
-                slot = View(whole.buffer, part.shape, dtype, offset)
+            slot = _band(whole, part.shape, axis, offset)
+            if not self.move(part, slot):
                 self.copy(part, slot, f"{name}.part{index}")
-            offset += part.bytes
+            offset += part.bytes // math.prod(shape[:axis])
         return whole
 
-    def can_move(self, part: View, whole: Buffer, offset: int) -> bool:
-        """Whether the producer of `part` may write it straight into `whole` at `offset`.
+    def move(self, part: View, slot: View) -> bool:
+        """Let the producer of `part` write it straight into `slot`, if it may.
 
         Not if the part belongs to the caller or to the artifact, if it is a slice of something,
-        if it went into another concat already, or if kernels must not read at that offset.
+        if it went into another concat already, or if kernels could not read what looks at it.
         """
-        return (
-            part.buffer.kind == whole.kind
-            and part.buffer.parent is None
-            and part.is_whole_buffer
-            and offset % ALIGNMENT == 0
-        )
+        own, place = part.buffer, slot.buffer
+        if own.kind != place.root.kind or own.parent is not None or not part.is_whole_buffer:
+            return False
+        if place.parent is None:  # one piece of it
+            if slot.offset % ALIGNMENT:
+                return False
+            own.parent, own.offset = place, slot.offset
+            return True
+        readable = [view for view in self.looking_at(own) if is_readable(view)]
+        own.parent, own.offset = place.parent, place.offset
+        own.run, own.pitch = place.run, place.pitch
+        if all(view.find_layout() for view in self.looking_at(own)) and all(
+            map(is_readable, readable)
+        ):
+            return True
+        own.parent, own.offset, own.run, own.pitch = None, 0, 0, 0
+        return False
+
+    def looking_at(self, buffer: Buffer) -> Iterator[View]:
+        """All tensors so far that stand in this buffer, or in a part of it."""
+        steps = [step for region in self.regions for step in region.steps] + self.prepare
+        recorded = itertools.chain.from_iterable((*step.inputs, *step.outputs) for step in steps)
+        for view in itertools.chain(recorded, _views(self.values.values())):
+            if buffer in _ancestors(view.buffer):
+                yield view
 
     def claim_output(self, index: int, value: Any) -> View:
         """Let a result live in the caller's memory; by a copy if it has to live elsewhere too."""
@@ -306,14 +331,61 @@ def _integers(expr: Any, name: str) -> list[int]:
         raise _refuse("strided_slice with bounds that are not constant", name) from error
 
 
-def _require_contiguous(leading: Sequence[int], op: str, name: str) -> None:
-    """A slice is contiguous if every dimension before the cut one is 1."""
-    if math.prod(leading) != 1:
-        raise _refuse(f"{op} behind dimensions {tuple(leading)}, which is no contiguous view", name)
+def is_readable(view: View) -> bool:
+    """Whether kernels may read or write the tensor where it is."""
+    layout = view.find_layout()
+    return layout is not None and layout.start % ALIGNMENT == 0
+
+
+def _band(source: View, shape: tuple[int, ...], axis: int, offset: int) -> View:
+    """The part of `source` that starts `offset` bytes after it, cut along one axis."""
+    outer = math.prod(shape[:axis])
+    if outer == 1:
+        return View(source.buffer, shape, source.dtype, source.offset + offset)
+    size = math.prod(shape) * dtype_bytes(source.dtype)
+    band = Buffer(
+        size,
+        source.buffer.kind,
+        offset=source.offset + offset,
+        parent=source.buffer,
+        run=size // outer,
+        pitch=source.bytes // outer,
+    )
+    return View(band, shape, source.dtype)
+
+
+def _pieces(source: View, target: View) -> Iterator[tuple[View, View]]:
+    """Tensors without gaps of which `source` and `target`, of one size, are made."""
+    if source.layout.is_dense and target.layout.is_dense:
+        yield source, target
+        return
+    runs = [view.layout.runs() for view in (source, target)]
+    ends = [set(itertools.accumulate(stop - start for start, stop in run)) for run in runs]
+    cuts = sorted({0, *ends[0], *ends[1]})
+    for start, stop in itertools.pairwise(cuts):
+        read, written = (
+            View(view.buffer, (stop - start,), "uint8", view.offset + start)
+            for view in (source, target)
+        )
+        yield read, written
+
+
+def _ancestors(buffer: Buffer) -> list[Buffer]:
+    """The buffer and all that it is a part of."""
+    return [buffer, *(_ancestors(buffer.parent) if buffer.parent is not None else ())]
+
+
+def _views(values: Iterable[Any]) -> Iterator[View]:
+    """The tensors among values that may be tuples."""
+    for value in values:
+        if isinstance(value, View):
+            yield value
+        else:
+            yield from _views(value)
 
 
 def _refuse(found: str, name: str) -> UnsupportedError:
     return UnsupportedError(
-        f"expected call_tir, a contiguous view, a tuple or a constant for {name}, got {found}; "
+        f"expected call_tir, a view, a tuple or a constant for {name}, got {found}; "
         "legalize it to a kernel before lowering"
     )

@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import tvm
 from tvm import tirx
 
 from tvm_stretch.errors import TargetError
-from tvm_stretch.lowering.graph import CPU, Graph, Node, ProcessorSpec
+from tvm_stretch.lowering.graph import COPY_KERNEL, CPU, Graph, Node, ProcessorSpec
 from tvm_stretch.lowering.lower import lower
+from tvm_stretch.lowering.strides import with_strides
 from tvm_stretch.plan import Plan
 from tvm_stretch.runtime.artifact import Parts
-from tvm_stretch.runtime.generate import named_kernels
+from tvm_stretch.runtime.generate import named_kernel
 from tvm_stretch.runtime.kernels import compile_kernels, link
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.targets.processor import Processor
@@ -63,12 +65,7 @@ def build_model(
         cpu_features=tuple(sorted(CHECKED_CPU_FEATURES.intersection(map(str, features)))),
     )
     schedules = [schedule, *(device.schedule for device in devices)]
-    named = [
-        named_kernels(_kernels(mod, names), how)
-        for names, how in zip(_names_by_processor(graph), schedules, strict=True)
-    ]
-    graph = _rename(graph, named)
-    kernels = [{str(f.attrs["global_symbol"]): f for f in own.values()} for own in named]
+    graph, kernels = _name_kernels(mod, graph, schedules)
     code = compile_kernels(kernels[0], schedule, target)
     for device, own in zip(devices, kernels[1:], strict=True):
         if device.runs_host_code:
@@ -79,34 +76,35 @@ def build_model(
     return Model.from_parts(Parts(graph, link(code, target), lowered.weights, tuple(modules)))
 
 
-def _names_by_processor(graph: Graph) -> list[set[str]]:
-    """The kernels that each processor runs; `prepare` belongs to the CPU."""
-    names: list[set[str]] = [set() for _ in graph.processors]
-    names[0].update(node.kernel for node in graph.prepare)
-    for region in graph.regions:
-        names[region.processor].update(graph.nodes[node].kernel for node in region.nodes)
-    return names
+_Kernels = dict[str, tirx.PrimFunc]
 
 
-def _kernels(mod: tvm.IRModule, names: set[str]) -> dict[str, tirx.PrimFunc]:
-    return {
-        var.name_hint: function
-        for var, function in mod.functions.items()
-        if isinstance(function, tirx.PrimFunc) and var.name_hint in names
-    }
+def _name_kernels(
+    mod: tvm.IRModule, graph: Graph, schedules: Sequence[tvm.transform.Pass | None]
+) -> tuple[Graph, list[_Kernels]]:
+    """The graph with the kernels' own names, and the kernels that each processor runs.
 
+    There is one for each set of strides that tensors have; `prepare` belongs to the CPU.
+    """
+    functions = {var.name_hint: function for var, function in mod.functions.items()}
+    kernels: list[_Kernels] = [{} for _ in schedules]
+    known: dict[tuple[Any, ...], str] = {}
 
-def _rename(graph: Graph, named: Sequence[Mapping[str, tirx.PrimFunc]]) -> Graph:
-    """The graph, with the names that its kernels have now."""
-    new = {
-        old: str(function.attrs["global_symbol"]) for own in named for old, function in own.items()
-    }
+    def renamed(node: Node, processor: int) -> Node:
+        if node.kernel == COPY_KERNEL:
+            return node
+        strides = tuple(graph.tensors[i].strides for i in (*node.inputs, *node.outputs))
+        key = (node.kernel, processor, strides if any(strides) else ())
+        if key not in known:
+            function = functions[node.kernel]
+            if any(strides):
+                function = with_strides(function, strides)
+            named = named_kernel(node.kernel, function, schedules[processor])
+            known[key] = str(named.attrs["global_symbol"])
+            kernels[processor][known[key]] = named
+        return dataclasses.replace(node, kernel=known[key])
 
-    def renamed(node: Node) -> Node:
-        return dataclasses.replace(node, kernel=new.get(node.kernel, node.kernel))
-
-    return dataclasses.replace(
-        graph,
-        nodes=tuple(map(renamed, graph.nodes)),
-        prepare=tuple(map(renamed, graph.prepare)),
-    )
+    owner = {node: region.processor for region in graph.regions for node in region.nodes}
+    nodes = tuple(renamed(node, owner[index]) for index, node in enumerate(graph.nodes))
+    prepare = tuple(renamed(node, 0) for node in graph.prepare)
+    return dataclasses.replace(graph, nodes=nodes, prepare=prepare), kernels

@@ -31,16 +31,10 @@ from tvm_stretch.runtime.kernel_cache import digest, kernel_cache
 _NAME_DIGITS = 12
 
 
-def named_kernels(
-    kernels: Mapping[str, tirx.PrimFunc], schedule: tvm.transform.Pass | None
-) -> dict[str, tirx.PrimFunc]:
-    """For each name of the module, the kernel with the name that it deserves."""
-    return {name: _named(name, function, schedule) for name, function in kernels.items()}
-
-
-def _named(
+def named_kernel(
     name: str, function: tirx.PrimFunc, schedule: tvm.transform.Pass | None
 ) -> tirx.PrimFunc:
+    """The kernel with the name that it deserves, as its attribute ``global_symbol``."""
     stem = "_".join(re.sub(r"\d+$", "", word) or word for word in name.split("_"))
     same = _with_plain_names(function)
     identity = digest(_text(same), _schedule_key(schedule).encode()).hex()[:_NAME_DIGITS]
@@ -108,7 +102,7 @@ def generate(
     """The code of each kernel.
 
     Args:
-        kernels: by their names, as `named_kernels` gives them.
+        kernels: by their names, as `named_kernel` gives them.
         schedule: gives kernels their loop nests; None where they have them. What it does is only
             remembered if it has an attribute `cache_key`: all that its results depend on.
         target: what the code is for.
