@@ -16,8 +16,10 @@ they mean; ``BlockChannels`` replaces them by templates.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import tvm
@@ -146,7 +148,8 @@ class _Rewriter:
             found = self._transform(name, data, stage)
         else:
             each = [
-                self._transform(f"{name}.p{index}", part, stage) for index, part in enumerate(parts)
+                self._transform(f"{name}{_suffix(part, index)}", part, stage)
+                for index, part in enumerate(parts)
             ]
             found = self._bind(name, relax.op.concat(each, axis=1))
         self.tiles[data, stage] = found
@@ -240,6 +243,13 @@ def _config(shape: ConvShape, lanes: int, tile: int) -> WinogradConfig:
     )
 
 
+def _suffix(part: relax.Expr, index: int) -> str:
+    """The part's own ``.p1``, so that its owner transforms it; those of other concats have none."""
+    found = re.search(r"\.p\d+$", part.name if isinstance(part, relax.Var) else "")
+    return found.group() if found else f".{index}"
+
+
+@lru_cache(maxsize=512)
 def _plain_kernel(stage: WinogradStage) -> tirx.PrimFunc:
     config, shape = _config(stage.shape, 1, stage.tile), stage.shape
     if stage.name == "input":

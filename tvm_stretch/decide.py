@@ -49,9 +49,10 @@ def decide(
     """
     costs = planning_costs([p if p in placeable else _not_asked_for(p) for p in processors])
     found = search(mod, costs)
-    if not found.rivals or not all(processor.runs_here for processor in placeable):
+    here = all(processor.runs_here for processor in placeable)
+    if not found.rivals or not here:
         candidate = (found.singles or found.rivals)[0]
-        why = found.notes if not found.rivals else ("not measured, for another machine",)
+        why = found.notes if here else ("not measured, for another machine",)
         return build(candidate).with_reason("; ".join((_predicted(candidate), *why)))
     if not found.singles:
         rival = found.rivals[0]

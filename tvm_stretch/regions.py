@@ -5,9 +5,9 @@
     r0 cpu: conv2d.p0, relu.p0    r1 opencl: conv2d.p1, relu.p1    r2 cpu: relu    r3 cpu: conv2d1
 
 A region waits only before its first operator, and others see its results only when it ends. So a
-region ends where another processor reads one of its results, and an operator that has to wait
-begins a new one. A view of what several processors wrote, or read, is a region by itself: it costs
-nothing, and nobody waits for more than the writers.
+region ends where another processor waits for one of its results and not for the next one too, and
+an operator that has to wait begins a new one. A view of what several processors wrote, or read, is
+a region by itself: it costs nothing, and nobody waits for more than the writers.
 """
 
 from __future__ import annotations
@@ -34,16 +34,10 @@ def form_regions(
     """
     calls = Calls(main)
     reads = {n: [leaf.var.name for leaf in calls.leaves(c)] for n, c in calls.calls.items()}
-    readers: dict[str, set[str]] = {}
-    for name, sources in reads.items():
-        for source in sources:
-            readers.setdefault(source, set()).add(processor_of[name])
-    forming = _Forming()
+    views = {name for name, call in calls.calls.items() if call.op.name in _VIEWS}
+    forming = _Forming(processor_of, reads, views)
     for name in order if order is not None else reads:
-        processor = processor_of[name]
-        is_view = calls.calls[name].op.name in _VIEWS
-        shared = is_view and bool(readers.get(name, set()) - {processor})
-        forming.add(name, processor, reads[name], is_view=is_view, shared=shared)
+        forming.add(name)
     return tuple(
         PlannedRegion(f"r{number}", processor, tuple(operators))
         for number, (processor, operators) in enumerate(forming.regions)
@@ -51,46 +45,65 @@ def form_regions(
 
 
 class _Forming:
-    """Regions while they grow; at most one of each processor is open."""
+    """Regions while they grow; at most one of each processor is open.
 
-    def __init__(self) -> None:
+    Args:
+        processor_of: where each operator runs.
+        reads: what each operator reads.
+        views: operators that cost nothing.
+    """
+
+    def __init__(
+        self, processor_of: Mapping[str, str], reads: Mapping[str, list[str]], views: set[str]
+    ) -> None:
         self.regions: list[tuple[str, list[str]]] = []
+        self._processor_of = processor_of
+        self._reads = reads
+        self._views = views
         self._region_of: dict[str, int] = {}
         self._open: dict[str, int] = {}
+        self._awaiting = self._find_awaiting()
+        self._awaited_by: dict[int, set[str]] = {}
 
-    def add(
-        self, name: str, processor: str, reads: list[str], *, is_view: bool, shared: bool
-    ) -> None:
-        """Put the next operator of the network into a region.
+    def _find_awaiting(self) -> dict[str, set[str]]:
+        """For each operator those that read it, through views."""
+        found: dict[str, set[str]] = {name: set() for name in self._reads}
+        for reader in reversed(self._reads):
+            behind = found[reader]
+            for name in self._reads[reader]:
+                if name not in found:
+                    continue
+                found[name] |= behind if reader in self._views else {reader}
+        return found
 
-        Args:
-            name: of the operator.
-            processor: where it runs.
-            reads: the tensors that it reads.
-            is_view: it costs nothing.
-            shared: it is a view that other processors read.
-        """
+    def add(self, name: str) -> None:
+        """Put the next operator of the network into a region."""
+        processor, reads = self._processor_of[name], self._reads[name]
         sources = {self._region_of[read] for read in reads if read in self._region_of}
         foreign = {region for region in sources if self.regions[region][0] != processor}
         for region in foreign:
             self._close(region)
-        if shared or (is_view and foreign):
+        elsewhere = {r for r in self._awaiting[name] if self._processor_of[r] != processor}
+        if name in self._views and (foreign or elsewhere):
             for region in sources:
                 self._close(region)
-            self.regions.append((processor, [name]))
-            self._region_of[name] = len(self.regions) - 1
             self._open.pop(processor, None)
+            self._region_of[name] = len(self.regions)
+            self.regions.append((processor, [name]))
             return
         if any(
             region > self._open.get(processor, -1) for region in foreign | self._closed(sources)
         ):
             self._open.pop(processor, None)
+        if self._awaited_by.get(self._open.get(processor, -1), set()) - elsewhere:
+            self._open.pop(processor)  # nobody else waits for this operator too
         if processor not in self._open:
             self._open[processor] = len(self.regions)
             self.regions.append((processor, []))
         number = self._open[processor]
         self.regions[number][1].append(name)
         self._region_of[name] = number
+        self._awaited_by.setdefault(number, set()).update(elsewhere)
 
     def _closed(self, sources: set[int]) -> set[int]:
         """Sources that are no longer open: what they hold may be another processor's work."""

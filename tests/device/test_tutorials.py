@@ -44,3 +44,18 @@ def test_two_processors(tmp_path: Path) -> None:
 def test_two_processors_without_opencl() -> None:
     text = _run("02_two_processors.py", TVM_STRETCH_OPENCL_LIB="/no/such/driver.so")
     assert text.startswith("expected an OpenCL device, got none")
+
+
+def test_writing_a_scheduler() -> None:
+    text = _run("03_writing_a_scheduler.py")
+    assert "refused: expected " in text
+    assert "the same numbers as on one processor" in text
+
+
+def test_adding_a_processor(tmp_path: Path) -> None:
+    text = _run("04_adding_a_processor.py", tmp_path)
+    assert "npu  gate       the NPU has no sigmoid" in text
+    assert "got others: stem_conv on npu: the systolic array takes kernels up to 3x3" in text
+    assert "chosen: " in text
+    for name in ("plan.json", "trace.json"):
+        assert (tmp_path / name).stat().st_size > 0

@@ -13,6 +13,7 @@ import pytest
 from fake_targets import TARGET, fake_processor
 from relax_helpers import module, random_const
 from tvm import relax
+from tvm_stretch.targets.processor import Processor
 
 import tvm_stretch as ts
 
@@ -40,6 +41,22 @@ def network() -> object:
     return module(
         lambda x: relax.op.nn.relu(relax.op.nn.conv2d(x, weight, padding=1)), (1, 8, 6, 6)
     )
+
+
+def worth_sharing() -> object:
+    """Layers that are large enough for two processors."""
+
+    def build(x: relax.Expr) -> relax.Expr:
+        for seed in range(2):
+            x = relax.op.nn.conv2d(x, random_const(64, 64, 3, 3, seed=seed), padding=1)
+        return x
+
+    return module(build, (1, 64, 28, 28))
+
+
+def lost(name: str, why: str) -> Processor:
+    """A processor that fails whatever it is given."""
+    return fake_processor(name, regions={f"r{i}": {"fails": why} for i in range(40)})
 
 
 def run_without_driver(code: str, folder: Path) -> None:
@@ -95,19 +112,16 @@ def test_without_a_driver(tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_lost_while_plans_are_measured() -> None:
-    failing = fake_processor(regions={"r0": {"fails": "the device is lost"}})
-    model = ts.compile(network(), [TARGET, failing], cpu_threads=1)
+    model = ts.compile(worth_sharing(), [TARGET, lost("fake", "the device is lost")], cpu_threads=1)
     assert model.plan.processors == ("cpu",)
     assert "the device is lost" in model.plan.reason
-    assert np.isfinite(model(np.ones((1, 8, 6, 6), "float32")).numpy()).all()
+    assert np.isfinite(model(np.ones((1, 64, 28, 28), "float32")).numpy()).all()
 
 
 def test_a_device_alone_that_is_lost_is_an_error() -> None:
-    first, second = (
-        fake_processor(name, regions={"r0": {"fails": f"{name} is lost"}}) for name in "ab"
-    )
-    with pytest.raises(ts.StretchError, match="a is lost"):
-        ts.compile(network(), [first, second], cpu_threads=1)
+    first, second = (lost(name, f"{name} is lost") for name in "ab")
+    with pytest.raises(ts.StretchError, match=r"[ab] is lost"):
+        ts.compile(worth_sharing(), [first, second], cpu_threads=1)
 
 
 def test_an_unknown_kind_of_device_is_refused() -> None:

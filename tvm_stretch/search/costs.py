@@ -19,6 +19,7 @@ from tvm_stretch.cost.analytic import AnalyticModel, default_speed
 from tvm_stretch.cost.describe import Epilogue
 from tvm_stretch.cost.features import Features
 from tvm_stretch.cost.groups import convolution_features, epilogue_of, group_features
+from tvm_stretch.cost.planning import trained_costs
 from tvm_stretch.cost.prediction import CostModel
 from tvm_stretch.graph import Group
 from tvm_stretch.scheduling.problem import TransferCost
@@ -169,17 +170,25 @@ def _half_shape(shape: ConvShape, along: Along) -> ConvShape | None:
 
 
 def planning_costs(processors: Sequence[Processor]) -> Costs:
-    """What is known of processors: typical costs of their kinds, where nobody measured them."""
-    models = {
+    """What `ts.measure` found out about this machine, or else typical costs of its processors.
+
+    Raises:
+        CostModelError: what `ts.measure` left is damaged or of another version.
+    """
+    typical = {
         p.name: AnalyticModel(default_speed(p.kind, p.threads, p.machine.group_items == 1))
         for p in processors
     }
-    speeds = [models[processor.name].speed for processor in processors]
+    speeds = [typical[processor.name].speed for processor in processors]
     share_caches = [processor.machine.group_items == 1 for processor in processors]
+    trained = trained_costs(processors)
 
     def hand_over(writer: int, reader: int, size: int) -> int:
         if writer == reader:
             return 0
+        measured = None if trained is None else trained.hand_over(writer, reader, size)
+        if measured is not None:
+            return measured
         if share_caches[writer] and share_caches[reader]:
             return round(_MEETING_NS + size / _CACHED_PER_NS)
         slower = min(speeds[writer].bytes_per_ns, speeds[reader].bytes_per_ns)
@@ -187,9 +196,12 @@ def planning_costs(processors: Sequence[Processor]) -> Costs:
 
     return Costs(
         processors=tuple(processors),
-        models=models,
+        models=typical if trained is None else dict(trained.models),
         hand_over=hand_over,
-        together=(1.0,) * len(processors),
-        source="typical of such processors, nothing was measured on this machine (ts.measure)",
-        trusted=False,
+        together=(1.0,) * len(processors) if trained is None else trained.together,
+        source=_UNMEASURED if trained is None else trained.source,
+        trusted=trained is not None,
     )
+
+
+_UNMEASURED = "typical of such processors, nothing was measured on this machine (ts.measure)"

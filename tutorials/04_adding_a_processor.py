@@ -1,0 +1,172 @@
+"""Adding a processor in one file, and watching it get work: a neural processing unit, faked.
+
+Run it: `python tutorials/04_adding_a_processor.py [folder]`.  It needs no device: the executor's
+fake processor runs the CPU's kernels on a thread of its own, with memory of its own, so that plans,
+transfers and timelines look as they would with a real one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.processor import OpRule, Processor
+
+import tvm_stretch as ts
+from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.frontend import load_network
+from tvm_stretch.plan import Plan
+from tvm_stretch.runtime.autoload import load_native_library
+from tvm_stretch.search import search
+from tvm_stretch.search.costs import planning_costs
+
+CHANNELS, SIZE = 64, 56
+
+
+def section(title: str) -> None:
+    """Print a heading."""
+    print(f"\n{'=' * 8} {title}")
+
+
+# --- the processor: this is all that the compiler knows of it ------------------------------------
+
+
+def check_convolution(call: relax.Call) -> str | None:
+    """None, or why the NPU refuses a convolution."""
+    kernel = [int(size) for size in call.args[1].ty.shape.values[2:]]
+    if max(kernel) > 3:
+        return f"the systolic array takes kernels up to 3x3, not {kernel[0]}x{kernel[1]}"
+    return None
+
+
+# One row for each operator that the NPU knows.  What has no row is refused, with a reason: nothing
+# ever falls back silently.
+RULES = (
+    OpRule("relax.nn.conv2d", dtypes=("float32",), check=check_convolution, note="systolic array"),
+    OpRule("relax.nn.relu", dtypes=("float32",)),
+    OpRule("relax.add", dtypes=("float32",)),
+    OpRule("relax.concat", note="a view"),
+    OpRule("relax.strided_slice", note="a view of channels"),
+    OpRule("relax.call_tir", note="transforms of Winograd convolutions"),
+)
+
+
+def refuse(call: relax.Call) -> str:
+    """The reason for everything else."""
+    return f"the NPU has no {call.op.name.removeprefix('relax.')}"
+
+
+def npu_processor(host: Processor) -> Processor:
+    """A neural processing unit.
+
+    A real one would bring a target, phases and kernel schedules of its own, and `build` would make
+    its binary; `kind` names the part of the executor that drives it (native/processor.h).  The fake
+    one runs kernels that are linked with the CPU's, and `mirrored` gives it memory of its own.
+    """
+
+    def build(_kernels: object, _schedule: object) -> tvm.runtime.Module:
+        load_native_library()
+        script = json.dumps({"mirrored": True})
+        return tvm.get_global_func("tvm_stretch.create_fake_code")(script)
+
+    return dataclasses.replace(
+        host, name="npu", kind="fake", rules=RULES, refuse=refuse, build=build, runs_host_code=True
+    )
+
+
+# --- the tutorial --------------------------------------------------------------------------------
+
+
+def network() -> tvm.IRModule:
+    """A 5x5 layer, three 3x3 layers, a sigmoid."""
+    builder = relax.BlockBuilder()
+    dice = np.random.default_rng(0)
+
+    def layer(data: relax.Expr, kernel: int, name: str) -> relax.Var:
+        shape = (CHANNELS, int(data.ty.shape.values[1]), kernel, kernel)
+        weight = dice.standard_normal(shape, dtype="float32") / (kernel * CHANNELS)
+        padding = kernel // 2
+        call = relax.op.nn.conv2d(data, relax.const(weight.astype("float32")), padding=padding)
+        data = builder.emit(call, name_hint=f"{name}_conv")
+        return builder.emit(relax.op.nn.relu(data), name_hint=f"{name}_relu")
+
+    x = relax.Var("x", relax.TensorType((1, 16, SIZE, SIZE), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            value = layer(x, 5, "stem")
+            for number in range(3):
+                value = layer(value, 3, f"body{number}")
+            out = builder.emit_output(relax.op.sigmoid(value), name_hint="gate")
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def main(folder: Path) -> None:
+    """Every step prints what it shows and fails if it is not so."""
+    cpu = cpu_processor(tvm.target.Target("llvm"), threads=1)
+    npu = npu_processor(cpu)
+    mod = network()
+
+    section("1. What it takes, and why it refuses the rest")
+    canonical = load_network(mod)
+    alone = ts.compile(mod, cpu, cpu_threads=1)
+    by_hand = Plan(("cpu", "npu"), ())
+    print(ts.compile(mod, [cpu, npu], plan=by_hand, cpu_threads=1).plan.explain())
+
+    section("2. A plan that it cannot carry out is refused")
+    wrong = json.loads(alone.plan.to_json().replace('"cpu"', '"npu"'))
+    try:
+        ts.compile(mod, [cpu, npu], plan=wrong, cpu_threads=1)
+    except UnsupportedError as error:
+        print(error)
+    else:
+        raise AssertionError("the 5x5 layer and the sigmoid should be refused")
+
+    section("3. The search gives it work")
+    # Nobody measured an NPU here, so typical costs are assumed; ts.measure() would tell them.
+    # Layers that both take are shared; the stem and the gate stay on the CPU.
+    found = search(canonical, planning_costs([cpu, npu]))
+    plan = found.rivals[0].plan
+    print(plan.explain())
+    assert not any(single.plan.regions[0].processor == "npu" for single in found.singles)
+    assert plan.processor_of()["stem_conv"] == plan.processor_of()["gate"] == "cpu"
+    assert any(region.processor == "npu" for region in plan.regions)
+
+    section("4. The same numbers")
+    plan.write(folder / "plan.json")
+    model = ts.compile(mod, [cpu, npu], plan=folder / "plan.json", cpu_threads=1)
+    x = np.random.default_rng(1).standard_normal((1, 16, SIZE, SIZE), dtype="float32")
+    expected, y = alone(x).numpy(), model(x).numpy()
+    error = np.abs(y - expected).max() / np.abs(expected).max()
+    print(f"largest difference: {error:.1e} of the largest value")
+    assert error < 1e-4
+
+    section("5. What it did")
+    timeline = model.timeline(folder / "trace.json")
+    print(timeline)
+    (usage,) = (usage for usage in timeline.usage if usage.processor == "npu")
+    assert usage.kernels > 0, "the NPU computed nothing"
+    print(f"predicted {plan.predicted_ns / 1e6:.3f} ms, this run {timeline.duration / 1e6:.3f} ms")
+    print(f"drop {folder / 'trace.json'} onto https://ui.perfetto.dev: planned beside actual")
+
+    section("6. Left alone, compile() measures before it believes")
+    # The plan ships only if it is faster here than the CPU alone beyond doubt; both ran, in turns.
+    decided = ts.compile(mod, [cpu, npu], cpu_threads=1)
+    print("\n".join(decided.plan.reason.split("; ")))
+    assert "chosen: " in decided.plan.reason
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        place = Path(sys.argv[1])
+        place.mkdir(parents=True, exist_ok=True)
+    else:
+        place = Path(tempfile.mkdtemp(prefix="tvm_stretch_tutorial_"))
+    main(place)
