@@ -18,7 +18,8 @@ but keeps attributes of calls; FuseTIR keeps the names and drops those attribute
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import tvm
 from tvm import relax
@@ -48,7 +49,7 @@ class NameKernels:
         return _each_function(mod, lambda function: Renamer(mod, _names(mod, function, taken)))
 
 
-def _each_function(mod: tvm.IRModule, mutator: object) -> tvm.IRModule:
+def _each_function(mod: tvm.IRModule, mutator: Callable[[relax.Function], Any]) -> tvm.IRModule:
     """Rewrite every Relax function but those that FuseOps made."""
     updated = mod.clone()
     for var, function in mod.functions.items():
