@@ -32,6 +32,7 @@ from tvm_stretch.cost.features import (
 from tvm_stretch.cost.groups import group_costs, group_features
 from tvm_stretch.cost.model import MeasuredModel, load_cost_model, train
 from tvm_stretch.cost.network import add_up, predict_network
+from tvm_stretch.cost.phases import phases
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.cost.record import recording
 from tvm_stretch.errors import CostModelError, InputError
@@ -151,7 +152,37 @@ def test_few_measurements_leave_the_analytic_model_calibrated() -> None:
     assert answer.nanoseconds > 2 * AnalyticModel().nanoseconds(kernels[0])
 
 
+def test_a_processor_of_the_same_kernels_needs_few_measurements(model: MeasuredModel) -> None:
+    few, unseen = some_convs(30, seed=7), some_convs(200, seed=8)
+    slower = [1.5 * ns for ns in pretended(few, noise=0.01)]
+    standing = train(few, slower, DEVICE, SPEEDS["cpu"], below=model)
+    alone = train(few, slower, DEVICE, SPEEDS["cpu"])
+    truth = [1.5 * ns for ns in pretended(unseen, noise=0.0)]
+
+    def error(of: MeasuredModel) -> float:
+        return float(np.mean(np.abs(of.nanoseconds(unseen) / truth - 1)))
+
+    assert error(standing) < 0.08
+    assert error(standing) < error(alone)
+
+
+def test_weights_that_a_cache_holds_cost_less() -> None:
+    far = conv(256, 7, 3)
+    near = replace(far, round_bytes=200_000)
+    assert phases(near)["weights_memory"] < phases(far)["weights_memory"] / 10
+    assert phases(near).keys() == phases(far).keys()
+
+
 # --- files ----------------------------------------------------------------------------------------
+
+
+def test_round_trip_of_a_model_over_another(model: MeasuredModel, tmp_path: Path) -> None:
+    kernels = some_convs(60, seed=9)
+    over = train(kernels, pretended(kernels, seed=4), DEVICE, SPEEDS["cpu"], below=model)
+    over.save(tmp_path / "opencl.json")
+    loaded = load_cost_model(tmp_path / "opencl.json", DEVICE)
+    assert loaded.below is not None
+    assert loaded.nanoseconds(kernels) == pytest.approx(over.nanoseconds(kernels), rel=1e-4)
 
 
 def test_round_trip(model: MeasuredModel, tmp_path: Path) -> None:
@@ -184,6 +215,7 @@ def test_truncated_model(model: MeasuredModel, tmp_path: Path, share: float) -> 
         ({"families": {"conv": {}}}, "features of this version for family 'conv'"),
         ({"analytic": {"speed": 1}}, "numbers of Speed"),
         ({"families": None}, "expected families"),
+        ({"below": {"format": "other"}}, "format and version"),
     ],
 )
 def test_unfit_model(

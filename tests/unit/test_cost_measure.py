@@ -20,13 +20,18 @@ from tvm_stretch.targets.processor import Processor
 
 import tvm_stretch as ts
 from tvm_stretch.compiler import compile
+from tvm_stretch.cost.analytic import SPEEDS
 from tvm_stretch.cost.bench import Bench
 from tvm_stretch.cost.dataset import Dataset, Row
-from tvm_stretch.cost.measure import Campaign, fingerprint, measure, open_dataset
-from tvm_stretch.cost.model import load_cost_model
+from tvm_stretch.cost.device import default_folder, fingerprint
+from tvm_stretch.cost.features import Features, TransferFeatures
+from tvm_stretch.cost.measure import Campaign, measure, open_dataset
+from tvm_stretch.cost.model import load_cost_model, train
+from tvm_stretch.cost.planning import trained_costs
 from tvm_stretch.cost.probe import operator_class, probe
 from tvm_stretch.cost.record import recording
 from tvm_stretch.cost.samples import EPILOGUES, Sample, chain, load_prior, neighbour
+from tvm_stretch.cost.scenes import scene
 from tvm_stretch.cost.timing import Stopwatch, summarize
 from tvm_stretch.cost.transfers import measure_slowdown, measure_transfers
 from tvm_stretch.errors import CostModelError, InputError
@@ -208,6 +213,21 @@ class FakeBench:
         origin = {"batch": batch, "sample": samples[0].to_json()}
         return rows(12, **origin)
 
+    def measure_scene(self, _network: object, batch: int) -> list[Row]:
+        self.asked.append((batch, ()))
+        if batch >= self.dies_at:
+            raise KeyboardInterrupt
+        return rows(12, batch=batch)
+
+
+class VanishingBench(FakeBench):
+    """Its device is gone from some batch on."""
+
+    def measure_samples(self, samples: list[Sample], batch: int) -> list[Row]:
+        if batch == self.dies_at:
+            raise RuntimeError("RPC session closed\nConnection reset by peer")
+        return super().measure_samples(samples, batch)
+
 
 def campaign(folder: Path, dies_at: int, seed: int = 3) -> FakeBench:
     processor = host()
@@ -230,6 +250,26 @@ def test_a_killed_campaign_goes_on_with_the_next_batch(tmp_path: Path) -> None:
     assert count == len(Dataset.open(tmp_path / "whole" / "cpu.jsonl").rows) == 48
 
 
+def test_a_device_that_disappears_loses_nothing(tmp_path: Path) -> None:
+    processor = host()
+    dataset = open_dataset(tmp_path, processor)
+    run = Campaign(VanishingBench(processor, 2), dataset, random.Random(3), lambda _line: None)  # type: ignore[arg-type]
+    with pytest.raises(CostModelError, match=r"expected cpu to be there .*reset by peer.* 24 kern"):
+        run.run(60.0, {})
+    assert len(Dataset.open(tmp_path / "cpu.jsonl").rows) == 24
+    again = campaign(tmp_path, 3)
+    assert [batch for batch, _ in again.asked] == [2, 3]
+
+
+def test_scenes_hold_other_kernels_than_samples() -> None:
+    kernels = {}
+    for seed in range(3):
+        processor, found = recording(host())
+        compile(scene(seed), [processor], cpu_threads=1)
+        kernels |= found
+    assert sum(k.features.family == "generic" for k in kernels.values()) >= 5
+
+
 def test_measure_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = [Sample("conv", 8, (6, 6), 8, epilogue="relu"), Sample("dense", 16, (1, 1), 8)]
     monkeypatch.setattr("tvm_stretch.cost.measure.load_prior", lambda: list(small))
@@ -239,6 +279,9 @@ def test_measure_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert set(models) == {"cpu"}
     assert lines
     loaded = load_cost_model(tmp_path / "cpu.json", fingerprint(host()))
+    found = trained_costs([host()], tmp_path)
+    assert found is not None
+    assert found.models["cpu"].device == loaded.device
     dataset = Dataset.open(tmp_path / "cpu.jsonl", fingerprint(host()))
     assert {row.features.family for row in dataset.rows} >= {"conv", "dense"}
     assert all(row.nanoseconds > 0 for row in dataset.rows)
@@ -264,6 +307,35 @@ def test_handovers_and_slowdown() -> None:
     assert all(ratio > 0 for ratio in measure_slowdown(host(), other, runs=3))
     with pytest.raises(InputError, match="multiple of 64 bytes"):
         measure_transfers(host(), other, sizes=(63,))
+
+
+def test_planning_finds_what_measuring_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", "")
+    assert default_folder(host()) is None
+    assert trained_costs([host()]) is None
+    monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", str(tmp_path))
+    assert trained_costs([host()]) is None
+    kernels = [
+        *some_convs(60),
+        *(TransferFeatures.of(64 << i, i % 2, 1 - i % 2) for i in range(16)),
+    ]
+    times = [*pretended(kernels[:60]), *(2000.0 + (64 << i) / 10 for i in range(16))]
+    folder = default_folder(host())
+    assert folder is not None
+    train(kernels, times, fingerprint(host()), SPEEDS["cpu"], 1.2).save(folder / "cpu.json")
+    costs = trained_costs([host()])
+    assert costs is not None
+    assert costs.together == (1.2,)
+    assert costs.hand_over(0, 0, 1 << 20) == 0
+    small, large = costs.hand_over(0, 1, 64), costs.hand_over(0, 1, 1 << 21)
+    assert small is not None
+    assert large is not None
+    assert small < large
+    (folder / "cpu.json").write_text((folder / "cpu.json").read_text()[:1000])
+    with pytest.raises(CostModelError, match="expected a cost model"):
+        trained_costs([host()])
 
 
 # --- probe ----------------------------------------------------------------------------------------

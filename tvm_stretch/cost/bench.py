@@ -76,6 +76,12 @@ class Bench:
         model = self._compile(chain(samples), processor)
         return self._rows(model, kernels, self._open(model), batch=batch)[0]
 
+    def measure_scene(self, network: object, batch: int) -> list[Row]:
+        """Every kernel of a small network, in place."""
+        processor, kernels = recording(self.processor)
+        model = self._compile(network, processor)
+        return self._rows(model, kernels, self._open(model), batch=batch)[0]
+
     def measure_network(self, name: str, network: object) -> NetworkTiming:
         """Every kernel of the network, in place, and the network as a whole."""
         processor, kernels = recording(self.processor)

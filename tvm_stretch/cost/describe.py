@@ -83,7 +83,7 @@ def describe(function: tirx.PrimFunc, machine: VectorMachine) -> Features:
     flops = sum(float(block.elements * block.arithmetic) for block in blocks[last + 1 :])
     epilogue = Epilogue(flops, sum(sizes[operands:-1]), sizes[-1])
     found = template_features(config, epilogue, machine)
-    return found if template in _WHOLE else _part_of_winograd(found, template, sizes)
+    return found if template in _WHOLE else part_of_winograd(found, template, sizes)
 
 
 def read_config(mark: str) -> Config | None:
@@ -163,7 +163,7 @@ def _winograd(cfg: WinogradConfig, epilogue: Epilogue, machine: VectorMachine) -
     )
 
 
-def _part_of_winograd(whole: Features, template: str, sizes: list[int]) -> Features:
+def part_of_winograd(whole: Features, template: str, sizes: list[int]) -> Features:
     """One of the two kernels of a Winograd convolution whose input several others read."""
     assert isinstance(whole, WinogradFeatures)
     if template == "winograd_input":

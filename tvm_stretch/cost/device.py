@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tvm_stretch.errors import InputError
 from tvm_stretch.targets.processor import Processor
 
 
@@ -25,11 +26,34 @@ def fingerprint(processor: Processor, device: str | None = None) -> dict[str, An
     }
 
 
-def default_folder(host: Processor, device: str | None = None) -> Path:
-    """The folder of this device in the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+def default_folder(host: Processor, device: str | None = None) -> Path | None:
+    """The folder of this device: in ``$TVM_STRETCH_CACHE_DIR`` or the user's cache.
+
+    None where that variable is empty, which asks for no files at all.
+    """
+    own = os.environ.get("TVM_STRETCH_CACHE_DIR")
+    if own == "":
+        return None
+    users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvm_stretch"
     text = json.dumps(fingerprint(host, device), sort_keys=True)
-    return cache / "tvm_stretch" / "costs" / hashlib.sha256(text.encode()).hexdigest()[:12]
+    return Path(own or users) / "costs" / hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def chosen_folder(
+    folder: str | os.PathLike[str] | None, host: Processor, device: str | None = None
+) -> Path:
+    """The folder that a user named, or the default one.
+
+    Raises:
+        InputError: there is neither.
+    """
+    found = Path(folder) if folder is not None else default_folder(host, device)
+    if found is None:
+        raise InputError(
+            "expected a folder for measurements, got none and an empty TVM_STRETCH_CACHE_DIR; "
+            "name a folder"
+        )
+    return found
 
 
 def _local_machine() -> str:

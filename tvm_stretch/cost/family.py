@@ -159,6 +159,7 @@ def fit_family(
     measured_ns: Sequence[float],
     origins: Sequence[Hashable],
     over: Array | None = None,
+    intervals: bool = True,
 ) -> FamilyModel | None:
     """Learn one family; None if there are too few different kernels.
 
@@ -168,6 +169,8 @@ def fit_family(
         origins: what each was measured with (a network, a batch of samples). Intervals come from
             kernels of which the model has seen nothing with the same origin.
         over: latencies by the model that this one stands on.
+        intervals: find out how far to trust the model, which takes five times as long; without,
+            intervals are empty.
     """
     rows = _distinct(kernels, measured_ns)
     if len(rows) < FEWEST_ROWS:
@@ -178,7 +181,7 @@ def fit_family(
     whole = _learn(kernels, target, below)
     fold_of = _folds([origins[i] for i, _ in rows])
     residuals = np.zeros(len(target))
-    for fold in range(_FOLDS):
+    for fold in range(_FOLDS if intervals else 0):
         held, kept = np.flatnonzero(fold_of == fold), np.flatnonzero(fold_of != fold)
         if not len(held) or len(kept) < FEWEST_ROWS:
             continue

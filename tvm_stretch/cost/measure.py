@@ -14,18 +14,21 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from tvm import rpc
 
 from tvm_stretch.cost.analytic import default_speed
 from tvm_stretch.cost.bench import Bench
 from tvm_stretch.cost.dataset import Dataset, Row
-from tvm_stretch.cost.device import default_folder, fingerprint
+from tvm_stretch.cost.device import chosen_folder, fingerprint
 from tvm_stretch.cost.model import MeasuredModel, train
 from tvm_stretch.cost.samples import Sample, load_prior, neighbour
+from tvm_stretch.cost.scenes import scene
 from tvm_stretch.cost.transfers import measure_slowdown, measure_transfers
-from tvm_stretch.errors import InputError
+from tvm_stretch.errors import CostModelError, InputError, StretchError
 from tvm_stretch.processors import TargetLike, make_processors
 from tvm_stretch.targets.processor import Processor
 
@@ -33,9 +36,11 @@ BATCH = 12
 """Samples that are compiled together."""
 
 _REFINE_SHARE = 0.7  # of the samples after the prior go where the model errs most
-_FAMILIES_WORTH = ("conv", "winograd", "depthwise", "dense", "pool")
+_SCENE_EVERY = 5
+"""Every so many batches one is a small network of other operators."""
 
 Progress = Callable[[str], None]
+Measured = TypeVar("Measured")
 
 
 def measure(
@@ -78,12 +83,13 @@ def measure(
         raise InputError("expected a name for device with an RPC session, got None; name the phone")
     say = progress or (lambda _line: None)
     processors, placeable = make_processors(targets, cpu_threads)
-    place = Path(folder) if folder is not None else default_folder(processors[0], device)
+    place = chosen_folder(folder, processors[0], device)
     place.mkdir(parents=True, exist_ok=True)
-    models = {}
+    models: dict[str, MeasuredModel] = {}
     host = processors[0]
     others = [p for p in placeable if p is not host]
-    for index, processor in enumerate(placeable):
+    in_order = sorted(placeable, key=lambda p: p is not host)  # others may stand on its model
+    for index, processor in enumerate(in_order):
         own = [processor, *(p for p in processors[:1] if p is not processor)]
         share = budget / (len(placeable) - index)
         start = time.monotonic()
@@ -93,7 +99,8 @@ def measure(
             _measure_together(dataset, host, processor, say)
         campaign.run(share, networks or {})
         budget = max(1.0, budget - (time.monotonic() - start))
-        models[processor.name] = learn(dataset, processor)
+        below = models.get(host.name) if processor.machine.group_items == 1 else None
+        models[processor.name] = learn(dataset, processor, below)
         models[processor.name].save(place / f"{processor.name}.json")
         say(f"{processor.name}: {len(dataset.rows)} kernels, model in {place}")
     return models
@@ -110,7 +117,10 @@ def _measure_together(dataset: Dataset, host: Processor, other: Processor, say: 
 
 
 def learn(
-    dataset: Dataset, processor: Processor, below: MeasuredModel | None = None
+    dataset: Dataset,
+    processor: Processor,
+    below: MeasuredModel | None = None,
+    intervals: bool = True,
 ) -> MeasuredModel:
     """The cost model of a dataset; disturbed rows count only for kernels that have no other.
 
@@ -118,6 +128,7 @@ def learn(
         dataset: the measurements.
         processor: what was measured.
         below: the model of the CPU, if the processor runs the same loop nests.
+        intervals: as for `fit_family`.
     """
     known = {row.features for row in dataset.rows if row.quiet}
     rows = [row for row in dataset.rows if row.quiet or row.features not in known]
@@ -132,6 +143,7 @@ def learn(
         max((row.together for row in rows), default=1.0),
         origins=[(row.network, row.batch) for row in rows],
         below=below,
+        intervals=intervals,
     )
 
 
@@ -164,16 +176,38 @@ class Campaign:
         known = {row.network for row in self.dataset.rows}
         for name, network in networks.items():
             if name not in known and time.monotonic() < end:
-                self._add(self.bench.measure_network(name, network).rows, name)
+                timing = self._measured(partial(self.bench.measure_network, name, network))
+                self._add(timing.rows, name)
         batch = 1 + max((row.batch for row in self.dataset.rows), default=-1)
         while time.monotonic() < end:
-            samples = self._samples(batch)
-            rows = self.bench.measure_samples(samples, batch)
+            work = self._work(batch)
+            rows = self._measured(work)
             if rows and not any(row.quiet for row in rows) and time.monotonic() < end:
                 self.say(f"batch {batch}: the machine is busy; measured again")
-                rows = self.bench.measure_samples(samples, batch)
+                rows = self._measured(work)
             self._add(rows, f"batch {batch}")
             batch += 1
+
+    def _work(self, batch: int) -> Callable[[], list[Row]]:
+        """What to measure next: mostly samples, now and then a small network for the rest."""
+        if batch % _SCENE_EVERY == _SCENE_EVERY - 1:
+            return partial(self.bench.measure_scene, scene(batch), batch)
+        samples = self._samples(batch - batch // _SCENE_EVERY)
+        return partial(self.bench.measure_samples, samples, batch)
+
+    def _measured(self, work: Callable[[], Measured]) -> Measured:
+        """What ``work`` returns; a device that disappeared becomes one clear error."""
+        try:
+            return work()
+        except StretchError:
+            raise
+        except (RuntimeError, OSError) as error:  # of the driver, or of the RPC session
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise CostModelError(
+                f"expected {self.bench.processor.name} to be there until the budget is spent, got "
+                f"{lines[-1]!r}; its {len(self.dataset.rows)} kernels are kept in "
+                f"{self.dataset.path}: bring it back and measure again to go on"
+            ) from error
 
     def _add(self, rows: Sequence[Row], what: str) -> None:
         for row in rows:
@@ -182,7 +216,7 @@ class Campaign:
         self.say(f"{what}: {len(rows)} kernels, {total} in all, {self.bench.describe()}")
 
     def _samples(self, batch: int) -> list[Sample]:
-        """The samples of a batch: the same whenever it is asked for with the same measurements."""
+        """Samples: the same whenever they are asked for with the same measurements."""
         start = batch * BATCH
         if start < len(self.prior):
             return self.prior[start : start + BATCH]
@@ -207,7 +241,7 @@ class Campaign:
         errors = [0.0] * len(rows)
         for fold in range(2):
             kept = Dataset(self.dataset.path, self.dataset.device, rows[fold::2])
-            model = learn(kept, self.bench.processor)
+            model = learn(kept, self.bench.processor, intervals=False)
             held = list(range(1 - fold, len(rows), 2))
             answers = model.predict_all([rows[i].features for i in held])
             for i, answer in zip(held, answers, strict=True):

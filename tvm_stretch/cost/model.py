@@ -111,7 +111,7 @@ def load_cost_model(path: str | Path, device: Mapping[str, Any] | None = None) -
         raise CostModelError(
             f"expected a cost model in {path}, got {error}; measure and train again"
         ) from error
-    return _read(data, device, path)
+    return _read(data, device, Path(path))
 
 
 def _read(data: Any, device: Mapping[str, Any] | None, path: Path) -> MeasuredModel:
@@ -155,6 +155,7 @@ def train(
     *,
     origins: Sequence[Hashable] | None = None,
     below: MeasuredModel | None = None,
+    intervals: bool = True,
 ) -> MeasuredModel:
     """Learn every family of which enough kernels were measured.
 
@@ -166,6 +167,7 @@ def train(
         together_ratio: how much slower kernels are while other processors run.
         origins: what each kernel was measured with; see `fit_family`.
         below: the model of a processor that runs the same loop nests: learn the difference.
+        intervals: see `fit_family`.
     """
     base = AnalyticModel(_calibrated(kernels, measured_ns, speed))
     origins = origins if origins is not None else range(len(kernels))
@@ -175,7 +177,7 @@ def train(
         own = [kernels[i] for i in places]
         over = below.nanoseconds(own) if below is not None and name not in _BETWEEN else None
         own_ns, own_origins = [measured_ns[i] for i in places], [origins[i] for i in places]
-        family = fit_family(own, own_ns, own_origins, over)
+        family = fit_family(own, own_ns, own_origins, over, intervals)
         if family is not None:
             families[name] = family
     stands_on = below if any("over" in family.weights for family in families.values()) else None

@@ -11,9 +11,12 @@ and not silently skipped.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from tvm_stretch.cost.device import default_folder, fingerprint
 from tvm_stretch.cost.features import TransferFeatures
@@ -51,7 +54,7 @@ class TrainedCosts:
         if writer == reader:
             return 0
         for model in self.models.values():
-            if "transfer" in model.families:
+            if TransferFeatures.family in model.families:
                 kernel = TransferFeatures.of(size, min(writer, 1), min(reader, 1))
                 return round(float(model.nanoseconds([kernel])[0]))
         return None
@@ -70,8 +73,23 @@ def trained_costs(
         CostModelError: a model is damaged, of another version or from another device.
     """
     place = Path(folder) if folder is not None else default_folder(processors[0])
+    if place is None:
+        return None
     paths = {processor.name: place / f"{processor.name}.json" for processor in processors}
     if not all(path.exists() for path in paths.values()):
         return None
-    models = {p.name: load_cost_model(paths[p.name], fingerprint(p)) for p in processors}
+    models = {
+        p.name: _load(paths[p.name], paths[p.name].stat().st_mtime_ns, _frozen(fingerprint(p)))
+        for p in processors
+    }
     return TrainedCosts(tuple(paths), models, place)
+
+
+def _frozen(device: dict[str, Any]) -> str:
+    return json.dumps(device, sort_keys=True)
+
+
+@lru_cache(maxsize=8)
+def _load(path: Path, _modified: int, device: str) -> MeasuredModel:
+    """Reading a model takes half a second: once for each file of each time."""
+    return load_cost_model(path, json.loads(device))

@@ -23,7 +23,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_stretch.compiler import compile
-from tvm_stretch.cost.device import default_folder, fingerprint
+from tvm_stretch.cost.device import chosen_folder, fingerprint
 from tvm_stretch.cost.files import write_whole
 from tvm_stretch.cost.model import check_device
 from tvm_stretch.errors import CostModelError, TargetError
@@ -88,8 +88,7 @@ def probe(
     if len(placeable) != 1:
         raise TargetError(f"expected one target for probe, got {target!r}; probe one at a time")
     processor, host = placeable[0], processors[0]
-    folder = default_folder(host)
-    path = Path(cache) if cache is not None else folder / f"{processor.name}.probe.json"
+    path = Path(cache or chosen_folder(None, host) / f"{processor.name}.probe.json")
     device = fingerprint(processor)
     known = _load(path, device)
     wanted: dict[str, Operator] = {}

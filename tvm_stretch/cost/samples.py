@@ -32,6 +32,8 @@ KINDS = ("conv", "depthwise", "max", "avg", "dense", "elementwise")
 EPILOGUES = ("none", "bias", "relu", "relu6", "swish", "sigmoid", "add", "add_relu", "leaky")
 _LARGEST_MULTIPLY_ADDS = 1_200_000_000
 _LARGEST_BYTES = 40_000_000
+_SHARE, _SMALL = 0.25, 0.2
+"""How many neighbours compute a share of the output channels, and how many see a small image."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,11 @@ def neighbour(sample: Sample, dice: random.Random) -> Sample:
         else:
             groups, inputs = 1, near(sample.in_channels, step)
             outputs = near(sample.out_channels, step)
+            if dice.random() < _SHARE:
+                outputs = max(8, round(sample.out_channels * dice.randint(1, 7) / 64) * 8)
+        if sample.kind != "dense" and dice.random() < _SMALL:
+            side = dice.choice((1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28))
+            size = (side, side)
         epilogue = dice.choice(EPILOGUES[1:8]) if dice.random() < 0.3 else sample.epilogue
         found = replace(
             sample,

@@ -1,0 +1,119 @@
+"""Small random networks of the operators that samples do not hold, each where networks have it.
+
+    conv -> squeeze-and-excitation -> concat of three convolutions -> strided conv -> mean -> dense
+
+Layout changes, reductions, concatenations and gathers are kernels as well, and what they cost
+depends on what ran before them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+_SIDES = (5, 7, 8, 10, 13, 14, 16, 20, 28, 35, 40, 56)
+_PARTS = 5
+
+
+def scene(seed: int) -> tvm.IRModule:
+    """The network of a seed."""
+    return _Scene(seed).build()
+
+
+class _Scene:
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.weights = np.random.default_rng(seed)
+        self.bb = relax.BlockBuilder()
+        self.side = self.dice.choice(_SIDES)
+
+    def build(self) -> tvm.IRModule:
+        """Five random parts between an input and a classifier."""
+        parts = (self.excite, self.concat, self.add, self.pool, self.stride, self.swish, self.rows)
+        shape = (1, self.dice.choice((3, 16, 24)), self.side, self.side)
+        x = relax.Var("x", relax.TensorType(shape, "float32"))
+        with self.bb.function("main", [x]):
+            with self.bb.dataflow():
+                value = self.conv(x, self.width())
+                for _ in range(_PARTS):
+                    part: Callable[[Any], Any] = self.dice.choice(parts)
+                    value = part(value)
+                out = self.bb.emit_output(self.classify(value))
+            self.bb.emit_func_output(out)
+        return self.bb.get()
+
+    def width(self) -> int:
+        """A number of channels; not always whole vectors."""
+        return self.dice.choice((8, 8, 8, 4)) * self.dice.randint(2, 8 if self.side > 20 else 48)
+
+    def constant(self, *shape: int) -> relax.Expr:
+        """Random numbers."""
+        return relax.const(0.05 * self.weights.standard_normal(shape, dtype=np.float32))
+
+    def conv(self, x: Any, outputs: int, stride: int = 1, act: bool = True) -> Any:
+        """A 1x1 convolution with bias."""
+        emit, weight = self.bb.emit, self.constant(outputs, _channels(x), 1, 1)
+        y = emit(relax.op.nn.conv2d(x, weight, strides=stride))
+        y = emit(relax.op.add(y, self.constant(1, outputs, 1, 1)))
+        return emit(relax.op.nn.relu(y)) if act else y
+
+    def excite(self, x: Any) -> Any:
+        """Squeeze-and-excitation."""
+        channels = _channels(x)
+        y = self.bb.emit(relax.op.mean(x, [2, 3], keepdims=True))
+        y = self.conv(self.conv(y, max(8, channels // 4)), channels, act=False)
+        return self.bb.emit(relax.op.multiply(x, self.bb.emit(relax.op.sigmoid(y))))
+
+    def concat(self, x: Any) -> Any:
+        """Branches side by side."""
+        branches = [self.conv(x, max(8, self.width() // 2)) for _ in range(self.dice.randint(2, 4))]
+        return self.conv(self.bb.emit(relax.op.concat(branches, 1)), _channels(x))
+
+    def add(self, x: Any) -> Any:
+        """A sum that two operators read."""
+        channels, emit = _channels(x), self.bb.emit
+        both = emit(relax.op.add(self.conv(x, channels), self.conv(x, channels)))
+        y = emit(relax.op.add(self.conv(both, channels, act=False), both))
+        return emit(relax.op.nn.relu(y))
+
+    def pool(self, x: Any) -> Any:
+        """A pooling, and an elementwise operator that has no convolution to join."""
+        size = self.dice.choice((1, 3))
+        op = self.dice.choice((relax.op.nn.max_pool2d, relax.op.nn.avg_pool2d))
+        y = self.bb.emit(op(x, (size, size), padding=(size // 2,) * 4))
+        again = self.conv(self.bb.emit(relax.op.nn.relu(y)), _channels(x))
+        return self.bb.emit(relax.op.add(again, y))
+
+    def stride(self, x: Any) -> Any:
+        """A strided 1x1 convolution, which gathers its pixels first."""
+        if int(x.ty.shape.values[2]) < 5:
+            return x
+        return self.conv(x, min(2 * _channels(x), 384), stride=2)
+
+    def swish(self, x: Any) -> Any:
+        """X * sigmoid(x)."""
+        y = self.conv(x, _channels(x), act=False)
+        return self.bb.emit(relax.op.multiply(y, self.bb.emit(relax.op.sigmoid(y))))
+
+    def rows(self, x: Any) -> Any:
+        """Channels last and back."""
+        y = self.bb.emit(relax.op.permute_dims(x, [0, 2, 3, 1]))
+        y = self.bb.emit(relax.op.nn.relu(y))
+        return self.conv(self.bb.emit(relax.op.permute_dims(y, [0, 3, 1, 2])), _channels(x))
+
+    def classify(self, x: Any) -> Any:
+        """Mean, matrix product, sometimes softmax."""
+        channels, outputs = _channels(x), self.dice.choice((10, 100, 1000))
+        y = self.bb.emit(relax.op.mean(x, [2, 3]))
+        y = self.bb.emit(relax.op.matmul(y, self.constant(channels, outputs)))
+        y = self.bb.emit(relax.op.add(y, self.constant(outputs)))
+        return self.bb.emit(relax.op.nn.softmax(y)) if self.dice.random() < 0.5 else y
+
+
+def _channels(x: Any) -> int:
+    return int(x.ty.shape.values[1])
