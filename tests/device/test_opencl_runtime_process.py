@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -96,6 +97,36 @@ def test_no_driver(library: str, match: str) -> None:
         assert (tvm.runtime.tensor(np.ones(3, "float32")).numpy() == 1).all()
     """
     run(EXPECT_ERROR + textwrap.dedent(code), TVM_STRETCH_OPENCL_LIB=library)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
+@pytest.mark.parametrize(
+    ("device", "options", "match"),
+    [
+        ("no-platform", [], "expected an OpenCL driver.*no platform"),
+        ("no-device", [], "expected an OpenCL device .*got none"),
+        ("", ["-DMOCK_OPENCL_WITHOUT_FLUSH"], "expected an OpenCL driver.*no function clFlush"),
+    ],
+)
+def test_drivers_that_cannot_be_used(
+    tmp_path: Path, device: str, options: list[str], match: str
+) -> None:
+    library = tmp_path / "libmock.so"
+    root = TESTS.parent
+    folders = [f"-I{root / 'tvm_stretch' / 'runtime' / 'native'}"]
+    source = root / "tests" / "native" / "mock_opencl.cc"
+    command = ["g++", "-std=c++17", "-O0", "-shared", "-fPIC", *folders, *options, source]
+    subprocess.run([*command, "-o", library], check=True)
+    code = f"""
+        expect_error({match!r})
+        expect_error({match!r})
+        assert not tvm.opencl(0).exist
+        x, y = (tvm.runtime.tensor(np.ones(640, "float32")) for _ in range(2))
+        graphs.cpu_kernels(640)["add"](x, x, y)  # the CPU is unharmed
+        assert (y.numpy() == 2).all()
+    """
+    environment = {"TVM_STRETCH_OPENCL_LIB": str(library), "MOCK_OPENCL": device}
+    run(EXPECT_ERROR + textwrap.dedent(code), **environment)
 
 
 def test_wrong_settings() -> None:

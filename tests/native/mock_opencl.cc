@@ -160,7 +160,10 @@ cl_int clGetDeviceInfo(cl_device_id, cl_uint what, size_t bytes, void* to, size_
 
 cl_context clCreateContext(const cl_properties*, cl_uint, const cl_device_id*, ContextCallback,
                            void*, cl_int* code) {
-  return Made<_cl_context>("CreateContext", nullptr, code, [] { return new _cl_context(); });
+  return Made<_cl_context>("CreateContext", nullptr, code, [] {
+    static std::deque<_cl_context>& kept = *new std::deque<_cl_context>();
+    return &kept.emplace_back();
+  });
 }
 cl_command_queue clCreateCommandQueue(cl_context context, cl_device_id, cl_bitfield, cl_int* code) {
   return Made<_cl_command_queue>("CreateCommandQueue", context, code, [&] {
