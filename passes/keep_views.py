@@ -21,6 +21,9 @@ from tvm_stretch.lowering.memory_plan import ALIGNMENT
 from tvm_stretch.lowering.views import dtype_bytes
 
 _PIECES = ["relax.concat", "relax.split", "relax.strided_slice"]
+_MOST_PIECES = 256
+"""Lowering copies piece by piece what has to stand elsewhere too."""
+
 _ALWAYS_VIEWS = ["relax.reshape", "relax.flatten", "relax.expand_dims", "relax.squeeze"]
 
 
@@ -43,15 +46,16 @@ def is_view(call: relax.Call, alignment: int = 1) -> bool:
     """Whether a concat, split or strided_slice only looks at memory.
 
     True for axis 1 of (1, 64, 56, 56), one piece each; for axis 2 of (1, 8, 56, 56, 8), one piece
-    in each of the 8 blocks; false if there are several pieces and not all of them begin and end at
-    multiples of ``alignment`` bytes.
+    in each of the 8 blocks; false if there are too many pieces, or several that do not begin and
+    end at multiples of ``alignment`` bytes.
     """
     cut = _cut(call)
     if cut is None:
         return False
     whole, axis, borders = cut
-    if math.prod(whole[:axis]) == 1:
-        return True
+    pieces = math.prod(whole[:axis])
+    if pieces == 1 or pieces > _MOST_PIECES:
+        return pieces == 1
     row = math.prod(whole[axis + 1 :]) * dtype_bytes(_dtype(call))
     return all(border * row % alignment == 0 for border in (*borders, whole[axis]))
 
