@@ -24,7 +24,7 @@ from tvm_stretch.cost.analytic import SPEEDS
 from tvm_stretch.cost.bench import Bench
 from tvm_stretch.cost.dataset import Dataset, Row
 from tvm_stretch.cost.device import default_folder, fingerprint
-from tvm_stretch.cost.features import Features, TransferFeatures
+from tvm_stretch.cost.features import TransferFeatures
 from tvm_stretch.cost.measure import Campaign, measure, open_dataset
 from tvm_stretch.cost.model import load_cost_model, train
 from tvm_stretch.cost.planning import trained_costs
@@ -304,7 +304,7 @@ def test_handovers_and_slowdown() -> None:
     pairs = {(r.features.in_bytes, r.features.from_processor) for r in rows}  # type: ignore[attr-defined]
     assert pairs == {(64, 0), (64, 1), (1024, 0), (1024, 1)}
     assert all(row.nanoseconds > 0 for row in rows)
-    assert all(ratio > 0 for ratio in measure_slowdown(host(), other, runs=3))
+    assert 1 <= measure_slowdown(host(), other, runs=3) < 10
     with pytest.raises(InputError, match="multiple of 64 bytes"):
         measure_transfers(host(), other, sizes=(63,))
 

@@ -110,7 +110,7 @@ def _measure_together(dataset: Dataset, host: Processor, other: Processor, say: 
     """Hand-overs between the CPU and another processor, and the slowdown of both."""
     if any(row.features.family == "transfer" for row in dataset.rows):
         return
-    slower = max(measure_slowdown(host, other))
+    slower = measure_slowdown(host, other)
     for row in measure_transfers(host, other):
         dataset.append(replace(row, together=slower))
     say(f"{host.name} and {other.name}: hand-overs measured; together {slower:.2f} times as long")

@@ -1,18 +1,18 @@
 """What it costs that two processors work together: hand-overs by size, and being slowed down.
 
-cpu: a0 -> opencl: a1 -> cpu: a2 -> ...      from the end of a0 to the start of a1: a hand-over
-cpu: a0, a1, ...  beside  opencl: b0, ...    against the same kernels alone: the slowdown
+    cpu: a0 -> opencl: a1 -> cpu: a2 -> ...   against   cpu: a0 -> a1 -> a2 -> ...     hand-overs
+    cpu: a0, a1, ...  beside  opencl: b0 ...  against   the same one after the other   slowdown
+
+Whole runs are compared, not the spans of single kernels: a device may begin a kernel early and let
+it wait for its turn inside. Two lengths of each chain cancel what a run costs by itself.
 """
 
 from __future__ import annotations
 
-import json
-import statistics
+import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import tvm
 from tvm import IRModule, relax
 
 from tvm_stretch.compiler import compile
@@ -29,68 +29,73 @@ from tvm_stretch.targets.processor import Processor
 SIZES = tuple(4 * 16 * side * side for side in (1, 8, 28, 56, 112, 224))
 """Bytes of the tensors that are handed over: from one vector to the largest of usual networks."""
 
-_TRIPS = 4
-_RUNS = 15
-_WARM_UP = 3
+_SHORT, _LONG = 9, 25
+"""Operators of the two chains whose difference is measured."""
+
+_RUNS = 25
+_WARM_UP = 5
 
 
 def measure_transfers(
     host: Processor, other: Processor, sizes: Sequence[int] = SIZES, runs: int = _RUNS
 ) -> list[Row]:
-    """Hand-overs in both directions, one row for each size and direction."""
-    rows = []
-    for size in sizes:
-        model = _ping_pong(host, other, size)
-        gaps: dict[tuple[int, int], list[int]] = {(0, 1): [], (1, 0): []}
-        for trace in _traces(model, runs):
-            for pair, gap in _gaps(model, trace):
-                gaps[pair].append(max(0, gap))
-        for (sender, receiver), found in gaps.items():
-            timing = summarize(found, True)
-            features = TransferFeatures.of(size, sender, receiver)
-            rows.append(Row(features, timing.nanoseconds, round(timing.spread, 4), timing.runs))
+    """Hand-overs, one row for each size and direction; both directions cost the same here."""
+    rows, smallest = [], 1
+    for size in sorted(sizes):
+        if size % 64:
+            raise InputError(f"expected a multiple of 64 bytes for sizes, got {size}; round it")
+        times = [
+            _whole_runs(
+                [_chain(host, other, size, count, turns) for count in (_SHORT, _LONG)], runs
+            )
+            for turns in (True, False)
+        ]
+        (short, long), (short_alone, long_alone) = times
+        extra = (long - short) - (long_alone - short_alone)
+        each = max(smallest, round(extra / (_LONG - _SHORT)))
+        smallest = each  # large tensors leave the caches anyway; to hand them over is not cheaper
+        for pair in ((0, 1), (1, 0)):
+            rows.append(Row(TransferFeatures.of(size, *pair), each, 0.0, runs))
     return rows
 
 
-def measure_slowdown(host: Processor, other: Processor, runs: int = _RUNS) -> tuple[float, float]:
-    """How much longer kernels take while the other processor works: of the host, of the other."""
-    mod = load_network(_two_branches())
-    half = (len(Calls(mod["main"]).calls) - 1) // 2
-    times = []
+def measure_slowdown(host: Processor, other: Processor, runs: int = _RUNS) -> float:
+    """How many times as long equal work of two processors takes while both work."""
+    models = []
     for together in (True, False):
-        # Alone: the branches follow each other, because the second reads the first one's result.
-        network = mod if together else load_network(_two_branches(one_after_the_other=True))
+        network = load_network(_two_branches(one_after_the_other=not together))
         own = list(Calls(network["main"]).calls)
+        half = (len(own) - 1) // 2
         regions = (
             PlannedRegion("other", other.name, tuple(own[half : 2 * half])),
             PlannedRegion("host", host.name, tuple(own[:half])),
             PlannedRegion("end", host.name, tuple(own[2 * half :])),
         )
-        if not together:
+        if not together:  # the second branch reads the first one's result
             regions = (regions[1], regions[0], regions[2])
-        model = _compile(network, host, other, regions)
-        times.append(_region_times(model, runs))
-    (host_both, other_both), (host_alone, other_alone) = times
-    return host_both / host_alone, other_both / other_alone
+        models.append(_compile(network, host, other, regions))
+    both, in_turn = _whole_runs(models, runs)
+    return max(1.0, both / (in_turn / 2))
 
 
-def _ping_pong(host: Processor, other: Processor, size: int) -> Model:
-    """A chain of operators whose tensors are ``size`` bytes, on one processor and the other."""
-    if size % 64:
-        raise InputError(f"expected a multiple of 64 bytes for sizes, got {size}; round it")
+def _chain(host: Processor, other: Processor, size: int, count: int, in_turns: bool) -> Model:
+    """Operators whose tensors are ``size`` bytes, on both processors in turns or on the host."""
     bb = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((1, size // 64, 16), "float32"))
     with bb.function("main", [x]):
         with bb.dataflow():
             y: relax.Expr = x
-            for index in range(2 * _TRIPS + 1):
+            for index in range(count):
                 y = bb.emit(relax.op.subtract(relax.const(np.float32(index + 0.5)), y))
             out = bb.emit_output(y)
         bb.emit_func_output(out)
     mod = load_network(bb.get())
     names = list(Calls(mod["main"]).calls)
+    # Alone, the last operator stays with the other processor: a run that wakes it costs the same.
+    places = [index % 2 if in_turns else int(index == count - 2) for index in range(count)]
     regions = tuple(
-        PlannedRegion(f"r{i}", (host, other)[i % 2].name, (name,)) for i, name in enumerate(names)
+        PlannedRegion(f"r{index}", (host, other)[place].name, (name,))
+        for index, (name, place) in enumerate(zip(names, places, strict=True))
     )
     return _compile(mod, host, other, regions)
 
@@ -123,39 +128,14 @@ def _compile(
     return compile(mod, [host, other], plan=plan, cpu_threads=host.threads)
 
 
-def _traces(model: Model, runs: int) -> list[dict[str, Any]]:
-    dice, module = np.random.default_rng(0), model.module
-    for port in model.graph.inputs:
-        spec = model.graph.tensors[port.tensor]
-        value = dice.standard_normal(spec.shape).astype(spec.dtype)
-        module["set_input"](port.name, tvm.runtime.tensor(value))
-    for _ in range(_WARM_UP):
-        module["run"]()
-    return [json.loads(module["trace"]()) for _ in range(runs)]
-
-
-def _kernel_spans(trace: dict[str, Any], region: int) -> list[tuple[int, int]]:
-    spans = trace["regions"][region]
-    return [(s["start"], s["end"]) for s in spans if s["kind"] == "kernel"]
-
-
-def _gaps(model: Model, trace: dict[str, Any]) -> list[tuple[tuple[int, int], int]]:
-    """Between the last kernel of each region and the first one of the next region."""
-    found = []
-    regions = model.graph.regions
-    for index in range(len(regions) - 1):
-        before, after = _kernel_spans(trace, index), _kernel_spans(trace, index + 1)
-        pair = (regions[index].processor, regions[index + 1].processor)
-        if before and after and pair[0] != pair[1]:
-            found.append((pair, min(s for s, _ in after) - max(e for _, e in before)))
-    return found
-
-
-def _region_times(model: Model, runs: int) -> tuple[float, float]:
-    """Median nanoseconds of the kernels of the regions ``host`` and ``other``."""
-    indices = {region.name: i for i, region in enumerate(model.graph.regions)}
-    samples: dict[str, list[int]] = {"host": [], "other": []}
-    for trace in _traces(model, runs):
-        for name, found in samples.items():
-            found.append(sum(end - start for start, end in _kernel_spans(trace, indices[name])))
-    return statistics.median(samples["host"]), statistics.median(samples["other"])
+def _whole_runs(models: Sequence[Model], runs: int) -> list[float]:
+    """Lower quartile of the nanoseconds of runs, the models in turns."""
+    calls = [model.random_run() for model in models]
+    samples: list[list[int]] = [[] for _ in models]
+    for number in range(_WARM_UP + runs):
+        for call, found in zip(calls, samples, strict=True):
+            start = time.perf_counter_ns()
+            call()
+            if number >= _WARM_UP:
+                found.append(time.perf_counter_ns() - start)
+    return [summarize(found, True).nanoseconds for found in samples]
