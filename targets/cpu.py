@@ -38,7 +38,7 @@ def cpu_processor(target: Target, threads: int) -> Processor:
         rules=(),
         refuse=_refuse,
         machine=machine,
-        phases=kernel_phases(on_cpu=True),
+        phases=kernel_phases(expand_math=True),
         schedule=ScheduleKernels(machine),
         runs_here=not _names_other_machine(target.attrs),
     )

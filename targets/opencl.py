@@ -4,7 +4,7 @@ Phases, after BlockChannels brought in the kernel templates:
 
       LegalizeOps            every operator without a template to a PrimFunc; views stay operators
       FuseOps, FuseTIR       epilogues into their kernels
-      KeepNan, ExpandMath    on CPUs: NaN and infinities pass maximum and minimum; exp on vectors
+      KeepNan                maximum and minimum let NaN and infinities through
       schedule               a CPU's loop nests, or work-items for a GPU
 
 A CPU-type device is a processor of the same make as the host: its kernels are the host's, one
@@ -64,7 +64,7 @@ def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> P
         rules=_rules(),
         refuse=lambda call: _refuse(call, device),
         machine=machine,
-        phases=kernel_phases(on_cpu=on_cpu),
+        phases=kernel_phases(expand_math=on_cpu),  # a GPU has instructions for exp
         schedule=ScheduleKernels(machine),
         build=build,
         runs_here=not names_device(target),

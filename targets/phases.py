@@ -1,12 +1,10 @@
-"""The phases between BlockChannels and the schedules.
+"""The phases between BlockChannels and the schedules, the same for every processor.
 
 LegalizeOps            every operator without a template to a PrimFunc; views stay operators
 FuseOps, FuseTIR       epilogues into their kernels, which NameKernels names after their operators
 KeepNan                maximum and minimum let NaN and infinities through
-ExpandMath             exp, sigmoid, tanh as arithmetic on vectors
-
-The last two are for CPUs. A GPU has instructions for exp; its maximum says nothing of NaN, and TVM
-only shares a running maximum among the items of a group if it is written as TVM writes it.
+ExpandMath             exp, sigmoid, tanh as arithmetic on vectors, where the processor has nothing
+                       better
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from tvm_stretch.passes.mark_templates import MarkTemplates
 from tvm_stretch.passes.name_kernels import MarkOperators, NameKernels
 
 
-def kernel_phases(*, on_cpu: bool) -> tuple[tvm.transform.Pass, ...]:
+def kernel_phases(*, expand_math: bool) -> tuple[tvm.transform.Pass, ...]:
     """The phases of the module docstring, in order."""
     return (
         keep_views(),
@@ -31,5 +29,6 @@ def kernel_phases(*, on_cpu: bool) -> tuple[tvm.transform.Pass, ...]:
         NameKernels(),
         relax.transform.FuseTIR(),
         relax.transform.DeadCodeElimination(),
-        *((KeepNan(), ExpandMath()) if on_cpu else ()),
+        KeepNan(),
+        *((ExpandMath(),) if expand_math else ()),
     )

@@ -20,6 +20,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Expr
+from tvm.ir.expr import TensorLoad
 from tvm.s_tir import dlight
 from tvm.s_tir.dlight import adreno
 from tvm.target import Target
@@ -42,6 +43,7 @@ from .machine import VectorMachine
 from .window import WindowConfig, window_count
 
 _THREAD_BINDING = tirx.ForKind.THREAD_BINDING
+_REDUCE = 2  # the kind of an axis that is summed over
 
 
 def spread(
@@ -251,6 +253,7 @@ def schedule_items(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc
     rules = [dlight.gpu.Reduction(), dlight.gpu.GeneralReduction(), plain]
     if on_adreno:
         rules = [adreno.Conv2d(), adreno.LayoutTransform(), adreno.Pool2D(), *rules]
+    func = func.with_body(tvm_ffi.structural_map(func.body, (s_tir.SBlock, _without_sum_of_one)))
     with target:
         scheduled = _by_rules(func, rules)
         if scheduled is None or not _fits(scheduled, machine):
@@ -258,10 +261,39 @@ def schedule_items(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc
     return scheduled
 
 
+def _without_sum_of_one(where: s_tir.SBlock) -> s_tir.SBlock:
+    """A reduction over one element is none.
+
+    TVM inlines what follows into it, and then applies that twice: to the start and to the result.
+    """
+    reduced = [axis for axis in where.iter_vars if axis.iter_type == _REDUCE]
+    body, start = where.body, where.init
+    if start is None or not isinstance(body, tirx.BufferStore) or len(where.writes) != 1:
+        return where
+    if any(int(axis.dom.extent) != 1 for axis in reduced):
+        return where
+
+    def first(load: TensorLoad) -> Expr:
+        return start.value if load.source.same_as(body.buffer) else load
+
+    value = tvm_ffi.structural_map(body.value, (TensorLoad, first))
+    return s_tir.SBlock(
+        [tirx.IterVar(axis.dom, axis.var, 0, axis.thread_tag) for axis in where.iter_vars],
+        where.reads,
+        where.writes,
+        where.name_hint,
+        tirx.BufferStore(body.buffer, value, body.indices),
+        None,
+        where.alloc_buffers,
+        where.match_buffers,
+        where.annotations,
+    )
+
+
 def _by_rules(func: tirx.PrimFunc, rules: Sequence[Any]) -> tirx.PrimFunc | None:
     """What the rules make of a kernel; None if TVM cannot add up what a group's items found.
 
-    So it is for a maximum that lets NaN through; some rules do not ask before.
+    So it is for a maximum that lets infinities through; some rules do not ask before.
     """
     t = s_tir.transform
     try:

@@ -164,6 +164,23 @@ def local_bytes(model: ts.Model) -> int:
     return max((4 * int(count) for count in arrays), default=0)
 
 
+def outer_product() -> tvm.IRModule:
+    """A sum over one element, and what is fused behind it."""
+    return module(
+        lambda x, y, z: relax.op.add(z, relax.op.matmul(x, y)), (2, 8, 1), (2, 1, 8), (2, 8, 8)
+    )
+
+
+@pytest.mark.skipif(local_device() is None, reason="no OpenCL device")
+def test_functions_of_c_and_sums_of_one_element() -> None:
+    for mod in (outer_product(), module(lambda x: relax.op.acosh(relax.op.exp(x)), (4, 5))):
+        inputs = [np.abs(value) for value in random_inputs(mod)]
+        (expected,) = run(mod, *inputs)
+        for device in (PHONE_GPU, OpenCLDevice("cpu")):
+            model = ts.compile(mod, [processor_of(device)])
+            np.testing.assert_allclose(model(*inputs).numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("limits", [(256, 32 * 1024), (128, 1024), (16, 64), (1, 0)])
 @pytest.mark.parametrize("network", [reductions, convolutions, adreno_layouts])
 @pytest.mark.parametrize("target", ["opencl", ADRENO])

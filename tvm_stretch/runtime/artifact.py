@@ -198,8 +198,9 @@ def load_executor(module: tvm.runtime.Module) -> None:
 
 def _explain(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [repr(error)]
-    if lines[-1].startswith("expected "):
-        return lines[-1]
+    ours = [number for number, line in enumerate(lines) if line.startswith("expected ")]
+    if ours:
+        return "\n".join(lines[ours[-1] :])  # of several lines, if a driver's log is part of it
     return f"expected a loadable artifact, got {lines[-1]!r}; export the model again"
 
 

@@ -43,6 +43,13 @@ _STACK_BYTES = 2**16
 
 _VECTOR_LANES = (16, 8, 4, 2)
 
+_C_FUNCTIONS = (
+    *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cos", "cosh", "erf", "exp10"),
+    *("expm1", "fmod", "hypot", "log10", "log1p", "nextafter", "pow", "rint", "round", "sin"),
+    *("sinh", "tan", "tanh", "trunc"),
+)
+"""TVM calls some of them by their names in C, for float32: ``acoshf``."""
+
 _PREFETCH = "tvm_stretch_prefetch"
 _PRELUDE = f"""\
 #if defined(__clang__) && (defined(__x86_64__) || defined(__aarch64__))
@@ -50,6 +57,7 @@ _PRELUDE = f"""\
 #else
 #define {_PREFETCH}(p)
 #endif
+{"".join(f"#define {name}f {name}" + chr(10) for name in _C_FUNCTIONS)}#define nearbyintf rint
 """
 
 
