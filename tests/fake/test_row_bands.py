@@ -1,0 +1,84 @@
+"""Segments in bands of rows on several processors: same numbers, and nothing is copied."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fake_targets import TARGET, fake_processor
+from relax_helpers import module
+from tvm import relax
+from tvm_stretch.passes.operators import Operators
+from tvm_stretch.targets.cpu import cpu_processor
+
+import tvm_stretch as ts
+from tvm_stretch.frontend import load_network
+from tvm_stretch.lowering.graph import COPY_KERNEL
+from tvm_stretch.plan import Plan
+
+HOST = cpu_processor(TARGET, 1)
+
+
+def network(size: int) -> object:
+    """A residual block, a strided convolution and a pooling between two convolutions."""
+    dice = np.random.default_rng(0)
+
+    def conv(x: relax.Expr, kernel: int, stride: int = 1) -> relax.Expr:
+        weight = relax.const(dice.standard_normal((16, 16, kernel, kernel)).astype("float32") / 8)
+        padding = kernel // 2
+        return relax.op.nn.relu(relax.op.nn.conv2d(x, weight, strides=stride, padding=padding))
+
+    def body(x: relax.Expr) -> relax.Expr:
+        x = conv(x, 1)
+        x = relax.op.nn.relu(relax.op.add(x, conv(conv(x, 3), 3)))
+        x = relax.op.nn.max_pool2d(conv(x, 3, 2), (3, 3), (1, 1), padding=(1, 1))
+        return conv(conv(x, 1), 3)
+
+    return load_network(module(body, (1, 16, size, size)))
+
+
+@pytest.mark.parametrize(
+    ("size", "ratios"), [(16, (1, 1)), (32, (3, 1)), (32, (1, 2, 1)), (24, (0, 1, 1))]
+)
+def test_bands_of_several_processors(size: int, ratios: tuple[int, ...]) -> None:
+    mod = network(size)
+    names = [op.name for op in Operators(mod["main"])]
+    start, end = names[1], names[-3]
+    devices = [fake_processor(f"fake{i}") for i in range(len(ratios) - 1)]
+    split = {"by": "rows", "start": start, "end": end, "ratios": list(ratios)}
+    plan = Plan.read(
+        {
+            "format": "tvm_stretch.plan",
+            "version": 1,
+            "processors": ["cpu", *(device.name for device in devices)],
+            "splits": [split],
+        }
+    )
+    model = ts.compile(mod, [HOST, *devices], plan=plan)
+    graph = model.graph
+    assert COPY_KERNEL not in {node.kernel for node in graph.nodes}
+    assert not any("slice" in node.kernel or "concat" in node.kernel for node in graph.nodes)
+    bands = [t for t in graph.tensors if t.strides]
+    assert len({(t.offset, t.shape) for t in bands}) >= 2 * (len(ratios) - ratios.count(0))
+    x = np.random.default_rng(1).standard_normal((1, 16, size, size)).astype("float32")
+    expected = np.from_dlpack(ts.compile(mod, [HOST])(x))
+    for _ in range(3):
+        np.testing.assert_allclose(np.from_dlpack(model(x)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_bands_that_begin_between_cache_lines_are_copied() -> None:
+    """Odd rows of 7 pixels: right, only slower."""
+    mod = network(14)
+    names = [op.name for op in Operators(mod["main"])]
+    split = {"by": "rows", "start": names[6], "end": names[-1], "ratios": [1, 1]}
+    plan = Plan.read(
+        {
+            "format": "tvm_stretch.plan",
+            "version": 1,
+            "processors": ["cpu", "fake"],
+            "splits": [split],
+        }
+    )
+    x = np.random.default_rng(1).standard_normal((1, 16, 14, 14)).astype("float32")
+    expected = np.from_dlpack(ts.compile(mod, [HOST])(x))
+    model = ts.compile(mod, [HOST, fake_processor()], plan=plan)
+    np.testing.assert_allclose(np.from_dlpack(model(x)), expected, rtol=1e-4, atol=1e-5)
