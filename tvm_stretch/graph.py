@@ -30,7 +30,7 @@ from tvm_stretch.scheduling.problem import Problem, Tensor, TransferCost
 from tvm_stretch.scheduling.result import Result
 
 # Operators whose kernels take elementwise operators behind them.
-_ANCHORS = ("nn.conv", "matmul", "nn.max_pool", "nn.avg_pool", "nn.adaptive_avg_pool")
+_ANCHORS = ("nn.conv", "matmul", "nn.max_pool", "nn.avg_pool", "nn.adaptive_avg_pool", "call_tir")
 # Operators whose output channels can be computed in shares.
 _SPLITTABLE = (*_ANCHORS, *POINTWISE)
 

@@ -30,6 +30,13 @@ _DOUBT = (1.25, 1.02)
 alone, by costs that nobody measured, and by measured ones."""
 
 
+_CLOSE = 1.1
+"""Shares alone are worked out too if the chain predicts at most this many times its best."""
+
+_CLEARLY_LESS = 0.97
+"""Splits and schedules replace shares alone, which compute nothing twice, only below this."""
+
+
 @dataclass(frozen=True)
 class Found:
     """What a search found.
@@ -58,28 +65,32 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1) -> Found:
     """
     _require_support(mod, costs)
     network = Network(mod, costs.processors)
+    costs.learn(network.graph.groups)
     chains = ChainSearch(network, costs)
     singles = [alone(network, costs, place) for place in range(len(costs.processors))]
     ranked = sorted(filter(None, singles), key=lambda single: single.ns)
     if len(costs.processors) < 2:
         return Found(tuple(ranked), ())
     limit = _DOUBT[costs.trusted] * ranked[0].ns if ranked else float("inf")
-    found = sorted((chains.best(splits=splits) for splits in (True, False)), key=lambda c: c.ns)
+    chosen, shares = chains.best(), chains.best(splits=False)
     rivals: list[Candidate] = []
     notes: list[str] = []
-    for chain in found[: 1 if found[0].ns == found[1].ns else 2]:
+    for chain in [shares] if chosen.options == shares.options else [shares, chosen]:
         what = _describe(chain.options)
-        predicted = f"{what}: predicted {chain.ns / 1e6:.3f} ms"
         if not any(option.uses_several for option in chain.options) and ranked:
             notes.append("no way to use several processors is predicted to be faster")
-        elif chain.ns > limit or len(rivals) == most:
-            notes.append(predicted)
+        elif chain.ns > min(limit, _CLOSE * chosen.ns):
+            notes.append(_predicted(what, chain.ns))
         else:
             rival = realise(network, costs, chain.options, what)
             if isinstance(rival, str):
                 notes.append(f"{what}: a part is refused, {rival}")
             else:
                 rivals.append(rival)
+    if len(rivals) == 2 and rivals[1].ns < _CLEARLY_LESS * rivals[0].ns:
+        rivals.reverse()
+    notes += [_predicted(rival.what, rival.ns) for rival in rivals[most:]]
+    rivals = rivals[:most]
     return Found(tuple(ranked), tuple(rivals), tuple(dict.fromkeys(notes)))
 
 
@@ -92,6 +103,10 @@ def _require_support(mod: tvm.IRModule, costs: Costs) -> None:
                 "expected operators that one of the processors supports, got others: "
                 f"{texts}; replace them in the network"
             )
+
+
+def _predicted(what: str, ns: int) -> str:
+    return f"{what}: predicted {ns / 1e6:.3f} ms"
 
 
 def _describe(options: Sequence[Option]) -> str:

@@ -16,12 +16,13 @@ from typing import Literal
 from tvm.ir import GenericConst
 
 from tvm_stretch.cost.analytic import AnalyticModel, default_speed
-from tvm_stretch.cost.describe import Epilogue
+from tvm_stretch.cost.describe import part_of_winograd, template_features
 from tvm_stretch.cost.features import Features
 from tvm_stretch.cost.groups import convolution_features, epilogue_of, group_features
 from tvm_stretch.cost.planning import trained_costs
 from tvm_stretch.cost.prediction import CostModel
 from tvm_stretch.graph import Group
+from tvm_stretch.passes.share_winograd import WinogradStage
 from tvm_stretch.scheduling.problem import TransferCost
 from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.choose import ConvShape
@@ -31,6 +32,10 @@ from tvm_stretch.targets.processor import Processor
 Along = Literal["outputs", "inputs", "rows"]
 """What a part has fewer of: output channels, input channels (and summands), rows."""
 
+Stages = Mapping[str, WinogradStage]
+"""Winograd's stages in a network, by the names of their functions."""
+
+_ALONG: tuple[Along, ...] = ("outputs", "inputs", "rows")
 _SIZES = (0, 4 << 10, 64 << 10, 1 << 20, 8 << 20)
 _MEETING_NS, _CACHED_PER_NS = 4_000, 100.0
 """Processors that are cores of one CPU: a meeting and a launch, and bytes through shared caches."""
@@ -63,6 +68,9 @@ class Costs:
     _wholes: dict[tuple[str, int], int | None] = field(default_factory=dict)
     _halves: dict[tuple[str, int, Along], int] = field(default_factory=dict)
     _known: dict[tuple[int, Features], int] = field(default_factory=dict)
+    _smaller: dict[tuple[str, Along], tuple[VectorMachine, tuple[Features, ...]]] = field(
+        default_factory=dict
+    )
     _last: tuple[Group, VectorMachine, tuple[Features, ...]] | None = None
 
     def __post_init__(self) -> None:
@@ -76,16 +84,31 @@ class Costs:
             self._wholes[key] = self.of(group, place)
         return self._wholes[key]
 
-    def of(self, group: Group, place: int) -> int | None:
-        """As `whole`, for kernels of a branched network."""
+    def of(self, group: Group, place: int, stages: Stages | None = None) -> int | None:
+        """As `whole`, for kernels of a branched network, Winograd's stages by name."""
         processor = self.processors[place]
         if any(processor.why_not(op.call) is not None for op in group.operators):
             return None
-        last = self._last
-        if last is None or last[0] is not group or last[1] != processor.machine:
-            features = group_features(group, processor.machine)
-            last = self._last = (group, processor.machine, features)
-        return self._predict(place, last[2])
+        return self._predict(place, self._features(group, processor.machine, stages or {}))
+
+    def learn(self, groups: Sequence[Group]) -> None:
+        """Ask the models for all kernels of a network and their halves at once: that is faster."""
+        for place, processor in enumerate(self.processors):
+            wanted: dict[Features, None] = {}
+            for group in groups:
+                if all(processor.why_not(op.call) is None for op in group.operators):
+                    wanted.update(dict.fromkeys(self._features(group, processor.machine, {})))
+                    for along in _ALONG:
+                        wanted.update(dict.fromkeys(self._half_features(group, place, along)))
+            self._predict(place, list(wanted))
+
+    def _features(
+        self, group: Group, machine: VectorMachine, stages: Stages
+    ) -> tuple[Features, ...]:
+        """Kept for the last group: processors of equal machines ask one after the other."""
+        if self._last is None or self._last[0] is not group or self._last[1] != machine:
+            self._last = (group, machine, kernel_features(group, machine, stages))
+        return self._last[2]
 
     def corrected(self, factors: Sequence[float]) -> Costs:
         """The same costs, every processor slower by its factor."""
@@ -136,16 +159,36 @@ class Costs:
         return sum(self._known[place, feature] for feature in features)
 
     def _half(self, group: Group, place: int, along: Along, whole: int) -> int:
+        features = self._half_features(group, place, along)
+        return self._predict(place, features) if features else (whole + self.start(place)) // 2
+
+    def _half_features(self, group: Group, place: int, along: Along) -> tuple[Features, ...]:
+        """The half of a convolution; nothing where there is no template for it."""
         anchor = group.anchor
         is_conv = anchor.kind == "nn.conv2d" and isinstance(anchor.call.args[1], GenericConst)
         shape = blocks.conv_shape(anchor.call) if is_conv else None
         smaller = None if shape is None else _half_shape(shape, along)
         if smaller is None:
-            return (whole + self.start(place)) // 2
-        epilogue = epilogue_of(group, anchor)
-        halved = Epilogue(epilogue.flops / 2, epilogue.bytes // 2)
+            return ()
+        key = (group.name, along)
         machine = self.processors[place].machine
-        return self._predict(place, convolution_features(smaller, halved, machine))
+        if key not in self._smaller or self._smaller[key][0] != machine:
+            epilogue = epilogue_of(group, anchor)
+            halved = replace(epilogue, flops=epilogue.flops / 2, bytes=epilogue.bytes // 2)
+            self._smaller[key] = (machine, convolution_features(smaller, halved, machine))
+        return self._smaller[key][1]
+
+
+def kernel_features(group: Group, machine: VectorMachine, stages: Stages) -> tuple[Features, ...]:
+    """The kernels that a group becomes, in a network that may hold Winograd's stages."""
+    anchor = group.anchor
+    stage = stages.get(anchor.call.args[0].name_hint) if anchor.kind == "call_tir" else None
+    if stage is None:
+        return group_features(group, machine)
+    config = stage.config(machine)
+    whole = template_features(config, epilogue_of(group, anchor), machine)
+    sizes = [group.read_bytes, group.bytes]
+    return (part_of_winograd(whole, f"winograd_{stage.name}", sizes),)
 
 
 def _half_shape(shape: ConvShape, along: Along) -> ConvShape | None:
@@ -170,7 +213,7 @@ def _half_shape(shape: ConvShape, along: Along) -> ConvShape | None:
 
 
 def planning_costs(processors: Sequence[Processor]) -> Costs:
-    """What `ts.measure` found out about this machine, or else typical costs of its processors.
+    """What `ts.measure` found on this machine, or else what is typical of such processors.
 
     Raises:
         CostModelError: what `ts.measure` left is damaged or of another version.
@@ -181,7 +224,8 @@ def planning_costs(processors: Sequence[Processor]) -> Costs:
     }
     speeds = [typical[processor.name].speed for processor in processors]
     share_caches = [processor.machine.group_items == 1 for processor in processors]
-    trained = trained_costs(processors)
+    here = all(processor.runs_here for processor in processors)
+    trained = trained_costs(processors) if here else None
 
     def hand_over(writer: int, reader: int, size: int) -> int:
         if writer == reader:

@@ -9,18 +9,20 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tvm import relax
+import tvm
+from tvm import relax, tirx
 
 from tvm_stretch.branching import Branching, branch
 from tvm_stretch.graph import Group, OperatorGraph
 from tvm_stretch.passes.calls import Calls
 from tvm_stretch.passes.operators import Operators
+from tvm_stretch.passes.share_winograd import stage_of
 from tvm_stretch.plan import Plan, PlannedRegion
 from tvm_stretch.regions import form_regions
 from tvm_stretch.scheduling.anneal import refine
 from tvm_stretch.scheduling.problem import Problem
 from tvm_stretch.scheduling.simulate import Timeline, run_sequence
-from tvm_stretch.search.costs import Costs
+from tvm_stretch.search.costs import Costs, Stages
 from tvm_stretch.search.network import Network
 from tvm_stretch.search.options import Option
 
@@ -146,7 +148,7 @@ class _Schedule:
         self.graph = OperatorGraph(branched.mod["main"], where=together)
         self.placed = dict(placed)
         self.order: list[str] | None = None
-        problem = self._problem(owners)
+        problem = self._problem(owners, _stages(branched.mod))
         groups = self.graph.groups
         where = [0, *(placed[group.operators[-1].name] for group in groups), 0]
         timeline = run_sequence(problem, where, range(len(where)))
@@ -159,19 +161,19 @@ class _Schedule:
             for place, queue in enumerate(timeline.order)
         )
 
-    def _problem(self, owners: Mapping[str, int]) -> Problem:
+    def _problem(self, owners: Mapping[str, int], stages: Stages) -> Problem:
         """The branched network; parts stay where they are."""
 
         def nanoseconds(group: Group) -> list[int | None]:
             owner = owners.get(group.anchor.name)
             places = range(len(self.costs.processors))
             if owner is not None:
-                own = round((self.costs.of(group, owner) or 0) * self.costs.together[owner])
+                own = round((self.costs.of(group, owner, stages) or 0) * self.costs.together[owner])
                 return [own if place == owner else None for place in places]
             base = self.base.get(group.name)
             if base is not None and len(base.operators) == len(group.operators):
                 return [self.costs.whole(base, place) for place in places]  # the same kernel
-            return [self.costs.of(group, place) for place in places]
+            return [self.costs.of(group, place, stages) for place in places]
 
         names = [processor.name for processor in self.costs.processors]
         return self.graph.problem(names, nanoseconds, self.costs.transfers())
@@ -219,6 +221,16 @@ class _Schedule:
                 replace(region, predicted_ns=(begin, end), why="; ".join(list(reasons)[:2]))
             )
         return tuple(found)
+
+
+def _stages(mod: tvm.IRModule) -> Stages:
+    """Winograd's stages in the module."""
+    found = {
+        var.name_hint: stage_of(function)
+        for var, function in mod.functions.items()
+        if isinstance(function, tirx.PrimFunc)
+    }
+    return {name: stage for name, stage in found.items() if stage is not None}
 
 
 def _by_start(

@@ -21,7 +21,6 @@ from tvm_stretch.search.options import ALPHAS, BETA, Option
 LENGTHS = (1, 2, 3, 4, 6, 8)
 """How many pieces in a row are split by rows together; more meet less often, repeat more rows."""
 
-_BANDS_ARE_COPIED = True
 _GRAIN = 16
 _CORRECTIONS = 2
 
@@ -98,8 +97,7 @@ class Splitting:
             first = len(steps)
             cut = f"{split.start}.cut"
             sources = tuple((name, None) for name in network.graph.sources((split.start,)))
-            copied = costs.copy(place, plan.bytes_read[index]) if _BANDS_ARE_COPIED else 0
-            steps.append(Step(cut, place, copied, sources, plan.bytes_read[index], place))
+            steps.append(Step(cut, place, 0, sources, plan.bytes_read[index], place))
             for group in groups:
                 begin, finish = rows[group.anchor.name]
                 fraction = (finish - begin) / group.anchor.shape[2]
@@ -112,8 +110,7 @@ class Splitting:
         home = max(owners, key=lambda place: split.ratios[place])
         for end in ends:
             whole = network.operators.bytes(end)
-            joined = costs.copy(home, whole) if _BANDS_ARE_COPIED else 0
-            steps.append(Step(end, home, joined, ((f"{end}.band", None),), whole))
+            steps.append(Step(end, home, 0, ((f"{end}.band", None),), whole))
         return tuple(steps), times
 
     # --- channels ---
