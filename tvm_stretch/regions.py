@@ -68,7 +68,7 @@ class _Forming:
     def _find_awaiting(self) -> dict[str, set[str]]:
         """For each operator those that read it, through views."""
         found: dict[str, set[str]] = {name: set() for name in self._reads}
-        for reader in reversed(self._reads):
+        for reader in reversed(list(self._reads)):
             behind = found[reader]
             for name in self._reads[reader]:
                 if name not in found:
