@@ -67,6 +67,8 @@ def main() -> None:
     names = sorted(path.stem for path in HERE.glob("*.npz"))
     has_compiler = any(Path(tvm.__file__).parent.glob("lib/libtvm_compiler*"))
     print(f"tvm {tvm.__version__}, {'with' if has_compiler else 'without'} the compiler library")
+    (device, *_) = json.loads(tvm.get_global_func("tvm_stretch.opencl_devices")())
+    print(f"{device['platform']}, {device['name']}, driver {device['driver']}")
     results = {name: measure_network(name, options.rounds) for name in names}
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
