@@ -1,6 +1,6 @@
 """How well the cost model predicts networks that it has never seen.
 
-    python -m benchmarks.cost_model measure --folder costs --seconds 480     # once
+    python -m benchmarks.cost_model measure --folder costs --seconds 480 --target llvm opencl
     python -m benchmarks.cost_model evaluate --folder costs --json cost_model.json
 
 `measure` times samples, members of the zoo and random networks, kernel by kernel and as a whole.
@@ -99,15 +99,16 @@ class Network:
     quiet: bool
 
 
-def measure_all(target: str, folder: Path, seconds: float, say: Callable[[str], None]) -> None:
+def measure_all(
+    processor: Processor, host: Processor, folder: Path, seconds: float, say: Callable[[str], None]
+) -> None:
     """Fill the folder; what is there already is kept."""
-    processors, (processor,) = make_processors([target], 1)
     folder.mkdir(parents=True, exist_ok=True)
     dataset = open_dataset(folder, processor)
     path = folder / f"{processor.name}.networks.jsonl"
     known = {network.name for network in _read(path)} if path.exists() else set()
     end = time.monotonic() + seconds
-    bench = Bench([processor, *(p for p in processors[:1] if p is not processor)])
+    bench = Bench([processor] if processor is host else [processor, host])
     for name, build in _networks():
         if name in known or time.monotonic() > end:
             continue
@@ -281,10 +282,12 @@ def main() -> None:
     def say(line: str) -> None:
         print(line, flush=True)
 
+    processors, placeable = make_processors(options.target, 1)
     if options.step == "measure":
-        measure_all(options.target, options.folder, options.seconds, say)
+        for processor in placeable:
+            measure_all(processor, processors[0], options.folder, options.seconds, say)
         measure(
-            [options.target],
+            options.target,
             budget=options.seconds,
             folder=options.folder,
             cpu_threads=1,
@@ -293,7 +296,6 @@ def main() -> None:
         return
     start = time.monotonic()
     summaries = {}
-    processors, placeable = make_processors(options.target, 1)
     for processor in placeable:
         summaries[processor.name] = evaluate(options.folder, processor, processors[0])
         print(f"\n{processor.name}\n\n{table(summaries[processor.name])}\n", flush=True)
