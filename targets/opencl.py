@@ -89,10 +89,21 @@ _HOST_ONLY: Sequence[str] = (
 
 def _rules() -> tuple[OpRule, ...]:
     """Operators that differ from the rest; all others: `_refuse`."""
-    return tuple(OpRule(f"relax.{name}", check=_on_host, note=_HOST) for name in _HOST_ONLY)
+    return (
+        *(OpRule(f"relax.{name}", check=_on_host, note=_HOST) for name in _HOST_ONLY),
+        *(OpRule(f"relax.{name}", check=_racing, note=_RACE) for name in _SCATTERS),
+    )
 
 
 _HOST = "its implementation calls a function of the host"
+
+
+_SCATTERS = ("scatter_elements", "scatter_nd")
+_RACE = "TVM's kernel for OpenCL updates elements that other work-items have yet to copy"
+
+
+def _racing(call: relax.Call) -> str:
+    return f"{call.op.name}: {_RACE}"
 
 
 def _on_host(call: relax.Call) -> str:

@@ -98,6 +98,12 @@ def test_a_device_without_these_limits_takes_them(mod: tvm.IRModule) -> None:
     assert reason(BIG_GPU, mod) is None
 
 
+def test_kernels_that_race_are_refused() -> None:
+    indices = relax.const(np.zeros((2, 3), "int64"))
+    mod = module(lambda x, u: relax.op.scatter_elements(x, indices, u), (3, 3), (2, 3))
+    assert "other work-items" in str(reason(BIG_GPU, mod))
+
+
 def test_refusals_are_explained() -> None:
     mod = doubled((4,), "float64")
     model = ts.compile(mod, [TARGET, {"kind": "opencl", "device": "gpu"}], cpu_threads=1)
