@@ -188,8 +188,8 @@ class Graph:
 def _tensor(item: dict[str, Any]) -> Tensor:
     if item["kind"] not in get_args(TensorKind):
         raise TypeError(f"tensor kind {item['kind']!r}")
-    lists = {key: tuple(item[key]) for key in ("shape", "strides") if key in item}
-    return Tensor(**{**item, **lists})
+    strides = tuple(item.get("strides", ()))
+    return Tensor(**{**item, "shape": tuple(item["shape"]), "strides": strides})
 
 
 def _node(item: dict[str, Any]) -> Node:
