@@ -193,10 +193,14 @@ def _winograd_cycles(c: WinogradConfig, machine: VectorMachine) -> float:
     square, channels = c.alpha**2, c.in_blocks * c.lanes
     groups = c.parts * c.out_blocks / c.oc_blocks
     slab = channels * c.oc_blocks * c.lanes * 4
-    products = square * groups * sum(
-        times
-        * (_step_cycles(size, c.oc_blocks, slab, machine) * channels + 12 + c.oc_blocks * size)
-        for size, times in _tile_counts(tiles, c.pixels)
+    products = (
+        square
+        * groups
+        * sum(
+            times
+            * (_step_cycles(size, c.oc_blocks, slab, machine) * channels + 12 + c.oc_blocks * size)
+            for size, times in _tile_counts(tiles, c.pixels)
+        )
     )
     transforms = tiles * c.parts * (c.in_blocks + c.out_blocks) * 4.5 * square
     weights = 4 * square * channels * c.parts * c.out_blocks * c.lanes
