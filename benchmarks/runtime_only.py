@@ -81,7 +81,8 @@ def _write_runtime(folder: Path, python: str) -> None:
     base = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
     binary = ["--python-version", python, "--only-binary", ":all:", "--target", str(folder)]
     subprocess.run([*base, *binary, *versions], check=True)
-    ours = ["--no-build-isolation", "--target", str(folder), str(Path(__file__).resolve().parents[1])]
+    repository = Path(__file__).resolve().parents[1]
+    ours = ["--no-build-isolation", "--target", str(folder), str(repository)]
     subprocess.run([*base, *ours], check=True)
     for pattern in _COMPILER_ONLY:
         for path in folder.glob(pattern):

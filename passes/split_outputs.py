@@ -12,8 +12,8 @@ stays in parts; a tensor is put together only where an operator reads all of its
 blocked layout both the concat and the slices are views, so nothing is computed twice or copied;
 the price is that the processors meet before every operator that reads all channels.
 
-Part k is named ``.pk``. A share of 0 channels makes no part: where shares belong to processors, some
-of them may leave a layer to the others.
+Part k is named ``.pk``. A share of 0 channels makes no part: where shares belong to processors,
+some of them may leave a layer to the others.
 
 The numbers are those of the whole: each output channel is computed as before.
 """
@@ -66,7 +66,8 @@ def split_outputs(mod: tvm.IRModule, shares: Mapping[str, Sequence[int]]) -> tvm
             computes. Other operators follow what they read.
 
     Raises:
-        InputError: an unknown operator, one that cannot be cut, or shares that are not its channels.
+        InputError: an unknown operator, one that cannot be cut, or shares that are not its
+            channels.
     """
     if not shares:
         return mod
