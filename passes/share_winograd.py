@@ -67,7 +67,9 @@ def stage_of(func: tirx.PrimFunc) -> WinogradStage | None:
     if text is None:
         return None
     data: dict[str, Any] = json.loads(str(text))
-    shape = {k: tuple(v) if isinstance(v, list) else v for k, v in data["shape"].items()}
+    shape: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in data["shape"].items()
+    }
     return WinogradStage(data["name"], ConvShape(**shape), data["tile"])
 
 
