@@ -154,9 +154,9 @@ def draw(timeline: Timeline) -> str:
 def main(folder: Path) -> None:
     """Every step prints what it shows and fails if it is not so."""
     section("1. A network with two branches, and a plan for it")
-    # Operators are named by their variables in canonical `main`; with a frontend, look the names up
-    # in the first file of `dump_dir`, or in `model.plan`. Regions stand in an order in which they
-    # could run one after the other; those of one processor do run in that order.
+    # Operators are named by their variables in canonical `main`; those of an ONNX file by its nodes
+    # (conv1, conv1.add for its bias); `model.plan` lists them. Regions stand in an order in which
+    # they could run one after the other; those of one processor do run in that order.
     network = fork_and_join()
     plan = ts.Plan.read(PLAN)
     plan.write(folder / "plan.json")
