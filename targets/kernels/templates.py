@@ -19,12 +19,8 @@ from .generic import schedule_generic
 from .machine import VectorMachine
 from .window import WindowConfig, write_window
 from .winograd import WinogradConfig
-from .winograd_nest import (
-    write_weight_transform,
-    write_winograd,
-    write_winograd_input,
-    write_winograd_product,
-)
+from .winograd_nest import write_winograd, write_winograd_input, write_winograd_product
+from .winograd_weight import write_weight_transform
 from .work_items import schedule_items, write_conv_items, write_window_items
 
 

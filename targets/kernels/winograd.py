@@ -9,6 +9,7 @@ per output where the direct sum needs 9 (Lavin and Gray, arXiv:1509.09308).  The
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,6 +124,22 @@ class WinogradConfig:
         row = channel - out // out_group * in_group  # channel within its own group
         exists = tirx.all(out < out_part, channel < in_part, row >= 0, row < in_group)
         return part * out_part + out, row, exists
+
+
+def combine(row: Sequence[float], terms: Sequence[Expr]) -> Expr:
+    """``sum(row[i] * terms[i])`` without multiplications by zero and one."""
+    total: Expr | None = None
+    for factor, term in zip(row, terms, strict=True):
+        if factor == 0:
+            continue
+        if total is None:
+            total = term if factor == 1 else f32(factor) * term
+        elif factor in (1, -1):
+            total = total + term if factor == 1 else total - term
+        else:
+            total = total + f32(factor) * term
+    assert total is not None
+    return total
 
 
 # --- meaning --------------------------------------------------------------------------------------

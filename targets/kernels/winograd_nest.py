@@ -1,4 +1,4 @@
-"""The loop nests of a Winograd convolution and of its weight transform.
+"""The loop nests of a Winograd convolution, whole or with its first stage apart.
 
 A band of tiles of one part at a time, so that both intermediates stay in the cache::
 
@@ -10,7 +10,7 @@ A band of tiles of one part at a time, so that both intermediates stay in the ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -35,73 +35,10 @@ from .loops import (
     store,
 )
 from .machine import VectorMachine
-from .winograd import INPUT, OUTPUT, WEIGHT, WinogradConfig
+from .winograd import INPUT, OUTPUT, WinogradConfig, combine
 
 Plane = Callable[[Expr, Expr, Expr, Expr], Expr]
 """Element (plane, channel block, tile, lane) of the transformed input of a band."""
-
-
-def write_weight_transform(cfg: WinogradConfig, weight: tirx.Buffer, out: tirx.Buffer) -> tirx.Stmt:
-    """The weight transform, a vector of output channels at a time."""
-    width = cfg.oc_blocks * cfg.lanes
-    taps, half = scratch("taps", 9, width, scope="local"), scratch("half", cfg.alpha, 3, width)
-
-    def channel(q: Expr, g: Expr, b: Expr, i: Expr) -> tirx.Stmt:
-        def tap(k: int, v: Expr) -> tirx.Stmt:
-            o, c, exists = cfg.weight_place(q, g, b, i, v)
-            value = tirx.if_then_else(exists, load(weight, o, c, k // 3, k % 3), f32(0.0))
-            return store(taps, value, k, v)
-
-        matrix = WEIGHT[cfg.tile]
-        return block(
-            [
-                *(loop(width, lambda v, k=k: tap(k, v), "v") for k in range(9)),
-                *(
-                    lanes(
-                        width,
-                        lambda v, r=r, x=x: store(
-                            half,
-                            _combine(matrix[r], [load(taps, y * 3 + x, v) for y in range(3)]),
-                            r,
-                            x,
-                            v,
-                        ),
-                    )
-                    for r in range(cfg.alpha)
-                    for x in range(3)
-                ),
-                *(
-                    lanes(
-                        width,
-                        lambda v, r=r, s=s: store(
-                            out,
-                            _combine(matrix[s], [load(half, r, x, v) for x in range(3)]),
-                            q,
-                            r * cfg.alpha + s,
-                            g,
-                            b,
-                            i,
-                            v,
-                        ),
-                    )
-                    for r in range(cfg.alpha)
-                    for s in range(cfg.alpha)
-                ),
-            ]
-        )
-
-    nest = loop(
-        cfg.parts,
-        lambda q: loop(
-            cfg.out_groups,
-            lambda g: loop(
-                cfg.in_blocks, lambda b: loop(cfg.lanes, lambda i: channel(q, g, b, i), "i"), "b"
-            ),
-            "g",
-        ),
-        "q",
-    )
-    return block([tirx.AllocBuffer(taps), tirx.AllocBuffer(half), nest])
 
 
 def write_winograd(
@@ -286,7 +223,7 @@ class _Nest:
                 lanes(
                     cfg.lanes,
                     lambda z, r=r, j=j: store(
-                        half, _combine(matrix[r], [value(i, j, z) for i in range(a)]), r, j, z
+                        half, combine(matrix[r], [value(i, j, z) for i in range(a)]), r, j, z
                     ),
                 )
                 for j in range(a)
@@ -296,7 +233,7 @@ class _Nest:
                 lanes(
                     cfg.lanes,
                     lambda z, r=r, s=s: put(
-                        r * a + s, _combine(matrix[s], [load(half, r, j, z) for j in range(a)]), z
+                        r * a + s, combine(matrix[s], [load(half, r, j, z) for j in range(a)]), z
                     ),
                 )
                 for r in range(a)
@@ -449,7 +386,7 @@ class _Nest:
             lanes(
                 cfg.lanes,
                 lambda z, r=r, j=j: store(
-                    half, _combine(matrix[r], [load(m, i * a + j, t, z) for i in range(a)]), r, j, z
+                    half, combine(matrix[r], [load(m, i * a + j, t, z) for i in range(a)]), r, j, z
                 ),
             )
             for j in range(a)
@@ -462,7 +399,7 @@ class _Nest:
                 cfg.lanes,
                 lambda z: self.epilogue.store(
                     (n, part * cfg.out_blocks + o, row, column, z),
-                    _combine(matrix[s], [load(half, r, j, z) for j in range(a)]),
+                    combine(matrix[s], [load(half, r, j, z) for j in range(a)]),
                 ),
             )
             exists = tirx.all(row < cfg.out_size[0], column < cfg.out_size[1])
@@ -481,19 +418,3 @@ class _Nest:
 def _inside(first: int, count: int, extent: int) -> tuple[int, int]:
     """Which of ``count`` places from ``first`` lie in ``range(extent)``."""
     return max(0, -first), max(0, min(count, extent - first))
-
-
-def _combine(row: Sequence[float], terms: Sequence[Expr]) -> Expr:
-    """``sum(row[i] * terms[i])`` without multiplications by zero and one."""
-    total: Expr | None = None
-    for factor, term in zip(row, terms, strict=True):
-        if factor == 0:
-            continue
-        if total is None:
-            total = term if factor == 1 else f32(factor) * term
-        elif factor in (1, -1):
-            total = total + term if factor == 1 else total - term
-        else:
-            total = total + f32(factor) * term
-    assert total is not None
-    return total
