@@ -305,7 +305,7 @@ def test_networks(name: str, size: int, count: int):
 def test_a_stage_at_once():
     """From the stem's pool to the end of the second stage, three bands."""
     mod = load_network(zoo.build("resnet18", size=96))
-    assert_same_numerics(mod, split_rows(mod, RowSplit("max_pool2d", "relu8", (3, 2, 2))).mod, 1e-3)
+    assert_same_numerics(mod, split_rows(mod, RowSplit("maxpool_0", "relu_8", (3, 2, 2))).mod, 1e-3)
 
 
 def test_segments_that_overlap():
