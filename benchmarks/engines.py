@@ -132,7 +132,7 @@ def _compile(model: BenchModel, targets: list[str], cpu_threads: int) -> Run:
 
 REFERENCE = "ort"
 OURS = "ours"
-BOTH = "ours, both"
+BOTH = "both"
 """The CPU and OpenCL (PoCL on the second core) instead of two threads."""
 LOADERS: dict[str, Callable[[BenchModel, int], Run]] = {
     REFERENCE: _load_onnxruntime,
