@@ -48,11 +48,8 @@ def write_winograd(
     epilogue: Epilogue,
 ) -> tirx.Stmt:
     """The loop nest of one (fused) Winograd convolution."""
-    _, columns = cfg.tiles
-    per_row = 4 * cfg.alpha**2 * columns * (cfg.in_blocks + cfg.out_blocks) * cfg.lanes
-    band = _band(cfg, machine, per_row)
-    nest = _Nest(cfg, operands[0], operands[1], epilogue, band)
-    return _each_band(cfg, machine, band, nest.band_of_tiles)
+    nest = _Nest(cfg, operands[0], operands[1], epilogue, _band(cfg, machine))
+    return _each_band(cfg, machine, nest.band, nest.band_of_tiles)
 
 
 def write_winograd_input(
@@ -85,16 +82,14 @@ def write_winograd_product(
     epilogue: Epilogue,
 ) -> tirx.Stmt:
     """The loop nest of what follows the first stage; it reads the planes from memory."""
-    _, columns = cfg.tiles
-    per_row = 4 * cfg.alpha**2 * columns * (cfg.in_blocks + cfg.out_blocks) * cfg.lanes
-    band = _band(cfg, machine, per_row)
-    nest = _Nest(cfg, operands[0], operands[1], epilogue, band)
-    return _each_band(cfg, machine, band, nest.band_of_products)
+    nest = _Nest(cfg, operands[0], operands[1], epilogue, _band(cfg, machine))
+    return _each_band(cfg, machine, nest.band, nest.band_of_products)
 
 
-def _band(cfg: WinogradConfig, machine: VectorMachine, bytes_per_row: int) -> int:
+def _band(cfg: WinogradConfig, machine: VectorMachine) -> int:
     """Rows of tiles whose intermediates fit the cache and that are enough for the products."""
     rows, columns = cfg.tiles
+    bytes_per_row = 4 * cfg.alpha**2 * columns * (cfg.in_blocks + cfg.out_blocks) * cfg.lanes
     band = max(-(-24 // columns), machine.l2_bytes // bytes_per_row)
     if cfg.parts % machine.threads:
         band = min(band, -(-rows // machine.threads))
