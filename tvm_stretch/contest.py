@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -20,6 +20,11 @@ from tvm_stretch.runtime.timeline import Timeline
 
 _ROUNDS = 15
 _WARM_UP = 3
+_PATIENCE = 4
+"""On a disturbed machine there are up to this many times as many rounds."""
+
+_PROMISING = 0.95
+"""A challenger that seems to need less than this of the first's time is worth being sure of."""
 
 
 class MeasureError(StretchError):
@@ -61,15 +66,30 @@ def compare(models: Sequence[Model], rounds: int = _ROUNDS) -> list[Outcome]:
     samples: list[list[float]] = [[] for _ in models]
     with _measuring():
         runs = [model.random_run() for model in models]
-        for number in range(rounds + 1):
-            for run, latencies in zip(runs, samples, strict=True):
-                for _ in range(_WARM_UP if number == 0 else 1):
-                    run()  # another model had the caches
-                start = time.perf_counter()
+        for run in runs:
+            for _ in range(_WARM_UP):
                 run()
-                if number:
-                    latencies.append(time.perf_counter() - start)
-    return [_outcome(latencies, samples[0]) for latencies in samples]
+        for _ in range(_PATIENCE):
+            for _ in range(rounds):
+                _take_turns(runs, samples)
+            outcomes = [_outcome(latencies, samples[0]) for latencies in samples]
+            if not any(_undecided(outcome) for outcome in outcomes):
+                break
+    return outcomes
+
+
+def _take_turns(runs: Sequence[Callable[[], None]], samples: Sequence[list[float]]) -> None:
+    """One round: each model once."""
+    for run, latencies in zip(runs, samples, strict=True):
+        run()  # another model had the caches
+        start = time.perf_counter()
+        run()
+        latencies.append(time.perf_counter() - start)
+
+
+def _undecided(outcome: Outcome) -> bool:
+    """Whether a model seems to win, but may have been lucky."""
+    return outcome.ratio < _PROMISING and outcome.high >= 1
 
 
 def trace(model: Model, count: int) -> list[Timeline]:

@@ -96,6 +96,15 @@ def test_a_clear_gain_wins_through_noise(clock: Clock) -> None:
     assert outcomes[1].low <= outcomes[1].ratio <= outcomes[1].high < 1
 
 
+def test_a_disturbed_machine_gets_more_rounds(clock: Clock) -> None:
+    """Noise of two thirds hides a gain of a third from fifteen rounds, but not for long."""
+    wins = 0
+    for seed in range(40):
+        models = [Scripted(clock, noisy(s, 2 * seed + i, 0.67)) for i, s in enumerate((1.0, 0.67))]
+        wins += winner(compare(models))
+    assert wins >= 25  # 12 of 40 without more rounds
+
+
 def test_a_machine_that_slows_down_slows_both(clock: Clock) -> None:
     """The second is faster in each round, although its last runs are slower than the first's."""
     slowing = [1.0 + 0.2 * (number // 2) for number in range(60)]
