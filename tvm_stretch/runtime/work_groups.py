@@ -1,0 +1,273 @@
+"""Loop nests -> work-groups: everything inside them, then one function for each launch.
+
+    for t in T.parallel(8):                   for g in T.thread_binding(8, "blockIdx.x"):
+        work(t)                        ->         work(g)
+    rest()                                    for g in T.thread_binding(1, "blockIdx.x"):
+                                                  rest()
+
+TVM's own pipeline is not used: it narrows indices to 32 bits, with which a CPU's compiler keeps
+one pointer for each element of a tile, and spills them (measured 0.6x).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import Call, IRModule
+from tvm.ir.expr import TensorLoad
+from tvm.target import Target
+
+PREFETCH = "tvm_stretch_prefetch"
+"""Macro that takes an address; ``opencl_code`` defines it for each compiler."""
+
+_VECTOR_LANES = (16, 8, 4, 2)
+
+
+@dataclass(frozen=True)
+class DeviceCall:
+    """A call of one function that the device runs.
+
+    Attributes:
+        entry: the function's name.
+        function: the function, alone in its module.
+        memory: what each of its pointers is: ("buffer", which parameter of the kernel) or
+            ("scratch", how many bytes).
+        extents: how many work-groups and work-items there are, by axis: ``blockIdx.x``, ...
+    """
+
+    entry: str
+    function: IRModule
+    memory: tuple[tuple[str, int], ...]
+    extents: dict[str, Any]
+
+
+def device_calls(
+    name: str, function: tirx.PrimFunc, target: Target, *, wide_indices: bool
+) -> list[DeviceCall]:
+    """What a kernel runs on the device, in order.
+
+    Args:
+        name: of the kernel; names of its functions begin with it.
+        function: a scheduled kernel; what is not bound to work-items runs in one.
+        target: an OpenCL target.
+        wide_indices: arithmetic for indices has 64 bits, as the kernel says, not 32.
+    """
+    function = _bind_everything(function).with_attr("global_symbol", name)
+    bound = tirx.transform.BindTarget(Target(target, host="llvm"))(IRModule({name: function}))
+    split = tvm.transform.Sequential(_pipeline(wide_indices))(bound)
+    host = split[name]
+    devices = {v.name_hint: IRModule({v: f}) for v, f in split.functions.items()}
+    tensors = _Tensors(host)
+    found: list[DeviceCall] = []
+
+    def visit(call: Call) -> None:
+        if getattr(call.op, "name", "") != "tirx.call_ffi_kernel":
+            return
+        entry, tags = call.args[0].value, [str(tag) for tag in call.attrs.launch_params]
+        end = len(call.args) - len(tags)
+        extents = dict(zip(tags, call.args[end:], strict=True))
+        found.append(DeviceCall(entry, devices[entry], tensors.find(call.args[1:end]), extents))
+
+    tvm_ffi.structural_walk(host.body, (Call, visit), order="post")
+    return found
+
+
+def _bind_everything(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Parallel loops become work-groups; a statement outside them becomes one work-item."""
+    body = tvm_ffi.structural_map(function.body, (Call, _portable_prefetch))
+    body = tvm_ffi.structural_map(body, (tirx.For, _portable_vector))
+    return function.with_body(_bind(body))
+
+
+def _bind(body: tirx.Stmt) -> tirx.Stmt:
+    if _mentions_threads(body) or isinstance(body, tirx.AllocBuffer):
+        return body
+    body = _spread_images(body)
+    if isinstance(body, s_tir.SBlockRealize) and body.block.name_hint == "root":
+        return s_tir.SBlockRealize(
+            body.iter_values, body.predicate, _with_body(body.block, _bind(body.block.body))
+        )
+    if isinstance(body, tirx.SeqStmt) and any(_is_parallel(part) for part in body.seq):
+        return tirx.SeqStmt([_bind(part) for part in body.seq])
+    if _is_parallel(body):
+        return _work_groups(body.loop_var, body.min, body.extent, body.body)
+    var = tirx.Var("group", "int64")
+    return _work_groups(var, tirx.const(0, "int64"), tirx.const(1, "int64"), body)
+
+
+def _spread_images(body: tirx.Stmt) -> tirx.Stmt:
+    """A loop over images becomes parallel, and one with the parallel loops inside it.
+
+    for n in range(3):                        for w in parallel(3 * 8):
+        for t in parallel(8):                     work(w // 8, w % 8)
+            work(n, t)                   ->   for w in parallel(3):
+        rest(n)                                   rest(w)
+    """
+    if not isinstance(body, tirx.For) or body.kind != tirx.ForKind.SERIAL:
+        return body
+    parts = list(body.body.seq) if isinstance(body.body, tirx.SeqStmt) else [body.body]
+    if any(isinstance(part, tirx.AllocBuffer) for part in parts):
+        return body  # the memory is for all that follows it
+    if not any(map(_is_parallel, parts)) or not _is_independent(body):
+        return body
+    spread = [_spread_part(body, part) for part in parts]
+    return spread[0] if len(spread) == 1 else tirx.SeqStmt(spread)
+
+
+def _spread_part(outer: tirx.For, part: tirx.Stmt) -> tirx.For:
+    """``part`` for every pass of ``outer``, in parallel."""
+    var = tirx.Var("task", "int64")
+    extent, values = outer.extent, {outer.loop_var: var + outer.min}
+    if _is_parallel(part):
+        extent = outer.extent * part.extent
+        values = {
+            outer.loop_var: var // part.extent + outer.min,
+            part.loop_var: var % part.extent + part.min,
+        }
+        part = part.body
+    work = tvm_ffi.structural_map(part, (tirx.Var, lambda old: values.get(old, old)))
+    return tirx.For(var, tirx.const(0, "int64"), extent, tirx.ForKind.PARALLEL, work)
+
+
+def _is_independent(loop: tirx.For) -> bool:
+    """Whether each pass has its own slice of every tensor that the loop writes."""
+    own: list[tirx.Buffer] = []
+    stores: list[tirx.BufferStore] = []
+    loads: list[TensorLoad] = []
+    tvm_ffi.structural_walk(loop.body, (tirx.AllocBuffer, lambda s: own.append(s.buffer)))
+    tvm_ffi.structural_walk(loop.body, (tirx.BufferStore, stores.append))
+    tvm_ffi.structural_walk(loop.body, (TensorLoad, loads.append))
+
+    def is_sliced(indices: Sequence[Any]) -> bool:
+        return any(index.same_as(loop.loop_var) for index in indices)
+
+    def is_in(buffer: tirx.Buffer, others: Sequence[tirx.Buffer]) -> bool:
+        return any(buffer.same_as(other) for other in others)
+
+    shared = [store for store in stores if not is_in(store.buffer, own)]
+    written = [store.buffer for store in shared]
+    again = [load for load in loads if is_in(load.source, written)]
+    return all(is_sliced(access.indices) for access in (*shared, *again))
+
+
+def _with_body(block: s_tir.SBlock, body: tirx.Stmt) -> s_tir.SBlock:
+    return s_tir.SBlock(
+        block.iter_vars,
+        block.reads,
+        block.writes,
+        block.name_hint,
+        body,
+        block.init,
+        block.alloc_buffers,
+        block.match_buffers,
+        block.annotations,
+    )
+
+
+def _is_parallel(body: tirx.Stmt) -> bool:
+    return isinstance(body, tirx.For) and body.kind == tirx.ForKind.PARALLEL
+
+
+def _work_groups(
+    var: tirx.Var, start: tvm.ir.Expr, extent: tvm.ir.Expr, body: tirx.Stmt
+) -> tirx.Stmt:
+    domain = tvm.ir.Range(start, start + extent)
+    axis = tirx.IterVar(domain, tirx.Var("work_group", "int64"), 1, "blockIdx.x")
+    return tirx.For(var, start, extent, tirx.ForKind.THREAD_BINDING, body, axis)
+
+
+def _mentions_threads(body: tirx.Stmt) -> bool:
+    found: list[tirx.For] = []
+
+    def visit(loop: tirx.For) -> None:
+        if loop.kind == tirx.ForKind.THREAD_BINDING:
+            found.append(loop)
+
+    tvm_ffi.structural_walk(body, (tirx.For, visit), order="post")
+    return bool(found)
+
+
+def _portable_prefetch(call: Call) -> tvm.ir.Expr:
+    """LLVM's intrinsic as a macro of the prelude."""
+    if getattr(call.op, "name", "") != "tirx.call_llvm_intrin":
+        return call
+    return tirx.call_extern("void", PREFETCH, call.args[1])
+
+
+def _portable_vector(loop: tirx.For) -> tirx.Stmt:
+    """A vectorized loop in steps that OpenCL has a type for: 6 elements are 3 times 2."""
+    if loop.kind != tirx.ForKind.VECTORIZED or int(loop.extent) in _VECTOR_LANES:
+        return loop
+    extent = int(loop.extent)
+    width = next((lanes for lanes in _VECTOR_LANES if extent % lanes == 0), 1)
+    step, lane = tirx.Var("step", loop.loop_var.ty), tirx.Var("lane", loop.loop_var.ty)
+    place = step * width + lane if width > 1 else step
+    body = tvm_ffi.structural_map(
+        loop.body, (tirx.Var, lambda var: place if var.same_as(loop.loop_var) else var)
+    )
+    zero = tirx.const(0, str(loop.loop_var.ty.dtype))
+    if width > 1:
+        body = tirx.For(lane, zero, zero + width, tirx.ForKind.VECTORIZED, body)
+    return tirx.For(step, zero, zero + extent // width, tirx.ForKind.SERIAL, body)
+
+
+def _pipeline(wide_indices: bool) -> Sequence[tvm.transform.Pass]:
+    t, s = tirx.transform, s_tir.transform
+    narrow = [] if wide_indices else [t.NarrowDataType(32)]
+    return [
+        s.CanonicalizeLoop(),
+        s.LowerCrossThreadReduction(),
+        s.LowerInitBlock(),
+        s.PlanAndUpdateBufferAllocationLocation(),
+        s.ConvertBlocksToOpaque(),
+        s.LiftThreadBinding(),
+        s.CompactBufferAllocation(),
+        s.LowerAutoCopy(),
+        s.UnifyThreadBinding(),
+        s.LowerMatchBuffer(),
+        t.StmtSimplify(),
+        s.LowerOpaqueBlock(),
+        t.FlattenBuffer(),
+        *narrow,
+        s.LoopPartition(),
+        t.VectorizeLoop(True),
+        t.StorageRewrite(),
+        t.UnrollLoop(),
+        t.StmtSimplify(),
+        t.RemoveNoOp(),
+        s.RewriteUnsafeSelect(),
+        t.AnnotateEntryFunc(),
+        s.ThreadSync("shared"),
+        s.LowerThreadAllreduce(),
+        t.SplitHostDevice(),
+    ]
+
+
+class _Tensors:
+    """Which tensor of the kernel, or which scratch memory, a pointer in the host's part is."""
+
+    def __init__(self, host: tirx.PrimFunc) -> None:
+        self.numbers: dict[Any, tuple[str, int]] = {
+            param: ("buffer", index) for index, param in enumerate(host.params)
+        }
+        tvm_ffi.structural_walk(host.body, (tirx.AllocBuffer, self._allocate))
+        tvm_ffi.structural_walk(host.body, (tirx.DeclBuffer, self._declare))
+
+    def _allocate(self, statement: tirx.AllocBuffer) -> None:
+        buffer = statement.buffer
+        bytes_each = tvm.DataType(str(buffer.dtype)).bits // 8
+        size = math.prod(int(extent) for extent in buffer.shape) * bytes_each
+        self.numbers[buffer] = ("scratch", size)
+
+    def _declare(self, statement: tirx.DeclBuffer) -> None:
+        self.numbers[statement.buffer] = self.numbers[statement.data.args[0]]
+
+    def find(self, pointers: Sequence[Call]) -> tuple[tuple[str, int], ...]:
+        """The tensor behind each ``buffer.data``."""
+        return tuple(self.numbers[pointer.args[0]] for pointer in pointers)
