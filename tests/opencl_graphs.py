@@ -15,6 +15,7 @@ from functools import cache
 
 import numpy as np
 import tvm
+from hypothesis import strategies as st
 from tvm import te
 
 from tvm_stretch.lowering.graph import (
@@ -252,6 +253,23 @@ def create_executor(
     devices = [module, module if third.kind == "opencl" else fake("{}")]
     codes = [cpu_kernels(size, rounds), *devices][: len(graph.processors)]
     return create(graph.to_json(), weights_tensor(w), *codes)
+
+
+@st.composite
+def random_steps(draw: st.DrawFn, processors: int = 2, longest: int = 12) -> list[Step]:
+    """Any network over `x` and `w` whose last value is `y`."""
+    steps: list[Step] = []
+    names = ["x"]
+    count = draw(st.integers(1, longest))
+    for i in range(count):
+        op = draw(st.sampled_from(["add", "scale", "copy"]))
+        reads = [draw(st.sampled_from(names))]
+        if op == "add":
+            reads.append(draw(st.sampled_from([*names, "w"])))
+        name = "y" if i == count - 1 else f"v{i}"
+        steps.append((op, draw(st.integers(0, processors - 1)), tuple(reads), name))
+        names.append(name)
+    return steps
 
 
 CHAIN: list[Step] = [

@@ -16,7 +16,6 @@ import pytest
 import tvm
 import tvm_ffi
 from hypothesis import given
-from hypothesis import strategies as st
 from tvm import te
 
 
@@ -62,24 +61,7 @@ def test_chain_over_two_processors() -> None:
         )
 
 
-@st.composite
-def random_steps(draw: st.DrawFn) -> list[graphs.Step]:
-    """Any network over `x` and `w` whose last value is `y`."""
-    steps: list[graphs.Step] = []
-    names = ["x"]
-    count = draw(st.integers(1, 12))
-    for i in range(count):
-        op = draw(st.sampled_from(["add", "scale", "copy"]))
-        reads = [draw(st.sampled_from(names))]
-        if op == "add":
-            reads.append(draw(st.sampled_from([*names, "w"])))
-        name = "y" if i == count - 1 else f"v{i}"
-        steps.append((op, draw(st.integers(0, 1)), tuple(reads), name))
-        names.append(name)
-    return steps
-
-
-@given(random_steps())
+@given(graphs.random_steps())
 def test_any_network(steps: list[graphs.Step]) -> None:
     executor = graphs.create_executor(steps, weights(64))
     for seed in range(2):

@@ -42,24 +42,7 @@ def check(executor: tvm.runtime.Module, steps: list[graphs.Step], x: np.ndarray 
     np.testing.assert_allclose(got, graphs.expected(steps, x, W), rtol=1e-5, atol=1e-5)
 
 
-@st.composite
-def random_steps(draw: st.DrawFn) -> list[graphs.Step]:
-    """Any network over three processors."""
-    steps: list[graphs.Step] = []
-    names = ["x"]
-    count = draw(st.integers(1, 16))
-    for i in range(count):
-        op = draw(st.sampled_from(["add", "scale", "copy"]))
-        reads = [draw(st.sampled_from(names))]
-        if op == "add":
-            reads.append(draw(st.sampled_from([*names, "w"])))
-        name = "y" if i == count - 1 else f"v{i}"
-        steps.append((op, draw(st.integers(0, 2)), tuple(reads), name))
-        names.append(name)
-    return steps
-
-
-@given(random_steps(), st.booleans(), st.sampled_from([graphs.FAKE, SECOND]))
+@given(graphs.random_steps(3, 16), st.booleans(), st.sampled_from([graphs.FAKE, SECOND]))
 def test_any_network(steps: list[graphs.Step], bells: bool, third: ProcessorSpec) -> None:
     executor = graphs.create_executor(steps, W, bells=bells, third=third)
     for x in (X, -X):
