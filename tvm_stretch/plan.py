@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tvm_stretch.errors import PlanError
+from tvm_stretch.execution import Execution
 from tvm_stretch.passes.splits import Split, splits_from_data, splits_to_data
 
 FORMAT = "tvm_stretch.plan"
@@ -82,6 +83,7 @@ class Plan:
         splits: segments that are computed in bands of rows or in shares of channels.
         reason: why this plan was chosen, and against what, for people.
         costs: which cost model predicted it, for people.
+        execution: where its operators really run, if a model does; not part of the file.
     """
 
     processors: tuple[str, ...]
@@ -91,6 +93,7 @@ class Plan:
     splits: tuple[Split, ...] = ()
     reason: str = ""
     costs: str = ""
+    execution: Execution | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         _check(self)
@@ -160,7 +163,7 @@ class Plan:
         return max(ends) if ends and len(ends) == len(self.regions) else None
 
     def explain(self) -> str:
-        """A table for people: regions, where, why and when they run; then every refusal."""
+        """A table for people: regions, where, why and when they run; every refusal; fallbacks."""
         heads = ("region", "processor", "operators", "predicted ms", "why", "")
         body = [_row(region) for region in self.regions]
         kept = [column for column in range(len(heads)) if any(row[column] for row in body)]
@@ -180,6 +183,8 @@ class Plan:
             lines.extend(_align([(r.processor, r.operator, r.reason) for r in self.refusals]))
         else:
             lines.append("no operator was refused by any processor")
+        if self.execution is not None:
+            lines.append(str(self.execution))
         return "\n".join(lines)
 
 

@@ -16,6 +16,7 @@ import tvm
 import tvm_ffi
 
 from tvm_stretch.errors import ArtifactError, InputError
+from tvm_stretch.execution import find_execution
 from tvm_stretch.lowering.graph import Graph, Tensor
 from tvm_stretch.plan import Plan
 from tvm_stretch.runtime.artifact import (
@@ -85,8 +86,9 @@ class Model:
 
     @functools.cached_property
     def plan(self) -> Plan:
-        """Which processor runs which operators, and what each processor refused."""
-        return Plan.read(self.graph.plan)
+        """Which processor runs which operators, what was refused, and what fell back."""
+        plan = Plan.read(self.graph.plan)
+        return dataclasses.replace(plan, execution=find_execution(plan.processor_of(), self.graph))
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the network.
@@ -145,7 +147,8 @@ class Model:
         self.random_run()()
         traces = [json.loads(self.module["trace"]()) for _ in range(repeat)]
         traces.sort(key=lambda trace: trace["end"] - trace["start"])
-        timeline = read_timeline(self.graph, traces[repeat // 2], self._predicted_times())
+        plan = self.plan if self.graph.plan else None
+        timeline = read_timeline(self.graph, traces[repeat // 2], plan)
         if path is not None:
             timeline.write(path)
         return timeline
@@ -222,15 +225,6 @@ class Model:
     def _background(self) -> BackgroundRuns:
         return BackgroundRuns(self._run, self.module["cancel"])
 
-    def _predicted_times(self) -> dict[str, tuple[int, int]]:
-        if not self.graph.plan:
-            return {}
-        return {
-            region.name: region.predicted_ns
-            for region in self.plan.regions
-            if region.predicted_ns is not None
-        }
-
     @functools.cached_property
     def _input_specs(self) -> dict[str, Tensor]:
         graph = self.graph
@@ -276,12 +270,24 @@ def load(path: str | Path) -> Model:
     """Open an artifact that `Model.export` wrote.
 
     Raises:
-        ArtifactError: the file is missing, truncated, damaged, no artifact, or made for another
-            version or processor.
+        ArtifactError: the file is missing, truncated, damaged, no artifact, made for another
+            version or processor, or does not run as its plan says.
     """
     load_native_library()
     path = Path(path)
-    return Model(open_artifact(path), path=path.resolve())
+    model = Model(open_artifact(path), path=path.resolve())
+    if model.graph.plan:
+        _check_execution(model.plan, path)
+    return model
+
+
+def _check_execution(plan: Plan, path: Path) -> None:
+    """Refuse an artifact that would not run as its plan says."""
+    if plan.execution is not None and plan.execution.strays:
+        raise ArtifactError(
+            f"expected regions as the plan in {path} has them, got others: {plan.execution}; "
+            "compile it again"
+        )
 
 
 def _describe(dtype: str, shape: Sequence[int]) -> str:

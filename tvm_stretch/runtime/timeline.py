@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tvm_stretch.execution import Execution, find_execution
 from tvm_stretch.lowering.graph import Graph
+from tvm_stretch.plan import Plan
 
 SpanKind = Literal["kernel", "receive", "send", "wait"]
 Interval = tuple[int, int]
@@ -83,11 +85,19 @@ class Usage:
 
 @dataclass(frozen=True, repr=False)
 class Timeline:
-    """One run; printing it shows the summary."""
+    """One run; printing it shows the summary.
+
+    Attributes:
+        duration: nanoseconds.
+        processors: their names.
+        regions: what each of them did.
+        execution: the plan against the kernels that really ran, if there was a plan.
+    """
 
     duration: int
     processors: tuple[str, ...]
     regions: tuple[RegionTime, ...]
+    execution: Execution | None = None
 
     @property
     def overlap(self) -> float:
@@ -128,7 +138,7 @@ class Timeline:
         Path(path).write_text(json.dumps(self.to_chrome()), encoding="utf-8")
 
     def __repr__(self) -> str:
-        """The summary: overlap, each processor's use, the critical path."""
+        """The summary: overlap, each processor's use, the critical path, what fell back."""
         lines = [f"run {_ms(self.duration)}, several processors busy for {self.overlap:.0%} of it"]
         width = max(map(len, self.processors))
         for usage in self.usage:
@@ -141,6 +151,8 @@ class Timeline:
         planned = [region.planned[1] for region in self.regions if region.planned is not None]
         if planned:
             lines.append(f"the plan predicts {_ms(max(planned))}")
+        if self.execution is not None:
+            lines.append(str(self.execution))
         return "\n".join(lines)
 
     def _spans(self, processor: str) -> Iterator[Span]:
@@ -165,16 +177,15 @@ class Timeline:
         )
 
 
-def read_timeline(
-    graph: Graph, trace: Mapping[str, Any], planned: Mapping[str, Interval]
-) -> Timeline:
+def read_timeline(graph: Graph, trace: Mapping[str, Any], plan: Plan | None) -> Timeline:
     """The timeline of a trace of the executor (`TraceToJSON` in trace.h).
 
     Args:
         graph: the graph that ran.
         trace: the parsed JSON.
-        planned: start and end, in nanoseconds, that the plan predicts for regions, by their names.
+        plan: what was wanted: when regions should run, and where operators should.
     """
+    planned = {} if plan is None else {r.name: r.predicted_ns for r in plan.regions}
     start = trace["start"]
     names = [region.name for region in graph.regions]
     regions = []
@@ -189,7 +200,12 @@ def read_timeline(
             )
         )
     processors = tuple(processor.name for processor in graph.processors)
-    return Timeline(trace["end"] - start, processors, tuple(regions))
+    execution = None
+    if plan is not None:
+        kernels = (s for spans in trace["regions"] for s in spans if s["kind"] == "kernel")
+        ran = {span["id"] for span in kernels}
+        execution = find_execution(plan.processor_of(), graph, ran)
+    return Timeline(trace["end"] - start, processors, tuple(regions), execution)
 
 
 def _read_span(span: Mapping[str, Any], start: int, regions: Sequence[str]) -> Span:

@@ -1,0 +1,85 @@
+"""Where the operators of a plan really run: told from the graph that is executed, not by the plan.
+
+    plan    r1 opencl: conv1, relu1, join           graph   r1 opencl: kernel "conv1 + relu1"
+            r2 cpu: conv2                    and            r2 opencl: kernel "conv2"
+        -> 1 of 4 operators fell back: conv2 from cpu to opencl
+
+Kernels have the names of the operators in them (`passes/name_kernels.py`): "conv1 + relu1", and
+"conv1.pack_weight" for what only helps conv1. An operator without a kernel is a view, or was
+computed once when the model was loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from tvm_stretch.lowering.graph import Graph
+
+NOWHERE = "nowhere"
+"""Where the kernels of an operator ran that a run left out."""
+
+
+@dataclass(frozen=True)
+class Stray:
+    """An operator that fell back: it ran elsewhere than planned."""
+
+    operator: str
+    planned: str
+    found: str
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What became of a plan.
+
+    Attributes:
+        operators: how many operators the plan has.
+        strays: those that ran elsewhere.
+        without_kernel: those that need none.
+    """
+
+    operators: int
+    strays: tuple[Stray, ...]
+    without_kernel: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """``0 of 57 operators fell back``, and which."""
+        text = f"{len(self.strays)} of {self.operators} operators fell back"
+        moves = (f"{s.operator} from {s.planned} to {s.found}" for s in self.strays)
+        return ": ".join(filter(None, (text, ", ".join(moves))))
+
+
+def find_execution(
+    planned: Mapping[str, str], graph: Graph, ran: Collection[int] | None = None
+) -> Execution:
+    """Compare a plan with the graph that runs.
+
+    Args:
+        planned: the processor of each operator.
+        graph: its regions, each on a processor, and their kernels.
+        ran: the nodes that a traced run executed; None for all of them.
+    """
+    found: dict[str, set[str]] = {}
+    for region in graph.regions:
+        processor = graph.processors[region.processor].name
+        for node in region.nodes:
+            where = processor if ran is None or node in ran else NOWHERE
+            for operator in _operators(graph.nodes[node].name, planned):
+                found.setdefault(operator, set()).add(where)
+    strays = tuple(
+        Stray(operator, processor, where)
+        for operator, processor in planned.items()
+        for where in sorted(found.get(operator, set()) - {processor})
+    )
+    without = tuple(operator for operator in planned if operator not in found)
+    return Execution(len(planned), strays, without)
+
+
+def _operators(kernel: str, planned: Collection[str]) -> Iterator[str]:
+    """The planned operators that a kernel computes or helps."""
+    for name in kernel.split(" + "):
+        while name and name not in planned:
+            name = name.rpartition(".")[0]
+        if name:
+            yield name
