@@ -6,7 +6,7 @@ import itertools
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from tvm_stretch.cost.features import Features, RunFeatures
 from tvm_stretch.cost.record import Kernel, recording
 from tvm_stretch.cost.samples import Sample, chain
 from tvm_stretch.cost.timing import Stopwatch, Timing, empty_caches, node_times
+from tvm_stretch.plan import Plan
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.targets.processor import Processor
 
@@ -53,14 +54,19 @@ class Bench:
     Args:
         processors: the one to measure; then the CPU, if that is another one.
         session: where to run; None for this process.
+        fcompile: links the libraries that the session loads; None for this machine's compiler.
     """
 
     def __init__(
-        self, processors: Sequence[Processor], session: rpc.RPCSession | None = None
+        self,
+        processors: Sequence[Processor],
+        session: rpc.RPCSession | None = None,
+        fcompile: Callable[..., object] | None = None,
     ) -> None:
         self.processor = processors[0]
         self.host = processors[-1]
         self.session = session
+        self.fcompile = fcompile
         self._uploads = itertools.count()
         reference = self._open(self._compile(chain([REFERENCE]), self.processor))
         count = len(json.loads(reference["graph"]())["nodes"])
@@ -154,9 +160,11 @@ class Bench:
         )
 
     def _compile(self, network: object, processor: Processor) -> Model:
+        """Everything on the processor, but what it refuses."""
         others = () if self.host is self.processor else (self.host,)
         targets = [processor, *others]
-        return compile(network, targets, cpu_threads=self.host.threads)
+        plan = Plan(tuple(target.name for target in reversed(targets)), ())
+        return compile(network, targets, plan=plan, cpu_threads=self.host.threads)
 
     def _open(self, model: Model) -> tvm.runtime.Module:
         """The executor with random inputs set."""
@@ -165,7 +173,7 @@ class Bench:
             with tempfile.TemporaryDirectory() as folder:
                 # another name each time: overwriting a library that is loaded crashes the device
                 path = Path(folder, f"kernels{next(self._uploads)}.so")
-                model.export(path)
+                model.export(path, fcompile=self.fcompile)
                 self.session.upload(str(path))
             module, device = self.session.load_module(path.name), self.session.cpu(0)
         dice = np.random.default_rng(0)

@@ -15,6 +15,7 @@ from tvm import tirx
 from tvm_stretch.cost.describe import describe
 from tvm_stretch.cost.features import Features
 from tvm_stretch.cost.samples import Sample, sample_of
+from tvm_stretch.runtime.generate import named_kernel
 from tvm_stretch.targets.processor import Processor
 
 
@@ -28,23 +29,30 @@ class Kernel:
 
 @tvm.transform.module_pass(opt_level=0, name="RecordKernels")
 class RecordKernels:
-    """Describe kernels just before ``schedule`` gives them their loop nests."""
+    """Describe kernels when they are fused and not scheduled yet; the module stays as it is.
+
+    It is the last of a processor's phases and not part of its schedule, which is not asked for
+    kernels that the cache knows.
+    """
 
     def __init__(self, processor: Processor, found: dict[str, Kernel]) -> None:
         self.processor = processor
         self.found = found
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Fill the table, then schedule."""
+        """Fill the table."""
         for var, function in mod.functions.items():
             if isinstance(function, tirx.PrimFunc):
-                name = var.name_hint
+                named = named_kernel(var.name_hint, function, self.processor.schedule)
                 features = describe(function, self.processor.machine)
-                self.found[name] = Kernel(features, sample_of(name, function))
-        return self.processor.schedule(mod)
+                self.found[str(named.attrs["global_symbol"])] = Kernel(
+                    features, sample_of(var.name_hint, function)
+                )
+        return mod
 
 
 def recording(processor: Processor) -> tuple[Processor, dict[str, Kernel]]:
     """The same processor, and a table that its compilations fill."""
     found: dict[str, Kernel] = {}
-    return replace(processor, schedule=RecordKernels(processor, found)), found
+    phases = (*processor.phases, RecordKernels(processor, found))
+    return replace(processor, phases=phases), found
