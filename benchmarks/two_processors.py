@@ -4,14 +4,15 @@
 
 With PoCL, OpenCL is the machine's second core: one core for each processor. Answers are compared
 with ONNX Runtime first; then the models take turns, and the medians of a round's ratios are shown.
+Beside the latency on both stands what the chosen plan was predicted to take.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,14 @@ from tvm_stretch.plan import Plan, PlannedRegion
 _TARGETS = {"cpu": ["llvm"], "opencl": ["opencl"], "both": ["llvm", "opencl"]}
 
 
-def measure_network(name: str, size: int, rounds: int) -> dict[str, Outcome]:
+@dataclass(frozen=True)
+class Timed(Outcome):
+    """An outcome, and what the model's plan was predicted to take."""
+
+    predicted_seconds: float | None
+
+
+def measure_network(name: str, size: int, rounds: int) -> dict[str, Timed]:
     """Latencies of one network on the CPU, on OpenCL and on both."""
     network = zoo.build(name, size=size)
     session = onnxruntime.InferenceSession(network.SerializeToString())
@@ -43,14 +51,27 @@ def measure_network(name: str, size: int, rounds: int) -> dict[str, Outcome]:
         got = np.from_dlpack(models[key](**feed))
         error = np.abs(got - expected).max() / np.abs(expected).max()
         assert error < 1e-3, f"{name} on {key}: error {error}"
-    outcomes = dict(zip(models, compare(list(models.values()), rounds), strict=True))
+    outcomes = {
+        key: _timed(model, outcome)
+        for (key, model), outcome in zip(
+            models.items(), compare(list(models.values()), rounds), strict=True
+        )
+    }
+    both = outcomes["both"]
+    predicted = both.predicted_seconds or float("nan")
     print(
         f"{name:20}"
         + "".join(f"{outcomes[key].seconds * 1e3:10.2f}" for key in models)
-        + f"{outcomes['opencl'].ratio:14.2f}{1 / outcomes['both'].ratio:12.2f}",
+        + f"{predicted * 1e3:13.2f}{predicted / both.seconds - 1:8.1%}"
+        + f"{outcomes['opencl'].ratio:12.2f}{1 / both.ratio:10.2f}",
         flush=True,
     )
     return outcomes
+
+
+def _timed(model: ts.Model, outcome: Outcome) -> Timed:
+    ns = model.plan.predicted_ns
+    return Timed(**asdict(outcome), predicted_seconds=None if ns is None else ns / 1e9)
 
 
 def measure_branches(rounds: int, layers: int = 8, channels: int = 64) -> dict[str, Outcome]:
@@ -109,8 +130,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     header = f"{'model':20}{'cpu ms':>10}{'opencl ms':>10}{'both ms':>10}"
-    print(f"{header}{'opencl/cpu':>14}{'speed-up':>12}")
-    results = {"branches": measure_branches(options.rounds)} if options.branches else {}
+    print(f"{header}{'predicted ms':>13}{'error':>8}{'opencl/cpu':>12}{'speed-up':>10}")
+    results: dict[str, Mapping[str, Outcome]] = {}
+    if options.branches:
+        results["branches"] = measure_branches(options.rounds)
     for name in options.models:
         outcomes = measure_network(name, options.size, options.rounds)
         results[name] = outcomes
