@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 from scheduling_problems import chain, fan, problem
@@ -162,6 +163,22 @@ def test_partition_makes_small_pieces_in_order():
     assert len(partition(problem([(1, 1)] * 20, {}))) == 1
 
 
+def test_partition_cuts_where_fewest_operators_are_among_balanced_halves():
+    # Operators by rank: 3 1 4 1 3. No cut gives halves of at most 1.2 * 6 operators; with 1.4 * 6
+    # the cuts behind the second rank (4 and 8) and the third (8 and 4) do: one cuts 1, one 4.
+    ranks = [[0, 1, 2], [3], [4, 5, 6, 7], [8], [9, 10, 11]]
+    tensors = {op: (0, after) for level, after in pairwise(ranks) for op in level}
+    pieces = partition(problem([(1, 1)] * 12, tensors))
+    assert pieces == [(0, 1, 2, 3), (4, 5, 6, 7, 8, 9, 10, 11)]
+
+
+def test_greedy_search_places_four_operators_at_once_on_two_processors_and_three_on_three():
+    two = problem([(1, 1), (1, 1), (1, 1), (3, 3)], {})
+    assert schedule_hope_gs(two).makespan == 3
+    three = problem([(1, 1, 1), (1, 1, 1), (1, 1, 1), (3, 3, 3)], {})
+    assert schedule_hope_gs(three).makespan == 4  # the last operator is not seen before the others
+
+
 def test_short_operators_follow_their_only_predecessor():
     given = chain([(100, 80), (1, 1), (90, 90), (1, None), (80, 80)])
     merged = merge_short_operators(given)
@@ -308,3 +325,38 @@ def test_simulator_refuses_orders_that_wait_for_each_other():
     given = problem([(1, 1)] * 4, {0: (0, [1]), 2: (0, [3])})
     with pytest.raises(ScheduleError, match="wait for each other"):
         simulate(given, (0, 1, 1, 0), [[3, 0], [1, 2]])
+
+
+# The simulator.
+
+
+def test_simulator_runs_a_queue_per_processor_and_receives_before_it_computes():
+    # 0 -> 1 (elsewhere, 4 to receive) -> 3; 2 waits behind 1 in the same queue.
+    given = problem(
+        [(5, None), (None, 7), (None, 2), (3, None)],
+        {0: (1, [1]), 1: (1, [3])},
+        transfer=TransferCost(((0, 4),)),
+    )
+    timeline = simulate(given, (0, 1, 1, 0), [[0, 3], [1, 2]])
+    assert timeline.start == {0: 0, 1: 5, 2: 16, 3: 16}
+    assert timeline.finish == {0: 5, 1: 5 + 4 + 7, 2: 18, 3: 16 + 4 + 3}
+    first = simulate(given, (0, 1, 1, 0), [[0, 3], [2, 1]])
+    assert (first.start[2], first.start[1]) == (0, 5)
+
+
+@pytest.mark.parametrize(("caching", "last"), [(True, 10 + 6 + 1 + 1), (False, 10 + 6 + 1 + 6 + 1)])
+def test_simulator_keeps_what_was_received(caching, last):
+    given = problem(
+        [(10, None), (None, 1), (None, 1)], {0: (1, [1, 2])}, transfer=TransferCost(((0, 6),))
+    )
+    timeline = simulate(replace(given, caching=caching), (0, 1, 1), [[0], [1, 2]])
+    assert timeline.finish[2] == last
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [([[0, 0], [1]], "once"), ([[0, 1], []], "processor 1"), ([[0], []], "leave operators out")],
+)
+def test_simulator_refuses_queues_that_do_not_fit(order, message):
+    with pytest.raises(ScheduleError, match=message):
+        simulate(problem([(1, 1), (1, 1)], {}), (0, 1), order)

@@ -26,8 +26,10 @@ from tvm_stretch.scheduling.single import schedule_single
 from tvm_stretch.scheduling.split import schedule_codl, schedule_mulayer
 from tvm_stretch.scheduling.starpu import schedule_starpu
 
-# Steps of the local search (operators run in trials; about 40 ns each).
-_STEPS_PER_OPERATOR, _MOST_STEPS = 20_000, 6_000_000
+# Steps of the local search (operators run in trials; 20 to 40 ns each), for every set of
+# processors that is tried; what others scheduled gets fewer.
+_STEPS_PER_PAIR, _MOST_STEPS = 2_000, 10_000_000
+_REFINED_PER_OPERATOR, _MOST_REFINED = 5_000, 1_500_000
 # Delays that the search accepts at first, in mean operators: a small graph needs larger ones to
 # leave a local optimum, and has time for them.
 _HEAT_OF_ALL, _LEAST_HEAT, _MOST_HEAT = 30.0, 0.1, 3.0
@@ -40,7 +42,7 @@ _HEURISTICS = (schedule_heft, schedule_hope_gs, schedule_starpu, schedule_mosaic
 def schedule(problem: Problem) -> Result:
     """The fastest schedule that we find."""
     began = time.perf_counter_ns()
-    steps = min(_MOST_STEPS, _STEPS_PER_OPERATOR * len(problem.operators))
+    steps = min(_MOST_STEPS, _STEPS_PER_PAIR * len(problem.operators) ** 2)
     best = _whole_operators(problem, steps)
     if any(operator.splittable for operator in problem.operators):
         for baseline in (schedule_mulayer, schedule_codl):
@@ -54,15 +56,15 @@ def schedule(problem: Problem) -> Result:
 def refine(timeline: Timeline) -> Timeline:
     """A schedule at least as fast as this complete one, by local search from there."""
     count = len(timeline.problem.operators)
-    return _anneal(timeline, min(_MOST_STEPS, _STEPS_PER_OPERATOR * count) // 4, cooled=0.25)
+    return _anneal(timeline, min(_MOST_REFINED, _REFINED_PER_OPERATOR * count), cooled=0.25)
 
 
 def _whole_operators(problem: Problem, steps: int) -> Timeline:
     """Without splitting anything."""
+    if len(problem.processors) == 1:
+        return _timeline(schedule_single(problem))  # any order takes as long
     starts = [_timeline(scheduler(problem)) for scheduler in _HEURISTICS]
     starts.append(_merged_heft(problem))
-    if len(problem.processors) == 1:
-        return _fastest(starts)
     starts.extend(_with_fewer_processors(problem, steps))
     starts.sort(key=_makespan)
     trials = [

@@ -12,6 +12,10 @@ on q, on p), so that a processor receives a tensor once:
     x[t,i,q,p] <= b[i,p]
     sum over readers i of x[t,i,q,p] >= b[producer,q] + b[k,p] - 1   for every reader k
     start[k] >= end[i] - M (1 - x[t,i,q,p]) - M (1 - b[k,p])         k reads t after i received it
+
+Starts and ends have bounds, as a list schedule is known and nothing has to be slower: no operator
+starts before the shortest path to it ends, or ends too late for the shortest path from it.  M is as
+large as these bounds ask for.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from tvm_stretch.scheduling.simulate import Timeline
 # Of the solver's search, where its time is limited: a limit that does not depend on the machine.
 _NODES = 200
 _HORIZON = 1000.0  # times are scaled so that the piece takes about this long
+_ROUNDED = 1 - 1e-9  # of bounds, that rounding should not make infeasible
 
 
 def solve_piece(timeline: Timeline, piece: Sequence[int], *, seconds: float | None = None) -> bool:
@@ -106,8 +111,12 @@ class _Program:
         self.upper: list[float] = []
         self.rows: list[tuple[dict[int, float], float]] = []  # coefficients, at least this
         self.last = self._variable(0, _HORIZON)
-        self.start = {i: self._variable(0, _HORIZON) for i in piece}
-        self.end = {i: self._variable(0, _HORIZON) for i in piece}
+        least = {
+            i: self.problem.cost(i, self.problem.fastest(i)) * self.scale * _ROUNDED for i in piece
+        }
+        head, tail = self._heads(least), self._tails(least)
+        self.start = {i: self._variable(head[i], _HORIZON - tail[i] - least[i]) for i in piece}
+        self.end = {i: self._variable(head[i] + least[i], _HORIZON - tail[i]) for i in piece}
         self.on = {(i, p): self._binary() for i in piece for p in self.problem.supported[i]}
         self.durations: dict[int, dict[int, float]] = {i: {} for i in piece}
         for i in piece:
@@ -153,6 +162,47 @@ class _Program:
 
     def _scaled(self, time: int) -> float:
         return (time - self.base) * self.scale
+
+    def _heads(self, least: Mapping[int, float]) -> dict[int, float]:
+        """No operator starts earlier."""
+        heads: dict[int, float] = {}
+        for i in self.piece:
+            heads[i] = (
+                max(
+                    0.0,
+                    min(self._scaled(self.timeline.free[p]) for p in self.problem.supported[i]),
+                    *(self._scaled(self.timeline.finish[b]) for b in self._outside(i)),
+                    *(heads[b] + least[b] for b in self.problem.predecessors[i] if b in heads),
+                )
+                * _ROUNDED
+            )
+        return heads
+
+    def _tails(self, least: Mapping[int, float]) -> dict[int, float]:
+        """What the piece takes at least after each operator."""
+        tails = dict.fromkeys(self.piece, 0.0)
+        for i in reversed(self.piece):
+            for before in self.problem.predecessors[i]:
+                if before in self.inside:
+                    tails[before] = max(tails[before], tails[i] + least[i])
+        return tails
+
+    def _outside(self, i: int) -> list[int]:
+        return [b for b in self.problem.predecessors[i] if b not in self.inside]
+
+    def _not_before(self, later: int, earlier: int, unless: Mapping[int, float], free: int) -> None:
+        """``later`` starts after ``earlier`` ends if no binary of ``unless`` frees it.
+
+        Args:
+            later: an operator.
+            earlier: another one.
+            unless: binaries: -1 where the rule needs a one, 1 where it needs a zero.
+            free: how many of them have to be one.
+        """
+        most = self.upper[self.end[earlier]] - self.lower[self.start[later]]
+        if most > 0:
+            row = {self.start[later]: 1.0, self.end[earlier]: -1.0}
+            self._at_least(row | {b: sign * most for b, sign in unless.items()}, -free * most)
 
     def _place_once(self, i: int) -> None:
         """(6), and what computing takes, for (1)."""
@@ -215,9 +265,7 @@ class _Program:
     def _after_it_was_received(self, reader: int, p: int, receive: dict[int, int]) -> None:
         for i, received in receive.items():
             if i != reader:
-                row = {self.start[reader]: 1.0, self.end[i]: -1.0}
-                row |= {received: -_HORIZON, self.on[reader, p]: -_HORIZON}
-                self._at_least(row, -2 * _HORIZON)
+                self._not_before(reader, i, {received: -1.0, self.on[reader, p]: -1.0}, 2)
 
     def _one_at_a_time(self) -> None:
         """(5), for pairs that no path orders."""
@@ -228,11 +276,9 @@ class _Program:
                 continue
             before = self._binary()  # 1: i runs before k
             for p in shared:
-                both = {self.on[i, p]: -_HORIZON, self.on[k, p]: -_HORIZON}
-                row = {self.start[i]: 1.0, self.end[k]: -1.0, before: _HORIZON}
-                self._at_least(row | both, -2 * _HORIZON)
-                row = {self.start[k]: 1.0, self.end[i]: -1.0, before: -_HORIZON}
-                self._at_least(row | both, -3 * _HORIZON)
+                both = {self.on[i, p]: -1.0, self.on[k, p]: -1.0}
+                self._not_before(i, k, {before: 1.0} | both, 2)
+                self._not_before(k, i, {before: -1.0} | both, 3)
 
     def _load(self) -> None:
         """T >= what every used processor has to do: implied, but it helps the solver."""
