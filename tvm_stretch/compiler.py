@@ -16,6 +16,7 @@ from tvm import relax
 
 from tvm_stretch.branching import Branching, branch
 from tvm_stretch.contest import MeasureError
+from tvm_stretch.cost.verdicts import apply_verdicts
 from tvm_stretch.decide import decide
 from tvm_stretch.frontend import load_network
 from tvm_stretch.passes.block_channels import BlockChannels
@@ -66,13 +67,13 @@ def compile(
     absent = ""
     if plan is None:
         targets, absent = drop_absent(targets)
-    processors, placeable = make_processors(targets, cpu_threads)
+    processors, placeable = apply_verdicts(*make_processors(targets, cpu_threads))
     observer = _Observer(dump_dir, processors if debug else None)
     mod = load_network(source, shapes)
     observer.see("canonical", mod)
     if plan is not None or len(placeable) == 1:
         requested = None if plan is None else Plan.read(plan)
-        model = _build(mod, requested, processors, placeable, observer)
+        model = build(mod, requested, processors, placeable, observer)
     else:
         model = _fastest(mod, processors, placeable, observer)
     return model.with_reason(_join(model.plan.reason, absent)) if absent else model
@@ -86,17 +87,17 @@ def _fastest(
 ) -> Model:
     """The winner of `decide`; if a device fails meanwhile, what the CPU makes of the network."""
 
-    def build(candidate: Candidate) -> Model:
+    def built(candidate: Candidate) -> Model:
         plan, branched = candidate.plan, candidate.branched
-        return _build(mod, plan, processors, placeable, observer, branched)
+        return build(mod, plan, processors, placeable, observer, branched)
 
     try:
-        return decide(mod, processors, placeable, build)
+        return decide(mod, processors, placeable, built)
     except MeasureError as error:
         left = [processor for processor in placeable if processor.kind == "cpu"]
         if not left:
             raise
-        model = _build(mod, None, left, left, observer)
+        model = build(mod, None, left, left, observer)
         return model.with_reason(f"cpu alone: measuring the others failed: {error}")
 
 
@@ -104,15 +105,25 @@ def _join(*reasons: str) -> str:
     return "; ".join(filter(None, reasons))
 
 
-def _build(
+def build(
     mod: tvm.IRModule,
     requested: Plan | None,
     processors: Sequence[Processor],
     placeable: Sequence[Processor],
-    observer: _Observer,
+    observer: _Observer | None = None,
     branched: Branching | None = None,
 ) -> Model:
-    """From the canonical module to a model, by the plan; `branched` is what that makes of it."""
+    """From the canonical module to a model, by the plan; what ``ts.probe`` says does not count.
+
+    Args:
+        mod: the canonical module.
+        requested: which processor runs which operators; None for one processor that runs all.
+        processors: all of the model's, the CPU first.
+        placeable: those that operators may be placed on, most wanted first.
+        observer: sees the module after every phase.
+        branched: what the plan's shares and splits make of the module, if that is known.
+    """
+    observer = observer or _Observer(None, None)
     names = [processor.name for processor in processors]
     if requested is not None:
         requested = fit_processors(requested, names, placeable)

@@ -28,7 +28,6 @@ from tvm_stretch.cost.features import TransferFeatures
 from tvm_stretch.cost.measure import Campaign, measure, open_dataset
 from tvm_stretch.cost.model import load_cost_model, train
 from tvm_stretch.cost.planning import trained_costs
-from tvm_stretch.cost.probe import operator_class, probe
 from tvm_stretch.cost.record import recording
 from tvm_stretch.cost.samples import EPILOGUES, Sample, chain, load_prior, neighbour
 from tvm_stretch.cost.scenes import scene
@@ -336,76 +335,6 @@ def test_planning_finds_what_measuring_left(
     (folder / "cpu.json").write_text((folder / "cpu.json").read_text()[:1000])
     with pytest.raises(CostModelError, match="expected a cost model"):
         trained_costs([host()])
-
-
-# --- probe ----------------------------------------------------------------------------------------
-
-
-def test_probe_finds_verdicts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    network = chain([Sample("conv", 16, (6, 6), 16, epilogue="relu")])
-    path = tmp_path / "verdicts.json"
-    verdicts = probe("llvm", network, cache=path, cpu_threads=1)
-    assert verdicts.refused == {}
-    assert any(key.startswith("nn.conv2d") for key in verdicts.reasons)
-
-    def fail(*_args: object, **_kwargs: object) -> None:
-        raise AssertionError("compiled again")
-
-    monkeypatch.setattr("tvm_stretch.cost.probe.compile", fail)
-    assert probe("llvm", network, cache=path, cpu_threads=1) == verdicts
-    path.write_text(path.read_text()[:50])
-    with pytest.raises(CostModelError, match=r"expected verdicts of ts\.probe"):
-        probe("llvm", network, cache=path, cpu_threads=1)
-
-
-def test_probe_refuses_what_computes_wrongly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    network = chain([Sample("conv", 16, (6, 6), 16, epilogue="relu")])
-
-    def wrong(mod: tvm.IRModule, targets: list[Processor], **settings: Any) -> Any:
-        model = compile(mod, [host()], **settings)
-        is_relu = "R.nn.relu" in mod.script()
-        if not is_relu or targets[0].name == "cpu":
-            return model
-        return lambda *values: tvm.runtime.tensor(model(*values).numpy() + 1)
-
-    monkeypatch.setattr("tvm_stretch.cost.probe.compile", wrong)
-    from dataclasses import replace
-
-    broken = replace(host(), name="npu", kind="npu")
-    verdicts = probe(broken, network, cache=tmp_path / "verdicts.json", cpu_threads=1)
-    assert [key.split()[0] for key in verdicts.refused] == ["nn.relu"]
-    assert "differs from the CPU's" in next(iter(verdicts.refused.values()))
-    careful = verdicts.apply(broken)
-    from tvm_stretch.frontend import load_network
-
-    calls: list[tvm.relax.Call] = []
-    tvm.relax.analysis.post_order_visit(
-        load_network(network)["main"],
-        lambda e: calls.append(e) if isinstance(e, tvm.relax.Call) else None,
-    )
-    reasons = {c.op.name: careful.why_not(c) for c in calls}
-    assert "probe: result" in str(reasons["relax.nn.relu"])
-    assert reasons["relax.nn.conv2d"] is None
-
-
-def test_classes_forget_sizes_but_not_kinds() -> None:
-    def of(sample: Sample) -> str:
-        calls: list[str] = []
-
-        def visit(expr: tvm.relax.Expr) -> None:
-            if isinstance(expr, tvm.relax.Call) and "conv2d" in str(expr.op):
-                calls.append(operator_class(expr))
-
-        tvm.relax.analysis.post_order_visit(chain([sample])["main"], visit)
-        return calls[0]
-
-    one = of(Sample("conv", 32, (48, 48), 32))
-    assert one == of(Sample("conv", 64, (16, 16), 96))
-    assert one != of(Sample("conv", 36, (48, 48), 32))
-    assert one != of(Sample("conv", 32, (48, 48), 32, stride=(2, 2)))
-    assert one != of(Sample("conv", 32, (48, 48), 32, groups=32))
 
 
 def test_public_names_stay_functions() -> None:

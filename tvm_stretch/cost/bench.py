@@ -31,6 +31,8 @@ REFERENCE = Sample("conv", 64, (28, 28), 64, (1, 1), epilogue="relu")
 
 _RUNS = 9
 _SECONDS = 3.0
+_UPLOADS = itertools.count()
+"""Numbers of uploaded libraries: sessions outlive the bench of one processor."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,6 @@ class Bench:
         self.host = processors[-1]
         self.session = session
         self.fcompile = fcompile
-        self._uploads = itertools.count()
         reference = self._open(self._compile(chain([REFERENCE]), self.processor))
         count = len(json.loads(reference["graph"]())["nodes"])
         self.stopwatch = Stopwatch(lambda: sum(node_times(_trace(reference), count)))
@@ -172,7 +173,7 @@ class Bench:
         if self.session is not None:
             with tempfile.TemporaryDirectory() as folder:
                 # another name each time: overwriting a library that is loaded crashes the device
-                path = Path(folder, f"kernels{next(self._uploads)}.so")
+                path = Path(folder, f"kernels{next(_UPLOADS)}.so")
                 model.export(path, fcompile=self.fcompile)
                 self.session.upload(str(path))
             module, device = self.session.load_module(path.name), self.session.cpu(0)

@@ -9,14 +9,14 @@ Killed at any point it goes on where it stopped when it is called again.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from tvm import rpc
 
@@ -40,7 +40,6 @@ _SCENE_EVERY = 5
 """Every so many batches one is a small network of other operators."""
 
 Progress = Callable[[str], None]
-Measured = TypeVar("Measured")
 
 
 def measure(
@@ -52,6 +51,7 @@ def measure(
     networks: Mapping[str, object] | None = None,
     session: rpc.RPCSession | None = None,
     device: str | None = None,
+    fcompile: Callable[..., object] | None = None,
     cpu_threads: int | None = None,
     progress: Progress | None = None,
     seed: int = 0,
@@ -66,6 +66,7 @@ def measure(
         networks: networks, by name, whose kernels are measured first, in place.
         session: a TVM RPC session of the device; None measures on this machine.
         device: name of the remote device, so that its measurements are not mixed with others.
+        fcompile: links libraries for the remote device, as for ``Model.export``.
         cpu_threads: as for ``compile``.
         progress: receives a line of text after every step.
         seed: of the samples.
@@ -75,7 +76,8 @@ def measure(
 
     Raises:
         InputError: the budget is not positive, or a session comes without a device name.
-        CostModelError: the folder's measurements are damaged or from another device.
+        CostModelError: the folder's measurements are damaged or from another device; or a device
+            disappeared: what was measured is kept, and another call goes on with it.
     """
     if not budget > 0:
         raise InputError(f"expected a positive number of seconds for budget, got {budget!r}")
@@ -94,16 +96,33 @@ def measure(
         share = budget / (len(placeable) - index)
         start = time.monotonic()
         dataset = open_dataset(place, processor, device, resume)
-        campaign = Campaign(Bench(own, session), dataset, random.Random(seed), say)
-        if processor in others and session is None:
-            _measure_together(dataset, host, processor, say)
-        campaign.run(share, networks or {})
+        with _whatever_happens(dataset, processor):
+            bench = Bench(own, session, fcompile)
+            if processor in others and session is None:
+                _measure_together(dataset, host, processor, say)
+        Campaign(bench, dataset, random.Random(seed), say).run(share, networks or {})
         budget = max(1.0, budget - (time.monotonic() - start))
         below = models.get(host.name) if processor.machine.group_items == 1 else None
         models[processor.name] = learn(dataset, processor, below)
         models[processor.name].save(place / f"{processor.name}.json")
         say(f"{processor.name}: {len(dataset.rows)} kernels, model in {place}")
     return models
+
+
+@contextlib.contextmanager
+def _whatever_happens(dataset: Dataset, processor: Processor) -> Iterator[None]:
+    """A device that disappears becomes one clear error; its measurements are on the disk."""
+    try:
+        yield
+    except StretchError:
+        raise
+    except (RuntimeError, OSError) as error:  # of the driver, or of the RPC session
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise CostModelError(
+            f"expected {processor.name} to be there until the budget is spent, got {lines[-1]!r}; "
+            f"its {len(dataset.rows)} kernels are kept in {dataset.path}: bring it back and "
+            "measure again to go on"
+        ) from error
 
 
 def _measure_together(dataset: Dataset, host: Processor, other: Processor, say: Progress) -> None:
@@ -172,19 +191,21 @@ class Campaign:
 
     def run(self, seconds: float, networks: Mapping[str, object]) -> None:
         """Measure until the time is over."""
-        end = time.monotonic() + seconds
+        with _whatever_happens(self.dataset, self.bench.processor):
+            self._run(time.monotonic() + seconds, networks)
+
+    def _run(self, end: float, networks: Mapping[str, object]) -> None:
         known = {row.network for row in self.dataset.rows}
         for name, network in networks.items():
             if name not in known and time.monotonic() < end:
-                timing = self._measured(partial(self.bench.measure_network, name, network))
-                self._add(timing.rows, name)
+                self._add(self.bench.measure_network(name, network).rows, name)
         batch = 1 + max((row.batch for row in self.dataset.rows), default=-1)
         while time.monotonic() < end:
             work = self._work(batch)
-            rows = self._measured(work)
+            rows = work()
             if rows and not any(row.quiet for row in rows) and time.monotonic() < end:
                 self.say(f"batch {batch}: the machine is busy; measured again")
-                rows = self._measured(work)
+                rows = work()
             self._add(rows, f"batch {batch}")
             batch += 1
 
@@ -194,20 +215,6 @@ class Campaign:
             return partial(self.bench.measure_scene, scene(batch), batch)
         samples = self._samples(batch - batch // _SCENE_EVERY)
         return partial(self.bench.measure_samples, samples, batch)
-
-    def _measured(self, work: Callable[[], Measured]) -> Measured:
-        """What ``work`` returns; a device that disappeared becomes one clear error."""
-        try:
-            return work()
-        except StretchError:
-            raise
-        except (RuntimeError, OSError) as error:  # of the driver, or of the RPC session
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise CostModelError(
-                f"expected {self.bench.processor.name} to be there until the budget is spent, got "
-                f"{lines[-1]!r}; its {len(self.dataset.rows)} kernels are kept in "
-                f"{self.dataset.path}: bring it back and measure again to go on"
-            ) from error
 
     def _add(self, rows: Sequence[Row], what: str) -> None:
         for row in rows:

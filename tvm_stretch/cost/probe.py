@@ -1,69 +1,65 @@
 """``ts.probe()``: does the device really run what its table says it supports?
 
     verdicts = ts.probe("opencl", "resnet50.onnx")
-    verdicts.refused            # {"nn.conv2d float32 ...": "compile: ..."}; empty if all is well
+    verdicts.refused            # {"nn.conv2d float32 ... in NCHW8c": "compile: ..."}
 
-Every (operator, shape class, dtype, layout) that the network needs is compiled and run there, and
-its result is compared with the CPU's. Verdicts are kept in a file, so each is found only once for a
-device and a version of this package.
+Every (operator, shape class, dtype, layout) that the network needs, whole or in parts, is compiled
+and run there, and its result is compared with that of TVM's virtual machine. Verdicts are kept in
+a file, so each is found only once for a device and a version of this package; ``compile()`` reads
+it.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax
-from tvm.ir import GenericConst
+from tvm import relax, tirx
 
-from tvm_stretch.compiler import compile
+from tvm_stretch.compiler import build
 from tvm_stretch.cost.device import chosen_folder, fingerprint
-from tvm_stretch.cost.files import write_whole
-from tvm_stretch.cost.model import check_device
-from tvm_stretch.errors import CostModelError, TargetError
+from tvm_stretch.cost.verdicts import (
+    PLAIN,
+    Verdicts,
+    blocked_layout,
+    in_layout,
+    operator_class,
+    verdicts_path,
+)
+from tvm_stretch.errors import CostModelError, TargetError, UnsupportedError
 from tvm_stretch.frontend import load_network
-from tvm_stretch.passes.operators import Operator, Operators
+from tvm_stretch.passes.block_channels import BlockChannels
+from tvm_stretch.passes.expressions import shape_of
+from tvm_stretch.passes.operators import Operators
+from tvm_stretch.plan import Plan, PlannedRegion
 from tvm_stretch.processors import TargetLike, make_processors
-from tvm_stretch.targets.processor import OpRule, Processor
+from tvm_stretch.search import search
+from tvm_stretch.search.costs import planning_costs
+from tvm_stretch.targets.processor import Processor
 
-FORMAT = "tvm_stretch.cost.probe"
-VERSION = 1
 _TOLERANCE = 2e-3  # of the largest value: sums in another order, approximate exponentials
+_PROBED, _BEFORE = "probed", "before"
 
 
 @dataclass(frozen=True)
-class Verdicts:
-    """What a processor runs correctly.
+class Trial:
+    """One operator by itself.
 
     Attributes:
-        device: where that was found out.
-        reasons: by class of operators: why the processor does not run it; empty text if it does.
+        call: it, in a network.
+        mod: that network, whose kernels it may call.
+        blocked: the tensors that are in blocks of channels there.
     """
 
-    device: dict[str, Any]
-    reasons: dict[str, str]
-
-    @property
-    def refused(self) -> dict[str, str]:
-        """The classes that do not run, and why."""
-        return {key: reason for key, reason in self.reasons.items() if reason}
-
-    def apply(self, processor: Processor) -> Processor:
-        """The processor, refusing what failed here."""
-        kinds = sorted({key.split()[0] for key in self.refused})
-
-        def check(call: relax.Call) -> str | None:
-            reason = self.reasons.get(operator_class(call))
-            return f"probe: {reason}" if reason else processor.why_not(call)
-
-        rules = tuple(OpRule(f"relax.{kind}", check=check) for kind in kinds)
-        return replace(processor, rules=(*rules, *processor.rules))
+    call: relax.Call
+    mod: tvm.IRModule
+    blocked: frozenset[str] = frozenset()
 
 
 def probe(
@@ -78,112 +74,181 @@ def probe(
     Args:
         target: the processor, as for ``compile``.
         model: the network, as for ``compile``.
-        cache: file of verdicts; by default in the user's cache, one for each processor.
+        cache: file of verdicts; by default in the user's cache, where ``compile`` finds it.
         cpu_threads: as for ``compile``.
 
     Raises:
-        CostModelError: the file of verdicts is damaged or from another device.
+        CostModelError: the file of verdicts is damaged or from another device, or the device
+            disappeared; what was found until then is kept.
+        TargetError: the target is not of this machine.
     """
     processors, placeable = make_processors([target], cpu_threads)
     if len(placeable) != 1:
         raise TargetError(f"expected one target for probe, got {target!r}; probe one at a time")
     processor, host = placeable[0], processors[0]
-    path = Path(cache or chosen_folder(None, host) / f"{processor.name}.probe.json")
-    device = fingerprint(processor)
-    known = _load(path, device)
-    wanted: dict[str, Operator] = {}
-    for operator in Operators(load_network(model)["main"]):
+    if not processor.runs_here:
+        raise TargetError(
+            f"expected a processor of this machine for probe, got {target!r}; probe it there"
+        )
+    path = Path(cache) if cache else verdicts_path(chosen_folder(None, host), processor)
+    known = Verdicts.read(path, fingerprint(processor))
+    wanted: dict[str, Trial] = {}
+    for mod in _networks(load_network(model), processor, host):
+        for key, trial in _trials(mod, processor):
+            wanted.setdefault(key, trial)
+    for key, trial in wanted.items():
+        if key not in known.reasons:
+            reason = processor.why_not(trial.call) or _try(trial, processor, host)
+            if reason.startswith("run:"):
+                _require_device(processor, host, reason, path)
+                reason = _try(trial, processor, host)  # it may have been an accident
+            known.reasons[key] = reason
+            known.write(path)
+    return Verdicts(known.device, {key: known.reasons[key] for key in wanted})
+
+
+def _networks(mod: tvm.IRModule, processor: Processor, host: Processor) -> Iterator[tvm.IRModule]:
+    """The network as it is, and in the parts that the search would give the processor."""
+    yield mod
+    if processor is not host:
+        with contextlib.suppress(UnsupportedError):
+            for rival in search(mod, planning_costs([host, processor])).rivals:
+                yield rival.branched.mod
+
+
+def _trials(mod: tvm.IRModule, processor: Processor) -> Iterator[tuple[str, Trial]]:
+    """Every operator of the network that reads a tensor, with the name of its class."""
+    blocked = _blocked(mod, processor)
+    for operator in Operators(mod["main"]):
         if isinstance(operator.binding.value, relax.Call) and operator.inputs:
-            wanted.setdefault(operator_class(operator.call), operator)
-    for key, operator in wanted.items():
-        if key in known:
-            continue
-        known[key] = processor.why_not(operator.call) or _try(operator, processor, host)
-        write_whole(path, _dump(device, known))
-    return Verdicts(device, {key: known[key] for key in wanted})
+            layout = blocked_layout(processor) if operator.name in blocked else PLAIN
+            key = in_layout(operator_class(operator.call), layout)
+            yield key, Trial(operator.call, mod, blocked)
 
 
-def operator_class(call: relax.Call) -> str:
-    """What decides whether an operator runs: all but the sizes of its tensors.
-
-    Of a size only counts whether it is 1 and whether it fills vectors of 4, 8 and 16.
-    """
-    kind = call.op.name.removeprefix("relax.") if isinstance(call.op, tvm.ir.Op) else "call"
-    words = [kind]
-    for argument in call.args:
-        held = "const" if isinstance(argument, GenericConst) else "tensor"
-        types = argument.ty.fields if isinstance(argument.ty, relax.TupleType) else [argument.ty]
-        for ty in types:
-            if isinstance(ty, relax.TensorType) and ty.shape is not None:
-                sizes = ",".join(_size_class(int(size)) for size in ty.shape.values)
-                words.append(f"{held}:{ty.dtype}[{sizes}]")
-    words.append(_attributes(call))
-    return " ".join(words).strip()
-
-
-def _size_class(size: int) -> str:
-    if size == 1:
-        return "1"
-    return next((f"{n}n" for n in (16, 8, 4) if size % n == 0), "n")
-
-
-def _attributes(call: relax.Call) -> str:
-    """Attributes as text, groups by their kind: one, several, one for each channel."""
-    if call.attrs is None:
-        return ""
-    found = []
-    for field in type(call.attrs).__tvm_ffi_type_info__.fields:
-        name, value = field.name, getattr(call.attrs, field.name)
-        if name == "groups":
-            channels = int(call.args[0].ty.shape.values[1])
-            value = {1: "one", channels: "all"}.get(int(value), "some")
-        found.append(f"{name}={str(value).replace(' ', '')}")
-    return " ".join(found)
+def _blocked(mod: tvm.IRModule, processor: Processor) -> frozenset[str]:
+    """The operators that compute on blocks of channels."""
+    main: relax.Function = BlockChannels({processor.name: processor.machine})(mod)["main"]
+    shapes = {
+        binding.var.name: tuple(shape_of(binding.var))
+        for block in main.body.blocks
+        for binding in block.bindings
+        if isinstance(binding.var.ty, relax.TensorType)
+    }
+    operators = Operators(mod["main"])
+    return frozenset(op.name for op in operators if shapes.get(op.name, op.shape) != op.shape)
 
 
 # --- one operator ---------------------------------------------------------------------------------
 
 
-def _try(operator: Operator, processor: Processor, host: Processor) -> str:
+def _try(trial: Trial, processor: Processor, host: Processor) -> str:
     """The reason for which the operator does not run; empty if it does."""
-    network = _alone(operator.call)
+    network, before = _alone(trial)
     dice = np.random.default_rng(0)
     values = [_input(param, dice) for param in network["main"].params]
-    expected = _outputs(compile(network, [host], cpu_threads=host.threads)(*values))
+    expected = _reference(network, values)
+    processors = [host] if processor is host else [host, processor]
     try:
-        model = compile(network, [processor], cpu_threads=host.threads)
+        model = build(network, _plan(before, processor, host), processors, processors)
     except Exception as error:  # whatever a compiler finds wrong is a reason, not a failure
-        return f"compile: {_first_line(error)}"
+        return f"compile: {_last_line(error)}"
     try:
         found = _outputs(model(*values))
     except Exception as error:  # likewise of drivers
-        return f"run: {_first_line(error)}"
+        return f"run: {_last_line(error)}"
     for ours, right in zip(found, expected, strict=True):
-        worst = float(np.max(np.abs(ours - right), initial=0.0))
-        scale = float(np.max(np.abs(right), initial=1.0))
-        if not worst <= _TOLERANCE * scale:
-            return f"result: differs from the CPU's by {worst:.3g} of {scale:.3g}"
+        worst = _difference(ours, right)
+        scale = float(np.max(np.abs(right), initial=1.0, where=np.isfinite(right)))
+        if worst > _TOLERANCE * scale:
+            return f"result: differs from the virtual machine's by {worst:.3g} of {scale:.3g}"
     return ""
 
 
-def _alone(call: relax.Call) -> tvm.IRModule:
-    """A network of this one call; tensors become inputs, constants stay."""
+def _require_device(processor: Processor, host: Processor, reason: str, path: Path) -> None:
+    """An operator failed to run: does the device still run anything at all?"""
     bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 16), "float32"))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            out = bb.emit_output(relax.op.add(x, x), name_hint=_PROBED)
+        bb.emit_func_output(out)
+    call = bb.get()["main"].body.blocks[0].bindings[0].value
+    if processor.why_not(call) is None and _try(Trial(call, bb.get()), processor, host):
+        raise CostModelError(
+            f"expected {processor.name} to be there while it is probed, got {reason!r} from "
+            f"everything; what was found before is kept in {path}: bring it back and probe again"
+        )
+
+
+def _alone(trial: Trial) -> tuple[tvm.IRModule, list[str]]:
+    """A network of this one call, and the names of the operators before it.
+
+    Tensors become inputs, constants stay. Those that are in blocks of channels in the network come
+    from operators that write such blocks and change nothing.
+    """
+    kernels = {v: f for v, f in trial.mod.functions.items() if isinstance(f, tirx.PrimFunc)}
+    bb = relax.BlockBuilder(tvm.IRModule(kernels))
     params: dict[relax.Var, relax.Var] = {}
+    before: list[str] = []
+
+    def collect(expr: relax.Expr) -> None:
+        if isinstance(expr, relax.Tuple):
+            for field in expr.fields:
+                collect(field)
+        elif isinstance(expr, relax.Var) and expr not in params:
+            params[expr] = relax.Var(f"x{len(params)}", expr.ty)
+
+    for argument in trial.call.args:
+        collect(argument)
+    values: dict[relax.Var, relax.Expr] = {}
 
     def renamed(expr: relax.Expr) -> relax.Expr:
-        if isinstance(expr, relax.Var):
-            return params.setdefault(expr, relax.Var(f"x{len(params)}", expr.ty))
         if isinstance(expr, relax.Tuple):
             return relax.Tuple([renamed(field) for field in expr.fields])
-        return expr
+        return values.get(expr, expr) if isinstance(expr, relax.Var) else expr
 
-    alone = relax.Call(call.op, [renamed(arg) for arg in call.args], call.attrs, call.ty_args)
     with bb.function("main", list(params.values())):
         with bb.dataflow():
-            result = bb.emit_output(alone)
+            for old, param in params.items():
+                passed = _passed_on(param) if old.name in trial.blocked else None
+                if passed is not None:
+                    before.append(f"{_BEFORE}{len(before)}")
+                values[old] = param if passed is None else bb.emit(passed, name_hint=before[-1])
+            call = trial.call
+            args = [renamed(argument) for argument in call.args]
+            alone = relax.Call(call.op, args, call.attrs, call.ty_args)
+            result = bb.emit_output(alone, name_hint=_PROBED)
         bb.emit_func_output(result)
-    return bb.get()
+    return bb.get(), before
+
+
+def _passed_on(value: relax.Var) -> relax.Expr | None:
+    """The same values in blocks of channels, if there can be such."""
+    shape = tuple(shape_of(value))
+    if str(value.ty.dtype) != "float32" or len(shape) not in (2, 4):
+        return None
+    channels = shape[1]
+    if len(shape) == 2:
+        return relax.op.matmul(value, relax.const(np.eye(channels, dtype="float32")))
+    ones = relax.const(np.ones((channels, 1, 1, 1), "float32"))
+    return relax.op.nn.conv2d(value, ones, groups=channels)
+
+
+def _plan(before: Sequence[str], processor: Processor, host: Processor) -> Plan:
+    """The operator on the processor, what is before it on the CPU."""
+    regions = [PlannedRegion("r1", processor.name, (_PROBED,))]
+    if before:
+        regions.insert(0, PlannedRegion("r0", host.name, tuple(before)))
+    return Plan(tuple(dict.fromkeys((host.name, processor.name))), tuple(regions))
+
+
+def _reference(mod: tvm.IRModule, values: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
+    """What TVM makes of it, without our kernels."""
+    target = tvm.target.Target("llvm")
+    with target, tvm.transform.PassContext(opt_level=0):
+        machine = relax.VirtualMachine(tvm.compile(mod, target), tvm.cpu())
+    return _outputs(machine["main"](*[tvm.runtime.tensor(value) for value in values]))
 
 
 def _input(param: relax.Var, dice: np.random.Generator) -> np.ndarray[Any, Any]:
@@ -194,37 +259,17 @@ def _input(param: relax.Var, dice: np.random.Generator) -> np.ndarray[Any, Any]:
 
 
 def _outputs(result: Any) -> list[np.ndarray[Any, Any]]:
-    fields: Sequence[Any] = result if isinstance(result, tuple) else (result,)
+    fields: Sequence[Any] = [result] if hasattr(result, "numpy") else list(result)
     return [field.numpy().astype(np.float64) for field in fields]
 
 
-def _first_line(error: Exception) -> str:
+def _difference(found: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> float:
+    """The largest one; not a number is equal to itself, and far from everything else."""
+    same = (found == right) | (np.isnan(found) & np.isnan(right))
+    apart = np.where(same, 0.0, np.abs(np.subtract(found, right, where=~same, out=found * 0)))
+    return float(np.max(np.nan_to_num(apart, nan=np.inf), initial=0.0))
+
+
+def _last_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return (lines[-1] if lines else type(error).__name__)[:200]
-
-
-# --- the file -------------------------------------------------------------------------------------
-
-
-def _dump(device: dict[str, Any], reasons: dict[str, str]) -> str:
-    head = {"format": FORMAT, "version": VERSION, "device": device}
-    return json.dumps({**head, "reasons": dict(sorted(reasons.items()))}, indent=1) + "\n"
-
-
-def _load(path: Path, device: dict[str, Any]) -> dict[str, str]:
-    if not path.exists():
-        return {}
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        found, reasons = (data["format"], data["version"]), dict(data["reasons"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CostModelError(
-            f"expected verdicts of ts.probe in {path}, got {error!r}; delete the file"
-        ) from error
-    if found != (FORMAT, VERSION):
-        raise CostModelError(
-            f"expected {(FORMAT, VERSION)} for the format and version of {path}, got {found}; "
-            "delete the file"
-        )
-    check_device(data.get("device"), device, str(path))
-    return reasons

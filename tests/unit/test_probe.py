@@ -1,0 +1,244 @@
+"""ts.probe: every class of operators is tried once, and compile() believes what came of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from fake_targets import TARGET, fake_processor
+from relax_helpers import module, random_const
+from tvm import relax
+from tvm_stretch.passes.calls import Calls
+from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.processor import Processor
+
+import tvm_stretch as ts
+from tvm_stretch.compiler import build
+from tvm_stretch.cost import probe as probing
+from tvm_stretch.cost.device import default_folder, fingerprint
+from tvm_stretch.cost.probe import probe
+from tvm_stretch.cost.samples import Sample, chain
+from tvm_stretch.cost.verdicts import (
+    PLAIN,
+    Verdicts,
+    blocked_layout,
+    in_layout,
+    operator_class,
+    verdicts_path,
+)
+from tvm_stretch.errors import CostModelError, TargetError, UnsupportedError
+from tvm_stretch.frontend import load_network
+from tvm_stretch.plan import Plan
+
+
+def host() -> Processor:
+    return cpu_processor(TARGET, 1)
+
+
+def network(size: int = 6, channels: int = 16) -> tvm.IRModule:
+    """conv2d, relu."""
+    weight = random_const(channels, channels, 3, 3)
+
+    def body(x: relax.Expr) -> relax.Expr:
+        return relax.op.nn.relu(relax.op.nn.conv2d(x, weight, padding=1))
+
+    return load_network(module(body, (1, channels, size, size)))
+
+
+def class_of(mod: tvm.IRModule, operator: str, layout: str = "NCHW8c") -> str:
+    return in_layout(operator_class(Calls(mod["main"]).calls[operator]), layout)
+
+
+def no_trials(*_args: object) -> str:
+    raise AssertionError("tried again")
+
+
+def test_verdicts_are_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "verdicts.json"
+    verdicts = probe(host(), network(), cache=path, cpu_threads=1)
+    assert verdicts.refused == {}
+    assert [key.split()[0] for key in verdicts.reasons] == ["nn.conv2d", "nn.relu"]
+    monkeypatch.setattr(probing, "_try", no_trials)
+    assert probe(host(), network(size=10), cache=path, cpu_threads=1) == verdicts
+    with pytest.raises(AssertionError, match="tried again"):
+        probe(host(), network(channels=12), cache=path, cpu_threads=1)
+
+
+def test_operators_are_tried_in_the_layout_that_they_run_in() -> None:
+    """The ReLU behind a convolution computes on blocks of channels, one by itself does not."""
+    npu = fake_processor("npu")
+    for mod, layout, rank in (
+        (network(), blocked_layout(npu), 5),
+        (load_network(module(lambda x: relax.op.nn.relu(x), (1, 16, 6, 6))), PLAIN, 4),
+    ):
+        trials = dict(probing._trials(mod, npu))
+        trial = trials[class_of(mod, "relu", layout)]
+        alone, before = probing._alone(trial)
+        processors = [host(), npu]
+        model = build(alone, probing._plan(before, npu, host()), processors, processors)
+        (node,) = (node for node in model.graph.nodes if node.name.startswith("probed"))
+        assert len(model.graph.tensors[node.inputs[0]].shape) == rank
+        assert probing._try(trial, npu, host()) == ""
+
+
+def test_parts_that_the_search_makes_are_tried_too(tmp_path: Path) -> None:
+    weight = random_const(128, 128, 3, 3)
+    mod = module(lambda x: relax.op.nn.conv2d(x, weight, padding=1), (1, 128, 28, 28))
+    found = probe(fake_processor("npu"), mod, cache=tmp_path / "npu.json", cpu_threads=1)
+    assert {key.split()[0] for key in found.reasons} > {"nn.conv2d"}
+    assert any(key.startswith(("concat", "strided_slice")) for key in found.reasons)
+
+
+def breaking(monkeypatch: pytest.MonkeyPatch, operator: str, result: Any) -> None:
+    """The NPU computes something else for an operator."""
+
+    def wrong(mod: tvm.IRModule, plan: Plan, *processors: Any) -> Any:
+        model = build(mod, plan, *processors)
+        if f"R.{operator}" not in mod.script() or "npu" not in plan.processors:
+            return model
+        return lambda *values: tvm.runtime.tensor(result(model(*values).numpy()))
+
+    monkeypatch.setattr(probing, "build", wrong)
+
+
+def test_what_computes_wrongly_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    breaking(monkeypatch, "nn.relu", lambda y: y + 1)
+    npu = fake_processor("npu")
+    verdicts = probe(npu, network(), cache=tmp_path / "npu.json", cpu_threads=1)
+    assert [key.split()[0] for key in verdicts.refused] == ["nn.relu"]
+    calls = Calls(network()["main"]).calls
+    careful = verdicts.apply(npu)
+    reason = str(careful.why_not(calls["relu"]))
+    assert reason.startswith("probe: result: differs") and reason.endswith("(NCHW8c)")
+    assert careful.why_not(calls["conv2d"]) is None
+
+
+def test_not_a_number_is_equal_to_itself_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mod = module(lambda x: relax.op.sqrt(x), (4, 5))  # of negative numbers too
+    npu = fake_processor("npu")
+    assert probe(npu, mod, cache=tmp_path / "a.json", cpu_threads=1).refused == {}
+    breaking(monkeypatch, "sqrt", np.nan_to_num)
+    refused = probe(npu, mod, cache=tmp_path / "b.json", cpu_threads=1).refused
+    assert "differs from the virtual machine's by inf" in next(iter(refused.values()))
+
+
+def test_what_does_not_compile_is_refused(tmp_path: Path) -> None:
+    def broken(_kernels: object, _schedule: object) -> tvm.runtime.Module:
+        raise RuntimeError("a trace\nthe driver has no such instruction")
+
+    npu = replace(fake_processor("npu"), build=broken)
+    refused = probe(npu, network(), cache=tmp_path / "npu.json", cpu_threads=1).refused
+    assert set(refused.values()) == {"compile: the driver has no such instruction"}
+
+
+def test_a_device_that_is_lost_is_no_verdict(tmp_path: Path) -> None:
+    """Else nothing would ever be placed on it again."""
+    lost = fake_processor("npu", regions={"r1": {"fails": "the device is lost"}})
+    path = tmp_path / "npu.json"
+    first = class_of(network(), "conv2d")
+    Verdicts(fingerprint(lost), {first: ""}).write(path)
+    with pytest.raises(
+        CostModelError, match=r"^expected npu to be there .* the device is lost.*; "
+    ):
+        probe(lost, network(), cache=path, cpu_threads=1)
+    assert json.loads(path.read_text())["reasons"] == {first: ""}
+
+
+def test_targets_that_cannot_be_probed(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match="a processor of this machine for probe"):
+        probe({"kind": "opencl", "device": "gpu"}, network(), cache=tmp_path / "gpu.json")
+
+
+# --- compile() ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache, for this device."""
+    monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", str(tmp_path))
+    found = default_folder(host())
+    assert found is not None
+    return found
+
+
+def test_compile_believes_the_verdicts_in_the_cache(folder: Path) -> None:
+    mod, npu = network(), fake_processor("npu")
+    everything_on_npu = Plan(("cpu", "npu"), ())
+    targets = [npu, TARGET]
+    model = ts.compile(mod, targets, plan=everything_on_npu, cpu_threads=1)
+    assert set(model.plan.processor_of().values()) == {"npu"}
+    found = {class_of(mod, "relu"): "result: differs", class_of(mod, "conv2d"): ""}
+    Verdicts(fingerprint(npu), found).write(verdicts_path(folder, npu))
+    careful = ts.compile(mod, targets, plan=everything_on_npu, cpu_threads=1)
+    assert careful.plan.processor_of() == {"conv2d": "npu", "relu": "cpu"}
+    assert "npu  relu  probe: result: differs (NCHW8c)" in careful.plan.explain()
+    with pytest.raises(UnsupportedError, match=r"relu on npu: probe: result: differs"):
+        ts.compile(mod, targets, plan=json.loads(model.plan.to_json()), cpu_threads=1)
+    decided = ts.compile(mod, targets, cpu_threads=1)
+    assert decided.plan.processor_of()["relu"] == "cpu"
+    assert any(refusal.reason.startswith("probe: ") for refusal in decided.plan.refusals)
+
+
+def test_probe_and_compile_use_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", str(tmp_path))
+    breaking(monkeypatch, "nn.relu", lambda y: y + 1)
+    npu = fake_processor("npu")
+    probe(npu, network(), cpu_threads=1)
+    (path,) = tmp_path.rglob("npu.probe.json")
+    assert sum(map(bool, json.loads(path.read_text())["reasons"].values())) == 1
+    plan = Plan(("npu",), ())
+    plan = ts.compile(network(), [npu, "llvm"], plan=plan, cpu_threads=1).plan
+    assert plan.processor_of() == {"conv2d": "npu", "relu": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"version": 1}, r"for the format and version of .*, got .*; delete the file"),
+        ({"device": {"machine": "phone"}}, r"expected measurements of this device in .*machine"),
+        ({"reasons": 3}, r"expected verdicts of ts\.probe in .*, got TypeError"),
+        (None, r"expected verdicts of ts\.probe in .*, got JSONDecodeError"),
+    ],
+)
+def test_verdicts_that_cannot_be_believed(
+    folder: Path, change: dict[str, Any] | None, says: str
+) -> None:
+    npu = fake_processor("npu")
+    path = verdicts_path(folder, npu)
+    Verdicts(fingerprint(npu), {"nn.relu": ""}).write(path)
+    text = path.read_text()
+    path.write_text(text[:40] if change is None else json.dumps({**json.loads(text), **change}))
+    for use in (
+        lambda: ts.compile(network(), [TARGET, npu], cpu_threads=1),
+        lambda: probe(npu, network(), cache=path, cpu_threads=1),
+    ):
+        with pytest.raises(CostModelError, match=says):
+            use()
+    assert path.exists(), "what is damaged is for the user to delete"
+
+
+def test_classes_forget_sizes_but_not_kinds() -> None:
+    def of(sample: Sample) -> str:
+        calls: list[str] = []
+
+        def visit(expr: tvm.relax.Expr) -> None:
+            if isinstance(expr, tvm.relax.Call) and "conv2d" in str(expr.op):
+                calls.append(operator_class(expr))
+
+        tvm.relax.analysis.post_order_visit(chain([sample])["main"], visit)
+        return calls[0]
+
+    one = of(Sample("conv", 32, (48, 48), 32))
+    assert one == of(Sample("conv", 64, (16, 16), 96))
+    assert one != of(Sample("conv", 36, (48, 48), 32))
+    assert one != of(Sample("conv", 32, (48, 48), 32, stride=(2, 2)))
+    assert one != of(Sample("conv", 32, (48, 48), 32, groups=32))

@@ -1,0 +1,182 @@
+"""What ``ts.probe()`` found out about a processor, and how ``compile()`` comes to know it.
+
+    opencl.probe.json   "nn.relu tensor:float32[1,16n,n,n] in NCHW8c": "result: differs from ..."
+        -> the processor's table refuses every such operator, with the reason "probe: ..."
+
+The file lies where ``ts.measure`` leaves its models: in a folder of the user's cache that is named
+after the device. A file that is damaged, of another version or from another device is an error and
+not silently skipped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.ir import GenericConst
+
+from tvm_stretch.cost.device import default_folder, fingerprint
+from tvm_stretch.cost.files import write_whole
+from tvm_stretch.cost.model import check_device
+from tvm_stretch.errors import CostModelError
+from tvm_stretch.targets.processor import OpRule, Processor
+
+FORMAT = "tvm_stretch.cost.probe"
+VERSION = 2
+PLAIN = "plain"
+"""The layout that operators have in the network."""
+
+
+def blocked_layout(processor: Processor) -> str:
+    """The name of the layout in blocks of channels."""
+    return f"NCHW{processor.machine.lanes}c"
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What a processor runs correctly.
+
+    Attributes:
+        device: where that was found out.
+        reasons: by class and layout of operators: why the processor does not run it; empty text if
+            it does.
+    """
+
+    device: dict[str, Any]
+    reasons: dict[str, str]
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """What does not run, and why."""
+        return {key: reason for key, reason in self.reasons.items() if reason}
+
+    def apply(self, processor: Processor) -> Processor:
+        """The processor, refusing what failed here in one of the layouts it may run in."""
+        layouts = (PLAIN, blocked_layout(processor))
+
+        def check(call: relax.Call) -> str | None:
+            found = operator_class(call)
+            for layout in layouts:
+                reason = self.reasons.get(in_layout(found, layout))
+                if reason:
+                    return f"probe: {reason} ({layout})"
+            return processor.why_not(call)
+
+        kinds = sorted({key.split()[0] for key in self.refused})
+        rules = tuple(OpRule(f"relax.{kind}", check=check) for kind in kinds)
+        return replace(processor, rules=(*rules, *processor.rules))
+
+    def write(self, path: Path) -> None:
+        """Write the file; it appears complete or not at all."""
+        head = {"format": FORMAT, "version": VERSION, "device": self.device}
+        data = {**head, "reasons": dict(sorted(self.reasons.items()))}
+        write_whole(path, json.dumps(data, indent=1) + "\n")
+
+    @staticmethod
+    def read(path: Path, device: Mapping[str, Any]) -> Verdicts:
+        """What the file says; nothing if there is none.
+
+        Raises:
+            CostModelError: it is damaged, of another version or from another device.
+        """
+        if not path.exists():
+            return Verdicts(dict(device), {})
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            found, reasons = (data["format"], data["version"]), dict(data["reasons"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CostModelError(
+                f"expected verdicts of ts.probe in {path}, got {error!r}; delete the file"
+            ) from error
+        if found != (FORMAT, VERSION):
+            raise CostModelError(
+                f"expected {(FORMAT, VERSION)} for the format and version of {path}, got {found}; "
+                "delete the file"
+            )
+        check_device(data.get("device"), device, str(path))
+        return Verdicts(dict(device), {str(key): str(reason) for key, reason in reasons.items()})
+
+
+def verdicts_path(folder: Path, processor: Processor) -> Path:
+    """Where the verdicts on a processor lie."""
+    return folder / f"{processor.name}.probe.json"
+
+
+def apply_verdicts(
+    processors: Sequence[Processor], placeable: Sequence[Processor]
+) -> tuple[list[Processor], list[Processor]]:
+    """The same processors, refusing what ``ts.probe`` found not to run on this machine.
+
+    Args:
+        processors: all of a model's, the CPU first.
+        placeable: those of them that operators may be placed on.
+
+    Raises:
+        CostModelError: a file of verdicts is damaged, of another version or from another device.
+    """
+    folder = default_folder(processors[0])
+    if folder is None:
+        return list(processors), list(placeable)
+
+    def careful(processor: Processor) -> Processor:
+        if not processor.runs_here:
+            return processor
+        verdicts = Verdicts.read(verdicts_path(folder, processor), fingerprint(processor))
+        return verdicts.apply(processor) if verdicts.refused else processor
+
+    found = {processor.name: careful(processor) for processor in processors}
+    return [found[p.name] for p in processors], [found[p.name] for p in placeable]
+
+
+# --- classes of operators -------------------------------------------------------------------------
+
+
+def in_layout(operators: str, layout: str) -> str:
+    """The name of a class of operators in one layout."""
+    return f"{operators} in {layout}"
+
+
+def operator_class(call: relax.Call) -> str:
+    """What decides whether an operator runs: all but the sizes of its tensors, and its layout.
+
+    Of a size only counts whether it is 1 and whether it fills vectors of 4, 8 and 16.
+    """
+    kind = call.op.name.removeprefix("relax.") if isinstance(call.op, tvm.ir.Op) else "call"
+    words = [kind]
+    for argument in call.args:
+        if isinstance(argument, tvm.ir.GlobalVar):
+            words.append(argument.name_hint.rstrip("0123456789"))
+            continue
+        held = "const" if isinstance(argument, GenericConst) else "tensor"
+        types = argument.ty.fields if isinstance(argument.ty, relax.TupleType) else [argument.ty]
+        for ty in types:
+            if isinstance(ty, relax.TensorType) and ty.shape is not None:
+                sizes = ",".join(_size_class(int(size)) for size in ty.shape.values)
+                words.append(f"{held}:{ty.dtype}[{sizes}]")
+    words.append(_attributes(call))
+    return " ".join(words).strip()
+
+
+def _size_class(size: int) -> str:
+    if size == 1:
+        return "1"
+    return next((f"{n}n" for n in (16, 8, 4) if size % n == 0), "n")
+
+
+def _attributes(call: relax.Call) -> str:
+    """Attributes as text, groups by their kind: one, several, one for each channel."""
+    if call.attrs is None:
+        return ""
+    found = []
+    for field in type(call.attrs).__tvm_ffi_type_info__.fields:
+        name, value = field.name, getattr(call.attrs, field.name)
+        if name == "groups":
+            channels = int(call.args[0].ty.shape.values[1])
+            value = {1: "one", channels: "all"}.get(int(value), "some")
+        found.append(f"{name}={str(value).replace(' ', '')}")
+    return " ".join(found)
