@@ -78,8 +78,8 @@ def find_device() -> OpenCLDevice:
         devices = json.loads(tvm.get_global_func("tvm_stretch.opencl_devices")())
     except (RuntimeError, ValueError) as error:
         raise TargetError(
-            f"{str(error).strip().splitlines()[-1]} (Debian's for CPUs: pocl-opencl-icd); to "
-            "compile for another machine name its device: {'kind': 'opencl', 'device': 'gpu'}"
+            f"{str(error).strip().splitlines()[-1]}; to compile for another machine name its "
+            "device: {'kind': 'opencl', 'device': 'gpu'}"
         ) from error
     found: dict[str, Any] = devices[0]
     return OpenCLDevice(

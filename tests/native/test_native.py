@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -11,29 +12,44 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "native"
 GTEST = Path("/usr/include/gtest/gtest.h")
-PROGRAMS = ("native_tests", "thread_tests")
-# The driver without a device (mock_opencl.cc) is a host's CPU first, then GPUs of other memory.
-RUNS: list[tuple[str, dict[str, str]]] = [
-    *((program, {}) for program in PROGRAMS),
-    ("native_tests", {"MOCK_OPENCL": "gpu fine-grained"}),
-    ("thread_tests", {"MOCK_OPENCL": "gpu"}),
-    ("thread_tests", {"MOCK_OPENCL": "gpu", "TVM_STRETCH_OPENCL_MEMORY": "mirror"}),
-]
+ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("g++") is None or not GTEST.exists(), reason="needs libgtest-dev"
+)
 
 
-@pytest.mark.skipif(shutil.which("g++") is None or not GTEST.exists(), reason="needs libgtest-dev")
-def test_native() -> None:
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    build = ROOT / "build" / "native"
-    configure = ["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", "-DTVM_STRETCH_NATIVE_TESTS=ON"]
+def built(program: str) -> Path:
+    """The program, up to date; tests that run side by side share one folder."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    configure = ["cmake", "-S", ROOT, "-B", BUILD, "-G", "Ninja", "-DTVM_STRETCH_NATIVE_TESTS=ON"]
     configure.append(f"-DPython_EXECUTABLE={sys.executable}")
-    for command in (configure, ["cmake", "--build", build, "--target", *PROGRAMS]):
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-    for program, device in RUNS:
-        only = ["--gtest_filter=*OpenCLMock*"] if device else []
-        done = subprocess.run(
-            [build / program, *only], env={**environment, **device}, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
+    with (BUILD / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for command in (configure, ["cmake", "--build", BUILD, "--target", program]):
+            done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout + done.stderr
+    return BUILD / program
+
+
+# The driver without a device (mock_opencl.cc) is a host's CPU first, then GPUs of other memory.
+@pytest.mark.parametrize(
+    ("program", "device"),
+    [
+        ("native_tests", {}),
+        ("native_tests", {"MOCK_OPENCL": "gpu fine-grained"}),
+        ("thread_tests", {}),
+        ("thread_tests", {"MOCK_OPENCL": "gpu"}),
+        ("thread_tests", {"MOCK_OPENCL": "gpu", "TVM_STRETCH_OPENCL_MEMORY": "mirror"}),
+    ],
+    ids=["native", "native-fine", "threads", "threads-mapped", "threads-mirror"],
+)
+def test_native(program: str, device: dict[str, str]) -> None:
+    only = ["--gtest_filter=*OpenCLMock*"] if device else []
+    done = subprocess.run(
+        [built(program), *only], env={**ENVIRONMENT, **device}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
+    assert "[  PASSED  ]" in done.stdout

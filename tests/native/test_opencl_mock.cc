@@ -3,13 +3,13 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
-#include <array>
 #include <thread>
 #include <vector>
 
 #include "kernels.h"
 #include "opencl/cl.h"
 #include "random_graph.h"
+#include "random_runs.h"
 
 namespace tvm_stretch {
 namespace {
@@ -18,9 +18,11 @@ using testing::Call;
 using testing::Create;
 using testing::ErrorOf;
 using testing::Filled;
-using testing::First;
+using testing::Invoke;
 using testing::Kernels;
 using testing::RandomGraph;
+using testing::RunInstancesOnThreads;
+using testing::RunWhileCancelled;
 
 // Launches of the graphs' kernels, as the compiler writes them for GPUs, and for the host's CPU.
 constexpr const char* kPlain = R"json({"options":"","sources":[
@@ -66,14 +68,6 @@ class OpenCLMock : public ::testing::TestWithParam<const char*> {
   }
   static RandomGraph Graph(uint32_t seed) { return RandomGraph(seed, 3, "opencl"); }
 
-  static std::vector<float> Invoke(const ffi::Module& module, float a, float b) {
-    auto outputs =
-        Call(module, "invoke", Filled({16}, a), Filled({16}, b)).cast<ffi::Array<ffi::Tensor>>();
-    std::vector<float> values;
-    for (const ffi::Tensor& output : outputs) values.push_back(First(output));
-    return values;
-  }
-
   static void* library_;
 };
 void* OpenCLMock::library_ = nullptr;
@@ -91,20 +85,7 @@ TEST_P(OpenCLMock, RandomGraphs) {
 TEST_P(OpenCLMock, InstancesOnThreads) {
   for (uint32_t seed = 100; seed < 104; ++seed) {
     RandomGraph graph = Graph(seed);
-    ffi::Module module = CreateOn(graph);
-    std::array<int, 8> wrong{};
-    std::vector<std::thread> threads;
-    for (size_t t = 0; t < wrong.size(); ++t) {
-      threads.emplace_back([&, t] {
-        auto mine = Call(module, "create_instance").cast<ffi::Module>();
-        for (int run = 0; run < 20; ++run) {
-          const float a = static_cast<float>(t), b = static_cast<float>(run);
-          wrong[t] += Invoke(mine, a, b) != graph.Expected(a, b);
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    EXPECT_EQ(wrong, (std::array<int, 8>{})) << graph.JSON();
+    RunInstancesOnThreads(graph, CreateOn(graph));
   }
 }
 
@@ -112,23 +93,7 @@ TEST_P(OpenCLMock, CancelledAtAnyTime) {
   int cancelled = 0;
   for (uint32_t seed = 300; seed < 310; ++seed) {
     RandomGraph graph = Graph(seed);
-    ffi::Module module = CreateOn(graph);
-    std::atomic<bool> stop{false};
-    std::thread canceller([&] {
-      while (!stop) {
-        Call(module, "cancel");
-        std::this_thread::yield();
-      }
-    });
-    for (int run = 0; run < 50; ++run) {
-      std::string error = ErrorOf([&] { EXPECT_EQ(Invoke(module, 1, 2), graph.Expected(1, 2)); });
-      if (error.empty()) continue;
-      EXPECT_NE(error.find("got a call of cancel"), std::string::npos) << error;
-      ++cancelled;
-    }
-    stop = true;
-    canceller.join();
-    EXPECT_EQ(Invoke(module, 1, 2), graph.Expected(1, 2)) << "as if nothing had been";
+    cancelled += RunWhileCancelled(graph, CreateOn(graph));
   }
   EXPECT_GT(cancelled, 0);
 }

@@ -1,12 +1,11 @@
 // Graphs on several processors: random ones, failures, cancelled runs; also under ThreadSanitizer.
 #include <gtest/gtest.h>
 
-#include <array>
-#include <thread>
 #include <vector>
 
 #include "kernels.h"
 #include "random_graph.h"
+#include "random_runs.h"
 
 namespace tvm_stretch {
 namespace {
@@ -15,9 +14,11 @@ using testing::Call;
 using testing::Create;
 using testing::ErrorOf;
 using testing::Filled;
-using testing::First;
+using testing::Invoke;
 using testing::Kernels;
 using testing::RandomGraph;
+using testing::RunInstancesOnThreads;
+using testing::RunWhileCancelled;
 
 ffi::Module FakeCode(const std::string& script) {
   static const ffi::Function create =
@@ -29,14 +30,6 @@ ffi::Module CreateOnFakes(const RandomGraph& graph, const std::string& first = "
                           const std::string& second = R"({"mirrored":true})") {
   return Create(graph.JSON(), ffi::Module(ffi::make_object<Kernels>()), FakeCode(first),
                 FakeCode(second));
-}
-
-std::vector<float> Invoke(const ffi::Module& module, float a, float b) {
-  auto outputs =
-      Call(module, "invoke", Filled({16}, a), Filled({16}, b)).cast<ffi::Array<ffi::Tensor>>();
-  std::vector<float> values;
-  for (const ffi::Tensor& output : outputs) values.push_back(First(output));
-  return values;
 }
 
 TEST(Regions, RandomGraphsOnThreeProcessors) {
@@ -52,20 +45,7 @@ TEST(Regions, RandomGraphsOnThreeProcessors) {
 TEST(Regions, InstancesOnThreads) {
   for (uint32_t seed = 100; seed < 104; ++seed) {
     RandomGraph graph(seed, 3);
-    ffi::Module module = CreateOnFakes(graph);
-    std::array<int, 8> wrong{};
-    std::vector<std::thread> threads;
-    for (size_t t = 0; t < wrong.size(); ++t) {
-      threads.emplace_back([&, t] {
-        auto mine = Call(module, "create_instance").cast<ffi::Module>();
-        for (int run = 0; run < 20; ++run) {
-          const float a = static_cast<float>(t), b = static_cast<float>(run);
-          wrong[t] += Invoke(mine, a, b) != graph.Expected(a, b);
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    EXPECT_EQ(wrong, (std::array<int, 8>{})) << graph.JSON();
+    RunInstancesOnThreads(graph, CreateOnFakes(graph));
   }
 }
 
@@ -96,23 +76,7 @@ TEST(Regions, CancelledAtAnyTime) {
   int cancelled = 0;
   for (uint32_t seed = 300; seed < 310; ++seed) {
     RandomGraph graph(seed, 3);
-    ffi::Module module = CreateOnFakes(graph, R"({"mirrored":true})", "{}");
-    std::atomic<bool> stop{false};
-    std::thread canceller([&] {
-      while (!stop) {
-        Call(module, "cancel");
-        std::this_thread::yield();
-      }
-    });
-    for (int run = 0; run < 50; ++run) {
-      std::string error = ErrorOf([&] { EXPECT_EQ(Invoke(module, 1, 2), graph.Expected(1, 2)); });
-      if (error.empty()) continue;
-      EXPECT_NE(error.find("got a call of cancel"), std::string::npos) << error;
-      ++cancelled;
-    }
-    stop = true;
-    canceller.join();
-    EXPECT_EQ(Invoke(module, 1, 2), graph.Expected(1, 2)) << "as if nothing had been";
+    cancelled += RunWhileCancelled(graph, CreateOnFakes(graph, R"({"mirrored":true})", "{}"));
   }
   EXPECT_GT(cancelled, 0);
 }

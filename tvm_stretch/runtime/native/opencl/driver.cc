@@ -139,8 +139,8 @@ const Driver& TheDriver() {
   if (loaded.driver == nullptr) {
     TVM_FFI_THROW(RuntimeError)
         << "expected an OpenCL driver for processor opencl, got none (" << loaded.reason
-        << "); install one (Debian: "
-           "pocl-opencl-icd), or name its library in TVM_STRETCH_OPENCL_LIB";
+        << "); install one (Debian's for CPUs: pocl-opencl-icd), or name its library in "
+           "TVM_STRETCH_OPENCL_LIB";
   }
   return *loaded.driver;
 }
