@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
+
+import tvm_stretch as ts
 
 # Sizes that every stage survives (strides of 32; valid convolutions of the Inceptions).
 QUICK_SIZES = {
@@ -22,6 +26,19 @@ def assert_same_logits(expected: np.ndarray, got: np.ndarray) -> None:
     error = np.abs(got - expected).max() / np.abs(expected).max()
     assert error <= 1e-3
     assert got.argmax() == expected.argmax()
+
+
+def assert_every_operator_is_in_one_node(model: ts.Model) -> None:
+    """Views are in none; nothing is in two."""
+    names = [node.name for node in model.graph.nodes]
+    operators = [op for region in model.plan.regions for op in region.operators]
+    named = Counter(op for name in names for op in name.split(" + "))
+    missing = [op for op in operators if op not in named]
+    assert not [op for op in missing if not op.startswith(("concat", "flatten", "reshape"))]
+    assert max(named.values()) == 1
+    extra = [op for op in named if op not in operators]
+    assert all(any(op.startswith(f"{o}.") for o in operators) for op in extra), extra
+    assert len(set(names)) == len(names)
 
 
 def quick_size(name: str) -> int:

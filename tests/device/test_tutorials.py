@@ -18,7 +18,6 @@ def _run(tutorial: str, *args: object, **environment: str) -> str:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -1,5 +1,7 @@
 """Every network of the zoo answers what ONNX Runtime answers on the same ONNX file.
 
+Its kernels are named after the operators in them.
+
 Small inputs by default, the published ones with `make test-full`. Networks with a hundred million
 weights or many hundred operators run only there.
 """
@@ -9,7 +11,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from onnx_models import random_inputs, run_onnxruntime
-from zoo_checks import FULL_ONLY, assert_same_logits, quick_size
+from zoo_checks import (
+    FULL_ONLY,
+    assert_every_operator_is_in_one_node,
+    assert_same_logits,
+    quick_size,
+)
 
 import tvm_stretch as ts
 from tvm_stretch import zoo
@@ -19,7 +26,9 @@ def compare_with_onnxruntime(name: str, size: int | None) -> None:
     model = zoo.build(name, size=size)
     inputs = random_inputs(model)
     (expected,) = run_onnxruntime(model, inputs)
-    assert_same_logits(expected, np.from_dlpack(ts.compile(model, targets=["llvm"])(**inputs)))
+    compiled = ts.compile(model, targets=["llvm"])
+    assert_same_logits(expected, np.from_dlpack(compiled(**inputs)))
+    assert_every_operator_is_in_one_node(compiled)
 
 
 @pytest.mark.parametrize("name", sorted(set(zoo.names()) - FULL_ONLY))

@@ -102,7 +102,7 @@ def happens(attempt: Callable[[], bool]) -> bool:
 
 def soon(condition: Callable[[], bool]) -> None:
     """Wait until it holds."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < deadline, "it never became true"
         time.sleep(0.001)

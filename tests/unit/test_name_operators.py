@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from onnx_models import random_inputs
 from relax_helpers import assert_unchanged, module, random_const
 from tvm import relax
 from tvm.ir import assert_structural_equal
@@ -13,7 +11,6 @@ from tvm.script import relax as R
 from tvm_stretch.passes.name_operators import NameOperators
 from tvm_stretch.passes.operators import Operators
 
-import tvm_stretch as ts
 from tvm_stretch import zoo
 from tvm_stretch.errors import InputError
 from tvm_stretch.frontend import load_network
@@ -86,5 +83,3 @@ def test_networks(name: str, size: int):
     assert not any(operator.name.startswith(("lv", "gv")) for operator in operators)
     if name != "lstm":  # its state starts at zero, so that the first products are constants
         assert sum(o.multiply_adds for o in operators) == zoo.count(network)[1]
-    inputs = random_inputs(network)
-    assert np.isfinite(np.from_dlpack(ts.compile(mod)(**inputs))).all()

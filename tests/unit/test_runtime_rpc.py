@@ -76,10 +76,8 @@ def device_farm() -> Iterator[int]:
     commands[1] += [f"--tracker=127.0.0.1:{port}", "--key=phone"]
     processes = [subprocess.Popen([sys.executable, "-m", *command]) for command in commands]
     try:
-        deadline = time.monotonic() + 120
         while not is_listening(port):
             assert all(process.poll() is None for process in processes), "a process died"
-            assert time.monotonic() < deadline, "the tracker did not start"
             time.sleep(0.2)
         yield port
     finally:
@@ -101,4 +99,4 @@ def test_tracker_and_server(artifact: Path) -> None:
         pytest.importorskip(module)
     with device_farm() as port:
         tracker = rpc.connect_tracker("127.0.0.1", port)
-        check_methods(tracker.request("phone", session_timeout=120), artifact)
+        check_methods(tracker.request("phone"), artifact)

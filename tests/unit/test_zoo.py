@@ -7,6 +7,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from zoo_checks import FULL_ONLY
 
 from tvm_stretch import zoo
 from tvm_stretch.errors import InputError
@@ -92,6 +93,12 @@ def test_all_networks_are_there():
     assert set(zoo.names()) == NETWORKS_OF_THE_PAPERS
 
 
+def check_answers(name: str, model: onnx.ModelProto):
+    y, other = run(model, samples(name), samples(name, seed=1))
+    check_outputs_are_alive(y, other)
+    check_top_1_leads_clearly(y)
+
+
 @pytest.mark.parametrize("name", sorted(NETWORKS_OF_THE_PAPERS))
 def test_network(name):
     info = zoo.info(name)
@@ -99,9 +106,14 @@ def test_network(name):
     check_published_figures(model, info)
     check_interface(model.graph, info)
     check_batch_norms_are_not_folded(model.graph, name)
-    y, other = run(model, samples(name), samples(name, seed=1))
-    check_outputs_are_alive(y, other)
-    check_top_1_leads_clearly(y)
+    if name not in FULL_ONLY:
+        check_answers(name, model)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", sorted(FULL_ONLY))
+def test_answers_of_large_networks(name):
+    check_answers(name, zoo.build(name))
 
 
 def test_regnetx_4gf_has_the_stages_of_nn_stretch_table_1():
