@@ -17,57 +17,12 @@ Channels that do not fill a block are padded with lanes that stay finite and mee
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-import numpy as np
 import tvm
 from tvm import relax, tirx
-from tvm.ir import GenericConst, Op
-from tvm_stretch.passes.expressions import shape_of
+from tvm_stretch.passes.blocked_values import Rewriter
 from tvm_stretch.passes.name_operators import Renamer
-from tvm_stretch.passes.share_winograd import stage_of
-from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.machine import VectorMachine
-
-# Elementwise operators that keep the padding lanes finite (they hold 0, or what these make of 0).
-_UNARY = {
-    f"relax.{name}"
-    for name in [
-        "nn.relu",
-        "nn.relu6",
-        "nn.leakyrelu",
-        "nn.gelu",
-        "nn.gelu_tanh",
-        "nn.silu",
-        "nn.softplus",
-        "sigmoid",
-        "tanh",
-        "clip",
-        "abs",
-        "negative",
-        "exp",
-        "floor",
-        "ceil",
-        "round",
-        "sign",
-        "square",
-        "sqrt",
-        "erf",
-        "sin",
-        "cos",
-        "nn.dropout",
-    ]
-}
-_BINARY = {f"relax.{name}" for name in ["add", "subtract", "multiply", "maximum", "minimum"]}
-
-
-@dataclass
-class _Value:
-    """One tensor of the network in the layouts it exists in."""
-
-    shape: tuple[int, ...]
-    plain: relax.Expr | None = None
-    blocked: relax.Expr | None = None
 
 
 @tvm.transform.module_pass(opt_level=0, name="BlockChannels")
@@ -100,7 +55,7 @@ def _kernels(mod: tvm.IRModule) -> tvm.IRModule:
 
 def _rewrite_main(mod: tvm.IRModule, options: BlockChannels) -> tvm.IRModule:
     main = mod["main"]
-    rewriter = _Rewriter(options.machine(main), relax.BlockBuilder(_kernels(mod)))
+    rewriter = Rewriter(options.machine(main), relax.BlockBuilder(_kernels(mod)))
     bb = rewriter.bb
     with bb.function("main", list(main.params), attrs=dict(main.attrs or {})):
         with bb.dataflow():
@@ -132,7 +87,7 @@ def _rewrite_regions(mod: tvm.IRModule, options: BlockChannels) -> tvm.IRModule:
     for binding in calls:
         call, var = binding.value, binding.var
         region = mod[call.op]
-        rewriter = _Rewriter(options.machine(region), bb)
+        rewriter = Rewriter(options.machine(region), bb)
         params = [
             rewriter.blocked_parameter(param) if origin(arg) in blocked else param
             for param, arg in zip(region.params, call.args, strict=True)
@@ -194,251 +149,3 @@ def _fields(expr: relax.Expr) -> list[relax.Expr]:
 
 def _like(expr: relax.Expr, fields: list[relax.Expr]) -> relax.Expr:
     return relax.Tuple(fields) if isinstance(expr, relax.Tuple) else fields[0]
-
-
-class _Rewriter:
-    """Re-emits the bindings of one function, choosing a layout for each value."""
-
-    def __init__(self, machine: VectorMachine, bb: relax.BlockBuilder) -> None:
-        self.machine = machine
-        self.lanes = machine.lanes
-        self.values: dict[relax.Var, _Value] = {}
-        self.names: dict[relax.Var, str] = {}
-        self.converted = False
-        self.bb = bb
-
-    def blocked_parameter(self, param: relax.Var) -> relax.Var:
-        """A parameter that takes the value of ``param`` in the blocked layout."""
-        shape = blocks.blocked_shape(_static_shape(param), self.lanes)
-        return relax.Var(param.name, relax.TensorType(shape, str(param.ty.dtype)))
-
-    def bind_parameter(self, param: relax.Var, new: relax.Var) -> None:
-        """``new`` is the parameter that stands for ``param``, in either layout."""
-        shape = _static_shape(param)
-        is_plain = _static_shape(new) == shape
-        value = _Value(shape, plain=new) if is_plain else _Value(shape, blocked=new)
-        self.values[param] = value
-
-    def bind_all(self, function: relax.Function) -> None:
-        """Re-emit every binding of ``function``."""
-        for group in function.body.blocks:
-            for binding in group.bindings:
-                self._bind(binding.var, binding.value)
-
-    def _bind(self, var: relax.Var, value: relax.Expr) -> None:
-        if value in self.values:
-            self.values[var] = self.values[value]
-            return
-        result = self._blocked_call(value) if isinstance(value, relax.Call) else None
-        self.converted |= result is not None
-        if result is None:
-            plain = self.bb.emit(self.plain(value), name_hint=var.name)
-            result = _Value(_static_shape(var), plain=plain)
-        elif isinstance(result.blocked, relax.Var):
-            self.names.setdefault(result.blocked, var.name)
-        self.values[var] = result
-
-    # --- layouts ---
-
-    def plain(self, expr: relax.Expr) -> relax.Expr:
-        """``expr`` with every operand in plain layout."""
-        if isinstance(expr, relax.Var):
-            return self._plain_value(expr)
-        if isinstance(expr, relax.Tuple):
-            return relax.Tuple([self.plain(field) for field in expr.fields])
-        if isinstance(expr, relax.TupleGetItem):
-            return relax.TupleGetItem(self.plain(expr.tuple_value), expr.index)
-        if isinstance(expr, relax.Call):
-            args = [self.plain(arg) for arg in expr.args]
-            return relax.Call(expr.op, args, expr.attrs, expr.ty_args)
-        return expr
-
-    def _plain_value(self, var: relax.Var) -> relax.Expr:
-        if var not in self.values:
-            return var
-        value = self.values[var]
-        if value.plain is None:
-            value.plain = blocks.unblock(self.bb, value.blocked, value.shape)
-        return value.plain
-
-    def blocked(self, expr: relax.Expr) -> relax.Expr:
-        """A value or constant in blocked layout."""
-        if isinstance(expr, GenericConst):
-            return self._blocked_constant(expr, tuple(shape_of(expr)))
-        value = self.values[expr]
-        if value.blocked is None:
-            value.blocked = blocks.block(self.bb, value.plain, value.shape, self.lanes)
-        return value.blocked
-
-    def is_blocked(self, expr: relax.Expr) -> bool:
-        """Whether the value exists in blocked layout already."""
-        return isinstance(expr, relax.Var) and self.values[expr].blocked is not None
-
-    # --- operators ---
-
-    def _blocked_call(self, call: relax.Call) -> _Value | None:
-        """The call on blocked operands, or None if it belongs to the plain layout."""
-        if not isinstance(call.op, Op) or not isinstance(call.ty, relax.TensorType):
-            return None
-        name = call.op.name
-        handlers = {
-            "relax.nn.conv2d": self._conv2d,
-            "relax.matmul": self._matmul,
-            "relax.nn.max_pool2d": self._pool,
-            "relax.nn.avg_pool2d": self._pool,
-            "relax.mean": self._mean,
-            "relax.concat": self._concat,
-            "relax.strided_slice": self._slice,
-            "relax.reshape": self._reshape,
-            "relax.call_tir": self._winograd,
-        }
-        if name in _UNARY:
-            return self._unary(call)
-        if name in _BINARY:
-            return self._binary(call)
-        return handlers[name](call) if name in handlers else None
-
-    def _conv2d(self, call: relax.Call) -> _Value | None:
-        data, weight = call.args
-        if not isinstance(weight, GenericConst) or not _is_f32(call):
-            return None
-        attrs = call.attrs
-        if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NCHW", "OIHW", "NCHW"):
-            return None
-        shape = blocks.conv_shape(call)
-        if shape is None:
-            return None
-        value = self.values[data]
-        if value.blocked is None and shape.in_channels < self.lanes and shape.groups == 1:
-            result = blocks.convolution(self.bb, self.machine, shape, value.plain, weight, 1)
-        else:
-            operand = self.blocked(data)
-            result = blocks.convolution(self.bb, self.machine, shape, operand, weight, self.lanes)
-        return _Value(tuple(shape_of(call)), blocked=result)
-
-    def _winograd(self, call: relax.Call) -> _Value | None:
-        """A stage of a Winograd convolution (`passes/share_winograd.py`)."""
-        stage = stage_of(self.bb.get()[call.args[0]])
-        if stage is None:
-            return None
-        config = stage.config(self.machine)
-        data, *weight = call.args[1].fields
-        if stage.name == "input":
-            result = blocks.winograd_input(self.bb, config, self.blocked(data))
-        else:
-            result = blocks.winograd_product(self.bb, config, self.blocked(data), weight[0])
-        return _Value(tuple(shape_of(call)), blocked=result)
-
-    def _matmul(self, call: relax.Call) -> _Value | None:
-        data, weight = call.args
-        if not isinstance(weight, GenericConst) or not _is_f32(call):
-            return None
-        shape = tuple(shape_of(data))
-        if len(shape) != 2 or len(shape_of(weight)) != 2 or not isinstance(data, relax.Var):
-            return None
-        result = blocks.dense(self.bb, self.machine, shape, self.blocked(data), weight)
-        return _Value(tuple(shape_of(call)), blocked=result)
-
-    def _pool(self, call: relax.Call) -> _Value | None:
-        if not self.is_blocked(call.args[0]) or call.attrs.layout != "NCHW":
-            return None
-        operand = self.blocked(call.args[0])
-        result = blocks.pool(self.bb, self.machine, call, operand)
-        return _Value(tuple(shape_of(call)), blocked=result)
-
-    def _mean(self, call: relax.Call) -> _Value | None:
-        axes = call.attrs.axis
-        if not self.is_blocked(call.args[0]) or axes is None or len(shape_of(call.args[0])) != 4:
-            return None
-        if sorted(int(a) % 4 for a in axes) != [2, 3]:
-            return None
-        mean = self.bb.emit(relax.op.mean(self.blocked(call.args[0]), [2, 3], keepdims=True))
-        return _Value(tuple(shape_of(call)), blocked=mean)
-
-    def _unary(self, call: relax.Call) -> _Value | None:
-        if not self.is_blocked(call.args[0]):
-            return None
-        args = [self.blocked(call.args[0]), *call.args[1:]]
-        emitted = self.bb.emit(relax.Call(call.op, args, call.attrs, call.ty_args))
-        return _Value(tuple(shape_of(call)), blocked=emitted)
-
-    def _binary(self, call: relax.Call) -> _Value | None:
-        """Both operands blocked: same shape, per channel, or one number."""
-        if not any(self.is_blocked(arg) for arg in call.args) or not _is_f32(call):
-            return None
-        shape = tuple(shape_of(call))
-        if len(shape) not in (2, 4):
-            return None
-        operands = [self._broadcast_operand(arg, shape) for arg in call.args]
-        if any(operand is None for operand in operands):
-            return None
-        emitted = self.bb.emit(relax.Call(call.op, operands, call.attrs, call.ty_args))
-        return _Value(shape, blocked=emitted)
-
-    def _broadcast_operand(self, arg: relax.Expr, shape: tuple[int, ...]) -> relax.Expr | None:
-        own = tuple(shape_of(arg))
-        if isinstance(arg, GenericConst):
-            if int(np.prod(own)) == 1:
-                return relax.const(arg.value.numpy().reshape(()))
-            aligned = (1,) * (len(shape) - len(own)) + own
-            return self._blocked_constant(arg, aligned) if aligned[1] == shape[1] else None
-        if len(own) != len(shape) or own[1] != shape[1]:
-            return None
-        return self.blocked(arg)
-
-    def _blocked_constant(self, constant: GenericConst, shape: tuple[int, ...]) -> relax.Expr:
-        array = constant.value.numpy().reshape(shape)
-        if len(shape) == 2:
-            array = array.T
-        return relax.const(blocks.block_array(array.reshape(blocks.image_shape(shape)), self.lanes))
-
-    def _concat(self, call: relax.Call) -> _Value | None:
-        parts = call.args[0]
-        shape = tuple(shape_of(call))
-        axis = int(call.attrs.axis) % 4
-        if not isinstance(parts, relax.Tuple) or len(shape) != 4 or axis not in (1, 2):
-            return None
-        if not any(self.is_blocked(part) for part in parts.fields) or not _is_f32(call):
-            return None
-        operands = [self.blocked(part) for part in parts.fields]
-        if axis == 2:
-            return _Value(shape, blocked=self.bb.emit(relax.op.concat(operands, axis=2)))
-        widths = [shape_of(part)[1] for part in parts.fields]
-        return _Value(shape, blocked=blocks.concat(self.bb, operands, widths, self.lanes))
-
-    def _slice(self, call: relax.Call) -> _Value | None:
-        """Whole blocks of channels of a feature map: a view; also rows of it."""
-        if not self.is_blocked(call.args[0]) or len(call.args) > 4:
-            return None
-        shape, lanes = tuple(shape_of(call)), self.lanes
-        axes, begin, end = ([int(field) for field in arg.fields] for arg in call.args[1:])
-        if axes == [2] and len(shape) == 4:
-            rows = relax.op.strided_slice(self.blocked(call.args[0]), [2], begin, end)
-            return _Value(shape, blocked=self.bb.emit(rows))
-        channels = shape_of(call.args[0])[1]
-        if axes != [1] or len(shape) != 4 or begin[0] % lanes or begin[0] < 0:
-            return None
-        if end[0] % lanes and end[0] != channels:
-            return None
-        first, last = begin[0] // lanes, -(-end[0] // lanes)
-        sliced = relax.op.strided_slice(self.blocked(call.args[0]), [1], [first], [last])
-        return _Value(shape, blocked=self.bb.emit(sliced))
-
-    def _reshape(self, call: relax.Call) -> _Value | None:
-        """(N, C, 1, 1) <-> (N, C): the same bytes where blocks are full and N is 1."""
-        if not self.is_blocked(call.args[0]):
-            return None
-        old, new = tuple(shape_of(call.args[0])), tuple(shape_of(call))
-        if {len(old), len(new)} != {2, 4} or old[0] != 1 or new[0] != 1:
-            return None
-        if old[1] != new[1] or set(old[2:] + new[2:]) != {1}:
-            return None
-        return _Value(new, blocked=self.blocked(call.args[0]))
-
-
-def _static_shape(expr: relax.Expr) -> tuple[int, ...]:
-    return tuple(shape_of(expr)) if isinstance(expr.ty, relax.TensorType) else ()
-
-
-def _is_f32(call: relax.Call) -> bool:
-    return str(call.ty.dtype) == "float32"

@@ -14,7 +14,7 @@ Floating-point sums may be reassociated, nothing else changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -22,11 +22,10 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
-from tvm.ir import Call, Expr
-from tvm.ir.expr import TensorLoad
+from tvm.ir import Call
 from tvm.s_tir.schedule import ScheduleError
-from tvm.sym import detect_linear_equation
 
+from .footprint import footprint
 from .machine import VectorMachine
 
 _WORTH_THREADS = 50_000  # elements that take about as long as waking another core
@@ -104,65 +103,6 @@ def _calls(node: Any) -> set[str]:
     return found
 
 
-# --- what a block does with memory ----------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Access:
-    """``strides[i]``: elements that one step of axis ``i`` moves; None if that varies."""
-
-    buffer: tirx.Buffer
-    strides: tuple[int | None, ...]
-
-
-@dataclass(frozen=True)
-class _Footprint:
-    """Every access of a block; ``pinned`` axes do more than move them by constant strides."""
-
-    store: _Access
-    loads: tuple[_Access, ...]
-    pinned: frozenset[int]
-
-    @property
-    def accesses(self) -> Iterator[_Access]:
-        """The store, then the loads."""
-        yield self.store
-        yield from self.loads
-
-
-def _footprint(block: Any) -> _Footprint:
-    """Analyse a block of one store; raises ScheduleError for others."""
-    body = block.body
-    if not isinstance(body, tirx.BufferStore):
-        raise ScheduleError("not a block of one store")
-    axes = [axis.var for axis in block.iter_vars]
-    pinned: set[int] = set()
-
-    def access(buffer: tirx.Buffer, indices: Sequence[Expr]) -> _Access:
-        flat: Expr = tirx.const(0, axes[0].ty)
-        for index, extent in zip(indices, buffer.shape, strict=True):
-            flat = flat * extent + index
-        strides = tuple(_stride(flat, axis) for axis in axes)
-        pinned.update(i for i, stride in enumerate(strides) if stride is None)
-        return _Access(buffer, strides)
-
-    loads: list[_Access] = []
-    visit = (TensorLoad, lambda node: loads.append(access(node.source, node.indices)))
-    tvm_ffi.structural_walk(body.value, visit, order="post")
-    zero = (TensorLoad, lambda node: tirx.const(0, node.ty))
-    rest = tvm_ffi.structural_map(body.value, zero)
-    seen: list[tirx.Var] = []
-    tvm_ffi.structural_walk(rest, (tirx.Var, seen.append), order="post")
-    pinned.update(i for i, a in enumerate(axes) if any(a.same_as(v) for v in seen))
-    return _Footprint(access(body.buffer, body.indices), tuple(loads), frozenset(pinned))
-
-
-def _stride(place: Expr, axis: tirx.Var) -> int | None:
-    """How far one step of ``axis`` moves; None if that is not a constant."""
-    found = detect_linear_equation(place, [axis])
-    return int(found[0]) if found and isinstance(found[0], tirx.IntImm) else None
-
-
 # --- schedules ------------------------------------------------------------------------------------
 
 
@@ -197,16 +137,16 @@ def _merge_loops(sch: s_tir.Schedule, name: str) -> list[_Axis]:
     """Fuse neighbouring loops that every access walks through as through one."""
     block = sch.get_sblock(name)
     statement = sch.get(block)
-    footprint = _footprint(statement)
+    memory = footprint(statement)
     extents = [int(axis.dom.extent) for axis in statement.iter_vars]
     kinds = [axis.iter_type for axis in statement.iter_vars]
     loops = sch.get_loops(block)
     if len(loops) != len(extents):
         raise ScheduleError("loops and axes differ")
-    accesses = list(footprint.accesses)
+    accesses = list(memory.accesses)
 
     def follows(before: int, axis: int) -> bool:
-        return not {before, axis} & footprint.pinned and all(
+        return not {before, axis} & memory.pinned and all(
             a.strides[before] == (a.strides[axis] or 0) * extents[axis] for a in accesses
         )
 
@@ -227,7 +167,7 @@ def _merge_loops(sch: s_tir.Schedule, name: str) -> list[_Axis]:
                 sch.fuse(*(loops[i] for i in group)),
                 prod(extents[i] for i in group),
                 kinds[group[0]] == tirx.IterVar.DataPar,
-                last in footprint.pinned,
+                last in memory.pinned,
                 tuple(a.strides[last] for a in accesses),
             )
         )

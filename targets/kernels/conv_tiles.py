@@ -1,0 +1,127 @@
+"""How the image of a direct convolution is cut: into bands of rows, and rows into register tiles.
+
+    28 pixels, at most 6 in a tile  ->  6 (left border), 6 + 6, 5, 5 (right border)
+
+All is known before the loop nest is written, so no tile tests where it lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tvm import tirx
+from tvm.ir import Expr
+
+from .conv import ConvConfig
+from .loops import balanced, const
+from .machine import VectorMachine
+
+
+@dataclass(frozen=True)
+class RowTiles:
+    """A run of equal tiles of one row: ``count`` tiles of ``width`` pixels from pixel ``start``.
+
+    ``taps[p]`` is the range of kernel columns of pixel ``p`` that lie inside the image.
+    """
+
+    start: int
+    width: int
+    count: int
+    taps: tuple[tuple[int, int], ...]
+
+
+def row_tiles(cfg: ConvConfig, width: int) -> list[RowTiles]:
+    """Cut a row of ``width`` output pixels into runs of tiles with the same taps."""
+    runs: list[RowTiles] = []
+    start = 0
+    for size in balanced(width, cfg.pixels):
+        taps = tuple(_taps(cfg, start + p) for p in range(size))
+        last = runs[-1] if runs else None
+        if last is not None and (last.width, last.taps) == (size, taps):
+            runs[-1] = RowTiles(last.start, size, last.count + 1, taps)
+        else:
+            runs.append(RowTiles(start, size, 1, taps))
+        start += size
+    return runs
+
+
+def _taps(cfg: ConvConfig, x: int) -> tuple[int, int]:
+    """Kernel columns ``lo..hi`` that fall inside the image for output column ``x``."""
+    if cfg.pointwise:
+        return 0, 1
+    first = x * cfg.stride[1] - cfg.padding[1]
+    inside = [0 <= first + k * cfg.dilation[1] < cfg.in_size[1] for k in range(cfg.kernel[1])]
+    if not any(inside):
+        return 0, 0
+    return inside.index(True), len(inside) - inside[::-1].index(True)
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """How the nest is cut so that what is read again is still in the cache.
+
+    ``rows`` rows of ``width`` pixels; bands of ``band`` rows keep their input in the second-level
+    cache while all output groups pass over it; the reduction runs in ``chunks`` of ``chunk``
+    channel blocks so that the weights of one group stay there too.
+    """
+
+    rows: int
+    width: int
+    band: int
+    chunk: int
+    chunks: int
+
+
+def _cuts(area: int, least: int) -> list[int]:
+    """Numbers of equal rows that an image of ``area`` pixels can be cut into."""
+    return [r for r in range(1, area + 1) if area % r == 0 and (r == 1 or area // r >= least)]
+
+
+def blocking(cfg: ConvConfig, machine: VectorMachine) -> Blocking:
+    """Bands and chunks that fit the caches of ``machine``."""
+    height, width = cfg.out_size
+    channels = cfg.reduce_blocks * cfg.data_block
+    weights = cfg.oc_blocks * cfg.lanes * channels * cfg.kernel[0] * cfg.kernel[1] * 4
+    chunk = -(-cfg.reduce_blocks // -(-weights // (machine.l2_bytes // 4)))
+    chunks = -(-cfg.reduce_blocks // chunk)
+    in_row = channels * 4 * (1 if cfg.pointwise else cfg.in_size[1] * cfg.stride[0])
+    budget = machine.l2_bytes * 3 // 4
+    if cfg.pointwise:
+        cuts = _cuts(height * width, 8 * cfg.pixels)
+        fits = [r for r in cuts if height * width // r * in_row <= budget] or cuts[-1:]
+        even = [r for r in fits if cfg.out_groups * r % machine.threads == 0] or fits
+        return Blocking(even[0], height * width // even[0], 1, chunk, chunks)
+    band = max(1, min(height, budget // in_row))
+    if chunks > 1:
+        band = max(1, min(band, 2**15 // (width * cfg.oc_blocks * cfg.lanes * 4)))
+    return Blocking(height, width, -(-height // -(-height // band)), chunk, chunks)
+
+
+def column_segments(
+    taps: Sequence[tuple[int, int]],
+) -> list[tuple[int, int, tuple[int, ...]]]:
+    """Ranges of kernel columns with the same active pixels.
+
+    >>> column_segments([(1, 3), (0, 3), (0, 2)])
+    [(0, 1, (1, 2)), (1, 2, (0, 1, 2)), (2, 3, (0, 1))]
+    """
+    edges = sorted({edge for tap in taps for edge in tap})
+    segments = [
+        (lo, hi, tuple(p for p, (first, last) in enumerate(taps) if first <= lo and hi <= last))
+        for lo, hi in pairwise(edges)
+    ]
+    return [segment for segment in segments if segment[2]]
+
+
+def kernel_rows(cfg: ConvConfig, y: Expr) -> tuple[int | Expr, int | Expr]:
+    """First kernel row inside the image for output row ``y``, and how many follow."""
+    top, _, bottom, _ = cfg.padding
+    if not top and not bottom:
+        return 0, cfg.kernel[0]
+    above = const(top) - y * cfg.stride[0]
+    step = cfg.dilation[0]
+    low = tirx.max(const(0), tirx.floordiv(above + (step - 1), step))
+    below = tirx.floordiv(above + (cfg.in_size[0] + step - 1), step)
+    return low, tirx.max(const(0), tirx.min(const(cfg.kernel[0]), below) - low)
