@@ -14,7 +14,7 @@ Rewriter = Callable[[tvm.IRModule, relax.Function], relax.Function]
 
 def shape_of(expr: relax.Expr) -> list[int]:
     """The static shape of a tensor expression."""
-    return [int(dim) for dim in expr.ty.shape.values]
+    return [int(dim) for dim in expr.ty.shape.values[:]]  # a slice is one call, not one for each
 
 
 def is_float(expr: relax.Expr) -> bool:

@@ -62,10 +62,9 @@ class Operator:
     @cached_property
     def arg_shapes(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of the call's arguments; empty for those that are no tensors."""
-        tensors = (isinstance(arg.ty, relax.TensorType) for arg in self.call.args)
         return tuple(
-            tuple(shape_of(arg)) if is_tensor else ()
-            for arg, is_tensor in zip(self.call.args, tensors, strict=True)
+            tuple(shape_of(arg)) if isinstance(arg.ty, relax.TensorType) else ()
+            for arg in self.call.args[:]
         )
 
     @cached_property
@@ -192,10 +191,9 @@ def kind_of(expr: relax.Expr) -> str:
 def _variables(expr: relax.Expr) -> tuple[str, ...]:
     """Names of the variables that ``expr`` reads."""
     names: dict[str, None] = {}
-    if isinstance(expr, relax.Call) and all(
-        isinstance(arg, relax.Var | GenericConst) for arg in expr.args
-    ):
-        return tuple(dict.fromkeys(arg.name for arg in expr.args if isinstance(arg, relax.Var)))
+    args = expr.args[:] if isinstance(expr, relax.Call) else []
+    if args and all(isinstance(arg, relax.Var | GenericConst) for arg in args):
+        return tuple(dict.fromkeys(arg.name for arg in args if isinstance(arg, relax.Var)))
 
     def visit(part: relax.Expr) -> None:
         if isinstance(part, relax.Var):
@@ -210,7 +208,7 @@ def bytes_of(ty: relax.Type) -> int:
     if isinstance(ty, relax.TupleType):
         return sum(bytes_of(field) for field in ty.fields)
     bits = int(ty.dtype.dtype.bits) if hasattr(ty.dtype, "dtype") else int(ty.dtype.bits)
-    return _product([int(dim) for dim in ty.shape.values]) * ((bits + 7) // 8)
+    return _product([int(dim) for dim in ty.shape.values[:]]) * ((bits + 7) // 8)
 
 
 def _product(dims: tuple[int, ...] | list[int]) -> int:

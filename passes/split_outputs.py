@@ -28,6 +28,7 @@ import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir import GenericConst, Op
+from tvm_stretch.passes.convolutions import conv2d_like
 from tvm_stretch.passes.expressions import shape_of
 from tvm_stretch.passes.operators import BINARY, UNARY
 
@@ -164,8 +165,8 @@ class _Splitter:
         if isinstance(expr, relax.TupleGetItem):
             return relax.TupleGetItem(self._whole(expr.tuple_value), expr.index)
         if isinstance(expr, relax.Call):
-            args = [self._whole(arg) for arg in expr.args]
-            return relax.Call(expr.op, args, expr.attrs, expr.ty_args)
+            args = [self._whole(arg) for arg in expr.args[:]]
+            return relax.Call(expr.op, args, expr.attrs, expr.ty_args, ret_ty=expr.ty)
         return expr
 
     def _whole_value(self, var: relax.Var) -> relax.Expr:
@@ -228,7 +229,7 @@ class _Splitter:
         self.cut.add(var.name)
         whole, array = self._whole(data), weight.value.numpy()
         return widths, [
-            relax.Call(call.op, [whole, relax.const(array[begin:end])], call.attrs)
+            conv2d_like(call, [whole, relax.const(array[begin:end])])
             for begin, end in _ranges(widths)
         ]
 
@@ -244,7 +245,7 @@ class _Splitter:
         for part, (begin, end) in zip(self.values[data].parts, _ranges(widths), strict=True):
             first, last = begin // in_group, end // in_group
             own = relax.const(array[first * out_group : last * out_group])
-            parts.append(_conv_like(call, part, own, last - first))
+            parts.append(conv2d_like(call, [part, own], groups=last - first))
         return widths, parts
 
     def _dense(self, var: relax.Var, call: relax.Call) -> _Parts | None:
@@ -302,18 +303,6 @@ class _Splitter:
             array = arg.value.numpy().reshape(aligned)
             return [relax.const(array[:, begin:end]) for begin, end in _ranges(widths)]
         return self._in_parts(arg, widths) if len(own) == len(shape) else None
-
-
-def _conv_like(call: relax.Call, data: relax.Expr, weight: relax.Expr, groups: int) -> relax.Expr:
-    attrs = call.attrs
-    return relax.op.nn.conv2d(
-        data,
-        weight,
-        strides=[int(v) for v in attrs.strides],
-        padding=[int(v) for v in attrs.padding],
-        dilation=[int(v) for v in attrs.dilation],
-        groups=groups,
-    )
 
 
 def _is_plain_conv(call: relax.Call) -> bool:

@@ -3,8 +3,9 @@
     search ──> cpu alone, 22 ms predicted        ──build, measure in turns──> the faster one,
                30 layers in shares, 12 ms                                     and why
 
-Costs that nobody measured may be wrong by far: then the plan's own run says how fast each processor
-really is, and if their ratio is another one, the search answers once more.
+Costs that nobody measured may be wrong by far. Then shares of output channels alone, which compute
+nothing twice, are always among what is measured; and a run of the first plan says how fast each
+processor really is: if their ratio is another one, the search answers once more.
 """
 
 from __future__ import annotations
@@ -57,12 +58,14 @@ def decide(
     if not found.singles:
         rival = found.rivals[0]
         return build(rival).with_reason(f"{_predicted(rival)}; no processor supports everything")
-    entries = [(found.rivals[0], build(found.rivals[0]))]
+    entries = [(rival, build(rival)) for rival in found.rivals]
     if not costs.trusted:
         factors = _surprise(found.rivals[0], trace(entries[0][1], _TIMELINES))
         if max(factors) > _SURPRISING * min(factors):
             found = search(mod, costs.corrected(factors))
-            entries += [(rival, build(rival)) for rival in found.rivals]
+            known = [_choices(rival) for rival, _ in entries]
+            new = [rival for rival in found.rivals if _choices(rival) not in known]
+            entries += [(rival, build(rival)) for rival in new]
     entries.insert(0, (found.singles[0], build(found.singles[0])))
     outcomes = compare([model for _, model in entries])
     index = winner(outcomes)
@@ -73,6 +76,12 @@ def decide(
 def _not_asked_for(processor: Processor) -> Processor:
     """The CPU where it is not among the targets: it only holds inputs and outputs."""
     return replace(processor, rules=(), refuse=lambda _: "it is not among the targets")
+
+
+def _choices(candidate: Candidate) -> tuple[object, ...]:
+    """The plan without what is predicted of it."""
+    plan = candidate.plan
+    return dict(plan.shares), plan.splits, plan.processor_of()
 
 
 def _surprise(candidate: Candidate, timelines: Sequence[Timeline]) -> tuple[float, ...]:

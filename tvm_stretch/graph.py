@@ -37,7 +37,7 @@ _SPLITTABLE = (*_ANCHORS, *POINTWISE)
 Costs = Mapping[str, Sequence[int | None]] | Callable[["Group"], Sequence[int | None]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Group:
     """Operators that become one kernel.
 
@@ -57,7 +57,7 @@ class Group:
     read_bytes: int
     multiply_adds: int
 
-    @property
+    @cached_property
     def anchor(self) -> Operator:
         """The operator that decides what kind of kernel it is."""
         return max(self.operators, key=lambda op: (op.multiply_adds, op.kind not in POINTWISE))
@@ -67,19 +67,19 @@ class OperatorGraph:
     """The kernels of one function, in an order in which they can run.
 
     Args:
-        function: canonical Relax.
+        function: canonical Relax, or what `Operators` made of it.
         fuse: one group per kernel; False gives one group per operator.
         where: something of each operator, such as its processor; only equal ones are fused.
     """
 
     def __init__(
         self,
-        function: relax.Function,
+        function: relax.Function | Operators,
         *,
         fuse: bool = True,
         where: Mapping[str, object] | None = None,
     ) -> None:
-        self.operators = Operators(function)
+        self.operators = function if isinstance(function, Operators) else Operators(function)
         self._where = where or {}
         self.inputs = self.operators.params
         self._views = {op.name for op in self.operators if _is_view(op)}
@@ -279,12 +279,11 @@ def _anchor_count(operators: list[Operator]) -> int:
 
 def _constant_bytes(operator: Operator) -> int:
     """Weights that the operator reads."""
-    total = 0
-
-    def visit(part: relax.Expr) -> None:
-        nonlocal total
+    waiting, total = list(operator.call.args[:]), 0
+    while waiting:
+        part = waiting.pop()
         if isinstance(part, tvm.ir.GenericConst):
             total += bytes_of(part.ty)
-
-    relax.analysis.post_order_visit(operator.binding.value, visit)
+        elif isinstance(part, relax.Tuple):
+            waiting += part.fields[:]
     return total

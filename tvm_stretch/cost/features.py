@@ -53,7 +53,7 @@ class Features:
 
     def vector(self) -> list[float]:
         """The columns: logarithms, since all that counts is ratios."""
-        return [math.log2(1.0 + max(0.0, float(value))) for value in asdict(self).values()]
+        return [math.log2(1.0 + max(0.0, float(value))) for value in vars(self).values()]
 
     @property
     def total_bytes(self) -> int:

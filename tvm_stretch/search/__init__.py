@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import tvm
 
 from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.passes.calls import Calls
 from tvm_stretch.search.chain import ChainSearch
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.network import Network
@@ -30,11 +29,9 @@ _DOUBT = (1.25, 1.02)
 alone, by costs that nobody measured, and by measured ones."""
 
 
-_CLOSE = 1.1
-"""Shares alone are worked out too if the chain predicts at most this many times its best."""
-
-_CLEARLY_LESS = 0.97
-"""Splits and schedules replace shares alone, which compute nothing twice, only below this."""
+_CLEARLY_LESS = (0.8, 0.97)
+"""Splits and schedules go before shares alone, which compute nothing twice, only below this; again
+by costs that nobody measured, and by measured ones."""
 
 
 @dataclass(frozen=True)
@@ -58,28 +55,33 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1) -> Found:
     Args:
         mod: the module.
         costs: of the processors that operators may be placed on, in the model's order.
-        most: how many plans for several processors to work out.
+        most: how many plans for several processors to work out. By costs that nobody measured,
+            shares alone always are among them.
 
     Raises:
         UnsupportedError: no processor supports one of the operators.
     """
-    _require_support(mod, costs)
-    network = Network(mod, costs.processors)
-    costs.learn(network.graph.groups)
-    chains = ChainSearch(network, costs)
+    network = Network(mod, costs.kernels)
+    _require_support(network, costs)
+    costs.learn(network.graph.groups, halves=True)
     singles = [alone(network, costs, place) for place in range(len(costs.processors))]
     ranked = sorted(filter(None, singles), key=lambda single: single.ns)
     if len(costs.processors) < 2:
         return Found(tuple(ranked), ())
+    chains = ChainSearch(network, costs)
     limit = _DOUBT[costs.trusted] * ranked[0].ns if ranked else float("inf")
-    chosen, shares = chains.best(), chains.best(splits=False)
     rivals: list[Candidate] = []
     notes: list[str] = []
-    for chain in [shares] if chosen.options == shares.options else [shares, chosen]:
+    shares, chosen = chains.best(splits=False), chains.best()
+    ranking = [shares] if chosen.options == shares.options else [shares, chosen]
+    if chosen.ns < _CLEARLY_LESS[costs.trusted] * shares.ns:
+        ranking.reverse()
+        most = most if costs.trusted else 2
+    for chain in ranking:
         what = _describe(chain.options)
         if not any(option.uses_several for option in chain.options) and ranked:
             notes.append("no way to use several processors is predicted to be faster")
-        elif chain.ns > min(limit, _CLOSE * chosen.ns):
+        elif chain.ns > limit or len(rivals) == most:
             notes.append(_predicted(what, chain.ns))
         else:
             rival = realise(network, costs, chain.options, what)
@@ -87,22 +89,20 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1) -> Found:
                 notes.append(f"{what}: a part is refused, {rival}")
             else:
                 rivals.append(rival)
-    if len(rivals) == 2 and rivals[1].ns < _CLEARLY_LESS * rivals[0].ns:
-        rivals.reverse()
-    notes += [_predicted(rival.what, rival.ns) for rival in rivals[most:]]
-    rivals = rivals[:most]
     return Found(tuple(ranked), tuple(rivals), tuple(dict.fromkeys(notes)))
 
 
-def _require_support(mod: tvm.IRModule, costs: Costs) -> None:
-    for name, call in Calls(mod["main"]).calls.items():
-        reasons = [(p.name, p.why_not(call)) for p in costs.processors]
-        if all(reason is not None for _, reason in reasons):
-            texts = "; ".join(f"{name} on {who}: {reason}" for who, reason in reasons)
-            raise UnsupportedError(
-                "expected operators that one of the processors supports, got others: "
-                f"{texts}; replace them in the network"
-            )
+def _require_support(network: Network, costs: Costs) -> None:
+    places = range(len(costs.processors))
+    for operator in network.operators:
+        if any(costs.kernels.supports(operator, place) for place in places):
+            continue
+        reasons = ((p.name, p.why_not(operator.call)) for p in costs.processors)
+        texts = "; ".join(f"{operator.name} on {who}: {reason}" for who, reason in reasons)
+        raise UnsupportedError(
+            "expected operators that one of the processors supports, got others: "
+            f"{texts}; replace them in the network"
+        )
 
 
 def _predicted(what: str, ns: int) -> str:

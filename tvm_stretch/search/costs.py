@@ -11,29 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
-
-from tvm.ir import GenericConst
+from functools import cache
 
 from tvm_stretch.cost.analytic import AnalyticModel, default_speed
-from tvm_stretch.cost.describe import part_of_winograd, template_features
 from tvm_stretch.cost.features import Features
-from tvm_stretch.cost.groups import convolution_features, epilogue_of, group_features
 from tvm_stretch.cost.planning import trained_costs
 from tvm_stretch.cost.prediction import CostModel
 from tvm_stretch.graph import Group
-from tvm_stretch.passes.share_winograd import WinogradStage
 from tvm_stretch.scheduling.problem import TransferCost
-from tvm_stretch.targets.kernels import blocks
-from tvm_stretch.targets.kernels.choose import ConvShape
-from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.search.kernels import Along, Kernels, Stages
 from tvm_stretch.targets.processor import Processor
-
-Along = Literal["outputs", "inputs", "rows"]
-"""What a part has fewer of: output channels, input channels (and summands), rows."""
-
-Stages = Mapping[str, WinogradStage]
-"""Winograd's stages in a network, by the names of their functions."""
 
 _ALONG: tuple[Along, ...] = ("outputs", "inputs", "rows")
 _SIZES = (0, 4 << 10, 64 << 10, 1 << 20, 8 << 20)
@@ -68,14 +55,12 @@ class Costs:
     _wholes: dict[tuple[str, int], int | None] = field(default_factory=dict)
     _halves: dict[tuple[str, int, Along], int] = field(default_factory=dict)
     _known: dict[tuple[int, Features], int] = field(default_factory=dict)
-    _smaller: dict[tuple[str, Along], tuple[VectorMachine, tuple[Features, ...]]] = field(
-        default_factory=dict
-    )
-    _last: tuple[Group, VectorMachine, tuple[Features, ...]] | None = None
+    kernels: Kernels = field(init=False)
 
     def __post_init__(self) -> None:
         """Nothing is corrected at first."""
         self.factors = self.factors or (1.0,) * len(self.processors)
+        self.kernels = Kernels(self.processors)
 
     def whole(self, group: Group, place: int) -> int | None:
         """A kernel on a processor; None where one of its operators is refused."""
@@ -86,29 +71,35 @@ class Costs:
 
     def of(self, group: Group, place: int, stages: Stages | None = None) -> int | None:
         """As `whole`, for kernels of a branched network, Winograd's stages by name."""
-        processor = self.processors[place]
-        if any(processor.why_not(op.call) is not None for op in group.operators):
+        if not self.kernels.supported(group, place):
             return None
-        return self._predict(place, self._features(group, processor.machine, stages or {}))
+        return self._predict(place, self.kernels.whole(group, place, stages or {}))
 
-    def learn(self, groups: Sequence[Group]) -> None:
-        """Ask the models for all kernels of a network and their halves at once: that is faster."""
-        for place, processor in enumerate(self.processors):
+    def learn(
+        self,
+        groups: Sequence[Group],
+        stages: Stages | None = None,
+        owners: Mapping[str, int] | None = None,
+        halves: bool = False,
+    ) -> None:
+        """Ask the models for many kernels at once: that is much faster than one by one.
+
+        Args:
+            groups: the kernels.
+            stages: as in `of`.
+            owners: by anchor, the only processor that is asked for; all for the others.
+            halves: of convolutions too.
+        """
+        for place in range(len(self.processors)):
             wanted: dict[Features, None] = {}
             for group in groups:
-                if all(processor.why_not(op.call) is None for op in group.operators):
-                    wanted.update(dict.fromkeys(self._features(group, processor.machine, {})))
-                    for along in _ALONG:
-                        wanted.update(dict.fromkeys(self._half_features(group, place, along)))
+                asked = (owners or {}).get(group.anchor.name, place) == place
+                if not asked or not self.kernels.supported(group, place):
+                    continue
+                wanted.update(dict.fromkeys(self.kernels.whole(group, place, stages or {})))
+                for along in _ALONG if halves else ():
+                    wanted.update(dict.fromkeys(self.kernels.half(group, place, along)))
             self._predict(place, list(wanted))
-
-    def _features(
-        self, group: Group, machine: VectorMachine, stages: Stages
-    ) -> tuple[Features, ...]:
-        """Kept for the last group: processors of equal machines ask one after the other."""
-        if self._last is None or self._last[0] is not group or self._last[1] != machine:
-            self._last = (group, machine, kernel_features(group, machine, stages))
-        return self._last[2]
 
     def corrected(self, factors: Sequence[float]) -> Costs:
         """The same costs, every processor slower by its factor."""
@@ -159,57 +150,8 @@ class Costs:
         return sum(self._known[place, feature] for feature in features)
 
     def _half(self, group: Group, place: int, along: Along, whole: int) -> int:
-        features = self._half_features(group, place, along)
+        features = self.kernels.half(group, place, along)
         return self._predict(place, features) if features else (whole + self.start(place)) // 2
-
-    def _half_features(self, group: Group, place: int, along: Along) -> tuple[Features, ...]:
-        """The half of a convolution; nothing where there is no template for it."""
-        anchor = group.anchor
-        is_conv = anchor.kind == "nn.conv2d" and isinstance(anchor.call.args[1], GenericConst)
-        shape = blocks.conv_shape(anchor.call) if is_conv else None
-        smaller = None if shape is None else _half_shape(shape, along)
-        if smaller is None:
-            return ()
-        key = (group.name, along)
-        machine = self.processors[place].machine
-        if key not in self._smaller or self._smaller[key][0] != machine:
-            epilogue = epilogue_of(group, anchor)
-            halved = replace(epilogue, flops=epilogue.flops / 2, bytes=epilogue.bytes // 2)
-            self._smaller[key] = (machine, convolution_features(smaller, halved, machine))
-        return self._smaller[key][1]
-
-
-def kernel_features(group: Group, machine: VectorMachine, stages: Stages) -> tuple[Features, ...]:
-    """The kernels that a group becomes, in a network that may hold Winograd's stages."""
-    anchor = group.anchor
-    stage = stages.get(anchor.call.args[0].name_hint) if anchor.kind == "call_tir" else None
-    if stage is None:
-        return group_features(group, machine)
-    config = stage.config(machine)
-    whole = template_features(config, epilogue_of(group, anchor), machine)
-    sizes = [group.read_bytes, group.bytes]
-    return (part_of_winograd(whole, f"winograd_{stage.name}", sizes),)
-
-
-def _half_shape(shape: ConvShape, along: Along) -> ConvShape | None:
-    """A convolution with half of the channels or rows; None if it cannot be halved."""
-    inputs, outputs, groups = shape.in_channels // 2, shape.out_channels // 2, shape.groups // 2
-    if along == "rows":
-        height, width = shape.in_size
-        return (
-            replace(shape, in_size=(height // 2, width)) if height // 2 >= shape.kernel[0] else None
-        )
-    if shape.groups > 1:
-        if not groups or shape.groups % 2:
-            return None
-        return replace(shape, in_channels=inputs, out_channels=outputs, groups=groups)
-    if not (inputs if along == "inputs" else outputs):
-        return None
-    return (
-        replace(shape, in_channels=inputs)
-        if along == "inputs"
-        else replace(shape, out_channels=outputs)
-    )
 
 
 def planning_costs(processors: Sequence[Processor]) -> Costs:
@@ -227,6 +169,7 @@ def planning_costs(processors: Sequence[Processor]) -> Costs:
     here = all(processor.runs_here for processor in processors)
     trained = trained_costs(processors) if here else None
 
+    @cache
     def hand_over(writer: int, reader: int, size: int) -> int:
         if writer == reader:
             return 0

@@ -7,13 +7,11 @@ A network whose ways never meet is one piece.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import lcm
 
 import tvm
-from tvm import relax
 
 from tvm_stretch.graph import Group, OperatorGraph
 from tvm_stretch.passes.detect_meeting_points import (
@@ -22,7 +20,7 @@ from tvm_stretch.passes.detect_meeting_points import (
     detect_meeting_points,
 )
 from tvm_stretch.passes.operators import POINTWISE, Operator
-from tvm_stretch.targets.processor import Processor
+from tvm_stretch.search.kernels import Kernels
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,12 +49,16 @@ class Network:
     become one kernel.
     """
 
-    def __init__(self, mod: tvm.IRModule, processors: Sequence[Processor]) -> None:
+    def __init__(self, mod: tvm.IRModule, kernels: Kernels) -> None:
         self.mod = mod
         self.graph = OperatorGraph.of(mod)
-        if any(not _supporters(group.operators, processors) for group in self.graph.groups):
-            where = {op.name: _supporters((op,), processors) for op in self.graph.operators}
-            self.graph = OperatorGraph(mod["main"], where=where)
+        places = range(len(kernels.processors))
+        if not all(any(kernels.supported(g, p) for p in places) for g in self.graph.groups):
+            where = {
+                op.name: tuple(p for p in places if kernels.supports(op, p))
+                for op in self.graph.operators
+            }
+            self.graph = OperatorGraph(self.graph.operators, where=where)
         self.operators = self.graph.operators
         self.pieces = self._pieces(detect_meeting_points(self.operators))
 
@@ -114,9 +116,3 @@ class Network:
                 elif reader.kind in POINTWISE and len(reader.inputs) == 1:
                     waiting.append(name)
         return widths
-
-
-def _supporters(operators: Sequence[Operator], processors: Sequence[Processor]) -> tuple[str, ...]:
-    """The processors that support all of the operators."""
-    calls = [op.call for op in operators if isinstance(op.call, relax.Call)]
-    return tuple(p.name for p in processors if all(p.why_not(call) is None for call in calls))

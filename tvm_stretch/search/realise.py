@@ -6,7 +6,7 @@ What the search weighed in pieces is predicted once more here, for the network a
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import tvm
@@ -28,6 +28,9 @@ from tvm_stretch.search.options import Option
 
 _WORTH_REORDERING = 0.99
 """A scheduler's order is taken only if it is predicted to take less than this of program order."""
+
+_ANYWHERE = ("concat", "strided_slice")
+"""How parts are put together and cut out: views, which another processor may do as well."""
 
 
 @dataclass(frozen=True)
@@ -72,18 +75,23 @@ def realise(
     processors = costs.processors
     branched = branch(network.mod, shares, splits, processors)
     main = branched.mod["main"]
+    operators = Operators(main)
     wanted = {name: place for option in options for name, place in option.placed.items()}
     placed = {op: wanted[g] for op, g in network.group_of.items() if g in wanted}
-    placed = _complete(main, {**placed, **branched.owners})
-    for name, call in Calls(main).calls.items():
-        reason = processors[placed[name]].why_not(call)
-        if reason is not None:
-            return f"{name} on {processors[placed[name]].name}: {reason}"
+    placed = _complete(operators, {**placed, **branched.owners})
+    for name, place in placed.items():
+        operator, places = operators[name], range(len(processors))
+        if operator.kind in _ANYWHERE:
+            willing = [p for p in (place, *places) if costs.kernels.supports(operator, p)]
+            placed[name] = willing[0] if willing else place
+        if not costs.kernels.supports(operator, placed[name]):
+            reason = processors[place].why_not(operator.call)
+            return f"{name} on {processors[place].name}: {reason}"
     reorder = len(set(placed.values())) > 1
-    schedule = _Schedule(network, branched, costs, placed, reorder)
+    schedule = _Schedule(network, branched, operators, costs, placed, reorder)
     names = {name: processors[place].name for name, place in schedule.placed.items()}
     regions = form_regions(main, names, schedule.order)
-    why = _reasons(network, options, main)
+    why = _reasons(network, options, placed)
     plan = Plan(
         tuple(processor.name for processor in processors),
         schedule.predict(regions, why),
@@ -94,27 +102,26 @@ def realise(
     return Candidate(plan, what, schedule.ns, schedule.busy, branched)
 
 
-def _complete(main: relax.Function, placed: Mapping[str, int]) -> dict[str, int]:
+def _complete(operators: Operators, placed: Mapping[str, int]) -> dict[str, int]:
     """Views and other operators between: on the first processor that reads them, or makes them."""
-    calls = Calls(main)
-    reads = {n: [leaf.var.name for leaf in calls.leaves(c)] for n, c in calls.calls.items()}
     found = dict(placed)
-    for reader in reversed(reads):
-        for name in reads[reader]:
-            if reader in found and name in reads and name not in placed:
-                found[name] = min(found[reader], found.get(name, found[reader]))
-    for name, sources in reads.items():
-        found.setdefault(name, next((found[s] for s in sources if s in found), 0))
-    return {name: found[name] for name in reads}
+    for reader in reversed(list(operators)):
+        for name in reader.inputs:
+            if reader.name in found and name in operators and name not in placed:
+                found[name] = min(found[reader.name], found.get(name, found[reader.name]))
+    for operator in operators:
+        sources = (found[name] for name in operator.inputs if name in found)
+        found.setdefault(operator.name, next(sources, 0))
+    return {op.name: found[op.name] for op in operators if isinstance(op.binding.value, relax.Call)}
 
 
-def _reasons(network: Network, options: Sequence[Option], main: relax.Function) -> dict[str, str]:
+def _reasons(network: Network, options: Sequence[Option], names: Iterable[str]) -> dict[str, str]:
     """Why each operator runs where it does: what was chosen for the kernel that it came from."""
     of_group = {name: option.what for option in options for name in option.placed}
     of_group |= {step.tensor: option.what for option in options for step in option.steps}
     of_operator = {op: of_group[g] for op, g in network.group_of.items() if g in of_group}
     found = {}
-    for name in Calls(main).calls:
+    for name in names:
         base = name
         while base not in of_operator and "." in base:
             base = base.rpartition(".")[0]
@@ -137,6 +144,7 @@ class _Schedule:
         self,
         network: Network,
         branched: Branching,
+        operators: Operators,
         costs: Costs,
         placed: Mapping[str, int],
         reorder: bool,
@@ -145,7 +153,7 @@ class _Schedule:
         self.costs = costs
         self.base = {group.name: group for group in network.graph.groups}
         together = {name: (place, name in owners) for name, place in placed.items()}
-        self.graph = OperatorGraph(branched.mod["main"], where=together)
+        self.graph = OperatorGraph(operators, where=together)
         self.placed = dict(placed)
         self.order: list[str] | None = None
         problem = self._problem(owners, _stages(branched.mod))
@@ -163,20 +171,28 @@ class _Schedule:
 
     def _problem(self, owners: Mapping[str, int], stages: Stages) -> Problem:
         """The branched network; parts stay where they are."""
+        places = range(len(self.costs.processors))
+        whole = {group.name: self._whole(group, owners) for group in self.graph.groups}
+        parts = [group for group in self.graph.groups if whole[group.name] is None]
+        self.costs.learn(parts, stages, owners)
 
         def nanoseconds(group: Group) -> list[int | None]:
-            owner = owners.get(group.anchor.name)
-            places = range(len(self.costs.processors))
-            if owner is not None:
-                own = round((self.costs.of(group, owner, stages) or 0) * self.costs.together[owner])
-                return [own if place == owner else None for place in places]
-            base = self.base.get(group.name)
-            if base is not None and len(base.operators) == len(group.operators):
-                return [self.costs.whole(base, place) for place in places]  # the same kernel
-            return [self.costs.of(group, place, stages) for place in places]
+            base, owner = whole[group.name], owners.get(group.anchor.name)
+            if base is not None:
+                return [self.costs.whole(base, place) for place in places]
+            if owner is None:
+                return [self.costs.of(group, place, stages) for place in places]
+            own = round((self.costs.of(group, owner, stages) or 0) * self.costs.together[owner])
+            return [own if place == owner else None for place in places]
 
         names = [processor.name for processor in self.costs.processors]
         return self.graph.problem(names, nanoseconds, self.costs.transfers())
+
+    def _whole(self, group: Group, owners: Mapping[str, int]) -> Group | None:
+        """The same kernel in the network before it was branched."""
+        base = self.base.get(group.name)
+        same = base is not None and len(base.operators) == len(group.operators)
+        return base if same and group.anchor.name not in owners else None
 
     def _refined(self, timeline: Timeline) -> Timeline:
         """What the scheduler makes of it, where that is worth another order."""
