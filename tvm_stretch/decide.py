@@ -3,9 +3,9 @@
     search ──> cpu alone, 22 ms predicted        ──build, measure in turns──> the faster one,
                30 layers in shares, 12 ms                                     and why
 
-Costs that nobody measured may be wrong by far. Then shares of output channels alone, which compute
-nothing twice, are always among what is measured; and a run of the first plan says how fast each
-processor really is: if their ratio is another one, the search answers once more.
+Costs that nobody measured may be wrong by far. Then every processor alone is measured, and always
+shares of output channels alone, which compute nothing twice; and a run of the first plan says how
+fast each processor really is: if their ratio is another one, the search answers once more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tvm
 from tvm_stretch.contest import Outcome, compare, trace, winner
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.runtime.timeline import Timeline
-from tvm_stretch.search import Found, search
+from tvm_stretch.search import search
 from tvm_stretch.search.costs import planning_costs
 from tvm_stretch.search.realise import Candidate
 from tvm_stretch.targets.processor import Processor
@@ -50,26 +50,27 @@ def decide(
     """
     costs = planning_costs([p if p in placeable else _not_asked_for(p) for p in processors])
     found = search(mod, costs)
-    here = all(processor.runs_here for processor in placeable)
-    if not found.rivals or not here:
+    if not all(processor.runs_here for processor in placeable):
         candidate = (found.singles or found.rivals)[0]
-        why = found.notes if here else ("not measured, for another machine",)
-        return build(candidate).with_reason("; ".join((_predicted(candidate), *why)))
-    if not found.singles:
-        rival = found.rivals[0]
-        return build(rival).with_reason(f"{_predicted(rival)}; no processor supports everything")
+        reason = f"{_predicted(candidate)}; not measured, for another machine"
+        return build(candidate).with_reason(reason)
+    singles = found.singles[:1] if costs.trusted else found.singles
     entries = [(rival, build(rival)) for rival in found.rivals]
-    if not costs.trusted:
+    if entries and not costs.trusted:
         factors = _surprise(found.rivals[0], trace(entries[0][1], _TIMELINES))
         if max(factors) > _SURPRISING * min(factors):
             found = search(mod, costs.corrected(factors))
             known = [_choices(rival) for rival, _ in entries]
             new = [rival for rival in found.rivals if _choices(rival) not in known]
             entries += [(rival, build(rival)) for rival in new]
-    entries.insert(0, (found.singles[0], build(found.singles[0])))
+    entries[:0] = [(single, build(single)) for single in singles]
+    notes = found.notes if singles else ("no processor supports everything", *found.notes)
+    if len(entries) == 1:
+        candidate, model = entries[0]
+        return model.with_reason("; ".join((_predicted(candidate), *notes)))
     outcomes = compare([model for _, model in entries])
     index = winner(outcomes)
-    reason = _report([candidate for candidate, _ in entries], outcomes, index, found)
+    reason = _report([candidate for candidate, _ in entries], outcomes, index, notes)
     return entries[index][1].with_reason(reason)
 
 
@@ -99,7 +100,7 @@ def _predicted(candidate: Candidate) -> str:
 
 
 def _report(
-    candidates: Sequence[Candidate], outcomes: Sequence[Outcome], index: int, found: Found
+    candidates: Sequence[Candidate], outcomes: Sequence[Outcome], index: int, notes: Sequence[str]
 ) -> str:
     """Every model that ran, what was chosen against what, and what was not built."""
     measured = [
@@ -107,4 +108,4 @@ def _report(
         f"95 % {outcome.low:.2f} to {outcome.high:.2f})"
         for candidate, outcome in zip(candidates, outcomes, strict=True)
     ]
-    return "; ".join((*measured, *found.notes, f"chosen: {candidates[index].what}"))
+    return "; ".join((*measured, *notes, f"chosen: {candidates[index].what}"))
