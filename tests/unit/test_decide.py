@@ -1,0 +1,157 @@
+"""Do no harm: what is built, what is measured against what, what ships, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from fake_targets import TARGET, fake_processor
+from tvm_stretch.targets.cpu import cpu_processor
+
+from tvm_stretch import decide as deciding
+from tvm_stretch.branching import Branching
+from tvm_stretch.contest import MeasureError, Outcome
+from tvm_stretch.decide import decide
+from tvm_stretch.plan import Plan, PlannedRegion
+from tvm_stretch.runtime.timeline import RegionTime, Span, Timeline
+from tvm_stretch.search import Found
+from tvm_stretch.search.realise import Candidate
+
+NAMES = ("cpu", "npu")
+PROCESSORS = [cpu_processor(TARGET, 1), fake_processor("npu")]
+
+
+def candidate(what: str, ms: float, place: str = "cpu", **choices: Any) -> Candidate:
+    plan = Plan(NAMES, (PlannedRegion("r0", place, ("conv2d",)),), **choices)
+    busy = (int(ms * 1e6 / 2),) * 2 if choices else (int(ms * 1e6), 0)
+    return Candidate(plan, what, int(ms * 1e6), busy, Branching(None, {}))
+
+
+ALONE = candidate("cpu alone", 20)
+SHARES = candidate("9 layers in shares", 12, shares={"conv2d": (8, 8)})
+UNEVEN = candidate("9 layers in shares", 14, shares={"conv2d": (12, 4)})
+
+
+@dataclass
+class Scripted:
+    """A model that knows what it was made of."""
+
+    what: Candidate
+    reason: str = ""
+
+    def with_reason(self, reason: str) -> Scripted:
+        return replace(self, reason=reason)
+
+
+@dataclass
+class Scene:
+    """What searches answer in turn, and how long models really take."""
+
+    finds: list[Found]
+    seconds: dict[str, float] = field(default_factory=dict)
+    trusted: bool = True
+    kernels: tuple[int, int] = (6_000_000, 6_000_000)
+    corrections: list[tuple[float, ...]] = field(default_factory=list)
+    built: list[Candidate] = field(default_factory=list)
+
+    def corrected(self, factors: Sequence[float]) -> Scene:
+        self.corrections.append(tuple(factors))
+        return self
+
+    def search(self, _mod: object, _costs: object) -> Found:
+        return self.finds.pop(0) if len(self.finds) > 1 else self.finds[0]
+
+    def build(self, chosen: Candidate) -> Scripted:
+        self.built.append(chosen)
+        return Scripted(chosen)
+
+    def trace(self, _model: Scripted, count: int) -> list[Timeline]:
+        regions = tuple(
+            RegionTime(name, name, (), (Span("kernel", "k", 0, ns),))
+            for name, ns in zip(NAMES, self.kernels, strict=True)
+        )
+        return [Timeline(max(self.kernels), NAMES, regions)] * count
+
+    def compare(self, models: Sequence[Scripted]) -> list[Outcome]:
+        taken = [self.seconds[model.what.what] for model in models]
+        return [Outcome(s, s / taken[0], 0.98 * s / taken[0], 1.02 * s / taken[0]) for s in taken]
+
+    def decide(self, monkeypatch: pytest.MonkeyPatch, processors: Sequence[Any] = ()) -> Any:
+        monkeypatch.setattr(deciding, "planning_costs", lambda _processors: self)
+        for name in ("search", "trace", "compare"):
+            monkeypatch.setattr(deciding, name, getattr(self, name))
+        given = list(processors or PROCESSORS)
+        return decide(None, given, given, self.build)  # type: ignore[arg-type]
+
+
+def test_the_plan_ships_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene([Found((ALONE,), (SHARES,))], {"cpu alone": 0.021, SHARES.what: 0.013})
+    model = scene.decide(monkeypatch)
+    assert model.what is SHARES and {id(c) for c in scene.built} == {id(ALONE), id(SHARES)}
+    assert model.reason == (
+        "cpu alone: predicted 20.000 ms, measured 21.000 ms (x1.00, 95 % 0.98 to 1.02); "
+        "9 layers in shares: predicted 12.000 ms, measured 13.000 ms (x0.62, 95 % 0.61 to 0.63); "
+        "chosen: 9 layers in shares"
+    )
+
+
+@pytest.mark.parametrize("seconds", [0.030, 0.0208])
+def test_one_processor_ships_where_the_plan_is_slower_or_about_as_fast(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    scene = Scene([Found((ALONE,), (SHARES,))], {"cpu alone": 0.021, SHARES.what: seconds})
+    model = scene.decide(monkeypatch)
+    assert model.what is ALONE and model.reason.endswith("chosen: cpu alone")
+    assert f"measured {seconds * 1e3:.3f} ms" in model.reason
+
+
+def test_nothing_to_gain_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = ("no way to use several processors is predicted to be faster",)
+    scene = Scene([Found((ALONE,), (), notes)], {"cpu alone": 0.021})
+    model = scene.decide(monkeypatch)
+    assert model.what is ALONE and notes[0] in model.reason
+
+
+def test_processors_that_need_each_other_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Scene([Found((), (SHARES,))]).decide(monkeypatch)
+    assert model.what is SHARES and "no processor supports everything" in model.reason
+
+
+def test_nothing_is_measured_for_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene([Found((ALONE,), (SHARES,))])
+    there = [PROCESSORS[0], replace(PROCESSORS[1], runs_here=False)]
+    model = scene.decide(monkeypatch, there)
+    assert model.what is ALONE and "not measured, for another machine" in model.reason
+
+
+def test_typical_costs_are_corrected_by_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second processor is three times as slow as assumed: the search answers once more."""
+    finds = [Found((ALONE,), (SHARES,)), Found((ALONE,), (UNEVEN,))]
+    scene = Scene(finds, {"cpu alone": 0.021, SHARES.what: 0.014}, False, (6_000_000, 18_000_000))
+    scene.decide(monkeypatch)
+    assert scene.corrections == [(1.0, 3.0)]
+    assert {id(c) for c in scene.built} == {id(ALONE), id(SHARES), id(UNEVEN)}
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_measured_costs_and_right_ones_are_not_corrected(
+    monkeypatch: pytest.MonkeyPatch, trusted: bool
+) -> None:
+    kernels = (6_000_000, 18_000_000) if trusted else (9_000_000, 9_100_000)
+    times = {"cpu alone": 0.021, SHARES.what: 0.014}
+    scene = Scene([Found((ALONE,), (SHARES,))], times, trusted, kernels)
+    assert scene.decide(monkeypatch).what is SHARES
+    assert scene.corrections == []
+
+
+def test_a_device_that_fails_in_the_contest_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene([Found((ALONE,), (SHARES,))])
+
+    def lost(_models: object) -> list[Outcome]:
+        raise MeasureError("the device is lost")
+
+    monkeypatch.setattr(scene, "compare", lost)
+    with pytest.raises(MeasureError, match="the device is lost"):
+        scene.decide(monkeypatch)
