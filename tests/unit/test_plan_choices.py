@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -167,6 +168,9 @@ def test_random_choices_keep_the_numbers(
             "shares of operators outside of the plan's splits, got ['conv2d1']",
         ),
         ({}, (RowSplit("x", "relu", (100, 1, 0)),), "at least 1 of 12 for each of the ratios"),
+        ({}, (RowSplit("x", "relu", (2, -1, 0)),), "two or more positive numbers for ratios"),
+        ({}, (RowSplit("x", "relu", (1, 0, 0)),), "two or more positive numbers for ratios"),
+        ({}, (ChannelSplit("x", "relu", (1, math.nan, 0)),), "two or more positive numbers"),
         ({}, (ChannelSplit("x", "relu", (1, 1, 0), 0),), "positive number for block"),
     ],
 )
@@ -197,3 +201,81 @@ def test_edited_regions_are_checked_against_the_branched_network() -> None:
     data = json.loads(compile_with(two_blocks(), plan({"conv2d1": (8, 8, 8)})).plan.to_json())
     with pytest.raises(PlanError, match=r"got 'conv2d1.p0'; similar ones are"):
         compile_with(two_blocks(), {**data, "shares": {}})
+
+
+# --- plans that were edited by hand ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def written() -> str:
+    """The JSON of a plan with shares, rows and regions."""
+    chosen = plan({"conv2d1": (8, 8, 8)}, (RowSplit("x", "relu", (1, 1, 0)),))
+    return compile_with(two_blocks(), chosen).plan.to_json()
+
+
+def test_a_region_moves_to_another_processor(written: str) -> None:
+    data = json.loads(written)
+    (region, *_) = (r for r in data["regions"] if "conv2d4" in r["operators"])
+    region["processor"] = "npu"
+    assert places(check(two_blocks(), data))["conv2d4"] == "npu"
+
+
+def test_numbers_are_edited_and_regions_left_out(written: str) -> None:
+    data = json.loads(written)
+    del data["regions"]
+    data["shares"]["conv2d1"] = [16, 0, 8]
+    data["splits"][0]["ratios"] = [3, 1, 1]
+    found = places(check(two_blocks(), data))
+    assert found["conv2d1.p0"] == "cpu" and found["conv2d1.p2"] == "npu"
+    assert "conv2d1.p1" not in found and found["conv2d.r2"] == "npu"
+
+
+@pytest.mark.parametrize(
+    "edit", [{"shares": {"conv2d1": [16, 0, 8]}}, {"splits": []}, {"shares": {}}]
+)
+def test_parts_that_no_longer_fit_say_what_helps(written: str, edit: dict) -> None:
+    data = {**json.loads(written), **edit}
+    with pytest.raises(PlanError, match=r"got .*; (similar|add)") as caught:
+        compile_with(two_blocks(), data)
+    if data["shares"] or data["splits"]:
+        assert "leave the plan's regions out" in str(caught.value)
+
+
+def test_targets_may_stand_in_another_order_or_be_more(written: str) -> None:
+    data = json.loads(written)
+    for targets in (TARGETS[::-1], [*TARGETS, fake_processor("extra")]):
+        assert places(compile_with(two_blocks(), data, targets)) == places(
+            compile_with(two_blocks(), data)
+        )
+
+
+JUNK = st.one_of(
+    st.none(),
+    st.integers(-3, 40),
+    st.floats(),
+    st.sampled_from(["", "cpu", "npu", "relu", "conv2d1.p1", "r0", "rows"]),
+    st.lists(st.integers(-1, 16), max_size=3),
+    st.just({}),
+)
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_any_edit_fits_or_is_refused(written: str, data: st.DataObject) -> None:
+    """Anywhere in the file: a value replaced or removed gives an error of ours, or the numbers."""
+    edited = json.loads(written)
+    place: object = edited
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        key = data.draw(st.sampled_from(keys))
+        if not isinstance(place[key], dict | list) or not place[key] or data.draw(st.booleans()):
+            break
+        place = place[key]
+    if data.draw(st.booleans()):
+        del place[key]
+    else:
+        place[key] = data.draw(JUNK)
+    try:
+        check(two_blocks(), edited)
+    except (PlanError, UnsupportedError) as error:
+        assert str(error).startswith("expected ") and ", got " in str(error)

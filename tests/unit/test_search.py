@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -14,84 +14,24 @@ from fake_targets import TARGET, fake_processor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_networks import WITH_CONVOLUTIONS, networks
-from relax_helpers import random_const, random_inputs, run
+from relax_helpers import random_inputs, run
+from search_helpers import costs, emit
 from tvm import relax
 from tvm_stretch.passes.calls import Calls
 from tvm_stretch.passes.tag import check_plan
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.processor import Processor
 
 import tvm_stretch as ts
 from tvm_stretch import zoo
 from tvm_stretch.branching import branch
 from tvm_stretch.cost.analytic import SPEEDS, AnalyticModel
+from tvm_stretch.cost.features import Features
+from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.plan import Plan
 from tvm_stretch.search import search
 from tvm_stretch.search.chain import ChainSearch
-from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.network import Network
-
-HOST = cpu_processor(TARGET, 1)
-
-
-def costs(
-    *speeds: float, meeting: int = 2_000, refuse: Mapping[int, object] | None = None
-) -> Costs:
-    """Processors of these speeds, the CPU's typical one being 1."""
-    refuse = refuse or {}
-    processors: list[Processor] = []
-    for place in range(len(speeds)):
-        processor = HOST if place == 0 else fake_processor(f"p{place}")
-        if place in refuse:
-            processor = dataclasses.replace(processor, rules=(), refuse=refuse[place])
-        processors.append(processor)
-    base = SPEEDS["cpu"]
-    models = {
-        p.name: AnalyticModel(
-            dataclasses.replace(
-                base,
-                cycles_per_ns=base.cycles_per_ns * speed,
-                bytes_per_ns=base.bytes_per_ns * speed,
-            )
-        )
-        for p, speed in zip(processors, speeds, strict=True)
-    }
-
-    def hand_over(writer: int, reader: int, size: int) -> int:
-        return 0 if writer == reader else meeting + size // 20
-
-    together = (1.0,) * len(speeds)
-    return Costs(tuple(processors), models, hand_over, together, "scripted", trusted=True)
-
-
-def emit(layers: Sequence[str], size: int = 28, channels: int = 32) -> tvm.IRModule:
-    """A chain of layers: conv, depthwise, residual (two convolutions and a sum), fork."""
-    bb = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((1, channels, size, size), "float32"))
-
-    def conv(value: relax.Expr, kernel: int = 3, groups: int = 1) -> relax.Expr:
-        weight = random_const(channels, channels // groups, kernel, kernel, seed=kernel)
-        call = relax.op.nn.conv2d(value, weight, padding=kernel // 2, groups=groups)
-        return bb.emit(relax.op.nn.relu(bb.emit(call)))
-
-    with bb.function("main", [x]):
-        with bb.dataflow():
-            value: relax.Expr = x
-            for layer in layers:
-                if layer == "conv":
-                    value = conv(value)
-                elif layer == "depthwise":
-                    value = conv(value, groups=channels)
-                elif layer == "residual":
-                    value = bb.emit(relax.op.add(conv(conv(value)), value))
-                else:
-                    value = bb.emit(relax.op.add(conv(conv(value)), conv(conv(value, 1))))
-            out = bb.emit_output(relax.op.nn.relu(value))
-        bb.emit_func_output(out)
-    return load_network(bb.get())
-
 
 LAYERS = st.lists(
     st.sampled_from(["conv", "depthwise", "residual", "fork"]), min_size=1, max_size=5
@@ -226,13 +166,49 @@ def test_compile_decides_by_itself() -> None:
     np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4 * np.abs(want).max())
 
 
+class Counting(AnalyticModel):
+    """How often it is asked."""
+
+    calls = 0
+
+    def predict_all(self, kernels: Sequence[Features]) -> list[Prediction]:
+        self.calls += 1
+        return super().predict_all(kernels)
+
+
+def test_models_are_asked_in_batches() -> None:
+    """An answer of trees costs a millisecond, for one kernel as for hundreds."""
+    given_costs = costs(1.0, 1.0)
+    models = {p.name: Counting(SPEEDS["cpu"]) for p in given_costs.processors}
+    given_costs = dataclasses.replace(given_costs, models=models)
+    assert search(emit(["conv", "residual", "fork"] * 3), given_costs).rivals
+    assert max(model.calls for model in models.values()) <= 3  # all kernels; parts; what is joined
+
+
+def test_parts_are_put_together_where_that_is_supported() -> None:
+    def no_views(call: relax.Call) -> str | None:
+        return "no" if call.op.name in ("relax.concat", "relax.strided_slice") else None
+
+    given_costs = costs(1.0, 1.0, refuse={0: no_views})
+    rivals = search(emit(["conv"] * 3, size=56, channels=64), given_costs, most=2).rivals
+    assert any(rival.plan.shares for rival in rivals)
+    for rival in rivals:
+        placed = rival.plan.processor_of()
+        calls = Calls(rival.branched.mod["main"]).calls
+        assert {placed[name] for name, call in calls.items() if no_views(call)} == {"p1"}
+
+
+QUICK = "squeezenet1_1"
+
+
 @pytest.mark.parametrize(
-    "name", ["squeezenet1_1", pytest.param("nasnet_large", marks=pytest.mark.full)]
+    "name", [QUICK, *(pytest.param(n, marks=pytest.mark.full) for n in zoo.names() if n != QUICK)]
 )
 def test_two_seconds_are_enough(name: str) -> None:
-    """Of a core's time: others may use it meanwhile."""
+    """Of a core's time, on a quiet machine: caches that others use make it up to twice as long."""
     mod = load_network(zoo.build(name))
     began = time.process_time()
     found = search(mod, costs(1.0, 1.0))
     assert time.process_time() - began < 2.0
-    assert found.rivals[0].ns < found.singles[0].ns
+    assert all(rival.ns < found.singles[0].ns for rival in found.rivals)
+    assert found.rivals or name == "lstm"

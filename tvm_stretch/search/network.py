@@ -60,7 +60,8 @@ class Network:
             }
             self.graph = OperatorGraph(self.graph.operators, where=where)
         self.operators = self.graph.operators
-        self.pieces = self._pieces(detect_meeting_points(self.operators))
+        self.points = detect_meeting_points(self.operators)
+        self.pieces = self._pieces(self.points)
 
     @cached_property
     def group_of(self) -> dict[str, str]:

@@ -16,7 +16,8 @@ from tvm_stretch.passes.splits import ChannelSplit, RowSplit, taking_part
 from tvm_stretch.search.clock import Step
 from tvm_stretch.search.costs import Along, Costs
 from tvm_stretch.search.network import Network, Piece
-from tvm_stretch.search.options import ALPHAS, BETA, Option
+from tvm_stretch.search.options import Option
+from tvm_stretch.search.rules import amortised, apportion, straggles
 
 LENGTHS = (1, 2, 3, 4, 6, 8)
 """How many pieces in a row are split by rows together; more meet less often, repeat more rows."""
@@ -44,7 +45,7 @@ class Splitting:
             return
         for places, speeds, alone in self._teams(groups):
             meeting = self._meeting(pieces[-1], places)
-            if meeting > ALPHAS[0] * alone or shape[2] < 2 * len(places):
+            if not amortised(meeting, alone) or shape[2] < 2 * len(places):
                 continue
             option = self._best_rows(groups, (start, end), shape[2], speeds, alone)
             if option is not None:
@@ -59,7 +60,7 @@ class Splitting:
         alone: int,
     ) -> Option | None:
         """Heights in proportion to speed, corrected by what halos and padding cost each branch."""
-        heights = _apportion(height, speeds)
+        heights = apportion(height, speeds)
         best: tuple[int, Option] | None = None
         for _ in range(1 + _CORRECTIONS):
             split = RowSplit(*ends, tuple(heights.get(place, 0) for place in self.places))
@@ -69,7 +70,7 @@ class Splitting:
                 break
             steps, times = self._row_steps(groups, split, plan)
             slowest, fastest = max(times, key=times.__getitem__), min(times, key=times.__getitem__)
-            if times[slowest] > BETA * alone or (best and times[slowest] >= best[0]):
+            if straggles(times[slowest], alone) or (best and times[slowest] >= best[0]):
                 break
             what = f"rows {_ratio(split.ratios)} of {len(groups)} kernels"
             home = max(heights, key=heights.__getitem__)
@@ -120,9 +121,9 @@ class Splitting:
         if not piece.start:
             return
         for places, speeds, alone in self._teams(piece.groups):
-            if self._meeting(piece, places) > ALPHAS[0] * alone:
+            if not amortised(self._meeting(piece, places), alone):
                 continue
-            ratios = _reduced(_apportion(_GRAIN, speeds), self.places)
+            ratios = _reduced(apportion(_GRAIN, speeds), self.places)
             lanes = self.costs.processors[places[0]].machine.lanes
             seen = []
             for first in ("repeat", "split"):
@@ -153,7 +154,7 @@ class Splitting:
         if plan.steps[-1].result.form is Form.SUM:
             steps.append(self._sum(split.end, home))
         busy = [sum(step.ns for step in steps if step.place == place) for place in owners]
-        if max(busy) > BETA * alone:
+        if straggles(max(busy), alone):
             return None
         placed = dict.fromkeys((group.name for group in piece.groups), home)
         what = f"channels {_ratio(split.ratios)}, first convolutions {split.first}"
@@ -212,13 +213,6 @@ class Splitting:
     def _meeting(self, piece: Piece, places: Sequence[int]) -> int:
         size = self.network.operators.bytes(piece.end)
         return max(self.costs.hand_over(p, q, size // 2) for p in places for q in places)
-
-
-def _apportion(total: int, speeds: dict[int, float]) -> dict[int, int]:
-    """Whole numbers of at least 1 in proportion to the speeds (NN-Stretch, equation 6)."""
-    found = {p: max(1, round(total * s / sum(speeds.values()))) for p, s in speeds.items()}
-    found[max(found, key=found.__getitem__)] += total - sum(found.values())
-    return found
 
 
 def _reduced(numbers: dict[int, int], places: range) -> tuple[int, ...]:

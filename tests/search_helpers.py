@@ -1,0 +1,76 @@
+"""Scripted costs and small networks for tests of the search."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import tvm
+from fake_targets import TARGET, fake_processor
+from relax_helpers import random_const
+from tvm import relax
+from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.processor import Processor
+
+from tvm_stretch.cost.analytic import SPEEDS, AnalyticModel
+from tvm_stretch.frontend import load_network
+from tvm_stretch.search.costs import Costs
+
+HOST = cpu_processor(TARGET, 1)
+
+
+def costs(
+    *speeds: float, meeting: int = 2_000, refuse: Mapping[int, object] | None = None
+) -> Costs:
+    """Processors of these speeds, the CPU's typical one being 1."""
+    refuse = refuse or {}
+    processors: list[Processor] = []
+    for place in range(len(speeds)):
+        processor = HOST if place == 0 else fake_processor(f"p{place}")
+        if place in refuse:
+            processor = dataclasses.replace(processor, rules=(), refuse=refuse[place])
+        processors.append(processor)
+    base = SPEEDS["cpu"]
+    models = {
+        p.name: AnalyticModel(
+            dataclasses.replace(
+                base,
+                cycles_per_ns=base.cycles_per_ns * speed,
+                bytes_per_ns=base.bytes_per_ns * speed,
+            )
+        )
+        for p, speed in zip(processors, speeds, strict=True)
+    }
+
+    def hand_over(writer: int, reader: int, size: int) -> int:
+        return 0 if writer == reader else meeting + size // 20
+
+    together = (1.0,) * len(speeds)
+    return Costs(tuple(processors), models, hand_over, together, "scripted", trusted=True)
+
+
+def emit(layers: Sequence[str], size: int = 28, channels: int = 32) -> tvm.IRModule:
+    """A chain of layers: conv, depthwise, residual (two convolutions and a sum), fork."""
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, channels, size, size), "float32"))
+
+    def conv(value: relax.Expr, kernel: int = 3, groups: int = 1) -> relax.Expr:
+        weight = random_const(channels, channels // groups, kernel, kernel, seed=kernel)
+        call = relax.op.nn.conv2d(value, weight, padding=kernel // 2, groups=groups)
+        return bb.emit(relax.op.nn.relu(bb.emit(call)))
+
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            value: relax.Expr = x
+            for layer in layers:
+                if layer == "conv":
+                    value = conv(value)
+                elif layer == "depthwise":
+                    value = conv(value, groups=channels)
+                elif layer == "residual":
+                    value = bb.emit(relax.op.add(conv(conv(value)), value))
+                else:
+                    value = bb.emit(relax.op.add(conv(conv(value)), conv(conv(value, 1))))
+            out = bb.emit_output(relax.op.nn.relu(value))
+        bb.emit_func_output(out)
+    return load_network(bb.get())

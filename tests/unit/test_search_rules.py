@@ -1,0 +1,97 @@
+"""NN-Stretch's rules: what each of them says, and what each of them keeps a search from."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from search_helpers import costs, emit
+
+from tvm_stretch.search.chain import ChainSearch
+from tvm_stretch.search.network import Network
+from tvm_stretch.search.options import Options
+from tvm_stretch.search.rules import ALPHAS, amortised, apportion, straggles
+from tvm_stretch.search.splitting import Splitting
+
+
+@pytest.mark.parametrize(
+    "communication, computation, alpha, worth",
+    [(10, 100, 0.1, True), (11, 100, 0.1, False), (50, 100, 0.5, True), (0, 0, 0.1, True)],
+)
+def test_equation_4(communication: int, computation: int, alpha: float, worth: bool) -> None:
+    assert amortised(communication, computation, alpha) is worth
+
+
+def test_the_papers_alpha_is_tried() -> None:
+    assert 0.1 in ALPHAS
+
+
+def test_equation_5() -> None:
+    assert not straggles(100, 100) and straggles(101, 100)
+    assert not straggles(110, 100, beta=1.1) and straggles(111, 100, beta=1.1)
+
+
+@given(st.integers(8, 500), st.dictionaries(st.integers(0, 5), st.floats(0.5, 2.0), min_size=2))
+def test_equation_6(total: int, speeds: dict[int, float]) -> None:
+    """Every branch gets what its processor's speed says, up to rounding."""
+    found = apportion(total, speeds)
+    assert sum(found.values()) == total and min(found.values()) >= 1
+    for place, number in found.items():
+        exact = total * speeds[place] / sum(speeds.values())
+        assert number <= max(1, exact + 1)
+        assert number > exact - 1 or len(speeds) > 2
+
+
+def network(meeting: int, *speeds: float) -> tuple[Network, Splitting, Options]:
+    given_costs = costs(*speeds, meeting=meeting)
+    found = Network(emit(["conv", "residual", "conv"], size=28, channels=64), given_costs.kernels)
+    return found, Splitting(found, given_costs), Options(found, given_costs)
+
+
+def test_a_meeting_that_is_not_amortised_makes_no_option() -> None:
+    for meeting, worth in ((1_000, True), (10**7, False)):
+        found, splitting, options = network(meeting, 1.0, 1.0)
+        piece = next(piece for piece in found.pieces if piece.start)
+        assert any(True for _ in splitting.rows([piece])) is worth
+        assert any(options.worthwhile_shares(p, ALPHAS[0]) for p in found.pieces) is worth
+
+
+def test_the_papers_alpha_shares_fewer_layers() -> None:
+    found, _, options = network(60_000, 1.0, 1.0)
+    loose, strict = (
+        sum(len(options.worthwhile_shares(piece, alpha)) for piece in found.pieces)
+        for alpha in ALPHAS
+    )
+    assert strict < loose
+
+
+def test_no_straggler_among_the_options() -> None:
+    """No branch takes longer than the best processor takes for the whole segment."""
+    found, splitting, _ = network(1_000, 1.0, 0.25)
+    options = [o for p in found.pieces for o in (*splitting.rows([p]), *splitting.channels(p))]
+    assert options
+    for option in options:
+        inside = {step.tensor.removesuffix(".band") for step in option.steps}
+        groups = [group for group in found.graph.groups if group.name in inside]
+        alone = sum(splitting.costs.whole(group, 0) for group in groups)
+        for place in (0, 1):
+            assert sum(s.ns for s in option.steps if s.place == place) <= 1.01 * alone
+
+
+def test_ratios_follow_the_speeds() -> None:
+    found, splitting, _ = network(1_000, 1.0, 3.0)
+    for piece in found.pieces:
+        for option in splitting.rows([piece]):
+            (split,) = option.splits
+            assert 0.15 < split.ratios[0] / sum(split.ratios) < 0.4
+
+
+def test_dear_meetings_make_longer_segments() -> None:
+    """Rows are split between the meeting points that equation 4 leaves of the network's."""
+    mod = emit(["conv"] * 20, size=28, channels=64)
+    lengths = []
+    for meeting in (1_000, 3_000_000):
+        given_costs = costs(1.0, 1.0, meeting=meeting)
+        chains = ChainSearch(Network(mod, given_costs.kernels), given_costs)
+        lengths.append(max(max(spans, default=0) for spans in chains._spans))
+    assert lengths[0] < lengths[1]
