@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 
 from tvm_stretch.passes.detect_meeting_points import amortise
 from tvm_stretch.search.clock import Clock
 from tvm_stretch.search.clock import Piece as Held
 from tvm_stretch.search.costs import Costs
-from tvm_stretch.search.mixing import Mixing
 from tvm_stretch.search.network import Network, Piece
 from tvm_stretch.search.options import Option, Options, Widths
 from tvm_stretch.search.rules import ALPHAS
@@ -54,7 +54,6 @@ class ChainSearch:
 
     def __post_init__(self) -> None:
         self.options = Options(self.network, self.costs)
-        self.mixing = Mixing(self.network, self.costs, self.options)
         self.splitting = Splitting(self.network, self.costs)
         self._spans = self._rows_of()
 
@@ -70,7 +69,7 @@ class ChainSearch:
         for index in range(len(pieces)):
             fixed = list(self._fixed(index)) if splits else []
             for state in list(states[index].values()):
-                for option in self._follow(index, state.forms, splits):
+                for option in self._follow(index, state.forms):
                     self._extend(states, state, option, index, 1)
                 for option, length in fixed:
                     if not self._kept_apart(pieces[index], state.forms):
@@ -99,6 +98,9 @@ class ChainSearch:
         pieces = self.network.pieces
         if len(self.costs.processors) < 2:
             return
+        scheduled = self.options.scheduled(pieces[index])
+        if scheduled is not None:
+            yield scheduled, 1
         for option in self.splitting.channels(pieces[index]):
             yield option, 1
         for length in sorted(self._spans[index]):
@@ -118,27 +120,17 @@ class ChainSearch:
         for group in self.network.graph.groups:
             known = (costs.whole(group, place) for place in places)
             latency[group.name] = min((ns for ns in known if ns is not None), default=0)
-
-        def exchange(size: int) -> int:
-            return max(costs.hand_over(p, q, size // 2) for p in places for q in places)
-
         order = {point.tensor: i for i, point in enumerate(self.network.points.points)}
         for alpha in ALPHAS:
-            worth = amortise(self.network.points, latency, exchange, alpha)
+            worth = amortise(self.network.points, latency, partial(costs.meeting, places), alpha)
             for start, end in pairwise(order[point.tensor] for point in worth):
                 spans[start].add(end - start)
         return spans
 
-    def _follow(self, index: int, forms: Mapping[str, Widths], mixed: bool) -> list[Option]:
-        """Options that depend on the form in which the entries come."""
-        key = (index, tuple(forms.items()), mixed)
+    def _follow(self, index: int, forms: Mapping[str, Widths]) -> list[Option]:
+        key = (index, tuple(forms.items()))
         if key not in self._followed:
-            piece = self.network.pieces[index]
-            if mixed:
-                own = self.mixing.of_piece(piece, forms)
-                self._followed[key] = [*self._follow(index, forms, False), *own]
-            else:
-                self._followed[key] = list(self.options.of_piece(piece, forms))
+            self._followed[key] = list(self.options.of_piece(self.network.pieces[index], forms))
         return self._followed[key]
 
     def _kept_apart(self, piece: Piece, forms: Mapping[str, Widths]) -> bool:

@@ -9,7 +9,7 @@ so that a search that asks for hundreds of ratios asks the cost model twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -126,6 +126,11 @@ class Costs:
     def copy(self, place: int, size: int) -> int:
         """Reading and writing ``size`` bytes, as slices, concatenations and sums do."""
         return self.start(place) + round(2 * size / _COPIED_PER_NS)
+
+    def meeting(self, places: Iterable[int], size: int) -> int:
+        """What it takes until all of these processors have what they wrote together."""
+        known = list(places)
+        return max(self.hand_over(p, q, size // 2) for p in known for q in known)
 
     def start(self, place: int) -> int:
         """A kernel without work."""

@@ -1,8 +1,8 @@
 """What the search may do with a piece of the network.
 
 one processor     every kernel there, but what works by channels stays in the parts that it reads
+scheduled         kernels on several processors, by a scheduler
 shares            every processor computes some output channels of the large layers
-scheduled         `mixing.py`
 rows, channels    `splitting.py`
 """
 
@@ -17,6 +17,9 @@ from tvm.ir import GenericConst
 from tvm_stretch.graph import Group
 from tvm_stretch.passes.operators import BINARY, UNARY
 from tvm_stretch.passes.splits import Split
+from tvm_stretch.scheduling.heft import schedule_heft
+from tvm_stretch.scheduling.problem import Operator as Task
+from tvm_stretch.scheduling.problem import Problem, Tensor
 from tvm_stretch.search.clock import Step
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.network import Network, Piece
@@ -154,7 +157,7 @@ class Options:
         unit = self.network.channel_unit(anchor, self.costs.processors[0].machine.lanes)
         best: tuple[int, Widths] | None = None
         for places in (c for n in range(2, len(known) + 1) for c in combinations(known, n)):
-            meeting = self._meeting(group, places)
+            meeting = self.costs.meeting(places, group.bytes)
             widths = self._aligned(group, {p: known[p] for p in places}, unit)
             if widths is None or not amortised(meeting, alone, alpha):
                 continue
@@ -162,16 +165,6 @@ class Options:
             if not straggles(slowest, alone) and slowest + meeting < (best[0] if best else alone):
                 best = (slowest + meeting, widths)
         return None if best is None else best[1]
-
-    def _meeting(self, group: Group, places: Sequence[int]) -> int:
-        hand_over = self.costs.hand_over
-        return max(hand_over(p, q, group.bytes // 2) for p in places for q in places)
-
-    def efficiency(self, group: Group, widths: Widths) -> float:
-        """The time of processors that lose nothing by working together, to that of these shares."""
-        places = [place for place, width in enumerate(widths) if width]
-        speeds = [1 / max(1, self.costs.whole(group, place) or 0) for place in places]
-        return 1 / sum(speeds) / (self._slowest(group, widths) + self._meeting(group, places))
 
     def _aligned(self, group: Group, known: Mapping[int, int], unit: int) -> Widths | None:
         """Channels in proportion to the processors' speeds (equation 6), or a few units beside."""
@@ -228,6 +221,50 @@ class Options:
         by_channel = anchor.kind in UNARY | BINARY | {"nn.max_pool2d", "nn.avg_pool2d"}
         keeps = by_channel or (anchor.kind == "mean" and len(anchor.shape) == 4)
         return widths if keeps and sum(widths) == anchor.shape[1] else None
+
+    # --- a scheduler ---
+
+    def scheduled(self, piece: Piece) -> Option | None:
+        """The kernels of a piece with branches on several processors."""
+        if len(self.places) < 2 or not self._forks(piece):
+            return None
+        result = schedule_heft(self._problem(piece))
+        order = [i for i in result.sequence if i]
+        placed = {piece.groups[i - 1].name: result.placement[i] for i in order}
+        if len(set(placed.values())) < 2:
+            return None
+        steps = tuple(self.whole_step(piece.groups[i - 1], result.placement[i]) for i in order)
+        return Option(f"scheduled by {result.scheduler}", steps, placed)
+
+    def _forks(self, piece: Piece) -> bool:
+        readers: dict[str, int] = {}
+        for group in piece.groups:
+            for name in self.network.reads(group):
+                readers[name] = readers.get(name, 0) + 1
+        return any(count > 1 for count in readers.values())
+
+    def _problem(self, piece: Piece) -> Problem:
+        """The piece as a scheduling problem; operator 0 has the entries, on the first processor."""
+        index = dict.fromkeys(piece.entries, 0)
+        index |= {group.name: i for i, group in enumerate(piece.groups, start=1)}
+        home = (0, *[None] * (len(self.places) - 1))
+        tasks = [Task("entries", home)]
+        tasks += [
+            Task(group.name, tuple(self.costs.whole(group, p) for p in self.places))
+            for group in piece.groups
+        ]
+        readers: dict[str, list[int]] = {}
+        for group in piece.groups:
+            for name in self.network.reads(group):
+                readers.setdefault(name, []).append(index[group.name])
+        size = self.network.operators.bytes
+        tensors = [Tensor(n, size(n), index[n], tuple(r)) for n, r in readers.items()]
+        return Problem(
+            tuple(p.name for p in self.costs.processors),
+            tuple(tasks),
+            tuple(tensors),
+            tuple(map(tuple, self.costs.transfers())),
+        )
 
     def _runs_all(self, groups: Sequence[Group], place: int) -> bool:
         return all(self.costs.whole(group, place) is not None for group in groups)

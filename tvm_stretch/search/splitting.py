@@ -44,7 +44,7 @@ class Splitting:
         if not start or len(shape) != 4 or not all(piece.start for piece in pieces):
             return
         for places, speeds, alone in self._teams(groups):
-            meeting = self._meeting(pieces[-1], places)
+            meeting = self.costs.meeting(places, self.network.operators.bytes(end))
             if not amortised(meeting, alone) or shape[2] < 2 * len(places):
                 continue
             option = self._best_rows(groups, (start, end), shape[2], speeds, alone)
@@ -121,7 +121,8 @@ class Splitting:
         if not piece.start:
             return
         for places, speeds, alone in self._teams(piece.groups):
-            if not amortised(self._meeting(piece, places), alone):
+            meeting = self.costs.meeting(places, self.network.operators.bytes(piece.end))
+            if not amortised(meeting, alone):
                 continue
             ratios = _reduced(apportion(_GRAIN, speeds), self.places)
             lanes = self.costs.processors[places[0]].machine.lanes
@@ -209,10 +210,6 @@ class Splitting:
         for count in range(2, len(known) + 1):
             for places in combinations(known, count):
                 yield places, {p: 1 / max(1, known[p]) for p in places}, alone
-
-    def _meeting(self, piece: Piece, places: Sequence[int]) -> int:
-        size = self.network.operators.bytes(piece.end)
-        return max(self.costs.hand_over(p, q, size // 2) for p in places for q in places)
 
 
 def _reduced(numbers: dict[int, int], places: range) -> tuple[int, ...]:
