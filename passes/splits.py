@@ -87,9 +87,12 @@ def _split(item: Any, where: str) -> Split:
     numbers = isinstance(ratios, list | tuple) and all(type(r) in (int, float) for r in ratios)
     names = all(isinstance(fields.get(key), str) for key in ("start", "end"))
     known = set(fields) <= set(kind.__dataclass_fields__)
-    if not (numbers and names and known and type(fields.get("block", 8)) is int):
+    block, first = fields.get("block", 8), fields.get("first", "repeat")
+    options = type(block) is int and block > 0 and first in ("repeat", "split")
+    if not (numbers and names and known and options):
         raise PlanError(
-            f"expected start and end as names, ratios as numbers and only fields of "
-            f"{kind.__name__} for {where}, got {dict(item)!r}; correct it"
+            f"expected start and end as names, ratios as numbers, block as a positive number, "
+            f"first as repeat or split, and only fields of {kind.__name__} for {where}, got "
+            f"{dict(item)!r}; correct it"
         )
     return kind(**{**fields, "ratios": tuple(fields["ratios"])})

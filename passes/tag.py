@@ -51,13 +51,13 @@ def check_plan(plan: Plan, main: relax.Function) -> None:
             near = difflib.get_close_matches(name, calls.calls, 3) or list(calls.calls)[:3]
             raise PlanError(
                 f"expected operators of the network for the plan, got {name!r}; "
-                f"similar ones are {', '.join(near) or 'none'}"
+                f"similar ones are {', '.join(near) or 'none'}{_or_leave_out(plan)}"
             )
     missing = sorted(set(calls.calls) - set(planned))
     if missing:
         raise PlanError(
             f"expected every operator of the network in the plan, got no region for "
-            f"{_listed(missing)}; add them to a region"
+            f"{_listed(missing)}; add them to a region{_or_leave_out(plan)}"
         )
     position = {name: index for index, name in enumerate(planned)}
     region_of = {name: r.name for r in plan.regions for name in r.operators}
@@ -69,6 +69,13 @@ def check_plan(plan: Plan, main: relax.Function) -> None:
         for source in reads[name]:
             if position[source] >= position[name]:
                 raise _misordered(source, name, region_of, reads)
+
+
+def _or_leave_out(plan: Plan) -> str:
+    """What helps after shares or splits were edited: their parts have other names then."""
+    if not plan.shares and not plan.splits:
+        return ""
+    return ", or leave the plan's regions out: they are then formed from its shares and splits"
 
 
 def _misordered(

@@ -226,9 +226,6 @@ if __name__ == "__main__":
             "name its library in TVM_STRETCH_OPENCL_LIB"
         )
         sys.exit(0)
-    if len(sys.argv) > 1:
-        place = Path(sys.argv[1])
-        place.mkdir(parents=True, exist_ok=True)
-    else:
-        place = Path(tempfile.mkdtemp(prefix="tvm_stretch_tutorial_"))
+    place = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="tvm_stretch_"))
+    place.mkdir(parents=True, exist_ok=True)
     main(place)

@@ -109,6 +109,11 @@ class Plan:
             return source
         if isinstance(source, Mapping):
             return _from_data(dict(source), "the plan")
+        if not isinstance(source, str | os.PathLike):
+            raise PlanError(
+                f"expected a Plan, the path of its file or a dict for plan, got "
+                f"{type(source).__name__}; give one of these"
+            )
         path = Path(source)
         try:
             return _from_data(json.loads(path.read_text(encoding="utf-8")), str(path))
@@ -181,9 +186,9 @@ class Plan:
         if self.refusals:
             lines.append("refused:")
             lines.extend(_align([(r.processor, r.operator, r.reason) for r in self.refusals]))
-        else:
-            lines.append("no operator was refused by any processor")
         if self.execution is not None:
+            if not self.refusals:
+                lines.append("no operator was refused by any processor")
             lines.append(str(self.execution))
         return "\n".join(lines)
 

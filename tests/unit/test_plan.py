@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tvm_stretch.passes.splits import ChannelSplit, RowSplit
 
 from tvm_stretch.errors import PlanError
+from tvm_stretch.execution import Execution
 from tvm_stretch.plan import Plan, PlannedRegion, Refusal
 
 PLAN = Plan(
@@ -78,7 +79,9 @@ def test_explain_shows_regions_and_refusals() -> None:
     assert "opencl  add  add runs in float32, not int64" in text
     many = Plan(("cpu",), (PlannedRegion("r0", "cpu", tuple(f"op{i}" for i in range(99))),))
     assert "op0, op1, op2, op3, ..., op98" in many.explain()
-    assert "no operator was refused" in many.explain()
+    assert "refused" not in many.explain(), "nobody was asked"
+    compiled = replace(many, execution=Execution(99, (), ()))
+    assert "no operator was refused by any processor\n0 of 99 operators" in compiled.explain()
 
 
 def test_explain_shows_choices_and_what_they_are_worth() -> None:
@@ -134,6 +137,10 @@ REGION = {"name": "r0", "processor": "cpu", "operators": ["a"]}
         (changed(splits=[SPLIT | {"ratios": [1, 1, 1]}]), "for the ratios of splits[0]"),
         (changed(splits=[SPLIT | {"ratios": [1, float("nan")]}]), "at least 0"),
         (changed(splits=[SPLIT | {"ratios": [0, 1]}]), "or more above 0"),
+        (changed(splits=[SPLIT | {"by": "columns"}]), "by = rows or channels"),
+        (changed(splits=[SPLIT | {"block": 8}]), "only fields of RowSplit"),
+        (changed(splits=[SPLIT | {"by": "channels", "block": 0}]), "block as a positive number"),
+        (changed(splits=[SPLIT | {"by": "channels", "first": "half"}]), "first as repeat or split"),
     ],
 )
 def test_malformed_plans_are_refused(data: dict, says: str) -> None:
@@ -142,12 +149,39 @@ def test_malformed_plans_are_refused(data: dict, says: str) -> None:
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize("field", ["format", "version", "processors"])
+def test_fields_that_must_not_be_missing(field: str) -> None:
+    data = {key: value for key, value in changed().items() if key != field}
+    with pytest.raises(PlanError, match=rf"^expected .*{field}.*, got .*; "):
+        Plan.read(data)
+
+
+@pytest.mark.parametrize("source", [[1], 3, b"{}", None])
+def test_what_cannot_be_a_plan(source: object) -> None:
+    with pytest.raises(PlanError, match=r"^expected a Plan, the path .*, got .*; give one"):
+        Plan.read(source)  # type: ignore[arg-type]
+
+
+@given(share=st.floats(0, 0.999))
+def test_truncated_files_are_refused(
+    tmp_path_factory: pytest.TempPathFactory, share: float
+) -> None:
+    path = tmp_path_factory.mktemp("truncated") / "plan.json"
+    text = PLAN.to_json().rstrip()
+    path.write_text(text[: int(share * len(text))])
+    with pytest.raises(PlanError, match=r"^expected JSON for .*plan.json, got .*; correct the"):
+        Plan.read(path)
+
+
 def test_files_that_are_no_plans_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="readable file"):
         Plan.read(tmp_path / "missing.json")
     (tmp_path / "half.json").write_text('{"format": ')
     with pytest.raises(PlanError, match="expected JSON"):
         Plan.read(tmp_path / "half.json")
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(PlanError, match="expected JSON"):
+        Plan.read(tmp_path / "binary.json")
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(PlanError, match="expected an object"):
         Plan.read(tmp_path / "list.json")

@@ -1,0 +1,207 @@
+"""Measuring while devices disappear and processes are killed: clear errors, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tvm
+from fake_targets import TARGET, fake_processor
+from tvm import rpc
+from tvm_stretch.targets.processor import Processor
+
+import tvm_stretch as ts
+from tvm_stretch.cost.dataset import Dataset
+from tvm_stretch.cost.model import load_cost_model
+from tvm_stretch.cost.samples import Sample
+from tvm_stretch.cost.transfers import measure_transfers
+from tvm_stretch.errors import CostModelError
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = (Sample("conv", 8, (6, 6), 8, epilogue="relu"), Sample("dense", 16, (1, 1), 8))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prior of two samples, few hand-overs, each measured for a moment, however busy all is."""
+    monkeypatch.setattr("tvm_stretch.cost.timing._TOLERANCE", 1e9)
+    few = partial(measure_transfers, sizes=(64, 1024), runs=3)
+    monkeypatch.setattr("tvm_stretch.cost.measure.measure_transfers", few)
+    monkeypatch.setattr("tvm_stretch.cost.measure.load_prior", lambda: list(SMALL))
+    monkeypatch.setattr("tvm_stretch.cost.bench._SECONDS", 0.02)
+
+
+def measured(folder: Path, **settings: Any) -> list[str]:
+    """A short campaign; the lines of progress."""
+    lines: list[str] = []
+    options: dict[str, Any] = {"budget": 0.2, "cpu_threads": 1, "progress": lines.append}
+    ts.measure(**{"targets": [TARGET], "folder": folder, **options, **settings})
+    return lines
+
+
+# --- a device behind an RPC session ---------------------------------------------------------------
+
+
+class Server:
+    """An RPC server with processes of its own, which can be killed."""
+
+    def __init__(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        command = ["-m", "tvm.exec.rpc_server", "--host", "127.0.0.1", f"--port={self.port}"]
+        command.append(f"--port-end={self.port + 1}")
+        self.process = subprocess.Popen([sys.executable, *command], start_new_session=True)
+
+    def connect(self) -> rpc.RPCSession:
+        while True:
+            try:
+                return rpc.connect("127.0.0.1", self.port)
+            except Exception:
+                assert self.process.poll() is None, "the server died"
+                time.sleep(0.2)
+
+    def kill(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[], Server]]:
+    """Starts servers; all are killed in the end."""
+    pytest.importorskip("cloudpickle")
+    servers: list[Server] = []
+
+    def started() -> Server:
+        servers.append(Server())
+        return servers[-1]
+
+    yield started
+    for server in servers:
+        if server.process.poll() is None:
+            server.kill()
+
+
+def test_a_server_that_is_killed_and_comes_back(
+    start: Callable[[], Server], tmp_path: Path
+) -> None:
+    first = start()
+    killed = []
+
+    def kill(line: str) -> None:
+        if not killed and line.startswith("batch 0"):
+            killed.append(line)
+            first.kill()
+
+    with pytest.raises(
+        CostModelError, match=r"^expected cpu to be there .*, got .*kept in .*; |: "
+    ):
+        measured(tmp_path, session=first.connect(), device="phone", budget=600, progress=kill)
+    kept = (tmp_path / "cpu.jsonl").read_bytes()
+    assert killed and kept.count(b"\n") > 2
+    session = start().connect()
+    measured(tmp_path, session=session, device="phone")
+    assert (tmp_path / "cpu.jsonl").read_bytes().startswith(kept)
+    remote = Dataset.open(tmp_path / "cpu.jsonl")
+    assert {row.batch for row in remote.rows} >= {0, 1}
+    model = load_cost_model(tmp_path / "cpu.json")
+    assert model.device["machine"] == "phone"
+
+    # Rows are of the same form, wherever they come from.
+    measured(tmp_path / "local")
+    local = Dataset.open(tmp_path / "local" / "cpu.jsonl")
+    for rows in (remote.rows, local.rows):
+        assert {"conv", "dense", "run"} <= {row.features.family for row in rows}
+        assert all(row.nanoseconds > 0 for row in rows)
+    forms = [{json.dumps(sorted(row.to_json())) for row in found.rows} for found in (remote, local)]
+    assert forms[0] == forms[1]
+
+
+def test_measurements_of_two_phones_do_not_mix(tmp_path: Path) -> None:
+    measured(tmp_path, session=rpc.LocalSession(), device="phone")
+    kept = (tmp_path / "cpu.jsonl").read_bytes()
+    for other in ({"session": rpc.LocalSession(), "device": "another"}, {}):
+        with pytest.raises(CostModelError, match=r"measurements of this device .*machine 'phone'"):
+            measured(tmp_path, **other)
+    assert (tmp_path / "cpu.jsonl").read_bytes() == kept
+
+
+# --- a device of this machine ---------------------------------------------------------------------
+
+
+def lost_after(builds: int) -> Processor:
+    """A processor whose driver fails from some network on."""
+    good, lost = fake_processor("npu"), {f"r{i}": {"fails": "device lost"} for i in range(60)}
+    bad = fake_processor("npu", regions={**lost, "other": {"fails": "device lost"}})
+    made = []
+
+    def build(*arguments: Any) -> tvm.runtime.Module:
+        made.append(1)
+        return (good if len(made) <= builds else bad).build(*arguments)
+
+    return replace(good, build=build)
+
+
+@pytest.mark.parametrize("builds", [0, 4, 12])
+def test_a_driver_that_is_lost_and_comes_back(builds: int, tmp_path: Path) -> None:
+    """At the reference kernel, while hand-overs are measured, among the samples."""
+    with pytest.raises(CostModelError, match=r"^expected npu to be there .*device lost"):
+        measured(tmp_path, targets=[lost_after(builds)], budget=600)
+    kept = (tmp_path / "npu.jsonl").read_bytes()
+    assert not (tmp_path / "npu.json").exists()
+    assert any(row.batch == 0 for row in Dataset.open(tmp_path / "npu.jsonl").rows) == (builds > 11)
+    measured(tmp_path, targets=[fake_processor("npu")])
+    assert (tmp_path / "npu.jsonl").read_bytes().startswith(kept)
+    rows = Dataset.open(tmp_path / "npu.jsonl").rows
+    assert sum(row.features.family == "transfer" for row in rows) == 4
+    assert any(row.batch >= 0 for row in rows)
+
+
+# --- a process that is killed ---------------------------------------------------------------------
+
+SCRIPT = """
+import sys
+sys.path[:0] = {paths}
+import tvm_stretch.cost.bench, tvm_stretch.cost.measure, tvm_stretch.cost.timing
+import test_measure_faults as tests
+tvm_stretch.cost.measure.load_prior = lambda: list(tests.SMALL)
+tvm_stretch.cost.bench._SECONDS = 0.02
+tvm_stretch.cost.timing._TOLERANCE = 1e9
+tests.measured({folder!r}, budget=600, progress=lambda line: print(line, flush=True))
+"""
+
+
+def test_killed_at_any_point(tmp_path: Path) -> None:
+    paths = [str(ROOT / "tests" / "unit"), str(ROOT / "tests")]
+    script = SCRIPT.format(paths=paths, folder=str(tmp_path))
+    dice = random.Random(0)
+    kept = b""
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        while " in all" not in process.stdout.readline().decode():  # the first batch is there
+            assert process.poll() is None, "it ended by itself"
+        time.sleep(dice.random())
+        process.kill()
+        process.wait()
+        content = (tmp_path / "cpu.jsonl").read_bytes()
+        assert content.startswith(kept) and len(content) > len(kept)
+        kept = content[: content.rfind(b"\n") + 1]
+    measured(tmp_path)
+    assert (tmp_path / "cpu.jsonl").read_bytes().startswith(kept)
+    rows = Dataset.open(tmp_path / "cpu.jsonl").rows
+    batches = [row.batch for row in rows]
+    assert batches == sorted(batches) and set(batches) == set(range(max(batches) + 1))
+    assert load_cost_model(tmp_path / "cpu.json").families or rows
