@@ -168,9 +168,9 @@ def test_random_choices_keep_the_numbers(
             "shares of operators outside of the plan's splits, got ['conv2d1']",
         ),
         ({}, (RowSplit("x", "relu", (100, 1, 0)),), "at least 1 of 12 for each of the ratios"),
-        ({}, (RowSplit("x", "relu", (2, -1, 0)),), "two or more positive numbers for ratios"),
-        ({}, (RowSplit("x", "relu", (1, 0, 0)),), "two or more positive numbers for ratios"),
-        ({}, (ChannelSplit("x", "relu", (1, math.nan, 0)),), "two or more positive numbers"),
+        ({}, (RowSplit("x", "relu", (2, -1, 0)),), "two or more above 0"),
+        ({}, (RowSplit("x", "relu", (1, 0, 0)),), "two or more above 0"),
+        ({}, (ChannelSplit("x", "relu", (1, math.nan, 0)),), "two or more above 0"),
         ({}, (ChannelSplit("x", "relu", (1, 1, 0), 0),), "positive number for block"),
     ],
 )

@@ -135,6 +135,17 @@ def test_processors_that_need_each_other() -> None:
         search(emit(["conv"]), costs(1.0, 1.0, refuse=dict.fromkeys((0, 1), no_convolutions)))
 
 
+def test_what_nobody_can_put_together_stays_whole() -> None:
+    def neither(call: relax.Call) -> str | None:
+        return "no" if call.op.name in ("relax.nn.conv2d", "relax.concat") else None
+
+    refuse = {0: neither, 1: only_convolutions, 2: only_convolutions}
+    mod = emit(["conv", "conv"], size=56, channels=64)
+    found = search(mod, costs(1.0, 1.0, 1.0, refuse=refuse))
+    assert not found.singles and not found.rivals[0].plan.shares
+    assert any("a part is refused" in note for note in found.notes)
+
+
 @settings(max_examples=10)
 @given(networks(WITH_CONVOLUTIONS))
 def test_any_network_has_a_plan(mod: tvm.IRModule) -> None:

@@ -89,7 +89,20 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1) -> Found:
                 notes.append(f"{what}: a part is refused, {rival}")
             else:
                 rivals.append(rival)
+    if not ranked and not rivals:
+        rivals.append(_plain(network, costs, chains))
     return Found(tuple(ranked), tuple(rivals), tuple(dict.fromkeys(notes)))
+
+
+def _plain(network: Network, costs: Costs, chains: ChainSearch) -> Candidate:
+    """Every kernel whole, where it is fastest: for processors that support little."""
+    options = [next(chains.options.of_piece(piece, {})) for piece in network.pieces]
+    found = realise(network, costs, options, "one by one")
+    if isinstance(found, str):
+        raise UnsupportedError(
+            f"expected operators that one of the processors supports, got: {found}; replace it"
+        )
+    return found
 
 
 def _require_support(network: Network, costs: Costs) -> None:
