@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tvm_stretch.contest import MeasureError
 from tvm_stretch.cost.verdicts import apply_verdicts
 from tvm_stretch.decide import decide
 from tvm_stretch.frontend import load_network
+from tvm_stretch.lowering.walk import REGION
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.merge_regions import kernels_of, merge_regions
 from tvm_stretch.passes.partition_regions import PROCESSOR, PartitionRegions
@@ -133,7 +135,7 @@ def build(
             observer.see("branched", mod)
     owners = {} if branched is None else branched.owners
     chosen = choose_plan(mod["main"], names, placeable, requested, owners)
-    mod = _apply(TagOperators(chosen), mod)
+    mod = _apply(TagOperators(_as_functions(chosen)), mod)
     observer.see("TagOperators", mod)
     mod = _apply(PartitionRegions(), mod)
     observer.see("PartitionRegions", mod, partitioned=True)
@@ -148,6 +150,12 @@ def build(
     return build_model(
         mod, host.target, host.threads, schedule=host.schedule, devices=devices, plan=chosen
     )
+
+
+def _as_functions(plan: Plan) -> Plan:
+    """The plan with the names that its regions have as functions: no kernel has such a name."""
+    regions = (replace(region, name=REGION + region.name) for region in plan.regions)
+    return replace(plan, regions=tuple(regions))
 
 
 def _apply(phase: Any, mod: tvm.IRModule) -> tvm.IRModule:

@@ -249,6 +249,19 @@ def test_targets_may_stand_in_another_order_or_be_more(written: str) -> None:
         )
 
 
+def test_regions_may_be_called_like_operators_and_kernels() -> None:
+    mod = two_blocks(channels=32)
+    chosen = plan({"conv2d1": (8, 8, 8), "conv2d2": (16, 16, 0)})
+    data = json.loads(compile_with(mod, chosen).plan.to_json())
+    names = ["winograd_input", "conv2d", "relu", "fused_conv2d_relu", "concat", "add", "cpu"]
+    for region, name in zip(data["regions"], names, strict=False):
+        region["name"] = name
+    model = check(mod, data)
+    found = [region.name for region in model.plan.regions]
+    assert found[:5] == names[:5]
+    assert {region.name for region in model.graph.regions} <= {*found, "outputs"}
+
+
 JUNK = st.one_of(
     st.none(),
     st.integers(-3, 40),

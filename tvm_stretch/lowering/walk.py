@@ -22,6 +22,9 @@ from tvm_stretch.lowering.regions import RegionSteps
 from tvm_stretch.lowering.views import Buffer, Step, View, dtype_bytes, new_view
 from tvm_stretch.lowering.weights import WeightsBlob
 
+REGION = "region_"
+"""What the functions of a plan's regions begin with, so that they are never called as kernels."""
+
 
 @dataclass
 class Walk:
@@ -72,7 +75,8 @@ class Walk:
         function = relax.analysis.remove_all_unused(function)
         arguments = [self.visit(argument, name) for argument in call.args]
         index = self.processors.index(processor)
-        return self.visit_region(function, arguments, call.op.name_hint, index)
+        region = call.op.name_hint.removeprefix(REGION)
+        return self.visit_region(function, arguments, region, index)
 
     def visit_region(
         self, function: relax.Function, arguments: Sequence[Any], name: str, processor: int
