@@ -52,7 +52,8 @@ def compile(
             ``torch.export.ExportedProgram``.
         targets: processors that may run operators, as TVM targets: strings, dicts, tags or
             ``tvm.target.Target``; or as ``Processor``.  Plain ``"llvm"`` means this machine's CPU
-            with all its features, ``"opencl"`` its first OpenCL device.
+            with all its features, ``"opencl"`` its first OpenCL device. What ``ts.probe`` found
+            not to run on one of them is refused, and the plan says so.
         plan: which processor runs which operators: a ``Plan``, the path of its JSON file, or a
             dict.  By default the fastest of those that `search` proposes, measured here;
             several processors only where they are faster than one. Targets whose device this

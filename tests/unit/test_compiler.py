@@ -181,6 +181,19 @@ def test_without_a_plan_a_processor_that_can_runs_everything() -> None:
     assert [spec.kind for spec in alone.graph.processors] == ["cpu", "fake"]
 
 
+def test_a_network_without_parallelism_stays_on_one_processor() -> None:
+    """One small chain: no branches, nothing worth a meeting."""
+
+    def chain(x: relax.Expr) -> relax.Expr:
+        return relax.op.nn.relu(relax.op.matmul(x, random_const(8, 8)))
+
+    model = ts.compile(module(chain, (1, 8)), [TARGET, fake_processor()], cpu_threads=1)
+    assert len({region.processor for region in model.plan.regions}) == 1
+    text = model.plan.explain()
+    assert "no way to use several processors is predicted to be faster" in text
+    assert " alone: predicted " in text
+
+
 def test_refused_operators_are_named() -> None:
     mod = network(residual)
     with pytest.raises(UnsupportedError, match="relu on fake: no relu here"):

@@ -128,7 +128,8 @@ def _trials(mod: tvm.IRModule, processor: Processor) -> Iterator[tuple[str, Tria
 
 def _blocked(mod: tvm.IRModule, processor: Processor) -> frozenset[str]:
     """The operators that compute on blocks of channels."""
-    main: relax.Function = BlockChannels({processor.name: processor.machine})(mod)["main"]
+    phase: Any = BlockChannels({processor.name: processor.machine})  # mypy sees no pass
+    main: relax.Function = phase(mod)["main"]
     shapes = {
         binding.var.name: tuple(shape_of(binding.var))
         for block in main.body.blocks
