@@ -22,7 +22,8 @@ from tvm_stretch.regions import form_regions
 from tvm_stretch.scheduling.anneal import refine
 from tvm_stretch.scheduling.problem import Problem
 from tvm_stretch.scheduling.simulate import Timeline, run_sequence
-from tvm_stretch.search.costs import Costs, Stages
+from tvm_stretch.search.costs import Costs
+from tvm_stretch.search.kernels import Stages
 from tvm_stretch.search.network import Network
 from tvm_stretch.search.options import Option
 
