@@ -136,7 +136,7 @@ void OpenCLTask::Submit(cl_command_queue queue, const QueueClock* clock) {
 
 Failure OpenCLTask::EnqueueAll(cl_command_queue queue) {
   for (size_t i = 0; i < commands_.size(); ++i) {
-    const bool wants_event = traced_ || i + 1 == commands_.size();
+    const bool wants_event = traced_ || bell_ == nullptr || i + 1 == commands_.size();
     cl_event event = nullptr;
     cl_int code = Enqueue(commands_[i], queue, wants_event ? &event : nullptr);
     if (event != nullptr) events_.emplace_back(event);
@@ -238,7 +238,17 @@ void OpenCLTask::Settle(cl_int status) {
   Complete(failure ? std::move(failure) : OwnFailure(status));
 }
 
-Failure OpenCLTask::OwnFailure(cl_int status) {
+// Drivers may go on after a command that failed; bells count what was done, else each is asked.
+cl_int OpenCLTask::FirstError(cl_int last) const {
+  cl_int status = last;
+  for (size_t i = 0; bell_ == nullptr && status >= CL_COMPLETE && i < events_.size(); ++i) {
+    status = std::min(status, StatusOf(events_[i].get()));
+  }
+  return status;
+}
+
+Failure OpenCLTask::OwnFailure(cl_int last) {
+  const cl_int status = FirstError(last);
   if (status < CL_COMPLETE) {
     NoteError();
     return Attempt([&] { Fail(status, "running region '" + region_.name + "'"); });

@@ -52,7 +52,8 @@ class OpenCLTask final : public Task {
   bool AwaitCount();
   cl_int AwaitEvent();
   void Settle(cl_int status);
-  Failure OwnFailure(cl_int status);
+  cl_int FirstError(cl_int last) const;
+  Failure OwnFailure(cl_int last);
 
   enum State { kPending, kOnDevice, kSettled };
 
