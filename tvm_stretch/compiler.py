@@ -42,6 +42,7 @@ def compile(
     plan: PlanLike | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     cpu_threads: int | None = None,
+    spare: bool = False,
     dump_dir: str | os.PathLike[str] | None = None,
     debug: bool = False,
 ) -> Model:
@@ -61,6 +62,9 @@ def compile(
         shapes: shapes of inputs whose dimensions the network leaves open.
         cpu_threads: cores that CPU kernels may use; by default those this process may run on,
             without the ones that belong to another processor's driver.
+        spare: the artifact also holds the other processors' kernels for the CPU, which runs the
+            whole network again, and from then on, if one of them fails or is absent where the
+            artifact is loaded; `Model.lost` then says why.
         dump_dir: folder that receives the IR after every phase, one numbered file each.
         debug: check the rules of the intermediate representation after every phase.
 
@@ -76,9 +80,13 @@ def compile(
     observer.see("canonical", mod)
     if plan is not None or len(placeable) == 1:
         requested = None if plan is None else Plan.read(plan)
-        model = build(mod, requested, processors, placeable, observer)
+        model = build(mod, requested, processors, placeable, observer, spare=spare)
     else:
         model = _fastest(mod, processors, placeable, observer)
+        if spare and len(model.graph.processors) > 1:  # not before: what is measured has to fail
+            plan = model.plan
+            model = build(mod, plan, processors, placeable, observer, spare=True)
+            model = model.with_reason(plan.reason)
     return model.with_reason(_join(model.plan.reason, absent)) if absent else model
 
 
@@ -115,6 +123,7 @@ def build(
     placeable: Sequence[Processor],
     observer: _Observer | None = None,
     branched: Branching | None = None,
+    spare: bool = False,
 ) -> Model:
     """From the canonical module to a model, by the plan; what ``ts.probe`` says does not count.
 
@@ -125,6 +134,7 @@ def build(
         placeable: those that operators may be placed on, most wanted first.
         observer: sees the module after every phase.
         branched: what the plan's shares and splits make of the module, if that is known.
+        spare: the CPU gets kernels for all operators.
     """
     observer = observer or _Observer(None, None)
     names = [processor.name for processor in processors]
@@ -149,7 +159,13 @@ def build(
     host, devices = processors[0], [p for p in processors[1:] if p.name in placed]
     observer.see_scheduled(mod, processors)
     return build_model(
-        mod, host.target, host.threads, schedule=host.schedule, devices=devices, plan=chosen
+        mod,
+        host.target,
+        host.threads,
+        schedule=host.schedule,
+        devices=devices,
+        plan=chosen,
+        spare=spare,
     )
 
 

@@ -6,6 +6,7 @@ too, if only as slowly as one work-item after the other.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -62,11 +63,23 @@ def test_published_input(name: str) -> None:
     compare(name, None, ["opencl"])
 
 
+def phone_gpu() -> Processor:
+    target = tvm.target.Target({"kind": "opencl", "device": "gpu"})
+    return opencl_processor(target, cpu_processor(tvm.target.Target("llvm"), 1), PHONE_GPU)
+
+
 @pytest.mark.parametrize("name", ["squeezenet1_1", "mobilenet_v3_small"])
 def test_kernels_of_gpus(name: str) -> None:
-    host = cpu_processor(tvm.target.Target("llvm"), 1)
-    gpu = opencl_processor(tvm.target.Target({"kind": "opencl", "device": "gpu"}), host, PHONE_GPU)
-    compare(name, quick_size(name), [gpu])
+    compare(name, quick_size(name), [phone_gpu()])
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v3_small"])
+def test_the_cpu_takes_over_kernels_of_gpus(name: str) -> None:
+    fake_code = tvm.get_global_func("tvm_stretch.create_fake_code")
+    useless = dataclasses.replace(phone_gpu(), build=lambda _kernels, _schedule: fake_code("{}"))
+    with pytest.warns(RuntimeWarning, match="the CPU runs everything now"):
+        model = compare(name, quick_size(name), [useless], spare=True)
+    assert model.lost is not None and "fake" in model.lost
 
 
 @pytest.mark.parametrize("device", [PHONE_GPU, OpenCLDevice("cpu", compute_units=4)])

@@ -72,6 +72,59 @@ TEST(Regions, FailuresAreErrorsOfTheirRegion) {
   EXPECT_GT(failed, 20);
 }
 
+// Code of another kind than the devices', so that they cannot be used.
+ffi::Module CreateWithoutDevices(const RandomGraph& graph) {
+  const ffi::Module kernels(ffi::make_object<Kernels>());
+  return Create(graph.JSON(), kernels, kernels, kernels);
+}
+
+// The CPU runs again what a device failed to run, and all that follows; a new instance does not
+// know.
+TEST(Spare, TakesOverFromADeviceThatFails) {
+  int failed = 0;
+  for (uint32_t seed = 200; seed < 230; ++seed) {
+    RandomGraph graph(seed, 3);
+    graph.spare = true;
+    const std::string last = "r" + std::to_string(graph.num_regions() - 1);
+    const std::string script = R"({"regions":{")" + last + R"(":{"fails":"gone","failures":1}}})";
+    const bool on_device = graph.processor(graph.num_regions() - 1) != 0;
+    ffi::Module module = CreateOnFakes(graph, script, script);
+    for (float a : {1.0f, 2.0f, 3.0f}) EXPECT_EQ(Invoke(module, a, 2), graph.Expected(a, 2));
+    const std::string lost = Call(module, "lost").cast<ffi::String>();
+    EXPECT_EQ(lost.find("'" + last + "' to run on processor 'fake") != std::string::npos, on_device)
+        << lost;
+    EXPECT_EQ(lost.empty(), !on_device) << lost;
+    failed += on_device;
+  }
+  EXPECT_GT(failed, 10);
+}
+
+TEST(Spare, IsCancelledAtAnyTime) {
+  int cancelled = 0;
+  for (uint32_t seed = 300; seed < 310; ++seed) {
+    RandomGraph graph(seed, 3);
+    graph.spare = true;
+    ffi::Module module = CreateOnFakes(graph, "{}", "{}");
+    ffi::Module lost = CreateWithoutDevices(graph);
+    EXPECT_NE(std::string(Call(lost, "lost").cast<ffi::String>()), "") << "from the beginning";
+    cancelled += RunWhileCancelled(graph, lost);
+    RunWhileCancelled(graph, module);
+    EXPECT_EQ(std::string(Call(module, "lost").cast<ffi::String>()), "") << "no failure";
+  }
+  EXPECT_GT(cancelled, 0);
+}
+
+TEST(Spare, TracesWhatTheCpuRan) {
+  RandomGraph graph(7, 3);
+  graph.spare = true;
+  ffi::Module module = CreateWithoutDevices(graph);
+  Call(module, "set_input", 0, Filled({16}, 1));
+  Call(module, "set_input", 1, Filled({16}, 2));
+  const std::string trace = Call(module, "trace").cast<ffi::String>();
+  EXPECT_NE(trace.find("kernel"), std::string::npos) << trace;
+  EXPECT_EQ(trace.find("receive"), std::string::npos) << trace;
+}
+
 TEST(Regions, CancelledAtAnyTime) {
   int cancelled = 0;
   for (uint32_t seed = 300; seed < 310; ++seed) {

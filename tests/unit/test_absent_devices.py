@@ -103,6 +103,11 @@ def test_without_a_driver(tmp_path: Path) -> None:
         assert lost.startswith("ArtifactError: expected an OpenCL driver"), lost
         assert "expected an OpenCL driver" in error_of(there, x)
 
+        ts.compile(tests.network(), tests.GPU, spare=True).export("spare.so")
+        spare = ts.load("spare.so")
+        np.testing.assert_allclose(spare(x).numpy(), expected, rtol=1e-5)
+        assert spare.lost.startswith("expected an OpenCL driver"), spare.lost
+
         both = ts.compile(tests.network(), ["llvm", tests.GPU], cpu_threads=1)
         assert "not measured" in both.plan.reason
         np.testing.assert_allclose(both(x).numpy(), expected, rtol=1e-5)

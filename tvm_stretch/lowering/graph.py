@@ -119,7 +119,10 @@ class Port:
 
 @dataclass(frozen=True)
 class Graph:
-    """Everything the executor needs, but the weights' bytes and the kernels' code."""
+    """Everything the executor needs, but the weights' bytes and the kernels' code.
+
+    With `spare`, the CPU has the kernels of all nodes, and runs them if another processor fails.
+    """
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -136,6 +139,7 @@ class Graph:
     target: dict[str, Any] = field(default_factory=dict)
     cpu_features: tuple[str, ...] = ()
     plan: dict[str, Any] = field(default_factory=dict)
+    spare: bool = False
 
     def to_json(self) -> str:
         """The graph as JSON; the same graph always gives the same text."""

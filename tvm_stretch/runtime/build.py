@@ -37,6 +37,7 @@ def build_model(
     schedule: tvm.transform.Pass | None = None,
     devices: Sequence[Processor] = (),
     plan: Plan | None = None,
+    spare: bool = False,
 ) -> Model:
     """Compile the kernels of kernel-level Relax and bind them to an executor.
 
@@ -48,6 +49,7 @@ def build_model(
         schedule: gives the CPU's kernels their loop nests; None if they have them.
         devices: the processors beside the CPU that regions name; they schedule their own kernels.
         plan: where the regions come from; kept in the artifact.
+        spare: the devices' kernels are compiled for the CPU, too: it takes over if one fails.
 
     Returns:
         A model for this machine; for another one it can only be exported.
@@ -63,6 +65,7 @@ def build_model(
         target=json.loads(str(target)),
         plan={} if plan is None else json.loads(plan.to_json()),
         cpu_features=tuple(sorted(CHECKED_CPU_FEATURES.intersection(map(str, features)))),
+        spare=spare and bool(devices),
     )
     schedules = [schedule, *(device.schedule for device in devices)]
     graph, kernels = _name_kernels(mod, graph, schedules)
@@ -70,6 +73,8 @@ def build_model(
     for device, own in zip(devices, kernels[1:], strict=True):
         if device.runs_host_code:
             code.update(compile_kernels(own, device.schedule, target))
+        elif spare:
+            code.update(compile_kernels(own, schedule, target))
     modules = [
         device.build(own, device.schedule) for device, own in zip(devices, kernels[1:], strict=True)
     ]

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -59,6 +60,7 @@ class Model:
         self.module = module
         self._parts = parts
         self._path = path
+        self._warned = False  # that a processor is lost
 
     @classmethod
     def from_parts(cls, parts: Parts) -> Model:
@@ -89,6 +91,15 @@ class Model:
         """Which processor runs which operators, what was refused, and what fell back."""
         plan = Plan.read(self.graph.plan)
         return dataclasses.replace(plan, execution=find_execution(plan.processor_of(), self.graph))
+
+    @property
+    def lost(self) -> str | None:
+        """Why the CPU runs everything: how another processor failed. None while they all work.
+
+        Only models that were compiled with `spare` go on then; for others it is an error. A new
+        instance tries the other processors again.
+        """
+        return str(self.module["lost"]()) or None if self.graph.spare else None
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the network.
@@ -148,7 +159,8 @@ class Model:
         traces = [json.loads(self.module["trace"]()) for _ in range(repeat)]
         traces.sort(key=lambda trace: trace["end"] - trace["start"])
         plan = self.plan if self.graph.plan else None
-        timeline = read_timeline(self.graph, traces[repeat // 2], plan)
+        graph = self.graph if self.lost is None else _on_cpu(self.graph)
+        timeline = read_timeline(graph, traces[repeat // 2], plan)
         if path is not None:
             timeline.write(path)
         return timeline
@@ -219,6 +231,9 @@ class Model:
 
     def _run(self, *inputs: tvm.runtime.Tensor) -> Any:
         result = self._invoke(*inputs)
+        if self.graph.spare and not self._warned and (reason := self.lost):
+            self._warned = True
+            warnings.warn(f"{reason}; the CPU runs everything now", RuntimeWarning, stacklevel=3)
         return result if isinstance(result, tvm.runtime.Tensor) else tuple(result)
 
     @functools.cached_property
@@ -288,6 +303,12 @@ def _check_execution(plan: Plan, path: Path) -> None:
             f"expected regions as the plan in {path} has them, got others: {plan.execution}; "
             "compile it again"
         )
+
+
+def _on_cpu(graph: Graph) -> Graph:
+    """The graph as it runs when another processor is lost."""
+    regions = tuple(dataclasses.replace(region, processor=0) for region in graph.regions)
+    return dataclasses.replace(graph, regions=regions)
 
 
 def _describe(dtype: str, shape: Sequence[int]) -> str:

@@ -20,7 +20,8 @@ KernelTable::KernelTable(ffi::Module library, const GraphSpec& graph, size_t pro
     for (const NodeSpec& node : graph.prepare) Find(node);
   }
   for (const RegionSpec& region : graph.regions) {
-    if (region.processor != static_cast<int64_t>(processor)) continue;
+    const bool spare = graph.spare && processor == kCpu;
+    if (!spare && region.processor != static_cast<int64_t>(processor)) continue;
     for (int64_t node : region.nodes) Find(graph.nodes[node]);
   }
 }

@@ -9,6 +9,7 @@
 //   trace()                               runs once; JSON of what each region spent time on
 //   set_affinity("0,4-7")                 the cores for the CPU's regions; "": any
 //   create_instance()                     same weights, own scratch memory: one per thread
+//   lost()                                why the CPU runs everything; "" if nothing has failed
 //   load(), graph(), num_inputs(), num_outputs()
 //
 // Arguments are TensorViews, numbers and strings only, so every method can be called over RPC.
@@ -113,6 +114,7 @@ class Executor final : public ffi::ModuleObj {
              const std::vector<const DLTensor*>& outputs);
 
   ffi::Any LoadNow(Args) { return Load(), ffi::Any(); }
+  ffi::Any Lost(Args) { return ffi::String(instance().lost()); }
   ffi::Any GraphJSON(Args) { return bytes_.json; }
   ffi::Any NumInputs(Args) { return static_cast<int64_t>(spec_.inputs.size()); }
   ffi::Any NumOutputs(Args) { return static_cast<int64_t>(spec_.outputs.size()); }
@@ -151,6 +153,7 @@ ffi::Optional<ffi::Function> Executor::GetFunction(const ffi::String& name) {
   if (name == "set_affinity") return Locked(&Executor::SetAffinity);
   if (name == "cancel") return CancelFunction();
   if (name == "create_instance") return Locked(&Executor::CreateInstance);
+  if (name == "lost") return Locked(&Executor::Lost);
   if (name == "load") return Locked(&Executor::LoadNow);
   if (name == "graph") return Locked(&Executor::GraphJSON);
   if (name == "num_inputs") return Locked(&Executor::NumInputs);

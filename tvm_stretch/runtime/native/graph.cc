@@ -54,6 +54,12 @@ class Reader {
     return *value;
   }
 
+  bool Bool() const {
+    auto value = value_.try_cast<bool>();
+    if (!value) Refuse("true or false", where_);
+    return *value;
+  }
+
   std::vector<Reader> List() const {
     auto array = value_.try_cast<json::Array>();
     if (!array) Refuse("a list", where_);
@@ -295,6 +301,7 @@ GraphSpec GraphSpec::FromJSON(const ffi::String& text) {
   graph.weights_bytes = root["weights_bytes"].Int(0, kMaxBytes);
   graph.prepared_bytes = root["prepared_bytes"].Int(0, kMaxBytes);
   graph.threads = static_cast<int>(root["threads"].Int(1, kMaxThreads));
+  graph.spare = root.Has("spare") && root["spare"].Bool();
   for (const Reader& item : root["cpu_features"].List()) graph.cpu_features.push_back(item.Str());
   for (const Reader& item : root["tensors"].List()) graph.tensors.push_back(ReadTensor(item));
   graph.inputs = ReadPorts(root["inputs"], Memory::kInput, graph.tensors);

@@ -78,6 +78,7 @@ struct GraphSpec {
   int64_t weights_bytes;
   int64_t prepared_bytes;
   int threads;
+  bool spare;  // the CPU has the kernels of all nodes, for when a device fails
 
   const TensorSpec& input(size_t i) const { return tensors[inputs[i].tensor]; }
   const TensorSpec& output(size_t i) const { return tensors[outputs[i].tensor]; }

@@ -53,15 +53,19 @@ Instance::Instance(std::shared_ptr<const Program> program)
       takes_outputs_(spec_.outputs.size(), true),
       cpu_(spec_, program_->kernels(), memory_) {
   FindCallersPorts();
-  for (const auto& device : program_->devices()) {
-    devices_.push_back(device->CreateInstance(memory_));
-    const Cores cores = device->cores();
-    taken_.insert(taken_.end(), cores.begin(), cores.end());
-  }
-  BindRegions();
+  if (spec_.spare) spare_.emplace(spec_, program_->kernels(), &cpu_.tensors());
+  lost_ = program_->lost();
+  if (!lost_) lost_ = Attempt([this] { CreateDevices(); });
+  if (!lost_) return;
+  DropTasks();
+  if (!spare_) throw *lost_;
 }
 
-Instance::~Instance() {
+Instance::~Instance() { DropTasks(); }
+
+void Instance::DropTasks() {
+  cpu_tasks_.clear();
+  device_tasks_.clear();
   while (!tasks_.empty()) tasks_.pop_back();  // a task uses the ones before it
 }
 
@@ -95,6 +99,15 @@ void Instance::FindCallersPorts() {
   });
 }
 
+void Instance::CreateDevices() {
+  for (const auto& device : program_->devices()) {
+    devices_.push_back(device->CreateInstance(memory_));
+    const Cores cores = device->cores();
+    taken_.insert(taken_.end(), cores.begin(), cores.end());
+  }
+  BindRegions();
+}
+
 void Instance::BindRegions() {
   for (const RegionSpec& region : spec_.regions) {
     std::vector<Task*> after;
@@ -110,14 +123,21 @@ void Instance::Run(bool traced) {
   {
     std::lock_guard<std::mutex> lock(run_mutex_);
     for (const auto& task : tasks_) task->Reset(traced);
+    if (spare_) spare_->Reset();
     is_running_ = true;
   }
-  RunTasks();
+  Failure failure;
+  if (!lost_) {
+    RunTasks();
+    const RegionSpec* failed = FirstFailed(&failure);
+    if (spare_ && failed != nullptr && failed->processor != kCpu) lost_ = failure;
+  }
+  if (lost_) failure = Attempt([this, traced] { RunSpare(traced); });
   {
     std::lock_guard<std::mutex> lock(run_mutex_);
     is_running_ = false;
   }
-  ThrowFirstFailure();
+  if (failure) throw *failure;
 }
 
 Cores Instance::CoresForRun() const {
@@ -139,7 +159,14 @@ void Instance::RunTasks() {
   for (Task* task : device_tasks_) task->Wait();
 }
 
+void Instance::RunSpare(bool traced) {
+  const CoresScope scope(affinity_);
+  UseThreads(spec_.threads);
+  spare_->Run(traced);
+}
+
 std::vector<std::vector<Span>> Instance::Spans() const {
+  if (lost_) return spare_->spans();
   std::vector<std::vector<Span>> spans;
   for (const auto& task : tasks_) spans.push_back(task->Spans());
   return spans;
@@ -147,16 +174,19 @@ std::vector<std::vector<Span>> Instance::Spans() const {
 
 void Instance::Cancel() {
   std::lock_guard<std::mutex> lock(run_mutex_);
-  if (is_running_) CancelTasks();
+  if (!is_running_) return;
+  CancelTasks();
+  if (spare_) spare_->Cancel();
 }
 
 void Instance::CancelTasks() {
   for (const auto& task : tasks_) task->Cancel();
 }
 
-// Failures pass on to later regions only, so the first in their order is where it began; but what
-// was cancelled because of a failure may stand before it.
-void Instance::ThrowFirstFailure() {
+// The region where it began to fail, and how; null if all went well, or the run was cancelled.
+// Failures pass on to later regions only, so it is the first in their order; but what was cancelled
+// because of a failure may stand before it.
+const RegionSpec* Instance::FirstFailed(Failure* result) {
   const Failure* first = nullptr;
   size_t region = 0;
   for (size_t i = 0; i < tasks_.size(); ++i) {
@@ -166,15 +196,20 @@ void Instance::ThrowFirstFailure() {
     first = &failure;
     region = i;
   }
-  if (first == nullptr) return;
+  if (first == nullptr) return nullptr;
+  *result = *first;
   const ffi::Error& error = **first;
-  if (IsCancelled(error) || spec_.processors.size() == 1) throw error;
+  if (IsCancelled(error)) return nullptr;
   const RegionSpec& failed = spec_.regions[region];
-  throw ffi::Error(error.kind(),
+  if (spec_.processors.size() > 1) {
+    *result =
+        ffi::Error(error.kind(),
                    "expected region '" + failed.name + "' to run on processor '" +
                        spec_.processors[failed.processor].name + "', got: " + error.message() +
                        "; run it again, or compile without that processor",
                    error.backtrace());
+  }
+  return &failed;
 }
 
 }  // namespace tvm_stretch

@@ -4,6 +4,8 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -12,6 +14,7 @@
 #include "memory.h"
 #include "processor.h"
 #include "program.h"
+#include "spare.h"
 
 namespace tvm_stretch {
 
@@ -30,8 +33,13 @@ class Instance {
   void BindInput(size_t i, char* data) { cpu_.tensors().BindInput(i, data); }
   void BindOutput(size_t i, char* data) { cpu_.tensors().BindOutput(i, data); }
 
-  // Runs the graph once; when it returns or throws, no processor works for it any more.
+  // Runs the graph once; when it returns or throws, no processor works for it any more. Where the
+  // CPU has spare kernels, it runs the whole graph again if another processor failed, and all later
+  // runs: who fails once cannot be relied on.
   void Run(bool traced = false);
+
+  // Why the CPU runs everything; empty as long as the other processors work.
+  std::string lost() const { return lost_ ? lost_->message() : ""; }
 
   // From now on the CPU's regions run on these cores; on no cores: wherever the calling thread may
   // run, but off those where other processors have threads.
@@ -46,11 +54,14 @@ class Instance {
  private:
   MemoryMap PlaceMemory();
   void FindCallersPorts();
+  void CreateDevices();
   void BindRegions();
+  void DropTasks();
   Cores CoresForRun() const;
   void RunTasks();
+  void RunSpare(bool traced);
   void CancelTasks();
-  void ThrowFirstFailure();
+  const RegionSpec* FirstFailed(Failure* failure);
 
   const std::shared_ptr<const Program> program_;
   const GraphSpec& spec_;
@@ -64,6 +75,8 @@ class Instance {
   std::vector<std::unique_ptr<Task>> tasks_;         // one for each region
   std::vector<Task*> cpu_tasks_;
   std::vector<Task*> device_tasks_;
+  std::optional<Spare> spare_;  // where the CPU has kernels for it
+  Failure lost_;                // of another processor; then only `spare_` runs
   Cores affinity_;
   Cores taken_;           // by other processors
   std::mutex run_mutex_;  // guards `is_running_`, and that tasks are only cancelled while it is set

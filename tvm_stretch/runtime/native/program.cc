@@ -73,6 +73,13 @@ Program::Program(GraphSpec spec, const std::vector<ffi::Module>& code, const cha
   memory_.prepared = prepared_.data();
   UseThreads(spec_.threads);
   Prepare();
+  lost_ = Attempt([&] { CreateDevices(code); });
+  if (!lost_) return;
+  if (!spec_.spare) throw *lost_;
+  devices_.clear();
+}
+
+void Program::CreateDevices(const std::vector<ffi::Module>& code) {
   for (size_t i = kCpu + 1; i < spec_.processors.size(); ++i) {
     devices_.push_back(
         CreateProcessorProgram(ProcessorContext{spec_, i, memory_, code[i], code[kCpu]}));

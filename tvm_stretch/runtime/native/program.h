@@ -37,13 +37,15 @@ class Program {
 
   const GraphSpec& spec() const { return spec_; }
   const KernelTable& kernels() const { return kernels_; }
-  // All processors but the CPU.
+  // All processors but the CPU; none if one of them cannot be used and the CPU takes over.
   const std::vector<std::unique_ptr<ProcessorProgram>>& devices() const { return devices_; }
+  const Failure& lost() const { return lost_; }
   char* constant() const { return memory_.constant; }
   char* prepared() const { return memory_.prepared; }
 
  private:
   void Prepare() const;
+  void CreateDevices(const std::vector<ffi::Module>& code);
 
   GraphSpec spec_;
   KernelTable kernels_;
@@ -51,6 +53,7 @@ class Program {
   AlignedBuffer prepared_;
   MemoryMap memory_;  // the weights only
   std::vector<std::unique_ptr<ProcessorProgram>> devices_;
+  Failure lost_;
 };
 
 }  // namespace tvm_stretch
