@@ -116,6 +116,23 @@ def test_what_computes_wrongly_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     reason = str(careful.why_not(calls["relu"]))
     assert reason.startswith("probe: result: differs") and reason.endswith("(NCHW8c)")
     assert careful.why_not(calls["conv2d"]) is None
+    monkeypatch.undo()
+    again = probe(npu, network(), cache=tmp_path / "npu.json", cpu_threads=1)
+    assert again.refused == {}, "mended, and tried again"
+
+
+def test_what_the_table_refuses_is_no_verdict(tmp_path: Path) -> None:
+    """A row that is added later holds at once."""
+
+    def no_relu(call: relax.Call) -> str | None:
+        return "no relu here" if call.op.name == "relax.nn.relu" else None
+
+    path = tmp_path / "npu.json"
+    refusing = fake_processor("npu", refuse=no_relu)
+    refused = probe(refusing, network(), cache=path, cpu_threads=1).refused
+    assert set(refused.values()) == {"no relu here"}
+    assert [key.split()[0] for key in json.loads(path.read_text())["reasons"]] == ["nn.conv2d"]
+    assert probe(fake_processor("npu"), network(), cache=path, cpu_threads=1).refused == {}
 
 
 def test_not_a_number_is_equal_to_itself_only(

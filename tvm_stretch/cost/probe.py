@@ -5,8 +5,8 @@
 
 Every (operator, shape class, dtype, layout) that the network needs, whole or in parts, is compiled
 and run there, and its result is compared with that of TVM's virtual machine. Verdicts are kept in
-a file, so each is found only once for a device and a version of this package; ``compile()`` reads
-it.
+a file that ``compile()`` reads: what runs is tried once for a device and a version of this package,
+what failed again whenever somebody asks.
 """
 
 from __future__ import annotations
@@ -96,15 +96,18 @@ def probe(
     for mod in _networks(load_network(model), processor, host):
         for key, trial in _trials(mod, processor):
             wanted.setdefault(key, trial)
+    reasons: dict[str, str] = {}
     for key, trial in wanted.items():
-        if key not in known.reasons:
-            reason = processor.why_not(trial.call) or _try(trial, processor, host)
+        refusal = processor.why_not(trial.call)
+        if refusal is None and known.reasons.get(key) != "":
+            reason = _try(trial, processor, host)
             if reason.startswith("run:"):
                 _require_device(processor, host, reason, path)
                 reason = _try(trial, processor, host)  # it may have been an accident
             known.reasons[key] = reason
             known.write(path)
-    return Verdicts(known.device, {key: known.reasons[key] for key in wanted})
+        reasons[key] = refusal or known.reasons[key]
+    return Verdicts(known.device, reasons)
 
 
 def _networks(mod: tvm.IRModule, processor: Processor, host: Processor) -> Iterator[tvm.IRModule]:
