@@ -106,3 +106,10 @@ def test_without_spare_it_is_an_error() -> None:
 def test_a_network_on_the_cpu_needs_no_spare() -> None:
     model = ts.compile(network(), TARGET, cpu_threads=1, spare=True)
     assert not model.graph.spare
+
+
+def test_the_chosen_plan_gets_a_spare() -> None:
+    model = ts.compile(network(), [TARGET, fake_processor()], cpu_threads=1, spare=True)
+    assert model.graph.spare == (len(model.graph.processors) > 1)
+    assert model.plan.reason
+    check(model)

@@ -336,7 +336,7 @@ def test_random_networks(layers, ratios, first, block):
     "name, count, first",
     [
         ("resnet18", 9, "repeat"),
-        ("resnet50", 17, "split"),
+        pytest.param("resnet50", 17, "split", marks=pytest.mark.full),
         ("regnetx_1_6gf", 19, "repeat"),
         ("mobilenet_v3_small", 25, "repeat"),
     ],

@@ -292,7 +292,11 @@ def splittable(mod, ratios) -> list[RowSplit]:
 
 @pytest.mark.parametrize(
     "name, size, count",
-    [("resnet18", 64, 10), ("mobilenet_v2", 96, 32), ("squeezenet1_1", 67, 21)],
+    [
+        ("resnet18", 64, 10),
+        ("squeezenet1_1", 67, 21),
+        pytest.param("mobilenet_v2", 96, 32, marks=pytest.mark.full),
+    ],
 )
 def test_networks(name: str, size: int, count: int):
     """Every segment but the classifier (and maps of a few rows) in two uneven bands."""
