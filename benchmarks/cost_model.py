@@ -4,8 +4,8 @@
     python -m benchmarks.cost_model evaluate --folder costs --json cost_model.json
 
 `measure` times samples, members of the zoo and random networks, kernel by kernel and as a whole.
-`evaluate` trains on what is not of the networks it then predicts: zoo members are held out family
-by family (all ResNets at once, ...), random networks are never trained on. Measurements of kernels
+`evaluate` trains on what is not of the networks it then predicts: zoo members are held out with
+their families (several at once), random networks are never trained on. Measurements of kernels
 equal to theirs leave the training set too, wherever they come from. Kernel errors and coverage are
 those of the held-out networks' kernels.
 """
@@ -18,8 +18,8 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +30,18 @@ from tvm_stretch.cost.bench import Bench, NetworkTiming
 from tvm_stretch.cost.dataset import Dataset, Row
 from tvm_stretch.cost.features import Features, RunFeatures, from_json, to_json
 from tvm_stretch.cost.measure import learn, measure, open_dataset
+from tvm_stretch.cost.model import MeasuredModel
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.processors import make_processors
 from tvm_stretch.zoo.builder import Builder
 
 FAMILIES = (
-    *("resnet", "regnet", "efficientnet", "mobilenet", "squeezenet", "inception", "pnasnet"),
-    "vgg",
-    "yolo",
+    ("resnet", "squeezenet", "yolo"),
+    ("efficientnet", "mobilenet"),
+    ("regnet", "inception", "pnasnet", "vgg"),
+    ("random",),
 )
-"""Beginnings of the names of zoo members that are held out together."""
+"""Beginnings of the names of networks that are held out together; random ones always are."""
 
 ZOO = (
     *("mobilenet_v2", "resnet18", "squeezenet1_1", "squeezenet1_0", "mobilenet_v1"),
@@ -147,56 +149,67 @@ def _read(path: Path) -> list[Network]:
 # --- evaluating -----------------------------------------------------------------------------------
 
 
-def evaluate(folder: Path, processor: Processor, host: Processor) -> dict[str, Any]:
-    """Hold out, learn, predict, compare."""
-    dataset = Dataset.open(folder / f"{processor.name}.jsonl")
-    networks = _read(folder / f"{processor.name}.networks.jsonl")
-    over_host = processor is not host and processor.machine.group_items == 1
-    results, errors, covered = [], [], []
-    for held in _held_out(networks):
-        unseen = {_without_place(kernel) for network in held for kernel in network.kernels}
-        names = {network.name for network in held}
-        start = time.monotonic()
+@dataclass
+class Errors:
+    """What one processor's models said of networks that they have never seen."""
+
+    results: list[tuple[Network, int, list[Prediction]]] = field(default_factory=list)
+    kernels: list[tuple[Row, Prediction]] = field(default_factory=list)
+
+
+def evaluate(folder: Path, processors: Sequence[Processor]) -> dict[str, Errors]:
+    """Hold out, learn, predict; the CPU comes first, others may stand on its model."""
+    datasets = {p.name: Dataset.open(folder / f"{p.name}.jsonl") for p in processors}
+    networks = {p.name: _read(folder / f"{p.name}.networks.jsonl") for p in processors}
+    found = {p.name: Errors() for p in processors}
+    for beginnings in FAMILIES:
+        held = {name: _held_out(listed, beginnings) for name, listed in networks.items()}
+        every = [network for listed in held.values() for network in listed]
+        unseen = {_without_place(kernel) for network in every for kernel in network.kernels}
         below = None
-        if over_host:
-            host_rows = Dataset.open(folder / f"{host.name}.jsonl")
-            below = learn(_training_set(host_rows, names, unseen), host)
-        model = learn(_training_set(dataset, names, unseen), processor, below)
-        seconds = time.monotonic() - start
-        for network in held:
-            predictions = model.predict_all(
-                [*network.kernels, RunFeatures.of(len(network.kernels))]
+        for processor in processors:
+            name = processor.name
+            start = time.process_time()
+            kept = _training_set(datasets[name], beginnings, unseen)
+            over = below if processor.machine.group_items == 1 else None
+            model = learn(kept, processor, over)
+            below = below or model
+            seconds = time.process_time() - start
+            _predict(model, held[name], datasets[name], found[name])
+            print(
+                f"{name}: without {', '.join(beginnings)}: {len(kept.rows)} rows learned in "
+                f"{seconds:.0f} s",
+                flush=True,
             )
-            predicted = sum(p.nanoseconds for p in predictions)
-            results.append((network, predicted, predictions[:-1]))
-        own = [
-            row
-            for row in dataset.rows
-            if row.network in names and row.quiet and row.features.family != RunFeatures.family
-        ]
-        for row, answer in zip(own, model.predict_all([r.features for r in own]), strict=True):
-            errors.append((row, answer.nanoseconds / row.nanoseconds - 1))
-            covered.append((row, answer.low <= row.nanoseconds <= answer.high))
-        print(
-            f"{processor.name}: {', '.join(sorted(names))}; learned in {seconds:.0f} s", flush=True
-        )
-    return _summary(dataset, results, errors, covered)
+    return found
 
 
-def _held_out(networks: list[Network]) -> list[list[Network]]:
-    """Families of zoo members, then all random networks."""
-    kinds = (*FAMILIES, "random")
-    groups = [[n for n in networks if n.name.startswith(kind)] for kind in kinds]
-    return [group for group in groups if group]
+def _predict(
+    model: MeasuredModel, held: Sequence[Network], dataset: Dataset, found: Errors
+) -> None:
+    for network in held:
+        answers = model.predict_all([*network.kernels, RunFeatures.of(len(network.kernels))])
+        total = sum(answer.nanoseconds for answer in answers)
+        found.results.append((network, total, answers[:-1]))
+    names = {network.name for network in held}
+    own = [r for r in dataset.rows if r.network in names and r.quiet and not _is_run(r)]
+    found.kernels += zip(own, model.predict_all([row.features for row in own]), strict=True)
 
 
-def _training_set(dataset: Dataset, held: set[str], unseen: set[Features]) -> Dataset:
+def _is_run(row: Row) -> bool:
+    return row.features.family == RunFeatures.family
+
+
+def _held_out(networks: Sequence[Network], beginnings: tuple[str, ...]) -> list[Network]:
+    return [network for network in networks if network.name.startswith(beginnings)]
+
+
+def _training_set(dataset: Dataset, held: tuple[str, ...], unseen: Collection[Features]) -> Dataset:
     """The rows that have nothing to do with the held-out networks, nor with random ones."""
     rows = [
         row
         for row in dataset.rows
-        if row.network not in held
-        and not row.network.startswith("random")
+        if not row.network.startswith((*held, "random"))
         and _without_place(row.features) not in unseen
     ]
     return Dataset(dataset.path, dataset.device, rows)
@@ -207,12 +220,11 @@ def _without_place(kernel: Features) -> Features:
     return replace(kernel, round_bytes=0, reuse_bytes=0)
 
 
-def _summary(
-    dataset: Dataset,
-    results: list[tuple[Network, int, list[Prediction]]],
-    errors: list[tuple[Row, float]],
-    covered: list[tuple[Row, bool]],
-) -> dict[str, Any]:
+def summarize(dataset: Dataset, found: Errors) -> dict[str, Any]:
+    """The numbers of one processor."""
+    results = found.results
+    errors = [(row, p.nanoseconds / row.nanoseconds - 1) for row, p in found.kernels]
+    covered = [(row, p.low <= row.nanoseconds <= p.high) for row, p in found.kernels]
     families: dict[str, Any] = {}
     for name in sorted({row.features.family for row, _ in errors}):
         own = [abs(error) for row, error in errors if row.features.family == name]
@@ -296,9 +308,11 @@ def main() -> None:
         return
     start = time.monotonic()
     summaries = {}
+    found = evaluate(options.folder, placeable)
     for processor in placeable:
-        summaries[processor.name] = evaluate(options.folder, processor, processors[0])
-        print(f"\n{processor.name}\n\n{table(summaries[processor.name])}\n", flush=True)
+        dataset = Dataset.open(options.folder / f"{processor.name}.jsonl")
+        summary = summaries[processor.name] = summarize(dataset, found[processor.name])
+        print(f"\n{processor.name}\n\n{table(summary)}\n", flush=True)
     print(f"{math.ceil(time.monotonic() - start)} s")
     if options.json:
         options.json.write_text(json.dumps(summaries, indent=1) + "\n", encoding="utf-8")

@@ -1,6 +1,6 @@
 """What ran before a kernel decides in which memory it finds what it reads.
 
-    node 0 writes t0, node 1 writes t1, node 2 reads t0  ->  reuse of node 2: the bytes of node 1
+    node 0 writes t0, node 1 reads and writes 1 MB, node 2 reads t0  ->  reuse of node 2: 1 MB
 
 All nodes together are a round: so much is touched before a kernel reads its weights again.
 """
@@ -12,10 +12,12 @@ from dataclasses import replace
 from typing import TypeVar
 
 from tvm_stretch.cost.features import Features
-from tvm_stretch.lowering.graph import Graph, Node
+from tvm_stretch.lowering.graph import Graph, Node, Tensor
 
 _FLUSHED_BYTES = 1 << 30
 """The round of a kernel before which all caches were emptied."""
+
+_WEIGHTS = ("constant", "prepared")
 
 AnyFeatures = TypeVar("AnyFeatures", bound=Features)
 
@@ -30,12 +32,9 @@ def in_place(
         kernels: features by name of kernel; nodes of other kernels get None.
         flushed: the caches are emptied before every run.
     """
-    now, last_write, reuse = 0, dict[int, int](), list[int]()
-    for node in graph.nodes:
-        reuse.append(max((now - last_write[i] for i in node.inputs if i in last_write), default=0))
-        now += _bytes(graph, node)
-        last_write |= dict.fromkeys(node.outputs, now)
-    total = _FLUSHED_BYTES if flushed else now
+    touched = _Touched(graph)
+    reuse = [touched.node(node) for node in graph.nodes]
+    total = _FLUSHED_BYTES if flushed else touched.now
     return [
         replace(kernels[node.kernel], round_bytes=total, reuse_bytes=distance)
         if node.kernel in kernels
@@ -44,12 +43,47 @@ def in_place(
     ]
 
 
+class _Touched:
+    """When bytes were read or written last; the clock counts the bytes that kernels touch.
+
+    Tensors are windows on memory, and several may look at the same bytes.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.tensors = graph.tensors
+        self.now = 0
+        self._log: list[tuple[tuple[str, int], int, int, int]] = []
+
+    def node(self, node: Node) -> int:
+        """Run a node; returns how long ago what it reads was touched, on average."""
+        inputs = list(dict.fromkeys(node.inputs))
+        read = [self.tensors[i] for i in inputs if self.tensors[i].kind not in _WEIGHTS]
+        size = sum(tensor.bytes for tensor in read)
+        distance = sum(self._distance(tensor) for tensor in read)
+        written = [self.tensors[i] for i in dict.fromkeys(node.outputs)]
+        self.now += sum(self.tensors[i].bytes for i in inputs) + sum(t.bytes for t in written)
+        for tensor in (*read, *written):
+            end = tensor.offset + tensor.bytes
+            self._log.append(((tensor.kind, tensor.buffer), tensor.offset, end, self.now))
+        return round(distance / size) if size else 0
+
+    def _distance(self, tensor: Tensor) -> int:
+        """Bytes of the tensor times how long ago they were touched; 0 for the caller's."""
+        place, begin = (tensor.kind, tensor.buffer), tensor.offset
+        end = begin + tensor.bytes
+        left, total = tensor.bytes, 0
+        for where, start, stop, when in reversed(self._log):
+            if where == place and (common := min(stop, end) - max(start, begin)) > 0:
+                common = min(common, left)
+                total += common * (self.now - when)
+                left -= common
+                if not left:
+                    break
+        return total
+
+
 def in_round(kernels: Iterable[AnyFeatures]) -> list[AnyFeatures]:
     """Kernels that run in turns: as `in_place`, where only the kernels are known."""
     listed = list(kernels)
     total = sum(kernel.total_bytes for kernel in listed)
     return [replace(kernel, round_bytes=total) for kernel in listed]
-
-
-def _bytes(graph: Graph, node: Node) -> int:
-    return sum(graph.tensors[i].bytes for i in {*node.inputs, *node.outputs})

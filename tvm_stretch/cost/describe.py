@@ -7,6 +7,7 @@ fused_conv2d_add_relu  (annotation: template conv, 64 -> 64 channels, tile 6 x 2
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
@@ -71,7 +72,7 @@ def describe_kernels(mod: tvm.IRModule, machine: VectorMachine) -> dict[str, Fea
 
 def describe(function: tirx.PrimFunc, machine: VectorMachine) -> Features:
     """Features of one fused kernel."""
-    blocks = list(_blocks(function))
+    blocks = list(_blocks(function, machine.lanes))
     sizes = [_bytes(param) for param in function.params]
     last = max((i for i, block in enumerate(blocks) if block.mark), default=None)
     config = None if last is None else read_config(str(blocks[last].mark))
@@ -234,13 +235,14 @@ class _Block:
     inner: int
     arithmetic: int
     loads: int
+    gathers: int
     calls: int
     conditions: int
 
 
 def _generic(blocks: list[_Block], sizes: list[int], machine: VectorMachine) -> GenericFeatures:
     steps = sum(block.elements for block in blocks)
-    last = blocks[-1] if blocks else _Block(None, 0, 1, 1, 0, 0, 0, 0)
+    last = blocks[-1] if blocks else _Block(None, 0, 1, 1, 0, 0, 0, 0, 0)
     work = sum(b.elements * (b.arithmetic + b.loads + 20 * b.calls + 2) for b in blocks)
     return GenericFeatures(
         flops=float(sum(block.elements * block.arithmetic for block in blocks)),
@@ -252,6 +254,7 @@ def _generic(blocks: list[_Block], sizes: list[int], machine: VectorMachine) -> 
         out_elements=last.elements // max(1, last.reduce),
         steps=steps,
         loads=sum(block.elements * block.loads for block in blocks),
+        gathers=sum(block.elements * block.gathers for block in blocks),
         calls=sum(block.elements * block.calls for block in blocks),
         conditions=sum(block.elements * block.conditions for block in blocks),
         reduce_steps=max((block.reduce for block in blocks), default=1),
@@ -260,28 +263,29 @@ def _generic(blocks: list[_Block], sizes: list[int], machine: VectorMachine) -> 
     )
 
 
-def _blocks(function: tirx.PrimFunc) -> Iterator[_Block]:
+def _blocks(function: tirx.PrimFunc, lanes: int) -> Iterator[_Block]:
     """The statements of a function of blocks, in order."""
     found: list[s_tir.SBlock] = []
     tvm_ffi.structural_walk(function.body, (s_tir.SBlock, found.append), order="post")
     for block in found:
         if block.name_hint != "root" or len(block.iter_vars):
-            yield _block(block)
+            yield _block(block, lanes)
 
 
-def _block(block: s_tir.SBlock) -> _Block:
+def _block(block: s_tir.SBlock, lanes: int) -> _Block:
     extents = [int(axis.dom.extent) for axis in block.iter_vars]
     reduced = [
         extent for extent, axis in zip(extents, block.iter_vars, strict=True) if axis.iter_type == 2
     ]
-    counts = dict.fromkeys(("arithmetic", "loads", "calls", "conditions"), 0)
+    counts = dict.fromkeys(("arithmetic", "loads", "gathers", "calls", "conditions"), 0)
 
     def visit(node: Any) -> None:
         if isinstance(node, TensorLoad):
             counts["loads"] += 1
+            counts["gathers"] += _pieces(node, lanes) - 1
         elif isinstance(node, Call):
             name = node.op.name if isinstance(node.op, tvm.ir.Op) else ""
-            if name == "tirx.if_then_else":
+            if name == "prim.if_then_else":
                 counts["conditions"] += 1
             elif "float" in str(node.ty):
                 counts["calls"] += 1
@@ -297,6 +301,19 @@ def _block(block: s_tir.SBlock) -> _Block:
         inner=extents[-1] if extents else 1,
         **counts,
     )
+
+
+def _pieces(load: TensorLoad, lanes: int) -> int:
+    """In how many pieces the lanes of a vector are read, if all follow the last index.
+
+    ``x[.., lane]``: 1; ``x[.., (lane + 4) % 8]``: 2; ``x[.., (lane + 3) % 8]``: 8
+    """
+    shifts: list[int] = []
+    if len(load.indices):
+        tvm_ffi.structural_walk(
+            load.indices[-1], (tirx.IntImm, lambda number: shifts.append(int(number.value)))
+        )
+    return lanes // math.gcd(lanes, *shifts) if shifts else 1
 
 
 def _bytes(param: Any) -> int:

@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from tvm_stretch.errors import InputError
+from tvm_stretch.targets.opencl_device import find_device
 from tvm_stretch.targets.processor import Processor
 
 
 def fingerprint(processor: Processor, device: str | None = None) -> dict[str, Any]:
     """What makes measurements comparable: the machine, the processor, the compiler's version."""
-    return {
+    driven = {}
+    if processor.kind == "opencl" and processor.runs_here and device is None:
+        driven = {"driver": find_device().name}
+    return driven | {
         "machine": device or _local_machine(),
         "processor": processor.name,
         "target": json.loads(str(processor.target)),

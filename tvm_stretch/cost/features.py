@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from tvm_stretch.errors import CostModelError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Raise it whenever a field of a feature class changes; files of another version are refused."""
 
 _TYPICAL_ROUND_BYTES = 128 << 20
@@ -32,7 +32,7 @@ class Features:
         model_cycles: see the module docstring.
         round_bytes: what the processor touches between two runs of the kernel, a whole network as
             a rule. It decides in which memory the weights are found.
-        reuse_bytes: what it touched since the kernel's inputs were written.
+        reuse_bytes: what it touched since the kernel's inputs were read or written, on average.
     """
 
     family: ClassVar[str] = ""
@@ -150,13 +150,18 @@ class PoolFeatures(WindowFeatures):
 
 @dataclass(frozen=True)
 class GenericFeatures(Features):
-    """Anything else: elementwise, reductions, layout changes, concat, copies."""
+    """Anything else: elementwise, reductions, layout changes, concat, copies.
+
+    Attributes:
+        gathers: loads beside those of whole vectors, where lanes change their places.
+    """
 
     family: ClassVar[str] = "generic"
 
     out_elements: int
     steps: int
     loads: int
+    gathers: int
     calls: int
     conditions: int
     reduce_steps: int

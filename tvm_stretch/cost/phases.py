@@ -39,6 +39,10 @@ def phases(kernel: Features) -> Phases:
         return found | {"launches": 1000.0 * kernel.launches}
     if isinstance(kernel, TransferFeatures):
         return found | {"bytes": kernel.in_bytes / 10}
+    found |= {
+        "cold_start": 300.0 * _missing(kernel.round_bytes, _L2_BYTES),
+        "cold_l3": 300.0 * _missing(kernel.round_bytes, _L3_BYTES),
+    }
     found |= _memory(kernel)
     for kind, own in _BY_KIND.items():
         if isinstance(kernel, kind):
@@ -66,11 +70,13 @@ def _memory(kernel: Features) -> Phases:
     weights, read, written = kernel.weight_bytes, kernel.in_bytes, kernel.out_bytes
     beyond_l2 = _missing(kernel.round_bytes, _L2_BYTES)
     beyond_l3 = _missing(kernel.round_bytes, _L3_BYTES)
+    since = kernel.reuse_bytes + read  # the end of a tensor pushes its beginning out
     return {
         "weights_memory": weights * beyond_l3 / 12,
         "weights_cache": weights * beyond_l2 * (1 - beyond_l3) / 30,
-        "input_cache": read * _missing(kernel.reuse_bytes, _L2_BYTES / 2) / 30,
-        "input_memory": read * _missing(kernel.reuse_bytes, _L3_BYTES) / 12,
+        "input": read / 60 * _missing(since, _L1_BYTES),
+        "input_cache": read * _missing(since, _L2_BYTES) / 30,
+        "input_memory": read * _missing(since, _L3_BYTES) / 12,
         "output": written / 30,
         "large_output": written * _missing(written, _L2_BYTES) / 12,
         "epilogue": kernel.epilogue_flops / 20,
@@ -155,6 +161,7 @@ def _generic(kernel: GenericFeatures) -> Phases:
     return {
         "steps": kernel.steps / 20,
         "loads": kernel.loads / 20,
+        "gathers": float(kernel.gathers),
         "calls": float(kernel.calls),
         "conditions": kernel.conditions / 4,
         "scalar": kernel.steps / 2 if is_scalar else 0.0,

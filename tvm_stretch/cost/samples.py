@@ -221,34 +221,55 @@ def neighbour(sample: Sample, dice: random.Random) -> Sample:
 # --- as Relax -------------------------------------------------------------------------------------
 
 
-def chain(samples: Sequence[Sample]) -> tvm.IRModule:
-    """One network that runs all samples, each on data that was just written, as in real networks.
+def chain(samples: Sequence[Sample], apart: bool = False) -> tvm.IRModule:
+    """One network that runs all samples; memory is used again, as in real networks.
 
-    Every sample's result becomes one number, from which the next sample's input is made; so none
-    can be left out and memory is used again.
+    Args:
+        samples: what to run.
+        apart: first the data of all samples are made, then all samples run, so that each finds its
+            data as far away as a network's later layers do; else each runs on data that was just
+            written.  Every sample's result becomes one number, so none can be left out.
     """
     bb = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((1, 1, 1, 1), "float32"))
     dice = np.random.default_rng(0)
     with bb.function("main", [x]):
         with bb.dataflow():
+            made = [_data(bb, item, x, dice) for item in samples] if apart else []
             value: relax.Expr = x
-            for item in samples:
-                value = _emit(bb, item, value, dice)
+            for index, item in enumerate(samples):
+                data = made[index] if apart else _data(bb, item, value, dice)
+                number = _result(bb, item, data, value, dice)
+                value = bb.emit(relax.op.add(value, number)) if apart else number
             result = bb.emit_output(value)
         bb.emit_func_output(result)
     return bb.get()
 
 
-def _emit(
+def _data(
     bb: relax.BlockBuilder, sample: Sample, number: relax.Expr, dice: np.random.Generator
 ) -> relax.Expr:
-    """One sample between the number before it and the number behind it."""
+    """What a sample's anchor reads, made of one number."""
     if sample.kind == "dense":
         data = bb.emit(relax.op.reshape(number, (1, 1)))
-        data = bb.emit(relax.op.broadcast_to(data, (sample.in_size[0], sample.in_channels)))
-    else:
-        data = bb.emit(relax.op.broadcast_to(number, (1, sample.in_channels, *sample.in_size)))
+        return bb.emit(relax.op.broadcast_to(data, (sample.in_size[0], sample.in_channels)))
+    data = bb.emit(relax.op.broadcast_to(number, (1, sample.in_channels, *sample.in_size)))
+    if sample.kind in ("conv", "depthwise"):
+        return data
+    # poolings keep the layout they find, so something must have made blocked data before them
+    few = bb.emit(relax.op.strided_slice(data, [1], [0], [8])) if sample.in_channels > 8 else data
+    weight = _constant(dice, (sample.in_channels, min(8, sample.in_channels), 1, 1))
+    return bb.emit(relax.op.nn.conv2d(few, weight))
+
+
+def _result(
+    bb: relax.BlockBuilder,
+    sample: Sample,
+    data: relax.Expr,
+    number: relax.Expr,
+    dice: np.random.Generator,
+) -> relax.Expr:
+    """The sample and one number of its result; ``number`` is what an epilogue adds."""
     out = _anchor(bb, sample, data, dice)
     if sample.epilogue != "none":
         out = _activation(bb, sample, _biased(bb, sample, out, dice), number)
@@ -273,10 +294,6 @@ def _anchor(
         shape = (sample.out_channels, sample.in_channels // sample.groups, *sample.kernel)
         weight = _constant(dice, shape)
         return bb.emit(relax.op.nn.conv2d(data, weight, groups=sample.groups, **settings))
-    # poolings keep the layout they find, so something must have made blocked data before them
-    few = bb.emit(relax.op.strided_slice(data, [1], [0], [8])) if sample.in_channels > 8 else data
-    weight = _constant(dice, (sample.in_channels, min(8, sample.in_channels), 1, 1))
-    data = bb.emit(relax.op.nn.conv2d(few, weight))
     if sample.kind == "max":
         return bb.emit(relax.op.nn.max_pool2d(data, sample.kernel, **settings))
     if sample.kind == "avg":

@@ -34,7 +34,8 @@ class _Scene:
 
     def build(self) -> tvm.IRModule:
         """Five random parts between an input and a classifier."""
-        parts = (self.excite, self.concat, self.add, self.pool, self.stride, self.swish, self.rows)
+        usual = (self.excite, self.concat, self.add, self.pool, self.stride, self.swish)
+        parts = (*usual, self.excite, self.rows, self.block)
         shape = (1, self.dice.choice((3, 16, 24)), self.side, self.side)
         x = relax.Var("x", relax.TensorType(shape, "float32"))
         with self.bb.function("main", [x]):
@@ -49,18 +50,26 @@ class _Scene:
 
     def width(self) -> int:
         """A number of channels; not always whole vectors."""
-        return self.dice.choice((8, 8, 8, 4)) * self.dice.randint(2, 8 if self.side > 20 else 48)
+        vectors = self.dice.randint(2, 8 if self.side > 20 else 48)
+        return self.dice.choice((8 * vectors,) * 4 + (4 * vectors, 8 * vectors + 3))
 
     def constant(self, *shape: int) -> relax.Expr:
         """Random numbers."""
         return relax.const(0.05 * self.weights.standard_normal(shape, dtype=np.float32))
 
-    def conv(self, x: Any, outputs: int, stride: int = 1, act: bool = True) -> Any:
-        """A 1x1 convolution with bias."""
-        emit, weight = self.bb.emit, self.constant(outputs, _channels(x), 1, 1)
-        y = emit(relax.op.nn.conv2d(x, weight, strides=stride))
+    def conv(self, x: Any, outputs: int, stride: int = 1, act: bool = True, kernel: int = 1) -> Any:
+        """A convolution with bias."""
+        emit, weight = self.bb.emit, self.constant(outputs, _channels(x), kernel, kernel)
+        y = emit(relax.op.nn.conv2d(x, weight, strides=stride, padding=kernel // 2))
         y = emit(relax.op.add(y, self.constant(1, outputs, 1, 1)))
         return emit(relax.op.nn.relu(y)) if act else y
+
+    def block(self, x: Any) -> Any:
+        """Two 3x3 convolutions beside a shortcut."""
+        channels = min(_channels(x), 96)
+        y = self.conv(x, channels)
+        z = self.conv(self.conv(y, channels, kernel=3), channels, act=False, kernel=3)
+        return self.bb.emit(relax.op.nn.relu(self.bb.emit(relax.op.add(y, z))))
 
     def excite(self, x: Any) -> Any:
         """Squeeze-and-excitation."""
