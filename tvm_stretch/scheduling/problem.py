@@ -190,6 +190,14 @@ class Problem:
         return tuple(map(tuple, reads))
 
     @cached_property
+    def writes(self) -> tuple[tuple[int, ...], ...]:
+        """The tensors each operator writes."""
+        writes: list[list[int]] = [[] for _ in self.operators]
+        for index, tensor in enumerate(self.tensors):
+            writes[tensor.producer].append(index)
+        return tuple(map(tuple, writes))
+
+    @cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
         """The operators each operator waits for."""
         return tuple(

@@ -68,10 +68,13 @@ class Timeline:
 
     def append(self, operator: int, processor: int) -> int:
         """Run the operator as the next one of the processor; returns when it finishes."""
-        end = self.finish_on(operator, processor)
-        self.start[operator] = max(self.free[processor], self.ready(operator))
+        begin = max(self.free[processor], self.ready(operator))
+        received = self.to_receive(operator, processor)
+        end = begin + self.problem.cost(operator, processor)
+        end += sum(self.transfer_to(tensor, processor) for tensor in received)
         if self.problem.caching:
-            self.received.update((t, processor) for t in self.to_receive(operator, processor))
+            self.received.update((tensor, processor) for tensor in received)
+        self.start[operator] = begin
         self.placement[operator] = processor
         self.finish[operator] = self.free[processor] = end
         self.order[processor].append(operator)

@@ -133,8 +133,8 @@ def _chain_cost(problem: Problem, chain: Chain, processor: int) -> int:
 def _exchange_cost(problem: Problem, chain: Chain) -> int:
     """The dearest processor's transfers: the input it does not have, the parts it did not write."""
     home = problem.fastest(chain.operators[0])
-    enter = [t for t in problem.reads[chain.operators[0]]]
-    leave = [i for i, t in enumerate(problem.tensors) if t.producer == chain.operators[-1]]
+    enter = problem.reads[chain.operators[0]]
+    leave = problem.writes[chain.operators[-1]]
     costs = [0]
     for processor in chain.shares:
         cost = sum(problem.transfer_ns[t][home][processor] for t in enter)
