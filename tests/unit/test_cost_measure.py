@@ -119,6 +119,21 @@ def test_a_torn_last_line_is_dropped(tmp_path_factory: pytest.TempPathFactory, c
     assert len(Dataset.open(path, DEVICE).rows) == whole + 1
 
 
+def test_rows_of_a_batch_are_written_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what a killed process left out of its last batch would never be measured."""
+    dataset = Dataset.create(tmp_path / "cpu.jsonl", DEVICE)
+
+    def killed(_file: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tvm_stretch.cost.dataset.os.fsync", killed)
+    with pytest.raises(KeyboardInterrupt):
+        dataset.append(*rows(5))
+    assert len(Dataset.open(tmp_path / "cpu.jsonl").rows) == 5
+
+
 def test_measurements_of_another_device_are_refused(tmp_path: Path) -> None:
     Dataset.create(tmp_path / "cpu.jsonl", DEVICE)
     with pytest.raises(CostModelError, match=r"machine 'test' .here 'phone'"):

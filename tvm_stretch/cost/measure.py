@@ -130,8 +130,8 @@ def _measure_together(dataset: Dataset, host: Processor, other: Processor, say: 
     if any(row.features.family == "transfer" for row in dataset.rows):
         return
     slower = measure_slowdown(host, other)
-    for row in measure_transfers(host, other):
-        dataset.append(replace(row, together=slower))
+    rows = measure_transfers(host, other)
+    dataset.append(*(replace(row, together=slower) for row in rows))
     say(f"{host.name} and {other.name}: hand-overs measured; together {slower:.2f} times as long")
 
 
@@ -217,8 +217,7 @@ class Campaign:
         return partial(self.bench.measure_samples, samples, batch)
 
     def _add(self, rows: Sequence[Row], what: str) -> None:
-        for row in rows:
-            self.dataset.append(row)
+        self.dataset.append(*rows)
         total = len(self.dataset.rows)
         self.say(f"{what}: {len(rows)} kernels, {total} in all, {self.bench.describe()}")
 
