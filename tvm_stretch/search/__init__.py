@@ -18,8 +18,10 @@ from dataclasses import dataclass
 import tvm
 
 from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.graph import Group
 from tvm_stretch.search.chain import ChainSearch
 from tvm_stretch.search.costs import Costs
+from tvm_stretch.search.kernels import Along
 from tvm_stretch.search.network import Network
 from tvm_stretch.search.options import Option
 from tvm_stretch.search.realise import Candidate, alone, realise
@@ -63,7 +65,7 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1) -> Found:
     """
     network = Network(mod, costs.kernels)
     _require_support(network, costs)
-    costs.learn(network.graph.groups, halves=True)
+    _learn(network, costs)
     singles = [alone(network, costs, place) for place in range(len(costs.processors))]
     ranked = sorted(filter(None, singles), key=lambda single: single.ns)
     if len(costs.processors) < 2:
@@ -92,6 +94,20 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1) -> Found:
     if not ranked and not rivals:
         rivals.append(_plain(network, costs, chains))
     return Found(tuple(ranked), tuple(rivals), tuple(dict.fromkeys(notes)))
+
+
+def _learn(network: Network, costs: Costs) -> None:
+    """Kernels in few batches, with the halves that the options of their piece will ask for."""
+    wanted: dict[tuple[Along, ...], list[Group]] = {}
+    for piece in network.pieces:
+        halves: tuple[Along, ...] = ("outputs",)
+        if piece.start:
+            between = network.operators.between(piece.start, piece.end)
+            ends_in_parts = any(operator.kind == "concat" for operator in between)
+            halves = ("outputs", "rows") if ends_in_parts else ("outputs", "rows", "inputs")
+        wanted.setdefault(halves, []).extend(piece.groups)
+    for halves, groups in wanted.items():
+        costs.learn(groups, halves=halves)
 
 
 def _plain(network: Network, costs: Costs, chains: ChainSearch) -> Candidate:

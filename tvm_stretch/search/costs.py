@@ -22,7 +22,6 @@ from tvm_stretch.scheduling.problem import TransferCost
 from tvm_stretch.search.kernels import Along, Kernels, Stages
 from tvm_stretch.targets.processor import Processor
 
-_ALONG: tuple[Along, ...] = ("outputs", "inputs", "rows")
 _SIZES = (0, 4 << 10, 64 << 10, 1 << 20, 8 << 20)
 _MEETING_NS, _CACHED_PER_NS = 4_000, 100.0
 """Processors that are cores of one CPU: a meeting and a launch, and bytes through shared caches."""
@@ -80,7 +79,7 @@ class Costs:
         groups: Sequence[Group],
         stages: Stages | None = None,
         owners: Mapping[str, int] | None = None,
-        halves: bool = False,
+        halves: Sequence[Along] = (),
     ) -> None:
         """Ask the models for many kernels at once: that is much faster than one by one.
 
@@ -88,7 +87,7 @@ class Costs:
             groups: the kernels.
             stages: as in `of`.
             owners: by anchor, the only processor that is asked for; all for the others.
-            halves: of convolutions too.
+            halves: which halves of convolutions too.
         """
         for place in range(len(self.processors)):
             wanted: dict[Features, None] = {}
@@ -97,7 +96,7 @@ class Costs:
                 if not asked or not self.kernels.supported(group, place):
                     continue
                 wanted.update(dict.fromkeys(self.kernels.whole(group, place, stages or {})))
-                for along in _ALONG if halves else ():
+                for along in halves:
                     wanted.update(dict.fromkeys(self.kernels.half(group, place, along)))
             self._predict(place, list(wanted))
 
