@@ -36,8 +36,8 @@ from tvm_stretch.processors import make_processors
 from tvm_stretch.zoo.builder import Builder
 
 FAMILIES = (
-    ("resnet", "squeezenet", "yolo"),
-    ("efficientnet", "mobilenet"),
+    ("resnet", "efficientnet", "yolo"),
+    ("mobilenet", "squeezenet"),
     ("regnet", "inception", "pnasnet", "vgg"),
     ("random",),
 )

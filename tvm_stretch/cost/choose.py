@@ -1,6 +1,6 @@
 """Let measurements pick the register tiles of convolutions, and between Winograd and direct.
 
-    with_trained_choices([cpu, opencl])    # as compile() does, with what ts.measure() left here
+    compile(network, [with_measured_choice(processor, model)])
 
 The analytic model of `targets/kernels/choose.py` names a few candidates; the measured model picks
 one, unless it knows too little of them or gains less than its own error.
@@ -8,31 +8,15 @@ one, unless it knows too little of them or gains less than its own error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from tvm_stretch.cost.describe import Epilogue, template_features
-from tvm_stretch.cost.planning import trained_costs
 from tvm_stretch.cost.prediction import CostModel
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.processor import Processor
 
 _WORTH = 0.95  # a smaller gain is within the error of the model
-
-
-def with_trained_choices(processors: Sequence[Processor]) -> list[Processor]:
-    """The processors, their convolutions configured by what was measured on this machine.
-
-    As they are where nothing was measured, or for another machine.
-
-    Raises:
-        CostModelError: what `ts.measure` left is damaged or of another version.
-    """
-    trained = trained_costs(processors) if all(p.runs_here for p in processors) else None
-    if trained is None:
-        return list(processors)
-    return [with_measured_choice(p, trained.models[p.name]) for p in processors]
 
 
 def with_measured_choice(processor: Processor, model: CostModel) -> Processor:

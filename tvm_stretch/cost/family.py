@@ -22,17 +22,20 @@ import numpy as np
 import xgboost as xgb
 from scipy.optimize import nnls
 
-from tvm_stretch.cost.features import FAMILIES, Features
+from tvm_stretch.cost.features import FAMILIES, Features, RunFeatures
 from tvm_stretch.cost.phases import hints, phases
 from tvm_stretch.errors import CostModelError
 
 Array = np.ndarray[Any, Any]
 
-FEWEST_ROWS = 12
+FEWEST_ROWS = 8
 """Families with fewer different kernels are left to the analytic model."""
 
-_FEWEST_FOR_TREES = 40
-_FOLDS = 5
+_FEWEST_FOR_TREES, _FEWEST_FOR_TREES_OVER = 40, 300
+"""Different kernels; a model that stands on another has little to add and much noise to learn."""
+
+_FOLDS = 3
+_LAUNCH_NS = 1000.0
 _CONFIDENCE = 0.9
 _FEWEST_PER_BIN = 40
 _SLACK = 0.15  # in powers of two: how far outside the measured range still counts as inside
@@ -173,10 +176,13 @@ def fit_family(
             intervals are empty.
     """
     rows = _distinct(kernels, measured_ns)
-    if len(rows) < FEWEST_ROWS:
+    if len(rows) < (FEWEST_ROWS if over is None else FEWEST_ROWS // 2):
         return None
     kernels = [kernels[i] for i, _ in rows]
     target = np.asarray([ns for _, ns in rows])
+    if isinstance(kernels[0], RunFeatures):  # differences of two measurements, some below nothing
+        launches = np.asarray([float(k.launches) for k in kernels if isinstance(k, RunFeatures)])
+        target = np.maximum(target, launches * np.quantile(target / launches, 0.25) / 3)
     below = None if over is None else over[[i for i, _ in rows]]
     whole = _learn(kernels, target, below)
     fold_of = _folds([origins[i] for i, _ in rows])
@@ -202,6 +208,16 @@ def fit_family(
     )
 
 
+def fit_difference(over: Array, measured_ns: Array) -> dict[str, Any]:
+    """Weights and intervals of any kernels of a device, from what the model below says of them."""
+    amounts = np.column_stack([np.full(len(over), _LAUNCH_NS), over])
+    weights = _weights(amounts, measured_ns)
+    residuals = np.abs(np.log(measured_ns / np.maximum(amounts @ weights, 1.0)))
+    edges, widths = _intervals(np.log(measured_ns), residuals)
+    found = dict(zip(("start", "over"), map(float, weights), strict=True))
+    return {"weights": found, "edges": edges, "widths": widths}
+
+
 def matrix(kernels: Sequence[Features]) -> Array:
     """Features as powers of two, one kernel a row."""
     return np.asarray([kernel.vector() for kernel in kernels], dtype=np.float64)
@@ -211,9 +227,9 @@ def _learn(kernels: Sequence[Features], target: Array, over: Array | None) -> Fa
     """Weights, then trees; no intervals yet."""
     amounts = _amounts(kernels, over)
     weights = _weights(amounts, target)
-    names = [*phases(kernels[0]), *(() if over is None else ("over",))]
+    names = list(phases(kernels[0])) if over is None else ["start", "over"]
     booster, limits = None, (0.0, 0.0)
-    if len(target) >= _FEWEST_FOR_TREES:
+    if len(target) >= (_FEWEST_FOR_TREES if over is None else _FEWEST_FOR_TREES_OVER):
         scaled = amounts * weights
         miss = np.log(target / np.maximum(scaled.sum(axis=1), 1.0))
         low, high = np.quantile(miss, (0.003, 0.997))
@@ -225,9 +241,10 @@ def _learn(kernels: Sequence[Features], target: Array, over: Array | None) -> Fa
 
 
 def _amounts(kernels: Sequence[Features], over: Array | None) -> Array:
-    rows = [list(phases(kernel).values()) for kernel in kernels]
+    """What is weighted: a kernel's phases, or its start and what the model below says."""
     if over is not None:
-        rows = [[*row, float(below)] for row, below in zip(rows, over, strict=True)]
+        return np.column_stack([np.full(len(kernels), _LAUNCH_NS), over])
+    rows = [list(phases(kernel).values()) for kernel in kernels]
     return np.asarray(rows, dtype=np.float64)
 
 

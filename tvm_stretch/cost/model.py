@@ -11,14 +11,20 @@ import json
 import math
 import statistics
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tvm_stretch.cost.analytic import AnalyticModel, Speed
-from tvm_stretch.cost.family import Array, FamilyModel, fit_family
+from tvm_stretch.cost.family import (
+    FEWEST_ROWS,
+    Array,
+    FamilyModel,
+    fit_difference,
+    fit_family,
+)
 from tvm_stretch.cost.features import SCHEMA_VERSION, Features, RunFeatures, TransferFeatures
 from tvm_stretch.cost.files import write_whole
 from tvm_stretch.cost.prediction import Prediction
@@ -171,7 +177,7 @@ def train(
     """
     base = AnalyticModel(_calibrated(kernels, measured_ns, speed))
     origins = origins if origins is not None else range(len(kernels))
-    families = {}
+    families: dict[str, FamilyModel] = {} if below is None else _like(below, kernels, measured_ns)
     for name in sorted({kernel.family for kernel in kernels}):
         places = [i for i, kernel in enumerate(kernels) if kernel.family == name]
         own = [kernels[i] for i in places]
@@ -182,6 +188,22 @@ def train(
             families[name] = family
     stands_on = below if any("over" in family.weights for family in families.values()) else None
     return MeasuredModel(dict(device), base, families, together_ratio, stands_on)
+
+
+def _like(
+    below: MeasuredModel, kernels: Sequence[Features], measured_ns: Sequence[float]
+) -> dict[str, FamilyModel]:
+    """For families of which nothing was measured: what the other kernels say of the difference."""
+    places = [i for i, kernel in enumerate(kernels) if kernel.family not in _BETWEEN]
+    own = [kernels[i] for i in places]
+    if len(own) < FEWEST_ROWS:
+        return {}
+    common = fit_difference(below.nanoseconds(own), np.asarray([measured_ns[i] for i in places]))
+    return {
+        name: replace(family, booster=None, **common)
+        for name, family in below.families.items()
+        if name not in _BETWEEN
+    }
 
 
 def _calibrated(kernels: Sequence[Features], measured_ns: Sequence[float], speed: Speed) -> Speed:
