@@ -67,8 +67,8 @@ def test_features_of_another_schema_are_refused() -> None:
 def test_every_field_names_its_unit() -> None:
     units = (
         *("flops", "bytes", "cycles", "channels", "pixels", "taps", "lanes", "vectors", "groups"),
-        *("tiles", "permille", "averages", "elements", "steps", "loads", "calls", "conditions"),
-        *("stages", "processor", "launches"),
+        *("tiles", "permille", "averages", "elements", "steps", "loads", "gathers", "calls"),
+        *("conditions", "stages", "processor", "launches"),
     )
     for kind in FAMILIES.values():
         for name in kind.names():
