@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import relax
 from tvm.ir import GenericConst, Op
-from tvm_stretch.passes.expressions import shape_of
+from tvm_stretch.passes.expressions import shape_of, with_variables
 from tvm_stretch.passes.share_winograd import stage_of
 from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.machine import VectorMachine
@@ -105,16 +105,7 @@ class Rewriter:
 
     def plain(self, expr: relax.Expr) -> relax.Expr:
         """``expr`` with every operand in plain layout."""
-        if isinstance(expr, relax.Var):
-            return self._plain_value(expr)
-        if isinstance(expr, relax.Tuple):
-            return relax.Tuple([self.plain(field) for field in expr.fields])
-        if isinstance(expr, relax.TupleGetItem):
-            return relax.TupleGetItem(self.plain(expr.tuple_value), expr.index)
-        if isinstance(expr, relax.Call):
-            args = [self.plain(arg) for arg in expr.args]
-            return relax.Call(expr.op, args, expr.attrs, expr.ty_args)
-        return expr
+        return with_variables(expr, self._plain_value)
 
     def _plain_value(self, var: relax.Var) -> relax.Expr:
         if var not in self.values:

@@ -45,6 +45,20 @@ def count_uses(function: relax.Function) -> dict[relax.Var, int]:
     return uses
 
 
+def with_variables(expr: relax.Expr, replace: Callable[[relax.Var], relax.Expr]) -> relax.Expr:
+    """``expr`` with ``replace(variable)``, of the same type, for every variable that it reads."""
+    if isinstance(expr, relax.Var):
+        return replace(expr)
+    if isinstance(expr, relax.Tuple):
+        return relax.Tuple([with_variables(field, replace) for field in expr.fields])
+    if isinstance(expr, relax.TupleGetItem):
+        return relax.TupleGetItem(with_variables(expr.tuple_value, replace), expr.index)
+    if isinstance(expr, relax.Call):
+        args = [with_variables(arg, replace) for arg in expr.args[:]]
+        return relax.Call(expr.op, args, expr.attrs, expr.ty_args, ret_ty=expr.ty)
+    return expr
+
+
 def rewrite_functions(mod: tvm.IRModule, rewrite: Rewriter) -> tvm.IRModule:
     """Apply ``rewrite`` to every Relax function of ``mod`` and drop what became dead."""
     updated = tvm.IRModule(dict(mod.functions), attrs=mod.attrs)

@@ -29,7 +29,7 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst, Op
 from tvm_stretch.passes.convolutions import conv2d_like
-from tvm_stretch.passes.expressions import shape_of
+from tvm_stretch.passes.expressions import shape_of, with_variables
 from tvm_stretch.passes.operators import BINARY, UNARY
 
 from tvm_stretch.errors import InputError
@@ -158,16 +158,7 @@ class _Splitter:
 
     def _whole(self, expr: relax.Expr) -> relax.Expr:
         """``expr`` with every operand whole."""
-        if isinstance(expr, relax.Var):
-            return self._whole_value(expr)
-        if isinstance(expr, relax.Tuple):
-            return relax.Tuple([self._whole(field) for field in expr.fields])
-        if isinstance(expr, relax.TupleGetItem):
-            return relax.TupleGetItem(self._whole(expr.tuple_value), expr.index)
-        if isinstance(expr, relax.Call):
-            args = [self._whole(arg) for arg in expr.args[:]]
-            return relax.Call(expr.op, args, expr.attrs, expr.ty_args, ret_ty=expr.ty)
-        return expr
+        return with_variables(expr, self._whole_value)
 
     def _whole_value(self, var: relax.Var) -> relax.Expr:
         value = self.values.get(var)

@@ -127,7 +127,7 @@ class _ConvNest:
                                 y,
                                 t * r.width + r.start,
                                 blocks,
-                                r.taps,
+                                r.work,
                                 (y - first) * per_row + before + t,
                             )
                         ),

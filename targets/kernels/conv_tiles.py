@@ -10,41 +10,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeAlias
 
 from tvm import tirx
 from tvm.ir import Expr
 
 from .conv import ConvConfig
-from .loops import balanced, const
+from .loops import TileRun, const, tile_runs
 from .machine import VectorMachine
 
-
-@dataclass(frozen=True)
-class RowTiles:
-    """A run of equal tiles of one row: ``count`` tiles of ``width`` pixels from pixel ``start``.
-
-    ``taps[p]`` is the range of kernel columns of pixel ``p`` that lie inside the image.
-    """
-
-    start: int
-    width: int
-    count: int
-    taps: tuple[tuple[int, int], ...]
+Taps: TypeAlias = tuple[tuple[int, int], ...]
+"""For each pixel of a tile the range of kernel columns that lie inside the image."""
 
 
-def row_tiles(cfg: ConvConfig, width: int) -> list[RowTiles]:
+def row_tiles(cfg: ConvConfig, width: int) -> list[TileRun[Taps]]:
     """Cut a row of ``width`` output pixels into runs of tiles with the same taps."""
-    runs: list[RowTiles] = []
-    start = 0
-    for size in balanced(width, cfg.pixels):
-        taps = tuple(_taps(cfg, start + p) for p in range(size))
-        last = runs[-1] if runs else None
-        if last is not None and (last.width, last.taps) == (size, taps):
-            runs[-1] = RowTiles(last.start, size, last.count + 1, taps)
-        else:
-            runs.append(RowTiles(start, size, 1, taps))
-        start += size
-    return runs
+
+    def taps(start: int, count: int) -> Taps:
+        return tuple(_taps(cfg, start + p) for p in range(count))
+
+    return tile_runs(width, cfg.pixels, taps)
 
 
 def _taps(cfg: ConvConfig, x: int) -> tuple[int, int]:

@@ -9,7 +9,8 @@ makes padding free.  The templates therefore write their loops out with these he
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -132,3 +133,35 @@ def balanced(total: int, largest: int) -> list[int]:
     count = -(-total // largest)
     size, extra = divmod(total, count)
     return [size + 1] * extra + [size] * (count - extra)
+
+
+Work = TypeVar("Work")
+
+
+@dataclass(frozen=True)
+class TileRun(Generic[Work]):
+    """``count`` tiles of ``width`` pixels from pixel ``start`` of a row that do the same work."""
+
+    start: int
+    width: int
+    count: int
+    work: Work
+
+
+def tile_runs(total: int, largest: int, work: Callable[[int, int], Work]) -> list[TileRun[Work]]:
+    """Cut a row of ``total`` pixels into runs of tiles; ``work(start, width)`` is one tile's.
+
+    >>> [(run.start, run.count) for run in tile_runs(14, 5, lambda start, width: "same")]
+    [(0, 2), (10, 1)]
+    """
+    runs: list[TileRun[Work]] = []
+    start = 0
+    for width in balanced(total, largest):
+        own = work(start, width)
+        last = runs[-1] if runs else None
+        if last is not None and (last.width, last.work) == (width, own):
+            runs[-1] = TileRun(last.start, width, last.count + 1, own)
+        else:
+            runs.append(TileRun(start, width, 1, own))
+        start += width
+    return runs

@@ -24,6 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial, reduce
 from math import inf, prod
+from typing import TypeAlias
 
 from tvm import te, tirx, topi
 from tvm.ir import Expr
@@ -32,7 +33,7 @@ from .fused import Epilogue
 from .loops import (
     PARALLEL,
     Index,
-    balanced,
+    TileRun,
     block,
     const,
     f32,
@@ -42,6 +43,7 @@ from .loops import (
     scratch,
     span,
     store,
+    tile_runs,
 )
 from .machine import VectorMachine
 
@@ -188,7 +190,12 @@ def write_window(
 
     ``operands`` are data, the weight if there is one, and what the epilogue reads.
     """
-    nest = _Nest(cfg, _runs(cfg, _tile_pixels(cfg, machine)), operands, epilogue)
+    nest = _Nest(
+        cfg,
+        tile_runs(cfg.out_size[1], _tile_pixels(cfg, machine), partial(_reads, cfg)),
+        operands,
+        epilogue,
+    )
     height, width = cfg.out_size
 
     def rows(n: Expr, b: Expr, first: Index, count: Index) -> tirx.Stmt:
@@ -228,38 +235,12 @@ def _tile_pixels(cfg: WindowConfig, machine: VectorMachine) -> int:
     return max(2, min(16, machine.registers - cfg.kernel[1] - 1))
 
 
-@dataclass(frozen=True)
-class _Run:
-    """``count`` equal tiles of a row, from output pixel ``start``.
-
-    ``reads`` lists the input columns, counted from the tile's first window; each with the taps that
-    use it, as pairs of output pixel and kernel column.
-    """
-
-    start: int
-    width: int
-    count: int
-    reads: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
+_Reads: TypeAlias = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
+"""The input columns of a tile, counted from its first window; each with the taps that use it, as
+pairs of output pixel and kernel column."""
 
 
-def _runs(cfg: WindowConfig, pixels: int) -> list[_Run]:
-    """Cut a row into runs of tiles that do the same."""
-    runs: list[_Run] = []
-    start = 0
-    for width in balanced(cfg.out_size[1], pixels):
-        reads = _reads(cfg, start, width)
-        last = runs[-1] if runs else None
-        if last is not None and (last.width, last.reads) == (width, reads):
-            runs[-1] = _Run(last.start, width, last.count + 1, reads)
-        else:
-            runs.append(_Run(start, width, 1, reads))
-        start += width
-    return runs
-
-
-def _reads(
-    cfg: WindowConfig, start: int, width: int
-) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
+def _reads(cfg: WindowConfig, start: int, width: int) -> _Reads:
     """The input columns in the image that a tile reads, and their taps."""
     stride, dilation, left = cfg.stride[1], cfg.dilation[1], cfg.padding[1]
     taps: dict[int, list[tuple[int, int]]] = {}
@@ -276,7 +257,7 @@ class _Nest:
     """Writes the rows of one window reduction."""
 
     cfg: WindowConfig
-    runs: list[_Run]
+    runs: list[TileRun[_Reads]]
     operands: tuple[tirx.Buffer, ...]
     epilogue: Epilogue
 
@@ -294,18 +275,18 @@ class _Nest:
         return tirx.IfThenElse(tirx.all(y >= first, y <= last), every, some)
 
     def _tiles(self, row: tuple[Expr, ...], low: Index, count: Index) -> tirx.Stmt:
-        def tile(t: Expr, run: _Run) -> tirx.Stmt:
+        def tile(t: Expr, run: TileRun[_Reads]) -> tirx.Stmt:
             return self._tile(row, t * run.width + run.start, run, (low, count))
 
         return block([loop(run.count, partial(tile, run=run), "tile") for run in self.runs])
 
     def _tile(
-        self, row: tuple[Expr, ...], x: Expr, run: _Run, kernel_rows: tuple[Index, Index]
+        self, row: tuple[Expr, ...], x: Expr, run: TileRun[_Reads], kernel_rows: tuple[Index, Index]
     ) -> tirx.Stmt:
         """Set up the accumulators, reduce, hand the tile to the epilogue."""
         cfg = self.cfg
         n, b, y = row
-        cells = run.width if cfg.kind == "depthwise" else len(run.reads)
+        cells = run.width if cfg.kind == "depthwise" else len(run.work)
         acc = scratch("acc", max(1, cells) * cfg.lanes, scope="local")
         low, count = kernel_rows
         started: set[int] = set()
@@ -315,7 +296,7 @@ class _Nest:
             left = x * cfg.stride[1] - cfg.padding[1]
             return [
                 self._tap(acc, cell, (n, b, row, left + column), (b, ky, kx), started)
-                for i, (column, taps) in enumerate(run.reads)
+                for i, (column, taps) in enumerate(run.work)
                 for cell, kx in (taps if cfg.kind == "depthwise" else [(i, 0)])
             ]
 
@@ -327,7 +308,7 @@ class _Nest:
             reduction = rows + [start(i) for i in range(cells) if i not in started]
         else:
             started.update(range(cells))
-            rows = [span(low, count, lambda ky: block(kernel_row(ky)), "ky")] if run.reads else []
+            rows = [span(low, count, lambda ky: block(kernel_row(ky)), "ky")] if run.work else []
             reduction = [start(i) for i in range(cells)] + rows
         results = [self._finish(acc, p, (n, b, y, x + p), run) for p in range(run.width)]
         return block([tirx.AllocBuffer(acc), *reduction, *results])
@@ -360,10 +341,12 @@ class _Nest:
 
         return lanes(self.cfg.lanes, update)
 
-    def _finish(self, acc: tirx.Buffer, p: int, place: tuple[Expr, ...], run: _Run) -> tirx.Stmt:
+    def _finish(
+        self, acc: tirx.Buffer, p: int, place: tuple[Expr, ...], run: TileRun[_Reads]
+    ) -> tirx.Stmt:
         """Store output pixel ``p`` of the tile."""
         cfg = self.cfg
-        window = [i for i, (_, taps) in enumerate(run.reads) if p in dict(taps)]
+        window = [i for i, (_, taps) in enumerate(run.work) if p in dict(taps)]
         cells = [p] if cfg.kind == "depthwise" else window
 
         def value(v: Expr) -> Expr:

@@ -35,7 +35,7 @@ from tvm_stretch.cost.verdicts import (
 from tvm_stretch.errors import CostModelError, TargetError, UnsupportedError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.passes.block_channels import BlockChannels
-from tvm_stretch.passes.expressions import shape_of
+from tvm_stretch.passes.expressions import shape_of, with_variables
 from tvm_stretch.passes.operators import Operators
 from tvm_stretch.plan import Plan, PlannedRegion
 from tvm_stretch.processors import TargetLike, make_processors
@@ -206,12 +206,6 @@ def _alone(trial: Trial) -> tuple[tvm.IRModule, list[str]]:
     for argument in trial.call.args:
         collect(argument)
     values: dict[relax.Var, relax.Expr] = {}
-
-    def renamed(expr: relax.Expr) -> relax.Expr:
-        if isinstance(expr, relax.Tuple):
-            return relax.Tuple([renamed(field) for field in expr.fields])
-        return values.get(expr, expr) if isinstance(expr, relax.Var) else expr
-
     with bb.function("main", list(params.values())):
         with bb.dataflow():
             for old, param in params.items():
@@ -219,9 +213,7 @@ def _alone(trial: Trial) -> tuple[tvm.IRModule, list[str]]:
                 if passed is not None:
                     before.append(f"{_BEFORE}{len(before)}")
                 values[old] = param if passed is None else bb.emit(passed, name_hint=before[-1])
-            call = trial.call
-            args = [renamed(argument) for argument in call.args]
-            alone = relax.Call(call.op, args, call.attrs, call.ty_args)
+            alone = with_variables(trial.call, values.__getitem__)
             result = bb.emit_output(alone, name_hint=_PROBED)
         bb.emit_func_output(result)
     return bb.get(), before
