@@ -73,9 +73,9 @@ def write_conv(
         )
 
     def image(n: Expr) -> tirx.Stmt:
-        nests = [groups(n, 0, full, cfg.oc_blocks)] if full else []
-        if tail:
-            nests.append(groups(n, full, 1, tail))
+        nests = [groups(n, full, 1, tail)] if tail else []  # first, as short runs are
+        if full:
+            nests.append(groups(n, 0, full, cfg.oc_blocks))
         return block(nests)
 
     return loop(cfg.batch, image, "n")

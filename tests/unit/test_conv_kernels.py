@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import tvm
@@ -165,6 +167,27 @@ def test_winograd_is_chosen_for_wide_3x3_only() -> None:
     assert isinstance(choose_conv(wide, AVX2, 8), WinogradConfig)
     strided = ConvShape(1, 64, (56, 56), 64, (3, 3), stride=(2, 2), padding=(1, 1, 1, 1))
     assert isinstance(choose_conv(strided, AVX2, 8), ConvConfig)
+
+
+@pytest.mark.parametrize(
+    ("in_channels", "out_channels", "width", "taps", "pixels", "oc_blocks"),
+    [(64, 64, 17, 3, 6, 2), (64, 64, 14, 3, 5, 2), (192, 56, 38, 1, 3, 4), (64, 40, 16, 3, 4, 3)],
+)
+def test_short_runs_of_tiles_stay_in_registers(
+    in_channels: int, out_channels: int, width: int, taps: int, pixels: int, oc_blocks: int
+) -> None:
+    padding = (taps // 2, 0, taps // 2, 0)
+    sizes = ((width, width), out_channels, (taps, 1), (1, 1), padding, (1, 1), 1, 8, 8)
+    config = ConvConfig(1, in_channels, *sizes, oc_blocks, pixels)
+    data = te.placeholder((1, in_channels // 8, width, width, 8), name="data")
+    weight = te.placeholder(config.weight_shape, name="w")
+    out = conv_compute(config, data, weight, annotation("conv", config))
+    kernel = schedule_kernel(te.create_prim_func([data, weight, out]), AVX2)
+    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "znver3"}
+    assembly = tvm.tirx.build(kernel, target=target).inspect_source("asm")
+    for block in re.split(r"\n(?=\.LBB)", assembly):
+        sums = block.count("vfmadd")
+        assert sums < 16 or len(re.findall(r"\(%rsp\).*%ymm|%ymm.*\(%rsp\)", block)) < sums / 2
 
 
 @given(total=st.integers(1, 300), largest=st.integers(1, 30))
