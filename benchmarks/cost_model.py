@@ -35,6 +35,9 @@ from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.processors import make_processors
 from tvm_stretch.zoo.builder import Builder
 
+_RESOLVED_NS = 1000
+"""Shorter kernels differ by half from run to run: two readings of the clock are a part of them."""
+
 FAMILIES = (
     ("resnet", "efficientnet", "yolo"),
     ("mobilenet", "squeezenet"),
@@ -254,6 +257,11 @@ def summarize(dataset: Dataset, found: Errors) -> dict[str, Any]:
         ],
         "within_10_percent": statistics.mean(abs(e) <= 0.1 for e in relative.values()),
         "kernel_mape": statistics.mean(abs(error) for _, error in errors),
+        "kernel_mape_from_1us": statistics.mean(
+            abs(error) for row, error in errors if row.nanoseconds >= _RESOLVED_NS
+        ),
+        "kernels_from_1us": sum(row.nanoseconds >= _RESOLVED_NS for row, _ in errors),
+        "kernels": len(errors),
         "kernel_mape_by_time": sum(w * abs(e) for w, (_, e) in zip(weights, errors, strict=True))
         / sum(weights),
         "coverage": statistics.mean(inside for _, inside in covered),
@@ -275,7 +283,9 @@ def table(summary: dict[str, Any]) -> str:
     lines += [
         "",
         f"{summary['rows']} rows; networks within 10 %: {summary['within_10_percent']:.0%}; "
-        f"kernel MAPE {summary['kernel_mape']:.1%} (by time {summary['kernel_mape_by_time']:.1%}); "
+        f"kernel MAPE {summary['kernel_mape']:.1%} (of the {summary['kernels_from_1us']} of "
+        f"{summary['kernels']} that take 1 us or more {summary['kernel_mape_from_1us']:.1%}; "
+        f"weighted by time {summary['kernel_mape_by_time']:.1%}); "
         f"coverage {summary['coverage']:.1%}",
     ]
     return "\n".join(lines)

@@ -7,7 +7,7 @@ Their weights come from non-negative least squares on relative errors, so the su
 from what was measured. Trees learn what it misses near there, and are kept within what was seen.
 
 A family can stand on another model (`over`): of a device that runs the loop nests of the CPU only
-the difference to the CPU is learned.
+the difference to the CPU is learned: what starting any kernel costs, and how each family compares.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ _FEWEST_FOR_TREES, _FEWEST_FOR_TREES_OVER = 40, 300
 
 _FOLDS = 3
 _LAUNCH_NS = 1000.0
+_UNDISTURBED = 0.25
+"""Runs differ from the sum of their kernels by noise that only makes them longer, so that a line
+through the lower quartile of what was measured is the nearest to what starting them costs."""
+
 _CONFIDENCE = 0.9
 _FEWEST_PER_BIN = 40
 _SLACK = 0.15  # in powers of two: how far outside the measured range still counts as inside
@@ -162,6 +166,7 @@ def fit_family(
     measured_ns: Sequence[float],
     origins: Sequence[Hashable],
     over: Array | None = None,
+    start: float = 0.0,
     intervals: bool = True,
 ) -> FamilyModel | None:
     """Learn one family; None if there are too few different kernels.
@@ -172,6 +177,7 @@ def fit_family(
         origins: what each was measured with (a network, a batch of samples). Intervals come from
             kernels of which the model has seen nothing with the same origin.
         over: latencies by the model that this one stands on.
+        start: of any kernel of this device, as `fit_difference` finds it, beside ``over``.
         intervals: find out how far to trust the model, which takes five times as long; without,
             intervals are empty.
     """
@@ -184,14 +190,14 @@ def fit_family(
         launches = np.asarray([float(k.launches) for k in kernels if isinstance(k, RunFeatures)])
         target = np.maximum(target, launches * np.quantile(target / launches, 0.25) / 3)
     below = None if over is None else over[[i for i, _ in rows]]
-    whole = _learn(kernels, target, below)
+    whole = _learn(kernels, target, below, start)
     fold_of = _folds([origins[i] for i, _ in rows])
     residuals = np.zeros(len(target))
     for fold in range(_FOLDS if intervals else 0):
         held, kept = np.flatnonzero(fold_of == fold), np.flatnonzero(fold_of != fold)
         if not len(held) or len(kept) < FEWEST_ROWS:
             continue
-        part = _learn([kernels[i] for i in kept], target[kept], _take(below, kept))
+        part = _learn([kernels[i] for i in kept], target[kept], _take(below, kept), start)
         guess = part.predict([kernels[i] for i in held], _take(below, held))
         residuals[held] = np.log(target[held] / guess)
     edges, widths = _intervals(np.log(target), np.abs(residuals))
@@ -223,11 +229,19 @@ def matrix(kernels: Sequence[Features]) -> Array:
     return np.asarray([kernel.vector() for kernel in kernels], dtype=np.float64)
 
 
-def _learn(kernels: Sequence[Features], target: Array, over: Array | None) -> FamilyModel:
+def _learn(
+    kernels: Sequence[Features], target: Array, over: Array | None, start: float
+) -> FamilyModel:
     """Weights, then trees; no intervals yet."""
     amounts = _amounts(kernels, over)
-    weights = _weights(amounts, target)
-    names = list(phases(kernels[0])) if over is None else ["start", "over"]
+    if isinstance(kernels[0], RunFeatures):
+        found = dict(zip(phases(kernels[0]), _weights(amounts, target, _UNDISTURBED), strict=True))
+        return FamilyModel(RunFeatures.family, found, None, (0.0, 0.0), (), (0.0,), (), ())
+    if over is not None:
+        rest = _weights(over[:, None], target, fixed=start * _LAUNCH_NS)
+        weights, names = np.asarray([start, *rest]), ["start", "over"]
+    else:
+        weights, names = _weights(amounts, target), list(phases(kernels[0]))
     booster, limits = None, (0.0, 0.0)
     if len(target) >= (_FEWEST_FOR_TREES if over is None else _FEWEST_FOR_TREES_OVER):
         scaled = amounts * weights
@@ -248,13 +262,22 @@ def _amounts(kernels: Sequence[Features], over: Array | None) -> Array:
     return np.asarray(rows, dtype=np.float64)
 
 
-def _weights(amounts: Array, target: Array) -> Array:
-    """Non-negative weights; by weighing again, those of the least absolute relative error."""
-    relative = amounts / target[:, None]
+def _weights(amounts: Array, target: Array, quantile: float = 0.5, fixed: float = 0.0) -> Array:
+    """Non-negative weights; by weighing again, those of the least absolute relative error.
+
+    Args:
+        amounts: what is weighted, a kernel a row.
+        target: what the sums should be.
+        quantile: share of the targets that should lie below their sums.
+        fixed: part of each sum that needs no weight.
+    """
+    relative, goal = amounts / target[:, None], 1.0 - fixed / target
     scale = np.ones(len(target))
     for _ in range(_REWEIGHTINGS):
-        weights, _ = nnls(relative * scale[:, None], scale)
-        scale = 1.0 / np.sqrt(np.maximum(np.abs(relative @ weights - 1.0), 0.05))
+        weights, _ = nnls(relative * scale[:, None], goal * scale)
+        miss = relative @ weights - goal
+        side = np.where(miss < 0, quantile, 1.0 - quantile)
+        scale = np.sqrt(side / np.maximum(np.abs(miss), 0.05))
     return np.asarray(weights)
 
 

@@ -177,32 +177,41 @@ def train(
     """
     base = AnalyticModel(_calibrated(kernels, measured_ns, speed))
     origins = origins if origins is not None else range(len(kernels))
-    families: dict[str, FamilyModel] = {} if below is None else _like(below, kernels, measured_ns)
+    families: dict[str, FamilyModel] = {}
+    start = 0.0
+    if below is not None:
+        common = _difference(below, kernels, measured_ns)
+        families = _like(below, common)
+        start = common["weights"]["start"] if common else 0.0
     for name in sorted({kernel.family for kernel in kernels}):
         places = [i for i, kernel in enumerate(kernels) if kernel.family == name]
         own = [kernels[i] for i in places]
         over = below.nanoseconds(own) if below is not None and name not in _BETWEEN else None
         own_ns, own_origins = [measured_ns[i] for i in places], [origins[i] for i in places]
-        family = fit_family(own, own_ns, own_origins, over, intervals)
+        family = fit_family(own, own_ns, own_origins, over, start, intervals)
         if family is not None:
             families[name] = family
     stands_on = below if any("over" in family.weights for family in families.values()) else None
     return MeasuredModel(dict(device), base, families, together_ratio, stands_on)
 
 
-def _like(
+def _difference(
     below: MeasuredModel, kernels: Sequence[Features], measured_ns: Sequence[float]
-) -> dict[str, FamilyModel]:
-    """For families of which nothing was measured: what the other kernels say of the difference."""
+) -> dict[str, Any]:
+    """What parts all kernels from what the model below says; empty if there are too few."""
     places = [i for i, kernel in enumerate(kernels) if kernel.family not in _BETWEEN]
-    own = [kernels[i] for i in places]
-    if len(own) < FEWEST_ROWS:
+    if len(places) < FEWEST_ROWS:
         return {}
-    common = fit_difference(below.nanoseconds(own), np.asarray([measured_ns[i] for i in places]))
+    over = below.nanoseconds([kernels[i] for i in places])
+    return fit_difference(over, np.asarray([measured_ns[i] for i in places]))
+
+
+def _like(below: MeasuredModel, common: dict[str, Any]) -> dict[str, FamilyModel]:
+    """Families of which nothing may have been measured, by what the other kernels say of them."""
     return {
         name: replace(family, booster=None, **common)
         for name, family in below.families.items()
-        if name not in _BETWEEN
+        if common and name not in _BETWEEN
     }
 
 

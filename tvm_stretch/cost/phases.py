@@ -127,12 +127,13 @@ def _winograd(kernel: WinogradFeatures) -> Phases:
     square = (kernel.tile_side_pixels + 2) ** 2
     parts = kernel.groups // kernel.merged_groups
     inputs, outputs = kernel.reduce_lanes / _LANES, -(-kernel.out_channels // parts // _LANES)
-    vectors = kernel.register_out_vectors
+    full, tail = divmod(outputs, kernel.register_out_vectors)
     steps = sum(
-        max(size * vectors / 2, (size + vectors) / 1.6, 4.0)
+        count * max(size * vectors / 2, (size + vectors) / 1.6, 4.0)
+        for vectors, count in ((kernel.register_out_vectors, full), (tail, min(tail, 1)))
         for size in balanced(kernel.tiles, kernel.register_tiles)
     )
-    product = square * parts * outputs / vectors * kernel.reduce_lanes * steps
+    product = square * parts * kernel.reduce_lanes * steps
     between = 4.0 * square * kernel.tiles * (inputs + outputs) * _LANES
     return {
         "multiply": kernel.product_stages * product / _GIGAHERTZ,

@@ -32,8 +32,9 @@ KINDS = ("conv", "depthwise", "max", "avg", "dense", "elementwise")
 EPILOGUES = ("none", "bias", "relu", "relu6", "swish", "sigmoid", "add", "add_relu", "leaky")
 _LARGEST_MULTIPLY_ADDS = 1_200_000_000
 _LARGEST_BYTES = 40_000_000
-_SHARE, _SMALL = 0.25, 0.2
-"""How many neighbours compute a share of the output channels, and how many see a small image."""
+_SHARE, _SMALL, _NARROW = 0.25, 0.2, 0.2
+"""How many neighbours compute a share of the output channels, see a small image, have few channels
+(a quarter, or as few as a vector)."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +199,8 @@ def neighbour(sample: Sample, dice: random.Random) -> Sample:
         else:
             groups, inputs = 1, near(sample.in_channels, step)
             outputs = near(sample.out_channels, step)
+            if sample.kind != "dense" and dice.random() < _NARROW:  # as small networks are
+                inputs, outputs = (max(8, near(c // 4, 8)) for c in (inputs, outputs))
             if dice.random() < _SHARE:
                 outputs = max(8, round(sample.out_channels * dice.randint(1, 7) / 64) * 8)
         if sample.kind != "dense" and dice.random() < _SMALL:
