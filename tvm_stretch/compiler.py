@@ -17,6 +17,7 @@ from tvm import relax
 
 from tvm_stretch.branching import Branching, branch
 from tvm_stretch.contest import MeasureError
+from tvm_stretch.cost.choose import with_measured_choices
 from tvm_stretch.cost.verdicts import apply_verdicts
 from tvm_stretch.decide import decide
 from tvm_stretch.frontend import load_network
@@ -75,17 +76,18 @@ def compile(
     if plan is None:
         targets, absent = drop_absent(targets)
     processors, placeable = apply_verdicts(*make_processors(targets, cpu_threads))
+    tuned = with_measured_choices(processors)  # plans reckon with the analytic choice
     observer = _Observer(dump_dir, processors if debug else None)
     mod = load_network(source, shapes)
     observer.see("canonical", mod)
     if plan is not None or len(placeable) == 1:
         requested = None if plan is None else Plan.read(plan)
-        model = build(mod, requested, processors, placeable, observer, spare=spare)
+        model = build(mod, requested, tuned, placeable, observer, spare=spare)
     else:
-        model = _fastest(mod, processors, placeable, observer)
+        model = _fastest(mod, processors, tuned, placeable, observer)
         if spare and len(model.graph.processors) > 1:  # not before: what is measured has to fail
             plan = model.plan
-            model = build(mod, plan, processors, placeable, observer, spare=True)
+            model = build(mod, plan, tuned, placeable, observer, spare=True)
             model = model.with_reason(plan.reason)
     return model.with_reason(_join(model.plan.reason, absent)) if absent else model
 
@@ -93,14 +95,18 @@ def compile(
 def _fastest(
     mod: tvm.IRModule,
     processors: Sequence[Processor],
+    tuned: Sequence[Processor],
     placeable: Sequence[Processor],
     observer: _Observer,
 ) -> Model:
-    """The winner of `decide`; if a device fails meanwhile, what the CPU makes of the network."""
+    """The winner of `decide`, compiled for the tuned processors.
+
+    If a device fails meanwhile: what the CPU makes of the network.
+    """
 
     def built(candidate: Candidate) -> Model:
         plan, branched = candidate.plan, candidate.branched
-        return build(mod, plan, processors, placeable, observer, branched)
+        return build(mod, plan, tuned, placeable, observer, branched)
 
     try:
         return decide(mod, processors, placeable, built)

@@ -10,7 +10,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.ir import Expr, GenericConst
 
-from .choose import ConvShape, choose_conv
+from .choose import ConvShape, choose_measured
 from .conv import ConvConfig, conv_compute, pack_weight
 from .fused import ANNOTATION
 from .machine import VectorMachine
@@ -169,7 +169,7 @@ def convolution(
         rows, columns = shape.stride
         size = (-(-shape.in_size[0] // rows), -(-shape.in_size[1] // columns))
         shape = replace(shape, in_size=size, stride=(1, 1))
-    config = choose_conv(shape, machine, data_block)
+    config = choose_measured(shape, machine, data_block)
     if isinstance(config, WinogradConfig):
         packed = _winograd_weight(bb, config, weight)
         return _template(bb, "winograd_conv2d", "winograd", config, winograd_compute, data, packed)
@@ -287,7 +287,7 @@ def dense(
     rows, channels = shape
     outputs = int(weight.ty.shape.values[1])
     conv = ConvShape(1, channels, (rows, 1), outputs, (1, 1))
-    config = choose_conv(conv, machine, machine.lanes)
+    config = choose_measured(conv, machine, machine.lanes)
     assert isinstance(config, ConvConfig)
     packed = bb.call_te(
         lambda w: pack_weight(config, _as_oihw(w)), weight, primfunc_name_hint="pack_weight"

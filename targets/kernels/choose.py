@@ -2,7 +2,8 @@
 
 The model counts cycles of the inner loop: multiply-adds on two ports, loads on two ports, weights
 that stream from the second-level cache, and the latency that short tiles cannot hide.  It needs no
-measurement; `VectorMachine.rank` may choose among its best by a measured cost model instead.
+measurement, and plans reckon with it; where kernels are made, `VectorMachine.rank` may choose
+another of its best by a measured cost model.
 """
 
 from __future__ import annotations
@@ -39,12 +40,20 @@ class ConvShape:
 def choose_conv(
     shape: ConvShape, machine: VectorMachine, data_block: int
 ) -> ConvConfig | WinogradConfig:
-    """The fastest template for a convolution: by measurements if the machine has some."""
+    """The fastest template for a convolution by the model of this file."""
     if machine.group_items > 1:
         return _for_work_items(shape, machine, data_block)
-    if machine.rank is not None:
-        return machine.rank(conv_candidates(shape, machine, data_block), machine)
     return conv_candidates(shape, machine, data_block, 1)[0]
+
+
+@lru_cache(maxsize=4096)
+def choose_measured(
+    shape: ConvShape, machine: VectorMachine, data_block: int
+) -> ConvConfig | WinogradConfig:
+    """As `choose_conv`, but by measurements if the machine has some."""
+    if machine.rank is None or machine.group_items > 1:
+        return choose_conv(shape, machine, data_block)
+    return machine.rank(conv_candidates(shape, machine, data_block), machine)
 
 
 def conv_candidates(

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,16 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax
 from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv, conv_candidates
+from tvm_stretch.targets.kernels.choose import ConvShape, choose_measured, conv_candidates
 from tvm_stretch.targets.processor import Processor
 
 from tvm_stretch.compiler import compile
+from tvm_stretch.cost import choose
 from tvm_stretch.cost.analytic import SPEEDS, AnalyticModel, default_speed
 from tvm_stretch.cost.choose import with_measured_choice
 from tvm_stretch.cost.features import (
     FAMILIES,
     ConvFeatures,
     Features,
+    RunFeatures,
     TransferFeatures,
     from_json,
     to_json,
@@ -164,6 +167,17 @@ def test_a_processor_of_the_same_kernels_needs_few_measurements(model: MeasuredM
 
     assert error(standing) < 0.08
     assert error(standing) < error(alone)
+
+
+def test_starting_a_run_costs_what_undisturbed_runs_say() -> None:
+    dice = np.random.default_rng(3)
+    runs = [RunFeatures.of(launches) for launches in range(10, 70)]
+    disturbed = dice.exponential(1.0, len(runs)) * (dice.random(len(runs)) < 0.5)
+    measured = [50_000 + 700 * (10 + i) + 200_000 * d for i, d in enumerate(disturbed)]
+    trained = train(runs, measured, DEVICE, SPEEDS["opencl"])
+    for launches in (12, 30, 60, 400):
+        (answer,) = trained.predict_all([RunFeatures.of(launches)])
+        assert answer.nanoseconds == pytest.approx(50_000 + 700 * launches, rel=0.15)
 
 
 def test_weights_that_a_cache_holds_cost_less() -> None:
@@ -334,17 +348,43 @@ class Preference:
 
 def chosen(model: object) -> object:
     processor = with_measured_choice(host(), model)  # type: ignore[arg-type]
-    return choose_conv(SHAPE, processor.machine, 8)
+    return choose_measured(SHAPE, processor.machine, 8)
 
 
 def test_the_measured_model_picks_the_tile() -> None:
     candidates = conv_candidates(SHAPE, host().machine, 8)
     assert chosen(Preference(3)) == candidates[3]
-    assert choose_conv(SHAPE, host().machine, 8) == candidates[0]
+    assert choose_measured(SHAPE, host().machine, 8) == candidates[0]
+
+
+def test_compile_takes_the_tile_that_was_measured_to_be_best(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network = one_convolution()
+    x = np.random.default_rng(0).standard_normal((1, 64, 28, 28), dtype="float32")
+    plain = compile(network, ["llvm"], cpu_threads=1)
+    liked = SimpleNamespace(models={"cpu": Preference(3)})
+    monkeypatch.setattr(choose, "trained_costs", lambda processors: liked)
+    tuned = compile(network, ["llvm"], cpu_threads=1)
+    assert {n.kernel for n in tuned.graph.nodes} != {n.kernel for n in plain.graph.nodes}
+    expected, got = (np.from_dlpack(model(x=x)) for model in (plain, tuned))
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def one_convolution() -> tvm.IRModule:
+    weight = np.random.default_rng(1).standard_normal((64, 64, 3, 3), dtype="float32") / 24
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 64, 28, 28), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.nn.conv2d(x, relax.const(weight), padding=1))
+            y = builder.emit_output(y)
+        builder.emit_func_output(y)
+    return builder.get()
 
 
 def test_unknown_and_equal_tiles_change_nothing() -> None:
-    favourite = choose_conv(SHAPE, host().machine, 8)
+    favourite = choose_measured(SHAPE, host().machine, 8)
     assert chosen(Preference(3, ("far",))) == favourite
     assert chosen(Preference(99)) == favourite
     assert chosen(AnalyticModel()) == favourite
