@@ -82,7 +82,7 @@ def _timed(outcome: Outcome, ns: int | None) -> Timed:
 
 def _predicted_alone(network: object) -> dict[str, int | None]:
     """Nanoseconds that each processor alone is predicted to take, by its name."""
-    processors, _ = make_processors(["llvm", "opencl"])
+    processors, _ = make_processors(["llvm", "opencl"], None)
     found = search(load_network(network), planning_costs(processors))
     return {single.plan.regions[0].processor: single.ns for single in found.singles}
 

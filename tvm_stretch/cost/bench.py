@@ -193,8 +193,8 @@ class Bench:
         return module
 
 
-def in_halves(mod: tvm.IRModule, processors: Sequence[Processor]) -> tvm.IRModule:
-    """The network with its larger convolutions in two halves of their output channels."""
+def half_shares(mod: tvm.IRModule) -> dict[str, tuple[int, ...]]:
+    """Larger convolutions, each as two halves of its output channels."""
     shares = {}
     for name, call in Calls(mod["main"]).calls.items():
         if isinstance(call.op, tvm.ir.Op) and call.op.name == "relax.nn.conv2d":
@@ -202,10 +202,14 @@ def in_halves(mod: tvm.IRModule, processors: Sequence[Processor]) -> tvm.IRModul
             if channels >= _HALVED and int(call.attrs.groups) == 1:
                 half = channels // 16 * 8
                 shares[name] = (half, channels - half)
-    if not shares:
-        return mod
+    return shares
+
+
+def in_halves(mod: tvm.IRModule, processors: Sequence[Processor]) -> tvm.IRModule:
+    """The network with its larger convolutions in halves, for one processor to compute both."""
+    shares = half_shares(mod)
     pair = [processors[0], replace(processors[-1], name="other half")]
-    return branch(mod, shares, (), pair).mod
+    return branch(mod, shares, (), pair).mod if shares else mod
 
 
 def _trace(module: tvm.runtime.Module) -> dict[str, Any]:

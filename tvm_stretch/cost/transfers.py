@@ -1,7 +1,7 @@
 """What it costs that two processors work together: hand-overs by size, and being slowed down.
 
     cpu: a0 -> opencl: a1 -> cpu: a2 -> ...   against   cpu: a0 -> a1 -> a2 -> ...     hand-overs
-    cpu: a0, a1, ...  beside  opencl: b0 ...  against   the same one after the other   slowdown
+    cpu and opencl: a half of each layer      against   half of all halves on one      slowdown
 
 Whole runs are compared, not the spans of single kernels: a device may begin a kernel early and let
 it wait for its turn inside. Two lengths of each chain cancel what a run costs by itself.
@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import IRModule, relax
 
-from tvm_stretch.compiler import compile
+from tvm_stretch.compiler import build, compile
+from tvm_stretch.cost.bench import half_shares, in_halves
 from tvm_stretch.cost.dataset import Row
 from tvm_stretch.cost.features import TransferFeatures
 from tvm_stretch.cost.timing import summarize
@@ -31,6 +32,9 @@ SIZES = tuple(4 * 16 * side * side for side in (1, 8, 28, 56, 112, 224))
 
 _SHORT, _LONG = 9, 25
 """Operators of the two chains whose difference is measured."""
+
+_LAYERS = ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1))
+"""Output channels and stride of the layers that both processors compute in halves."""
 
 _RUNS = 25
 _WARM_UP = 5
@@ -60,22 +64,18 @@ def measure_transfers(
 
 
 def measure_slowdown(host: Processor, other: Processor, runs: int = _RUNS) -> float:
-    """How many times as long equal work of two processors takes while both work."""
-    models = []
-    for together in (True, False):
-        network = load_network(_two_branches(one_after_the_other=not together))
-        own = list(Calls(network["main"]).calls)
-        half = (len(own) - 1) // 2
-        regions = (
-            PlannedRegion("other", other.name, tuple(own[half : 2 * half])),
-            PlannedRegion("host", host.name, tuple(own[:half])),
-            PlannedRegion("end", host.name, tuple(own[2 * half :])),
-        )
-        if not together:  # the second branch reads the first one's result
-            regions = (regions[1], regions[0], regions[2])
-        models.append(_compile(network, host, other, regions))
-    both, in_turn = _whole_runs(models, runs)
-    return max(1.0, both / (in_turn / 2))
+    """How many times as long halves of layers take while the other processor computes the rest.
+
+    Both read what both have written, and their weights from the same memory.
+    """
+    network = load_network(_layers())
+    plan = Plan((host.name, other.name), (), shares=half_shares(network))
+    both = compile(network, [host, other], plan=plan, cpu_threads=host.threads)
+    halves = in_halves(network, [host, other])
+    on_host = build(halves, None, [host], [host])
+    on_other = build(halves, None, [host, other], [other, host])
+    together, *alone = _whole_runs([both, on_host, on_other], runs)
+    return max(1.0, together / (max(alone) / 2))
 
 
 def _chain(host: Processor, other: Processor, size: int, count: int, in_turns: bool) -> Model:
@@ -100,23 +100,19 @@ def _chain(host: Processor, other: Processor, size: int, count: int, in_turns: b
     return _compile(mod, host, other, regions)
 
 
-def _two_branches(one_after_the_other: bool = False) -> IRModule:
-    """Two chains of convolutions and their sum."""
+def _layers() -> IRModule:
+    """A residual network's 3x3 convolutions: many pixels at first, then many weights."""
     bb, dice = relax.BlockBuilder(), np.random.default_rng(0)
-    x = relax.Var("x", relax.TensorType((1, 64, 28, 28), "float32"))
-
-    def chain(start: relax.Expr) -> relax.Expr:
-        value = start
-        for _ in range(4):
-            weight = 0.05 * dice.standard_normal((64, 64, 3, 3), dtype=np.float32)
-            value = bb.emit(relax.op.nn.conv2d(value, relax.const(weight), padding=1))
-        return value
-
+    x = relax.Var("x", relax.TensorType((1, 64, 56, 56), "float32"))
     with bb.function("main", [x]):
         with bb.dataflow():
-            first = chain(x)
-            second = chain(first if one_after_the_other else x)
-            out = bb.emit_output(relax.op.add(first, second))
+            value, inputs = x, 64
+            for outputs, stride in _LAYERS:
+                weight = dice.standard_normal((outputs, inputs, 3, 3), dtype=np.float32)
+                scaled = relax.const(weight / np.float32(3 * np.sqrt(inputs)))
+                value = bb.emit(relax.op.nn.conv2d(value, scaled, strides=stride, padding=1))
+                inputs = outputs
+            out = bb.emit_output(value)
         bb.emit_func_output(out)
     return bb.get()
 
