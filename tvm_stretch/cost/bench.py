@@ -195,7 +195,7 @@ class Bench:
 
 def half_shares(mod: tvm.IRModule) -> dict[str, tuple[int, ...]]:
     """Larger convolutions, each as two halves of its output channels."""
-    shares = {}
+    shares: dict[str, tuple[int, ...]] = {}
     for name, call in Calls(mod["main"]).calls.items():
         if isinstance(call.op, tvm.ir.Op) and call.op.name == "relax.nn.conv2d":
             channels = int(call.ty.shape.values[1])

@@ -22,7 +22,7 @@ import numpy as np
 import xgboost as xgb
 from scipy.optimize import nnls
 
-from tvm_stretch.cost.features import FAMILIES, Features, RunFeatures
+from tvm_stretch.cost.features import FAMILIES, Features, RunFeatures, TransferFeatures
 from tvm_stretch.cost.phases import hints, phases
 from tvm_stretch.errors import CostModelError
 
@@ -234,9 +234,10 @@ def _learn(
 ) -> FamilyModel:
     """Weights, then trees; no intervals yet."""
     amounts = _amounts(kernels, over)
-    if isinstance(kernels[0], RunFeatures):
-        found = dict(zip(phases(kernels[0]), _weights(amounts, target, _UNDISTURBED), strict=True))
-        return FamilyModel(RunFeatures.family, found, None, (0.0, 0.0), (), (0.0,), (), ())
+    if isinstance(kernels[0], RunFeatures | TransferFeatures):
+        quantile = _UNDISTURBED if isinstance(kernels[0], RunFeatures) else 0.5
+        line = dict(zip(phases(kernels[0]), _weights(amounts, target, quantile), strict=True))
+        return FamilyModel(kernels[0].family, line, None, (0.0, 0.0), (), (0.0,), (), ())
     if over is not None:
         rest = _weights(over[:, None], target, fixed=start * _LAUNCH_NS)
         weights, names = np.asarray([start, *rest]), ["start", "over"]

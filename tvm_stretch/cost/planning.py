@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from tvm_stretch.cost.device import default_folder, fingerprint
 from tvm_stretch.cost.features import TransferFeatures
 from tvm_stretch.cost.model import MeasuredModel, load_cost_model
 from tvm_stretch.targets.processor import Processor
+
+_MEBI = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,19 @@ class TrainedCosts:
         """Nanoseconds from the end of a kernel to the start of its reader; None if not measured."""
         if writer == reader:
             return 0
+        line = self._hand_overs.get((min(writer, 1), min(reader, 1)))
+        return None if line is None else round(line[0] + line[1] * size)
+
+    @cached_property
+    def _hand_overs(self) -> dict[tuple[int, int], tuple[float, float]]:
+        """By writer and reader, 0 for the CPU: of no bytes, and of each one (models are lines)."""
         for model in self.models.values():
             if TransferFeatures.family in model.families:
-                kernel = TransferFeatures.of(size, min(writer, 1), min(reader, 1))
-                return round(float(model.nanoseconds([kernel])[0]))
-        return None
+                pairs = [(0, 1), (1, 0), (1, 1)]
+                ends = [TransferFeatures.of(size, *pair) for size in (0, _MEBI) for pair in pairs]
+                none, much = model.nanoseconds(ends).reshape(2, len(pairs))
+                return dict(zip(pairs, zip(none, (much - none) / _MEBI, strict=True), strict=True))
+        return {}
 
 
 def trained_costs(
