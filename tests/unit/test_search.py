@@ -72,6 +72,30 @@ def test_every_plan_fits_its_network(layers: list[str], speeds: list[float]) -> 
             assert plan.processor_of()[name] == plan.processors[owner]
 
 
+class Surprised(AnalyticModel):
+    """Measured few channels only."""
+
+    def predict_all(self, kernels: Sequence[Features]) -> list[Prediction]:
+        answers = super().predict_all(kernels)
+        wide = [getattr(kernel, "out_channels", 0) > 32 for kernel in kernels]
+        return [
+            dataclasses.replace(answer, out_of_range=("out_channels",) if is_wide else ())
+            for answer, is_wide in zip(answers, wide, strict=True)
+        ]
+
+
+def test_kernels_unlike_those_measured_are_said() -> None:
+    typical = costs(1.0, 1.0)
+    models = {processor.name: Surprised() for processor in typical.processors}
+    measured = dataclasses.replace(typical, models=models)
+    narrow = search(emit(["conv"] * 4, channels=32), measured)
+    assert not any("unlike" in note for note in narrow.notes)
+    wide = search(emit(["conv"] * 4, size=56, channels=64), measured)
+    (note,) = (note for note in wide.notes if "unlike" in note)
+    assert note.startswith("4 of ")
+    assert "ts.measure(..., networks={...})" in note
+
+
 def test_equal_processors_nearly_halve_a_chain() -> None:
     found = search(emit(["conv"] * 4, size=56, channels=64), costs(1.0, 1.0))
     (rival,) = found.rivals

@@ -73,7 +73,7 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1) -> Found:
     chains = ChainSearch(network, costs)
     limit = _DOUBT[costs.trusted] * ranked[0].ns if ranked else float("inf")
     rivals: list[Candidate] = []
-    notes: list[str] = []
+    notes = _unlike_measured(network, costs)
     shares, chosen = chains.best(splits=False), chains.best()
     ranking = [shares] if chosen.options == shares.options else [shares, chosen]
     if chosen.ns < _CLEARLY_LESS[costs.trusted] * shares.ns:
@@ -108,6 +108,17 @@ def _learn(network: Network, costs: Costs) -> None:
         wanted.setdefault(halves, []).extend(piece.groups)
     for halves, groups in wanted.items():
         costs.learn(groups, halves=halves)
+
+
+def _unlike_measured(network: Network, costs: Costs) -> list[str]:
+    groups = network.graph.groups
+    unlike = costs.unlike_measured(groups)
+    if not costs.trusted or not unlike:
+        return []
+    return [
+        f"{unlike} of {len(groups)} kernels are unlike all that were measured here: "
+        "ts.measure(..., networks={...}) measures this network's"
+    ]
 
 
 def _plain(network: Network, costs: Costs, chains: ChainSearch) -> Candidate:

@@ -54,6 +54,7 @@ class Costs:
     _wholes: dict[tuple[str, int], int | None] = field(default_factory=dict)
     _halves: dict[tuple[str, int, Along], int] = field(default_factory=dict)
     _known: dict[tuple[int, Features], int] = field(default_factory=dict)
+    _unlike: set[tuple[int, Features]] = field(default_factory=set)
     kernels: Kernels = field(init=False)
 
     def __post_init__(self) -> None:
@@ -99,6 +100,18 @@ class Costs:
                 for along in halves:
                     wanted.update(dict.fromkeys(self.kernels.half(group, place, along)))
             self._predict(place, list(wanted))
+
+    def unlike_measured(self, groups: Sequence[Group]) -> int:
+        """How many of these kernels are beyond what was measured, on one of the processors."""
+
+        def is_unlike(group: Group, place: int) -> bool:
+            if not self.kernels.supported(group, place):
+                return False
+            kernels = self.kernels.whole(group, place, {})
+            return any((place, kernel) in self._unlike for kernel in kernels)
+
+        places = range(len(self.processors))
+        return sum(any(is_unlike(group, place) for place in places) for group in groups)
 
     def corrected(self, factors: Sequence[float]) -> Costs:
         """The same costs, every processor slower by its factor."""
@@ -151,6 +164,8 @@ class Costs:
             model = self.models[self.processors[place].name]
             for feature, answer in zip(missing, model.predict_all(missing), strict=True):
                 self._known[place, feature] = round(self.factors[place] * answer.nanoseconds)
+                if answer.out_of_range:
+                    self._unlike.add((place, feature))
         return sum(self._known[place, feature] for feature in features)
 
     def _half(self, group: Group, place: int, along: Along, whole: int) -> int:
