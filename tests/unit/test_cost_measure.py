@@ -312,15 +312,17 @@ def test_bad_arguments(tmp_path: Path) -> None:
         measure(session=tvm.rpc.LocalSession(), folder=tmp_path)
 
 
-def test_handovers_and_slowdown() -> None:
+@pytest.mark.parametrize("session", [None, tvm.rpc.LocalSession()], ids=["here", "session"])
+def test_handovers_and_slowdown(session: tvm.rpc.RPCSession | None) -> None:
     other = fake_processor("npu")
-    rows = measure_transfers(host(), other, sizes=(64, 1024), runs=5)
+    timed = Bench([other, host()], session).timed
+    rows = measure_transfers(host(), other, timed, sizes=(64, 1024), runs=5)
     pairs = {(r.features.in_bytes, r.features.from_processor) for r in rows}  # type: ignore[attr-defined]
     assert pairs == {(64, 0), (64, 1), (1024, 0), (1024, 1)}
     assert all(row.nanoseconds > 0 for row in rows)
-    assert 1 <= measure_slowdown(host(), other, runs=3) < 10
+    assert 1 <= measure_slowdown(host(), other, timed, runs=3) < 10
     with pytest.raises(InputError, match="multiple of 64 bytes"):
-        measure_transfers(host(), other, sizes=(63,))
+        measure_transfers(host(), other, timed, sizes=(63,))
 
 
 def test_planning_finds_what_measuring_left(

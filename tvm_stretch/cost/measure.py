@@ -98,8 +98,8 @@ def measure(
         dataset = open_dataset(place, processor, device, resume)
         with _whatever_happens(dataset, processor):
             bench = Bench(own, session, fcompile)
-            if processor in others and session is None:
-                _measure_together(dataset, host, processor, say)
+            if processor in others:
+                _measure_together(dataset, host, processor, bench, say)
         Campaign(bench, dataset, random.Random(seed), say).run(share, networks or {})
         budget = max(1.0, budget - (time.monotonic() - start))
         below = models.get(host.name) if processor.machine.group_items == 1 else None
@@ -125,12 +125,14 @@ def _whatever_happens(dataset: Dataset, processor: Processor) -> Iterator[None]:
         ) from error
 
 
-def _measure_together(dataset: Dataset, host: Processor, other: Processor, say: Progress) -> None:
+def _measure_together(
+    dataset: Dataset, host: Processor, other: Processor, bench: Bench, say: Progress
+) -> None:
     """Hand-overs between the CPU and another processor, and the slowdown of both."""
     if any(row.features.family == "transfer" for row in dataset.rows):
         return
-    slower = measure_slowdown(host, other)
-    rows = measure_transfers(host, other)
+    slower = measure_slowdown(host, other, bench.timed)
+    rows = measure_transfers(host, other, bench.timed)
     dataset.append(*(replace(row, together=slower) for row in rows))
     say(f"{host.name} and {other.name}: hand-overs measured; together {slower:.2f} times as long")
 

@@ -9,8 +9,7 @@ it wait for its turn inside. Two lengths of each chain cancel what a run costs b
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from tvm import IRModule, relax
@@ -40,8 +39,16 @@ _RUNS = 25
 _WARM_UP = 5
 
 
+Timed = Callable[[Model], Callable[[], int]]
+"""What makes a model run on the device: `Bench.timed`, here or behind a session."""
+
+
 def measure_transfers(
-    host: Processor, other: Processor, sizes: Sequence[int] = SIZES, runs: int = _RUNS
+    host: Processor,
+    other: Processor,
+    timed: Timed,
+    sizes: Sequence[int] = SIZES,
+    runs: int = _RUNS,
 ) -> list[Row]:
     """Hand-overs, one row for each size and direction; both directions cost the same here."""
     rows, smallest = [], 1
@@ -50,7 +57,7 @@ def measure_transfers(
             raise InputError(f"expected a multiple of 64 bytes for sizes, got {size}; round it")
         times = [
             _whole_runs(
-                [_chain(host, other, size, count, turns) for count in (_SHORT, _LONG)], runs
+                [timed(_chain(host, other, size, count, turns)) for count in (_SHORT, _LONG)], runs
             )
             for turns in (True, False)
         ]
@@ -63,7 +70,7 @@ def measure_transfers(
     return rows
 
 
-def measure_slowdown(host: Processor, other: Processor, runs: int = _RUNS) -> float:
+def measure_slowdown(host: Processor, other: Processor, timed: Timed, runs: int = _RUNS) -> float:
     """How many times as long halves of layers take while the other processor computes the rest.
 
     Both read what both have written, and their weights from the same memory.
@@ -74,7 +81,7 @@ def measure_slowdown(host: Processor, other: Processor, runs: int = _RUNS) -> fl
     halves = in_halves(network, [host, other])
     on_host = build(halves, None, [host], [host])
     on_other = build(halves, None, [host, other], [other, host])
-    together, *alone = _whole_runs([both, on_host, on_other], runs)
+    together, *alone = _whole_runs([timed(m) for m in (both, on_host, on_other)], runs)
     return max(1.0, together / (max(alone) / 2))
 
 
@@ -124,14 +131,12 @@ def _compile(
     return compile(mod, [host, other], plan=plan, cpu_threads=host.threads)
 
 
-def _whole_runs(models: Sequence[Model], runs: int) -> list[float]:
+def _whole_runs(calls: Sequence[Callable[[], int]], runs: int) -> list[float]:
     """Lower quartile of the nanoseconds of runs, the models in turns."""
-    calls = [model.random_run() for model in models]
-    samples: list[list[int]] = [[] for _ in models]
+    samples: list[list[int]] = [[] for _ in calls]
     for number in range(_WARM_UP + runs):
         for call, found in zip(calls, samples, strict=True):
-            start = time.perf_counter_ns()
-            call()
+            ns = call()
             if number >= _WARM_UP:
-                found.append(time.perf_counter_ns() - start)
+                found.append(ns)
     return [summarize(found, True).nanoseconds for found in samples]
