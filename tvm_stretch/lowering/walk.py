@@ -21,6 +21,7 @@ from tvm_stretch.lowering.memory_plan import ALIGNMENT
 from tvm_stretch.lowering.regions import RegionSteps
 from tvm_stretch.lowering.views import Buffer, Step, View, dtype_bytes, new_view
 from tvm_stretch.lowering.weights import WeightsBlob
+from tvm_stretch.passes.name_operators import show_dots
 
 REGION = "region_"
 """What the functions of a plan's regions begin with, so that they are never called as kernels."""
@@ -162,7 +163,7 @@ class Walk:
 
     def copy(self, source: View, target: View, name: str) -> View:
         """Record a copy, piece by piece where one of them has gaps; returns the target."""
-        pieces = list(_pieces(source, target))
+        pieces, name = list(_pieces(source, target)), show_dots(name)
         for index, (read, written) in enumerate(pieces):
             label = name if len(pieces) == 1 else f"{name}.{index}"
             step = Step(COPY_KERNEL, label, (read,), (written,))
