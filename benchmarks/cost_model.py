@@ -195,12 +195,8 @@ def _predict(
         total = sum(answer.nanoseconds for answer in answers)
         found.results.append((network, total, answers[:-1]))
     names = {network.name for network in held}
-    own = [r for r in dataset.rows if r.network in names and r.quiet and not _is_run(r)]
+    own = [r for r in dataset.rows if r.network in names and r.quiet]
     found.kernels += zip(own, model.predict_all([row.features for row in own]), strict=True)
-
-
-def _is_run(row: Row) -> bool:
-    return row.features.family == RunFeatures.family
 
 
 def _held_out(networks: Sequence[Network], beginnings: tuple[str, ...]) -> list[Network]:

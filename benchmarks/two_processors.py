@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -81,17 +80,10 @@ def measure_network(name: str, size: int, rounds: int) -> dict[str, Timed]:
 
 
 def _timed(model: ts.Model, outcome: Outcome, ns: int | None) -> Timed:
-    run = model.random_run()
-    run()
-    times = []
-    for _ in range(_QUIET_RUNS):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
     return Timed(
         **asdict(outcome),
         predicted_seconds=None if ns is None else ns / 1e9,
-        quiet_seconds=float(np.quantile(times, 0.05)),
+        quiet_seconds=float(np.quantile(model.benchmark(_QUIET_RUNS).samples, 0.05)),
     )
 
 

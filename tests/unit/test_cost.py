@@ -14,6 +14,7 @@ import tvm
 from cost_kernels import DEVICE, conv, pretended, some_convs
 from hypothesis import given
 from hypothesis import strategies as st
+from search_helpers import emit
 from tvm import relax
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.kernels.choose import ConvShape, choose_measured, conv_candidates
@@ -360,7 +361,7 @@ def test_the_measured_model_picks_the_tile() -> None:
 def test_compile_takes_the_tile_that_was_measured_to_be_best(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    network = one_convolution()
+    network = emit(["conv"], size=28, channels=64)
     x = np.random.default_rng(0).standard_normal((1, 64, 28, 28), dtype="float32")
     plain = compile(network, ["llvm"], cpu_threads=1)
     liked = SimpleNamespace(models={"cpu": Preference(3)})
@@ -369,18 +370,6 @@ def test_compile_takes_the_tile_that_was_measured_to_be_best(
     assert {n.kernel for n in tuned.graph.nodes} != {n.kernel for n in plain.graph.nodes}
     expected, got = (np.from_dlpack(model(x=x)) for model in (plain, tuned))
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
-
-
-def one_convolution() -> tvm.IRModule:
-    weight = np.random.default_rng(1).standard_normal((64, 64, 3, 3), dtype="float32") / 24
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((1, 64, 28, 28), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            y = builder.emit(relax.op.nn.conv2d(x, relax.const(weight), padding=1))
-            y = builder.emit_output(y)
-        builder.emit_func_output(y)
-    return builder.get()
 
 
 def test_unknown_and_equal_tiles_change_nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -341,6 +342,7 @@ def test_planning_finds_what_measuring_left(
     folder = default_folder(host())
     assert folder is not None
     train(kernels, times, fingerprint(host()), SPEEDS["cpu"], 1.2).save(folder / "cpu.json")
+    assert trained_costs([replace(host(), runs_here=False)]) is None
     costs = trained_costs([host()])
     assert costs is not None
     assert costs.together == (1.2,)

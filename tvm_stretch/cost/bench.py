@@ -43,7 +43,7 @@ class NetworkTiming:
     """A network measured whole and kernel by kernel.
 
     Attributes:
-        rows: one for every different kernel and place, and one for what the run costs beside them.
+        rows: one for every different kernel and place.
         kernels: features of the nodes in place, in the order they run; copies left out.
         total: of a run as the caller sees it.
     """

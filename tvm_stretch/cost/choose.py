@@ -21,7 +21,11 @@ _WORTH = 0.95  # a smaller gain is within the error of the model
 
 
 def with_measured_choices(processors: Sequence[Processor]) -> Sequence[Processor]:
-    """The same processors, with the models of this machine if there are any; the CPU first."""
+    """The same processors, with the models of this machine if there are any; the CPU first.
+
+    Raises:
+        CostModelError: what `ts.measure` left is damaged or of another version.
+    """
     costs = trained_costs(processors)
     if costs is None:
         return processors

@@ -36,9 +36,9 @@ _FEWEST_FOR_TREES, _FEWEST_FOR_TREES_OVER = 40, 300
 
 _FOLDS = 3
 _LAUNCH_NS = 1000.0
-_UNDISTURBED = 0.25
-"""Runs differ from the sum of their kernels by noise that only makes them longer, so that a line
-through the lower quartile of what was measured is the nearest to what starting them costs."""
+_LINES = {RunFeatures.family: 0.25, TransferFeatures.family: 0.5}
+"""Families that are lines without trees, and through which quantile of what was measured. Runs
+differ from the sum of their kernels by noise that only makes them longer."""
 
 _CONFIDENCE = 0.9
 _FEWEST_PER_BIN = 40
@@ -178,7 +178,7 @@ def fit_family(
             kernels of which the model has seen nothing with the same origin.
         over: latencies by the model that this one stands on.
         start: of any kernel of this device, as `fit_difference` finds it, beside ``over``.
-        intervals: find out how far to trust the model, which takes five times as long; without,
+        intervals: find out how far to trust the model, which takes four times as long; without,
             intervals are empty.
     """
     rows = _distinct(kernels, measured_ns)
@@ -234,17 +234,14 @@ def _learn(
 ) -> FamilyModel:
     """Weights, then trees; no intervals yet."""
     amounts = _amounts(kernels, over)
-    if isinstance(kernels[0], RunFeatures | TransferFeatures):
-        quantile = _UNDISTURBED if isinstance(kernels[0], RunFeatures) else 0.5
-        line = dict(zip(phases(kernels[0]), _weights(amounts, target, quantile), strict=True))
-        return FamilyModel(kernels[0].family, line, None, (0.0, 0.0), (), (0.0,), (), ())
+    name, booster, limits = kernels[0].family, None, (0.0, 0.0)
     if over is not None:
         rest = _weights(over[:, None], target, fixed=start * _LAUNCH_NS)
         weights, names = np.asarray([start, *rest]), ["start", "over"]
     else:
-        weights, names = _weights(amounts, target), list(phases(kernels[0]))
-    booster, limits = None, (0.0, 0.0)
-    if len(target) >= (_FEWEST_FOR_TREES if over is None else _FEWEST_FOR_TREES_OVER):
+        weights, names = _weights(amounts, target, _LINES.get(name, 0.5)), list(phases(kernels[0]))
+    fewest = _FEWEST_FOR_TREES if over is None else _FEWEST_FOR_TREES_OVER
+    if name not in _LINES and len(target) >= fewest:
         scaled = amounts * weights
         miss = np.log(target / np.maximum(scaled.sum(axis=1), 1.0))
         low, high = np.quantile(miss, (0.003, 0.997))
@@ -252,7 +249,7 @@ def _learn(
         data = xgb.DMatrix(_vectors(kernels, scaled), label=miss)
         booster = xgb.train(_SETTINGS, data, num_boost_round=_TREES)
     found = dict(zip(names, map(float, weights), strict=True))
-    return FamilyModel(kernels[0].family, found, booster, limits, (), (0.0,), (), ())
+    return FamilyModel(name, found, booster, limits, (), (0.0,), (), ())
 
 
 def _amounts(kernels: Sequence[Features], over: Array | None) -> Array:

@@ -75,6 +75,8 @@ def trained_costs(
 ) -> TrainedCosts | None:
     """The models that `ts.measure` made for all of these processors; None if one has none.
 
+    Without a folder only processors of this machine have some: others are known by a name.
+
     Args:
         processors: the CPU first.
         folder: where they are; by default where `ts.measure` puts them.
@@ -82,6 +84,8 @@ def trained_costs(
     Raises:
         CostModelError: a model is damaged, of another version or from another device.
     """
+    if folder is None and not all(processor.runs_here for processor in processors):
+        return None
     place = Path(folder) if folder is not None else default_folder(processors[0])
     if place is None:
         return None

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from tvm import IRModule, relax
 
-from tvm_stretch.compiler import build, compile
+from tvm_stretch.compiler import build
 from tvm_stretch.cost.bench import half_shares, in_halves
 from tvm_stretch.cost.dataset import Row
 from tvm_stretch.cost.features import TransferFeatures
@@ -77,7 +77,7 @@ def measure_slowdown(host: Processor, other: Processor, timed: Timed, runs: int 
     """
     network = load_network(_layers())
     plan = Plan((host.name, other.name), (), shares=half_shares(network))
-    both = compile(network, [host, other], plan=plan, cpu_threads=host.threads)
+    both = build(network, plan, [host, other], [host, other])
     halves = in_halves(network, [host, other])
     on_host = build(halves, None, [host], [host])
     on_other = build(halves, None, [host, other], [other, host])
@@ -104,7 +104,7 @@ def _chain(host: Processor, other: Processor, size: int, count: int, in_turns: b
         PlannedRegion(f"r{index}", (host, other)[place].name, (name,))
         for index, (name, place) in enumerate(zip(names, places, strict=True))
     )
-    return _compile(mod, host, other, regions)
+    return build(mod, Plan((host.name, other.name), regions), [host, other], [host, other])
 
 
 def _layers() -> IRModule:
@@ -122,13 +122,6 @@ def _layers() -> IRModule:
             out = bb.emit_output(value)
         bb.emit_func_output(out)
     return bb.get()
-
-
-def _compile(
-    mod: IRModule, host: Processor, other: Processor, regions: tuple[PlannedRegion, ...]
-) -> Model:
-    plan = Plan((host.name, other.name), regions)
-    return compile(mod, [host, other], plan=plan, cpu_threads=host.threads)
 
 
 def _whole_runs(calls: Sequence[Callable[[], int]], runs: int) -> list[float]:

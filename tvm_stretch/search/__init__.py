@@ -112,23 +112,22 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1) -> Found:
 
 
 def _learn(network: Network, costs: Costs) -> None:
-    """Kernels in few batches, with the halves that the options of their piece will ask for."""
-    wanted: dict[tuple[Along, ...], list[Group]] = {}
+    """All kernels in one batch, with the halves that the options of their piece will ask for."""
+    wanted: dict[Group, Sequence[Along]] = {}
     for piece in network.pieces:
         halves: tuple[Along, ...] = ("outputs",)
         if piece.start:
             between = network.operators.between(piece.start, piece.end)
             ends_in_parts = any(operator.kind == "concat" for operator in between)
             halves = ("outputs", "rows") if ends_in_parts else ("outputs", "rows", "inputs")
-        wanted.setdefault(halves, []).extend(piece.groups)
-    for halves, groups in wanted.items():
-        costs.learn(groups, halves=halves)
+        wanted.update(dict.fromkeys(piece.groups, halves))
+    costs.learn(network.graph.groups, halves=wanted)
 
 
 def _unlike_measured(network: Network, costs: Costs) -> list[str]:
     groups = network.graph.groups
-    unlike = costs.unlike_measured(groups)
-    if not costs.trusted or not unlike:
+    unlike = costs.unlike_measured(groups) if costs.trusted else 0
+    if not unlike:
         return []
     return [
         f"{unlike} of {len(groups)} kernels are unlike all that were measured here: "

@@ -80,7 +80,7 @@ class Costs:
         groups: Sequence[Group],
         stages: Stages | None = None,
         owners: Mapping[str, int] | None = None,
-        halves: Sequence[Along] = (),
+        halves: Mapping[Group, Sequence[Along]] | None = None,
     ) -> None:
         """Ask the models for many kernels at once: that is much faster than one by one.
 
@@ -88,7 +88,7 @@ class Costs:
             groups: the kernels.
             stages: as in `of`.
             owners: by anchor, the only processor that is asked for; all for the others.
-            halves: which halves of convolutions too.
+            halves: of which kernels halves are asked for too, and of what.
         """
         for place in range(len(self.processors)):
             wanted: dict[Features, None] = {}
@@ -97,7 +97,7 @@ class Costs:
                 if not asked or not self.kernels.supported(group, place):
                     continue
                 wanted.update(dict.fromkeys(self.kernels.whole(group, place, stages or {})))
-                for along in halves:
+                for along in (halves or {}).get(group, ()):
                     wanted.update(dict.fromkeys(self.kernels.half(group, place, along)))
             self._predict(place, list(wanted))
 
@@ -122,6 +122,7 @@ class Costs:
             _wholes={},
             _halves={},
             _known={},
+            _unlike=set(),
         )
 
     def part(self, group: Group, place: int, along: Along, fraction: float) -> int:
@@ -185,8 +186,7 @@ def planning_costs(processors: Sequence[Processor]) -> Costs:
     }
     speeds = [typical[processor.name].speed for processor in processors]
     share_caches = [processor.machine.group_items == 1 for processor in processors]
-    here = all(processor.runs_here for processor in processors)
-    trained = trained_costs(processors) if here else None
+    trained = trained_costs(processors)
 
     @cache
     def hand_over(writer: int, reader: int, size: int) -> int:
