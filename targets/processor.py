@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax, tirx
 
+from tvm_stretch.errors import TargetError
+
 from .kernels.machine import VectorMachine
 
 Kernels = Mapping[str, tirx.PrimFunc]
@@ -16,7 +18,10 @@ Check = Callable[[relax.Call], str | None]
 
 
 def _host_code(_kernels: Kernels, _schedule: tvm.transform.Pass) -> tvm.runtime.Module:
-    raise TypeError("the kernels of the CPU are linked, not built")
+    raise TargetError(
+        "expected a function for Processor.build, got none; the CPU's kernels are linked, those of "
+        "any other processor are built by a function of its own"
+    )
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_stretch.errors import (
     ArtifactError,
+    CostModelError,
     InputError,
+    InstallError,
     ModelError,
     PlanError,
+    ScheduleError,
     StretchError,
     TargetError,
     UnsupportedError,
@@ -30,11 +33,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArtifactError",
+    "CostModelError",
     "InputError",
+    "InstallError",
     "Model",
     "ModelError",
     "Plan",
     "PlanError",
+    "ScheduleError",
     "StretchError",
     "TargetError",
     "UnsupportedError",

@@ -27,6 +27,10 @@ class ArtifactError(StretchError):
     """An exported artifact is truncated, damaged or made for another version or processor."""
 
 
+class InstallError(StretchError):
+    """A part of this package is missing where it was installed."""
+
+
 class TargetError(StretchError):
     """A target is unknown or cannot be used on this machine."""
 

@@ -191,7 +191,10 @@ class Graph:
 
 def _tensor(item: dict[str, Any]) -> Tensor:
     if item["kind"] not in get_args(TensorKind):
-        raise TypeError(f"tensor kind {item['kind']!r}")
+        raise ArtifactError(
+            f"expected one of {get_args(TensorKind)} for the kind of a tensor, got "
+            f"{item['kind']!r}; export the model again"
+        )
     strides = tuple(item.get("strides", ()))
     return Tensor(**{**item, "shape": tuple(item["shape"]), "strides": strides})
 

@@ -1,4 +1,7 @@
-"""Loads the executor's library; `import tvm` calls it through the entry point `tvm.backends`."""
+"""Finds our shared libraries; loads the executor's, which `import tvm` asks for.
+
+(The entry point `tvm.backends` names `load_native_library`.)
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,24 @@ from functools import cache
 from pathlib import Path
 
 import tvm_stretch
+from tvm_stretch.errors import InstallError
 
-LIBRARY_NAME = "libtvm_stretch_runtime.so"
 
-
-def find_native_library() -> Path:
-    """Path of the executor's shared library.
+def find_library(name: str) -> Path:
+    """Path of a shared library of this package.
 
     An editable install has two package folders, the sources and the one the library was installed
     to, so every folder of the package is looked at.
+
+    Raises:
+        InstallError: there is none.
     """
-    candidates = [Path(folder) / "lib" / LIBRARY_NAME for folder in tvm_stretch.__path__]
+    candidates = [Path(folder) / "lib" / name for folder in tvm_stretch.__path__]
     for path in candidates:
         if path.is_file():
             return path
-    raise FileNotFoundError(
-        f"expected {LIBRARY_NAME} in one of {[str(path.parent) for path in candidates]}, "
+    raise InstallError(
+        f"expected {name} in one of {[str(path.parent) for path in candidates]}, "
         "got none; install the package again (pip install .)"
     )
 
@@ -30,4 +35,4 @@ def find_native_library() -> Path:
 @cache
 def load_native_library() -> None:
     """Load the library once; loading registers its functions with tvm-ffi."""
-    ctypes.CDLL(str(find_native_library()), ctypes.RTLD_LOCAL)
+    ctypes.CDLL(str(find_library("libtvm_stretch_runtime.so")), ctypes.RTLD_LOCAL)

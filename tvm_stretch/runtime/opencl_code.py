@@ -233,4 +233,7 @@ def _split_arguments(source: str, start: int) -> tuple[list[str], int]:
             begin = at + 1
             if letter == ")":
                 return fields, at + 1
-    raise ValueError("a parenthesis is not closed")
+    raise UnsupportedError(
+        "expected OpenCL C as TVM 0.27 writes it for a kernel, got a call that does not end; "
+        "install apache-tvm==0.27.*"
+    )

@@ -6,18 +6,16 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-import tvm_stretch
+from tvm_stretch.runtime.autoload import find_library
 from tvm_stretch.scheduling.problem import Problem
 from tvm_stretch.scheduling.simulate import Timeline, run_sequence
 
 Array = npt.NDArray[np.int64]
-_LIBRARY_NAME = "libtvm_stretch_scheduling.so"
 
 
 def improve(timeline: Timeline, *, steps: int, heat: float, seed: int = 0) -> Timeline:
@@ -100,11 +98,4 @@ def _pointer(array: Array) -> Any:
 
 @cache
 def _library() -> ctypes.CDLL:
-    candidates = [Path(folder) / "lib" / _LIBRARY_NAME for folder in tvm_stretch.__path__]
-    for path in candidates:
-        if path.is_file():
-            return ctypes.CDLL(str(path), ctypes.RTLD_LOCAL)
-    raise FileNotFoundError(
-        f"expected {_LIBRARY_NAME} in one of {[str(path.parent) for path in candidates]}, "
-        "got none; install the package again (pip install .)"
-    )
+    return ctypes.CDLL(str(find_library("libtvm_stretch_scheduling.so")), ctypes.RTLD_LOCAL)

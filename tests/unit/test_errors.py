@@ -1,0 +1,91 @@
+"""Whoever catches `StretchError` catches all that is raised on purpose."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tvm_stretch as ts
+from tvm_stretch import errors
+from tvm_stretch.lowering.graph import Graph
+from tvm_stretch.runtime.autoload import find_library
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Python asks modules for names this way, and expects this answer.
+ALLOWED = {("tvm_stretch/__init__.py", "AttributeError")}
+
+
+def is_foreign(name: str) -> bool:
+    """An exception of Python's, or of a module (`tvm.error.InternalError`), and not one of ours."""
+    kind = getattr(builtins, name, None)
+    if isinstance(kind, type) and issubclass(kind, BaseException):
+        return True
+    return "." in name and name.endswith(("Error", "Exception"))
+
+
+def foreign_exceptions(tree: ast.Module) -> Iterator[str]:
+    """What is raised by its name, and the bases of exceptions that are defined here."""
+    for node in ast.walk(tree):
+        named: list[ast.expr] = []
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            named = [node.exc.func if isinstance(node.exc, ast.Call) else node.exc]
+        elif isinstance(node, ast.ClassDef) and node.name.endswith("Error"):
+            named = [base for base in node.bases if node.name != "StretchError"]
+        yield from filter(is_foreign, map(ast.unparse, named))
+
+
+def test_only_our_own_are_raised() -> None:
+    found = {
+        (str(path.relative_to(ROOT)), name)
+        for room in ("tvm_stretch", "passes", "targets")
+        for path in (ROOT / room).rglob("*.py")
+        for name in foreign_exceptions(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    assert found == ALLOWED
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "raise ValueError('x')",
+        "raise RuntimeError",
+        "raise tvm.error.InternalError('x')",
+        "class FooError(Exception): ...",
+    ],
+)
+def test_what_the_walk_finds(code: str) -> None:
+    assert list(foreign_exceptions(ast.parse(code)))
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["raise", "raise error", "raise PlanError('x')", "raise node.refuse('x')"],
+)
+def test_what_the_walk_leaves(code: str) -> None:
+    assert not list(foreign_exceptions(ast.parse(code)))
+
+
+def test_all_are_exported() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    assert all(issubclass(kind, ts.StretchError) for kind in kinds)
+    assert {kind.__name__ for kind in kinds} <= set(ts.__all__)
+
+
+def test_a_library_that_is_missing() -> None:
+    with pytest.raises(ts.InstallError, match=r"^expected libnothing\.so in one of .*; install"):
+        find_library("libnothing.so")
+
+
+def test_a_graph_with_an_unknown_kind_of_tensor() -> None:
+    sizes = {"arena_bytes": 0, "weights_bytes": 0, "prepared_bytes": 0}
+    lists = ("inputs", "outputs", "tensors", "prepare", "nodes", "processors", "regions")
+    data = json.loads(Graph(**dict.fromkeys(lists, ()), **sizes).to_json())
+    damaged = json.dumps({**data, "tensors": [{"kind": "cloud"}]})
+    with pytest.raises(ts.ArtifactError, match=r"^expected one of .* tensor, got 'cloud'; export"):
+        Graph.from_json(damaged)
