@@ -24,15 +24,15 @@ from pathlib import Path
 from typing import Any
 
 from tvm_stretch.targets.processor import Processor
+from tvm_stretch.targets.processors import make_processors
 
 from tvm_stretch import zoo
-from tvm_stretch.cost.bench import Bench, NetworkTiming
-from tvm_stretch.cost.dataset import Dataset, Row
 from tvm_stretch.cost.features import Features, RunFeatures, from_json, to_json
-from tvm_stretch.cost.measure import learn, measure, open_dataset
 from tvm_stretch.cost.model import MeasuredModel
 from tvm_stretch.cost.prediction import Prediction
-from tvm_stretch.processors import make_processors
+from tvm_stretch.measuring.bench import Bench, NetworkTiming
+from tvm_stretch.measuring.dataset import Dataset, Row
+from tvm_stretch.measuring.measure import learn, measure, open_dataset
 from tvm_stretch.zoo.builder import Builder
 
 _RESOLVED_NS = 1000

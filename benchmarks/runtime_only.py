@@ -22,11 +22,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
+from tvm_stretch.targets.processors import make_processors
 
 import tvm_stretch as ts
 from tvm_stretch import zoo
 from tvm_stretch.frontend import load_network
-from tvm_stretch.processors import make_processors
 from tvm_stretch.search import search
 from tvm_stretch.search.costs import planning_costs
 

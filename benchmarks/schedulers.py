@@ -31,10 +31,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from tvm_stretch.targets.processors import make_processors
+
 from tvm_stretch import zoo
 from tvm_stretch.frontend import load_network
-from tvm_stretch.graph import Group, OperatorGraph
-from tvm_stretch.processors import make_processors
+from tvm_stretch.ir.operator_graph import Group, OperatorGraph
 from tvm_stretch.scheduling import (
     FREE,
     SCHEDULERS,
@@ -47,6 +48,7 @@ from tvm_stretch.scheduling import (
     schedule,
     schedule_mulayer,
 )
+from tvm_stretch.scheduling.of_network import problem_of
 from tvm_stretch.search.costs import Costs, planning_costs
 
 NETWORKS = (
@@ -89,7 +91,7 @@ def synthetic_problem(graph: OperatorGraph, profile: str) -> Problem:
 
     transfers = ((_HAND_OVER,) * count,) * count
     launch = _LAUNCH_NS[:count]
-    return graph.problem(_NAMES[:count], costs, transfers, launch=launch, splittable=True)
+    return problem_of(graph, _NAMES[:count], costs, transfers, launch=launch, splittable=True)
 
 
 def host_costs() -> Costs:
@@ -108,7 +110,7 @@ def host_problem(graph: OperatorGraph, costs: Costs) -> Problem:
         return [costs.of(group, place) for place in places]
 
     launch = [costs.start(place) for place in places]
-    return graph.problem(names, nanoseconds, costs.transfers(), launch=launch, splittable=True)
+    return problem_of(graph, names, nanoseconds, costs.transfers(), launch=launch, splittable=True)
 
 
 def whole(problem: Problem) -> Problem:

@@ -22,15 +22,15 @@ import numpy as np
 import onnxruntime
 import tvm
 from tvm import relax
+from tvm_stretch.targets.processors import make_processors
 
 import tvm_stretch as ts
 from benchmarks.peers import PAPER_MODELS
 from tvm_stretch import zoo
-from tvm_stretch.contest import Outcome, compare
 from tvm_stretch.frontend import load_network
-from tvm_stretch.plan import Plan, PlannedRegion
-from tvm_stretch.processors import make_processors
+from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.search import search
+from tvm_stretch.search.contest import Outcome, compare
 from tvm_stretch.search.costs import planning_costs
 
 _QUIET_RUNS = 100

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import relax
 from tvm.ir import GenericConst, Op
-from tvm_stretch.passes.expressions import shape_of, with_variables
 from tvm_stretch.passes.share_winograd import stage_of
 from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.machine import VectorMachine
+
+from tvm_stretch.ir.expressions import shape_of, with_variables
 
 # Elementwise operators that keep the padding lanes finite (they hold 0, or what these make of 0).
 _UNARY = {

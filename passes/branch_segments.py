@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 import tvm
 from tvm_stretch.passes.branches import Replacement, replace_segments
-from tvm_stretch.passes.operators import Operators
 from tvm_stretch.passes.split_channels import channel_branches
 from tvm_stretch.passes.split_rows import row_branches
-from tvm_stretch.passes.splits import RowSplit, Split
+
+from tvm_stretch.ir.operators import Operators
+from tvm_stretch.plan.splits import RowSplit, Split
 
 
 def branch_segments(

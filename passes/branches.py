@@ -16,9 +16,9 @@ from itertools import pairwise
 
 import tvm
 from tvm import relax
-from tvm_stretch.passes.operators import Operator, Operators, remember
 
 from tvm_stretch.errors import InputError, UnsupportedError
+from tvm_stretch.ir.operators import Operator, Operators, remember
 
 Span = tuple[int, int]
 

@@ -23,10 +23,10 @@ from enum import Enum
 from tvm import relax
 from tvm.ir import GenericConst
 from tvm_stretch.passes.branches import Span, closed_segment, share
-from tvm_stretch.passes.operators import BINARY, UNARY, Operator, Operators, remember
-from tvm_stretch.passes.splits import ChannelSplit
 
 from tvm_stretch.errors import InputError, UnsupportedError
+from tvm_stretch.ir.operators import BINARY, UNARY, Operator, Operators, remember
+from tvm_stretch.plan.splits import ChannelSplit
 
 
 class Form(Enum):

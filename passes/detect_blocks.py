@@ -29,8 +29,9 @@ from tvm_stretch.passes.detect_meeting_points import (
     as_operators,
     detect_meeting_points,
 )
-from tvm_stretch.passes.expressions import shape_of
-from tvm_stretch.passes.operators import Operator, Operators
+
+from tvm_stretch.ir.expressions import shape_of
+from tvm_stretch.ir.operators import Operator, Operators
 
 # Letters of layers in patterns of chains.
 _POINT, _DEPTH, _GROUP, _DENSE, _FORK, _GATE, _OTHER = "PDGCFSx"

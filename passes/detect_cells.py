@@ -12,8 +12,8 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 
-from tvm_stretch.passes.expressions import shape_of
-from tvm_stretch.passes.operators import Operator, Operators
+from tvm_stretch.ir.expressions import shape_of
+from tvm_stretch.ir.operators import Operator, Operators
 
 _JOINS = {"add", "concat"}
 

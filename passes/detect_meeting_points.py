@@ -16,9 +16,9 @@ from itertools import pairwise
 
 import tvm
 from tvm import relax
-from tvm_stretch.passes.operators import POINTWISE, VIEWS, Operator, Operators
 
 from tvm_stretch.errors import InputError
+from tvm_stretch.ir.operators import POINTWISE, VIEWS, Operator, Operators
 
 DEFAULT_ALPHA = 0.1
 

@@ -10,20 +10,12 @@ Pieces stay where they begin at multiples of what kernels need; otherwise they a
 
 from __future__ import annotations
 
-import itertools
-import math
-
 import tvm
 from tvm import relax
-from tvm_stretch.passes.expressions import shape_of
 
-from tvm_stretch.lowering.memory_plan import ALIGNMENT
-from tvm_stretch.lowering.views import dtype_bytes
+from tvm_stretch.ir.views import ALIGNMENT, is_view
 
 _PIECES = ["relax.concat", "relax.split", "relax.strided_slice"]
-_MOST_PIECES = 256
-"""Lowering copies piece by piece what has to stand elsewhere too."""
-
 _ALWAYS_VIEWS = ["relax.reshape", "relax.flatten", "relax.expand_dims", "relax.squeeze"]
 
 
@@ -40,54 +32,3 @@ def _unless_view(name: str) -> relax.transform.LegalizeFunc:
         return call if is_view(call, ALIGNMENT) else stock(bb, call)
 
     return legalize
-
-
-def is_view(call: relax.Call, alignment: int = 1) -> bool:
-    """Whether a concat, split or strided_slice only looks at memory.
-
-    True for axis 1 of (1, 64, 56, 56), one piece each; for axis 2 of (1, 8, 56, 56, 8), one piece
-    in each of the 8 blocks; false if there are too many pieces, or several that do not begin and
-    end at multiples of ``alignment`` bytes.
-    """
-    cut = _cut(call)
-    if cut is None:
-        return False
-    whole, axis, borders = cut
-    pieces = math.prod(whole[:axis])
-    if pieces == 1 or pieces > _MOST_PIECES:
-        return pieces == 1
-    row = math.prod(whole[axis + 1 :]) * dtype_bytes(_dtype(call))
-    return all(border * row % alignment == 0 for border in (*borders, whole[axis]))
-
-
-def _cut(call: relax.Call) -> tuple[list[int], int, list[int]] | None:
-    """The shape of the whole tensor, the axis along which it is cut, and where."""
-    if call.op.name == "relax.strided_slice":
-        return _slice(call)
-    parts = call.args[0].ty.fields if call.op.name == "relax.concat" else call.ty.fields
-    whole = shape_of(call) if call.op.name == "relax.concat" else shape_of(call.args[0])
-    if call.attrs.axis is None:
-        return None
-    axis = int(call.attrs.axis) % len(whole)
-    sizes = [int(part.shape.values[axis]) for part in parts]
-    return whole, axis, list(itertools.accumulate(sizes))
-
-
-def _slice(call: relax.Call) -> tuple[list[int], int, list[int]] | None:
-    """As `_cut`, where the slice takes neighbours along one axis."""
-    whole, part = shape_of(call.args[0]), shape_of(call)
-    try:
-        axes, begin, _, *steps = ([int(v) for v in arg.fields] for arg in call.args[1:])
-    except (AttributeError, TypeError):
-        return None
-    shortened = [axis for axis, size in enumerate(part) if size != whole[axis]]
-    if len(shortened) != 1 or any(step != 1 for listed in steps for step in listed):
-        return None
-    (axis,) = shortened
-    first = dict(zip((a % len(whole) for a in axes), begin, strict=True))[axis]
-    first = min(max(first + whole[axis] if first < 0 else first, 0), whole[axis])
-    return whole, axis, [first, first + part[axis]]
-
-
-def _dtype(call: relax.Call) -> str:
-    return str((call.args[0] if call.op.name == "relax.split" else call).ty.dtype)

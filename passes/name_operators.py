@@ -21,7 +21,8 @@ from collections.abc import Mapping, Sequence
 
 import tvm
 from tvm import relax
-from tvm_stretch.passes.operators import kind_of
+
+from tvm_stretch.ir.operators import kind_of
 
 _MADE_UP = re.compile(r"([lg]v|::)\d*")
 _SOURCE = re.compile(r"(?s:(?P<source>.+))::\d*")

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from tvm import relax
 from tvm.ir import GenericConst
 from tvm_stretch.passes.branches import Span
-from tvm_stretch.passes.expressions import shape_of
-from tvm_stretch.passes.operators import BINARY, UNARY, Operator, remember
+
+from tvm_stretch.ir.expressions import shape_of
+from tvm_stretch.ir.operators import BINARY, UNARY, Operator, remember
 
 _POOLS = {"nn.avg_pool2d", "nn.max_pool2d"}
 

@@ -25,7 +25,6 @@ from typing import Any
 import tvm
 from tvm import relax, te, tirx
 from tvm.ir import Expr, GenericConst, Op
-from tvm_stretch.passes.expressions import count_uses, shape_of
 from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv, winograd_of_tile
 from tvm_stretch.targets.kernels.machine import VectorMachine
@@ -35,6 +34,8 @@ from tvm_stretch.targets.kernels.winograd import (
     transform_input,
     transform_weight,
 )
+
+from tvm_stretch.ir.expressions import count_uses, shape_of
 
 STAGE = "tvm_stretch.winograd"
 """Attribute of the plain kernels: JSON of a `WinogradStage`."""

@@ -23,7 +23,8 @@ import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir import Op
-from tvm_stretch.passes.expressions import (
+
+from tvm_stretch.ir.expressions import (
     constant_value,
     is_float,
     rewrite_functions,

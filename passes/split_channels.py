@@ -25,10 +25,11 @@ from tvm_stretch.passes.channel_plan import (
     Step,
     plan_channel_split,
 )
-from tvm_stretch.passes.convolutions import conv2d_like
-from tvm_stretch.passes.expressions import shape_of
-from tvm_stretch.passes.operators import BINARY, Operator, Operators
-from tvm_stretch.passes.splits import ChannelSplit
+
+from tvm_stretch.ir.convolutions import conv2d_like
+from tvm_stretch.ir.expressions import shape_of
+from tvm_stretch.ir.operators import BINARY, Operator, Operators
+from tvm_stretch.plan.splits import ChannelSplit
 
 
 def split_channels(mod: tvm.IRModule, split: ChannelSplit) -> Branched:

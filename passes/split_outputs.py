@@ -28,11 +28,11 @@ import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir import GenericConst, Op
-from tvm_stretch.passes.convolutions import conv2d_like
-from tvm_stretch.passes.expressions import shape_of, with_variables
-from tvm_stretch.passes.operators import BINARY, UNARY
 
 from tvm_stretch.errors import InputError
+from tvm_stretch.ir.convolutions import conv2d_like
+from tvm_stretch.ir.expressions import shape_of, with_variables
+from tvm_stretch.ir.operators import BINARY, UNARY
 
 Widths = tuple[int, ...]
 _Parts = tuple[Widths, list[relax.Expr]]

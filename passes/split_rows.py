@@ -30,13 +30,13 @@ from tvm_stretch.passes.branches import (
     replace_segments,
     share,
 )
-from tvm_stretch.passes.convolutions import conv2d_like
-from tvm_stretch.passes.expressions import shape_of
-from tvm_stretch.passes.operators import BINARY, Operator, Operators
 from tvm_stretch.passes.row_windows import why_not_by_rows, window
-from tvm_stretch.passes.splits import RowSplit
 
 from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.ir.convolutions import conv2d_like
+from tvm_stretch.ir.expressions import shape_of
+from tvm_stretch.ir.operators import BINARY, Operator, Operators
+from tvm_stretch.plan.splits import RowSplit
 
 
 @dataclass(frozen=True)

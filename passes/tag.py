@@ -13,10 +13,10 @@ from collections.abc import Mapping
 
 import tvm
 from tvm import relax
-from tvm_stretch.passes.calls import Calls
 
 from tvm_stretch.errors import PlanError
-from tvm_stretch.plan import Plan
+from tvm_stretch.ir.calls import Calls
+from tvm_stretch.plan.plan import Plan
 
 REGIONS = "regions"
 

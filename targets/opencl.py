@@ -23,8 +23,8 @@ from tvm import relax
 from tvm.target import Target
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 
+from tvm_stretch.codegen.opencl_code import compile_opencl
 from tvm_stretch.runtime.autoload import load_native_library
-from tvm_stretch.runtime.opencl_code import compile_opencl
 
 from .opencl_device import OpenCLDevice, names_device
 from .phases import kernel_phases

@@ -18,6 +18,13 @@ import tvm
 from hypothesis import strategies as st
 from tvm import te
 
+from tvm_stretch.codegen.bells import (
+    BELL_ARGUMENT,
+    BELL_PRELUDE,
+    DOORBELL,
+    doorbell_launch,
+    with_bell,
+)
 from tvm_stretch.lowering.graph import (
     COPY_KERNEL,
     CPU,
@@ -29,13 +36,6 @@ from tvm_stretch.lowering.graph import (
     Tensor,
 )
 from tvm_stretch.runtime.autoload import load_native_library
-from tvm_stretch.runtime.bells import (
-    BELL_ARGUMENT,
-    BELL_PRELUDE,
-    DOORBELL,
-    doorbell_launch,
-    with_bell,
-)
 
 load_native_library()
 

@@ -8,7 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax, topi
 
-from tvm_stretch.runtime.build import build_model
+from tvm_stretch.build.assemble import build_model
 from tvm_stretch.runtime.model import Model
 
 SHAPE = (1, 8, 16, 16)

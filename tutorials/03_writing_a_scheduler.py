@@ -20,9 +20,9 @@ from tvm_stretch.cost.analytic import AnalyticModel
 from tvm_stretch.cost.groups import group_costs
 from tvm_stretch.errors import ScheduleError
 from tvm_stretch.frontend import load_network
-from tvm_stretch.graph import Group, OperatorGraph
-from tvm_stretch.plan import Plan
-from tvm_stretch.regions import form_regions
+from tvm_stretch.ir.operator_graph import Group, OperatorGraph
+from tvm_stretch.plan.plan import Plan
+from tvm_stretch.plan.regions import form_regions
 from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.scheduling import (
     FREE,
@@ -35,6 +35,7 @@ from tvm_stretch.scheduling import (
     lower_bound,
 )
 from tvm_stretch.scheduling.anneal import refine
+from tvm_stretch.scheduling.of_network import problem_of, processors_of
 from tvm_stretch.scheduling.result import result_of
 
 
@@ -61,7 +62,7 @@ def costs(group: Group) -> tuple[int | None, ...]:
 
 
 hand_over = linear_transfer(fixed_ns=5_000, bytes_per_us=10_000)
-problem = graph.problem(("cpu", "second"), costs, ((FREE, hand_over), (hand_over, FREE)))
+problem = problem_of(graph, ("cpu", "second"), costs, ((FREE, hand_over), (hand_over, FREE)))
 print(f"{len(problem.operators)} operators, {len(problem.tensors)} tensors")
 print("operator", problem.operators[3].name, "costs", problem.operators[3].costs)
 print("the caller's inputs and outputs are with the first processor:", problem.operators[0])
@@ -139,7 +140,7 @@ def second_processor() -> Processor:
     return dataclasses.replace(cpu, name="second", kind="fake", build=build, runs_host_code=True)
 
 
-names = graph.processor_of(refined)
+names = processors_of(graph, refined)
 plan = Plan(("cpu", "second"), form_regions(network["main"], names))
 model = ts.compile(onnx_model, [cpu, second_processor()], plan=plan, cpu_threads=1)
 print(model.plan.explain())

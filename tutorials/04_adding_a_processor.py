@@ -22,7 +22,7 @@ from tvm_stretch.targets.processor import OpRule, Processor
 import tvm_stretch as ts
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_network
-from tvm_stretch.plan import Plan
+from tvm_stretch.plan.plan import Plan
 from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.search import search
 from tvm_stretch.search.costs import planning_costs

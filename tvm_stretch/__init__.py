@@ -26,9 +26,9 @@ from tvm_stretch.errors import (
 
 if TYPE_CHECKING:
     from tvm_stretch.compiler import compile
-    from tvm_stretch.cost.measure import measure
-    from tvm_stretch.cost.probe import probe
-    from tvm_stretch.plan import Plan
+    from tvm_stretch.measuring.measure import measure
+    from tvm_stretch.measuring.probe import probe
+    from tvm_stretch.plan.plan import Plan
     from tvm_stretch.runtime.model import Model, load
 
 __all__ = [
@@ -54,10 +54,10 @@ __all__ = [
 _LAZY = {
     "compile": "tvm_stretch.compiler",
     "Model": "tvm_stretch.runtime.model",
-    "Plan": "tvm_stretch.plan",
+    "Plan": "tvm_stretch.plan.plan",
     "load": "tvm_stretch.runtime.model",
-    "measure": "tvm_stretch.cost.measure",
-    "probe": "tvm_stretch.cost.probe",
+    "measure": "tvm_stretch.measuring.measure",
+    "probe": "tvm_stretch.measuring.probe",
 }
 
 

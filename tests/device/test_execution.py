@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tvm_stretch.passes.splits import RowSplit
 from tvm_stretch.targets.opencl_device import local_device
 
 import tvm_stretch as ts
 from tvm_stretch import zoo
-from tvm_stretch.plan import Plan
+from tvm_stretch.plan.plan import Plan
+from tvm_stretch.plan.splits import RowSplit
 
 PLAN = Plan(
     ("cpu", "opencl"),

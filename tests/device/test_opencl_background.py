@@ -13,7 +13,7 @@ from tvm_stretch.targets.opencl_device import local_device
 
 import tvm_stretch as ts
 from tvm_stretch.frontend import load_network
-from tvm_stretch.plan import Plan
+from tvm_stretch.plan.plan import Plan
 
 pytestmark = pytest.mark.skipif(local_device() is None, reason="no OpenCL device")
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import tvm
 from onnx_models import random_inputs, run_onnxruntime
-from tvm_stretch.passes.calls import Calls
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.opencl import opencl_processor
 from tvm_stretch.targets.opencl_device import PHONE_GPU, OpenCLDevice, find_device, local_device
@@ -23,9 +22,10 @@ from zoo_checks import FULL_ONLY, assert_same_logits, quick_size
 
 import tvm_stretch as ts
 from tvm_stretch import zoo
-from tvm_stretch.branching import branch
+from tvm_stretch.build.branching import branch
 from tvm_stretch.frontend import load_network
-from tvm_stretch.regions import form_regions
+from tvm_stretch.ir.calls import Calls
+from tvm_stretch.plan.regions import form_regions
 
 pytestmark = pytest.mark.skipif(local_device() is None, reason="no OpenCL device")
 

@@ -14,11 +14,11 @@ import pytest
 import tvm
 from fake_targets import TARGET, fake_processor
 from tvm import relax, rpc
-from tvm_stretch.passes.calls import Calls
 
 import tvm_stretch as ts
 from tvm_stretch.frontend import load_network
-from tvm_stretch.plan import Plan, PlannedRegion
+from tvm_stretch.ir.calls import Calls
+from tvm_stretch.plan.plan import Plan, PlannedRegion
 
 SHAPE = (1, 4, 8, 8)
 X = np.random.default_rng(0).standard_normal(SHAPE).astype("float32")

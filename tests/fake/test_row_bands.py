@@ -7,13 +7,13 @@ import pytest
 from fake_targets import TARGET, fake_processor
 from relax_helpers import module
 from tvm import relax
-from tvm_stretch.passes.operators import Operators
 from tvm_stretch.targets.cpu import cpu_processor
 
 import tvm_stretch as ts
 from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.operators import Operators
 from tvm_stretch.lowering.graph import COPY_KERNEL
-from tvm_stretch.plan import Plan
+from tvm_stretch.plan.plan import Plan
 
 HOST = cpu_processor(TARGET, 1)
 

@@ -14,7 +14,7 @@ from tvm import relax
 
 import tvm_stretch as ts
 from tvm_stretch.frontend import load_network
-from tvm_stretch.plan import Plan
+from tvm_stretch.plan.plan import Plan
 
 X = np.random.default_rng(0).standard_normal((1, 16, 9, 9)).astype("float32")
 HALF = {"conv2d1": (8, 8)}

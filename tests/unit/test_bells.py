@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tvm_stretch.runtime.bells import BELL_PRELUDE, with_bell
+from tvm_stretch.codegen.bells import BELL_PRELUDE, with_bell
 
 KERNEL = """
 #define HELPER 1

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from random_networks import WITH_CONVOLUTIONS, networks, plans
 from relax_helpers import module, random_const, random_inputs, run
 from tvm import relax
-from tvm_stretch.passes.calls import Calls
 
 import tvm_stretch as ts
 from tvm_stretch.errors import PlanError, TargetError, UnsupportedError
 from tvm_stretch.frontend import load_network
-from tvm_stretch.plan import Plan, PlannedRegion
+from tvm_stretch.ir.calls import Calls
+from tvm_stretch.plan.plan import Plan, PlannedRegion
 
 Operators = list[str]
 

@@ -16,8 +16,8 @@ from relax_helpers import module
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch import contest
-from tvm_stretch.contest import MeasureError, Outcome, compare, trace, winner
+from tvm_stretch.search import contest
+from tvm_stretch.search.contest import MeasureError, Outcome, compare, trace, winner
 
 
 class Clock:

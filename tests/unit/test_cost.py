@@ -35,12 +35,12 @@ from tvm_stretch.cost.features import (
 )
 from tvm_stretch.cost.groups import group_costs, group_features
 from tvm_stretch.cost.model import MeasuredModel, load_cost_model, train
-from tvm_stretch.cost.network import add_up, predict_network
 from tvm_stretch.cost.phases import phases
 from tvm_stretch.cost.prediction import Prediction
-from tvm_stretch.cost.record import recording
 from tvm_stretch.errors import CostModelError, InputError
-from tvm_stretch.graph import OperatorGraph
+from tvm_stretch.ir.operator_graph import OperatorGraph
+from tvm_stretch.measuring.network import add_up, predict_network
+from tvm_stretch.measuring.record import recording
 
 LARGEST_EXACT = 2**24
 

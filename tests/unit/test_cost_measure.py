@@ -22,19 +22,19 @@ from tvm_stretch.targets.processor import Processor
 import tvm_stretch as ts
 from tvm_stretch.compiler import compile
 from tvm_stretch.cost.analytic import SPEEDS
-from tvm_stretch.cost.bench import Bench
-from tvm_stretch.cost.dataset import Dataset, Row
 from tvm_stretch.cost.device import default_folder, fingerprint
 from tvm_stretch.cost.features import TransferFeatures
-from tvm_stretch.cost.measure import Campaign, measure, open_dataset
 from tvm_stretch.cost.model import load_cost_model, train
 from tvm_stretch.cost.planning import trained_costs
-from tvm_stretch.cost.record import recording
-from tvm_stretch.cost.samples import EPILOGUES, Sample, chain, load_prior, neighbour
-from tvm_stretch.cost.scenes import scene
-from tvm_stretch.cost.timing import Stopwatch, summarize
-from tvm_stretch.cost.transfers import measure_slowdown, measure_transfers
 from tvm_stretch.errors import CostModelError, InputError
+from tvm_stretch.measuring.bench import Bench
+from tvm_stretch.measuring.dataset import Dataset, Row
+from tvm_stretch.measuring.measure import Campaign, measure, open_dataset
+from tvm_stretch.measuring.record import recording
+from tvm_stretch.measuring.samples import EPILOGUES, Sample, chain, load_prior, neighbour
+from tvm_stretch.measuring.scenes import scene
+from tvm_stretch.measuring.timing import Stopwatch, summarize
+from tvm_stretch.measuring.transfers import measure_slowdown, measure_transfers
 
 
 def rows(count: int, **settings: Any) -> list[Row]:
@@ -129,7 +129,7 @@ def test_rows_of_a_batch_are_written_together(
     def killed(_file: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tvm_stretch.cost.dataset.os.fsync", killed)
+    monkeypatch.setattr("tvm_stretch.measuring.dataset.os.fsync", killed)
     with pytest.raises(KeyboardInterrupt):
         dataset.append(*rows(5))
     assert len(Dataset.open(tmp_path / "cpu.jsonl").rows) == 5
@@ -287,8 +287,8 @@ def test_scenes_hold_other_kernels_than_samples() -> None:
 
 def test_measure_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = [Sample("conv", 8, (6, 6), 8, epilogue="relu"), Sample("dense", 16, (1, 1), 8)]
-    monkeypatch.setattr("tvm_stretch.cost.measure.load_prior", lambda: list(small))
-    monkeypatch.setattr("tvm_stretch.cost.bench._SECONDS", 0.05)
+    monkeypatch.setattr("tvm_stretch.measuring.measure.load_prior", lambda: list(small))
+    monkeypatch.setattr("tvm_stretch.measuring.bench._SECONDS", 0.05)
     lines: list[str] = []
     models = measure(budget=0.5, folder=tmp_path, cpu_threads=1, progress=lines.append)
     assert set(models) == {"cpu"}

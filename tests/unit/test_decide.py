@@ -10,13 +10,13 @@ import pytest
 from fake_targets import TARGET, fake_processor
 from tvm_stretch.targets.cpu import cpu_processor
 
-from tvm_stretch import decide as deciding
-from tvm_stretch.branching import Branching
-from tvm_stretch.contest import MeasureError, Outcome
-from tvm_stretch.decide import decide
-from tvm_stretch.plan import Plan, PlannedRegion
+from tvm_stretch.build.branching import Branching
+from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.runtime.timeline import RegionTime, Span, Timeline
 from tvm_stretch.search import Found
+from tvm_stretch.search import decide as deciding
+from tvm_stretch.search.contest import MeasureError, Outcome
+from tvm_stretch.search.decide import decide
 from tvm_stretch.search.realise import Candidate
 
 NAMES = ("cpu", "npu")

@@ -9,16 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_targets import TARGET, fake_processor
-from tvm_stretch.passes.calls import Calls
-from tvm_stretch.passes.splits import ChannelSplit, RowSplit
 
 import tvm_stretch as ts
 from tvm_stretch import zoo
-from tvm_stretch.branching import branch
-from tvm_stretch.execution import NOWHERE, Execution, Stray, find_execution
+from tvm_stretch.build.branching import branch
 from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.calls import Calls
 from tvm_stretch.lowering.graph import Graph
-from tvm_stretch.plan import Plan
+from tvm_stretch.plan.execution import Execution, Stray
+from tvm_stretch.plan.plan import Plan
+from tvm_stretch.plan.splits import ChannelSplit, RowSplit
+from tvm_stretch.runtime.execution import NOWHERE, find_execution
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.runtime.timeline import read_timeline
 

@@ -10,9 +10,10 @@ import tvm_stretch as ts
 from tvm_stretch import zoo
 from tvm_stretch.errors import InputError
 from tvm_stretch.frontend import load_network
-from tvm_stretch.graph import OperatorGraph
-from tvm_stretch.regions import form_regions
+from tvm_stretch.ir.operator_graph import OperatorGraph
+from tvm_stretch.plan.regions import form_regions
 from tvm_stretch.scheduling import FREE, check_schedule, schedule
+from tvm_stretch.scheduling.of_network import problem_of, processors_of
 
 
 @I.ir_module
@@ -104,7 +105,7 @@ def test_as_many_kernels_as_the_lowering_makes(name):
 def test_problem_of_a_graph():
     graph = OperatorGraph.of(Branches)
     costs = {"relu": (50, 20), "pool": (10, None), "out": (5, 5)}
-    problem = graph.problem(["cpu", "gpu"], costs, [[FREE] * 2] * 2, splittable=True)
+    problem = problem_of(graph, ["cpu", "gpu"], costs, [[FREE] * 2] * 2, splittable=True)
     assert [op.name for op in problem.operators] == ["inputs", "relu", "pool", "out", "outputs"]
     assert [op.costs for op in problem.operators] == [(0, None), *costs.values(), (0, None)]
     assert {t.name: (t.producer, t.consumers, t.bytes) for t in problem.tensors} == {
@@ -123,8 +124,8 @@ def test_problem_of_a_graph():
 def test_processors_of_operators_by_a_schedule():
     graph = OperatorGraph.of(Branches)
     costs = {"relu": (50, 20), "pool": (30, None), "out": (5, 50)}
-    result = schedule(graph.problem(["cpu", "gpu"], costs, [[FREE] * 2] * 2))
-    placed = graph.processor_of(result)
+    result = schedule(problem_of(graph, ["cpu", "gpu"], costs, [[FREE] * 2] * 2))
+    placed = processors_of(graph, result)
     assert {name for name, p in placed.items() if p == "gpu"} == {"conv", "bias", "relu"}
     assert {name for name, p in placed.items() if p == "cpu"} == {"pool", "both", "gate", "out"}
     regions = form_regions(Branches["main"], placed)
@@ -133,4 +134,4 @@ def test_processors_of_operators_by_a_schedule():
 
 def test_missing_costs_are_named():
     with pytest.raises(InputError, match=r"kernel out \(sigmoid\)"):
-        OperatorGraph.of(Branches).problem(["cpu"], {"relu": (1,), "pool": (1,)}, [[FREE]])
+        problem_of(OperatorGraph.of(Branches), ["cpu"], {"relu": (1,), "pool": (1,)}, [[FREE]])

@@ -16,10 +16,10 @@ from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.targets.cpu import cpu_processor
 
 import tvm_stretch as ts
-from tvm_stretch.runtime import generate as generation
-from tvm_stretch.runtime import kernel_cache as caching
-from tvm_stretch.runtime.generate import generate, named_kernel
-from tvm_stretch.runtime.kernel_cache import KernelCache, digest
+from tvm_stretch.codegen import generate as generation
+from tvm_stretch.codegen import kernel_cache as caching
+from tvm_stretch.codegen.generate import generate, named_kernel
+from tvm_stretch.codegen.kernel_cache import KernelCache, digest
 
 TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 1})
 HOST = cpu_processor(TARGET, 1)
@@ -273,7 +273,7 @@ def test_artifacts_are_the_same_with_and_without_help(
     assert len(list(folder.iterdir())) >= 4
     generated = []
     monkeypatch.setattr(
-        "tvm_stretch.runtime.kernels._object_code", lambda *args: generated.append(args)
+        "tvm_stretch.codegen.object_code._object_code", lambda *args: generated.append(args)
     )
     forget()
     assert exported(path, ["llvm"]) == cold

@@ -20,7 +20,7 @@ from tvm_stretch.passes.mark_templates import MarkTemplates
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.targets.kernels.machine import VectorMachine
 
-from tvm_stretch.runtime.build import build_model
+from tvm_stretch.build.assemble import build_model
 
 nn, op = relax.op.nn, relax.op
 MACHINE = VectorMachine(8, 16, False, 512 * 1024, 1)

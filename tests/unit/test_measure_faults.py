@@ -23,11 +23,11 @@ from tvm import rpc
 from tvm_stretch.targets.processor import Processor
 
 import tvm_stretch as ts
-from tvm_stretch.cost.dataset import Dataset
 from tvm_stretch.cost.model import load_cost_model
-from tvm_stretch.cost.samples import Sample
-from tvm_stretch.cost.transfers import measure_transfers
 from tvm_stretch.errors import CostModelError
+from tvm_stretch.measuring.dataset import Dataset
+from tvm_stretch.measuring.samples import Sample
+from tvm_stretch.measuring.transfers import measure_transfers
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = (Sample("conv", 8, (6, 6), 8, epilogue="relu"), Sample("dense", 16, (1, 1), 8))
@@ -36,11 +36,11 @@ SMALL = (Sample("conv", 8, (6, 6), 8, epilogue="relu"), Sample("dense", 16, (1, 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prior of two samples, few hand-overs, each measured for a moment, however busy all is."""
-    monkeypatch.setattr("tvm_stretch.cost.timing._TOLERANCE", 1e9)
+    monkeypatch.setattr("tvm_stretch.measuring.timing._TOLERANCE", 1e9)
     few = partial(measure_transfers, sizes=(64, 1024), runs=3)
-    monkeypatch.setattr("tvm_stretch.cost.measure.measure_transfers", few)
-    monkeypatch.setattr("tvm_stretch.cost.measure.load_prior", lambda: list(SMALL))
-    monkeypatch.setattr("tvm_stretch.cost.bench._SECONDS", 0.02)
+    monkeypatch.setattr("tvm_stretch.measuring.measure.measure_transfers", few)
+    monkeypatch.setattr("tvm_stretch.measuring.measure.load_prior", lambda: list(SMALL))
+    monkeypatch.setattr("tvm_stretch.measuring.bench._SECONDS", 0.02)
 
 
 def measured(folder: Path, **settings: Any) -> list[str]:
@@ -174,11 +174,11 @@ def test_a_driver_that_is_lost_and_comes_back(builds: int, tmp_path: Path) -> No
 SCRIPT = """
 import sys
 sys.path[:0] = {paths}
-import tvm_stretch.cost.bench, tvm_stretch.cost.measure, tvm_stretch.cost.timing
+import tvm_stretch.measuring.bench, tvm_stretch.measuring.measure, tvm_stretch.measuring.timing
 import test_measure_faults as tests
-tvm_stretch.cost.measure.load_prior = lambda: list(tests.SMALL)
-tvm_stretch.cost.bench._SECONDS = 0.02
-tvm_stretch.cost.timing._TOLERANCE = 1e9
+tvm_stretch.measuring.measure.load_prior = lambda: list(tests.SMALL)
+tvm_stretch.measuring.bench._SECONDS = 0.02
+tvm_stretch.measuring.timing._TOLERANCE = 1e9
 tests.measured({folder!r}, budget=600, progress=lambda line: print(line, flush=True))
 """
 

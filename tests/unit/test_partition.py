@@ -24,7 +24,7 @@ from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.processor import Processor
 
 from tvm_stretch.errors import PlanError, UnsupportedError
-from tvm_stretch.plan import Plan, PlannedRegion
+from tvm_stretch.plan.plan import Plan, PlannedRegion
 
 TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tvm_stretch.passes.splits import ChannelSplit, RowSplit
 
 from tvm_stretch.errors import PlanError
-from tvm_stretch.execution import Execution
-from tvm_stretch.plan import Plan, PlannedRegion, Refusal
+from tvm_stretch.plan.execution import Execution
+from tvm_stretch.plan.plan import Plan, PlannedRegion, Refusal
+from tvm_stretch.plan.splits import ChannelSplit, RowSplit
 
 PLAN = Plan(
     ("cpu", "opencl"),

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from relax_helpers import random_const, random_inputs, run
 from tvm import relax
-from tvm_stretch.passes.splits import ChannelSplit, RowSplit, Split
 
 import tvm_stretch as ts
 from tvm_stretch.errors import PlanError, UnsupportedError
 from tvm_stretch.frontend import load_network
-from tvm_stretch.plan import Plan
+from tvm_stretch.plan.plan import Plan
+from tvm_stretch.plan.splits import ChannelSplit, RowSplit, Split
 
 
 def conv(x: relax.Expr, outputs: int, kernel: int = 3, groups: int = 1, stride: int = 1):

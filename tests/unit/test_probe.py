@@ -13,16 +13,12 @@ import tvm
 from fake_targets import TARGET, fake_processor
 from relax_helpers import module, random_const
 from tvm import relax
-from tvm_stretch.passes.calls import Calls
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.processor import Processor
 
 import tvm_stretch as ts
-from tvm_stretch.compiler import build
-from tvm_stretch.cost import probe as probing
+from tvm_stretch.build.pipeline import build
 from tvm_stretch.cost.device import default_folder, fingerprint
-from tvm_stretch.cost.probe import probe
-from tvm_stretch.cost.samples import Sample, chain
 from tvm_stretch.cost.verdicts import (
     PLAIN,
     Verdicts,
@@ -33,7 +29,11 @@ from tvm_stretch.cost.verdicts import (
 )
 from tvm_stretch.errors import CostModelError, TargetError, UnsupportedError
 from tvm_stretch.frontend import load_network
-from tvm_stretch.plan import Plan
+from tvm_stretch.ir.calls import Calls
+from tvm_stretch.measuring import probe as probing
+from tvm_stretch.measuring.probe import probe
+from tvm_stretch.measuring.samples import Sample, chain
+from tvm_stretch.plan.plan import Plan
 
 
 def host() -> Processor:

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from random_networks import networks, plans
 from relax_helpers import module, random_inputs, run
 from tvm import relax
-from tvm_stretch.passes.calls import Calls
 from tvm_stretch.passes.keep_views import keep_views
 from tvm_stretch.passes.name_operators import NameOperators
 from tvm_stretch.passes.partition_regions import PartitionRegions
 from tvm_stretch.passes.tag import TagOperators
 
 from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.ir.calls import Calls
 from tvm_stretch.lowering.graph import COPY_KERNEL, CPU, Graph, Node, ProcessorSpec, Region, Tensor
 from tvm_stretch.lowering.lower import Lowered, lower
-from tvm_stretch.plan import Plan, PlannedRegion
+from tvm_stretch.plan.plan import Plan, PlannedRegion
 
 PROCESSORS = (CPU, ProcessorSpec("gpu", "fake"), ProcessorSpec("dsp", "fake"))
 NAMES = tuple(spec.name for spec in PROCESSORS)

@@ -15,8 +15,8 @@ import tvm
 from small_models import SHAPE, build, kernel_ir, random_input, scaled_model, scaled_reference
 from tvm import relax, te, topi
 
+from tvm_stretch.build.assemble import build_model
 from tvm_stretch.errors import ArtifactError, InputError, TargetError
-from tvm_stretch.runtime.build import build_model
 from tvm_stretch.runtime.model import Model
 
 

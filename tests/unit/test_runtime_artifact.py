@@ -16,8 +16,8 @@ from small_models import WEIGHT, kernel_ir, random_input, scaled_model, scaled_r
 from tvm import topi
 from tvm.support import cc
 
+from tvm_stretch.build.assemble import build_model
 from tvm_stretch.errors import ArtifactError, StretchError
-from tvm_stretch.runtime.build import build_model
 from tvm_stretch.runtime.model import Model, load
 
 X = random_input()

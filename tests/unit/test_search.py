@@ -17,18 +17,18 @@ from random_networks import WITH_CONVOLUTIONS, networks
 from relax_helpers import random_inputs, run
 from search_helpers import costs, emit
 from tvm import relax
-from tvm_stretch.passes.calls import Calls
 from tvm_stretch.passes.tag import check_plan
 
 import tvm_stretch as ts
 from tvm_stretch import zoo
-from tvm_stretch.branching import branch
+from tvm_stretch.build.branching import branch
 from tvm_stretch.cost.analytic import SPEEDS, AnalyticModel
 from tvm_stretch.cost.features import Features
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_network
-from tvm_stretch.plan import Plan
+from tvm_stretch.ir.calls import Calls
+from tvm_stretch.plan.plan import Plan
 from tvm_stretch.search import search
 from tvm_stretch.search.chain import ChainSearch
 from tvm_stretch.search.network import Network

@@ -20,13 +20,13 @@ from tvm import relax
 from tvm_stretch.passes.channel_plan import Form, plan_channel_split
 from tvm_stretch.passes.detect_meeting_points import detect_meeting_points
 from tvm_stretch.passes.name_operators import NameOperators
-from tvm_stretch.passes.operators import Operators
 from tvm_stretch.passes.split_channels import SplitChannels, split_channels
-from tvm_stretch.passes.splits import ChannelSplit
 
 from tvm_stretch import zoo
 from tvm_stretch.errors import InputError, UnsupportedError
 from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.operators import Operators
+from tvm_stretch.plan.splits import ChannelSplit
 
 relu, add = relax.op.nn.relu, relax.op.add
 BIAS = random_const(1, 16, 1, 1)

@@ -23,13 +23,13 @@ from tvm import relax
 from tvm_stretch.passes.branch_segments import branch_segments
 from tvm_stretch.passes.detect_meeting_points import detect_meeting_points
 from tvm_stretch.passes.name_operators import NameOperators
-from tvm_stretch.passes.operators import Operators
 from tvm_stretch.passes.split_rows import SplitRows, plan_row_split, split_rows
-from tvm_stretch.passes.splits import RowSplit
 
 from tvm_stretch import zoo
 from tvm_stretch.errors import InputError, UnsupportedError
 from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.operators import Operators
+from tvm_stretch.plan.splits import RowSplit
 
 EVEN = (1.0, 1.0)
 WEIGHT = random_const(4, 4, 3, 3)

@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from tvm_stretch.passes.splits import ChannelSplit, RowSplit, splits_from_data, splits_to_data
 
 from tvm_stretch.errors import PlanError
+from tvm_stretch.plan.splits import ChannelSplit, RowSplit, splits_from_data, splits_to_data
 
 SPLITS = (
     RowSplit("x", "relu", (3, 2.5)),
@@ -46,5 +46,5 @@ def test_refused(data, message):
 
 def test_needs_no_compiler():
     """A device that runs a plan has no TVM compiler."""
-    code = "import sys, tvm_stretch.passes.splits; assert 'tvm' not in sys.modules"
+    code = "import sys, tvm_stretch.plan.splits; assert 'tvm' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,8 +17,8 @@ from tvm.ir import GenericConst
 from tvm_stretch.cost.describe import Epilogue, template_features
 from tvm_stretch.cost.features import Features, GenericFeatures
 from tvm_stretch.cost.prediction import CostModel, Prediction
-from tvm_stretch.graph import Group
-from tvm_stretch.passes.operators import Operator, bytes_of
+from tvm_stretch.ir.operator_graph import Group
+from tvm_stretch.ir.operators import Operator, bytes_of
 from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
 from tvm_stretch.targets.kernels.machine import VectorMachine

@@ -26,7 +26,7 @@ from tvm_stretch.cost.model import check_device
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.targets.processor import OpRule, Processor
 
-FORMAT = "tvm_stretch.cost.probe"
+FORMAT = "tvm_stretch.probe"
 VERSION = 2
 PLAIN = "plain"
 """The layout that operators have in the network."""

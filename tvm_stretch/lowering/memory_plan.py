@@ -21,8 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-ALIGNMENT = 64
-"""Kernels read whole vector registers: TVM's generated code assumes this much and never checks."""
+from tvm_stretch.ir.views import ALIGNMENT
 
 _GOOD_ENOUGH = 1.02
 _ATTEMPTS = 64

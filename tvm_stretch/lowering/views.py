@@ -7,8 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import tvm
-
+from tvm_stretch.ir.views import dtype_bytes
 from tvm_stretch.lowering.graph import Node, Tensor, TensorKind
 from tvm_stretch.lowering.memory_plan import find_lifetimes, plan_memory
 
@@ -145,12 +144,6 @@ class Step:
     name: str
     inputs: tuple[View, ...]
     outputs: tuple[View, ...]
-
-
-def dtype_bytes(dtype: str) -> int:
-    """Bytes of one element; types of less than a byte take a whole one."""
-    kind = tvm.DataType(dtype)
-    return -(-kind.bits // 8) * kind.lanes
 
 
 def new_view(kind: TensorKind, shape: tuple[int, ...], dtype: str, index: int = 0) -> View:

@@ -16,10 +16,10 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.ir.views import ALIGNMENT, dtype_bytes
 from tvm_stretch.lowering.graph import COPY_KERNEL, TensorKind
-from tvm_stretch.lowering.memory_plan import ALIGNMENT
 from tvm_stretch.lowering.regions import RegionSteps
-from tvm_stretch.lowering.views import Buffer, Step, View, dtype_bytes, new_view
+from tvm_stretch.lowering.views import Buffer, Step, View, new_view
 from tvm_stretch.lowering.weights import WeightsBlob
 from tvm_stretch.passes.name_operators import show_dots
 

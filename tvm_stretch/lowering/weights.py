@@ -7,7 +7,8 @@ import hashlib
 import numpy as np
 import tvm
 
-from tvm_stretch.lowering.memory_plan import ALIGNMENT, align
+from tvm_stretch.ir.views import ALIGNMENT
+from tvm_stretch.lowering.memory_plan import align
 
 
 class WeightsBlob:

@@ -26,10 +26,10 @@ import tvm_ffi
 from tvm.runtime import _ffi_api
 from tvm.support import cc
 
+from tvm_stretch.codegen.object_code import MACHINES, ObjectCode
 from tvm_stretch.errors import ArtifactError
 from tvm_stretch.lowering.graph import Graph
 from tvm_stretch.runtime.autoload import load_native_library
-from tvm_stretch.runtime.kernels import MACHINES, ObjectCode
 
 EXECUTOR_KIND = "tvm_stretch.executor"
 

@@ -17,9 +17,8 @@ import tvm
 import tvm_ffi
 
 from tvm_stretch.errors import ArtifactError, InputError
-from tvm_stretch.execution import find_execution
 from tvm_stretch.lowering.graph import Graph, Tensor
-from tvm_stretch.plan import Plan
+from tvm_stretch.plan.plan import Plan
 from tvm_stretch.runtime.artifact import (
     Parts,
     copy_artifact,
@@ -29,6 +28,7 @@ from tvm_stretch.runtime.artifact import (
 )
 from tvm_stretch.runtime.asynchronous import BackgroundRuns
 from tvm_stretch.runtime.autoload import load_native_library
+from tvm_stretch.runtime.execution import find_execution
 from tvm_stretch.runtime.measure import BenchmarkResult, ProfileResult, summarize_profile
 from tvm_stretch.runtime.timeline import Timeline, read_timeline
 

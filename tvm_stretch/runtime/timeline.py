@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tvm_stretch.execution import Execution, find_execution
 from tvm_stretch.lowering.graph import Graph
-from tvm_stretch.plan import Plan
+from tvm_stretch.plan.execution import Execution
+from tvm_stretch.plan.plan import Plan
+from tvm_stretch.runtime.execution import find_execution
 
 SpanKind = Literal["kernel", "receive", "send", "wait"]
 Interval = tuple[int, int]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import tvm
 
 from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.graph import Group
+from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.search.chain import ChainSearch
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.kernels import Along

@@ -17,7 +17,7 @@ from tvm_stretch.cost.analytic import AnalyticModel, default_speed
 from tvm_stretch.cost.features import Features
 from tvm_stretch.cost.planning import trained_costs
 from tvm_stretch.cost.prediction import CostModel
-from tvm_stretch.graph import Group
+from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.scheduling.problem import TransferCost
 from tvm_stretch.search.kernels import Along, Kernels, Stages
 from tvm_stretch.targets.processor import Processor

@@ -20,8 +20,8 @@ from tvm.ir import GenericConst
 from tvm_stretch.cost.describe import Epilogue, part_of_winograd, template_features
 from tvm_stretch.cost.features import Features
 from tvm_stretch.cost.groups import convolution_features, epilogue_of, group_features
-from tvm_stretch.graph import Group
-from tvm_stretch.passes.operators import Operator
+from tvm_stretch.ir.operator_graph import Group
+from tvm_stretch.ir.operators import Operator
 from tvm_stretch.passes.share_winograd import WinogradStage
 from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.choose import ConvShape

@@ -13,13 +13,13 @@ from math import lcm
 
 import tvm
 
-from tvm_stretch.graph import Group, OperatorGraph
+from tvm_stretch.ir.operator_graph import Group, OperatorGraph
+from tvm_stretch.ir.operators import POINTWISE, Operator
 from tvm_stretch.passes.detect_meeting_points import (
     MeetingPoints,
     Segment,
     detect_meeting_points,
 )
-from tvm_stretch.passes.operators import POINTWISE, Operator
 from tvm_stretch.search.kernels import Kernels
 
 

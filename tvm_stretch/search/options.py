@@ -14,9 +14,9 @@ from itertools import combinations
 
 from tvm.ir import GenericConst
 
-from tvm_stretch.graph import Group
-from tvm_stretch.passes.operators import BINARY, UNARY
-from tvm_stretch.passes.splits import Split
+from tvm_stretch.ir.operator_graph import Group
+from tvm_stretch.ir.operators import BINARY, UNARY
+from tvm_stretch.plan.splits import Split
 from tvm_stretch.scheduling.heft import schedule_heft
 from tvm_stretch.scheduling.problem import Operator as Task
 from tvm_stretch.scheduling.problem import Problem, Tensor

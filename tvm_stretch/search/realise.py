@@ -12,14 +12,15 @@ from dataclasses import dataclass, replace
 import tvm
 from tvm import relax, tirx
 
-from tvm_stretch.branching import Branching, branch
-from tvm_stretch.graph import Group, OperatorGraph
-from tvm_stretch.passes.calls import Calls
-from tvm_stretch.passes.operators import Operators
+from tvm_stretch.build.branching import Branching, branch
+from tvm_stretch.ir.calls import Calls
+from tvm_stretch.ir.operator_graph import Group, OperatorGraph
+from tvm_stretch.ir.operators import Operators
 from tvm_stretch.passes.share_winograd import stage_of
-from tvm_stretch.plan import Plan, PlannedRegion
-from tvm_stretch.regions import form_regions
+from tvm_stretch.plan.plan import Plan, PlannedRegion
+from tvm_stretch.plan.regions import form_regions
 from tvm_stretch.scheduling.anneal import refine
+from tvm_stretch.scheduling.of_network import problem_of
 from tvm_stretch.scheduling.problem import Problem
 from tvm_stretch.scheduling.simulate import Timeline, run_sequence
 from tvm_stretch.search.costs import Costs
@@ -187,7 +188,7 @@ class _Schedule:
             return [own if place == owner else None for place in places]
 
         names = [processor.name for processor in self.costs.processors]
-        return self.graph.problem(names, nanoseconds, self.costs.transfers())
+        return problem_of(self.graph, names, nanoseconds, self.costs.transfers())
 
     def _whole(self, group: Group, owners: Mapping[str, int]) -> Group | None:
         """The same kernel in the network before it was branched."""

@@ -8,11 +8,11 @@ from itertools import combinations
 from math import lcm
 
 from tvm_stretch.errors import InputError, UnsupportedError
-from tvm_stretch.graph import Group
+from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.passes.channel_plan import ChannelPlan, Form, plan_channel_split
 from tvm_stretch.passes.channel_plan import Step as ChannelStep
 from tvm_stretch.passes.split_rows import RowPlan, plan_row_split
-from tvm_stretch.passes.splits import ChannelSplit, RowSplit, taking_part
+from tvm_stretch.plan.splits import ChannelSplit, RowSplit, taking_part
 from tvm_stretch.search.clock import Step
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.kernels import Along

@@ -12,7 +12,7 @@
 namespace tvm_stretch {
 namespace {
 
-// Keep in step with CHECKED_CPU_FEATURES in runtime/build.py.
+// Keep in step with CHECKED_CPU_FEATURES in build/assemble.py.
 const std::unordered_map<std::string, bool>& HostFeatures() {
 #if defined(__x86_64__)
   static const std::unordered_map<std::string, bool> features = [] {

@@ -2,7 +2,7 @@
 //
 // Such a device's kernels are threads of this process, so they can wait for others, and be waited
 // for, by looking at memory: each begins by waiting until its region's bell is rung, and counts its
-// work-items when they are done (runtime/bells.py writes that into the kernels).
+// work-items when they are done (codegen/bells.py writes that into the kernels).
 #ifndef TVM_STRETCH_OPENCL_BELL_H_
 #define TVM_STRETCH_OPENCL_BELL_H_
 

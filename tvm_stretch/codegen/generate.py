@@ -25,8 +25,9 @@ from tvm import s_tir, tirx
 from tvm.ir import Var
 from tvm.tirx.buffer import is_buffer_var
 
-from tvm_stretch import passes, targets
-from tvm_stretch.runtime.kernel_cache import digest, kernel_cache
+from tvm_stretch import passes
+from tvm_stretch.codegen.kernel_cache import digest, kernel_cache
+from tvm_stretch.targets import kernels as templates
 
 _NAME_DIGITS = 12
 
@@ -149,8 +150,7 @@ def _settings() -> str:
 
 def _source_files() -> list[Path]:
     """All that makes code of a fused kernel."""
-    folders = [Path(folder) for folder in targets.__path__]
-    files = sorted(path for folder in folders for path in folder.rglob("*.py"))
+    files = sorted(path for folder in templates.__path__ for path in Path(folder).glob("*.py"))
     files += [Path(folder) / "schedule_kernels.py" for folder in passes.__path__]
     return files + sorted(Path(__file__).parent.glob("*.py"))
 

@@ -9,10 +9,10 @@ from typing import Any
 from tvm import relax
 
 from tvm_stretch.errors import PlanError, UnsupportedError
-from tvm_stretch.passes.calls import Calls
+from tvm_stretch.ir.calls import Calls
 from tvm_stretch.passes.tag import check_plan
-from tvm_stretch.plan import Plan, PlannedRegion, Refusal
-from tvm_stretch.regions import form_regions
+from tvm_stretch.plan.plan import Plan, PlannedRegion, Refusal
+from tvm_stretch.plan.regions import form_regions
 from tvm_stretch.targets.processor import Processor
 
 

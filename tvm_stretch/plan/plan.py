@@ -35,8 +35,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tvm_stretch.errors import PlanError
-from tvm_stretch.execution import Execution
-from tvm_stretch.passes.splits import Split, splits_from_data, splits_to_data
+from tvm_stretch.plan.execution import Execution
+from tvm_stretch.plan.splits import Split, splits_from_data, splits_to_data
 
 FORMAT = "tvm_stretch.plan"
 VERSION = 1

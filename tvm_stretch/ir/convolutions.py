@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tvm import relax
-from tvm_stretch.passes.expressions import shape_of
+
+from tvm_stretch.ir.expressions import shape_of
 
 
 def conv2d_like(

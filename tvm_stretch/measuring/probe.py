@@ -22,7 +22,7 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from tvm_stretch.compiler import build
+from tvm_stretch.build.pipeline import build
 from tvm_stretch.cost.device import chosen_folder, fingerprint
 from tvm_stretch.cost.verdicts import (
     PLAIN,
@@ -34,14 +34,14 @@ from tvm_stretch.cost.verdicts import (
 )
 from tvm_stretch.errors import CostModelError, TargetError, UnsupportedError
 from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.expressions import shape_of, with_variables
+from tvm_stretch.ir.operators import Operators
 from tvm_stretch.passes.block_channels import BlockChannels
-from tvm_stretch.passes.expressions import shape_of, with_variables
-from tvm_stretch.passes.operators import Operators
-from tvm_stretch.plan import Plan, PlannedRegion
-from tvm_stretch.processors import TargetLike, make_processors
+from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.search import search
 from tvm_stretch.search.costs import planning_costs
 from tvm_stretch.targets.processor import Processor
+from tvm_stretch.targets.processors import TargetLike, make_processors
 
 _TOLERANCE = 2e-3  # of the largest value: sums in another order, approximate exponentials
 _PROBED, _BEFORE = "probed", "before"

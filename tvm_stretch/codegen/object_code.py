@@ -18,8 +18,8 @@ import tvm
 from tvm import tirx
 from tvm.support import cc
 
+from tvm_stretch.codegen.generate import generate
 from tvm_stretch.errors import TargetError
-from tvm_stretch.runtime.generate import generate
 
 MACHINES = {62: "x86_64", 183: "aarch64", 164: "hexagon", 243: "riscv64"}
 """Names, as `platform.machine` gives them, of the machine numbers in ELF files."""

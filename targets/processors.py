@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from tvm.target import Target
-
-from tvm_stretch.errors import InputError, TargetError
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.opencl import opencl_processor
 from tvm_stretch.targets.opencl_device import device_of, find_device, names_device
 from tvm_stretch.targets.processor import Processor
+
+from tvm_stretch.errors import InputError, TargetError
 
 TargetLike: TypeAlias = str | Mapping[str, Any] | Target | Processor
 

@@ -11,14 +11,14 @@ from typing import Any
 import tvm
 from tvm import tirx
 
+from tvm_stretch.codegen.generate import named_kernel
+from tvm_stretch.codegen.object_code import compile_kernels, link
 from tvm_stretch.errors import TargetError
 from tvm_stretch.lowering.graph import COPY_KERNEL, CPU, Graph, Node, ProcessorSpec
 from tvm_stretch.lowering.lower import lower
 from tvm_stretch.lowering.strides import with_strides
-from tvm_stretch.plan import Plan
+from tvm_stretch.plan.plan import Plan
 from tvm_stretch.runtime.artifact import Parts
-from tvm_stretch.runtime.generate import named_kernel
-from tvm_stretch.runtime.kernels import compile_kernels, link
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.targets.processor import Processor
 

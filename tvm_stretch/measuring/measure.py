@@ -21,16 +21,16 @@ from pathlib import Path
 from tvm import rpc
 
 from tvm_stretch.cost.analytic import default_speed
-from tvm_stretch.cost.bench import Bench
-from tvm_stretch.cost.dataset import Dataset, Row
 from tvm_stretch.cost.device import chosen_folder, fingerprint
 from tvm_stretch.cost.model import MeasuredModel, train
-from tvm_stretch.cost.samples import Sample, load_prior, neighbour
-from tvm_stretch.cost.scenes import scene
-from tvm_stretch.cost.transfers import measure_slowdown, measure_transfers
 from tvm_stretch.errors import CostModelError, InputError, StretchError
-from tvm_stretch.processors import TargetLike, make_processors
+from tvm_stretch.measuring.bench import Bench
+from tvm_stretch.measuring.dataset import Dataset, Row
+from tvm_stretch.measuring.samples import Sample, load_prior, neighbour
+from tvm_stretch.measuring.scenes import scene
+from tvm_stretch.measuring.transfers import measure_slowdown, measure_transfers
 from tvm_stretch.targets.processor import Processor
+from tvm_stretch.targets.processors import TargetLike, make_processors
 
 BATCH = 12
 """Samples that are compiled together."""

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import tvm
 
 from tvm_stretch.errors import InputError, PlanError
+from tvm_stretch.ir.calls import Calls
 from tvm_stretch.passes.branch_segments import branch_segments
-from tvm_stretch.passes.calls import Calls
 from tvm_stretch.passes.share_winograd import share_winograd
 from tvm_stretch.passes.split_outputs import split_outputs
-from tvm_stretch.passes.splits import Split, taking_part
+from tvm_stretch.plan.splits import Split, taking_part
 from tvm_stretch.targets.processor import Processor
 
 _PART = re.compile(r"\.p(\d+)$")

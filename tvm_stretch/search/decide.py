@@ -16,10 +16,10 @@ from statistics import median
 
 import tvm
 
-from tvm_stretch.contest import Outcome, compare, trace, winner
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.runtime.timeline import Timeline
 from tvm_stretch.search import search
+from tvm_stretch.search.contest import Outcome, compare, trace, winner
 from tvm_stretch.search.costs import planning_costs
 from tvm_stretch.search.realise import Candidate
 from tvm_stretch.targets.processor import Processor

@@ -14,15 +14,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from tvm import IRModule, relax
 
-from tvm_stretch.compiler import build
-from tvm_stretch.cost.bench import half_shares, in_halves
-from tvm_stretch.cost.dataset import Row
+from tvm_stretch.build.pipeline import build
 from tvm_stretch.cost.features import TransferFeatures
-from tvm_stretch.cost.timing import summarize
 from tvm_stretch.errors import InputError
 from tvm_stretch.frontend import load_network
-from tvm_stretch.passes.calls import Calls
-from tvm_stretch.plan import Plan, PlannedRegion
+from tvm_stretch.ir.calls import Calls
+from tvm_stretch.measuring.bench import half_shares, in_halves
+from tvm_stretch.measuring.dataset import Row
+from tvm_stretch.measuring.timing import summarize
+from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.targets.processor import Processor
 

@@ -10,31 +10,23 @@
 
 A group is called after its last operator, whose result is the only one that leaves it.  Cost
 models, schedulers and passes all look at networks this way; operators themselves are those of
-`tvm_stretch.passes.operators`.
+`tvm_stretch.ir.operators`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import tvm
 from tvm import relax
 
-from tvm_stretch.errors import InputError
-from tvm_stretch.passes.keep_views import is_view
-from tvm_stretch.passes.operators import POINTWISE, VIEWS, Operator, Operators, bytes_of
-from tvm_stretch.scheduling.problem import Operator as Task
-from tvm_stretch.scheduling.problem import Problem, Tensor, TransferCost
-from tvm_stretch.scheduling.result import Result
+from tvm_stretch.ir.operators import POINTWISE, VIEWS, Operator, Operators, bytes_of
+from tvm_stretch.ir.views import is_view
 
 # Operators whose kernels take elementwise operators behind them.
-_ANCHORS = ("nn.conv", "matmul", "nn.max_pool", "nn.avg_pool", "nn.adaptive_avg_pool", "call_tir")
-# Operators whose output channels can be computed in shares.
-_SPLITTABLE = (*_ANCHORS, *POINTWISE)
-
-Costs = Mapping[str, Sequence[int | None]] | Callable[["Group"], Sequence[int | None]]
+ANCHORS = ("nn.conv", "matmul", "nn.max_pool", "nn.avg_pool", "nn.adaptive_avg_pool", "call_tir")
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +138,7 @@ class OperatorGraph:
                 continue
             if self._where.get(name) != self._where.get(operator.name):
                 continue
-            if all(op.kind in POINTWISE or op.kind.startswith(_ANCHORS) for op in kernel):
+            if all(op.kind in POINTWISE or op.kind.startswith(ANCHORS) for op in kernel):
                 found.append(name)
                 if not _anchor_count(kernel):
                     ahead.extend(tensor for op in kernel for tensor in op.inputs)
@@ -180,88 +172,6 @@ class OperatorGraph:
             read_bytes=constants + sum(map(self.operators.bytes, dict.fromkeys(outer))),
             multiply_adds=sum(op.multiply_adds for op in operators),
         )
-
-    def problem(
-        self,
-        processors: Sequence[str],
-        costs: Costs,
-        transfers: Sequence[Sequence[TransferCost]],
-        *,
-        caching: bool = True,
-        launch: Sequence[int] = (),
-        splittable: bool = False,
-    ) -> Problem:
-        """The scheduling problem of this network.
-
-        The caller's inputs and outputs belong to the first processor: the operators ``inputs`` and
-        ``outputs`` run there at no cost.
-
-        Args:
-            processors: their names.
-            costs: nanoseconds on each processor by group, None where unsupported.
-            transfers: of each pair of processors.
-            caching: whether processors keep tensors that they received.
-            launch: what every kernel of a processor takes.
-            splittable: whether schedulers may split operators by channels.
-        """
-        at_home = (0, *[None] * (len(processors) - 1))
-        names = ["inputs", *(group.name for group in self.groups), "outputs"]
-        tasks = [Task("inputs", at_home), *(self._task(g, costs, splittable) for g in self.groups)]
-        tasks.append(Task("outputs", at_home))
-        index = dict.fromkeys(self.inputs, 0) | {n: i for i, n in enumerate(names) if i > 0}
-        readers: dict[str, set[int]] = {}
-        reads = [*((index[g.name], g.reads) for g in self.groups), (len(names) - 1, self.outputs)]
-        for reader, read in reads:
-            for tensor in read:
-                if tensor in index:  # others are constant
-                    readers.setdefault(tensor, set()).add(reader)
-        tensors = [
-            Tensor(name, self.operators.bytes(name), index[name], tuple(sorted(after)))
-            for name, after in readers.items()
-        ]
-        return Problem(
-            tuple(processors),
-            tuple(tasks),
-            tuple(tensors),
-            tuple(map(tuple, transfers)),
-            caching,
-            tuple(launch),
-        )
-
-    def processor_of(self, result: Result) -> dict[str, str]:
-        """The processor of every operator by a schedule of `problem`, for `form_regions`.
-
-        A view runs where it is read first, or else where what it looks at was written.
-        """
-        names = result.problem.processors
-        placed = {
-            task.name: names[processor]
-            for task, processor in zip(result.problem.operators, result.placement, strict=True)
-        }
-        found = {op.name: placed[g.name] for g in self.groups for op in g.operators}
-        views = [op for op in self.operators if op.name not in found]
-        for view in reversed(views):
-            readers = (found[r] for r in self.operators.readers[view.name] if r in found)
-            found[view.name] = next(readers, "")
-        for view in views:
-            sources = (found[name] for name in view.inputs if found.get(name))
-            found[view.name] = found[view.name] or next(sources, names[0])
-        return {
-            op.name: found[op.name]
-            for op in self.operators
-            if isinstance(op.binding.value, relax.Call)
-        }
-
-    def _task(self, group: Group, costs: Costs, splittable: bool) -> Task:
-        try:
-            cost = costs(group) if callable(costs) else costs[group.name]
-        except KeyError:
-            raise InputError(
-                f"expected costs of the kernel {group.name} ({group.anchor.kind}), got none; "
-                "measure it or leave it to a cost model"
-            ) from None
-        splits = splittable and group.anchor.kind.startswith(_SPLITTABLE)
-        return Task(group.name, tuple(cost), splits)
 
 
 def _is_view(operator: Operator) -> bool:

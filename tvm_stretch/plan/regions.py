@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 
 from tvm import relax
 
-from tvm_stretch.passes.calls import Calls
-from tvm_stretch.plan import PlannedRegion
+from tvm_stretch.ir.calls import Calls
+from tvm_stretch.plan.plan import PlannedRegion
 
 _VIEWS = ("relax.concat", "relax.reshape", "relax.strided_slice", "relax.split")
 

@@ -16,9 +16,9 @@ from weakref import WeakKeyDictionary
 
 from tvm import relax
 from tvm.ir import GenericConst, Op
-from tvm_stretch.passes.expressions import shape_of
 
 from tvm_stretch.errors import InputError
+from tvm_stretch.ir.expressions import shape_of
 
 Result = TypeVar("Result")
 

@@ -15,16 +15,16 @@ import numpy as np
 import tvm
 from tvm import rpc
 
-from tvm_stretch.branching import branch
-from tvm_stretch.compiler import build
+from tvm_stretch.build.branching import branch
+from tvm_stretch.build.pipeline import build
 from tvm_stretch.cost.context import in_place
-from tvm_stretch.cost.dataset import Row
 from tvm_stretch.cost.features import Features, RunFeatures
-from tvm_stretch.cost.record import Kernel, recording
-from tvm_stretch.cost.samples import Sample, chain
-from tvm_stretch.cost.timing import Stopwatch, Timing, empty_caches, node_times
 from tvm_stretch.frontend import load_network
-from tvm_stretch.passes.calls import Calls
+from tvm_stretch.ir.calls import Calls
+from tvm_stretch.measuring.dataset import Row
+from tvm_stretch.measuring.record import Kernel, recording
+from tvm_stretch.measuring.samples import Sample, chain
+from tvm_stretch.measuring.timing import Stopwatch, Timing, empty_caches, node_times
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.targets.processor import Processor
 

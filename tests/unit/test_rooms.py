@@ -1,0 +1,85 @@
+"""The rooms of the house stand on each other: a module imports from its own room and lower ones."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = {
+    "tvm_stretch": "tvm_stretch",
+    "passes": "tvm_stretch.passes",
+    "targets": "tvm_stretch.targets",
+}
+
+# From the ground up, as ARCHITECTURE.md draws them; a name covers what stands below it.
+ROOMS = (
+    ("errors",),
+    ("targets.kernels", "targets.processor"),
+    ("ir",),
+    ("plan",),
+    ("passes",),
+    ("codegen",),
+    ("lowering",),
+    ("runtime",),
+    ("targets",),
+    ("scheduling",),
+    ("cost",),
+    ("zoo",),
+    ("frontend",),
+    ("build",),
+    ("search",),
+    ("measuring",),
+    ("compiler",),
+)
+LEVELS = {f"tvm_stretch.{name}": level for level, names in enumerate(ROOMS) for name in names}
+
+
+def level_of(module: str) -> int | None:
+    """The room of a module: that of the longest name that covers it."""
+    covering = [name for name in LEVELS if f"{module}.".startswith(f"{name}.")]
+    return LEVELS[max(covering, key=len)] if covering else None
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for folder, package in SOURCES.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            yield ".".join([package, *(part for part in parts if part != "__init__")]), path
+
+
+def imported(module: str, path: Path) -> Iterator[tuple[str, int]]:
+    """What a file imports anywhere, also within functions, with the line."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - (node.level - 1)]
+            base = ".".join(filter(None, [*(above if node.level else ()), node.module or ""]))
+            yield from ((f"{base}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def test_nobody_imports_from_a_room_above() -> None:
+    broken = []
+    for module, path in modules():
+        level = level_of(module)
+        if module == "tvm_stretch":
+            continue  # the public names
+        assert level is not None, f"{module} is in no room of {__name__}"
+        for name, line in imported(module, path):
+            above = level_of(name)
+            if above is not None and above > level:
+                broken.append(f"{path.relative_to(ROOT)}:{line} imports {name} from a room above")
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize(
+    ("module", "level"),
+    [("tvm_stretch.targets.kernels.conv", 1), ("tvm_stretch.targets.cpu", 8), ("numpy", None)],
+)
+def test_the_longest_name_decides(module: str, level: int | None) -> None:
+    assert level_of(module) == level

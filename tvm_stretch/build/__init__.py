@@ -1,0 +1,1 @@
+"""From a canonical module and a plan to a model."""

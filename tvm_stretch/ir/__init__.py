@@ -1,0 +1,1 @@
+"""Relax as every room reads it: operators, calls, expressions, the operator graph."""

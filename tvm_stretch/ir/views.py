@@ -1,0 +1,79 @@
+"""Which operators only look at memory another way, and what a piece of memory must keep to.
+
+R.reshape(x, (1, 64))                 a second tensor on the same bytes
+R.concat((a, b), axis=1), one image   a and b are written next to each other
+R.strided_slice(x, rows 8 to 16)      in each block of channels, a piece of its rows
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import tvm
+from tvm import relax
+
+from tvm_stretch.ir.expressions import shape_of
+
+ALIGNMENT = 64
+"""Kernels read whole vector registers: TVM's generated code assumes this much and never checks."""
+
+_MOST_PIECES = 256
+"""Lowering copies piece by piece what has to stand elsewhere too."""
+
+
+def dtype_bytes(dtype: str) -> int:
+    """Bytes of one element; types of less than a byte take a whole one."""
+    kind = tvm.DataType(dtype)
+    return -(-kind.bits // 8) * kind.lanes
+
+
+def is_view(call: relax.Call, alignment: int = 1) -> bool:
+    """Whether a concat, split or strided_slice only looks at memory.
+
+    True for axis 1 of (1, 64, 56, 56), one piece each; for axis 2 of (1, 8, 56, 56, 8), one piece
+    in each of the 8 blocks; false if there are too many pieces, or several that do not begin and
+    end at multiples of ``alignment`` bytes.
+    """
+    cut = _cut(call)
+    if cut is None:
+        return False
+    whole, axis, borders = cut
+    pieces = math.prod(whole[:axis])
+    if pieces == 1 or pieces > _MOST_PIECES:
+        return pieces == 1
+    row = math.prod(whole[axis + 1 :]) * dtype_bytes(_dtype(call))
+    return all(border * row % alignment == 0 for border in (*borders, whole[axis]))
+
+
+def _cut(call: relax.Call) -> tuple[list[int], int, list[int]] | None:
+    """The shape of the whole tensor, the axis along which it is cut, and where."""
+    if call.op.name == "relax.strided_slice":
+        return _slice(call)
+    parts = call.args[0].ty.fields if call.op.name == "relax.concat" else call.ty.fields
+    whole = shape_of(call) if call.op.name == "relax.concat" else shape_of(call.args[0])
+    if call.attrs.axis is None:
+        return None
+    axis = int(call.attrs.axis) % len(whole)
+    sizes = [int(part.shape.values[axis]) for part in parts]
+    return whole, axis, list(itertools.accumulate(sizes))
+
+
+def _slice(call: relax.Call) -> tuple[list[int], int, list[int]] | None:
+    """As `_cut`, where the slice takes neighbours along one axis."""
+    whole, part = shape_of(call.args[0]), shape_of(call)
+    try:
+        axes, begin, _, *steps = ([int(v) for v in arg.fields] for arg in call.args[1:])
+    except (AttributeError, TypeError):
+        return None
+    shortened = [axis for axis, size in enumerate(part) if size != whole[axis]]
+    if len(shortened) != 1 or any(step != 1 for listed in steps for step in listed):
+        return None
+    (axis,) = shortened
+    first = dict(zip((a % len(whole) for a in axes), begin, strict=True))[axis]
+    first = min(max(first + whole[axis] if first < 0 else first, 0), whole[axis])
+    return whole, axis, [first, first + part[axis]]
+
+
+def _dtype(call: relax.Call) -> str:
+    return str((call.args[0] if call.op.name == "relax.split" else call).ty.dtype)

@@ -1,0 +1,1 @@
+"""Measurements on a device: kernels, hand-overs, what a processor supports."""

@@ -1,0 +1,1 @@
+"""Plans: who runs what. Data only: nothing here compiles or runs."""

@@ -1,0 +1,105 @@
+"""A network as a scheduling problem, and a schedule as processors of its operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from tvm import relax
+
+from tvm_stretch.errors import InputError
+from tvm_stretch.ir.operator_graph import ANCHORS, Group, OperatorGraph
+from tvm_stretch.ir.operators import POINTWISE
+from tvm_stretch.scheduling.problem import Operator as Task
+from tvm_stretch.scheduling.problem import Problem, Tensor, TransferCost
+from tvm_stretch.scheduling.result import Result
+
+# Operators whose output channels can be computed in shares.
+_SPLITTABLE = (*ANCHORS, *POINTWISE)
+
+Costs = Mapping[str, Sequence[int | None]] | Callable[[Group], Sequence[int | None]]
+
+
+def problem_of(
+    graph: OperatorGraph,
+    processors: Sequence[str],
+    costs: Costs,
+    transfers: Sequence[Sequence[TransferCost]],
+    *,
+    caching: bool = True,
+    launch: Sequence[int] = (),
+    splittable: bool = False,
+) -> Problem:
+    """The scheduling problem of a network.
+
+    The caller's inputs and outputs belong to the first processor: the operators ``inputs`` and
+    ``outputs`` run there at no cost.
+
+    Args:
+        graph: the network's kernels.
+        processors: their names.
+        costs: nanoseconds on each processor by group, None where unsupported.
+        transfers: of each pair of processors.
+        caching: whether processors keep tensors that they received.
+        launch: what every kernel of a processor takes.
+        splittable: whether schedulers may split operators by channels.
+    """
+    at_home = (0, *[None] * (len(processors) - 1))
+    names = ["inputs", *(group.name for group in graph.groups), "outputs"]
+    tasks = [Task("inputs", at_home), *(_task(g, costs, splittable) for g in graph.groups)]
+    tasks.append(Task("outputs", at_home))
+    index = dict.fromkeys(graph.inputs, 0) | {n: i for i, n in enumerate(names) if i > 0}
+    readers: dict[str, set[int]] = {}
+    reads = [*((index[g.name], g.reads) for g in graph.groups), (len(names) - 1, graph.outputs)]
+    for reader, read in reads:
+        for tensor in read:
+            if tensor in index:  # others are constant
+                readers.setdefault(tensor, set()).add(reader)
+    tensors = [
+        Tensor(name, graph.operators.bytes(name), index[name], tuple(sorted(after)))
+        for name, after in readers.items()
+    ]
+    return Problem(
+        tuple(processors),
+        tuple(tasks),
+        tuple(tensors),
+        tuple(map(tuple, transfers)),
+        caching,
+        tuple(launch),
+    )
+
+
+def processors_of(graph: OperatorGraph, result: Result) -> dict[str, str]:
+    """The processor of every operator by a schedule of `problem_of`, for `form_regions`.
+
+    A view runs where it is read first, or else where what it looks at was written.
+    """
+    names = result.problem.processors
+    placed = {
+        task.name: names[processor]
+        for task, processor in zip(result.problem.operators, result.placement, strict=True)
+    }
+    found = {op.name: placed[g.name] for g in graph.groups for op in g.operators}
+    views = [op for op in graph.operators if op.name not in found]
+    for view in reversed(views):
+        readers = (found[r] for r in graph.operators.readers[view.name] if r in found)
+        found[view.name] = next(readers, "")
+    for view in views:
+        sources = (found[name] for name in view.inputs if found.get(name))
+        found[view.name] = found[view.name] or next(sources, names[0])
+    return {
+        op.name: found[op.name]
+        for op in graph.operators
+        if isinstance(op.binding.value, relax.Call)
+    }
+
+
+def _task(group: Group, costs: Costs, splittable: bool) -> Task:
+    try:
+        cost = costs(group) if callable(costs) else costs[group.name]
+    except KeyError:
+        raise InputError(
+            f"expected costs of the kernel {group.name} ({group.anchor.kind}), got none; "
+            "measure it or leave it to a cost model"
+        ) from None
+    splits = splittable and group.anchor.kind.startswith(_SPLITTABLE)
+    return Task(group.name, tuple(cost), splits)
