@@ -14,8 +14,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
-
 import tvm_stretch as ts
 from benchmarks.engines import OURS, REFERENCE
 from benchmarks.models import prepare_model
@@ -40,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         artifact = Path(folder) / f"{source.name}.so"
         model.export(artifact)
         print(f"artifact: {artifact.stat().st_size / 1e6:.1f} MB, loaded again: ", end="")
-        logits = np.from_dlpack(ts.load(artifact)(**source.random_inputs()))
+        logits = ts.load(artifact)(**source.random_inputs())
     print(f"top class {logits.argmax()}, logit {logits.max():.4f}")
 
     print(f"\nkernels, slowest first:\n{model.profile()}")

@@ -124,8 +124,7 @@ def _compile(model: BenchModel, targets: list[str], cpu_threads: int) -> Run:
 
     def run(inputs: Tensors) -> list[np.ndarray]:
         result = compiled(**inputs)
-        outputs = result if isinstance(result, (tuple, list)) else (result,)
-        return [np.from_dlpack(output) for output in outputs]
+        return list(result) if isinstance(result, tuple) else [result]
 
     return run
 

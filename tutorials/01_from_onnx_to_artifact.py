@@ -69,7 +69,7 @@ show(by_name["scheduled"], "T.vectorized", lines=3)
 
 section("7. Run it and compare with ONNX Runtime")
 x = np.random.default_rng(0).standard_normal((1, 3, 64, 64), dtype="float32")
-y = np.from_dlpack(model(x))
+y = model(x)
 (expected,) = onnxruntime.InferenceSession(onnx_file).run(None, {"x": x})
 error = np.abs(y - expected).max() / np.abs(expected).max()
 print(f"largest difference: {error:.1e} of the largest logit")
@@ -84,6 +84,6 @@ artifact = folder / "resnet18.so"
 model.export(artifact)
 print(f"{artifact.name}: {artifact.stat().st_size / 1e6:.1f} MB")
 again = ts.load(artifact)
-assert np.array_equal(np.from_dlpack(again(x)), y)
+assert np.array_equal(again(x), y)
 # Any TVM program with tvm_stretch installed can open it, Python or C++:
 print("stock TVM sees a module of kind", tvm.runtime.load_module(str(artifact)).kind)

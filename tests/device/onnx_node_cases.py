@@ -38,7 +38,7 @@ def execute(model: onnx.ModelProto, feeds: Feeds) -> list[np.ndarray]:
     import tvm_stretch as ts
 
     result = ts.compile(model, targets=["llvm"], cpu_threads=1)(**feeds)
-    return [r.numpy() for r in (result if isinstance(result, tuple) else (result,))]
+    return list(result) if isinstance(result, tuple) else [result]
 
 
 def cases() -> dict[str, TestCase]:

@@ -33,8 +33,7 @@ def compile_with(
 
 def outputs(model: ts.Model, inputs: list[np.ndarray]) -> list[np.ndarray]:
     result = model(*inputs)
-    results = result if isinstance(result, tuple) else (result,)
-    return [np.from_dlpack(item).copy() for item in results]
+    return list(result) if isinstance(result, tuple) else [result]
 
 
 def check(mod: tvm.IRModule, planned: Plan, *others: object) -> ts.Model:

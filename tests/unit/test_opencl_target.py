@@ -184,7 +184,7 @@ def test_functions_of_c_and_sums_of_one_element() -> None:
         (expected,) = run(mod, *inputs)
         for device in (PHONE_GPU, OpenCLDevice("cpu")):
             model = ts.compile(mod, [processor_of(device)])
-            np.testing.assert_allclose(model(*inputs).numpy(), expected, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(model(*inputs), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("limits", [(256, 32 * 1024), (128, 1024), (16, 64), (1, 0)])
@@ -202,4 +202,4 @@ def test_kernels_stay_within_the_limits(
     if local_device() is not None:
         inputs = random_inputs(mod)
         (expected,) = run(mod, *inputs)
-        np.testing.assert_allclose(model(*inputs).numpy(), expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(model(*inputs), expected, rtol=1e-4, atol=1e-5)

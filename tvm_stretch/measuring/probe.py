@@ -255,8 +255,10 @@ def _input(param: relax.Var, dice: np.random.Generator) -> np.ndarray[Any, Any]:
 
 
 def _outputs(result: Any) -> list[np.ndarray[Any, Any]]:
-    fields: Sequence[Any] = [result] if hasattr(result, "numpy") else list(result)
-    return [field.numpy().astype(np.float64) for field in fields]
+    """Of a model, or of TVM's virtual machine."""
+    fields: Sequence[Any] = [result] if hasattr(result, "__dlpack__") else list(result)
+    arrays = [f if isinstance(f, np.ndarray) else f.numpy() for f in fields]
+    return [array.astype(np.float64) for array in arrays]
 
 
 def _difference(found: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> float:

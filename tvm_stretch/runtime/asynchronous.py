@@ -42,10 +42,10 @@ class BackgroundRuns:
         self._lock = threading.Lock()  # guards `_current`, and that it is the one that is stopped
         self._current: RunFuture | None = None
 
-    def start(self, inputs: Sequence[Any]) -> RunFuture:
+    def start(self, arguments: Sequence[Any]) -> RunFuture:
         """Run when all earlier runs are done."""
         future = RunFuture(self)
-        self._thread.submit(self._work, future, inputs)
+        self._thread.submit(self._work, future, arguments)
         return future
 
     def stop(self, future: RunFuture) -> bool:
@@ -55,13 +55,13 @@ class BackgroundRuns:
                 self._stop()
         return False
 
-    def _work(self, future: RunFuture, inputs: Sequence[Any]) -> None:
+    def _work(self, future: RunFuture, arguments: Sequence[Any]) -> None:
         if not future.set_running_or_notify_cancel():
             return
         with self._lock:
             self._current = future
         try:
-            result, error = self._run(*inputs), None
+            result, error = self._run(*arguments), None
         except BaseException as caught:  # whatever it is belongs to who asks for the result
             result, error = None, caught
         with self._lock:

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 import tvm
-import tvm_ffi
 
 from tvm_stretch.errors import ArtifactError, InputError
-from tvm_stretch.lowering.graph import Graph, Tensor
+from tvm_stretch.lowering.graph import Graph, Port, Tensor
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.runtime.artifact import (
     Parts,
@@ -31,6 +30,7 @@ from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.runtime.execution import find_execution
 from tvm_stretch.runtime.measure import BenchmarkResult, ProfileResult, summarize_profile
 from tvm_stretch.runtime.timeline import Timeline, read_timeline
+from tvm_stretch.runtime.values import Present, TensorInfo, like, outputs_type, to_tensor
 
 
 class Model:
@@ -93,6 +93,20 @@ class Model:
         return dataclasses.replace(plan, execution=find_execution(plan.processor_of(), self.graph))
 
     @property
+    def inputs(self) -> tuple[TensorInfo, ...]:
+        """Name, shape and dtype of each input."""
+        return tuple(map(self._info, self.graph.inputs))
+
+    @property
+    def outputs(self) -> tuple[TensorInfo, ...]:
+        """Name, shape and dtype of each output."""
+        return tuple(map(self._info, self.graph.outputs))
+
+    def _info(self, port: Port) -> TensorInfo:
+        tensor = self.graph.tensors[port.tensor]
+        return TensorInfo(port.name, tensor.shape, tensor.dtype)
+
+    @property
     def lost(self) -> str | None:
         """Why the CPU runs everything: how another processor failed. None while they all work.
 
@@ -109,7 +123,8 @@ class Model:
             kwargs: inputs by name.
 
         Returns:
-            The output; a tuple if the network has several. Fresh `tvm.runtime.Tensor`s (DLPack).
+            The output, an array of the first input's kind: NumPy's for NumPy's, PyTorch's for
+            PyTorch's; a named tuple if the network has several. They belong to the caller.
 
         Raises:
             InputError: an input is missing, unknown or has the wrong shape, dtype or device.
@@ -213,13 +228,8 @@ class Model:
     def __repr__(self) -> str:
         """One line: what goes in, what comes out, how much there is in between."""
         graph = self.graph
-
-        def describe(ports: Sequence[Any]) -> str:
-            tensors = ((port.name, graph.tensors[port.tensor]) for port in ports)
-            return ", ".join(f"{name}: {_describe(t.dtype, t.shape)}" for name, t in tensors)
-
         return (
-            f"Model(({describe(graph.inputs)}) -> ({describe(graph.outputs)}), "
+            f"Model(({', '.join(map(str, self.inputs))}) -> ({', '.join(map(str, self.outputs))}), "
             f"{len(graph.nodes)} kernels, {graph.weights_bytes / 1e6:.1f} MB weights, "
             f"{graph.arena_bytes / 1e6:.1f} MB arena, {graph.threads} thread(s))"
         )
@@ -229,12 +239,18 @@ class Model:
         load_executor(self.module)
         return self.module["invoke"]
 
-    def _run(self, *inputs: tvm.runtime.Tensor) -> Any:
+    def _run(self, present: Present, inputs: Sequence[tvm.runtime.Tensor]) -> Any:
         result = self._invoke(*inputs)
         if self.graph.spare and not self._warned and (reason := self.lost):
             self._warned = True
             warnings.warn(f"{reason}; the CPU runs everything now", RuntimeWarning, stacklevel=3)
-        return result if isinstance(result, tvm.runtime.Tensor) else tuple(result)
+        if isinstance(result, tvm.runtime.Tensor):
+            return present(result)
+        return self._outputs_type(*map(present, result))
+
+    @functools.cached_property
+    def _outputs_type(self) -> Callable[..., tuple[Any, ...]]:
+        return outputs_type([port.name for port in self.graph.outputs])
 
     @functools.cached_property
     def _background(self) -> BackgroundRuns:
@@ -247,8 +263,8 @@ class Model:
 
     def _bind(
         self, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> list[tvm.runtime.Tensor]:
-        """The inputs in the order of the graph, checked."""
+    ) -> tuple[Present, list[tvm.runtime.Tensor]]:
+        """What makes arrays of outputs, and the inputs in the order of the graph, checked."""
         specs = self._input_specs
         names = list(specs)
         if len(args) > len(names):
@@ -267,7 +283,8 @@ class Model:
         missing = [name for name in names if name not in given]
         if missing:
             raise InputError(f"expected the inputs {names}, got none for {missing}; give them all")
-        return [_to_tensor(name, given[name], spec) for name, spec in specs.items()]
+        inputs = [to_tensor(name, given[name], spec) for name, spec in specs.items()]
+        return like([given[name] for name in names]), inputs
 
     def random_run(self) -> tvm.runtime.Function:
         """Set every input to noise; returns the function that runs the network."""
@@ -309,47 +326,3 @@ def _on_cpu(graph: Graph) -> Graph:
     """The graph as it runs when another processor is lost."""
     regions = tuple(dataclasses.replace(region, processor=0) for region in graph.regions)
     return dataclasses.replace(graph, regions=regions)
-
-
-def _describe(dtype: str, shape: Sequence[int]) -> str:
-    return f"{dtype}{list(shape)}"
-
-
-def _to_tensor(name: str, value: object, spec: Tensor) -> tvm.runtime.Tensor:
-    """`value` as a TVM tensor, without a copy where possible."""
-    if not hasattr(value, "__dlpack__"):
-        raise InputError(
-            f"expected a NumPy array or a DLPack tensor for input {name!r}, got "
-            f"{type(value).__name__}; wrap it with numpy.asarray"
-        )
-    got = (str(value.dtype), tuple(value.shape)) if isinstance(value, np.ndarray) else None
-    if got is None:
-        try:
-            tensor = tvm_ffi.from_dlpack(value, require_contiguous=False)
-        except Exception as error:  # each framework raises its own
-            raise InputError(
-                f"expected a tensor that can be shared by DLPack for input {name!r}, got "
-                f"{error}; detach it or copy it to the CPU"
-            ) from error
-        got = (str(tensor.dtype), tuple(tensor.shape))
-    if got != (spec.dtype, spec.shape):
-        raise InputError(
-            f"expected {_describe(spec.dtype, spec.shape)} for input {name!r}, got "
-            f"{_describe(*got)}; convert it, or compile the model for that shape"
-        )
-    if isinstance(value, np.ndarray):
-        return _from_numpy(value)
-    if tensor.device.dlpack_device_type() != tvm.cpu().dlpack_device_type():
-        raise InputError(
-            f"expected a tensor in the CPU's memory for input {name!r}, got {tensor.device}; "
-            "copy it to the CPU"
-        )
-    return tensor
-
-
-def _from_numpy(array: np.ndarray) -> tvm.runtime.Tensor:
-    try:
-        return tvm_ffi.from_dlpack(array, require_contiguous=False)
-    except (BufferError, RuntimeError, TypeError, ValueError):
-        # Read-only arrays and dtypes that NumPy does not share by DLPack.
-        return tvm.runtime.tensor(array)
