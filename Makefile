@@ -8,13 +8,13 @@ STAMP := $(VENV)/setup-$(subst $(comma),-,$(EXTRAS)).stamp
 comma := ,
 
 NATIVE := $(shell find tvm_stretch/runtime/native tvm_stretch/scheduling/native -name "*.cc" -o -name "*.h")
-CXX_FILES = $(shell git ls-files '*.cc' '*.h')
+CXX_FILES := $(shell find tvm_stretch tests benchmarks -name "*.cc" -o -name "*.h")
 SYSTEM_PACKAGES := cmake g++ libgtest-dev pocl-opencl-icd
 
 # One thread pool per process: tests run side by side, and TVM must not re-pin the caller's thread.
 export TVM_BIND_THREADS ?= 0
 
-.PHONY: setup demo test test-full lint format bench clean
+.PHONY: setup demo test test-full lint format bench wheel clean
 
 setup: $(STAMP)
 
@@ -45,15 +45,28 @@ lint: setup
 	@rm -rf build/types && mkdir -p build/types && cp -r tvm_stretch build/types/ \
 	  && cp -r passes targets build/types/tvm_stretch/
 	MYPYPATH=build/types $(BIN)/mypy -p tvm_stretch
-	$(if $(CXX_FILES),$(BIN)/clang-format --dry-run -Werror $(CXX_FILES))
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+	@rm -rf build/sdist
+	$(BIN)/python -m build --quiet --no-isolation --sdist --outdir build/sdist .
+	$(BIN)/twine check --strict build/sdist/*
 
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(if $(CXX_FILES),$(BIN)/clang-format -i $(CXX_FILES))
+	$(BIN)/clang-format -i $(CXX_FILES)
 
 bench: setup
 	$(BIN)/python -m benchmarks.peers --json peers.json
+
+# What could be published, in dist/. The wheel is built from the sdist. libtvm_ffi is not put into
+# it: there must be one in a process, that of the wheel apache-tvm-ffi, which the RPATH leads to.
+wheel: setup
+	rm -rf dist build/wheel
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m build --no-isolation --outdir build/wheel .
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --exclude libtvm_ffi.so \
+	  --wheel-dir dist build/wheel/*.whl
+	cp build/wheel/*.tar.gz dist
+	$(BIN)/twine check --strict dist/*
 
 clean:
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,7 +3,8 @@
 Run it: `python tutorials/02_two_processors.py [folder]`.  It needs an OpenCL device beside the CPU;
 PoCL (Debian: `pocl-opencl-icd`) makes one of half of the cores, so two cores are enough to see
 regions overlap.  Everything is written to the folder, by default a temporary one: the plan, the IR
-of every phase, the trace, and a picture of it, as timeline.svg beside this file.
+of every phase, the trace, and a picture of it, as timeline.svg beside this file. (The README shows
+the same run in characters: a page of a package has no files beside it.)
 """
 
 from __future__ import annotations
@@ -84,6 +85,21 @@ def show_regions(graph: Graph) -> None:
 
 
 # --- the picture: one row for each processor, time runs to the right -----------------------------
+
+
+def chart(timeline: Timeline, columns: int = 84) -> str:
+    """The run in characters: `[left ====]` while a region runs, dots while nothing does."""
+    rows = {name: ["."] * columns for name in timeline.processors}
+    for region in timeline.regions:
+        if region.work:
+            first = min(region.start * columns // timeline.duration, columns - 2)
+            last = max(region.end * columns // timeline.duration, first + 2)
+            room = last - first - 2
+            words = f"{region.name} " if len(region.name) < room else ""
+            rows[region.processor][first:last] = f"[{words.ljust(room, '=')}]"
+    width = max(map(len, rows))
+    return "\n".join(f"{name.ljust(width)}  {''.join(cells)}" for name, cells in rows.items())
+
 
 WIDTH, LEFT, TOP, ROW = 900, 80, 46, 74
 FILL = {"kernel": "#7fb77e", "receive": "#f2c14e", "send": "#b8a13a", "wait": "#dddddd"}
@@ -190,6 +206,7 @@ def main(folder: Path) -> None:
     # queue, while the calling thread goes on with `left`. Only `join` has to wait.
     timeline = model.timeline(folder / "trace.json")
     print(timeline)
+    print(chart(timeline))
     assert {use.processor for use in timeline.usage} == {"cpu", "opencl"}
 
     section("5. The trace")

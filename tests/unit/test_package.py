@@ -1,0 +1,81 @@
+"""What would be published: one version, a description that stands alone, tests within."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli")
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_version(project: dict[str, Any]) -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## (\S+)$", changes, re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == project["version"] == importlib.metadata.version("tvm-stretch")
+
+
+def test_licence(project: dict[str, Any]) -> None:
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert "Version 2.0, January 2004" in text and "END OF TERMS AND CONDITIONS" in text
+    assert project["license"] == "Apache-2.0" and project["license-files"] == ["LICENSE"]
+
+
+def test_metadata_names_nobody(project: dict[str, Any]) -> None:
+    assert not {"authors", "maintainers", "urls"} & project.keys()
+
+
+def test_what_judges_the_code_is_pinned(project: dict[str, Any]) -> None:
+    pinned = {
+        line.split("==")[0] for line in project["optional-dependencies"]["dev"] if "==" in line
+    }
+    assert {"ruff", "mypy", "clang-format"} <= pinned
+
+
+def test_readme_names_all_dependencies(project: dict[str, Any]) -> None:
+    """For those who install them by hand, to have the small xgboost."""
+    line = re.search(r"^pip install (.*xgboost-cpu)$", README, re.MULTILINE)
+    assert line is not None
+    by_hand = line[1].replace('"', "").split()
+    assert by_hand == [name.replace("xgboost", "xgboost-cpu") for name in project["dependencies"]]
+
+
+def test_readme_stands_alone() -> None:
+    """It is the page of the package, too, beside which there are no files."""
+    targets = re.findall(r"\]\(([^)]*)\)|<(?:img|a)\b", README)
+    assert [target for target in targets if not target.startswith("https://")] == []
+
+
+def test_sdist_brings_what_tests_need(tmp_path: Path) -> None:
+    pytest.importorskip("scikit_build_core")
+    build = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, tmp_path], cwd=ROOT, check=True, timeout=60)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    folders = ("tvm_stretch", "passes", "targets", "tests", "tutorials", "benchmarks")
+    sources = {
+        str(path.relative_to(ROOT))
+        for folder in folders
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".py", ".cc", ".h", ".json", ".txt", ".svg"} and path.is_file()
+    }
+    around = {"CMakeLists.txt", "Makefile", "LICENSE", "CHANGELOG.md", ".clang-format", ".ci/run"}
+    assert (sources | around) - names == set()
