@@ -4,8 +4,8 @@ PYTHON ?= python3
 EXTRAS ?= test,dev,torch,bench
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/setup-$(subst $(comma),-,$(EXTRAS)).stamp
 comma := ,
+STAMP := $(VENV)/setup-$(subst $(comma),-,$(EXTRAS)).stamp
 
 NATIVE := $(shell find tvm_stretch/runtime/native tvm_stretch/scheduling/native -name "*.cc" -o -name "*.h")
 CXX_FILES := $(shell find tvm_stretch tests benchmarks -name "*.cc" -o -name "*.h")
