@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -55,6 +57,37 @@ def test_model_outlives_its_file(artifact: Path, tmp_path: Path) -> None:
     loaded = load(copy)
     copy.unlink()
     np.testing.assert_allclose(loaded(X), scaled_reference(X), 1e-5)
+
+
+def loaded_libraries() -> int:
+    """How many files are mapped with the right to run them, deleted ones included."""
+    return sum(" r-xp " in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_deleted_models_leave_nothing_behind(model: Model, tmp_path: Path) -> None:
+    before = loaded_libraries()
+    for number in range(3):
+        model.export(tmp_path / f"{number}.so")
+        loaded = load(tmp_path / f"{number}.so")
+        loaded(X)
+        assert loaded_libraries() == before + 1
+        del loaded
+    fresh = scaled_model()
+    del fresh
+    gc.collect()
+    assert loaded_libraries() == before
+
+
+@pytest.mark.full
+def test_ten_thousand_loads(artifact: Path) -> None:
+    """Less than a hundred bytes a load, which is noise."""
+    for rounds in (1000, 10_000):
+        before = int(Path("/proc/self/statm").read_text().split()[1])
+        for _ in range(rounds):
+            load(artifact)(X)
+        gc.collect()
+    grown = int(Path("/proc/self/statm").read_text().split()[1]) - before
+    assert grown * os.sysconf("SC_PAGE_SIZE") < 1_000_000
 
 
 def test_overwriting_does_not_disturb_a_loaded_model(model: Model, tmp_path: Path) -> None:

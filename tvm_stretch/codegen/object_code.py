@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tvm
+import tvm_ffi
 from tvm import tirx
 from tvm.support import cc
 
@@ -63,7 +64,8 @@ class ObjectCode:
                     f"expected a C++ compiler that links the kernels, got {error}; "
                     "install g++ or clang++"
                 ) from error
-            return tvm.runtime.load_module(str(library))
+            # TVM's own load_module keeps every library until the process ends.
+            return tvm_ffi.load_module(library, keep_module_alive=False)
 
     def write(self, folder: Path) -> list[Path]:
         """Write the object files into a folder; returns their paths."""

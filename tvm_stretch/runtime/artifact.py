@@ -185,7 +185,8 @@ def _load_library(path: Path) -> tvm.runtime.Module:
     with tempfile.TemporaryDirectory() as folder:
         link = Path(folder, path.name).with_suffix(".so")
         link.symlink_to(path.resolve())
-        return tvm_ffi.load_module(link)  # TVM's load_module follows the link
+        # TVM's load_module follows the link, and keeps every library until the process ends.
+        return tvm_ffi.load_module(link, keep_module_alive=False)
 
 
 def load_executor(module: tvm.runtime.Module) -> None:
