@@ -18,6 +18,7 @@ else:
     tomllib = pytest.importorskip("tomli")
 
 ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("tvm_stretch", "passes", "targets", "tests", "tutorials", "benchmarks")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -64,16 +65,29 @@ def test_readme_stands_alone() -> None:
     assert [target for target in targets if not target.startswith("https://")] == []
 
 
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_pages_name_what_there_is(page: str) -> None:
+    """By the path, or by the last part of it where the sentence says the folder."""
+    words = re.findall(
+        r"`([\w/.]+(?:\.(?:py|md|cc|h|svg|toml)|/))`", (ROOT / page).read_text("utf-8")
+    )
+    assert words
+    made = {"dist/"}  # by `make wheel`
+    there = [str(path) for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
+    named = {word for word in set(words) - made if not (ROOT / word).exists()}
+    missing = [w for w in named if not any(path.endswith(f"/{w.rstrip('/')}") for path in there)]
+    assert missing == []
+
+
 def test_sdist_brings_what_tests_need(tmp_path: Path) -> None:
     pytest.importorskip("scikit_build_core")
     build = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
     subprocess.run([sys.executable, "-c", build, tmp_path], cwd=ROOT, check=True, timeout=60)
     with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    folders = ("tvm_stretch", "passes", "targets", "tests", "tutorials", "benchmarks")
     sources = {
         str(path.relative_to(ROOT))
-        for folder in folders
+        for folder in FOLDERS
         for path in (ROOT / folder).rglob("*")
         if path.suffix in {".py", ".cc", ".h", ".json", ".txt", ".svg"} and path.is_file()
     }
