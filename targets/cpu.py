@@ -69,7 +69,7 @@ def vector_machine(target: Target, threads: int) -> VectorMachine:
             "name a supported CPU with mtriple"
         )
     if codegen.target_has_features("avx512f", target):
-        return VectorMachine(16, 32, True, 1024 * 1024, threads)
+        return VectorMachine(16, 32, False, 1024 * 1024, threads)
     if codegen.target_has_features("fma", target):
         return VectorMachine(8, 16, False, 512 * 1024, threads)
     return VectorMachine(4, 16, False, 256 * 1024, threads)

@@ -93,10 +93,17 @@ def _tiles(machine: VectorMachine) -> list[tuple[int, int]]:
     found = []
     for blocks in range(1, 13):
         for pixels in range(1, machine.registers):
-            operands = min(pixels, blocks) + (0 if machine.broadcast_operand else 1)
-            if pixels * blocks + operands <= machine.registers:
+            if pixels * blocks + _operands(pixels, blocks, machine) <= machine.registers:
                 found.append((pixels, blocks))
     return found
+
+
+def _operands(pixels: int, blocks: int, machine: VectorMachine) -> int:
+    """Registers that LLVM wants beside the sums of a tile, as seen in its assembly."""
+    if machine.broadcast_operand:  # a register of lanes for each pixel; weights as they come
+        return pixels + 4
+    # the shorter side's operands and one of the longer; of three, the next one ahead
+    return min(pixels, blocks) + 1 + (machine.registers > 16 and blocks == 3)
 
 
 def _step_cycles(pixels: int, blocks: int, slab: int, machine: VectorMachine) -> float:

@@ -30,7 +30,6 @@ from .fused import Epilogue
 from .loops import (
     CACHE_LINE,
     PARALLEL,
-    UNROLLED,
     Accumulators,
     balanced,
     block,
@@ -43,6 +42,8 @@ from .loops import (
     scratch,
     span,
     store,
+    unrolled,
+    within,
 )
 from .machine import VectorMachine
 
@@ -254,7 +255,7 @@ class _ConvNest:
                     )
                 )
 
-            return loop(cfg.data_block, channel, "ii", UNROLLED)
+            return unrolled(cfg.data_block, channel, "ii")
 
         segments = column_segments(tile.taps)
         if cfg.data_block == 1:  # few multiply-adds per tap: unroll the kernel columns as well
@@ -284,13 +285,13 @@ class _ConvNest:
                     "ic",
                 )
             ]
-        return block(
+        return within(
+            acc.buffers,
             [
-                tirx.AllocBuffer(acc.buffer),
                 *acc.each(lambda p, o, v: acc.set(p, o, v, start(p, o, v) if start else f32(0.0))),
                 *nest,
                 *acc.each(lambda p, o, v: finish(p, o, v, acc.value(p, o, v))),
-            ]
+            ],
         )
 
     def ask_ahead(self, tile: _Tile, ic: Expr) -> list[tirx.Stmt]:

@@ -31,6 +31,7 @@ from .machine import VectorMachine
 _WORTH_THREADS = 50_000  # elements that take about as long as waking another core
 _LINE = 16  # elements of a cache line
 _LINES_KEPT = 128  # cache lines with a large stride that surely stay in the first-level cache
+_STACK_BYTES = 1020  # TVM puts larger buffers on the heap, where no sum becomes a register
 _CHEAP_CALLS = {"tirx.if_then_else", "tirx.likely"}
 
 
@@ -301,14 +302,16 @@ def _tile(
     outer.append(step)
     sizes.append(vector.extent // width)
     inner = []
+    item = tvm.DataType(str(sch.get(block).writes[0].source.dtype)).itemsize
+    most = min((machine.registers - 3) // vectors, _STACK_BYTES // (width * item))
     for row in rows:
-        count = _divisor(row.extent, max(1, (machine.registers - 3) // vectors), 1)
+        count = _divisor(row.extent, max(1, most), 1)
         tile, within = sch.split(row.loop, [None, count])
         outer.append(tile)
         inner.append(within)
         sizes.append(row.extent // count)
     sch.reorder(*outer, *reduced, *inner, lane)
-    result = sch.cache_write(block, 0, "local")
+    result = sch.cache_write(block, 0, "global")
     sch.reverse_compute_at(result, outer[-1])
     copied = [sch.get(loop).extent for loop in sch.get_loops(result)[len(outer) :]]
     if not all(isinstance(e, tirx.IntImm) for e in copied) or (
@@ -316,13 +319,17 @@ def _tile(
     ):
         # the box around a tile of merged axes holds elements that this tile does not compute
         raise ScheduleError("the tile is not a box of the result")
-    if inner:
-        sch.unroll(inner[0])
+    *written, last = sch.get_loops(result)[len(outer) :]
+    for row in (*inner, *written):  # sums are registers only where each has a constant place
+        sch.unroll(row)
     sch.vectorize(lane)
-    sch.vectorize(sch.get_loops(result)[-1])
+    sch.vectorize(last)
     _parallelize(sch, outer, sizes, points, machine)  # not possible on a decomposed reduction
     start = sch.get_loops(sch.decompose_reduction(block, reduced[0]))
-    sch.vectorize(start[-1])
+    *cleared, last = start[-1 - len(inner) :]
+    for row in cleared:
+        sch.unroll(row)
+    sch.vectorize(last)
 
 
 def _divisor(extent: int, largest: int, lanes: int) -> int:
@@ -368,7 +375,6 @@ def _reduce_in_parts(
         lane, *reduced = sch.get_loops(parts)[len(outer) :]
     else:
         *reduced, lane = sch.get_loops(parts)
-    sch.set_scope(parts, 0, "local")
     sch.reorder(*reduced, lane)
     sch.vectorize(lane)
     _parallelize(sch, outer, [a.extent for a in spatial], points, machine)

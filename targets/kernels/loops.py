@@ -81,16 +81,44 @@ def prefetch(buffer: tirx.Buffer, *indices: Index) -> tirx.Stmt:
 
 
 def scratch(name: str, *shape: int, scope: str = "global") -> tirx.Buffer:
-    """A temporary float32 buffer; ``scope="local"`` with constant indices becomes registers."""
+    """A temporary float32 buffer.
+
+    For a CPU, TVM puts buffers of scope ``"global"`` and less than 1,024 bytes on the stack, where
+    LLVM can make registers of them, and all others on the heap, ``"local"`` ones included.
+    """
     return tirx.decl_buffer([const(s) for s in shape], "float32", name, scope=scope)
+
+
+def vectors(name: str, count: int, width: int, scope: str = "global") -> list[tirx.Buffer]:
+    """Temporary vectors, a buffer for each: whatever becomes of one, the others are registers."""
+    return [scratch(f"{name}{i}", width, scope=scope) for i in range(count)]
+
+
+def within(buffers: Sequence[tirx.Buffer], statements: Sequence[tirx.Stmt]) -> tirx.Stmt:
+    """Statements that may use temporary buffers."""
+    return block([*(tirx.AllocBuffer(buffer) for buffer in buffers), *statements])
+
+
+_WRITTEN_OUT = 4  # more makes larger code and not faster
+
+
+def unrolled(extent: int, body: Body, name: str = "i") -> tirx.Stmt:
+    """``for name in range(extent)`` with a few passes written out at a time."""
+    if extent <= _WRITTEN_OUT or extent % _WRITTEN_OUT:
+        return loop(extent, body, name, UNROLLED)
+
+    def part(i: Expr) -> tirx.Stmt:
+        return loop(_WRITTEN_OUT, lambda j: body(i * _WRITTEN_OUT + j), name, UNROLLED)
+
+    return loop(extent // _WRITTEN_OUT, part, name)
 
 
 class Accumulators:
     """The registers of one tile: ``pixels`` x ``blocks`` vectors of float32 sums."""
 
-    def __init__(self, pixels: int, blocks: int, count: int) -> None:
+    def __init__(self, pixels: int, blocks: int, count: int, scope: str = "global") -> None:
         self.blocks, self.count = blocks, count
-        self.buffer = scratch("acc", pixels * blocks * count, scope="local")
+        self.buffers = vectors("acc", pixels * blocks, count, scope)
         # Outer loop over the longer side: the operand of the shorter side stays in few registers.
         self._cells = [(p, o) for p in range(pixels) for o in range(blocks)]
         if blocks > pixels:
@@ -102,11 +130,11 @@ class Accumulators:
 
     def value(self, p: int, o: int, lane: Expr) -> Expr:
         """The sum of one lane of a cell."""
-        return load(self.buffer, self._place(p, o, lane))
+        return load(self.buffers[p * self.blocks + o], lane)
 
     def set(self, p: int, o: int, lane: Expr, value: Expr) -> tirx.Stmt:
         """Store the sum of one lane of a cell."""
-        return store(self.buffer, value, self._place(p, o, lane))
+        return store(self.buffers[p * self.blocks + o], value, lane)
 
     def each(
         self,
@@ -119,9 +147,6 @@ class Accumulators:
             for p, o in self._cells
             if pixels is None or p in pixels
         ]
-
-    def _place(self, p: int, o: int, lane: Expr) -> Expr:
-        return lane + (p * self.blocks + o) * self.count
 
 
 def balanced(total: int, largest: int) -> list[int]:

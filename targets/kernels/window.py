@@ -21,6 +21,7 @@ average over existing pixels right without a mask.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from math import inf, prod
@@ -40,10 +41,11 @@ from .loops import (
     lanes,
     load,
     loop,
-    scratch,
     span,
     store,
     tile_runs,
+    vectors,
+    within,
 )
 from .machine import VectorMachine
 
@@ -287,7 +289,7 @@ class _Nest:
         cfg = self.cfg
         n, b, y = row
         cells = run.width if cfg.kind == "depthwise" else len(run.work)
-        acc = scratch("acc", max(1, cells) * cfg.lanes, scope="local")
+        acc = vectors("acc", cells, cfg.lanes)
         low, count = kernel_rows
         started: set[int] = set()
 
@@ -301,7 +303,7 @@ class _Nest:
             ]
 
         def start(cell: int) -> tirx.Stmt:
-            return lanes(cfg.lanes, lambda v: store(acc, self._zero, v + cell * cfg.lanes))
+            return lanes(cfg.lanes, lambda v: store(acc[cell], self._zero, v))
 
         if isinstance(count, int):
             rows = [tap for ky in range(count) for tap in kernel_row(const(ky))]
@@ -311,7 +313,7 @@ class _Nest:
             rows = [span(low, count, lambda ky: block(kernel_row(ky)), "ky")] if run.work else []
             reduction = [start(i) for i in range(cells)] + rows
         results = [self._finish(acc, p, (n, b, y, x + p), run) for p in range(run.width)]
-        return block([tirx.AllocBuffer(acc), *reduction, *results])
+        return within(acc, [*reduction, *results])
 
     @property
     def _zero(self) -> Expr:
@@ -322,7 +324,7 @@ class _Nest:
 
     def _tap(
         self,
-        acc: tirx.Buffer,
+        acc: Sequence[tirx.Buffer],
         cell: int,
         place: tuple[Expr, ...],
         tap: tuple[Expr, Expr, int],
@@ -336,13 +338,13 @@ class _Nest:
             value = load(self.operands[0], *place, v)
             if self.cfg.kind == "depthwise":
                 value = value * load(self.operands[1], *tap, v)
-            where = v + cell * self.cfg.lanes
-            return store(acc, value if first else self._join(load(acc, where), value), where)
+            old = acc[cell]
+            return store(old, value if first else self._join(load(old, v), value), v)
 
         return lanes(self.cfg.lanes, update)
 
     def _finish(
-        self, acc: tirx.Buffer, p: int, place: tuple[Expr, ...], run: TileRun[_Reads]
+        self, acc: Sequence[tirx.Buffer], p: int, place: tuple[Expr, ...], run: TileRun[_Reads]
     ) -> tirx.Stmt:
         """Store output pixel ``p`` of the tile."""
         cfg = self.cfg
@@ -350,7 +352,7 @@ class _Nest:
         cells = [p] if cfg.kind == "depthwise" else window
 
         def value(v: Expr) -> Expr:
-            parts = [load(acc, v + i * cfg.lanes) for i in cells] or [self._zero]
+            parts = [load(acc[i], v) for i in cells] or [self._zero]
             total = reduce(self._join, parts)
             return total / window_count(cfg, place[2], place[3]) if cfg.kind == "avg" else total
 

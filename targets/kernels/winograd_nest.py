@@ -21,7 +21,6 @@ from .loops import (
     CACHE_LINE,
     PARALLEL,
     SERIAL,
-    UNROLLED,
     Accumulators,
     balanced,
     block,
@@ -33,6 +32,9 @@ from .loops import (
     prefetch,
     scratch,
     store,
+    unrolled,
+    vectors,
+    within,
 )
 from .machine import VectorMachine
 from .winograd import INPUT, OUTPUT, WinogradConfig, combine
@@ -146,7 +148,7 @@ class _Nest:
             lambda c: self.each_tile(b, lambda y, x, t: transform(c, y, x, t)),
             "c",
         )
-        return block([tirx.AllocBuffer(v), inputs, self.later_stages(n, b, part, plane)])
+        return within([v], [inputs, self.later_stages(n, b, part, plane)])
 
     def band_of_products(self, n: Expr, b: Expr, part: Expr) -> tirx.Stmt:
         """The second and third stage of the tiles of one band."""
@@ -191,7 +193,7 @@ class _Nest:
             ),
             "o",
         )
-        return block([tirx.AllocBuffer(m), products, outputs])
+        return within([m], [products, outputs])
 
     def input_tile(
         self,
@@ -206,19 +208,19 @@ class _Nest:
         top, left = y * cfg.tile - cfg.padding[0], x * cfg.tile - cfg.padding[1]
         height, width = cfg.in_size
 
-        read = scratch("d", a, a, cfg.lanes, scope="local")
+        read = [scratch(f"column{j}", a, cfg.lanes) for j in range(a)]
 
         def pixel(i: int | Expr, j: int, z: Expr) -> Expr:
             return load(self.data, n, c, top + i, left + j, z)
 
         def transform(value: Callable[[int, int, Expr], Expr]) -> tirx.Stmt:
-            half = scratch("half", a, a, cfg.lanes, scope="local")
+            half = vectors("half", a * a, cfg.lanes)
             matrix = INPUT[cfg.tile]
             columns = [
                 lanes(
                     cfg.lanes,
                     lambda z, r=r, j=j: store(
-                        half, combine(matrix[r], [value(i, j, z) for i in range(a)]), r, j, z
+                        half[r * a + j], combine(matrix[r], [value(i, j, z) for i in range(a)]), z
                     ),
                 )
                 for j in range(a)
@@ -228,13 +230,15 @@ class _Nest:
                 lanes(
                     cfg.lanes,
                     lambda z, r=r, s=s: put(
-                        r * a + s, combine(matrix[s], [load(half, r, j, z) for j in range(a)]), z
+                        r * a + s,
+                        combine(matrix[s], [load(half[r * a + j], z) for j in range(a)]),
+                        z,
                     ),
                 )
                 for r in range(a)
                 for s in range(a)
             ]
-            return block([tirx.AllocBuffer(half), *columns, *rows])
+            return within(half, [*columns, *rows])
 
         def read_columns(low: int, high: int) -> tirx.Stmt:
             """Copy the tile with zeros for what lies outside; columns ``low..high`` lie inside."""
@@ -245,10 +249,9 @@ class _Nest:
                         lanes(
                             cfg.lanes,
                             lambda z, j=j: store(
-                                read,
+                                read[j],
                                 pixel(i, j, z) if exists and low <= j < high else f32(0.0),
                                 i,
-                                j,
                                 z,
                             ),
                         )
@@ -269,9 +272,7 @@ class _Nest:
             if ranges[k] != ranges[k + 1]:
                 border = tirx.IfThenElse(x <= k, read_columns(*ranges[k]), border)
         fits = tirx.all(top >= 0, top + a <= height, left >= 0, left + a <= width)
-        copied = block(
-            [tirx.AllocBuffer(read), border, transform(lambda i, j, z: load(read, i, j, z))]
-        )
+        copied = within(read, [border, transform(lambda i, j, z: load(read[j], i, z))])
         return tirx.IfThenElse(fits, transform(pixel), copied)
 
     def products(
@@ -353,12 +354,12 @@ class _Nest:
                 )
                 for j in range(each)
             ]
-            channels = loop(cfg.lanes, lambda ii: channel(c, ii), "ii", UNROLLED)
+            channels = unrolled(cfg.lanes, lambda ii: channel(c, ii), "ii")
             return block([*ahead, channels])
 
-        return block(
+        return within(
+            acc.buffers,
             [
-                tirx.AllocBuffer(acc.buffer),
                 *acc.each(lambda p, o, z: acc.set(p, o, z, f32(0.0))),
                 loop(cfg.in_blocks, reduce, "c"),
                 *acc.each(
@@ -366,7 +367,7 @@ class _Nest:
                         m, acc.value(p, o, z), k, (g * cfg.oc_blocks + o) * count + t + p, z
                     )
                 ),
-            ]
+            ],
         )
 
     def output_tile(
@@ -375,13 +376,15 @@ class _Nest:
         """``epilogue(A^T M A)`` of one tile; the last row and column of tiles may be cut off."""
         cfg, a, size = self.cfg, self.cfg.alpha, self.cfg.tile
         n, part, o = channel
-        half = scratch("half", size, a, cfg.lanes, scope="local")
+        half = vectors("half", size * a, cfg.lanes)
         matrix = OUTPUT[size]
         columns = [
             lanes(
                 cfg.lanes,
                 lambda z, r=r, j=j: store(
-                    half, combine(matrix[r], [load(m, i * a + j, t, z) for i in range(a)]), r, j, z
+                    half[r * a + j],
+                    combine(matrix[r], [load(m, i * a + j, t, z) for i in range(a)]),
+                    z,
                 ),
             )
             for j in range(a)
@@ -394,7 +397,7 @@ class _Nest:
                 cfg.lanes,
                 lambda z: self.epilogue.store(
                     (n, part * cfg.out_blocks + o, row, column, z),
-                    combine(matrix[s], [load(half, r, j, z) for j in range(a)]),
+                    combine(matrix[s], [load(half[r * a + j], z) for j in range(a)]),
                 ),
             )
             exists = tirx.all(row < cfg.out_size[0], column < cfg.out_size[1])
@@ -407,7 +410,7 @@ class _Nest:
         if cfg.out_size[0] % size or cfg.out_size[1] % size:
             whole = tirx.all((y + 1) * size <= cfg.out_size[0], (x + 1) * size <= cfg.out_size[1])
             tile = tirx.IfThenElse(whole, tile, pixels(False))
-        return block([tirx.AllocBuffer(half), *columns, tile])
+        return within(half, [*columns, tile])
 
 
 def _inside(first: int, count: int, extent: int) -> tuple[int, int]:

@@ -9,20 +9,20 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.ir import Expr
 
-from .loops import block, f32, lanes, load, loop, scratch, store
+from .loops import block, f32, lanes, load, loop, store, vectors, within
 from .winograd import WEIGHT, WinogradConfig, combine
 
 
 def write_weight_transform(cfg: WinogradConfig, weight: tirx.Buffer, out: tirx.Buffer) -> tirx.Stmt:
     """The weight transform, a vector of output channels at a time."""
     width = cfg.oc_blocks * cfg.lanes
-    taps, half = scratch("taps", 9, width, scope="local"), scratch("half", cfg.alpha, 3, width)
+    taps, half = vectors("taps", 9, width), vectors("half", cfg.alpha * 3, width)
 
     def channel(q: Expr, g: Expr, b: Expr, i: Expr) -> tirx.Stmt:
         def tap(k: int, v: Expr) -> tirx.Stmt:
             o, c, exists = cfg.weight_place(q, g, b, i, v)
             value = tirx.if_then_else(exists, load(weight, o, c, k // 3, k % 3), f32(0.0))
-            return store(taps, value, k, v)
+            return store(taps[k], value, v)
 
         matrix = WEIGHT[cfg.tile]
         return block(
@@ -32,10 +32,8 @@ def write_weight_transform(cfg: WinogradConfig, weight: tirx.Buffer, out: tirx.B
                     lanes(
                         width,
                         lambda v, r=r, x=x: store(
-                            half,
-                            combine(matrix[r], [load(taps, y * 3 + x, v) for y in range(3)]),
-                            r,
-                            x,
+                            half[r * 3 + x],
+                            combine(matrix[r], [load(taps[y * 3 + x], v) for y in range(3)]),
                             v,
                         ),
                     )
@@ -47,7 +45,7 @@ def write_weight_transform(cfg: WinogradConfig, weight: tirx.Buffer, out: tirx.B
                         width,
                         lambda v, r=r, s=s: store(
                             out,
-                            combine(matrix[s], [load(half, r, x, v) for x in range(3)]),
+                            combine(matrix[s], [load(half[r * 3 + x], v) for x in range(3)]),
                             q,
                             r * cfg.alpha + s,
                             g,
@@ -73,4 +71,4 @@ def write_weight_transform(cfg: WinogradConfig, weight: tirx.Buffer, out: tirx.B
         ),
         "q",
     )
-    return block([tirx.AllocBuffer(taps), tirx.AllocBuffer(half), nest])
+    return within([*taps, *half], [nest])

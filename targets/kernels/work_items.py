@@ -38,6 +38,7 @@ from .loops import (
     loop,
     scratch,
     store,
+    within,
 )
 from .machine import VectorMachine
 from .window import WindowConfig, window_count
@@ -86,7 +87,7 @@ def write_conv_items(
     def item(indices: Sequence[Expr]) -> tirx.Stmt:
         n, g, y, tile = indices
         first_column = tile * cfg.pixels
-        acc = Accumulators(cfg.pixels, cfg.oc_blocks, cfg.lanes)
+        acc = Accumulators(cfg.pixels, cfg.oc_blocks, cfg.lanes, scope="local")
         values = scratch("d", cfg.pixels * cfg.data_block, scope="local")
         first_block = const(cfg.first_block(g * cfg.oc_blocks))
 
@@ -147,14 +148,13 @@ def write_conv_items(
             ),
             "ic",
         )
-        return block(
+        return within(
+            [*acc.buffers, values],
             [
-                tirx.AllocBuffer(acc.buffer),
-                tirx.AllocBuffer(values),
                 *acc.each(lambda p, o, v: acc.set(p, o, v, f32(0.0))),
                 nest,
                 *(finish_pixel(p) for p in range(cfg.pixels)),
-            ]
+            ],
         )
 
     extents = (cfg.batch, cfg.out_groups, height, tiles)
@@ -193,7 +193,7 @@ def write_window_items(
 
     def item(indices: Sequence[Expr]) -> tirx.Stmt:
         n, b, y, x = indices
-        acc = Accumulators(1, 1, cfg.lanes)
+        acc = Accumulators(1, 1, cfg.lanes, scope="local")
 
         def tap(ky: Expr, kx: Expr) -> tirx.Stmt:
             row = y * cfg.stride[0] + ky * cfg.dilation[0] - cfg.padding[0]
@@ -216,9 +216,9 @@ def write_window_items(
             return total / window_count(cfg, y, x) if cfg.kind == "avg" else total
 
         start = f32(-inf if cfg.kind == "max" else 0.0)
-        return block(
+        return within(
+            acc.buffers,
             [
-                tirx.AllocBuffer(acc.buffer),
                 *acc.each(lambda p, o, v: acc.set(p, o, v, start)),
                 loop(
                     cfg.kernel[0],
@@ -226,7 +226,7 @@ def write_window_items(
                     "ky",
                 ),
                 lanes(cfg.lanes, lambda v: epilogue.store((n, b, y, x, v), result(v))),
-            ]
+            ],
         )
 
     return spread((cfg.batch, cfg.blocks, height, width), machine.group_items, item)

@@ -14,6 +14,8 @@ from tvm_stretch.targets.kernels import generic
 from tvm_stretch.targets.kernels.generic import schedule_generic
 from tvm_stretch.targets.kernels.machine import VectorMachine
 
+from tests.lowered import heap_buffers
+
 MACHINE = VectorMachine(lanes=8, registers=16, broadcast_operand=False, l2_bytes=2**19, threads=1)
 IMAGE, BLOCKED = (1, 20, 13, 13), (1, 12, 7, 7, 8)
 LONG, BOOL = "int64", "bool"
@@ -184,11 +186,14 @@ def test_contiguous_loops_become_one_vectorized_loop():
     assert scheduled_text("relu").count("T.vectorized(T.int64(8))") == 1
 
 
+@pytest.mark.parametrize("lanes, registers", [(4, 32), (8, 16), (16, 32)])
 @pytest.mark.parametrize("name", ["mean_blocked", "sum_last", "matmul", "conv", "layer_norm"])
-def test_reductions_accumulate_in_registers(name):
-    text = scheduled_text(name)
-    assert 'scope="local"' in text
-    assert "T.vectorized" in text
+def test_reductions_accumulate_in_registers(name, lanes, registers):
+    machine = replace(MACHINE, lanes=lanes, registers=registers)
+    (func,) = prim_funcs(*CASES[name])
+    scheduled = schedule_generic(func, machine)
+    assert "T.vectorized" in scheduled.script()
+    assert heap_buffers(scheduled) <= heap_buffers(func)
 
 
 def test_an_exponential_is_not_computed_twice():

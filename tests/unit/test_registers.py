@@ -1,0 +1,93 @@
+"""Sums lie in registers by construction: no template takes memory from the heap for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tvm import te, tirx
+from tvm_stretch.targets.kernels.blocks import annotation
+from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv, winograd_of_tile
+from tvm_stretch.targets.kernels.conv import ConvConfig, conv_compute
+from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.templates import schedule_kernel
+from tvm_stretch.targets.kernels.window import WindowConfig, window_compute
+from tvm_stretch.targets.kernels.winograd import (
+    WinogradConfig,
+    multiply_planes,
+    transform_input,
+    transform_weight,
+    winograd_compute,
+)
+
+from tests.lowered import heap_buffers
+
+AVX2 = VectorMachine(8, 16, False, 512 * 1024, 1)
+AVX512 = VectorMachine(16, 32, False, 1024 * 1024, 1)
+NEON = VectorMachine(4, 32, True, 512 * 1024, 1)
+MACHINES = [AVX2, AVX512, NEON]
+
+
+def kernel(machine: VectorMachine, out: te.Tensor, *operands: te.Tensor) -> tirx.PrimFunc:
+    return schedule_kernel(te.create_prim_func([*operands, out]), machine)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("kernel_size, stride", [(1, 1), (3, 1), (3, 2), (7, 2)])
+def test_direct_convolution(machine: VectorMachine, kernel_size: int, stride: int) -> None:
+    pad = kernel_size // 2
+    channels = 3 if kernel_size == 7 else 64
+    shape = ConvShape(
+        1, channels, (28, 28), 64, (kernel_size,) * 2, (stride,) * 2, (pad,) * 4
+    )  # fmt: skip
+    config = choose_conv(shape, replace(machine), 1 if channels == 3 else machine.lanes)
+    if isinstance(config, WinogradConfig):
+        config = ConvConfig(
+            **vars(shape), lanes=machine.lanes, data_block=machine.lanes, oc_blocks=2, pixels=7
+        )
+    image = (1, config.in_blocks, 28, 28)
+    data = te.placeholder(image + ((machine.lanes,) if channels > 3 else ()), name="data")
+    weight = te.placeholder(config.weight_shape, name="weight")
+    out = conv_compute(config, data, weight, annotation("conv", config))
+    assert heap_buffers(kernel(machine, out, data, weight)) == 0
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("tile", [2, 4])
+def test_winograd(machine: VectorMachine, tile: int) -> None:
+    shape = ConvShape(1, 64, (13, 13), 64, (3, 3), padding=(1, 1, 1, 1))
+    config = winograd_of_tile(shape, machine, tile)
+    lanes = machine.lanes
+    data = te.placeholder((1, 64 // lanes, 13, 13, lanes), name="data")
+    weight = te.placeholder((64, 64, 3, 3), name="weight")
+    packed = te.placeholder(config.weight_shape, name="packed")
+    planes = transform_input(config, data, annotation("winograd_input", config))
+    read = te.placeholder(planes.shape, name="planes")
+    product = multiply_planes(config, read, packed, annotation("winograd_product", config))
+    whole = winograd_compute(config, data, packed, annotation("winograd", config))
+    packing = transform_weight(config, weight, annotation("winograd_weight", config))
+    assert heap_buffers(kernel(machine, planes, data)) == 0
+    assert heap_buffers(kernel(machine, packing, weight)) == 0
+    # the planes of a band and their products are as large as the second-level cache allows
+    assert heap_buffers(kernel(machine, product, read, packed)) == 1
+    assert heap_buffers(kernel(machine, whole, data, packed)) == 2
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(
+    "kind, size, stride",
+    [("depthwise", 3, 1), ("depthwise", 5, 2), ("max", 3, 2), ("avg", 7, 1), ("avg", 2, 2)],
+)
+def test_windows(machine: VectorMachine, kind: str, size: int, stride: int) -> None:
+    lanes, pad = machine.lanes, size // 2
+    config = WindowConfig(
+        kind, 1, 2 * lanes, (28, 28), (size,) * 2, (stride,) * 2, (pad,) * 4, (1, 1), lanes
+    )
+    operands = [te.placeholder((1, 2, 28, 28, lanes), name="data")]
+    weight = te.placeholder((2, size, size, lanes), name="weight")
+    if kind == "depthwise":
+        operands.append(weight)
+    window = window_compute(
+        config, operands[0], weight if kind == "depthwise" else None, annotation("window", config)
+    )
+    assert heap_buffers(kernel(machine, window, *operands)) == 0
