@@ -26,7 +26,7 @@ from tvm_stretch.targets.kernels.winograd import (
 
 AVX2 = VectorMachine(8, 16, False, 512 * 1024, 1)
 NEON = VectorMachine(4, 32, True, 256 * 1024, 1)
-AVX512 = VectorMachine(16, 32, True, 1024 * 1024, 2)
+AVX512 = VectorMachine(16, 32, False, 1024 * 1024, 2)
 SMALL_CACHE = VectorMachine(8, 16, False, 8 * 1024, 1)
 MACHINES = [AVX2, NEON, AVX512, SMALL_CACHE]
 
