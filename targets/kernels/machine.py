@@ -15,8 +15,7 @@ class VectorMachine:
         lanes: float32 lanes of one vector register; also the channel block of the blocked layout.
         registers: architectural vector registers.
         broadcast_operand: a multiply-add can take one lane of a register as operand (NEON's ``fmla``
-            by element), so a load brings the values of several steps. Of AVX-512's ``{1to16}`` LLVM
-            makes no use in these nests.
+            by element). Of AVX-512's ``{1to16}`` LLVM makes no use in these nests.
         l2_bytes: private second-level cache of one core.
         threads: cores a kernel may use.
         group_items: work-items of a work-group on a GPU; 1 for a core that runs loops.
