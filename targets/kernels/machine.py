@@ -14,8 +14,8 @@ class VectorMachine:
     Attributes:
         lanes: float32 lanes of one vector register; also the channel block of the blocked layout.
         registers: architectural vector registers.
-        broadcast_operand: a multiply-add can take one lane of a register as operand (NEON's ``fmla``
-            by element). Of AVX-512's ``{1to16}`` LLVM makes no use in these nests.
+        broadcast_operand: a multiply-add can take one lane of a register as operand (as in NEON's
+            ``fmla`` by element). Of AVX-512's ``{1to16}`` LLVM makes no use in these nests.
         l2_bytes: private second-level cache of one core.
         threads: cores a kernel may use.
         group_items: work-items of a work-group on a GPU; 1 for a core that runs loops.
