@@ -88,15 +88,16 @@ def show_regions(graph: Graph) -> None:
 
 
 def chart(timeline: Timeline, columns: int = 84) -> str:
-    """The run in characters: `[left ====]` while a region runs, dots while nothing does."""
+    """The run in characters: `[left ====]` while a region runs, `|` for a short one."""
     rows = {name: ["."] * columns for name in timeline.processors}
     for region in timeline.regions:
         if region.work:
-            first = min(region.start * columns // timeline.duration, columns - 2)
-            last = max(region.end * columns // timeline.duration, first + 2)
+            first = min(region.start * columns // timeline.duration, columns - 1)
+            last = max(region.end * columns // timeline.duration, first + 1)
             room = last - first - 2
             words = f"{region.name} " if len(region.name) < room else ""
-            rows[region.processor][first:last] = f"[{words.ljust(room, '=')}]"
+            box = f"[{words.ljust(room, '=')}]" if room >= 0 else "|"
+            rows[region.processor][first:last] = box
     width = max(map(len, rows))
     return "\n".join(f"{name.ljust(width)}  {''.join(cells)}" for name, cells in rows.items())
 
