@@ -18,37 +18,11 @@ from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.machine import VectorMachine
 
 from tvm_stretch.ir.expressions import shape_of, with_variables
+from tvm_stretch.ir.operators import BINARY, UNARY
 
-# Elementwise operators that keep the padding lanes finite (they hold 0, or what these make of 0).
-_UNARY = {
-    f"relax.{name}"
-    for name in [
-        "nn.relu",
-        "nn.relu6",
-        "nn.leakyrelu",
-        "nn.gelu",
-        "nn.gelu_tanh",
-        "nn.silu",
-        "nn.softplus",
-        "sigmoid",
-        "tanh",
-        "clip",
-        "abs",
-        "negative",
-        "exp",
-        "floor",
-        "ceil",
-        "round",
-        "sign",
-        "square",
-        "sqrt",
-        "erf",
-        "sin",
-        "cos",
-        "nn.dropout",
-    ]
-}
-_BINARY = {f"relax.{name}" for name in ["add", "subtract", "multiply", "maximum", "minimum"]}
+# Padding lanes hold 0, or what these make of 0, and must stay finite.
+_UNARY = {f"relax.{name}" for name in UNARY - {"astype", "log", "rsqrt"}}
+_BINARY = {f"relax.{name}" for name in BINARY - {"divide", "power"}}
 
 
 @dataclass

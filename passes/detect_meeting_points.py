@@ -18,7 +18,8 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.errors import InputError
-from tvm_stretch.ir.operators import POINTWISE, VIEWS, Operator, Operators
+from tvm_stretch.ir.operators import POINTWISE, Operator, Operators
+from tvm_stretch.ir.views import RESHAPES
 
 DEFAULT_ALPHA = 0.1
 
@@ -136,7 +137,7 @@ def _merge_pointwise(
     """Join what is pointwise with what comes before it; the number counts the operators before."""
     pending: tuple[str, list[Operator], int] | None = None
     for name, members in articulations:
-        follows = all(member.kind in POINTWISE | VIEWS for member in members)
+        follows = all(member.kind in POINTWISE | RESHAPES for member in members)
         if pending is not None and pending[1] and follows:
             pending = (name, pending[1] + members, pending[2])
             continue

@@ -13,16 +13,13 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
-from tvm_stretch.ir.views import ALIGNMENT, is_view
-
-_PIECES = ["relax.concat", "relax.split", "relax.strided_slice"]
-_ALWAYS_VIEWS = ["relax.reshape", "relax.flatten", "relax.expand_dims", "relax.squeeze"]
+from tvm_stretch.ir.views import ALIGNMENT, PIECES, RESHAPES, is_view
 
 
 def keep_views() -> tvm.transform.Pass:
     """The pass described in the module docstring."""
-    legalizers = {name: _unless_view(name) for name in _PIECES}
-    return relax.transform.LegalizeOps(legalizers, skip_ops=_ALWAYS_VIEWS)
+    legalizers = {f"relax.{name}": _unless_view(f"relax.{name}") for name in PIECES}
+    return relax.transform.LegalizeOps(legalizers, skip_ops=[f"relax.{n}" for n in RESHAPES])
 
 
 def _unless_view(name: str) -> relax.transform.LegalizeFunc:

@@ -1,13 +1,4 @@
-"""The CPU: kernels through LLVM, for x86-64 (AVX2, AVX-512) and aarch64 (NEON).
-
-Phases, after BlockChannels brought in the kernel templates:
-
-      LegalizeOps            every other operator to a PrimFunc; views stay operators
-      FuseOps, FuseTIR       epilogues into their kernels
-      KeepNan                maximum and minimum let NaN and infinities through
-      ExpandMath             exp, sigmoid, tanh as arithmetic on vectors
-      ScheduleKernels        explicit loop nests
-"""
+"""The CPU: kernels through LLVM, for x86-64 (AVX2, AVX-512) and aarch64 (NEON)."""
 
 from __future__ import annotations
 

@@ -1,12 +1,5 @@
 """OpenCL: GPUs, and CPUs that have an OpenCL driver (PoCL).
 
-Phases, after BlockChannels brought in the kernel templates:
-
-      LegalizeOps            every operator without a template to a PrimFunc; views stay operators
-      FuseOps, FuseTIR       epilogues into their kernels
-      KeepNan                maximum and minimum let NaN and infinities through
-      schedule               a CPU's loop nests, or work-items for a GPU
-
 A CPU-type device is a processor of the same make as the host: its kernels are the host's, one
 work-group for each core. The driver compiles them as well as LLVM does (tests measure it).
 """

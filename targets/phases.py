@@ -1,11 +1,4 @@
-"""The phases between BlockChannels and the schedules, the same for every processor.
-
-LegalizeOps            every operator without a template to a PrimFunc; views stay operators
-FuseOps, FuseTIR       epilogues into their kernels, which NameKernels names after their operators
-KeepNan                maximum and minimum let NaN and infinities through
-ExpandMath             exp, sigmoid, tanh as arithmetic on vectors, where the processor has nothing
-                       better
-"""
+"""The phases between BlockChannels and the schedules, the same for every processor."""
 
 from __future__ import annotations
 
@@ -19,16 +12,21 @@ from tvm_stretch.passes.name_kernels import MarkOperators, NameKernels
 
 
 def kernel_phases(*, expand_math: bool) -> tuple[tvm.transform.Pass, ...]:
-    """The phases of the module docstring, in order."""
+    """From Relax with kernel templates to kernel-level Relax.
+
+    Args:
+        expand_math: whether exp, sigmoid and tanh become arithmetic on vectors; for processors
+            that have no instructions for them.
+    """
     return (
-        keep_views(),
+        keep_views(),  # operators without a template to PrimFuncs; views stay operators
         relax.transform.AnnotateTIROpPattern(),
-        MarkTemplates(),
+        MarkTemplates(),  # which of them may take epilogues
         MarkOperators(),
-        relax.transform.FuseOps(),
-        NameKernels(),
+        relax.transform.FuseOps(),  # epilogues into their kernels ..
+        NameKernels(),  # .. which are named after their operators
         relax.transform.FuseTIR(),
         relax.transform.DeadCodeElimination(),
-        KeepNan(),
+        KeepNan(),  # maximum and minimum let NaN and infinities through
         *((ExpandMath(),) if expand_math else ()),
     )

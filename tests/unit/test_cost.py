@@ -216,7 +216,7 @@ def test_truncated_model(model: MeasuredModel, tmp_path: Path, share: float) -> 
     model.save(path)
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(CostModelError, match="expected a cost model"):
+    with pytest.raises(CostModelError, match="JSON for the cost model"):
         load_cost_model(path)
 
 

@@ -146,9 +146,9 @@ def test_measurements_of_another_device_are_refused(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("", "format and version"),
-        ("no json\n", "expected JSON in line 1"),
+        ("no json\n", "expected JSON for line 1"),
         ('{"format": "tvm_stretch.measurements", "version": 0}\n', "format and version"),
-        ("[]\n", "expected a JSON object in line 1"),
+        ("[]\n", "expected an object for line 1"),
     ],
 )
 def test_damaged_head(tmp_path: Path, content: str, message: str) -> None:
@@ -163,10 +163,10 @@ def test_damaged_line_in_the_middle(tmp_path: Path) -> None:
         dataset.append(row)
     lines = dataset.path.read_text().splitlines(keepends=True)
     dataset.path.write_text("".join([*lines[:2], lines[2][:30] + "\n", *lines[3:]]))
-    with pytest.raises(CostModelError, match="expected JSON in line 3"):
+    with pytest.raises(CostModelError, match="expected JSON for line 3"):
         Dataset.open(dataset.path, DEVICE)
     dataset.path.write_text("".join([*lines[:2], "{}\n", *lines[3:]]))
-    with pytest.raises(CostModelError, match="fields of a row in line 3"):
+    with pytest.raises(CostModelError, match=r"expected the fields .* for line 3"):
         Dataset.open(dataset.path, DEVICE)
 
 
@@ -352,7 +352,7 @@ def test_planning_finds_what_measuring_left(
     assert large is not None
     assert small < large
     (folder / "cpu.json").write_text((folder / "cpu.json").read_text()[:1000])
-    with pytest.raises(CostModelError, match="expected a cost model"):
+    with pytest.raises(CostModelError, match="JSON for the cost model"):
         trained_costs([host()])
 
 

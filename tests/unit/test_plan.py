@@ -111,7 +111,7 @@ REGION = {"name": "r0", "processor": "cpu", "operators": ["a"]}
     [
         ({}, "format and version"),
         (changed(version=2), "format and version"),
-        (changed(colour="red"), "no field ['colour']"),
+        (changed(colour="red"), "got ['colour'] too"),
         (changed(processors="cpu"), "list of names for processors"),
         (changed(processors=[]), "at least one processor"),
         (changed(processors=["cpu", "cpu", "opencl"]), "cpu more than once"),
@@ -174,7 +174,7 @@ def test_truncated_files_are_refused(
 
 
 def test_files_that_are_no_plans_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="readable file"):
+    with pytest.raises(PlanError, match="readable file for the plan"):
         Plan.read(tmp_path / "missing.json")
     (tmp_path / "half.json").write_text('{"format": ')
     with pytest.raises(PlanError, match="expected JSON"):

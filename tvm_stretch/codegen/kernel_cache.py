@@ -20,11 +20,12 @@ import contextlib
 import functools
 import hashlib
 import os
-import tempfile
 import threading
 import time
 from collections import OrderedDict
 from pathlib import Path
+
+from tvm_stretch.files import TEMPORARY, cache_folder, write_whole
 
 _MAGIC = b"TVMSTRK1"
 _DIGEST_BYTES = 20
@@ -100,16 +101,7 @@ class KernelCache:
         if not self._tidied:
             self._tidied = True
             _tidy(folder)
-        handle, name = tempfile.mkstemp(dir=folder, prefix=".", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(_MAGIC + digest(key, code) + code)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).replace(folder / key.hex())
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        write_whole(folder / key.hex(), _MAGIC + digest(key, code) + code)
 
 
 def _tidy(folder: Path) -> None:
@@ -118,7 +110,7 @@ def _tidy(folder: Path) -> None:
     for path in folder.iterdir():
         with contextlib.suppress(OSError):  # another process removed it
             status = path.stat()
-            if path.suffix != ".tmp":
+            if path.suffix != TEMPORARY:
                 entries.append((status.st_mtime, status.st_size, path))
             elif status.st_mtime < now - _STALE_SECONDS:
                 path.unlink()
@@ -134,19 +126,9 @@ def _tidy(folder: Path) -> None:
 
 def kernel_cache() -> KernelCache:
     """The cache of this process, for the folder that the environment names now."""
-    return _cache_of(_folder())
+    return _cache_of(cache_folder("kernels"))
 
 
 @functools.cache
 def _cache_of(folder: Path | None) -> KernelCache:
     return KernelCache(folder)
-
-
-def _folder() -> Path | None:
-    own = os.environ.get("TVM_STRETCH_CACHE_DIR")
-    if own is not None:
-        return Path(own) / "kernels" if own else None
-    if cache := os.environ.get("XDG_CACHE_HOME"):
-        return Path(cache) / "tvm_stretch" / "kernels"
-    home = os.environ.get("HOME")
-    return Path(home) / ".cache" / "tvm_stretch" / "kernels" if home else None

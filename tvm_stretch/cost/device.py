@@ -6,11 +6,13 @@ import hashlib
 import json
 import os
 import platform
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tvm_stretch.errors import InputError
+from tvm_stretch.errors import CostModelError, InputError
+from tvm_stretch.files import cache_folder
 from tvm_stretch.targets.opencl_device import find_device
 from tvm_stretch.targets.processor import Processor
 
@@ -31,16 +33,10 @@ def fingerprint(processor: Processor, device: str | None = None) -> dict[str, An
 
 
 def default_folder(host: Processor, device: str | None = None) -> Path | None:
-    """The folder of this device: in ``$TVM_STRETCH_CACHE_DIR`` or the user's cache.
-
-    None where that variable is empty, which asks for no files at all.
-    """
-    own = os.environ.get("TVM_STRETCH_CACHE_DIR")
-    if own == "":
-        return None
-    users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvm_stretch"
+    """The folder of this device; None where the user wants no files."""
+    folder = cache_folder("costs")
     text = json.dumps(fingerprint(host, device), sort_keys=True)
-    return Path(own or users) / "costs" / hashlib.sha256(text.encode()).hexdigest()[:12]
+    return folder and folder / hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def chosen_folder(
@@ -58,6 +54,18 @@ def chosen_folder(
             "name a folder"
         )
     return found
+
+
+def check_device(found: Any, expected: Mapping[str, Any], where: str) -> None:
+    """Refuse measurements of another device, naming what differs."""
+    found = found if isinstance(found, dict) else {}
+    differing = sorted(key for key in {*found, *expected} if found.get(key) != expected.get(key))
+    if differing:
+        pairs = ", ".join(f"{k} {found.get(k)!r} (here {expected.get(k)!r})" for k in differing)
+        raise CostModelError(
+            f"expected measurements of this device in {where}, got {pairs}; "
+            "use another file, or measure again"
+        )
 
 
 def _local_machine() -> str:

@@ -12,9 +12,18 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
 from tvm_stretch.errors import CostModelError
+from tvm_stretch.files import Format
 
 SCHEMA_VERSION = 3
 """Raise it whenever a field of a feature class changes; files of another version are refused."""
+
+MEASUREMENTS = Format(
+    "tvm_stretch.measurements",
+    SCHEMA_VERSION,
+    "the measurements",
+    CostModelError,
+    "measure again into another file",
+)
 
 _TYPICAL_ROUND_BYTES = 128 << 20
 
@@ -231,9 +240,4 @@ def from_json(data: dict[str, Any]) -> Features:
         raise CostModelError(
             f"expected one of {sorted(FAMILIES)} for family, got {family!r}; measure again"
         )
-    if set(values) != set(kind.names()):
-        raise CostModelError(
-            f"expected the fields {list(kind.names())} for {family}, got {sorted(values)}; "
-            "measure again with this version"
-        )
-    return kind(**values)
+    return MEASUREMENTS.build(kind, values, str(family))

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tvm_stretch.cost.analytic import AnalyticModel, Speed
+from tvm_stretch.cost.device import check_device
 from tvm_stretch.cost.family import (
     FEWEST_ROWS,
     Array,
@@ -26,11 +27,17 @@ from tvm_stretch.cost.family import (
     fit_family,
 )
 from tvm_stretch.cost.features import SCHEMA_VERSION, Features, RunFeatures, TransferFeatures
-from tvm_stretch.cost.files import write_whole
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.errors import CostModelError
+from tvm_stretch.files import Format, write_whole
 
-FORMAT = "tvm_stretch.cost_model"
+FORMAT = Format(
+    "tvm_stretch.cost_model",
+    SCHEMA_VERSION,
+    "the cost model",
+    CostModelError,
+    "measure and train again",
+)
 
 _BETWEEN = (TransferFeatures.family, RunFeatures.family)
 """Families that are no kernels."""
@@ -87,12 +94,13 @@ class MeasuredModel:
 
     def save(self, path: str | Path) -> None:
         """Write the file; it appears complete or not at all."""
-        write_whole(Path(path), json.dumps(self._to_json(), separators=(",", ":")))
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(self._to_json(), separators=(",", ":")))
 
     def _to_json(self) -> dict[str, Any]:
         return {
-            "format": FORMAT,
-            "version": SCHEMA_VERSION,
+            **FORMAT.head,
             "device": dict(self.device),
             "analytic": self.base.to_json(),
             "together_ratio": self.together_ratio,
@@ -111,45 +119,23 @@ def load_cost_model(path: str | Path, device: Mapping[str, Any] | None = None) -
     Raises:
         CostModelError: the file is missing, truncated, of another schema or from another device.
     """
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CostModelError(
-            f"expected a cost model in {path}, got {error}; measure and train again"
-        ) from error
-    return _read(data, device, Path(path))
+    return _read(FORMAT.read(Path(path)), device, path)
 
 
-def _read(data: Any, device: Mapping[str, Any] | None, path: Path) -> MeasuredModel:
-    found = (data.get("format"), data.get("version")) if isinstance(data, dict) else None
-    if found != (FORMAT, SCHEMA_VERSION):
-        raise CostModelError(
-            f"expected {(FORMAT, SCHEMA_VERSION)} for the format and version of {path}, got "
-            f"{found}; measure and train again with this version"
-        )
+def _read(data: Any, device: Mapping[str, Any] | None, path: str | Path) -> MeasuredModel:
     if device is not None:
         check_device(data.get("device"), device, str(path))
     try:
         families = {n: FamilyModel.from_json(n, item) for n, item in data["families"].items()}
         base, ratio = AnalyticModel.from_json(data["analytic"]), float(data["together_ratio"])
-        below = None if data["below"] is None else _read(data["below"], None, path)
+        below = data["below"]
+        if below is not None:
+            below = _read(FORMAT.body(dict(below), f"below in {path}"), None, path)
         return MeasuredModel(data["device"], base, families, ratio, below)
     except (KeyError, TypeError, AttributeError) as error:
         raise CostModelError(
             f"expected families, analytic and device in {path}, got {error!r}; train again"
         ) from error
-
-
-def check_device(found: Any, expected: Mapping[str, Any], where: str) -> None:
-    """Refuse measurements of another device, naming what differs."""
-    found = found if isinstance(found, dict) else {}
-    differing = sorted(key for key in {*found, *expected} if found.get(key) != expected.get(key))
-    if differing:
-        pairs = ", ".join(f"{k} {found.get(k)!r} (here {expected.get(k)!r})" for k in differing)
-        raise CostModelError(
-            f"expected measurements of this device in {where}, got {pairs}; "
-            "use another file, or measure again"
-        )
 
 
 def train(

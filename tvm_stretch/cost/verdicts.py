@@ -20,14 +20,18 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_stretch.cost.device import default_folder, fingerprint
-from tvm_stretch.cost.files import write_whole
-from tvm_stretch.cost.model import check_device
+from tvm_stretch.cost.device import check_device, default_folder, fingerprint
 from tvm_stretch.errors import CostModelError
+from tvm_stretch.files import Format, write_whole
 from tvm_stretch.targets.processor import OpRule, Processor
 
-FORMAT = "tvm_stretch.probe"
-VERSION = 2
+FORMAT = Format(
+    "tvm_stretch.probe",
+    2,
+    "the verdicts of ts.probe",
+    CostModelError,
+    "delete the file and probe again",
+)
 PLAIN = "plain"
 """The layout that operators have in the network."""
 
@@ -73,8 +77,9 @@ class Verdicts:
 
     def write(self, path: Path) -> None:
         """Write the file; it appears complete or not at all."""
-        head = {"format": FORMAT, "version": VERSION, "device": self.device}
-        data = {**head, "reasons": dict(sorted(self.reasons.items()))}
+        reasons = dict(sorted(self.reasons.items()))
+        data = {**FORMAT.head, "device": self.device, "reasons": reasons}
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(data, indent=1) + "\n")
 
     @staticmethod
@@ -86,20 +91,14 @@ class Verdicts:
         """
         if not path.exists():
             return Verdicts(dict(device), {})
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            found, reasons = (data["format"], data["version"]), dict(data["reasons"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        found = FORMAT.build(Verdicts, FORMAT.read(path), f"{FORMAT.what} in {path}")
+        check_device(found.device, device, str(path))
+        if not isinstance(found.reasons, dict):
             raise CostModelError(
-                f"expected verdicts of ts.probe in {path}, got {error!r}; delete the file"
-            ) from error
-        if found != (FORMAT, VERSION):
-            raise CostModelError(
-                f"expected {(FORMAT, VERSION)} for the format and version of {path}, got {found}; "
-                "delete the file"
+                f"expected reasons by operator for reasons of {FORMAT.what} in {path}, got "
+                f"{found.reasons!r}; {FORMAT.again}"
             )
-        check_device(data.get("device"), device, str(path))
-        return Verdicts(dict(device), {str(key): str(reason) for key, reason in reasons.items()})
+        return found
 
 
 def verdicts_path(folder: Path, processor: Processor) -> Path:

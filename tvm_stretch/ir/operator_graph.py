@@ -22,7 +22,8 @@ from functools import cached_property
 import tvm
 from tvm import relax
 
-from tvm_stretch.ir.operators import POINTWISE, VIEWS, Operator, Operators, bytes_of
+from tvm_stretch.ir.operators import POINTWISE, Operator, Operators, bytes_of
+from tvm_stretch.ir.views import RESHAPES as VIEWS
 from tvm_stretch.ir.views import is_view
 
 # Operators whose kernels take elementwise operators behind them.

@@ -33,7 +33,6 @@ UNARY = frozenset(
 )
 BINARY = frozenset({"add", "divide", "maximum", "minimum", "multiply", "power", "subtract"})
 POINTWISE = UNARY | BINARY
-VIEWS = frozenset({"expand_dims", "flatten", "reshape", "squeeze"})
 
 
 @dataclass(frozen=True, eq=False)

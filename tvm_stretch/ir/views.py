@@ -15,6 +15,12 @@ from tvm import relax
 
 from tvm_stretch.ir.expressions import shape_of
 
+RESHAPES = frozenset({"expand_dims", "flatten", "reshape", "squeeze"})
+"""They always are views."""
+
+PIECES = frozenset({"concat", "split", "strided_slice"})
+"""They are views where the pieces of the whole tensor lie as `is_view` says."""
+
 ALIGNMENT = 64
 """Kernels read whole vector registers: TVM's generated code assumes this much and never checks."""
 
@@ -29,7 +35,7 @@ def dtype_bytes(dtype: str) -> int:
 
 
 def is_view(call: relax.Call, alignment: int = 1) -> bool:
-    """Whether a concat, split or strided_slice only looks at memory.
+    """Whether one of `PIECES` only looks at memory.
 
     True for axis 1 of (1, 64, 56, 56), one piece each; for axis 2 of (1, 8, 56, 56, 8), one piece
     in each of the 8 blocks; false if there are too many pieces, or several that do not begin and

@@ -28,9 +28,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from tvm_stretch.errors import ArtifactError
+from tvm_stretch.files import Format
 
-FORMAT = "tvm_stretch.graph"
-VERSION = 2
+FORMAT = Format("tvm_stretch.graph", 2, "the graph", ArtifactError, "export the model again")
 COPY_KERNEL = "tvm_stretch.copy"
 """Name of the one kernel that every processor brings itself: bytes of input 0 to output 0."""
 
@@ -143,12 +143,11 @@ class Graph:
 
     def to_json(self) -> str:
         """The graph as JSON; the same graph always gives the same text."""
-        head = {"format": FORMAT, "version": VERSION}
         data = asdict(self)
         for tensor in data["tensors"]:
             if not tensor["strides"]:
                 del tensor["strides"]
-        return json.dumps({**head, **data}, separators=(",", ":"))
+        return json.dumps({**FORMAT.head, **data}, separators=(",", ":"))
 
     @staticmethod
     def from_json(text: str) -> Graph:
@@ -157,53 +156,26 @@ class Graph:
         Raises:
             ArtifactError: the text is not such a graph, or one of another version.
         """
-        try:
-            data = json.loads(text)
-            found = (data.pop("format"), data.pop("version"))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise ArtifactError(
-                f"expected a JSON object with 'format' and 'version' for the graph, got {error!r}; "
-                "export the model again"
-            ) from error
-        if found != (FORMAT, VERSION):
-            raise ArtifactError(
-                f"expected {(FORMAT, VERSION)} for the graph's format and version, got {found}; "
-                "export the model again with this version of tvm_stretch"
-            )
-        try:
-            return Graph(
-                inputs=tuple(Port(**port) for port in data.pop("inputs")),
-                outputs=tuple(Port(**port) for port in data.pop("outputs")),
-                tensors=tuple(_tensor(item) for item in data.pop("tensors")),
-                prepare=tuple(_node(item) for item in data.pop("prepare")),
-                nodes=tuple(_node(item) for item in data.pop("nodes")),
-                processors=tuple(ProcessorSpec(**item) for item in data.pop("processors")),
-                regions=tuple(_region(item) for item in data.pop("regions")),
-                cpu_features=tuple(data.pop("cpu_features")),
-                **data,
-            )
-        except (TypeError, KeyError) as error:
-            raise ArtifactError(
-                f"expected the fields of graph version {VERSION}, got {error}; "
-                "export the model again"
-            ) from error
+        data = FORMAT.parse(text, "the graph")
+        parts: dict[str, tuple[Any, ...]] = {
+            key: FORMAT.build_all(kind, data.get(key), key, "the graph")
+            for key, kind in _PARTS.items()
+        }
+        for tensor in parts["tensors"]:
+            if tensor.kind not in get_args(TensorKind):
+                raise ArtifactError(
+                    f"expected one of {get_args(TensorKind)} for the kind of a tensor, got "
+                    f"{tensor.kind!r}; export the model again"
+                )
+        return FORMAT.build(Graph, {**data, **parts}, "the graph")
 
 
-def _tensor(item: dict[str, Any]) -> Tensor:
-    if item["kind"] not in get_args(TensorKind):
-        raise ArtifactError(
-            f"expected one of {get_args(TensorKind)} for the kind of a tensor, got "
-            f"{item['kind']!r}; export the model again"
-        )
-    strides = tuple(item.get("strides", ()))
-    return Tensor(**{**item, "shape": tuple(item["shape"]), "strides": strides})
-
-
-def _node(item: dict[str, Any]) -> Node:
-    lists = {key: tuple(item[key]) for key in ("inputs", "outputs")}
-    return Node(**{**item, **lists})
-
-
-def _region(item: dict[str, Any]) -> Region:
-    lists = {key: tuple(item[key]) for key in ("nodes", "after", "receives", "sends")}
-    return Region(**{**item, **lists})
+_PARTS: dict[str, type[Any]] = {
+    "inputs": Port,
+    "outputs": Port,
+    "tensors": Tensor,
+    "prepare": Node,
+    "nodes": Node,
+    "processors": ProcessorSpec,
+    "regions": Region,
+}

@@ -11,15 +11,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tvm_stretch.cost.features import SCHEMA_VERSION, Features, from_json, to_json
-from tvm_stretch.cost.model import check_device
+from tvm_stretch.cost.device import check_device
+from tvm_stretch.cost.features import MEASUREMENTS, Features, from_json, to_json
 from tvm_stretch.errors import CostModelError
-
-FORMAT = "tvm_stretch.measurements"
 
 
 @dataclass(frozen=True)
@@ -54,9 +52,10 @@ class Row:
         return {**vars(self), "features": to_json(self.features)}
 
     @staticmethod
-    def from_json(data: dict[str, Any]) -> Row:
+    def from_json(data: dict[str, Any], where: str) -> Row:
         """Read what `to_json` wrote."""
-        return Row(**{**data, "features": from_json(data["features"])})
+        row = MEASUREMENTS.build(Row, data, where)
+        return replace(row, features=from_json(data["features"]))
 
 
 class Dataset:
@@ -73,7 +72,7 @@ class Dataset:
         dataset = Dataset(Path(path), device, [])
         dataset.path.parent.mkdir(parents=True, exist_ok=True)
         dataset.path.unlink(missing_ok=True)
-        dataset._write({"format": FORMAT, "version": SCHEMA_VERSION, "device": dataset.device})
+        dataset._write({**MEASUREMENTS.head, "device": dataset.device})
         return dataset
 
     @staticmethod
@@ -98,24 +97,13 @@ class Dataset:
         if len(whole) < len(content):
             os.truncate(path, len(whole))
         lines = whole.decode("utf-8", errors="replace").splitlines()
-        head = _parse(lines[0], path, 1) if lines else {}
-        found = (head.get("format"), head.get("version"))
-        if found != (FORMAT, SCHEMA_VERSION):
-            raise CostModelError(
-                f"expected {(FORMAT, SCHEMA_VERSION)} for the format and version of {path}, got "
-                f"{found}; measure again with this version, into another file"
-            )
+        head = MEASUREMENTS.parse(lines[0] if lines else "{}", f"line 1 of {path}")
         if device is not None:
             check_device(head.get("device"), device, str(path))
         rows = []
         for number, line in enumerate(lines[1:], 2):
-            try:
-                rows.append(Row.from_json(_parse(line, path, number)))
-            except (KeyError, TypeError) as error:
-                raise CostModelError(
-                    f"expected the fields of a row in line {number} of {path}, got {error!r}; "
-                    "delete the line, or measure again"
-                ) from error
+            where = f"line {number} of {path}"
+            rows.append(Row.from_json(MEASUREMENTS.load(line, where), where))
         return Dataset(path, head["device"], rows)
 
     def append(self, *rows: Row) -> None:
@@ -129,19 +117,3 @@ class Dataset:
             file.write("".join(lines).encode())
             file.flush()
             os.fsync(file.fileno())
-
-
-def _parse(line: str, path: Path, number: int) -> dict[str, Any]:
-    try:
-        data = json.loads(line)
-    except ValueError as error:
-        raise CostModelError(
-            f"expected JSON in line {number} of {path}, got {line[:40]!r} ({error}); "
-            "delete the line, or measure again"
-        ) from error
-    if not isinstance(data, dict):
-        raise CostModelError(
-            f"expected a JSON object in line {number} of {path}, got {line[:40]!r}; "
-            "delete the line, or measure again"
-        )
-    return data

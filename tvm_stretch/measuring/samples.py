@@ -23,7 +23,7 @@ import tvm_ffi
 from tvm import relax, s_tir, tirx
 
 from tvm_stretch.cost.describe import read_config
-from tvm_stretch.errors import CostModelError
+from tvm_stretch.cost.features import MEASUREMENTS
 from tvm_stretch.targets.kernels.fused import ANNOTATION
 from tvm_stretch.targets.kernels.window import WindowConfig
 
@@ -103,16 +103,7 @@ class Sample:
     @staticmethod
     def from_json(data: dict[str, Any]) -> Sample:
         """Read what `to_json` wrote."""
-        try:
-            values: dict[str, Any] = {
-                key: tuple(value) if isinstance(value, list) else value
-                for key, value in data.items()
-            }
-            return Sample(**values)
-        except TypeError as error:
-            raise CostModelError(
-                f"expected the fields of a sample, got {data} ({error}); measure again"
-            ) from error
+        return MEASUREMENTS.build(Sample, data, "a sample")
 
 
 # --- from networks --------------------------------------------------------------------------------

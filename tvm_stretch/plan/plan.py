@@ -30,16 +30,16 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from tvm_stretch.errors import PlanError
+from tvm_stretch.files import Format, write_whole
 from tvm_stretch.plan.execution import Execution
 from tvm_stretch.plan.splits import Split, splits_from_data, splits_to_data
 
-FORMAT = "tvm_stretch.plan"
-VERSION = 1
+FORMAT = Format("tvm_stretch.plan", 1, "the plan", PlanError, "write the plan again")
 
 
 @dataclass(frozen=True)
@@ -108,29 +108,18 @@ class Plan:
         if isinstance(source, Plan):
             return source
         if isinstance(source, Mapping):
-            return _from_data(dict(source), "the plan")
+            return _from_data(FORMAT.body(dict(source), "the plan"), "the plan")
         if not isinstance(source, str | os.PathLike):
             raise PlanError(
                 f"expected a Plan, the path of its file or a dict for plan, got "
                 f"{type(source).__name__}; give one of these"
             )
-        path = Path(source)
-        try:
-            return _from_data(json.loads(path.read_text(encoding="utf-8")), str(path))
-        except OSError as error:
-            raise PlanError(
-                f"expected a readable file for the plan, got {error}; check the path"
-            ) from error
-        except ValueError as error:
-            if isinstance(error, PlanError):
-                raise
-            raise PlanError(f"expected JSON for {path}, got {error}; correct the file") from error
+        return _from_data(FORMAT.read(Path(source)), f"the plan in {source}")
 
     def to_json(self) -> str:
         """The plan as JSON, one operator per line; the same plan always gives the same text."""
         data = {
-            "format": FORMAT,
-            "version": VERSION,
+            **FORMAT.head,
             "processors": self.processors,
             "shares": dict(self.shares),
             "splits": splits_to_data(self.splits),
@@ -143,16 +132,9 @@ class Plan:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the JSON; the file appears complete or not at all."""
-        target = Path(path)
-        beside = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            with beside.open("w", encoding="utf-8") as file:
-                file.write(self.to_json())
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(target)
+            write_whole(Path(path), self.to_json())
         except OSError as error:
-            beside.unlink(missing_ok=True)
             raise PlanError(
                 f"expected a place to write the plan to, got {error}; check the path"
             ) from error
@@ -224,29 +206,20 @@ def _align(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def _from_data(data: Any, where: str) -> Plan:
+def _from_data(data: dict[str, Any], where: str) -> Plan:
     """A plan from parsed JSON, every field checked."""
-    if not isinstance(data, dict):
-        raise PlanError(f"expected an object for {where}, got {type(data).__name__}; see Plan")
-    found = (data.get("format"), data.get("version"))
-    if found != (FORMAT, VERSION):
-        raise PlanError(
-            f"expected {(FORMAT, VERSION)} for format and version of {where}, got {found}; "
-            "write the plan with this version of tvm_stretch"
-        )
     fields = ("processors", "regions", "refusals", "shares", "splits", "reason", "costs")
-    unknown = set(data) - {"format", "version", *fields}
+    unknown = [key for key in data if key not in fields]
     if unknown:
-        raise PlanError(f"expected no field {sorted(unknown)} in {where}, got it; remove it")
-    regions = data.get("regions", [])
-    if not isinstance(regions, list) or not all(isinstance(item, dict) for item in regions):
         raise PlanError(
-            f"expected a list of objects for regions of {where}, got {regions!r}; correct it"
+            f"expected only the fields {', '.join(fields)} for {where}, got {unknown} too; "
+            "remove what is no field of a plan"
         )
+    regions = FORMAT.build_all(PlannedRegion, data.get("regions", []), "regions", where)
     return Plan(
-        processors=_strings(data, "processors", where),
-        regions=tuple(_region(item, f"regions[{i}] of {where}") for i, item in enumerate(regions)),
-        refusals=_refusals(data.get("refusals", []), where),
+        processors=_strings(data.get("processors"), "processors", where),
+        regions=tuple(_region(r, f"regions[{i}] of {where}") for i, r in enumerate(regions)),
+        refusals=FORMAT.build_all(Refusal, data.get("refusals", []), "refusals", where),
         shares=_shares(data.get("shares", {}), where),
         splits=splits_from_data(data.get("splits", []), where),
         reason=str(data.get("reason", "")),
@@ -272,19 +245,17 @@ def _region_data(region: PlannedRegion) -> dict[str, Any]:
     return {**data, **{key: value for key, value in known.items() if value}}
 
 
-def _region(item: dict[str, Any], where: str) -> PlannedRegion:
-    if set(item) - {"predicted_ns", "why"} != {"name", "processor", "operators"}:
-        raise PlanError(
-            f"expected the fields name, processor and operators for {where}, got "
-            f"{sorted(item)}; correct them"
-        )
-    for key in ("name", "processor"):
-        if not isinstance(item[key], str):
-            raise PlanError(f"expected a string for {key} of {where}, got {item[key]!r}; quote it")
-    operators = _strings(item, "operators", where)
-    predicted = _interval(item.get("predicted_ns"), where)
-    why = str(item.get("why", ""))
-    return PlannedRegion(item["name"], item["processor"], operators, predicted, why)
+def _region(region: PlannedRegion, where: str) -> PlannedRegion:
+    """The region with its fields checked."""
+    for key, value in (("name", region.name), ("processor", region.processor)):
+        if not isinstance(value, str):
+            raise PlanError(f"expected a string for {key} of {where}, got {value!r}; quote it")
+    return replace(
+        region,
+        operators=_strings(region.operators, "operators", where),
+        predicted_ns=_interval(region.predicted_ns, where),
+        why=str(region.why),
+    )
 
 
 def _interval(value: Any, where: str) -> tuple[int, int] | None:
@@ -298,18 +269,7 @@ def _interval(value: Any, where: str) -> tuple[int, int] | None:
     return (numbers[0], numbers[1])
 
 
-def _refusals(items: Any, where: str) -> tuple[Refusal, ...]:
-    try:
-        return tuple(Refusal(**{str(key): str(item[key]) for key in item}) for item in items)
-    except (TypeError, KeyError, AttributeError) as error:
-        raise PlanError(
-            f"expected objects with processor, operator and reason for refusals of {where}, got "
-            f"{items!r}; remove the field"
-        ) from error
-
-
-def _strings(data: dict[str, Any], key: str, where: str) -> tuple[str, ...]:
-    value = data.get(key)
+def _strings(value: Any, key: str, where: str) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
         raise PlanError(f"expected a list of names for {key} of {where}, got {value!r}; correct it")
     return tuple(value)

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from tvm import relax
 
 from tvm_stretch.ir.calls import Calls
+from tvm_stretch.ir.operators import kind_of
+from tvm_stretch.ir.views import PIECES, RESHAPES
 from tvm_stretch.plan.plan import PlannedRegion
-
-_VIEWS = ("relax.concat", "relax.reshape", "relax.strided_slice", "relax.split")
 
 
 def form_regions(
@@ -34,7 +34,7 @@ def form_regions(
     """
     calls = Calls(main)
     reads = {n: [leaf.var.name for leaf in calls.leaves(c)] for n, c in calls.calls.items()}
-    views = {name for name, call in calls.calls.items() if call.op.name in _VIEWS}
+    views = {name for name, call in calls.calls.items() if kind_of(call) in RESHAPES | PIECES}
     forming = _Forming(processor_of, reads, views)
     for name in order if order is not None else reads:
         forming.add(name)

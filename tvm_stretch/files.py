@@ -1,0 +1,154 @@
+"""The files that we write: complete or not there, of a stated format, in the user's cache.
+
+PLANS = Format("tvm_stretch.plan", 1, "the plan", PlanError, "write the plan again")
+write_whole(path, json.dumps({**PLANS.head, "reason": "..."}))
+PLANS.read(path)        # {"reason": "..."}, or a PlanError that says what is wrong with the file
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tvm_stretch.errors import StretchError
+
+Kind = TypeVar("Kind")
+
+TEMPORARY = ".tmp"
+"""How the name of a file ends that is not complete yet."""
+
+
+def cache_folder(part: str) -> Path | None:
+    """The folder for a part of what we keep; None where the user wants no files.
+
+    In ``$TVM_STRETCH_CACHE_DIR``, which may be empty for none; by default in the user's cache.
+    """
+    own = os.environ.get("TVM_STRETCH_CACHE_DIR")
+    if own is not None:
+        return Path(own) / part if own else None
+    if cache := os.environ.get("XDG_CACHE_HOME"):
+        return Path(cache) / "tvm_stretch" / part
+    home = os.environ.get("HOME")
+    return Path(home) / ".cache" / "tvm_stretch" / part if home else None
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file that appears complete or not at all: to another name, flushed, renamed."""
+    unique = f"{os.getpid()}.{threading.get_ident()}"
+    temporary = path.with_name(f".{path.name}.{unique}{TEMPORARY}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of JSON file of ours, and how to refuse what is none.
+
+    Attributes:
+        name: what its files call themselves.
+        version: of this package's; files of others are refused.
+        what: such a file, in messages.
+        error: what is raised.
+        again: what a user can do to get another file.
+    """
+
+    name: str
+    version: int
+    what: str
+    error: type[StretchError]
+    again: str
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """The fields with which each file begins."""
+        return {"format": self.name, "version": self.version}
+
+    def read(self, path: Path) -> dict[str, Any]:
+        """What a file holds below its head.
+
+        Raises:
+            StretchError: `error`, if the file cannot be read or is none of this format and version.
+        """
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise self.error(
+                f"expected a readable file for {self.what}, got {error}; "
+                f"check the path, or {self.again}"
+            ) from error
+        return self.parse(content, f"{self.what} in {path}")
+
+    def parse(self, content: str | bytes, where: str) -> dict[str, Any]:
+        """As `read`, of a text."""
+        return self.body(self.load(content, where), where)
+
+    def load(self, content: str | bytes, where: str) -> dict[str, Any]:
+        """A JSON object that has no head."""
+        try:
+            data = json.loads(content)
+        except ValueError as error:
+            raise self.error(
+                f"expected JSON for {where}, got {error}; correct the file, or {self.again}"
+            ) from error
+        if not isinstance(data, dict):
+            raise self.error(
+                f"expected an object for {where}, got {type(data).__name__}; {self.again}"
+            )
+        return data
+
+    def body(self, data: dict[str, Any], where: str) -> dict[str, Any]:
+        """As `read`, of parsed JSON."""
+        found = (data.get("format"), data.get("version"))
+        if found != (self.name, self.version):
+            raise self.error(
+                f"expected {(self.name, self.version)} for the format and version of {where}, got "
+                f"{found}; {self.again} with this version of tvm_stretch"
+            )
+        return {key: value for key, value in data.items() if key not in self.head}
+
+    def build(self, kind: type[Kind], data: Any, where: str) -> Kind:
+        """A dataclass of plain data from an object of the file; lists become tuples.
+
+        Raises:
+            StretchError: `error`, if the object does not have just the fields of the dataclass;
+                those with defaults may be missing.
+        """
+        known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+        needed = [
+            name
+            for name, field in known.items()
+            if field.default is MISSING and field.default_factory is MISSING
+        ]
+        if not isinstance(data, dict) or not set(needed) <= set(data) <= set(known):
+            more = [name for name in known if name not in needed]
+            raise self.error(
+                f"expected the fields {_listed(needed)}{' and perhaps ' if more else ''}"
+                f"{_listed(more)} for {where}, got "
+                f"{sorted(data) if isinstance(data, dict) else repr(data)}; {self.again}"
+            )
+        return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+
+    def build_all(self, kind: type[Kind], items: Any, key: str, where: str) -> tuple[Kind, ...]:
+        """As `build`, of the objects in the list that a field holds."""
+        if not isinstance(items, list | tuple):
+            raise self.error(
+                f"expected a list of objects for {key} of {where}, got {items!r}; {self.again}"
+            )
+        return tuple(
+            self.build(kind, item, f"{key}[{index}] of {where}") for index, item in enumerate(items)
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
