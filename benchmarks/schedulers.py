@@ -38,14 +38,15 @@ from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operator_graph import Group, OperatorGraph
 from tvm_stretch.scheduling import (
     FREE,
-    SCHEDULERS,
     Problem,
     Result,
     TransferCost,
     check_schedule,
     linear_transfer,
     lower_bound,
-    schedule,
+)
+from tvm_stretch.scheduling.anneal import SCHEDULERS, schedule
+from tvm_stretch.scheduling.baselines import (
     schedule_mulayer,
 )
 from tvm_stretch.scheduling.of_network import problem_of

@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from hypothesis import strategies as st
 
-from tvm_stretch.scheduling import FREE, Operator, Problem, Tensor, TransferCost, linear_transfer
+from tvm_stretch.scheduling import (
+    FREE,
+    Operator,
+    Problem,
+    Tensor,
+    TransferCost,
+    linear_transfer,
+)
 
 Costs = Sequence[Sequence[int | None]]
 

@@ -26,7 +26,6 @@ from tvm_stretch.plan.regions import form_regions
 from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.scheduling import (
     FREE,
-    SCHEDULERS,
     Problem,
     Result,
     Timeline,
@@ -34,8 +33,9 @@ from tvm_stretch.scheduling import (
     linear_transfer,
     lower_bound,
 )
-from tvm_stretch.scheduling.anneal import refine
+from tvm_stretch.scheduling.anneal import SCHEDULERS
 from tvm_stretch.scheduling.of_network import problem_of, processors_of
+from tvm_stretch.scheduling.refine import refine
 from tvm_stretch.scheduling.result import result_of
 
 

@@ -12,7 +12,11 @@ from tvm_stretch.errors import InputError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operator_graph import OperatorGraph
 from tvm_stretch.plan.regions import form_regions
-from tvm_stretch.scheduling import FREE, check_schedule, schedule
+from tvm_stretch.scheduling import (
+    FREE,
+    check_schedule,
+)
+from tvm_stretch.scheduling.anneal import schedule
 from tvm_stretch.scheduling.of_network import problem_of, processors_of
 
 

@@ -52,10 +52,11 @@ def modules() -> Iterator[tuple[str, Path]]:
             yield ".".join([package, *(part for part in parts if part != "__init__")]), path
 
 
-def imported(module: str, path: Path) -> Iterator[tuple[str, int]]:
-    """What a file imports anywhere, also within functions, with the line."""
+def imported(module: str, path: Path, at_once: bool = False) -> Iterator[tuple[str, int]]:
+    """What a file imports, with the line: anywhere in it, or only when it is imported itself."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in tree.body if at_once else ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -76,6 +77,30 @@ def test_nobody_imports_from_a_room_above() -> None:
             if above is not None and above > level:
                 broken.append(f"{path.relative_to(ROOT)}:{line} imports {name} from a room above")
     assert not broken, "\n".join(broken)
+
+
+def loaded_with(module: str) -> set[str]:
+    """All modules that importing one of ours imports; of others, what is named."""
+    paths = dict(modules())
+    found: set[str] = set()
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found.add(name)
+        if name in paths:
+            waiting += [other for other, _ in imported(name, paths[name], at_once=True)]
+        waiting += [name.rpartition(".")[0]] if "." in name else []
+    return found
+
+
+def test_compile_loads_only_what_it_needs() -> None:
+    """Schedulers of others are for comparison; what learns and solves takes a second to import."""
+    found = loaded_with("tvm_stretch.compiler")
+    assert {"tvm_stretch.scheduling.heft", "tvm_stretch.cost.family", "numpy"} <= found
+    assert not {name for name in found if name.startswith("tvm_stretch.scheduling.baselines")}
+    assert not found & {"scipy", "xgboost"}
 
 
 @pytest.mark.parametrize(

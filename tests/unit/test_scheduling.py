@@ -12,7 +12,6 @@ from scheduling_problems import chain, fan, problem
 from tvm_stretch.errors import ScheduleError
 from tvm_stretch.scheduling import (
     FREE,
-    SCHEDULERS,
     Operator,
     Problem,
     Tensor,
@@ -21,20 +20,22 @@ from tvm_stretch.scheduling import (
     linear_transfer,
     lower_bound,
     run_sequence,
-    schedule,
+    simulate,
+)
+from tvm_stretch.scheduling.anneal import SCHEDULERS, schedule
+from tvm_stretch.scheduling.baselines import (
     schedule_exhaustive,
     schedule_hope_gs,
     schedule_ilp,
     schedule_mosaic,
     schedule_mulayer,
     schedule_starpu,
-    simulate,
     single_processor,
 )
-from tvm_stretch.scheduling.hope_partition import partition
-from tvm_stretch.scheduling.merge import merge_short_operators
+from tvm_stretch.scheduling.baselines.hope_partition import partition
+from tvm_stretch.scheduling.baselines.merge import merge_short_operators
+from tvm_stretch.scheduling.baselines.split import schedule_codl
 from tvm_stretch.scheduling.result import result_of
-from tvm_stretch.scheduling.split import schedule_codl
 
 EXACT = {"exhaustive": schedule_exhaustive, "ILP": schedule_ilp, "ours": schedule}
 

@@ -12,19 +12,20 @@ from scheduling_problems import problems
 from tvm_stretch.errors import ScheduleError
 from tvm_stretch.scheduling import (
     FREE,
-    SCHEDULERS,
     Problem,
     Tensor,
     TransferCost,
     check_schedule,
     lower_bound,
     run_sequence,
-    schedule,
-    schedule_exhaustive,
-    schedule_ilp,
     simulate,
 )
-from tvm_stretch.scheduling.hope_partition import PIECE, partition
+from tvm_stretch.scheduling.anneal import SCHEDULERS, schedule
+from tvm_stretch.scheduling.baselines import (
+    schedule_exhaustive,
+    schedule_ilp,
+)
+from tvm_stretch.scheduling.baselines.hope_partition import PIECE, partition
 from tvm_stretch.scheduling.result import result_of
 
 # The solver may take a second for an awkward program, and machines differ.

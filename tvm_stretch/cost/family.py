@@ -16,15 +16,16 @@ import json
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xgboost as xgb
-from scipy.optimize import nnls
 
 from tvm_stretch.cost.features import FAMILIES, Features, RunFeatures, TransferFeatures
 from tvm_stretch.cost.phases import hints, phases
 from tvm_stretch.errors import CostModelError
+
+if TYPE_CHECKING:
+    import xgboost as xgb  # imported when a model is read or learned: that takes a second
 
 Array = np.ndarray[Any, Any]
 
@@ -139,6 +140,8 @@ class FamilyModel:
                 f"expected the features of this version for family {family!r}, got "
                 f"{data.get('features')}; train again"
             )
+        import xgboost as xgb
+
         try:
             booster = None
             if data["booster"] is not None:
@@ -154,7 +157,7 @@ class FamilyModel:
                 lowest=tuple(map(float, data["lowest"])),
                 highest=tuple(map(float, data["highest"])),
             )
-        except (KeyError, IndexError, TypeError, ValueError, xgb.core.XGBoostError) as error:
+        except (KeyError, IndexError, TypeError, ValueError) as error:
             raise CostModelError(
                 f"expected weights, trees and intervals for family {family!r}, got {error!r}; "
                 "train again"
@@ -233,6 +236,8 @@ def _learn(
     kernels: Sequence[Features], target: Array, over: Array | None, start: float
 ) -> FamilyModel:
     """Weights, then trees; no intervals yet."""
+    import xgboost as xgb
+
     amounts = _amounts(kernels, over)
     name, booster, limits = kernels[0].family, None, (0.0, 0.0)
     if over is not None:
@@ -269,6 +274,8 @@ def _weights(amounts: Array, target: Array, quantile: float = 0.5, fixed: float 
         quantile: share of the targets that should lie below their sums.
         fixed: part of each sum that needs no weight.
     """
+    from scipy.optimize import nnls
+
     relative, goal = amounts / target[:, None], 1.0 - fixed / target
     scale = np.ones(len(target))
     for _ in range(_REWEIGHTINGS):

@@ -3,8 +3,8 @@
     HEFT, HOPE:GS, StarPU, … ──> the best three ──anneal──> the best ──anneal──> result
 
 Fewer processors are tried too, so that another processor never makes a network slower; operators
-that may be split are tried in the parts of µLayer and CoDL.  The search counts steps, not time: the
-same problem has the same answer everywhere.
+that may be split are tried in the parts of µLayer and CoDL. No compilation takes that time: it
+starts from its own plan (`refine.py`).
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tvm_stretch.scheduling.baselines import (
+    BASELINES,
+    schedule_codl,
+    schedule_hope_gs,
+    schedule_mosaic,
+    schedule_mulayer,
+    schedule_single,
+    schedule_starpu,
+)
+from tvm_stretch.scheduling.baselines.merge import merge_short_operators
 from tvm_stretch.scheduling.bounds import lower_bound
 from tvm_stretch.scheduling.heft import schedule_heft
-from tvm_stretch.scheduling.hope import schedule_hope_gs
-from tvm_stretch.scheduling.merge import merge_short_operators
-from tvm_stretch.scheduling.mosaic import schedule_mosaic
-from tvm_stretch.scheduling.native_search import improve
 from tvm_stretch.scheduling.problem import Problem
-from tvm_stretch.scheduling.result import Result, result_of
+from tvm_stretch.scheduling.refine import anneal
+from tvm_stretch.scheduling.result import Result, Scheduler, result_of
 from tvm_stretch.scheduling.simulate import Timeline, simulate
-from tvm_stretch.scheduling.single import schedule_single
-from tvm_stretch.scheduling.split import schedule_codl, schedule_mulayer
-from tvm_stretch.scheduling.starpu import schedule_starpu
 
 # Steps of the local search (operators run in trials; 20 to 40 ns each), for every set of
-# processors that is tried; what others scheduled gets fewer.
+# processors that is tried.
 _STEPS_PER_PAIR, _MOST_STEPS = 2_000, 10_000_000
-_REFINED_PER_OPERATOR, _MOST_REFINED = 5_000, 1_500_000
-# Delays that the search accepts at first, in mean operators: a small graph needs larger ones to
-# leave a local optimum, and has time for them.
-_HEAT_OF_ALL, _LEAST_HEAT, _MOST_HEAT = 30.0, 0.1, 3.0
 # A schedule in parts is worth improving if it takes less than this many times the best whole one.
 _PROMISING = 1.25
 
@@ -48,15 +48,9 @@ def schedule(problem: Problem) -> Result:
         for baseline in (schedule_mulayer, schedule_codl):
             split = _timeline(baseline(problem))
             if _makespan(split) < _PROMISING * _makespan(best):
-                best = _fastest([best, _anneal(split, steps // 2)])
+                best = _fastest([best, anneal(split, steps // 2)])
     lower_bound(problem)  # kept with the problem; a part of what we report, so of the time it takes
     return result_of("ours", best, began)
-
-
-def refine(timeline: Timeline) -> Timeline:
-    """A schedule at least as fast as this complete one, by local search from there."""
-    count = len(timeline.problem.operators)
-    return _anneal(timeline, min(_MOST_REFINED, _REFINED_PER_OPERATOR * count), cooled=0.25)
 
 
 def _whole_operators(problem: Problem, steps: int) -> Timeline:
@@ -68,10 +62,10 @@ def _whole_operators(problem: Problem, steps: int) -> Timeline:
     starts.extend(_with_fewer_processors(problem, steps))
     starts.sort(key=_makespan)
     trials = [
-        _anneal(start, steps // 4, seed=seed) for seed, start in enumerate(starts[:3], start=1)
+        anneal(start, steps // 4, seed=seed) for seed, start in enumerate(starts[:3], start=1)
     ]
     best = _fastest([starts[0], *trials])
-    return _fastest([best, _anneal(best, steps // 4, cooled=0.25)])
+    return _fastest([best, anneal(best, steps // 4, cooled=0.25)])
 
 
 def _merged_heft(problem: Problem) -> Timeline:
@@ -108,14 +102,6 @@ def _restrict(problem: Problem, kept: Sequence[int]) -> Problem:
     )
 
 
-def _anneal(timeline: Timeline, steps: int, *, cooled: float = 1.0, seed: int = 0) -> Timeline:
-    problem = timeline.problem
-    count = len(problem.operators)
-    mean = sum(map(problem.mean_cost, range(count))) / max(1, count)
-    heat = min(_MOST_HEAT, max(_LEAST_HEAT, _HEAT_OF_ALL / max(1, count)))
-    return improve(timeline, steps=steps, heat=cooled * heat * mean, seed=seed)
-
-
 def _timeline(result: Result) -> Timeline:
     """The schedule as early as possible, which MOSAIC's is not."""
     placement = dict(enumerate(result.placement))
@@ -134,3 +120,7 @@ def _makespan(timeline: Timeline) -> int:
 
 def _fastest(timelines: Sequence[Timeline]) -> Timeline:
     return min(timelines, key=_makespan)
+
+
+SCHEDULERS: dict[str, Scheduler] = {**BASELINES, "ours": schedule}
+"""Those for any graph, by their names."""

@@ -7,7 +7,9 @@ from fractions import Fraction
 from tvm_stretch.errors import ScheduleError
 from tvm_stretch.scheduling.problem import Operator, Problem
 from tvm_stretch.scheduling.result import Result
-from tvm_stretch.scheduling.split import HALO
+
+HALO = Fraction(1, 32)
+"""Rows that a part computes beside its own, per operator that follows in its chain."""
 
 
 def check_schedule(problem: Problem, result: Result) -> None:

@@ -32,7 +32,7 @@ class Operator:
         name: how plans and messages call it; unique.
         costs: nanoseconds on each processor; None where the processor does not support it.
         splittable: whether its output can be computed in shares, each on another processor.
-        whole: name of the operator that this is a part of (`tvm_stretch.scheduling.split`).
+        whole: name of the operator that this is a part of (`baselines/split.py`).
         share: of the whole's work.
     """
 

@@ -21,7 +21,7 @@ class Result:
     Attributes:
         scheduler: who made it.
         problem: what was scheduled: the problem given, or that problem with operators split
-            into parts (`tvm_stretch.scheduling.split`).
+            into parts (`tvm_stretch.scheduling.baselines.split`).
         placement: the processor of each operator.
         order: the operators of each processor, in the order in which they run.
         start: predicted nanoseconds at which each operator begins to receive what it reads.

@@ -19,9 +19,9 @@ from tvm_stretch.ir.operators import Operators
 from tvm_stretch.passes.share_winograd import stage_of
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.plan.regions import form_regions
-from tvm_stretch.scheduling.anneal import refine
 from tvm_stretch.scheduling.of_network import problem_of
 from tvm_stretch.scheduling.problem import Problem
+from tvm_stretch.scheduling.refine import refine
 from tvm_stretch.scheduling.simulate import Timeline, run_sequence
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.kernels import Stages

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
 
+from tvm_stretch.scheduling.check import HALO
 from tvm_stretch.scheduling.problem import Operator, Problem, Tensor
 from tvm_stretch.scheduling.result import Result, result_of
 from tvm_stretch.scheduling.simulate import run_sequence
 
 # Shares are multiples of 1/16: channels come in blocks.
 _GRAIN = 16
-# Rows that a part computes beside its own, per operator that follows in the chain.
-HALO = Fraction(1, 32)
 _LONGEST_CHAIN = 4
 
 

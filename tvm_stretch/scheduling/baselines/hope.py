@@ -10,9 +10,9 @@ import time
 from collections.abc import Sequence
 from itertools import product
 
-from tvm_stretch.scheduling.hope_partition import partition
-from tvm_stretch.scheduling.ilp import solve_piece
-from tvm_stretch.scheduling.merge import merge_short_operators
+from tvm_stretch.scheduling.baselines.hope_partition import partition
+from tvm_stretch.scheduling.baselines.ilp import solve_piece
+from tvm_stretch.scheduling.baselines.merge import merge_short_operators
 from tvm_stretch.scheduling.problem import Problem
 from tvm_stretch.scheduling.result import Result, result_of
 from tvm_stretch.scheduling.simulate import Timeline
