@@ -34,3 +34,15 @@ def branch_segments(
         for split in splits
     )
     return replace_segments(mod, segments), segments
+
+
+@tvm.transform.module_pass(opt_level=0, name="BranchSegments")
+class BranchSegments:
+    """`branch_segments` as a pass."""
+
+    def __init__(self, *splits: Split) -> None:
+        self.splits = splits
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Branch the segments of ``main``."""
+        return branch_segments(mod, self.splits)[0]

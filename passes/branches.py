@@ -23,22 +23,6 @@ from tvm_stretch.ir.operators import Operator, Operators, remember
 Span = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Branched:
-    """A module with a branched segment.
-
-    Attributes:
-        mod: the module.
-        branches: for each branch the names of its operators, in program order.
-        joins: names of the operators of the segment that run once: those that bring the branches
-            together and those that follow before the segment's end. In program order.
-    """
-
-    mod: tvm.IRModule
-    branches: tuple[tuple[str, ...], ...]
-    joins: tuple[str, ...]
-
-
 def share(total: int, ratios: Sequence[float], unit: int = 1) -> tuple[Span, ...]:
     """Cut ``range(total)`` in the given ratios; cuts lie at multiples of ``unit``.
 
@@ -128,7 +112,9 @@ class Replacement:
         end: the last operator of the segment; the bindings go where it stands.
         removed: names of the segment's operators.
         bindings: what takes their place.
-        branches, joins: as in `Branched`.
+        branches: for each branch the names of its operators, in program order.
+        joins: names of the operators of the segment that run once: those that bring the branches
+            together and those that follow before the segment's end. In program order.
     """
 
     end: str

@@ -50,7 +50,7 @@ _ONCE, _COPY, _SUM = Held(Form.ONCE), Held(Form.COPY), Held(Form.SUM)
 
 
 @dataclass(frozen=True)
-class Step:
+class ChannelStep:
     """One operator of the segment.
 
     Attributes:
@@ -68,36 +68,8 @@ class Step:
     channels: tuple[Span, ...] = ()
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """The branches bring a tensor together; each gives so many bytes."""
-
-    tensor: str
-    form: Form
-    bytes_given: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class ChannelPlan:
-    """What each branch of a channel split computes, reads and gives.
-
-    Attributes:
-        steps: the operators of the segment in program order.
-        meetings: in program order; the last one, and what follows it, gives the segment's end.
-        multiply_adds: of each branch.
-        extra_multiply_adds: of all branches together, beyond those of the whole segment.
-        bytes_read: of the start tensor, by each branch.
-    """
-
-    steps: tuple[Step, ...]
-    meetings: tuple[Meeting, ...]
-    multiply_adds: tuple[int, ...]
-    extra_multiply_adds: int
-    bytes_read: tuple[int, ...]
-
-
-def plan_channel_split(operators: Operators, split: ChannelSplit) -> ChannelPlan:
-    """Work out the branches without building them.
+def plan_channel_split(operators: Operators, split: ChannelSplit) -> tuple[ChannelStep, ...]:
+    """The operators of the segment in program order, and what branches hold of their results.
 
     Raises:
         UnsupportedError: The segment cannot be split, and why.
@@ -112,26 +84,13 @@ def plan_channel_split(operators: Operators, split: ChannelSplit) -> ChannelPlan
     walk = _Walk(split, members)
     steps = [walk.step(member) for member in members]
     last = walk.held[split.end]
-    ends: tuple[tuple[str, Held], ...] = ()
-    if last.form in (Form.PART, Form.SUM):
-        ends = ((split.end, last),)
-    joins = [join for step in steps for join in step.joins] + list(ends)
-    if last.form is Form.COPY or not joins:
+    meets = last.form in (Form.PART, Form.SUM) or any(step.joins for step in steps)
+    if last.form is Form.COPY or not meets:
         raise UnsupportedError(
             f"expected convolutions whose channels can be shared out for segment {split.start!r} "
             f"-> {split.end!r}, got none; choose another segment or split rows"
         )
-    work = _work(operators, steps, len(split.ratios))
-    return ChannelPlan(
-        steps=tuple(steps),
-        meetings=tuple(
-            Meeting(name, held.form, _given(operators, name, held, len(split.ratios)))
-            for name, held in joins
-        ),
-        multiply_adds=work,
-        extra_multiply_adds=_extra(operators, steps, len(split.ratios)),
-        bytes_read=_read(operators, steps, split),
-    )
+    return tuple(steps)
 
 
 class _Walk:
@@ -148,7 +107,7 @@ class _Walk:
         self.held: dict[str, Held] = {}
         self.channels: tuple[Span, ...] = ()
 
-    def step(self, operator: Operator) -> Step:
+    def step(self, operator: Operator) -> ChannelStep:
         """Decide on one operator; its operands may have to be joined first."""
         joins: dict[str, Held] = {}
         while True:
@@ -161,7 +120,7 @@ class _Walk:
                 joins[name] = self.held[name]
                 self.held[name] = _ONCE
         self.held[operator.name] = result
-        return Step(operator.name, tuple(joins.items()), result, reads, self.channels)
+        return ChannelStep(operator.name, tuple(joins.items()), result, reads, self.channels)
 
     def _result(self, operator: Operator, reads: Mapping[str, Held]) -> Held | list[str]:
         """The form of the result, or the operands that have to be joined first."""
@@ -273,50 +232,3 @@ def _keeps_parts(operator: Operator, spans: Iterable[tuple[Span, ...]]) -> bool:
     if operator.kind.endswith("pool2d") and str(attrs.layout) != "NCHW":
         return False
     return operator.kind in _BY_CHANNELS
-
-
-# --- what it costs ---
-
-
-def _work(operators: Operators, steps: Sequence[Step], branches: int) -> tuple[int, ...]:
-    """Multiply-adds of each branch."""
-    totals = [0] * branches
-    for step in steps:
-        whole = operators[step.operator].multiply_adds
-        if step.result.form is Form.COPY:
-            totals = [total + whole for total in totals]
-        spans = step.channels if step.result.form is Form.SUM else step.result.spans
-        for index, (begin, end) in enumerate(spans):
-            totals[index] += whole * (end - begin) // spans[-1][1]
-    return tuple(totals)
-
-
-def _extra(operators: Operators, steps: Sequence[Step], branches: int) -> int:
-    copies = [step for step in steps if step.result.form is Form.COPY]
-    return (branches - 1) * sum(operators[step.operator].multiply_adds for step in copies)
-
-
-def _given(operators: Operators, tensor: str, held: Held, branches: int) -> tuple[int, ...]:
-    """Bytes that each branch brings to a meeting."""
-    size = operators.bytes(tensor)
-    if held.form is Form.SUM:
-        return (size,) * branches
-    return tuple(size * (end - begin) // held.spans[-1][1] for begin, end in held.spans)
-
-
-def _read(operators: Operators, steps: Sequence[Step], split: ChannelSplit) -> tuple[int, ...]:
-    """Bytes of the start tensor that each branch reads."""
-    size, branches = operators.bytes(split.start), len(split.ratios)
-    read = [0] * branches
-    for step in steps:
-        if split.start not in step.reads or step.result.form is Form.ONCE:
-            continue
-        spans = step.channels
-        if step.result.form is Form.PART and operators[step.operator].kind != "nn.conv2d":
-            spans = step.result.spans
-        if not spans:  # all of it; what is added to summands is added by the first branch
-            readers = 1 if step.result.form is Form.SUM else branches
-            spans = ((0, 1),) * readers
-        for index, (begin, end) in enumerate(spans):
-            read[index] = max(read[index], size * (end - begin) // spans[-1][1])
-    return tuple(read)

@@ -15,16 +15,10 @@ result is equal up to rounding.
 from __future__ import annotations
 
 import numpy as np
-import tvm
 from tvm import relax
 from tvm.ir import GenericConst
-from tvm_stretch.passes.branches import Branched, Emitter, Replacement, Span, replace_segments
-from tvm_stretch.passes.channel_plan import (
-    Form,
-    Held,
-    Step,
-    plan_channel_split,
-)
+from tvm_stretch.passes.branches import Emitter, Replacement, Span
+from tvm_stretch.passes.channel_plan import ChannelStep, Form, Held, plan_channel_split
 
 from tvm_stretch.ir.convolutions import conv2d_like
 from tvm_stretch.ir.expressions import shape_of
@@ -32,26 +26,20 @@ from tvm_stretch.ir.operators import BINARY, Operator, Operators
 from tvm_stretch.plan.splits import ChannelSplit
 
 
-def split_channels(mod: tvm.IRModule, split: ChannelSplit) -> Branched:
-    """Build the branches of ``split`` in ``main`` (see the module docstring)."""
-    segment = channel_branches(Operators(mod["main"]), split)
-    return Branched(replace_segments(mod, [segment]), segment.branches, segment.joins)
-
-
 def channel_branches(operators: Operators, split: ChannelSplit) -> Replacement:
-    """The bindings of the branches."""
-    plan = plan_channel_split(operators, split)
+    """The bindings of the branches (see the module docstring)."""
+    steps = plan_channel_split(operators, split)
     segment = _Segment(operators, len(split.ratios))
-    for step in plan.steps:
+    for step in steps:
         for tensor, held in step.joins:
             segment.join(tensor, held)
         segment.compute(operators[step.operator], step)
-    last = plan.steps[-1]
+    last = steps[-1]
     if last.result.form is not Form.ONCE:
         segment.join(split.end, last.result)
     return Replacement(
         end=split.end,
-        removed=frozenset(step.operator for step in plan.steps),
+        removed=frozenset(step.operator for step in steps),
         bindings=tuple(segment.emitter.bindings),
         branches=tuple(tuple(names) for names in segment.names),
         joins=tuple(segment.once),
@@ -88,7 +76,7 @@ class _Segment:
         self.emitter.emit_as(self.operators.variables[tensor], value)
         self.once.append(tensor)
 
-    def compute(self, operator: Operator, step: Step) -> None:
+    def compute(self, operator: Operator, step: ChannelStep) -> None:
         """Emit one operator, once or in each branch."""
         if step.result.form is Form.ONCE:
             self._flush()
@@ -105,7 +93,7 @@ class _Segment:
             self.emitter.bindings += pending.bindings
             pending.bindings.clear()
 
-    def _in_branch(self, index: int, operator: Operator, step: Step) -> relax.Var:
+    def _in_branch(self, index: int, operator: Operator, step: ChannelStep) -> relax.Var:
         if operator.kind == "nn.conv2d":
             value = self._conv2d(index, operator, step)
         elif operator.kind == "add" and step.result.form is Form.SUM:
@@ -121,7 +109,7 @@ class _Segment:
             value = relax.Call(operator.call.op, args, operator.call.attrs, operator.call.ty_args)
         return self.pending[index].emit(f"{operator.name}.c{index}", value)
 
-    def _summands(self, index: int, operator: Operator, step: Step) -> list[relax.Expr]:
+    def _summands(self, index: int, operator: Operator, step: ChannelStep) -> list[relax.Expr]:
         """Operands of an addition in one branch: what is no summand belongs to the first."""
         summands = []
         for arg in operator.call.args:
@@ -133,7 +121,7 @@ class _Segment:
                 summands.append(self._whole(index, arg.name) if is_variable else arg)
         return summands
 
-    def _conv2d(self, index: int, conv: Operator, step: Step) -> relax.Expr:
+    def _conv2d(self, index: int, conv: Operator, step: ChannelStep) -> relax.Expr:
         call = conv.call
         data, weight = call.args[0].name, call.args[1].value.numpy()
         groups = int(call.attrs.groups)
@@ -152,7 +140,9 @@ class _Segment:
             weight = weight[first:last]
         return conv2d_like(call, [operand, _constant(weight)], groups=groups)
 
-    def _operand(self, index: int, operator: Operator, step: Step, arg: relax.Expr) -> relax.Expr:
+    def _operand(
+        self, index: int, operator: Operator, step: ChannelStep, arg: relax.Expr
+    ) -> relax.Expr:
         """An operand of a pointwise operator, a pool or a mean."""
         spans = step.result.spans
         if isinstance(arg, relax.Var):
@@ -188,16 +178,3 @@ class _Segment:
 
 def _constant(value: np.ndarray) -> relax.Expr:
     return relax.const(np.ascontiguousarray(value), str(value.dtype))
-
-
-@tvm.transform.module_pass(opt_level=0, name="SplitChannels")
-class SplitChannels:
-    """See the module docstring."""
-
-    def __init__(self, *splits: ChannelSplit) -> None:
-        self.splits = splits
-
-    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Branch the segments of ``main``."""
-        operators = Operators(mod["main"])
-        return replace_segments(mod, [channel_branches(operators, split) for split in self.splits])

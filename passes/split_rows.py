@@ -18,18 +18,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import tvm
 from tvm import relax
 from tvm.ir import GenericConst
-from tvm_stretch.passes.branches import (
-    Branched,
-    Emitter,
-    Replacement,
-    Span,
-    closed_segment,
-    replace_segments,
-    share,
-)
+from tvm_stretch.passes.branches import Emitter, Replacement, Span, closed_segment, share
 from tvm_stretch.passes.row_windows import why_not_by_rows, window
 
 from tvm_stretch.errors import UnsupportedError
@@ -41,21 +32,15 @@ from tvm_stretch.plan.splits import RowSplit
 
 @dataclass(frozen=True)
 class RowPlan:
-    """What each branch of a row split computes, reads and gives.
+    """What each branch of a row split computes and reads.
 
     Attributes:
         rows: for each branch, the rows of each tensor that it needs.
-        multiply_adds: of each branch.
-        extra_multiply_adds: of all branches together, beyond those of the whole segment.
         bytes_read: of the start tensor, by each branch.
-        bytes_written: of the end tensor, by each branch.
     """
 
     rows: tuple[Mapping[str, Span], ...]
-    multiply_adds: tuple[int, ...]
-    extra_multiply_adds: int
     bytes_read: tuple[int, ...]
-    bytes_written: tuple[int, ...]
 
 
 def plan_row_split(operators: Operators, split: RowSplit) -> RowPlan:
@@ -80,14 +65,7 @@ def plan_row_split(operators: Operators, split: RowSplit) -> RowPlan:
         )
     bands = share(operators.shape(split.end)[2], split.ratios)
     rows = tuple(_walk_back(members, split.end, band) for band in bands)
-    work = tuple(_multiply_adds(members, needed) for needed in rows)
-    return RowPlan(
-        rows=rows,
-        multiply_adds=work,
-        extra_multiply_adds=sum(work) - sum(member.multiply_adds for member in members),
-        bytes_read=tuple(_bytes(operators, split.start, needed) for needed in rows),
-        bytes_written=tuple(_bytes(operators, split.end, needed) for needed in rows),
-    )
+    return RowPlan(rows, tuple(_bytes(operators, split.start, needed) for needed in rows))
 
 
 def _walk_back(members: tuple[Operator, ...], end: str, band: Span) -> dict[str, Span]:
@@ -112,27 +90,13 @@ def _reads(operator: Operator, rows: Span) -> Span:
     return rows if sliding is None else sliding.reads(rows)
 
 
-def _multiply_adds(members: tuple[Operator, ...], needed: Mapping[str, Span]) -> int:
-    total = 0
-    for member in members:
-        begin, end = needed[member.name]
-        total += member.multiply_adds // member.shape[2] * (end - begin)
-    return total
-
-
 def _bytes(operators: Operators, tensor: str, needed: Mapping[str, Span]) -> int:
     begin, end = needed[tensor]
     return operators.bytes(tensor) // operators.shape(tensor)[2] * (end - begin)
 
 
-def split_rows(mod: tvm.IRModule, split: RowSplit) -> Branched:
-    """Build the branches of ``split`` in ``main`` (see the module docstring)."""
-    segment = row_branches(Operators(mod["main"]), split)
-    return Branched(replace_segments(mod, [segment]), segment.branches, segment.joins)
-
-
 def row_branches(operators: Operators, split: RowSplit) -> Replacement:
-    """The bindings of the branches."""
+    """The bindings of the branches (see the module docstring)."""
     plan = plan_row_split(operators, split)
     members = closed_segment(operators, split.start, split.end)
     emitter = Emitter()
@@ -237,16 +201,3 @@ def _side_padding(pool: Operator) -> tuple[int, int]:
     extent = (int(attrs.pool_size[1]) - 1) * int(attrs.dilation[1]) + 1
     covered = (pool.shape[3] - 1) * int(attrs.strides[1]) + extent
     return left, max(right, covered - left - shape_of(pool.call.args[0])[3])
-
-
-@tvm.transform.module_pass(opt_level=0, name="SplitRows")
-class SplitRows:
-    """See the module docstring."""
-
-    def __init__(self, *splits: RowSplit) -> None:
-        self.splits = splits
-
-    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Branch the segments of ``main``."""
-        operators = Operators(mod["main"])
-        return replace_segments(mod, [row_branches(operators, split) for split in self.splits])

@@ -192,7 +192,7 @@ def test_what_the_network_returns_stays_plain() -> None:
 
 
 def test_bands_of_rows_stay_blocked() -> None:
-    """What SplitRows makes is cut and put together in the blocked layout."""
+    """What BranchSegments makes is cut and put together in the blocked layout."""
 
     def bands(x: relax.Expr) -> relax.Expr:
         y = conv(x, 12, 12)

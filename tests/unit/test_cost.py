@@ -37,9 +37,8 @@ from tvm_stretch.cost.groups import group_costs, group_features
 from tvm_stretch.cost.model import MeasuredModel, load_cost_model, train
 from tvm_stretch.cost.phases import phases
 from tvm_stretch.cost.prediction import Prediction
-from tvm_stretch.errors import CostModelError, InputError
+from tvm_stretch.errors import CostModelError
 from tvm_stretch.ir.operator_graph import OperatorGraph
-from tvm_stretch.measuring.network import add_up, predict_network
 from tvm_stretch.measuring.record import recording
 
 LARGEST_EXACT = 2**24
@@ -282,21 +281,6 @@ def host() -> Processor:
     return cpu_processor(tvm.target.Target({"kind": "llvm", "mcpu": "znver3"}), 1)
 
 
-def test_predicts_a_compiled_network() -> None:
-    processor, kernels = recording(host())
-    compiled = compile(small_network(), [processor], cpu_threads=1)
-    features = {name: kernel.features for name, kernel in kernels.items()}
-    answer = predict_network(compiled.graph, features, {"cpu": AnalyticModel()})
-    assert set(answer.kernels) == {node.name for node in compiled.graph.nodes}
-    assert answer.nanoseconds == sum(p.nanoseconds for p in answer.kernels.values()) > 0
-    assert (answer.source, answer.unknown) == ("analytic", 1.0)
-    assert answer.low < answer.nanoseconds < answer.high
-    with pytest.raises(InputError, match="expected features of every kernel"):
-        predict_network(compiled.graph, {}, {"cpu": AnalyticModel()})
-    with pytest.raises(InputError, match="expected a cost model of processor 'cpu'"):
-        predict_network(compiled.graph, features, {})
-
-
 def test_operators_promise_the_kernels_that_compiling_gives() -> None:
     """What the planner thinks of a convolution is what the compiler then makes of it."""
     from tvm_stretch.frontend import load_network
@@ -320,15 +304,6 @@ def test_group_costs_name_refusals() -> None:
         assert ours is not None
         assert ours > 0
         assert theirs is None
-
-
-@given(st.lists(st.integers(1, LARGEST_EXACT), min_size=1, max_size=20))
-def test_intervals_add_up(times: list[int]) -> None:
-    kernels = {str(i): Prediction(t, t // 2, 2 * t, "measured") for i, t in enumerate(times)}
-    total = add_up(kernels)
-    assert total.nanoseconds == sum(times)
-    assert sum(p.low for p in kernels.values()) - len(times) <= total.low <= total.nanoseconds
-    assert total.nanoseconds <= total.high <= 1 + sum(p.high for p in kernels.values())
 
 
 # --- measured choice ------------------------------------------------------------------------------

@@ -7,9 +7,8 @@ All nodes together are a round: so much is touched before a kernel reads its wei
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
 
 from tvm_stretch.cost.features import Features
 from tvm_stretch.lowering.graph import Graph, Node, Tensor
@@ -18,8 +17,6 @@ _FLUSHED_BYTES = 1 << 30
 """The round of a kernel before which all caches were emptied."""
 
 _WEIGHTS = ("constant", "prepared")
-
-AnyFeatures = TypeVar("AnyFeatures", bound=Features)
 
 
 def in_place(
@@ -80,10 +77,3 @@ class _Touched:
                 if not left:
                     break
         return total
-
-
-def in_round(kernels: Iterable[AnyFeatures]) -> list[AnyFeatures]:
-    """Kernels that run in turns: as `in_place`, where only the kernels are known."""
-    listed = list(kernels)
-    total = sum(kernel.total_bytes for kernel in listed)
-    return [replace(kernel, round_bytes=total) for kernel in listed]

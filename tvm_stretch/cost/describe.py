@@ -61,15 +61,6 @@ class Epilogue:
     out_bytes: int = 0
 
 
-def describe_kernels(mod: tvm.IRModule, machine: VectorMachine) -> dict[str, Features]:
-    """Features of every PrimFunc of kernel-level Relax that is not scheduled yet."""
-    return {
-        var.name_hint: describe(function, machine)
-        for var, function in mod.functions.items()
-        if isinstance(function, tirx.PrimFunc)
-    }
-
-
 def describe(function: tirx.PrimFunc, machine: VectorMachine) -> Features:
     """Features of one fused kernel."""
     blocks = list(_blocks(function, machine.lanes))

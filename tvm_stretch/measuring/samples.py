@@ -28,7 +28,6 @@ from tvm_stretch.targets.kernels.fused import ANNOTATION
 from tvm_stretch.targets.kernels.window import WindowConfig
 
 PRIOR = Path(__file__).with_name("prior.json")
-KINDS = ("conv", "depthwise", "max", "avg", "dense", "elementwise")
 EPILOGUES = ("none", "bias", "relu", "relu6", "swish", "sigmoid", "add", "add_relu", "leaky")
 _LARGEST_MULTIPLY_ADDS = 1_200_000_000
 _LARGEST_BYTES = 40_000_000
@@ -107,16 +106,6 @@ class Sample:
 
 
 # --- from networks --------------------------------------------------------------------------------
-
-
-def samples_of(mod: tvm.IRModule) -> list[Sample]:
-    """The distinct template kernels of kernel-level Relax that is not scheduled yet."""
-    found: dict[Sample, None] = {}
-    for var, function in mod.functions.items():
-        sample = sample_of(var.name_hint, function) if isinstance(function, tirx.PrimFunc) else None
-        if sample is not None and sample.is_possible:
-            found[sample] = None
-    return list(found)
 
 
 def sample_of(name: str, function: tirx.PrimFunc) -> Sample | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -97,8 +97,3 @@ def result_of(
         runtime_ns=time.perf_counter_ns() - began_ns,
         proved=optimal,
     )
-
-
-def fastest_result(results: Sequence[Result]) -> Result:
-    """The result with the least makespan; of equals the first."""
-    return min(results, key=lambda result: result.makespan)

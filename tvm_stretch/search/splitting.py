@@ -9,8 +9,7 @@ from math import lcm
 
 from tvm_stretch.errors import InputError, UnsupportedError
 from tvm_stretch.ir.operator_graph import Group
-from tvm_stretch.passes.channel_plan import ChannelPlan, Form, plan_channel_split
-from tvm_stretch.passes.channel_plan import Step as ChannelStep
+from tvm_stretch.passes.channel_plan import ChannelStep, Form, plan_channel_split
 from tvm_stretch.passes.split_rows import RowPlan, plan_row_split
 from tvm_stretch.plan.splits import ChannelSplit, RowSplit, taking_part
 from tvm_stretch.search.clock import Step
@@ -131,29 +130,29 @@ class Splitting:
             for first in ("repeat", "split"):
                 split = ChannelSplit(piece.start, piece.end, ratios, lanes, first)
                 try:
-                    plan = plan_channel_split(self.network.operators, taking_part(split)[0])
+                    wanted = plan_channel_split(self.network.operators, taking_part(split)[0])
                 except (UnsupportedError, InputError):
                     break
-                if plan.steps in seen:
+                if wanted in seen:
                     continue
-                seen.append(plan.steps)
-                option = self._channel_option(piece, split, plan, alone)
+                seen.append(wanted)
+                option = self._channel_option(piece, split, wanted, alone)
                 if option is not None:
                     yield option
 
     def _channel_option(
-        self, piece: Piece, split: ChannelSplit, plan: ChannelPlan, alone: int
+        self, piece: Piece, split: ChannelSplit, wanted: Sequence[ChannelStep], alone: int
     ) -> Option | None:
         owners = taking_part(split)[1]
         home = max(owners, key=lambda place: split.ratios[place])
         anchors = {group.anchor.name: group for group in piece.groups}
         steps: list[Step] = []
-        for step in plan.steps:
+        for step in wanted:
             for tensor, held in step.joins:
                 if held.form is Form.SUM:
                     steps.append(self._sum(tensor, home))
             steps += self._channel_steps(step, anchors.get(step.operator), owners, home)
-        if plan.steps[-1].result.form is Form.SUM:
+        if wanted[-1].result.form is Form.SUM:
             steps.append(self._sum(split.end, home))
         busy = [sum(step.ns for step in steps if step.place == place) for place in owners]
         if straggles(max(busy), alone):
