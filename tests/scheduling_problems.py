@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tvm_stretch.scheduling import (
     FREE,
-    Operator,
+    Job,
     Problem,
     Tensor,
     TransferCost,
@@ -30,7 +30,7 @@ def problem(
     count = processors or len(costs[0])
     return Problem(
         tuple(f"p{i}" for i in range(count)),
-        tuple(Operator(f"o{i}", tuple(cost), splittable) for i, cost in enumerate(costs)),
+        tuple(Job(f"o{i}", tuple(cost), splittable) for i, cost in enumerate(costs)),
         tuple(Tensor(f"t{i}", n, i, tuple(after)) for i, (n, after) in tensors.items()),
         ((transfer,) * count,) * count,
     )
@@ -64,7 +64,7 @@ def problems(
         if all(c is None for c in costs):
             costs[draw(st.integers(0, count - 1))] = draw(st.integers(0, 12))
         split = splittable and draw(st.booleans())
-        operators.append(Operator(f"o{i}", tuple(costs), split))
+        operators.append(Job(f"o{i}", tuple(costs), split))
     tensors = []
     for i in range(size - 1):
         after = draw(st.lists(st.integers(i + 1, size - 1), unique=True, max_size=3))

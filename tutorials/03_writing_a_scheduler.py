@@ -28,7 +28,7 @@ from tvm_stretch.scheduling import (
     FREE,
     Problem,
     Result,
-    Timeline,
+    Simulation,
     check_schedule,
     linear_transfer,
     lower_bound,
@@ -68,7 +68,7 @@ print("operator", problem.operators[3].name, "costs", problem.operators[3].costs
 print("the caller's inputs and outputs are with the first processor:", problem.operators[0])
 
 section("2. A scheduler: Problem in, Result out")
-# A Timeline is a schedule that grows: `append` runs an operator next on a processor, `finish_on`
+# A Simulation is a schedule that grows: `append` runs an operator next on a processor, `finish_on`
 # says when it would be done there, receiving what others wrote included.
 
 
@@ -79,7 +79,7 @@ def longest_way_first(given: Problem) -> Result:
     for operator in reversed(given.sequence):
         after = max((behind[s] for s in given.successors[operator]), default=0.0)
         behind[operator] = given.mean_cost(operator) + after
-    timeline = Timeline(given)
+    timeline = Simulation(given)
     ready = [o for o in range(len(behind)) if not given.predecessors[o]]
     while ready:
         operator = max(ready, key=lambda o: behind[o])
@@ -117,7 +117,7 @@ assert bound <= results["ours"].makespan <= mine.makespan
 
 section("5. Let local search improve it")
 # Moves and swaps of operators in C++, from any complete schedule.
-started = Timeline(problem)
+started = Simulation(problem)
 for operator in mine.sequence:
     started.append(operator, mine.placement[operator])
 refined = result_of("mine, refined", refine(started), time.perf_counter_ns())

@@ -133,14 +133,24 @@ REGION = {"name": "r0", "processor": "cpu", "operators": ["a"]}
         (changed(shares={"conv2d2": [64, 0]}), "or more above 0"),
         (changed(shares={"conv2d2": [72, -8]}), "at least 0"),
         (changed(splits={}), "list for splits"),
-        (changed(splits=[{"by": "rows", "start": "a", "end": "b"}]), "ratios as numbers"),
+        (
+            changed(splits=[{"by": "rows", "start": "a", "end": "b"}]),
+            "a list of numbers for ratios of splits[0]",
+        ),
         (changed(splits=[SPLIT | {"ratios": [1, 1, 1]}]), "for the ratios of splits[0]"),
         (changed(splits=[SPLIT | {"ratios": [1, float("nan")]}]), "at least 0"),
         (changed(splits=[SPLIT | {"ratios": [0, 1]}]), "or more above 0"),
         (changed(splits=[SPLIT | {"by": "columns"}]), "by = rows or channels"),
-        (changed(splits=[SPLIT | {"block": 8}]), "only fields of RowSplit"),
-        (changed(splits=[SPLIT | {"by": "channels", "block": 0}]), "block as a positive number"),
-        (changed(splits=[SPLIT | {"by": "channels", "first": "half"}]), "first as repeat or split"),
+        (changed(splits=[SPLIT | {"end": 4}]), "the name of a tensor for end of splits[0]"),
+        (
+            changed(splits=[SPLIT | {"block": 8}]),
+            "only the fields by, start, end, ratios for splits[0]",
+        ),
+        (changed(splits=[SPLIT | {"by": "channels", "block": 0}]), "a positive number for block"),
+        (
+            changed(splits=[SPLIT | {"by": "channels", "first": "half"}]),
+            "repeat or split for first",
+        ),
     ],
 )
 def test_malformed_plans_are_refused(data: dict, says: str) -> None:

@@ -12,7 +12,7 @@ from scheduling_problems import chain, fan, problem
 from tvm_stretch.errors import ScheduleError
 from tvm_stretch.scheduling import (
     FREE,
-    Operator,
+    Job,
     Problem,
     Tensor,
     TransferCost,
@@ -259,9 +259,7 @@ def test_checker_refuses(change, message):
 
 def test_checker_refuses_a_placement_that_is_not_supported():
     given, result = good()
-    other = replace(
-        given, operators=(given.operators[0], Operator("o1", (5, None)), Operator("o2", (5, 5)))
-    )
+    other = replace(given, operators=(given.operators[0], Job("o1", (5, None)), Job("o2", (5, 5))))
     with pytest.raises(ScheduleError, match="supports o1"):
         check_schedule(other, replace(result, problem=other))
 
@@ -288,11 +286,11 @@ def test_checker_refuses_parts_that_leave_work_out():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"operators": (Operator("a", (1, None)), Operator("b", (None, None)))}, "supports b"),
-        ({"operators": (Operator("a", (1, -1)), Operator("b", (1, 1)))}, "at least 0 for a"),
-        ({"operators": (Operator("a", (1, 1.5)), Operator("b", (1, 1)))}, "integer nanoseconds"),
-        ({"operators": (Operator("a", (1,)), Operator("b", (1, 1)))}, "2 costs for a"),
-        ({"operators": (Operator("a", (1, 1)), Operator("a", (1, 1)))}, "'a' twice"),
+        ({"operators": (Job("a", (1, None)), Job("b", (None, None)))}, "supports b"),
+        ({"operators": (Job("a", (1, -1)), Job("b", (1, 1)))}, "at least 0 for a"),
+        ({"operators": (Job("a", (1, 1.5)), Job("b", (1, 1)))}, "integer nanoseconds"),
+        ({"operators": (Job("a", (1,)), Job("b", (1, 1)))}, "2 costs for a"),
+        ({"operators": (Job("a", (1, 1)), Job("a", (1, 1)))}, "'a' twice"),
         ({"tensors": (Tensor("t", 1, 0, (1,)), Tensor("u", 1, 1, (0,)))}, "cycle through a, b"),
         ({"tensors": (Tensor("t", 1, 0, (0,)),)}, "cycle through a"),
         ({"tensors": (Tensor("t", 1, 0, (7,)),)}, "operators 0 to 1 for tensor t"),
@@ -309,7 +307,7 @@ def test_checker_refuses_parts_that_leave_work_out():
 def test_problems_without_an_answer_are_refused(arguments, message):
     fields = {
         "processors": ("cpu", "gpu"),
-        "operators": (Operator("a", (1, 1)), Operator("b", (1, 1))),
+        "operators": (Job("a", (1, 1)), Job("b", (1, 1))),
         "tensors": (),
         "transfers": ((FREE, FREE), (FREE, FREE)),
     }

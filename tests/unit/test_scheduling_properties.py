@@ -27,6 +27,7 @@ from tvm_stretch.scheduling.baselines import (
 )
 from tvm_stretch.scheduling.baselines.hope_partition import PIECE, partition
 from tvm_stretch.scheduling.result import result_of
+from tvm_stretch.search.clock import Clock, Step
 
 # The solver may take a second for an awkward program, and machines differ.
 slow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -283,3 +284,23 @@ def test_pieces_of_the_partition_stand_in_a_topological_order(problem):
     for piece in pieces:
         independent = not any(set(problem.predecessors[op]) & set(piece) for op in piece)
         assert len(piece) < PIECE or independent
+
+
+@given(problems(most=10), st.data())
+def test_the_clock_of_the_search_agrees(problem: Problem, data: st.DataObject) -> None:
+    """Two simulators: one for whole problems, one for thousands of ways to go on from a state."""
+    problem = replace(problem, caching=True)
+    placement = [data.draw(st.sampled_from(supported)) for supported in problem.supported]
+    written = {tensor.producer: tensor for tensor in problem.tensors}
+    clock = Clock([0] * len(problem.processors), lambda p, q, n: problem.transfers[p][q](n), {})
+    for operator in problem.sequence:
+        reads = [
+            problem.operators[problem.tensors[t].producer].name for t in problem.reads[operator]
+        ]
+        size = written[operator].bytes if operator in written else 0
+        ns = problem.cost(operator, placement[operator])
+        sources = tuple((read, None) for read in reads)
+        clock.run([Step(names[operator], placement[operator], ns, sources, size)])
+    simulation = run_sequence(problem, placement, problem.sequence)
+    for operator, finish in simulation.finish.items():
+        assert clock.when([names[operator]]) == finish

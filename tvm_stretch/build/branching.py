@@ -1,9 +1,12 @@
 """Carry out the branching choices of a plan, and remember which processor each part belongs to.
 
-shares {"conv2d": (40, 24)}             conv2d.p0, relu.p0 -> processor 0
-splits (RowSplit("x", "y", (3, 2)),) -> conv2d1.p1, ..     -> processor 1
-conv2d5.r1, ..     -> processor 1
-concat, sums, ..   -> whoever the plan says
+plan                                    operators that are parts      processor
+shares {"conv2d": (40, 24)}             conv2d.p0, relu.p0            0
+                                        conv2d.p1, relu.p1            1
+splits [RowSplit("x", "y", (3, 0, 2))]  conv2d1.r0, add.r0            0
+                                        conv2d1.r1, add.r1            2
+
+What puts parts together (concat, sums) is nobody's part: the plan says where it runs.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _NAME_DIGITS = 12
 def named_kernel(
     name: str, function: tirx.PrimFunc, schedule: tvm.transform.Pass | None
 ) -> tirx.PrimFunc:
-    """The kernel with the name that it deserves, as its attribute ``global_symbol``."""
+    """The kernel under a name made of what it computes, in its attribute ``global_symbol``."""
     stem = "_".join(re.sub(r"\d+$", "", word) or word for word in name.split("_"))
     same = _with_plain_names(function)
     identity = digest(_text(same), _schedule_key(schedule).encode()).hex()[:_NAME_DIGITS]

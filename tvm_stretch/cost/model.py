@@ -184,7 +184,10 @@ def train(
 def _difference(
     below: MeasuredModel, kernels: Sequence[Features], measured_ns: Sequence[float]
 ) -> dict[str, Any]:
-    """What parts all kernels from what the model below says; empty if there are too few."""
+    """By how much all kernels together differ from the model below: its start and its ratio.
+
+    Empty if too few kernels were measured to tell.
+    """
     places = [i for i, kernel in enumerate(kernels) if kernel.family not in _BETWEEN]
     if len(places) < FEWEST_ROWS:
         return {}

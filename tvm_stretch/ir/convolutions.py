@@ -1,4 +1,4 @@
-"""Convolutions like others."""
+"""A convolution made from another one: other operands, the same strides and layouts."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tvm_stretch.lowering.views import Buffer, Step, View
+from tvm_stretch.lowering.views import Buffer, DraftNode, View
 
 
 @dataclass(eq=False)
@@ -25,7 +25,7 @@ class RegionSteps:
 
     name: str
     processor: int
-    steps: list[Step] = field(default_factory=list)
+    steps: list[DraftNode] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

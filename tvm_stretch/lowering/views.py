@@ -137,7 +137,7 @@ class View:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class DraftNode:
     """A node whose tensors have no number yet."""
 
     kernel: str
@@ -153,7 +153,7 @@ def new_view(kind: TensorKind, shape: tuple[int, ...], dtype: str, index: int = 
 
 
 def place_buffers(
-    steps: Sequence[Step],
+    steps: Sequence[DraftNode],
     kind: TensorKind,
     *,
     earlier: Sequence[int] | None = None,
@@ -203,7 +203,7 @@ class TensorTable:
             self._windows.setdefault((root.kind, root.index, start, view.bytes), number)
         return number
 
-    def add_step(self, step: Step) -> Node:
+    def add_step(self, step: DraftNode) -> Node:
         """The node of a step."""
         inputs, outputs = (tuple(map(self.add, views)) for views in (step.inputs, step.outputs))
         return Node(step.kernel, step.name, inputs, outputs)

@@ -19,7 +19,7 @@ from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.views import ALIGNMENT, dtype_bytes
 from tvm_stretch.lowering.graph import COPY_KERNEL, TensorKind
 from tvm_stretch.lowering.regions import RegionSteps
-from tvm_stretch.lowering.views import Buffer, Step, View, new_view
+from tvm_stretch.lowering.views import Buffer, DraftNode, View, new_view
 from tvm_stretch.lowering.weights import WeightsBlob
 from tvm_stretch.passes.name_operators import show_dots
 
@@ -44,7 +44,7 @@ class Walk:
     values: dict[relax.Var, Any] = field(default_factory=dict)
     weights: WeightsBlob = field(default_factory=WeightsBlob)
     inputs: list[View] = field(default_factory=list)
-    prepare: list[Step] = field(default_factory=list)
+    prepare: list[DraftNode] = field(default_factory=list)
     regions: list[RegionSteps] = field(default_factory=list)
     region: RegionSteps | None = None
     constants: dict[int, Buffer] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Walk:
                 self.values[binding.var] = self.visit(binding.value, binding.var.name)
         return self.visit(function.body.body, "the result")
 
-    def record(self, step: Step) -> None:
+    def record(self, step: DraftNode) -> None:
         """Add a step to the region that is being walked."""
         if self.region is None:
             raise _refuse(f"{step.kernel} beside calls of regions", step.name)
@@ -147,7 +147,7 @@ class Walk:
             outputs = self.run_once(kernel, name, inputs, types)
         else:
             outputs = tuple(new_view("arena", *t) for t in types)
-            self.record(Step(kernel, name, inputs, outputs))
+            self.record(DraftNode(kernel, name, inputs, outputs))
         return outputs if several else outputs[0]
 
     def run_once(
@@ -157,7 +157,7 @@ class Walk:
         key = (kernel, *((v.buffer, v.offset, v.shape, v.dtype) for v in inputs))
         if key not in self.prepared:
             outputs = tuple(new_view("prepared", *t) for t in types)
-            self.prepare.append(Step(kernel, name, inputs, outputs))
+            self.prepare.append(DraftNode(kernel, name, inputs, outputs))
             self.prepared[key] = outputs
         return self.prepared[key]
 
@@ -166,7 +166,7 @@ class Walk:
         pieces, name = list(_pieces(source, target)), show_dots(name)
         for index, (read, written) in enumerate(pieces):
             label = name if len(pieces) == 1 else f"{name}.{index}"
-            step = Step(COPY_KERNEL, label, (read,), (written,))
+            step = DraftNode(COPY_KERNEL, label, (read,), (written,))
             if target.buffer.root.is_constant:
                 self.prepare.append(step)
             else:

@@ -82,7 +82,10 @@ def measure(
     if not budget > 0:
         raise InputError(f"expected a positive number of seconds for budget, got {budget!r}")
     if session is not None and device is None:
-        raise InputError("expected a name for device with an RPC session, got None; name the phone")
+        raise InputError(
+            "expected a name for device with an RPC session, got None; give the device behind the "
+            "session a name, under which its measurements are kept"
+        )
     say = progress or (lambda _line: None)
     processors, placeable = make_processors(targets, cpu_threads)
     place = chosen_folder(folder, processors[0], device)

@@ -88,7 +88,8 @@ def probe(
     processor, host = placeable[0], processors[0]
     if not processor.runs_here:
         raise TargetError(
-            f"expected a processor of this machine for probe, got {target!r}; probe it there"
+            f"expected a processor of this machine for probe, got {target!r}; call ts.probe on the "
+            "machine that has it"
         )
     path = Path(cache) if cache else verdicts_path(chosen_folder(None, host), processor)
     known = Verdicts.read(path, fingerprint(processor))

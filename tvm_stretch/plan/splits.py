@@ -9,7 +9,7 @@ each processor, 0 for those that take no part; passes get the others (`taking_pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -82,17 +82,33 @@ def _split(item: Any, where: str) -> Split:
         raise PlanError(
             f"expected an object with by = rows or channels for {where}, got {item!r}; correct it"
         )
-    fields = {key: value for key, value in item.items() if key != "by"}
-    ratios = fields.get("ratios")
-    numbers = isinstance(ratios, list | tuple) and all(type(r) in (int, float) for r in ratios)
-    names = all(isinstance(fields.get(key), str) for key in ("start", "end"))
-    known = set(fields) <= set(kind.__dataclass_fields__)
-    block, first = fields.get("block", 8), fields.get("first", "repeat")
-    options = type(block) is int and block > 0 and first in ("repeat", "split")
-    if not (numbers and names and known and options):
+    given = {key: value for key, value in item.items() if key != "by"}
+    known = kind.__dataclass_fields__
+    if not set(given) <= set(known):
         raise PlanError(
-            f"expected start and end as names, ratios as numbers, block as a positive number, "
-            f"first as repeat or split, and only fields of {kind.__name__} for {where}, got "
-            f"{dict(item)!r}; correct it"
+            f"expected only the fields by, {', '.join(known)} for {where}, got {list(item)}; "
+            "remove the others"
         )
-    return kind(**{**fields, "ratios": tuple(fields["ratios"])})
+    for key, (expected, fits) in _FIELDS.items():
+        value = given.get(key, getattr(kind, key, None))  # a field's default is an attribute
+        if key in known and not fits(value):
+            raise PlanError(f"expected {expected} for {key} of {where}, got {value!r}; correct it")
+    return kind(**{**given, "ratios": tuple(given["ratios"])})
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(type(ratio) in (int, float) for ratio in value)
+
+
+_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "start": ("the name of a tensor", _is_name),
+    "end": ("the name of a tensor", _is_name),
+    "ratios": ("a list of numbers", _are_numbers),
+    "block": ("a positive number", lambda value: type(value) is int and value > 0),
+    "first": ("repeat or split", lambda value: value in ("repeat", "split")),
+}
+"""What each field of a split must be, and how to tell."""

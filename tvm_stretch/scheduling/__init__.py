@@ -15,7 +15,7 @@ from tvm_stretch.scheduling.check import check_schedule
 from tvm_stretch.scheduling.heft import schedule_heft
 from tvm_stretch.scheduling.problem import (
     FREE,
-    Operator,
+    Job,
     Problem,
     Tensor,
     TransferCost,
@@ -23,16 +23,16 @@ from tvm_stretch.scheduling.problem import (
 )
 from tvm_stretch.scheduling.refine import refine
 from tvm_stretch.scheduling.result import Result, Scheduler
-from tvm_stretch.scheduling.simulate import Timeline, run_sequence, simulate
+from tvm_stretch.scheduling.simulate import Simulation, run_sequence, simulate
 
 __all__ = [
     "FREE",
-    "Operator",
+    "Job",
     "Problem",
     "Result",
     "Scheduler",
+    "Simulation",
     "Tensor",
-    "Timeline",
     "TransferCost",
     "check_schedule",
     "linear_transfer",

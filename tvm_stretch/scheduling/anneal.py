@@ -28,7 +28,7 @@ from tvm_stretch.scheduling.heft import schedule_heft
 from tvm_stretch.scheduling.problem import Problem
 from tvm_stretch.scheduling.refine import anneal
 from tvm_stretch.scheduling.result import Result, Scheduler, result_of
-from tvm_stretch.scheduling.simulate import Timeline, simulate
+from tvm_stretch.scheduling.simulate import Simulation, simulate
 
 # Steps of the local search (operators run in trials; 20 to 40 ns each), for every set of
 # processors that is tried.
@@ -46,18 +46,18 @@ def schedule(problem: Problem) -> Result:
     best = _whole_operators(problem, steps)
     if any(operator.splittable for operator in problem.operators):
         for baseline in (schedule_mulayer, schedule_codl):
-            split = _timeline(baseline(problem))
+            split = _simulation(baseline(problem))
             if _makespan(split) < _PROMISING * _makespan(best):
                 best = _fastest([best, anneal(split, steps // 2)])
     lower_bound(problem)  # kept with the problem; a part of what we report, so of the time it takes
     return result_of("ours", best, began)
 
 
-def _whole_operators(problem: Problem, steps: int) -> Timeline:
+def _whole_operators(problem: Problem, steps: int) -> Simulation:
     """Without splitting anything."""
     if len(problem.processors) == 1:
-        return _timeline(schedule_single(problem))  # any order takes as long
-    starts = [_timeline(scheduler(problem)) for scheduler in _HEURISTICS]
+        return _simulation(schedule_single(problem))  # any order takes as long
+    starts = [_simulation(scheduler(problem)) for scheduler in _HEURISTICS]
     starts.append(_merged_heft(problem))
     starts.extend(_with_fewer_processors(problem, steps))
     starts.sort(key=_makespan)
@@ -68,14 +68,14 @@ def _whole_operators(problem: Problem, steps: int) -> Timeline:
     return _fastest([best, anneal(best, steps // 4, cooled=0.25)])
 
 
-def _merged_heft(problem: Problem) -> Timeline:
+def _merged_heft(problem: Problem) -> Simulation:
     merged = merge_short_operators(problem)
-    return merged.expand(problem, _timeline(schedule_heft(merged.problem)))
+    return merged.expand(problem, _simulation(schedule_heft(merged.problem)))
 
 
-def _with_fewer_processors(problem: Problem, steps: int) -> list[Timeline]:
+def _with_fewer_processors(problem: Problem, steps: int) -> list[Simulation]:
     """Schedules that leave one processor idle, for each that the network can do without."""
-    timelines = []
+    simulations = []
     for idle in range(len(problem.processors)):
         kept = [p for p in range(len(problem.processors)) if p != idle]
         if all(set(supported) - {idle} for supported in problem.supported):
@@ -84,8 +84,8 @@ def _with_fewer_processors(problem: Problem, steps: int) -> list[Timeline]:
             for position, processor in enumerate(kept):
                 order[processor] = smaller.order[position]
             placement = {op: kept[p] for op, p in smaller.placement.items()}
-            timelines.append(_simulated(problem, placement, order))
-    return timelines
+            simulations.append(_simulated(problem, placement, order))
+    return simulations
 
 
 def _restrict(problem: Problem, kept: Sequence[int]) -> Problem:
@@ -102,7 +102,7 @@ def _restrict(problem: Problem, kept: Sequence[int]) -> Problem:
     )
 
 
-def _timeline(result: Result) -> Timeline:
+def _simulation(result: Result) -> Simulation:
     """The schedule as early as possible, which MOSAIC's is not."""
     placement = dict(enumerate(result.placement))
     return _simulated(result.problem, placement, result.order)
@@ -110,16 +110,16 @@ def _timeline(result: Result) -> Timeline:
 
 def _simulated(
     problem: Problem, placement: dict[int, int], order: Sequence[Sequence[int]]
-) -> Timeline:
+) -> Simulation:
     return simulate(problem, [placement[i] for i in range(len(placement))], order)
 
 
-def _makespan(timeline: Timeline) -> int:
-    return max(timeline.finish.values(), default=0)
+def _makespan(simulation: Simulation) -> int:
+    return max(simulation.finish.values(), default=0)
 
 
-def _fastest(timelines: Sequence[Timeline]) -> Timeline:
-    return min(timelines, key=_makespan)
+def _fastest(simulations: Sequence[Simulation]) -> Simulation:
+    return min(simulations, key=_makespan)
 
 
 SCHEDULERS: dict[str, Scheduler] = {**BASELINES, "ours": schedule}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from tvm_stretch.errors import ScheduleError
-from tvm_stretch.scheduling.problem import Operator, Problem
+from tvm_stretch.scheduling.problem import Job, Problem
 from tvm_stretch.scheduling.result import Result
 
 HALO = Fraction(1, 32)
@@ -125,7 +125,7 @@ def _check_split(problem: Problem, parts: Problem) -> None:
     _check_part_tensors(problem, parts, of)
 
 
-def _check_shares(problem: Problem, whole: Operator, parts: list[Operator]) -> None:
+def _check_shares(problem: Problem, whole: Job, parts: list[Job]) -> None:
     """Each part takes at least its share of the whole's time, where it may run."""
     total = sum(part.share for part in parts)
     _require(total == 1, f"expected shares of {whole.name} that sum to 1, got {total}")
@@ -194,7 +194,7 @@ def _check_recomputed(
     )
 
 
-def _only_processor(part: Operator) -> int:
+def _only_processor(part: Job) -> int:
     return next(p for p, cost in enumerate(part.costs) if cost is not None)
 
 

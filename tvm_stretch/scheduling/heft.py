@@ -19,8 +19,8 @@ def schedule_heft(problem: Problem) -> Result:
     for operator in sorted(topological, key=lambda op: (-ranks[op], topological[op])):
         plan.insert(operator)
     order = [[slot[2] for slot in slots] for slots in plan.slots]
-    timeline = simulate(problem, [plan.placement[i] for i in range(len(ranks))], order)
-    return result_of("HEFT", timeline, began)
+    simulation = simulate(problem, [plan.placement[i] for i in range(len(ranks))], order)
+    return result_of("HEFT", simulation, began)
 
 
 def remaining_paths(problem: Problem) -> list[float]:

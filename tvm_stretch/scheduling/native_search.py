@@ -13,26 +13,26 @@ import numpy.typing as npt
 
 from tvm_stretch.runtime.autoload import find_library
 from tvm_stretch.scheduling.problem import Problem
-from tvm_stretch.scheduling.simulate import Timeline, run_sequence
+from tvm_stretch.scheduling.simulate import Simulation, run_sequence
 
 Array = npt.NDArray[np.int64]
 
 
-def improve(timeline: Timeline, *, steps: int, heat: float, seed: int = 0) -> Timeline:
+def improve(simulation: Simulation, *, steps: int, heat: float, seed: int = 0) -> Simulation:
     """A schedule that is at least as fast.
 
     Args:
-        timeline: a complete schedule to start from.
+        simulation: a complete schedule to start from.
         steps: how many operators the search may run in its trials; decides how long it takes.
         heat: nanoseconds of delay that it accepts at first, to leave local optima.
         seed: of its random choices.
     """
-    problem = timeline.problem
+    problem = simulation.problem
     if not problem.operators:
-        return timeline
+        return simulation
     arrays = _arrays(problem)
-    sequence = sorted(timeline.finish, key=_Position(timeline).__getitem__)
-    placement = np.array([timeline.placement[i] for i in range(len(sequence))], dtype=np.int64)
+    sequence = sorted(simulation.finish, key=_Position(simulation).__getitem__)
+    placement = np.array([simulation.placement[i] for i in range(len(sequence))], dtype=np.int64)
     order = np.array(sequence, dtype=np.int64)
     search = _library().tvm_stretch_improve_schedule
     pointers = [_pointer(a) if isinstance(a, np.ndarray) else ctypes.c_int64(a) for a in arrays]
@@ -45,17 +45,17 @@ def improve(timeline: Timeline, *, steps: int, heat: float, seed: int = 0) -> Ti
         _pointer(order),
     )
     found = run_sequence(problem, placement.tolist(), order.tolist())
-    return min(found, timeline, key=lambda t: max(t.finish.values()))
+    return min(found, simulation, key=lambda t: max(t.finish.values()))
 
 
 class _Position(dict[int, int]):
     """A topological position of each operator that keeps every processor's order."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        heads = [0] * len(timeline.order)
-        predecessors = timeline.problem.predecessors
-        while len(self) < len(timeline.finish):
-            for processor, queue in enumerate(timeline.order):
+    def __init__(self, simulation: Simulation) -> None:
+        heads = [0] * len(simulation.order)
+        predecessors = simulation.problem.predecessors
+        while len(self) < len(simulation.finish):
+            for processor, queue in enumerate(simulation.order):
                 while heads[processor] < len(queue):
                     operator = queue[heads[processor]]
                     if any(p not in self for p in predecessors[operator]):

@@ -9,20 +9,19 @@ from tvm import relax
 from tvm_stretch.errors import InputError
 from tvm_stretch.ir.operator_graph import ANCHORS, Group, OperatorGraph
 from tvm_stretch.ir.operators import POINTWISE
-from tvm_stretch.scheduling.problem import Operator as Task
-from tvm_stretch.scheduling.problem import Problem, Tensor, TransferCost
+from tvm_stretch.scheduling.problem import Job, Problem, Tensor, TransferCost
 from tvm_stretch.scheduling.result import Result
 
 # Operators whose output channels can be computed in shares.
 _SPLITTABLE = (*ANCHORS, *POINTWISE)
 
-Costs = Mapping[str, Sequence[int | None]] | Callable[[Group], Sequence[int | None]]
+GroupCosts = Mapping[str, Sequence[int | None]] | Callable[[Group], Sequence[int | None]]
 
 
 def problem_of(
     graph: OperatorGraph,
     processors: Sequence[str],
-    costs: Costs,
+    costs: GroupCosts,
     transfers: Sequence[Sequence[TransferCost]],
     *,
     caching: bool = True,
@@ -45,8 +44,8 @@ def problem_of(
     """
     at_home = (0, *[None] * (len(processors) - 1))
     names = ["inputs", *(group.name for group in graph.groups), "outputs"]
-    tasks = [Task("inputs", at_home), *(_task(g, costs, splittable) for g in graph.groups)]
-    tasks.append(Task("outputs", at_home))
+    jobs = [Job("inputs", at_home), *(_job(g, costs, splittable) for g in graph.groups)]
+    jobs.append(Job("outputs", at_home))
     index = dict.fromkeys(graph.inputs, 0) | {n: i for i, n in enumerate(names) if i > 0}
     readers: dict[str, set[int]] = {}
     reads = [*((index[g.name], g.reads) for g in graph.groups), (len(names) - 1, graph.outputs)]
@@ -60,7 +59,7 @@ def problem_of(
     ]
     return Problem(
         tuple(processors),
-        tuple(tasks),
+        tuple(jobs),
         tuple(tensors),
         tuple(map(tuple, transfers)),
         caching,
@@ -75,8 +74,8 @@ def processors_of(graph: OperatorGraph, result: Result) -> dict[str, str]:
     """
     names = result.problem.processors
     placed = {
-        task.name: names[processor]
-        for task, processor in zip(result.problem.operators, result.placement, strict=True)
+        job.name: names[processor]
+        for job, processor in zip(result.problem.operators, result.placement, strict=True)
     }
     found = {op.name: placed[g.name] for g in graph.groups for op in g.operators}
     views = [op for op in graph.operators if op.name not in found]
@@ -93,7 +92,7 @@ def processors_of(graph: OperatorGraph, result: Result) -> dict[str, str]:
     }
 
 
-def _task(group: Group, costs: Costs, splittable: bool) -> Task:
+def _job(group: Group, costs: GroupCosts, splittable: bool) -> Job:
     try:
         cost = costs(group) if callable(costs) else costs[group.name]
     except KeyError:
@@ -102,4 +101,4 @@ def _task(group: Group, costs: Costs, splittable: bool) -> Task:
             "measure it or leave it to a cost model"
         ) from None
     splits = splittable and group.anchor.kind.startswith(_SPLITTABLE)
-    return Task(group.name, tuple(cost), splits)
+    return Job(group.name, tuple(cost), splits)

@@ -9,7 +9,7 @@ Times are integer nanoseconds.  They mean the same to schedulers, the simulator 
 * An operator starts when its processor is free and everything that it reads is written.
 * Before it computes, it receives each tensor that another processor wrote; the receiving processor
   is busy meanwhile (HOPE, equation 1).  With tensor caching a processor receives a tensor once.
-* What enters and leaves the network belongs to one processor: ``Operator("outputs", (0, None))``
+* What enters and leaves the network belongs to one processor: ``Job("outputs", (0, None))``
   is an operator of no cost that only the first processor supports.
 """
 
@@ -25,8 +25,8 @@ from tvm_stretch.errors import ScheduleError
 
 
 @dataclass(frozen=True)
-class Operator:
-    """One operator, or one fused kernel.
+class Job:
+    """An operator of a problem: one of the network, or one fused kernel.
 
     Attributes:
         name: how plans and messages call it; unique.
@@ -93,7 +93,7 @@ class Problem:
     """
 
     processors: tuple[str, ...]
-    operators: tuple[Operator, ...]
+    operators: tuple[Job, ...]
     tensors: tuple[Tensor, ...]
     transfers: tuple[tuple[TransferCost, ...], ...]
     caching: bool = True
@@ -137,7 +137,7 @@ class Problem:
                 "give one per processor"
             )
 
-    def _check_costs(self, operator: Operator) -> None:
+    def _check_costs(self, operator: Job) -> None:
         if len(operator.costs) != len(self.processors):
             raise ScheduleError(
                 f"expected {len(self.processors)} costs for {operator.name}, got "

@@ -6,7 +6,7 @@ The search counts steps, not time: the same problem has the same answer everywhe
 from __future__ import annotations
 
 from tvm_stretch.scheduling.native_search import improve
-from tvm_stretch.scheduling.simulate import Timeline
+from tvm_stretch.scheduling.simulate import Simulation
 
 # Steps are operators run in trials; 20 to 40 ns each.
 _STEPS_PER_OPERATOR, _MOST_STEPS = 5_000, 1_500_000
@@ -15,16 +15,16 @@ _STEPS_PER_OPERATOR, _MOST_STEPS = 5_000, 1_500_000
 _HEAT_OF_ALL, _LEAST_HEAT, _MOST_HEAT = 30.0, 0.1, 3.0
 
 
-def refine(timeline: Timeline) -> Timeline:
+def refine(simulation: Simulation) -> Simulation:
     """A schedule at least as fast as this complete one, by a short search from there."""
-    count = len(timeline.problem.operators)
-    return anneal(timeline, min(_MOST_STEPS, _STEPS_PER_OPERATOR * count), cooled=0.25)
+    count = len(simulation.problem.operators)
+    return anneal(simulation, min(_MOST_STEPS, _STEPS_PER_OPERATOR * count), cooled=0.25)
 
 
-def anneal(timeline: Timeline, steps: int, *, cooled: float = 1.0, seed: int = 0) -> Timeline:
+def anneal(simulation: Simulation, steps: int, *, cooled: float = 1.0, seed: int = 0) -> Simulation:
     """The same with so many steps, from this share of the usual heat."""
-    problem = timeline.problem
+    problem = simulation.problem
     count = len(problem.operators)
     mean = sum(map(problem.mean_cost, range(count))) / max(1, count)
     heat = min(_MOST_HEAT, max(_LEAST_HEAT, _HEAT_OF_ALL / max(1, count)))
-    return improve(timeline, steps=steps, heat=cooled * heat * mean, seed=seed)
+    return improve(simulation, steps=steps, heat=cooled * heat * mean, seed=seed)

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from tvm_stretch.scheduling.bounds import critical_path, lower_bound
 from tvm_stretch.scheduling.problem import Problem
-from tvm_stretch.scheduling.simulate import Timeline
+from tvm_stretch.scheduling.simulate import Simulation
 
 Status: TypeAlias = Literal["optimal", "feasible"]
 
@@ -74,26 +74,26 @@ Scheduler: TypeAlias = Callable[[Problem], Result]
 
 
 def result_of(
-    scheduler: str, timeline: Timeline, began_ns: int, *, optimal: bool = False
+    scheduler: str, simulation: Simulation, began_ns: int, *, optimal: bool = False
 ) -> Result:
-    """The result that a complete timeline stands for.
+    """The result that a complete simulation stands for.
 
     Args:
         scheduler: who made it.
-        timeline: holds every operator.
+        simulation: holds every operator.
         began_ns: `time.perf_counter_ns` when scheduling began.
         optimal: whether it is proved that nothing is faster.
     """
-    problem = timeline.problem
+    problem = simulation.problem
     indices = range(len(problem.operators))
     return Result(
         scheduler=scheduler,
         problem=problem,
-        placement=tuple(timeline.placement[i] for i in indices),
-        order=tuple(map(tuple, timeline.order)),
-        start=tuple(timeline.start[i] for i in indices),
-        finish=tuple(timeline.finish[i] for i in indices),
-        makespan=max(timeline.finish.values(), default=0),
+        placement=tuple(simulation.placement[i] for i in indices),
+        order=tuple(map(tuple, simulation.order)),
+        start=tuple(simulation.start[i] for i in indices),
+        finish=tuple(simulation.finish[i] for i in indices),
+        makespan=max(simulation.finish.values(), default=0),
         runtime_ns=time.perf_counter_ns() - began_ns,
         proved=optimal,
     )

@@ -14,7 +14,7 @@ from tvm_stretch.scheduling.problem import Problem
 
 
 @dataclass
-class Timeline:
+class Simulation:
     """A schedule that grows one operator at a time, each at the end of its processor's queue."""
 
     problem: Problem
@@ -29,9 +29,9 @@ class Timeline:
         self.order = [[] for _ in self.problem.processors]
         self.free = [0] * len(self.problem.processors)
 
-    def copy(self) -> Timeline:
-        """Another timeline with the same past."""
-        twin = Timeline(self.problem, dict(self.placement), dict(self.start), dict(self.finish))
+    def copy(self) -> Simulation:
+        """Another simulation with the same past."""
+        twin = Simulation(self.problem, dict(self.placement), dict(self.start), dict(self.finish))
         twin.order = [list(queue) for queue in self.order]
         twin.free = list(self.free)
         twin.received = set(self.received)
@@ -83,13 +83,13 @@ class Timeline:
 
 def simulate(
     problem: Problem, placement: Sequence[int], order: Sequence[Iterable[int]]
-) -> Timeline:
+) -> Simulation:
     """Run every processor's queue as early as possible.
 
     Raises:
         ScheduleError: the orders wait for each other, or leave operators out.
     """
-    timeline = Timeline(problem)
+    simulation = Simulation(problem)
     queues = [list(queue) for queue in order]
     heads = [0] * len(queues)
     done = 0
@@ -99,14 +99,14 @@ def simulate(
         for processor, queue in enumerate(queues):
             while heads[processor] < len(queue):
                 operator = queue[heads[processor]]
-                if any(p not in timeline.finish for p in problem.predecessors[operator]):
+                if any(p not in simulation.finish for p in problem.predecessors[operator]):
                     break
-                if placement[operator] != processor or operator in timeline.finish:
+                if placement[operator] != processor or operator in simulation.finish:
                     raise ScheduleError(
                         f"expected operator {operator} once, on processor {placement[operator]}, "
                         f"got it on {processor}; correct the order"
                     )
-                timeline.append(operator, processor)
+                simulation.append(operator, processor)
                 heads[processor] += 1
                 done += 1
                 moved = True
@@ -115,12 +115,12 @@ def simulate(
             f"expected {len(problem.operators)} operators to run, got {done}; the orders of the "
             "processors wait for each other or leave operators out"
         )
-    return timeline
+    return simulation
 
 
-def run_sequence(problem: Problem, placement: Sequence[int], sequence: Iterable[int]) -> Timeline:
+def run_sequence(problem: Problem, placement: Sequence[int], sequence: Iterable[int]) -> Simulation:
     """Run the operators in one order over all processors (topological)."""
-    timeline = Timeline(problem)
+    simulation = Simulation(problem)
     for operator in sequence:
-        timeline.append(operator, placement[operator])
-    return timeline
+        simulation.append(operator, placement[operator])
+    return simulation

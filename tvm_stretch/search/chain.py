@@ -12,8 +12,7 @@ from functools import partial
 from itertools import pairwise
 
 from tvm_stretch.passes.detect_meeting_points import amortise
-from tvm_stretch.search.clock import Clock
-from tvm_stretch.search.clock import Piece as Held
+from tvm_stretch.search.clock import Clock, Written
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.network import Network, Piece
 from tvm_stretch.search.options import Option, Options, Widths
@@ -80,7 +79,7 @@ class ChainSearch:
     def _begin(self) -> Clock:
         """The caller's inputs are with the first processor."""
         inputs = {
-            name: [Held(0, 0, self.network.operators.bytes(name))]
+            name: [Written(0, 0, self.network.operators.bytes(name))]
             for name in self.network.graph.inputs
         }
         return Clock([0] * len(self.costs.processors), self.costs.hand_over, inputs)

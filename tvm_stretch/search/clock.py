@@ -2,8 +2,10 @@
 
     Step("conv.", 0, ..), Step("conv.", 1, ..), Step("relu", 0, reads both)   ->   the clock's times
 
-It means what `tvm_stretch.scheduling.simulate` means: a kernel waits for what it reads, and its
-processor is busy while it receives, once, what others wrote.
+It means what `tvm_stretch.scheduling.simulate` means, which a test compares: a kernel waits for
+what it reads, and its processor is busy while it receives, once, what others wrote. That simulator
+runs one `Problem`, whose operators and tensors are all known and numbered; a search tries thousands
+of ways to go on from a state, reads parts of tensors, and forgets what nothing reads any more.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class Step:
 
 
 @dataclass
-class Piece:
+class Written:
     """A part of a tensor that was written, and who has it."""
 
     place: int
@@ -52,13 +54,13 @@ class Clock:
 
     free: list[int]
     hand_over: Callable[[int, int, int], int]
-    tensors: dict[str, list[Piece]]
+    tensors: dict[str, list[Written]]
 
     def copy(self) -> Clock:
         """Another clock with the same past."""
         tensors = {
-            name: [Piece(p.place, p.finish, p.bytes, p.part, set(p.holders)) for p in pieces]
-            for name, pieces in self.tensors.items()
+            name: [Written(p.place, p.finish, p.bytes, p.part, set(p.holders)) for p in parts]
+            for name, parts in self.tensors.items()
         }
         return Clock(list(self.free), self.hand_over, tensors)
 
@@ -67,16 +69,16 @@ class Clock:
         for step in steps:
             begin, receiving = self.free[step.place], 0
             for tensor, part in step.reads:
-                pieces = self.tensors[tensor]
-                own = [piece for piece in pieces if piece.part == part] if part is not None else []
-                for piece in own or pieces:
-                    begin = max(begin, piece.finish)
-                    if step.place != piece.place and step.place not in piece.holders:
-                        receiving += self.hand_over(piece.place, step.place, piece.bytes)
-                        piece.holders.add(step.place)
+                parts = self.tensors[tensor]
+                own = [read for read in parts if read.part == part] if part is not None else []
+                for read in own or parts:
+                    begin = max(begin, read.finish)
+                    if step.place != read.place and step.place not in read.holders:
+                        receiving += self.hand_over(read.place, step.place, read.bytes)
+                        read.holders.add(step.place)
             finish = begin + receiving + step.ns
             self.free[step.place] = finish
-            written = Piece(step.place, finish, step.bytes, step.part)
+            written = Written(step.place, finish, step.bytes, step.part)
             before = [] if step.joins else self.tensors.get(step.tensor, [])
             self.tensors[step.tensor] = [*before, written]
 

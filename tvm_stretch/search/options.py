@@ -18,7 +18,7 @@ from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.ir.operators import BINARY, UNARY
 from tvm_stretch.plan.splits import Split
 from tvm_stretch.scheduling.heft import schedule_heft
-from tvm_stretch.scheduling.problem import Operator as Task
+from tvm_stretch.scheduling.problem import Job as Task
 from tvm_stretch.scheduling.problem import Problem, Tensor
 from tvm_stretch.search.clock import Step
 from tvm_stretch.search.costs import Costs

@@ -22,7 +22,8 @@ from tvm_stretch.plan.regions import form_regions
 from tvm_stretch.scheduling.of_network import problem_of
 from tvm_stretch.scheduling.problem import Problem
 from tvm_stretch.scheduling.refine import refine
-from tvm_stretch.scheduling.simulate import Timeline, run_sequence
+from tvm_stretch.scheduling.simulate import Simulation as Timeline
+from tvm_stretch.scheduling.simulate import run_sequence
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.kernels import Stages
 from tvm_stretch.search.network import Network

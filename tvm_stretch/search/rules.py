@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from tvm_stretch.passes.detect_meeting_points import DEFAULT_ALPHA
 
 ALPHAS = (0.5, DEFAULT_ALPHA)
-"""Where there may still be something to win; and the paper's α, which makes fewer meetings."""
+"""Half, beyond which a meeting costs more than two processors can save; and the paper's α, with
+which branches are longer and meet less often."""
 
 BETA = 1.0
 """The paper's 1.1 leaves room for what training may change; our branches must not lose."""

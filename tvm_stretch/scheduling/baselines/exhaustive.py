@@ -7,7 +7,7 @@ import time
 from tvm_stretch.errors import ScheduleError
 from tvm_stretch.scheduling.problem import Problem
 from tvm_stretch.scheduling.result import Result, result_of
-from tvm_stretch.scheduling.simulate import Timeline
+from tvm_stretch.scheduling.simulate import Simulation
 
 LARGEST = 12
 
@@ -25,16 +25,16 @@ def schedule_exhaustive(problem: Problem) -> Result:
         )
     began = time.perf_counter_ns()
     search = _Search(problem)
-    search.extend(Timeline(problem))
+    search.extend(Simulation(problem))
     return result_of("exhaustive", search.best, began, optimal=True)
 
 
 class _Search:
-    """Grows timelines in the order of starts, so that each schedule is met once."""
+    """Grows simulations in the order of starts, so that each schedule is met once."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.best = Timeline(problem)
+        self.best = Simulation(problem)
         self.makespan: float = 0 if not problem.operators else float("inf")
         self.tails = [0] * len(problem.operators)  # least time from an operator's finish to the end
         for operator in reversed(problem.sequence):
@@ -42,27 +42,27 @@ class _Search:
                 least = problem.cost(after, problem.fastest(after)) + self.tails[after]
                 self.tails[operator] = max(self.tails[operator], least)
 
-    def extend(self, timeline: Timeline, latest_start: int = 0) -> None:
+    def extend(self, simulation: Simulation, latest_start: int = 0) -> None:
         """Try every operator that may start next, on every processor."""
         problem = self.problem
         open_operators = [
             op
             for op in range(len(problem.operators))
-            if op not in timeline.finish
-            and all(p in timeline.finish for p in problem.predecessors[op])
+            if op not in simulation.finish
+            and all(p in simulation.finish for p in problem.predecessors[op])
         ]
         if not open_operators:
-            self._keep(timeline)
+            self._keep(simulation)
         for operator in open_operators:
             for processor in problem.supported[operator]:
-                start = max(timeline.free[processor], timeline.ready(operator))
-                bound = timeline.finish_on(operator, processor) + self.tails[operator]
+                start = max(simulation.free[processor], simulation.ready(operator))
+                bound = simulation.finish_on(operator, processor) + self.tails[operator]
                 if start >= latest_start and bound < self.makespan:
-                    longer = timeline.copy()
+                    longer = simulation.copy()
                     longer.append(operator, processor)
                     self.extend(longer, start)
 
-    def _keep(self, timeline: Timeline) -> None:
-        makespan = max(timeline.finish.values(), default=0)
+    def _keep(self, simulation: Simulation) -> None:
+        makespan = max(simulation.finish.values(), default=0)
         if makespan < self.makespan:
-            self.best, self.makespan = timeline, makespan
+            self.best, self.makespan = simulation, makespan

@@ -15,7 +15,7 @@ from tvm_stretch.scheduling.baselines.ilp import solve_piece
 from tvm_stretch.scheduling.baselines.merge import merge_short_operators
 from tvm_stretch.scheduling.problem import Problem
 from tvm_stretch.scheduling.result import Result, result_of
-from tvm_stretch.scheduling.simulate import Timeline
+from tvm_stretch.scheduling.simulate import Simulation
 
 # What the solver may take for one piece if its limit of nodes does not end it before: a guard only,
 # so that answers do not depend on what else the machine does.
@@ -26,62 +26,62 @@ def schedule_hope_lp(problem: Problem) -> Result:
     """HOPE:LP. Each piece starts with the processors and tensors as the pieces before left them."""
     began = time.perf_counter_ns()
     merged = merge_short_operators(problem)
-    timeline = Timeline(merged.problem)
+    simulation = Simulation(merged.problem)
     for piece in partition(merged.problem):
-        solve_piece(timeline, piece, seconds=_SECONDS_PER_PIECE)
-    return result_of("HOPE:LP", merged.expand(problem, timeline), began)
+        solve_piece(simulation, piece, seconds=_SECONDS_PER_PIECE)
+    return result_of("HOPE:LP", merged.expand(problem, simulation), began)
 
 
 def schedule_ilp(problem: Problem) -> Result:
     """The integer linear program of the whole graph: optimal, for small graphs."""
     began = time.perf_counter_ns()
-    timeline = Timeline(problem)
-    optimal = solve_piece(timeline, problem.sequence)
-    return result_of("ILP", timeline, began, optimal=optimal)
+    simulation = Simulation(problem)
+    optimal = solve_piece(simulation, problem.sequence)
+    return result_of("ILP", simulation, began, optimal=optimal)
 
 
 def schedule_hope_gs(problem: Problem) -> Result:
     """HOPE:GS."""
     began = time.perf_counter_ns()
     merged = merge_short_operators(problem)
-    timeline = _greedy(merged.problem)
-    return result_of("HOPE:GS", merged.expand(problem, timeline), began)
+    simulation = _greedy(merged.problem)
+    return result_of("HOPE:GS", merged.expand(problem, simulation), began)
 
 
-def _greedy(problem: Problem) -> Timeline:
+def _greedy(problem: Problem) -> Simulation:
     """Algorithm 2: K is 4 for two processors and 3 for more."""
     width = 4 if len(problem.processors) <= 2 else 3
-    timeline = Timeline(problem)
+    simulation = Simulation(problem)
     waiting = [len(before) for before in problem.predecessors]
     queue = [op for op in problem.sequence if waiting[op] == 0]
     while queue:
-        queue.sort(key=timeline.ready)
+        queue.sort(key=simulation.ready)
         chosen, queue = queue[:width], queue[width:]
-        for operator, processor in zip(chosen, _best_mapping(timeline, chosen), strict=True):
-            timeline.append(operator, processor)
+        for operator, processor in zip(chosen, _best_mapping(simulation, chosen), strict=True):
+            simulation.append(operator, processor)
         for operator in chosen:
             for successor in problem.successors[operator]:
                 waiting[successor] -= 1
                 if waiting[successor] == 0:
                     queue.append(successor)
-    return timeline
+    return simulation
 
 
-def _best_mapping(timeline: Timeline, operators: Sequence[int]) -> tuple[int, ...]:
+def _best_mapping(simulation: Simulation, operators: Sequence[int]) -> tuple[int, ...]:
     """The processors on which the last of the operators finishes first; then the other ones.
 
     Nothing that the operators read is written by one of them.
     """
-    problem = timeline.problem
-    ready = [timeline.ready(op) for op in operators]
+    problem = simulation.problem
+    ready = [simulation.ready(op) for op in operators]
     missing = {
-        (op, p): [(t, timeline.transfer_to(t, p)) for t in timeline.to_receive(op, p)]
+        (op, p): [(t, simulation.transfer_to(t, p)) for t in simulation.to_receive(op, p)]
         for op in operators
         for p in problem.supported[op]
     }
 
     def ends(processors: tuple[int, ...]) -> tuple[int, int]:
-        free, received = list(timeline.free), set()
+        free, received = list(simulation.free), set()
         total = 0
         for op, p, begin in zip(operators, processors, ready, strict=True):
             end = max(free[p], begin) + problem.cost(op, p)

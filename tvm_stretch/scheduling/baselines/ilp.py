@@ -27,7 +27,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from tvm_stretch.scheduling.simulate import Timeline
+from tvm_stretch.scheduling.simulate import Simulation
 
 # Of the solver's search, where its time is limited: a limit that does not depend on the machine.
 _NODES = 200
@@ -35,11 +35,13 @@ _HORIZON = 1000.0  # times are scaled so that the piece takes about this long
 _ROUNDED = 1 - 1e-9  # of bounds, that rounding should not make infeasible
 
 
-def solve_piece(timeline: Timeline, piece: Sequence[int], *, seconds: float | None = None) -> bool:
-    """Append the operators of a piece to the timeline so that the last one finishes first.
+def solve_piece(
+    simulation: Simulation, piece: Sequence[int], *, seconds: float | None = None
+) -> bool:
+    """Append the operators of a piece to the simulation so that the last one finishes first.
 
     Args:
-        timeline: holds everything that the piece depends on.
+        simulation: holds everything that the piece depends on.
         piece: operators in topological order.
         seconds: what the solver may take; a list schedule is used where it finds nothing.
 
@@ -48,11 +50,11 @@ def solve_piece(timeline: Timeline, piece: Sequence[int], *, seconds: float | No
     """
     if not piece:
         return True
-    fallback = timeline.copy()
+    fallback = simulation.copy()
     for operator in piece:
-        supported = timeline.problem.supported[operator]
+        supported = simulation.problem.supported[operator]
         fallback.append(operator, min(supported, key=lambda p: fallback.finish_on(operator, p)))
-    program = _Program(timeline, piece, max(fallback.finish[i] for i in piece))
+    program = _Program(simulation, piece, max(fallback.finish[i] for i in piece))
     limits = {"mip_rel_gap": 1e-3, "node_limit": _NODES, "time_limit": seconds}
     options = {"mip_rel_gap": 0.0} if seconds is None else limits
     solution = milp(
@@ -63,7 +65,7 @@ def solve_piece(timeline: Timeline, piece: Sequence[int], *, seconds: float | No
         options=options,
     )
     if solution.x is None or solution.x[program.last] > _HORIZON:
-        _replay(timeline, piece, fallback.placement, fallback.start, fallback.finish)
+        _replay(simulation, piece, fallback.placement, fallback.start, fallback.finish)
         return False
     placement = {
         i: max(program.problem.supported[i], key=lambda p: solution.x[program.on[i, p]])
@@ -71,12 +73,12 @@ def solve_piece(timeline: Timeline, piece: Sequence[int], *, seconds: float | No
     }
     start = {i: solution.x[program.start[i]] for i in piece}
     end = {i: solution.x[program.end[i]] for i in piece}
-    _replay(timeline, piece, placement, start, end)
+    _replay(simulation, piece, placement, start, end)
     return bool(solution.status == 0)
 
 
 def _replay(
-    timeline: Timeline,
+    simulation: Simulation,
     piece: Sequence[int],
     placement: dict[int, int],
     start: Mapping[int, float],
@@ -91,20 +93,20 @@ def _replay(
         open_operators = [
             op
             for op in remaining
-            if all(p in timeline.finish for p in timeline.problem.predecessors[op])
+            if all(p in simulation.finish for p in simulation.problem.predecessors[op])
         ]
         operator = min(open_operators, key=lambda op: start[op] + end[op])
-        timeline.append(operator, placement[operator])
+        simulation.append(operator, placement[operator])
         remaining.remove(operator)
 
 
 class _Program:
     """The variables and rows of one piece."""
 
-    def __init__(self, timeline: Timeline, piece: Sequence[int], latest: int) -> None:
-        self.timeline, self.piece, self.problem = timeline, piece, timeline.problem
+    def __init__(self, simulation: Simulation, piece: Sequence[int], latest: int) -> None:
+        self.simulation, self.piece, self.problem = simulation, piece, simulation.problem
         self.inside = set(piece)
-        self.base = min(timeline.free) if timeline.finish else 0
+        self.base = min(simulation.free) if simulation.finish else 0
         self.scale = _HORIZON / max(1, latest - self.base)
         self.integer: list[int] = []
         self.lower: list[float] = []
@@ -170,8 +172,8 @@ class _Program:
             heads[i] = (
                 max(
                     0.0,
-                    min(self._scaled(self.timeline.free[p]) for p in self.problem.supported[i]),
-                    *(self._scaled(self.timeline.finish[b]) for b in self._outside(i)),
+                    min(self._scaled(self.simulation.free[p]) for p in self.problem.supported[i]),
+                    *(self._scaled(self.simulation.finish[b]) for b in self._outside(i)),
                     *(heads[b] + least[b] for b in self.problem.predecessors[i] if b in heads),
                 )
                 * _ROUNDED
@@ -217,9 +219,9 @@ class _Program:
             if before in self.inside:
                 self._at_least({self.start[i]: 1.0, self.end[before]: -1.0}, 0.0)
             else:
-                self._at_least({self.start[i]: 1.0}, self._scaled(self.timeline.finish[before]))
+                self._at_least({self.start[i]: 1.0}, self._scaled(self.simulation.finish[before]))
         for p in self.problem.supported[i]:
-            free = self._scaled(self.timeline.free[p])
+            free = self._scaled(self.simulation.free[p])
             if free > 0:
                 self._at_least({self.start[i]: 1.0, self.on[i, p]: -free}, 0.0)
 
@@ -243,11 +245,11 @@ class _Program:
         producer = self.problem.tensors[t].producer
         inside = producer in self.inside
         sources = (
-            self.problem.supported[producer] if inside else (self.timeline.placement[producer],)
+            self.problem.supported[producer] if inside else (self.simulation.placement[producer],)
         )
         for q in sources:
             for p in range(len(self.problem.processors)):
-                known = self.problem.caching and (t, p) in self.timeline.received
+                known = self.problem.caching and (t, p) in self.simulation.received
                 if self.problem.transfer_ns[t][q][p] > 0 and p != q and not known:
                     yield q, p
 
@@ -284,7 +286,7 @@ class _Program:
         """T >= what every used processor has to do: implied, but it helps the solver."""
         for p in range(len(self.problem.processors)):
             on = [self.on[i, p] for i in self.piece if p in self.problem.supported[i]]
-            free = min(_HORIZON, max(0.0, self._scaled(self.timeline.free[p])))
+            free = min(_HORIZON, max(0.0, self._scaled(self.simulation.free[p])))
             load = {
                 self.on[i, p]: self.durations[i].get(self.on[i, p], 0.0)
                 for i in self.piece

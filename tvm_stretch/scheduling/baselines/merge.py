@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvm_stretch.scheduling.problem import Operator, Problem, Tensor
-from tvm_stretch.scheduling.simulate import Timeline, run_sequence
+from tvm_stretch.scheduling.problem import Job, Problem, Tensor
+from tvm_stretch.scheduling.simulate import Simulation, run_sequence
 
 # Short means: less than this share of the network's mean operator, on every processor.
 _SHORT = 0.1
@@ -21,14 +21,14 @@ class Merged:
     problem: Problem
     groups: tuple[tuple[int, ...], ...]
 
-    def expand(self, problem: Problem, timeline: Timeline) -> Timeline:
+    def expand(self, problem: Problem, simulation: Simulation) -> Simulation:
         """The schedule of the merged operators, as one of the operators they stand for."""
         placement = [0] * len(problem.operators)
         sequence: list[int] = []
-        position = {op: i for i, op in enumerate(timeline.finish)}  # in which they were appended
-        for group in sorted(position, key=lambda g: (timeline.start[g], position[g])):
+        position = {op: i for i, op in enumerate(simulation.finish)}  # in which they were appended
+        for group in sorted(position, key=lambda g: (simulation.start[g], position[g])):
             for operator in self.groups[group]:
-                placement[operator] = timeline.placement[group]
+                placement[operator] = simulation.placement[group]
                 sequence.append(operator)
         return run_sequence(problem, placement, sequence)
 
@@ -71,13 +71,13 @@ def _may_follow(problem: Problem, operator: int, before: int, limit: list[float]
     return short and set(problem.supported[operator]) >= set(problem.supported[before])
 
 
-def _super_operator(problem: Problem, group: list[int]) -> Operator:
+def _super_operator(problem: Problem, group: list[int]) -> Job:
     costs: list[int | None] = []
     for processor in range(len(problem.processors)):
         parts = [problem.operators[i].costs[processor] for i in group]
         known = [part for part in parts if part is not None]
         costs.append(sum(known) if len(known) == len(parts) else None)
-    return Operator(problem.operators[group[0]].name, tuple(costs))
+    return Job(problem.operators[group[0]].name, tuple(costs))
 
 
 def _outer_tensors(problem: Problem, group_of: dict[int, int]) -> list[Tensor]:

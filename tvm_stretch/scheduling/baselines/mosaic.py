@@ -13,18 +13,18 @@ import time
 
 from tvm_stretch.scheduling.problem import Problem
 from tvm_stretch.scheduling.result import Result, result_of
-from tvm_stretch.scheduling.simulate import Timeline
+from tvm_stretch.scheduling.simulate import Simulation
 
 
 def schedule_mosaic(problem: Problem) -> Result:
     """The best slices; nothing runs at the same time as anything else."""
     began = time.perf_counter_ns()
-    timeline = Timeline(problem)
+    simulation = Simulation(problem)
     now = 0
     for operator, processor in zip(problem.sequence, _slices(problem), strict=True):
-        timeline.free[processor] = now
-        now = timeline.append(operator, processor)
-    return result_of("MOSAIC", timeline, began)
+        simulation.free[processor] = now
+        now = simulation.append(operator, processor)
+    return result_of("MOSAIC", simulation, began)
 
 
 def _slices(problem: Problem) -> list[int]:

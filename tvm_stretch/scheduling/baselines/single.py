@@ -6,25 +6,25 @@ import time
 
 from tvm_stretch.scheduling.problem import Problem
 from tvm_stretch.scheduling.result import Result, result_of
-from tvm_stretch.scheduling.simulate import Timeline, run_sequence
+from tvm_stretch.scheduling.simulate import Simulation, run_sequence
 
 
 def schedule_single(problem: Problem) -> Result:
     """The best single processor."""
     began = time.perf_counter_ns()
-    timelines = [_all_on(problem, p) for p in range(len(problem.processors))]
-    best = min(timelines, key=lambda t: max(t.finish.values(), default=0))
+    simulations = [_all_on(problem, p) for p in range(len(problem.processors))]
+    best = min(simulations, key=lambda t: max(t.finish.values(), default=0))
     return result_of("single", best, began)
 
 
 def single_processor(problem: Problem, processor: int) -> Result:
     """Everything on the given processor."""
     began = time.perf_counter_ns()
-    timeline = _all_on(problem, processor)
-    return result_of(f"single:{problem.processors[processor]}", timeline, began)
+    simulation = _all_on(problem, processor)
+    return result_of(f"single:{problem.processors[processor]}", simulation, began)
 
 
-def _all_on(problem: Problem, processor: int) -> Timeline:
+def _all_on(problem: Problem, processor: int) -> Simulation:
     placement = [
         processor if processor in supported else problem.fastest(operator)
         for operator, supported in enumerate(problem.supported)

@@ -16,7 +16,7 @@ from fractions import Fraction
 from itertools import combinations
 
 from tvm_stretch.scheduling.check import HALO
-from tvm_stretch.scheduling.problem import Operator, Problem, Tensor
+from tvm_stretch.scheduling.problem import Job, Problem, Tensor
 from tvm_stretch.scheduling.result import Result, result_of
 from tvm_stretch.scheduling.simulate import run_sequence
 
@@ -26,7 +26,7 @@ _LONGEST_CHAIN = 4
 
 
 @dataclass(frozen=True)
-class Chain:
+class SplitChain:
     """Operators, each the only reader of the one before, cut into the same shares of rows.
 
     Attributes:
@@ -59,7 +59,7 @@ def schedule_codl(problem: Problem) -> Result:
     return _all_pinned("CoDL", split(problem, codl_chains(problem)), began)
 
 
-def codl_chains(problem: Problem) -> list[Chain]:
+def codl_chains(problem: Problem) -> list[SplitChain]:
     """The chains that are faster split, transfers at both ends included."""
     chains = []
     for run in _linear_runs(problem):
@@ -92,15 +92,17 @@ def _linear_runs(problem: Problem) -> list[tuple[int, ...]]:
     return [tuple(run) for run in runs.values()]
 
 
-def _best_chain(problem: Problem, operators: tuple[int, ...], *, exchange: bool) -> Chain | None:
+def _best_chain(
+    problem: Problem, operators: tuple[int, ...], *, exchange: bool
+) -> SplitChain | None:
     """The shares with which the operators finish first, or None if one processor is as fast."""
     common = set.intersection(*(set(problem.supported[op]) for op in operators))
-    best: Chain | None = None
+    best: SplitChain | None = None
     least = min((sum(problem.cost(op, p) for op in operators) for p in common), default=0)
     for count in range(2, len(common) + 1):
         for processors in combinations(sorted(common), count):
             shares = _balanced(problem, operators, processors)
-            chain = Chain(operators, shares)
+            chain = SplitChain(operators, shares)
             time = max(_chain_cost(problem, chain, p) for p in shares)
             if exchange:
                 time += _exchange_cost(problem, chain)
@@ -120,7 +122,7 @@ def _balanced(
     return {p: Fraction(grain, _GRAIN) for p, grain in grains.items() if grain}
 
 
-def _chain_cost(problem: Problem, chain: Chain, processor: int) -> int:
+def _chain_cost(problem: Problem, chain: SplitChain, processor: int) -> int:
     share = chain.shares[processor]
     last = len(chain.operators) - 1
     return sum(
@@ -129,7 +131,7 @@ def _chain_cost(problem: Problem, chain: Chain, processor: int) -> int:
     )
 
 
-def _exchange_cost(problem: Problem, chain: Chain) -> int:
+def _exchange_cost(problem: Problem, chain: SplitChain) -> int:
     """The dearest processor's transfers: the input it does not have, the parts it did not write."""
     home = problem.fastest(chain.operators[0])
     enter = problem.reads[chain.operators[0]]
@@ -161,11 +163,11 @@ def _share_of(amount: int, share: Fraction) -> int:
     return -(-amount * share.numerator // share.denominator)
 
 
-def split(problem: Problem, chains: Sequence[Chain]) -> Problem:
+def split(problem: Problem, chains: Sequence[SplitChain]) -> Problem:
     """The problem with the operators of the chains in parts."""
     parts: dict[int, dict[int, int]] = {}  # operator -> processor -> part
-    chain_of: dict[int, Chain] = {op: chain for chain in chains for op in chain.operators}
-    operators: list[Operator] = []
+    chain_of: dict[int, SplitChain] = {op: chain for chain in chains for op in chain.operators}
+    operators: list[Job] = []
     whole_of: dict[int, int] = {}
     for index, operator in enumerate(problem.operators):
         if index not in chain_of:
@@ -203,12 +205,10 @@ def split(problem: Problem, chains: Sequence[Chain]) -> Problem:
     )
 
 
-def _part(problem: Problem, index: int, chain: Chain, processor: int) -> Operator:
+def _part(problem: Problem, index: int, chain: SplitChain, processor: int) -> Job:
     whole = problem.operators[index]
     share = chain.shares[processor]
     following = len(chain.operators) - 1 - chain.operators.index(index)
     cost = part_cost(problem, index, processor, with_halo(share, following))
     only = tuple(cost if p == processor else None for p in range(len(problem.processors)))
-    return Operator(
-        f"{whole.name}@{problem.processors[processor]}", only, whole=whole.name, share=share
-    )
+    return Job(f"{whole.name}@{problem.processors[processor]}", only, whole=whole.name, share=share)

@@ -12,7 +12,7 @@ import time
 
 from tvm_stretch.scheduling.problem import Problem
 from tvm_stretch.scheduling.result import Result, result_of
-from tvm_stretch.scheduling.simulate import Timeline
+from tvm_stretch.scheduling.simulate import Simulation
 
 
 def schedule_starpu(problem: Problem) -> Result:
@@ -24,14 +24,14 @@ def schedule_starpu(problem: Problem) -> Result:
 class _Run:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.timeline = Timeline(problem)
+        self.simulation = Simulation(problem)
         self.waiting = [len(before) for before in problem.predecessors]
         self.queues: list[list[int]] = [[] for _ in problem.processors]
         self.expected_end = [0] * len(problem.processors)
         self.running: list[tuple[int, int, int]] = []  # finish, operator, processor
         self.busy: set[int] = set()
 
-    def run(self) -> Timeline:
+    def run(self) -> Simulation:
         """Events in the order of time: an operator finishes, its successors are pushed."""
         for operator in self.problem.sequence:
             if self.waiting[operator] == 0:
@@ -45,7 +45,7 @@ class _Run:
                 if self.waiting[successor] == 0:
                     self.push(successor, now)
             self.pop_idle()
-        return self.timeline
+        return self.simulation
 
     def push(self, operator: int, now: int) -> None:
         """Queue at the processor that is expected to finish the operator first."""
@@ -53,7 +53,7 @@ class _Run:
         def expected(processor: int) -> int:
             begin = max(self.expected_end[processor], now)
             cost = self.problem.cost(operator, processor)
-            return begin + cost + self.timeline.receive_ns(operator, processor)
+            return begin + cost + self.simulation.receive_ns(operator, processor)
 
         best = min(self.problem.supported[operator], key=expected)
         self.expected_end[best] = expected(best)
@@ -66,10 +66,10 @@ class _Run:
                 continue
             operator = min(queue, key=lambda op: self._missing_bytes(op, processor))
             queue.remove(operator)
-            finish = self.timeline.append(operator, processor)
+            finish = self.simulation.append(operator, processor)
             heapq.heappush(self.running, (finish, operator, processor))
             self.busy.add(processor)
 
     def _missing_bytes(self, operator: int, processor: int) -> int:
-        missing = self.timeline.to_receive(operator, processor)
+        missing = self.simulation.to_receive(operator, processor)
         return sum(self.problem.tensors[t].bytes for t in missing)
