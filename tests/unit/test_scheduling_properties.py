@@ -293,10 +293,9 @@ def test_the_clock_of_the_search_agrees(problem: Problem, data: st.DataObject) -
     placement = [data.draw(st.sampled_from(supported)) for supported in problem.supported]
     written = {tensor.producer: tensor for tensor in problem.tensors}
     clock = Clock([0] * len(problem.processors), lambda p, q, n: problem.transfers[p][q](n), {})
+    names = [operator.name for operator in problem.operators]
     for operator in problem.sequence:
-        reads = [
-            problem.operators[problem.tensors[t].producer].name for t in problem.reads[operator]
-        ]
+        reads = [names[problem.tensors[t].producer] for t in problem.reads[operator]]
         size = written[operator].bytes if operator in written else 0
         ns = problem.cost(operator, placement[operator])
         sources = tuple((read, None) for read in reads)
