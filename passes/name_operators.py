@@ -35,6 +35,12 @@ def from_source(name: str) -> str:
     return hide_dots(f"{name}::")
 
 
+def source_of(name: str) -> str:
+    """The operator of the frontend from which a binding called ``name`` comes, else ``name``."""
+    found = _SOURCE.fullmatch(name)
+    return show_dots(found["source"] if found else name)
+
+
 def same_source(expr: relax.Expr) -> str:
     """The hint for a binding that takes the place of the variable ``expr``."""
     return expr.name if isinstance(expr, relax.Var) and _SOURCE.fullmatch(expr.name) else ""

@@ -10,9 +10,10 @@ import onnx
 import tvm
 
 from tvm_stretch.errors import InputError
+from tvm_stretch.frontend.limits import check_sizes
 from tvm_stretch.frontend.onnx_importer import import_onnx
 from tvm_stretch.frontend.onnx_reader import read_onnx
-from tvm_stretch.frontend.onnx_simplify import fix_shapes, simplify
+from tvm_stretch.frontend.onnx_shapes import fix_shapes
 from tvm_stretch.frontend.relax_reader import read_relax, read_torch
 from tvm_stretch.passes.canonicalise import Canonicalise
 
@@ -45,17 +46,23 @@ def load_network(
         UnsupportedError: It uses something that is not supported.
         InputError: ``shapes`` does not fit the network, or ``source`` is of another type.
     """
+    mod = _read(source, shapes)
+    check_sizes(mod)
+    return _canonicalise(mod)
+
+
+def _read(source: object, shapes: Shapes) -> tvm.IRModule:
+    """A module with static shapes."""
     if isinstance(source, tvm.IRModule):
-        return _canonicalise(read_relax(source, shapes))
+        return read_relax(source, shapes)
     if isinstance(source, str | Path | onnx.ModelProto):
         network = read_onnx(source)
         fix_shapes(network, shapes)
-        simplify(network)
         mod = import_onnx(network)
         mod["main"] = mod["main"].with_attr("output_names", network.outputs)
-        return _canonicalise(mod)
+        return mod
     if type(source).__name__ == "ExportedProgram":  # asked by name: importing torch takes seconds
-        return _canonicalise(read_relax(read_torch(source), shapes))
+        return read_relax(read_torch(source), shapes)
     raise InputError(
         "expected a path, onnx.ModelProto, Relax IRModule or ExportedProgram for source, "
         f"got {type(source).__name__}; see load_network"

@@ -14,14 +14,13 @@ import numpy as np
 import onnx
 from tvm import relax
 
+from tvm_stretch.frontend.limits import MOST_ITERATIONS
 from tvm_stretch.frontend.onnx_node import Node, Value, as_expr
 
 Scope = MutableMapping[str, "Value | None"]
 Translate = Callable[[onnx.GraphProto, Scope, list[str]], list[Value]]
 
 OPERATORS = {"If", "Loop", "Scan"}
-MOST_ITERATIONS = 1024
-"""More would make a network that takes minutes to compile."""
 
 
 def translate_control_flow(node: Node, scope: Scope, translate: Translate) -> list[Value]:

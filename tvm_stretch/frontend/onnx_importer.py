@@ -21,6 +21,8 @@ from tvm import relax
 
 from tvm_stretch.errors import ModelError, StretchError, UnsupportedError
 from tvm_stretch.frontend import onnx_ops  # noqa: F401  registers the converters
+from tvm_stretch.frontend.limits import MOST_OPERATORS, Constants
+from tvm_stretch.frontend.onnx_check import Results, check_node, check_result, dtype_name
 from tvm_stretch.frontend.onnx_control_flow import (
     OPERATORS,
     Scope,
@@ -60,6 +62,12 @@ class _Importer:
 
     network: OnnxNetwork
     bb: relax.BlockBuilder = field(default_factory=relax.BlockBuilder)
+    translated: int = 0
+    inlined: int = 0
+    constants: Constants = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.constants = Constants(sum(w.size for w in self.network.weights.values()))
 
     def run(self) -> tvm.IRModule:
         params = [_parameter(value) for value in self.network.inputs]
@@ -79,9 +87,20 @@ class _Importer:
         """The whole network as one dataflow block."""
         with self.bb.dataflow():
             values = self.graph(self.network.model.graph, scope, self.network.outputs)
+            self.check_declared(scope)
             outputs = [as_expr(value) for value in values]
             result = outputs[0] if len(outputs) == 1 else relax.Tuple(outputs)
             return self.bb.emit_output(result, name_hint=same_source(result))
+
+    def check_declared(self, scope: Scope) -> None:
+        """Refuse tensors of another type than the model declares."""
+        for name, kind in self.network.declared.items():
+            value = scope.get(name)
+            if value is not None and dtype_of(kind) != dtype_name(value):
+                raise ModelError(
+                    f"expected the declared type {dtype_of(kind)} for the tensor {name!r}, got "
+                    f"{dtype_name(value)}; export the model again"
+                )
 
     def graph(self, graph: onnx.GraphProto, scope: Scope, outputs: Iterable[str]) -> list[Value]:
         """Translate a graph or branch whose outer values are in ``scope``."""
@@ -106,19 +125,37 @@ class _Importer:
             list(proto.output),
             self.bb,
         )
+        self.translated += 1
+        if self.translated > MOST_OPERATORS:
+            most = f"at most {MOST_OPERATORS} operators up to this one, loops unrolled,"
+            raise node.refuse(most, "more")
         own = proto.domain in ("", "ai.onnx")
+        expected = self.expected(proto, node)
         results: Sequence[Value | None] | None
         if own and node.op in OPERATORS:
             results = translate_control_flow(node, scope, self.graph)
         else:
-            results = evaluate(proto, node)
+            results = evaluate(proto, node, expected)
+            for value in results or ():
+                self.constants.add(node.label, value.shape)
         if results is None and own and node.op in CONVERTERS:
             results = self.convert(node)
         if results is None:
             results = self.inline(proto, node)
         for name, value in zip(node.outputs, results, strict=False):
             if name:
+                if name in expected and value is not None:
+                    check_result(node, value, expected[name])
                 scope[name] = value
+
+    def expected(self, proto: onnx.NodeProto, node: Node) -> Results:
+        """What ONNX knows of the results of ``node``; it breaks rules in function bodies itself."""
+        try:
+            return check_node(proto, node)
+        except ModelError:
+            if not self.inlined:
+                raise
+            return {}
 
     def convert(self, node: Node) -> tuple[Value, ...]:
         """Translate ``node`` with its converter."""
@@ -150,9 +187,11 @@ class _Importer:
             )
         scope: Scope = dict.fromkeys(body.input)
         scope.update(zip(body.input, node.inputs, strict=False))
+        self.inlined += 1
         for inner in body.node:
             inner.name = inner.name or node.name
             self.translate(inner, scope, body.opset_import[0].version)
+        self.inlined -= 1
         wanted = zip(body.output, node.outputs, strict=False)
         return [_lookup(scope, name) if output else None for name, output in wanted]
 

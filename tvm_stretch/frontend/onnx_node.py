@@ -19,6 +19,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.frontend.limits import MOST_TABLE_ELEMENTS, too_large
 from tvm_stretch.passes.name_operators import from_source
 
 Value: TypeAlias = "np.ndarray | relax.Expr"
@@ -141,11 +142,20 @@ class Node:
         """Bind ``expr`` to a variable."""
         return self.bb.emit(expr, name_hint=from_source(self.name))
 
+    @property
+    def label(self) -> str:
+        """Operator and name, as messages say them."""
+        return f"{self.op} {self.name!r}" if self.name else self.op
+
+    def check_table(self, *sizes: int) -> None:
+        """Refuse a table of constants that would be too large to make."""
+        if error := too_large(f"a table of {self.label}", sizes, MOST_TABLE_ELEMENTS):
+            raise error
+
     def refuse(self, expected: str, got: str) -> UnsupportedError:
         """The error that says why this node cannot be taken."""
-        label = f"{self.op} {self.name!r}" if self.name else self.op
         return UnsupportedError(
-            f"expected {expected} for {label}, got {got}; rewrite this part of the model"
+            f"expected {expected} for {self.label}, got {got}; rewrite this part of the model"
         )
 
 

@@ -21,6 +21,7 @@ import onnx.inliner
 import onnx.numpy_helper
 
 from tvm_stretch.errors import ModelError, UnsupportedError
+from tvm_stretch.frontend.onnx_functions import needed_functions
 
 LARGE_WEIGHT_BYTES = 4096
 """Constants from this size on are kept outside the proto; shape arithmetic never needs them."""
@@ -37,12 +38,14 @@ class OnnxNetwork:
         weights: The large weights by name.
         inputs: Real inputs of the network (no weights), in the model's order.
         outputs: Output names, in the model's order.
+        declared: Element types that the model declares, by the tensor's name.
     """
 
     model: onnx.ModelProto
     weights: dict[str, np.ndarray]
     inputs: list[onnx.ValueInfoProto]
     outputs: list[str]
+    declared: dict[str, int]
 
     @property
     def opset(self) -> int:
@@ -63,14 +66,20 @@ def read_onnx(source: str | Path | onnx.ModelProto) -> OnnxNetwork:
         model, folder = source, None
     else:
         model, folder = _parse_file(Path(source)), Path(source).parent
-    if not model.HasField("graph") or not (model.graph.node or model.graph.output):
+    if not model.HasField("graph") or not model.graph.output:
         raise ModelError(
-            "expected a graph with outputs for the ONNX model, got an empty one; export the "
+            "expected a graph with outputs for the ONNX model, got one without; export the "
             "model again"
         )
     _check_opset(model)
     weights = _read_weights(model.graph, folder)
-    network = _copy_without_large_weights(model, weights)
+    try:
+        network = _copy_without_large_weights(model, weights)
+    except (google.protobuf.message.Error, onnx.checker.ValidationError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"expected a valid ONNX model, got: {reason}; export it again, with fewer nested graphs"
+        ) from error
     _check_graph(network)
     return network
 
@@ -195,11 +204,17 @@ def _copy_without_large_weights(
         copied,
         ir_version=max(model.ir_version, 4),
         opset_imports=list(model.opset_import) or [onnx.helper.make_opsetid("", 1)],
-        functions=list(model.functions),
+        functions=needed_functions(model),
     )
     if light.functions:
         light = onnx.inliner.inline_local_functions(light)
-    return OnnxNetwork(light, weights, inputs, [output.name for output in graph.output])
+    declared = {
+        value.name: value.type.tensor_type.elem_type
+        for value in [*graph.value_info, *graph.output]
+        if value.type.HasField("tensor_type") and value.type.tensor_type.elem_type
+    }
+    outputs = [output.name for output in graph.output]
+    return OnnxNetwork(light, weights, inputs, outputs, declared)
 
 
 def _check_graph(network: OnnxNetwork) -> None:

@@ -6,12 +6,14 @@ Concat([1], [-1])   ->   array([1, -1])
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 
 import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
+from tvm_stretch.frontend.onnx_check import Results
 from tvm_stretch.frontend.onnx_node import Node, numpy_dtype
 
 _log = logging.getLogger(__name__)
@@ -23,16 +25,23 @@ _CHEAP = {
     "Add", "Cast", "Concat", "DequantizeLinear", "Div", "Flatten", "Gather", "Identity", "Mul",
     "Neg", "Reshape", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze",
 }  # fmt: skip
+_BOUNDED = {"Compress", "NonMaxSuppression", "NonZero", "Unique"}
+"""ONNX does not know their results' shapes before, but they are no larger than the inputs."""
 _RANDOM = {
     "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
     "RandomUniformLike",
 }  # fmt: skip
 
 
-def evaluate(proto: onnx.NodeProto, node: Node) -> tuple[np.ndarray, ...] | None:
-    """The results of a node of constants; None if its inputs are computed, or too large."""
+def evaluate(proto: onnx.NodeProto, node: Node, expected: Results) -> tuple[np.ndarray, ...] | None:
+    """The results of a node of constants; None if its inputs are computed, or too large.
+
+    ``expected`` is what ONNX knows of the results.
+    """
     if node.op == "CastLike" and node.is_const(0):
         return (np.asarray(node.inputs[0]).astype(numpy_dtype(node.dtype(1))),)
+    if node.op == "Identity":
+        return None  # takes no computing
     given = [value for value in node.inputs if value is not None]
     if proto.domain not in ("", "ai.onnx") or node.op in _RANDOM:
         return None
@@ -42,6 +51,8 @@ def evaluate(proto: onnx.NodeProto, node: Node) -> tuple[np.ndarray, ...] | None
         return None
     size = sum(value.size for value in given)
     if size > SMALL and node.op not in _CHEAP:
+        return None
+    if node.op not in _BOUNDED and not _fits(expected, max(SMALL, size)):
         return None
     feeds = dict(zip([name for name in proto.input if name], given, strict=True))
     try:
@@ -55,6 +66,12 @@ def evaluate(proto: onnx.NodeProto, node: Node) -> tuple[np.ndarray, ...] | None
         return None
     arrays = tuple(np.asarray(result) for result in results)
     return arrays if sum(a.size for a in arrays) <= max(SMALL, size) else None
+
+
+def _fits(expected: Results, most: int) -> bool:
+    """Whether the results are known to be small; asked before they cost any memory."""
+    sizes = [None if shape is None else math.prod(shape) for _, shape in expected.values()]
+    return bool(sizes) and all(size is not None and size <= most for size in sizes)
 
 
 def _evaluator(

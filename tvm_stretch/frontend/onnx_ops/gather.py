@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from tvm import relax
 
@@ -13,6 +15,8 @@ def from_front(node: Node, index: int, extent: int | np.ndarray) -> relax.Expr:
     """Input ``index`` counted from the front: ONNX counts negative indices from the back."""
     value = node.inputs[index]
     if isinstance(value, np.ndarray):
+        if ((value < -extent) | (value >= extent)).any():
+            raise node.refuse(f"indices from {-extent} to {extent - 1}", "one outside")
         return as_expr(np.where(value < 0, value + extent, value).astype(value.dtype))
     dtype = node.dtype(index)
     shifted = relax.op.add(value, as_expr(np.asarray(extent, dtype)))
@@ -52,6 +56,7 @@ def _scatter_elements(node: Node) -> relax.Expr:
     """Write every element at its full coordinates: the index along one axis, its own elsewhere."""
     axis, rank, shape = node.axis(0), node.rank(), node.shape(1)
     index = cast(node, from_front(node, 1, node.shape()[axis]), "int64")
+    node.check_table(rank, *shape)
     own = np.indices(shape, dtype="int64")
     parts = [
         relax.op.expand_dims(index, rank) if i == axis else as_expr(own[i][..., None])
@@ -86,9 +91,12 @@ def _one_hot(node: Node) -> relax.Expr:
     """Compare with 0..depth-1: indices out of range match nothing."""
     depth = int(node.const(1, "depth").reshape(-1)[0])
     axis = node.axis(-1, rank=node.rank() + 1)
-    indices = cast(node, from_front(node, 0, depth), "int64") if depth else node[0]
+    node.check_table(depth)
     steps = np.arange(depth, dtype="int64").reshape([-1] + [1] * (node.rank() - axis))
-    match = relax.op.equal(relax.op.expand_dims(indices, axis), as_expr(steps))
+    indices = cast(node, node[0], "int64")
+    below = relax.op.less(indices, relax.const(0, "int64"))
+    indices = relax.op.where(below, relax.op.add(indices, relax.const(depth, "int64")), indices)
+    match = relax.op.equal(relax.op.expand_dims(node.emit(indices), axis), as_expr(steps))
     off, on = (relax.op.take(node[2], as_expr(np.int32(i)[None]), 0, mode="clip") for i in (0, 1))
     return relax.op.where(match, node.emit(on), node.emit(off))
 
@@ -96,6 +104,9 @@ def _one_hot(node: Node) -> relax.Expr:
 @converter("Range")
 def _range(node: Node) -> Value:
     start, limit, delta = (node.const(i, what).item() for i, what in enumerate(_RANGE))
+    if not delta:
+        raise node.refuse("a step other than 0", "0")
+    node.check_table(max(math.ceil((limit - start) / delta), 0))
     return np.arange(start, limit, delta).astype(node.dtype())
 
 

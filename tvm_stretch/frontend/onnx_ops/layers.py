@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import relax
 
-from tvm_stretch.frontend.onnx_node import Node, Value, as_expr, converter
+from tvm_stretch.frontend.onnx_node import Node, as_expr, converter
 
 _CONV = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
 _TRANSPOSED = {
@@ -25,6 +25,10 @@ def spatial_padding(
     rank = len(window)
     if mode in ("NOTSET", ""):
         return [int(p) for p in node.attr("pads", [0] * 2 * rank)]
+    if mode not in ("VALID", "SAME_UPPER", "SAME_LOWER"):
+        raise node.refuse("auto_pad NOTSET, VALID, SAME_UPPER or SAME_LOWER", mode)
+    if any(node.attr("pads", [])):
+        raise node.refuse("pads or auto_pad", "both")
     if mode == "VALID":
         return [0] * 2 * rank
     totals = [
@@ -41,12 +45,33 @@ def split_padding(totals: list[int], *, lower: bool) -> list[int]:
     return large + small if lower else small + large
 
 
-def channel_bias(value: Value, rank: int) -> relax.Expr:
-    """A bias of shape (C,) as (1, C, 1, ..): a constant stays a constant."""
-    shape = (1, -1) + (1,) * rank
+def per_channel(node: Node, index: int, channels: int, rank: int) -> relax.Expr:
+    """Input ``index`` of shape (C,) as (1, C, 1, ..): a constant stays a constant."""
+    if node.shape(index) != [channels]:
+        got = f"{node.shape(index)} for input {index}"
+        raise node.refuse(f"a number for each of the {channels} channels", got)
+    value, shape = node.inputs[index], (1, channels) + (1,) * rank
     if isinstance(value, np.ndarray):
         return as_expr(value.reshape(shape))
-    return relax.op.reshape(value, (1, int(value.ty.shape.values[0])) + (1,) * rank)
+    return relax.op.reshape(value, shape)
+
+
+def add_bias(node: Node, result: relax.Expr, index: int = 2) -> relax.Expr:
+    """``result`` with the bias that input ``index`` may give."""
+    if not node.has(index):
+        return result
+    result = node.emit(result)
+    _, channels, *sizes = (int(dim) for dim in result.ty.shape.values)
+    return relax.op.add(result, per_channel(node, index, channels, len(sizes)))
+
+
+def not_empty(node: Node, result: relax.Expr) -> relax.Expr:
+    """Refuse a window that fits nowhere into the map."""
+    result = node.emit(result)
+    sizes = [int(dim) for dim in result.ty.shape.values]
+    if min(sizes[2:]) <= 0 < min(node.shape()):
+        raise node.refuse("a window that fits into the map", f"a result of shape {sizes}")
+    return result
 
 
 def window_attributes(node: Node, rank: int) -> tuple[list[int], list[int]]:
@@ -57,9 +82,7 @@ def window_attributes(node: Node, rank: int) -> tuple[list[int], list[int]]:
 @converter("Conv")
 def _conv(node: Node) -> relax.Expr:
     result = convolve(node, node[0], node[1], node.shape(1))
-    if node.has(2):
-        result = relax.op.add(node.emit(result), channel_bias(node.inputs[2], node.rank() - 2))
-    return result
+    return add_bias(node, not_empty(node, result))
 
 
 def convolve(
@@ -86,6 +109,9 @@ def _conv_transpose(node: Node) -> relax.Expr:
     if rank not in _TRANSPOSED or node.rank() != rank + 2:
         raise node.refuse("1 to 3 spatial dimensions", f"input of rank {node.rank()}")
     stride, dilation = window_attributes(node, rank)
+    for more, s, d in zip(node.attr("output_padding", []), stride, dilation, strict=False):
+        if more >= max(s, d):
+            raise node.refuse(f"output_padding below {max(s, d)}", str(more))
     pads, extra = _transposed_padding(node, rank, stride, dilation)
     result = _TRANSPOSED[rank](
         node[0],
@@ -102,9 +128,7 @@ def _conv_transpose(node: Node) -> relax.Expr:
         for axis in range(rank):
             widths += [max(-pads[axis], 0), max(-pads[rank + axis], 0) + extra[axis]]
         result = relax.op.nn.pad(node.emit(result), widths)
-    if node.has(2):
-        result = relax.op.add(node.emit(result), channel_bias(node.inputs[2], rank))
-    return result
+    return add_bias(node, not_empty(node, result))
 
 
 def _transposed_padding(

@@ -37,7 +37,8 @@ def reshape(x: relax.Expr, shape: list[int]) -> relax.Expr:
 @converter("Reshape")
 def _reshape(node: Node) -> relax.Expr:
     old = node.shape()
-    new = node.ints(1, "shape")
+    flat = node.has(1) and not node.is_const(1) and node.shape(1) == [1]  # whatever it says
+    new = [-1] if flat else node.ints(1, "shape")
     if not node.attr("allowzero", 0):
         new = [old[i] if size == 0 and i < len(old) else size for i, size in enumerate(new)]
     count = int(np.prod(old))
@@ -189,7 +190,11 @@ def _pad_by_index(node: Node, x: relax.Expr, width: list[list[int]], mode: str) 
         raise node.refuse("mode constant, reflect, edge or wrap", mode)
     for axis, pair in enumerate(width):
         if any(pair):
-            index = np.pad(np.arange(int(x.ty.shape.values[axis])), pair, mode=numpy_mode)
+            size = int(x.ty.shape.values[axis])
+            if mode == "reflect" and max(pair) >= size:
+                raise node.refuse(f"reflection of fewer than the {size} elements", str(max(pair)))
+            node.check_table(size + sum(pair))
+            index = np.pad(np.arange(size), pair, mode=numpy_mode)
             x = node.emit(relax.op.take(x, as_expr(index.astype("int32")), axis, mode="clip"))
     return x
 
@@ -225,6 +230,7 @@ def _constant_of_shape(node: Node) -> Value:
 def _eye_like(node: Node) -> np.ndarray:
     dtype = dtype_of(node.attr("dtype")) if node.attr("dtype") else node.dtype()
     rows, columns = node.shape()
+    node.check_table(rows, columns)
     return np.eye(rows, columns, node.attr("k", 0)).astype(dtype)
 
 
@@ -233,6 +239,7 @@ def _trilu(node: Node) -> relax.Expr:
     k = int(node.const(1, "k").item()) if node.has(1) else 0
     rows, columns = node.shape()[-2:]
     upper = bool(node.attr("upper", 1))
+    node.check_table(rows, columns)
     ones = np.ones((rows, columns), "bool")
     mask = np.triu(ones, k) if upper else np.tril(ones, k)
     zero = node.scalar(0) if node.dtype() != "bool" else node.scalar(value=False)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from tvm import relax
 
+from tvm_stretch.frontend.limits import MOST_ITERATIONS
 from tvm_stretch.frontend.onnx_node import Node, converter
 from tvm_stretch.frontend.onnx_ops.elementwise import cast
-from tvm_stretch.frontend.onnx_ops.layers import channel_bias
+from tvm_stretch.frontend.onnx_ops.layers import per_channel
 
 
 @converter("BatchNormalization")
@@ -35,12 +36,12 @@ def standardise(
 
 @converter("InstanceNormalization")
 def _instance_norm(node: Node) -> relax.Expr:
-    rank = node.rank() - 2
+    channels, rank = node.shape()[1], node.rank() - 2
     normed, _, _ = standardise(
         node, node[0], list(range(2, node.rank())), node.attr("epsilon", 1e-5)
     )
-    scaled = relax.op.multiply(normed, channel_bias(node.inputs[1], rank))
-    return relax.op.add(scaled, channel_bias(node.inputs[2], rank))
+    scaled = relax.op.multiply(normed, per_channel(node, 1, channels, rank))
+    return relax.op.add(scaled, per_channel(node, 2, channels, rank))
 
 
 @converter("MeanVarianceNormalization")
@@ -71,6 +72,8 @@ def _layer_norm(node: Node) -> tuple[relax.Expr, ...]:
 def _lrn(node: Node) -> relax.Expr:
     size, rank, channels = node.attr("size"), node.rank(), node.shape()[1]
     alpha, beta, bias = node.attr("alpha", 1e-4), node.attr("beta", 0.75), node.attr("bias", 1.0)
+    if size > MOST_ITERATIONS:
+        raise node.refuse(f"a size of at most {MOST_ITERATIONS}", str(size))
     before = (size - 1) // 2
     square = node.emit(relax.op.multiply(node[0], node[0]))
     pads = [0, 0, before, size - 1 - before] + [0, 0] * (rank - 2)

@@ -19,11 +19,14 @@ def _pool(node: Node, kind: str, x: relax.Expr, *, include_pad: bool) -> relax.E
     if rank > 3 or node.rank() != rank + 2:
         raise node.refuse("1 to 3 spatial dimensions", f"input of rank {node.rank()}")
     stride, dilation = window_attributes(node, rank)
+    padding = spatial_padding(node, node.shape()[2:], window, stride, dilation)
+    if any(p >= k for p, k in zip(node.attr("pads", []), window * 2, strict=False)):
+        raise node.refuse(f"padding smaller than the window {window}", str(padding))
     return _POOLS[kind][rank - 1](
         x,
         pool_size=window,
         strides=stride,
-        padding=spatial_padding(node, node.shape()[2:], window, stride, dilation),
+        padding=padding,
         dilation=dilation,
         ceil_mode=bool(node.attr("ceil_mode", 0)),
         count_include_pad=include_pad,

@@ -6,7 +6,7 @@ import numpy as np
 from tvm import relax
 
 from tvm_stretch.frontend.onnx_node import Node, check_dtype, converter, dtype_of
-from tvm_stretch.frontend.onnx_ops.layers import channel_bias, convolve
+from tvm_stretch.frontend.onnx_ops.layers import add_bias, convolve, not_empty
 
 
 def _along_axis(node: Node, index: int, axis: int) -> relax.Expr:
@@ -101,8 +101,7 @@ def _qlinear_conv(node: Node) -> relax.Expr:
     per_channel = [node.shape(3)[0]] + [1] * (rank + 1)
     x, weight = _centred(node, 0, 2), _centred(node, 3, 5, per_channel)
     result = convolve(node, x, weight, node.shape(3))
-    if node.has(8):
-        result = relax.op.add(node.emit(result), channel_bias(node.inputs[8], rank))
+    result = add_bias(node, not_empty(node, result), 8)
     return _requantize(node, result, (1, 4, 6), 7, [1, -1] + [1] * rank)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from tvm import relax
 
+from tvm_stretch.frontend.limits import MOST_ITERATIONS
 from tvm_stretch.frontend.onnx_node import Node, Value, as_expr, converter
 from tvm_stretch.frontend.onnx_ops.movement import reshape
 
@@ -26,6 +27,8 @@ _DEFAULTS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"], "R
 def _recurrent(node: Node) -> tuple[relax.Expr, ...]:
     if node.attr("layout", 0):
         return _batch_first(node)
+    if node.shape()[0] > MOST_ITERATIONS:
+        raise node.refuse(f"at most {MOST_ITERATIONS} steps", str(node.shape()[0]))
     if node.has(4):
         lengths = node.const(4, "sequence_lens")
         if (lengths != node.shape()[0]).any():

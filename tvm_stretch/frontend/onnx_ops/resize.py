@@ -1,8 +1,7 @@
 """Resize and Upsample.
 
-Sizes are static, so interpolation along an axis is a known sparse matrix (out, in): each row holds
-the few elements an output reads, and their weights. An axis then is a weighted sum of gathers; for
-nearest neighbours it is one gather.
+Sizes are static, so which few elements an output reads along an axis is known, and their weights.
+An axis then is a weighted sum of gathers; for nearest neighbours it is one gather.
 """
 
 from __future__ import annotations
@@ -14,6 +13,9 @@ import numpy as np
 from tvm import relax
 
 from tvm_stretch.frontend.onnx_node import Node, Value, as_expr, converter
+
+_Taps = tuple[np.ndarray, np.ndarray]
+"""Columns and weights, both (outputs, taps)."""
 
 
 @converter("Upsample")
@@ -68,7 +70,7 @@ def _keep_aspect_ratio(node: Node, shape: list[int], wanted: list[int]) -> list[
 def _resample(
     node: Node, sizes: list[int], scales: list[float], roi: list[tuple[float, float]] | None
 ) -> Value:
-    """Apply the matrix of each axis that changes."""
+    """Interpolate along each axis that changes."""
     if "float" not in node.dtype() and node.attr("mode", "nearest") != "nearest":
         raise node.refuse("floating-point numbers to interpolate", node.dtype())
     x: Value = node.inputs[0]
@@ -78,8 +80,7 @@ def _resample(
         if before == after and scale == 1.0 and not (crops and bounds != (0.0, 1.0)):
             continue
         places = _coordinates(node, before, after, scale, bounds)
-        matrix = _matrix(node, places, before, scale)
-        x = node.emit(_apply(node, as_expr(x), axis, matrix))
+        x = node.emit(_apply(node, as_expr(x), axis, _taps(node, places, before, scale)))
         if crops:
             outside = (places < 0) | (places > before - 1)
             x = node.emit(_fill_outside(node, x, axis, outside))
@@ -90,6 +91,7 @@ def _coordinates(
     node: Node, before: int, after: int, scale: float, roi: tuple[float, float]
 ) -> np.ndarray:
     """Where in the input each output element lies."""
+    node.check_table(after)
     out = np.arange(after, dtype="float64")
     mode = node.attr("coordinate_transformation_mode", "half_pixel")
     start, end = roi
@@ -113,25 +115,36 @@ def _coordinates(
     return formulas[mode]()
 
 
-def _matrix(node: Node, places: np.ndarray, before: int, scale: float) -> np.ndarray:
-    """The interpolation matrix (out, in) of one axis."""
+def _taps(node: Node, places: np.ndarray, before: int, scale: float) -> _Taps:
+    """Which elements each output reads along one axis, and their weights."""
     mode = node.attr("mode", "nearest")
     if mode == "nearest":
-        return np.eye(before)[_nearest(node, places).clip(0, before - 1)]
+        columns = _nearest(node, places).clip(0, before - 1)[:, None]
+        return columns, np.ones(columns.shape)
+    if mode not in ("linear", "cubic"):
+        raise node.refuse("mode nearest, linear or cubic", mode)
     shrink = min(scale, 1.0) if node.attr("antialias", 0) else 1.0
     support = {"linear": 1.0, "cubic": 2.0}[mode] / shrink
+    count = int(np.ceil(2 * support)) + 2
+    node.check_table(len(places), count)
+    taps = np.floor(places - support).astype(int)[:, None] + np.arange(count)
+    distance = np.abs(places[:, None] - taps) * shrink
     a = node.attr("cubic_coeff_a", -0.75)
-    matrix = np.zeros((len(places), before))
-    for row, place in enumerate(places):
-        taps = np.arange(int(np.floor(place - support)), int(np.ceil(place + support)) + 1)
-        distance = np.abs(place - taps) * shrink
-        weights = np.maximum(1 - distance, 0) if mode == "linear" else _cubic(distance, a)
-        if node.attr("exclude_outside", 0) or shrink != 1.0:
-            if node.attr("exclude_outside", 0):
-                weights = np.where((taps < 0) | (taps >= before), 0, weights)
-            weights = weights / weights.sum()
-        np.add.at(matrix[row], taps.clip(0, before - 1), weights)
-    return matrix
+    weights = np.maximum(1 - distance, 0) if mode == "linear" else _cubic(distance, a)
+    if node.attr("exclude_outside", 0):
+        weights = np.where((taps < 0) | (taps >= before), 0, weights)
+    if node.attr("exclude_outside", 0) or shrink != 1.0:
+        weights = weights / weights.sum(axis=1, keepdims=True)
+    return _merged(taps.clip(0, before - 1), weights)
+
+
+def _merged(columns: np.ndarray, weights: np.ndarray) -> _Taps:
+    """Taps beyond the border fall on the same element: one has the weight of all."""
+    for tap in range(1, columns.shape[1]):
+        same = columns[:, tap] == columns[:, tap - 1]
+        weights[:, tap] += weights[:, tap - 1] * same
+        weights[:, tap - 1] *= ~same
+    return columns, weights
 
 
 def _nearest(node: Node, places: np.ndarray) -> np.ndarray:
@@ -152,14 +165,16 @@ def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
     return np.where(distance <= 1, near, np.where(distance < 2, far, 0))
 
 
-def _apply(node: Node, x: relax.Expr, axis: int, matrix: np.ndarray) -> relax.Expr:
-    """Multiply ``x`` along ``axis`` with a matrix of few numbers per row."""
-    taps = max(int((matrix != 0).sum(axis=1).max()), 1)
-    columns = np.argsort(matrix == 0, axis=1, kind="stable")[:, :taps]
-    weights = np.take_along_axis(matrix, columns, axis=1)
+def _apply(node: Node, x: relax.Expr, axis: int, taps: _Taps) -> relax.Expr:
+    """The weighted sum of what each output reads of ``x`` along ``axis``."""
+    columns, weights = taps
+    count = max(int((weights != 0).sum(axis=1).max()), 1)
+    first = np.argsort(weights == 0, axis=1, kind="stable")[:, :count]
+    columns = np.take_along_axis(columns, first, axis=1)
+    weights = np.take_along_axis(weights, first, axis=1)
     lined_up = [-1 if i == axis else 1 for i in range(node.rank())]
     total = None
-    for tap in range(taps):
+    for tap in range(count):
         part = relax.op.take(x, as_expr(columns[:, tap].astype("int32")), axis, mode="clip")
         if not (weights[:, tap] == 1).all():
             factor = weights[:, tap].reshape(lined_up).astype(node.dtype())

@@ -1,25 +1,18 @@
-"""Fix the input shapes of an ONNX graph and simplify it.
+"""Fix the input shapes of an ONNX graph.
 
-    x: [N, 3, 224, 224], Reshape(x, Concat(Shape(x)[0], -1))   ->   Reshape(x, [1, -1])
+    x: [N, 3, 224, 224], shapes={"x": (1, 3, 224, 224)}   ->   x: [1, 3, 224, 224]
 
-Shapes that the graph computes become constants here, so that everything after is static.
+Shapes that the graph computes become constants when it is translated, so that all is static.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 from collections.abc import Mapping, Sequence
 
 import onnx
-import onnx.shape_inference
-import onnxslim
 
 from tvm_stretch.errors import InputError, ModelError
-from tvm_stretch.frontend.onnx_reader import OnnxNetwork, with_every_type
-
-_log = logging.getLogger(__name__)
+from tvm_stretch.frontend.onnx_reader import OnnxNetwork
 
 
 def fix_shapes(network: OnnxNetwork, shapes: Mapping[str, Sequence[int]] | None) -> None:
@@ -103,20 +96,3 @@ def describe_shape(value: onnx.ValueInfoProto) -> str:
         )
         + "]"
     )
-
-
-def simplify(network: OnnxNetwork) -> None:
-    """Fold computed shapes and drop redundant nodes with onnxslim, in place.
-
-    A graph that onnxslim cannot handle, or breaks, is kept as it is: the importer
-    folds constants too.
-    """
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            slimmed = onnxslim.slim(network.model)
-            onnx.checker.check_model(with_every_type(slimmed))
-    except Exception as error:  # onnxslim raises whatever its parts raise
-        _log.debug("onnxslim left the graph as it is: %s", error)
-        return
-    if [output.name for output in slimmed.graph.output] == network.outputs:
-        network.model = slimmed
