@@ -207,6 +207,11 @@ def test_path_with_external_data(tmp_path: Path, kind: Callable) -> None:
     )
 
 
+def test_bytes_of_a_file() -> None:
+    proto = model([node("Relu", "x", "y")], [info("x")], ["y"])
+    assert op_names(load_network(proto.SerializeToString())) == ["relax.nn.relu"]
+
+
 def test_relax_module() -> None:
     mod = module(lambda x: relax.op.nn.relu(relax.op.add(random_const(3), x)), ("n", 3))
     loaded = load_network(mod, {"x0": (2, 3)})
@@ -263,3 +268,20 @@ def test_exported_program_with_a_dynamic_batch() -> None:
     assert "relax.nn.batch_norm" not in op_names(mod)
     want = net(x).detach().numpy()
     np.testing.assert_allclose(run(mod, x.numpy())[0], want, rtol=1e-4, atol=1e-5)
+
+
+def test_path_of_an_exported_program(tmp_path: Path) -> None:
+    path = tmp_path / "net.pt2"
+    torch.export.save(torch.export.export(torch.nn.ReLU(), (torch.randn(2, 3),)), path)
+    assert op_names(load_network(path)) == ["relax.nn.relu"]
+    assert op_names(load_network(str(path))) == ["relax.nn.relu"]
+    path.write_bytes(b"no archive")
+    with pytest.raises(ModelError, match=r"torch\.export\.save"):
+        load_network(path)
+    with pytest.raises(ModelError, match=r"no file .*none\.pt2"):
+        load_network(tmp_path / "none.pt2")
+
+
+def test_torch_module_says_how_to_export() -> None:
+    with pytest.raises(InputError, match=r"torch module Block; pass torch\.export\.export"):
+        load_network(Block())

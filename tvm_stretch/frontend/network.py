@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import tvm
@@ -14,7 +14,8 @@ from tvm_stretch.frontend.limits import check_sizes
 from tvm_stretch.frontend.onnx_importer import import_onnx
 from tvm_stretch.frontend.onnx_reader import read_onnx
 from tvm_stretch.frontend.onnx_shapes import fix_shapes
-from tvm_stretch.frontend.relax_reader import read_relax, read_torch
+from tvm_stretch.frontend.relax_reader import read_relax
+from tvm_stretch.frontend.torch_reader import load_torch, read_torch
 from tvm_stretch.passes.canonicalise import Canonicalise
 
 if TYPE_CHECKING:
@@ -28,13 +29,15 @@ _canonicalise = tvm.transform.Sequential([Canonicalise()], name="canonicalise")
 
 
 def load_network(
-    source: str | Path | onnx.ModelProto | tvm.IRModule | ExportedProgram, shapes: Shapes = None
+    source: str | Path | bytes | onnx.ModelProto | tvm.IRModule | ExportedProgram,
+    shapes: Shapes = None,
 ) -> tvm.IRModule:
     """Read ``source`` into an IRModule whose only function is a canonical Relax ``main``.
 
     Args:
-        source: Path of an ``.onnx`` file, an ``onnx.ModelProto``, a Relax module or a
-            ``torch.export.ExportedProgram``. It is not changed.
+        source: Path of an ONNX file or the bytes of one, an ``onnx.ModelProto``, a Relax module,
+            a ``torch.export.ExportedProgram`` or the path of a ``.pt2`` file of one. It is not
+            changed.
         shapes: Shapes of inputs by name; they fix dynamic dimensions.
 
     Returns:
@@ -51,19 +54,27 @@ def load_network(
     return _canonicalise(mod)
 
 
-def _read(source: object, shapes: Shapes) -> tvm.IRModule:
+def _read(source: Any, shapes: Shapes) -> tvm.IRModule:
     """A module with static shapes."""
     if isinstance(source, tvm.IRModule):
         return read_relax(source, shapes)
-    if isinstance(source, str | Path | onnx.ModelProto):
+    if isinstance(source, str | Path) and Path(source).suffix == ".pt2":
+        source = load_torch(Path(source))
+    if isinstance(source, str | Path | bytes | onnx.ModelProto):
         network = read_onnx(source)
         fix_shapes(network, shapes)
         mod = import_onnx(network)
         mod["main"] = mod["main"].with_attr("output_names", network.outputs)
         return mod
-    if type(source).__name__ == "ExportedProgram":  # asked by name: importing torch takes seconds
+    # Torch's classes are asked by name: importing torch takes seconds.
+    if type(source).__name__ == "ExportedProgram":
         return read_relax(read_torch(source), shapes)
+    if any(kind.__module__.startswith("torch.nn") for kind in type(source).__mro__):
+        raise InputError(
+            f"expected an exported network for source, got the torch module "
+            f"{type(source).__name__}; pass torch.export.export(net.eval(), (x,)) with an input x"
+        )
     raise InputError(
-        "expected a path, onnx.ModelProto, Relax IRModule or ExportedProgram for source, "
-        f"got {type(source).__name__}; see load_network"
+        "expected a path, the bytes of an ONNX file, onnx.ModelProto, Relax IRModule or "
+        f"ExportedProgram for source, got {type(source).__name__}; see load_network"
     )

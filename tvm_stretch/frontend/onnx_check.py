@@ -69,8 +69,8 @@ def check_node(proto: onnx.NodeProto, node: Node) -> Results:
         name: _described(kind) for name, kind in types.items() if kind.HasField("tensor_type")
     }
     for _, shape in results.values():
-        if shape and (error := too_large(node.label, shape, MOST_ELEMENTS)):
-            raise error
+        if shape and (refusal := too_large(node.label, shape, MOST_ELEMENTS)):
+            raise refusal
     return results
 
 

@@ -136,8 +136,8 @@ class _Importer:
             results = translate_control_flow(node, scope, self.graph)
         else:
             results = evaluate(proto, node, expected)
-            for value in results or ():
-                self.constants.add(node.label, value.shape)
+            for array in results or ():
+                self.constants.add(node.label, array.shape)
         if results is None and own and node.op in CONVERTERS:
             results = self.convert(node)
         if results is None:
@@ -187,10 +187,12 @@ class _Importer:
             )
         scope: Scope = dict.fromkeys(body.input)
         scope.update(zip(body.input, node.inputs, strict=False))
+        own = [o.version for o in body.opset_import if o.domain in ("", "ai.onnx")]
+        opset = max(own, default=onnx.defs.onnx_opset_version())
         self.inlined += 1
         for inner in body.node:
             inner.name = inner.name or node.name
-            self.translate(inner, scope, body.opset_import[0].version)
+            self.translate(inner, scope, opset)
         self.inlined -= 1
         wanted = zip(body.output, node.outputs, strict=False)
         return [_lookup(scope, name) if output else None for name, output in wanted]

@@ -55,17 +55,20 @@ class OnnxNetwork:
         )
 
 
-def read_onnx(source: str | Path | onnx.ModelProto) -> OnnxNetwork:
+def read_onnx(source: str | Path | bytes | onnx.ModelProto) -> OnnxNetwork:
     """Read and check ``source``; see the module docstring.
 
     Raises:
         ModelError: ``source`` cannot be read, or is not a valid ONNX model.
         UnsupportedError: It uses types or operator sets we do not take.
     """
+    folder = Path(source).parent if isinstance(source, str | Path) else None
     if isinstance(source, onnx.ModelProto):
-        model, folder = source, None
+        model = source
+    elif isinstance(source, bytes):
+        model = _parse(source, "bytes")
     else:
-        model, folder = _parse_file(Path(source)), Path(source).parent
+        model = _parse(_read_file(Path(source)), str(source))
     if not model.HasField("graph") or not model.graph.output:
         raise ModelError(
             "expected a graph with outputs for the ONNX model, got one without; export the "
@@ -84,8 +87,7 @@ def read_onnx(source: str | Path | onnx.ModelProto) -> OnnxNetwork:
     return network
 
 
-def _parse_file(path: Path) -> onnx.ModelProto:
-    """Parse the file at ``path`` without its external data."""
+def _read_file(path: Path) -> bytes:
     if path.is_dir():
         raise ModelError(
             f"expected an ONNX file for the model, got the directory {path}; name the file"
@@ -95,21 +97,25 @@ def _parse_file(path: Path) -> onnx.ModelProto:
             f"expected an ONNX file for the model, got no such file {path}; check the path"
         )
     try:
-        content = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise ModelError(
             f"expected a readable file for the model, got {error}; check access"
         ) from error
+
+
+def _parse(content: bytes, what: str) -> onnx.ModelProto:
+    """Parse a file's content; its external data stay where they are."""
     if not content:
         raise ModelError(
-            f"expected an ONNX file for the model, got the empty file {path}; export it again"
+            f"expected an ONNX file for the model, got an empty one ({what}); export it again"
         )
     model = onnx.ModelProto()
     try:
         model.ParseFromString(content)
     except google.protobuf.message.DecodeError as error:
         raise ModelError(
-            f"expected an ONNX file for the model, got {path} ({error}); it is truncated or of "
+            f"expected an ONNX file for the model, got {what} ({error}); it is truncated or of "
             "another format"
         ) from error
     return model
@@ -117,6 +123,10 @@ def _parse_file(path: Path) -> onnx.ModelProto:
 
 def _check_opset(model: onnx.ModelProto) -> None:
     """Refuse operator sets of which we know nothing."""
+    if model.ir_version >= 3 and not model.opset_import:
+        raise ModelError(
+            "expected opset_import for the ONNX model, got none; export the model again"
+        )
     newest = onnx.defs.onnx_opset_version()
     for entry in model.opset_import:
         if entry.domain in ("", "ai.onnx") and not 1 <= entry.version <= newest:

@@ -25,8 +25,8 @@ _CHEAP = {
     "Add", "Cast", "Concat", "DequantizeLinear", "Div", "Flatten", "Gather", "Identity", "Mul",
     "Neg", "Reshape", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze",
 }  # fmt: skip
-_BOUNDED = {"Compress", "NonMaxSuppression", "NonZero", "Unique"}
-"""ONNX does not know their results' shapes before, but they are no larger than the inputs."""
+_BOUNDED = {"Compress", "Constant", "NonMaxSuppression", "NonZero", "Unique"}
+"""ONNX may not know their results' shapes before, but they are no larger than what they read."""
 _RANDOM = {
     "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
     "RandomUniformLike",

@@ -1,37 +1,16 @@
-"""Take a Relax module, or a torch.export program, as a network with static shapes.
+"""Take a Relax module as a network with static shapes.
 
 main(x: R.Tensor((n, 3, 224, 224)))   ->   main(x: R.Tensor((1, 3, 224, 224)))
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import tvm
 from tvm import relax
 
 from tvm_stretch.errors import InputError, ModelError, UnsupportedError
-
-if TYPE_CHECKING:
-    from torch.export import ExportedProgram
-
-
-def read_torch(program: ExportedProgram) -> tvm.IRModule:
-    """Translate an exported program with TVM's own importer."""
-    from tvm.relax.frontend.torch import from_exported_program
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return from_exported_program(program, unwrap_unit_return_tuple=True)
-    except Exception as error:  # the importer raises many kinds
-        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-        raise UnsupportedError(
-            f"expected an ExportedProgram of supported operators, got: {reason}; "
-            "export in eval mode with torch.export.export, or through torch.onnx.export"
-        ) from error
 
 
 def read_relax(

@@ -1,0 +1,58 @@
+"""Take a torch.export program as a Relax module."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tvm
+
+from tvm_stretch.errors import ModelError, UnsupportedError
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+
+def load_torch(path: Path) -> ExportedProgram:
+    """Read what ``torch.export.save`` wrote.
+
+    Raises:
+        ModelError: There is no such file, torch cannot read it, or there is no torch.
+    """
+    if not path.is_file():
+        raise ModelError(
+            f"expected a file of torch.export.save, got no file {path}; check the path"
+        )
+    try:
+        import torch
+
+        return torch.export.load(path)
+    except Exception as error:  # whatever its parts raise
+        raise ModelError(
+            f"expected a file of torch.export.save, got {path} ({_reason(error)}); save the "
+            "ExportedProgram with torch.export.save and this version of torch"
+        ) from error
+
+
+def read_torch(program: ExportedProgram) -> tvm.IRModule:
+    """Translate an exported program with TVM's own importer.
+
+    Raises:
+        UnsupportedError: The importer cannot take it.
+    """
+    from tvm.relax.frontend.torch import from_exported_program
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return from_exported_program(program, unwrap_unit_return_tuple=True)
+    except Exception as error:  # the importer raises many kinds
+        raise UnsupportedError(
+            f"expected an ExportedProgram of supported operators, got: {_reason(error)}; "
+            "export in eval mode with torch.export.export, or through torch.onnx.export"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
