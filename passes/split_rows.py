@@ -8,7 +8,7 @@
     y.r1 = R.nn.conv2d(x.r1.36to56, w, padding=(0, 1, 1, 1))      # 19 rows
     y = R.concat((y.r0, y.r1), axis=2)
 
-Walking back from its rows of the result, a branch learns which rows of every tensor it needs and
+Walking back from its rows of the result, a branch finds which rows of every tensor it needs and
 computes just these; rows near a cut are computed on both sides (the halo). Nothing is exchanged
 before the end of the group. Each element is computed as before, so that the result is the same.
 """

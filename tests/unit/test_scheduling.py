@@ -29,8 +29,8 @@ from tvm_stretch.scheduling.baselines import (
     schedule_ilp,
     schedule_mosaic,
     schedule_mulayer,
+    schedule_single,
     schedule_starpu,
-    single_processor,
 )
 from tvm_stretch.scheduling.baselines.hope_partition import partition
 from tvm_stretch.scheduling.baselines.merge import merge_short_operators
@@ -151,8 +151,8 @@ def test_starpu_looks_at_one_operator_at_a_time():
 
 def test_single_processor_falls_back_where_it_must():
     given = chain([(5, 1), (5, None), (5, 1)], transfer=2)
-    assert single_processor(given, 1).placement == (1, 0, 1)
-    assert single_processor(given, 0).makespan == 15
+    found = schedule_single(given)
+    assert (found.placement, found.makespan) == ((1, 0, 1), 1 + 7 + 3)
 
 
 def test_partition_makes_small_pieces_in_order():

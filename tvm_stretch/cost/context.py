@@ -66,11 +66,11 @@ class _Touched:
 
     def _distance(self, tensor: Tensor) -> int:
         """Bytes of the tensor times how long ago they were touched; 0 for the caller's."""
-        place, begin = (tensor.kind, tensor.buffer), tensor.offset
+        memory, begin = (tensor.kind, tensor.buffer), tensor.offset
         end = begin + tensor.bytes
         left, total = tensor.bytes, 0
         for where, start, stop, when in reversed(self._log):
-            if where == place and (common := min(stop, end) - max(start, begin)) > 0:
+            if where == memory and (common := min(stop, end) - max(start, begin)) > 0:
                 common = min(common, left)
                 total += common * (self.now - when)
                 left -= common

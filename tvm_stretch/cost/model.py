@@ -64,11 +64,11 @@ class MeasuredModel:
     def predict_all(self, kernels: Sequence[Features]) -> list[Prediction]:
         """One prediction for each kernel; families that were not measured get the analytic one."""
         found = self.base.predict_all(kernels)
-        for family, places in self._by_family(kernels):
-            own = [kernels[i] for i in places]
+        for family, positions in self._by_family(kernels):
+            own = [kernels[i] for i in positions]
             latency, outside = self._latencies(family, own), family.outside(own)
             widths = family.half_widths(latency, outside)
-            for i, ns, half, reasons in zip(places, latency, widths, outside, strict=True):
+            for i, ns, half, reasons in zip(positions, latency, widths, outside, strict=True):
                 low, high = math.floor(ns * math.exp(-half)), math.ceil(ns * math.exp(half))
                 found[i] = Prediction(max(1, round(ns)), low, high, "measured", reasons)
         return found
@@ -76,15 +76,15 @@ class MeasuredModel:
     def nanoseconds(self, kernels: Sequence[Features]) -> Array:
         """Latencies only."""
         found = np.asarray([self.base.nanoseconds(kernel) for kernel in kernels])
-        for family, places in self._by_family(kernels):
-            found[places] = self._latencies(family, [kernels[i] for i in places])
+        for family, positions in self._by_family(kernels):
+            found[positions] = self._latencies(family, [kernels[i] for i in positions])
         return found
 
     def _by_family(self, kernels: Sequence[Features]) -> Iterator[tuple[FamilyModel, list[int]]]:
-        places: dict[str, list[int]] = {}
+        positions: dict[str, list[int]] = {}
         for index, kernel in enumerate(kernels):
-            places.setdefault(kernel.family, []).append(index)
-        for name, own in places.items():
+            positions.setdefault(kernel.family, []).append(index)
+        for name, own in positions.items():
             if name in self.families:
                 yield self.families[name], own
 
@@ -170,10 +170,10 @@ def train(
         families = _like(below, common)
         start = common["weights"]["start"] if common else 0.0
     for name in sorted({kernel.family for kernel in kernels}):
-        places = [i for i, kernel in enumerate(kernels) if kernel.family == name]
-        own = [kernels[i] for i in places]
+        positions = [i for i, kernel in enumerate(kernels) if kernel.family == name]
+        own = [kernels[i] for i in positions]
         over = below.nanoseconds(own) if below is not None and name not in _BETWEEN else None
-        own_ns, own_origins = [measured_ns[i] for i in places], [origins[i] for i in places]
+        own_ns, own_origins = [measured_ns[i] for i in positions], [origins[i] for i in positions]
         family = fit_family(own, own_ns, own_origins, over, start, intervals)
         if family is not None:
             families[name] = family
@@ -188,11 +188,11 @@ def _difference(
 
     Empty if too few kernels were measured to tell.
     """
-    places = [i for i, kernel in enumerate(kernels) if kernel.family not in _BETWEEN]
-    if len(places) < FEWEST_ROWS:
+    positions = [i for i, kernel in enumerate(kernels) if kernel.family not in _BETWEEN]
+    if len(positions) < FEWEST_ROWS:
         return {}
-    over = below.nanoseconds([kernels[i] for i in places])
-    return fit_difference(over, np.asarray([measured_ns[i] for i in places]))
+    over = below.nanoseconds([kernels[i] for i in positions])
+    return fit_difference(over, np.asarray([measured_ns[i] for i in positions]))
 
 
 def _like(below: MeasuredModel, common: dict[str, Any]) -> dict[str, FamilyModel]:

@@ -86,17 +86,17 @@ def trained_costs(
     """
     if folder is None and not all(processor.runs_here for processor in processors):
         return None
-    place = Path(folder) if folder is not None else default_folder(processors[0])
-    if place is None:
+    found = Path(folder) if folder is not None else default_folder(processors[0])
+    if found is None:
         return None
-    paths = {processor.name: place / f"{processor.name}.json" for processor in processors}
+    paths = {processor.name: found / f"{processor.name}.json" for processor in processors}
     if not all(path.exists() for path in paths.values()):
         return None
     models = {
         p.name: _load(paths[p.name], paths[p.name].stat().st_mtime_ns, _frozen(fingerprint(p)))
         for p in processors
     }
-    return TrainedCosts(tuple(paths), models, place)
+    return TrainedCosts(tuple(paths), models, found)
 
 
 def _frozen(device: dict[str, Any]) -> str:

@@ -88,8 +88,8 @@ def measure(
         )
     say = progress or (lambda _line: None)
     processors, placeable = make_processors(targets, cpu_threads)
-    place = chosen_folder(folder, processors[0], device)
-    place.mkdir(parents=True, exist_ok=True)
+    kept_in = chosen_folder(folder, processors[0], device)
+    kept_in.mkdir(parents=True, exist_ok=True)
     models: dict[str, MeasuredModel] = {}
     host = processors[0]
     others = [p for p in placeable if p is not host]
@@ -98,7 +98,7 @@ def measure(
         own = [processor, *(p for p in processors[:1] if p is not processor)]
         share = budget / (len(placeable) - index)
         start = time.monotonic()
-        dataset = open_dataset(place, processor, device, resume)
+        dataset = open_dataset(kept_in, processor, device, resume)
         with _whatever_happens(dataset, processor):
             bench = Bench(own, session, fcompile)
             if processor in others:
@@ -107,8 +107,8 @@ def measure(
         budget = max(1.0, budget - (time.monotonic() - start))
         below = models.get(host.name) if processor.machine.group_items == 1 else None
         models[processor.name] = learn(dataset, processor, below)
-        models[processor.name].save(place / f"{processor.name}.json")
-        say(f"{processor.name}: {len(dataset.rows)} kernels, model in {place}")
+        models[processor.name].save(kept_in / f"{processor.name}.json")
+        say(f"{processor.name}: {len(dataset.rows)} kernels, model in {kept_in}")
     return models
 
 

@@ -28,11 +28,11 @@ from tvm_stretch.zoo import (
 )
 from tvm_stretch.zoo.builder import Builder
 from tvm_stretch.zoo.count import count
-from tvm_stretch.zoo.network import Network, NetworkInfo
+from tvm_stretch.zoo.entry import Entry, NetworkInfo
 
 __all__ = ["NetworkInfo", "build", "count", "info", "names"]
 
-_NETWORKS: dict[str, Network] = {
+_NETWORKS: dict[str, Entry] = {
     **resnet.NETWORKS,
     **regnet.NETWORKS,
     **efficientnet.NETWORKS,
@@ -86,7 +86,7 @@ def build(
     return builder.finish(name, logits)
 
 
-def _network(name: str) -> Network:
+def _network(name: str) -> Entry:
     if name not in _NETWORKS:
         raise InputError(
             f"expected a network of the zoo for name, got {name!r}; use one of {', '.join(names())}"

@@ -7,7 +7,7 @@ import math
 import onnx
 from onnx import TensorProto, helper, shape_inference
 
-# Which inputs of an operator are learned; everything else (BN statistics, clip bounds, initial
+# Which inputs of an operator are trained; everything else (BN statistics, clip bounds, initial
 # LSTM states, shapes) is not a parameter.
 _LEARNED_INPUTS: dict[str, tuple[int, ...]] = {
     "Conv": (1, 2),
@@ -21,20 +21,20 @@ _LEARNED_INPUTS: dict[str, tuple[int, ...]] = {
 
 
 def count(model: onnx.ModelProto) -> tuple[int, int]:
-    """Count learned parameters and multiply-adds of convolutions and matrix products.
+    """Count trained parameters and multiply-adds of convolutions and matrix products.
 
     Before: a model with static shapes. After: ``(params, macs)``; a weight that several nodes use
     counts once as parameters and each time as multiply-adds.
     """
     initializers = {t.name: math.prod(t.dims) for t in model.graph.initializer}
     shapes = _infer_shapes(model)
-    learned: set[str] = set()
+    trained: set[str] = set()
     macs = 0
     for node in model.graph.node:
         positions = _LEARNED_INPUTS.get(node.op_type, ())
-        learned.update(node.input[i] for i in positions if i < len(node.input))
+        trained.update(node.input[i] for i in positions if i < len(node.input))
         macs += _node_macs(node, shapes)
-    return sum(initializers.get(name, 0) for name in learned), macs
+    return sum(initializers.get(name, 0) for name in trained), macs
 
 
 def _node_macs(node: onnx.NodeProto, shapes: dict[str, list[int]]) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tvm_stretch.zoo.builder import Builder, Pad, Tensor
-from tvm_stretch.zoo.network import Network, image_network
+from tvm_stretch.zoo.entry import Entry, image_network
 
 _BRANCH = 0.5
 
@@ -78,7 +78,7 @@ def _efficientnet(
 
 # The Lite README's 407 M (and 2.64 G for Lite4) count elementwise operators too; Lite0 has the
 # convolutions of B0, whose squeeze-excite adds less than 1 %.
-NETWORKS: dict[str, Network] = {
+NETWORKS: dict[str, Entry] = {
     "efficientnet_lite0": image_network(
         partial(_efficientnet, width=1.0, depth=1.0, style=_LITE),
         params=4.7, macs=0.39, size=224, source="EfficientNet-Lite README; macs: EfficientNet-B0",

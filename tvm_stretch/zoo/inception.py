@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from tvm_stretch.zoo.builder import Builder, Pair, Tensor
-from tvm_stretch.zoo.network import Network, image_network
+from tvm_stretch.zoo.entry import Entry, image_network
 
 _ROW = (1, 7)
 _COLUMN = (7, 1)
@@ -159,7 +159,7 @@ def _inception_v4(b: Builder, x: Tensor, classes: int) -> Tensor:
 
 _published = partial(image_network, size=299, source="timm results table, 299x299")
 
-NETWORKS: dict[str, Network] = {
+NETWORKS: dict[str, Entry] = {
     "inception_v3": _published(_inception_v3, params=23.83, macs=5.73),
     "inception_v4": _published(_inception_v4, params=42.68, macs=12.28),
 }

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from tvm_stretch.zoo.builder import Builder, Tensor
-from tvm_stretch.zoo.network import Network, NetworkInfo
+from tvm_stretch.zoo.entry import Entry, NetworkInfo
 from tvm_stretch.zoo.probe import Array
 
 _UNITS = 1024
@@ -69,8 +69,8 @@ def _lstm(b: Builder, x: Tensor, classes: int) -> Tensor:
 
 # Nobody publishes figures for it: 4 * 1024 * (1024 + 1024 + 1) parameters, all but the bias used
 # once per step; the dense layer adds 0.03 M of each.
-NETWORKS: dict[str, Network] = {
-    "lstm": Network(
+NETWORKS: dict[str, Entry] = {
+    "lstm": Entry(
         NetworkInfo(
             params=8.39,
             macs=0.0839,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from tvm_stretch.zoo.builder import Builder, Tensor
-from tvm_stretch.zoo.network import Network, image_network
+from tvm_stretch.zoo.entry import Entry, image_network
 
 _BRANCH = 0.5
 
@@ -113,7 +113,7 @@ def _mobilenet_v3(
     return b.dense(x, classes)
 
 
-NETWORKS: dict[str, Network] = {
+NETWORKS: dict[str, Entry] = {
     "mobilenet_v1": image_network(
         _mobilenet_v1, params=4.2, macs=0.569, size=224, source="MobileNets, table 8"
     ),

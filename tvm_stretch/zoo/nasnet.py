@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 
 from tvm_stretch.zoo.builder import Builder, Tensor
-from tvm_stretch.zoo.network import Network, image_network
+from tvm_stretch.zoo.entry import Entry, image_network
 
 
 def _fit(b: Builder, x: Tensor, filters: int, stride: int = 1) -> Tensor:
@@ -136,7 +136,7 @@ def _pnasnet(
     return b.classifier(b.act(current, "relu"), classes)
 
 
-NETWORKS: dict[str, Network] = {
+NETWORKS: dict[str, Entry] = {
     "nasnet_large": image_network(
         partial(_nasnet, stem=96, filters=168, repeats=6),
         params=88.9, macs=23.8, size=331, source="NASNet, table 2: NASNet-A (6 @ 4032)",

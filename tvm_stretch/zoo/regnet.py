@@ -12,7 +12,7 @@ from itertools import groupby
 import numpy as np
 
 from tvm_stretch.zoo.builder import Builder, Tensor
-from tvm_stretch.zoo.network import Network, image_network
+from tvm_stretch.zoo.entry import Entry, image_network
 
 _BRANCH = 0.5
 
@@ -54,7 +54,7 @@ def _regnet(
 
 # NN-Stretch's table 6 gives 11.2 M and 20.6 M parameters: those of RegNetY-1.6GF and -4.0GF. Its
 # figures of multiply-adds and its stages (table 1) are those of RegNetX, as here.
-NETWORKS: dict[str, Network] = {
+NETWORKS: dict[str, Entry] = {
     "regnetx_1_6gf": image_network(
         partial(_regnet, w_0=80, w_a=34.01, w_m=2.25, depth=18, group=24),
         params=9.2, macs=1.6, size=224, source="pycls model zoo",

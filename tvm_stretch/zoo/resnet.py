@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tvm_stretch.zoo.builder import Builder, Tensor
-from tvm_stretch.zoo.network import Network, image_network
+from tvm_stretch.zoo.entry import Entry, image_network
 
 # Residual branches are half as large as the trunk, so that its variance grows slowly.
 _BRANCH = 0.5
@@ -49,7 +49,7 @@ def _resnet(
 
 # Figures for 34 and 50: NN-Stretch, table 6, whose 3.7 G for ResNet-34 is pycls's rounding up of
 # 3.67; 18: torchvision.
-NETWORKS: dict[str, Network] = {
+NETWORKS: dict[str, Entry] = {
     "resnet18": image_network(
         partial(_resnet, block=_basic, depths=(2, 2, 2, 2)),
         params=11.69, macs=1.82, size=224, source="torchvision model table",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from tvm_stretch.zoo.builder import Builder, Tensor
-from tvm_stretch.zoo.network import Network, image_network
+from tvm_stretch.zoo.entry import Entry, image_network
 
 # Squeezed channels of the eight fire modules; each half of a module expands them.
 _FIRE = ((16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64, 256), (64, 256))
@@ -29,7 +29,7 @@ def _squeezenet(
     return b.flatten(b.global_pool(x))
 
 
-NETWORKS: dict[str, Network] = {
+NETWORKS: dict[str, Entry] = {
     "squeezenet1_0": image_network(
         partial(_squeezenet, stem=(96, 7), pool_before=(0, 3, 7)),
         params=1.25, macs=0.82, size=224, source="torchvision model table",

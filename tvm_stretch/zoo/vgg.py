@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tvm_stretch.zoo.builder import Builder, Tensor
-from tvm_stretch.zoo.network import Network, image_network
+from tvm_stretch.zoo.entry import Entry, image_network
 
 
 def _vgg16(b: Builder, x: Tensor, classes: int) -> Tensor:
@@ -17,7 +17,7 @@ def _vgg16(b: Builder, x: Tensor, classes: int) -> Tensor:
     return b.dense(x, classes)
 
 
-NETWORKS: dict[str, Network] = {
+NETWORKS: dict[str, Entry] = {
     "vgg16": image_network(
         _vgg16, params=138.36, macs=15.47, size=224, source="torchvision model table"
     ),

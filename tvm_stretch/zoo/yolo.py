@@ -7,7 +7,7 @@ anchors x, y, width, height, objectness and classes, before any sigmoid or softm
 from __future__ import annotations
 
 from tvm_stretch.zoo.builder import Builder, Tensor
-from tvm_stretch.zoo.network import Network, image_network
+from tvm_stretch.zoo.entry import Entry, image_network
 
 _ANCHORS = 5
 
@@ -36,7 +36,7 @@ def _yolov2(b: Builder, x: Tensor, classes: int) -> Tensor:
 
 # Darknet's page gives 62.94 G operations at 608; two per multiply-add, scaled to the paper's 416.
 # Parameters: yolov2.weights holds 50.98 M numbers, 0.02 M of them BN statistics.
-NETWORKS: dict[str, Network] = {
+NETWORKS: dict[str, Entry] = {
     "yolov2": image_network(
         _yolov2, params=50.96, macs=14.73, size=416, classes=80, source="Darknet: yolov2.weights"
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from tvm_stretch.scheduling.baselines.exhaustive import schedule_exhaustive
 from tvm_stretch.scheduling.baselines.hope import schedule_hope_gs, schedule_hope_lp, schedule_ilp
 from tvm_stretch.scheduling.baselines.mosaic import schedule_mosaic
-from tvm_stretch.scheduling.baselines.single import schedule_single, single_processor
+from tvm_stretch.scheduling.baselines.single import schedule_single
 from tvm_stretch.scheduling.baselines.split import schedule_codl, schedule_mulayer
 from tvm_stretch.scheduling.baselines.starpu import schedule_starpu
 from tvm_stretch.scheduling.heft import schedule_heft
@@ -25,7 +25,6 @@ __all__ = [
     "schedule_mulayer",
     "schedule_single",
     "schedule_starpu",
-    "single_processor",
 ]
 
 # Any graph; the exhaustive scheduler and the program of the whole graph are for small ones only.

@@ -17,13 +17,6 @@ def schedule_single(problem: Problem) -> Result:
     return result_of("single", best, began)
 
 
-def single_processor(problem: Problem, processor: int) -> Result:
-    """Everything on the given processor."""
-    began = time.perf_counter_ns()
-    simulation = _all_on(problem, processor)
-    return result_of(f"single:{problem.processors[processor]}", simulation, began)
-
-
 def _all_on(problem: Problem, processor: int) -> Simulation:
     placement = [
         processor if processor in supported else problem.fastest(operator)

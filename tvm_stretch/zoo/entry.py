@@ -13,7 +13,7 @@ class NetworkInfo:
     """Published figures of one network.
 
     Attributes:
-        params: Learned parameters, in millions (BN scale and shift count, its statistics do not).
+        params: Trained parameters, in millions (BN scale and shift count, its statistics do not).
         macs: Multiply-adds, in thousands of millions, of one sample at the published size.
         size: Published input height and width (for the LSTM: time steps).
         input_shape: Shape of one sample at the published size.
@@ -34,7 +34,7 @@ class NetworkInfo:
 
 
 @dataclass(frozen=True)
-class Network:
+class Entry:
     """A network of the zoo: ``emit(builder, input, classes)`` returns the output."""
 
     info: NetworkInfo
@@ -49,6 +49,6 @@ def image_network(
     size: int,
     source: str,
     classes: int = 1000,
-) -> Network:
+) -> Entry:
     """A network that takes square RGB images."""
-    return Network(NetworkInfo(params, macs, size, (3, size, size), classes, source), emit)
+    return Entry(NetworkInfo(params, macs, size, (3, size, size), classes, source), emit)
