@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -95,6 +96,12 @@ def _parse(item: TargetLike) -> Target | Processor:
     try:
         return Target(item)
     except (ValueError, TypeError, RuntimeError) as error:
+        kind = str(item.get("kind", "") if isinstance(item, Mapping) else item)
+        alike = difflib.get_close_matches(kind.lower(), ("llvm", "opencl"), 1)
+        if alike:
+            raise TargetError(
+                f"expected target llvm or opencl, got {kind!r}; write {alike[0]!r}"
+            ) from error
         raise TargetError(
             f"expected a TVM target for targets, got {item!r}; "
             f"use a kind such as 'llvm', a dict, a tag or a Target ({_first_line(error)})"
@@ -102,10 +109,14 @@ def _parse(item: TargetLike) -> Target | Processor:
 
 
 def _thread_count(requested: int | None, taken: int) -> int:
-    """Cores for the CPU's kernels; a driver that runs on the host's cores has `taken` some."""
+    """Cores for the CPU's kernels; a driver that runs on the host's cores has `taken` some.
+
+    TVM runs no more threads than its variable TVM_NUM_THREADS says.
+    """
     available = len(os.sched_getaffinity(0))
     if requested is None:
-        return max(1, available - taken)
+        limit = os.environ.get("TVM_NUM_THREADS", "")
+        return max(1, min(available - taken, int(limit) if limit.isdigit() else available))
     if not isinstance(requested, int) or requested < 1:
         raise InputError(
             f"expected a positive number for cpu_threads, got {requested!r}; "

@@ -9,6 +9,7 @@ model.export("resnet50.so"); model = ts.load("resnet50.so")
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 from tvm_stretch.errors import (
@@ -62,6 +63,12 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.metadata.version("tvm_stretch")
     if name not in _LAZY:
         raise AttributeError(f"module 'tvm_stretch' has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

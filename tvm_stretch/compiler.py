@@ -38,8 +38,8 @@ def compile(
     """Compile a trained network for the given processors, without changing what it computes.
 
     Args:
-        source: path of an ONNX file, ``onnx.ModelProto``, Relax ``IRModule`` or
-            ``torch.export.ExportedProgram``.
+        source: path or bytes of an ONNX file, ``onnx.ModelProto``, Relax ``IRModule``,
+            ``torch.export.ExportedProgram`` or the path of a ``.pt2`` file of one.
         targets: processors that may run operators, as TVM targets: strings, dicts, tags or
             ``tvm.target.Target``; or as ``Processor``.  Plain ``"llvm"`` means this machine's CPU
             with all its features, ``"opencl"`` its first OpenCL device. What ``ts.probe`` found
@@ -50,7 +50,8 @@ def compile(
             machine lacks are then left out, and the plan says so.
         shapes: shapes of inputs whose dimensions the network leaves open.
         cpu_threads: cores that CPU kernels may use; by default those this process may run on,
-            without the ones that belong to another processor's driver.
+            without the ones that belong to another processor's driver, and no more than the
+            environment variable TVM_NUM_THREADS says.
         spare: the artifact also holds the other processors' kernels for the CPU, which runs the
             whole network again, and from then on, if one of them fails or is absent where the
             artifact is loaded; `Model.lost` then says why.

@@ -92,8 +92,11 @@ def test_a_named_dimension_is_fixed_for_every_input() -> None:
     assert params(mod)["b"] == ((4, 3), "float32")
 
 
-def test_shapes_replace_static_ones() -> None:
-    assert params(load_network(flattening([2, 3, 4]), {"x": (6, 3, 4)}))["x"][0] == (6, 3, 4)
+def test_inputs_that_share_a_named_dimension_agree() -> None:
+    inputs = [info("a", ["n", 3]), info("b", ["n", 3])]
+    proto = model([node("Add", "a b", "y")], inputs, ["y"])
+    with pytest.raises(InputError, match=r"4 for dimension 0 of .*'b'.*n is 4 elsewhere"):
+        load_network(proto, {"a": (4, 3), "b": (5, 3)})
 
 
 @pytest.mark.parametrize(
@@ -105,6 +108,9 @@ def test_shapes_replace_static_ones() -> None:
         (["n", 3, 4], {"z": (1, 3, 4)}, InputError, ["'z'", "['x']"]),
         (["n", 3, 4], {"x": (1, 3)}, InputError, ["3 dimensions", "[1, 3]"]),
         (["n", 3, 4], {"x": (-1, 3, 4)}, InputError, ["at least 0"]),
+        (["n", 3, 4], {"x": (1, 5, 4)}, InputError, ["expected 3 for dimension 1", "got 5"]),
+        (["n", 3, 4], {"x": (1, None, 4)}, InputError, ["one integer per dimension", "None"]),
+        (["n", 3, 4], {"x": 3}, InputError, ["one integer per dimension"]),
     ],
 )
 def test_shapes_that_do_not_fit(
@@ -225,7 +231,8 @@ def test_relax_module() -> None:
         (None, ModelError, "open dimension"),
         ({"y": (2, 3)}, InputError, "['x0']"),
         ({"x0": (2,)}, InputError, "one size per dimension"),
-        ({"x0": (2, 4)}, InputError, "got 4"),
+        ({"x0": (2, 4)}, InputError, "dimension 1 of shapes['x0'], got 4"),
+        ({"x0": "ab"}, InputError, "one integer per dimension"),
     ],
 )
 def test_relax_module_with_shapes_that_do_not_fit(

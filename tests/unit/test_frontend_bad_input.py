@@ -220,6 +220,13 @@ UNSUPPORTED: dict[str, tuple[Callable[[], onnx.ModelProto], list[str]]] = {
         ),
         ["com.acme.Fuse"],
     ),
+    "ONNX Runtime's own quantised operators": (
+        lambda: model(
+            helper.make_node("QLinearAdd", ["x"], ["y"], domain="com.microsoft"),
+            domains={"": 18, "com.microsoft": 1},
+        ),
+        ["com.microsoft.QLinearAdd", "QuantFormat.QDQ"],
+    ),
     "domain without an import": (
         lambda: model(helper.make_node("Fuse", ["x"], ["y"], domain="com.acme")),
         ["com.acme.Fuse"],

@@ -182,8 +182,7 @@ class _Importer:
             domain = proto.domain or "ai.onnx"
             raise UnsupportedError(
                 f"expected a supported ONNX operator for node {node.name!r}, got "
-                f"{domain}.{node.op}; "
-                "replace it by supported ones"
+                f"{domain}.{node.op}; {_way_out(domain)}"
             )
         scope: Scope = dict.fromkeys(body.input)
         scope.update(zip(body.input, node.inputs, strict=False))
@@ -205,6 +204,16 @@ class _Importer:
         dtype = check_dtype(str(bound.ty.dtype), "a tensor")
         shape = static_shape(bound)
         return np.zeros(shape, numpy_dtype(dtype)) if 0 in shape else bound
+
+
+def _way_out(domain: str) -> str:
+    """What to do about an operator of ``domain``."""
+    if domain == "com.microsoft":
+        return (
+            "for integers quantise with QuantFormat.QDQ, not QOperator; for fusions export without "
+            "ONNX Runtime's optimiser"
+        )
+    return "replace it by supported ones"
 
 
 def _lookup(scope: Scope, name: str) -> Value:

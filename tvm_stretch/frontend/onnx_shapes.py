@@ -7,6 +7,7 @@ Shapes that the graph computes become constants when it is translated, so that a
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 
 import onnx
@@ -22,7 +23,7 @@ def fix_shapes(network: OnnxNetwork, shapes: Mapping[str, Sequence[int]] | None)
         InputError: ``shapes`` names an unknown input, or has another rank.
         ModelError: A dimension stays open.
     """
-    wanted = {name: [int(d) for d in shape] for name, shape in (shapes or {}).items()}
+    wanted = {name: sizes_of(name, shape) for name, shape in (shapes or {}).items()}
     names = [value.name for value in network.inputs]
     for name in wanted:
         if name not in names:
@@ -43,6 +44,17 @@ def fix_shapes(network: OnnxNetwork, shapes: Mapping[str, Sequence[int]] | None)
         output.type.tensor_type.ClearField("shape")
 
 
+def sizes_of(name: str, shape: Sequence[int]) -> list[int]:
+    """What ``shapes`` says of the input ``name``, as integers."""
+    try:
+        return [operator.index(size) for size in shape]
+    except TypeError:
+        raise InputError(
+            f"expected one integer per dimension for shapes[{name!r}], got {shape!r}; give every "
+            "size"
+        ) from None
+
+
 def _set_shape(value: onnx.ValueInfoProto, wanted: list[int], bound: dict[str, int]) -> None:
     """Write ``wanted`` into ``value`` and note which named dimensions it fixes."""
     tensor = value.type.tensor_type
@@ -53,9 +65,16 @@ def _set_shape(value: onnx.ValueInfoProto, wanted: list[int], bound: dict[str, i
                 f"expected {len(given)} dimensions for shapes[{value.name!r}], got {wanted}; "
                 f"the model says {describe_shape(value)}"
             )
-        for dim, size in zip(given, wanted, strict=True):
+        for index, (dim, size) in enumerate(zip(given, wanted, strict=True)):
+            fixed = dim.dim_value if dim.HasField("dim_value") else bound.get(dim.dim_param, size)
+            if size != fixed:
+                other = f" and {dim.dim_param} is {fixed} elsewhere" if dim.dim_param else ""
+                raise InputError(
+                    f"expected {fixed} for dimension {index} of shapes[{value.name!r}], got "
+                    f"{size}; the model says {describe_shape(value)}{other}"
+                )
             if dim.dim_param:
-                bound.setdefault(dim.dim_param, size)
+                bound[dim.dim_param] = size
     if any(size < 0 for size in wanted):
         raise InputError(
             f"expected sizes of at least 0 for shapes[{value.name!r}], got {wanted}; give every "

@@ -11,6 +11,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.errors import InputError, ModelError, UnsupportedError
+from tvm_stretch.frontend.onnx_shapes import sizes_of
 
 
 def read_relax(
@@ -57,6 +58,7 @@ def _bind_dimensions(
                 f"expected one of the inputs {sorted(by_name)} for shapes, got {name!r}; "
                 "use a name of the model"
             )
+        wanted = sizes_of(name, wanted)
         given = _dimensions(by_name[name])
         if given is None or len(given) != len(wanted):
             raise InputError(
@@ -64,11 +66,11 @@ def _bind_dimensions(
                 f"{list(wanted)}; "
                 "give one size per dimension"
             )
-        for dim, size in zip(given, wanted, strict=True):
+        for index, (dim, size) in enumerate(zip(given, wanted, strict=True)):
             fixed = int(dim) if isinstance(dim, tvm.tirx.IntImm) else bound.get(dim, int(size))
             if fixed != int(size) or int(size) < 0:
                 raise InputError(
-                    f"expected {fixed} for a dimension of shapes[{name!r}], got {size}; "
+                    f"expected {fixed} for dimension {index} of shapes[{name!r}], got {size}; "
                     f"the model says {by_name[name].ty}"
                 )
             if not isinstance(dim, tvm.tirx.IntImm):
