@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import tvm
-from fake_targets import TARGET, fake_processor
+from cpu_targets import cpu_of
+from fake_targets import fake_processor
 from relax_helpers import random_const
 from tvm import relax
 from tvm_stretch.targets.cpu import cpu_processor
@@ -16,17 +17,26 @@ from tvm_stretch.cost.analytic import SPEEDS, AnalyticModel
 from tvm_stretch.frontend import load_network
 from tvm_stretch.search.costs import Costs
 
-HOST = cpu_processor(TARGET, 1)
+_USUAL_LANES = 8
 
 
 def costs(
-    *speeds: float, meeting: int = 2_000, refuse: Mapping[int, object] | None = None
+    *speeds: float,
+    meeting: int = 2_000,
+    refuse: Mapping[int, object] | None = None,
+    lanes: int = _USUAL_LANES,
 ) -> Costs:
-    """Processors of these speeds, the CPU's typical one being 1."""
+    """Processors of these speeds, the CPU's typical one being 1, with vectors of so many lanes.
+
+    Wider vectors have slower clocks: arithmetic takes as long on all of them, and stays as long
+    compared with memory.
+    """
     refuse = refuse or {}
     processors: list[Processor] = []
     for place in range(len(speeds)):
-        processor = HOST if place == 0 else fake_processor(f"p{place}")
+        target = cpu_of(lanes)
+        host = cpu_processor(target, 1)
+        processor = fake_processor(f"p{place}", target=target) if place else host
         if place in refuse:
             processor = dataclasses.replace(processor, rules=(), refuse=refuse[place])
         processors.append(processor)
@@ -35,7 +45,7 @@ def costs(
         p.name: AnalyticModel(
             dataclasses.replace(
                 base,
-                cycles_per_ns=base.cycles_per_ns * speed,
+                cycles_per_ns=base.cycles_per_ns * speed * _USUAL_LANES / lanes,
                 bytes_per_ns=base.bytes_per_ns * speed,
             )
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fake_targets import TARGET, fake_processor
+from cpu_targets import ALL_LANES, TARGET, host_of
+from fake_targets import fake_processor
 from relax_helpers import module
 from tvm import relax
 from tvm_stretch.targets.cpu import cpu_processor
@@ -18,14 +19,18 @@ from tvm_stretch.plan.plan import Plan
 HOST = cpu_processor(TARGET, 1)
 
 
-def network(size: int) -> object:
+def network(size: int, channels: int = 16) -> object:
     """A residual block, a strided convolution and a pooling between two convolutions."""
     dice = np.random.default_rng(0)
 
+    def random_weight(kernel: int) -> relax.Expr:
+        shape = (channels, channels, kernel, kernel)
+        return relax.const(dice.standard_normal(shape).astype("float32") / 8)
+
     def conv(x: relax.Expr, kernel: int, stride: int = 1) -> relax.Expr:
-        weight = relax.const(dice.standard_normal((16, 16, kernel, kernel)).astype("float32") / 8)
         padding = kernel // 2
-        return relax.op.nn.relu(relax.op.nn.conv2d(x, weight, strides=stride, padding=padding))
+        call = relax.op.nn.conv2d(x, random_weight(kernel), strides=stride, padding=padding)
+        return relax.op.nn.relu(call)
 
     def body(x: relax.Expr) -> relax.Expr:
         x = conv(x, 1)
@@ -33,17 +38,20 @@ def network(size: int) -> object:
         x = relax.op.nn.max_pool2d(conv(x, 3, 2), (3, 3), (1, 1), padding=(1, 1))
         return conv(conv(x, 1), 3)
 
-    return load_network(module(body, (1, 16, size, size)))
+    return load_network(module(body, (1, channels, size, size)))
 
 
+@pytest.mark.parametrize("lanes", ALL_LANES)
 @pytest.mark.parametrize(
     ("size", "ratios"), [(16, (1, 1)), (32, (3, 1)), (32, (1, 2, 1)), (24, (0, 1, 1))]
 )
-def test_bands_of_several_processors(size: int, ratios: tuple[int, ...]) -> None:
-    mod = network(size)
+def test_bands_of_several_processors(size: int, ratios: tuple[int, ...], lanes: int) -> None:
+    """Of two blocks of channels, or a band would be dense memory, and no view at all."""
+    host, channels = host_of(lanes), 2 * lanes
+    mod = network(size, channels)
     names = [op.name for op in Operators(mod["main"])]
     start, end = names[1], names[-3]
-    devices = [fake_processor(f"fake{i}") for i in range(len(ratios) - 1)]
+    devices = [fake_processor(f"fake{i}", target=host.target) for i in range(len(ratios) - 1)]
     split = {"by": "rows", "start": start, "end": end, "ratios": list(ratios)}
     plan = Plan.read(
         {
@@ -53,7 +61,7 @@ def test_bands_of_several_processors(size: int, ratios: tuple[int, ...]) -> None
             "splits": [split],
         }
     )
-    model = ts.compile(mod, [HOST, *devices], plan=plan)
+    model = ts.compile(mod, [host, *devices], plan=plan)
     graph = model.graph
     assert COPY_KERNEL not in {node.kernel for node in graph.nodes}
     assert not any("slice" in node.kernel or "concat" in node.kernel for node in graph.nodes)

@@ -40,6 +40,9 @@ def host() -> Processor:
     return cpu_processor(TARGET, 1)
 
 
+BLOCKED = blocked_layout(host())
+
+
 def network(size: int = 6, channels: int = 16) -> tvm.IRModule:
     """conv2d, relu."""
     weight = random_const(channels, channels, 3, 3)
@@ -50,7 +53,7 @@ def network(size: int = 6, channels: int = 16) -> tvm.IRModule:
     return load_network(module(body, (1, channels, size, size)))
 
 
-def class_of(mod: tvm.IRModule, operator: str, layout: str = "NCHW8c") -> str:
+def class_of(mod: tvm.IRModule, operator: str, layout: str = BLOCKED) -> str:
     return in_layout(operator_class(Calls(mod["main"]).calls[operator]), layout)
 
 
@@ -114,7 +117,7 @@ def test_what_computes_wrongly_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     calls = Calls(network()["main"]).calls
     careful = verdicts.apply(npu)
     reason = str(careful.why_not(calls["relu"]))
-    assert reason.startswith("probe: result: differs") and reason.endswith("(NCHW8c)")
+    assert reason.startswith("probe: result: differs") and reason.endswith(f"({BLOCKED})")
     assert careful.why_not(calls["conv2d"]) is None
     monkeypatch.undo()
     again = probe(npu, network(), cache=tmp_path / "npu.json", cpu_threads=1)
@@ -195,7 +198,7 @@ def test_compile_believes_the_verdicts_in_the_cache(folder: Path) -> None:
     Verdicts(fingerprint(npu), found).write(verdicts_path(folder, npu))
     careful = ts.compile(mod, targets, plan=everything_on_npu, cpu_threads=1)
     assert careful.plan.processor_of() == {"conv2d": "npu", "relu": "cpu"}
-    assert "npu  relu  probe: result: differs (NCHW8c)" in careful.plan.explain()
+    assert f"npu  relu  probe: result: differs ({BLOCKED})" in careful.plan.explain()
     with pytest.raises(UnsupportedError, match=r"relu on npu: probe: result: differs"):
         ts.compile(mod, targets, plan=json.loads(model.plan.to_json()), cpu_threads=1)
     decided = ts.compile(mod, targets, cpu_threads=1)

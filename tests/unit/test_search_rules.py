@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from cpu_targets import ALL_LANES
 from hypothesis import given
 from hypothesis import strategies as st
 from search_helpers import costs, emit
@@ -42,8 +43,8 @@ def test_equation_6(total: int, speeds: dict[int, float]) -> None:
         assert number > exact - 1 or len(speeds) > 2
 
 
-def network(meeting: int, *speeds: float) -> tuple[Network, Splitting, Options]:
-    given_costs = costs(*speeds, meeting=meeting)
+def network(meeting: int, *speeds: float, lanes: int = 8) -> tuple[Network, Splitting, Options]:
+    given_costs = costs(*speeds, meeting=meeting, lanes=lanes)
     found = Network(emit(["conv", "residual", "conv"], size=28, channels=64), given_costs.kernels)
     return found, Splitting(found, given_costs), Options(found, given_costs)
 
@@ -65,9 +66,10 @@ def test_the_papers_alpha_shares_fewer_layers() -> None:
     assert strict < loose
 
 
-def test_no_straggler_among_the_options() -> None:
+@pytest.mark.parametrize("lanes", ALL_LANES)
+def test_no_straggler_among_the_options(lanes: int) -> None:
     """No branch takes longer than the best processor takes for the whole segment."""
-    found, splitting, _ = network(1_000, 1.0, 0.25)
+    found, splitting, _ = network(1_000, 1.0, 0.5, lanes=lanes)
     options = [o for p in found.pieces for o in (*splitting.rows([p]), *splitting.channels(p))]
     assert options
     for option in options:
@@ -78,8 +80,9 @@ def test_no_straggler_among_the_options() -> None:
             assert sum(s.ns for s in option.steps if s.place == place) <= 1.01 * alone
 
 
-def test_ratios_follow_the_speeds() -> None:
-    found, splitting, _ = network(1_000, 1.0, 3.0)
+@pytest.mark.parametrize("lanes", ALL_LANES)
+def test_ratios_follow_the_speeds(lanes: int) -> None:
+    found, splitting, _ = network(1_000, 1.0, 3.0, lanes=lanes)
     for piece in found.pieces:
         for option in splitting.rows([piece]):
             (split,) = option.splits

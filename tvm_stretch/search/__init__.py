@@ -94,14 +94,17 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1) -> Found:
     notes = _unlike_measured(network, costs)
     shares, chosen = chains.best(splits=False), chains.best()
     ranking = [shares] if chosen.options == shares.options else [shares, chosen]
-    if chosen.ns < _CLEARLY_LESS[costs.trusted] * shares.ns:
+    clearly_less = _CLEARLY_LESS[costs.trusted]
+    if chosen.ns < clearly_less * shares.ns:
         ranking.reverse()
         most = most if costs.trusted else 2
     for chain in ranking:
         what = _describe(chain.options)
+        # Worked out, shares cost more: Winograd's tiles of all channels are read by each of them.
+        disappointing = bool(rivals) and chain.ns < clearly_less * rivals[0].ns
         if not any(option.uses_several for option in chain.options) and ranked:
             notes.append("no way to use several processors is predicted to be faster")
-        elif chain.ns > limit or len(rivals) == most:
+        elif chain.ns > limit or (len(rivals) == most and not disappointing):
             notes.append(_predicted(what, chain.ns))
         else:
             rival = realise(network, costs, chain.options, what)
@@ -109,9 +112,13 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1) -> Found:
                 notes.append(f"{what}: a part is refused, {rival}")
             else:
                 rivals.append(rival)
+    if len(rivals) > 1 and rivals[1].ns < clearly_less * rivals[0].ns:
+        rivals.reverse()
+        most = most if costs.trusted else 2
+    notes += [_predicted(rival.what, rival.ns) for rival in rivals[most:]]
     if not ranked and not rivals:
         rivals.append(_plain(network, costs, chains))
-    return Found(tuple(ranked), tuple(rivals), tuple(dict.fromkeys(notes)))
+    return Found(tuple(ranked), tuple(rivals[:most]), tuple(dict.fromkeys(notes)))
 
 
 def _learn(network: Network, costs: Costs) -> None:
