@@ -1,0 +1,44 @@
+"""The CPUs that tests compile for, by float lanes of a vector: NEON, AVX2, AVX-512.
+
+Nothing here is optimised by LLVM: its time is most of a compile, and few tests are about speed.
+"""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+import tvm
+from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.processor import Processor
+
+QUICK = {"kind": "llvm", "opt-level": 0}
+"""This machine's CPU."""
+
+TARGET = tvm.target.Target(QUICK)
+
+_X86 = {**QUICK, "mtriple": "x86_64-linux-gnu"}
+_CPUS = {
+    4: {**QUICK, "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a76"},
+    8: {**_X86, "mcpu": "haswell"},
+    16: {**_X86, "mcpu": "skylake-avx512"},
+}
+_SSE = {**_X86, "mcpu": "x86-64"}
+ALL_LANES = tuple(_CPUS)
+
+_HERE = cpu_processor(TARGET, 1).machine.lanes
+_IS_X86 = platform.machine() == "x86_64"
+
+
+def cpu_of(lanes: int) -> tvm.target.Target:
+    """A CPU with vectors of so many float32, for plans and code: it need not be this machine's."""
+    return tvm.target.Target(_CPUS[lanes])
+
+
+def host_of(lanes: int) -> Processor:
+    """Such a CPU whose kernels run here; the test is skipped where that cannot be."""
+    if lanes == _HERE:
+        return cpu_processor(TARGET, 1)
+    if not _IS_X86 or lanes > _HERE:
+        pytest.skip(f"this machine has no vectors of {lanes} float32")
+    return cpu_processor(cpu_of(lanes) if lanes > 4 else tvm.target.Target(_SSE), 1)
