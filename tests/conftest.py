@@ -13,7 +13,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # PoCL has a cache of its own, and takes half a second a kernel to fill ours.
 os.environ.setdefault("TVM_STRETCH_CACHE_DIR", "")
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+_FULL_SECONDS = 3600
+"""Limit of a test that only `make test-full` runs."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests have a time limit too, only a larger one."""
+    for item in items:
+        if item.get_closest_marker("full") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_FULL_SECONDS))
+
 
 # A compile takes longer than Hypothesis expects of an example.
 _slow = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}

@@ -26,7 +26,8 @@ _CPUS = {
 _SSE = {**_X86, "mcpu": "x86-64"}
 ALL_LANES = tuple(_CPUS)
 
-_HERE = cpu_processor(TARGET, 1).machine.lanes
+HERE = cpu_processor(TARGET, 1).machine.lanes
+"""What this machine has."""
 _IS_X86 = platform.machine() == "x86_64"
 
 
@@ -37,8 +38,8 @@ def cpu_of(lanes: int) -> tvm.target.Target:
 
 def host_of(lanes: int) -> Processor:
     """Such a CPU whose kernels run here; the test is skipped where that cannot be."""
-    if lanes == _HERE:
+    if lanes == HERE:
         return cpu_processor(TARGET, 1)
-    if not _IS_X86 or lanes > _HERE:
+    if not _IS_X86 or lanes > HERE:
         pytest.skip(f"this machine has no vectors of {lanes} float32")
     return cpu_processor(cpu_of(lanes) if lanes > 4 else tvm.target.Target(_SSE), 1)

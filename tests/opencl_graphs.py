@@ -15,6 +15,7 @@ from functools import cache
 
 import numpy as np
 import tvm
+from cpu_targets import TARGET
 from hypothesis import strategies as st
 from tvm import te
 
@@ -130,7 +131,7 @@ def cpu_kernels(size: int, rounds: int = 1) -> tvm.runtime.Module:
         dtype="float32",
     )
     functions["hook"] = te.create_prim_func([a, hook]).with_attr("global_symbol", "hook")
-    return tvm.tirx.build(tvm.IRModule(functions), target="llvm")
+    return tvm.tirx.build(tvm.IRModule(functions), target=TARGET)
 
 
 def expected(steps: Sequence[Step], x: np.ndarray, w: np.ndarray, rounds: int = 1) -> np.ndarray:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import tvm
+from cpu_targets import TARGET
 from tvm import relax, topi
 
 from tvm_stretch.build.assemble import build_model
@@ -21,7 +22,7 @@ def build(
     **options: object,
 ) -> Model:
     """A model of the function that `emit` writes."""
-    return build_model(kernel_ir(emit, inputs), tvm.target.Target("llvm"), **options)
+    return build_model(kernel_ir(emit, inputs), TARGET, **options)
 
 
 def kernel_ir(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cpu_targets import TARGET
 from onnx_models import random_inputs, run_onnxruntime
 from tvm_stretch.passes.branch_segments import branch_segments
 from tvm_stretch.passes.channel_plan import plan_channel_split
@@ -43,14 +44,14 @@ def check(name: str, size: int, ratios: tuple[float, ...], count: int) -> None:
     branched, _ = branch_segments(mod, splits)
     inputs = random_inputs(model)
     (expected,) = run_onnxruntime(model, inputs)
-    got = ts.compile(branched, targets=["llvm"])(**inputs)
+    got = ts.compile(branched, targets=[TARGET])(**inputs)
     assert np.abs(got - expected).max() <= 1e-3 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize(
     "name, size, ratios, count",
     [
-        ("resnet18", 64, (3, 2), 8),
+        pytest.param("resnet18", 64, (3, 2), 8, marks=pytest.mark.full),
         ("squeezenet1_1", 67, (2, 1, 1), 8),
     ],
 )

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import fresh_process
 import pytest
+from tvm_stretch.targets.opencl_device import local_device
+
+pytestmark = pytest.mark.skipif(local_device() is None, reason="no OpenCL device")
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -33,35 +38,8 @@ def run_chain(**changes):
 """
 
 
-def start(code: str, **environment: str) -> subprocess.Popen[str]:
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("TVM_STRETCH_OPENCL")}
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    return subprocess.Popen(
-        [sys.executable, "-c", PREAMBLE + textwrap.dedent(code)],
-        env={**inherited, "PYTHONPATH": path, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def run(code: str, **environment: str) -> str:
-    process = start(code, **environment)
-    out, err = process.communicate()
-    assert process.returncode == 0, out + err
-    return out.strip()
-
-
-if (
-    run("""
-        try:
-            print(devices()[0]["type"])
-        except RuntimeError:
-            print("none")
-    """)
-    == "none"
-):
-    pytest.skip("no OpenCL device", allow_module_level=True)
+    return fresh_process.run(PREAMBLE + textwrap.dedent(code), **environment)
 
 
 @pytest.mark.parametrize("memory", ["shared", "fine", "mapped", "mirror"])
@@ -99,6 +77,22 @@ def test_no_driver(library: str, match: str) -> None:
     run(EXPECT_ERROR + textwrap.dedent(code), TVM_STRETCH_OPENCL_LIB=library)
 
 
+@pytest.fixture(scope="module")
+def mock_driver(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The library of a driver without a device, built with the given options."""
+    native = TESTS.parent / "tvm_stretch" / "runtime" / "native"
+    source = TESTS / "native" / "mock_opencl.cc"
+
+    @functools.cache
+    def build(*options: str) -> Path:
+        library = tmp_path_factory.mktemp("mock") / "libmock.so"
+        command = ["g++", "-std=c++17", "-O0", "-shared", "-fPIC", f"-I{native}", *options]
+        subprocess.run([*command, source, "-o", library], check=True)
+        return library
+
+    return build
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
 @pytest.mark.parametrize(
     ("device", "options", "match"),
@@ -109,14 +103,9 @@ def test_no_driver(library: str, match: str) -> None:
     ],
 )
 def test_drivers_that_cannot_be_used(
-    tmp_path: Path, device: str, options: list[str], match: str
+    mock_driver: Callable[..., Path], device: str, options: list[str], match: str
 ) -> None:
-    library = tmp_path / "libmock.so"
-    root = TESTS.parent
-    folders = [f"-I{root / 'tvm_stretch' / 'runtime' / 'native'}"]
-    source = root / "tests" / "native" / "mock_opencl.cc"
-    command = ["g++", "-std=c++17", "-O0", "-shared", "-fPIC", *folders, *options, source]
-    subprocess.run([*command, "-o", library], check=True)
+    library = mock_driver(*options)
     code = f"""
         expect_error({match!r})
         expect_error({match!r})
@@ -191,18 +180,20 @@ def test_host_driver_keeps_to_its_cores() -> None:
 
 
 def test_killed_while_it_writes(tmp_path: Path) -> None:
-    code = """
+    writes = """
         print("go", flush=True)
         for i in range(10_000):
             run_chain(source=graphs.SCALE_SOURCE + f"// {i}")
     """
     for delay in (0.1, 0.4):
-        process = start(code, TVM_STRETCH_CACHE_DIR=str(tmp_path))
-        assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep(delay)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        environment = {"TVM_STRETCH_CACHE_DIR": str(tmp_path)}
+        code = PREAMBLE + textwrap.dedent(writes)
+        with fresh_process.start(code, **environment) as process:
+            while "go" not in process.text():
+                time.sleep(0.01)
+            time.sleep(delay)
+            process.kill()
+            assert process.wait()[0] == -signal.SIGKILL, process.text()
     for path in (tmp_path / "opencl").glob("*.bin"):
         entry = path.read_bytes()
         keys, binary = (int.from_bytes(entry[i : i + 8], "little") for i in (8, 16))

@@ -12,6 +12,7 @@ import math
 
 import pytest
 import tvm
+from cpu_targets import TARGET
 from onnx_models import random_inputs, run_onnxruntime
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.opencl import opencl_processor
@@ -28,7 +29,7 @@ from tvm_stretch.plan.regions import form_regions
 
 pytestmark = pytest.mark.skipif(local_device() is None, reason="no OpenCL device")
 
-QUICK = ("squeezenet1_1", "mobilenet_v3_small", "resnet18", "lstm")
+QUICK = ("squeezenet1_1", "lstm")
 SHARED = ("efficientnet_lite0", "regnetx_1_6gf")
 
 
@@ -44,7 +45,7 @@ def compare(
     return model
 
 
-@pytest.mark.parametrize("name", sorted(set(QUICK) & set(zoo.names())))
+@pytest.mark.parametrize("name", QUICK)
 def test_small_input(name: str) -> None:
     model = compare(name, quick_size(name), ["opencl"])
     assert {region.processor for region in model.plan.regions} == {"opencl"}
@@ -64,15 +65,19 @@ def test_published_input(name: str) -> None:
 
 def phone_gpu() -> Processor:
     target = tvm.target.Target({"kind": "opencl", "device": "gpu"})
-    return opencl_processor(target, cpu_processor(tvm.target.Target("llvm"), 1), PHONE_GPU)
+    return opencl_processor(target, cpu_processor(TARGET, 1), PHONE_GPU)
 
 
-@pytest.mark.parametrize("name", ["squeezenet1_1", "mobilenet_v3_small"])
+@pytest.mark.parametrize(
+    "name", ["squeezenet1_1", pytest.param("mobilenet_v3_small", marks=pytest.mark.full)]
+)
 def test_kernels_of_gpus(name: str) -> None:
     compare(name, quick_size(name), [phone_gpu()])
 
 
-@pytest.mark.parametrize("name", ["mobilenet_v3_small"])
+@pytest.mark.parametrize(
+    "name", ["squeezenet1_1", pytest.param("mobilenet_v3_small", marks=pytest.mark.full)]
+)
 def test_the_cpu_takes_over_kernels_of_gpus(name: str) -> None:
     fake_code = tvm.get_global_func("tvm_stretch.create_fake_code")
     useless = dataclasses.replace(phone_gpu(), build=lambda _kernels, _schedule: fake_code("{}"))
@@ -81,9 +86,12 @@ def test_the_cpu_takes_over_kernels_of_gpus(name: str) -> None:
     assert model.lost is not None and "fake" in model.lost
 
 
-@pytest.mark.parametrize("device", [PHONE_GPU, OpenCLDevice("cpu", compute_units=4)])
+@pytest.mark.parametrize(
+    "device",
+    [PHONE_GPU, pytest.param(OpenCLDevice("cpu", compute_units=4), marks=pytest.mark.full)],
+)
 def test_images_of_a_batch_are_computed_at_the_same_time(device: OpenCLDevice) -> None:
-    host = cpu_processor(tvm.target.Target("llvm"), 1)
+    host = cpu_processor(TARGET, 1)
     processor = opencl_processor(tvm.target.Target("opencl"), host, device)
     model = compare("squeezenet1_1", quick_size("squeezenet1_1"), [processor], batch=3)
     code = json.loads(model.module.imports[1].inspect_source("json"))
@@ -117,11 +125,13 @@ def half_of_each_layer(mod: tvm.IRModule, processors: list[Processor]) -> ts.Pla
     return ts.Plan(tuple(names), form_regions(branched.mod["main"], placed), shares=shares)
 
 
-@pytest.mark.parametrize("name", sorted(set(SHARED) & set(zoo.names())))
+@pytest.mark.parametrize(
+    "name", ["squeezenet1_1", *(pytest.param(name, marks=pytest.mark.full) for name in SHARED)]
+)
 def test_layers_shared_with_the_cpu(name: str) -> None:
     onnx_model = zoo.build(name, size=quick_size(name))
-    host = cpu_processor(tvm.target.Target("llvm"), 1)
+    host = cpu_processor(TARGET, 1)
     device = opencl_processor(tvm.target.Target("opencl"), host, find_device())
     plan = half_of_each_layer(load_network(onnx_model), [host, device])
-    model = compare(name, quick_size(name), ["llvm", "opencl"], plan=plan, debug=True)
+    model = compare(name, quick_size(name), [TARGET, "opencl"], plan=plan, debug=True)
     assert {region.processor for region in model.graph.regions} == {0, 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+from cpu_targets import TARGET
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx_models import Net, assert_same, random_inputs, run_onnxruntime
@@ -20,7 +21,7 @@ EPILOGUES = ("none", "relu", "relu6", "hardswish", "sigmoid", "batch_norm", "add
 def check(model: onnx.ModelProto) -> None:
     """Compiled and run, the model answers what ONNX Runtime answers."""
     inputs = random_inputs(model)
-    result = ts.compile(model, targets=["llvm"])(**inputs)
+    result = ts.compile(model, targets=[TARGET])(**inputs)
     outputs = result if isinstance(result, tuple) else (result,)
     assert_same(run_onnxruntime(model, inputs), outputs)
 

@@ -34,6 +34,7 @@ def built(program: str) -> Path:
     return BUILD / program
 
 
+@pytest.mark.timeout(900)  # the first of them builds, the others wait for it
 # The driver without a device (mock_opencl.cc) is a host's CPU first, then GPUs of other memory.
 @pytest.mark.parametrize(
     ("program", "device"),

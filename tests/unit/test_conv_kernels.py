@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 import tvm
+from cpu_targets import TARGET
 from hypothesis import given
 from hypothesis import strategies as st
 from tvm import te, tirx, topi
@@ -33,7 +34,7 @@ MACHINES = [AVX2, NEON, AVX512, SMALL_CACHE]
 
 def run(func: tirx.PrimFunc, *arrays: np.ndarray) -> np.ndarray:
     """Build ``func`` and run it; the last parameter is the output."""
-    library = tvm.tirx.build(func.with_attr("global_symbol", "kernel"), target="llvm")
+    library = tvm.tirx.build(func.with_attr("global_symbol", "kernel"), target=TARGET)
     shape = [int(d) for d in func.params[-1].shape]
     out = tvm.runtime.empty(shape, "float32")
     library["kernel"](*[tvm.runtime.tensor(a) for a in arrays], out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tvm
 from cost_kernels import DEVICE, pretended, some_convs
+from cpu_targets import TARGET
 from fake_targets import fake_processor
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +28,7 @@ from tvm_stretch.cost.features import TransferFeatures
 from tvm_stretch.cost.model import load_cost_model, train
 from tvm_stretch.cost.planning import trained_costs
 from tvm_stretch.errors import CostModelError, InputError
+from tvm_stretch.measuring import transfers
 from tvm_stretch.measuring.bench import Bench
 from tvm_stretch.measuring.dataset import Dataset, Row
 from tvm_stretch.measuring.measure import Campaign, measure, open_dataset
@@ -174,7 +176,7 @@ def test_damaged_line_in_the_middle(tmp_path: Path) -> None:
 
 
 def host() -> Processor:
-    return cpu_processor(tvm.target.Target("llvm"), 1)
+    return cpu_processor(TARGET, 1)
 
 
 @given(st.integers(0, 10**6))
@@ -321,9 +323,27 @@ def test_handovers_and_slowdown(session: tvm.rpc.RPCSession | None) -> None:
     pairs = {(r.features.in_bytes, r.features.from_processor) for r in rows}  # type: ignore[attr-defined]
     assert pairs == {(64, 0), (64, 1), (1024, 0), (1024, 1)}
     assert all(row.nanoseconds > 0 for row in rows)
-    assert 1 <= measure_slowdown(host(), other, timed, runs=3) < 10
     with pytest.raises(InputError, match="multiple of 64 bytes"):
         measure_transfers(host(), other, timed, sizes=(63,))
+
+
+@pytest.mark.parametrize(
+    ("together", "alone", "slowdown"),
+    [(150, (200, 180), 1.5), (150, (180, 200), 1.5), (90, (200, 180), 1.0)],
+)
+def test_slowdown_is_told_from_whole_runs(
+    together: int, alone: tuple[int, int], slowdown: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of all that the slower one does alone is what both would take at best."""
+    monkeypatch.setattr(transfers, "_LAYERS", ((32, 1), (32, 2)))
+    nanoseconds = iter((together, *alone))
+
+    def scripted(_model: object) -> Callable[[], int]:
+        always = next(nanoseconds)
+        return lambda: always
+
+    found = measure_slowdown(host(), fake_processor("npu"), scripted, runs=3)
+    assert found == slowdown
 
 
 def test_planning_finds_what_measuring_left(

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import tvm
+from cpu_targets import TARGET
 from tvm import te, tirx, topi
 from tvm_stretch.passes.expand_math import ExpandMath
 
@@ -27,7 +28,7 @@ def elementwise(name: str, count: int, dtype: str = "float32") -> tvm.IRModule:
 
 def evaluate(mod: tvm.IRModule, values: np.ndarray) -> np.ndarray:
     out = tvm.runtime.empty(values.shape, str(values.dtype))
-    tvm.tirx.build(mod, target="llvm")["main"](tvm.runtime.tensor(values), out)
+    tvm.tirx.build(mod, target=TARGET)["main"](tvm.runtime.tensor(values), out)
     return out.numpy()
 
 

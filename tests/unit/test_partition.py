@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 import tvm
+from cpu_targets import TARGET
 from hypothesis import given
 from hypothesis import strategies as st
 from random_networks import networks, plans
@@ -25,8 +26,6 @@ from tvm_stretch.targets.processor import Processor
 
 from tvm_stretch.errors import PlanError, UnsupportedError
 from tvm_stretch.plan.plan import Plan, PlannedRegion
-
-TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
 
 
 def processor(name: str, **changes: object) -> Processor:

@@ -111,7 +111,7 @@ def test_choices_travel_with_the_artifact(tmp_path: Path) -> None:
     assert Plan.read(tmp_path / "plan.json").to_json() == text
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     size=st.integers(5, 14),
     stride=st.integers(1, 2),
@@ -272,7 +272,7 @@ JUNK = st.one_of(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_any_edit_fits_or_is_refused(written: str, data: st.DataObject) -> None:
     """Anywhere in the file: a value replaced or removed gives an error of ours, or the numbers."""

@@ -323,13 +323,13 @@ def test_random_networks(layers, ratios, first, block):
     [
         ("resnet18", 9, "repeat"),
         pytest.param("resnet50", 17, "split", marks=pytest.mark.full),
-        ("regnetx_1_6gf", 19, "repeat"),
+        pytest.param("regnetx_1_6gf", 19, "repeat", marks=pytest.mark.full),
         ("mobilenet_v3_small", 25, "repeat"),
     ],
 )
 def test_networks(name: str, count: int, first):
     """Every segment but pools and the classifier in two shares."""
-    mod = load_network(zoo.build(name, size=64))
+    mod = load_network(zoo.build(name, size=32))
     operators, splits = Operators(mod["main"]), []
     for segment in detect_meeting_points(operators).segments:
         ends = segment.start.tensor, segment.end.tensor
