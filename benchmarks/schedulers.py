@@ -31,6 +31,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import tvm
 from tvm_stretch.targets.processors import make_processors
 
 from tvm_stretch import zoo
@@ -101,14 +102,15 @@ def host_costs() -> Costs:
     return planning_costs(processors)
 
 
-def host_problem(graph: OperatorGraph, costs: Costs) -> Problem:
+def host_problem(mod: tvm.IRModule, costs: Costs) -> Problem:
     """The problem of a network on this machine."""
-    costs.learn(graph.groups)
+    graph = costs.kernels.lower(mod)
+    costs.ask_for(graph.groups)
     places = range(len(costs.processors))
     names = [processor.name for processor in costs.processors]
 
     def nanoseconds(group: Group) -> list[int | None]:
-        return [costs.of(group, place) for place in places]
+        return [costs.whole(group, place) for place in places]
 
     launch = [costs.start(place) for place in places]
     return problem_of(graph, names, nanoseconds, costs.transfers(), launch=launch, splittable=True)
@@ -175,10 +177,10 @@ def problems(wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Problem
     found = {}
     for network in dict.fromkeys(network for network, _ in wanted):
         mod = load_network(zoo.build(network), None)
-        graph = OperatorGraph.of(mod, fuse=False)
+        graph = OperatorGraph(mod["main"])
         for key in (key for key in wanted if key[0] == network):
             if key[1] == "host" and host is not None:
-                found[key] = host_problem(OperatorGraph.of(mod), replace(host))
+                found[key] = host_problem(mod, replace(host))
             else:
                 found[key] = synthetic_problem(graph, key[1])
     return found

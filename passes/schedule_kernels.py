@@ -6,8 +6,6 @@ for n, o, y, x, lane, ic in T.grid(...): conv2d block, bias block, relu block
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import tvm
 from tvm import tirx
 from tvm_stretch.targets.kernels.machine import VectorMachine
@@ -20,7 +18,7 @@ class ScheduleKernels:
 
     def __init__(self, machine: VectorMachine) -> None:
         self.machine = machine
-        self.cache_key = f"ScheduleKernels {replace(machine, rank=None)}"
+        self.cache_key = f"ScheduleKernels {machine}"
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Replace the PrimFuncs; Relax functions stay."""

@@ -43,6 +43,36 @@ def part_name(name: str, part: int) -> str:
     return f"{name}.p{part}"
 
 
+def can_be_shared(call: relax.Call) -> bool:
+    """Whether shares of its output channels can be given: dense, with constant weights."""
+    if not isinstance(call.op, Op):
+        return False
+    if call.op.name == "relax.nn.conv2d":
+        return _is_plain_conv(call) and int(call.attrs.groups) == 1
+    is_dense = call.op.name == "relax.matmul" and isinstance(call.args[1], GenericConst)
+    return is_dense and len(shape_of(call.args[0])) == len(shape_of(call)) == 2
+
+
+def kept_widths(call: relax.Call, widths: Widths) -> Widths | None:
+    """Channels of each part of an operator whose first operand in parts has these.
+
+    None where it reads all channels, so that its operands have to be put together.
+    """
+    name = call.op.name.removeprefix("relax.") if isinstance(call.op, Op) else ""
+    if name == "nn.conv2d" and _is_plain_conv(call) and int(call.attrs.groups) > 1:
+        out_channels, in_group, *_ = shape_of(call.args[1])
+        if any(width % in_group for width in widths):
+            return None
+        out_group = out_channels // int(call.attrs.groups)
+        return tuple(width // in_group * out_group for width in widths)
+    if name in UNARY or name in ("nn.max_pool2d", "nn.avg_pool2d"):
+        return widths
+    if name == "mean" and _keeps_channels(call):
+        return widths
+    shape = shape_of(call) if name in BINARY else []
+    return widths if len(shape) > 1 and sum(widths) == shape[1] else None
+
+
 @dataclass
 class _Value:
     """A tensor of the network: whole, in parts of channels, or both.
@@ -196,26 +226,18 @@ class _Splitter:
         if not isinstance(call.op, Op) or not isinstance(call.ty, relax.TensorType):
             return None
         name = call.op.name.removeprefix("relax.")
-        if name == "nn.conv2d" and _is_plain_conv(call):
-            return self._conv2d(var, call)
-        if name == "matmul" and var.name in self.shares:
-            return self._dense(var, call)
-        if name in UNARY or name in ("nn.max_pool2d", "nn.avg_pool2d"):
-            return self._channelwise(call)
-        if name == "mean" and _keeps_channels(call):
-            return self._channelwise(call)
-        if name in BINARY:
-            return self._binary(call)
-        return None
-
-    def _conv2d(self, var: relax.Var, call: relax.Call) -> _Parts | None:
-        data, weight = call.args
-        groups = int(call.attrs.groups)
-        if groups > 1:
-            return self._grouped(call, groups)
-        widths = self.shares.get(var.name)
-        if widths is None:
+        if var.name in self.shares and can_be_shared(call):
+            return self._conv2d(var, call) if name == "nn.conv2d" else self._dense(var, call)
+        widths = next((w for arg in call.args if (w := self._widths(arg))), ())
+        if not widths or kept_widths(call, widths) is None:
             return None
+        if name == "nn.conv2d":
+            return self._grouped(call)
+        return self._binary(call, widths) if name in BINARY else self._channelwise(call)
+
+    def _conv2d(self, var: relax.Var, call: relax.Call) -> _Parts:
+        data, weight = call.args
+        widths = self.shares[var.name]
         _check_shares(var.name, widths, shape_of(weight)[0])
         self.cut.add(var.name)
         whole, array = self._whole(data), weight.value.numpy()
@@ -224,14 +246,12 @@ class _Splitter:
             for begin, end in _ranges(widths)
         ]
 
-    def _grouped(self, call: relax.Call, groups: int) -> _Parts | None:
+    def _grouped(self, call: relax.Call) -> _Parts:
         """Whole groups go with the channels that they read."""
         data, weight = call.args
         widths = self._widths(data)
         out_channels, in_group, *_ = shape_of(weight)
-        if not widths or any(width % in_group for width in widths):
-            return None
-        array, out_group = weight.value.numpy(), out_channels // groups
+        array, out_group = weight.value.numpy(), out_channels // int(call.attrs.groups)
         parts: list[relax.Expr] = []
         for part, (begin, end) in zip(self.values[data].parts, _ranges(widths), strict=True):
             first, last = begin // in_group, end // in_group
@@ -239,10 +259,8 @@ class _Splitter:
             parts.append(conv2d_like(call, [part, own], groups=last - first))
         return widths, parts
 
-    def _dense(self, var: relax.Var, call: relax.Call) -> _Parts | None:
+    def _dense(self, var: relax.Var, call: relax.Call) -> _Parts:
         data, weight = call.args
-        if not isinstance(weight, GenericConst) or len(shape_of(data)) != 2:
-            return None
         widths = self.shares[var.name]
         _check_shares(var.name, widths, shape_of(weight)[1])
         self.cut.add(var.name)
@@ -252,21 +270,15 @@ class _Splitter:
             for begin, end in _ranges(widths)
         ]
 
-    def _channelwise(self, call: relax.Call) -> _Parts | None:
-        widths = self._widths(call.args[0])
-        if not widths:
-            return None
-        return widths, [
+    def _channelwise(self, call: relax.Call) -> _Parts:
+        return self._widths(call.args[0]), [
             relax.Call(call.op, [part, *call.args[1:]], call.attrs, call.ty_args)
             for part in self.values[call.args[0]].parts
         ]
 
-    def _binary(self, call: relax.Call) -> _Parts | None:
+    def _binary(self, call: relax.Call, widths: Widths) -> _Parts | None:
         """Both operands in the parts of the first that is in parts."""
-        widths = next((w for arg in call.args if (w := self._widths(arg))), ())
         shape = tuple(shape_of(call))
-        if not widths or sum(widths) != shape[1]:
-            return None
         operands = []
         for arg in call.args:
             parts = self._operand(arg, widths, shape)

@@ -16,11 +16,11 @@ from tvm_stretch.targets.processor import Processor
 
 import tvm_stretch as ts
 from tvm_stretch import zoo
+from tvm_stretch.build.kernels import kernels_alone
 from tvm_stretch.cost.analytic import AnalyticModel
-from tvm_stretch.cost.groups import group_costs
 from tvm_stretch.errors import ScheduleError
 from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operator_graph import Group, OperatorGraph
+from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.regions import form_regions
 from tvm_stretch.runtime.autoload import load_native_library
@@ -45,19 +45,19 @@ def section(title: str) -> None:
 
 
 section("1. The problem")
-# An operator graph holds kernels as the lowering will fuse them.  `problem()` asks for what each of
-# them costs on each processor, in whole nanoseconds, None where it is not supported.
+# The compiler says which kernels the network becomes, in groups of operators that run together.
+# `problem_of` asks for what each group costs on each processor, in whole nanoseconds, None where it
+# is not supported.
 onnx_model = zoo.build("squeezenet1_1", size=96)
 network = load_network(onnx_model)
-graph = OperatorGraph.of(network)
 cpu = cpu_processor(tvm.target.Target("llvm"), threads=1)
-on_cpu = group_costs([cpu], {"cpu": AnalyticModel()})
+kernels = kernels_alone(network, cpu)
+graph, model = kernels.graph, AnalyticModel()
 
 
 def costs(group: Group) -> tuple[int | None, ...]:
     """A CPU, and an accelerator twice as fast that starts every kernel 2 us late and pools not."""
-    (nanoseconds,) = on_cpu(group)
-    assert nanoseconds is not None
+    nanoseconds = sum(p.nanoseconds for p in model.predict_all(kernels.features(group.name)))
     return nanoseconds, None if "pool" in group.anchor.kind else 2_000 + nanoseconds // 2
 
 

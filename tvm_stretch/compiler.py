@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 import tvm
 
 from tvm_stretch.build.pipeline import Observer, build
-from tvm_stretch.cost.choose import with_measured_choices
 from tvm_stretch.cost.verdicts import apply_verdicts
 from tvm_stretch.frontend import load_network
 from tvm_stretch.plan.plan import Plan, PlanLike
@@ -65,18 +64,17 @@ def compile(
     if plan is None:
         targets, absent = drop_absent(targets)
     processors, placeable = apply_verdicts(*make_processors(targets, cpu_threads))
-    tuned = with_measured_choices(processors)  # plans reckon with the analytic choice
     observer = Observer(dump_dir, processors if debug else None)
     mod = load_network(source, shapes)
     observer.see("canonical", mod)
     if plan is not None or len(placeable) == 1:
         requested = None if plan is None else Plan.read(plan)
-        model = build(mod, requested, tuned, placeable, observer, spare=spare)
+        model = build(mod, requested, processors, placeable, observer, spare=spare)
     else:
-        model = _fastest(mod, processors, tuned, placeable, observer)
+        model = _fastest(mod, processors, placeable, observer)
         if spare and len(model.graph.processors) > 1:  # not before: what is measured has to fail
             plan = model.plan
-            model = build(mod, plan, tuned, placeable, observer, spare=True)
+            model = build(mod, plan, processors, placeable, observer, spare=True)
             model = model.with_reason(plan.reason)
     return model.with_reason(_join(model.plan.reason, absent)) if absent else model
 
@@ -84,18 +82,16 @@ def compile(
 def _fastest(
     mod: tvm.IRModule,
     processors: Sequence[Processor],
-    tuned: Sequence[Processor],
     placeable: Sequence[Processor],
     observer: Observer,
 ) -> Model:
-    """The winner of `decide`, compiled for the tuned processors.
-
-    If a device fails meanwhile: what the CPU makes of the network.
-    """
+    """The winner of `decide`; if a device fails meanwhile, what the CPU makes of the network."""
 
     def built(candidate: Candidate) -> Model:
-        plan, branched = candidate.plan, candidate.branched
-        return build(mod, plan, tuned, placeable, observer, branched)
+        lowered = None if candidate.level is None else candidate.level.mod
+        return build(
+            mod, candidate.plan, processors, placeable, observer, candidate.branched, lowered
+        )
 
     try:
         return decide(mod, processors, placeable, built)

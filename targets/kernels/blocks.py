@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, replace
 
 import numpy as np
 from tvm import relax, te, tirx
 from tvm.ir import Expr, GenericConst
 
-from .choose import ConvShape, choose_measured
+from .choose import ConvShape, choose_conv
 from .conv import ConvConfig, conv_compute, pack_weight
 from .fused import ANNOTATION
 from .machine import VectorMachine
@@ -29,6 +29,37 @@ Config = ConvConfig | WinogradConfig | WindowConfig
 def annotation(template: str, config: Config) -> dict[str, str]:
     """What a template's block carries: its name and configuration."""
     return {ANNOTATION: json.dumps({"template": template, **asdict(config)})}
+
+
+_MADE: dict[Hashable, tuple[tirx.PrimFunc, relax.TensorType]] = {}
+"""Kernels of this process: making one takes milliseconds, and networks repeat their layers."""
+
+
+def _call(
+    bb: relax.BlockBuilder,
+    name: str,
+    what: Hashable,
+    compute: Callable[..., te.Tensor],
+    *operands: Expr,
+) -> relax.Call:
+    """``compute`` of the operands as a call of a kernel.
+
+    Args:
+        bb: gets the kernel.
+        name: of the kernel.
+        what: decides with the name and the operands' types what is computed.
+        compute: the tensor expression.
+        operands: with static shapes.
+    """
+    types = [(tuple(map(int, op.ty.shape.values)), str(op.ty.dtype)) for op in operands]
+    key = (name, what, *types)
+    if key not in _MADE:
+        inputs = [te.placeholder(op.ty.shape.values, op.ty.dtype.dtype) for op in operands]
+        out = compute(*inputs)
+        kernel = te.create_prim_func([*inputs, out], "int64").without_attr("global_symbol")
+        _MADE[key] = kernel, relax.TensorType(out.shape, out.dtype)
+    kernel, ty = _MADE[key]
+    return relax.call_tir(bb.add_func(kernel, name), list(operands), ty)
 
 
 # --- layouts --------------------------------------------------------------------------------------
@@ -78,7 +109,7 @@ def block(bb: relax.BlockBuilder, data: Expr, shape: Sequence[int], lanes: int) 
 
         return te.compute(out, element, name="block_channels")
 
-    return bb.emit(bb.call_te(convert, data, primfunc_name_hint="block_channels"))
+    return bb.emit(_call(bb, "block_channels", lanes, convert, data))
 
 
 def unblock(bb: relax.BlockBuilder, data: Expr, shape: Sequence[int]) -> relax.Var:
@@ -94,7 +125,7 @@ def unblock(bb: relax.BlockBuilder, data: Expr, shape: Sequence[int]) -> relax.V
 
         return te.compute(tuple(shape), element, name="unblock_channels")
 
-    return bb.emit(bb.call_te(convert, data, primfunc_name_hint="unblock_channels"))
+    return bb.emit(_call(bb, "unblock_channels", tuple(shape), convert, data))
 
 
 def concat(
@@ -122,7 +153,7 @@ def concat(
 
         return te.compute((n, -(-total // lanes), h, w, lanes), element, name="concat_channels")
 
-    return bb.emit(bb.call_te(merge, *parts, primfunc_name_hint="concat_channels"))
+    return bb.emit(_call(bb, "concat_channels", tuple(widths), merge, *parts))
 
 
 # --- operators ------------------------------------------------------------------------------------
@@ -162,37 +193,41 @@ def convolution(
     data_block: int,
 ) -> relax.Var:
     """A convolution with the template that suits it."""
-    if shape.groups > 1 and shape.groups == shape.in_channels == shape.out_channels:
-        return _depthwise(bb, machine, shape, data, weight)
     if _is_strided_pointwise(shape):
         data = _subsample(bb, shape, data)
-        rows, columns = shape.stride
-        size = (-(-shape.in_size[0] // rows), -(-shape.in_size[1] // columns))
-        shape = replace(shape, in_size=size, stride=(1, 1))
-    config = choose_measured(shape, machine, data_block)
+    config = convolution_config(shape, machine, data_block)
+    if isinstance(config, WindowConfig):
+        return _depthwise(bb, config, data, weight)
     if isinstance(config, WinogradConfig):
         packed = _winograd_weight(bb, config, weight)
         return _template(bb, "winograd_conv2d", "winograd", config, winograd_compute, data, packed)
-    packed = bb.call_te(lambda w: pack_weight(config, w), weight, primfunc_name_hint="pack_weight")
+    packed = _call(bb, "pack_weight", config, lambda w: pack_weight(config, w), weight)
     return _template(bb, "conv2d", "conv", config, conv_compute, data, packed)
+
+
+def convolution_config(shape: ConvShape, machine: VectorMachine, data_block: int) -> Config:
+    """The configuration of the kernel that computes a convolution; its pixels may be gathered."""
+    if shape.groups > 1 and shape.groups == shape.in_channels == shape.out_channels:
+        return _depthwise_config(shape, machine)
+    if _is_strided_pointwise(shape):
+        rows, columns = shape.stride
+        size = (-(-shape.in_size[0] // rows), -(-shape.in_size[1] // columns))
+        shape = replace(shape, in_size=size, stride=(1, 1))
+    return choose_conv(shape, machine, data_block)
 
 
 def _winograd_weight(
     bb: relax.BlockBuilder, config: WinogradConfig, weight: GenericConst
 ) -> relax.Call:
     mark = annotation("winograd_weight", config)
-    return bb.call_te(
-        lambda w: transform_weight(config, w, mark), weight, primfunc_name_hint="winograd_weight"
-    )
+    return _call(bb, "winograd_weight", config, lambda w: transform_weight(config, w, mark), weight)
 
 
 def winograd_input(bb: relax.BlockBuilder, config: WinogradConfig, data: Expr) -> relax.Var:
     """The first stage of a Winograd convolution: its planes, an image in blocks of channels."""
     mark = annotation("winograd_input", config)
     return bb.emit(
-        bb.call_te(
-            lambda x: transform_input(config, x, mark), data, primfunc_name_hint="winograd_input"
-        )
+        _call(bb, "winograd_input", config, lambda x: transform_input(config, x, mark), data)
     )
 
 
@@ -217,9 +252,7 @@ def _template(
 ) -> relax.Var:
     """Emit the call of a template's kernel on packed weights."""
     mark = annotation(template, config)
-    call = bb.call_te(
-        lambda x, w: compute(config, x, w, mark), data, bb.emit(packed), primfunc_name_hint=name
-    )
+    call = _call(bb, name, config, lambda x, w: compute(config, x, w, mark), data, bb.emit(packed))
     return bb.emit(call)
 
 
@@ -244,10 +277,10 @@ def _subsample(bb: relax.BlockBuilder, shape: ConvShape, data: Expr) -> relax.Va
 
         return te.compute(size, pixel, name="subsample")
 
-    return bb.emit(bb.call_te(pick, data, primfunc_name_hint="subsample"))
+    return bb.emit(_call(bb, "subsample", shape.stride, pick, data))
 
 
-def depthwise_config(shape: ConvShape, machine: VectorMachine) -> WindowConfig:
+def _depthwise_config(shape: ConvShape, machine: VectorMachine) -> WindowConfig:
     """The window that a depthwise convolution is."""
     return WindowConfig(
         kind="depthwise",
@@ -263,16 +296,9 @@ def depthwise_config(shape: ConvShape, machine: VectorMachine) -> WindowConfig:
 
 
 def _depthwise(
-    bb: relax.BlockBuilder,
-    machine: VectorMachine,
-    shape: ConvShape,
-    data: Expr,
-    weight: GenericConst,
+    bb: relax.BlockBuilder, config: WindowConfig, data: Expr, weight: GenericConst
 ) -> relax.Var:
-    config = depthwise_config(shape, machine)
-    packed = bb.call_te(
-        lambda w: pack_depthwise_weight(config, w), weight, primfunc_name_hint="pack_depthwise"
-    )
+    packed = _call(bb, "pack_depthwise", config, lambda w: pack_depthwise_weight(config, w), weight)
     return _template(bb, "depthwise_conv2d", "window", config, window_compute, data, packed)
 
 
@@ -284,15 +310,17 @@ def dense(
     weight: GenericConst,
 ) -> relax.Var:
     """A matrix product with constant weights (K, N): a pointwise convolution of M pixels."""
-    rows, channels = shape
-    outputs = int(weight.ty.shape.values[1])
-    conv = ConvShape(1, channels, (rows, 1), outputs, (1, 1))
-    config = choose_measured(conv, machine, machine.lanes)
+    conv = dense_shape(shape, int(weight.ty.shape.values[1]))
+    config = choose_conv(conv, machine, machine.lanes)
     assert isinstance(config, ConvConfig)
-    packed = bb.call_te(
-        lambda w: pack_weight(config, _as_oihw(w)), weight, primfunc_name_hint="pack_weight"
-    )
+    packed = _call(bb, "pack_weight", config, lambda w: pack_weight(config, _as_oihw(w)), weight)
     return _template(bb, "dense", "conv", config, conv_compute, data, packed)
+
+
+def dense_shape(data: Sequence[int], outputs: int) -> ConvShape:
+    """The convolution that a matrix product is."""
+    rows, channels = data
+    return ConvShape(1, channels, (rows, 1), outputs, (1, 1))
 
 
 def _as_oihw(weight: te.Tensor) -> te.Tensor:
@@ -305,10 +333,12 @@ def pool(bb: relax.BlockBuilder, machine: VectorMachine, call: relax.Call, data:
     config = pool_config(machine, call)
     mark = annotation("window", config)
     return bb.emit(
-        bb.call_te(
+        _call(
+            bb,
+            f"{config.kind}_pool2d",
+            config,
             lambda x: window_compute(config, x, None, mark),
             data,
-            primfunc_name_hint=f"{config.kind}_pool2d",
         )
     )
 

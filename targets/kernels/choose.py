@@ -2,8 +2,7 @@
 
 The model counts cycles of the inner loop: multiply-adds on two ports, loads on two ports, weights
 that stream from the second-level cache, and the latency that short tiles cannot hide.  It needs no
-measurement, and plans reckon with it; where kernels are made, `VectorMachine.rank` may choose
-another of its best by a measured cost model.
+measurement.
 """
 
 from __future__ import annotations
@@ -44,16 +43,6 @@ def choose_conv(
     if machine.group_items > 1:
         return _for_work_items(shape, machine, data_block)
     return conv_candidates(shape, machine, data_block, 1)[0]
-
-
-@lru_cache(maxsize=4096)
-def choose_measured(
-    shape: ConvShape, machine: VectorMachine, data_block: int
-) -> ConvConfig | WinogradConfig:
-    """As `choose_conv`, but by measurements if the machine has some."""
-    if machine.rank is None or machine.group_items > 1:
-        return choose_conv(shape, machine, data_block)
-    return machine.rank(conv_candidates(shape, machine, data_block), machine)
 
 
 def conv_candidates(

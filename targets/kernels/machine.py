@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -21,8 +19,6 @@ class VectorMachine:
         group_items: work-items of a work-group on a GPU; 1 for a core that runs loops.
         max_group_items: the most work-items that a group may have, on a GPU.
         local_bytes: memory that the work-items of a group share, on a GPU.
-        rank: picks one of several configurations of a convolution by measurements; None leaves it
-            to the model of `choose.py`.
     """
 
     lanes: int
@@ -33,4 +29,3 @@ class VectorMachine:
     group_items: int = 1
     max_group_items: int = 1
     local_bytes: int = 0
-    rank: Callable[[tuple[Any, ...], VectorMachine], Any] | None = None

@@ -6,24 +6,14 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import tvm
 from cost_kernels import DEVICE, conv, pretended, some_convs
 from hypothesis import given
 from hypothesis import strategies as st
-from search_helpers import emit
-from tvm import relax
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.kernels.choose import ConvShape, choose_measured, conv_candidates
-from tvm_stretch.targets.processor import Processor
 
-from tvm_stretch.compiler import compile
-from tvm_stretch.cost import choose
 from tvm_stretch.cost.analytic import SPEEDS, AnalyticModel, default_speed
-from tvm_stretch.cost.choose import with_measured_choice
 from tvm_stretch.cost.features import (
     FAMILIES,
     ConvFeatures,
@@ -33,13 +23,9 @@ from tvm_stretch.cost.features import (
     from_json,
     to_json,
 )
-from tvm_stretch.cost.groups import group_costs, group_features
 from tvm_stretch.cost.model import MeasuredModel, load_cost_model, train
 from tvm_stretch.cost.phases import phases
-from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.errors import CostModelError
-from tvm_stretch.ir.operator_graph import OperatorGraph
-from tvm_stretch.measuring.record import recording
 
 LARGEST_EXACT = 2**24
 
@@ -254,101 +240,3 @@ def test_more_threads_are_faster_in_the_analytic_model() -> None:
     kernel = conv(256, 28, 3)
     one, two = (AnalyticModel(default_speed("cpu", n)).nanoseconds(kernel) for n in (1, 2))
     assert one / 2 < two < one
-
-
-# --- networks -------------------------------------------------------------------------------------
-
-
-def small_network() -> tvm.IRModule:
-    bb = relax.BlockBuilder()
-    dice = np.random.default_rng(0)
-    x = relax.Var("x", relax.TensorType((1, 16, 14, 14), "float32"))
-    with bb.function("main", [x]):
-        with bb.dataflow():
-            y = x
-            for channels, kernel in ((32, 3), (16, 1)):
-                shape = (channels, int(y.ty.shape.values[1]), kernel, kernel)
-                weight = relax.const(dice.standard_normal(shape).astype("float32"))
-                bias = relax.const(np.ones((1, channels, 1, 1), "float32"))
-                y = bb.emit(relax.op.nn.conv2d(y, weight, padding=kernel // 2))
-                y = bb.emit(relax.op.nn.relu(bb.emit(relax.op.add(y, bias))))
-            y = bb.emit_output(bb.emit(relax.op.nn.max_pool2d(y, (2, 2), (2, 2))))
-        bb.emit_func_output(y)
-    return bb.get()
-
-
-def host() -> Processor:
-    return cpu_processor(tvm.target.Target({"kind": "llvm", "mcpu": "znver3"}), 1)
-
-
-def test_operators_promise_the_kernels_that_compiling_gives() -> None:
-    """What the planner thinks of a convolution is what the compiler then makes of it."""
-    from tvm_stretch.frontend import load_network
-
-    processor, kernels = recording(host())
-    compile(small_network(), [processor], cpu_threads=1)
-    compiled = {k.features for k in kernels.values() if k.features.family != "generic"}
-    groups = OperatorGraph.of(load_network(small_network())).groups
-    promised = {f for group in groups for f in group_features(group, processor.machine)}
-    assert {replace(f, in_bytes=0) for f in promised} == {replace(f, in_bytes=0) for f in compiled}
-
-
-def test_group_costs_name_refusals() -> None:
-    from tvm_stretch.frontend import load_network
-
-    refusing = replace(host(), name="npu", rules=(), refuse=lambda _call: "no such operator")
-    models = {"cpu": AnalyticModel(), "npu": AnalyticModel()}
-    cost = group_costs([host(), refusing], models)
-    for group in OperatorGraph.of(load_network(small_network())).groups:
-        ours, theirs = cost(group)
-        assert ours is not None
-        assert ours > 0
-        assert theirs is None
-
-
-# --- measured choice ------------------------------------------------------------------------------
-
-SHAPE = ConvShape(1, 64, (28, 28), 64, (3, 3), (1, 1), (1, 1, 1, 1))
-
-
-class Preference:
-    """A model that finds one tile twice as fast as all others."""
-
-    def __init__(self, liked: int, out_of_range: tuple[str, ...] = ()) -> None:
-        self.liked, self.reasons = liked, out_of_range
-
-    def predict_all(self, kernels: list[Features]) -> list[Prediction]:
-        times = [500 if index == self.liked else 1000 for index in range(len(kernels))]
-        return [Prediction(t, t, t, "measured", self.reasons) for t in times]
-
-
-def chosen(model: object) -> object:
-    processor = with_measured_choice(host(), model)  # type: ignore[arg-type]
-    return choose_measured(SHAPE, processor.machine, 8)
-
-
-def test_the_measured_model_picks_the_tile() -> None:
-    candidates = conv_candidates(SHAPE, host().machine, 8)
-    assert chosen(Preference(3)) == candidates[3]
-    assert choose_measured(SHAPE, host().machine, 8) == candidates[0]
-
-
-def test_compile_takes_the_tile_that_was_measured_to_be_best(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    network = emit(["conv"], size=28, channels=64)
-    x = np.random.default_rng(0).standard_normal((1, 64, 28, 28), dtype="float32")
-    plain = compile(network, ["llvm"], cpu_threads=1)
-    liked = SimpleNamespace(models={"cpu": Preference(3)})
-    monkeypatch.setattr(choose, "trained_costs", lambda processors: liked)
-    tuned = compile(network, ["llvm"], cpu_threads=1)
-    assert {n.kernel for n in tuned.graph.nodes} != {n.kernel for n in plain.graph.nodes}
-    expected, got = (model(x=x) for model in (plain, tuned))
-    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_unknown_and_equal_tiles_change_nothing() -> None:
-    favourite = choose_measured(SHAPE, host().machine, 8)
-    assert chosen(Preference(3, ("far",))) == favourite
-    assert chosen(Preference(99)) == favourite
-    assert chosen(AnalyticModel()) == favourite

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from fake_targets import TARGET
 from tvm.script import ir as I
 from tvm.script import relax as R
+from tvm_stretch.targets.cpu import cpu_processor
 
-import tvm_stretch as ts
-from tvm_stretch import zoo
+from tvm_stretch.build.kernels import kernels_alone
 from tvm_stretch.errors import InputError
-from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operator_graph import OperatorGraph
 from tvm_stretch.plan.regions import form_regions
 from tvm_stretch.scheduling import (
@@ -40,13 +40,16 @@ class Branches:
         return out
 
 
-def groups(mod, **options):
-    graph = OperatorGraph.of(mod, **options)
+def kernels(mod):
+    return kernels_alone(mod, cpu_processor(TARGET, 1))
+
+
+def groups(graph):
     return {g.name: ([op.name for op in g.operators], g.reads) for g in graph.groups}
 
 
 def test_kernels_of_a_function():
-    assert groups(Branches) == {
+    assert groups(kernels(Branches).graph) == {
         "relu": (["conv", "bias", "relu"], ("x", "w", "b")),
         "pool": (["pool"], ("x",)),
         "out": (["gate", "out"], ("relu", "pool")),  # a concat is no kernel
@@ -54,13 +57,13 @@ def test_kernels_of_a_function():
 
 
 def test_one_group_per_operator():
-    found = groups(Branches, fuse=False)
+    found = groups(OperatorGraph(Branches["main"]))
     assert list(found) == ["conv", "bias", "relu", "pool", "gate", "out"]
     assert found["out"] == (["out"], ("relu", "pool", "gate"))
 
 
 def test_figures_of_a_group():
-    group = OperatorGraph.of(Branches).by_name["relu"]
+    group = kernels(Branches).graph.by_name["relu"]
     assert group.bytes == 4 * 8 * 8 * 4
     assert group.read_bytes == 4 * 8 * 8 * 4 + 4 * 4 * 4 + 4 * 4
     assert group.multiply_adds == 4 * 8 * 8 * 4
@@ -84,30 +87,17 @@ class Residual:
 
 
 def test_one_convolution_per_kernel_and_one_result():
-    found = {name: members for name, (members, _) in groups(Residual).items()}
+    found = {name: members for name, (members, _) in groups(kernels(Residual).graph).items()}
     assert found == {
-        "conv": ["conv"],
-        "half": ["conv1", "total", "half"],  # read by kernels that do not meet again
+        "conv1": ["conv1"],
+        "half": ["conv", "total", "half"],  # read by kernels that do not meet again
         "swish": ["moved", "swish"],
         "kept": ["kept"],
     }
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["squeezenet1_0", "mobilenet_v3_small", "efficientnet_lite0", "resnet18"],
-)
-def test_as_many_kernels_as_the_lowering_makes(name):
-    network = zoo.build(name, size=64)
-    graph = OperatorGraph.of(load_network(network, None))
-    nodes = ts.compile(network, cpu_threads=1).graph.nodes
-    # Gathering the pixels of a strided 1x1 convolution is a step of the convolution.
-    kernels = [node.kernel for node in nodes if not node.kernel.startswith("subsample")]
-    assert len(graph.groups) == len(kernels)
-
-
 def test_problem_of_a_graph():
-    graph = OperatorGraph.of(Branches)
+    graph = kernels(Branches).graph
     costs = {"relu": (50, 20), "pool": (10, None), "out": (5, 5)}
     problem = problem_of(graph, ["cpu", "gpu"], costs, [[FREE] * 2] * 2, splittable=True)
     assert [op.name for op in problem.operators] == ["inputs", "relu", "pool", "out", "outputs"]
@@ -126,7 +116,7 @@ def test_problem_of_a_graph():
 
 
 def test_processors_of_operators_by_a_schedule():
-    graph = OperatorGraph.of(Branches)
+    graph = kernels(Branches).graph
     costs = {"relu": (50, 20), "pool": (30, None), "out": (5, 50)}
     result = schedule(problem_of(graph, ["cpu", "gpu"], costs, [[FREE] * 2] * 2))
     placed = processors_of(graph, result)
@@ -138,4 +128,4 @@ def test_processors_of_operators_by_a_schedule():
 
 def test_missing_costs_are_named():
     with pytest.raises(InputError, match=r"kernel out \(sigmoid\)"):
-        problem_of(OperatorGraph.of(Branches), ["cpu"], {"relu": (1,), "pool": (1,)}, [[FREE]])
+        problem_of(kernels(Branches).graph, ["cpu"], {"relu": (1,), "pool": (1,)}, [[FREE]])

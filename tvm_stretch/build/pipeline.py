@@ -35,6 +35,7 @@ def build(
     placeable: Sequence[Processor],
     observer: Observer | None = None,
     branched: Branching | None = None,
+    lowered: tvm.IRModule | None = None,
     spare: bool = False,
 ) -> Model:
     """From the canonical module to a model, by the plan; what ``ts.probe`` says does not count.
@@ -46,6 +47,7 @@ def build(
         placeable: those that operators may be placed on, most wanted first.
         observer: sees the module after every phase.
         branched: what the plan's shares and splits make of the module, if that is known.
+        lowered: what `lower_regions` makes of the plan, if that is known and nobody observes.
         spare: the CPU gets kernels for all operators.
     """
     observer = observer or Observer(None, None)
@@ -58,15 +60,9 @@ def build(
             observer.see("branched", mod)
     owners = {} if branched is None else branched.owners
     chosen = choose_plan(mod["main"], names, placeable, requested, owners)
-    mod = _apply(TagOperators(_as_functions(chosen)), mod)
-    observer.see("TagOperators", mod)
-    mod = _apply(PartitionRegions(), mod)
-    observer.see("PartitionRegions", mod, partitioned=True)
-    mod = _apply(BlockChannels({p.name: p.machine for p in processors}), mod)
-    observer.see("BlockChannels", mod, partitioned=True)
-    parts = {p.name: _run_phases(p, _regions_of(mod, p), observer) for p in processors}
-    mod = merge_regions(mod["main"], parts)
-    observer.see("merged", mod, partitioned=True)
+    if lowered is None or observer.observes:
+        lowered = lower_regions(mod, chosen, processors, observer)
+    mod = lowered
     placed = {region.processor for region in chosen.regions}
     host, devices = processors[0], [p for p in processors[1:] if p.name in placed]
     observer.see_scheduled(mod, processors)
@@ -79,6 +75,33 @@ def build(
         plan=chosen,
         spare=spare,
     )
+
+
+def lower_regions(
+    mod: tvm.IRModule,
+    plan: Plan,
+    processors: Sequence[Processor],
+    observer: Observer | None = None,
+) -> tvm.IRModule:
+    """Kernel-level Relax of a canonical module: what runs, before kernels get their loop nests.
+
+    Args:
+        mod: the canonical module, after the plan's shares and splits.
+        plan: its regions hold every operator once.
+        processors: all of the model's, the CPU first.
+        observer: sees the module after every phase.
+    """
+    observer = observer or Observer(None, None)
+    mod = _apply(TagOperators(_as_functions(plan)), mod)
+    observer.see("TagOperators", mod)
+    mod = _apply(PartitionRegions(), mod)
+    observer.see("PartitionRegions", mod, partitioned=True)
+    mod = _apply(BlockChannels({p.name: p.machine for p in processors}), mod)
+    observer.see("BlockChannels", mod, partitioned=True)
+    parts = {p.name: _run_phases(p, _regions_of(mod, p), observer) for p in processors}
+    mod = merge_regions(mod["main"], parts)
+    observer.see("merged", mod, partitioned=True)
+    return mod
 
 
 def _as_functions(plan: Plan) -> Plan:
@@ -126,6 +149,11 @@ class Observer:
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
 
+    @property
+    def observes(self) -> bool:
+        """Whether anybody wants to see the phases."""
+        return self.folder is not None or self.processors is not None
+
     def see(self, name: str, mod: tvm.IRModule, *, partitioned: bool = False) -> None:
         """Write ``NN-name.py``; check the rules for partitioned modules."""
         if self.folder is not None:
@@ -136,7 +164,7 @@ class Observer:
 
     def see_scheduled(self, mod: tvm.IRModule, processors: Sequence[Processor]) -> None:
         """What `build_model` makes of the kernels that the cache does not know."""
-        if self.folder is None and self.processors is None:
+        if not self.observes:
             return
         scheduled = tvm.IRModule(dict(mod.functions), attrs=mod.attrs)
         for processor in processors:

@@ -28,6 +28,7 @@ from tvm_stretch.cost.features import (
     PoolFeatures,
     WinogradFeatures,
 )
+from tvm_stretch.ir.views import dtype_bytes
 from tvm_stretch.targets.kernels.choose import conv_cycles
 from tvm_stretch.targets.kernels.conv import ConvConfig
 from tvm_stretch.targets.kernels.fused import ANNOTATION
@@ -63,19 +64,85 @@ class Epilogue:
 
 def describe(function: tirx.PrimFunc, machine: VectorMachine) -> Features:
     """Features of one fused kernel."""
+    return describe_apart(function, machine)[0]
+
+
+def describe_apart(
+    function: tirx.PrimFunc, machine: VectorMachine
+) -> tuple[Features, Anchored | None]:
+    """Features of one fused kernel; and its template and what is behind it, if it has one."""
     blocks = list(_blocks(function, machine.lanes))
     sizes = [_bytes(param) for param in function.params]
+    anchored = _anchored(function, blocks)
+    if anchored is None:
+        return _generic(blocks, sizes, machine), None
+    epilogue = anchored.epilogue()
+    features = template_features(anchored.config, epilogue, machine)
+    if anchored.template not in _WHOLE:
+        features = _part_of_winograd(features, anchored.template, sizes, epilogue)
+    return features, anchored
+
+
+@dataclass(frozen=True)
+class Anchored:
+    """A kernel of a template, taken apart.
+
+    Attributes:
+        template: its name.
+        config: its configuration.
+        flops: of what is fused behind it.
+        operands: shapes of what that reads beside the template's result, and bytes of an element.
+        out_bytes: of the kernel's result.
+    """
+
+    template: str
+    config: Config
+    flops: float
+    operands: tuple[tuple[tuple[int, ...], int], ...]
+    out_bytes: int
+
+    def epilogue(self) -> Epilogue:
+        """What is fused behind the template."""
+        read = sum(prod(shape) * item for shape, item in self.operands)
+        return Epilogue(self.flops, read, self.out_bytes)
+
+
+def _anchored(function: tirx.PrimFunc, blocks: list[_Block]) -> Anchored | None:
     last = max((i for i, block in enumerate(blocks) if block.mark), default=None)
     config = None if last is None else read_config(str(blocks[last].mark))
     if config is None or last is None:
-        return _generic(blocks, sizes, machine)
+        return None
     template = json.loads(str(blocks[last].mark))["template"]
     weightless = template == "winograd_input" or getattr(config, "kind", "depthwise") != "depthwise"
-    operands = 1 if weightless else 2
-    flops = sum(float(block.elements * block.arithmetic) for block in blocks[last + 1 :])
-    epilogue = Epilogue(flops, sum(sizes[operands:-1]), sizes[-1])
-    found = template_features(config, epilogue, machine)
-    return found if template in _WHOLE else part_of_winograd(found, template, sizes)
+    behind = function.params[1 if weightless else 2 : -1]
+    return Anchored(
+        template,
+        config,
+        sum(float(block.elements * block.arithmetic) for block in blocks[last + 1 :]),
+        tuple((_shape(param), _bytes(param) // max(1, prod(_shape(param)))) for param in behind),
+        _bytes(function.params[-1]),
+    )
+
+
+def describe_copy(size: int) -> GenericFeatures:
+    """Features of the executor's own copy of ``size`` bytes."""
+    return GenericFeatures(
+        flops=0.0,
+        in_bytes=size,
+        weight_bytes=0,
+        out_bytes=size,
+        epilogue_flops=0.0,
+        model_cycles=size / 16,
+        out_elements=size // 4,
+        steps=size // 4,
+        loads=size // 4,
+        gathers=0,
+        calls=0,
+        conditions=0,
+        reduce_steps=1,
+        inner_elements=max(1, size // 4),
+        stages=1,
+    )
 
 
 def read_config(mark: str) -> Config | None:
@@ -155,7 +222,9 @@ def _winograd(cfg: WinogradConfig, epilogue: Epilogue, machine: VectorMachine) -
     )
 
 
-def part_of_winograd(whole: Features, template: str, sizes: list[int]) -> Features:
+def _part_of_winograd(
+    whole: Features, template: str, sizes: list[int], epilogue: Epilogue
+) -> Features:
     """One of the two kernels of a Winograd convolution whose input several others read."""
     assert isinstance(whole, WinogradFeatures)
     if template == "winograd_input":
@@ -168,7 +237,7 @@ def part_of_winograd(whole: Features, template: str, sizes: list[int]) -> Featur
             model_cycles=sizes[-1] / 8,
             product_stages=0,
         )
-    return replace(whole, in_bytes=whole.in_bytes + sizes[0], input_stages=0)
+    return replace(whole, in_bytes=sizes[0] + epilogue.bytes, input_stages=0)
 
 
 def _outputs(cfg: ConvConfig | WinogradConfig) -> int:
@@ -307,8 +376,10 @@ def _pieces(load: TensorLoad, lanes: int) -> int:
     return lanes // math.gcd(lanes, *shifts) if shifts else 1
 
 
+def _shape(param: Any) -> tuple[int, ...]:
+    return tuple(int(dim) for dim in getattr(param, "shape", ()))
+
+
 def _bytes(param: Any) -> int:
     """Size of a buffer; scalars do not count."""
-    shape = getattr(param, "shape", ())
-    bits = int(tvm.runtime.DataType(str(param.dtype)).bits)
-    return prod(int(dim) for dim in shape) * ((bits + 7) // 8)
+    return prod(_shape(param)) * dtype_bytes(str(param.dtype))

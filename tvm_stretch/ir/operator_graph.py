@@ -1,4 +1,4 @@
-"""The operator graph: what a canonical function computes, in the units that run.
+"""The operator graph: what a canonical function computes, in groups of operators that run together.
 
     lv  = R.nn.conv2d(x, w)              group lv2: conv2d, add, relu   one kernel
     lv1 = R.add(lv, b)            ->     group lv3: max_pool2d          one kernel
@@ -15,7 +15,7 @@ models, schedulers and passes all look at networks this way; operators themselve
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -61,30 +61,24 @@ class OperatorGraph:
 
     Args:
         function: canonical Relax, or what `Operators` made of it.
-        fuse: one group per kernel; False gives one group per operator.
-        where: something of each operator, such as its processor; only equal ones are fused.
+        members: the operators of each group, as `tvm_stretch.build.kernels` knows them; others are
+            views. By default every operator that is no view is a group.
     """
 
     def __init__(
         self,
         function: relax.Function | Operators,
-        *,
-        fuse: bool = True,
-        where: Mapping[str, object] | None = None,
+        members: Sequence[Sequence[str]] | None = None,
     ) -> None:
         self.operators = function if isinstance(function, Operators) else Operators(function)
-        self._where = where or {}
         self.inputs = self.operators.params
-        self._views = {op.name for op in self.operators if _is_view(op)}
+        if members is None:
+            members = [(op.name,) for op in self.operators if op.inputs and not _is_view(op)]
+        grouped = {name for names in members for name in names}
+        self._views = {op.name for op in self.operators} - grouped
         self._sources: dict[str, tuple[str, ...]] = {}
-        members = self._fuse() if fuse else {op.name: [op] for op in self._kernels()}
-        self.groups = tuple(self._group(name, ops) for name, ops in members.items())
+        self.groups = tuple(self._group([self.operators[n] for n in names]) for names in members)
         self.outputs = self.sources(self.operators.outputs)
-
-    @classmethod
-    def of(cls, mod: tvm.IRModule, *, fuse: bool = True) -> OperatorGraph:
-        """The graph of ``main``."""
-        return cls(mod["main"], fuse=fuse)
 
     @cached_property
     def by_name(self) -> dict[str, Group]:
@@ -103,65 +97,8 @@ class OperatorGraph:
             found.update(dict.fromkeys(self._sources[tensor]))
         return tuple(found)
 
-    def _kernels(self) -> list[Operator]:
-        """Operators that are more than views, and read something that is not constant."""
-        return [op for op in self.operators if op.name not in self._views and op.inputs]
-
-    def _fuse(self) -> dict[str, list[Operator]]:
-        """Each elementwise operator joins the kernels before it that nobody else reads.
-
-        A kernel holds at most one operator that is not elementwise; of several kernels that would
-        take it, the operator joins the last one with an anchor, so that the others are ready.
-        """
-        members: dict[str, list[Operator]] = {}
-        position = {operator.name: index for index, operator in enumerate(self._kernels())}
-        for operator in self._kernels():
-            joined = [operator]
-            if operator.kind in POINTWISE:
-                hosts = self._closed(members, self._hosts(members, operator), operator)
-                anchored = [name for name in hosts if _anchor_count(members[name])]
-                last = max(anchored, key=position.__getitem__, default=None)
-                hosts = [name for name in hosts if name not in anchored or name == last]
-                hosts = self._closed(members, hosts, operator)
-                before = [op for name in hosts for op in members.pop(name)]
-                joined = sorted(before, key=lambda op: position[op.name]) + joined
-            members[operator.name] = joined
-        return members
-
-    def _hosts(self, members: dict[str, list[Operator]], operator: Operator) -> list[str]:
-        """Kernels before the operator, behind no other than elementwise ones."""
-        found: list[str] = []
-        ahead = list(operator.inputs)
-        while ahead:
-            name = ahead.pop()
-            kernel = members.get(name)
-            if kernel is None or name in found:
-                continue
-            if self._where.get(name) != self._where.get(operator.name):
-                continue
-            if all(op.kind in POINTWISE or op.kind.startswith(ANCHORS) for op in kernel):
-                found.append(name)
-                if not _anchor_count(kernel):
-                    ahead.extend(tensor for op in kernel for tensor in op.inputs)
-        return found
-
-    def _closed(
-        self, members: dict[str, list[Operator]], hosts: list[str], operator: Operator
-    ) -> list[str]:
-        """Those of the kernels whose results only they themselves and the operator read."""
-        while True:
-            inside = {op.name for name in hosts for op in members[name]} | {operator.name}
-            kept = [
-                name
-                for name in hosts
-                if inside.issuperset(self.operators.readers[name])
-                and name not in self.operators.outputs
-            ]
-            if kept == hosts:
-                return kept
-            hosts = kept
-
-    def _group(self, name: str, operators: list[Operator]) -> Group:
+    def _group(self, operators: list[Operator]) -> Group:
+        name = operators[-1].name
         inside = {op.name for op in operators}
         outer = [t for op in operators for t in op.inputs if t not in inside]
         constants = sum(_constant_bytes(op) for op in operators)
@@ -182,10 +119,6 @@ def _is_view(operator: Operator) -> bool:
     if operator.kind in ("concat", "split", "strided_slice"):
         return is_view(operator.call)
     return False
-
-
-def _anchor_count(operators: list[Operator]) -> int:
-    return sum(op.kind not in POINTWISE for op in operators)
 
 
 def _constant_bytes(operator: Operator) -> int:

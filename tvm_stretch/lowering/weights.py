@@ -44,3 +44,12 @@ def _as_bytes(value: tvm.runtime.Tensor) -> np.ndarray:
     except (BufferError, RuntimeError, TypeError):  # a dtype that NumPy does not know
         array = value.numpy()
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+class UnreadWeights(WeightsBlob):
+    """Only counts constants, for who wants to know the kernels."""
+
+    def add(self, value: tvm.runtime.Tensor) -> int:
+        """Every constant stands for itself."""
+        self.bytes += 1
+        return self.bytes

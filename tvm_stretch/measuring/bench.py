@@ -82,7 +82,7 @@ class Bench:
 
     def measure_samples(self, samples: Sequence[Sample], batch: int) -> list[Row]:
         """One row for every different kernel of the chain of these samples."""
-        processor, kernels = recording(_with_choices(self.processor, samples))
+        processor, kernels = recording(self.processor)
         model = self._compile(chain(samples, apart=batch % 2 == 1), processor)
         return self._rows(model, kernels, self._open(model), batch=batch)[0]
 
@@ -226,25 +226,3 @@ def in_halves(mod: tvm.IRModule, processors: Sequence[Processor]) -> tvm.IRModul
 def _trace(module: tvm.runtime.Module) -> dict[str, Any]:
     trace: dict[str, Any] = json.loads(module["trace"]())
     return trace
-
-
-def _with_choices(processor: Processor, samples: Sequence[Sample]) -> Processor:
-    """The processor with the configurations that the samples ask for."""
-    choices = {_shape(sample): sample.choice for sample in samples if sample.choice}
-    if not choices:
-        return processor
-
-    def rank(candidates: tuple[Any, ...], _machine: Any) -> Any:
-        index = choices.get(_key(candidates[0]), 0)
-        return candidates[min(index, len(candidates) - 1)]
-
-    return replace(processor, machine=replace(processor.machine, rank=rank))
-
-
-def _key(config: Any) -> tuple[Any, ...]:
-    names = ("in_channels", "in_size", "out_channels", "padding", "groups")
-    return tuple(getattr(config, name) for name in names)
-
-
-def _shape(sample: Sample) -> tuple[Any, ...]:
-    return _key(sample)

@@ -257,7 +257,7 @@ class Campaign:
             answers = model.predict_all([rows[i].features for i in held])
             for i, answer in zip(held, answers, strict=True):
                 errors[i] = abs(answer.nanoseconds / rows[i].nanoseconds - 1.0)
-        samples = [replace(Sample.from_json(row.sample or {}), choice=0) for row in rows]
+        samples = [Sample.from_json(row.sample or {}) for row in rows]
         self._trouble = list(zip(samples, (e + 0.02 for e in errors), strict=True))
         self.say(f"held-out error {100 * sum(errors) / len(errors):.1f} %; sampling where it is")
         return self._trouble

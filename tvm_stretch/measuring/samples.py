@@ -44,7 +44,6 @@ class Sample:
         kind: one of `KINDS`.
         padding: top, left, bottom, right.
         epilogue: one of `EPILOGUES`.
-        choice: which of the template's configurations, the analytic model's favourite first.
     """
 
     kind: str
@@ -57,7 +56,6 @@ class Sample:
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
     epilogue: str = "none"
-    choice: int = 0
 
     @property
     def out_size(self) -> tuple[int, int]:
@@ -194,7 +192,6 @@ def neighbour(sample: Sample, dice: random.Random) -> Sample:
             groups=groups,
             in_size=size,
             epilogue=epilogue,
-            choice=dice.randrange(8) if dice.random() < 0.3 else 0,
         )
         if found.is_possible:
             return found

@@ -21,11 +21,12 @@ import tvm
 
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.operator_graph import Group
-from tvm_stretch.search.chain import ChainSearch
+from tvm_stretch.ir.operators import Operators
+from tvm_stretch.search.chain import Chain, ChainSearch
 from tvm_stretch.search.costs import Costs
-from tvm_stretch.search.kernels import Along
+from tvm_stretch.search.halves import Along
 from tvm_stretch.search.network import Network
-from tvm_stretch.search.options import Option
+from tvm_stretch.search.options import Option, Options
 from tvm_stretch.search.realise import Candidate, alone, realise
 
 _DOUBT = (1.25, 1.02)
@@ -68,7 +69,6 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-@_uncollected()
 def search(mod: tvm.IRModule, costs: Costs, most: int = 1) -> Found:
     """Plans for a canonical module.
 
@@ -81,23 +81,18 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1) -> Found:
     Raises:
         UnsupportedError: no processor supports one of the operators.
     """
+    _require_support(Operators(mod["main"]), costs)
     network = Network(mod, costs.kernels)
-    _require_support(network, costs)
-    _learn(network, costs)
+    ranking = choose(network, costs)
     singles = [alone(network, costs, place) for place in range(len(costs.processors))]
     ranked = sorted(filter(None, singles), key=lambda single: single.ns)
     if len(costs.processors) < 2:
         return Found(tuple(ranked), ())
-    chains = ChainSearch(network, costs)
     limit = _DOUBT[costs.trusted] * ranked[0].ns if ranked else float("inf")
+    most = most if costs.trusted or ranking[0].only_shares else 2
     rivals: list[Candidate] = []
     notes = _unlike_measured(network, costs)
-    shares, chosen = chains.best(splits=False), chains.best()
-    ranking = [shares] if chosen.options == shares.options else [shares, chosen]
     clearly_less = _CLEARLY_LESS[costs.trusted]
-    if chosen.ns < clearly_less * shares.ns:
-        ranking.reverse()
-        most = most if costs.trusted else 2
     for chain in ranking:
         what = _describe(chain.options)
         # Worked out, shares cost more: Winograd's tiles of all channels are read by each of them.
@@ -117,11 +112,29 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1) -> Found:
         most = most if costs.trusted else 2
     notes += [_predicted(rival.what, rival.ns) for rival in rivals[most:]]
     if not ranked and not rivals:
-        rivals.append(_plain(network, costs, chains))
+        rivals.append(_plain(network, costs))
     return Found(tuple(ranked), tuple(rivals[:most]), tuple(dict.fromkeys(notes)))
 
 
-def _learn(network: Network, costs: Costs) -> None:
+@_uncollected()
+def choose(network: Network, costs: Costs) -> list[Chain]:
+    """Ways to compute a network on several processors, the most promising first.
+
+    One of shares alone, and the best of all if it is another one. This takes at most two seconds
+    for every network of the zoo; lowering comes before and after, and is not done again to build.
+    """
+    _ask_for_all(network, costs)
+    if len(costs.processors) < 2:
+        return []
+    chains = ChainSearch(network, costs)
+    shares, chosen = chains.best(splits=False), chains.best()
+    if chosen.options == shares.options:
+        return [shares]
+    clearly = chosen.ns < _CLEARLY_LESS[costs.trusted] * shares.ns
+    return [chosen, shares] if clearly else [shares, chosen]
+
+
+def _ask_for_all(network: Network, costs: Costs) -> None:
     """All kernels in one batch, with the halves that the options of their piece will ask for."""
     wanted: dict[Group, Sequence[Along]] = {}
     for piece in network.pieces:
@@ -131,7 +144,7 @@ def _learn(network: Network, costs: Costs) -> None:
             ends_in_parts = any(operator.kind == "concat" for operator in between)
             halves = ("outputs", "rows") if ends_in_parts else ("outputs", "rows", "inputs")
         wanted.update(dict.fromkeys(piece.groups, halves))
-    costs.learn(network.graph.groups, halves=wanted)
+    costs.ask_for(network.graph.groups, wanted)
 
 
 def _unlike_measured(network: Network, costs: Costs) -> list[str]:
@@ -145,9 +158,10 @@ def _unlike_measured(network: Network, costs: Costs) -> list[str]:
     ]
 
 
-def _plain(network: Network, costs: Costs, chains: ChainSearch) -> Candidate:
+def _plain(network: Network, costs: Costs) -> Candidate:
     """Every kernel whole, where it is fastest: for processors that support little."""
-    options = [next(chains.options.of_piece(piece, {})) for piece in network.pieces]
+    ways = Options(network, costs)
+    options = [next(ways.of_piece(piece, {})) for piece in network.pieces]
     found = realise(network, costs, options, "one by one")
     if isinstance(found, str):
         raise UnsupportedError(
@@ -156,9 +170,9 @@ def _plain(network: Network, costs: Costs, chains: ChainSearch) -> Candidate:
     return found
 
 
-def _require_support(network: Network, costs: Costs) -> None:
+def _require_support(operators: Operators, costs: Costs) -> None:
     places = range(len(costs.processors))
-    for operator in network.operators:
+    for operator in operators:
         if any(costs.kernels.supports(operator, place) for place in places):
             continue
         reasons = ((p.name, p.why_not(operator.call)) for p in costs.processors)

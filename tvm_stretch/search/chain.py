@@ -27,6 +27,11 @@ class Chain:
     options: tuple[Option, ...]
     ns: int
 
+    @property
+    def only_shares(self) -> bool:
+        """Whether nothing is computed twice and nothing scheduled."""
+        return not any(option.splits or option.is_schedule for option in self.options)
+
 
 @dataclass
 class _State:

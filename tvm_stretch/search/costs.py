@@ -19,7 +19,8 @@ from tvm_stretch.cost.planning import trained_costs
 from tvm_stretch.cost.prediction import CostModel
 from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.scheduling.problem import TransferCost
-from tvm_stretch.search.kernels import Along, Kernels, Stages
+from tvm_stretch.search.halves import Along
+from tvm_stretch.search.kernels import Kernels
 from tvm_stretch.targets.processor import Processor
 
 _SIZES = (0, 4 << 10, 64 << 10, 1 << 20, 8 << 20)
@@ -51,8 +52,8 @@ class Costs:
     source: str
     trusted: bool
     factors: tuple[float, ...] = ()
-    _wholes: dict[tuple[str, int], int | None] = field(default_factory=dict)
-    _halves: dict[tuple[str, int, Along], int] = field(default_factory=dict)
+    _wholes: dict[tuple[Group, int], int | None] = field(default_factory=dict)
+    _halves: dict[tuple[Group, int, Along], tuple[int, float]] = field(default_factory=dict)
     _known: dict[tuple[int, Features], int] = field(default_factory=dict)
     _unlike: set[tuple[int, Features]] = field(default_factory=set)
     kernels: Kernels = field(init=False)
@@ -64,41 +65,44 @@ class Costs:
 
     def whole(self, group: Group, place: int) -> int | None:
         """A kernel on a processor; None where one of its operators is refused."""
-        key = (group.name, place)
+        key = (group, place)
         if key not in self._wholes:
-            self._wholes[key] = self.of(group, place)
+            supported = self.kernels.supported(group, place)
+            self._wholes[key] = (
+                self.of(self.kernels.whole(group, place), place) if supported else None
+            )
         return self._wholes[key]
 
-    def of(self, group: Group, place: int, stages: Stages | None = None) -> int | None:
-        """As `whole`, for kernels of a branched network, Winograd's stages by name."""
-        if not self.kernels.supported(group, place):
-            return None
-        return self._predict(place, self.kernels.whole(group, place, stages or {}))
+    def of(self, kernels: Sequence[Features], place: int) -> int:
+        """Kernels on a processor."""
+        return self._predict(place, kernels)
 
-    def learn(
-        self,
-        groups: Sequence[Group],
-        stages: Stages | None = None,
-        owners: Mapping[str, int] | None = None,
-        halves: Mapping[Group, Sequence[Along]] | None = None,
+    def ask_for(
+        self, groups: Sequence[Group], halves: Mapping[Group, Sequence[Along]] | None = None
     ) -> None:
         """Ask the models for many kernels at once: that is much faster than one by one.
 
         Args:
             groups: the kernels.
-            stages: as in `of`.
-            owners: by anchor, the only processor that is asked for; all for the others.
-            halves: of which kernels halves are asked for too, and of what.
+            halves: of which groups halves are asked for too, and of what.
         """
         for place in range(len(self.processors)):
             wanted: dict[Features, None] = {}
             for group in groups:
-                asked = (owners or {}).get(group.anchor.name, place) == place
-                if not asked or not self.kernels.supported(group, place):
+                if not self.kernels.supported(group, place):
                     continue
-                wanted.update(dict.fromkeys(self.kernels.whole(group, place, stages or {})))
+                wanted.update(dict.fromkeys(self.kernels.whole(group, place)))
                 for along in (halves or {}).get(group, ()):
-                    wanted.update(dict.fromkeys(self.kernels.half(group, place, along)))
+                    half = self.kernels.half(group, place, along)
+                    wanted.update(dict.fromkeys(half[0] if half else ()))
+            self._predict(place, list(wanted))
+
+    def ask_for_kernels(self, placed: Iterable[tuple[Sequence[Features], int]]) -> None:
+        """As `ask_for`, for kernels with their places."""
+        by_place: dict[int, dict[Features, None]] = {}
+        for kernels, place in placed:
+            by_place.setdefault(place, {}).update(dict.fromkeys(kernels))
+        for place, wanted in by_place.items():
             self._predict(place, list(wanted))
 
     def unlike_measured(self, groups: Sequence[Group]) -> int:
@@ -107,7 +111,7 @@ class Costs:
         def is_unlike(group: Group, place: int) -> bool:
             if not self.kernels.supported(group, place):
                 return False
-            kernels = self.kernels.whole(group, place, {})
+            kernels = self.kernels.whole(group, place)
             return any((place, kernel) in self._unlike for kernel in kernels)
 
         places = range(len(self.processors))
@@ -129,11 +133,11 @@ class Costs:
         """A part of a kernel, on a processor that supports it, while others work too."""
         whole = self.whole(group, place)
         assert whole is not None
-        key = (group.name, place, along)
+        key = (group, place, along)
         if key not in self._halves:
-            self._halves[key] = min(whole, self._half(group, place, along, whole))
-        half = self._halves[key]
-        line = whole - 2 * (whole - half) * (1 - fraction)
+            self._halves[key] = self._half(group, place, along, whole)
+        half, share = self._halves[key]
+        line = whole - (whole - half) * (1 - fraction) / (1 - share)
         return round(self.together[place] * max(half * fraction, line))
 
     def copy(self, place: int, size: int) -> int:
@@ -169,9 +173,13 @@ class Costs:
                     self._unlike.add((place, feature))
         return sum(self._known[place, feature] for feature in features)
 
-    def _half(self, group: Group, place: int, along: Along, whole: int) -> int:
-        features = self.kernels.half(group, place, along)
-        return self._predict(place, features) if features else (whole + self.start(place)) // 2
+    def _half(self, group: Group, place: int, along: Along, whole: int) -> tuple[int, float]:
+        """What the half takes, and how much of the group it is."""
+        half = self.kernels.half(group, place, along)
+        if half is None:
+            return (whole + self.start(place)) // 2, 0.5
+        kernels, fraction = half
+        return min(whole, self._predict(place, kernels)), fraction
 
 
 def planning_costs(processors: Sequence[Processor]) -> Costs:

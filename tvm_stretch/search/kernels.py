@@ -1,38 +1,22 @@
 """What kernels the groups of a network become on each processor, worked out once.
 
-    conv 64 -> 128, 56 x 56, relu     whole:           conv 64 -> 128, 56 x 56
-                                      half of outputs: conv 64 ->  64, 56 x 56
-                                      half of inputs:  conv 32 -> 128, 56 x 56
-                                      half of rows:    conv 64 -> 128, 28 x 56
-
 Processors of equal machines (a CPU, and an OpenCL device that is the same CPU) share the answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Literal
 
+import tvm
 from tvm import relax
-from tvm.ir import GenericConst
 
-from tvm_stretch.cost.describe import Epilogue, part_of_winograd, template_features
+from tvm_stretch.build.kernels import GroupKernel, KernelLevel, kernels_alone
 from tvm_stretch.cost.features import Features
-from tvm_stretch.cost.groups import convolution_features, epilogue_of, group_features
-from tvm_stretch.ir.operator_graph import Group
-from tvm_stretch.ir.operators import Operator
-from tvm_stretch.passes.share_winograd import WinogradStage
-from tvm_stretch.targets.kernels import blocks
-from tvm_stretch.targets.kernels.choose import ConvShape
-from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.ir.operator_graph import Group, OperatorGraph
+from tvm_stretch.ir.operators import Operator, Operators
+from tvm_stretch.plan.regions import form_regions
+from tvm_stretch.search.halves import Along, Half, half_of
 from tvm_stretch.targets.processor import Processor
-
-Along = Literal["outputs", "inputs", "rows"]
-"""What a part has fewer of: output channels, input channels (and summands), rows."""
-
-Stages = Mapping[str, WinogradStage]
-"""Winograd's stages in a network, by the names of their functions."""
 
 
 class Kernels:
@@ -43,9 +27,8 @@ class Kernels:
         machines = [processor.machine for processor in processors]
         self._machine = [machines.index(machine) for machine in machines]
         self._supported: dict[tuple[Operator, int], bool] = {}
-        self._wholes: dict[tuple[Group, int], tuple[Features, ...]] = {}
-        self._convolutions: dict[Group, tuple[ConvShape, Epilogue] | None] = {}
-        self._features: dict[tuple[ConvShape, Epilogue, int], tuple[Features, ...]] = {}
+        self._kernels: dict[tuple[Group, int], tuple[GroupKernel, ...]] = {}
+        self._halves: dict[tuple[object, ...], Half | None] = {}
 
     def supports(self, operator: Operator, place: int) -> bool:
         """Whether the processor runs the operator; what is no call runs anywhere."""
@@ -60,70 +43,59 @@ class Kernels:
         """Whether the processor runs all operators of the group."""
         return all(self.supports(operator, place) for operator in group.operators)
 
-    def whole(self, group: Group, place: int, stages: Stages) -> tuple[Features, ...]:
-        """The kernels that a group becomes, in a network that may hold Winograd's stages."""
-        key = (group, self._machine[place])
-        if key not in self._wholes:
-            known = self._convolution(group)
-            if known is not None:
-                self._wholes[key] = self._convolved(*known, place)
-            else:
-                self._wholes[key] = _others(group, self.processors[place].machine, stages)
-        return self._wholes[key]
+    def lower(self, mod: tvm.IRModule) -> OperatorGraph:
+        """The groups of a canonical module; `whole` and `half` then know their kernels.
 
-    def half(self, group: Group, place: int, along: Along) -> tuple[Features, ...]:
-        """The half of a convolution; nothing where there is no template for it."""
-        known = self._convolution(group)
-        smaller = None if known is None else _half_shape(known[0], along)
-        if known is None or smaller is None:
-            return ()
-        epilogue = known[1]
-        half = replace(epilogue, flops=epilogue.flops / 2, bytes=epilogue.bytes // 2)
-        return self._convolved(smaller, half, place)
+        Where no processor supports all operators of a kernel, only operators of the same
+        processors become one kernel.
+        """
+        operators = Operators(mod["main"])
+        graph = self._lower(mod, operators, None)
+        places = range(len(self.processors))
+        if all(any(self.supported(group, p) for p in places) for group in graph.groups):
+            return graph
+        willing = {
+            op.name: " ".join(str(p) for p in places if self.supports(op, p))
+            for op in operators
+            if isinstance(op.binding.value, relax.Call)
+        }
+        return self._lower(mod, operators, willing)
 
-    def _convolved(self, shape: ConvShape, epilogue: Epilogue, place: int) -> tuple[Features, ...]:
-        """Repeated blocks of a network have the same convolutions."""
-        key = (shape, epilogue, self._machine[place])
-        if key not in self._features:
-            machine = self.processors[place].machine
-            self._features[key] = convolution_features(shape, epilogue, machine)
-        return self._features[key]
+    def _lower(
+        self, mod: tvm.IRModule, operators: Operators, apart: Mapping[str, str] | None
+    ) -> OperatorGraph:
+        """The kernels of each kind of machine; operators that differ in ``apart`` do not fuse."""
+        regions = None if apart is None else form_regions(mod["main"], apart)
+        levels = {
+            machine: kernels_alone(mod, self.processors[machine], operators, regions)
+            for machine in dict.fromkeys(self._machine)
+        }
+        graph = levels[0].graph
+        for machine, level in levels.items():
+            for group, kernels in _by_group(graph, level).items():
+                self._kernels[group, machine] = tuple(kernels)
+        return graph
 
-    def _convolution(self, group: Group) -> tuple[ConvShape, Epilogue] | None:
-        """The convolution that a template computes, and what is fused behind it."""
-        if group not in self._convolutions:
-            anchor = group.anchor
-            is_conv = anchor.kind == "nn.conv2d" and isinstance(anchor.call.args[1], GenericConst)
-            shape = blocks.conv_shape(anchor.call) if is_conv else None
-            known = None if shape is None else (shape, epilogue_of(group, anchor))
-            self._convolutions[group] = known
-        return self._convolutions[group]
+    def whole(self, group: Group, place: int) -> tuple[Features, ...]:
+        """The kernels of a group."""
+        return tuple(k.features for k in self._kernels[group, self._machine[place]])
 
-
-def _others(group: Group, machine: VectorMachine, stages: Stages) -> tuple[Features, ...]:
-    """Kernels that are no convolution, or one of Winograd's stages."""
-    anchor = group.anchor
-    stage = stages.get(anchor.call.args[0].name_hint) if anchor.kind == "call_tir" else None
-    if stage is None:
-        return group_features(group, machine)
-    config = stage.config(machine)
-    whole = template_features(config, epilogue_of(group, anchor), machine)
-    sizes = [group.read_bytes, group.bytes]
-    return (part_of_winograd(whole, f"winograd_{stage.name}", sizes),)
+    def half(self, group: Group, place: int, along: Along) -> Half | None:
+        """The kernels of about half of a group."""
+        kernels = self._kernels[group, self._machine[place]]
+        anchor = group.anchor
+        same = tuple(kernel.features for kernel in kernels), anchor.kind, anchor.arg_shapes
+        key = (along, self._machine[place], *same)  # networks repeat their layers
+        if key not in self._halves:
+            self._halves[key] = half_of(group, kernels, along, self.processors[place].machine)
+        return self._halves[key]
 
 
-def _half_shape(shape: ConvShape, along: Along) -> ConvShape | None:
-    """A convolution with half of the channels or rows; None if it cannot be halved."""
-    inputs, outputs, groups = shape.in_channels // 2, shape.out_channels // 2, shape.groups // 2
-    if along == "rows":
-        height, width = shape.in_size
-        if height // 2 < shape.kernel[0]:
-            return None
-        return replace(shape, in_size=(height // 2, width))
-    if shape.groups > 1:
-        if not groups or shape.groups % 2:
-            return None
-        return replace(shape, in_channels=inputs, out_channels=outputs, groups=groups)
-    if along == "inputs":
-        return replace(shape, in_channels=inputs) if inputs else None
-    return replace(shape, out_channels=outputs) if outputs else None
+def _by_group(graph: OperatorGraph, level: KernelLevel) -> dict[Group, list[GroupKernel]]:
+    """The kernels of another machine, with the groups that hold the last of their operators."""
+    group_of = {op.name: group for group in graph.groups for op in group.operators}
+    found: dict[Group, list[GroupKernel]] = {group: [] for group in graph.groups}
+    for name, kernels in level.kernels.items():
+        if name in group_of:
+            found[group_of[name]] += kernels
+    return found

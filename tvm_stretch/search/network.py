@@ -13,7 +13,7 @@ from math import lcm
 
 import tvm
 
-from tvm_stretch.ir.operator_graph import Group, OperatorGraph
+from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.ir.operators import POINTWISE, Operator
 from tvm_stretch.passes.detect_meeting_points import (
     MeetingPoints,
@@ -43,22 +43,11 @@ class Piece:
 
 
 class Network:
-    """The pieces of ``main``.
-
-    Where no processor supports all operators of a kernel, only operators of the same processors
-    become one kernel.
-    """
+    """The pieces of ``main``."""
 
     def __init__(self, mod: tvm.IRModule, kernels: Kernels) -> None:
         self.mod = mod
-        self.graph = OperatorGraph.of(mod)
-        places = range(len(kernels.processors))
-        if not all(any(kernels.supported(g, p) for p in places) for g in self.graph.groups):
-            where = {
-                op.name: tuple(p for p in places if kernels.supports(op, p))
-                for op in self.graph.operators
-            }
-            self.graph = OperatorGraph(self.graph.operators, where=where)
+        self.graph = kernels.lower(mod)
         self.operators = self.graph.operators
         self.points = detect_meeting_points(self.operators)
         self.pieces = self._pieces(self.points)

@@ -12,10 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from tvm.ir import GenericConst
-
 from tvm_stretch.ir.operator_graph import Group
-from tvm_stretch.ir.operators import BINARY, UNARY
+from tvm_stretch.passes.split_outputs import can_be_shared, kept_widths
 from tvm_stretch.plan.splits import Split
 from tvm_stretch.scheduling.heft import schedule_heft
 from tvm_stretch.scheduling.problem import Job as Task
@@ -51,6 +49,11 @@ class Option:
     forms: Mapping[str, Widths] = field(default_factory=dict)
     shares: Mapping[str, Widths] = field(default_factory=dict)
     splits: tuple[Split, ...] = ()
+
+    @property
+    def is_schedule(self) -> bool:
+        """Whether kernels are whole, on several processors."""
+        return not self.shares and not self.splits and len(set(self.placed.values())) > 1
 
     @property
     def uses_several(self) -> bool:
@@ -147,8 +150,7 @@ class Options:
     def _best_widths(self, group: Group, alpha: float) -> Widths | None:
         """The shares with which the layer is done first, if that beats one processor."""
         anchor = group.anchor
-        shareable = (anchor.kind == "nn.conv2d" and anchor.groups == 1) or anchor.kind == "matmul"
-        if not shareable or not _has_constant_weight(group) or len(anchor.shape) < 2:
+        if not can_be_shared(anchor.call):
             return None
         known = {p: ns for p in self.places if (ns := self.costs.whole(group, p)) is not None}
         if len(known) < 2:
@@ -212,15 +214,7 @@ class Options:
         )
         if not supported:
             return None
-        if anchor.kind == "nn.conv2d" and anchor.groups > 1:
-            in_group = anchor.arg_shapes[1][1]
-            out_group = anchor.shape[1] // anchor.groups
-            if any(width % in_group for width in widths):
-                return None
-            return tuple(width // in_group * out_group for width in widths)
-        by_channel = anchor.kind in UNARY | BINARY | {"nn.max_pool2d", "nn.avg_pool2d"}
-        keeps = by_channel or (anchor.kind == "mean" and len(anchor.shape) == 4)
-        return widths if keeps and sum(widths) == anchor.shape[1] else None
+        return kept_widths(anchor.call, widths)
 
     # --- a scheduler ---
 
@@ -271,7 +265,3 @@ class Options:
 
     def _name(self, place: int) -> str:
         return f"all on {self.costs.processors[place].name}"
-
-
-def _has_constant_weight(group: Group) -> bool:
-    return isinstance(group.anchor.call.args[1], GenericConst)

@@ -1,6 +1,9 @@
 """From chosen options to a plan: the passes' own operators, their regions, and when they run.
 
-What the search weighed in pieces is predicted once more here, for the network as it will be built.
+    options ──branching──> operators ──regions, all phases──> kernels ──models──> predicted times
+
+What the search weighed in pieces is carried out here, and predicted from the kernels that will run;
+the compiler takes them over as they are.
 """
 
 from __future__ import annotations
@@ -9,14 +12,13 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import tvm
-from tvm import relax, tirx
+from tvm import relax
 
 from tvm_stretch.build.branching import Branching, branch
+from tvm_stretch.build.kernels import KernelLevel, kernels_of_plan
 from tvm_stretch.ir.calls import Calls
-from tvm_stretch.ir.operator_graph import Group, OperatorGraph
+from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.ir.operators import Operators
-from tvm_stretch.passes.share_winograd import stage_of
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.plan.regions import form_regions
 from tvm_stretch.scheduling.of_network import problem_of
@@ -25,7 +27,6 @@ from tvm_stretch.scheduling.refine import refine
 from tvm_stretch.scheduling.simulate import Simulation as Timeline
 from tvm_stretch.scheduling.simulate import run_sequence
 from tvm_stretch.search.costs import Costs
-from tvm_stretch.search.kernels import Stages
 from tvm_stretch.search.network import Network
 from tvm_stretch.search.options import Option
 
@@ -46,6 +47,7 @@ class Candidate:
         ns: the predicted latency.
         busy: predicted nanoseconds of kernels on each processor.
         branched: the network with the plan's parts.
+        level: the kernels of the plan, if they are known.
     """
 
     plan: Plan
@@ -53,6 +55,7 @@ class Candidate:
     ns: int
     busy: tuple[int, ...]
     branched: Branching
+    level: KernelLevel | None = None
 
 
 def alone(network: Network, costs: Costs, place: int) -> Candidate | None:
@@ -90,19 +93,17 @@ def realise(
         if not costs.kernels.supports(operator, placed[name]):
             reason = processors[place].why_not(operator.call)
             return f"{name} on {processors[place].name}: {reason}"
-    reorder = len(set(placed.values())) > 1
-    schedule = _Schedule(network, branched, operators, costs, placed, reorder)
-    names = {name: processors[place].name for name, place in schedule.placed.items()}
-    regions = form_regions(main, names, schedule.order)
-    why = _reasons(network, options, placed)
+    schedule = _Schedule(network, branched, operators, costs, placed)
+    if len(set(placed.values())) > 1:
+        schedule = schedule.refined()
     plan = Plan(
         tuple(processor.name for processor in processors),
-        schedule.predict(regions, why),
+        schedule.predict(_reasons(network, options, placed)),
         shares=shares,
         splits=splits,
         costs=costs.source,
     )
-    return Candidate(plan, what, schedule.ns, schedule.busy, branched)
+    return Candidate(plan, what, schedule.ns, schedule.busy, branched, schedule.level)
 
 
 def _complete(operators: Operators, placed: Mapping[str, int]) -> dict[str, int]:
@@ -134,11 +135,10 @@ def _reasons(network: Network, options: Sequence[Option], names: Iterable[str]) 
 
 
 class _Schedule:
-    """When the kernels of the branched network run, as its places and the program's order say.
+    """When the kernels of the branched network run, as its places and an order say.
 
     Attributes:
-        placed: the processor of each operator.
-        order: of the operators; None for program order.
+        level: the kernels.
         ns: when the last one is done.
         busy: nanoseconds of kernels on each processor.
     """
@@ -150,74 +150,68 @@ class _Schedule:
         operators: Operators,
         costs: Costs,
         placed: Mapping[str, int],
-        reorder: bool,
+        order: Sequence[str] | None = None,
     ) -> None:
-        owners = branched.owners
-        self.costs = costs
-        self.base = {group.name: group for group in network.graph.groups}
-        together = {name: (place, name in owners) for name, place in placed.items()}
-        self.graph = OperatorGraph(operators, where=together)
-        self.placed = dict(placed)
-        self.order: list[str] | None = None
-        problem = self._problem(owners, _stages(branched.mod))
-        groups = self.graph.groups
-        where = [0, *(placed[group.operators[-1].name] for group in groups), 0]
-        timeline = run_sequence(problem, where, range(len(where)))
-        if reorder:
-            timeline = self._refined(timeline)
-        self.timeline = timeline
-        self.ns = max(timeline.finish.values(), default=0)
+        self.network, self.branched, self.operators = network, branched, operators
+        self.costs, self.placed = costs, dict(placed)
+        main, processors = branched.mod["main"], costs.processors
+        names = {name: processors[place].name for name, place in placed.items()}
+        self.regions = form_regions(main, names, order)
+        plan = Plan(tuple(processor.name for processor in processors), self.regions)
+        self.level = kernels_of_plan(branched.mod, plan, processors, operators)
+        self.timeline = self._run()
+        self.ns = max(self.timeline.finish.values(), default=0)
+        problem = self.timeline.problem
         self.busy = tuple(
             sum(problem.cost(operator, place) for operator in queue)
-            for place, queue in enumerate(timeline.order)
+            for place, queue in enumerate(self.timeline.order)
         )
 
-    def _problem(self, owners: Mapping[str, int], stages: Stages) -> Problem:
-        """The branched network; parts stay where they are."""
-        places = range(len(self.costs.processors))
-        whole = {group.name: self._whole(group, owners) for group in self.graph.groups}
-        parts = [group for group in self.graph.groups if whole[group.name] is None]
-        self.costs.learn(parts, stages, owners)
+    def _run(self) -> Timeline:
+        """Every kernel where its operators are placed, in the order of the regions."""
+        groups = self.level.graph.groups
+        where = [0, *(self.placed[group.operators[-1].name] for group in groups), 0]
+        return run_sequence(self._problem(), where, range(len(where)))
+
+    def _problem(self) -> Problem:
+        """The branched network; parts, and what puts them together, stay where they are."""
+        owners, places = self.branched.owners, range(len(self.costs.processors))
+        base = {group.name: group for group in self.network.graph.groups}
+        groups = self.level.graph.groups
+        own = {group.name: self.placed[group.operators[-1].name] for group in groups}
+        features = {name: self.level.features(name) for name in own}
+        self.costs.ask_for_kernels([(features[name], place) for name, place in own.items()])
 
         def nanoseconds(group: Group) -> list[int | None]:
-            base, owner = whole[group.name], owners.get(group.anchor.name)
-            if base is not None:
-                return [self.costs.whole(base, place) for place in places]
-            if owner is None:
-                return [self.costs.of(group, place, stages) for place in places]
-            own = round((self.costs.of(group, owner, stages) or 0) * self.costs.together[owner])
-            return [own if place == owner else None for place in places]
+            here, name = own[group.name], group.anchor.name
+            ns = self.costs.of(features[group.name], here)
+            if name in owners:
+                ns = round(ns * self.costs.together[here])
+            whole = base.get(group.name)
+            if whole is None or name in owners or not _same(whole, group):
+                return [ns if place == here else None for place in places]
+            return [ns if place == here else self.costs.whole(whole, place) for place in places]
 
         names = [processor.name for processor in self.costs.processors]
-        return problem_of(self.graph, names, nanoseconds, self.costs.transfers())
+        return problem_of(self.level.graph, names, nanoseconds, self.costs.transfers())
 
-    def _whole(self, group: Group, owners: Mapping[str, int]) -> Group | None:
-        """The same kernel in the network before it was branched."""
-        base = self.base.get(group.name)
-        same = base is not None and len(base.operators) == len(group.operators)
-        return base if same and group.anchor.name not in owners else None
-
-    def _refined(self, timeline: Timeline) -> Timeline:
+    def refined(self) -> _Schedule:
         """What the scheduler makes of it, where that is worth another order."""
-        found = refine(timeline)
-        if max(found.finish.values()) > _WORTH_REORDERING * max(timeline.finish.values()):
-            return timeline
-        groups = self.graph.groups
-        for index, group in enumerate(groups, start=1):
-            self.placed.update((op.name, found.placement[index]) for op in group.operators)
-        start = {
-            op.name: found.start[index]
-            for index, group in enumerate(groups, start=1)
-            for op in group.operators
-        }
-        self.order = _by_start(self.graph.operators, self.placed, start)
-        return found
+        found = refine(self.timeline)
+        if max(found.finish.values()) > _WORTH_REORDERING * self.ns:
+            return self
+        placed = dict(self.placed)
+        start: dict[str, int] = {}
+        for index, group in enumerate(self.level.graph.groups, start=1):
+            placed.update((op.name, found.placement[index]) for op in group.operators)
+            start.update((op.name, found.start[index]) for op in group.operators)
+        order = _by_start(self.operators, placed, start)
+        other = _Schedule(self.network, self.branched, self.operators, self.costs, placed, order)
+        return min(other, self, key=lambda schedule: schedule.ns)
 
-    def predict(
-        self, regions: Sequence[PlannedRegion], why: Mapping[str, str]
-    ) -> tuple[PlannedRegion, ...]:
+    def predict(self, why: Mapping[str, str]) -> tuple[PlannedRegion, ...]:
         """The regions with their times and reasons."""
-        groups = self.graph.groups
+        groups = self.level.graph.groups
         times = {
             op.name: (self.timeline.start[index], self.timeline.finish[index])
             for index, group in enumerate(groups, start=1)
@@ -225,12 +219,12 @@ class _Schedule:
         }
         found: list[PlannedRegion] = []
         ends: dict[str, int] = {}
-        for region in regions:
+        for region in self.regions:
             own = [times[name] for name in region.operators if name in times]
             reads = [
                 ends.get(source, 0)
                 for name in region.operators
-                for source in self.graph.operators[name].inputs
+                for source in self.operators[name].inputs
             ]
             begin = min((start for start, _ in own), default=max(reads, default=0))
             end = max((finish for _, finish in own), default=begin)
@@ -242,14 +236,8 @@ class _Schedule:
         return tuple(found)
 
 
-def _stages(mod: tvm.IRModule) -> Stages:
-    """Winograd's stages in the module."""
-    found = {
-        var.name_hint: stage_of(function)
-        for var, function in mod.functions.items()
-        if isinstance(function, tirx.PrimFunc)
-    }
-    return {name: stage for name, stage in found.items() if stage is not None}
+def _same(one: Group, other: Group) -> bool:
+    return [op.name for op in one.operators] == [op.name for op in other.operators]
 
 
 def _by_start(

@@ -1,0 +1,167 @@
+"""What a search reckons with is what the compiler makes: kernel by kernel, field by field."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import tvm
+from search_helpers import costs, emit
+from tvm import relax
+from tvm_stretch.passes.split_outputs import split_outputs
+from tvm_stretch.passes.split_rows import split_rows
+from tvm_stretch.targets.processor import Processor
+from tvm_stretch.targets.processors import make_processors
+
+from tvm_stretch import zoo
+from tvm_stretch.build.branching import branch
+from tvm_stretch.build.kernels import KernelLevel, kernels_alone
+from tvm_stretch.build.pipeline import lower_regions
+from tvm_stretch.build.placement import choose_plan
+from tvm_stretch.cost.describe import describe, describe_copy
+from tvm_stretch.cost.features import Features
+from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.operator_graph import Group
+from tvm_stretch.lowering.graph import COPY_KERNEL, ProcessorSpec
+from tvm_stretch.lowering.lower import lower
+from tvm_stretch.plan.plan import Plan
+from tvm_stretch.plan.splits import RowSplit
+from tvm_stretch.search import search
+from tvm_stretch.search.kernels import Kernels
+
+AARCH64 = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a76"}
+AVX2 = {"kind": "llvm", "mcpu": "haswell"}
+AVX512 = {"kind": "llvm", "mcpu": "skylake-avx512"}
+ADRENO = {"kind": "opencl", "device": "adreno"}
+MACHINES = {"neon": [AARCH64], "avx2": [AVX2], "avx512": [AVX512], "adreno": [AVX2, ADRENO]}
+QUICK = ("squeezenet1_0", "mobilenet_v3_small", "resnet18")
+LARGER = {"inception_v3": 107, "inception_v4": 107, "lstm": 3, "squeezenet1_0": 67}
+EVERYWHERE = [
+    *((name, machine) for name, machine in zip(QUICK, ("neon", "avx2", "avx512"), strict=True)),
+    *(
+        pytest.param(name, machine, marks=pytest.mark.full)
+        for name in zoo.names()
+        for machine in MACHINES
+    ),
+]
+
+
+def network(name: str) -> tvm.IRModule:
+    return load_network(zoo.build(name, size=LARGER.get(name, 64)))
+
+
+def processor_of(machine: str) -> Processor:
+    """The last of the machine's processors."""
+    _, placeable = make_processors(MACHINES[machine], 1)
+    return placeable[-1]
+
+
+def compiled(
+    mod: tvm.IRModule, plan: Plan | None, processors: list[Processor]
+) -> Counter[Features]:
+    """The nodes of the executor's graph."""
+    owners = {}
+    if plan is not None:
+        branched = branch(mod, plan.shares, plan.splits, processors)
+        mod, owners = branched.mod, branched.owners
+    names = [processor.name for processor in processors]
+    chosen = choose_plan(mod["main"], names, processors, plan, owners)
+    lowered = lower_regions(mod, chosen, processors)
+    graph = lower(lowered, processors=[ProcessorSpec(p.name, p.kind) for p in processors]).graph
+    found: Counter[Features] = Counter()
+    for region in graph.regions:
+        for node in (graph.nodes[index] for index in region.nodes):
+            if node.kernel == COPY_KERNEL:
+                found[describe_copy(graph.tensors[node.inputs[0]].bytes)] += 1
+            else:
+                machine = processors[region.processor].machine
+                found[describe(lowered[node.kernel], machine)] += 1
+    return found
+
+
+def listed(level: KernelLevel) -> Counter[Features]:
+    return Counter(kernel.features for kernels in level.kernels.values() for kernel in kernels)
+
+
+@pytest.mark.parametrize(("name", "machine"), EVERYWHERE)
+def test_whole_kernels(name: str, machine: str) -> None:
+    mod, processor = network(name), processor_of(machine)
+    kernels = Kernels([processor])
+    graph = kernels.lower(mod)
+    promised = Counter(f for group in graph.groups for f in kernels.whole(group, 0))
+    assert promised == compiled(mod, None, [processor])
+
+
+def same_operators(group: Group, part: Group, suffix: str) -> bool:
+    return [f"{op.name}{suffix}" for op in group.operators] == [op.name for op in part.operators]
+
+
+def can_be_shared(group: Group) -> bool:
+    anchor = group.anchor
+    dense = anchor.kind == "nn.conv2d" and anchor.groups == 1
+    return (dense or anchor.kind == "matmul") and not isinstance(anchor.call.args[1], relax.Var)
+
+
+@pytest.mark.parametrize(("name", "machine"), EVERYWHERE)
+def test_halves_of_channels(name: str, machine: str) -> None:
+    mod, processor = network(name), processor_of(machine)
+    kernels = Kernels([processor])
+    graph = kernels.lower(mod)
+    shares, checked = {}, 0
+    for group in filter(can_be_shared, graph.groups):
+        channels = group.anchor.shape[1]
+        half = kernels.half(group, 0, "outputs")
+        if half is not None:
+            first = round(channels * half[1])
+            shares[group.anchor.name] = (first, channels - first)
+    level = kernels_alone(split_outputs(mod, shares), processor)
+    for group in graph.groups:
+        part = level.graph.by_name.get(f"{group.name}.p0")
+        if part is None or not same_operators(group, part, ".p0"):
+            continue  # other operators are fused with a part, such as none of a joined sum
+        half = kernels.half(group, 0, "outputs")
+        if half is None or round(half[1] * group.anchor.shape[1]) != part.anchor.shape[1]:
+            continue  # a depthwise convolution in the shares of what it reads
+        assert Counter(level.features(part.name)) == Counter(half[0]), group.name
+        checked += 1
+    assert checked or name == "lstm"
+
+
+@pytest.mark.parametrize(("name", "machine"), EVERYWHERE)
+def test_halves_of_rows(name: str, machine: str) -> None:
+    """The first of two bands, of single groups that may be cut that way."""
+    mod, processor = network(name), processor_of(machine)
+    kernels = Kernels([processor])
+    graph = kernels.lower(mod)
+    templates = ("nn.conv2d", "nn.max_pool2d", "nn.avg_pool2d")
+    some = [group for group in graph.groups if group.anchor.kind in templates][1::7]
+    checked = 0
+    for group in some:
+        half = kernels.half(group, 0, "rows")
+        data = group.anchor.inputs[0] if group.anchor.inputs else ""
+        if half is None or len(group.reads) != 1:
+            continue
+        first = round(half[1] * group.anchor.shape[2])
+        split = RowSplit(data, group.name, (first, group.anchor.shape[2] - first))
+        try:
+            cut = split_rows(mod, split).mod
+        except UnsupportedError:
+            continue
+        level = kernels_alone(cut, processor)
+        parts = [p for p in level.graph.groups if same_operators(group, p, ".r0")]
+        if parts:
+            (part,) = parts
+            assert Counter(level.features(part.name)) == Counter(half[0]), group.name
+            checked += 1
+    assert checked or not some
+
+
+@pytest.mark.parametrize("layers", [["conv", "residual", "fork"], ["depthwise", "conv", "conv"]])
+def test_plans_of_several_processors(layers: list[str]) -> None:
+    mod, given = emit(layers, size=56, channels=64), costs(1.0, 1.0, 2.0)
+    rivals = search(mod, given, most=2).rivals
+    assert rivals
+    for rival in rivals:
+        assert rival.level is not None
+        assert listed(rival.level) == compiled(mod, rival.plan, list(given.processors))

@@ -1,0 +1,162 @@
+"""The kernels that a network becomes, told by the compiler itself: plans reckon with what will run.
+
+    conv1, relu1, join, conv2    ──the phases of pipeline.py──>    group relu1: conv1, relu1
+    in regions of a plan                                              fused_conv2d_relu  (cpu)
+                                                                   group conv2: conv2
+                                                                      subsample          (opencl)
+                                                                      conv2d             (opencl)
+
+Kernels carry the names of the operators in them, or of the operator that they help. An operator
+without a kernel is a view. The kernels of a group are described before they are scheduled, when
+they still say what they compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import tvm
+from tvm import relax
+
+from tvm_stretch.build.pipeline import lower_regions
+from tvm_stretch.cost.describe import Anchored, describe_apart, describe_copy
+from tvm_stretch.cost.features import Features
+from tvm_stretch.ir.operator_graph import OperatorGraph
+from tvm_stretch.ir.operators import Operators
+from tvm_stretch.lowering.graph import COPY_KERNEL
+from tvm_stretch.lowering.views import Step
+from tvm_stretch.lowering.walk import Walk
+from tvm_stretch.lowering.weights import UnreadWeights
+from tvm_stretch.plan.plan import Plan, PlannedRegion
+from tvm_stretch.targets.processor import Processor
+
+
+@dataclass(frozen=True)
+class GroupKernel:
+    """One kernel of a group.
+
+    Attributes:
+        features: as the cost models see it.
+        anchored: its template and what is fused behind; None for copies and what has no template.
+    """
+
+    features: Features
+    anchored: Anchored | None = None
+
+
+@dataclass(frozen=True)
+class KernelLevel:
+    """A network after the compiler's passes.
+
+    Attributes:
+        mod: kernel-level Relax.
+        graph: the network in groups of operators that run together.
+        kernels: of each group, by its name.
+    """
+
+    mod: tvm.IRModule
+    graph: OperatorGraph
+    kernels: Mapping[str, tuple[GroupKernel, ...]]
+
+    def features(self, group: str) -> tuple[Features, ...]:
+        """The features of a group's kernels."""
+        return tuple(kernel.features for kernel in self.kernels[group])
+
+
+def kernels_alone(
+    mod: tvm.IRModule,
+    processor: Processor,
+    operators: Operators | None = None,
+    regions: Sequence[PlannedRegion] | None = None,
+) -> KernelLevel:
+    """The kernels of a canonical module that one processor runs alone, whatever it refuses.
+
+    Args:
+        mod: the canonical module.
+        processor: whoever the regions name.
+        operators: of ``main``, if they are known.
+        regions: whose operators do not fuse; by default there is one.
+    """
+    operators = operators or Operators(mod["main"])
+    if regions is None:
+        names = tuple(op.name for op in operators if isinstance(op.binding.value, relax.Call))
+        regions = [PlannedRegion("r0", processor.name, names)] if names else []
+    own = tuple(replace(region, processor=processor.name) for region in regions)
+    return kernels_of_plan(mod, Plan((processor.name,), own), [processor], operators)
+
+
+def kernels_of_plan(
+    mod: tvm.IRModule,
+    plan: Plan,
+    processors: Sequence[Processor],
+    operators: Operators | None = None,
+) -> KernelLevel:
+    """The kernels of a canonical module whose regions are those of a plan.
+
+    Args:
+        mod: the canonical module, after the plan's shares and splits.
+        plan: its regions hold every operator once.
+        processors: all of the model's, the CPU first.
+        operators: of ``main``, if they are known.
+    """
+    operators = operators or Operators(mod["main"])
+    lowered = lower_regions(mod, plan, processors)
+    machines = [processor.machine for processor in processors]
+    walk = Walk(lowered, [p.name for p in processors], weights=UnreadWeights())
+    walk.visit_main(relax.analysis.remove_all_unused(lowered["main"]))
+    functions = {var.name_hint: function for var, function in lowered.functions.items()}
+    known: dict[tuple[str, int], GroupKernel] = {}
+    found: list[tuple[tuple[str, ...], bool, GroupKernel]] = []
+    for region in walk.regions:
+        for step in region.steps:
+            if step.kernel == COPY_KERNEL:
+                kernel = GroupKernel(describe_copy(step.inputs[0].bytes))
+            else:
+                key = (step.kernel, region.processor)
+                if key not in known:
+                    described = describe_apart(functions[step.kernel], machines[region.processor])
+                    known[key] = GroupKernel(*described)
+                kernel = known[key]
+            inside = _operators_in(step, operators)
+            if inside:
+                found.append((inside, len(inside) > 1 or inside[0] == step.name, kernel))
+    return _grouped(lowered, operators, found)
+
+
+def _operators_in(step: Step, operators: Operators) -> tuple[str, ...]:
+    """The operators that a kernel computes, or the one that it helps."""
+    found = []
+    for name in step.name.split(" + "):
+        while name and name not in operators:
+            name = name.rpartition(".")[0]
+        if name:
+            found.append(name)
+    return tuple(found)
+
+
+def _grouped(
+    mod: tvm.IRModule,
+    operators: Operators,
+    found: Sequence[tuple[tuple[str, ...], bool, GroupKernel]],
+) -> KernelLevel:
+    """Groups of the operators that kernels compute; what helps an operator goes with its group.
+
+    Args:
+        mod: kernel-level Relax.
+        operators: of the canonical module.
+        found: in the order they run, the operators of each kernel, whether it computes them or
+            only helps, and the kernel.
+    """
+    computed = {name for inside, computes, _ in found if computes for name in inside}
+    members: dict[tuple[str, ...], None] = {}
+    for inside, computes, _ in found:
+        if computes or not computed.issuperset(inside):
+            members.pop(inside, None)  # what copies alone make is there after the last of them
+            members[inside] = None
+    graph = OperatorGraph(operators, list(members))
+    group_of = {op.name: group.name for group in graph.groups for op in group.operators}
+    kernels: dict[str, list[GroupKernel]] = {group.name: [] for group in graph.groups}
+    for inside, _, kernel in found:
+        kernels[group_of[inside[-1]]].append(kernel)
+    return KernelLevel(mod, graph, {name: tuple(listed) for name, listed in kernels.items()})

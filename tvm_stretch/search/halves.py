@@ -1,0 +1,168 @@
+"""What the kernels of a group become where a processor computes half of the group.
+
+    conv 64 -> 128, 56 x 56, relu     half of outputs: conv 64 ->  64, 56 x 56, relu
+                                      half of inputs:  conv 32 -> 128, 56 x 56
+                                      half of rows:    conv 64 -> 128, 28 x 56, relu
+
+The kernel of the whole is taken apart and its template configured anew, as BlockChannels would do
+it for the half; everything else is halved in size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from math import prod
+from typing import Literal
+
+from tvm_stretch.build.kernels import GroupKernel
+from tvm_stretch.cost.describe import Anchored, Config, Epilogue, template_features
+from tvm_stretch.cost.features import Features, GenericFeatures
+from tvm_stretch.ir.operator_graph import Group
+from tvm_stretch.ir.operators import Operator
+from tvm_stretch.passes.row_windows import window
+from tvm_stretch.targets.kernels.blocks import conv_shape, convolution_config, dense_shape
+from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
+from tvm_stretch.targets.kernels.conv import ConvConfig
+from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.window import WindowConfig
+from tvm_stretch.targets.kernels.winograd import WinogradConfig
+
+Along = Literal["outputs", "inputs", "rows"]
+"""What a part has fewer of: output channels, input channels (and summands), rows."""
+
+Half = tuple[tuple[Features, ...], float]
+"""Kernels, and which fraction of the group they compute."""
+
+
+def half_of(
+    group: Group, kernels: Sequence[GroupKernel], along: Along, machine: VectorMachine
+) -> Half | None:
+    """The kernels of about half of a group; None where there is no half."""
+    shape = group.anchor.shape
+    axis = 2 if along == "rows" else 1
+    if len(shape) <= axis or shape[axis] < 2:
+        return None
+    extent = shape[axis] // 2
+    if along != "rows":
+        unit = _unit(group.anchor, machine)
+        extent = -(-extent // unit) * unit if shape[axis] > unit else extent
+    if extent == shape[axis]:
+        return None
+    fraction = extent / shape[axis]
+    found: list[Features] = []
+    has_template = any(kernel.anchored for kernel in kernels)
+    # Before a template's kernel stands what gathers the pixels that it reads.
+    gathered = 1.0 if along == "outputs" and has_template else fraction
+    for kernel in kernels:
+        if kernel.anchored is None:
+            found.append(_scaled(kernel.features, gathered))
+            continue
+        config = _half_config(group.anchor, kernel.anchored.config, along, extent, machine)
+        epilogue = _half_epilogue(kernel.anchored, config, along)
+        found.append(template_features(config, epilogue, machine))
+        break  # behind it stands what works on the whole result, such as giving it a plain layout
+    return tuple(found), fraction
+
+
+def _unit(anchor: Operator, machine: VectorMachine) -> int:
+    """Parts hold whole vectors of channels, and whole groups of a grouped convolution."""
+    if anchor.kind == "nn.conv2d" and anchor.groups > 1:
+        return max(machine.lanes, anchor.shape[1] // anchor.groups)
+    return machine.lanes
+
+
+def _half_config(
+    anchor: Operator, whole: Config, along: Along, extent: int, machine: VectorMachine
+) -> Config:
+    """The configuration of the half."""
+    if anchor.kind == "matmul":
+        data, outputs = anchor.arg_shapes[0], anchor.shape[1]
+        if along == "inputs":
+            half = dense_shape((data[0], data[1] // 2), outputs)
+        else:
+            half = dense_shape(data, extent)
+        return choose_conv(half, machine, machine.lanes)
+    if anchor.kind == "nn.conv2d":
+        shape = conv_shape(anchor.call)
+        assert shape is not None  # it has a template
+        block = whole.data_block if isinstance(whole, ConvConfig) else machine.lanes
+        return convolution_config(_half_shape(anchor, shape, along, extent), machine, block)
+    assert isinstance(whole, WindowConfig)
+    return _half_pool(anchor, whole, along, extent)
+
+
+def _half_shape(anchor: Operator, whole: ConvShape, along: Along, extent: int) -> ConvShape:
+    if along == "rows":
+        rows, padding = _band(anchor, extent)
+        return replace(
+            whole,
+            in_size=(rows, whole.in_size[1]),
+            padding=(padding[0], whole.padding[1], padding[1], whole.padding[3]),
+        )
+    if whole.groups > 1:
+        groups = whole.groups * extent // whole.out_channels
+        inputs = whole.in_channels // whole.groups * groups
+        return replace(whole, in_channels=inputs, out_channels=extent, groups=groups)
+    if along == "inputs":
+        return replace(whole, in_channels=whole.in_channels // 2)
+    return replace(whole, out_channels=extent)
+
+
+def _half_pool(anchor: Operator, whole: WindowConfig, along: Along, extent: int) -> WindowConfig:
+    if along != "rows":
+        return replace(whole, channels=extent)
+    rows, padding = _band(anchor, extent)
+    out = None if whole.out is None else (extent, whole.out[1])
+    return replace(
+        whole,
+        in_size=(rows, whole.in_size[1]),
+        padding=(padding[0], whole.padding[1], padding[1], whole.padding[3]),
+        out=out,
+    )
+
+
+def _band(anchor: Operator, extent: int) -> tuple[int, tuple[int, int]]:
+    """Rows that the first band of a convolution or pool reads, and its padding."""
+    sliding = window(anchor)
+    assert sliding is not None
+    begin, end = sliding.reads((0, extent))
+    return end - begin, sliding.padding((0, extent))
+
+
+def _half_epilogue(whole: Anchored, config: Config, along: Along) -> Epilogue:
+    """What stays behind the half: sums over half of the inputs are finished elsewhere."""
+    if along == "inputs":
+        return Epilogue()
+    axis, extent, full = 1, _out_blocks(config), _out_blocks(whole.config)
+    if along == "rows":
+        axis, extent, full = 2, config.out_size[0], whole.config.out_size[0]
+    size = 0
+    for shape, item in whole.operands:
+        halved = len(shape) == 5 and shape[axis] == full
+        size += item * prod(extent if halved and i == axis else n for i, n in enumerate(shape))
+    return Epilogue(whole.flops * extent / full, size, whole.out_bytes * extent // full)
+
+
+def _out_blocks(config: Config) -> int:
+    if isinstance(config, WindowConfig):
+        return config.blocks
+    if isinstance(config, WinogradConfig):
+        return config.parts * config.out_blocks
+    return config.out_blocks
+
+
+_UNSCALED = ("reduce_steps", "inner_elements", "stages", "round_bytes", "reuse_bytes")
+
+
+def _scaled(whole: Features, fraction: float) -> Features:
+    """A kernel without a template: all that grows with the size of its result."""
+    if not isinstance(whole, GenericFeatures):
+        return whole
+    scaled = {
+        field.name: type(value)(value * fraction)
+        for field in fields(whole)
+        if field.name not in _UNSCALED
+        for value in (getattr(whole, field.name),)
+    }
+    return replace(whole, **scaled)
