@@ -25,7 +25,7 @@ from tvm_stretch.cost.features import Features
 from tvm_stretch.ir.operator_graph import OperatorGraph
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.lowering.graph import COPY_KERNEL
-from tvm_stretch.lowering.views import Step
+from tvm_stretch.lowering.views import DraftNode
 from tvm_stretch.lowering.walk import Walk
 from tvm_stretch.lowering.weights import UnreadWeights
 from tvm_stretch.plan.plan import Plan, PlannedRegion
@@ -124,7 +124,7 @@ def kernels_of_plan(
     return _grouped(lowered, operators, found)
 
 
-def _operators_in(step: Step, operators: Operators) -> tuple[str, ...]:
+def _operators_in(step: DraftNode, operators: Operators) -> tuple[str, ...]:
     """The operators that a kernel computes, or the one that it helps."""
     found = []
     for name in step.name.split(" + "):
