@@ -87,10 +87,11 @@ def _fastest(
 ) -> Model:
     """The winner of `decide`; if a device fails meanwhile, what the CPU makes of the network."""
 
-    def built(candidate: Candidate) -> Model:
+    def built(network: tvm.IRModule, candidate: Candidate) -> Model:
         lowered = None if candidate.level is None else candidate.level.mod
+        seen = observer if network is mod else None
         return build(
-            mod, candidate.plan, processors, placeable, observer, candidate.branched, lowered
+            network, candidate.plan, processors, placeable, seen, candidate.branched, lowered
         )
 
     try:

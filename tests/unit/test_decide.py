@@ -63,7 +63,7 @@ class Scene:
     def search(self, _mod: object, _costs: object) -> Found:
         return self.finds.pop(0) if len(self.finds) > 1 else self.finds[0]
 
-    def build(self, chosen: Candidate) -> Scripted:
+    def build(self, _mod: object, chosen: Candidate) -> Scripted:
         self.built.append(chosen)
         return Scripted(chosen)
 
@@ -80,6 +80,7 @@ class Scene:
 
     def decide(self, monkeypatch: pytest.MonkeyPatch, processors: Sequence[Any] = ()) -> Any:
         monkeypatch.setattr(deciding, "planning_costs", lambda _processors: self)
+        monkeypatch.setattr(deciding, "at_present_pace", lambda costs, _measure: costs)
         for name in ("search", "trace", "compare"):
             monkeypatch.setattr(deciding, name, getattr(self, name))
         given = list(processors or PROCESSORS)

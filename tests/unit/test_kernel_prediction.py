@@ -8,8 +8,8 @@ import pytest
 import tvm
 from search_helpers import costs, emit
 from tvm import relax
+from tvm_stretch.passes.branch_segments import branch_segments
 from tvm_stretch.passes.split_outputs import split_outputs
-from tvm_stretch.passes.split_rows import split_rows
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import make_processors
 
@@ -145,7 +145,7 @@ def test_halves_of_rows(name: str, machine: str) -> None:
         first = round(half[1] * group.anchor.shape[2])
         split = RowSplit(data, group.name, (first, group.anchor.shape[2] - first))
         try:
-            cut = split_rows(mod, split).mod
+            cut, _ = branch_segments(mod, [split])
         except UnsupportedError:
             continue
         level = kernels_alone(cut, processor)

@@ -117,17 +117,20 @@ class Costs:
         places = range(len(self.processors))
         return sum(any(is_unlike(group, place) for place in places) for group in groups)
 
-    def corrected(self, factors: Sequence[float]) -> Costs:
-        """The same costs, every processor slower by its factor."""
-        return replace(
+    def corrected(self, factors: Sequence[float], together: float = 1.0) -> Costs:
+        """The same costs, every processor slower by its factor, and all while others work."""
+        slower = replace(
             self,
             factors=tuple(a * b for a, b in zip(self.factors, factors, strict=True)),
+            together=tuple(ratio * together for ratio in self.together),
             source=f"{self.source}, corrected by a run",
             _wholes={},
             _halves={},
             _known={},
             _unlike=set(),
         )
+        slower.kernels = self.kernels
+        return slower
 
     def part(self, group: Group, place: int, along: Along, fraction: float) -> int:
         """A part of a kernel, on a processor that supports it, while others work too."""

@@ -5,7 +5,8 @@
 
 Costs that nobody measured may be wrong by far. Then every processor alone is measured, and always
 shares of output channels alone, which compute nothing twice; and a run of the first plan says how
-fast each processor really is: if their ratio is another one, the search answers once more.
+fast each processor really is: if their ratio is another one, the search answers once more. Measured
+costs are those of a quiet machine; a small reference network says how fast it is now (`pace.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tvm_stretch.runtime.timeline import Timeline
 from tvm_stretch.search import search
 from tvm_stretch.search.contest import Outcome, compare, trace, winner
 from tvm_stretch.search.costs import planning_costs
+from tvm_stretch.search.pace import at_present_pace
 from tvm_stretch.search.realise import Candidate
 from tvm_stretch.targets.processor import Processor
 
@@ -34,7 +36,7 @@ def decide(
     mod: tvm.IRModule,
     processors: Sequence[Processor],
     placeable: Sequence[Processor],
-    build: Callable[[Candidate], Model],
+    build: Callable[[tvm.IRModule, Candidate], Model],
 ) -> Model:
     """The fastest model of a network; one processor unless several win beyond doubt.
 
@@ -42,28 +44,33 @@ def decide(
         mod: the canonical module.
         processors: all of the model's, the CPU first.
         placeable: those that operators may be placed on.
-        build: makes a model of a candidate.
+        build: makes a model of a network and a plan for it.
 
     Raises:
         MeasureError: a model failed while it was measured.
         UnsupportedError: no processor supports one of the operators.
     """
     costs = planning_costs([p if p in placeable else _not_asked_for(p) for p in processors])
+    runs_here = all(processor.runs_here for processor in placeable)
+    if costs.trusted and runs_here:
+        costs = at_present_pace(
+            costs, lambda other, plans: compare([build(other, plan) for plan in plans])
+        )
     found = search(mod, costs)
-    if not all(processor.runs_here for processor in placeable):
+    if not runs_here:
         candidate = (found.singles or found.rivals)[0]
         reason = f"{_predicted(candidate)}; not measured, for another machine"
-        return build(candidate).with_reason(reason)
+        return build(mod, candidate).with_reason(reason)
     singles = found.singles[:1] if costs.trusted else found.singles
-    entries = [(rival, build(rival)) for rival in found.rivals]
+    entries = [(rival, build(mod, rival)) for rival in found.rivals]
     if entries and not costs.trusted:
         factors = _surprise(found.rivals[0], trace(entries[0][1], _TIMELINES))
         if max(factors) > _SURPRISING * min(factors):
             found = search(mod, costs.corrected(factors))
             known = [_choices(rival) for rival, _ in entries]
             new = [rival for rival in found.rivals if _choices(rival) not in known]
-            entries += [(rival, build(rival)) for rival in new]
-    entries[:0] = [(single, build(single)) for single in singles]
+            entries += [(rival, build(mod, rival)) for rival in new]
+    entries[:0] = [(single, build(mod, single)) for single in singles]
     notes = found.notes if singles else ("no processor supports everything", *found.notes)
     if len(entries) == 1:
         candidate, model = entries[0]

@@ -29,6 +29,7 @@ class Kernels:
         self._supported: dict[tuple[Operator, int], bool] = {}
         self._kernels: dict[tuple[Group, int], tuple[GroupKernel, ...]] = {}
         self._halves: dict[tuple[object, ...], Half | None] = {}
+        self._last: tuple[tvm.IRModule, OperatorGraph] | None = None
 
     def supports(self, operator: Operator, place: int) -> bool:
         """Whether the processor runs the operator; what is no call runs anywhere."""
@@ -49,6 +50,11 @@ class Kernels:
         Where no processor supports all operators of a kernel, only operators of the same
         processors become one kernel.
         """
+        if self._last is None or self._last[0] is not mod:  # a search may be repeated
+            self._last = mod, self._lower_supported(mod)
+        return self._last[1]
+
+    def _lower_supported(self, mod: tvm.IRModule) -> OperatorGraph:
         operators = Operators(mod["main"])
         graph = self._lower(mod, operators, None)
         places = range(len(self.processors))

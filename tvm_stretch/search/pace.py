@@ -1,0 +1,64 @@
+"""How fast this machine is now: measured models remember it as it was when nothing disturbed it.
+
+    a small chain of convolutions    cpu alone: predicted 0.80 ms, takes 1.00    -> cpu      x 1.25
+                                     both:      predicted 0.45 ms, takes 0.68    -> together x 1.21
+
+Neighbours on a machine slow its cores down, not always alike, and whoever meets waits for the
+slower one; so a chain that meets after every layer is timed as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_stretch.frontend import load_network
+from tvm_stretch.search import search
+from tvm_stretch.search.contest import Outcome
+from tvm_stretch.search.costs import Costs
+from tvm_stretch.search.realise import Candidate
+
+_LAYERS, _CHANNELS, _SIDE = 8, 64, 28
+
+
+def at_present_pace(
+    costs: Costs, measure: Callable[[tvm.IRModule, Sequence[Candidate]], Sequence[Outcome]]
+) -> Costs:
+    """The costs as they are now.
+
+    Args:
+        costs: as they were measured.
+        measure: builds and times plans of a network.
+    """
+    network = load_network(_chain())
+    found = search(network, costs)
+    candidates = [*found.singles, *found.rivals[:1]]
+    if len(found.singles) < len(costs.processors):
+        return costs  # one of them supports no convolutions
+    outcomes = measure(network, candidates)
+    ratios = [o.seconds * 1e9 / c.ns for o, c in zip(outcomes, candidates, strict=True)]
+    names = [candidate.plan.regions[0].processor for candidate in found.singles]
+    alone = dict(zip(names, ratios, strict=False))
+    factors = [alone[processor.name] for processor in costs.processors]
+    met = ratios[-1] / max(factors) if found.rivals else 1.0
+    return costs.corrected(factors, together=max(1.0, met))
+
+
+def _chain() -> tvm.IRModule:
+    """The reference: its layers are like those of a network, and as many meet."""
+    dice, builder = np.random.default_rng(0), relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, _CHANNELS, _SIDE, _SIDE), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = x
+            for _ in range(_LAYERS):
+                weight = dice.standard_normal((_CHANNELS, _CHANNELS, 3, 3)) / 24
+                constant = relax.const(weight.astype("float32"))
+                y = builder.emit(relax.op.nn.conv2d(y, constant, padding=1))
+                y = builder.emit(relax.op.nn.relu(y))
+            out = builder.emit_output(y)
+        builder.emit_func_output(out)
+    return builder.get()
