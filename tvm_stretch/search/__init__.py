@@ -89,15 +89,38 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1) -> Found:
     if len(costs.processors) < 2:
         return Found(tuple(ranked), ())
     limit = _DOUBT[costs.trusted] * ranked[0].ns if ranked else float("inf")
-    most = most if costs.trusted or ranking[0].only_shares else 2
-    rivals: list[Candidate] = []
     notes = _unlike_measured(network, costs)
+    most = most if costs.trusted or ranking[0].only_shares else 2
+    rivals = _work_out(network, costs, ranking, (limit, most), notes)
+    if not ranked and not rivals:
+        rivals.append(_plain(network, costs))
+    return Found(tuple(ranked), tuple(rivals), tuple(dict.fromkeys(notes)))
+
+
+def _work_out(
+    network: Network,
+    costs: Costs,
+    ranking: Sequence[Chain],
+    limits: tuple[float, int],
+    notes: list[str],
+) -> list[Candidate]:
+    """The plans of what is promising, the most promising first; ``notes`` says what of the rest.
+
+    Args:
+        network: what is computed.
+        costs: of its kernels.
+        ranking: as `choose` gives it.
+        limits: the longest predicted latency, and how many plans.
+        notes: grows.
+    """
+    limit, most = limits
     clearly_less = _CLEARLY_LESS[costs.trusted]
+    rivals: list[Candidate] = []
     for chain in ranking:
         what = _describe(chain.options)
         # Worked out, shares cost more: Winograd's tiles of all channels are read by each of them.
         disappointing = bool(rivals) and chain.ns < clearly_less * rivals[0].ns
-        if not any(option.uses_several for option in chain.options) and ranked:
+        if not any(option.uses_several for option in chain.options) and limit < float("inf"):
             notes.append("no way to use several processors is predicted to be faster")
         elif chain.ns > limit or (len(rivals) == most and not disappointing):
             notes.append(_predicted(what, chain.ns))
@@ -111,9 +134,7 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1) -> Found:
         rivals.reverse()
         most = most if costs.trusted else 2
     notes += [_predicted(rival.what, rival.ns) for rival in rivals[most:]]
-    if not ranked and not rivals:
-        rivals.append(_plain(network, costs))
-    return Found(tuple(ranked), tuple(rivals[:most]), tuple(dict.fromkeys(notes)))
+    return rivals[:most]
 
 
 @_uncollected()
