@@ -12,6 +12,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 from tvm_stretch.passes.fold_batch_norm import FoldBatchNorm
+from tvm_stretch.passes.fold_constants import FoldConstants
 from tvm_stretch.passes.name_operators import NameOperators
 from tvm_stretch.passes.simplify_operators import SimplifyOperators
 
@@ -21,7 +22,8 @@ PHASES = [
     # Before the general decomposition, which would leave four operators per batch normalisation.
     FoldBatchNorm(),
     relax.transform.DecomposeOpsForInference(),
-    relax.transform.FoldConstant(),
+    FoldConstants(),
+    relax.transform.CanonicalizeBindings(),
     SimplifyOperators(),
     relax.transform.EliminateCommonSubexpr(),
     relax.transform.CanonicalizeBindings(),

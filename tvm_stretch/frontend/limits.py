@@ -12,6 +12,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.passes.fold_constants import constant_bindings
 from tvm_stretch.passes.name_operators import source_of
 
 MOST_ELEMENTS = 1 << 30
@@ -82,18 +83,6 @@ def check_sizes(mod: tvm.IRModule) -> None:
             constants.add(_what(binding), shape)
 
 
-def constant_bindings(function: relax.Function) -> list[relax.VarBinding]:
-    """The bindings that depend on constants only, in order."""
-    found: list[relax.VarBinding] = []
-    variables: set[relax.Var] = set()
-    for block in function.body.blocks:
-        for binding in block.bindings:
-            if isinstance(binding, relax.VarBinding) and _is_constant(binding.value, variables):
-                variables.add(binding.var)
-                found.append(binding)
-    return found
-
-
 def _check(what: str, value: relax.Expr) -> None:
     for shape in _shapes(value):
         if error := too_large(what, shape, MOST_ELEMENTS):
@@ -117,16 +106,3 @@ def _what(binding: relax.Binding) -> str:
     op = getattr(getattr(binding.value, "op", None), "name", "")
     name = source_of(binding.var.name)
     return f"{op.removeprefix('relax.') or 'the tensor'} {name!r}"
-
-
-def _is_constant(value: relax.Expr, constants: set[relax.Var]) -> bool:
-    """Whether the compiler would compute ``value`` itself."""
-    if isinstance(value, relax.Var):
-        return value in constants
-    if isinstance(value, relax.Tuple):
-        return all(_is_constant(field, constants) for field in value.fields)
-    if isinstance(value, relax.TupleGetItem):
-        return _is_constant(value.tuple_value, constants)
-    if isinstance(value, relax.Call):
-        return all(_is_constant(arg, constants) for arg in value.args)
-    return True
