@@ -25,13 +25,15 @@ from tvm import relax
 from tvm.ir import Op
 
 from tvm_stretch.ir.expressions import (
+    constant,
     constant_value,
     is_float,
     rewrite_functions,
     shape_of,
 )
+from tvm_stretch.ir.views import RESHAPES
 
-_SHAPES_ONLY = {"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten"}
+_SHAPES_ONLY = {f"relax.{name}" for name in RESHAPES}
 _AVERAGE_POOLS = {f"relax.nn.adaptive_avg_pool{rank}d" for rank in (1, 2, 3)}
 _CONVS = {f"relax.nn.conv{rank}d" for rank in (1, 2, 3)}
 
@@ -83,10 +85,6 @@ class _Simplifier(relax.PyExprMutator):
 Rule = Callable[[_Simplifier, relax.Call], relax.Expr | None]
 
 
-def _constant(value: np.ndarray) -> relax.Expr:
-    return relax.const(np.ascontiguousarray(value).reshape(value.shape), str(value.dtype))
-
-
 def constant_right(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     """``add(const, x) -> add(x, const)``."""
     if s.value(call.args[0]) is None or s.value(call.args[1]) is not None:
@@ -106,7 +104,7 @@ def constant_rank(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     wanted = () if value.size == 1 else (1,) * (rank - value.ndim) + value.shape
     if wanted == value.shape:
         return None
-    return relax.Call(call.op, [call.args[0], _constant(value.reshape(wanted))], call.attrs)
+    return relax.Call(call.op, [call.args[0], constant(value.reshape(wanted))], call.attrs)
 
 
 def divide_to_multiply(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
@@ -119,7 +117,7 @@ def divide_to_multiply(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     tiny = np.finfo(value.dtype).tiny if value.dtype.kind == "f" else None
     if tiny is None or not np.isfinite(inverse).all() or (np.abs(inverse) < tiny).any():
         return None
-    return relax.op.multiply(call.args[0], _constant(inverse))
+    return relax.op.multiply(call.args[0], constant(inverse))
 
 
 def subtract_to_add(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
@@ -127,7 +125,7 @@ def subtract_to_add(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     value = s.value(call.args[1])
     if value is None or not is_float(call) or s.value(call.args[0]) is not None:
         return None
-    return relax.op.add(call.args[0], _constant(-value))
+    return relax.op.add(call.args[0], constant(-value))
 
 
 def neutral(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
@@ -206,7 +204,7 @@ def reshape_chain(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     x = call.args[0]
     value = s.value(x)
     if value is not None:
-        return _constant(value.reshape(shape))
+        return constant(value.reshape(shape))
     while name_of(s.definition(x)) in _SHAPES_ONLY:
         x = s.definition(x).args[0]
     if shape_of(x) == shape:
@@ -223,7 +221,7 @@ def transpose(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     x = call.args[0]
     value = s.value(x)
     if value is not None:
-        return _constant(value.transpose(order))
+        return constant(value.transpose(order))
     inner = s.definition(x)
     if name_of(inner) == "relax.permute_dims":
         first = _order(inner, rank)

@@ -14,14 +14,13 @@ result is equal up to rounding.
 
 from __future__ import annotations
 
-import numpy as np
 from tvm import relax
 from tvm.ir import GenericConst
 from tvm_stretch.passes.branches import Emitter, Replacement, Span
 from tvm_stretch.passes.channel_plan import ChannelStep, Form, Held, plan_channel_split
 
 from tvm_stretch.ir.convolutions import conv2d_like
-from tvm_stretch.ir.expressions import shape_of
+from tvm_stretch.ir.expressions import constant, shape_of
 from tvm_stretch.ir.operators import BINARY, Operator, Operators
 from tvm_stretch.plan.splits import ChannelSplit
 
@@ -138,7 +137,7 @@ class _Segment:
         if step.result.form is Form.PART:
             first, last = step.result.spans[index]
             weight = weight[first:last]
-        return conv2d_like(call, [operand, _constant(weight)], groups=groups)
+        return conv2d_like(call, [operand, constant(weight)], groups=groups)
 
     def _operand(
         self, index: int, operator: Operator, step: ChannelStep, arg: relax.Expr
@@ -154,7 +153,7 @@ class _Segment:
             shape = shape_of(arg)
             if len(shape) > 2 and shape[-3] > 1:
                 begin, end = spans[index]
-                return _constant(arg.value.numpy()[..., begin:end, :, :])
+                return constant(arg.value.numpy()[..., begin:end, :, :])
         return arg
 
     def _whole(self, index: int, tensor: str) -> relax.Var:
@@ -174,7 +173,3 @@ class _Segment:
             label = f"{tensor}.c{index}.{begin}to{end}"
             self.slices[key] = self.pending[index].emit(label, cut)
         return self.slices[key]
-
-
-def _constant(value: np.ndarray) -> relax.Expr:
-    return relax.const(np.ascontiguousarray(value), str(value.dtype))

@@ -20,6 +20,7 @@ from tvm import relax
 
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend.limits import MOST_TABLE_ELEMENTS, too_large
+from tvm_stretch.ir.expressions import constant
 from tvm_stretch.passes.name_operators import from_source
 
 Value: TypeAlias = "np.ndarray | relax.Expr"
@@ -164,7 +165,7 @@ def as_expr(value: Any) -> relax.Expr:
     if not isinstance(value, np.ndarray):
         return value
     check_dtype(str(value.dtype), "a constant")
-    return relax.const(np.ascontiguousarray(value).reshape(value.shape), str(value.dtype))
+    return constant(value)
 
 
 def check_dtype(dtype: str, what: str) -> str:

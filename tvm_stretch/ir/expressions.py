@@ -30,6 +30,11 @@ def constant_value(
     return value.value.numpy() if isinstance(value, GenericConst) else None
 
 
+def constant(value: np.ndarray) -> relax.Expr:
+    """The constant of an array, whose elements may lie apart; scalars stay scalars."""
+    return relax.const(np.ascontiguousarray(value).reshape(value.shape), str(value.dtype))
+
+
 def count_uses(function: relax.Function) -> dict[relax.Var, int]:
     """How often each variable of ``function`` is read."""
     uses: dict[relax.Var, int] = {}

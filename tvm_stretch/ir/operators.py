@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, wraps
+from math import prod
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -75,9 +76,9 @@ class Operator:
     def multiply_adds(self) -> int:
         """Multiply-adds of convolutions and matrix products, 0 for everything else."""
         if self.kind == "matmul":
-            return _product(self.shape) * self.arg_shapes[0][-1]
+            return prod(self.shape) * self.arg_shapes[0][-1]
         if self.kind.startswith("nn.conv") and "transpose" not in self.kind:
-            return _product(self.shape) * _product(self.arg_shapes[1][1:])
+            return prod(self.shape) * prod(self.arg_shapes[1][1:])
         return 0
 
 
@@ -207,11 +208,4 @@ def bytes_of(ty: relax.Type) -> int:
     if isinstance(ty, relax.TupleType):
         return sum(bytes_of(field) for field in ty.fields)
     bits = int(ty.dtype.dtype.bits) if hasattr(ty.dtype, "dtype") else int(ty.dtype.bits)
-    return _product([int(dim) for dim in ty.shape.values[:]]) * ((bits + 7) // 8)
-
-
-def _product(dims: tuple[int, ...] | list[int]) -> int:
-    result = 1
-    for dim in dims:
-        result *= dim
-    return result
+    return prod([int(dim) for dim in ty.shape.values[:]]) * ((bits + 7) // 8)

@@ -24,7 +24,8 @@ from tvm_stretch.ir.calls import Calls
 from tvm_stretch.measuring.dataset import Row
 from tvm_stretch.measuring.record import Kernel, recording
 from tvm_stretch.measuring.samples import Sample, chain
-from tvm_stretch.measuring.timing import Stopwatch, Timing, empty_caches, node_times
+from tvm_stretch.measuring.timing import Stopwatch, Timing, empty_caches
+from tvm_stretch.runtime.measure import node_times
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.targets.processor import Processor
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-Trace = Mapping[str, Any]
 _TOLERANCE = 1.10  # the reference kernel's own jitter
 _WARM_UP = 2
 
@@ -106,13 +104,3 @@ def summarize(samples: list[int], quiet: bool) -> Timing:
         return Timing(samples[0], 0.0, 1, quiet)
     low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
     return Timing(max(1, round(low)), (high - low) / max(low, 1.0), len(samples), quiet)
-
-
-def node_times(trace: Trace, count: int) -> list[int]:
-    """Nanoseconds of each of ``count`` nodes; a node of several launches has several spans."""
-    times = [0] * count
-    for spans in trace["regions"]:
-        for span in spans:
-            if span["kind"] == "kernel":
-                times[span["id"]] += span["end"] - span["start"]
-    return times

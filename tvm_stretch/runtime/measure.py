@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +81,7 @@ class ProfileResult:
 
 def summarize_profile(graph: Graph, traces: Sequence[dict[str, Any]]) -> ProfileResult:
     """Median over the traces of each node's time; see `TraceToJSON` in trace.h for their form."""
-    runs = [_node_times(graph, trace) for trace in traces]
+    runs = [node_times(trace, len(graph.nodes)) for trace in traces]
     seconds = [statistics.median(times) / 1e9 for times in zip(*runs, strict=True)]
     total = sum(seconds) or 1.0
     kernels = []
@@ -92,9 +92,9 @@ def summarize_profile(graph: Graph, traces: Sequence[dict[str, Any]]) -> Profile
     return ProfileResult(tuple(kernels))
 
 
-def _node_times(graph: Graph, trace: dict[str, Any]) -> list[int]:
-    """Nanoseconds of each node; one that is several launches has several spans."""
-    times = [0] * len(graph.nodes)
+def node_times(trace: Mapping[str, Any], count: int) -> list[int]:
+    """Nanoseconds of each of ``count`` nodes; one that is several launches has several spans."""
+    times = [0] * count
     for spans in trace["regions"]:
         for span in spans:
             if span["kind"] == "kernel":
