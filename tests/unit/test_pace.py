@@ -10,8 +10,8 @@ from search_helpers import costs, emit
 from tvm import relax
 
 from tvm_stretch.search.contest import Outcome
-from tvm_stretch.search.network import Network
 from tvm_stretch.search.pace import at_present_pace
+from tvm_stretch.search.pieces import Network
 from tvm_stretch.search.realise import Candidate
 
 

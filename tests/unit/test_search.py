@@ -32,7 +32,7 @@ from tvm_stretch.ir.calls import Calls
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.search import choose, search
 from tvm_stretch.search.chain import ChainSearch
-from tvm_stretch.search.network import Network
+from tvm_stretch.search.pieces import Network
 
 LAYERS = st.lists(
     st.sampled_from(["conv", "depthwise", "residual", "fork"]), min_size=1, max_size=5

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from search_helpers import costs, emit
 
 from tvm_stretch.search.chain import ChainSearch
-from tvm_stretch.search.network import Network
 from tvm_stretch.search.options import Options
+from tvm_stretch.search.pieces import Network
 from tvm_stretch.search.rules import ALPHAS, amortised, apportion, straggles
 from tvm_stretch.search.splitting import Splitting
 

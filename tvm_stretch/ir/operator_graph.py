@@ -23,8 +23,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.ir.operators import POINTWISE, Operator, Operators, bytes_of
-from tvm_stretch.ir.views import RESHAPES as VIEWS
-from tvm_stretch.ir.views import is_view
+from tvm_stretch.ir.views import PIECES, RESHAPES, is_view
 
 # Operators whose kernels take elementwise operators behind them.
 ANCHORS = ("nn.conv", "matmul", "nn.max_pool", "nn.avg_pool", "nn.adaptive_avg_pool", "call_tir")
@@ -114,11 +113,9 @@ class OperatorGraph:
 
 def _is_view(operator: Operator) -> bool:
     """Whether the operator only looks at memory another way, as `keep_views` leaves it."""
-    if operator.kind in VIEWS or not isinstance(operator.binding.value, relax.Call):
+    if operator.kind in RESHAPES or not isinstance(operator.binding.value, relax.Call):
         return True  # tuples, their fields, other names
-    if operator.kind in ("concat", "split", "strided_slice"):
-        return is_view(operator.call)
-    return False
+    return operator.kind in PIECES and is_view(operator.call)
 
 
 def _constant_bytes(operator: Operator) -> int:

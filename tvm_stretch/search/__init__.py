@@ -1,6 +1,6 @@
 """Which plans are worth building for a network: predicted, the most promising first.
 
-    canonical module ── network.py ──> pieces between meeting points
+    canonical module ── pieces.py ──> pieces between meeting points
         options.py, splitting.py       for each piece: {one processor, a scheduler's order, shares
                                        of output channels, bands of rows, shares of channels}
         chain.py                       dynamic programming over the chain, hand-overs included
@@ -25,8 +25,8 @@ from tvm_stretch.ir.operators import Operators
 from tvm_stretch.search.chain import Chain, ChainSearch
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.halves import Along
-from tvm_stretch.search.network import Network
 from tvm_stretch.search.options import Option, Options
+from tvm_stretch.search.pieces import Network
 from tvm_stretch.search.realise import Candidate, alone, realise
 
 _DOUBT = (1.25, 1.02)

@@ -14,8 +14,8 @@ from itertools import pairwise
 from tvm_stretch.passes.detect_meeting_points import amortise
 from tvm_stretch.search.clock import Clock, Written
 from tvm_stretch.search.costs import Costs
-from tvm_stretch.search.network import Network, Piece
 from tvm_stretch.search.options import Option, Options, Widths
+from tvm_stretch.search.pieces import Network, Piece
 from tvm_stretch.search.rules import ALPHAS
 from tvm_stretch.search.splitting import LENGTHS, Splitting
 

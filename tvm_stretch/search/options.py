@@ -16,11 +16,10 @@ from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.passes.split_outputs import can_be_shared, kept_widths
 from tvm_stretch.plan.splits import Split
 from tvm_stretch.scheduling.heft import schedule_heft
-from tvm_stretch.scheduling.problem import Job as Task
-from tvm_stretch.scheduling.problem import Problem, Tensor
+from tvm_stretch.scheduling.problem import Job, Problem, Tensor
 from tvm_stretch.search.clock import Step
 from tvm_stretch.search.costs import Costs
-from tvm_stretch.search.network import Network, Piece
+from tvm_stretch.search.pieces import Network, Piece
 from tvm_stretch.search.rules import ALPHAS, amortised, apportion, straggles
 
 Widths = tuple[int, ...]
@@ -242,9 +241,9 @@ class Options:
         index = dict.fromkeys(piece.entries, 0)
         index |= {group.name: i for i, group in enumerate(piece.groups, start=1)}
         home = (0, *[None] * (len(self.places) - 1))
-        tasks = [Task("entries", home)]
-        tasks += [
-            Task(group.name, tuple(self.costs.whole(group, p) for p in self.places))
+        jobs = [Job("entries", home)]
+        jobs += [
+            Job(group.name, tuple(self.costs.whole(group, p) for p in self.places))
             for group in piece.groups
         ]
         readers: dict[str, list[int]] = {}
@@ -255,7 +254,7 @@ class Options:
         tensors = [Tensor(n, size(n), index[n], tuple(r)) for n, r in readers.items()]
         return Problem(
             tuple(p.name for p in self.costs.processors),
-            tuple(tasks),
+            tuple(jobs),
             tuple(tensors),
             tuple(map(tuple, self.costs.transfers())),
         )

@@ -19,21 +19,20 @@ from tvm_stretch.build.kernels import KernelLevel, kernels_of_plan
 from tvm_stretch.ir.calls import Calls
 from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.ir.operators import Operators
+from tvm_stretch.ir.views import PIECES
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.plan.regions import form_regions
 from tvm_stretch.scheduling.of_network import problem_of
 from tvm_stretch.scheduling.problem import Problem
 from tvm_stretch.scheduling.refine import refine
-from tvm_stretch.scheduling.simulate import Simulation as Timeline
-from tvm_stretch.scheduling.simulate import run_sequence
+from tvm_stretch.scheduling.simulate import Simulation, run_sequence
 from tvm_stretch.search.costs import Costs
-from tvm_stretch.search.network import Network
 from tvm_stretch.search.options import Option
+from tvm_stretch.search.pieces import Network
 
 _WORTH_REORDERING = 0.99
 """A scheduler's order is taken only if it is predicted to take less than this of program order."""
 
-_ANYWHERE = ("concat", "strided_slice")
 """How parts are put together and cut out: views, which another processor may do as well."""
 
 
@@ -87,7 +86,7 @@ def realise(
     placed = _complete(operators, {**placed, **branched.owners})
     for name, place in placed.items():
         operator, places = operators[name], range(len(processors))
-        if operator.kind in _ANYWHERE:
+        if operator.kind in PIECES:
             willing = [p for p in (place, *places) if costs.kernels.supports(operator, p)]
             placed[name] = willing[0] if willing else place
         if not costs.kernels.supports(operator, placed[name]):
@@ -167,7 +166,7 @@ class _Schedule:
             for place, queue in enumerate(self.timeline.order)
         )
 
-    def _run(self) -> Timeline:
+    def _run(self) -> Simulation:
         """Every kernel where its operators are placed, in the order of the regions."""
         groups = self.level.graph.groups
         where = [0, *(self.placed[group.operators[-1].name] for group in groups), 0]

@@ -15,8 +15,8 @@ from tvm_stretch.plan.splits import ChannelSplit, RowSplit, taking_part
 from tvm_stretch.search.clock import Step
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.halves import Along
-from tvm_stretch.search.network import Network, Piece
 from tvm_stretch.search.options import Option
+from tvm_stretch.search.pieces import Network, Piece
 from tvm_stretch.search.rules import amortised, apportion, straggles
 
 LENGTHS = (1, 2, 3, 4, 6, 8)
