@@ -292,7 +292,7 @@ def test_measure_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("tvm_stretch.measuring.measure.load_prior", lambda: list(small))
     monkeypatch.setattr("tvm_stretch.measuring.bench._SECONDS", 0.05)
     lines: list[str] = []
-    models = measure(budget=0.5, folder=tmp_path, cpu_threads=1, progress=lines.append)
+    models = measure([TARGET], budget=0.5, folder=tmp_path, cpu_threads=1, progress=lines.append)
     assert set(models) == {"cpu"}
     assert lines
     loaded = load_cost_model(tmp_path / "cpu.json", fingerprint(host()))
@@ -304,7 +304,7 @@ def test_measure_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert all(row.nanoseconds > 0 for row in dataset.rows)
     assert loaded.predict_all([dataset.rows[0].features])[0].nanoseconds > 0
     before = len(dataset.rows)
-    measure(budget=0.5, folder=tmp_path, cpu_threads=1)
+    measure([TARGET], budget=0.5, folder=tmp_path, cpu_threads=1)
     assert len(Dataset.open(tmp_path / "cpu.jsonl").rows) > before
 
 

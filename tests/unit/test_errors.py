@@ -86,6 +86,7 @@ def test_a_graph_with_an_unknown_kind_of_tensor() -> None:
     sizes = {"arena_bytes": 0, "weights_bytes": 0, "prepared_bytes": 0}
     lists = ("inputs", "outputs", "tensors", "prepare", "nodes", "processors", "regions")
     data = json.loads(Graph(**dict.fromkeys(lists, ()), **sizes).to_json())
-    damaged = json.dumps({**data, "tensors": [{"kind": "cloud"}]})
+    tensor = {"shape": [1], "dtype": "float32", "buffer": 0, "offset": 0, "bytes": 4}
+    damaged = json.dumps({**data, "tensors": [{**tensor, "kind": "cloud"}]})
     with pytest.raises(ts.ArtifactError, match=r"^expected one of .* tensor, got 'cloud'; export"):
         Graph.from_json(damaged)

@@ -34,7 +34,7 @@ QUICK = {
     "squeezenet1_0": (22, [2, 1, 1, 2, 1, 1]),
     "squeezenet1_1": (22, [2, 2, 2, 2]),
     "inception_v3": (20, [1, 2, 5, 1, 2]),
-    "pnasnet_mobile": (4, [1, 1, 3, 3, 3]),
+    "pnasnet_mobile": (4, [1, 1, 1, 3, 3, 3]),
     "lstm": (2, []),
 }
 FULL = {
@@ -42,7 +42,7 @@ FULL = {
     "vgg16": (21, [2, 2, 3, 3, 3]),
     "inception_v4": (24, [1, 1, 5, 8, 4]),
     "nasnet_large": (4, [1, 1, 6, 1, 6, 1, 6]),
-    "pnasnet_large": (4, [1, 1, 4, 4, 4]),
+    "pnasnet_large": (4, [1, 1, 1, 4, 4, 4]),
     "yolov2": (20, [1, 1, 2, 1, 1]),
 }
 SIZES = {"inception_v3": 107, "inception_v4": 107, "lstm": 3}

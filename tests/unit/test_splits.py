@@ -29,12 +29,21 @@ def test_there_and_back():
         ({}, "expected a list for splits of plan.json"),
         ([{"by": "rings"}], "by = rows or channels for splits[0] of plan.json"),
         (["rows"], "by = rows or channels for splits[0] of plan.json"),
-        ([{"by": "rows", "start": "x", "end": "y"}], "ratios as numbers"),
-        ([{"by": "rows", "start": "x", "end": 3, "ratios": [1, 1]}], "start and end as names"),
-        ([{"by": "rows", "start": "x", "end": "y", "ratios": [1, True]}], "ratios as numbers"),
+        (
+            [{"by": "rows", "start": "x", "end": "y"}],
+            "a list of numbers for ratios of splits[0] of plan.json, got None",
+        ),
+        (
+            [{"by": "rows", "start": "x", "end": 3, "ratios": [1, 1]}],
+            "the name of a tensor for end of splits[0] of plan.json, got 3",
+        ),
+        (
+            [{"by": "rows", "start": "x", "end": "y", "ratios": [1, True]}],
+            "a list of numbers for ratios of splits[0] of plan.json, got [1, True]",
+        ),
         (
             [{"by": "rows", "start": "x", "end": "y", "ratios": [1, 1], "block": 8}],
-            "only fields of RowSplit",
+            "only the fields by, start, end, ratios for splits[0] of plan.json",
         ),
     ],
 )
