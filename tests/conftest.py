@@ -29,6 +29,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 # A compile takes longer than Hypothesis expects of an example.
 _slow = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("quick", max_examples=16, derandomize=True, **_slow)
+settings.register_profile("quick", max_examples=12, derandomize=True, **_slow)
 settings.register_profile("full", max_examples=300, **_slow)
 settings.load_profile("quick")

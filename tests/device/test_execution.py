@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 import pytest
+import tvm
+from cpu_targets import TARGET
+from relax_helpers import module, random_const
+from tvm import relax
 from tvm_stretch.targets.opencl_device import local_device
 
 import tvm_stretch as ts
-from tvm_stretch import zoo
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.splits import RowSplit
 
+SIZE = (1, 8, 12, 12)
 PLAN = Plan(
     ("cpu", "opencl"),
     (),
-    shares={f"conv_{i}": (32, 32) for i in (2, 3, 5, 6)},
-    splits=(RowSplit("concat_3", "concat_5", (2, 1)),),
+    shares={"conv2d": (16, 16)},
+    splits=(RowSplit("relu", "relu2", (2, 1)),),
 )
+
+
+def network() -> tvm.IRModule:
+    """Three convolutions, each with its ReLU."""
+
+    def body(x: relax.Expr) -> relax.Expr:
+        for seed, channels in enumerate((8, 32, 32)):
+            weight = random_const(32, channels, 3, 3, seed=seed)
+            x = relax.op.nn.relu(relax.op.nn.conv2d(x, weight, padding=1))
+        return x
+
+    return module(body, SIZE)
 
 
 @pytest.mark.skipif(local_device() is None, reason="no OpenCL device")
 def test_shares_and_rows_run_where_they_are_planned() -> None:
-    network = zoo.build("squeezenet1_1", size=64)
-    model = ts.compile(network, ["llvm", "opencl"], plan=PLAN)
+    model = ts.compile(network(), [TARGET, "opencl"], plan=PLAN)
     execution, traced = model.plan.execution, model.timeline(repeat=1).execution
     assert execution is not None and execution.strays == () and traced == execution
     assert set(model.plan.processor_of().values()) == {"cpu", "opencl"}

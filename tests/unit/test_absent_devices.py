@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
+import fresh_process
 import numpy as np
 import pytest
 from fake_targets import TARGET, fake_processor
@@ -61,21 +59,10 @@ def lost(name: str, why: str) -> Processor:
 
 def run_without_driver(code: str, folder: Path) -> None:
     """In a process of its own, because a driver is looked for once."""
-    tests = Path(__file__).resolve().parents[1]
-    paths = [str(tests / "unit"), str(tests), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + textwrap.dedent(code)],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
-            "TVM_STRETCH_OPENCL_LIB": "/no/such/driver.so",
-        },
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    unit = str(Path(__file__).resolve().parent)
+    begin = f"import os, sys; os.chdir({str(folder)!r}); sys.path.insert(0, {unit!r})\n"
+    text = begin + PREAMBLE + textwrap.dedent(code)
+    fresh_process.run(text, TVM_STRETCH_OPENCL_LIB="/no/such/driver.so")
 
 
 def test_without_a_driver(tmp_path: Path) -> None:

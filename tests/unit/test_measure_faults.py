@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,9 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fresh_process
 import pytest
 import tvm
 from fake_targets import TARGET, fake_processor
+from rpc_processes import RpcProcess
 from tvm import rpc
 from tvm_stretch.targets.processor import Processor
 
@@ -54,28 +52,14 @@ def measured(folder: Path, **settings: Any) -> list[str]:
 # --- a device behind an RPC session ---------------------------------------------------------------
 
 
-class Server:
-    """An RPC server with processes of its own, which can be killed."""
+class Server(RpcProcess):
+    """An RPC server that can be killed."""
 
     def __init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
-        command = ["-m", "tvm.exec.rpc_server", "--host", "127.0.0.1", f"--port={self.port}"]
-        command.append(f"--port-end={self.port + 1}")
-        self.process = subprocess.Popen([sys.executable, *command], start_new_session=True)
+        super().__init__("tvm.exec.rpc_server")
 
     def connect(self) -> rpc.RPCSession:
-        while True:
-            try:
-                return rpc.connect("127.0.0.1", self.port)
-            except Exception:
-                assert self.process.poll() is None, "the server died"
-                time.sleep(0.2)
-
-    def kill(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        return rpc.connect("127.0.0.1", self.port)
 
 
 @pytest.fixture
@@ -90,8 +74,10 @@ def start() -> Iterator[Callable[[], Server]]:
 
     yield started
     for server in servers:
-        if server.process.poll() is None:
-            server.kill()
+        server.kill()
+
+
+LOST = r"^expected cpu to be there .*, got .*; its \d+ kernels are kept in .*: bring it back"
 
 
 def test_a_server_that_is_killed_and_comes_back(
@@ -105,7 +91,7 @@ def test_a_server_that_is_killed_and_comes_back(
             killed.append(line)
             first.kill()
 
-    with pytest.raises(CostModelError, match=r"^expected cpu to be there .*, got .*kept in .*; "):
+    with pytest.raises(CostModelError, match=LOST):
         measured(tmp_path, session=first.connect(), device="phone", budget=600, progress=kill)
     kept = (tmp_path / "cpu.jsonl").read_bytes()
     assert killed and kept.count(b"\n") > 2
@@ -187,13 +173,12 @@ def test_killed_at_any_point(tmp_path: Path) -> None:
     dice = random.Random(0)
     kept = b""
     for _ in range(3):
-        process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        while " in all" not in process.stdout.readline().decode():  # the first batch is there
-            assert process.poll() is None, "it ended by itself"
-        time.sleep(dice.random())
-        process.kill()
-        process.wait()
+        with fresh_process.start(script) as process:
+            while " in all" not in process.text():  # the first batch is there
+                time.sleep(0.02)
+            time.sleep(dice.random() / 2)
+            process.kill()
+            assert process.wait()[0] == -signal.SIGKILL, process.text()
         content = (tmp_path / "cpu.jsonl").read_bytes()
         assert content.startswith(kept) and len(content) > len(kept)
         kept = content[: content.rfind(b"\n") + 1]

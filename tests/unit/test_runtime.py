@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import fresh_process
 import ml_dtypes
 import numpy as np
 import pytest
 import tvm
+from cpu_targets import TARGET
 from small_models import SHAPE, build, kernel_ir, random_input, scaled_model, scaled_reference
 from tvm import relax, te, topi
 
@@ -256,7 +256,7 @@ def parallel_ir() -> tvm.IRModule:
 
 
 def test_parallel_kernels() -> None:
-    two = build_model(parallel_ir(), tvm.target.Target("llvm"), threads=2)
+    two = build_model(parallel_ir(), TARGET, threads=2)
     x = np.random.default_rng(0).standard_normal((64, 4096)).astype("float32")
     with ThreadPoolExecutor(2) as pool:
         for y in pool.map(lambda _: two.create_instance()(x), range(4)):
@@ -264,12 +264,13 @@ def test_parallel_kernels() -> None:
 
 
 _COUNT_THREADS = """
-import os, sys
+import os
+os.environ.pop("TVM_NUM_THREADS", None)
 import numpy as np, tvm
 import tvm_stretch.runtime.model as runtime
 count = lambda: len(os.listdir("/proc/self/task"))
 before = count()
-model = runtime.load(sys.argv[1])
+model = runtime.load({path!r})
 model(np.zeros((64, 4096), "float32"))
 print(count() - before, len(os.sched_getaffinity(0)))
 """
@@ -280,32 +281,27 @@ def test_pool_has_as_many_workers_as_the_graph_says(threads: int, tmp_path: obje
     """Nothing but the graph decides; with one thread, TVM's pool is not even started."""
     path = tmp_path / "model.so"
     mod = parallel_ir() if threads > 1 else scaled_ir_of_same_shape()
-    build_model(mod, tvm.target.Target("llvm"), threads=threads).export(path)
-    environment = {"PATH": "/usr/bin:/bin", "TVM_BIND_THREADS": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", _COUNT_THREADS, str(path)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=True,
-    )
-    started, cores = map(int, done.stdout.split())
+    build_model(mod, TARGET, threads=threads).export(path)
+    text = fresh_process.run(_COUNT_THREADS.format(path=str(path)))
+    started, cores = map(int, text.split())
     assert started == min(threads, cores) - 1
 
 
 _THREADS_ON_CORE = """
-import os, sys
+import os
+for name in ("TVM_NUM_THREADS", "TVM_BIND_THREADS"):  # with this, TVM leaves its pool alone
+    os.environ.pop(name, None)
 from pathlib import Path
 import numpy as np, tvm
 import tvm_stretch.runtime.model as runtime
 cores = os.sched_getaffinity(0)
 core = min(cores)
 before = set(os.listdir("/proc/self/task"))
-model = runtime.load(sys.argv[1])
+model = runtime.load({path!r})
 model.set_affinity([core])
 model(np.zeros((64, 4096), "float32"))
 workers = set(os.listdir("/proc/self/task")) - before
-assert all(os.sched_getaffinity(int(worker)) == {core} for worker in workers), "the pool's"
+assert all(os.sched_getaffinity(int(worker)) == {{core}} for worker in workers), "the pool's"
 assert os.sched_getaffinity(0) == cores, "the caller's thread is as free as before"
 model.set_affinity(None)
 model(np.zeros((64, 4096), "float32"))
@@ -317,12 +313,8 @@ print(len(workers))
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_affinity_holds_for_the_pool_and_ends_with_the_run(tmp_path: Path) -> None:
     path = tmp_path / "model.so"
-    build_model(parallel_ir(), tvm.target.Target("llvm"), threads=2).export(path)
-    environment = {"PATH": "/usr/bin:/bin"}  # with TVM_BIND_THREADS=0, TVM leaves its pool alone
-    command = [sys.executable, "-c", _THREADS_ON_CORE, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == 1
+    build_model(parallel_ir(), TARGET, threads=2).export(path)
+    assert int(fresh_process.run(_THREADS_ON_CORE.format(path=str(path)))) == 1
 
 
 def scaled_ir_of_same_shape() -> tvm.IRModule:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tvm
+from rpc_processes import RpcProcess
 from small_models import SHAPE, random_input, scaled_model, scaled_reference
 from tvm import rpc
 
@@ -58,40 +55,15 @@ def test_local_session(artifact: Path) -> None:
     check_methods(rpc.LocalSession(), artifact)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextlib.contextmanager
 def device_farm() -> Iterator[int]:
-    """A tracker with one server, each in a process of its own; yields the tracker's port."""
-    port, server_port = free_port(), free_port()
-    host = ["--host", "127.0.0.1"]
-    commands = [
-        ["tvm.exec.rpc_tracker", *host, f"--port={port}", f"--port-end={port + 1}"],
-        ["tvm.exec.rpc_server", *host, f"--port={server_port}", f"--port-end={server_port + 1}"],
-    ]
-    commands[1] += [f"--tracker=127.0.0.1:{port}", "--key=phone"]
-    processes = [subprocess.Popen([sys.executable, "-m", *command]) for command in commands]
-    try:
-        while not is_listening(port):
-            assert all(process.poll() is None for process in processes), "a process died"
-            time.sleep(0.2)
-        yield port
-    finally:
-        for process in processes:
-            process.terminate()
-            process.wait()
-
-
-def is_listening(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
+    """A tracker with one server; yields the tracker's port."""
+    with contextlib.ExitStack() as stack:
+        tracker = RpcProcess("tvm.exec.rpc_tracker")
+        stack.callback(tracker.kill)
+        farm = f"--tracker=127.0.0.1:{tracker.port}"
+        stack.callback(RpcProcess("tvm.exec.rpc_server", farm, "--key=phone").kill)
+        yield tracker.port
 
 
 def test_tracker_and_server(artifact: Path) -> None:

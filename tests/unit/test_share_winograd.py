@@ -107,7 +107,7 @@ def test_a_tensor_with_other_readers_stays() -> None:
     assert "r" in names(ShareWinograd([AVX2])(split))
 
 
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(
     size=st.tuples(st.integers(6, 14), st.integers(6, 14)),
     cut=st.integers(1, 63),

@@ -288,7 +288,7 @@ def splittable(mod, ratios) -> list[RowSplit]:
 @pytest.mark.parametrize(
     "name, size, count",
     [
-        ("resnet18", 64, 10),
+        pytest.param("resnet18", 64, 10, marks=pytest.mark.full),
         ("squeezenet1_1", 67, 21),
         pytest.param("mobilenet_v2", 96, 32, marks=pytest.mark.full),
     ],
@@ -303,7 +303,7 @@ def test_networks(name: str, size: int, count: int):
 
 def test_a_stage_at_once():
     """From the stem's pool to the end of the second stage, three bands."""
-    mod = load_network(zoo.build("resnet18", size=96))
+    mod = load_network(zoo.build("resnet18", size=64))
     split = BranchSegments(RowSplit("maxpool_0", "relu_8", (3, 2, 2)))
     assert_same_numerics(mod, split(mod), 1e-3)
 
