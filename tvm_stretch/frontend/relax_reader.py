@@ -12,6 +12,7 @@ from tvm import relax
 
 from tvm_stretch.errors import InputError, ModelError, UnsupportedError
 from tvm_stretch.frontend.onnx_shapes import sizes_of
+from tvm_stretch.frontend.relax_ordering import expand_ordering
 
 
 def read_relax(
@@ -39,7 +40,7 @@ def read_relax(
         mod = relax.transform.BindSymbolicVars(bindings, "main")(mod)
     for param in mod["main"].params:
         _check_static(param)
-    return mod
+    return expand_ordering(mod)
 
 
 def _names(mod: tvm.IRModule) -> set[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import tvm
 
 from tvm_stretch.errors import ModelError, UnsupportedError
+from tvm_stretch.frontend.torch_operators import converters
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -46,7 +47,9 @@ def read_torch(program: ExportedProgram) -> tvm.IRModule:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return from_exported_program(program, unwrap_unit_return_tuple=True)
+            return from_exported_program(
+                program, unwrap_unit_return_tuple=True, custom_convert_map=converters()
+            )
     except Exception as error:  # the importer raises many kinds
         raise UnsupportedError(
             f"expected an ExportedProgram of supported operators, got: {_reason(error)}; "

@@ -1,0 +1,79 @@
+"""Operators of torch.export programs that TVM alone gets wrong, or that no target runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from relax_helpers import module, op_names, run
+from tvm import relax
+
+from tvm_stretch.frontend import load_network
+
+F = torch.nn.functional
+Function = Callable[[torch.Tensor], "torch.Tensor | tuple[torch.Tensor, ...]"]
+
+
+class Net(torch.nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """The function's result."""
+        return self.function(x)
+
+
+def _layers(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    kind = x.dtype
+    weight = torch.arange(54, dtype=kind).reshape(2, 3, 3, 3) / 64
+    conv = F.conv2d(x, weight, torch.ones(2, dtype=kind))
+    dense = F.linear(x, torch.ones(5, 8, dtype=kind) / 8, torch.ones(5, dtype=kind))
+    return conv, dense
+
+
+def _indices(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x[:, [0, -1], [2, 3]], x[[0, 1], :, [2, 3]], x[:, :, [[0, -1], [2, 3]]]
+
+
+CASES: dict[str, Function] = {
+    "topk": lambda x: (*x.topk(3), x.topk(2, dim=1, largest=False).values),
+    "sort": lambda x: (*x.sort(-1), x.argsort(2, descending=True), *x.max(2)),
+    "unfold": lambda x: (F.unfold(x, 3, padding=1), F.unfold(x, (2, 3), dilation=2, stride=2)),
+    "indices": _indices,
+    "layers": _layers,
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_same_as_torch(name: str) -> None:
+    x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    net = Net(CASES[name]).eval()
+    mod = load_network(torch.export.export(net, (x,)))
+    assert not {"relax.topk", "relax.sort", "relax.argsort"} & set(op_names(mod))
+    for got, want in zip(run(mod, x.numpy()), net(x), strict=True):
+        np.testing.assert_allclose(got, want.numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_layers_in_half_precision(kind: torch.dtype) -> None:
+    x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)).to(kind)
+    net = Net(_layers).eval()
+    mod = load_network(torch.export.export(net, (x,)))
+    assert {str(field.dtype) for field in mod["main"].ret_ty.fields} == {str(kind)[6:]}
+    dtype = ml_dtypes.bfloat16 if kind == torch.bfloat16 else np.float16
+    for got, want in zip(run(mod, x.float().numpy().astype(dtype)), net(x), strict=True):
+        np.testing.assert_allclose(got.astype("f"), want.float().numpy(), rtol=0.02, atol=0.02)
+
+
+def test_sorts_of_relax_networks() -> None:
+    mod = module(lambda x: relax.op.topk(x, 2, axis=1, ret_type="indices", dtype="int32"), (2, 5))
+    x = np.float32([[1, 9, 3, 9, 5], [0, -1, -2, 7, 7]])
+    got = run(load_network(mod), x)[0]
+    np.testing.assert_array_equal(got, [[1, 3], [3, 4]])
+    assert got.dtype == "int32"

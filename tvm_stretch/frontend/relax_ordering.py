@@ -1,0 +1,65 @@
+"""Sorting of Relax networks, out of operators that every target has.
+
+topk(x, 2)[1], argsort(x), sort(x)   ->   what `onnx_ops.ordering` makes of TopK
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir import Op
+
+from tvm_stretch.frontend.onnx_node import CONVERTERS, Node
+from tvm_stretch.frontend.onnx_ops import ordering  # noqa: F401  registers the converter
+
+_SORTS = {"relax.topk", "relax.argsort", "relax.sort"}
+
+
+def expand_ordering(mod: tvm.IRModule) -> tvm.IRModule:
+    """Replace the sorts of ``main``.
+
+    Raises:
+        UnsupportedError: One sorts too many elements.
+    """
+    blocks = mod["main"].body.blocks
+    calls = [binding.value for block in blocks for binding in block.bindings]
+    if not any(_name(call) in _SORTS for call in calls):
+        return mod
+    mod = mod.clone()
+    mod["main"] = _Expander(mod).visit_expr(mod["main"])
+    return mod
+
+
+def _name(call: Any) -> str:
+    return call.op.name if isinstance(call, relax.Call) and isinstance(call.op, Op) else ""
+
+
+@relax.expr_functor.mutator
+class _Expander(relax.PyExprMutator):
+    """Writes each sort as `CONVERTERS["TopK"]` does."""
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        name = _name(call)
+        if name not in _SORTS:
+            return call
+        attrs, shape = call.attrs, call.args[0].ty.shape.values
+        k = int(attrs.k) if name == "relax.topk" else int(shape[int(attrs.axis)])
+        largest = bool(attrs.largest if name == "relax.topk" else attrs.descending)
+        values, indices = self.sorted(call, k, largest)
+        if name == "relax.sort":
+            return values
+        indices = self.builder_.emit(relax.op.astype(indices, str(attrs.dtype)))
+        kind = str(attrs.ret_type) if name == "relax.topk" else "indices"
+        return {"both": relax.Tuple([values, indices]), "values": values}.get(kind, indices)
+
+    def sorted(self, call: relax.Call, k: int, largest: bool) -> tuple[relax.Expr, relax.Expr]:
+        """The ``k`` first values and their indices."""
+        inputs = [call.args[0], np.asarray([k])]
+        attrs = {"axis": int(call.attrs.axis), "largest": int(largest)}
+        node = Node("TopK", "", 18, inputs, attrs, ["values", "indices"], self.builder_)
+        values, indices = CONVERTERS["TopK"](node)
+        return self.builder_.emit(values), indices
