@@ -15,6 +15,7 @@ from tvm_stretch.build.pipeline import Observer, build
 from tvm_stretch.cost.verdicts import apply_verdicts
 from tvm_stretch.frontend import load_network
 from tvm_stretch.plan.plan import Plan, PlanLike
+from tvm_stretch.progress import Progress, reporting, say
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.search.contest import MeasureError
 from tvm_stretch.search.decide import decide
@@ -33,6 +34,7 @@ def compile(
     spare: bool = False,
     dump_dir: str | os.PathLike[str] | None = None,
     debug: bool = False,
+    progress: Progress | None = None,
 ) -> Model:
     """Compile a trained network for the given processors, without changing what it computes.
 
@@ -56,15 +58,32 @@ def compile(
             artifact is loaded; `Model.lost` then says why.
         dump_dir: folder that receives the IR after every phase, one numbered file each.
         debug: check the rules of the intermediate representation after every phase.
+        progress: receives a line of text after every step, such as ``kernel 17 of 63``; by default
+            they are shown on one line of the terminal, if there is one.
 
     Returns:
         A model that can be called, measured and exported.
     """
+    with reporting(progress):
+        return _compile(source, targets, plan, shapes, cpu_threads, spare, dump_dir, debug)
+
+
+def _compile(
+    source: object,
+    targets: Sequence[TargetLike] | TargetLike,
+    plan: PlanLike | None,
+    shapes: Mapping[str, Sequence[int]] | None,
+    cpu_threads: int | None,
+    spare: bool,
+    dump_dir: str | os.PathLike[str] | None,
+    debug: bool,
+) -> Model:
     absent = ""
     if plan is None:
         targets, absent = drop_absent(targets)
     processors, placeable = apply_verdicts(*make_processors(targets, cpu_threads))
     observer = Observer(dump_dir, processors if debug else None)
+    say("reading the network")
     mod = load_network(source, shapes)
     observer.see("canonical", mod)
     if plan is not None or len(placeable) == 1:
@@ -88,6 +107,7 @@ def _fastest(
     """The winner of `decide`; if a device fails meanwhile, what the CPU makes of the network."""
 
     def built(network: tvm.IRModule, candidate: Candidate) -> Model:
+        say(f"building {candidate.what}")
         lowered = None if candidate.level is None else candidate.level.mod
         seen = observer if network is mod else None
         return build(

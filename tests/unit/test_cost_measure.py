@@ -250,7 +250,7 @@ def campaign(folder: Path, dies_at: int, seed: int = 3) -> FakeBench:
     processor = host()
     bench = FakeBench(processor, dies_at)
     dataset = open_dataset(folder, processor)
-    run = Campaign(bench, dataset, random.Random(seed), lambda _line: None)  # type: ignore[arg-type]
+    run = Campaign(bench, dataset, random.Random(seed))  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
         run.run(60.0, {})
     return bench
@@ -270,7 +270,7 @@ def test_a_killed_campaign_goes_on_with_the_next_batch(tmp_path: Path) -> None:
 def test_a_device_that_disappears_loses_nothing(tmp_path: Path) -> None:
     processor = host()
     dataset = open_dataset(tmp_path, processor)
-    run = Campaign(VanishingBench(processor, 2), dataset, random.Random(3), lambda _line: None)  # type: ignore[arg-type]
+    run = Campaign(VanishingBench(processor, 2), dataset, random.Random(3))  # type: ignore[arg-type]
     with pytest.raises(CostModelError, match=r"expected cpu to be there .*reset by peer.* 24 kern"):
         run.run(60.0, {})
     assert len(Dataset.open(tmp_path / "cpu.jsonl").rows) == 24

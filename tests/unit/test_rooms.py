@@ -18,7 +18,7 @@ SOURCES = {
 # From the ground up, as ARCHITECTURE.md draws them; a name covers what stands below it.
 ROOMS = (
     ("errors",),
-    ("files",),
+    ("files", "progress"),
     ("targets.kernels", "targets.processor"),
     ("ir",),
     ("plan",),
@@ -35,6 +35,7 @@ ROOMS = (
     ("search",),
     ("measuring",),
     ("compiler",),
+    ("cli", "__main__"),
 )
 LEVELS = {f"tvm_stretch.{name}": level for level, names in enumerate(ROOMS) for name in names}
 

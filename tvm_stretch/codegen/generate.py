@@ -15,7 +15,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from tvm.tirx.buffer import is_buffer_var
 
 from tvm_stretch import passes
 from tvm_stretch.codegen.kernel_cache import digest, kernel_cache
+from tvm_stretch.progress import count
 from tvm_stretch.targets import kernels as templates
 
 _NAME_DIGITS = 12
@@ -127,7 +128,19 @@ def generate(
 
     # TVM lets go of the interpreter while it runs passes and LLVM.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return dict(zip(kernels, pool.map(code, kernels), strict=True))
+        return _all_done({name: pool.submit(code, name) for name in kernels}, pool)
+
+
+def _all_done(coming: Mapping[str, Future[bytes]], pool: ThreadPoolExecutor) -> dict[str, bytes]:
+    """Their results; what waits is not begun any more after a failure."""
+    try:
+        for number, future in enumerate(as_completed(coming.values()), 1):
+            future.result()
+            count("kernel", number, len(coming))
+    except BaseException:
+        pool.shutdown(cancel_futures=True)
+        raise
+    return {name: future.result() for name, future in coming.items()}
 
 
 def _scheduled(

@@ -25,6 +25,7 @@ from tvm_stretch.measuring.dataset import Row
 from tvm_stretch.measuring.record import Kernel, recording
 from tvm_stretch.measuring.samples import Sample, chain
 from tvm_stretch.measuring.timing import Stopwatch, Timing, empty_caches
+from tvm_stretch.progress import quiet
 from tvm_stretch.runtime.measure import node_times
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.targets.processor import Processor
@@ -180,6 +181,7 @@ class Bench:
             **origin,
         )
 
+    @quiet()
     def _compile(self, network: object, processor: Processor) -> Model:
         """Everything on the processor, but what it refuses."""
         alone = self.host is self.processor

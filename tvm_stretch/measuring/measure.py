@@ -29,6 +29,7 @@ from tvm_stretch.measuring.dataset import Dataset, Row
 from tvm_stretch.measuring.samples import Sample, load_prior, neighbour
 from tvm_stretch.measuring.scenes import scene
 from tvm_stretch.measuring.transfers import measure_slowdown, measure_transfers
+from tvm_stretch.progress import Progress, reporting, say
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import TargetLike, make_processors
 
@@ -38,8 +39,6 @@ BATCH = 12
 _REFINE_SHARE = 0.7  # of the samples after the prior go where the model errs most
 _SCENE_EVERY = 5
 """Every so many batches one is a small network of other operators."""
-
-Progress = Callable[[str], None]
 
 
 def measure(
@@ -68,7 +67,8 @@ def measure(
         device: name of the remote device, so that its measurements are not mixed with others.
         fcompile: links libraries for the remote device, as for ``Model.export``.
         cpu_threads: as for ``compile``.
-        progress: receives a line of text after every step.
+        progress: receives a line of text after every step; by default they are shown on one line of
+            the terminal, if there is one.
         seed: of the samples.
 
     Returns:
@@ -86,7 +86,6 @@ def measure(
             "expected a name for device with an RPC session, got None; give the device behind the "
             "session a name, under which its measurements are kept"
         )
-    say = progress or (lambda _line: None)
     processors, placeable = make_processors(targets, cpu_threads)
     kept_in = chosen_folder(folder, processors[0], device)
     kept_in.mkdir(parents=True, exist_ok=True)
@@ -94,21 +93,22 @@ def measure(
     host = processors[0]
     others = [p for p in placeable if p is not host]
     in_order = sorted(placeable, key=lambda p: p is not host)  # others may stand on its model
-    for index, processor in enumerate(in_order):
-        own = [processor, *(p for p in processors[:1] if p is not processor)]
-        share = budget / (len(placeable) - index)
-        start = time.monotonic()
-        dataset = open_dataset(kept_in, processor, device, resume)
-        with _whatever_happens(dataset, processor):
-            bench = Bench(own, session, fcompile)
-            if processor in others:
-                _measure_together(dataset, host, processor, bench, say)
-        Campaign(bench, dataset, random.Random(seed), say).run(share, networks or {})
-        budget = max(1.0, budget - (time.monotonic() - start))
-        below = models.get(host.name) if processor.machine.group_items == 1 else None
-        models[processor.name] = learn(dataset, processor, below)
-        models[processor.name].save(kept_in / f"{processor.name}.json")
-        say(f"{processor.name}: {len(dataset.rows)} kernels, model in {kept_in}")
+    with reporting(progress):
+        for index, processor in enumerate(in_order):
+            own = [processor, *(p for p in processors[:1] if p is not processor)]
+            share = budget / (len(placeable) - index)
+            start = time.monotonic()
+            dataset = open_dataset(kept_in, processor, device, resume)
+            with _whatever_happens(dataset, processor):
+                bench = Bench(own, session, fcompile)
+                if processor in others:
+                    _measure_together(dataset, host, processor, bench)
+            Campaign(bench, dataset, random.Random(seed)).run(share, networks or {})
+            budget = max(1.0, budget - (time.monotonic() - start))
+            below = models.get(host.name) if processor.machine.group_items == 1 else None
+            models[processor.name] = learn(dataset, processor, below)
+            models[processor.name].save(kept_in / f"{processor.name}.json")
+            say(f"{processor.name}: {len(dataset.rows)} kernels, model in {kept_in}")
     return models
 
 
@@ -128,9 +128,7 @@ def _whatever_happens(dataset: Dataset, processor: Processor) -> Iterator[None]:
         ) from error
 
 
-def _measure_together(
-    dataset: Dataset, host: Processor, other: Processor, bench: Bench, say: Progress
-) -> None:
+def _measure_together(dataset: Dataset, host: Processor, other: Processor, bench: Bench) -> None:
     """Hand-overs between the CPU and another processor, and the slowdown of both."""
     if any(row.features.family == "transfer" for row in dataset.rows):
         return
@@ -184,10 +182,9 @@ def open_dataset(
 class Campaign:
     """Fills the dataset of one processor: networks, the prior, then where the model errs."""
 
-    def __init__(self, bench: Bench, dataset: Dataset, dice: random.Random, say: Progress) -> None:
+    def __init__(self, bench: Bench, dataset: Dataset, dice: random.Random) -> None:
         self.bench = bench
         self.dataset = dataset
-        self.say = say
         self.seed = dice.random()
         self.prior = load_prior()
         dice.shuffle(self.prior)
@@ -209,7 +206,7 @@ class Campaign:
             work = self._work(batch)
             rows = work()
             if rows and not any(row.quiet for row in rows) and time.monotonic() < end:
-                self.say(f"batch {batch}: the machine is busy; measured again")
+                say(f"batch {batch}: the machine is busy; measured again")
                 rows = work()
             self._add(rows, f"batch {batch}")
             batch += 1
@@ -224,7 +221,7 @@ class Campaign:
     def _add(self, rows: Sequence[Row], what: str) -> None:
         self.dataset.append(*rows)
         total = len(self.dataset.rows)
-        self.say(f"{what}: {len(rows)} kernels, {total} in all, {self.bench.describe()}")
+        say(f"{what}: {len(rows)} kernels, {total} in all, {self.bench.describe()}")
 
     def _samples(self, batch: int) -> list[Sample]:
         """Samples: the same whenever they are asked for with the same measurements."""
@@ -259,5 +256,5 @@ class Campaign:
                 errors[i] = abs(answer.nanoseconds / rows[i].nanoseconds - 1.0)
         samples = [Sample.from_json(row.sample or {}) for row in rows]
         self._trouble = list(zip(samples, (e + 0.02 for e in errors), strict=True))
-        self.say(f"held-out error {100 * sum(errors) / len(errors):.1f} %; sampling where it is")
+        say(f"held-out error {100 * sum(errors) / len(errors):.1f} %; sampling where it is")
         return self._trouble

@@ -38,6 +38,7 @@ from tvm_stretch.ir.expressions import shape_of, with_variables
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.plan.plan import Plan, PlannedRegion
+from tvm_stretch.progress import Progress, count, quiet, reporting, say
 from tvm_stretch.search import search
 from tvm_stretch.search.costs import planning_costs
 from tvm_stretch.targets.processor import Processor
@@ -68,6 +69,7 @@ def probe(
     *,
     cache: str | os.PathLike[str] | None = None,
     cpu_threads: int | None = None,
+    progress: Progress | None = None,
 ) -> Verdicts:
     """Compile, run and compare every class of operators that a network needs.
 
@@ -76,6 +78,7 @@ def probe(
         model: the network, as for ``compile``.
         cache: file of verdicts; by default in the user's cache, where ``compile`` finds it.
         cpu_threads: as for ``compile``.
+        progress: receives a line of text before every operator that is tried; see ``compile``.
 
     Raises:
         CostModelError: the file of verdicts is damaged or from another device, or the device
@@ -92,13 +95,20 @@ def probe(
             "machine that has it"
         )
     path = Path(cache) if cache else verdicts_path(chosen_folder(None, host), processor)
+    with reporting(progress):
+        return _probe(model, processor, host, path)
+
+
+def _probe(model: object, processor: Processor, host: Processor, path: Path) -> Verdicts:
     known = Verdicts.read(path, fingerprint(processor))
+    say("reading the network")
     wanted: dict[str, Trial] = {}
     for mod in _networks(load_network(model), processor, host):
         for key, trial in _trials(mod, processor):
             wanted.setdefault(key, trial)
     reasons: dict[str, str] = {}
-    for key, trial in wanted.items():
+    for number, (key, trial) in enumerate(wanted.items(), 1):
+        count(key.split()[0], number, len(wanted))
         refusal = processor.why_not(trial.call)
         if refusal is None and known.reasons.get(key) != "":
             reason = _try(trial, processor, host)
@@ -147,6 +157,7 @@ def _blocked(mod: tvm.IRModule, processor: Processor) -> frozenset[str]:
 # --- one operator ---------------------------------------------------------------------------------
 
 
+@quiet()
 def _try(trial: Trial, processor: Processor, host: Processor) -> str:
     """The reason for which the operator does not run; empty if it does."""
     network, before = _alone(trial)

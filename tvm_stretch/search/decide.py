@@ -17,6 +17,7 @@ from statistics import median
 
 import tvm
 
+from tvm_stretch.progress import say
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.runtime.timeline import Timeline
 from tvm_stretch.search import search
@@ -56,6 +57,7 @@ def decide(
         costs = at_present_pace(
             costs, lambda other, plans: compare([build(other, plan) for plan in plans])
         )
+    say("searching for plans")
     found = search(mod, costs)
     if not runs_here:
         candidate = (found.singles or found.rivals)[0]
@@ -66,6 +68,7 @@ def decide(
     if entries and not costs.trusted:
         factors = _surprise(found.rivals[0], trace(entries[0][1], _TIMELINES))
         if max(factors) > _SURPRISING * min(factors):
+            say("searching again, with the speeds that were found")
             found = search(mod, costs.corrected(factors))
             known = [_choices(rival) for rival, _ in entries]
             new = [rival for rival in found.rivals if _choices(rival) not in known]
@@ -75,6 +78,7 @@ def decide(
     if len(entries) == 1:
         candidate, model = entries[0]
         return model.with_reason("; ".join((_predicted(candidate), *notes)))
+    say(f"measuring {len(entries)} plans in turns")
     outcomes = compare([model for _, model in entries])
     index = winner(outcomes)
     reason = _report([candidate for candidate, _ in entries], outcomes, index, notes)

@@ -1,0 +1,107 @@
+"""The command: what it prints, where, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from cpu_targets import QUICK
+from onnx_models import Net
+
+import tvm_stretch as ts
+from tvm_stretch.cli import main
+
+TARGET = ["--target", json.dumps(QUICK), "--threads", "1"]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a network, its artifact and an input."""
+    folder = tmp_path_factory.mktemp("cli")
+    net = Net()
+    x = net.input("x", (1, 4, 8, 8))
+    onnx.save(net.model(net.op("Relu", net.conv(x, 4, (3, 3)))), str(folder / "net.onnx"))
+    np.save(folder / "x.npy", np.ones((1, 4, 8, 8), "float32"))
+    artifact = str(folder / "net.so")
+    assert main(["compile", str(folder / "net.onnx"), "-o", artifact, "--json", *TARGET]) == 0
+    return folder
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(arguments) == 0
+    return capsys.readouterr().out
+
+
+def test_what_is_compiled_runs(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = files / "answer.npz"
+    given = ["--input", f"x={files / 'x.npy'}", "--output", str(answer)]
+    text = said(capsys, "run", str(files / "net.so"), *given)
+    assert "float32[1, 4, 6, 6]" in text
+    model = ts.load(files / "net.so")
+    expected = model(np.ones((1, 4, 8, 8), "float32"))
+    np.testing.assert_array_equal(np.load(answer)[model.outputs[0].name], expected)
+    text = said(capsys, "run", str(files / "net.so"), "--json", "-i", str(files / "x.npy"))
+    listed = json.loads(text)
+    np.testing.assert_allclose(listed[model.outputs[0].name], expected, rtol=1e-6)
+
+
+def test_a_network_is_compiled_first(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "explain", str(files / "net.onnx"), *TARGET)
+    assert "fell back" in text
+    assert json.loads(said(capsys, "explain", str(files / "net.so"), "--json"))["regions"]
+
+
+def test_times_and_timelines(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    artifact = str(files / "net.so")
+    bench = said(capsys, "bench", artifact, "--repeat", "3", "--json", "--kernels")
+    assert len(json.loads(bench)["samples_ms"]) == 3
+    assert json.loads(bench)["kernels"]
+    assert "3 runs" in said(capsys, "bench", artifact, "--repeat", "3")
+    trace = files / "trace.json"
+    text = said(capsys, "timeline", artifact, "-o", str(trace))
+    assert "critical path" in text
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_the_processors_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert json.loads(said(capsys, "devices", "--json"))["llvm"]["threads"] >= 1
+    assert said(capsys, "devices").startswith("llvm ")
+
+
+def test_errors_are_one_line(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong in (
+        ["run", str(files / "absent.so")],
+        ["run", str(files / "net.so")],
+        ["run", str(files / "net.so"), "-i", str(files / "net.onnx")],
+        ["run", str(files / "net.so"), "-i", str(files / "x.npy"), "-o", "/no/such/folder/y"],
+        ["timeline", str(files / "net.so"), "-o", "/no/such/folder/y"],
+        ["compile", str(files / "absent.onnx"), "-o", "/dev/null"],
+        ["explain", str(files / "net.onnx"), "-t", "openCL"],
+        ["measure", "--budget", "0"],
+    ):
+        assert main(wrong) == 1, wrong
+        out, err = capsys.readouterr()
+        assert out == "", wrong
+        assert err.startswith("tvm-stretch: expected "), (wrong, err)
+        assert err.count("\n") == 1, wrong
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [],
+        ["fly"],
+        ["compile", "net.onnx"],
+        ["compile", "net.onnx", "-o", "net.so", "--shape", "x=large"],
+        ["explain", "net.onnx", "--target", "{kind"],
+        ["bench", "net.so", "--repeat", "0"],
+    ],
+)
+def test_wrong_usage(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(wrong)
+    assert ended.value.code == 2
+    assert "usage: tvm-stretch" in capsys.readouterr().err

@@ -1,0 +1,120 @@
+"""Long work shows itself: to a callback, on a terminal, to the logger, and to nobody else."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import pty
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import tvm
+from cpu_targets import TARGET
+from relax_helpers import module, random_const
+from tvm import relax
+from tvm_stretch.targets.cpu import cpu_processor
+
+import tvm_stretch as ts
+from tvm_stretch.codegen.generate import generate
+from tvm_stretch.progress import count, quiet, reporting, say
+
+
+def network() -> tvm.IRModule:
+    weight = random_const(4, 4, 3, 3)
+    return module(lambda x: relax.op.nn.relu(relax.op.nn.conv2d(x, weight)), (1, 4, 8, 8))
+
+
+def compiled(**options: object) -> ts.Model:
+    return ts.compile(network(), [TARGET], cpu_threads=1, **options)
+
+
+def test_compile_counts_kernels(caplog: pytest.LogCaptureFixture) -> None:
+    lines: list[str] = []
+    with caplog.at_level(logging.DEBUG, "tvm_stretch"):
+        model = compiled(progress=lines.append)
+    assert lines[0] == "reading the network"
+    counted = [line for line in lines if line.startswith("kernel ")]
+    total = len(counted)
+    assert total >= len({node.kernel for node in model.graph.nodes})
+    assert counted == [f"kernel {n} of {total}" for n in range(1, total + 1)]
+    assert [record.getMessage() for record in caplog.records] == lines
+
+
+def test_probe_names_what_it_tries_and_hides_the_details(tmp_path: Path) -> None:
+    lines: list[str] = []
+    host = cpu_processor(TARGET, 1)
+    ts.probe(host, network(), cache=tmp_path / "v", cpu_threads=1, progress=lines.append)
+    assert lines == ["reading the network", "nn.conv2d 1 of 2", "nn.relu 2 of 2"]
+
+
+def test_a_terminal_has_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    cleared = "\r\x1b[K"
+    expected = f"{cleared}kernel 17 of 63{cleared}a line that is longer t{cleared}"
+    shown, end = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "24")
+    with open(end, "w") as terminal:  # noqa: PTH123 - it has no path
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with reporting(None):
+            count("kernel", 17, 63)
+            say("a line that is longer than the terminal is wide")
+        text = ""
+        while len(text) < len(expected):  # it comes in pieces
+            text += os.read(shown, 1000).decode()
+    os.close(shown)
+    assert text == expected
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), None])
+def test_nothing_is_shown_elsewhere(
+    stream: io.StringIO | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    with reporting(None):
+        say("nobody hears this")
+    assert stream is None or stream.getvalue() == ""
+
+
+def test_every_thread_has_its_own_listener() -> None:
+    heard: dict[str, list[str]] = {"left": [], "right": []}
+    both_listen = threading.Barrier(2, timeout=60)
+
+    def work(name: str) -> None:
+        with reporting(heard[name].append):
+            both_listen.wait()
+            say(name)
+            with quiet():
+                say("a detail")
+            both_listen.wait()
+
+    threads = [threading.Thread(target=work, args=[name]) for name in heard]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    say("nobody listens any more")
+    assert heard == {"left": ["left"], "right": ["right"]}
+
+
+def test_a_failed_kernel_ends_the_work() -> None:
+    """What waits is not begun any more."""
+    begun = []
+
+    def code_of(function: tvm.tirx.PrimFunc) -> bytes:
+        begun.append(function)
+        if len(begun) > 1:
+            time.sleep(0.2)  # while the failure is noticed
+        raise ts.UnsupportedError("expected less")
+
+    kernel = next(
+        function
+        for function in relax.transform.LegalizeOps()(network()).functions.values()
+        if isinstance(function, tvm.tirx.PrimFunc)
+    )
+    with pytest.raises(ts.UnsupportedError, match="expected less"):
+        generate({f"k{i}": kernel for i in range(1000)}, None, TARGET, code_of)
+    assert len(begun) < 1000

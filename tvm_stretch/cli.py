@@ -1,0 +1,373 @@
+"""The command: what `compile`, `load` and the methods of a model do, from a shell.
+
+    tvm-stretch compile resnet50.onnx --target llvm --target opencl -o resnet50.so
+    tvm-stretch run resnet50.so --input x=picture.npy -o answer.npz
+    tvm-stretch explain resnet50.so
+
+Results go to the standard output, as JSON with ``--json``; progress and errors to the other one.
+It ends with 0, with 1 after an error that says what was expected, with 2 if called wrongly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tvm_stretch as ts
+from tvm_stretch.errors import InputError, StretchError
+
+NAME = "tvm-stretch"
+_INTERRUPTED = 130  # as shells say it
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: after the name of the program; by default those of this process.
+
+    Returns:
+        The exit code.
+    """
+    args = _parser().parse_args(arguments)
+    if args.verbose:
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    try:
+        args.command(args)
+        sys.stdout.flush()
+    except StretchError as error:
+        print(f"{NAME}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # whoever read the output has enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    return 0
+
+
+# --- what is asked for ----------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=NAME, description="Run a trained network on several processors at the same time."
+    )
+    parser.add_argument("--version", action="version", version=f"{NAME} {ts.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    for add in (
+        _add_compile,
+        _add_run,
+        _add_bench,
+        _add_explain,
+        _add_timeline,
+        _add_measure,
+        _add_probe,
+        _add_devices,
+    ):
+        add(commands)
+    return parser
+
+
+Commands = Any  # argparse's own type of a group of commands has no public name
+
+
+def _add(
+    commands: Commands, name: str, does: Callable[[argparse.Namespace], None], summary: str
+) -> argparse.ArgumentParser:
+    """A command, with the options that all have."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=summary)
+    parser.set_defaults(command=does)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show the log")
+    return parser
+
+
+def _add_targets(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-t",
+        "--target",
+        dest="targets",
+        action="append",
+        type=_target,
+        metavar="TARGET",
+        help="a processor: llvm, opencl, or a TVM target as JSON; once for each (default: llvm)",
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="cores for the CPU's kernels")
+
+
+def _add_network(parser: argparse.ArgumentParser) -> None:
+    """How to compile a network."""
+    _add_targets(parser)
+    parser.add_argument("--plan", metavar="FILE", help="the plan to follow, instead of a search")
+    parser.add_argument(
+        "--shape",
+        dest="shapes",
+        action="append",
+        type=_shape,
+        default=[],
+        metavar="INPUT=N,N,..",
+        help="the shape of an input that the network leaves open",
+    )
+    parser.add_argument("--spare", action="store_true", help="the CPU takes over if others fail")
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="an artifact (.so), or a network to compile first")
+    _add_network(parser)
+
+
+def _add_compile(commands: Commands) -> None:
+    parser = _add(commands, "compile", _compile, "compile a network to an artifact")
+    parser.add_argument("network", help="an ONNX file, or a .pt2 of torch.export")
+    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the artifact")
+    parser.add_argument("--dump", metavar="FOLDER", help="write the IR after every phase there")
+    _add_network(parser)
+
+
+def _add_run(commands: Commands) -> None:
+    parser = _add(commands, "run", _run, "run a model once")
+    _add_model(parser)
+    parser.add_argument(
+        "-i",
+        "--input",
+        dest="inputs",
+        action="append",
+        type=_named_file,
+        default=[],
+        metavar="[NAME=]FILE",
+        help="an array (.npy), or several under the inputs' names (.npz)",
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the outputs there (.npz)")
+
+
+def _add_bench(commands: Commands) -> None:
+    parser = _add(commands, "bench", _bench, "measure the latency of a model on random inputs")
+    _add_model(parser)
+    parser.add_argument("--repeat", type=_positive, default=20, metavar="N", help="runs (20)")
+    parser.add_argument("--kernels", action="store_true", help="show the time of each kernel, too")
+
+
+def _add_explain(commands: Commands) -> None:
+    parser = _add(commands, "explain", _explain, "say which processor runs what, and why")
+    _add_model(parser)
+
+
+def _add_timeline(commands: Commands) -> None:
+    parser = _add(commands, "timeline", _timeline, "trace a run on random inputs")
+    _add_model(parser)
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the trace, for Perfetto")
+
+
+def _add_measure(commands: Commands) -> None:
+    parser = _add(commands, "measure", _measure, "time kernels here, to learn a cost model")
+    _add_targets(parser)
+    parser.add_argument("--budget", type=float, default=480.0, metavar="S", help="seconds (480)")
+    parser.add_argument("--folder", metavar="FOLDER", help="where models go (the user's cache)")
+    parser.add_argument("--again", action="store_true", help="forget what was measured before")
+
+
+def _add_probe(commands: Commands) -> None:
+    parser = _add(commands, "probe", _probe, "try which operators of a network really run")
+    parser.add_argument("target", type=_target, help="the processor")
+    parser.add_argument("network", help="an ONNX file, or a .pt2 of torch.export")
+    parser.add_argument("--cache", metavar="FILE", help="where verdicts go (the user's cache)")
+    parser.add_argument("--threads", type=int, metavar="N", help="cores for the CPU's kernels")
+
+
+def _add_devices(commands: Commands) -> None:
+    _add(commands, "devices", _devices, "list the processors of this machine")
+
+
+def _target(text: str) -> str | dict[str, Any]:
+    if not text.startswith("{"):
+        return text
+    try:
+        return dict(json.loads(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected a target as JSON, got {text!r}") from error
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, _, sizes = text.rpartition("=")
+    try:
+        return name, tuple(int(size) for size in sizes.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"expected INPUT=1,3,224,224 or the like, got {text!r}"
+        ) from error
+
+
+def _named_file(text: str) -> tuple[str, Path]:
+    name, _, path = text.rpartition("=")
+    return name, Path(path)
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
+    return int(text)
+
+
+# --- what is done ---------------------------------------------------------------------------------
+
+
+def _compiled(args: argparse.Namespace, network: str, **options: Any) -> ts.Model:
+    return ts.compile(
+        network,
+        args.targets or ["llvm"],
+        plan=args.plan,
+        shapes=dict(args.shapes) or None,
+        cpu_threads=args.threads,
+        spare=args.spare,
+        **options,
+    )
+
+
+def _opened(args: argparse.Namespace) -> ts.Model:
+    """The model that an artifact holds, or that a network becomes."""
+    if Path(args.model).suffix == ".so":
+        return ts.load(args.model)
+    return _compiled(args, args.model)
+
+
+def _compile(args: argparse.Namespace) -> None:
+    model = _compiled(args, args.network, dump_dir=args.dump)
+    model.export(args.output)
+    described = {
+        "artifact": args.output,
+        "inputs": [vars(info) for info in model.inputs],
+        "outputs": [vars(info) for info in model.outputs],
+        "kernels": len(model.graph.nodes),
+        "weights_bytes": model.graph.weights_bytes,
+        "arena_bytes": model.graph.arena_bytes,
+    }
+    _show(args, described, f"{args.output}: {model}")
+
+
+def _run(args: argparse.Namespace) -> None:
+    arrays = [_arrays(name, path) for name, path in args.inputs]
+    unnamed = [array for found in arrays for name, array in found if not name]
+    named = {name: array for found in arrays for name, array in found if name}
+    model = _opened(args)
+    result = model(*unnamed, **named)
+    values = result if isinstance(result, tuple) else (result,)
+    outputs = {info.name: value for info, value in zip(model.outputs, values, strict=True)}
+    if args.output is not None:
+        try:
+            with Path(args.output).open("wb") as file:
+                np.savez(file, **outputs)
+        except OSError as error:
+            raise InputError(
+                f"expected a place to write the outputs to, got {error}; check the path"
+            ) from error
+    lines = [
+        f"{info}\n{np.array2string(values, threshold=20, precision=5)}"
+        for info, values in zip(model.outputs, values, strict=True)
+    ]
+    _show(args, {name: value.tolist() for name, value in outputs.items()}, "\n".join(lines))
+
+
+def _arrays(name: str, path: Path) -> list[tuple[str, np.ndarray[Any, Any]]]:
+    """What a file holds; the names in an archive are those of inputs."""
+    try:
+        found = np.load(path, allow_pickle=False)
+        return [(name, found)] if isinstance(found, np.ndarray) else list(found.items())
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(
+            f"expected an array that NumPy saved for --input, got {path}: {error}; "
+            "write it with numpy.save or numpy.savez"
+        ) from error
+
+
+def _bench(args: argparse.Namespace) -> None:
+    model = _opened(args)
+    result = model.benchmark(args.repeat)
+    data: dict[str, Any] = {
+        "median_ms": result.median * 1e3,
+        "spread_ms": result.spread * 1e3,
+        "samples_ms": [seconds * 1e3 for seconds in result.samples],
+    }
+    text = str(result)
+    if args.kernels:
+        profile = model.profile()
+        data["kernels"] = [vars(kernel) for kernel in profile.kernels]
+        text += f"\n\n{profile}"
+    _show(args, data, text)
+
+
+def _explain(args: argparse.Namespace) -> None:
+    plan = _opened(args).plan
+    _show(args, json.loads(plan.to_json()), plan.explain())
+
+
+def _timeline(args: argparse.Namespace) -> None:
+    model = _opened(args)
+    try:
+        timeline = model.timeline(args.output)
+    except OSError as error:
+        raise InputError(
+            f"expected a place to write the trace to, got {error}; check the path"
+        ) from error
+    data = {
+        "duration_ns": timeline.duration,
+        "overlap": timeline.overlap,
+        "processors": [vars(usage) for usage in timeline.usage],
+        "critical_path": [region.name for region in timeline.critical_path],
+    }
+    _show(args, data, str(timeline))
+
+
+def _measure(args: argparse.Namespace) -> None:
+    models = ts.measure(
+        args.targets or ["llvm"],
+        budget=args.budget,
+        resume=not args.again,
+        folder=args.folder,
+        cpu_threads=args.threads,
+    )
+    learned = {name: sorted(model.families) for name, model in models.items()}
+    lines = [f"{name}: learned {', '.join(families)}" for name, families in learned.items()]
+    _show(args, learned, "\n".join(lines))
+
+
+def _probe(args: argparse.Namespace) -> None:
+    verdicts = ts.probe(args.target, args.network, cache=args.cache, cpu_threads=args.threads)
+    refused = verdicts.refused
+    lines = [f"{len(verdicts.reasons)} kinds of operators tried, {len(refused)} do not run"]
+    lines += [f"{key}: {reason}" for key, reason in refused.items()]
+    _show(args, {"tried": sorted(verdicts.reasons), "refused": refused}, "\n".join(lines))
+
+
+def _devices(args: argparse.Namespace) -> None:
+    """What `llvm` and `opencl` mean here."""
+    from tvm_stretch.targets.opencl_device import find_device  # a second of TVM: not for --help
+    from tvm_stretch.targets.processors import make_processors
+
+    host = make_processors("llvm", None)[0][0]
+    name = str(host.target.attrs.get("mcpu", "this machine's"))
+    data: dict[str, Any] = {
+        "llvm": {"name": name, "threads": host.threads, "lanes": host.machine.lanes}
+    }
+    lines = [f"llvm    {name}, {host.threads} thread(s), {host.machine.lanes} float lanes"]
+    try:
+        found = find_device()
+        data["opencl"] = vars(found)
+        lines.append(f"opencl  {found.name} ({found.type}, {found.compute_units} compute units)")
+    except StretchError as error:
+        data["opencl"] = {"absent": str(error)}
+        lines.append(f"opencl  absent: {error}")
+    _show(args, data, "\n".join(lines))
+
+
+def _show(args: argparse.Namespace, data: object, text: str) -> None:
+    """The result, for a machine or for a person."""
+    print(json.dumps(data, indent=1) if args.json else text)

@@ -1,0 +1,88 @@
+"""Long work shows itself: what compile, measure and probe are doing, in lines of text.
+
+    with reporting(progress):       # compile(..., progress=print)
+        say("searching for plans")
+        count("kernel", 17, 63)     # kernel 17 of 63
+
+Whoever gives no callback sees one line that changes, on a terminal, and nothing where the output is
+piped. The same lines go to the logger ``tvm_stretch``. Each thread, more precisely each context of
+`contextvars`, has its own listener, so that compiles in two threads do not hear each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import TextIO
+
+Progress = Callable[[str], None]
+"""Receives a line of text after every step."""
+
+LOGGER = logging.getLogger("tvm_stretch")
+_CLEARED = "\r\x1b[K"
+
+
+def _unheard(_line: str) -> None:
+    """Nobody listens."""
+
+
+_listener: ContextVar[Progress] = ContextVar("listener", default=_unheard)
+
+
+@contextlib.contextmanager
+def reporting(progress: Progress | None) -> Iterator[None]:
+    """Within, what is said goes to the callback; to the terminal, if there is one, without it."""
+    terminal = sys.stderr if progress is None and _is_terminal(sys.stderr) else None
+    shown = progress or (_on_one_line(terminal) if terminal else _unheard)
+    token = _listener.set(shown)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+        if terminal:
+            terminal.write(_CLEARED)
+            terminal.flush()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Within, nobody hears the steps, which are details of a larger one; the logger still does."""
+    token = _listener.set(_unheard)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def say(line: str) -> None:
+    """Tell what is being done now."""
+    LOGGER.info(line)
+    _listener.get()(line)
+
+
+def count(what: str, number: int, total: int) -> None:
+    """Tell how far a step has come."""
+    line = f"{what} {number} of {total}"
+    LOGGER.debug(line)
+    _listener.get()(line)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    """Whether lines can be written over; there is no stream at all without a console."""
+    return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _on_one_line(stream: TextIO) -> Progress:
+    """Writes each line over the one before."""
+
+    def show(line: str) -> None:
+        width = shutil.get_terminal_size().columns - 1
+        stream.write(_CLEARED + line.splitlines()[0][:width])
+        stream.flush()
+
+    return show
