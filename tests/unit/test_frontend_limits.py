@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -11,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from relax_helpers import module, op_names
 from tvm import relax
 
+import tvm_stretch as ts
 from tvm_stretch.errors import ModelError, StretchError, UnsupportedError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.frontend.limits import MOST_ELEMENTS, MOST_OPERATORS, MOST_TABLE_ELEMENTS
@@ -182,6 +184,18 @@ def test_what_is_large_but_honest_is_taken() -> None:
     assert "relax.take" in op_names(load_network(linear))
     assert MOST_TABLE_ELEMENTS >= 2**24
     assert MOST_OPERATORS >= 10_000
+
+
+@pytest.mark.full
+def test_a_chain_of_5000_nodes_compiles_within_a_minute() -> None:
+    nodes = [
+        helper.make_node(["Sin", "Relu"][i % 2], [f"t{i}"], [f"t{i + 1}"], name=f"node{i}")
+        for i in range(5000)
+    ]
+    nodes[0].input[:], nodes[-1].output[:] = ["x"], ["y"]
+    start = time.process_time()
+    ts.compile(model(*nodes), cpu_threads=1)
+    assert time.process_time() - start < 60
 
 
 def _conv(shape: tuple[int, ...] = (1, 4, 8, 8), **attrs: object) -> onnx.ModelProto:
