@@ -3,7 +3,7 @@
 Its kernels are named after the operators in them.
 
 Small inputs by default, the published ones with `make test-full`. Networks with a hundred million
-weights or many hundred operators run only there, and those whose smaller relatives run by default.
+weights or many hundred operators run only there, and those whose relatives run by default.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ RELATIVES = {
     "mobilenet_v1",
     "mobilenet_v2",
     "mobilenet_v3_large",
+    "pnasnet_mobile",
     "regnetx_4gf",
     "resnet34",
     "resnet50",
