@@ -35,6 +35,7 @@ from .loops import (
     block,
     const,
     f32,
+    fenced_span,
     lanes,
     load,
     loop,
@@ -258,15 +259,18 @@ class _ConvNest:
             return unrolled(cfg.data_block, channel, "ii")
 
         segments = column_segments(tile.taps)
+        columns = span
         if cfg.data_block == 1:  # few multiply-adds per tap: unroll the kernel columns as well
             segments = [(k, k + 1, active) for lo, hi, active in segments for k in range(lo, hi)]
+        elif cfg.kernel[1] > 1:
+            # Unrolled, LLVM would keep the pixels that two taps share in registers, and spill
+            # the accumulators for it.
+            columns = fenced_span
 
         def taps(ic: Expr, ky: Expr) -> tirx.Stmt:
-            # Else kernel columns stay a loop: unrolled, LLVM would keep the pixels that two
-            # taps share in registers, and spill the accumulators for it.
             return block(
                 [
-                    span(lo, hi - lo, lambda kx, active=active: tap(ic, ky, kx, active), "kx")
+                    columns(lo, hi - lo, lambda kx, active=active: tap(ic, ky, kx, active), "kx")
                     for lo, hi, active in segments
                 ]
             )

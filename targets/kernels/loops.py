@@ -56,6 +56,18 @@ def loop(extent: Index, body: Body, name: str = "i", kind: int = SERIAL) -> tirx
     return span(0, extent, body, name, kind)
 
 
+def fenced_span(start: int, extent: int, body: Body, name: str = "i") -> tirx.Stmt:
+    """A loop whose number of passes LLVM cannot see, not even of one.
+
+    So its body is a block of its own: LLVM neither writes the passes out nor mixes them with those
+    of the next loop, and what several of them read takes no registers from one to the other.
+    """
+    fence, passes = "llvm.arithmetic.fence.f32", f32(float(extent))
+    hidden = tirx.call_llvm_pure_intrin("float32", fence, passes).astype("int64")
+    var = tirx.Var(name, "int64")
+    return tirx.For(var, const(0), hidden, SERIAL, body(const(start) + var))
+
+
 def lanes(count: int, body: Body) -> tirx.Stmt:
     """One vector operation of ``count`` lanes."""
     return loop(count, body, "lane", VECTORIZED)

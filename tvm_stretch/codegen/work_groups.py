@@ -80,7 +80,7 @@ def device_calls(
 
 def _bind_everything(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Parallel loops become work-groups; a statement outside them becomes one work-item."""
-    body = tvm_ffi.structural_map(function.body, (Call, _portable_prefetch))
+    body = tvm_ffi.structural_map(function.body, (Call, _portable_call))
     body = tvm_ffi.structural_map(body, (tirx.For, _portable_vector))
     return function.with_body(_bind(body))
 
@@ -193,11 +193,14 @@ def _mentions_threads(body: tirx.Stmt) -> bool:
     return bool(found)
 
 
-def _portable_prefetch(call: Call) -> tvm.ir.Expr:
-    """LLVM's intrinsic as a macro of the prelude."""
-    if getattr(call.op, "name", "") != "tirx.call_llvm_intrin":
-        return call
-    return tirx.call_extern("void", PREFETCH, call.args[1])
+def _portable_call(call: Call) -> tvm.ir.Expr:
+    """LLVM's intrinsics: a prefetch is a macro of the prelude, a fence is only for LLVM."""
+    name = getattr(call.op, "name", "")
+    if name == "tirx.call_llvm_pure_intrin":
+        return call.args[1]
+    if name == "tirx.call_llvm_intrin":
+        return tirx.call_extern("void", PREFETCH, call.args[1])
+    return call
 
 
 def _portable_vector(loop: tirx.For) -> tirx.Stmt:
