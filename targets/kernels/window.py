@@ -233,7 +233,7 @@ def _tile_pixels(cfg: WindowConfig, machine: VectorMachine) -> int:
         columns = machine.registers - 1 - cfg.spans[1]
         return max(1, columns // cfg.stride[1] + 1)
     if _unrolls_rows(cfg):
-        return machine.registers // 2  # the compiler then keeps more than one row of weights
+        return min(8, machine.registers // 2)  # more makes three times the code, and slower
     return max(2, min(16, machine.registers - cfg.kernel[1] - 1))
 
 
