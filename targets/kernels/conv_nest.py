@@ -31,6 +31,7 @@ from .loops import (
     CACHE_LINE,
     PARALLEL,
     Accumulators,
+    Body,
     balanced,
     block,
     const,
@@ -259,7 +260,7 @@ class _ConvNest:
             return unrolled(cfg.data_block, channel, "ii")
 
         segments = column_segments(tile.taps)
-        columns = span
+        columns: Callable[[int, int, Body, str], tirx.Stmt] = span
         if cfg.data_block == 1:  # few multiply-adds per tap: unroll the kernel columns as well
             segments = [(k, k + 1, active) for lo, hi, active in segments for k in range(lo, hi)]
         elif cfg.kernel[1] > 1:
