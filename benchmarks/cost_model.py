@@ -174,7 +174,7 @@ def evaluate(folder: Path, processors: Sequence[Processor]) -> dict[str, Errors]
             name = processor.name
             start = time.process_time()
             kept = _training_set(datasets[name], beginnings, unseen)
-            over = below if processor.machine.group_items == 1 else None
+            over = below if processor.on_host_cores else None
             model = learn(kept, processor, over)
             below = below or model
             seconds = time.process_time() - start

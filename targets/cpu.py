@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import tvm
@@ -15,7 +16,14 @@ from tvm_stretch.errors import TargetError
 
 from .kernels.machine import VectorMachine
 from .phases import kernel_phases
-from .processor import Processor
+from .processor import Processor, Speed
+from .registry import ProcessorKind, register
+
+HOST = "llvm"
+
+# A big core of a phone of 2019 (Snapdragon 855: 2.84 GHz), and what one such core gets of the
+# memory's bandwidth; start and hand-over are this executor's, measured on servers.
+CORE = Speed(cycles_per_ns=2.8, bytes_per_ns=10.0, start_ns=300.0, handover_ns=1_000.0)
 
 
 def cpu_processor(target: Target, threads: int) -> Processor:
@@ -31,8 +39,19 @@ def cpu_processor(target: Target, threads: int) -> Processor:
         machine=machine,
         phases=kernel_phases(expand_math=True),
         schedule=ScheduleKernels(machine),
+        speed=speed_of_cores(threads),
         runs_here=not _names_other_machine(target.attrs),
+        on_host_cores=True,
     )
+
+
+# The CPU is there whether a target names it or not.
+register(ProcessorKind(HOST, make=lambda _target, host: host))
+
+
+def speed_of_cores(threads: int) -> Speed:
+    """So many cores: what shares a kernel with others reaches three quarters of a core alone."""
+    return replace(CORE, cycles_per_ns=CORE.cycles_per_ns * (1.0 + 0.75 * (threads - 1)))
 
 
 def complete_target(target: Target) -> Target:

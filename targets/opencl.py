@@ -17,14 +17,25 @@ from tvm.target import Target
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 
 from tvm_stretch.codegen.opencl_code import compile_opencl
+from tvm_stretch.errors import TargetError
 from tvm_stretch.runtime.autoload import load_native_library
 
-from .opencl_device import OpenCLDevice, names_device
+from .cpu import speed_of_cores
+from .opencl_device import OpenCLDevice, device_of, find_device, names_device
 from .phases import kernel_phases
-from .processor import Kernels, OpRule, Processor
+from .processor import Kernels, OpRule, Processor, Speed
+from .registry import Attributes, ProcessorKind, register, tvm_target
 
 _GROUP_ITEMS = 64
 """Enough to fill the widest wavefronts of phones; small enough for every device."""
+
+# A phone's GPU, in orders of magnitude: 20 cycles of a core with 4 lanes and two multiply-adds are
+# 320 GFLOP/s, about a third of the peak of an Adreno 640 (Snapdragon 855: 0.9 TFLOP/s); memory is
+# the CPU's. Hand-overs through PoCL took 40 to 140 us; GPUs of phones were not measured.
+GPU = Speed(cycles_per_ns=20.0, bytes_per_ns=12.0, start_ns=10_000.0, handover_ns=50_000.0)
+
+_CPU_START_NS = 3_000.0
+"""A kernel without work, where the driver runs it on threads of the CPU (PoCL)."""
 
 
 def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> Processor:
@@ -60,8 +71,44 @@ def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> P
         phases=kernel_phases(expand_math=on_cpu),  # a GPU has instructions for exp
         schedule=ScheduleKernels(machine),
         build=build,
+        speed=_speed(device),
         runs_here=not names_device(target),
+        on_host_cores=on_cpu,
+        driver="" if names_device(target) else device.name,
     )
+
+
+def _speed(device: OpenCLDevice) -> Speed:
+    if device.type != "cpu":
+        return GPU
+    cores = speed_of_cores(device.compute_units)
+    return replace(cores, start_ns=_CPU_START_NS, handover_ns=GPU.handover_ns)
+
+
+def _make(target: Attributes, host: Processor) -> Processor:
+    said = tvm_target(target)
+    return opencl_processor(said, host, device_of(said))
+
+
+def _why_absent(target: Attributes) -> str:
+    if names_device(tvm_target(target)):
+        return ""
+    try:
+        find_device()
+    except TargetError as error:
+        return str(error)
+    return ""
+
+
+def _host_cores(target: Attributes) -> int:
+    """A driver for the host's own CPU (PoCL) runs on some of its cores."""
+    if names_device(tvm_target(target)):
+        return 0
+    device = find_device()
+    return device.compute_units if device.type == "cpu" else 0
+
+
+register(ProcessorKind("opencl", _make, _why_absent, _host_cores))
 
 
 # --- the operator table ---------------------------------------------------------------------------

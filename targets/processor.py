@@ -42,6 +42,23 @@ class OpRule:
 
 
 @dataclass(frozen=True)
+class Speed:
+    """The few numbers of a processor that decide orders of magnitude, where nobody measured it.
+
+    Attributes:
+        cycles_per_ns: clock of a core, times the cores that share a kernel.
+        bytes_per_ns: bandwidth of memory that no cache holds.
+        start_ns: a kernel without work.
+        handover_ns: a transfer without bytes.
+    """
+
+    cycles_per_ns: float
+    bytes_per_ns: float
+    start_ns: float
+    handover_ns: float
+
+
+@dataclass(frozen=True)
 class Processor:
     """Something that runs kernels.
 
@@ -54,10 +71,14 @@ class Processor:
         machine: what its kernel templates need to know.
         phases: passes from Relax with kernel templates (BlockChannels) to kernel-level Relax.
         schedule: the pass that gives the PrimFuncs their loop nests.
-        kind: which part of the executor drives it.
+        speed: what is typical of such processors.
+        kind: which part of the executor drives it (native/processor.h).
         build: makes the executor's module of its kernels, by their names, and of `schedule`.
         runs_host_code: its kernels are linked with the CPU's.
         runs_here: it is a processor of this machine, so that plans can be measured.
+        on_host_cores: it is made of the CPU's own cores: what is known of their loop nests holds
+            for it, and they share caches.
+        driver: what its measurements depend on, beside the machine and all of the above.
     """
 
     name: str
@@ -68,10 +89,18 @@ class Processor:
     machine: VectorMachine
     phases: tuple[tvm.transform.Pass, ...]
     schedule: tvm.transform.Pass
+    speed: Speed
     kind: str = "cpu"
     build: Build = _host_code
     runs_host_code: bool = False
     runs_here: bool = True
+    on_host_cores: bool = False
+    driver: str = ""
+
+    @property
+    def is_host(self) -> bool:
+        """Whether it is the CPU, which also runs the executor."""
+        return self.kind == "cpu"
 
     def why_not(self, call: relax.Call) -> str | None:
         """Why this processor refuses ``call``; None if it runs it."""

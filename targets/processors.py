@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import difflib
+import importlib
 import os
+import pkgutil
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
 
 from tvm.target import Target
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.opencl import opencl_processor
-from tvm_stretch.targets.opencl_device import device_of, find_device, names_device
+from tvm_stretch.targets.cpu import HOST, cpu_processor
 from tvm_stretch.targets.processor import Processor
+from tvm_stretch.targets.registry import (
+    Attributes,
+    TargetLike,
+    attributes,
+    kind_of,
+    tvm_target,
+)
 
+from tvm_stretch import targets as _folder
 from tvm_stretch.errors import InputError, TargetError
 
-TargetLike: TypeAlias = str | Mapping[str, Any] | Target | Processor
+# Every file of the folder registers its kinds of processors.
+for _file in pkgutil.iter_modules(_folder.__path__, f"{_folder.__name__}."):
+    importlib.import_module(_file.name)
 
 
 def drop_absent(
@@ -26,13 +34,9 @@ def drop_absent(
     All of them where nothing else would be left; ``make_processors`` then says what to install.
     """
     listed = _as_list(targets)
-    left = [item for item in listed if not _is_local_opencl(_parse(item))]
-    try:
-        if left and len(left) < len(listed):
-            find_device()
-    except TargetError as error:
-        return left, f"opencl left out: {error}"
-    return listed, ""
+    reasons = [_why_absent(_parse(item)) for item in listed]
+    left = [item for item, reason in zip(listed, reasons, strict=True) if not reason]
+    return (left, "; ".join(filter(None, reasons))) if left else (listed, "")
 
 
 def make_processors(
@@ -52,24 +56,10 @@ def make_processors(
     listed = [_parse(item) for item in _as_list(targets)]
     if not listed:
         raise TargetError("expected at least one target, got none; name one, such as 'llvm'")
-    local = find_device() if any(map(_is_local_opencl, listed)) else None
-    taken = local.compute_units if local is not None and local.type == "cpu" else 0
-    threads = _thread_count(cpu_threads, taken)
-    host_target = next((t for t in listed if _is_host(t)), Target("llvm"))
-    given = [p for p in listed if isinstance(p, Processor) and p.kind == "cpu"]
-    host = given[0] if given else cpu_processor(host_target, threads)
-    placeable: list[Processor] = []
-    for item in listed:
-        if isinstance(item, Processor):
-            placeable.append(item)
-        elif _is_host(item):
-            placeable.append(host)
-        elif item.kind.name == "opencl":
-            placeable.append(opencl_processor(item, host, device_of(item)))
-        else:
-            raise TargetError(
-                f"expected target llvm or opencl, got {item.kind.name!r}; choose one of these"
-            )
+    host = _host(listed, cpu_threads)
+    placeable = [
+        item if isinstance(item, Processor) else kind_of(item).make(item, host) for item in listed
+    ]
     names = [processor.name for processor in placeable]
     if len(set(names)) != len(names):
         raise TargetError(
@@ -82,30 +72,28 @@ def _as_list(targets: Sequence[TargetLike] | TargetLike) -> Sequence[TargetLike]
     return [targets] if isinstance(targets, str | Mapping | Target | Processor) else targets
 
 
-def _is_local_opencl(item: Target | Processor) -> bool:
-    return isinstance(item, Target) and item.kind.name == "opencl" and not names_device(item)
+def _parse(item: TargetLike) -> Attributes | Processor:
+    return item if isinstance(item, Processor) else attributes(item)
 
 
-def _is_host(item: Target | Processor) -> bool:
-    return isinstance(item, Target) and item.kind.name == "llvm"
-
-
-def _parse(item: TargetLike) -> Target | Processor:
+def _why_absent(item: Attributes | Processor) -> str:
     if isinstance(item, Processor):
-        return item
-    try:
-        return Target(item)
-    except (ValueError, TypeError, RuntimeError) as error:
-        kind = str(item.get("kind", "") if isinstance(item, Mapping) else item)
-        alike = difflib.get_close_matches(kind.lower(), ("llvm", "opencl"), 1)
-        if alike:
-            raise TargetError(
-                f"expected target llvm or opencl, got {kind!r}; write {alike[0]!r}"
-            ) from error
-        raise TargetError(
-            f"expected a TVM target for targets, got {item!r}; "
-            f"use a kind such as 'llvm', a dict, a tag or a Target ({_first_line(error)})"
-        ) from error
+        return ""
+    reason = kind_of(item).why_absent(item)
+    return reason and f"{item['kind']} left out: {reason}"
+
+
+def _host(listed: Sequence[Attributes | Processor], cpu_threads: int | None) -> Processor:
+    """The CPU as a target or a processor describes it; this machine's where none does."""
+    given = [item for item in listed if isinstance(item, Processor)]
+    described = [item for item in listed if not isinstance(item, Processor)]
+    taken = sum(kind_of(item).host_cores(item) for item in described)
+    threads = _thread_count(cpu_threads, taken)
+    for processor in given:
+        if processor.is_host:
+            return processor
+    own = next((item for item in described if item["kind"] == HOST), {"kind": HOST})
+    return cpu_processor(tvm_target(own), threads)
 
 
 def _thread_count(requested: int | None, taken: int) -> int:
@@ -123,8 +111,3 @@ def _thread_count(requested: int | None, taken: int) -> int:
             f"this process may use {available} cores"
         )
     return requested
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[-1] if lines else type(error).__name__

@@ -10,10 +10,10 @@ from cpu_targets import cpu_of
 from fake_targets import fake_processor
 from relax_helpers import random_const
 from tvm import relax
-from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.cpu import CORE, cpu_processor
 from tvm_stretch.targets.processor import Processor
 
-from tvm_stretch.cost.analytic import SPEEDS, AnalyticModel
+from tvm_stretch.cost.analytic import AnalyticModel
 from tvm_stretch.frontend import load_network
 from tvm_stretch.search.costs import Costs
 
@@ -40,7 +40,7 @@ def costs(
         if place in refuse:
             processor = dataclasses.replace(processor, rules=(), refuse=refuse[place])
         processors.append(processor)
-    base = SPEEDS["cpu"]
+    base = CORE
     models = {
         p.name: AnalyticModel(
             dataclasses.replace(

@@ -21,7 +21,8 @@ from tvm_stretch.search.contest import MeasureError
 from tvm_stretch.search.decide import decide
 from tvm_stretch.search.realise import Candidate
 from tvm_stretch.targets.processor import Processor
-from tvm_stretch.targets.processors import TargetLike, drop_absent, make_processors
+from tvm_stretch.targets.processors import drop_absent, make_processors
+from tvm_stretch.targets.registry import TargetLike
 
 
 def compile(
@@ -117,7 +118,7 @@ def _fastest(
     try:
         return decide(mod, processors, placeable, built)
     except MeasureError as error:
-        left = [processor for processor in placeable if processor.kind == "cpu"]
+        left = [processor for processor in placeable if processor.is_host]
         if not left:
             raise
         model = build(mod, None, left, left, observer)

@@ -12,8 +12,10 @@ import pytest
 from cost_kernels import DEVICE, conv, pretended, some_convs
 from hypothesis import given
 from hypothesis import strategies as st
+from tvm_stretch.targets.cpu import CORE, speed_of_cores
+from tvm_stretch.targets.opencl import GPU
 
-from tvm_stretch.cost.analytic import SPEEDS, AnalyticModel, default_speed
+from tvm_stretch.cost.analytic import AnalyticModel
 from tvm_stretch.cost.features import (
     FAMILIES,
     ConvFeatures,
@@ -33,7 +35,7 @@ LARGEST_EXACT = 2**24
 @pytest.fixture(scope="module")
 def model() -> MeasuredModel:
     kernels = some_convs(300)
-    return train(kernels, pretended(kernels), DEVICE, SPEEDS["cpu"])
+    return train(kernels, pretended(kernels), DEVICE, CORE)
 
 
 # --- features -------------------------------------------------------------------------------------
@@ -127,14 +129,14 @@ _CACHE: dict[tuple[Features, ...], MeasuredModel] = {}
 
 def _trained(kernels: tuple[Features, ...]) -> MeasuredModel:
     if kernels not in _CACHE:
-        _CACHE[kernels] = train(list(kernels), pretended(list(kernels)), DEVICE, SPEEDS["cpu"])
+        _CACHE[kernels] = train(list(kernels), pretended(list(kernels)), DEVICE, CORE)
     return _CACHE[kernels]
 
 
 def test_few_measurements_leave_the_analytic_model_calibrated() -> None:
     kernels = some_convs(5)
     slow = [4 * ns for ns in pretended(kernels, noise=0.0)]
-    trained = train(kernels, slow, DEVICE, SPEEDS["cpu"])
+    trained = train(kernels, slow, DEVICE, CORE)
     assert not trained.families
     (answer,) = trained.predict_all(kernels[:1])
     assert answer.source == "analytic"
@@ -144,8 +146,8 @@ def test_few_measurements_leave_the_analytic_model_calibrated() -> None:
 def test_a_processor_of_the_same_kernels_needs_few_measurements(model: MeasuredModel) -> None:
     few, unseen = some_convs(30, seed=7), some_convs(200, seed=8)
     slower = [1.5 * ns for ns in pretended(few, noise=0.01)]
-    standing = train(few, slower, DEVICE, SPEEDS["cpu"], below=model)
-    alone = train(few, slower, DEVICE, SPEEDS["cpu"])
+    standing = train(few, slower, DEVICE, CORE, below=model)
+    alone = train(few, slower, DEVICE, CORE)
     truth = [1.5 * ns for ns in pretended(unseen, noise=0.0)]
 
     def error(of: MeasuredModel) -> float:
@@ -160,7 +162,7 @@ def test_starting_a_run_costs_what_undisturbed_runs_say() -> None:
     runs = [RunFeatures.of(launches) for launches in range(10, 70)]
     disturbed = dice.exponential(1.0, len(runs)) * (dice.random(len(runs)) < 0.5)
     measured = [50_000 + 700 * (10 + i) + 200_000 * d for i, d in enumerate(disturbed)]
-    trained = train(runs, measured, DEVICE, SPEEDS["opencl"])
+    trained = train(runs, measured, DEVICE, GPU)
     for launches in (12, 30, 60, 400):
         (answer,) = trained.predict_all([RunFeatures.of(launches)])
         assert answer.nanoseconds == pytest.approx(50_000 + 700 * launches, rel=0.15)
@@ -178,7 +180,7 @@ def test_weights_that_a_cache_holds_cost_less() -> None:
 
 def test_round_trip_of_a_model_over_another(model: MeasuredModel, tmp_path: Path) -> None:
     kernels = some_convs(60, seed=9)
-    over = train(kernels, pretended(kernels, seed=4), DEVICE, SPEEDS["cpu"], below=model)
+    over = train(kernels, pretended(kernels, seed=4), DEVICE, CORE, below=model)
     over.save(tmp_path / "opencl.json")
     loaded = load_cost_model(tmp_path / "opencl.json", DEVICE)
     assert loaded.below is not None
@@ -238,5 +240,5 @@ def test_missing_model(tmp_path: Path) -> None:
 
 def test_more_threads_are_faster_in_the_analytic_model() -> None:
     kernel = conv(256, 28, 3)
-    one, two = (AnalyticModel(default_speed("cpu", n)).nanoseconds(kernel) for n in (1, 2))
+    one, two = (AnalyticModel(speed_of_cores(n)).nanoseconds(kernel) for n in (1, 2))
     assert one / 2 < two < one

@@ -17,12 +17,11 @@ from cpu_targets import TARGET
 from fake_targets import fake_processor
 from hypothesis import given
 from hypothesis import strategies as st
-from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.cpu import CORE, cpu_processor
 from tvm_stretch.targets.processor import Processor
 
 import tvm_stretch as ts
 from tvm_stretch.compiler import compile
-from tvm_stretch.cost.analytic import SPEEDS
 from tvm_stretch.cost.device import default_folder, fingerprint
 from tvm_stretch.cost.features import TransferFeatures
 from tvm_stretch.cost.model import load_cost_model, train
@@ -361,7 +360,7 @@ def test_planning_finds_what_measuring_left(
     times = [*pretended(kernels[:60]), *(2000.0 + (64 << i) / 10 for i in range(16))]
     folder = default_folder(host())
     assert folder is not None
-    train(kernels, times, fingerprint(host()), SPEEDS["cpu"], 1.2).save(folder / "cpu.json")
+    train(kernels, times, fingerprint(host()), CORE, 1.2).save(folder / "cpu.json")
     assert trained_costs([replace(host(), runs_here=False)]) is None
     costs = trained_costs([host()])
     assert costs is not None

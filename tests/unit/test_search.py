@@ -19,11 +19,12 @@ from relax_helpers import random_inputs, run
 from search_helpers import costs, emit
 from tvm import relax
 from tvm_stretch.passes.tag import check_plan
+from tvm_stretch.targets.cpu import CORE
 
 import tvm_stretch as ts
 from tvm_stretch import zoo
 from tvm_stretch.build.branching import branch
-from tvm_stretch.cost.analytic import SPEEDS, AnalyticModel
+from tvm_stretch.cost.analytic import AnalyticModel
 from tvm_stretch.cost.features import Features
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.errors import UnsupportedError
@@ -225,7 +226,7 @@ class Counting(AnalyticModel):
 def test_models_are_asked_in_batches() -> None:
     """An answer of trees costs a millisecond, for one kernel as for hundreds."""
     given_costs = costs(1.0, 1.0)
-    models = {p.name: Counting(SPEEDS["cpu"]) for p in given_costs.processors}
+    models = {p.name: Counting(CORE) for p in given_costs.processors}
     given_costs = dataclasses.replace(given_costs, models=models)
     assert search(emit(["conv", "residual", "fork"] * 3), given_costs).rivals
     assert max(model.calls for model in models.values()) <= 3  # all kernels; parts; what is joined

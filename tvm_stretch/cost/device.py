@@ -13,15 +13,12 @@ from typing import Any
 
 from tvm_stretch.errors import CostModelError, InputError
 from tvm_stretch.files import cache_folder
-from tvm_stretch.targets.opencl_device import find_device
 from tvm_stretch.targets.processor import Processor
 
 
 def fingerprint(processor: Processor, device: str | None = None) -> dict[str, Any]:
     """What makes measurements comparable: the machine, the processor, the compiler's version."""
-    driven = {}
-    if processor.kind == "opencl" and processor.runs_here and device is None:
-        driven = {"driver": find_device().name}
+    driven = {"driver": processor.driver} if processor.driver and device is None else {}
     return driven | {
         "machine": device or _local_machine(),
         "processor": processor.name,

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_stretch.cost.analytic import AnalyticModel, Speed
+from tvm_stretch.cost.analytic import AnalyticModel
 from tvm_stretch.cost.device import check_device
 from tvm_stretch.cost.family import (
     FEWEST_ROWS,
@@ -30,6 +30,7 @@ from tvm_stretch.cost.features import SCHEMA_VERSION, Features, RunFeatures, Tra
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import Format, write_whole
+from tvm_stretch.targets.processor import Speed
 
 FORMAT = Format(
     "tvm_stretch.cost_model",

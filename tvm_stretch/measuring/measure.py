@@ -20,7 +20,6 @@ from pathlib import Path
 
 from tvm import rpc
 
-from tvm_stretch.cost.analytic import default_speed
 from tvm_stretch.cost.device import chosen_folder, fingerprint
 from tvm_stretch.cost.model import MeasuredModel, train
 from tvm_stretch.errors import CostModelError, InputError, StretchError
@@ -31,7 +30,8 @@ from tvm_stretch.measuring.scenes import scene
 from tvm_stretch.measuring.transfers import measure_slowdown, measure_transfers
 from tvm_stretch.progress import Progress, reporting, say
 from tvm_stretch.targets.processor import Processor
-from tvm_stretch.targets.processors import TargetLike, make_processors
+from tvm_stretch.targets.processors import make_processors
+from tvm_stretch.targets.registry import TargetLike
 
 BATCH = 12
 """Samples that are compiled together."""
@@ -105,7 +105,7 @@ def measure(
                     _measure_together(dataset, host, processor, bench)
             Campaign(bench, dataset, random.Random(seed)).run(share, networks or {})
             budget = max(1.0, budget - (time.monotonic() - start))
-            below = models.get(host.name) if processor.machine.group_items == 1 else None
+            below = models.get(host.name) if processor.on_host_cores else None
             models[processor.name] = learn(dataset, processor, below)
             models[processor.name].save(kept_in / f"{processor.name}.json")
             say(f"{processor.name}: {len(dataset.rows)} kernels, model in {kept_in}")
@@ -154,14 +154,11 @@ def learn(
     """
     known = {row.features for row in dataset.rows if row.quiet}
     rows = [row for row in dataset.rows if row.quiet or row.features not in known]
-    speed = default_speed(
-        processor.kind, processor.threads, runs_loops=processor.machine.group_items == 1
-    )
     return train(
         [row.features for row in rows],
         [row.nanoseconds for row in rows],
         dataset.device,
-        speed,
+        processor.speed,
         max((row.together for row in rows), default=1.0),
         origins=[(row.network, row.batch) for row in rows],
         below=below,

@@ -42,7 +42,8 @@ from tvm_stretch.progress import Progress, count, quiet, reporting, say
 from tvm_stretch.search import search
 from tvm_stretch.search.costs import planning_costs
 from tvm_stretch.targets.processor import Processor
-from tvm_stretch.targets.processors import TargetLike, make_processors
+from tvm_stretch.targets.processors import make_processors
+from tvm_stretch.targets.registry import TargetLike
 
 _TOLERANCE = 2e-3  # of the largest value: sums in another order, approximate exponentials
 _PROBED, _BEFORE = "probed", "before"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from tvm_stretch.cost.analytic import AnalyticModel, default_speed
+from tvm_stretch.cost.analytic import AnalyticModel
 from tvm_stretch.cost.features import Features
 from tvm_stretch.cost.planning import trained_costs
 from tvm_stretch.cost.prediction import CostModel
@@ -191,12 +191,9 @@ def planning_costs(processors: Sequence[Processor]) -> Costs:
     Raises:
         CostModelError: what `ts.measure` left is damaged or of another version.
     """
-    typical = {
-        p.name: AnalyticModel(default_speed(p.kind, p.threads, p.machine.group_items == 1))
-        for p in processors
-    }
-    speeds = [typical[processor.name].speed for processor in processors]
-    share_caches = [processor.machine.group_items == 1 for processor in processors]
+    typical = {processor.name: AnalyticModel(processor.speed) for processor in processors}
+    speeds = [processor.speed for processor in processors]
+    share_caches = [processor.on_host_cores for processor in processors]
     trained = trained_costs(processors)
 
     @cache

@@ -1,0 +1,123 @@
+"""Which kinds of processors there are, by the words that stand in ``targets``.
+
+    register(ProcessorKind("npu", npu))    ->    ts.compile(network, targets=["llvm", "npu"])
+                                                 ts.compile(network, targets=[{"kind": "npu", ...}])
+
+Each file of this folder registers its own kinds. A processor that is not part of tvm_stretch does
+the same from wherever it is (tutorials/04_adding_a_processor.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from tvm.target import Target
+
+from tvm_stretch.errors import TargetError
+
+from .processor import Processor
+
+TargetLike: TypeAlias = str | Mapping[str, Any] | Target | Processor
+Attributes: TypeAlias = Mapping[str, Any]
+"""What a target says, ``kind`` among it."""
+
+
+@dataclass(frozen=True)
+class ProcessorKind:
+    """One kind of processors. Its functions are given the attributes of a target.
+
+    Attributes:
+        name: the word in ``targets``: a kind of TVM targets, or one that TVM does not know.
+        make: the processor that a target means, beside this CPU. Raises TargetError where the
+            target says what it should not, or means a device that this machine lacks.
+        why_absent: why this machine lacks the target's device; empty where it has it, and for
+            targets of other machines.
+        host_cores: how many of the CPU's cores its driver takes.
+    """
+
+    name: str
+    make: Callable[[Attributes, Processor], Processor]
+    why_absent: Callable[[Attributes], str] = lambda _target: ""
+    host_cores: Callable[[Attributes], int] = lambda _target: 0
+
+
+_KINDS: dict[str, ProcessorKind] = {}
+
+
+def register(kind: ProcessorKind) -> None:
+    """Make a kind of processors known.
+
+    Raises:
+        TargetError: there is one of that name.
+    """
+    if kind.name in _KINDS:
+        raise TargetError(
+            f"expected a new name for a kind of processors, got {kind.name!r} again; choose another"
+        )
+    _KINDS[kind.name] = kind
+
+
+def kind_of(target: Attributes) -> ProcessorKind:
+    """The kind of processors that a target means.
+
+    Raises:
+        TargetError: nobody registered one.
+    """
+    kind = target["kind"]
+    if kind not in _KINDS:
+        raise TargetError(
+            f"expected target {_names()}, got {kind!r}; choose one of these, or register its kind "
+            "first (tvm_stretch.targets.registry)"
+        )
+    return _KINDS[kind]
+
+
+def attributes(item: str | Attributes | Target) -> Attributes:
+    """What a target says, however it was written.
+
+    A registered kind reads its attributes itself; tags and all else are TVM's.
+
+    Raises:
+        TargetError: it is no target.
+    """
+    if isinstance(item, str) and item in _KINDS:
+        return {"kind": item}
+    if isinstance(item, Mapping) and item.get("kind") in _KINDS:
+        return item
+    said: Attributes = json.loads(str(tvm_target(item)))
+    return said
+
+
+def tvm_target(item: str | Attributes | Target) -> Target:
+    """TVM's own target.
+
+    Raises:
+        TargetError: TVM knows no such kind, or no such attribute of it.
+    """
+    try:
+        return Target(dict(item) if isinstance(item, Mapping) else item)
+    except (ValueError, TypeError, RuntimeError) as error:
+        kind = str(item.get("kind", "") if isinstance(item, Mapping) else item)
+        alike = difflib.get_close_matches(kind.lower(), _KINDS, 1)
+        if alike and kind not in _KINDS:
+            raise TargetError(
+                f"expected target {_names()}, got {kind!r}; write {alike[0]!r}"
+            ) from error
+        raise TargetError(
+            f"expected a TVM target for targets, got {item!r}; "
+            f"use a kind such as 'llvm', a dict, a tag or a Target ({_last_line(error)})"
+        ) from error
+
+
+def _names() -> str:
+    *others, last = sorted(_KINDS)
+    return f"{', '.join(others)} or {last}"
+
+
+def _last_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,132 @@
+"""A processor is one file: what it registers is all that the compiler knows of it."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_targets import TARGET, fake_processor
+from relax_helpers import module, random_const
+from tvm import relax
+from tvm_stretch.targets import registry
+from tvm_stretch.targets.processor import Processor, Speed
+from tvm_stretch.targets.processors import drop_absent, make_processors
+from tvm_stretch.targets.registry import Attributes, ProcessorKind, register
+
+import tvm_stretch as ts
+from tvm_stretch.cost.device import fingerprint
+from tvm_stretch.plan.plan import Plan
+from tvm_stretch.search.costs import planning_costs
+
+ROOT = Path(__file__).resolve().parents[2]
+ABACUS = Speed(cycles_per_ns=0.5, bytes_per_ns=1.0, start_ns=7.0, handover_ns=9.0)
+
+
+def abacus(target: Attributes, host: Processor) -> Processor:
+    """A processor for pooling, or whatever `takes` says; TVM knows no such kind of target."""
+    takes = target.get("takes", "max_pool2d")
+
+    def refuse(call: relax.Call) -> str | None:
+        return None if takes in call.op.name else f"an abacus counts {takes}"
+
+    assert host.is_host
+    made = fake_processor("abacus", refuse=refuse)
+    return dataclasses.replace(made, speed=ABACUS, driver="wood", on_host_cores=False)
+
+
+@pytest.fixture
+def kinds(monkeypatch: pytest.MonkeyPatch) -> dict[str, ProcessorKind]:
+    known = dict(registry._KINDS)
+    monkeypatch.setattr(registry, "_KINDS", known)
+    return known
+
+
+@pytest.fixture
+def registered(kinds: dict[str, ProcessorKind]) -> None:
+    register(ProcessorKind("abacus", abacus))
+
+
+def network() -> object:
+    weight = random_const(8, 8, 3, 3)
+
+    def build(x: relax.Expr) -> relax.Expr:
+        x = relax.op.nn.max_pool2d(x, pool_size=(2, 2), strides=(2, 2))
+        return relax.op.nn.conv2d(x, weight, padding=1)
+
+    return module(build, (1, 8, 6, 6))
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize(
+    ("target", "counted"),
+    [("abacus", "max_pool2d"), ({"kind": "abacus", "takes": "conv2d"}, "conv2d")],
+)
+def test_one_registration_is_enough(target: registry.TargetLike, counted: str) -> None:
+    first_that_takes_it = Plan(("cpu", "abacus"), ())
+    model = ts.compile(network(), [target, TARGET], plan=first_that_takes_it, cpu_threads=1)
+    owner = model.plan.processor_of()
+    assert owner == {name: "abacus" if counted in name else "cpu" for name in owner}
+    assert f"an abacus counts {counted}" in model.plan.explain()
+    x = np.random.default_rng(0).standard_normal((1, 8, 6, 6), dtype="float32")
+    alone = ts.compile(network(), TARGET, cpu_threads=1)
+    np.testing.assert_array_equal(model(x), alone(x))
+
+
+@pytest.mark.usefixtures("registered")
+def test_what_it_says_is_what_plans_reckon_with() -> None:
+    processors, _ = make_processors(["llvm", "abacus"], 1)
+    costs = planning_costs(processors)
+    assert costs.models["abacus"].speed == ABACUS
+    assert costs.hand_over(0, 1, 5000) == 1000 + 5000  # it shares no cache with the CPU
+    assert fingerprint(processors[1])["driver"] == "wood"
+    assert "driver" not in fingerprint(processors[0])
+    assert "driver" not in fingerprint(processors[1], device="a phone")
+
+
+def test_absent_and_in_need_of_cores(kinds: dict[str, ProcessorKind]) -> None:
+    register(ProcessorKind("abacus", abacus, lambda target: target.get("lost", ""), lambda _: 999))
+    (host, _), _ = make_processors(["llvm", "abacus"], None)
+    assert host.threads == 1
+    lost = {"kind": "abacus", "lost": "it fell down"}
+    assert drop_absent(["llvm", lost]) == (["llvm"], "abacus left out: it fell down")
+    assert drop_absent([lost]) == ([lost], "")
+    assert drop_absent(["abacus"]) == (["abacus"], "")
+
+
+def test_unknown_kinds_and_kinds_twice(kinds: dict[str, ProcessorKind]) -> None:
+    with pytest.raises(ts.TargetError, match="expected a TVM target for targets, got 'abacus'"):
+        ts.compile(network(), ["llvm", "abacus"])
+    with pytest.raises(ts.TargetError, match="expected target llvm or opencl, got 'cuda'"):
+        ts.compile(network(), ["llvm", "cuda"])
+    register(ProcessorKind("abacus", abacus))
+    with pytest.raises(ts.TargetError, match=r"expected a new name .* got 'abacus' again"):
+        register(ProcessorKind("abacus", abacus))
+    with pytest.raises(ts.TargetError, match="every processor once in targets"):
+        ts.compile(network(), ["abacus", {"kind": "abacus"}])
+
+
+OWN_FILES = {"opencl": ("targets/opencl", "targets/kernels/work_items.py")}
+"""Where the word for a kind of processors may stand in code; nowhere, if it is not among these."""
+
+
+def words() -> Iterator[tuple[str, str]]:
+    """File and value of every string in our code that is no docstring of more than a word."""
+    for folder in ("tvm_stretch", "passes", "targets"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield str(path.relative_to(ROOT)), node.value
+
+
+def test_no_other_file_knows_a_processor() -> None:
+    kinds = {"npu", "fake", "abacus", *registry._KINDS} - {"llvm"}
+    found = {
+        f"{path} says {word!r}"
+        for path, word in words()
+        if word in kinds and not path.startswith(OWN_FILES.get(word, ()) or ("-",))
+    }
+    assert not found, found
