@@ -16,6 +16,7 @@ from functools import cache
 import numpy as np
 import tvm
 from cpu_targets import TARGET
+from fake_targets import fake_code
 from hypothesis import strategies as st
 from tvm import te
 
@@ -250,8 +251,7 @@ def create_executor(
     )
     create = tvm.get_global_func("tvm_stretch.create_executor")
     graph = build_graph(steps, size, third)
-    fake = tvm.get_global_func("tvm_stretch.create_fake_code")
-    devices = [module, module if third.kind == "opencl" else fake("{}")]
+    devices = [module, module if third.kind == "opencl" else fake_code()]
     codes = [cpu_kernels(size, rounds), *devices][: len(graph.processors)]
     return create(graph.to_json(), weights_tensor(w), *codes)
 

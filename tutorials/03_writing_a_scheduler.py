@@ -1,13 +1,14 @@
 """Writing a scheduler: what it is given, what it answers, who checks it, and a model that runs so.
 
 Run it: `python tutorials/03_writing_a_scheduler.py`.  It needs no device: the second processor is
-the executor's fake one, which runs the CPU's kernels on a thread of its own.
+the fake one of our tests, which runs the CPU's kernels on a thread of its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
+from pathlib import Path
 
 import numpy as np
 import tvm
@@ -23,7 +24,7 @@ from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.regions import form_regions
-from tvm_stretch.runtime.autoload import load_native_library
+from tvm_stretch.runtime.native_processor import build_processor, load_processor
 from tvm_stretch.scheduling import (
     FREE,
     Problem,
@@ -37,6 +38,8 @@ from tvm_stretch.scheduling.anneal import SCHEDULERS
 from tvm_stretch.scheduling.of_network import problem_of, processors_of
 from tvm_stretch.scheduling.refine import refine
 from tvm_stretch.scheduling.result import result_of
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def section(title: str) -> None:
@@ -134,7 +137,8 @@ def second_processor() -> Processor:
     """The fake processor of the executor; tutorial 4 builds one step by step."""
 
     def build(_kernels: object, _schedule: object) -> tvm.runtime.Module:
-        load_native_library()
+        source = ROOT / "tests/native/fake_processor.cc"
+        load_processor(build_processor(source, ROOT / "build/fake"))
         return tvm.get_global_func("tvm_stretch.create_fake_code")("{}")
 
     return dataclasses.replace(cpu, name="second", kind="fake", build=build, runs_host_code=True)

@@ -1,8 +1,8 @@
 """Adding a processor in one file, and watching it get work: a neural processing unit, faked.
 
-Run it: `python tutorials/04_adding_a_processor.py [folder]`.  It needs no device: the executor's
-fake processor runs the CPU's kernels on a thread of its own, with memory of its own, so that plans,
-transfers and timelines look as they would with a real one.
+Run it: `python tutorials/04_adding_a_processor.py [folder]`.  It needs no device: the fake
+processor of our tests runs the CPU's kernels on a thread of its own, with memory of its own, so
+that plans, transfers and timelines look as they would with a real one.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from pathlib import Path
 import numpy as np
 import tvm
 from tvm import relax
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.processor import OpRule, Processor
+from tvm_stretch.targets.processor import OpRule, Processor, Speed
+from tvm_stretch.targets.processors import make_processors
+from tvm_stretch.targets.registry import Attributes, ProcessorKind, register
 
 import tvm_stretch as ts
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.plan.plan import Plan
-from tvm_stretch.runtime.autoload import load_native_library
+from tvm_stretch.runtime.native_processor import build_processor, load_processor
 from tvm_stretch.search import search
 from tvm_stretch.search.costs import planning_costs
 
+ROOT = Path(__file__).resolve().parents[1]
 CHANNELS, SIZE = 64, 56
 
 
@@ -38,24 +40,28 @@ def section(title: str) -> None:
 # --- the processor: this is all that the compiler knows of it ------------------------------------
 
 
-def check_convolution(call: relax.Call) -> str | None:
-    """None, or why the NPU refuses a convolution."""
-    kernel = [int(size) for size in call.args[1].ty.shape.values[2:]]
-    if max(kernel) > 3:
-        return f"the systolic array takes kernels up to 3x3, not {kernel[0]}x{kernel[1]}"
-    return None
+def rules(largest: int) -> tuple[OpRule, ...]:
+    """One row for each operator that the NPU knows.
 
+    What has no row is refused, with a reason: nothing ever falls back silently.
+    """
 
-# One row for each operator that the NPU knows.  What has no row is refused, with a reason: nothing
-# ever falls back silently.
-RULES = (
-    OpRule("relax.nn.conv2d", dtypes=("float32",), check=check_convolution, note="systolic array"),
-    OpRule("relax.nn.relu", dtypes=("float32",)),
-    OpRule("relax.add", dtypes=("float32",)),
-    OpRule("relax.concat", note="a view"),
-    OpRule("relax.strided_slice", note="a view of channels"),
-    OpRule("relax.call_tir", note="transforms of Winograd convolutions"),
-)
+    def check(call: relax.Call) -> str | None:
+        """None, or why the NPU refuses a convolution."""
+        kernel = [int(size) for size in call.args[1].ty.shape.values[2:]]
+        if max(kernel) > largest:
+            taken = f"kernels up to {largest}x{largest}"
+            return f"the systolic array takes {taken}, not {kernel[0]}x{kernel[1]}"
+        return None
+
+    return (
+        OpRule("relax.nn.conv2d", dtypes=("float32",), check=check, note="systolic array"),
+        OpRule("relax.nn.relu", dtypes=("float32",)),
+        OpRule("relax.add", dtypes=("float32",)),
+        OpRule("relax.concat", note="a view"),
+        OpRule("relax.strided_slice", note="a view of channels"),
+        OpRule("relax.call_tir", note="transforms of Winograd convolutions"),
+    )
 
 
 def refuse(call: relax.Call) -> str:
@@ -63,22 +69,38 @@ def refuse(call: relax.Call) -> str:
     return f"the NPU has no {call.op.name.removeprefix('relax.')}"
 
 
-def npu_processor(host: Processor) -> Processor:
+# What to assume of an NPU that nobody measured, as its data sheet says; ts.measure() would tell.
+SPEED = Speed(cycles_per_ns=10.0, bytes_per_ns=10.0, start_ns=2_000.0, handover_ns=5_000.0)
+
+
+def npu_processor(target: Attributes, host: Processor) -> Processor:
     """A neural processing unit.
 
     A real one would bring a target, phases and kernel schedules of its own, and `build` would make
-    its binary; `kind` names the part of the executor that drives it (native/processor.h).  The fake
-    one runs kernels that are linked with the CPU's, and `mirrored` gives it memory of its own.
+    its binary; `kind` names the part of the executor that drives it.  The fake one runs
+    kernels that are linked with the CPU's, and `mirrored` gives it memory of its own.
     """
-
-    def build(_kernels: object, _schedule: object) -> tvm.runtime.Module:
-        load_native_library()
-        script = json.dumps({"mirrored": True})
-        return tvm.get_global_func("tvm_stretch.create_fake_code")(script)
-
     return dataclasses.replace(
-        host, name="npu", kind="fake", rules=RULES, refuse=refuse, build=build, runs_host_code=True
+        host,
+        name="npu",
+        kind="fake",
+        rules=rules(target.get("largest_kernel", 3)),
+        refuse=refuse,
+        build=build,
+        speed=SPEED,
+        runs_host_code=True,
+        on_host_cores=False,
     )
+
+
+def build(_kernels: object, _schedule: object) -> tvm.runtime.Module:
+    """Code for the executor's new part, a shared library that registers itself (processor.h)."""
+    load_processor(build_processor(ROOT / "tests/native/fake_processor.cc", ROOT / "build/fake"))
+    return tvm.get_global_func("tvm_stretch.create_fake_code")(json.dumps({"mirrored": True}))
+
+
+# From here on it is a target like others.
+register(ProcessorKind("npu", npu_processor))
 
 
 # --- the tutorial --------------------------------------------------------------------------------
@@ -110,21 +132,19 @@ def network() -> tvm.IRModule:
 
 def main(folder: Path) -> None:
     """Every step prints what it shows and fails if it is not so."""
-    cpu = cpu_processor(tvm.target.Target("llvm"), threads=1)
-    npu = npu_processor(cpu)
     mod = network()
 
     section("1. What it takes, and why it refuses the rest")
     canonical = load_network(mod)
-    alone = ts.compile(mod, cpu, cpu_threads=1)
+    alone = ts.compile(mod, "llvm", cpu_threads=1)
     # A plan without regions: each operator goes to the first of the targets that takes it.
     eager = Plan(("cpu", "npu"), ())
-    print(ts.compile(mod, [npu, cpu], plan=eager, cpu_threads=1).plan.explain())
+    print(ts.compile(mod, ["npu", "llvm"], plan=eager, cpu_threads=1).plan.explain())
 
     section("2. A plan that it cannot carry out is refused")
     wrong = json.loads(alone.plan.to_json().replace('"cpu"', '"npu"'))
     try:
-        ts.compile(mod, [cpu, npu], plan=wrong, cpu_threads=1)
+        ts.compile(mod, ["llvm", "npu"], plan=wrong, cpu_threads=1)
     except UnsupportedError as error:
         print(error)
     else:
@@ -134,15 +154,15 @@ def main(folder: Path) -> None:
     # Every kind of operator that the network needs, whole or in parts, is compiled and run alone,
     # and compared with TVM's virtual machine.  Without `cache`, verdicts go to the user's cache,
     # where compile() finds them: what failed is then refused with the reason "probe: ...".
-    verdicts = ts.probe(npu, mod, cache=folder / "npu.probe.json", cpu_threads=1)
+    verdicts = ts.probe("npu", mod, cache=folder / "npu.probe.json", cpu_threads=1)
     refused = sorted({reason for reason in verdicts.refused.values()})
     print(f"{len(verdicts.reasons)} classes of operators tried; refused:", *refused, sep="\n  ")
     assert all(reason.startswith(("the NPU has no", "the systolic")) for reason in refused)
 
     section("4. The search gives it work")
-    # Nobody measured an NPU here, so typical costs are assumed; ts.measure() would tell them.
     # Layers that both take are shared; the stem and the gate stay on the CPU.
-    found = search(canonical, planning_costs([cpu, npu]))
+    processors, _ = make_processors(["llvm", "npu"], 1)
+    found = search(canonical, planning_costs(processors))
     plan = found.rivals[0].plan
     print(plan.explain())
     assert not any(single.plan.regions[0].processor == "npu" for single in found.singles)
@@ -151,7 +171,7 @@ def main(folder: Path) -> None:
 
     section("5. The same numbers")
     plan.write(folder / "plan.json")
-    model = ts.compile(mod, [cpu, npu], plan=folder / "plan.json", cpu_threads=1)
+    model = ts.compile(mod, ["llvm", "npu"], plan=folder / "plan.json", cpu_threads=1)
     x = np.random.default_rng(1).standard_normal((1, 16, SIZE, SIZE), dtype="float32")
     expected, y = alone(x), model(x)
     error = np.abs(y - expected).max() / np.abs(expected).max()
@@ -169,7 +189,7 @@ def main(folder: Path) -> None:
 
     section("7. Left alone, compile() measures before it believes")
     # The plan ships only if it is faster here than the CPU alone beyond doubt; both ran, in turns.
-    decided = ts.compile(mod, [cpu, npu], cpu_threads=1)
+    decided = ts.compile(mod, ["llvm", "npu"], cpu_threads=1)
     print("\n".join(decided.plan.reason.split("; ")))
     assert "chosen: " in decided.plan.reason
 

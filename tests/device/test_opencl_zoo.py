@@ -13,6 +13,7 @@ import math
 import pytest
 import tvm
 from cpu_targets import TARGET
+from fake_targets import fake_code
 from onnx_models import random_inputs, run_onnxruntime
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.opencl import opencl_processor
@@ -79,8 +80,7 @@ def test_kernels_of_gpus(name: str) -> None:
     "name", ["squeezenet1_1", pytest.param("mobilenet_v3_small", marks=pytest.mark.full)]
 )
 def test_the_cpu_takes_over_kernels_of_gpus(name: str) -> None:
-    fake_code = tvm.get_global_func("tvm_stretch.create_fake_code")
-    useless = dataclasses.replace(phone_gpu(), build=lambda _kernels, _schedule: fake_code("{}"))
+    useless = dataclasses.replace(phone_gpu(), build=lambda _kernels, _schedule: fake_code())
     with pytest.warns(RuntimeWarning, match="the CPU runs everything now"):
         model = compare(name, quick_size(name), [useless], spare=True)
     assert model.lost is not None and "fake" in model.lost

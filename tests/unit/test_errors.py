@@ -13,7 +13,7 @@ import pytest
 import tvm_stretch as ts
 from tvm_stretch import errors
 from tvm_stretch.lowering.graph import Graph
-from tvm_stretch.runtime.autoload import find_library
+from tvm_stretch.runtime.autoload import find_file
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -79,7 +79,7 @@ def test_all_are_exported() -> None:
 
 def test_a_library_that_is_missing() -> None:
     with pytest.raises(ts.InstallError, match=r"^expected libnothing\.so in one of .*; install"):
-        find_library("libnothing.so")
+        find_file("libnothing.so")
 
 
 def test_a_graph_with_an_unknown_kind_of_tensor() -> None:

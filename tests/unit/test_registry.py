@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_targets import TARGET, fake_processor
+from cpu_targets import TARGET
+from fake_targets import fake_processor
 from relax_helpers import module, random_const
 from tvm import relax
 from tvm_stretch.targets import registry

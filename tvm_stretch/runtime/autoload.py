@@ -13,16 +13,16 @@ import tvm_stretch
 from tvm_stretch.errors import InstallError
 
 
-def find_library(name: str) -> Path:
-    """Path of a shared library of this package.
+def find_file(name: str) -> Path:
+    """Path of what the build installs beside this package's modules: ``lib/…``, ``include/…``.
 
-    An editable install has two package folders, the sources and the one the library was installed
+    An editable install has two package folders, the sources and the one that the build installs
     to, so every folder of the package is looked at.
 
     Raises:
         InstallError: there is none.
     """
-    candidates = [Path(folder) / "lib" / name for folder in tvm_stretch.__path__]
+    candidates = [Path(folder) / name for folder in tvm_stretch.__path__]
     for path in candidates:
         if path.is_file():
             return path
@@ -35,4 +35,4 @@ def find_library(name: str) -> Path:
 @cache
 def load_native_library() -> None:
     """Load the library once; loading registers its functions with tvm-ffi."""
-    ctypes.CDLL(str(find_library("libtvm_stretch_runtime.so")), ctypes.RTLD_LOCAL)
+    ctypes.CDLL(str(find_file("lib/libtvm_stretch_runtime.so")), ctypes.RTLD_LOCAL)

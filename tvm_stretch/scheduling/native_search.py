@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_stretch.runtime.autoload import find_library
+from tvm_stretch.runtime.autoload import find_file
 from tvm_stretch.scheduling.problem import Problem
 from tvm_stretch.scheduling.simulate import Simulation, run_sequence
 
@@ -98,4 +98,4 @@ def _pointer(array: Array) -> Any:
 
 @cache
 def _library() -> ctypes.CDLL:
-    return ctypes.CDLL(str(find_library("libtvm_stretch_scheduling.so")), ctypes.RTLD_LOCAL)
+    return ctypes.CDLL(str(find_file("lib/libtvm_stretch_scheduling.so")), ctypes.RTLD_LOCAL)

@@ -17,7 +17,7 @@ namespace tvm_stretch {
 
 // The functions of the kernels that one processor of a graph calls. Holds the module that they come
 // from.
-class KernelTable {
+class TVM_STRETCH_API KernelTable {
  public:
   KernelTable(ffi::Module library, const GraphSpec& graph, size_t processor);
   const ffi::Function& at(const std::string& kernel) const { return functions_.at(kernel); }
@@ -30,7 +30,7 @@ class KernelTable {
 };
 
 // The graph's tensors as kernels take them.
-class BoundTensors {
+class TVM_STRETCH_API BoundTensors {
  public:
   // `graph` must outlive this.
   BoundTensors(const GraphSpec& graph, const MemoryMap& memory);
@@ -57,7 +57,7 @@ class BoundTensors {
 };
 
 // Calls of kernels, in order.
-class BoundNodes {
+class TVM_STRETCH_API BoundNodes {
  public:
   // The kernels of `ids`, which are positions in `nodes`. All arguments must outlive this.
   BoundNodes(const std::vector<NodeSpec>& nodes, const std::vector<int64_t>& ids,

@@ -9,6 +9,9 @@
 #include <string>
 #include <vector>
 
+// What libraries of other processors may use; see processor.h.
+#define TVM_STRETCH_API __attribute__((visibility("default")))
+
 namespace tvm_stretch {
 
 namespace ffi = tvm::ffi;

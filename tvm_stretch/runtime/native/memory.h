@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "graph.h"
+
 namespace tvm_stretch {
 
 // Who may see a buffer's memory: this process, or all that are given its file descriptor.
@@ -14,7 +16,7 @@ enum class Sharing { kPrivate, kShared };
 
 // Zeroed memory that kernels can read and write. Private memory is backed by huge pages where that
 // pays; shared memory is an anonymous file.
-class AlignedBuffer {
+class TVM_STRETCH_API AlignedBuffer {
  public:
   explicit AlignedBuffer(size_t bytes, Sharing sharing = Sharing::kPrivate);
   ~AlignedBuffer();

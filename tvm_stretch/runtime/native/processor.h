@@ -15,6 +15,10 @@
 //   here Wait()             of every task
 //
 // so nothing that one processor does delays the launch of another's regions.
+//
+// A new kind of processor is a shared library of its own that calls RegisterProcessor() while it is
+// loaded: tvm_stretch/runtime/native_processor.py compiles and loads it, this header and those that
+// it needs come with the package, and tests/native/fake_processor.cc is one.
 #ifndef TVM_STRETCH_PROCESSOR_H_
 #define TVM_STRETCH_PROCESSOR_H_
 
@@ -53,7 +57,7 @@ struct MemoryMap {
 };
 
 // Where the tensor's own bytes are; null if that memory is not in the map.
-char* AddressOf(const MemoryMap& memory, const TensorSpec& tensor);
+TVM_STRETCH_API char* AddressOf(const MemoryMap& memory, const TensorSpec& tensor);
 
 // Something that a region spent time on. Times are nanoseconds of std::chrono::steady_clock.
 struct Span {
@@ -68,14 +72,14 @@ struct Span {
 };
 
 // The steady clock's nanoseconds.
-int64_t Now();
+TVM_STRETCH_API int64_t Now();
 
 // How a task ended: nothing says that it went well.
 using Failure = std::optional<ffi::Error>;
 
 // The error of tasks that were cancelled before they began.
-ffi::Error CancelledError();
-bool IsCancelled(const ffi::Error& error);
+TVM_STRETCH_API ffi::Error CancelledError();
+TVM_STRETCH_API bool IsCancelled(const ffi::Error& error);
 
 // Calls `action`; what it throws is the failure.
 template <typename Action>
@@ -91,7 +95,7 @@ Failure Attempt(const Action& action) {
 }
 
 // One region bound to memory.
-class Task {
+class TVM_STRETCH_API Task {
  public:
   using Listener = std::function<void(const Failure&)>;
 
@@ -137,7 +141,7 @@ class Task {
 };
 
 // One processor of one instance. Outlives its tasks.
-class Processor {
+class TVM_STRETCH_API Processor {
  public:
   virtual ~Processor() = default;
 
@@ -147,7 +151,7 @@ class Processor {
 };
 
 // What all instances of a model share of one processor. Const methods may run on several threads.
-class ProcessorProgram {
+class TVM_STRETCH_API ProcessorProgram {
  public:
   virtual ~ProcessorProgram() = default;
 
@@ -175,8 +179,8 @@ struct ProcessorContext {
 using ProcessorFactory =
     std::function<std::unique_ptr<ProcessorProgram>(const ProcessorContext& context)>;
 
-// Makes processors of this kind known; called while the library is loaded.
-void RegisterProcessor(const std::string& kind, ProcessorFactory factory);
+// Makes processors of this kind known; called while a library is loaded.
+TVM_STRETCH_API void RegisterProcessor(const std::string& kind, ProcessorFactory factory);
 
 // Throws ValueError if nothing drives processors of this kind.
 std::unique_ptr<ProcessorProgram> CreateProcessorProgram(const ProcessorContext& context);

@@ -1,0 +1,52 @@
+"""Processors for the executor that are libraries of their own; tests/fake runs one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fake_targets import ROOT, fake_code
+
+import tvm_stretch as ts
+from tvm_stretch.runtime.autoload import find_file
+from tvm_stretch.runtime.native_processor import build_processor, load_processor
+
+
+def test_the_library_that_is_shipped_has_no_fake() -> None:
+    assert b"fake" not in find_file("lib/libtvm_stretch_runtime.so").read_bytes().lower()
+    assert fake_code().kind == "tvm_stretch.fake"
+
+
+def test_a_source_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "empty.cc"
+    source.write_text("int nothing;")
+    library = build_processor(source, tmp_path / "built")
+    load_processor(library)
+    monkeypatch.setenv("PATH", "")
+    assert build_processor(source, tmp_path / "built") == library
+    source.write_text("int something;")
+    with pytest.raises(ts.InstallError, match=r"expected a C\+\+ compiler, got .*; install g\+\+"):
+        build_processor(source, tmp_path / "built")
+    assert [path.name for path in (tmp_path / "built").iterdir()] == [library.name]
+
+
+def test_a_source_that_does_not_compile(tmp_path: Path) -> None:
+    source = tmp_path / "wrong.cc"
+    source.write_text("no C++")
+    with pytest.raises(ts.InstallError, match=r"expected .*wrong\.cc to compile, got [^;]*error"):
+        build_processor(source, tmp_path)
+
+
+def test_no_library() -> None:
+    with pytest.raises(ts.InstallError, match="drives a processor at /no/such"):
+        load_processor("/no/such.so")
+
+
+def test_headers_are_shipped() -> None:
+    """All that a source needs beside those of tvm-ffi: what they include is there too."""
+    text = (ROOT / "tests/native/fake_processor.cc").read_text()
+    names = [line.split('"')[1] for line in text.splitlines() if line.startswith('#include "')]
+    for name in names:
+        header = find_file(f"include/{name}").read_text()
+        names += [li.split('"')[1] for li in header.splitlines() if li.startswith('#include "')]
+    assert "processor.h" in names
