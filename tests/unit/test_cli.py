@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -13,6 +14,7 @@ from onnx_models import Net
 
 import tvm_stretch as ts
 from tvm_stretch.cli import main
+from tvm_stretch.cost.verdicts import Verdicts
 
 TARGET = ["--target", json.dumps(QUICK), "--threads", "1"]
 
@@ -69,6 +71,30 @@ def test_times_and_timelines(files: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_the_processors_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(said(capsys, "devices", "--json"))["llvm"]["threads"] >= 1
     assert said(capsys, "devices").startswith("llvm ")
+
+
+def test_measure_and_probe_get_their_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[object] = []
+
+    def measure(targets: object, **options: object) -> dict[str, object]:
+        asked.append((targets, options["budget"], options["resume"]))
+        return {"cpu": SimpleNamespace(families={"conv": None})}
+
+    def probe(*where: object, **_options: object) -> Verdicts:
+        asked.append(where)
+        return Verdicts({}, {"nn.relu": "", "nn.conv2d": "compile: no"})
+
+    monkeypatch.setattr(ts, "measure", measure, raising=False)
+    monkeypatch.setattr(ts, "probe", probe, raising=False)
+    measured = said(capsys, "measure", "-t", "llvm", "-t", '{"kind": "opencl"}', "--budget", "9")
+    assert measured == "cpu: learned conv\n"
+    assert said(capsys, "probe", "opencl", "net.onnx").splitlines() == [
+        "2 kinds of operators tried, 1 do not run",
+        "nn.conv2d: compile: no",
+    ]
+    assert asked == [(["llvm", {"kind": "opencl"}], 9.0, True), ("opencl", "net.onnx")]
 
 
 def test_errors_are_one_line(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
