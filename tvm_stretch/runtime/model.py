@@ -29,6 +29,7 @@ from tvm_stretch.runtime.asynchronous import BackgroundRuns
 from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.runtime.execution import find_execution
 from tvm_stretch.runtime.measure import BenchmarkResult, ProfileResult, summarize_profile
+from tvm_stretch.runtime.report import write_report
 from tvm_stretch.runtime.timeline import Timeline, read_timeline
 from tvm_stretch.runtime.values import Present, TensorInfo, like, outputs_type, to_tensor
 
@@ -179,6 +180,15 @@ class Model:
         if path is not None:
             timeline.write(path)
         return timeline
+
+    def report(self, path: str | Path, peak_gflops: float | None = None) -> None:
+        """Write a page for the browser: network, plan, timeline, kernels and memory in one file.
+
+        Args:
+            path: the HTML file to write.
+            peak_gflops: what one core can do at best; the page says which share kernels reach.
+        """
+        write_report(self, path, peak_gflops)
 
     def set_affinity(self, cores: Iterable[int] | None) -> None:
         """Choose the cores for the CPU's regions: the big ones of a phone, for example.

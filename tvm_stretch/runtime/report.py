@@ -1,0 +1,192 @@
+"""A page to look at: the network, its plan, where the time went. One HTML file, nothing to load.
+
+    graph  ─┐
+    plan   ─┼─►  collect  ─►  plain dict  ─►  JSON in report.html, which draws it
+    runs   ─┘
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvm_stretch.errors import ArtifactError, InputError
+from tvm_stretch.files import write_whole
+from tvm_stretch.lowering.graph import Graph, Node, Tensor
+from tvm_stretch.plan.plan import Plan
+from tvm_stretch.plan.splits import splits_to_data
+from tvm_stretch.runtime.dataflow import arena_use, find_edges, running_order
+from tvm_stretch.runtime.timeline import Timeline
+
+if TYPE_CHECKING:
+    from tvm_stretch.runtime.model import Model
+
+TEMPLATE = Path(__file__).with_name("report.html")
+_PLACE = "@DATA@"
+_HASH = re.compile(r"_[0-9a-f]{12}$")
+
+
+def write_report(
+    model: Model, path: str | Path, peak_gflops: float | None = None, repeat: int = 5
+) -> None:
+    """Run the model a few times and write the page; see `Model.report`."""
+    if peak_gflops is not None and not (math.isfinite(peak_gflops) and peak_gflops > 0):
+        raise InputError(
+            f"expected a positive number for peak_gflops, got {peak_gflops}; leave it out"
+        )
+    plan = model.plan if model.graph.plan else None
+    timeline, seconds, problem = None, None, ""
+    try:
+        timeline = model.timeline(repeat=repeat)
+        seconds = [kernel.seconds for kernel in model.profile(repeat).kernels]
+    except ArtifactError as error:  # a model for another machine
+        problem = str(error)
+    data = collect(model.graph, plan, timeline, seconds)
+    data.update(title=Path(path).stem, problem=problem, peak_gflops=peak_gflops)
+    data["network"] = repr(model)
+    text = render(data)
+    try:
+        write_whole(Path(path), text)
+    except OSError as error:
+        raise ArtifactError(
+            f"expected a place to write the report to, got {error}; check the path"
+        ) from error
+
+
+def collect(
+    graph: Graph,
+    plan: Plan | None = None,
+    timeline: Timeline | None = None,
+    seconds: list[float] | None = None,
+) -> dict[str, Any]:
+    """What the page shows, as JSON has it; times in nanoseconds.
+
+    Args:
+        graph: what the executor runs.
+        plan: what was wanted.
+        timeline: a run, if there was one.
+        seconds: of each node, the median of several runs.
+    """
+    edges = find_edges(graph)
+    order = running_order(graph)
+    step = {node: index for index, node in enumerate(order)}
+    region_of = {node: i for i, region in enumerate(graph.regions) for node in region.nodes}
+    nodes = []
+    for index in order:
+        data = _node_data(graph, graph.nodes[index])
+        data["region"] = region_of[index]
+        data["after"] = [step[source] for source in edges[index]]
+        data["ns"] = None if seconds is None else round(seconds[index] * 1e9)
+        nodes.append(data)
+    return {
+        "processors": [processor.name for processor in graph.processors],
+        "nodes": nodes,
+        "regions": _regions(graph, plan, timeline),
+        "plan": None if plan is None else _plan_data(plan),
+        "run": None if timeline is None else _run_data(graph, timeline),
+        "memory": {"arena": graph.arena_bytes, "steps": arena_use(graph, edges)},
+        "threads": graph.threads,
+        "version": graph.package_version,
+    }
+
+
+def render(data: Mapping[str, Any]) -> str:
+    """The page: nothing in the data can end the script or the line that it stands in."""
+    text = json.dumps(data, separators=(",", ":"))  # only ASCII: U+2028 is an escape already
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    before, after = TEMPLATE.read_text(encoding="utf-8").split(_PLACE)
+    return before + text + after
+
+
+def _node_data(graph: Graph, node: Node) -> dict[str, Any]:
+    kernel = _HASH.sub("", node.kernel)
+    inputs = [graph.tensors[i] for i in node.inputs]
+    outputs = [graph.tensors[i] for i in node.outputs]
+    return {
+        "name": node.name,
+        "operators": node.name.split(" + "),
+        "kernel": node.kernel,
+        "kind": kernel.removeprefix("fused_"),
+        "inputs": [_shape(t) for t in inputs if t.kind not in ("constant", "prepared")],
+        "weights": [_shape(t) for t in inputs if t.kind in ("constant", "prepared")],
+        "outputs": [_shape(tensor) for tensor in outputs],
+        "flops": _flops(kernel, inputs, outputs),
+    }
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
+
+
+def _flops(kernel: str, inputs: list[Tensor], outputs: list[Tensor]) -> int | None:
+    """Twice the multiply-adds of a convolution or dense layer, None where it cannot be told.
+
+    A direct one uses every weight once for each place of the output. Weights are packed as
+    (channel blocks, …, channels of a block); channels that only fill up the last block count too.
+    Winograd's are 4x4 or 6x6 for each 3x3 filter.
+    """
+    weights = [t.shape for t in inputs if t.kind in ("constant", "prepared") and len(t.shape) == 6]
+    is_product = ("conv2d" in kernel or "dense" in kernel) and "transpose" not in kernel
+    if not is_product or len(weights) != 1 or len(outputs) != 1 or len(outputs[0].shape) != 5:
+        return None
+    batch, _, height, width, _ = outputs[0].shape
+    uses = batch * height * width * math.prod(weights[0])
+    return 2 * uses * 9 // weights[0][1] if "winograd" in kernel else 2 * uses
+
+
+def _regions(graph: Graph, plan: Plan | None, timeline: Timeline | None) -> list[dict[str, Any]]:
+    planned = {} if plan is None else {region.name: region for region in plan.regions}
+    ran = {} if timeline is None else {region.name: region for region in timeline.regions}
+    regions = []
+    for region in graph.regions:
+        wanted, run = planned.get(region.name), ran.get(region.name)
+        regions.append(
+            {
+                "name": region.name,
+                "processor": region.processor,
+                "after": list(region.after),
+                "operators": list(wanted.operators) if wanted else [],
+                "why": wanted.why if wanted else "",
+                "planned": list(wanted.predicted_ns) if wanted and wanted.predicted_ns else None,
+                "measured": [run.start, run.end] if run and run.work else None,
+            }
+        )
+    return regions
+
+
+def _plan_data(plan: Plan) -> dict[str, Any]:
+    execution = plan.execution
+    return {
+        "reason": plan.reason,
+        "costs": plan.costs,
+        "predicted": plan.predicted_ns,
+        "processors": list(plan.processors),
+        "shares": {name: list(widths) for name, widths in plan.shares.items()},
+        "splits": splits_to_data(plan.splits),
+        "refusals": [[r.processor, r.operator, r.reason] for r in plan.refusals],
+        "execution": "" if execution is None else str(execution),
+        "without_kernel": [] if execution is None else list(execution.without_kernel),
+    }
+
+
+def _run_data(graph: Graph, timeline: Timeline) -> dict[str, Any]:
+    names = [region.name for region in graph.regions]
+    lanes = {name: index for index, name in enumerate(timeline.processors)}
+    return {
+        "duration": timeline.duration,
+        "overlap": timeline.overlap,
+        "critical": [names.index(region.name) for region in timeline.critical_path],
+        "usage": [
+            [u.processor, u.kernels, u.transfers, u.waiting, u.idle] for u in timeline.usage
+        ],
+        "spans": [
+            [lanes[region.processor], names.index(region.name), s.kind, s.name, s.start, s.end]
+            for region in timeline.regions
+            for s in region.spans
+        ],
+    }
