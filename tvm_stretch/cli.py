@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_bench,
         _add_explain,
         _add_timeline,
+        _add_report,
         _add_measure,
         _add_probe,
         _add_devices,
@@ -165,6 +166,13 @@ def _add_timeline(commands: Commands) -> None:
     parser = _add(commands, "timeline", _timeline, "trace a run on random inputs")
     _add_model(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="write the trace, for Perfetto")
+
+
+def _add_report(commands: Commands) -> None:
+    parser = _add(commands, "report", _report, "write a page that shows network, plan and runs")
+    _add_model(parser)
+    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the page (.html)")
+    parser.add_argument("--peak", type=float, metavar="GFLOPS", help="what one core can do at best")
 
 
 def _add_measure(commands: Commands) -> None:
@@ -324,6 +332,11 @@ def _timeline(args: argparse.Namespace) -> None:
         "critical_path": [region.name for region in timeline.critical_path],
     }
     _show(args, data, str(timeline))
+
+
+def _report(args: argparse.Namespace) -> None:
+    _opened(args).report(args.output, args.peak)
+    _show(args, {"report": args.output}, f"{args.output}: open it in a browser")
 
 
 def _measure(args: argparse.Namespace) -> None:

@@ -66,6 +66,9 @@ def test_times_and_timelines(files: Path, capsys: pytest.CaptureFixture[str]) ->
     text = said(capsys, "timeline", artifact, "-o", str(trace))
     assert "critical path" in text
     assert json.loads(trace.read_text())["traceEvents"]
+    page = files / "page.html"
+    assert str(page) in said(capsys, "report", artifact, "-o", str(page))
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
 def test_the_processors_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,8 @@
 """A page to look at: the network, its plan, where the time went. One HTML file, nothing to load.
 
-    graph  ─┐
-    plan   ─┼─►  collect  ─►  plain dict  ─►  JSON in report.html, which draws it
-    runs   ─┘
+graph  ─┐
+plan   ─┼─►  collect  ─►  plain dict  ─►  JSON in report.html, which draws it
+runs   ─┘
 """
 
 from __future__ import annotations
@@ -181,9 +181,7 @@ def _run_data(graph: Graph, timeline: Timeline) -> dict[str, Any]:
         "duration": timeline.duration,
         "overlap": timeline.overlap,
         "critical": [names.index(region.name) for region in timeline.critical_path],
-        "usage": [
-            [u.processor, u.kernels, u.transfers, u.waiting, u.idle] for u in timeline.usage
-        ],
+        "usage": [[u.processor, u.kernels, u.transfers, u.waiting, u.idle] for u in timeline.usage],
         "spans": [
             [lanes[region.processor], names.index(region.name), s.kind, s.name, s.start, s.end]
             for region in timeline.regions
