@@ -39,12 +39,13 @@ def find_edges(graph: Graph) -> dict[int, list[int]]:
     }
     edges = {}
     for node in running_order(graph):
-        call, found = graph.nodes[node], set()
+        call = graph.nodes[node]
+        found: set[int] = set()
         for tensor in (graph.tensors[i] for i in call.inputs):
-            if tensor.kind in written and math.prod(tensor.shape):
+            if tensor.kind in written and 0 not in tensor.shape:
                 found.update(np.unique(_window(owners[tensor.kind, tensor.buffer], tensor)))
         for tensor in (graph.tensors[i] for i in call.outputs):
-            if math.prod(tensor.shape):
+            if 0 not in tensor.shape:
                 _window(owners[tensor.kind, tensor.buffer], tensor)[...] = node
         edges[node] = sorted(int(other) for other in found - {_NOBODY, node})
     return edges
@@ -52,14 +53,14 @@ def find_edges(graph: Graph) -> dict[int, list[int]]:
 
 def _window(owner: np.ndarray, tensor: Tensor) -> np.ndarray:
     """The first byte of every element of the tensor, as a view on the memory's owners."""
-    strides = element_strides(tensor)
+    strides = _element_strides(tensor)
     span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, strides, strict=True))
     item = tensor.bytes // span
     steps = tuple(stride * item * owner.itemsize for stride in strides)
     return np.lib.stride_tricks.as_strided(owner[tensor.offset :], tensor.shape, steps)
 
 
-def element_strides(tensor: Tensor) -> tuple[int, ...]:
+def _element_strides(tensor: Tensor) -> tuple[int, ...]:
     """Elements from one to the next in each direction."""
     if tensor.strides:
         return tensor.strides
