@@ -141,3 +141,20 @@ def assert_same(expected: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> No
 
 def _value(name: str, shape: Sequence[int] | None) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+
+
+def every_template(batch: int = 1) -> onnx.ModelProto:
+    """A network of few kernels that needs each template: a device's driver compiles it quickly."""
+    net = Net()
+    x = net.input("x", (batch, 3, 19, 19))
+    x = net.op("Relu", net.conv(x, 16, (3, 3), strides=[2, 2], pads=[1] * 4))
+    x = net.op("MaxPool", x, kernel_shape=[3, 3], strides=[1, 1], pads=[1] * 4)
+    wide = net.op("Relu", net.conv(x, 32, (3, 3), pads=[1] * 4))
+    narrow = net.op("Relu", net.conv(x, 32, (1, 1)))
+    x = net.op("Concat", wide, narrow, axis=1)
+    y = net.relu6(net.conv(x, 64, (3, 3), groups=64, pads=[1] * 4))
+    y = net.conv(y, 64, (3, 3), groups=4, pads=[1] * 4)
+    gate = net.op("Sigmoid", net.conv(net.op("GlobalAveragePool", y), 64, (1, 1)))
+    x = net.op("Relu", net.op("Add", net.op("Mul", y, gate), x))
+    flat = net.op("Flatten", net.op("GlobalAveragePool", x))
+    return net.model(net.op("Gemm", flat, net.weight((64, 10), 1 / 8), net.weight((10,))))

@@ -1,5 +1,7 @@
 """Networks of the zoo on the machine's OpenCL device, alone and together with the CPU.
 
+By default a network of few kernels and `lstm`: drivers take up to a second for each kernel.
+
 The device may be a CPU (PoCL): its kernels are then a CPU's loop nests. Those for GPUs run there
 too, if only as slowly as one work-item after the other.
 """
@@ -10,11 +12,12 @@ import dataclasses
 import json
 import math
 
+import onnx
 import pytest
 import tvm
 from cpu_targets import TARGET
 from fake_targets import fake_code
-from onnx_models import random_inputs, run_onnxruntime
+from onnx_models import every_template, random_inputs, run_onnxruntime
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.opencl import opencl_processor
 from tvm_stretch.targets.opencl_device import PHONE_GPU, OpenCLDevice, find_device, local_device
@@ -30,15 +33,24 @@ from tvm_stretch.plan.regions import form_regions
 
 pytestmark = pytest.mark.skipif(local_device() is None, reason="no OpenCL device")
 
-QUICK = ("squeezenet1_1", "lstm")
-SHARED = ("efficientnet_lite0", "regnetx_1_6gf")
+SMALL = "every_template"
+QUICK = (SMALL, "lstm")
+
+
+def quick_and_full(*names: str) -> list[object]:
+    """The small network by default, the others in `make test-full`."""
+    return [SMALL, *(pytest.param(name, marks=pytest.mark.full) for name in names)]
+
+
+def network(name: str, size: int | None, batch: int = 1) -> onnx.ModelProto:
+    return every_template(batch) if name == SMALL else zoo.build(name, size=size, batch=batch)
 
 
 def compare(
     name: str, size: int | None, targets: list[object], batch: int = 1, **options: object
 ) -> ts.Model:
     """Compile, run, compare with ONNX Runtime."""
-    onnx_model = zoo.build(name, size=size, batch=batch)
+    onnx_model = network(name, size, batch)
     inputs = random_inputs(onnx_model)
     (expected,) = run_onnxruntime(onnx_model, inputs)
     model = ts.compile(onnx_model, targets, **options)
@@ -69,16 +81,12 @@ def phone_gpu() -> Processor:
     return opencl_processor(target, cpu_processor(TARGET, 1), PHONE_GPU)
 
 
-@pytest.mark.parametrize(
-    "name", ["squeezenet1_1", pytest.param("mobilenet_v3_small", marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("name", quick_and_full("squeezenet1_1", "mobilenet_v3_small"))
 def test_kernels_of_gpus(name: str) -> None:
     compare(name, quick_size(name), [phone_gpu()])
 
 
-@pytest.mark.parametrize(
-    "name", ["squeezenet1_1", pytest.param("mobilenet_v3_small", marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("name", quick_and_full("mobilenet_v3_small"))
 def test_the_cpu_takes_over_kernels_of_gpus(name: str) -> None:
     useless = dataclasses.replace(phone_gpu(), build=lambda _kernels, _schedule: fake_code())
     with pytest.warns(RuntimeWarning, match="the CPU runs everything now"):
@@ -86,14 +94,17 @@ def test_the_cpu_takes_over_kernels_of_gpus(name: str) -> None:
     assert model.lost is not None and "fake" in model.lost
 
 
+CORES = OpenCLDevice("cpu", compute_units=4)  # small kernels are not worth several
+
+
 @pytest.mark.parametrize(
-    "device",
-    [PHONE_GPU, pytest.param(OpenCLDevice("cpu", compute_units=4), marks=pytest.mark.full)],
+    ("name", "device"),
+    [(SMALL, PHONE_GPU), pytest.param("squeezenet1_1", CORES, marks=pytest.mark.full)],
 )
-def test_images_of_a_batch_are_computed_at_the_same_time(device: OpenCLDevice) -> None:
+def test_images_of_a_batch_are_computed_at_the_same_time(name: str, device: OpenCLDevice) -> None:
     host = cpu_processor(TARGET, 1)
     processor = opencl_processor(tvm.target.Target("opencl"), host, device)
-    model = compare("squeezenet1_1", quick_size("squeezenet1_1"), [processor], batch=3)
+    model = compare(name, quick_size(name), [processor], batch=3)
     code = json.loads(model.module.imports[1].inspect_source("json"))
     groups = [
         math.prod(launch["groups"])
@@ -125,11 +136,9 @@ def half_of_each_layer(mod: tvm.IRModule, processors: list[Processor]) -> ts.Pla
     return ts.Plan(tuple(names), form_regions(branched.mod["main"], placed), shares=shares)
 
 
-@pytest.mark.parametrize(
-    "name", ["squeezenet1_1", *(pytest.param(name, marks=pytest.mark.full) for name in SHARED)]
-)
+@pytest.mark.parametrize("name", quick_and_full("efficientnet_lite0", "regnetx_1_6gf"))
 def test_layers_shared_with_the_cpu(name: str) -> None:
-    onnx_model = zoo.build(name, size=quick_size(name))
+    onnx_model = network(name, quick_size(name))
     host = cpu_processor(TARGET, 1)
     device = opencl_processor(tvm.target.Target("opencl"), host, find_device())
     plan = half_of_each_layer(load_network(onnx_model), [host, device])
