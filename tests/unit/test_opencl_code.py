@@ -11,7 +11,7 @@ from tvm import s_tir, te, tirx
 from tvm.script import tirx as T
 from tvm.target import Target
 
-from tvm_stretch.codegen.opencl_code import compile_opencl, splat
+from tvm_stretch.codegen.opencl_code import compile_opencl
 from tvm_stretch.errors import UnsupportedError
 
 
@@ -68,9 +68,10 @@ def test_every_tensor_has_memory_and_a_first_element() -> None:
     kinds = [(kind, number) for kind, number in launch["args"]]
     assert sorted(kinds) == [("buffer", 0), ("buffer", 1), ("offset", 0), ("offset", 1)]
     signature = re.findall(r"void \w+\(([^)]*)\) \{", launch["source"])[-1]
-    for (kind, number), text in zip(launch["args"], signature.split(", "), strict=True):
-        name = "data" if number == 0 else "out"
-        assert text.endswith(f"{name}_ptr_{'base' if kind == 'buffer' else 'first'}")
+    assert signature.split(", ") == [
+        *("__global char* memory0", "int first0", "__global char* memory1", "int first1"),
+    ]
+    assert "work((__global void*)(memory0 + (size_t)first0 * 4), " in launch["source"]
 
 
 def two_stages(size: int) -> tirx.PrimFunc:
@@ -109,18 +110,29 @@ def test_a_kernel_without_work_is_refused() -> None:
         launches(nothing)
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("((float2)(a[i], a[i]))", "((float2)(a[i]))"),
-        ("((float2)(a[i], a[j]))", "((float2)(a[i], a[j]))"),
-        ("((float2)(f(a, b), f(a, b)))", "((float2)(f(a, b)))"),
-        ("((int2)(((int2)(x, x)), y))", "((int2)(((int2)(x)), y))"),
-        ("f((float)(a), b)", "f((float)(a), b)"),
-    ],
-)
-def test_splat(source: str, expected: str) -> None:
-    assert splat(source) == expected
+def own_temporary(size: int) -> tirx.PrimFunc:
+    """Each of 4 groups has a temporary of its own."""
+    schedule = s_tir.Schedule(two_stages(size))
+    (axis,) = schedule.get_loops("out")
+    outer, _ = schedule.split(axis, [4, None])
+    schedule.parallel(outer)
+    schedule.compute_at("middle", outer)
+    return schedule.mod["main"]
+
+
+def test_work_groups_share_no_temporary() -> None:
+    (launch,) = launches(own_temporary(2**15))
+    assert launch["groups"] == [4, 1, 1]
+    assert ["scratch", 4 * 2**17] in launch["args"]
+    assert re.search(r"memory\d \+ tvm_stretch_work_item\(\) \* 131072\)", launch["source"])
+
+
+def test_vectors_of_one_value_say_it_once() -> None:
+    schedule = s_tir.Schedule(doubled())
+    (axis,) = schedule.get_loops("out")
+    schedule.vectorize(schedule.split(axis, [8, None])[1])
+    (launch,) = launches(schedule.mod["main"])
+    assert "* (float8)(2.000000e+00f)" in launch["source"]
 
 
 def images(write: str) -> tirx.PrimFunc:

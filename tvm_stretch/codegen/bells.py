@@ -1,11 +1,8 @@
 """Kernels that meet other processors without the driver, for devices that are the host's CPU.
 
-    __kernel void scale(__global float* a) {      static void scale_work(__global float* a) {
-      …                                             …
-    }                                      ->     }
-                                                  __kernel void scale(volatile __global int* bell,
-                                                                      __global float* a) {
-                                                    if (!tvm_stretch_begin(bell)) return;
+    __kernel void scale(__global float* a) {      __kernel void scale(volatile __global int* bell,
+      scale_work(a);                                                  __global float* a) {
+    }                                      ->       if (!tvm_stretch_begin(bell)) return;
                                                     scale_work(a);
                                                     tvm_stretch_end(bell);
                                                   }
@@ -22,7 +19,7 @@ writes what it reads.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 
 DOORBELL = "tvm_stretch.doorbell"
 """Name of the launch that only waits and counts, for regions that begin or end with a copy."""
@@ -52,25 +49,23 @@ void tvm_stretch_doorbell(volatile __global int* bell) {
 }
 """
 
-_KERNEL = re.compile(
-    r"__kernel (?P<attribute>__attribute__\(\(.*?\)\)\) )?void (?P<entry>\w+)"
-    r"\((?P<params>[^)]*)\) \{"
-)
 
-
-def with_bell(text: str) -> str:
-    """The same kernel with a bell as its first argument."""
-    (kernel,) = _KERNEL.finditer(text)
-    entry, params = kernel["entry"], kernel["params"]
-    names = ", ".join(param.split()[-1].lstrip("*") for param in params.split(","))
-    work = f"{text[: kernel.start()]}static void {entry}_work({params}) {{{text[kernel.end() :]}"
-    return f"""{work}
-__kernel {kernel["attribute"] or ""}void {entry}(volatile __global int* bell, {params}) {{
-  if (!tvm_stretch_begin(bell)) return;
-  {entry}_work({names});
-  tvm_stretch_end(bell);
-}}
-"""
+def kernel_text(
+    entry: str,
+    params: Sequence[str],
+    work: str,
+    group_size: tuple[int, int, int] = (1, 1, 1),
+    *,
+    bells: bool,
+) -> str:
+    """The kernel that does ``work``, with a bell as its first argument or without one."""
+    lines = [work]
+    if bells:
+        params = ["volatile __global int* bell", *params]
+        lines = ["if (!tvm_stretch_begin(bell)) return;", work, "tvm_stretch_end(bell);"]
+    body = "".join(f"  {line}\n" for line in lines)
+    attribute = f"__attribute__((reqd_work_group_size{group_size}))"
+    return f"__kernel {attribute} void {entry}({', '.join(params)}) {{\n{body}}}\n"
 
 
 def doorbell_launch() -> dict[str, object]:

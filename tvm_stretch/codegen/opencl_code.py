@@ -19,24 +19,22 @@ Kernels for the host's own CPU have bells (``bells.py``): a first argument more.
 from __future__ import annotations
 
 import json
-import re
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import tirx
 from tvm.ir import IRModule
 from tvm.target import Target
 
 from tvm_stretch.errors import UnsupportedError
 
-from .bells import BELL_ARGUMENT, BELL_PRELUDE, DOORBELL, doorbell_launch, with_bell
+from .bells import BELL_ARGUMENT, BELL_PRELUDE, DOORBELL, doorbell_launch, kernel_text
 from .generate import generate
 from .work_groups import PREFETCH, DeviceCall, device_calls
-
-_STACK_BYTES = 2**16
-"""What a kernel may keep in private memory; drivers for CPUs run it on an ordinary stack."""
 
 _C_FUNCTIONS = (
     *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cos", "cosh", "erf", "exp10"),
@@ -45,7 +43,13 @@ _C_FUNCTIONS = (
 )
 """TVM calls some of them by their names in C, for float32: ``acoshf``."""
 
+_WORK_ITEM = "tvm_stretch_work_item()"
+
 _PRELUDE = f"""\
+static size_t {_WORK_ITEM} {{
+  size_t row = get_global_id(2) * get_global_size(1) + get_global_id(1);
+  return row * get_global_size(0) + get_global_id(0);
+}}
 #if defined(__clang__) && (defined(__x86_64__) || defined(__aarch64__))
 #define {PREFETCH}(p) __builtin_prefetch((const void*)(size_t)(p), 0, 2)
 #else
@@ -109,131 +113,67 @@ def _launches(name: str, function: tirx.PrimFunc, target: Target, on_cpu: bool) 
     calls = device_calls(name, function, target, wide_indices=on_cpu)
     if not calls:
         raise UnsupportedError(f"expected work for kernel {name}, got none; remove the operator")
-    found = [_launch(call, _source(call.function, target)) for call in calls]
-    if not on_cpu:
-        return found
-    return [
-        replace(launch, text=with_bell(launch.text), args=(BELL_ARGUMENT, *launch.args))
-        for launch in found
-    ]
+    return [_launch(call, target, bells=on_cpu) for call in calls]
 
 
-def _source(device: IRModule, target: Target) -> str:
-    t = tirx.transform
-    lowered = tvm.transform.Sequential([t.LowerWarpMemory(), t.StmtSimplify(), t.LowerIntrin()])
-    build = tvm.get_global_func("target.build.opencl")
-    return str(build(lowered(device), target).inspect_source())
-
-
-_SIGNATURE = re.compile(r"__kernel void (?P<entry>\w+)\((?P<params>[^)]*)\) \{\n")
-_PARAM = re.compile(r"(?P<type>.*\*)\s*restrict (?P<name>\w+)$")
-_PRIVATE = re.compile(r"^(?P<indent>\s*)__global (?P<type>\w+) (?P<name>\w+)\[(?P<count>\d+)\];$")
-
-
-def _launch(call: DeviceCall, source: str) -> Launch:
-    """The source with offsets for its parameters, and how to call it."""
-    entry = call.entry
-    signature = list(_SIGNATURE.finditer(source))[-1]
+def _launch(call: DeviceCall, target: Target, *, bells: bool) -> Launch:
+    """A function as TVM writes it, called by a kernel that knows where its tensors start."""
+    entry, work = call.entry, f"{call.entry}_work"
     params: list[str] = []
-    starts: list[str] = []
-    args: list[tuple[str, int]] = []
-    for text, (kind, number) in zip(signature["params"].split(", "), call.memory, strict=True):
-        match = _PARAM.match(text)
-        if match is None:
-            raise UnsupportedError(
-                f"expected pointers as parameters of {entry}, got {text!r}; report this kernel"
-            )
-        name, pointer = match["name"], match["type"]
-        args.append((kind, number))
-        if kind == "scratch":
-            params.append(f"{pointer} restrict {name}")
-            continue
-        args.append(("offset", number))
-        params += [f"{pointer} restrict {name}_base", f"int {name}_first"]
-        starts.append(f"  {pointer} restrict {name} = {name}_base + {name}_first;\n")
-    body, scratch = _local_arrays(splat(source[signature.end() :]))
-    for declaration, size in scratch:
-        params.append(f"__global {declaration}")
-        args.append(("scratch", size))
+    pointers: list[str] = []
+    args: list[tuple[str, int]] = [BELL_ARGUMENT] if bells else []
+    for place, (param, memory) in enumerate(zip(call.function.params, call.memory, strict=True)):
+        kind, number = memory
+        params.append(f"__global char* memory{place}")
+        pointer = f"memory{place}"
+        if kind == "own":
+            args.append(("scratch", number * math.prod(call.extents.values())))
+            pointer += f" + {_WORK_ITEM} * {number}"
+        else:
+            args.append(memory)
+        if kind == "buffer":
+            params.append(f"int first{place}")
+            args.append(("offset", number))
+            pointer += f" + (size_t)first{place} * {_item_bytes(param)}"
+        pointers.append(f"(__global void*)({pointer})")
     group_size = _three(call.extents, "threadIdx.")
-    attribute = f"__attribute__((reqd_work_group_size{group_size}))"
-    head = f"__kernel {attribute} void {entry}({', '.join(params)}) {{\n{''.join(starts)}"
-    before = source[: signature.start()].split(f"__kernel void {entry}(")[0]
+    called = f"{work}({', '.join(pointers)});"
+    text = _source(call, target).replace(f"__kernel void {entry}(", f"static void {work}(")
     return Launch(
         entry=entry,
-        text=before + head + body,
+        text=text + kernel_text(entry, params, called, group_size, bells=bells),
         groups=_three(call.extents, "blockIdx."),
         group_size=group_size,
         args=tuple(args),
     )
 
 
-def _three(extents: dict[str, Any], prefix: str) -> tuple[int, int, int]:
-    x, y, z = (int(extents.get(prefix + axis, 1)) for axis in "xyz")
+def _item_bytes(pointer: tvm.ir.Var) -> int:
+    return tvm.DataType(str(pointer.ty.element_type.dtype)).itemsize
+
+
+def _three(extents: Mapping[str, int], prefix: str) -> tuple[int, int, int]:
+    x, y, z = (extents.get(prefix + axis, 1) for axis in "xyz")
     return x, y, z
 
 
-def _local_arrays(body: str) -> tuple[str, list[tuple[str, int]]]:
-    """Temporary arrays go to private memory or, if they are large, become scratch arguments."""
-    lines, scratch, on_stack = [], [], 0
-    for line in body.split("\n"):
-        match = _PRIVATE.match(line)
-        if match is None:
-            lines.append(line)
-            continue
-        size = _type_bytes(match["type"]) * int(match["count"])
-        if on_stack + size > _STACK_BYTES:
-            scratch.append((f"{match['type']}* restrict {match['name']}", size))
-            continue
-        on_stack += size
-        lines.append(f"{match['indent']}{match['type']} {match['name']}[{match['count']}];")
-    return "\n".join(lines), scratch
+def _source(call: DeviceCall, target: Target) -> str:
+    t = tirx.transform
+    lower = tvm.transform.Sequential([t.LowerWarpMemory(), t.StmtSimplify(), t.LowerIntrin()])
+    lowered = lower(IRModule({call.entry: call.function}))[call.entry]
+    body = tvm_ffi.structural_map(lowered.body, (tirx.Broadcast, _splat))
+    build = tvm.get_global_func("target.build.opencl")
+    return str(build(IRModule({call.entry: lowered.with_body(body)}), target).inspect_source())
 
 
-_SCALAR_BYTES = {"char": 1, "uchar": 1, "short": 2, "ushort": 2, "half": 2, "int": 4, "uint": 4}
-_SCALAR_BYTES |= {"float": 4, "long": 8, "ulong": 8, "double": 8}
+_TYPE_NAMES = {"float32": "float", "float16": "half", "float64": "double", "int32": "int"}
+_TYPE_NAMES |= {"int64": "long", "int16": "short", "int8": "char", "uint8": "uchar"}
 
 
-def _type_bytes(name: str) -> int:
-    scalar = name.rstrip("0123456789")
-    lanes = int(name[len(scalar) :] or 1)
-    return _SCALAR_BYTES[scalar] * (4 if lanes == 3 else lanes)
-
-
-_VECTOR = re.compile(r"\((?P<type>[a-z]+)(?P<lanes>\d+)\)\(")
-
-
-def splat(source: str) -> str:
-    """Write vectors of one value as such.
-
-    >>> splat("a = ((float4)(x[i], x[i], x[i], x[i]));")
-    'a = ((float4)(x[i]));'
-    """
-    parts, start = [], 0
-    while (match := _VECTOR.search(source, start)) is not None:
-        fields, end = _split_arguments(source, match.end())
-        fields = [splat(field) for field in fields]
-        same = len(fields) == int(match["lanes"]) and len(set(fields)) == 1
-        parts += [source[start : match.end()], fields[0] if same else ", ".join(fields), ")"]
-        start = end
-    return "".join([*parts, source[start:]])
-
-
-def _split_arguments(source: str, start: int) -> tuple[list[str], int]:
-    """The arguments of a call whose parenthesis opened before ``start``; where it ends."""
-    fields, depth, begin = [], 0, start
-    for at in range(start, len(source)):
-        letter = source[at]
-        if letter == "(":
-            depth += 1
-        elif letter == ")" and depth:
-            depth -= 1
-        elif letter in ",)" and not depth:
-            fields.append(source[begin:at].strip())
-            begin = at + 1
-            if letter == ")":
-                return fields, at + 1
-    raise UnsupportedError(
-        "expected OpenCL C as TVM 0.27 writes it for a kernel, got a call that does not end; "
-        "install apache-tvm==0.27.*"
-    )
+def _splat(vector: tirx.Broadcast) -> tvm.ir.Expr:
+    """``(float8)(x)``, where TVM would write ``x`` eight times."""
+    dtype = str(vector.ty.dtype)
+    scalar, _, lanes = dtype.partition("x")
+    if scalar not in _TYPE_NAMES:
+        return vector
+    return tirx.call_pure_extern(dtype, f"({_TYPE_NAMES[scalar]}{lanes})", vector.value)

@@ -23,6 +23,8 @@ from tvm.ir import Call, IRModule
 from tvm.ir.expr import TensorLoad
 from tvm.target import Target
 
+from .private_memory import place_temporaries
+
 PREFETCH = "tvm_stretch_prefetch"
 """Macro that takes an address; ``opencl_code`` defines it for each compiler."""
 
@@ -35,16 +37,16 @@ class DeviceCall:
 
     Attributes:
         entry: the function's name.
-        function: the function, alone in its module.
-        memory: what each of its pointers is: ("buffer", which parameter of the kernel) or
-            ("scratch", how many bytes).
+        function: the function; its temporaries are where OpenCL has memory for them.
+        memory: what each of its pointers is: ("buffer", which parameter of the kernel),
+            ("scratch", how many bytes) or ("own", how many bytes for each work-item).
         extents: how many work-groups and work-items there are, by axis: ``blockIdx.x``, ...
     """
 
     entry: str
-    function: IRModule
+    function: tirx.PrimFunc
     memory: tuple[tuple[str, int], ...]
-    extents: dict[str, Any]
+    extents: dict[str, int]
 
 
 def device_calls(
@@ -62,7 +64,6 @@ def device_calls(
     bound = tirx.transform.BindTarget(Target(target, host="llvm"))(IRModule({name: function}))
     split = tvm.transform.Sequential(_pipeline(wide_indices))(bound)
     host = split[name]
-    devices = {v.name_hint: IRModule({v: f}) for v, f in split.functions.items()}
     tensors = _Tensors(host)
     found: list[DeviceCall] = []
 
@@ -71,8 +72,10 @@ def device_calls(
             return
         entry, tags = call.args[0].value, [str(tag) for tag in call.attrs.launch_params]
         end = len(call.args) - len(tags)
-        extents = dict(zip(tags, call.args[end:], strict=True))
-        found.append(DeviceCall(entry, devices[entry], tensors.find(call.args[1:end]), extents))
+        extents = dict(zip(tags, map(int, call.args[end:]), strict=True))
+        device, own = place_temporaries(split[entry])
+        memory = (*tensors.find(call.args[1:end]), *(("own", size) for size in own))
+        found.append(DeviceCall(entry, device, memory, extents))
 
     tvm_ffi.structural_walk(host.body, (Call, visit), order="post")
     return found
