@@ -121,24 +121,32 @@ def _launch(call: DeviceCall, target: Target, *, bells: bool) -> Launch:
     entry, work = call.entry, f"{call.entry}_work"
     params: list[str] = []
     pointers: list[str] = []
+    shared: list[str] = []
     args: list[tuple[str, int]] = [BELL_ARGUMENT] if bells else []
-    for place, (param, memory) in enumerate(zip(call.function.params, call.memory, strict=True)):
-        kind, number = memory
-        params.append(f"__global char* memory{place}")
-        pointer = f"memory{place}"
-        if kind == "own":
-            args.append(("scratch", number * math.prod(call.extents.values())))
-            pointer += f" + {_WORK_ITEM} * {number}"
-        else:
-            args.append(memory)
+    text = _source(call, target).replace(f"__kernel void {entry}(", f"static void {work}(")
+    for place, (param, (kind, number)) in enumerate(
+        zip(call.function.params, call.memory, strict=True)
+    ):
+        name = f"memory{place}"
+        if kind == "shared":  # TVM takes all pointers for global ones
+            pointer = f"{_type_name(param)}* restrict {param.name}"
+            text = text.replace(f"__global {pointer}", f"__local {pointer}")
+            shared.append(f"__local long {name}[{-(-number // 8)}];")
+            pointers.append(f"(__local void*){name}")
+            continue
+        params.append(f"__global char* {name}")
         if kind == "buffer":
             params.append(f"int first{place}")
-            args.append(("offset", number))
-            pointer += f" + (size_t)first{place} * {_item_bytes(param)}"
-        pointers.append(f"(__global void*)({pointer})")
+            args += [(kind, number), ("offset", number)]
+            name += f" + (size_t)first{place} * {_item_bytes(param)}"
+        elif kind == "own":
+            args.append(("scratch", number * math.prod(call.extents.values())))
+            name += f" + {_WORK_ITEM} * {number}"
+        else:
+            args.append((kind, number))
+        pointers.append(f"(__global void*)({name})")
     group_size = _three(call.extents, "threadIdx.")
-    called = f"{work}({', '.join(pointers)});"
-    text = _source(call, target).replace(f"__kernel void {entry}(", f"static void {work}(")
+    called = " ".join([*shared, f"{work}({', '.join(pointers)});"])
     return Launch(
         entry=entry,
         text=text + kernel_text(entry, params, called, group_size, bells=bells),
@@ -150,6 +158,11 @@ def _launch(call: DeviceCall, target: Target, *, bells: bool) -> Launch:
 
 def _item_bytes(pointer: tvm.ir.Var) -> int:
     return tvm.DataType(str(pointer.ty.element_type.dtype)).itemsize
+
+
+def _type_name(pointer: tvm.ir.Var) -> str:
+    dtype = str(pointer.ty.element_type.dtype)
+    return _TYPE_NAMES.get(dtype, dtype)
 
 
 def _three(extents: Mapping[str, int], prefix: str) -> tuple[int, int, int]:

@@ -1,8 +1,9 @@
 """Where temporaries of a kernel lie: TVM says in global memory, where OpenCL cannot have them.
 
 launch blockIdx.x < 8:                     launch blockIdx.x < 8:
-small = alloc(64, "global")      ->        small = alloc(64, "local")     # private memory
-large = alloc(2**20, "global")             large = argument               # the work-item's
+small = alloc(64, "global")                small = alloc(64, "local")     # private memory
+large = alloc(2**20, "global")   ->        large = argument               # the work-item's
+common = alloc(64, "shared")               common = argument              # the group's
 """
 
 from __future__ import annotations
@@ -18,28 +19,31 @@ _STACK_BYTES = 2**16
 """What a kernel may keep in private memory; drivers for CPUs run it on an ordinary stack."""
 
 
-def place_temporaries(function: tirx.PrimFunc) -> tuple[tirx.PrimFunc, list[int]]:
-    """Private memory for small temporaries, arguments for large ones.
+def place_temporaries(function: tirx.PrimFunc) -> tuple[tirx.PrimFunc, list[tuple[str, int]]]:
+    """Private memory for small temporaries; arguments for large ones and for those of groups.
 
     Args:
         function: what one launch runs.
 
     Returns:
-        The function, and how many bytes each of its last arguments needs for each work-item.
+        The function, and what its last arguments are: ("own", how many bytes for each work-item)
+        or ("shared", how many bytes for each group). OpenCL has the latter in kernels alone, and
+        not in the functions that they call.
     """
     found: list[Var] = []
     tvm_ffi.structural_walk(function.body, (tirx.AllocBuffer, lambda s: found.append(s.buffer)))
     moved: dict[Var, Var] = {}
     pointers: dict[Var, Var] = {}
-    sizes: list[int] = []
+    memory: list[tuple[str, int]] = []
     on_stack = 0
-    for buffer in (each for each in found if each.scope() == "global"):
-        dtype = str(buffer.dtype)
+    for buffer in found:
+        dtype, scope = str(buffer.dtype), str(buffer.scope())
         size = math.prod(int(extent) for extent in buffer.shape) * tvm.DataType(dtype).itemsize
-        if on_stack + size > _STACK_BYTES:
-            pointers[buffer] = Var(buffer.name, PointerType(PrimType(dtype), "global"))
-            sizes.append(size)
-        else:
+        if scope == "shared" or (scope == "global" and on_stack + size > _STACK_BYTES):
+            name = f"temporary{len(pointers)}"
+            pointers[buffer] = Var(name, PointerType(PrimType(dtype), scope))
+            memory.append(("shared" if scope == "shared" else "own", size))
+        elif scope == "global":
             on_stack += size
             moved[buffer] = tirx.decl_buffer(buffer.shape, dtype, buffer.name, scope="local")
 
@@ -50,4 +54,4 @@ def place_temporaries(function: tirx.PrimFunc) -> tuple[tirx.PrimFunc, list[int]
     body = tvm_ffi.structural_map(function.body, (tirx.AllocBuffer, declare))
     body = tvm_ffi.structural_map(body, (Var, lambda var: moved.get(var, var)))
     params = [*function.params, *pointers.values()]
-    return tirx.PrimFunc(params, body, function.ret_type, function.attrs), sizes
+    return tirx.PrimFunc(params, body, function.ret_type, function.attrs), memory

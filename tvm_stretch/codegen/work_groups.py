@@ -39,7 +39,7 @@ class DeviceCall:
         entry: the function's name.
         function: the function; its temporaries are where OpenCL has memory for them.
         memory: what each of its pointers is: ("buffer", which parameter of the kernel),
-            ("scratch", how many bytes) or ("own", how many bytes for each work-item).
+            ("scratch", how many bytes), or what `place_temporaries` says.
         extents: how many work-groups and work-items there are, by axis: ``blockIdx.x``, ...
     """
 
@@ -74,7 +74,7 @@ def device_calls(
         end = len(call.args) - len(tags)
         extents = dict(zip(tags, map(int, call.args[end:]), strict=True))
         device, own = place_temporaries(split[entry])
-        memory = (*tensors.find(call.args[1:end]), *(("own", size) for size in own))
+        memory = (*tensors.find(call.args[1:end]), *own)
         found.append(DeviceCall(entry, device, memory, extents))
 
     tvm_ffi.structural_walk(host.body, (Call, visit), order="post")
