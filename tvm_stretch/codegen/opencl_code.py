@@ -11,7 +11,13 @@
 All kernels of a network are one program: drivers load that several times faster than many.
 
 Every buffer arrives as memory and a first element, so that a tensor may start anywhere in the
-executor's arena: devices only let buffers themselves start at multiples of up to 512 bytes.
+executor's arena: devices only let buffers themselves start at multiples of up to 512 bytes. So what
+TVM writes becomes a function, and the kernel calls it:
+
+    static void scale_kernel_work(__global float* restrict A, __global float* restrict B) { … }
+    __kernel void scale_kernel(__global char* memory0, int first0, …) {
+      scale_kernel_work((__global void*)(memory0 + (size_t)first0 * 4), …);
+    }
 
 Kernels for the host's own CPU have bells (``bells.py``): a first argument more.
 """
