@@ -15,6 +15,7 @@ from tvm_stretch.targets.registry import (
     TargetLike,
     attributes,
     kind_of,
+    registered,
     tvm_target,
 )
 
@@ -66,6 +67,11 @@ def make_processors(
             f"expected every processor once in targets, got {', '.join(names)}; remove one"
         )
     return [host, *(p for p in placeable if p is not host)], placeable
+
+
+def kinds() -> list[str]:
+    """The words that may stand in ``targets``."""
+    return sorted(registered())
 
 
 def _as_list(targets: Sequence[TargetLike] | TargetLike) -> Sequence[TargetLike]:

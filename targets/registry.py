@@ -61,6 +61,11 @@ def register(kind: ProcessorKind) -> None:
     _KINDS[kind.name] = kind
 
 
+def registered() -> tuple[str, ...]:
+    """Names of all kinds."""
+    return tuple(_KINDS)
+
+
 def kind_of(target: Attributes) -> ProcessorKind:
     """The kind of processors that a target means.
 

@@ -361,23 +361,22 @@ def _probe(args: argparse.Namespace) -> None:
 
 
 def _devices(args: argparse.Namespace) -> None:
-    """What `llvm` and `opencl` mean here."""
-    from tvm_stretch.targets.opencl_device import find_device  # a second of TVM: not for --help
-    from tvm_stretch.targets.processors import make_processors
+    """What the kinds of processors mean here."""
+    from tvm_stretch.targets.processors import kinds, make_processors  # imports TVM: not for --help
 
-    host = make_processors("llvm", None)[0][0]
-    name = str(host.target.attrs.get("mcpu", "this machine's"))
-    data: dict[str, Any] = {
-        "llvm": {"name": name, "threads": host.threads, "lanes": host.machine.lanes}
-    }
-    lines = [f"llvm    {name}, {host.threads} thread(s), {host.machine.lanes} float lanes"]
-    try:
-        found = find_device()
-        data["opencl"] = vars(found)
-        lines.append(f"opencl  {found.name} ({found.type}, {found.compute_units} compute units)")
-    except StretchError as error:
-        data["opencl"] = {"absent": str(error)}
-        lines.append(f"opencl  absent: {error}")
+    data: dict[str, Any] = {}
+    lines = []
+    for kind in kinds():
+        try:
+            (processor,) = make_processors(kind, None)[1]
+        except StretchError as error:
+            data[kind] = {"absent": str(error)}
+            lines.append(f"{kind:8}absent: {error}")
+            continue
+        name = processor.driver or str(processor.target.attrs.get("mcpu", kind))
+        threads, lanes = processor.threads, processor.machine.lanes
+        data[kind] = {"name": name, "threads": threads, "lanes": lanes}
+        lines.append(f"{kind:8}{name}, {threads} thread(s), {lanes} float lanes")
     _show(args, data, "\n".join(lines))
 
 
