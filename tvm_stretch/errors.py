@@ -23,6 +23,10 @@ class InputError(StretchError):
     """A call got the wrong number, name, shape, dtype or device of inputs."""
 
 
+class RunError(StretchError):
+    """A run cannot begin: the process that the model belongs to is another one."""
+
+
 class ArtifactError(StretchError):
     """An exported artifact is truncated, damaged or made for another version or processor."""
 

@@ -215,6 +215,20 @@ def test_invoke_does_not_keep_borrowed_memory(model: Model) -> None:
     np.testing.assert_array_equal(result.numpy(), kept)
 
 
+def test_outputs_have_memory_of_their_own() -> None:
+    def emit(b: relax.BlockBuilder, p: list[relax.Var]) -> list[relax.Expr]:
+        return [b.emit_te(topi.flip, p[0], 0), b.emit_te(topi.negative, p[0])]
+
+    module = build(emit, {"x": ((64,), "float32")}).module
+    x = tvm.runtime.tensor(np.arange(64, dtype="float32"))
+    y = tvm.runtime.empty((64,), "float32")
+    with pytest.raises(ValueError, match=r"memory of its own for each output, got .* 0 and 1"):
+        module["invoke"](x, y, y)
+    module["invoke"](x, x, y)  # the memory of an input is taken when it is not needed any more
+    np.testing.assert_array_equal(x.numpy(), np.arange(64, dtype="float32")[::-1])
+    np.testing.assert_array_equal(y.numpy(), -np.arange(64, dtype="float32"))
+
+
 def test_instances_run_at_the_same_time(model: Model) -> None:
     inputs = [random_input(seed) for seed in range(4)]
     start = threading.Barrier(4)

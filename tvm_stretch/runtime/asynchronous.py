@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -9,8 +10,11 @@ from typing import Any
 
 import tvm_ffi
 
-# The executor's error of a run that was stopped; see `CancelledError` in processor.h.
+from tvm_stretch.errors import RunError
+
+# The executor's kinds of errors; see errors.h.
 tvm_ffi.register_error("RunCancelled", CancelledError)
+tvm_ffi.register_error("RunError", RunError)
 
 
 class RunFuture(Future[Any]):
@@ -19,6 +23,24 @@ class RunFuture(Future[Any]):
     def __init__(self, runs: BackgroundRuns) -> None:
         super().__init__()
         self._runs = runs
+        self._process = os.getpid()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """The outputs, as of a call."""
+        self._require_thread()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What a call would raise."""
+        self._require_thread()
+        return super().exception(timeout)
+
+    def _require_thread(self) -> None:
+        if self._process != os.getpid() and not self.done():
+            raise RunError(
+                "expected the end of a run in the process that began it, got a fork of that one; "
+                "begin it again"
+            )
 
     def cancel(self) -> bool:
         """Stop the run.
@@ -38,12 +60,18 @@ class BackgroundRuns:
         """Call `run` for outputs; `stop` ends a call that is in progress."""
         self._run = run
         self._stop = stop
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tvm_stretch")
         self._lock = threading.Lock()  # guards `_current`, and that it is the one that is stopped
         self._current: RunFuture | None = None
 
     def start(self, arguments: Sequence[Any]) -> RunFuture:
         """Run when all earlier runs are done."""
+        if self._process != os.getpid():
+            self._begin()  # a fork has no threads but the one that forked
         future = RunFuture(self)
         self._thread.submit(self._work, future, arguments)
         return future

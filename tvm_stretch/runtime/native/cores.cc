@@ -4,11 +4,14 @@
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/string.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <sstream>
 #include <utility>
+
+#include "errors.h"
 
 namespace tvm_stretch {
 
@@ -63,8 +66,15 @@ CoresScope::~CoresScope() {
   if (active_) sched_setaffinity(0, sizeof(before_), &before_);
 }
 
+void CheckThreads(int threads) {
+  if (threads == 1) return;
+  thread_local const pid_t process = getpid();  // a pool belongs to one thread
+  if (process != getpid()) throw ForkError("a model with several threads");
+}
+
 void UseThreads(int threads) {
   if (threads == 1) return;
+  CheckThreads(threads);
   // The workers share the cores: nothing is pinned, so several instances do not end up on the same
   // core, and an outer `taskset` is respected.
   thread_local std::pair<int, Cores> configured{1, {}};

@@ -16,6 +16,7 @@
 #include <tvm/ffi/cast.h>
 #include <tvm/ffi/extra/module.h>
 #include <tvm/ffi/reflection/registry.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -24,49 +25,14 @@
 #include <string_view>
 
 #include "cpu_features.h"
+#include "errors.h"
 #include "instance.h"
+#include "ports.h"
 #include "program.h"
 #include "trace.h"
 
 namespace tvm_stretch {
 namespace {
-
-struct HostAllocator {
-  void AllocData(DLTensor* tensor) {
-    size_t bytes = (ffi::GetDataSize(*tensor) + kAlignment) / kAlignment * kAlignment;
-    tensor->data = std::aligned_alloc(kAlignment, bytes);
-  }
-  void FreeData(DLTensor* tensor) { std::free(tensor->data); }
-};
-
-ffi::Tensor NewTensor(const TensorSpec& spec) {
-  DLDevice cpu{kDLCPU, 0};
-  return ffi::Tensor::FromNDAlloc(HostAllocator(), ffi::Shape(spec.shape), spec.dtype, cpu);
-}
-
-std::string Describe(const ffi::Shape& shape, DLDataType dtype) {
-  std::ostringstream text;
-  text << dtype << shape;
-  return text.str();
-}
-
-// A tensor from outside must be what the graph says, in memory that the CPU can read.
-void CheckTensor(const DLTensor& got, const TensorSpec& want, const char* role,
-                 const std::string& name) {
-  ffi::Shape shape(want.shape);
-  ffi::Shape got_shape(got.shape, got.shape + got.ndim);
-  bool same_shape = want.shape == std::vector<int64_t>(got_shape.begin(), got_shape.end());
-  if (!same_shape || !(got.dtype == want.dtype)) {
-    TVM_FFI_THROW(ValueError) << "expected " << Describe(shape, want.dtype) << " for " << role
-                              << " '" << name << "', got " << Describe(got_shape, got.dtype)
-                              << "; convert the tensor before the call";
-  }
-  if (got.device.device_type != kDLCPU) {
-    TVM_FFI_THROW(ValueError) << "expected memory of the CPU for " << role << " '" << name
-                              << "', got device type " << got.device.device_type
-                              << "; copy the tensor to the CPU";
-  }
-}
 
 class Executor final : public ffi::ModuleObj {
  public:
@@ -80,6 +46,13 @@ class Executor final : public ffi::ModuleObj {
 
   Executor(GraphBytes bytes, std::shared_ptr<const Program> program)
       : bytes_(std::move(bytes)), spec_(program->spec()), program_(std::move(program)) {}
+
+  // What waits for threads and drivers that a fork does not have is not ended there.
+  ~Executor() {
+    if (!BelongsToFork()) return;
+    instance_.release();
+    new std::shared_ptr<const Program>(std::move(program_));
+  }
 
   const char* kind() const final { return "tvm_stretch.executor"; }
   int GetPropertyMask() const final {
@@ -99,11 +72,13 @@ class Executor final : public ffi::ModuleObj {
   ffi::Function Locked(Method method) {
     auto self = ffi::GetObjectPtr<ffi::Object>(this);  // the function keeps the module alive
     return ffi::Function::FromPacked([self, this, method](Args args, ffi::Any* result) {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const std::unique_lock<std::mutex> lock = Lock();
       *result = (this->*method)(args);
     });
   }
 
+  std::unique_lock<std::mutex> Lock();
+  bool BelongsToFork() const;
   void Load();
   std::vector<ffi::Module> Code() const;
   Instance& instance();
@@ -131,6 +106,7 @@ class Executor final : public ffi::ModuleObj {
   const GraphSpec spec_;
   ffi::Optional<ffi::Tensor> weights_;
   std::mutex mutex_;
+  std::atomic<pid_t> process_{getpid()};  // the one that may run this
   std::shared_ptr<const Program> program_;
   std::unique_ptr<Instance> instance_;
   std::atomic<Instance*> running_{nullptr};  // `instance_`, for cancel(): it cannot take the lock
@@ -159,6 +135,23 @@ ffi::Optional<ffi::Function> Executor::GetFunction(const ffi::String& name) {
   if (name == "num_inputs") return Locked(&Executor::NumInputs);
   if (name == "num_outputs") return Locked(&Executor::NumOutputs);
   return std::nullopt;
+}
+
+// Whether this is a fork of the process in which other processors were given work.
+bool Executor::BelongsToFork() const {
+  return program_ != nullptr && spec_.processors.size() > 1 && process_ != getpid();
+}
+
+// In a fork, what runs on the CPU alone goes on, unless a thread that is not here holds the lock.
+std::unique_lock<std::mutex> Executor::Lock() {
+  if (process_ == getpid()) return std::unique_lock<std::mutex>(mutex_);
+  static std::mutex moving;  // two threads of the fork may be the first
+  const std::lock_guard<std::mutex> one(moving);
+  if (process_ == getpid()) return std::unique_lock<std::mutex>(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  if (!lock || BelongsToFork()) throw ForkError("a model");
+  process_ = getpid();
+  return lock;
 }
 
 void Executor::Load() {
@@ -288,6 +281,7 @@ ffi::Any Executor::Invoke(Args args) {
   for (int i = 0; i < args.size() - num_inputs; ++i) {
     outputs.push_back(args[num_inputs + i].cast<DLTensor*>());
     CheckTensor(*outputs[i], spec_.output(i), "output", spec_.outputs[i].name);
+    CheckApart(outputs);
   }
   if (args.size() != num_inputs) return RunOn(inputs, outputs), ffi::Any();
   ffi::Array<ffi::Tensor> fresh;
@@ -312,7 +306,10 @@ void Executor::RunOn(const std::vector<const DLTensor*>& inputs,
   }
   std::vector<bool> in_place;
   for (size_t i = 0; i < outputs.size(); ++i) {
-    in_place.push_back(space.takes_output(i) && IsUsableInPlace(*outputs[i]));
+    const bool is_input = std::any_of(inputs.begin(), inputs.end(), [&](const DLTensor* input) {
+      return Overlap(*input, *outputs[i]);  // which is read while the output is written
+    });
+    in_place.push_back(space.takes_output(i) && IsUsableInPlace(*outputs[i]) && !is_input);
     space.BindOutput(i, in_place[i] ? DataOf(*outputs[i]) : space.output(i));
   }
   space.Run();

@@ -120,6 +120,7 @@ void Instance::BindRegions() {
 }
 
 void Instance::Run(bool traced) {
+  CheckThreads(spec_.threads);  // while nothing has begun
   {
     std::lock_guard<std::mutex> lock(run_mutex_);
     for (const auto& task : tasks_) task->Reset(traced);

@@ -32,12 +32,6 @@ void ForEachPiece(const DLTensor& tensor, int dim, char* data, const Visit& visi
   }
 }
 
-[[noreturn]] void RefuseMemory(size_t bytes) {
-  TVM_FFI_THROW(RuntimeError) << "expected " << bytes << " bytes of free memory, got none ("
-                              << std::strerror(errno) << "); free some and try again";
-  TVM_FFI_UNREACHABLE();
-}
-
 // A file without a name. The call itself, because old C libraries have no wrapper for it.
 int CreateMemoryFile(size_t bytes) {
   int fd = static_cast<int>(syscall(SYS_memfd_create, "tvm_stretch", MFD_CLOEXEC));
@@ -50,6 +44,18 @@ int CreateMemoryFile(size_t bytes) {
 }
 
 }  // namespace
+
+void RefuseMemory(size_t bytes) {
+  TVM_FFI_THROW(RuntimeError) << "expected " << bytes << " bytes of free memory, got none ("
+                              << std::strerror(errno) << "); free some and try again";
+  TVM_FFI_UNREACHABLE();
+}
+
+bool Overlap(const DLTensor& one, const DLTensor& other) {
+  const char *first = DataOf(one), *second = DataOf(other);
+  if (!ffi::IsContiguous(one) || !ffi::IsContiguous(other)) return first == second;
+  return first < second + ffi::GetDataSize(other) && second < first + ffi::GetDataSize(one);
+}
 
 AlignedBuffer::AlignedBuffer(size_t bytes, Sharing sharing) : bytes_(bytes) {
   if (bytes == 0) return;

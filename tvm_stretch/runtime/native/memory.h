@@ -40,6 +40,13 @@ inline char* DataOf(const DLTensor& tensor) {
 // Whether kernels can take the tensor's memory as it is.
 bool IsUsableInPlace(const DLTensor& tensor);
 
+// Whether the two may have an element in common. Of tensors with gaps, whether their first elements
+// are one: rows of one picture may lie between each other.
+bool Overlap(const DLTensor& one, const DLTensor& other);
+
+// Throws that so much memory cannot be had.
+[[noreturn]] void RefuseMemory(size_t bytes);
+
 // Copies all elements; the two have the same shape and dtype, `to` is contiguous at `data`.
 void CopyToContiguous(const DLTensor& from, char* data);
 // The reverse.

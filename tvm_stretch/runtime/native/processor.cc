@@ -3,10 +3,10 @@
 #include <chrono>
 #include <map>
 
+#include "errors.h"
+
 namespace tvm_stretch {
 namespace {
-
-constexpr const char* kCancelledKind = "RunCancelled";
 
 // Only written while libraries are loaded, one at a time.
 std::map<std::string, ProcessorFactory>& Factories() {
@@ -43,11 +43,11 @@ int64_t Now() {
 }
 
 ffi::Error CancelledError() {
-  return ffi::Error(kCancelledKind, "expected the run to end, got a call of cancel; run it again",
+  return ffi::Error(kRunCancelled, "expected the run to end, got a call of cancel; run it again",
                     "");
 }
 
-bool IsCancelled(const ffi::Error& error) { return error.kind() == kCancelledKind; }
+bool IsCancelled(const ffi::Error& error) { return error.kind() == kRunCancelled; }
 
 void Task::Reset(bool) {
   std::lock_guard<std::mutex> lock(mutex_);

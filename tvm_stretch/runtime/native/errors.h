@@ -1,0 +1,27 @@
+// Kinds of errors that callers tell apart; Python has a class for each (runtime/asynchronous.py).
+#ifndef TVM_STRETCH_ERRORS_H_
+#define TVM_STRETCH_ERRORS_H_
+
+#include <tvm/ffi/error.h>
+
+#include <string>
+
+namespace tvm_stretch {
+
+// A run cannot begin.
+inline constexpr const char* kRunError = "RunError";
+// `cancel` was called.
+inline constexpr const char* kRunCancelled = "RunCancelled";
+
+// A fork has the memory of its parent, but neither its threads nor those of its drivers.
+inline tvm::ffi::Error ForkError(const std::string& what) {
+  return tvm::ffi::Error(kRunError,
+                         "expected " + what +
+                             " in the process that began to use it, got a fork of that one; load "
+                             "the model in the new process, or start processes with spawn",
+                         "");
+}
+
+}  // namespace tvm_stretch
+
+#endif  // TVM_STRETCH_ERRORS_H_

@@ -1,0 +1,61 @@
+#include "ports.h"
+
+#include <tvm/ffi/error.h>
+
+#include <cstdlib>
+#include <sstream>
+
+#include "memory.h"
+
+namespace tvm_stretch {
+namespace {
+
+struct HostAllocator {
+  void AllocData(DLTensor* tensor) {
+    size_t bytes = (ffi::GetDataSize(*tensor) + kAlignment) / kAlignment * kAlignment;
+    tensor->data = std::aligned_alloc(kAlignment, bytes);
+    if (tensor->data == nullptr) RefuseMemory(bytes);
+  }
+  void FreeData(DLTensor* tensor) { std::free(tensor->data); }
+};
+
+std::string Describe(const ffi::Shape& shape, DLDataType dtype) {
+  std::ostringstream text;
+  text << dtype << shape;
+  return text.str();
+}
+
+}  // namespace
+
+ffi::Tensor NewTensor(const TensorSpec& spec) {
+  DLDevice cpu{kDLCPU, 0};
+  return ffi::Tensor::FromNDAlloc(HostAllocator(), ffi::Shape(spec.shape), spec.dtype, cpu);
+}
+
+void CheckTensor(const DLTensor& got, const TensorSpec& want, const char* role,
+                 const std::string& name) {
+  ffi::Shape shape(want.shape);
+  ffi::Shape got_shape(got.shape, got.shape + got.ndim);
+  bool same_shape = want.shape == std::vector<int64_t>(got_shape.begin(), got_shape.end());
+  if (!same_shape || !(got.dtype == want.dtype)) {
+    TVM_FFI_THROW(ValueError) << "expected " << Describe(shape, want.dtype) << " for " << role
+                              << " '" << name << "', got " << Describe(got_shape, got.dtype)
+                              << "; convert the tensor before the call";
+  }
+  if (got.device.device_type != kDLCPU) {
+    TVM_FFI_THROW(ValueError) << "expected memory of the CPU for " << role << " '" << name
+                              << "', got device type " << got.device.device_type
+                              << "; copy the tensor to the CPU";
+  }
+}
+
+void CheckApart(const std::vector<const DLTensor*>& outputs) {
+  for (size_t i = 0; i + 1 < outputs.size(); ++i) {
+    if (!Overlap(*outputs[i], *outputs.back())) continue;
+    TVM_FFI_THROW(ValueError) << "expected memory of its own for each output, got the same for "
+                              << "outputs " << i << " and " << outputs.size() - 1
+                              << "; pass another tensor";
+  }
+}
+
+}  // namespace tvm_stretch
