@@ -8,6 +8,7 @@
     expand_dims, squeeze, flatten    ->   reshape; a chain of them is one, or none
     adaptive_avg_pool2d(x, 1)        ->   mean(x, [2, 3], keepdims)
     dropout(x)[0]                    ->   x
+    arange(0, 3, 1)                  ->   [0, 1, 2]
     conv2d(nn.pad(x, 1), w)          ->   conv2d(x, w, padding=1)
     add(x: (1, 8, 4, 4), b: (8, 1, 1))   ->   add(x, b: (1, 8, 1, 1))
 
@@ -35,6 +36,9 @@ from tvm_stretch.ir.views import RESHAPES
 
 _SHAPES_ONLY = {f"relax.{name}" for name in RESHAPES}
 _AVERAGE_POOLS = {f"relax.nn.adaptive_avg_pool{rank}d" for rank in (1, 2, 3)}
+_LONG = 1 << 16
+"""Longer ranges would make the artifact larger."""
+
 _CONVS = {f"relax.nn.conv{rank}d" for rank in (1, 2, 3)}
 
 
@@ -304,7 +308,17 @@ def padding_into_conv(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     )
 
 
+def constant_range(_s: _Simplifier, call: relax.Call) -> relax.Expr | None:
+    """``arange(0, 3, 1) -> [0, 1, 2]``, so that what follows can be folded."""
+    bounds = [getattr(arg, "value", None) for arg in call.args]
+    if None in bounds or shape_of(call)[0] > _LONG:
+        return None
+    dtype = str(call.ty.dtype)
+    return relax.const(np.arange(*map(float, bounds)).astype(dtype), dtype)
+
+
 _RULES: dict[str, tuple[Rule, ...]] = {
+    "relax.arange": (constant_range,),
     "relax.add": (constant_right, neutral, constant_rank),
     "relax.multiply": (constant_right, neutral, constant_rank, sigmoid_product),
     "relax.subtract": (subtract_to_add,),

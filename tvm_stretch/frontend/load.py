@@ -17,6 +17,7 @@ from tvm_stretch.frontend.onnx_shapes import fix_shapes
 from tvm_stretch.frontend.relax_reader import read_relax
 from tvm_stretch.frontend.torch_reader import load_torch, read_torch
 from tvm_stretch.passes.canonicalise import Canonicalise
+from tvm_stretch.passes.guard_operators import guard_operators, settle_guards
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -51,7 +52,8 @@ def load_network(
     """
     mod = _read(source, shapes)
     check_sizes(mod)
-    return _canonicalise(mod)
+    guarded = guard_operators(mod)  # first: folding constants runs operators right here
+    return settle_guards(_canonicalise(guarded))
 
 
 def _read(source: Any, shapes: Shapes) -> tvm.IRModule:

@@ -29,7 +29,7 @@ def _index(node: Any, importer: Any) -> relax.Expr:
     x, indices = importer.retrieve_args(node)
     emit, rank = importer.block_builder.emit, len(x.ty.shape.values)
     axes = [axis for axis, index in enumerate(indices) if index is not None]
-    given = [_from_front(emit, indices[axis], int(x.ty.shape.values[axis])) for axis in axes]
+    given = [emit(relax.op.astype(indices[axis], "int64")) for axis in axes]
     shape = _broadcast([[int(d) for d in index.ty.shape.values] for index in given])
     parts = [emit(relax.op.expand_dims(_widened(index, shape), len(shape))) for index in given]
     places = emit(relax.op.concat(parts, len(shape))) if len(parts) > 1 else parts[0]
@@ -41,14 +41,6 @@ def _index(node: Any, importer: Any) -> relax.Expr:
     new, before = list(range(len(shape))), axes[0]
     others = list(range(len(shape), len(shape) + len(rest)))
     return emit(relax.op.permute_dims(taken, others[:before] + new + others[before:]))
-
-
-def _from_front(emit: Any, index: relax.Expr, extent: int) -> relax.Expr:
-    """Torch counts negative indices from the back."""
-    index = emit(relax.op.astype(index, "int64"))
-    negative = emit(relax.op.less(index, relax.const(0, "int64")))
-    shifted = emit(relax.op.add(index, relax.const(extent, "int64")))
-    return emit(relax.op.where(negative, shifted, index))
 
 
 def _broadcast(shapes: list[list[int]]) -> list[int]:

@@ -7,7 +7,7 @@
 
 A tensor is a window on memory. Its `kind` says which memory, `offset` where in it:
 
-    input, output   memory of the caller; `buffer` is the position in `inputs` / `outputs`
+    input, output   memory of the caller; `buffer` is the position in `inputs` / `outputs`, `kept`
     arena           scratch memory of one instance, reused during a run
     constant        the weights as they stand in the artifact
     prepared        what the `prepare` nodes make of the weights, once, when the artifact is loaded
@@ -118,10 +118,28 @@ class Port:
 
 
 @dataclass(frozen=True)
+class Guard:
+    """What the values of an input or output have to be; looked at after each run.
+
+    Attributes:
+        tensor: its id.
+        low: least value, for each place in the last dimension if there are several.
+        high: greatest value; both are empty for values that must not be zero.
+        what: for messages.
+    """
+
+    tensor: int
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    what: str
+
+
+@dataclass(frozen=True)
 class Graph:
     """Everything the executor needs, but the weights' bytes and the kernels' code.
 
     With `spare`, the CPU has the kernels of all nodes, and runs them if another processor fails.
+    `kept` are outputs behind `outputs` that only `guards` look at.
     """
 
     inputs: tuple[Port, ...]
@@ -140,6 +158,8 @@ class Graph:
     cpu_features: tuple[str, ...] = ()
     plan: dict[str, Any] = field(default_factory=dict)
     spare: bool = False
+    guards: tuple[Guard, ...] = ()
+    kept: tuple[Port, ...] = ()
 
     def to_json(self) -> str:
         """The graph as JSON; the same graph always gives the same text."""
@@ -178,4 +198,6 @@ _PARTS: dict[str, type[Any]] = {
     "nodes": Node,
     "processors": ProcessorSpec,
     "regions": Region,
+    "guards": Guard,
+    "kept": Port,
 }

@@ -24,10 +24,11 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.lowering.graph import CPU, Graph, Port, ProcessorSpec, Region
+from tvm_stretch.lowering.graph import CPU, Graph, Guard, Port, ProcessorSpec, Region
 from tvm_stretch.lowering.regions import Links, RegionSteps, happens_before, link_regions
 from tvm_stretch.lowering.views import TensorTable, place_buffers
 from tvm_stretch.lowering.walk import Walk
+from tvm_stretch.passes.guard_operators import read_guards
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,20 @@ def lower(
     prepared_bytes = place_buffers(walk.prepare, "prepared", kept=read_by_nodes)
     table = TensorTable()
     inputs = tuple(map(Port, (p.name for p in main.params), map(table.add, walk.inputs)))
-    ports = tuple(
-        map(Port, _output_names(main, len(outputs), output_names), map(table.add, outputs))
-    )
+    results, found = read_guards(main)
+    results = len(outputs) if results is None else results
+    names = [*_output_names(main, results, output_names)]
+    names += [f"kept{i}" for i in range(results, len(outputs))]
+    ports = tuple(map(Port, names, map(table.add, outputs)))
+    places = {port.name: port.tensor for port in inputs}
     graph = Graph(
         inputs=inputs,
-        outputs=ports,
+        outputs=ports[:results],
+        kept=ports[results:],
+        guards=tuple(
+            Guard(places[g.input] if g.input else ports[g.result].tensor, g.low, g.high, g.what)
+            for g in found
+        ),
         prepare=tuple(map(table.add_step, walk.prepare)),
         nodes=tuple(map(table.add_step, steps)),
         processors=tuple(processors),

@@ -10,11 +10,12 @@ from typing import Any
 
 import tvm_ffi
 
-from tvm_stretch.errors import RunError
+from tvm_stretch.errors import InputError, RunError
 
 # The executor's kinds of errors; see errors.h.
 tvm_ffi.register_error("RunCancelled", CancelledError)
 tvm_ffi.register_error("RunError", RunError)
+tvm_ffi.register_error("InputError", InputError)
 
 
 class RunFuture(Future[Any]):

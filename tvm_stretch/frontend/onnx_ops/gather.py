@@ -1,4 +1,7 @@
-"""Operators that read or write at computed places."""
+"""Operators that read or write at computed places.
+
+What happens with indices that count from the end, or are out of range: passes/guard_operators.py.
+"""
 
 from __future__ import annotations
 
@@ -11,41 +14,19 @@ from tvm_stretch.frontend.onnx_node import Node, Value, as_expr, converter
 from tvm_stretch.frontend.onnx_ops.elementwise import cast
 
 
-def from_front(node: Node, index: int, extent: int | np.ndarray) -> relax.Expr:
-    """Input ``index`` counted from the front: ONNX counts negative indices from the back."""
-    value = node.inputs[index]
-    if isinstance(value, np.ndarray):
-        if ((value < -extent) | (value >= extent)).any():
-            raise node.refuse(f"indices from {-extent} to {extent - 1}", "one outside")
-        return as_expr(np.where(value < 0, value + extent, value).astype(value.dtype))
-    dtype = node.dtype(index)
-    shifted = relax.op.add(value, as_expr(np.asarray(extent, dtype)))
-    negative = relax.op.less(value, node.scalar(0, dtype))
-    return node.emit(relax.op.where(negative, shifted, value))
-
-
 @converter("Gather")
 def _gather(node: Node) -> relax.Expr:
-    axis = node.axis(0)
-    # Clipped, so that a bad index never reads outside the tensor.
-    return relax.op.take(node[0], from_front(node, 1, node.shape()[axis]), axis, mode="clip")
+    return relax.op.take(node[0], node[1], node.axis(0))
 
 
 @converter("GatherElements")
 def _gather_elements(node: Node) -> relax.Expr:
-    axis = node.axis(0)
-    return relax.op.gather_elements(node[0], from_front(node, 1, node.shape()[axis]), axis)
+    return relax.op.gather_elements(node[0], node[1], node.axis(0))
 
 
 @converter("GatherND")
 def _gather_nd(node: Node) -> relax.Expr:
-    batch = node.attr("batch_dims", 0)
-    return relax.op.gather_nd(node[0], _nd_indices(node, batch), batch)
-
-
-def _nd_indices(node: Node, batch: int = 0) -> relax.Expr:
-    depth = node.shape(1)[-1]
-    return from_front(node, 1, np.asarray(node.shape()[batch : batch + depth]))
+    return relax.op.gather_nd(node[0], node[1], node.attr("batch_dims", 0))
 
 
 _REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "max": "max", "min": "min"}
@@ -55,7 +36,7 @@ _REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "max": "max", "min"
 def _scatter_elements(node: Node) -> relax.Expr:
     """Write every element at its full coordinates: the index along one axis, its own elsewhere."""
     axis, rank, shape = node.axis(0), node.rank(), node.shape(1)
-    index = cast(node, from_front(node, 1, node.shape()[axis]), "int64")
+    index = cast(node, node[1], "int64")
     node.check_table(rank, *shape)
     own = np.indices(shape, dtype="int64")
     parts = [
@@ -70,7 +51,7 @@ def _scatter_elements(node: Node) -> relax.Expr:
 @converter("ScatterND")
 def _scatter_nd(node: Node) -> relax.Expr:
     reduction = _REDUCTIONS[node.attr("reduction", "none")]
-    return relax.op.scatter_nd(node[0], _nd_indices(node), node[2], reduction)
+    return relax.op.scatter_nd(node[0], node[1], node[2], reduction)
 
 
 @converter("Compress")

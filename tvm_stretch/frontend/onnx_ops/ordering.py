@@ -63,4 +63,5 @@ def _top_k(node: Node) -> tuple[relax.Expr, ...]:
     found = relax.op.where(hit, constant(np.arange(extent), "int64"), constant(0, "int64"))
     back = [last.index(i) for i in range(rank)]
     indices = node.emit(relax.op.permute_dims(node.emit(relax.op.sum(found, [rank])), back))
+    indices = node.emit(relax.op.clip(indices, 0, extent - 1))  # nobody has to check them again
     return node.emit(relax.op.gather_elements(node[0], indices, axis)), indices

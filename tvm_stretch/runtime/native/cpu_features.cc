@@ -4,8 +4,9 @@
 
 #include <unordered_map>
 
-#if defined(__aarch64__) && defined(__linux__)
-#include <asm/hwcap.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
 
@@ -13,39 +14,110 @@ namespace tvm_stretch {
 namespace {
 
 // Keep in step with CHECKED_CPU_FEATURES in build/assemble.py.
-const std::unordered_map<std::string, bool>& HostFeatures() {
 #if defined(__x86_64__)
+
+enum Register { kEax, kEbx, kEcx, kEdx };
+
+// Where CPUID tells of a feature, and the registers that the operating system has to keep for it.
+struct Row {
+  const char* name;
+  unsigned leaf, subleaf;
+  Register reg;
+  int bit;
+  uint64_t states;
+};
+
+constexpr uint64_t kNone = 0, kYmm = 0x6, kZmm = 0xe6;
+
+constexpr Row kRows[] = {
+    {"sse3", 1, 0, kEcx, 0, kNone},
+    {"ssse3", 1, 0, kEcx, 9, kNone},
+    {"fma", 1, 0, kEcx, 12, kYmm},
+    {"sse4.1", 1, 0, kEcx, 19, kNone},
+    {"sse4.2", 1, 0, kEcx, 20, kNone},
+    {"movbe", 1, 0, kEcx, 22, kNone},
+    {"popcnt", 1, 0, kEcx, 23, kNone},
+    {"avx", 1, 0, kEcx, 28, kYmm},
+    {"f16c", 1, 0, kEcx, 29, kYmm},
+    {"bmi", 7, 0, kEbx, 3, kNone},
+    {"avx2", 7, 0, kEbx, 5, kYmm},
+    {"bmi2", 7, 0, kEbx, 8, kNone},
+    {"avx512f", 7, 0, kEbx, 16, kZmm},
+    {"avx512dq", 7, 0, kEbx, 17, kZmm},
+    {"avx512ifma", 7, 0, kEbx, 21, kZmm},
+    {"avx512cd", 7, 0, kEbx, 28, kZmm},
+    {"avx512bw", 7, 0, kEbx, 30, kZmm},
+    {"avx512vl", 7, 0, kEbx, 31, kZmm},
+    {"avx512vbmi", 7, 0, kEcx, 1, kZmm},
+    {"avx512vbmi2", 7, 0, kEcx, 6, kZmm},
+    {"gfni", 7, 0, kEcx, 8, kNone},
+    {"avx512vnni", 7, 0, kEcx, 11, kZmm},
+    {"avx512bitalg", 7, 0, kEcx, 12, kZmm},
+    {"avx512vpopcntdq", 7, 0, kEcx, 14, kZmm},
+    {"avx512fp16", 7, 0, kEdx, 23, kZmm},
+    {"avxvnni", 7, 1, kEax, 4, kYmm},
+    {"avx512bf16", 7, 1, kEax, 5, kZmm},
+    {"avxifma", 7, 1, kEax, 23, kYmm},
+    {"avxvnniint8", 7, 1, kEdx, 4, kYmm},
+    {"avxneconvert", 7, 1, kEdx, 5, kYmm},
+    {"lzcnt", 0x80000001, 0, kEcx, 5, kNone},
+    {"xop", 0x80000001, 0, kEcx, 11, kYmm},
+    {"fma4", 0x80000001, 0, kEcx, 16, kYmm},
+    {"tbm", 0x80000001, 0, kEcx, 21, kNone},
+};
+
+// The states of registers that the operating system keeps.
+uint64_t KeptStates() {
+  unsigned regs[4] = {};
+  if (!__get_cpuid(1, &regs[0], &regs[1], &regs[2], &regs[3]) || !(regs[2] >> 27 & 1)) return 0;
+  uint32_t low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return uint64_t{high} << 32 | low;
+}
+
+bool Has(const Row& row) {
+  unsigned regs[4] = {};
+  if (!__get_cpuid_count(row.leaf, row.subleaf, &regs[0], &regs[1], &regs[2], &regs[3]))
+    return false;
+  static const uint64_t kept = KeptStates();
+  return (regs[row.reg] >> row.bit & 1) && (kept & row.states) == row.states;
+}
+
+const std::unordered_map<std::string, bool>& HostFeatures() {
   static const std::unordered_map<std::string, bool> features = [] {
-    __builtin_cpu_init();
-    return std::unordered_map<std::string, bool>{
-        {"sse4.2", __builtin_cpu_supports("sse4.2")},
-        {"avx", __builtin_cpu_supports("avx")},
-        {"avx2", __builtin_cpu_supports("avx2")},
-        {"fma", __builtin_cpu_supports("fma")},
-        {"avx512f", __builtin_cpu_supports("avx512f")},
-        {"avx512bw", __builtin_cpu_supports("avx512bw")},
-        {"avx512dq", __builtin_cpu_supports("avx512dq")},
-        {"avx512vl", __builtin_cpu_supports("avx512vl")},
-        {"avx512vnni", __builtin_cpu_supports("avx512vnni")},
-    };
+    std::unordered_map<std::string, bool> found;
+    for (const Row& row : kRows) found[row.name] = Has(row);
+    return found;
   }();
-#elif defined(__aarch64__) && defined(__linux__)
-  static const unsigned long hwcap = getauxval(AT_HWCAP);
-  static const std::unordered_map<std::string, bool> features = {
-      {"neon", (hwcap & HWCAP_ASIMD) != 0},
-      {"fullfp16", (hwcap & HWCAP_ASIMDHP) != 0},
-      {"dotprod", (hwcap & HWCAP_ASIMDDP) != 0},
-      {"sve", (hwcap & HWCAP_SVE) != 0},
-  };
-#else
-  static const std::unordered_map<std::string, bool> features;
-#endif
   return features;
 }
 
+#elif defined(__aarch64__) && defined(__linux__)
+
+const std::unordered_map<std::string, bool>& HostFeatures() {
+  static const unsigned long first = getauxval(AT_HWCAP), second = getauxval(AT_HWCAP2);
+  // The kernel's numbers, which headers of old systems do not know all.
+  static const std::unordered_map<std::string, bool> features = {
+      {"neon", first >> 1 & 1},      {"crc", first >> 7 & 1},    {"lse", first >> 8 & 1},
+      {"fullfp16", first >> 10 & 1}, {"rdm", first >> 12 & 1},   {"rcpc", first >> 15 & 1},
+      {"dotprod", first >> 20 & 1},  {"sve", first >> 22 & 1},   {"fp16fml", first >> 23 & 1},
+      {"sve2", second >> 1 & 1},     {"i8mm", second >> 13 & 1}, {"bf16", second >> 14 & 1},
+  };
+  return features;
+}
+
+#else
+
+const std::unordered_map<std::string, bool>& HostFeatures() {
+  static const std::unordered_map<std::string, bool> features;
+  return features;
+}
+
+#endif
+
 }  // namespace
 
-void RequireCpuFeatures(const std::vector<std::string>& features) {
+void RequireCpuFeatures(const std::vector<std::string>& features, const std::string& origin) {
   const auto& host = HostFeatures();
   std::string missing;
   for (const std::string& feature : features) {
@@ -53,9 +125,10 @@ void RequireCpuFeatures(const std::vector<std::string>& features) {
     if (found == host.end() || !found->second) missing += (missing.empty() ? "" : ", ") + feature;
   }
   if (!missing.empty()) {
-    TVM_FFI_THROW(ValueError) << "expected a processor with " << missing
-                              << " for this artifact, got one without; compile it for this "
-                                 "machine (targets=[\"llvm\"])";
+    TVM_FFI_THROW(ValueError) << "expected a processor with " << missing << " for this artifact of "
+                              << origin
+                              << ", got one without; compile it for this machine "
+                                 "(targets=[\"llvm\"])";
   }
 }
 

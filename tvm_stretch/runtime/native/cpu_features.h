@@ -7,8 +7,9 @@
 
 namespace tvm_stretch {
 
-// Throws ValueError if this processor lacks one of them: its kernels would die of SIGILL.
-void RequireCpuFeatures(const std::vector<std::string>& features);
+// Throws ValueError if this processor lacks one of them: kernels would die of SIGILL. `origin` says
+// where they come from.
+void RequireCpuFeatures(const std::vector<std::string>& features, const std::string& origin);
 
 }  // namespace tvm_stretch
 

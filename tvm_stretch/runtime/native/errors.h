@@ -8,7 +8,9 @@
 
 namespace tvm_stretch {
 
-// A run cannot begin.
+// The values of an input cannot be computed with.
+inline constexpr const char* kInputError = "InputError";
+// A run cannot begin, or lacks memory.
 inline constexpr const char* kRunError = "RunError";
 // `cancel` was called.
 inline constexpr const char* kRunCancelled = "RunCancelled";

@@ -73,7 +73,11 @@ class Executor final : public ffi::ModuleObj {
     auto self = ffi::GetObjectPtr<ffi::Object>(this);  // the function keeps the module alive
     return ffi::Function::FromPacked([self, this, method](Args args, ffi::Any* result) {
       const std::unique_lock<std::mutex> lock = Lock();
-      *result = (this->*method)(args);
+      try {
+        *result = (this->*method)(args);
+      } catch (const std::bad_alloc&) {
+        throw ffi::Error(kRunError, "expected free memory for this call, got none; free some", "");
+      }
     });
   }
 
@@ -92,7 +96,7 @@ class Executor final : public ffi::ModuleObj {
   ffi::Any Lost(Args) { return ffi::String(instance().lost()); }
   ffi::Any GraphJSON(Args) { return bytes_.json; }
   ffi::Any NumInputs(Args) { return static_cast<int64_t>(spec_.inputs.size()); }
-  ffi::Any NumOutputs(Args) { return static_cast<int64_t>(spec_.outputs.size()); }
+  ffi::Any NumOutputs(Args) { return static_cast<int64_t>(spec_.results); }
   ffi::Any SetInput(Args args);
   ffi::Any Run(Args args);
   ffi::Any GetOutput(Args args);
@@ -156,7 +160,7 @@ std::unique_lock<std::mutex> Executor::Lock() {
 
 void Executor::Load() {
   if (program_ != nullptr) return;
-  RequireCpuFeatures(spec_.cpu_features);
+  RequireCpuFeatures(spec_.cpu_features, spec_.origin);
   std::vector<ffi::Module> code = Code();
   if (weights_.has_value()) {
     const char* data = DataOf(*(*weights_).GetDLTensorPtr());
@@ -215,8 +219,8 @@ size_t Executor::InputIndex(const ffi::AnyView& key) const {
 
 size_t Executor::OutputIndex(const ffi::AnyView& key) const {
   auto index = key.try_cast<int64_t>();
-  if (!index || *index < 0 || *index >= static_cast<int64_t>(spec_.outputs.size())) {
-    TVM_FFI_THROW(ValueError) << "expected a position below " << spec_.outputs.size()
+  if (!index || *index < 0 || *index >= static_cast<int64_t>(spec_.results)) {
+    TVM_FFI_THROW(ValueError) << "expected a position below " << spec_.results
                               << " for the output, got "
                               << (index ? std::to_string(*index) : "no integer")
                               << "; num_outputs() tells how many there are";
@@ -249,6 +253,7 @@ ffi::Any Executor::SetInput(Args args) {
 ffi::Any Executor::Run(Args) {
   BindStaging();
   instance_->Run();
+  instance_->CheckValues();
   return ffi::Any();
 }
 
@@ -269,7 +274,7 @@ ffi::Any Executor::GetOutput(Args args) {
 
 ffi::Any Executor::Invoke(Args args) {
   const int num_inputs = static_cast<int>(spec_.inputs.size());
-  const int num_outputs = static_cast<int>(spec_.outputs.size());
+  const int num_outputs = static_cast<int>(spec_.results);
   if (args.size() != num_inputs) {
     RequireCount(args, num_inputs + num_outputs, num_inputs + num_outputs, "invoke");
   }
@@ -313,6 +318,7 @@ void Executor::RunOn(const std::vector<const DLTensor*>& inputs,
     space.BindOutput(i, in_place[i] ? DataOf(*outputs[i]) : space.output(i));
   }
   space.Run();
+  space.CheckValues();
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!in_place[i]) CopyFromContiguous(space.output(i), *outputs[i]);
   }
@@ -369,6 +375,7 @@ void CreateExecutor(ffi::PackedArgs args, ffi::Any* result) {
 TVM_FFI_STATIC_INIT_BLOCK() {
   tvm::ffi::reflection::GlobalDef()
       .def_packed("tvm_stretch.create_executor", CreateExecutor)
+      .def("tvm_stretch.fingerprint_file", FingerprintFile)
       .def("ffi.Module.load_from_bytes.tvm_stretch.executor", [](const ffi::Bytes& bytes) {
         return ffi::Module(ffi::make_object<Executor>(GraphBytes::Decode(bytes)));
       });

@@ -189,19 +189,47 @@ void CheckNode(const NodeSpec& node, bool prepare, const std::vector<TensorSpec>
   }
 }
 
-std::vector<PortSpec> ReadPorts(const Reader& list, Memory memory,
-                                const std::vector<TensorSpec>& tensors) {
-  std::vector<PortSpec> ports;
+// Adds ports to those before them.
+void ReadPorts(const Reader& list, Memory memory, const std::vector<TensorSpec>& tensors,
+               std::vector<PortSpec>* ports) {
   for (const Reader& item : list.List()) {
     int64_t id = item["tensor"].Int(0, static_cast<int64_t>(tensors.size()) - 1);
     const TensorSpec& tensor = tensors[id];
-    if (tensor.memory != memory || tensor.buffer != static_cast<int64_t>(ports.size()) ||
+    if (tensor.memory != memory || tensor.buffer != static_cast<int64_t>(ports->size()) ||
         tensor.offset != 0) {
       Refuse("a tensor that starts the port's own memory", item.where());
     }
-    ports.push_back(PortSpec{item["name"].Str(), id});
+    ports->push_back(PortSpec{item["name"].Str(), id});
   }
-  return ports;
+}
+
+GuardSpec ReadGuard(const Reader& reader, const std::vector<TensorSpec>& tensors) {
+  GuardSpec guard{reader["tensor"].Int(0, static_cast<int64_t>(tensors.size()) - 1),
+                  reader["low"].Ints(INT64_MIN, INT64_MAX),
+                  reader["high"].Ints(INT64_MIN, INT64_MAX), reader["what"].Str()};
+  const TensorSpec& tensor = tensors[guard.tensor];
+  const size_t last = tensor.shape.empty() ? 1 : tensor.shape.back();
+  const bool integers = tensor.dtype.code == kDLInt || tensor.dtype.code == kDLUInt;
+  const bool callers = tensor.memory == Memory::kInput || tensor.memory == Memory::kOutput;
+  if (!integers || !callers || tensor.dtype.lanes != 1 || tensor.dtype.bits % 8 != 0 ||
+      tensor.strides != DenseStrides(tensor.shape, reader.where())) {
+    Refuse("an input or output of integers", reader.where());
+  }
+  if (guard.low.size() != guard.high.size() || (guard.low.size() > 1 && guard.low.size() != last)) {
+    Refuse("a range for each place in the last dimension", reader.where());
+  }
+  return guard;
+}
+
+// Who wrote the artifact, and for which CPU.
+std::string ReadOrigin(const Reader& root) {
+  std::string origin = "tvm_stretch";
+  if (root.Has("package_version")) origin += " " + root["package_version"].Str();
+  if (!root.Has("target")) return origin;
+  const Reader target = root["target"];
+  if (target.Has("mtriple")) origin += " for " + target["mtriple"].Str();
+  if (target.Has("mcpu")) origin += ", " + target["mcpu"].Str();
+  return origin;
 }
 
 // How many bytes the memory behind a tensor has; -1 if there is no such memory.
@@ -304,8 +332,16 @@ GraphSpec GraphSpec::FromJSON(const ffi::String& text) {
   graph.spare = root.Has("spare") && root["spare"].Bool();
   for (const Reader& item : root["cpu_features"].List()) graph.cpu_features.push_back(item.Str());
   for (const Reader& item : root["tensors"].List()) graph.tensors.push_back(ReadTensor(item));
-  graph.inputs = ReadPorts(root["inputs"], Memory::kInput, graph.tensors);
-  graph.outputs = ReadPorts(root["outputs"], Memory::kOutput, graph.tensors);
+  ReadPorts(root["inputs"], Memory::kInput, graph.tensors, &graph.inputs);
+  ReadPorts(root["outputs"], Memory::kOutput, graph.tensors, &graph.outputs);
+  graph.results = graph.outputs.size();
+  if (root.Has("kept")) ReadPorts(root["kept"], Memory::kOutput, graph.tensors, &graph.outputs);
+  if (root.Has("guards")) {
+    for (const Reader& item : root["guards"].List()) {
+      graph.guards.push_back(ReadGuard(item, graph.tensors));
+    }
+  }
+  graph.origin = ReadOrigin(root);
   for (size_t i = 0; i < graph.tensors.size(); ++i) {
     const TensorSpec& tensor = graph.tensors[i];
     if (tensor.bytes > MemoryBytes(graph, tensor) - tensor.offset) {

@@ -63,6 +63,15 @@ struct RegionSpec {
   std::vector<int64_t> sends;
 };
 
+// What the integers of an input or output have to be.
+struct GuardSpec {
+  int64_t tensor;
+  // For each place in the last dimension, or one for all; empty for values that must not be zero.
+  std::vector<int64_t> low;
+  std::vector<int64_t> high;
+  std::string what;  // for messages
+};
+
 struct PortSpec {
   std::string name;
   int64_t tensor;
@@ -71,12 +80,15 @@ struct PortSpec {
 struct GraphSpec {
   std::vector<PortSpec> inputs;
   std::vector<PortSpec> outputs;
+  size_t results;  // how many outputs are the caller's; those behind are there for guards
+  std::vector<GuardSpec> guards;
   std::vector<TensorSpec> tensors;
   std::vector<NodeSpec> prepare;
   std::vector<NodeSpec> nodes;
   std::vector<ProcessorSpec> processors;
   std::vector<RegionSpec> regions;
   std::vector<std::string> cpu_features;
+  std::string origin;  // who wrote it, and for which CPU
   int64_t arena_bytes;
   int64_t weights_bytes;
   int64_t prepared_bytes;

@@ -11,6 +11,7 @@
 
 #include "cores.h"
 #include "cpu_processor.h"
+#include "guard.h"
 #include "memory.h"
 #include "processor.h"
 #include "program.h"
@@ -37,6 +38,9 @@ class Instance {
   // CPU has spare kernels, it runs the whole graph again if another processor failed, and all later
   // runs: who fails once cannot be relied on.
   void Run(bool traced = false);
+
+  // Throws InputError if the last run met values that nothing can be computed with.
+  void CheckValues() { CheckGuards(spec_, &cpu_.tensors()); }
 
   // Why the CPU runs everything; empty as long as the other processors work.
   std::string lost() const { return lost_ ? lost_->message() : ""; }

@@ -1,5 +1,6 @@
 #include "memory.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <tvm/ffi/error.h>
@@ -30,6 +31,33 @@ void ForEachPiece(const DLTensor& tensor, int dim, char* data, const Visit& visi
   for (int64_t i = 0; i < tensor.shape[dim]; ++i) {
     ForEachPiece(tensor, dim + 1, data + i * step, visit);
   }
+}
+
+#ifdef MAP_POPULATE
+constexpr int kPopulate = MAP_POPULATE;  // all pages in one call
+#else
+constexpr int kPopulate = 0;
+#endif
+
+// Sums of the words, and sums of these sums, which tell where each word stands: additions only, so
+// that it takes as long as memory needs. (Numbers that make good keys need `Fingerprint`.)
+uint64_t Sum(const char* data, size_t bytes) {
+  using Words = uint64_t __attribute__((vector_size(16)));
+  constexpr size_t kLanes = 4, kStep = kLanes * sizeof(Words);
+  Words sums[2 * kLanes] = {{bytes, 1}, {2, 3}, {4, 5}, {6, 7}};
+  auto add = [&sums](const char* piece) {
+    for (size_t i = 0; i < kLanes; ++i) {
+      Words words;
+      std::memcpy(&words, piece + i * sizeof(Words), sizeof(Words));
+      sums[i] += words;
+      sums[kLanes + i] += sums[i];
+    }
+  };
+  for (; bytes >= kStep; bytes -= kStep, data += kStep) add(data);
+  char rest[kStep] = {};
+  std::memcpy(rest, data, bytes);
+  add(rest);
+  return Fingerprint(sums, sizeof(sums));
 }
 
 // A file without a name. The call itself, because old C libraries have no wrapper for it.
@@ -125,6 +153,22 @@ uint64_t Fingerprint(const void* data, size_t bytes) {
   uint64_t result = 0;
   for (uint64_t lane : lanes) result = mix(result, lane);
   return result;
+}
+
+int64_t FingerprintFile(const ffi::String& path, int64_t bytes) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Mapped, because copying it would take longer than looking at it.
+  void* data = fd < 0 || bytes == 0
+                   ? MAP_FAILED
+                   : mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE | kPopulate, fd, 0);
+  if (fd >= 0) close(fd);
+  if (data == MAP_FAILED) {
+    TVM_FFI_THROW(RuntimeError) << "expected a file of " << bytes << " bytes in '" << path
+                                << "', got: " << std::strerror(errno) << "; check the file";
+  }
+  const uint64_t sum = Sum(static_cast<const char*>(data), bytes);
+  munmap(data, bytes);
+  return static_cast<int64_t>(sum);
 }
 
 }  // namespace tvm_stretch

@@ -3,6 +3,7 @@
 #define TVM_STRETCH_MEMORY_H_
 
 #include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/string.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -10,6 +11,8 @@
 #include "graph.h"
 
 namespace tvm_stretch {
+
+namespace ffi = tvm::ffi;
 
 // Who may see a buffer's memory: this process, or all that are given its file descriptor.
 enum class Sharing { kPrivate, kShared };
@@ -54,6 +57,10 @@ void CopyFromContiguous(const char* data, const DLTensor& to);
 
 // A fingerprint for detecting damage, not for security; about as fast as memory is read.
 uint64_t Fingerprint(const void* data, size_t bytes);
+
+// A sum of the first `bytes` bytes of a file, which damage changes. Throws RuntimeError if it
+// cannot be read.
+int64_t FingerprintFile(const ffi::String& path, int64_t bytes);
 
 }  // namespace tvm_stretch
 

@@ -1,0 +1,401 @@
+"""Keep integers that would reach foreign memory, or kill the process, from doing so.
+
+    take(x, i)     ->   take(x, min(max(where(i < 0, i + 4, i), 0), 3))     guard: i in [-4, 3]
+    divide(a, b)   ->   divide(a, where(b == 0, 1, b))                      guard: b is not 0
+
+Nothing that a kernel does with such a value can go wrong then, on no processor; the answer is of no
+use. So the attribute ``guards`` of ``main`` says what the values have to be, and the executor looks
+at them after each run. It finds them among the inputs; computed ones become results of ``main``
+behind those that the caller gets. Constants are checked here.
+
+Negative indices count from the end, also where Relax does not say what they do. Indices that are
+clipped into their range already are left alone, and those of operators that say what to do with
+others (``take`` in any mode but ``fast``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir import GenericConst
+from tvm_stretch.passes.name_operators import is_made_up, same_source, source_of
+
+from tvm_stretch.errors import ModelError
+from tvm_stretch.ir.expressions import shape_of
+from tvm_stretch.ir.operators import kind_of
+
+GUARDS = "guards"
+"""The attribute of ``main``: JSON of how many results the caller gets, and a list of `Guard`."""
+
+_SAME_VALUES = ("reshape", "expand_dims", "squeeze", "flatten", "permute_dims", "broadcast_to")
+_DIVISIONS = ("divide", "floor_divide", "mod", "floor_mod")
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What the values of a tensor have to be.
+
+    Attributes:
+        input: its name, if it is an input; else
+        result: its place among the results of ``main``.
+        low: least value, for each place in the last dimension if there are several.
+        high: greatest value; both are empty for values that must not be zero.
+        what: for messages.
+    """
+
+    input: str
+    result: int
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    what: str
+
+
+def read_guards(main: relax.Function) -> tuple[int | None, list[Guard]]:
+    """How many results the caller gets (None: all), and what values have to be."""
+    text = (main.attrs or {}).get(GUARDS)
+    if text is None:
+        return None, []
+    data = json.loads(str(text))
+    found = [
+        Guard(**{**g, "low": tuple(g["low"]), "high": tuple(g["high"])}) for g in data["guards"]
+    ]
+    return data["results"], found
+
+
+def guard_operators(mod: tvm.IRModule) -> tvm.IRModule:
+    """See the module docstring; no pass, since TVM would hide what kind of error it raises.
+
+    Raises:
+        ModelError: a constant index is out of its range, or a constant divisor is zero.
+    """
+    main = mod["main"]
+    if GUARDS in (main.attrs or {}):
+        return mod
+    rewriter = _Rewriter(main)
+    if not rewriter.changed:
+        return mod
+    updated = mod.clone()
+    updated["main"] = rewriter.function()
+    return updated
+
+
+def settle_guards(mod: tvm.IRModule) -> tvm.IRModule:
+    """Check what has become constant meanwhile, and drop the results that were there for it.
+
+    Raises:
+        ModelError: as of `guard_operators`.
+    """
+    main = mod["main"]
+    count, guards = read_guards(main)
+    if count is None:
+        return mod
+    results = _results(main)
+    bound = _bound(main)
+    left = []
+    for guard in guards:
+        value = None if guard.input else bound.get(results[guard.result], results[guard.result])
+        if isinstance(value, GenericConst):
+            _check(value.value.numpy(), guard.low, guard.high, guard.what)
+        else:
+            left.append(guard)
+    used = {guard.result for guard in left if not guard.input}
+    kept = [place for place in range(len(results)) if place < count or place in used]
+    if len(kept) == len(results):
+        return mod
+    left = [g if g.input else replace(g, result=kept.index(g.result)) for g in left]
+    fields = [results[place] for place in kept]
+    updated = mod.clone()
+    updated["main"] = _returning(main, main.body.blocks, fields, count, left)
+    return relax.transform.DeadCodeElimination()(updated)
+
+
+class _Rewriter:
+    """One walk over the bindings of ``main``."""
+
+    def __init__(self, main: relax.Function) -> None:
+        self.main = main
+        self.changed = False
+        self.bindings: list[relax.Binding] = []
+        self.guards: dict[tuple[Any, ...], Guard] = {}
+        self.results = _results(main)
+        self.kept: list[relax.Var] = []
+        self._builder = relax.BlockBuilder()
+        self._values: dict[relax.Var, relax.Expr] = {}
+        self._name = self._hint = ""
+        for block in main.body.blocks:
+            for binding in block.bindings:
+                self._visit(binding)
+
+    def function(self) -> relax.Function:
+        """``main`` with what was found."""
+        fields = [*map(self._output, self.results), *self.kept]
+        blocks = [relax.DataflowBlock(self.bindings)]
+        return _returning(self.main, blocks, fields, len(self.results), [*self.guards.values()])
+
+    def _output(self, result: relax.Expr) -> relax.Var:
+        """A variable that may be read outside of the dataflow block."""
+        result = self._builder.normalize(result)
+        name = result.name if isinstance(result, relax.Var) else "lv"
+        var = relax.Var(name, result.ty)
+        self.bindings.append(relax.VarBinding(var, result))
+        return var
+
+    def _visit(self, binding: relax.Binding) -> None:
+        value = getattr(binding, "value", None)
+        rule = _RULES.get(kind_of(value)) if isinstance(value, relax.Call) else None
+        if rule is not None:
+            name, kind = binding.var.name, kind_of(value)
+            self._name = kind if is_made_up(name) else f"{kind} {source_of(name)!r}"
+            self._hint = same_source(binding.var) or "lv"
+            safe = rule(self, value)
+            if safe is not None:
+                self.changed = True
+                binding = relax.VarBinding(binding.var, self._builder.normalize(safe))
+        if isinstance(binding, relax.VarBinding):
+            self._values[binding.var] = binding.value
+        self.bindings.append(binding)
+
+    def emit(self, expr: relax.Expr) -> relax.Var:
+        """Bind an expression before the operator that is being rewritten."""
+        expr = self._builder.normalize(expr)
+        var = relax.DataflowVar(self._hint, expr.ty)
+        self.bindings.append(relax.VarBinding(var, expr))
+        return var
+
+    def definition(self, expr: relax.Expr) -> relax.Expr:
+        """What a variable is bound to."""
+        while isinstance(expr, relax.Var) and expr in self._values:
+            expr = self._values[expr]
+        return expr
+
+    def constant(self, expr: relax.Expr) -> np.ndarray | None:
+        """The value of a constant."""
+        value = self.definition(expr)
+        return value.value.numpy() if isinstance(value, GenericConst) else None
+
+    def inside(
+        self, index: relax.Expr, extents: Sequence[int], least: Sequence[int], most: Sequence[int]
+    ) -> relax.Expr:
+        """An index from 0 on that is in its range whatever `index` is, which is guarded.
+
+        Args:
+            index: what the network gives.
+            extents: what is added to negative indices, along the last dimension if it is several.
+            least: the least index that is allowed.
+            most: the greatest one.
+        """
+        dtype = str(index.ty.dtype)
+        value = self.constant(index)
+        if value is not None:
+            _check(value, least, most, f"the indices of {self._name}")
+            return _const(np.where(value < 0, value + np.array(extents), value), dtype)
+        if self._is_inside(index, most):
+            return index
+        self._guard(index, least, most)
+        moved = index
+        if any(low < 0 for low in least):
+            shifted = self.emit(relax.op.add(index, _const(_few(extents), dtype)))
+            negative = self.emit(relax.op.less(index, _const(0, dtype)))
+            moved = self.emit(relax.op.where(negative, shifted, index))
+        above = self.emit(relax.op.maximum(moved, _const(0, dtype)))
+        return self.emit(relax.op.minimum(above, _const(_few(most), dtype)))
+
+    def divisor(self, call: relax.Call) -> relax.Expr | None:
+        """A divisor by which everything can be divided; None if there is nothing to do."""
+        dividend, divisor = call.args
+        dtype = str(divisor.ty.dtype)
+        if "int" not in dtype:
+            return None
+        value = self.constant(divisor)
+        signed = dtype.startswith("int")
+        if value is not None:
+            _check(value, (), (), f"the divisor of {self._name}")
+        if value is not None and not (signed and (value == -1).any()):
+            return None
+        bad = None
+        if value is None:
+            self._guard(divisor, (), ())
+            bad = self.emit(relax.op.equal(divisor, _const(0, dtype)))
+        if signed:  # the one quotient that is too large: it wraps, as by division by 1
+            minus = self.emit(relax.op.equal(divisor, _const(-1, dtype)))
+            # TVM believes that no integer is the least one: a comparison would be false.
+            rest = self.emit(relax.op.bitwise_xor(dividend, _const(np.iinfo(dtype).min, dtype)))
+            smallest = self.emit(relax.op.equal(rest, _const(0, dtype)))
+            wraps = self.emit(relax.op.logical_and(minus, smallest))
+            bad = wraps if bad is None else self.emit(relax.op.logical_or(bad, wraps))
+        return self.emit(relax.op.where(bad, _const(1, dtype), divisor))
+
+    def _guard(self, tensor: relax.Expr, low: Sequence[int], high: Sequence[int]) -> None:
+        what = f"the indices of {self._name}" if low else f"the divisor of {self._name}"
+        origin = self._origin(tensor) if len(low) < 2 else tensor
+        names = [param.name for param in self.main.params if param.same_as(origin)]
+        place = 0 if names else self._result(origin)
+        key = (*names, place, tuple(low), tuple(high), what)
+        name = names[0] if names else ""
+        self.guards[key] = Guard(name, place, tuple(low), tuple(high), what)
+
+    def _origin(self, tensor: relax.Expr) -> relax.Expr:
+        """Where the values of a tensor come from."""
+        value = self.definition(tensor)
+        while kind_of(value) in _SAME_VALUES or _widens(value):
+            tensor = value.args[0]
+            value = self.definition(tensor)
+        return tensor
+
+    def _result(self, tensor: relax.Expr) -> int:
+        """The place of a tensor among the results; a new one if it is none of them yet."""
+        for place, result in enumerate([*self.results, *self.kept]):
+            if self.definition(result).same_as(self.definition(tensor)):
+                return place
+        self.kept.append(self._output(tensor))
+        self._values[self.kept[-1]] = tensor
+        return len(self.results) + len(self.kept) - 1
+
+    def _is_inside(self, index: relax.Expr, most: Sequence[int]) -> bool:
+        value = self.definition(self._origin(index))
+        if kind_of(value) != "clip":
+            return False
+        return int(value.args[1].value) >= 0 and int(value.args[2].value) <= min(most)
+
+
+def _check(value: np.ndarray, low: Sequence[int], high: Sequence[int], what: str) -> None:
+    """Refuse constants as the executor refuses values of inputs (guard.cc)."""
+    wrong = (value < np.array(low)) | (value > np.array(high)) if low else value == 0
+    if not wrong.any():
+        return
+    place = np.argwhere(wrong)[0].tolist()
+    column = place[-1] if len(low) > 1 else 0
+    expected = f"{low[column]} to {high[column]}" if low else "no zero"
+    raise ModelError(
+        f"expected {expected} for {what}, got {value[tuple(place)]} at {place}; correct the network"
+    )
+
+
+def _returning(
+    main: relax.Function,
+    blocks: Sequence[relax.BindingBlock],
+    fields: Sequence[relax.Expr],
+    count: int,
+    guards: Sequence[Guard],
+) -> relax.Function:
+    """``main`` with other bindings, results and guards; ``count`` results are the caller's."""
+    one = len(fields) == 1
+    result = fields[0] if one else relax.Tuple(fields)
+    ret = fields[0].ty if one else relax.TupleType([field.ty for field in fields])
+    body = relax.BlockBuilder().normalize(relax.SeqExpr(blocks, result))
+    attrs = {key: value for key, value in dict(main.attrs or {}).items() if key != GUARDS}
+    if guards:
+        found = [asdict(guard) for guard in guards]
+        attrs[GUARDS] = json.dumps({"results": count, "guards": found})
+    function = relax.Function(main.params, body, ret, main.is_pure)
+    return function.with_attrs(attrs) if attrs else function
+
+
+def _const(value: Any, dtype: str) -> relax.Expr:
+    return relax.const(np.ascontiguousarray(value, dtype).reshape(np.shape(value)), dtype)
+
+
+def _few(values: Sequence[int]) -> Any:
+    """One number, or one for each place in the last dimension."""
+    return values[0] if len(values) == 1 else np.array(values)
+
+
+def _bound(main: relax.Function) -> dict[relax.Var, relax.Expr]:
+    return {binding.var: binding.value for b in main.body.blocks for binding in b.bindings}
+
+
+def _results(main: relax.Function) -> list[relax.Expr]:
+    """The tensors that a function returns."""
+    bound, result = _bound(main), main.body.body
+    while isinstance(bound.get(result), relax.Var | relax.Tuple):
+        result = bound[result]
+    if isinstance(result, relax.Tuple):
+        return list(result.fields)
+    if isinstance(result.ty, relax.TupleType):
+        return [relax.TupleGetItem(result, place) for place in range(len(result.ty.fields))]
+    return [result]
+
+
+def _widens(value: relax.Expr) -> bool:
+    """Whether an expression converts integers to larger ones."""
+    if kind_of(value) != "astype":
+        return False
+    before, after = (str(e.ty.dtype) for e in (value.args[0], value))
+    return np.can_cast(before, after) if "int" in before and "int" in after else False
+
+
+def _with_arg(call: relax.Call, place: int, arg: relax.Expr) -> relax.Call | None:
+    """The call with another argument; None if it is the same."""
+    if arg.same_as(call.args[place]):
+        return None
+    args = list(call.args)
+    args[place] = arg
+    return relax.Call(call.op, args, call.attrs, call.ty_args)
+
+
+def _from_both_ends(extents: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+    return list(extents), [-extent for extent in extents], [extent - 1 for extent in extents]
+
+
+def _take(rewriter: _Rewriter, call: relax.Call) -> relax.Expr | None:
+    x, index = call.args
+    if str(call.attrs.mode) != "fast" or not isinstance(index.ty, relax.TensorType):
+        return None
+    axis = call.attrs.axis
+    extent = math.prod(shape_of(x)) if axis is None else shape_of(x)[int(axis)]
+    safe = rewriter.inside(index, *_from_both_ends([extent]))
+    return relax.op.take(x, safe, axis, mode="clip")  # TVM warns of the other mode
+
+
+def _along_axis(rewriter: _Rewriter, call: relax.Call) -> relax.Expr | None:
+    extent = shape_of(call.args[0])[int(call.attrs.axis)]
+    return _with_arg(call, 1, rewriter.inside(call.args[1], *_from_both_ends([extent])))
+
+
+def _nd(rewriter: _Rewriter, call: relax.Call) -> relax.Expr | None:
+    first = int(call.attrs.batch_dims) if kind_of(call) == "gather_nd" else 0
+    depth = shape_of(call.args[1])[-1]
+    extents = shape_of(call.args[0])[first : first + depth]
+    return _with_arg(call, 1, rewriter.inside(call.args[1], *_from_both_ends(extents)))
+
+
+def _each_dimension(rewriter: _Rewriter, call: relax.Call) -> relax.Expr | None:
+    indices = rewriter.definition(call.args[1])
+    fields = indices.fields if isinstance(indices, relax.Tuple) else ()
+    if not fields or not all("int" in str(field.ty.dtype) for field in fields):
+        return None
+    safe = [
+        rewriter.inside(index, *_from_both_ends([extent]))
+        for index, extent in zip(fields, shape_of(call.args[0]), strict=False)
+    ]
+    return _with_arg(call, 1, relax.Tuple(safe))
+
+
+def _lengths(rewriter: _Rewriter, call: relax.Call) -> relax.Expr | None:
+    extent = shape_of(call.args[0])[int(call.attrs.seq_axis)]
+    return _with_arg(call, 1, rewriter.inside(call.args[1], [0], [0], [extent]))
+
+
+def _division(rewriter: _Rewriter, call: relax.Call) -> relax.Expr | None:
+    safe = rewriter.divisor(call)
+    return None if safe is None else _with_arg(call, 1, safe)
+
+
+_RULES: dict[str, Callable[[_Rewriter, relax.Call], relax.Expr | None]] = {
+    "take": _take,
+    "gather_elements": _along_axis,
+    "scatter_elements": _along_axis,
+    "gather_nd": _nd,
+    "scatter_nd": _nd,
+    "index_tensor": _each_dimension,
+    "index_put": _each_dimension,
+    "reverse_sequence": _lengths,
+    **dict.fromkeys(_DIVISIONS, _division),
+}
