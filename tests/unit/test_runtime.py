@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -347,6 +348,12 @@ def test_benchmark_and_profile(model: Model) -> None:
     assert profile.total == pytest.approx(sum(k.seconds for k in profile.kernels))
     assert repr(profile).splitlines()[0].split() == ["µs", "share", "kernel", "output", "node"]
     assert "x: float32[1, 8, 16, 16]" in repr(model)
+
+
+@pytest.mark.parametrize("measure", [Model.benchmark, Model.profile, Model.timeline])
+def test_nothing_is_measured_in_no_runs(model: Model, measure: Callable[..., object]) -> None:
+    with pytest.raises(InputError, match="expected at least 1 for repeat, got 0"):
+        measure(model, repeat=0)
 
 
 def test_model_for_another_processor_is_refused_when_called() -> None:

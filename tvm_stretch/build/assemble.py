@@ -22,11 +22,17 @@ from tvm_stretch.runtime.artifact import Parts
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.targets.processor import Processor
 
-_X86_FEATURES = ("sse4.2", "avx", "avx2", "fma")
-_AVX512_FEATURES = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni")
-_ARM_FEATURES = ("neon", "fullfp16", "dotprod", "sve")
-CHECKED_CPU_FEATURES = frozenset((*_X86_FEATURES, *_AVX512_FEATURES, *_ARM_FEATURES))
-"""What an artifact asks of the processor it is loaded on; cpu_features.cc knows the same names."""
+_X86_FEATURES = """
+    sse3 ssse3 sse4.1 sse4.2 popcnt lzcnt movbe bmi bmi2 avx avx2 fma f16c gfni
+    avxvnni avxifma avxvnniint8 avxneconvert xop fma4 tbm
+    avx512f avx512bw avx512dq avx512vl avx512cd avx512vnni avx512ifma avx512vbmi avx512vbmi2
+    avx512bitalg avx512vpopcntdq avx512bf16 avx512fp16
+"""
+_ARM_FEATURES = "neon fullfp16 dotprod sve sve2 crc lse rdm rcpc fp16fml i8mm bf16"
+CHECKED_CPU_FEATURES = frozenset(_X86_FEATURES.split() + _ARM_FEATURES.split())
+"""What LLVM may make of kernels; an artifact asks it of the processor that it is loaded on.
+
+cpu_features.cc knows the same names."""
 
 
 def build_model(

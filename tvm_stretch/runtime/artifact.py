@@ -2,7 +2,8 @@
 
     model.so  =  kernels' object files
               +  the executor with its graph, in the form that TVM's `load_module` understands
-              +  weights, a read-only section: mapped, not read, when the artifact is opened
+              +  weights, a read-only section: mapped, not copied, when the artifact is opened
+              +  a fingerprint of all that (seal.py)
 
 TVM would pack the weights into an LLVM constant. That takes 20 s and 3 GB for the 550 MB of a
 VGG-16, and every load copies them; the assembler's `.incbin` does neither.
@@ -30,6 +31,7 @@ from tvm_stretch.codegen.object_code import MACHINES, ObjectCode
 from tvm_stretch.errors import ArtifactError
 from tvm_stretch.lowering.graph import Graph
 from tvm_stretch.runtime.autoload import load_native_library
+from tvm_stretch.runtime.seal import check_seal, seal
 
 EXECUTOR_KIND = "tvm_stretch.executor"
 
@@ -115,6 +117,7 @@ def write_artifact(path: Path, parts: Parts, fcompile: Callable[..., object] | N
             raise ArtifactError(
                 f"expected a linked library for {path}, got {error}; check the compiler"
             ) from error
+        seal(folder / path.name)
 
 
 def _write_weights(folder: Path, weights: tvm.runtime.Tensor) -> Path:
@@ -132,7 +135,13 @@ def _write_weights(folder: Path, weights: tvm.runtime.Tensor) -> Path:
 def copy_artifact(source: Path, path: Path) -> None:
     """Copy an artifact; the copy appears complete or not at all."""
     with _written_beside(path) as folder:
-        shutil.copyfile(source, folder / path.name)
+        try:
+            shutil.copyfile(source, folder / path.name)
+        except OSError as error:
+            raise ArtifactError(
+                f"expected the artifact that the model was loaded from, got {error}; "
+                "compile it again"
+            ) from error
 
 
 @contextlib.contextmanager
@@ -164,6 +173,7 @@ def open_artifact(path: Path) -> tvm.runtime.Module:
             version or processor.
     """
     _check_library(path)
+    check_seal(path)
     try:
         module = _load_library(path)
     except Exception as error:  # tvm-ffi maps C++ errors onto many Python types

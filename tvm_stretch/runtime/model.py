@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
+import tempfile
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -148,6 +151,7 @@ class Model:
 
     def benchmark(self, repeat: int = 20) -> BenchmarkResult:
         """Measure the latency of a run on random inputs, after some runs to warm up."""
+        _require_runs(repeat)
         run = self.random_run()
         for _ in range(max(2, repeat // 10)):
             run()
@@ -160,6 +164,7 @@ class Model:
 
     def profile(self, repeat: int = 10) -> ProfileResult:
         """Measure every kernel on random inputs; the median of several runs."""
+        _require_runs(repeat)
         self.random_run()()
         traces = [json.loads(self.module["trace"]()) for _ in range(repeat)]
         return summarize_profile(self.graph, traces)
@@ -171,6 +176,7 @@ class Model:
             path: where to write the trace, in the format of Chrome and Perfetto.
             repeat: how many runs to trace.
         """
+        _require_runs(repeat)
         self.random_run()()
         traces = [json.loads(self.module["trace"]()) for _ in range(repeat)]
         traces.sort(key=lambda trace: trace["end"] - trace["start"])
@@ -235,6 +241,12 @@ class Model:
                 f"was loaded from {self._path}; compile it again"
             )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For `pickle` and `copy`: the artifact, from which a new model is loaded."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.export(path := Path(folder, "model.so"))
+            return _load_bytes, (path.read_bytes(),)
+
     def __repr__(self) -> str:
         """One line: what goes in, what comes out, how much there is in between."""
         graph = self.graph
@@ -296,7 +308,7 @@ class Model:
         inputs = [to_tensor(name, given[name], spec) for name, spec in specs.items()]
         return like([given[name] for name in names]), inputs
 
-    def random_run(self) -> tvm.runtime.Function:
+    def random_run(self) -> Callable[[], None]:
         """Set every input to noise; returns the function that runs the network."""
         load_executor(self.module)
         generator = np.random.default_rng(0)
@@ -305,7 +317,19 @@ class Model:
             is_float = "float" in spec.dtype
             values = generator.standard_normal(spec.shape) if is_float else np.zeros(spec.shape)
             self.module["set_input"](name, tensor.copyfrom(values.astype(tensor.numpy().dtype)))
-        return self.module["run"]
+        run = self.module["run"]
+        return functools.partial(_run_anyway, run) if self.graph.guards else run
+
+
+def _run_anyway(run: Callable[[], None]) -> None:
+    """A run on noise, which may be no index: it takes as long."""
+    with contextlib.suppress(InputError):
+        run()
+
+
+def _require_runs(repeat: int) -> None:
+    if repeat < 1:
+        raise InputError(f"expected at least 1 for repeat, got {repeat}; measure at least once")
 
 
 def load(path: str | Path) -> Model:
@@ -320,6 +344,16 @@ def load(path: str | Path) -> Model:
     model = Model(open_artifact(path), path=path.resolve())
     if model.graph.plan:
         _check_execution(model.plan, path)
+    return model
+
+
+def _load_bytes(artifact: bytes) -> Model:
+    """The model of an artifact's bytes; they stay in a file as long as it lives, for `export`."""
+    folder = tempfile.TemporaryDirectory()
+    path = Path(folder.name, "model.so")
+    path.write_bytes(artifact)
+    model = load(path)
+    weakref.finalize(model, folder.cleanup)
     return model
 
 
