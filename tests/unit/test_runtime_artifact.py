@@ -86,6 +86,7 @@ def loaded_libraries() -> int:
 
 
 def test_deleted_models_leave_nothing_behind(model: Model, tmp_path: Path) -> None:
+    gc.collect()
     before = loaded_libraries()
     for number in range(3):
         model.export(tmp_path / f"{number}.so")
