@@ -310,11 +310,12 @@ def padding_into_conv(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
 
 def constant_range(_s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     """``arange(0, 3, 1) -> [0, 1, 2]``, so that what follows can be folded."""
-    bounds = [getattr(arg, "value", None) for arg in call.args]
-    if None in bounds or shape_of(call)[0] > _LONG:
+    known = all(isinstance(arg, tvm.tirx.IntImm | tvm.tirx.FloatImm) for arg in call.args)
+    if not known or shape_of(call)[0] > _LONG:
         return None
     dtype = str(call.ty.dtype)
-    return relax.const(np.arange(*map(float, bounds)).astype(dtype), dtype)
+    start, stop, step = (arg.value for arg in call.args)
+    return relax.const(np.arange(start, stop, step).astype(dtype), dtype)
 
 
 _RULES: dict[str, tuple[Rule, ...]] = {
