@@ -165,3 +165,21 @@ def test_images_are_spread_over_work_groups() -> None:
 def test_passes_that_need_each_other_stay_in_order() -> None:
     (launch,) = launches(images("one row"))
     assert launch["groups"] == [1, 1, 1]
+
+
+def test_rows_that_are_counted_from_where_a_group_starts() -> None:
+    """As in convolutions that add up in several passes, four groups over two blocks of channels."""
+
+    @T.prim_func(s_tir=True)
+    def rows(out: T.Buffer((T.int64(14),), "float32")):
+        for task in T.parallel(T.int64(8)):
+            partial = T.alloc_buffer((T.int64(7), T.int64(14)))
+            for y, x in T.grid(T.int64(7), T.int64(14)):
+                partial[
+                    task // T.int64(4) * T.int64(7) + y - task // T.int64(4) * T.int64(7), x
+                ] = T.float32(0)
+            for y in range(T.int64(7)):
+                out[task // T.int64(4) * T.int64(7) + y] = partial[y, T.int64(3)]
+
+    (launch,) = launches(rows)
+    assert launch["groups"] == [8, 1, 1]

@@ -233,6 +233,7 @@ def _pipeline(wide_indices: bool) -> Sequence[tvm.transform.Pass]:
         s.PlanAndUpdateBufferAllocationLocation(),
         s.ConvertBlocksToOpaque(),
         s.LiftThreadBinding(),
+        t.StmtSimplify(),  # or the next pass divides by zero where a // 4 - a // 4 is left
         s.CompactBufferAllocation(),
         s.LowerAutoCopy(),
         s.UnifyThreadBinding(),
