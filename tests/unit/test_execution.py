@@ -67,7 +67,9 @@ def model() -> ts.Model:
     regions = [("first", "cpu", names[:5]), ("second", "fake", names[5:])]
     data = {"format": "tvm_stretch.plan", "version": 1, "processors": NAMES}
     data["regions"] = [{"name": n, "processor": p, "operators": o} for n, p, o in regions]
-    return ts.compile(network, [TARGET, fake_processor()], plan=data, cpu_threads=1, debug=True)
+    model = ts.compile(network, [TARGET, fake_processor()], plan=data, cpu_threads=1, debug=True)
+    model(np.ones((1, 3, 48, 48), "float32"))  # a trace runs on the inputs that were last set
+    return model
 
 
 def test_a_plan_that_is_carried_out(model: ts.Model) -> None:
