@@ -22,6 +22,7 @@ SIZE = 64
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("POCL_KERNEL_CACHE", "0")  # or PoCL keeps programs itself
     return tmp_path / "opencl"
 
 
@@ -45,6 +46,15 @@ def test_programs_are_compiled_once(cache: Path) -> None:
     assert entries(cache) == first
     check(options="-cl-fast-relaxed-math")
     assert len(entries(cache)) == 4
+
+
+def test_what_pocl_keeps_itself_is_not_kept_twice(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("POCL_KERNEL_CACHE")
+    check()
+    is_pocl = "Portable Computing Language" in tvm.get_global_func("tvm_stretch.opencl_devices")()
+    assert bool(entries(cache)) is not is_pocl
 
 
 def test_damaged_and_foreign_entries_are_rebuilt(cache: Path) -> None:

@@ -117,7 +117,7 @@ std::vector<int64_t> DenseStrides(const std::vector<int64_t>& shape, const std::
 }
 
 // Bytes from the first element to behind the last one.
-int64_t Span(const TensorSpec& tensor, const std::string& where) {
+int64_t SpannedBytes(const TensorSpec& tensor, const std::string& where) {
   if (tensor.strides.size() != tensor.shape.size()) Refuse("a stride for each dimension", where);
   int64_t elements = 1;
   for (size_t i = 0; i < tensor.shape.size(); ++i) {
@@ -143,7 +143,7 @@ TensorSpec ReadTensor(const Reader& reader) {
   tensor.bytes = reader["bytes"].Int(0, kMaxBytes);
   tensor.strides = reader.Has("strides") ? reader["strides"].Ints(0, kMaxBytes)
                                          : DenseStrides(tensor.shape, reader.where());
-  const int64_t bytes = Span(tensor, reader.where());
+  const int64_t bytes = SpannedBytes(tensor, reader.where());
   if (bytes != tensor.bytes) {
     Refuse("bytes = " + std::to_string(bytes) + ", as shape, strides and dtype say,",
            reader.where());

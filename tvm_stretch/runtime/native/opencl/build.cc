@@ -4,6 +4,8 @@
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 
 #include "program_cache.h"
 
@@ -60,6 +62,14 @@ Program FromSource(const Device& device, const std::string& source, const std::s
   TVM_FFI_UNREACHABLE();
 }
 
+// PoCL finds again what it compiled, down to the machine code for the work-groups that a run had.
+// Asked for a binary, it compiles every kernel once more, for work-groups of any size.
+bool KeepsItsPrograms(const DeviceInfo& info) {
+  const char* own = std::getenv("POCL_KERNEL_CACHE");
+  return info.platform == "Portable Computing Language" &&
+         (own == nullptr || std::strcmp(own, "0") != 0);
+}
+
 // "" if the driver gives none.
 std::string BinaryOf(const Program& program) {
   size_t bytes = 0;
@@ -110,16 +120,17 @@ T KernelLimit(const Device& device, const Kernel& kernel, cl_uint what) {
 std::vector<Program> BuildPrograms(const Device& device, const std::vector<std::string>& sources,
                                    const std::string& options) {
   const ProgramCache cache;
+  const bool is_cached = cache.is_on() && !KeepsItsPrograms(device.info);
   Progress progress(sources.size());
   std::vector<Program> programs;
   for (const std::string& source : sources) {
     const std::string key = CacheKey(device, source, options);
-    const std::string binary = cache.Find(key);
+    const std::string binary = is_cached ? cache.Find(key) : "";
     Program program;
     if (!binary.empty()) program = FromBinary(device, binary, options);
     if (!program) {
       program = FromSource(device, source, options);
-      cache.Store(key, BinaryOf(program));
+      if (is_cached) cache.Store(key, BinaryOf(program));
       progress.Compiled(programs.size() + 1);
     }
     programs.push_back(std::move(program));

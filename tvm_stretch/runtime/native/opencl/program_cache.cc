@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kMagic[8] = {'T', 'V', 'M', 'S', 'T', 'R', 'B', '1'};
+constexpr char kEntryMagic[8] = {'T', 'V', 'M', 'S', 'T', 'R', 'B', '1'};
 constexpr const char* kTemporary = ".tmp";
 
 // An entry is this, the key, the binary.
@@ -94,7 +94,7 @@ std::string ProgramCache::Find(const std::string& key) const {
   if (entry.size() < sizeof(header)) return "";
   std::memcpy(&header, entry.data(), sizeof(header));
   const size_t bytes = entry.size() - sizeof(header);
-  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0 || header.key_bytes != key.size() ||
+  if (std::memcmp(header.magic, kEntryMagic, sizeof(kEntryMagic)) != 0 || header.key_bytes != key.size() ||
       header.key_bytes > bytes || header.binary_bytes != bytes - header.key_bytes ||
       entry.compare(sizeof(header), key.size(), key) != 0 ||
       header.fingerprint != Fingerprint(entry.data() + sizeof(header), bytes)) {
@@ -107,7 +107,7 @@ void ProgramCache::Store(const std::string& key, const std::string& binary) cons
   if (folder_.empty() || binary.empty()) return;
   const std::string content = key + binary;
   EntryHeader header{};
-  std::memcpy(header.magic, kMagic, sizeof(kMagic));
+  std::memcpy(header.magic, kEntryMagic, sizeof(kEntryMagic));
   header.key_bytes = key.size();
   header.binary_bytes = binary.size();
   header.fingerprint = Fingerprint(content.data(), content.size());

@@ -15,6 +15,8 @@ class ProgramCache {
   // first of these means: no cache.
   ProgramCache();
 
+  bool is_on() const { return !folder_.empty(); }
+
   // The binary, or "" where there is none.
   std::string Find(const std::string& key) const;
   void Store(const std::string& key, const std::string& binary) const;

@@ -276,7 +276,7 @@ ffi::Module Create(const ffi::Bytes& code, const ffi::String& format,
   return NewModule(format, std::move(kernels), std::string(code.data(), code.size()));
 }
 
-ffi::Module Load(const ffi::Bytes& bytes) {
+ffi::Module LoadTvmKernels(const ffi::Bytes& bytes) {
   ByteReader in(bytes);
   std::string format = in.Text();
   TvmKernels kernels;
@@ -299,7 +299,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("device_api.opencl",
            []() -> void* { return static_cast<tvm::runtime::DeviceAPI*>(TvmDevice::Get()); })
       .def("ffi.Module.create.opencl", Create)
-      .def("ffi.Module.load_from_bytes.opencl", Load);
+      .def("ffi.Module.load_from_bytes.opencl", LoadTvmKernels);
 }
 
 }  // namespace tvm_stretch::opencl
