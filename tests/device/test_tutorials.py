@@ -5,11 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A new reader's: empty at first, and what one tutorial compiled, another finds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TVM_STRETCH_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 def _run(tutorial: str, *args: object, **environment: str) -> str:

@@ -34,6 +34,7 @@ def compare_with_onnxruntime(name: str, size: int | None, target: object) -> Non
 
 RELATIVES = {
     "efficientnet_lite4",
+    "inception_v3",
     "mobilenet_v1",
     "mobilenet_v2",
     "mobilenet_v3_large",

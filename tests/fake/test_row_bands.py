@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cpu_targets import ALL_LANES, HERE, TARGET, host_of
+from cpu_targets import ALL_LANES, TARGET, host_of
 from fake_targets import fake_processor
 from relax_helpers import module
 from tvm import relax
@@ -44,9 +44,14 @@ def network(size: int, channels: int = 16) -> object:
 @pytest.mark.parametrize(
     ("size", "ratios", "lanes"),
     [
-        *((16, (1, 1), lanes) for lanes in ALL_LANES),
-        (32, (1, 2, 1), HERE),
-        (24, (0, 3, 1), HERE),
+        (16, (1, 1), 4),
+        (16, (0, 3, 1), 8),
+        (16, (1, 2, 1), 16),
+        *(
+            pytest.param(size, ratios, lanes, marks=pytest.mark.full)
+            for size, ratios in ((16, (1, 1)), (32, (1, 2, 1)), (24, (0, 3, 1)))
+            for lanes in ALL_LANES
+        ),
     ],
 )
 def test_bands_of_several_processors(size: int, ratios: tuple[int, ...], lanes: int) -> None:

@@ -138,7 +138,7 @@ def lost_after(builds: int) -> Processor:
     return replace(good, build=build)
 
 
-@pytest.mark.parametrize("builds", [0, 4, 13])
+@pytest.mark.parametrize("builds", [0, pytest.param(4, marks=pytest.mark.full), 13])
 def test_a_driver_that_is_lost_and_comes_back(builds: int, tmp_path: Path) -> None:
     """At the reference kernel, while hand-overs are measured, among the samples."""
     with pytest.raises(CostModelError, match=r"^expected npu to be there .*device lost"):

@@ -192,18 +192,16 @@ def test_the_chosen_plan_computes_the_same(lanes: int) -> None:
     mod = emit(["conv", "residual", "depthwise", "fork"], size=20)
     host = host_of(lanes)
     processors = [host, *(fake_processor(name, target=host.target) for name in ("p1", "p2"))]
-    rivals = search(mod, costs(1.0, 1.0, 2.0, meeting=0, lanes=lanes), most=2).rivals
-    assert rivals
-    for rival in rivals:
-        model = ts.compile(mod, processors, plan=rival.plan, cpu_threads=1, debug=True)
-        inputs = random_inputs(mod)
-        (want,) = run(mod, *inputs)
-        got = model(*inputs)
-        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4 * np.abs(want).max())
+    rivals = search(mod, costs(1.0, 1.0, 2.0, meeting=0, lanes=lanes), most=1).rivals
+    model = ts.compile(mod, processors, plan=rivals[0].plan, cpu_threads=1, debug=True)
+    inputs = random_inputs(mod)
+    (want,) = run(mod, *inputs)
+    got = model(*inputs)
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4 * np.abs(want).max())
 
 
 def test_compile_decides_by_itself() -> None:
-    mod = emit(["residual", "residual"], size=28)
+    mod = emit(["residual"], size=28)
     model = ts.compile(mod, [TARGET, fake_processor("p1")], cpu_threads=1)
     text = model.plan.explain()
     assert "chosen: " in text and "predicted" in text and "measured" in text

@@ -324,7 +324,7 @@ def test_random_networks(layers, ratios, first, block):
         ("resnet18", 9, "repeat"),
         pytest.param("resnet50", 17, "split", marks=pytest.mark.full),
         pytest.param("regnetx_1_6gf", 19, "repeat", marks=pytest.mark.full),
-        ("mobilenet_v3_small", 25, "repeat"),
+        pytest.param("mobilenet_v3_small", 25, "repeat", marks=pytest.mark.full),
     ],
 )
 def test_networks(name: str, count: int, first):
