@@ -74,6 +74,21 @@ def test_features_count_what_the_convolution_does() -> None:
     assert kernel.weight_bytes >= 4 * 64 * 128
 
 
+def test_vectors_are_as_wide_as_the_processors() -> None:
+    """28 channels are two vectors of 16, so both tiles are full; of 8 lanes they are four."""
+    wide = replace(conv(64, 28, 3, 28), tile_out_vectors=2, vector_lanes=16)
+    narrow = replace(wide, vector_lanes=8)
+    assert phases(narrow)["tiles"] == 2 * phases(wide)["tiles"]
+
+
+def test_functions_in_an_epilogue_are_counted_apart() -> None:
+    plain = conv(64)
+    elements = plain.out_bytes / 4
+    relu, swish = (replace(plain, epilogue_flops=n * elements) for n in (2, 30))
+    assert phases(relu)["functions"] == 0 < phases(swish)["functions"]
+    assert phases(swish)["epilogue"] <= 4 * phases(relu)["epilogue"]
+
+
 # --- learning -------------------------------------------------------------------------------------
 
 

@@ -192,6 +192,7 @@ def _conv(cfg: ConvConfig, epilogue: Epilogue, machine: VectorMachine) -> ConvFe
         tile_out_vectors=cfg.oc_blocks,
         tail_pixels=min(balanced(row, cfg.pixels)),
         tail_out_vectors=cfg.out_blocks % cfg.oc_blocks,
+        vector_lanes=cfg.lanes,
     )
 
 
@@ -219,6 +220,7 @@ def _winograd(cfg: WinogradConfig, epilogue: Epilogue, machine: VectorMachine) -
         register_tiles=cfg.pixels,
         register_out_vectors=cfg.oc_blocks,
         tail_tiles=min(balanced(tiles, cfg.pixels)),
+        vector_lanes=cfg.lanes,
     )
 
 
@@ -265,6 +267,7 @@ def _window(cfg: WindowConfig, epilogue: Epilogue) -> DepthwiseFeatures | PoolFe
         "stride_pixels": max(cfg.stride),
         "dilation_pixels": max(cfg.dilation),
         "outside_taps_permille": round(1000 * (1 - inside[0] * inside[1])),
+        "vector_lanes": cfg.lanes,
     }
     if depthwise:
         return DepthwiseFeatures(**values)
@@ -320,6 +323,7 @@ def _generic(blocks: list[_Block], sizes: list[int], machine: VectorMachine) -> 
         reduce_steps=max((block.reduce for block in blocks), default=1),
         inner_elements=last.inner,
         stages=len(blocks),
+        vector_lanes=machine.lanes,
     )
 
 

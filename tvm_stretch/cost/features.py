@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import Format
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Raise it whenever a field of a feature class changes; files of another version are refused."""
 
 MEASUREMENTS = Format(
@@ -42,6 +42,7 @@ class Features:
         round_bytes: what the processor touches between two runs of the kernel, a whole network as
             a rule. It decides in which memory the weights are found.
         reuse_bytes: what it touched since the kernel's inputs were read or written, on average.
+        vector_lanes: float32 in a vector of the processor; what is counted in vectors has them.
     """
 
     family: ClassVar[str] = ""
@@ -54,6 +55,7 @@ class Features:
     model_cycles: float
     round_bytes: int = field(default=_TYPICAL_ROUND_BYTES, kw_only=True)
     reuse_bytes: int = field(default=0, kw_only=True)
+    vector_lanes: int = field(default=8, kw_only=True)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

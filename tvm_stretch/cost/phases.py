@@ -29,7 +29,8 @@ _L1_BYTES, _L2_BYTES, _L3_BYTES = 32e3, 512e3, 16e6
 """Where accesses begin to get slower; smooth steps, so that other sizes only shift them."""
 
 _GIGAHERTZ = 2.5
-_LANES = 8
+_CHEAP = 8
+"""Operations for each element of an epilogue: more of them are an exponential or a quotient."""
 
 
 def phases(kernel: Features) -> Phases:
@@ -79,13 +80,14 @@ def _memory(kernel: Features) -> Phases:
         "input_memory": read * _missing(since, _L3_BYTES) / 12,
         "output": written / 30,
         "large_output": written * _missing(written, _L2_BYTES) / 12,
-        "epilogue": kernel.epilogue_flops / 20,
+        "epilogue": min(kernel.epilogue_flops, _CHEAP * written / 4) / 20,
+        "functions": max(0.0, kernel.epilogue_flops - _CHEAP * written / 4) / 20,
     }
 
 
 def _conv(kernel: ConvFeatures) -> Phases:
     cycles, tiles, accumulators = _tile_cycles(kernel)
-    blocks = -(-kernel.out_channels // _LANES)
+    blocks = -(-kernel.out_channels // kernel.vector_lanes)
     passes = kernel.in_bytes * -(-blocks // kernel.tile_out_vectors)
     multiply = cycles / _GIGAHERTZ
     return {
@@ -105,7 +107,7 @@ def _tile_cycles(kernel: ConvFeatures) -> tuple[float, float, float]:
     one_row = taps == 1 and kernel.stride_pixels == 1
     row, rows = (height * width, 1) if one_row else (width, height)
     steps = kernel.reduce_lanes * taps
-    full, tail = divmod(-(-kernel.out_channels // _LANES), kernel.tile_out_vectors)
+    full, tail = divmod(-(-kernel.out_channels // kernel.vector_lanes), kernel.tile_out_vectors)
     sizes = Counter(balanced(row, kernel.tile_pixels))
     cycles = tiles = accumulators = 0.0
     for vectors, count in ((kernel.tile_out_vectors, full), (tail, 1)):
@@ -120,13 +122,14 @@ def _tile_cycles(kernel: ConvFeatures) -> tuple[float, float, float]:
 def _slab_bytes(kernel: ConvFeatures) -> float:
     """Weights of one group of output channels, which every tile reads."""
     taps = kernel.kernel_height_taps * kernel.kernel_width_taps
-    return 4.0 * kernel.tile_out_vectors * _LANES * kernel.reduce_lanes * taps
+    return 4.0 * kernel.tile_out_vectors * kernel.vector_lanes * kernel.reduce_lanes * taps
 
 
 def _winograd(kernel: WinogradFeatures) -> Phases:
     square = (kernel.tile_side_pixels + 2) ** 2
     parts = kernel.groups // kernel.merged_groups
-    inputs, outputs = kernel.reduce_lanes / _LANES, -(-kernel.out_channels // parts // _LANES)
+    lanes = kernel.vector_lanes
+    inputs, outputs = kernel.reduce_lanes / lanes, -(-kernel.out_channels // parts // lanes)
     full, tail = divmod(outputs, kernel.register_out_vectors)
     steps = sum(
         count * max(size * vectors / 2, (size + vectors) / 1.6, 4.0)
@@ -134,7 +137,7 @@ def _winograd(kernel: WinogradFeatures) -> Phases:
         for size in balanced(kernel.tiles, kernel.register_tiles)
     )
     product = square * parts * kernel.reduce_lanes * steps
-    between = 4.0 * square * kernel.tiles * (inputs + outputs) * _LANES
+    between = 4.0 * square * kernel.tiles * (inputs + outputs) * lanes
     return {
         "multiply": kernel.product_stages * product / _GIGAHERTZ,
         "input_transform": kernel.input_stages * kernel.tiles * parts * inputs * square / 2,
@@ -147,18 +150,19 @@ def _winograd(kernel: WinogradFeatures) -> Phases:
 
 def _window(kernel: WindowFeatures) -> Phases:
     taps = kernel.kernel_height_taps * kernel.kernel_width_taps
-    pixels = kernel.channels / _LANES * kernel.out_height_pixels * kernel.out_width_pixels
+    blocks = kernel.channels / kernel.vector_lanes
+    pixels = blocks * kernel.out_height_pixels * kernel.out_width_pixels
     return {
         "multiply": pixels * taps / _GIGAHERTZ,
         "pixels": pixels,
-        "rows": kernel.channels / _LANES * kernel.out_height_pixels * 5,
-        "blocks": kernel.channels / _LANES * 10,
+        "rows": blocks * kernel.out_height_pixels * 5,
+        "blocks": blocks * 10,
         "outside": pixels * taps * kernel.outside_taps_permille / 1000,
     }
 
 
 def _generic(kernel: GenericFeatures) -> Phases:
-    is_scalar = kernel.inner_elements % _LANES != 0
+    is_scalar = kernel.inner_elements % kernel.vector_lanes != 0
     return {
         "steps": kernel.steps / 20,
         "loads": kernel.loads / 20,

@@ -184,7 +184,7 @@ def neighbour(sample: Sample, dice: random.Random) -> Sample:
         if sample.kind != "dense" and dice.random() < _SMALL:
             side = dice.choice((1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28))
             size = (side, side)
-        epilogue = dice.choice(EPILOGUES[1:8]) if dice.random() < 0.3 else sample.epilogue
+        epilogue = dice.choice(EPILOGUES[1:8]) if dice.random() < 0.5 else sample.epilogue
         found = replace(
             sample,
             in_channels=inputs,

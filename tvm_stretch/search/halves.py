@@ -152,7 +152,10 @@ def _out_blocks(config: Config) -> int:
     return config.out_blocks
 
 
-_UNSCALED = ("reduce_steps", "inner_elements", "stages", "round_bytes", "reuse_bytes")
+_UNSCALED = (
+    *("reduce_steps", "inner_elements", "stages"),
+    *("round_bytes", "reuse_bytes", "vector_lanes"),
+)
 
 
 def _scaled(whole: Features, fraction: float) -> Features:
