@@ -76,7 +76,7 @@ def test_features_count_what_the_convolution_does() -> None:
 
 def test_vectors_are_as_wide_as_the_processors() -> None:
     """28 channels are two vectors of 16, so both tiles are full; of 8 lanes they are four."""
-    wide = replace(conv(64, 28, 3, 28), tile_out_vectors=2, vector_lanes=16)
+    wide = replace(conv(64, 28, 1, 28), tile_out_vectors=2, vector_lanes=16)
     narrow = replace(wide, vector_lanes=8)
     assert phases(narrow)["tiles"] == 2 * phases(wide)["tiles"]
 
