@@ -9,6 +9,7 @@ library reads from its environment when it is first used, it reads in the fork.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +51,15 @@ class Fork:
     def kill(self) -> None:
         """End it at once."""
         os.kill(self.pid, signal.SIGKILL)
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C; again after a while, because Python loses it in a destructor."""
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            while True:
+                os.kill(self.pid, signal.SIGINT)
+                for _ in range(500):
+                    time.sleep(0.02)
+                    os.kill(self.pid, 0)
 
     def wait(self) -> tuple[int, str]:
         """Its exit status, and what it printed."""

@@ -23,6 +23,7 @@ import numpy as np
 
 import tvm_stretch as ts
 from tvm_stretch.errors import InputError, StretchError
+from tvm_stretch.files import writing
 
 NAME = "tvm-stretch"
 _INTERRUPTED = 130  # as shells say it
@@ -270,13 +271,8 @@ def _run(args: argparse.Namespace) -> None:
     values = result if isinstance(result, tuple) else (result,)
     outputs = {info.name: value for info, value in zip(model.outputs, values, strict=True)}
     if args.output is not None:
-        try:
-            with Path(args.output).open("wb") as file:
-                np.savez(file, **outputs)
-        except OSError as error:
-            raise InputError(
-                f"expected a place to write the outputs to, got {error}; check the path"
-            ) from error
+        with writing("the outputs", InputError), Path(args.output).open("wb") as file:
+            np.savez(file, **outputs)
     lines = [
         f"{info}\n{np.array2string(values, threshold=20, precision=5)}"
         for info, values in zip(model.outputs, values, strict=True)
@@ -319,12 +315,7 @@ def _explain(args: argparse.Namespace) -> None:
 
 def _timeline(args: argparse.Namespace) -> None:
     model = _opened(args)
-    try:
-        timeline = model.timeline(args.output)
-    except OSError as error:
-        raise InputError(
-            f"expected a place to write the trace to, got {error}; check the path"
-        ) from error
+    timeline = model.timeline(args.output)
     data = {
         "duration_ns": timeline.duration,
         "overlap": timeline.overlap,

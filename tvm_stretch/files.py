@@ -3,14 +3,20 @@
 PLANS = Format("tvm_stretch.plan", 1, "the plan", PlanError, "write the plan again")
 write_whole(path, json.dumps({**PLANS.head, "reason": "..."}))
 PLANS.read(path)        # {"reason": "..."}, or a PlanError that says what is wrong with the file
+
+What nobody edits is sealed: its first field is a fingerprint of all that follows, so that damage
+is found before anything believes it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
+import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +24,8 @@ from typing import Any, TypeVar
 from tvm_stretch.errors import StretchError
 
 Kind = TypeVar("Kind")
+
+_SEAL = re.compile(rb'\{"fingerprint": "([0-9a-f]{32})",')
 
 TEMPORARY = ".tmp"
 """How the name of a file ends that is not complete yet."""
@@ -51,6 +59,31 @@ def write_whole(path: Path, content: str | bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def writing(what: str, error: type[StretchError]) -> Iterator[None]:
+    """Where something cannot be written, on a full disk for example, that is an error of ours."""
+    try:
+        yield
+    except OSError as caught:
+        raise error(
+            f"expected a place to write {what} to, got {caught}; check the path, or make room"
+        ) from caught
+
+
+def sealed(text: str) -> str:
+    """A JSON object with one field more, which stands before the others: their fingerprint."""
+    return f'{{"fingerprint": "{_fingerprint(text[1:].encode())}",{text[1:]}'
+
+
+def _fingerprint(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _is_whole(content: bytes) -> bool:
+    found = _SEAL.match(content)
+    return found is not None and found[1].decode() == _fingerprint(content[found.end() :])
+
+
 @dataclass(frozen=True)
 class Format:
     """A kind of JSON file of ours, and how to refuse what is none.
@@ -61,6 +94,7 @@ class Format:
         what: such a file, in messages.
         error: what is raised.
         again: what a user can do to get another file.
+        is_sealed: whether `read` takes only what `sealed` has made.
     """
 
     name: str
@@ -68,6 +102,7 @@ class Format:
     what: str
     error: type[StretchError]
     again: str
+    is_sealed: bool = False
 
     @property
     def head(self) -> dict[str, Any]:
@@ -87,7 +122,14 @@ class Format:
                 f"expected a readable file for {self.what}, got {error}; "
                 f"check the path, or {self.again}"
             ) from error
-        return self.parse(content, f"{self.what} in {path}")
+        where = f"{self.what} in {path}"
+        found = self.parse(content, where)
+        if self.is_sealed and not _is_whole(content):
+            raise self.error(
+                f"expected the content that was written for {where}, got damaged or edited "
+                f"content; {self.again}"
+            )
+        return found
 
     def parse(self, content: str | bytes, where: str) -> dict[str, Any]:
         """As `read`, of a text."""
@@ -97,7 +139,7 @@ class Format:
         """A JSON object that has no head."""
         try:
             data = json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self.error(
                 f"expected JSON for {where}, got {error}; correct the file, or {self.again}"
             ) from error
@@ -115,7 +157,8 @@ class Format:
                 f"expected {(self.name, self.version)} for the format and version of {where}, got "
                 f"{found}; {self.again} with this version of tvm_stretch"
             )
-        return {key: value for key, value in data.items() if key not in self.head}
+        head = {*self.head, "fingerprint"} if self.is_sealed else self.head
+        return {key: value for key, value in data.items() if key not in head}
 
     def build(self, kind: type[Kind], data: Any, where: str) -> Kind:
         """A dataclass of plain data from an object of the file; lists become tuples.

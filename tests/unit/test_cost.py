@@ -25,9 +25,10 @@ from tvm_stretch.cost.features import (
     from_json,
     to_json,
 )
-from tvm_stretch.cost.model import MeasuredModel, load_cost_model, train
+from tvm_stretch.cost.model import FORMAT, MeasuredModel, load_cost_model, train
 from tvm_stretch.cost.phases import phases
 from tvm_stretch.errors import CostModelError
+from tvm_stretch.files import sealed
 
 LARGEST_EXACT = 2**24
 
@@ -240,7 +241,7 @@ def test_unfit_model(
 ) -> None:
     path = tmp_path / "cpu.json"
     model.save(path)
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    path.write_text(sealed(json.dumps({**FORMAT.head, **FORMAT.read(path), **change})))
     with pytest.raises(CostModelError, match=message):
         load_cost_model(path, DEVICE)
 

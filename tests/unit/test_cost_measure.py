@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -134,6 +136,23 @@ def test_rows_of_a_batch_are_written_together(
     with pytest.raises(KeyboardInterrupt):
         dataset.append(*rows(5))
     assert len(Dataset.open(tmp_path / "cpu.jsonl").rows) == 5
+
+
+def test_rows_that_find_no_room_are_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of them: a batch is measured again as a whole."""
+    dataset = Dataset.create(tmp_path / "cpu.jsonl", DEVICE)
+    dataset.append(*rows(2))
+    before = dataset.path.read_bytes()
+
+    def full(_file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tvm_stretch.measuring.dataset.os.fsync", full)
+    with pytest.raises(CostModelError, match=r"^expected a place to write the measurements to, "):
+        dataset.append(*rows(5))
+    assert dataset.path.read_bytes() == before and len(dataset.rows) == 2
 
 
 def test_measurements_of_another_device_are_refused(tmp_path: Path) -> None:

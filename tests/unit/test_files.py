@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from tvm_stretch.errors import PlanError
-from tvm_stretch.files import Format, write_whole
+from tvm_stretch.files import Format, sealed, write_whole, writing
 
 FORMAT = Format("test.point", 3, "the point", PlanError, "draw it again")
 
@@ -70,6 +71,29 @@ def test_other_files_are_refused(tmp_path: Path, text: str, says: str) -> None:
     path.write_text(text, encoding="latin1")
     with pytest.raises(PlanError, match=rf"^expected {says}"):
         FORMAT.read(path)
+
+
+def test_sealed_files_are_refused_when_a_byte_has_changed(tmp_path: Path) -> None:
+    kind = replace(FORMAT, is_sealed=True)
+    path = tmp_path / "point.json"
+    write_whole(path, sealed(json.dumps({**kind.head, "at": [1, 2]})))
+    assert kind.read(path) == {"at": [1, 2]}
+    for content in (path.read_text().replace("[1,", "[3,"), json.dumps({**kind.head, "at": []})):
+        path.write_text(content)
+        with pytest.raises(
+            PlanError, match=r"^expected the content that was .*point.json, got .*;"
+        ):
+            kind.read(path)
+
+
+def test_a_full_disk_is_an_error_of_ours() -> None:
+    says = r"^expected a place to write the point to, got .*No space.*; check the path, or make"
+    with (
+        pytest.raises(PlanError, match=says),
+        writing("the point", PlanError),
+        Path("/dev/full").open("w") as file,
+    ):
+        file.write("1, 2")
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

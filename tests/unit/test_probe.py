@@ -20,6 +20,7 @@ import tvm_stretch as ts
 from tvm_stretch.build.pipeline import build
 from tvm_stretch.cost.device import default_folder, fingerprint
 from tvm_stretch.cost.verdicts import (
+    FORMAT,
     PLAIN,
     Verdicts,
     blocked_layout,
@@ -28,6 +29,7 @@ from tvm_stretch.cost.verdicts import (
     verdicts_path,
 )
 from tvm_stretch.errors import CostModelError, TargetError, UnsupportedError
+from tvm_stretch.files import sealed
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.calls import Calls
 from tvm_stretch.measuring import probe as probing
@@ -238,8 +240,9 @@ def test_verdicts_that_cannot_be_believed(
     npu = fake_processor("npu")
     path = verdicts_path(folder, npu)
     Verdicts(fingerprint(npu), {"nn.relu": ""}).write(path)
-    text = path.read_text()
-    path.write_text(text[:40] if change is None else json.dumps({**json.loads(text), **change}))
+    data = {**FORMAT.head, **FORMAT.read(path)}
+    changed = path.read_text()[:70] if change is None else sealed(json.dumps({**data, **change}))
+    path.write_text(changed)
     for use in (
         lambda: ts.compile(network(), [TARGET, npu], cpu_threads=1),
         lambda: probe(npu, network(), cache=path, cpu_threads=1),

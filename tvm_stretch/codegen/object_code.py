@@ -7,6 +7,7 @@ be kept (`generate.py`); linking 60 of them takes a twentieth of a second.
 
 from __future__ import annotations
 
+import os
 import platform
 import struct
 import tempfile
@@ -21,6 +22,7 @@ from tvm.support import cc
 
 from tvm_stretch.codegen.generate import generate
 from tvm_stretch.errors import TargetError
+from tvm_stretch.files import writing
 
 MACHINES = {62: "x86_64", 183: "aarch64", 164: "hexagon", 243: "riscv64"}
 """Names, as `platform.machine` gives them, of the machine numbers in ELF files."""
@@ -52,9 +54,9 @@ class ObjectCode:
         """Link and load the kernels into this process.
 
         Raises:
-            TargetError: there is no compiler to link with.
+            TargetError: there is no compiler to link with, or no room for the library.
         """
-        with tempfile.TemporaryDirectory() as folder:
+        with writing("the kernels", TargetError), tempfile.TemporaryDirectory() as folder:
             library = Path(folder, "kernels.so")
             sources = self.write(Path(folder))
             try:
@@ -76,7 +78,7 @@ class ObjectCode:
 
     def as_static_library(self) -> tvm.runtime.Module:
         """A module that only names the kernels, for an executor that is to be written out."""
-        with tempfile.TemporaryDirectory() as folder:
+        with writing("the kernels", TargetError), tempfile.TemporaryDirectory() as folder:
             return tvm.runtime.load_static_library(
                 str(self.write(Path(folder))[0]), list(self.functions)
             )
@@ -112,8 +114,14 @@ def _object_code(mod: tvm.IRModule, target: tvm.target.Target) -> bytes:
     context = tvm.transform.PassContext.current()
     config = {**context.config, "tirx.disable_assert": True, "tirx.disable_cse_tir": True}
     with tvm.transform.PassContext(opt_level=context.opt_level, config=config):
-        library = tirx.build(mod, target=target)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "kernels.o")
-        library.write_to_file(str(path), "o")
-        return path.read_bytes()
+        return object_file(tirx.build(mod, target=target))
+
+
+def object_file(library: tvm.runtime.Module) -> bytes:
+    """The object file of a module of LLVM.
+
+    In memory: where a disk is full, LLVM would end the process.
+    """
+    with os.fdopen(os.memfd_create("kernels.o"), "rb") as file:
+        library.write_to_file(f"/proc/self/fd/{file.fileno()}", "o")
+        return file.read()

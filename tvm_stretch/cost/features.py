@@ -26,6 +26,7 @@ MEASUREMENTS = Format(
 )
 
 _TYPICAL_ROUND_BYTES = 128 << 20
+_LARGEST = 2**62
 
 
 @dataclass(frozen=True)
@@ -233,8 +234,10 @@ def from_json(data: dict[str, Any]) -> Features:
     """Read what `to_json` wrote.
 
     Raises:
-        CostModelError: an unknown family, or other fields than this version's.
+        CostModelError: an unknown family, or other fields or values than this version's.
     """
+    if not isinstance(data, dict):
+        raise CostModelError(f"expected an object for features, got {data!r}; {MEASUREMENTS.again}")
     values = dict(data)
     family = values.pop("family", None)
     kind = FAMILIES.get(str(family))
@@ -242,4 +245,13 @@ def from_json(data: dict[str, Any]) -> Features:
         raise CostModelError(
             f"expected one of {sorted(FAMILIES)} for family, got {family!r}; measure again"
         )
-    return MEASUREMENTS.build(kind, values, str(family))
+    found = MEASUREMENTS.build(kind, values, str(family))
+    for item in fields(found):
+        value = getattr(found, item.name)
+        known = (int,) if item.type == "int" else (int, float)
+        if type(value) not in known or not 0 <= value <= _LARGEST:
+            raise CostModelError(
+                f"expected an {item.type} from 0 to 2^62 for {item.name} of {family}, got "
+                f"{value!r}; {MEASUREMENTS.again}"
+            )
+    return found

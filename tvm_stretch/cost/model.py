@@ -29,7 +29,7 @@ from tvm_stretch.cost.family import (
 from tvm_stretch.cost.features import SCHEMA_VERSION, Features, RunFeatures, TransferFeatures
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.errors import CostModelError
-from tvm_stretch.files import Format, write_whole
+from tvm_stretch.files import Format, sealed, write_whole, writing
 from tvm_stretch.targets.processor import Speed
 
 FORMAT = Format(
@@ -38,6 +38,7 @@ FORMAT = Format(
     "the cost model",
     CostModelError,
     "measure and train again",
+    is_sealed=True,
 )
 
 _BETWEEN = (TransferFeatures.family, RunFeatures.family)
@@ -96,8 +97,9 @@ class MeasuredModel:
     def save(self, path: str | Path) -> None:
         """Write the file; it appears complete or not at all."""
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(self._to_json(), separators=(",", ":")))
+        with writing("the cost model", CostModelError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, sealed(json.dumps(self._to_json(), separators=(",", ":"))))
 
     def _to_json(self) -> dict[str, Any]:
         return {

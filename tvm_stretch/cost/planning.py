@@ -12,6 +12,7 @@ and not silently skipped.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -90,7 +91,7 @@ def trained_costs(
     if found is None:
         return None
     paths = {processor.name: found / f"{processor.name}.json" for processor in processors}
-    if not all(path.exists() for path in paths.values()):
+    if not all(os.access(path, os.F_OK) for path in paths.values()):
         return None
     models = {
         p.name: _load(paths[p.name], paths[p.name].stat().st_mtime_ns, _frozen(fingerprint(p)))

@@ -11,6 +11,7 @@ not silently skipped.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from tvm.ir import GenericConst
 
 from tvm_stretch.cost.device import check_device, default_folder, fingerprint
 from tvm_stretch.errors import CostModelError
-from tvm_stretch.files import Format, write_whole
+from tvm_stretch.files import Format, sealed, write_whole, writing
 from tvm_stretch.targets.processor import OpRule, Processor
 
 FORMAT = Format(
@@ -31,6 +32,7 @@ FORMAT = Format(
     "the verdicts of ts.probe",
     CostModelError,
     "delete the file and probe again",
+    is_sealed=True,
 )
 PLAIN = "plain"
 """The layout that operators have in the network."""
@@ -79,8 +81,9 @@ class Verdicts:
         """Write the file; it appears complete or not at all."""
         reasons = dict(sorted(self.reasons.items()))
         data = {**FORMAT.head, "device": self.device, "reasons": reasons}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(data, indent=1) + "\n")
+        with writing(FORMAT.what, CostModelError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, sealed(json.dumps(data, indent=1) + "\n"))
 
     @staticmethod
     def read(path: Path, device: Mapping[str, Any]) -> Verdicts:
@@ -89,7 +92,7 @@ class Verdicts:
         Raises:
             CostModelError: it is damaged, of another version or from another device.
         """
-        if not path.exists():
+        if not os.access(path, os.F_OK):  # nor in a folder that cannot be read
             return Verdicts(dict(device), {})
         found = FORMAT.build(Verdicts, FORMAT.read(path), f"{FORMAT.what} in {path}")
         check_device(found.device, device, str(path))

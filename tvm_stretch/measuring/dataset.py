@@ -9,8 +9,9 @@ A process that is killed leaves at most one torn last line, which the next one d
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from typing import Any
 from tvm_stretch.cost.device import check_device
 from tvm_stretch.cost.features import MEASUREMENTS, Features, from_json, to_json
 from tvm_stretch.errors import CostModelError
+from tvm_stretch.files import write_whole, writing
+from tvm_stretch.measuring.samples import Sample
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,38 @@ class Row:
 
     @staticmethod
     def from_json(data: dict[str, Any], where: str) -> Row:
-        """Read what `to_json` wrote."""
+        """Read what `to_json` wrote.
+
+        Raises:
+            CostModelError: a field is missing, unknown, or of another type.
+        """
         row = MEASUREMENTS.build(Row, data, where)
+        for key, (expected, fits) in _FIELDS.items():
+            if not fits(value := getattr(row, key)):
+                raise CostModelError(
+                    f"expected {expected} for {key} of {where}, got {value!r}; "
+                    f"remove the line, or {MEASUREMENTS.again}"
+                )
+        if row.sample is not None:
+            Sample.from_json(row.sample)
         return replace(row, features=from_json(data["features"]))
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and bool(value >= 0)
+
+
+_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "nanoseconds": ("a positive integer", lambda value: type(value) is int and value > 0),
+    "spread": ("a number", _is_number),
+    "runs": ("a number", _is_number),
+    "network": ("a name", lambda value: isinstance(value, str)),
+    "batch": ("an integer", lambda value: type(value) is int),
+    "sample": ("an object", lambda value: value is None or isinstance(value, dict)),
+    "quiet": ("true or false", lambda value: type(value) is bool),
+    "together": ("a number", _is_number),
+}
+"""What each field of a row must be, and how to tell."""
 
 
 class Dataset:
@@ -70,9 +102,10 @@ class Dataset:
     def create(path: str | Path, device: Mapping[str, Any]) -> Dataset:
         """An empty file, in place of whatever is there."""
         dataset = Dataset(Path(path), device, [])
-        dataset.path.parent.mkdir(parents=True, exist_ok=True)
-        dataset.path.unlink(missing_ok=True)
-        dataset._write({**MEASUREMENTS.head, "device": dataset.device})
+        head = json.dumps({**MEASUREMENTS.head, "device": dataset.device}, separators=(",", ":"))
+        with writing(MEASUREMENTS.what, CostModelError):
+            dataset.path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(dataset.path, head + "\n")
         return dataset
 
     @staticmethod
@@ -104,16 +137,23 @@ class Dataset:
         for number, line in enumerate(lines[1:], 2):
             where = f"line {number} of {path}"
             rows.append(Row.from_json(MEASUREMENTS.load(line, where), where))
-        return Dataset(path, head["device"], rows)
+        return Dataset(path, head.get("device") or {}, rows)
 
     def append(self, *rows: Row) -> None:
-        """Add rows, all in one piece; they are on the disk when this returns."""
-        self._write(*(row.to_json() for row in rows))
-        self.rows.extend(rows)
+        """Add rows, all in one piece; they are on the disk when this returns.
 
-    def _write(self, *items: Mapping[str, Any]) -> None:
-        lines = (json.dumps(item, separators=(",", ":")) + "\n" for item in items)
-        with self.path.open("ab") as file:
-            file.write("".join(lines).encode())
-            file.flush()
-            os.fsync(file.fileno())
+        Raises:
+            CostModelError: they cannot be written; then none of them is there.
+        """
+        lines = (json.dumps(row.to_json(), separators=(",", ":")) + "\n" for row in rows)
+        content = "".join(lines).encode()
+        with writing(MEASUREMENTS.what, CostModelError), self.path.open("ab", 0) as file:
+            size = file.seek(0, os.SEEK_END)
+            try:
+                while content:
+                    content = content[file.write(content) :]
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(size)
+                raise
+        self.rows.extend(rows)

@@ -23,6 +23,7 @@ from tvm import rpc
 from tvm_stretch.cost.device import chosen_folder, fingerprint
 from tvm_stretch.cost.model import MeasuredModel, train
 from tvm_stretch.errors import CostModelError, InputError, StretchError
+from tvm_stretch.files import writing
 from tvm_stretch.measuring.bench import Bench
 from tvm_stretch.measuring.dataset import Dataset, Row
 from tvm_stretch.measuring.samples import Sample, load_prior, neighbour
@@ -88,7 +89,8 @@ def measure(
         )
     processors, placeable = make_processors(targets, cpu_threads)
     kept_in = chosen_folder(folder, processors[0], device)
-    kept_in.mkdir(parents=True, exist_ok=True)
+    with writing("the measurements", CostModelError):
+        kept_in.mkdir(parents=True, exist_ok=True)
     models: dict[str, MeasuredModel] = {}
     host = processors[0]
     others = [p for p in placeable if p is not host]
@@ -252,6 +254,7 @@ class Campaign:
             for i, answer in zip(held, answers, strict=True):
                 errors[i] = abs(answer.nanoseconds / rows[i].nanoseconds - 1.0)
         samples = [Sample.from_json(row.sample or {}) for row in rows]
-        self._trouble = list(zip(samples, (e + 0.02 for e in errors), strict=True))
+        found = zip(samples, (e + 0.02 for e in errors), strict=True)
+        self._trouble = [(sample, error) for sample, error in found if sample.is_possible]
         say(f"held-out error {100 * sum(errors) / len(errors):.1f} %; sampling where it is")
         return self._trouble

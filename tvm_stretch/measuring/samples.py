@@ -9,6 +9,7 @@ of the zoo) and goes on around the kernels that the model predicts worst.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -24,10 +25,12 @@ from tvm import relax, s_tir, tirx
 
 from tvm_stretch.cost.describe import read_config
 from tvm_stretch.cost.features import MEASUREMENTS
+from tvm_stretch.errors import CostModelError
 from tvm_stretch.targets.kernels.fused import ANNOTATION
 from tvm_stretch.targets.kernels.window import WindowConfig
 
 PRIOR = Path(__file__).with_name("prior.json")
+KINDS = ("conv", "dense", "depthwise", "max", "avg", "elementwise")
 EPILOGUES = ("none", "bias", "relu", "relu6", "swish", "sigmoid", "add", "add_relu", "leaky")
 _LARGEST_MULTIPLY_ADDS = 1_200_000_000
 _LARGEST_BYTES = 40_000_000
@@ -99,8 +102,29 @@ class Sample:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Sample:
-        """Read what `to_json` wrote."""
-        return MEASUREMENTS.build(Sample, data, "a sample")
+        """Read what `to_json` wrote.
+
+        Raises:
+            CostModelError: there is no such sample.
+        """
+        found = MEASUREMENTS.build(Sample, data, "a sample")
+        known = found.kind in KINDS and found.epilogue in EPILOGUES
+        if not known or not found._has_whole_numbers() or min(found.out_size) < 1:
+            raise CostModelError(
+                f"expected a kernel that exists for a sample, got {data!r}; {MEASUREMENTS.again}"
+            )
+        return found
+
+    def _has_whole_numbers(self) -> bool:
+        pairs = (self.in_size, self.kernel, self.stride, self.dilation)
+        if not all(isinstance(item, tuple) for item in (*pairs, self.padding)):
+            return False
+        positive = (self.in_channels, self.out_channels, self.groups, *itertools.chain(*pairs))
+        return (
+            [len(pair) for pair in (*pairs, self.padding)] == [2, 2, 2, 2, 4]
+            and all(type(number) is int for number in (*positive, *self.padding))
+            and min(positive) > 0 <= min(self.padding)
+        )
 
 
 # --- from networks --------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tvm_stretch.errors import PlanError
-from tvm_stretch.files import Format, write_whole
+from tvm_stretch.files import Format, write_whole, writing
 from tvm_stretch.plan.execution import Execution
 from tvm_stretch.plan.splits import Split, splits_from_data, splits_to_data
 
@@ -132,12 +132,8 @@ class Plan:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the JSON; the file appears complete or not at all."""
-        try:
+        with writing("the plan", PlanError):
             write_whole(Path(path), self.to_json())
-        except OSError as error:
-            raise PlanError(
-                f"expected a place to write the plan to, got {error}; check the path"
-            ) from error
 
     def processor_of(self) -> dict[str, str]:
         """The processor of each operator."""

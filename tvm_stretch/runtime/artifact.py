@@ -12,11 +12,13 @@ VGG-16, and every load copies them; the assembler's `.incbin` does neither.
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import platform
 import shutil
 import struct
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +29,14 @@ import tvm_ffi
 from tvm.runtime import _ffi_api
 from tvm.support import cc
 
-from tvm_stretch.codegen.object_code import MACHINES, ObjectCode
+from tvm_stretch.codegen.object_code import MACHINES, ObjectCode, object_file
 from tvm_stretch.errors import ArtifactError
+from tvm_stretch.files import writing
 from tvm_stretch.lowering.graph import Graph
 from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.runtime.seal import check_seal, seal
+
+_STALE_SECONDS = 3600.0
 
 EXECUTOR_KIND = "tvm_stretch.executor"
 
@@ -107,9 +112,8 @@ def write_artifact(path: Path, parts: Parts, fcompile: Callable[..., object] | N
     with _written_beside(path) as folder:
         graph = folder / "graph.o"
         executor = parts.create_executor(parts.code.as_static_library())
-        _ffi_api.ModulePackImportsToLLVM(executor, False, parts.code.target, "").write_to_file(
-            str(graph)
-        )
+        packed = _ffi_api.ModulePackImportsToLLVM(executor, False, parts.code.target, "")
+        graph.write_bytes(object_file(packed))
         files = [*parts.code.write(folder), graph, _write_weights(folder, parts.weights)]
         try:
             (fcompile or cc.create_shared)(str(folder / path.name), list(map(str, files)))
@@ -134,14 +138,14 @@ def _write_weights(folder: Path, weights: tvm.runtime.Tensor) -> Path:
 
 def copy_artifact(source: Path, path: Path) -> None:
     """Copy an artifact; the copy appears complete or not at all."""
-    with _written_beside(path) as folder:
-        try:
-            shutil.copyfile(source, folder / path.name)
-        except OSError as error:
-            raise ArtifactError(
-                f"expected the artifact that the model was loaded from, got {error}; "
-                "compile it again"
-            ) from error
+    try:
+        original = source.open("rb")
+    except OSError as error:
+        raise ArtifactError(
+            f"expected the artifact that the model was loaded from, got {error}; compile it again"
+        ) from error
+    with original, _written_beside(path) as folder, (folder / path.name).open("wb") as copy:
+        shutil.copyfileobj(original, copy, 1 << 20)
 
 
 @contextlib.contextmanager
@@ -151,18 +155,28 @@ def _written_beside(path: Path) -> Iterator[Path]:
         raise ArtifactError(
             f"expected an existing folder for the artifact, got {path.parent}; create it first"
         )
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as name:
-        folder = Path(name)
-        yield folder
-        written = folder / path.name
-        with written.open("rb+") as file:
-            os.fsync(file.fileno())
-        written.replace(path)
-    folder_handle = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder_handle)
-    finally:
-        os.close(folder_handle)
+    _remove_leftovers(path)
+    with writing("the artifact", ArtifactError):
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as name:
+            folder = Path(name)
+            yield folder
+            written = folder / path.name
+            with written.open("rb+") as file:
+                os.fsync(file.fileno())
+            written.replace(path)
+        folder_handle = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder_handle)
+        finally:
+            os.close(folder_handle)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove the temporary folders of processes that were killed while they wrote this file."""
+    for folder in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        with contextlib.suppress(OSError):  # another process removed it
+            if folder.is_dir() and folder.stat().st_mtime < time.time() - _STALE_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def open_artifact(path: Path) -> tvm.runtime.Module:

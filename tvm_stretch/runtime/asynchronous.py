@@ -16,6 +16,8 @@ from tvm_stretch.errors import InputError, RunError
 tvm_ffi.register_error("RunCancelled", CancelledError)
 tvm_ffi.register_error("RunError", RunError)
 tvm_ffi.register_error("InputError", InputError)
+# Most of a compile is our passes, which TVM calls: Ctrl-C in them would be a RuntimeError.
+tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
 
 
 class RunFuture(Future[Any]):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvm_stretch.errors import ArtifactError, InputError
-from tvm_stretch.files import write_whole
+from tvm_stretch.files import write_whole, writing
 from tvm_stretch.lowering.graph import Graph, Node, Tensor
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.splits import splits_to_data
@@ -49,12 +49,8 @@ def write_report(
     data.update(title=Path(path).stem, problem=problem, peak_gflops=peak_gflops)
     data["network"] = repr(model)
     text = render(data)
-    try:
+    with writing("the report", ArtifactError):
         write_whole(Path(path), text)
-    except OSError as error:
-        raise ArtifactError(
-            f"expected a place to write the report to, got {error}; check the path"
-        ) from error
 
 
 def collect(

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tvm_stretch.errors import InputError
+from tvm_stretch.files import write_whole, writing
 from tvm_stretch.lowering.graph import Graph
 from tvm_stretch.plan.execution import Execution
 from tvm_stretch.plan.plan import Plan
@@ -135,8 +137,13 @@ class Timeline:
         return {"displayTimeUnit": "ms", "traceEvents": list(_events(self))}
 
     def write(self, path: str | Path) -> None:
-        """Write the trace; `ui.perfetto.dev` and `chrome://tracing` open it."""
-        Path(path).write_text(json.dumps(self.to_chrome()), encoding="utf-8")
+        """Write the trace; `ui.perfetto.dev` and `chrome://tracing` open it.
+
+        Raises:
+            InputError: it cannot be written there.
+        """
+        with writing("the trace", InputError):
+            write_whole(Path(path), json.dumps(self.to_chrome()))
 
     def __repr__(self) -> str:
         """The summary: overlap, each processor's use, the critical path, what fell back."""

@@ -1,0 +1,96 @@
+"""Random damage, for campaigns that nothing may survive wrongly: of bytes, and of JSON.
+
+    for dice in mutations(piece): assert_refused(damaged_bytes(dice, content))
+
+A campaign has pieces of `EACH` mutations. One piece runs by default, all with `make test-full`.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+EACH = 25
+"""Mutations of one piece."""
+
+JUNK: tuple[object, ...] = (
+    *(None, True, False, -1, 0, 1, 2, 3, 7, 64, 2**31, 2**62, 2**70, -(2**63), 0.5, -1e300),
+    *(float("nan"), float("inf"), "", "x", "cpu", "float16", "relu", "\x00", "é" * 3),
+    *([], [0], [-1, 2**40], ["x"], [[]], {}, {"name": "x"}),
+)
+
+
+def campaign(mutations: int) -> Any:
+    """A parameter `piece` for so many mutations."""
+    pieces = range(mutations // EACH)
+    params = [pytest.param(n, marks=pytest.mark.full if n else ()) for n in pieces]
+    return pytest.mark.parametrize("piece", params)
+
+
+def dice_of(piece: int) -> Iterator[random.Random]:
+    """Dice for each mutation of a piece, always the same ones."""
+    return (random.Random(seed) for seed in range(piece * EACH, (piece + 1) * EACH))
+
+
+def damaged_bytes(dice: random.Random, data: bytes) -> bytes:
+    """The same with bits flipped, a part lost, zeroed, doubled or moved, or the end cut off."""
+    start, end = sorted(dice.randrange(len(data) + 1) for _ in range(2))
+    if dice.random() < 0.5:  # what disks and networks damage is small
+        end = min(end, start + dice.choice([1, 8, 512]))
+    part, there = data[start:end], dice.randrange(len(data))
+    return dice.choice(
+        [
+            lambda: (
+                data[:there] + bytes([data[there] ^ 1 << dice.randrange(8)]) + data[there + 1 :]
+            ),
+            lambda: data[:start] + data[end:],
+            lambda: data[:start] + bytes(len(part)) + data[end:],
+            lambda: data[:start] + dice.randbytes(len(part)) + data[end:],
+            lambda: data[:end] + data[start:],
+            lambda: data[:there] + part + data[there + len(part) :],
+            lambda: data[:start],
+        ]
+    )()
+
+
+def damaged_json(dice: random.Random, data: Any) -> Any:
+    """A copy of which one to three values are replaced, removed, doubled or swapped."""
+    data = copy.deepcopy(data)
+    for _ in range(dice.randint(1, 3)):
+        owner, key = dice.choice(list(places(data)))
+        other_owner, other_key = dice.choice(list(places(data)))
+        change = dice.randrange(5)
+        if change == 0 and isinstance(owner, list):
+            owner.insert(key, copy.deepcopy(owner[key]))
+        elif change <= 1:
+            del owner[key]
+        elif change == 2:
+            owner[key] = copy.deepcopy(other_owner[other_key])
+        else:
+            owner[key] = _other(dice, owner[key])
+        if not data:
+            break
+    return data
+
+
+def _other(dice: random.Random, value: Any) -> Any:
+    """Junk, or of the same type and near."""
+    if dice.random() < 0.5:
+        if type(value) in (int, float):
+            return dice.choice([value + 1, value - 1, 2 * value, -value, value + 64])
+        if isinstance(value, str) and value:
+            there = dice.randrange(len(value))
+            return value[:there] + dice.choice("aZ0. ") + value[there + 1 :]
+    return dice.choice(JUNK)
+
+
+def places(node: Any) -> Iterator[tuple[Any, Any]]:
+    """Every place in nested lists and dicts: what holds it, and its key."""
+    for key, value in list(node.items() if isinstance(node, dict) else enumerate(node)):
+        yield node, key
+        if isinstance(value, dict | list):
+            yield from places(value)

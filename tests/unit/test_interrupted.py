@@ -1,0 +1,131 @@
+"""Compiling and exporting while the process is killed, or Ctrl-C is pressed: nothing is lost.
+
+(Measuring: test_measure_faults.py. Programs for OpenCL: device/test_opencl_runtime_process.py.)
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import fresh_process
+import numpy as np
+import pytest
+import tvm
+from cpu_targets import TARGET
+from relax_helpers import module, random_const
+from tvm import relax
+
+import tvm_stretch as ts
+from tvm_stretch.codegen import kernel_cache as caching
+from tvm_stretch.errors import ArtifactError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SCRIPT = """
+import signal, sys
+sys.path[:0] = {paths}
+import test_interrupted as tests
+signal.signal(signal.SIGINT, signal.default_int_handler)
+print("go", flush=True)
+try:
+    while True:
+        for size in range({first}, {first} + 100):
+            tests.compiled(size).export({path!r})
+except KeyboardInterrupt:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print("interrupted", flush=True)
+"""
+
+
+def compiled(size: int) -> ts.Model:
+    """A model whose kernels no other size has."""
+
+    def body(x: relax.Expr) -> relax.Expr:
+        x = relax.op.nn.relu(relax.op.nn.conv2d(x, random_const(8, 8, 3, 3, seed=1), padding=1))
+        return relax.op.nn.max_pool2d(x, (2, 2), (2, 2))
+
+    return ts.compile(module(body, (1, 8, size, 8)), TARGET, cpu_threads=1)
+
+
+def answer(model: ts.Model) -> np.ndarray:
+    """From an input that only depends on its shape."""
+    shape = model.inputs[0].shape
+    return model(np.random.default_rng(0).standard_normal(shape).astype("float32"))
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("rounds", [2, pytest.param(100, marks=pytest.mark.full)])
+def test_interrupted_at_any_point(
+    how: signal.Signals, rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was exported is whole, the cache is right, and Ctrl-C is a KeyboardInterrupt."""
+    cache, path = tmp_path / "cache", tmp_path / "model.so"
+    paths = [str(ROOT / "tests" / "unit"), str(ROOT / "tests")]
+    dice = random.Random(0)
+    for number in range(rounds):
+        script = SCRIPT.format(paths=paths, path=str(path), first=8 + number)
+        with fresh_process.start(script, TVM_STRETCH_CACHE_DIR=str(cache)) as process:
+            while "go" not in process.text():
+                time.sleep(0.01)
+            time.sleep(dice.random())
+            process.kill() if how == signal.SIGKILL else process.interrupt()
+            status, text = process.wait()
+        assert status == (-how if how == signal.SIGKILL else 0), text
+        assert how == signal.SIGKILL or text.endswith("interrupted\n"), text
+        if how == signal.SIGINT:
+            assert {found.name for found in tmp_path.iterdir()} <= {"cache", "model.so"}
+    monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", "")
+    if path.exists():
+        exported = ts.load(path)
+        size = exported.inputs[0].shape[2]
+        np.testing.assert_array_equal(answer(exported), answer(compiled(size)))
+    first = answer(compiled(8))
+    monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", str(cache))
+    caching._cache_of.cache_clear()
+    np.testing.assert_array_equal(answer(compiled(8)), first)
+
+
+def test_what_a_killed_export_left_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "model.so"
+    old, new = tmp_path / ".model.so.killed", tmp_path / ".model.so.running"
+    for folder in (old, new):
+        folder.mkdir()
+        (folder / "weights.bin").write_bytes(b"half")
+    os.utime(old, (0, 0))
+    compiled(8).export(path)
+    assert sorted(tmp_path.iterdir()) == [new, path]
+
+
+def test_ctrl_c_in_a_pass_is_no_error_of_a_compiler() -> None:
+    def pressed(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    network = tvm.IRModule()
+    with pytest.raises(KeyboardInterrupt):
+        tvm.transform.module_pass(pressed, opt_level=0, name="Pressed")(network)
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that cannot be written only costs time; a failed export leaves what was there."""
+    path = tmp_path / "model.so"
+    path.write_text("old")
+
+    def full(_file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", str(tmp_path / "cache"))
+    caching._cache_of.cache_clear()
+    monkeypatch.setattr(os, "fsync", full)
+    model = compiled(8)
+    with pytest.raises(
+        ArtifactError, match=r"^expected a place to write the artifact to, got .*No"
+    ):
+        model.export(path)
+    assert path.read_text() == "old"
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["cache", "model.so"]
+    assert list((tmp_path / "cache").rglob("*.tmp")) == []

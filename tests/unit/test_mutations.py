@@ -1,0 +1,151 @@
+"""Campaigns of random damage to what is read from disk: refused with an error of ours, or right.
+
+Nothing crashes, hangs or raises what others raise. Plans against a network: test_plan_choices.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tvm
+from cost_kernels import DEVICE, pretended, some_convs
+from mutations import campaign, damaged_bytes, damaged_json, dice_of
+from small_models import scaled_model
+from tvm_stretch.targets.cpu import CORE
+
+from tvm_stretch.cost.features import TransferFeatures
+from tvm_stretch.cost.model import load_cost_model, train
+from tvm_stretch.cost.verdicts import Verdicts
+from tvm_stretch.errors import ArtifactError, CostModelError, StretchError
+from tvm_stretch.measuring.dataset import Dataset, Row
+from tvm_stretch.measuring.samples import load_prior
+from tvm_stretch.runtime.model import Model, load
+
+FEW = [*some_convs(30, seed=7), TransferFeatures.of(4096, 0, 1)]
+
+
+def refused(error: type[StretchError], use: Callable[[], object]) -> bool:
+    """Whether it is refused, with a message that says what to do."""
+    try:
+        use()
+    except error as caught:
+        message = str(caught)
+        assert message.startswith("expected ") and ", got " in message and "; " in message, message
+        return True
+    return False
+
+
+# --- artifacts ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return scaled_model()
+
+
+@pytest.fixture(scope="module")
+def artifact(model: Model, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("artifact") / "model.so"
+    model.export(path)
+    return path.read_bytes()
+
+
+@campaign(1000)
+def test_artifacts(artifact: bytes, tmp_path: Path, piece: int) -> None:
+    path = tmp_path / "model.so"
+    for dice in dice_of(piece):
+        damaged = damaged_bytes(dice, artifact)
+        path.write_bytes(damaged)
+        assert damaged == artifact or refused(ArtifactError, lambda: load(path))
+
+
+@campaign(1000)
+def test_graphs(model: Model, piece: int) -> None:
+    """Damaged before the artifact was sealed. It is only read: kernels trust what was checked."""
+    good = json.loads(model.graph.to_json())
+    create = tvm.get_global_func("tvm_stretch.create_executor")
+
+    def use(text: str) -> None:
+        try:
+            executor = create(text, model._parts.weights, model.module.imports[0])
+        except ValueError as error:
+            raise ArtifactError(str(error).strip().splitlines()[-1]) from error
+        changed = Model(executor)
+        assert isinstance(changed.inputs, tuple) and isinstance(changed.outputs, tuple)
+        assert repr(changed)
+        if changed.graph.plan:
+            changed.plan.explain()
+
+    for dice in dice_of(piece):
+        text = json.dumps(damaged_json(dice, good))
+        refused(StretchError, functools.partial(use, text))
+
+
+# --- what measuring leaves ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A model that stands on another, both with trees."""
+    kernels = some_convs(60)
+    below = train(kernels, pretended(kernels), DEVICE, CORE)
+    slower = [1.5 * ns for ns in pretended(kernels[:30])]
+    path = tmp_path_factory.mktemp("model") / "npu.json"
+    train(kernels[:30], slower, DEVICE, CORE, below=below).save(path)
+    return path.read_bytes()
+
+
+@campaign(1000)
+def test_cost_models(trained: bytes, tmp_path: Path, piece: int) -> None:
+    """Of the trees, XGBoost believes everything: damaged ones would end the process."""
+    path = tmp_path / "npu.json"
+    for dice in dice_of(piece):
+        damaged = damaged_bytes(dice, trained)
+        path.write_bytes(damaged)
+        assert damaged == trained or refused(CostModelError, lambda: load_cost_model(path, DEVICE))
+
+
+@campaign(1000)
+def test_verdicts(tmp_path: Path, piece: int) -> None:
+    path = tmp_path / "npu.probe.json"
+    Verdicts(DEVICE, {"nn.relu tensor:float32[1,8n] in plain": "", "add in plain": "no"}).write(
+        path
+    )
+    whole = path.read_bytes()
+    for dice in dice_of(piece):
+        damaged = damaged_bytes(dice, whole)
+        path.write_bytes(damaged)
+        assert damaged == whole or refused(CostModelError, lambda: Verdicts.read(path, DEVICE))
+
+
+@campaign(1000)
+def test_measurements(tmp_path: Path, piece: int) -> None:
+    """Lines may be missing, and numbers be others; what is read can be learned from."""
+    path = tmp_path / "cpu.jsonl"
+    kernels = some_convs(12)
+    times, samples = pretended(kernels), load_prior()
+    Dataset.create(path, DEVICE).append(
+        *(
+            Row(kernel, round(ns), 0.01, 15, batch=0, sample=sample.to_json())
+            for kernel, ns, sample in zip(kernels, times, samples, strict=False)
+        )
+    )
+    whole = path.read_bytes()
+    lines = [json.loads(line) for line in whole.splitlines()]
+
+    def use() -> None:
+        rows = Dataset.open(path, DEVICE).rows
+        found = train([r.features for r in rows], [r.nanoseconds for r in rows], DEVICE, CORE)
+        for answer in found.predict_all(FEW):
+            assert 0 <= answer.low <= answer.nanoseconds <= answer.high
+
+    for dice in dice_of(piece):
+        if dice.random() < 0.5:
+            path.write_bytes(damaged_bytes(dice, whole))
+        else:
+            path.write_text("".join(json.dumps(x) + "\n" for x in damaged_json(dice, lines)))
+        refused(CostModelError, use)
