@@ -94,8 +94,9 @@ std::string ProgramCache::Find(const std::string& key) const {
   if (entry.size() < sizeof(header)) return "";
   std::memcpy(&header, entry.data(), sizeof(header));
   const size_t bytes = entry.size() - sizeof(header);
-  if (std::memcmp(header.magic, kEntryMagic, sizeof(kEntryMagic)) != 0 || header.key_bytes != key.size() ||
-      header.key_bytes > bytes || header.binary_bytes != bytes - header.key_bytes ||
+  if (std::memcmp(header.magic, kEntryMagic, sizeof(kEntryMagic)) != 0 ||
+      header.key_bytes != key.size() || header.key_bytes > bytes ||
+      header.binary_bytes != bytes - header.key_bytes ||
       entry.compare(sizeof(header), key.size(), key) != 0 ||
       header.fingerprint != Fingerprint(entry.data() + sizeof(header), bytes)) {
     return "";
