@@ -15,6 +15,7 @@ from tvm_stretch.passes.fold_batch_norm import FoldBatchNorm
 from tvm_stretch.passes.fold_constants import FoldConstants
 from tvm_stretch.passes.name_operators import NameOperators
 from tvm_stretch.passes.simplify_operators import SimplifyOperators
+from tvm_stretch.passes.template_layers import TemplateLayers
 
 PHASES = [
     relax.transform.CanonicalizeBindings(),
@@ -23,6 +24,7 @@ PHASES = [
     FoldBatchNorm(),
     relax.transform.DecomposeOpsForInference(),
     FoldConstants(),
+    TemplateLayers(),
     relax.transform.CanonicalizeBindings(),
     SimplifyOperators(),
     relax.transform.EliminateCommonSubexpr(),

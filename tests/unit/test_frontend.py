@@ -86,6 +86,11 @@ def test_shapes_fix_dynamic_dimensions() -> None:
     assert params(mod) == {"x": ((5, 3, 7), "float32")}
 
 
+def test_placeholders_are_open_and_not_equal() -> None:
+    mod = load_network(flattening([-1, "?", "?"]), {"x": (5, 3, 7)})
+    assert params(mod) == {"x": ((5, 3, 7), "float32")}
+
+
 def test_a_named_dimension_is_fixed_for_every_input() -> None:
     inputs = [info("a", ["n", 3]), info("b", ["n", 3])]
     mod = load_network(model([node("Add", "a b", "y")], inputs, ["y"]), {"a": (4, 3)})

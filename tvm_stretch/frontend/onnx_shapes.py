@@ -32,6 +32,8 @@ def fix_shapes(network: OnnxNetwork, shapes: Mapping[str, Sequence[int]] | None)
                 "model"
             )
     by_name = {value.name: value for value in network.model.graph.input}
+    for name in names:
+        _forget_placeholders(by_name[name])
     bound: dict[str, int] = {}
     for name in names:
         if name in wanted:
@@ -42,6 +44,13 @@ def fix_shapes(network: OnnxNetwork, shapes: Mapping[str, Sequence[int]] | None)
     del network.model.graph.value_info[:]
     for output in network.model.graph.output:
         output.type.tensor_type.ClearField("shape")
+
+
+def _forget_placeholders(value: onnx.ValueInfoProto) -> None:
+    """Some exporters write -1 or "?" for open dimensions; two of them need not be equal."""
+    for dim in value.type.tensor_type.shape.dim:
+        if dim.dim_value < 0 or dim.dim_param == "?":
+            dim.Clear()
 
 
 def sizes_of(name: str, shape: Sequence[int]) -> list[int]:

@@ -1,0 +1,357 @@
+"""Networks that others made: files that packages ship, and architectures with random weights.
+
+```
+python -m benchmarks.real_networks [names ...] [--json rows.json] [--seconds 10]
+```
+Answers are compared with ONNX Runtime's before times are shown: to compile with an empty cache,
+and of an inference with one thread, by turns with ONNX Runtime, medians. A network is right, or
+refused with the reason that `Network.refused` states; all else ends the program with an error.
+Rows that the JSON file holds already are not measured again. `tests/device/test_real_networks.py`
+runs the same list with small inputs.
+
+The extra `networks` of this package brings the others; what is not installed is left out, by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime
+
+import tvm_stretch as ts
+
+if TYPE_CHECKING:
+    import torch
+    from torch.export import ExportedProgram
+
+Tensors = Mapping[str, np.ndarray]
+Shape = tuple[int, ...]
+TOLERANCE = 1e-3
+"""Largest error, as a share of the tensor's largest value."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A network as ONNX, what to feed it, and where torch made it, its program."""
+
+    onnx: bytes
+    inputs: Tensors
+    program: ExportedProgram | None = None
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """Of the inputs: files of packages leave dimensions open."""
+        return {name: value.shape for name, value in self.inputs.items()}
+
+    def expected(self) -> list[np.ndarray]:
+        """What ONNX Runtime answers."""
+        return self.session().run(None, dict(self.inputs))
+
+    def session(self) -> onnxruntime.InferenceSession:
+        """ONNX Runtime with one thread, and all else as it comes."""
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        return onnxruntime.InferenceSession(self.onnx, options, ["CPUExecutionProvider"])
+
+
+@dataclass(frozen=True)
+class Network:
+    """Where a network comes from: `build(True)` makes it for a small input, else the published."""
+
+    packages: tuple[str, ...]
+    build: Callable[[bool], Sample]
+    refused: str = ""
+    """Words of the error with which it is refused, if it is."""
+
+    @property
+    def missing(self) -> str:
+        """What is not installed, or nothing."""
+        return " and ".join(p for p in self.packages if importlib.util.find_spec(p) is None)
+
+    @property
+    def is_exported(self) -> bool:
+        """Whether torch makes it."""
+        return "torch" in self.packages
+
+
+def _shipped(
+    package: str,
+    path: str,
+    published: Mapping[str, Shape],
+    small: Mapping[str, Shape] | None = None,
+    refused: str = "",
+) -> Network:
+    """A file of a package that need not be imported."""
+
+    def build(quick: bool) -> Sample:
+        spec = importlib.util.find_spec(package)
+        assert spec is not None and spec.submodule_search_locations is not None
+        content = (Path(spec.submodule_search_locations[0]) / path).read_bytes()
+        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+        kinds = {port.name: port.type for port in session.get_inputs()}
+        rng, shapes = np.random.default_rng(0), (small if quick and small else published)
+        return Sample(content, {n: _values(rng, kinds[n], s) for n, s in shapes.items()})
+
+    return Network((package,), build, refused)
+
+
+def _values(rng: np.random.Generator, kind: str, shape: Shape) -> np.ndarray:
+    if kind == "tensor(int32)":  # magika: bytes of a file
+        return rng.integers(0, 256, shape, "int32")
+    if kind == "tensor(int64)":  # silero-vad: its sampling rate
+        return np.full(shape, 16000, "int64")
+    return rng.standard_normal(shape, "float32")
+
+
+def _exported(
+    package: str, make: Callable[[int], torch.nn.Module], published: int, small: int
+) -> Network:
+    """An architecture with random weights, through torch.export and then torch.onnx."""
+
+    def build(quick: bool) -> Sample:
+        import torch
+
+        torch.manual_seed(0)
+        size = small if quick else published
+        net = make(size)
+        x = torch.randn(2, 3, size, size)
+        _settle(net, x)
+        program = torch.export.export(net.eval(), (x[:1],))
+        exported = torch.onnx.export(program, dynamo=True, verbose=False)
+        assert exported is not None
+        model = exported.model_proto
+        inputs = {model.graph.input[0].name: x[:1].numpy()}
+        return Sample(model.SerializeToString(), inputs, program)
+
+    return Network(("torch", "onnxscript", package), build)
+
+
+def _settle(net: torch.nn.Module, x: torch.Tensor) -> None:
+    """Weights as after a training: none all equal, statistics that fit what is seen.
+
+    A layer scale of 1e-6 or a last scale of zero would hide whole branches of a new network.
+    """
+    import torch
+
+    with torch.no_grad():
+        for value in net.parameters():
+            if value.numel() > 1 and value.min() == value.max():
+                if value.min() == 0:
+                    value.normal_(0, 0.1)
+                else:
+                    value.uniform_(0.5, 1.5)
+        for module in net.modules():
+            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+                module.momentum = 1.0
+        net.train()(x)
+
+
+def _ocr(name: str, file: str, published: Shape, small: Shape) -> tuple[str, Network]:
+    path = f"models/{file}.onnx"
+    shapes = {"x": published}, {"x": small}
+    return f"pp-ocr {name}", _shipped("rapidocr_onnxruntime", path, *shapes)
+
+
+def _silero(file: str, shapes: Mapping[str, Shape], refused: str = "") -> tuple[str, Network]:
+    return file, _shipped("silero_vad", f"data/{file}.onnx", shapes, refused=refused)
+
+
+def _torchvision(name: str, published: int, small: int) -> tuple[str, Network]:
+    def make(size: int) -> torch.nn.Module:
+        from torchvision import models
+
+        if name.startswith("vit"):
+            return models.get_model(name, weights=None, image_size=size)
+        if name == "googlenet":
+            return models.googlenet(weights=None, aux_logits=False, init_weights=False)
+        if name.startswith("deeplab"):
+            net = models.get_model(name, weights=None, weights_backbone=None)
+            return _chosen(net, lambda result: result["out"])
+        return models.get_model(name, weights=None)
+
+    return name, _exported("torchvision", make, published, small)
+
+
+def _timm(
+    name: str, published: int = 224, small: int = 64, img_size: bool = False
+) -> tuple[str, Network]:
+    def make(size: int) -> torch.nn.Module:
+        import timm
+
+        return timm.create_model(name, **({"img_size": size} if img_size else {}))
+
+    return f"timm {name}", _exported("timm", make, published, small)
+
+
+def _ultralytics(name: str) -> tuple[str, Network]:
+    def make(size: int) -> torch.nn.Module:
+        os.environ.setdefault("YOLO_OFFLINE", "true")  # it would look for news of itself
+        from ultralytics.nn.tasks import DetectionModel
+
+        net = DetectionModel(f"{name}.yaml", verbose=False)
+        return _chosen(net, lambda result: result[0] if isinstance(result, tuple) else result)
+
+    return name, _exported("ultralytics", make, 640, 64)
+
+
+def _chosen(net: torch.nn.Module, choose: Callable[[Any], Any]) -> torch.nn.Module:
+    """The network with the output that `choose` takes of its result."""
+    import torch
+
+    class Chosen(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return choose(self.net(x))
+
+    return Chosen()
+
+
+_VAD = {"input": (1, 576), "state": (2, 1, 128)}
+_VAD_STEPS = {"input": (8, 576), "h": (1, 1, 128), "c": (1, 1, 128)}
+
+NETWORKS: dict[str, Network] = dict(
+    [
+        _ocr("det", "ch_PP-OCRv4_det_infer", (1, 3, 640, 640), (1, 3, 64, 96)),
+        _ocr("cls", "ch_ppocr_mobile_v2.0_cls_infer", (1, 3, 48, 192), (1, 3, 48, 192)),
+        _ocr("rec", "ch_PP-OCRv4_rec_infer", (1, 3, 48, 320), (1, 3, 48, 64)),
+        _silero("silero_vad", _VAD | {"sr": ()}, "condition"),
+        _silero("silero_vad_16k_op15", _VAD | {"sr": ()}),
+        _silero("silero_vad_half", _VAD),
+        _silero("silero_vad_16k_sequence", _VAD_STEPS),
+        ("magika", _shipped("magika", "models/standard_v3_3/model.onnx", {"bytes": (1, 2048)})),
+        _ultralytics("yolov8n"),
+        _ultralytics("yolo11n"),
+        _torchvision("convnext_tiny", 224, 64),
+        _torchvision("vit_b_16", 224, 32),
+        _torchvision("swin_t", 224, 64),
+        _torchvision("efficientnet_v2_s", 384, 64),
+        _torchvision("deeplabv3_mobilenet_v3_large", 520, 64),
+        _torchvision("deeplabv3_resnet50", 224, 64),
+        _torchvision("densenet121", 224, 64),
+        _torchvision("googlenet", 224, 64),
+        _torchvision("shufflenet_v2_x1_0", 224, 64),
+        _timm("mobilenetv4_conv_small"),
+        _timm("ghostnet_100"),
+        _timm("repvgg_a0"),
+        _timm("lcnet_050"),
+        _timm("regnety_002"),
+        _timm("rexnet_100"),
+        _timm("edgenext_xx_small", 256),
+        _timm("mobilevit_xxs", 256),
+        _timm("efficientvit_b0"),
+        _timm("deit_tiny_patch16_224", small=32, img_size=True),
+        _timm("levit_128s", small=224),
+        _timm("pvt_v2_b0"),
+    ]
+)
+
+
+def compile_sample(sample: Sample, targets: Sequence[Any] = ("llvm",)) -> ts.Model:
+    """The network as ONNX, for one core."""
+    return ts.compile(sample.onnx, targets, shapes=sample.shapes, cpu_threads=1)
+
+
+def errors_of(got: object, expected: Sequence[np.ndarray]) -> list[float]:
+    """Largest error of each output, as a share of its largest value."""
+    outputs = list(got) if isinstance(got, tuple) else [got]
+    assert len(outputs) == len(expected)
+    errors = []
+    for have, want in zip(outputs, expected, strict=True):
+        assert have.shape == want.shape and have.dtype == want.dtype
+        assert np.isfinite(want).all() and np.any(want)
+        errors.append(float(np.abs(have - want).max() / np.abs(want).max()))
+    return errors
+
+
+def measure_network(name: str, seconds: float) -> dict[str, Any]:
+    """A row of the table."""
+    network = NETWORKS[name]
+    sample = network.build(False)
+    row: dict[str, Any] = {"input": list(next(iter(sample.inputs.values())).shape)}
+    begin = time.perf_counter()
+    try:
+        model = compile_sample(sample)
+    except ts.StretchError as error:
+        if not network.refused or network.refused not in str(error):
+            raise
+        return row | {"refused": str(error)}
+    row["compile_s"] = time.perf_counter() - begin
+    errors = errors_of(model(**sample.inputs), sample.expected())
+    if max(errors) > TOLERANCE:
+        raise SystemExit(f"{name}: expected errors of at most {TOLERANCE}, got {errors}")
+    row |= _latencies(model, sample, seconds)
+    kernels = sorted(model.profile().kernels, key=lambda kernel: -kernel.share)[:5]
+    row["slowest"] = [f"{k.share:.0%} {k.name[:60]} {k.kernel[:40]} {k.output}" for k in kernels]
+    return row | {"error": max(errors)}
+
+
+def _latencies(model: ts.Model, sample: Sample, seconds: float) -> dict[str, float]:
+    """Medians in ms, and of the ratios of neighbours in time."""
+    session, feed = sample.session(), dict(sample.inputs)
+    calls = (lambda: model(**feed), lambda: session.run(None, feed))
+    samples: list[list[float]] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(samples) < 5:
+        turn = []
+        for call in calls:
+            call()
+            begin = time.perf_counter()
+            call()
+            turn.append((time.perf_counter() - begin) * 1e3)
+        samples.append(turn)
+    ours, theirs = (statistics.median(column) for column in zip(*samples, strict=True))
+    ratio = statistics.median(turn[0] / turn[1] for turn in samples)
+    return {"ours_ms": ours, "onnxruntime_ms": theirs, "ratio": ratio}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the table; fails if an answer is wrong."""
+    parser = argparse.ArgumentParser(prog="benchmarks.real_networks", description=__doc__)
+    parser.add_argument("networks", nargs="*", default=list(NETWORKS))
+    parser.add_argument("--seconds", type=float, default=10, help="of measuring, for each network")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    kept = options.json is not None and options.json.exists()
+    rows = json.loads(options.json.read_text(encoding="utf-8")) if kept else {}
+    print("| network | input | compile s | ONNX Runtime ms | ours ms | ratio |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for name in options.networks:
+        if missing := NETWORKS[name].missing:
+            print(f"{name}: needs {missing}: pip install -e '.[networks]'", file=sys.stderr)
+            continue
+        if name not in rows:
+            with tempfile.TemporaryDirectory() as cache:
+                os.environ["TVM_STRETCH_CACHE_DIR"] = cache
+                rows[name] = measure_network(name, options.seconds)
+        print(_line(name, rows[name]), flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _line(name: str, row: Mapping[str, Any]) -> str:
+    size = "×".join(map(str, row["input"]))
+    if "refused" in row:
+        return f"| {name} | {size} | refused: {row['refused']} | | | |"
+    times = f"{row['onnxruntime_ms']:.2f} | {row['ours_ms']:.2f} | {row['ratio']:.2f}"
+    return f"| {name} | {size} | {row['compile_s']:.0f} | {times} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

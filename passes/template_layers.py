@@ -1,0 +1,244 @@
+"""Write layers as those that kernel templates know.
+
+    y = matmul(x: (2, 50, 64), w)    ->   y = reshape(matmul(reshape(x, (100, 64)), w), (2, 50, 32))
+    y = conv1d(x, w)                 ->   y = reshape(conv2d(reshape(x, (N, C, 1, L)), w1), ..)
+    y = conv2d_transpose(x, w, strides=2)
+                                     ->   y = reshape(permute_dims(reshape(conv2d(x, w1))))
+
+A transposed convolution of stride s makes s x s images, each a convolution of its input, whose
+pixels lie between each other: here they are channels first.  Only where the stride divides the
+kernel: taps of zero would make NaN of infinities.
+
+A bias and an activation behind such a layer move to where it is computed, and become its epilogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm_stretch.passes.name_operators import same_source
+
+from tvm_stretch.ir.expressions import (
+    constant,
+    constant_value,
+    count_uses,
+    rewrite_functions,
+    shape_of,
+)
+from tvm_stretch.ir.operators import UNARY
+
+_UNARY = {f"relax.{name}" for name in UNARY - {"astype"}}
+_BINARY = {"relax.add", "relax.multiply"}
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What computes a value in another shape, and the way back.
+
+    Attributes:
+        value: a layer that a template knows, or what follows it.
+        back: makes the network's value of it.
+        axis: of the channels, in the network's value.
+        channels: makes an operand of `value` of one number per channel.
+    """
+
+    value: relax.Expr
+    back: Callable[[relax.Expr], relax.Expr]
+    axis: int
+    channels: Callable[[np.ndarray], np.ndarray]
+
+
+@relax.expr_functor.mutator
+class _Writer(relax.PyExprMutator):
+    """Rewrites one function; `uses` says which values nobody else reads."""
+
+    def __init__(self, mod: tvm.IRModule, uses: dict[relax.Var, int]) -> None:
+        super().__init__(mod)
+        self.uses = uses
+        self.source = ""
+        self.layers: dict[relax.Var, _Layer] = {}
+        """By what the last call of the way back reads, which nothing else does."""
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        """Whatever is emitted for a binding comes from the same operator of the frontend."""
+        self.source = same_source(binding.var)
+        super().visit_var_binding_(binding)
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        name = getattr(call.op, "name", "")
+        if name in _UNARY | _BINARY:
+            layer = self.moved(call, name)
+        elif name in _LAYERS and str(call.ty.dtype) == "float32":
+            weight = constant_value(call.args[1], self.definition)
+            layer = None if weight is None else _LAYERS[name](call, weight)
+        else:
+            layer = None
+        if layer is None:
+            return call
+        value = self.builder_.emit(layer.value, name_hint=self.source)
+        result = self.builder_.normalize(layer.back(value))
+        self.layers[result.args[0]] = replace(layer, value=value)
+        return result
+
+    def moved(self, call: relax.Call, name: str) -> _Layer | None:
+        """An elementwise call behind a layer whose result nobody else reads."""
+        x, *others = call.args
+        made = self.definition(x)
+        known = isinstance(made, relax.Call) and made.args
+        layer = self.layers.get(made.args[0]) if known else None
+        if layer is None or self.uses.get(x, 2) != 1 or shape_of(call) != shape_of(x):
+            return None
+        if name in _BINARY:
+            given = constant_value(others[0], self.definition)
+            operand = None if given is None else self.operand(layer, given, len(shape_of(call)))
+            if operand is None:
+                return None
+            others = [operand]
+        moved = relax.Call(call.op, [layer.value, *others], call.attrs, call.ty_args)
+        return replace(layer, value=moved)
+
+    def operand(self, layer: _Layer, value: np.ndarray, rank: int) -> relax.Expr | None:
+        """A constant of one number, or one per channel, for the layer's shape."""
+        if value.size == 1:
+            return constant(value.reshape(()))
+        full = (1,) * (rank - value.ndim) + value.shape
+        if full[layer.axis] != value.size:
+            return None
+        return constant(layer.channels(value.reshape(-1)))
+
+    def definition(self, x: relax.Expr) -> Any:
+        return self.lookup_binding(x) if isinstance(x, relax.Var) else x
+
+
+def _matmul(call: relax.Call, weight: np.ndarray) -> _Layer | None:
+    """A matrix of all rows, times the weights."""
+    shape = shape_of(call.args[0])
+    if len(shape) < 3 or weight.ndim != 2 or 0 in shape:
+        return None
+    rows = relax.op.reshape(call.args[0], relax.ShapeExpr([prod(shape[:-1]), shape[-1]]))
+    result = relax.ShapeExpr(shape_of(call))
+    return _Layer(
+        relax.op.matmul(rows, constant(weight)),
+        lambda value: relax.op.reshape(value, result),
+        len(shape) - 1,
+        lambda numbers: numbers.reshape(1, -1),
+    )
+
+
+def _conv1d(call: relax.Call, weight: np.ndarray) -> _Layer | None:
+    """An image of one row."""
+    attrs, (batch, channels, length) = call.attrs, shape_of(call.args[0])
+    if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NCW", "OIW", "NCW"):
+        return None
+    image = relax.op.reshape(call.args[0], relax.ShapeExpr([batch, channels, 1, length]))
+    result = relax.ShapeExpr(shape_of(call))
+    begin, end = (int(p) for p in attrs.padding)
+    conv = relax.op.nn.conv2d(
+        image,
+        constant(weight[:, :, None]),
+        strides=[1, int(attrs.strides[0])],
+        padding=[0, begin, 0, end],
+        dilation=[1, int(attrs.dilation[0])],
+        groups=int(attrs.groups),
+    )
+    return _Layer(
+        conv,
+        lambda value: relax.op.reshape(value, result),
+        1,
+        lambda numbers: numbers.reshape(1, -1, 1, 1),
+    )
+
+
+def _transposed(call: relax.Call, weight: np.ndarray) -> _Layer | None:
+    """A convolution that makes the pixels between as channels; see the module docstring."""
+    attrs, shape = call.attrs, shape_of(call)
+    strides = [int(s) for s in attrs.strides]
+    kernel = weight.shape[2:]
+    if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NCHW", "IOHW", "NCHW"):
+        return None
+    if any(int(d) != 1 for d in attrs.dilation) or 0 in shape:
+        return None
+    if any(k % s for k, s in zip(kernel, strides, strict=True)):
+        return None
+    taps = [k // s for k, s in zip(kernel, strides, strict=True)]
+    begin = [int(p) for p in attrs.padding[:2]]
+    taps = [k // s for k, s in zip(kernel, strides, strict=True)]
+    sizes = shape_of(call.args[0])[2:]
+    ways = [_way(*axis) for axis in zip(sizes, taps, strides, begin, shape[2:], strict=True)]
+    conv = relax.op.nn.conv2d(
+        call.args[0],
+        constant(_images(weight, strides, int(attrs.groups))),
+        padding=[way.before for way in ways] + [way.after for way in ways],
+        groups=int(attrs.groups),
+    )
+    counts = [way.count for way in ways]
+
+    def back(value: relax.Expr) -> relax.Expr:
+        split = relax.ShapeExpr([*shape[:2], *strides, *counts])
+        between = relax.op.permute_dims(relax.op.reshape(value, split), [0, 1, 4, 2, 5, 3])
+        whole = [c * s for c, s in zip(counts, strides, strict=True)]
+        image = relax.op.reshape(between, relax.ShapeExpr([*shape[:2], *whole]))
+        if whole == shape[2:]:
+            return image
+        first = [way.skip for way in ways]
+        end = [f + size for f, size in zip(first, shape[2:], strict=True)]
+        return relax.op.strided_slice(image, [2, 3], first, end)
+
+    return _Layer(
+        conv, back, 1, lambda numbers: np.repeat(numbers, prod(strides)).reshape(1, -1, 1, 1)
+    )
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Of one axis: padding of the convolution, pixels of its result, and how many go first."""
+
+    before: int
+    after: int
+    count: int
+    skip: int
+
+
+def _way(size: int, taps: int, stride: int, cut: int, out: int) -> _Way:
+    """Results that ``cut`` leaves out are not computed, but for those that share a pixel."""
+    left_out = min(cut // stride, taps - 1)
+    skip = cut - left_out * stride
+    before = taps - 1 - left_out
+    after = max(-(-(skip + out) // stride) - size - before + taps - 1, 0)
+    return _Way(before, after, size + before + after - taps + 1, skip)
+
+
+def _images(weight: np.ndarray, strides: list[int], groups: int) -> np.ndarray:
+    """(I, O / g, kh, kw)  ->  (O * sh * sw, I / g, kh / sh, kw / sw), taps from the end."""
+    (inputs, outputs, height, width), (down, right) = weight.shape, strides
+    split = weight.reshape(
+        groups, inputs // groups, outputs, height // down, down, width // right, right
+    )
+    flipped = split[:, :, :, ::-1, :, ::-1]
+    ordered = flipped.transpose(0, 2, 4, 6, 1, 3, 5)
+    return ordered.reshape(-1, inputs // groups, height // down, width // right)
+
+
+_LAYERS = {
+    "relax.matmul": _matmul,
+    "relax.nn.conv1d": _conv1d,
+    "relax.nn.conv2d_transpose": _transposed,
+}
+
+
+@tvm.transform.module_pass(opt_level=0, name="TemplateLayers")
+class TemplateLayers:
+    """See the module docstring."""
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Rewrite every Relax function of ``mod``."""
+        return rewrite_functions(
+            mod, lambda mod, function: _Writer(mod, count_uses(function)).visit_expr(function)
+        )
