@@ -223,7 +223,7 @@ def _chosen(net: torch.nn.Module, choose: Callable[[Any], Any]) -> torch.nn.Modu
 
 
 _VAD = {"input": (1, 576), "state": (2, 1, 128)}
-_VAD_STEPS = {"input": (8, 576), "h": (1, 1, 128), "c": (1, 1, 128)}
+_VAD_STEPS = {"input": (2, 576), "h": (1, 1, 128), "c": (1, 1, 128)}
 
 NETWORKS: dict[str, Network] = dict(
     [
