@@ -124,6 +124,7 @@ def _exported(
     def build(quick: bool) -> Sample:
         import torch
 
+        _import_torchvision()
         torch.manual_seed(0)
         size = small if quick else published
         net = make(size)
@@ -136,7 +137,24 @@ def _exported(
         inputs = {model.graph.input[0].name: x[:1].numpy()}
         return Sample(model.SerializeToString(), inputs, program)
 
-    return Network(("torch", "onnxscript", package), build)
+    return Network(tuple(dict.fromkeys(("torch", "onnxscript", "torchvision", package))), build)
+
+
+def _import_torchvision() -> None:
+    """The published torchvision is built for CUDA: beside a torch without, its operators fail.
+
+    No network here needs them, but its modules ask for the names of two.
+    """
+    import torch
+
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError:
+        for name in [name for name in sys.modules if name.startswith("torchvision")]:
+            del sys.modules[name]
+        signature = "(Tensor boxes, Tensor scores, float iou_threshold) -> Tensor"
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", signature)
 
 
 def _settle(net: torch.nn.Module, x: torch.Tensor) -> None:

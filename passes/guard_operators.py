@@ -195,7 +195,7 @@ class _Rewriter:
         value = self.constant(index)
         if value is not None:
             _check(value, least, most, f"the indices of {self._name}")
-            return _const(np.where(value < 0, value + np.array(extents), value), dtype)
+            return _const(np.where(value < 0, value + _few(extents), value), dtype)
         if self._is_inside(index, most):
             return index
         self._guard(index, least, most)

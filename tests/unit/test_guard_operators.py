@@ -193,3 +193,11 @@ def test_who_needs_no_guard() -> None:
         )
     )
     assert read_guards(mod["main"]) == (None, [])
+
+
+def test_a_constant_index_keeps_its_rank() -> None:
+    proto = network(part("Gather", {"x": X}, {"i": np.array(-1, "int64")}, axis=1))
+    bindings = [b for group in load_network(proto)["main"].body.blocks for b in group.bindings]
+    (take,) = (b.value for b in bindings if getattr(b.value.op, "name", "") == "relax.take")
+    assert take.args[1].value.numpy().shape == ()
+    assert int(take.args[1].value.numpy()) == COLUMNS - 1
