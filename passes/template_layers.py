@@ -35,6 +35,8 @@ from tvm_stretch.ir.operators import UNARY
 
 _UNARY = {f"relax.{name}" for name in UNARY - {"astype"}}
 _BINARY = {"relax.add", "relax.multiply"}
+_LONGEST = 32
+"""Taps of a 1-D convolution: transforms of sound have 256, whose nests TVM takes minutes for."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,8 @@ def _conv1d(call: relax.Call, weight: np.ndarray) -> _Layer | None:
     """An image of one row."""
     attrs, (batch, channels, length) = call.attrs, shape_of(call.args[0])
     if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NCW", "OIW", "NCW"):
+        return None
+    if weight.shape[2] > _LONGEST:
         return None
     image = relax.op.reshape(call.args[0], relax.ShapeExpr([batch, channels, 1, length]))
     result = relax.ShapeExpr(shape_of(call))

@@ -81,6 +81,7 @@ def test_what_follows_a_part_of_the_result_stays() -> None:
 
 KEPT: dict[str, tuple[Body, tuple[int, ...]]] = {
     "stride that does not divide": (transposed(3, 3, strides=2), IMAGE),
+    "a long filter": (lambda x: nn.conv1d(x, random_const(4, 6, 64), padding=64), SIGNAL),
     "dilation": (transposed(2, 2, strides=2, dilation=2), IMAGE),
     "a matrix": (lambda x: op.matmul(x, DENSE), (5, 6)),
     "several matrices": (lambda x: op.matmul(x, random_const(2, 6, 3)), ROWS),
