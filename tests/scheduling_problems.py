@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 
 from hypothesis import strategies as st
 
@@ -63,8 +64,12 @@ def problems(
         costs = draw(st.lists(cost, min_size=count, max_size=count))
         if all(c is None for c in costs):
             costs[draw(st.integers(0, count - 1))] = draw(st.integers(0, 12))
-        split = splittable and draw(st.booleans())
-        operators.append(Job(f"o{i}", tuple(costs), split))
+        if splittable and draw(st.booleans()):
+            halo = Fraction(draw(st.integers(0, 4)), 4)
+            kind = {"pointwise": True} if draw(st.booleans()) else {"halo": halo}
+            operators.append(Job(f"o{i}", tuple(costs), True, **kind))
+        else:
+            operators.append(Job(f"o{i}", tuple(costs)))
     tensors = []
     for i in range(size - 1):
         after = draw(st.lists(st.integers(i + 1, size - 1), unique=True, max_size=3))

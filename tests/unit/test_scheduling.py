@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 from scheduling_problems import chain, fan, problem
+from scipy.optimize import OptimizeResult
 
 from tvm_stretch.errors import ScheduleError
 from tvm_stretch.scheduling import (
@@ -24,8 +25,10 @@ from tvm_stretch.scheduling import (
 )
 from tvm_stretch.scheduling.anneal import SCHEDULERS, schedule
 from tvm_stretch.scheduling.baselines import (
+    ilp,
     schedule_exhaustive,
     schedule_hope_gs,
+    schedule_hope_lp,
     schedule_ilp,
     schedule_mosaic,
     schedule_mulayer,
@@ -36,6 +39,7 @@ from tvm_stretch.scheduling.baselines.hope_partition import partition
 from tvm_stretch.scheduling.baselines.merge import merge_short_operators
 from tvm_stretch.scheduling.baselines.split import schedule_codl
 from tvm_stretch.scheduling.result import result_of
+from tvm_stretch.scheduling.simulate import Simulation
 
 EXACT = {"exhaustive": schedule_exhaustive, "ILP": schedule_ilp, "ours": schedule}
 
@@ -149,6 +153,15 @@ def test_starpu_looks_at_one_operator_at_a_time():
     assert schedule_hope_gs(given).makespan == 20
 
 
+def test_starpu_counts_a_shared_tensor_once():
+    # Both readers are done at 16 where receiving costs 6 once; twice, it would be 22 for the second.
+    given = problem(
+        [(0, None), (20, 5), (20, 5)], {0: (1, [1, 2])}, transfer=TransferCost(((0, 6),))
+    )
+    result = schedule_starpu(given)
+    assert (result.placement, result.makespan) == ((0, 1, 1), 16)
+
+
 def test_single_processor_falls_back_where_it_must():
     given = chain([(5, 1), (5, None), (5, 1)], transfer=2)
     found = schedule_single(given)
@@ -187,6 +200,29 @@ def test_short_operators_follow_their_only_predecessor():
     assert merged.problem.operators[0].costs == (101, 81)
 
 
+def test_short_operators_stay_out_of_groups_that_fewer_processors_support():
+    # The first operator holds the network's inputs, which only the first processor has.
+    merged = merge_short_operators(chain([(0, None), (1, 1), (90, 90)]))
+    assert merged.groups == ((0,), (1,), (2,))
+
+
+def test_hope_lp_says_how_the_solver_ended_with_each_piece(monkeypatch):
+    given = fan([(7, 9), (40, 20), (30, 31), (25, 26), (17, 5), (11, 12), (8, 8)], transfer=3)
+    assert schedule_hope_lp(given).pieces == ("proved",)
+    assert schedule_hope_gs(given).pieces == ()
+    monkeypatch.setattr(ilp, "milp", lambda *_, **__: OptimizeResult(x=None, status=2))
+    result = schedule_hope_lp(given)  # the solver calls it infeasible: the list schedule is there
+    check_schedule(given, result)
+    assert result.pieces == ("list",)
+
+
+def test_the_program_leaves_room_for_the_solvers_tolerance():
+    simulation = Simulation(chain([(10, 10)] * 3))
+    program = ilp._Program(simulation, (0, 1, 2), 30)
+    latest = program.upper[program.last]
+    assert 1.001 < latest / program.scale / 30 < 1.1
+
+
 def test_mulayer_splits_each_operator_and_pays_for_every_exchange():
     operators = [(160, 160), (160, 160)]
     given = chain(operators, splittable=True)
@@ -198,13 +234,56 @@ def test_mulayer_splits_each_operator_and_pays_for_every_exchange():
     assert {part.share for part in result.problem.operators} == {Fraction(1, 2)}
 
 
+def windows(given, halo, *, pointwise=()):
+    """The same chain of operators that read so many rows beyond a band; some point by point."""
+    operators = [
+        replace(op, pointwise=True) if i in pointwise else replace(op, halo=halo)
+        for i, op in enumerate(given.operators)
+    ]
+    return replace(given, operators=tuple(operators))
+
+
 def test_codl_exchanges_at_the_ends_of_chains_only():
-    given = chain([(0, None), (320, 320), (320, 320), (0, None)], splittable=True, transfer=20)
+    costs = [(0, None), (320, 320), (320, 320), (0, None)]
+    given = windows(chain(costs, splittable=True, transfer=20), Fraction(1, 32))
     result = schedule_codl(given)
     check_schedule(given, result)
     halo = 10  # 1/32 of the first operator
     assert result.makespan == 20 + 320 + halo + 20
     assert result.makespan < schedule_mulayer(given).makespan
+
+
+def test_bias_and_activation_belong_to_the_layer_before_them():
+    # conv, bias, relu, conv: one exchange, between the layers, and no rows for bias and relu.
+    costs = [(320, 320), (32, 32), (32, 32), (320, 320)]
+    given = windows(chain(costs, splittable=True, transfer=10), Fraction(1, 32), pointwise=(1, 2))
+    channels, rows = schedule_mulayer(given), schedule_codl(given)
+    for result in (channels, rows):
+        check_schedule(given, result)
+    assert channels.makespan == 160 + 16 + 16 + 10 + 160
+    assert rows.makespan == 352 + 10 + 1 + 1  # the rows that the second convolution reaches for
+
+
+def test_codl_repeats_more_rows_the_more_layers_follow_and_none_for_small_windows():
+    costs = [(320, 320)] * 3
+    given = windows(chain(costs, splittable=True, transfer=1000), Fraction(1, 32))
+    assert schedule_codl(given).makespan == 480 + 20 + 10
+    assert schedule_codl(windows(given, Fraction(0))).makespan == 480
+    # Each row of a matrix product needs all rows before it: chains are of no use.
+    assert schedule_codl(windows(given, Fraction(1))).makespan > 480 + 160
+
+
+def test_codl_cuts_a_run_where_its_chains_take_least():
+    # Together the layers would repeat half a map; apart they exchange once.
+    given = windows(chain([(320, 320)] * 2, splittable=True, transfer=20), Fraction(1, 2))
+    assert schedule_codl(given).makespan == 160 + 20 + 160
+
+
+def test_what_is_not_split_stays_where_its_input_is():
+    # The last operator is faster elsewhere, by less than the transfer.
+    given = chain([(10, 20), (9, 8)], transfer=5, splittable=False)
+    assert schedule_mulayer(given).placement == (0, 0)
+    assert schedule_codl(given).placement == (0, 0)
 
 
 def test_a_launch_does_not_shrink_with_the_share():

@@ -32,7 +32,7 @@ from tvm_stretch.scheduling.simulate import Simulation, simulate
 
 # Steps of the local search (operators run in trials; 20 to 40 ns each), for every set of
 # processors that is tried.
-_STEPS_PER_PAIR, _MOST_STEPS = 2_000, 10_000_000
+_STEPS_PER_PAIR, _MOST_STEPS = 2_000, 6_000_000
 # A schedule in parts is worth improving if it takes less than this many times the best whole one.
 _PROMISING = 1.25
 

@@ -4,6 +4,9 @@ Load: for weights w >= 0 of the processors that sum to 1, the makespan T is at l
 processor's load, so T >= sum of w[p] * load[p] >= sum over operators of min over p w[p] * cost[p].
 The best weights give the linear relaxation; a grid of them comes close and needs no solver.
 
+Path: an operator on processor p starts after each operator that it reads, on whichever q, has
+finished and its result has been received; the longest path takes the best q at every step.
+
 Segments: everything between two operators u and v (after u, before v) has to run between them, so
 bounds add up along a chain of operators:
 
@@ -37,12 +40,12 @@ def lower_bound(problem: Problem) -> int:
 
 
 def critical_path(problem: Problem) -> int:
-    """The longest path if every operator ran on its fastest processor."""
-    finish = [0] * len(problem.operators)
-    for operator in problem.sequence:
-        ready = max((finish[p] for p in problem.predecessors[operator]), default=0)
-        finish[operator] = ready + problem.cost(operator, problem.fastest(operator))
-    return max(finish, default=0)
+    """The longest path, every operator and every transfer on it where that is fastest."""
+    if not problem.operators:
+        return 0
+    every_start = np.zeros((1, len(problem.processors)))
+    finish = _finishes(problem, {}, every_start)
+    return int(max(times.min() for times in finish))
 
 
 def _segments(problem: Problem) -> int:
@@ -52,19 +55,18 @@ def _segments(problem: Problem) -> int:
     comparable = before.sum(axis=0) + before.sum(axis=1)
     central = set(np.argsort(-comparable, kind="stable")[:_HUBS].tolist())
     hubs = [i for i in problem.sequence if i in central]
-    best = np.array([problem.cost(i, problem.fastest(i)) for i in range(count)], dtype=np.float64)
     loads = _weighted_costs(problem)  # [weights, operators]
-    path = _paths_from(problem, hubs, best)  # [hub, operator]: longest path after the hub
-    after = before.T
+    path = _paths_from(problem, hubs)  # [hub, operator]: longest path after the hub
+    after = before[hubs].T.astype(np.float64)  # [operator, hub]
     reached: dict[int, float] = {}
     for v in hubs:
         inside = before[:, v].copy()
         inside[v] = True
-        bound = float((loads @ inside).max())
+        own = loads[:, inside]
+        bound = float(own.sum(axis=1).max())
         earlier = [(k, u) for k, u in enumerate(hubs) if before[u, v]]
         if earlier:
-            between = np.stack([inside & after[:, u] for _, u in earlier], axis=1)
-            segment = (loads @ between).max(axis=0)
+            segment = (own @ after[np.ix_(inside, [k for k, _ in earlier])]).max(axis=0)
             for (k, u), load in zip(earlier, segment, strict=True):
                 bound = max(bound, reached[u] + max(float(load), float(path[k, v])))
         reached[v] = bound
@@ -98,27 +100,50 @@ def _ancestors(problem: Problem) -> npt.NDArray[np.bool_]:
     return before
 
 
-def _paths_from(
-    problem: Problem, hubs: list[int], best: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
+def _paths_from(problem: Problem, hubs: list[int]) -> npt.NDArray[np.float64]:
     """``[k, v]``: the longest path that starts after hub k and ends with v; 0 without a path."""
-    longest = np.full((len(best), len(hubs)), -np.inf)
-    for k, hub in enumerate(hubs):
-        longest[hub, k] = 0
+    nowhere = np.full((len(hubs), len(problem.processors)), -np.inf)
+    finish = _finishes(problem, {hub: k for k, hub in enumerate(hubs)}, nowhere)
+    return np.maximum(np.stack([times.min(axis=1) for times in finish], axis=1), 0)
+
+
+def _finishes(
+    problem: Problem, hubs: dict[int, int], start: npt.NDArray[np.float64]
+) -> list[npt.NDArray[np.float64]]:
+    """By operator, ``[k, p]``: when it has finished on p, no earlier than its paths from hub k.
+
+    Args:
+        problem: whose paths.
+        hubs: operators that have just finished in their row, wherever they may run.
+        start: by row and processor, when operators without predecessors may start.
+    """
+    costs = _cost_table(problem)
+    finish = [start] * len(problem.operators)
     for operator in problem.sequence:
-        for predecessor in problem.predecessors[operator]:
-            np.maximum(
-                longest[operator], longest[predecessor] + best[operator], out=longest[operator]
-            )
-    return np.maximum(longest, 0).T
+        ready = start
+        for t in problem.reads[operator]:
+            before = finish[problem.tensors[t].producer]
+            transfer = np.array(problem.transfer_ns[t], dtype=np.float64)
+            ready = np.maximum(ready, (before[:, :, None] + transfer).min(axis=1))
+        # Rows that do not reach the operator say nothing, not even where it is not supported.
+        known = np.isfinite(ready)
+        finish[operator] = np.where(known, np.where(known, ready, 0) + costs[operator], ready)
+        if operator in hubs:
+            finish[operator][hubs[operator]] = np.where(np.isinf(costs[operator]), np.inf, 0.0)
+    return finish
+
+
+def _cost_table(problem: Problem) -> npt.NDArray[np.float64]:
+    """``[i, p]``; infinite where operator i is not supported."""
+    return np.array(
+        [[np.inf if c is None else c for c in op.costs] for op in problem.operators],
+        dtype=np.float64,
+    )
 
 
 def _weighted_costs(problem: Problem) -> npt.NDArray[np.float64]:
     """``[w, i]``: the cheapest weighted cost of operator i for the w-th choice of weights."""
-    costs = np.array(
-        [[np.inf if c is None else c for c in op.costs] for op in problem.operators],
-        dtype=np.float64,
-    )
+    costs = _cost_table(problem)
     weights = _weights(len(problem.processors))  # [weights, processors]
     with np.errstate(invalid="ignore"):  # 0 * inf: a processor of no weight that supports nothing
         weighted = weights[:, None, :] * costs[None, :, :]
@@ -128,8 +153,8 @@ def _weighted_costs(problem: Problem) -> npt.NDArray[np.float64]:
 
 @cache
 def _weights(count: int) -> npt.NDArray[np.float64]:
-    """Weights that sum to 1, evenly spread over ratios between 1:64 and 64:1."""
-    steps = 193 if count == 2 else max(3, int(600 ** (1 / max(1, count - 1))))
-    ratios = np.concatenate([[0.0], np.exp2(np.linspace(-6, 6, steps))])
+    """Weights that sum to 1, evenly spread over ratios between 1:64 and 64:1, or 1:16 and 16:1."""
+    reach, steps = (6, 193) if count == 2 else (4, max(3, int(240 ** (1 / max(1, count - 1)))))
+    ratios = np.concatenate([[0.0], np.exp2(np.linspace(-reach, reach, steps))])
     grid = np.array([(1.0, *rest) for rest in product(ratios, repeat=count - 1)])
     return np.concatenate([grid / grid.sum(axis=1, keepdims=True), np.eye(count)])

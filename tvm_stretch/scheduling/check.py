@@ -8,10 +8,6 @@ from tvm_stretch.errors import ScheduleError
 from tvm_stretch.scheduling.problem import Job, Problem
 from tvm_stretch.scheduling.result import Result
 
-HALO = Fraction(1, 32)
-"""Rows that a part computes beside its own, per operator that follows in its chain."""
-
-
 def check_schedule(problem: Problem, result: Result) -> None:
     """Raise unless the result is a schedule of the problem that can be run as predicted.
 
@@ -174,7 +170,7 @@ def _check_part_tensors(problem: Problem, parts: Problem, of: dict[str, list[int
 def _check_recomputed(
     problem: Problem, parts: Problem, of: dict[str, list[int]], source: int, reader: int
 ) -> None:
-    """A part may do without another's rows if the part it reads computed more than its share."""
+    """A part may do without another's if the part that it reads computed enough beside its own."""
     producer = parts.operators[source].whole
     share, supported = parts.operators[reader].share, _only_processor(parts.operators[reader])
     twin = [
@@ -182,15 +178,16 @@ def _check_recomputed(
         for part in (parts.operators[i] for i in of.get(producer, []))
         if _only_processor(part) == supported and part.share == share
     ]
-    full = next((op.costs[supported] for op in problem.operators if op.name == producer), None)
+    whole = {op.name: op for op in problem.operators}
+    full = whole[producer].costs[supported] if producer in whole else None
     launch = problem.launch[supported] if problem.launch else 0
-    more = min(Fraction(1), share + HALO)
+    more = min(Fraction(1), share + whole[parts.operators[reader].whole or producer].halo)
     _require(
         len(twin) == 1
         and full is not None
         and (twin[0].costs[supported] or 0) >= min(launch, full) + max(0, full - launch) * more,
         f"expected {parts.operators[reader].name} to read {parts.operators[source].name} "
-        "or rows of its own that were computed twice",
+        "or all that it needs of it from a part on its own processor",
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 
 from tvm import relax
+from tvm_stretch.passes.row_windows import why_not_by_rows, window
 
 from tvm_stretch.errors import InputError
 from tvm_stretch.ir.operator_graph import ANCHORS, Group, OperatorGraph
-from tvm_stretch.ir.operators import POINTWISE
+from tvm_stretch.ir.operators import POINTWISE, Operator
 from tvm_stretch.scheduling.problem import Job, Problem, Tensor, TransferCost
 from tvm_stretch.scheduling.result import Result
 
@@ -100,5 +102,18 @@ def _job(group: Group, costs: GroupCosts, splittable: bool) -> Job:
             f"expected costs of the kernel {group.name} ({group.anchor.kind}), got none; "
             "measure it or leave it to a cost model"
         ) from None
-    splits = splittable and group.anchor.kind.startswith(_SPLITTABLE)
-    return Job(group.name, tuple(cost), splits)
+    if not (splittable and group.anchor.kind.startswith(_SPLITTABLE)):
+        return Job(group.name, tuple(cost))
+    pointwise = all(operator.kind in POINTWISE for operator in group.operators)
+    halo = Fraction(0) if pointwise else _halo(group.anchor)
+    return Job(group.name, tuple(cost), True, pointwise, halo)
+
+
+def _halo(operator: Operator) -> Fraction:
+    """How far beyond a band of rows the operator reads, as a share of the rows of its input."""
+    if why_not_by_rows(operator) is not None:
+        return Fraction(1)
+    sliding = window(operator)
+    if sliding is None:
+        return Fraction(0)
+    return Fraction((sliding.extent - 1) // 2, operator.arg_shapes[0][2])

@@ -32,6 +32,9 @@ class Job:
         name: how plans and messages call it; unique.
         costs: nanoseconds on each processor; None where the processor does not support it.
         splittable: whether its output can be computed in shares, each on another processor.
+        pointwise: whether each element depends on the elements at its place alone, so that a share
+            of it needs the same share of what it reads and nothing else.
+        halo: rows that it reads beyond those of a band, as a share of all rows; 1 if all of them.
         whole: name of the operator that this is a part of (`baselines/split.py`).
         share: of the whole's work.
     """
@@ -39,6 +42,8 @@ class Job:
     name: str
     costs: tuple[int | None, ...]
     splittable: bool = False
+    pointwise: bool = False
+    halo: Fraction = Fraction(0)
     whole: str = ""
     share: Fraction = Fraction(1)
 

@@ -29,6 +29,7 @@ class Result:
         makespan: the last finish.
         runtime_ns: what scheduling took.
         proved: whether the scheduler knows that nothing is faster.
+        pieces: how a solver ended with each piece of the network (`baselines/ilp.py`).
     """
 
     scheduler: str
@@ -40,6 +41,7 @@ class Result:
     makespan: int
     runtime_ns: int
     proved: bool = False
+    pieces: tuple[str, ...] = ()
 
     @property
     def lower_bound(self) -> int:

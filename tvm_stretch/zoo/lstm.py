@@ -1,10 +1,10 @@
 """The LSTM of HOPE's evaluation: one layer, 1024 hidden units, 10 time steps, unrolled.
 
 Input ``[batch, steps, 1024]``. The last state goes through a dense layer to the 29 characters of
-DeepSpeech (Hannun et al., 2014), whose configuration HOPE follows. One step:
+DeepSpeech (Hannun et al., 2014), whose configuration HOPE follows. Each gate has weights of its
+own, so that a scheduler can place the gates apart. One step:
 
-    gates = x[t] @ W + h @ R + b
-    i, f, g, o = split(gates)
+    i, f, g, o = (x[t] @ W[gate] + h @ R[gate] + b[gate] for each gate)
     c = sigmoid(f) * c + sigmoid(i) * tanh(g)
     h = sigmoid(o) * tanh(c)
 """
@@ -46,21 +46,33 @@ def _time_steps(b: Builder, x: Tensor) -> list[Tensor]:
     ]
 
 
+class _Gate:
+    """Weights of one gate, the same at every step."""
+
+    def __init__(self, b: Builder, name: str, features: int) -> None:
+        self.b, self.name = b, name
+        self.from_input = b.weight(f"{name}.input.weight", (features, _UNITS), 1.0 / features)
+        # States are smaller than inputs; weights twice as large let them count as much.
+        self.from_state = b.weight(f"{name}.state.weight", (_UNITS, _UNITS), 4.0 / _UNITS)
+        offsets = b.offsets(_UNITS)
+        self.bias = Tensor(b.constant(f"{name}.bias", offsets), (_UNITS,), offsets)
+
+    def compute(self, x: Tensor, h: Tensor) -> Tensor:
+        """Before its activation."""
+        products = self.b.add(
+            _matmul(self.b, x, f"{self.name}.input.weight", self.from_input),
+            _matmul(self.b, h, f"{self.name}.state.weight", self.from_state),
+        )
+        return self.b.add(products, self.bias)
+
+
 def _lstm(b: Builder, x: Tensor, classes: int) -> Tensor:
     batch, _, features = x.shape
-    from_input = b.weight("input.weight", (features, 4 * _UNITS), 1.0 / features)
-    # The states are smaller than the inputs; weights twice as large let them count as much.
-    from_state = b.weight("state.weight", (_UNITS, 4 * _UNITS), 4.0 / _UNITS)
-    offsets = b.offsets(4 * _UNITS)
-    bias = Tensor(b.constant("gates.bias", offsets), (4 * _UNITS,), offsets)
+    gates = [_Gate(b, name, features) for name in ("i", "f", "g", "o")]
     zeros = b.constant("state.zeros", np.zeros((batch, _UNITS), np.float32))
     h = c = Tensor(zeros, (batch, _UNITS), np.zeros((1, _UNITS), np.float32))
     for step in _time_steps(b, x):
-        products = b.add(
-            _matmul(b, step, "input.weight", from_input),
-            _matmul(b, h, "state.weight", from_state),
-        )
-        i, f, g, o = _split(b, b.add(products, bias), 1, 4)
+        i, f, g, o = (gate.compute(step, h) for gate in gates)
         kept = b.mul(b.act(f, "sigmoid"), c)
         c = b.add(kept, b.mul(b.act(i, "sigmoid"), b.act(g, "tanh")))
         h = b.mul(b.act(o, "sigmoid"), b.act(c, "tanh"))

@@ -1,6 +1,6 @@
 """HOPE (Xia et al. 2022): an integer linear program per piece of the graph, or a greedy search.
 
-HOPE:LP   merge short operators, cut into pieces (algorithm 1), solve each piece exactly
+HOPE:LP   merge short operators, cut into pieces (algorithm 1), solve each piece
 HOPE:GS   merge short operators, place the K operators that can start first (algorithm 2)
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 
 from tvm_stretch.scheduling.baselines.hope_partition import partition
@@ -23,21 +24,25 @@ _SECONDS_PER_PIECE = 300.0
 
 
 def schedule_hope_lp(problem: Problem) -> Result:
-    """HOPE:LP. Each piece starts with the processors and tensors as the pieces before left them."""
+    """HOPE:LP. Each piece starts with the processors and tensors as the pieces before left them.
+
+    The solver has a limit of nodes; `Result.pieces` says how it ended with each piece.
+    """
     began = time.perf_counter_ns()
     merged = merge_short_operators(problem)
     simulation = Simulation(merged.problem)
-    for piece in partition(merged.problem):
-        solve_piece(simulation, piece, seconds=_SECONDS_PER_PIECE)
-    return result_of("HOPE:LP", merged.expand(problem, simulation), began)
+    pieces = partition(merged.problem)
+    ends = [solve_piece(simulation, piece, seconds=_SECONDS_PER_PIECE) for piece in pieces]
+    found = result_of("HOPE:LP", merged.expand(problem, simulation), began)
+    return replace(found, pieces=tuple(ends))
 
 
 def schedule_ilp(problem: Problem) -> Result:
     """The integer linear program of the whole graph: optimal, for small graphs."""
     began = time.perf_counter_ns()
     simulation = Simulation(problem)
-    optimal = solve_piece(simulation, problem.sequence)
-    return result_of("ILP", simulation, began, optimal=optimal)
+    end = solve_piece(simulation, problem.sequence)
+    return result_of("ILP", simulation, began, optimal=end == "proved")
 
 
 def schedule_hope_gs(problem: Problem) -> Result:

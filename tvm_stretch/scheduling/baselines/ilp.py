@@ -14,14 +14,17 @@ on q, on p), so that a processor receives a tensor once:
     start[k] >= end[i] - M (1 - x[t,i,q,p]) - M (1 - b[k,p])         k reads t after i received it
 
 Starts and ends have bounds, as a list schedule is known and nothing has to be slower: no operator
-starts before the shortest path to it ends, or ends too late for the shortest path from it.  M is as
-large as these bounds ask for.
+starts before the shortest path to it ends, or ends too late for the shortest path from it.  The
+bounds are a little wider than that: the solver works with tolerances, and would call a program
+infeasible in which only a schedule as long as the known one is left.  M is as large as these bounds
+ask for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
+from typing import Literal, TypeAlias
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -31,30 +34,34 @@ from tvm_stretch.scheduling.simulate import Simulation
 
 # Of the solver's search, where its time is limited: a limit that does not depend on the machine.
 _NODES = 200
-_HORIZON = 1000.0  # times are scaled so that the piece takes about this long
+_KNOWN = 1000.0  # times are scaled so that the list schedule of the piece takes this long
+_HORIZON = 1.01 * _KNOWN
 _ROUNDED = 1 - 1e-9  # of bounds, that rounding should not make infeasible
+
+
+PieceEnd: TypeAlias = Literal["proved", "found", "list"]
+"""How solving a piece ended: nothing is faster; the best that was found before the nodes ran out;
+or the list schedule, because the solver found nothing that is faster."""
 
 
 def solve_piece(
     simulation: Simulation, piece: Sequence[int], *, seconds: float | None = None
-) -> bool:
+) -> PieceEnd:
     """Append the operators of a piece to the simulation so that the last one finishes first.
 
     Args:
         simulation: holds everything that the piece depends on.
         piece: operators in topological order.
-        seconds: what the solver may take; a list schedule is used where it finds nothing.
-
-    Returns:
-        Whether the solver proved that nothing is faster.
+        seconds: what the solver may take; limits its nodes too, and lets it end as soon as nothing
+            can be faster by more than a thousandth.
     """
     if not piece:
-        return True
-    fallback = simulation.copy()
+        return "proved"
+    known = simulation.copy()
     for operator in piece:
         supported = simulation.problem.supported[operator]
-        fallback.append(operator, min(supported, key=lambda p: fallback.finish_on(operator, p)))
-    program = _Program(simulation, piece, max(fallback.finish[i] for i in piece))
+        known.append(operator, min(supported, key=lambda p: known.finish_on(operator, p)))
+    program = _Program(simulation, piece, _end(known, piece))
     limits = {"mip_rel_gap": 1e-3, "node_limit": _NODES, "time_limit": seconds}
     options = {"mip_rel_gap": 0.0} if seconds is None else limits
     solution = milp(
@@ -64,17 +71,30 @@ def solve_piece(
         constraints=program.constraints(),
         options=options,
     )
-    if solution.x is None or solution.x[program.last] > _HORIZON:
-        _replay(simulation, piece, fallback.placement, fallback.start, fallback.finish)
-        return False
+    solved = None if solution.x is None else _solved(simulation, piece, program, solution.x)
+    if solved is None or _end(solved, piece) > _end(known, piece):
+        _replay(simulation, piece, known.placement, known.start, known.finish)
+        return "list"
+    _replay(simulation, piece, solved.placement, solved.start, solved.finish)
+    return "proved" if solution.status == 0 else "found"
+
+
+def _end(simulation: Simulation, piece: Sequence[int]) -> int:
+    return max(simulation.finish[i] for i in piece)
+
+
+def _solved(
+    simulation: Simulation, piece: Sequence[int], program: _Program, values: np.ndarray
+) -> Simulation:
+    """A copy of the simulation with the piece as the solver has it."""
     placement = {
-        i: max(program.problem.supported[i], key=lambda p: solution.x[program.on[i, p]])
-        for i in piece
+        i: max(program.problem.supported[i], key=lambda p: values[program.on[i, p]]) for i in piece
     }
-    start = {i: solution.x[program.start[i]] for i in piece}
-    end = {i: solution.x[program.end[i]] for i in piece}
-    _replay(simulation, piece, placement, start, end)
-    return bool(solution.status == 0)
+    start = {i: values[program.start[i]] for i in piece}
+    end = {i: values[program.end[i]] for i in piece}
+    solved = simulation.copy()
+    _replay(solved, piece, placement, start, end)
+    return solved
 
 
 def _replay(
@@ -107,7 +127,7 @@ class _Program:
         self.simulation, self.piece, self.problem = simulation, piece, simulation.problem
         self.inside = set(piece)
         self.base = min(simulation.free) if simulation.finish else 0
-        self.scale = _HORIZON / max(1, latest - self.base)
+        self.scale = _KNOWN / max(1, latest - self.base)
         self.integer: list[int] = []
         self.lower: list[float] = []
         self.upper: list[float] = []

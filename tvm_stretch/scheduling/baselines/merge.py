@@ -1,6 +1,9 @@
 """Node merging (HOPE 3.2): a short operator with one predecessor goes where its predecessor goes.
 
 conv -> relu -> add      becomes      [conv relu] -> add
+
+Only among operators that the same processors support: the network's inputs, which the CPU alone
+holds, would otherwise keep what reads them there.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ def _short_limits(problem: Problem) -> list[float]:
 
 def _may_follow(problem: Problem, operator: int, before: int, limit: list[float]) -> bool:
     short = all(problem.cost(operator, p) <= limit[p] for p in problem.supported[operator])
-    return short and set(problem.supported[operator]) >= set(problem.supported[before])
+    return short and problem.supported[operator] == problem.supported[before]
 
 
 def _super_operator(problem: Problem, group: list[int]) -> Job:

@@ -1,114 +1,164 @@
-"""Operators computed in parts, each on another processor; µLayer and CoDL, which work this way.
+"""Layers computed in parts, each on another processor; µLayer and CoDL, which work this way.
 
     conv 8 ms on cpu, 4 ms on gpu   ->   conv@cpu 1/3, 2.7 ms    conv@gpu 2/3, 2.7 ms
 
-Channels (µLayer): each part reads the whole input, so every operator exchanges what others wrote.
-Rows (CoDL): inside a chain a part reads only the rows of its own processor, and computes some rows
-more for the operators behind it; parts meet at the end of the chain.
+A layer is an operator with all that is computed point by point behind it: bias, activation.  Its
+parts exchange nothing before its end.
+
+Channels (µLayer): each part of a layer reads the whole input, so every layer exchanges what others
+wrote, once.  Rows (CoDL): inside a chain of layers a part reads only the rows of its own processor,
+and computes those rows more that the windows behind it reach for; parts meet at the chain's end.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from itertools import combinations
 
-from tvm_stretch.scheduling.check import HALO
 from tvm_stretch.scheduling.problem import Job, Problem, Tensor
 from tvm_stretch.scheduling.result import Result, result_of
-from tvm_stretch.scheduling.simulate import run_sequence
+from tvm_stretch.scheduling.simulate import Simulation
 
 # Shares are multiples of 1/16: channels come in blocks.
 _GRAIN = 16
-_LONGEST_CHAIN = 4
+_LONGEST_CHAIN = 8
+
+Layer = tuple[int, ...]
+"""Operators: the first decides what the layer is, the others follow point by point."""
 
 
 @dataclass(frozen=True)
 class SplitChain:
-    """Operators, each the only reader of the one before, cut into the same shares of rows.
+    """Layers, each the only reader of the one before, cut into the same shares.
 
     Attributes:
-        operators: one for a split by channels.
+        layers: one for a split by channels.
         shares: processor -> share; they sum to 1.
     """
 
-    operators: tuple[int, ...]
+    layers: tuple[Layer, ...]
     shares: dict[int, Fraction]
+
+    @cached_property
+    def operators(self) -> tuple[int, ...]:
+        """Of all layers."""
+        return tuple(operator for layer in self.layers for operator in layer)
 
 
 def schedule_mulayer(problem: Problem) -> Result:
     """µLayer (Kim et al. 2019): every layer on all processors, in shares that finish together.
 
-    A layer that no split makes faster runs where it takes least.  Synchronisation is not in the
-    estimate, which is what makes small layers slow.
+    A layer that no split makes faster stays whole.  Synchronisation is not in the estimate, which
+    is what makes small layers slow.
     """
     began = time.perf_counter_ns()
-    chains = []
-    for operator in problem.sequence:
-        if problem.operators[operator].splittable:
-            chain = _best_chain(problem, (operator,), exchange=False)
-            chains.extend([chain] if chain else [])
-    return _all_pinned("µLayer", split(problem, chains), began)
+    return _carried_out("µLayer", split(problem, mulayer_chains(problem)), began)
+
+
+def mulayer_chains(problem: Problem) -> list[SplitChain]:
+    """The layers that are faster split, if exchanging took no time."""
+    found = (_best_chain(problem, (layer,), exchange=False)[1] for layer in layers_of(problem))
+    return [chain for chain in found if chain]
 
 
 def schedule_codl(problem: Problem) -> Result:
-    """CoDL (Jia et al. 2022): chains of operators on all processors, transfers in the estimate."""
+    """CoDL (Jia et al. 2022): chains of layers on all processors, transfers in the estimate."""
     began = time.perf_counter_ns()
-    return _all_pinned("CoDL", split(problem, codl_chains(problem)), began)
+    return _carried_out("CoDL", split(problem, codl_chains(problem)), began)
 
 
 def codl_chains(problem: Problem) -> list[SplitChain]:
-    """The chains that are faster split, transfers at both ends included."""
-    chains = []
+    """The chains that are faster split, transfers at both ends included.
+
+    Every run of layers is cut where the estimates of its chains add up to least.
+    """
+    chains: list[SplitChain] = []
     for run in _linear_runs(problem):
-        while run:
-            found = None
-            for length in range(min(_LONGEST_CHAIN, len(run)), 0, -1):
-                found = _best_chain(problem, run[:length], exchange=True)
-                if found:
-                    break
-            chains.extend([found] if found else [])
-            run = run[len(found.operators) if found else 1 :]
+        least: list[tuple[int, list[SplitChain]]] = [(0, [])]  # for the first layers of the run
+        for end in range(1, len(run) + 1):
+            options = []
+            for begin in range(max(0, end - _LONGEST_CHAIN), end):
+                ns, chain = _best_chain(problem, run[begin:end], exchange=True)
+                before, earlier = least[begin]
+                if chain or end - begin == 1:
+                    options.append((before + ns, [*earlier, *([chain] if chain else [])]))
+            least.append(min(options, key=lambda option: option[0]))
+        chains.extend(least[-1][1])
     return chains
 
 
-def _all_pinned(name: str, problem: Problem, began: int) -> Result:
-    """Parts run where they must, everything else where it takes least."""
-    placement = [problem.fastest(i) for i in range(len(problem.operators))]
-    return result_of(name, run_sequence(problem, placement, problem.sequence), began)
-
-
-def _linear_runs(problem: Problem) -> list[tuple[int, ...]]:
-    """Splittable operators in runs in which each is the only reader of the one before."""
-    runs: dict[int, list[int]] = {}  # by the last operator
+def layers_of(problem: Problem) -> list[Layer]:
+    """All splittable operators in layers, in topological order."""
+    found: list[list[int]] = []
+    of: dict[int, list[int]] = {}
     for operator in problem.sequence:
         if not problem.operators[operator].splittable:
             continue
-        before = problem.predecessors[operator]
-        joins = len(before) == 1 and before[0] in runs and len(problem.successors[before[0]]) == 1
-        runs[operator] = [*(runs.pop(before[0]) if joins else []), operator]
+        reads = problem.reads[operator]
+        source = problem.tensors[reads[0]].producer if len(reads) == 1 else -1
+        if problem.operators[operator].pointwise and source in of:
+            of[operator] = of[source]
+        else:
+            of[operator] = []
+            found.append(of[operator])
+        of[operator].append(operator)
+    return [tuple(layer) for layer in found]
+
+
+def _carried_out(name: str, problem: Problem, began: int) -> Result:
+    """Parts run where they must, everything else where computing and receiving take least."""
+    simulation = Simulation(problem)
+
+    def takes(operator: int) -> Callable[[int], int]:
+        return lambda p: problem.cost(operator, p) + simulation.receive_ns(operator, p)
+
+    for operator in problem.sequence:
+        simulation.append(operator, min(problem.supported[operator], key=takes(operator)))
+    return result_of(name, simulation, began)
+
+
+def _linear_runs(problem: Problem) -> list[tuple[Layer, ...]]:
+    """Layers in runs in which each is the only reader of the one before."""
+    runs: dict[int, list[Layer]] = {}  # by the last layer's first operator
+    last_of: dict[int, int] = {}  # operators that one other layer at most reads: their layer
+    for layer in layers_of(problem):
+        inside = set(layer)
+        readers = {r for op in layer for r in problem.successors[op]} - inside
+        before = problem.predecessors[layer[0]]
+        source = last_of.get(before[0], -1) if len(before) == 1 else -1
+        runs[layer[0]] = [*(runs.pop(source) if source in runs else []), layer]
+        if len(readers) == 1:
+            last_of.update(dict.fromkeys(layer, layer[0]))
     return [tuple(run) for run in runs.values()]
 
 
 def _best_chain(
-    problem: Problem, operators: tuple[int, ...], *, exchange: bool
-) -> SplitChain | None:
-    """The shares with which the operators finish first, or None if one processor is as fast."""
+    problem: Problem, layers: tuple[Layer, ...], *, exchange: bool
+) -> tuple[int, SplitChain | None]:
+    """Nanoseconds, and the shares with which the layers finish first; None on one processor."""
+    operators = [operator for layer in layers for operator in layer]
     common = set.intersection(*(set(problem.supported[op]) for op in operators))
     best: SplitChain | None = None
     least = min((sum(problem.cost(op, p) for op in operators) for p in common), default=0)
+    enter = _entering_costs(problem, operators[0]) if exchange else [0] * len(problem.processors)
     for count in range(2, len(common) + 1):
         for processors in combinations(sorted(common), count):
-            shares = _balanced(problem, operators, processors)
-            chain = SplitChain(operators, shares)
-            time = max(_chain_cost(problem, chain, p) for p in shares)
+            speeds = (
+                1 / max(1, sum(problem.cost(op, p) for op in operators)) for p in processors
+            )
+            if 1 / sum(speeds) + max(enter[p] for p in processors) > least:
+                continue  # not even if everything were divided perfectly
+            chain = SplitChain(layers, _balanced(problem, operators, processors))
+            time = max(_chain_cost(problem, chain, p) for p in chain.shares)
             if exchange:
                 time += _exchange_cost(problem, chain)
-            if len(shares) == count and time < least:
+            if len(chain.shares) == count and time < least:
                 best, least = chain, time
-    return best
+    return least, best
 
 
 def _balanced(
@@ -123,22 +173,23 @@ def _balanced(
 
 
 def _chain_cost(problem: Problem, chain: SplitChain, processor: int) -> int:
-    share = chain.shares[processor]
-    last = len(chain.operators) - 1
-    return sum(
-        part_cost(problem, op, processor, with_halo(share, last - position))
-        for position, op in enumerate(chain.operators)
-    )
+    computed = with_halos(problem, chain, processor)
+    return sum(part_cost(problem, op, processor, share) for op, share in computed.items())
 
 
 def _exchange_cost(problem: Problem, chain: SplitChain) -> int:
     """The dearest processor's transfers: the input it does not have, the parts it did not write."""
-    home = problem.fastest(chain.operators[0])
-    enter = problem.reads[chain.operators[0]]
-    leave = problem.writes[chain.operators[-1]]
+    inside = set(chain.operators)
+    enter = _entering_costs(problem, chain.operators[0])
+    leave = [
+        t
+        for op in chain.layers[-1]
+        for t in problem.writes[op]
+        if not set(problem.tensors[t].consumers) <= inside
+    ]
     costs = [0]
     for processor in chain.shares:
-        cost = sum(problem.transfer_ns[t][home][processor] for t in enter)
+        cost = enter[processor]
         for other, share in chain.shares.items():
             if other != processor:
                 sizes = (_share_of(problem.tensors[t].bytes, share) for t in leave)
@@ -147,9 +198,27 @@ def _exchange_cost(problem: Problem, chain: SplitChain) -> int:
     return max(costs)
 
 
-def with_halo(share: Fraction, following: int) -> Fraction:
-    """The share of rows to compute so that ``following`` operators of the chain can go on."""
-    return min(Fraction(1), share + HALO * following)
+def _entering_costs(problem: Problem, operator: int) -> list[int]:
+    """What receiving its input costs each processor, if it is where the operator is fastest."""
+    home = problem.fastest(operator)
+    return [
+        sum(problem.transfer_ns[t][home][p] for t in problem.reads[operator])
+        for p in range(len(problem.processors))
+    ]
+
+
+def with_halos(problem: Problem, chain: SplitChain, processor: int) -> dict[int, Fraction]:
+    """The share of each operator's rows to compute, so that the layers behind it can go on.
+
+    A band between two others reads beyond both of its ends.
+    """
+    ends = 1 if len(chain.shares) == 2 else 2
+    share = chain.shares[processor]
+    found: dict[int, Fraction] = {}
+    for layer in reversed(chain.layers):
+        found |= dict.fromkeys(reversed(layer), share)
+        share = min(Fraction(1), share + ends * problem.operators[layer[0]].halo)
+    return found
 
 
 def part_cost(problem: Problem, operator: int, processor: int, share: Fraction) -> int:
@@ -166,6 +235,12 @@ def _share_of(amount: int, share: Fraction) -> int:
 def split(problem: Problem, chains: Sequence[SplitChain]) -> Problem:
     """The problem with the operators of the chains in parts."""
     parts: dict[int, dict[int, int]] = {}  # operator -> processor -> part
+    computed = {
+        (op, processor): share
+        for chain in chains
+        for processor in chain.shares
+        for op, share in with_halos(problem, chain, processor).items()
+    }
     chain_of: dict[int, SplitChain] = {op: chain for chain in chains for op in chain.operators}
     operators: list[Job] = []
     whole_of: dict[int, int] = {}
@@ -177,7 +252,9 @@ def split(problem: Problem, chains: Sequence[SplitChain]) -> Problem:
         parts[index] = {}
         for processor in chain_of[index].shares:
             parts[index][processor] = len(operators)
-            operators.append(_part(problem, index, chain_of[index], processor))
+            share = chain_of[index].shares[processor]
+            cost = part_cost(problem, index, processor, computed[index, processor])
+            operators.append(_part(problem, index, processor, share, cost))
     tensors = []
     for tensor in problem.tensors:
         chain = chain_of.get(tensor.producer)
@@ -205,10 +282,7 @@ def split(problem: Problem, chains: Sequence[SplitChain]) -> Problem:
     )
 
 
-def _part(problem: Problem, index: int, chain: SplitChain, processor: int) -> Job:
+def _part(problem: Problem, index: int, processor: int, share: Fraction, cost: int) -> Job:
     whole = problem.operators[index]
-    share = chain.shares[processor]
-    following = len(chain.operators) - 1 - chain.operators.index(index)
-    cost = part_cost(problem, index, processor, with_halo(share, following))
     only = tuple(cost if p == processor else None for p in range(len(problem.processors)))
     return Job(f"{whole.name}@{problem.processors[processor]}", only, whole=whole.name, share=share)

@@ -3,6 +3,10 @@
 When the last predecessor of an operator finishes, the operator is queued at the processor that is
 expected to finish it first, transfers included.  An idle processor takes from its queue the
 operator of which it already holds the most bytes.
+
+What StarPU expects of a processor is never older than its last event: when an operator begins, the
+end of what runs there is known anew, and only what is still queued is added to it.  A tensor that
+an operator in the queue asked for counts as on its way, and costs the next one nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +31,9 @@ class _Run:
         self.simulation = Simulation(problem)
         self.waiting = [len(before) for before in problem.predecessors]
         self.queues: list[list[int]] = [[] for _ in problem.processors]
-        self.expected_end = [0] * len(problem.processors)
+        self.queued_ns = [0] * len(problem.processors)  # what the queues are expected to take
+        self.expected: dict[int, int] = {}  # of each operator in a queue, transfers included
+        self.requested: set[tuple[int, int]] = set()  # tensors, and where they are expected
         self.running: list[tuple[int, int, int]] = []  # finish, operator, processor
         self.busy: set[int] = set()
 
@@ -50,14 +56,26 @@ class _Run:
     def push(self, operator: int, now: int) -> None:
         """Queue at the processor that is expected to finish the operator first."""
 
-        def expected(processor: int) -> int:
-            begin = max(self.expected_end[processor], now)
-            cost = self.problem.cost(operator, processor)
-            return begin + cost + self.simulation.receive_ns(operator, processor)
+        def end(processor: int) -> int:
+            begin = max(self.simulation.free[processor], now) + self.queued_ns[processor]
+            return begin + self._expected_ns(operator, processor)
 
-        best = min(self.problem.supported[operator], key=expected)
-        self.expected_end[best] = expected(best)
+        best = min(self.problem.supported[operator], key=end)
+        self.expected[operator] = self._expected_ns(operator, best)
+        self.queued_ns[best] += self.expected[operator]
+        if self.problem.caching:
+            missing = self.simulation.to_receive(operator, best)
+            self.requested.update((tensor, best) for tensor in missing)
         self.queues[best].append(operator)
+
+    def _expected_ns(self, operator: int, processor: int) -> int:
+        """Computing, and receiving what is neither there nor on its way."""
+        missing = self.simulation.to_receive(operator, processor)
+        return self.problem.cost(operator, processor) + sum(
+            self.simulation.transfer_to(tensor, processor)
+            for tensor in missing
+            if (tensor, processor) not in self.requested
+        )
 
     def pop_idle(self) -> None:
         """Let every idle processor take the operator with the fewest bytes to receive."""
@@ -66,6 +84,7 @@ class _Run:
                 continue
             operator = min(queue, key=lambda op: self._missing_bytes(op, processor))
             queue.remove(operator)
+            self.queued_ns[processor] -= self.expected.pop(operator)
             finish = self.simulation.append(operator, processor)
             heapq.heappush(self.running, (finish, operator, processor))
             self.busy.add(processor)

@@ -1,0 +1,133 @@
+"""Processors that schedulers are compared on, and the problem of a network on them.
+
+| profile | processors |
+| --- | --- |
+| `host` | CPU and OpenCL of this machine: kernels, hand-overs and launches as `ts.measure()` found them, or typical ones where it was never run; the caption says which |
+| `1:3` and the like | roofs, not devices: a CPU of 20 GMAC/s and a GPU of 60; memory of 10 GB/s at ratio 1 |
+| `mi9 C+G` and the like | CPU, GPU, DSP of a phone, each with a speed of its own for every family of operators (`mi9.py`); `C/2` is the CPU at half its frequency |
+
+On all but `host` a hand-over takes 0.15 ms and converts the layout at 2.5 GB/s, and problems hold
+one operator per Relax call, as in HOPE (NASNet-Large: 1,113); those of `host` hold kernels.  Tensors
+of `mi9` are 8-bit integers.  µLayer and CoDL may split convolutions, matrix products, pooling and
+what is computed point by point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import tvm
+from tvm_stretch.targets.processors import make_processors
+
+from benchmarks import mi9
+from tvm_stretch.ir.operator_graph import Group, OperatorGraph
+from tvm_stretch.scheduling import FREE, Problem, TransferCost, linear_transfer
+from tvm_stretch.scheduling.of_network import problem_of
+from tvm_stretch.search.costs import Costs, planning_costs
+
+PHONE = ("mi9 C+G", "mi9 C/2+G", "mi9 C+D", "mi9 G+D", "mi9 C+G+D")
+RATIOS = ("1:3", "1:2", "1:1", "2:1", "3:1", "1:1:1", "1:2:3")
+PROFILES = ("host", *RATIOS, *PHONE)
+
+_NAMES = ("cpu", "gpu", "dsp")
+_LAUNCH_NS = {"cpu": 2_000, "gpu": 10_000, "dsp": 10_000}
+_MACS_PER_NS, _BYTES_PER_NS = 20.0, 10.0
+_FIXED_NS, _BYTES_PER_US = 150_000, 2_500
+_FLOAT, _INTEGER = 1, 4  # how many numbers are as large as one of float32
+
+
+def synthetic_problem(graph: OperatorGraph, profile: str) -> Problem:
+    """The problem of a network on the processors of a profile other than `host`."""
+    if profile.startswith("mi9 "):
+        return _phone_problem(graph, profile.removeprefix("mi9 ").split("+"))
+    speeds = [float(part) for part in profile.split(":")]
+    names = _NAMES[: len(speeds)]
+
+    def costs(group: Group) -> list[int]:
+        roofs = (max(_compute_ns(group, s), _memory_ns(group) / s**0.5) for s in speeds)
+        return [_LAUNCH_NS[n] + round(roof) for n, roof in zip(names, roofs, strict=True)]
+
+    return _problem(graph, names, costs, _FLOAT)
+
+
+def _phone_problem(graph: OperatorGraph, parts: Sequence[str]) -> Problem:
+    """``["C/2", "G"]``: the CPU at half its frequency, and the GPU."""
+    known = {name[0].upper(): name for name in mi9.PROCESSORS}
+    names = tuple(known[part[0]] for part in parts)
+    slower = [float(part.partition("/")[2] or 1) for part in parts]
+
+    def costs(group: Group) -> list[int]:
+        family, memory = _family(group), _memory_ns(group) / _INTEGER
+        roofs = (
+            max(slow * group.multiply_adds / mi9.speeds()[name][family], memory)
+            for name, slow in zip(names, slower, strict=True)
+        )
+        return [_LAUNCH_NS[n] + round(roof) for n, roof in zip(names, roofs, strict=True)]
+
+    return _problem(graph, names, costs, _INTEGER)
+
+
+def _compute_ns(group: Group, speed: float) -> float:
+    return group.multiply_adds / _MACS_PER_NS / speed
+
+
+def _memory_ns(group: Group) -> float:
+    return (group.read_bytes + group.bytes) / _BYTES_PER_NS
+
+
+def _family(group: Group) -> str:
+    """One of `mi9.FAMILIES`."""
+    anchor = group.anchor
+    if not anchor.kind.startswith("nn.conv"):
+        return "pointwise"
+    if anchor.groups > 1:
+        return "depthwise" if anchor.groups == anchor.arg_shapes[0][1] else "grouped"
+    return "pointwise" if set(anchor.arg_shapes[1][2:]) == {1} else "dense"
+
+
+def _problem(
+    graph: OperatorGraph, names: Sequence[str], costs: Callable[[Group], list[int]], smaller: int
+) -> Problem:
+    count = len(names)
+    transfers = ((linear_transfer(_FIXED_NS, smaller * _BYTES_PER_US),) * count,) * count
+    launch = [_LAUNCH_NS[name] for name in names]
+    return problem_of(graph, names, costs, transfers, launch=launch, splittable=True)
+
+
+def host_costs() -> Costs:
+    """What is known of the processors of this machine."""
+    processors, _ = make_processors(["llvm", "opencl"], 1)
+    return planning_costs(processors)
+
+
+def host_problem(mod: tvm.IRModule, costs: Costs) -> Problem:
+    """The problem of a network on this machine."""
+    graph = costs.kernels.lower(mod)
+    costs.ask_for(graph.groups)
+    places = range(len(costs.processors))
+    names = [processor.name for processor in costs.processors]
+
+    def nanoseconds(group: Group) -> list[int | None]:
+        return [costs.whole(group, place) for place in places]
+
+    launch = [costs.start(place) for place in places]
+    return problem_of(graph, names, nanoseconds, costs.transfers(), launch=launch, splittable=True)
+
+
+def whole(problem: Problem) -> Problem:
+    """The same problem without the right to split operators."""
+    operators = tuple(replace(operator, splittable=False) for operator in problem.operators)
+    return replace(problem, operators=operators)
+
+
+def one_layout(problem: Problem) -> Problem:
+    """The problem if handing over converted nothing, as HOPE ran µLayer (section 5.4)."""
+    fixed = tuple(tuple(TransferCost(((0, cost(0)),)) for cost in row) for row in problem.transfers)
+    return replace(problem, transfers=fixed)
+
+
+def without_transfers(problem: Problem) -> Problem:
+    """The same problem if handing over took no time."""
+    count = len(problem.processors)
+    return replace(problem, transfers=((FREE,) * count,) * count)
