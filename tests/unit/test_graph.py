@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
+import numpy as np
 import pytest
 from fake_targets import TARGET
 from tvm.script import ir as I
@@ -17,6 +20,7 @@ from tvm_stretch.scheduling import (
     check_schedule,
 )
 from tvm_stretch.scheduling.anneal import schedule
+from tvm_stretch.scheduling.baselines.split import layers_of
 from tvm_stretch.scheduling.of_network import problem_of, processors_of
 
 
@@ -113,6 +117,36 @@ def test_problem_of_a_graph():
     result = schedule(problem)
     check_schedule(problem, result)
     assert result.makespan == 25
+
+
+@I.ir_module
+class Windows:
+    @R.function
+    def main(x: R.Tensor((1, 4, 8, 8), "float32"), y: R.Tensor((1, 16), "float32")):
+        with R.dataflow():
+            wide = R.nn.conv2d(x, R.const(np.ones((4, 4, 5, 5), "float32")), padding=2)
+            bias = R.add(wide, R.const(np.ones((1, 4, 1, 1), "float32")))
+            small = R.nn.conv2d(bias, R.const(np.ones((4, 4, 1, 1), "float32")))
+            pool = R.nn.max_pool2d(small, [2, 2], strides=[2, 2])
+            dense = R.matmul(y, R.const(np.ones((16, 8), "float32")))
+            act = R.nn.relu(dense)
+            R.output(pool, act)
+        return pool, act
+
+
+def test_parts_of_an_operator_know_what_they_need_of_others():
+    graph = OperatorGraph(Windows["main"])
+    given = problem_of(graph, ["cpu"], lambda _: (1,), [[FREE]], splittable=True)
+    assert {op.name: (op.pointwise, op.halo) for op in given.operators if op.splittable} == {
+        "wide": (False, Fraction(2, 8)),
+        "bias": (True, 0),
+        "small": (False, 0),
+        "pool": (False, 0),
+        "dense": (False, 1),
+        "act": (True, 0),
+    }
+    layers = [[given.operators[i].name for i in layer] for layer in layers_of(given)]
+    assert sorted(layers) == [["dense", "act"], ["pool"], ["small"], ["wide", "bias"]]
 
 
 def test_processors_of_operators_by_a_schedule():

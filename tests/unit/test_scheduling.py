@@ -136,6 +136,14 @@ def test_lower_bound_adds_up_over_segments():
     assert lower_bound(mixed) == schedule(mixed).makespan == 70
 
 
+def test_lower_bound_counts_the_transfers_of_the_longest_path():
+    given = chain([(10, None), (90, 10), (10, None)], transfer=7)
+    assert lower_bound(given) == schedule(given).makespan == 10 + 7 + 10 + 7 + 10
+    # The second branch is as long with or without: what is short may stay.
+    both = fan([(10, None), (90, 10), (5, 5), (10, None)], transfer=7)
+    assert lower_bound(both) == schedule(both).makespan == 44
+
+
 def test_mosaic_runs_nothing_at_the_same_time():
     assert schedule_mosaic(fan([(10, 10)] * 4)).makespan == 40
     assert schedule_mosaic(chain([(1, 9), (9, 1)], transfer=3)).makespan == 5

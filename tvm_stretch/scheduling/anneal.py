@@ -33,6 +33,7 @@ from tvm_stretch.scheduling.simulate import Simulation, simulate
 # Steps of the local search (operators run in trials; 20 to 40 ns each), for every set of
 # processors that is tried.
 _STEPS_PER_PAIR, _MOST_STEPS = 2_000, 6_000_000
+_TRIALS = 3
 # A schedule in parts is worth improving if it takes less than this many times the best whole one.
 _PROMISING = 1.25
 
@@ -57,12 +58,13 @@ def _whole_operators(problem: Problem, steps: int) -> Simulation:
     """Without splitting anything."""
     if len(problem.processors) == 1:
         return _simulation(schedule_single(problem))  # any order takes as long
-    starts = [_simulation(scheduler(problem)) for scheduler in _HEURISTICS]
+    found = sorted((scheduler(problem) for scheduler in _HEURISTICS), key=lambda r: r.makespan)
+    starts = [_simulation(result) for result in found[:_TRIALS]]
     starts.append(_merged_heft(problem))
     starts.extend(_with_fewer_processors(problem, steps))
     starts.sort(key=_makespan)
     trials = [
-        anneal(start, steps // 4, seed=seed) for seed, start in enumerate(starts[:3], start=1)
+        anneal(start, steps // 4, seed=seed) for seed, start in enumerate(starts[:_TRIALS], start=1)
     ]
     best = _fastest([starts[0], *trials])
     return _fastest([best, anneal(best, steps // 4, cooled=0.25)])

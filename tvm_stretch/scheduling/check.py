@@ -8,6 +8,7 @@ from tvm_stretch.errors import ScheduleError
 from tvm_stretch.scheduling.problem import Job, Problem
 from tvm_stretch.scheduling.result import Result
 
+
 def check_schedule(problem: Problem, result: Result) -> None:
     """Raise unless the result is a schedule of the problem that can be run as predicted.
 

@@ -13,7 +13,7 @@ and computes those rows more that the windows behind it reach for; parts meet at
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -110,15 +110,28 @@ def layers_of(problem: Problem) -> list[Layer]:
 
 
 def _carried_out(name: str, problem: Problem, began: int) -> Result:
-    """Parts run where they must, everything else where computing and receiving take least."""
+    """Parts run where they must; the rest all on one processor, or each where it costs least.
+
+    What computing and receiving cost is looked at operator by operator, which alone would leave all
+    on the processor that has the network's inputs.
+    """
+    ways = [_with_rest_on(problem, p) for p in range(len(problem.processors))]
+    ways.append(_with_rest_on(problem, None))
+    best = min(ways, key=lambda simulation: max(simulation.finish.values(), default=0))
+    return result_of(name, best, began)
+
+
+def _with_rest_on(problem: Problem, home: int | None) -> Simulation:
     simulation = Simulation(problem)
 
     def takes(operator: int) -> Callable[[int], int]:
         return lambda p: problem.cost(operator, p) + simulation.receive_ns(operator, p)
 
     for operator in problem.sequence:
-        simulation.append(operator, min(problem.supported[operator], key=takes(operator)))
-    return result_of(name, simulation, began)
+        supported = problem.supported[operator]
+        chosen = home if home in supported else min(supported, key=takes(operator))
+        simulation.append(operator, chosen)
+    return simulation
 
 
 def _linear_runs(problem: Problem) -> list[tuple[Layer, ...]]:
@@ -142,17 +155,16 @@ def _best_chain(
     """Nanoseconds, and the shares with which the layers finish first; None on one processor."""
     operators = [operator for layer in layers for operator in layer]
     common = set.intersection(*(set(problem.supported[op]) for op in operators))
+    alone = {p: sum(problem.cost(op, p) for op in operators) for p in sorted(common)}
     best: SplitChain | None = None
-    least = min((sum(problem.cost(op, p) for op in operators) for p in common), default=0)
+    least = min(alone.values(), default=0)
     enter = _entering_costs(problem, operators[0]) if exchange else [0] * len(problem.processors)
     for count in range(2, len(common) + 1):
-        for processors in combinations(sorted(common), count):
-            speeds = (
-                1 / max(1, sum(problem.cost(op, p) for op in operators)) for p in processors
-            )
-            if 1 / sum(speeds) + max(enter[p] for p in processors) > least:
+        for processors in combinations(alone, count):
+            ideal = 1 / sum(1 / max(1, alone[p]) for p in processors)
+            if ideal + max(enter[p] for p in processors) > least:
                 continue  # not even if everything were divided perfectly
-            chain = SplitChain(layers, _balanced(problem, operators, processors))
+            chain = SplitChain(layers, _balanced({p: alone[p] for p in processors}))
             time = max(_chain_cost(problem, chain, p) for p in chain.shares)
             if exchange:
                 time += _exchange_cost(problem, chain)
@@ -161,11 +173,9 @@ def _best_chain(
     return least, best
 
 
-def _balanced(
-    problem: Problem, operators: Sequence[int], processors: Sequence[int]
-) -> dict[int, Fraction]:
+def _balanced(alone: Mapping[int, int]) -> dict[int, Fraction]:
     """Shares in proportion to speed; what rounding leaves goes to the fastest."""
-    times = {p: max(1, sum(problem.cost(op, p) for op in operators)) for p in processors}
+    times = {p: max(1, ns) for p, ns in alone.items()}
     total = sum(1 / t for t in times.values())
     grains = {p: int(_GRAIN / t / total) for p, t in times.items()}
     grains[min(times, key=times.__getitem__)] += _GRAIN - sum(grains.values())
@@ -217,7 +227,8 @@ def with_halos(problem: Problem, chain: SplitChain, processor: int) -> dict[int,
     found: dict[int, Fraction] = {}
     for layer in reversed(chain.layers):
         found |= dict.fromkeys(reversed(layer), share)
-        share = min(Fraction(1), share + ends * problem.operators[layer[0]].halo)
+        if problem.operators[layer[0]].halo:
+            share = min(Fraction(1), share + ends * problem.operators[layer[0]].halo)
     return found
 
 

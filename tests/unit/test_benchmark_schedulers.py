@@ -1,0 +1,94 @@
+"""The comparison of schedulers: its profiles, and what it promises of its own published table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from benchmarks import mi9
+from benchmarks.schedulers import NETWORKS, Row, read_table, shortcomings, table
+from benchmarks.scheduling_profiles import PROFILES, one_layout, synthetic_problem
+from tvm_stretch import zoo
+from tvm_stretch.ir.operator_graph import OperatorGraph
+from tvm_stretch.scheduling.baselines import schedule_mosaic, schedule_single
+
+PUBLISHED = Path(__file__).resolve().parents[2] / "benchmarks" / "schedulers.md"
+
+
+def published() -> list[Row]:
+    return list(read_table(PUBLISHED.read_text(encoding="utf-8")))
+
+
+def test_the_published_table_is_whole_and_passes_the_gate():
+    rows = published()
+    shown = {(row["network"], row["profile"]) for row in rows}
+    assert shown == {(network, profile) for network in NETWORKS for profile in PROFILES}
+    assert list(shortcomings(rows)) == []
+
+
+def test_the_gate_refuses_what_is_not_promised():
+    rows = published()
+    slow, beaten, far = ({**row, "latency_ms": dict(row["latency_ms"])} for row in rows[:3])
+    slow["scheduling_cpu_s"] = {**slow["scheduling_cpu_s"], "ours": 2.5}
+    beaten["latency_ms"]["HOPE:LP"] = beaten["latency_ms"]["ours"] / 2
+    assert [text.split()[0] for text in shortcomings([slow])] == ["ours"]
+    assert "HOPE:LP takes" in next(shortcomings([beaten]))
+    loose = [{**row, "gap_without_transfers": 0.04} for row in rows if row["profile"] == "1:1"]
+    assert any("4.0% above the bound on 1:1" in text for text in shortcomings(loose))
+    assert list(shortcomings([far])) == []
+
+
+def test_a_table_can_be_read_again():
+    rows = published()
+    assert list(read_table("\n".join(table(rows)))) == rows
+
+
+def test_fitted_speeds_of_the_phone_explain_its_latencies():
+    for network, latencies in mi9.LATENCY_MS.items():
+        for processor, latency in zip(mi9.PROCESSORS, latencies, strict=True):
+            most = 0.4 if network == "regnetx_1_6gf" else 0.2
+            assert mi9.fitted_ms(network, processor) == pytest.approx(latency, rel=most)
+    assert zoo.info("resnet34").macs == pytest.approx(
+        sum(mi9.MULTIPLY_ADDS_M["resnet34"]) / 1e3, 0.02
+    )
+
+
+@I.ir_module
+class Families:
+    @R.function
+    def main(
+        x: R.Tensor((1, 256, 28, 28), "float32"),
+        dense: R.Tensor((256, 256, 3, 3), "float32"),
+        small: R.Tensor((256, 256, 1, 1), "float32"),
+        grouped: R.Tensor((256, 32, 3, 3), "float32"),
+        deep: R.Tensor((256, 1, 3, 3), "float32"),
+    ):
+        with R.dataflow():
+            a = R.nn.conv2d(x, dense, padding=1)
+            b = R.nn.conv2d(a, small)
+            c = R.nn.conv2d(b, grouped, padding=1, groups=8)
+            d = R.nn.conv2d(c, deep, padding=1, groups=256)
+            R.output(d)
+        return d
+
+
+def test_operators_prefer_processors_by_their_family():
+    graph = OperatorGraph(Families["main"])
+    half = synthetic_problem(graph, "mi9 C/2+G")
+    faster = [
+        half.processors[half.fastest(i)] for i, op in enumerate(half.operators) if op.splittable
+    ]
+    assert faster == ["gpu", "gpu", "cpu", "gpu"]
+    ratio = synthetic_problem(graph, "1:3")
+    assert {ratio.fastest(i) for i, op in enumerate(ratio.operators) if op.splittable} == {1}
+
+
+def test_mosaic_wins_where_operators_prefer_processors():
+    graph = OperatorGraph(Families["main"])
+    cheap = one_layout(synthetic_problem(graph, "mi9 C/2+G"))
+    free = cheap.transfers[0][1](10**9)
+    assert free == cheap.transfers[0][1](0)
+    assert schedule_mosaic(cheap).makespan <= schedule_single(cheap).makespan
