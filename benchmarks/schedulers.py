@@ -3,16 +3,16 @@
 ```
 python -m benchmarks.schedulers [inception_v3 ...] [--profiles 1:3 host "mi9 C+G"] [--json out.json]
 ```
-Every schedule passes the independent checker before its latency is shown; `scheduling_profiles.py`
-says what the profiles are.  The program ends with an error if ours is slower than any other, if it
-needs more than 2 s of a core for any network, or if it is more than 3 % above the lower bound in the
-mean of a profile on which that is tight: processors that are equally fast, transfers that are free.
-Where HOPE's order over its baselines does not come out, it says so.  Rows that the JSON file holds
-already are not computed again.  What scheduling takes is time of the processor, not of the clock.
-`µLayer, one layout` is µLayer where handing over converts nothing, as in HOPE's figure 6; `gap if
-transfers were free` tells how much of the gap is due to transfers; `pieces` tells how the solver
-ended with HOPE:LP's: nothing is faster (within 0.1 %), the best found when its nodes ran out, or
-nothing better than a list schedule.
+Every schedule passes the independent checker before its latency is shown;
+`scheduling_profiles.py` says what the profiles are.  The program ends with an error if ours is
+slower than any other, if it needs more than 2 s of a core for any network, or if it is more than
+3 % above the lower bound in the mean of a profile on which that is tight: processors that are
+equally fast, transfers that are free.  Where HOPE's order over its baselines does not come out, it
+says so.  Rows that the JSON file holds already are not computed again.  What scheduling takes is
+time of the processor, not of the clock.  `µLayer, one layout` is µLayer where handing over converts
+nothing, as in HOPE's figure 6; `gap if transfers were free` tells how much of the gap is due to
+transfers; `pieces` tells how the solver ended with HOPE:LP's: nothing is faster (within 0.1 %), the
+best found when its nodes ran out, or nothing better than a list schedule.
 """
 
 from __future__ import annotations

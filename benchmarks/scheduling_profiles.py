@@ -1,15 +1,15 @@
 """Processors that schedulers are compared on, and the problem of a network on them.
 
-| profile | processors |
-| --- | --- |
-| `host` | CPU and OpenCL of this machine: kernels, hand-overs and launches as `ts.measure()` found them, or typical ones where it was never run; the caption says which |
-| `1:3` and the like | roofs, not devices: a CPU of 20 GMAC/s and a GPU of 60; memory of 10 GB/s at ratio 1 |
-| `mi9 C+G` and the like | CPU, GPU, DSP of a phone, each with a speed of its own for every family of operators (`mi9.py`); `C/2` is the CPU at half its frequency |
+* `host`: CPU and OpenCL of this machine; kernels, hand-overs and launches as `ts.measure()` found
+  them, or typical ones where it was never run. The caption says which.
+* `1:3` and the like: roofs, not devices; a CPU of 20 GMAC/s and a GPU of 60, memory of 10 GB/s at
+  ratio 1.
+* `mi9 C+G` and the like: CPU, GPU, DSP of a phone, each with a speed of its own for every family of
+  operators (`mi9.py`); `C/2` is the CPU at half its frequency. Tensors are 8-bit integers.
 
 On all but `host` a hand-over takes 0.15 ms and converts the layout at 2.5 GB/s, and problems hold
-one operator per Relax call, as in HOPE (NASNet-Large: 1,113); those of `host` hold kernels.  Tensors
-of `mi9` are 8-bit integers.  µLayer and CoDL may split convolutions, matrix products, pooling and
-what is computed point by point.
+one operator per Relax call, as in HOPE (NASNet-Large: 1,113); those of `host` hold kernels. µLayer
+and CoDL may split convolutions, matrix products, pooling and what is computed point by point.
 """
 
 from __future__ import annotations

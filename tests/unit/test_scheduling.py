@@ -162,7 +162,7 @@ def test_starpu_looks_at_one_operator_at_a_time():
 
 
 def test_starpu_counts_a_shared_tensor_once():
-    # Both readers are done at 16 where receiving costs 6 once; twice, it would be 22 for the second.
+    # Both readers are done at 16 where receiving costs 6 once; if it did twice, at 22.
     given = problem(
         [(0, None), (20, 5), (20, 5)], {0: (1, [1, 2])}, transfer=TransferCost(((0, 6),))
     )

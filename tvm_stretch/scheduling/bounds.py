@@ -50,7 +50,6 @@ def critical_path(problem: Problem) -> int:
 
 def _segments(problem: Problem) -> int:
     """The longest chain of segments between hubs."""
-    count = len(problem.operators)
     before = _ancestors(problem)
     comparable = before.sum(axis=0) + before.sum(axis=1)
     central = set(np.argsort(-comparable, kind="stable")[:_HUBS].tolist())

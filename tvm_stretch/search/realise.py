@@ -83,7 +83,7 @@ def realise(
     operators = Operators(main)
     wanted = {name: place for option in options for name, place in option.placed.items()}
     placed = {op: wanted[g] for op, g in network.group_of.items() if g in wanted}
-    placed = _complete(operators, {**placed, **branched.owners})
+    placed = complete(operators, {**placed, **branched.owners})
     for name, place in placed.items():
         operator, places = operators[name], range(len(processors))
         if operator.kind in PIECES:
@@ -105,7 +105,7 @@ def realise(
     return Candidate(plan, what, schedule.ns, schedule.busy, branched, schedule.level)
 
 
-def _complete(operators: Operators, placed: Mapping[str, int]) -> dict[str, int]:
+def complete(operators: Operators, placed: Mapping[str, int]) -> dict[str, int]:
     """Views and other operators between: on the first processor that reads them, or makes them."""
     found = dict(placed)
     for reader in reversed(list(operators)):
@@ -204,7 +204,7 @@ class _Schedule:
         for index, group in enumerate(self.level.graph.groups, start=1):
             placed.update((op.name, found.placement[index]) for op in group.operators)
             start.update((op.name, found.start[index]) for op in group.operators)
-        order = _by_start(self.operators, placed, start)
+        order = by_start(self.operators, placed, start)
         other = _Schedule(self.network, self.branched, self.operators, self.costs, placed, order)
         return min(other, self, key=lambda schedule: schedule.ns)
 
@@ -239,7 +239,7 @@ def _same(one: Group, other: Group) -> bool:
     return [op.name for op in one.operators] == [op.name for op in other.operators]
 
 
-def _by_start(
+def by_start(
     operators: Operators, placed: Mapping[str, int], start: Mapping[str, int]
 ) -> list[str]:
     """All calls, each after what it reads, those that start early first."""

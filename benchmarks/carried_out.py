@@ -1,0 +1,300 @@
+"""Plans of schedulers carried out on CPU and OpenCL: what was predicted beside what the clock says.
+
+    python -m benchmarks.carried_out squeezenet1_0 lstm --rounds 15 --json carried_out.json
+
+Every scheduler of `benchmarks/schedulers.py` gets the network's kernels with this machine's costs
+(the profile `host`), and what it answers is built as a plan: whole kernels where and in the order
+in which it wants them, µLayer's layers in shares of output channels, CoDL's chains in bands of
+rows. Every answer is compared with ONNX Runtime's first. Then all models of a network take turns;
+the table shows medians, the distance of the quartiles, and the median of the ratios of a round to
+the best single processor's. Equal plans are built and measured once.
+
+What has no passes stays whole on the processor that had the larger share: pools and depthwise
+convolutions whose input is whole. A chain that rows cannot split is shared layer by layer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnxruntime
+import tvm
+from tvm_stretch.passes.split_outputs import can_be_shared
+from tvm_stretch.passes.split_rows import plan_row_split
+
+import tvm_stretch as ts
+from benchmarks.scheduling_profiles import host_costs, host_problem, whole
+from tvm_stretch import zoo
+from tvm_stretch.build.branching import branch
+from tvm_stretch.errors import InputError, StretchError, UnsupportedError
+from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.operator_graph import Group
+from tvm_stretch.ir.operators import Operators
+from tvm_stretch.ir.views import PIECES
+from tvm_stretch.plan.plan import Plan
+from tvm_stretch.plan.regions import form_regions
+from tvm_stretch.plan.splits import RowSplit
+from tvm_stretch.scheduling import Result, check_schedule
+from tvm_stretch.scheduling.anneal import SCHEDULERS, schedule
+from tvm_stretch.scheduling.baselines.split import (
+    SplitChain,
+    codl_chains,
+    mulayer_chains,
+    split,
+)
+from tvm_stretch.search.costs import Costs
+from tvm_stretch.search.pieces import Network
+from tvm_stretch.search.realise import by_start, complete
+from tvm_stretch.search.rules import apportion
+
+TARGETS = ["llvm", "opencl"]
+_PART = re.compile(r"\.[pr]\d+(\..*)?$")
+
+Row: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a scheduler's parts become in a plan."""
+
+    shares: Mapping[str, tuple[int, ...]]
+    splits: tuple[RowSplit, ...]
+
+
+class Carrier:
+    """Makes plans of schedules of one network."""
+
+    def __init__(self, mod: tvm.IRModule, costs: Costs) -> None:
+        self.costs = costs
+        self.network = Network(mod, costs.kernels)
+        self.problem = host_problem(mod, costs)
+        self.groups = {group.name: group for group in self.network.graph.groups}
+
+    def results(self) -> Iterator[Result]:
+        """What every scheduler answers, checked."""
+        unsplit = whole(self.problem)
+        asked = {name: (scheduler, self.problem) for name, scheduler in SCHEDULERS.items()}
+        asked |= {"ours": (schedule, unsplit), "ours, split": (schedule, self.problem)}
+        for name, (scheduler, problem) in asked.items():
+            result = scheduler(problem)
+            check_schedule(problem, result)
+            yield replace(result, scheduler=name)
+
+    def plan(self, result: Result) -> Plan:
+        """A plan that does what the schedule says."""
+        cut = self._cut(result)
+        processors = self.costs.processors
+        branched = branch(self.network.mod, cut.shares, cut.splits, processors)
+        operators = Operators(branched.mod["main"])
+        places = self._places(result)
+        placed = {op: places[group] for op, group in self.network.group_of.items()}
+        placed = complete(operators, {**placed, **branched.owners})
+        for name, place in placed.items():
+            if operators[name].kind in PIECES and not self._supports(operators, name, place):
+                placed[name] = 0
+        order = by_start(operators, placed, self._starts(operators, placed, result))
+        names = {name: processors[place].name for name, place in placed.items()}
+        regions = form_regions(branched.mod["main"], names, order)
+        known = tuple(processor.name for processor in processors)
+        return Plan(known, regions, shares=cut.shares, splits=cut.splits)
+
+    def _supports(self, operators: Operators, name: str, place: int) -> bool:
+        return self.costs.kernels.supports(operators[name], place)
+
+    def _places(self, result: Result) -> dict[str, int]:
+        """The processor of each group; of one in parts, that of the largest."""
+        best: dict[str, tuple[Fraction, int]] = {}
+        for job, place in zip(result.problem.operators, result.placement, strict=True):
+            name = job.whole or job.name
+            best[name] = max(best.get(name, (Fraction(0), 0)), (job.share, place))
+        return {name: place for name, (_, place) in best.items()}
+
+    def _starts(
+        self, operators: Operators, placed: Mapping[str, int], result: Result
+    ) -> dict[str, int]:
+        """When the schedule begins with each operator's kernel, or with its part of it."""
+        names = result.problem.processors
+        starts = {
+            job.name: start
+            for job, start in zip(result.problem.operators, result.start, strict=True)
+        }
+        found = {}
+        for operator in operators:
+            group = self.network.group_of.get(_PART.sub("", operator.name))
+            if group is not None and operator.name in placed:
+                part = f"{group}@{names[placed[operator.name]]}"
+                found[operator.name] = starts.get(part, starts.get(group, 0))
+        return found
+
+    def _cut(self, result: Result) -> Cut:
+        """Shares and splits for the schedule's chains."""
+        shares: dict[str, tuple[int, ...]] = {}
+        splits: list[RowSplit] = []
+        for chain in self._chains(result):
+            rows = self._rows(chain) if len(chain.layers) > 1 else None
+            if rows is not None:
+                splits.append(rows)
+                continue
+            for layer in chain.layers:
+                anchor = self._group(layer[0]).anchor
+                widths = self._widths(self._group(layer[0]), chain.shares)
+                if can_be_shared(anchor.call) and min(w for w in widths if w) < sum(widths):
+                    shares[anchor.name] = widths
+        return Cut(shares, tuple(splits))
+
+    def _chains(self, result: Result) -> list[SplitChain]:
+        if not any(job.whole for job in result.problem.operators):
+            return []
+        made = (mulayer_chains(self.problem), codl_chains(self.problem))
+        return next(chains for chains in made if split(self.problem, chains) == result.problem)
+
+    def _group(self, operator: int) -> Group:
+        return self.groups[self.problem.operators[operator].name]
+
+    def _rows(self, chain: SplitChain) -> RowSplit | None:
+        start = self._group(chain.operators[0]).anchor.inputs[0]
+        end = self._group(chain.operators[-1]).operators[-1].name
+        ratios = tuple(float(chain.shares.get(p, 0)) for p in range(len(self.costs.processors)))
+        rows = RowSplit(start, end, ratios)
+        try:
+            plan_row_split(self.network.operators, rows)
+        except (UnsupportedError, InputError):
+            return None
+        return rows
+
+    def _widths(self, group: Group, shares: Mapping[int, Fraction]) -> tuple[int, ...]:
+        """Channels in whole vectors, as near to the shares as that allows."""
+        places = range(len(self.costs.processors))
+        lanes = self.costs.processors[0].machine.lanes
+        unit = self.network.channel_unit(group.anchor, lanes)
+        units, rest = divmod(group.anchor.shape[1], unit)
+        counts = apportion(units, {place: float(share) for place, share in shares.items()})
+        widths = [counts.get(place, 0) * unit for place in places]
+        widths[max(shares)] += rest
+        return tuple(widths)
+
+
+def carry_out(name: str, size: int | None, rounds: int, costs: Costs) -> list[Row]:
+    """Every scheduler's plan of one network, built, checked and measured."""
+    network = zoo.build(name, size=size)
+    carrier = Carrier(load_network(network), costs)
+    feed, expected = _answer(network)
+    models: dict[str, ts.Model] = {}
+    rows: list[Row] = []
+    for result in carrier.results():
+        plan = carrier.plan(result)
+        key = plan.to_json()
+        row = {
+            "network": name,
+            "scheduler": result.scheduler,
+            "predicted_ms": result.makespan / 1e6,
+        }
+        if key not in models:
+            began = time.perf_counter()
+            models[key] = _built(network, plan, feed, expected)
+            print(f"{name} {result.scheduler}: built in {time.perf_counter() - began:.0f} s")
+        rows.append({**row, "plan": list(models).index(key)})
+    samples = _in_turns(list(models.values()), rounds)
+    first = samples[next(row["plan"] for row in rows if row["scheduler"] == "single")]
+    return [{**row, **_figures(samples[row["plan"]], first)} for row in rows]
+
+
+def _answer(network: Any) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    session = onnxruntime.InferenceSession(network.SerializeToString())
+    generator = np.random.default_rng(0)
+    feed = {
+        port.name: generator.standard_normal(port.shape, dtype=np.float32)
+        for port in session.get_inputs()
+    }
+    return feed, session.run(None, feed)[0]
+
+
+def _built(
+    network: Any, plan: Plan, feed: Mapping[str, np.ndarray], expected: np.ndarray
+) -> ts.Model:
+    model = ts.compile(network, TARGETS, plan=plan, cpu_threads=1)
+    error = np.abs(model(**feed) - expected).max() / np.abs(expected).max()
+    if error > 1e-3:
+        raise SystemExit(f"expected ONNX Runtime's answer, got an error of {error}")
+    return model
+
+
+def _in_turns(models: Sequence[ts.Model], rounds: int) -> list[list[float]]:
+    """Milliseconds of each run of each model; another one begins every round."""
+    runs = [model.random_run() for model in models]
+    samples: list[list[float]] = [[] for _ in models]
+    for run in runs:
+        for _ in range(3):
+            run()
+    for number in range(rounds):
+        for place in range(len(runs)):
+            index = (place + number) % len(runs)
+            began = time.perf_counter()
+            runs[index]()
+            samples[index].append((time.perf_counter() - began) * 1e3)
+    return samples
+
+
+def _figures(samples: Sequence[float], single: Sequence[float]) -> Row:
+    quarter, median, three = statistics.quantiles(samples, n=4)
+    ratios = [one / other for one, other in zip(samples, single, strict=True)]
+    return {
+        "measured_ms": median,
+        "spread": (three - quarter) / median,
+        "quickest_ms": min(samples),
+        "ratio": statistics.median(ratios),
+    }
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """Markdown: a row for each network and scheduler."""
+    head = ("network", "scheduler", "predicted ms", "measured ms", "quickest ms", "of single")
+    yield f"| {' | '.join(head)} |"
+    yield "|" + " --- |" * len(head)
+    for row in rows:
+        single = next(
+            r for r in rows if r["network"] == row["network"] and r["scheduler"] == "single"
+        )
+        cells = (
+            row["network"],
+            row["scheduler"],
+            f"{row['predicted_ms']:.2f} ({row['predicted_ms'] / single['predicted_ms']:.2f})",
+            f"{row['measured_ms']:.2f} ± {row['spread']:.0%}",
+            f"{row['quickest_ms']:.2f}",
+            f"{row['ratio']:.2f}",
+        )
+        yield f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("networks", nargs="+")
+    parser.add_argument("--size", type=int, help="height and width of the input")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", type=Path, help="keep all figures here")
+    arguments = parser.parse_args()
+    costs = host_costs()
+    rows: list[Row] = []
+    for name in arguments.networks:
+        try:
+            rows += carry_out(name, arguments.size, arguments.rounds, replace(costs))
+        except StretchError as error:
+            raise SystemExit(f"{name}: {error}") from error
+        if arguments.json:
+            arguments.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    print("\n".join([f"\nhost: {costs.source}\n", *table(rows)]))
+
+
+if __name__ == "__main__":
+    main()
