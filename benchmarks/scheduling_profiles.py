@@ -26,7 +26,7 @@ from tvm_stretch.scheduling import FREE, Problem, TransferCost, linear_transfer
 from tvm_stretch.scheduling.of_network import problem_of
 from tvm_stretch.search.costs import Costs, planning_costs
 
-PHONE = ("mi9 C+G", "mi9 C/2+G", "mi9 C+D", "mi9 G+D", "mi9 C+G+D")
+PHONE = ("mi9 C+G", "mi9 C/2+G", "mi9 C+G+D")
 RATIOS = ("1:3", "1:2", "1:1", "2:1", "3:1", "1:1:1", "1:2:3")
 PROFILES = ("host", *RATIOS, *PHONE)
 
