@@ -27,7 +27,7 @@ def test_fitted_speeds_of_the_phone_explain_its_latencies():
 class Families:
     @R.function
     def main(
-        x: R.Tensor((1, 256, 28, 28), "float32"),
+        x: R.Tensor((1, 256, 56, 56), "float32"),
         dense: R.Tensor((256, 256, 3, 3), "float32"),
         small: R.Tensor((256, 256, 1, 1), "float32"),
         grouped: R.Tensor((256, 32, 3, 3), "float32"),
@@ -44,18 +44,20 @@ class Families:
 
 def test_operators_prefer_processors_by_their_family():
     graph = OperatorGraph(Families["main"])
-    half = synthetic_problem(graph, "mi9 C/2+G")
+    slowed = synthetic_problem(graph, "mi9 C/1.5+G")
     faster = [
-        half.processors[half.fastest(i)] for i, op in enumerate(half.operators) if op.splittable
+        slowed.processors[slowed.fastest(i)]
+        for i, op in enumerate(slowed.operators)
+        if op.splittable
     ]
-    assert faster == ["gpu", "gpu", "cpu", "gpu"]
+    assert faster == ["cpu", "gpu", "cpu", "gpu"]
     ratio = synthetic_problem(graph, "1:3")
     assert {ratio.fastest(i) for i, op in enumerate(ratio.operators) if op.splittable} == {1}
 
 
 def test_mosaic_wins_where_operators_prefer_processors():
     graph = OperatorGraph(Families["main"])
-    cheap = one_layout(synthetic_problem(graph, "mi9 C/2+G"))
+    cheap = one_layout(synthetic_problem(graph, "mi9 C/1.5+G"))
     free = cheap.transfers[0][1](10**9)
     assert free == cheap.transfers[0][1](0)
-    assert schedule_mosaic(cheap).makespan <= schedule_single(cheap).makespan
+    assert schedule_mosaic(cheap).makespan < 0.99 * schedule_single(cheap).makespan

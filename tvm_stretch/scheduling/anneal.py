@@ -1,6 +1,6 @@
 """Our scheduler: the best of fast heuristics, improved by local search.
 
-    HEFT, HOPE:GS, StarPU, … ──> the best three ──anneal──> the best ──anneal──> result
+    HEFT, StarPU, one processor, … ──> the best three ──anneal──> the best ──anneal──> result
 
 Fewer processors are tried too, so that another processor never makes a network slower; operators
 that may be split are tried in the parts of µLayer and CoDL. No compilation takes that time: it
@@ -16,8 +16,6 @@ from dataclasses import replace
 from tvm_stretch.scheduling.baselines import (
     BASELINES,
     schedule_codl,
-    schedule_hope_gs,
-    schedule_mosaic,
     schedule_mulayer,
     schedule_single,
     schedule_starpu,
@@ -37,7 +35,7 @@ _TRIALS = 3
 # A schedule in parts is worth improving if it takes less than this many times the best whole one.
 _PROMISING = 1.25
 
-_HEURISTICS = (schedule_heft, schedule_hope_gs, schedule_starpu, schedule_mosaic, schedule_single)
+_HEURISTICS = (schedule_heft, schedule_starpu, schedule_single)
 
 
 def schedule(problem: Problem) -> Result:
@@ -58,8 +56,7 @@ def _whole_operators(problem: Problem, steps: int) -> Simulation:
     """Without splitting anything."""
     if len(problem.processors) == 1:
         return _simulation(schedule_single(problem))  # any order takes as long
-    found = sorted((scheduler(problem) for scheduler in _HEURISTICS), key=lambda r: r.makespan)
-    starts = [_simulation(result) for result in found[:_TRIALS]]
+    starts = [_simulation(scheduler(problem)) for scheduler in _HEURISTICS]
     starts.append(_merged_heft(problem))
     starts.extend(_with_fewer_processors(problem, steps))
     starts.sort(key=_makespan)
@@ -105,7 +102,6 @@ def _restrict(problem: Problem, kept: Sequence[int]) -> Problem:
 
 
 def _simulation(result: Result) -> Simulation:
-    """The schedule as early as possible, which MOSAIC's is not."""
     placement = dict(enumerate(result.placement))
     return _simulated(result.problem, placement, result.order)
 
