@@ -149,6 +149,24 @@ def test_mosaic_runs_nothing_at_the_same_time():
     assert schedule_mosaic(chain([(1, 9), (9, 1)], transfer=3)).makespan == 5
 
 
+def test_mosaic_pays_for_what_a_slice_reads_only():
+    # 0 is read by 1 and 3: while the slice of 2 runs elsewhere, nobody hands it over.
+    given = problem(
+        [(5, 90), (5, 90), (90, 5), (5, 90)],
+        {0: (1, [1, 3]), 1: (1, [2]), 2: (1, [3])},
+        transfer=TransferCost(((0, 30),)),
+    )
+    assert schedule_mosaic(given).placement == (0, 0, 1, 0)
+    assert schedule_mosaic(given).makespan == 5 + 5 + 30 + 5 + 30 + 5
+
+
+def test_mosaic_takes_branches_one_behind_the_other():
+    # Both branches prefer the second processor in their middle: two slices there, not four.
+    costs = [(1, 50), (9, 1), (9, 1), (1, 50), (1, 50), (1, 50)]
+    given = problem(costs, {0: (1, [1, 4]), 1: (1, [2]), 2: (1, [3]), 3: (1, [5]), 4: (1, [5])})
+    assert schedule_mosaic(given).makespan == 6
+
+
 def test_mosaic_leaves_a_slice_for_an_unsupported_operator():
     result = schedule_mosaic(chain([(9, 1), (2, None), (9, 1)], transfer=1))
     assert result.placement == (1, 0, 1)

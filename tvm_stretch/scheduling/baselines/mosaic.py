@@ -3,65 +3,109 @@
     conv1 conv2 | conv3 add conv4 | fc        slices run one after the other
        cpu      |      opencl     | cpu
 
-Dynamic programming over (operator, processor of its slice); a cut costs the transfer of every
-tensor that crosses it.  An operator that the slice's processor does not support starts a new slice.
+Dynamic programming over (last operator, processor) of a slice; a slice costs its operators and the
+transfer of every tensor that it reads of earlier ones, as if the slice before it held them all. An
+operator that the slice's processor does not support starts a new slice. The network is linear in
+program order, so that branches stand behind one another.
 """
 
 from __future__ import annotations
 
+import heapq
 import time
+
+import numpy as np
+import numpy.typing as npt
 
 from tvm_stretch.scheduling.problem import Problem
 from tvm_stretch.scheduling.result import Result, result_of
 from tvm_stretch.scheduling.simulate import Simulation
+
+_NEVER = np.iinfo(np.int64).max // 4
+
+Array = npt.NDArray[np.int64]
 
 
 def schedule_mosaic(problem: Problem) -> Result:
     """The best slices; nothing runs at the same time as anything else."""
     began = time.perf_counter_ns()
     simulation = Simulation(problem)
+    sequence = _program_order(problem)
     now = 0
-    for operator, processor in zip(problem.sequence, _slices(problem), strict=True):
+    for operator, processor in zip(sequence, _slices(problem, sequence), strict=True):
         simulation.free[processor] = now
         now = simulation.append(operator, processor)
     return result_of("MOSAIC", simulation, began)
 
 
-def _slices(problem: Problem) -> list[int]:
+def _program_order(problem: Problem) -> list[int]:
+    """Operators by their positions, as far as what they read allows."""
+    waiting = [len(before) for before in problem.predecessors]
+    heap = [operator for operator, count in enumerate(waiting) if count == 0]
+    order = []
+    while heap:
+        order.append(heapq.heappop(heap))
+        for successor in problem.successors[order[-1]]:
+            waiting[successor] -= 1
+            if waiting[successor] == 0:
+                heapq.heappush(heap, successor)
+    return order
+
+
+def _slices(problem: Problem, sequence: list[int]) -> list[int]:
     """The processor of each operator of the sequence."""
     processors = range(len(problem.processors))
-    crossing = _crossing_tensors(problem)
-    infinite = float("inf")
-    best: list[float] = [0.0 for _ in processors]
-    choices: list[list[int]] = []
-    for position, operator in enumerate(problem.sequence):
-        enter = [
-            min(
-                (best[p] + sum(problem.transfer_ns[t][p][q] for t in crossing[position]), p)
-                for p in processors
-            )
-            for q in processors
-        ]
-        costs = problem.operators[operator].costs
-        best = [
-            infinite if cost is None else before + cost
-            for (before, _), cost in zip(enter, costs, strict=True)
-        ]
-        choices.append([p for _, p in enter])
-    processor = min(processors, key=best.__getitem__)
+    table = _Table(problem, sequence)
+    for place in range(len(sequence)):
+        table.extend(place)
+    processor = min(processors, key=lambda p: int(table.least[p, -1]))
     placement: list[int] = []
-    for choice in reversed(choices):
-        placement.append(processor)
-        processor = choice[processor]
+    while len(placement) < len(sequence):
+        end = len(sequence) - len(placement)
+        begin, before = table.choices[end, processor]
+        placement += [processor] * (end - begin)
+        processor = before
     return placement[::-1]
 
 
-def _crossing_tensors(problem: Problem) -> list[list[int]]:
-    """Per position of the sequence, the tensors written before it and read at or after it."""
-    position = {op: i for i, op in enumerate(problem.sequence)}
-    crossing: list[list[int]] = [[] for _ in problem.sequence]
-    for index, tensor in enumerate(problem.tensors):
-        last = max((position[c] for c in tensor.consumers), default=0)
-        for place in range(position[tensor.producer] + 1, last + 1):
-            crossing[place].append(index)
-    return crossing
+class _Table:
+    """What the first operators take at least, by the processor of the last slice.
+
+    Attributes:
+        least: by processor and how many operators.
+        choices: by how many operators and processor, where the last slice begins, and the
+            processor of the one before.
+    """
+
+    def __init__(self, problem: Problem, sequence: list[int]) -> None:
+        self.problem, self.sequence = problem, sequence
+        count, length = len(problem.processors), len(sequence)
+        self.least: Array = np.full((count, length + 1), _NEVER)
+        self.least[:, 0] = 0
+        self.choices: dict[tuple[int, int], tuple[int, int]] = {}
+        self._inside: Array = np.zeros((count, length), np.int64)  # of slices by their beginning
+        self._received: Array = np.zeros((count, count, length), np.int64)
+        self._known: dict[int, int] = {}  # by tensor, where it was written or read last
+
+    def extend(self, place: int) -> None:
+        """Take the next operator into every slice that may end with it."""
+        problem, operator = self.problem, self.sequence[place]
+        for t in problem.reads[operator]:
+            first = self._known[t] + 1  # slices that begin before have it
+            for p, row in enumerate(problem.transfer_ns[t]):
+                for q, cost in enumerate(row):
+                    self._received[p, q, first : place + 1] += cost
+            self._known[t] = place
+        for t in problem.writes[operator]:
+            self._known[t] = place
+        for q, cost in enumerate(problem.operators[operator].costs):
+            if cost is None:
+                self._inside[q, : place + 1] = _NEVER
+                continue
+            self._inside[q, : place + 1] = np.minimum(_NEVER, self._inside[q, : place + 1] + cost)
+            before = self.least[:, : place + 1] + self._received[:, q, : place + 1]
+            before[q, 1:] = _NEVER  # that would be the same slice
+            total = before.min(axis=0) + self._inside[q, : place + 1]
+            begin = int(total.argmin())
+            self.least[q, place + 1] = min(_NEVER, int(total[begin]))
+            self.choices[place + 1, q] = begin, int(before[:, begin].argmin())
