@@ -150,9 +150,9 @@ def test_mosaic_runs_nothing_at_the_same_time():
 
 
 def test_mosaic_pays_for_what_a_slice_reads_only():
-    # 0 is read by 1 and 3: while the slice of 2 runs elsewhere, nobody hands it over.
+    # 0 is read by 1 and 3: the slice of 2, which runs elsewhere, does not receive it.
     given = problem(
-        [(5, 90), (5, 90), (90, 5), (5, 90)],
+        [(5, 200), (5, 200), (120, 5), (5, 200)],
         {0: (1, [1, 3]), 1: (1, [2]), 2: (1, [3])},
         transfer=TransferCost(((0, 30),)),
     )
