@@ -161,10 +161,10 @@ def test_mosaic_pays_for_what_a_slice_reads_only():
 
 
 def test_mosaic_takes_branches_one_behind_the_other():
-    # Both branches prefer the second processor in their middle: two slices there, not four.
-    costs = [(1, 50), (9, 1), (9, 1), (1, 50), (1, 50), (1, 50)]
-    given = problem(costs, {0: (1, [1, 4]), 1: (1, [2]), 2: (1, [3]), 3: (1, [5]), 4: (1, [5])})
-    assert schedule_mosaic(given).makespan == 6
+    branches = {0: (1, [1, 3]), 1: (1, [2]), 2: (1, [5]), 3: (1, [4]), 4: (1, [5])}
+    given = problem([(1, 1)] * 6, branches)
+    assert given.sequence == (0, 1, 3, 2, 4, 5)
+    assert schedule_mosaic(given).sequence == (0, 1, 2, 3, 4, 5)
 
 
 def test_mosaic_leaves_a_slice_for_an_unsupported_operator():
