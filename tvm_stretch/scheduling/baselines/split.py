@@ -115,13 +115,16 @@ def _carried_out(name: str, problem: Problem, began: int) -> Result:
     What computing and receiving cost is looked at operator by operator, which alone would leave all
     on the processor that has the network's inputs.
     """
-    ways = [_with_rest_on(problem, p) for p in range(len(problem.processors))]
-    ways.append(_with_rest_on(problem, None))
-    best = min(ways, key=lambda simulation: max(simulation.finish.values(), default=0))
+    best = _with_rest_on(problem, None, None)
+    assert best is not None
+    for home in range(len(problem.processors)):
+        latest = max(best.finish.values(), default=0)
+        best = _with_rest_on(problem, home, latest) or best
     return result_of(name, best, began)
 
 
-def _with_rest_on(problem: Problem, home: int | None) -> Simulation:
+def _with_rest_on(problem: Problem, home: int | None, limit: int | None) -> Simulation | None:
+    """What is not split on one processor or, without one, by cost; None if it takes the limit."""
     simulation = Simulation(problem)
 
     def takes(operator: int) -> Callable[[int], int]:
@@ -130,7 +133,9 @@ def _with_rest_on(problem: Problem, home: int | None) -> Simulation:
     for operator in problem.sequence:
         supported = problem.supported[operator]
         chosen = home if home in supported else min(supported, key=takes(operator))
-        simulation.append(operator, chosen)
+        finish = simulation.append(operator, chosen)
+        if limit is not None and finish >= limit:
+            return None
     return simulation
 
 
