@@ -1,15 +1,50 @@
-"""The comparison of schedulers: its profiles."""
+"""The comparison of schedulers: its profiles, and what it promises of its own published table."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from tvm.script import ir as I
 from tvm.script import relax as R
 
 from benchmarks import mi9
-from benchmarks.scheduling_profiles import synthetic_problem
+from benchmarks.schedulers import NETWORKS, Row, read_table, shortcomings, table
+from benchmarks.scheduling_profiles import PROFILES, synthetic_problem
 from tvm_stretch import zoo
 from tvm_stretch.ir.operator_graph import OperatorGraph
+
+PUBLISHED = Path(__file__).resolve().parents[2] / "benchmarks" / "schedulers.md"
+
+
+def published() -> list[Row]:
+    return list(read_table(PUBLISHED.read_text(encoding="utf-8")))
+
+
+def test_the_published_table_is_whole_and_passes_the_gate():
+    rows = published()
+    shown = {(row["network"], row["profile"]) for row in rows}
+    profiles = {profile for _, profile in shown}
+    assert shown == {(network, profile) for network in NETWORKS for profile in profiles}
+    assert set(PROFILES) - {"host"} <= profiles
+    assert list(shortcomings(rows)) == []
+
+
+def test_the_gate_refuses_what_is_not_promised():
+    rows = published()
+    slow, beaten, far = ({**row, "latency_ms": dict(row["latency_ms"])} for row in rows[:3])
+    slow["scheduling_cpu_s"] = {**slow["scheduling_cpu_s"], "ours": 2.5}
+    beaten["latency_ms"]["HOPE:LP"] = beaten["latency_ms"]["ours"] / 2
+    assert [text.split()[0] for text in shortcomings([slow])] == ["ours"]
+    assert "HOPE:LP takes" in next(shortcomings([beaten]))
+    loose = [{**row, "gap_without_transfers": 0.04} for row in rows if row["profile"] == "1:1"]
+    assert any("4.0% above the bound on 1:1" in text for text in shortcomings(loose))
+    assert list(shortcomings([far])) == []
+
+
+def test_a_table_can_be_read_again():
+    rows = published()
+    assert list(read_table("\n".join(table(rows)))) == rows
 
 
 def test_fitted_speeds_of_the_phone_explain_its_latencies():
@@ -51,4 +86,4 @@ def test_operators_prefer_processors_by_their_family():
     ]
     assert faster == ["cpu", "gpu", "cpu", "gpu"]
     ratio = synthetic_problem(graph, "1:3")
-    assert {ratio.fastest(i) for i, op in enumerate(ratio.operators) if op.splittable} == {1}
+    assert {ratio.fastest(i) for i in layers} == {1}
