@@ -79,11 +79,8 @@ class Families:
 def test_operators_prefer_processors_by_their_family():
     graph = OperatorGraph(Families["main"])
     slowed = synthetic_problem(graph, "mi9 C/1.5+G")
-    faster = [
-        slowed.processors[slowed.fastest(i)]
-        for i, op in enumerate(slowed.operators)
-        if op.splittable
-    ]
+    layers = [i for i, op in enumerate(slowed.operators) if op.splittable]
+    faster = [slowed.processors[slowed.fastest(i)] for i in layers]
     assert faster == ["cpu", "gpu", "cpu", "gpu"]
     ratio = synthetic_problem(graph, "1:3")
     assert {ratio.fastest(i) for i in layers} == {1}
