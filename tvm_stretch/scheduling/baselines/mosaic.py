@@ -93,8 +93,8 @@ class _Table:
         for t in problem.reads[operator]:
             first = self._known[t] + 1  # slices that begin before have it
             for p, row in enumerate(problem.transfer_ns[t]):
-                for q, cost in enumerate(row):
-                    self._received[p, q, first : place + 1] += cost
+                for q, transfer in enumerate(row):
+                    self._received[p, q, first : place + 1] += transfer
             self._known[t] = place
         for t in problem.writes[operator]:
             self._known[t] = place
