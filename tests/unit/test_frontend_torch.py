@@ -41,10 +41,23 @@ def _indices(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return x[:, [0, -1], [2, 3]], x[[0, 1], :, [2, 3]], x[:, :, [[0, -1], [2, 3]]]
 
 
+def _folds(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Overlapping windows, pixels without one, patches side by side, no batch."""
+    dilated = {"kernel_size": (2, 3), "dilation": 2, "stride": (3, 2), "padding": (1, 0)}
+    return (
+        F.fold(F.unfold(x, 3, padding=1), (8, 8), 3, padding=1),
+        F.fold(F.unfold(x, **dilated), (8, 8), **dilated),
+        F.fold(F.unfold(x, 2, stride=2) * 2, (8, 8), 2, stride=2),
+        F.fold(F.unfold(x[0], 3), (8, 8), 3),
+    )
+
+
 CASES: dict[str, Function] = {
     "topk": lambda x: (*x.topk(3), x.topk(2, dim=1, largest=False).values),
     "sort": lambda x: (*x.sort(-1), x.argsort(2, descending=True), *x.max(2)),
     "unfold": lambda x: (F.unfold(x, 3, padding=1), F.unfold(x, (2, 3), dilation=2, stride=2)),
+    "fold": _folds,
+    "windows": lambda x: (x.unfold(2, 3, 2), x.unfold(-1, 2, 1).unfold(2, 4, 4)),
     "indices": _indices,
     "layers": _layers,
 }

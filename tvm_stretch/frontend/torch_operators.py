@@ -2,13 +2,32 @@
 
 x[:, i, j]                       one element for each pair, not rows i and columns j
 conv2d(x: bfloat16, w, bias)     the bias is added in the network's type
+x.unfold(2, 3, 1)                windows of 3: their elements are taken by constant indices
+fold(x, (8, 8), 3)               each pixel is the sum of elements taken by constant indices
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from tvm import relax
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+_KEPT = ("col2im", "unfold")
+"""What torch would write in terms of strides, or of additions to places in memory."""
+
+
+def decomposed(program: ExportedProgram) -> ExportedProgram:
+    """The program in the few operators that TVM's importer, or a converter here, knows."""
+    import torch
+
+    table = torch.export.default_decompositions()
+    for name in _KEPT:
+        table.pop(getattr(torch.ops.aten, name).default, None)
+    return program.run_decompositions(table)
 
 
 def converters() -> dict[str, Any]:
@@ -17,6 +36,8 @@ def converters() -> dict[str, Any]:
         "index.Tensor": _index,
         "convolution.default": _convolution,
         "addmm.default": _addmm,
+        "col2im.default": _fold,
+        "unfold.default": _unfold,
         **dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), _matmul),
     }
 
@@ -85,3 +106,55 @@ def _addmm(node: Any, importer: Any) -> relax.Expr:
         if factor
     ]
     return emit(relax.op.add(terms[1], terms[0])) if len(terms) == 2 else terms[0]
+
+
+def _unfold(node: Any, importer: Any) -> relax.Expr:
+    """`x.unfold`: windows along one axis; their elements become the last axis."""
+    emit = importer.block_builder.emit
+    x, axis, size, step = importer.retrieve_args(node)
+    rank = len(x.ty.shape.values)
+    axis %= rank
+    starts = np.arange(0, int(x.ty.shape.values[axis]) - size + 1, step)
+    places = relax.const(starts[:, None] + np.arange(size), "int64")
+    windows = emit(relax.op.take(x, places, axis))
+    axes = [a for a in range(rank + 1) if a != axis + 1]
+    return emit(relax.op.permute_dims(windows, [*axes, axis + 1]))
+
+
+def _fold(node: Any, importer: Any) -> relax.Expr:
+    """`fold`: where windows overlap, their elements are added."""
+    emit = importer.block_builder.emit
+    x, size, kernel, *rest = importer.retrieve_args(node)
+    before = list(x.ty.shape.values[:-2])
+    rows, windows = (int(extent) for extent in x.ty.shape.values[-2:])
+    channels = rows // (kernel[0] * kernel[1])
+    places = _sources(size, kernel, *rest)
+    elements = relax.ShapeExpr([*before, channels, kernel[0] * kernel[1] * windows])
+    axis = len(before) + 1
+    x = emit(relax.op.reshape(x, elements))
+    if places.max() == kernel[0] * kernel[1] * windows:  # a zero, for who has fewer summands
+        x = emit(relax.op.nn.pad(x, [0] * (2 * axis) + [0, 1]))
+    x = emit(relax.op.take(x, relax.const(places, "int64"), axis))
+    x = emit(relax.op.sum(x, axis) if len(places) > 1 else relax.op.squeeze(x, axis))
+    return emit(relax.op.reshape(x, relax.ShapeExpr([*before, channels, *size])))
+
+
+def _sources(
+    size: list[int], kernel: list[int], dilation: list[int], padding: list[int], stride: list[int]
+) -> np.ndarray:
+    """For each pixel the elements of all windows that fall on it; then one behind them all."""
+    per_axis = [
+        1 + (size[a] + 2 * padding[a] - dilation[a] * (kernel[a] - 1) - 1) // stride[a]
+        for a in (0, 1)
+    ]
+    taps = np.indices((*kernel, *per_axis)).reshape(4, -1)
+    y, x = (taps[2 + a] * stride[a] + taps[a] * dilation[a] - padding[a] for a in (0, 1))
+    inside = (y >= 0) & (y < size[0]) & (x >= 0) & (x < size[1])
+    elements, pixels = np.flatnonzero(inside), (y * size[1] + x)[inside]
+    order = np.argsort(pixels, kind="stable")
+    elements, pixels = elements[order], pixels[order]
+    counts = np.bincount(pixels, minlength=size[0] * size[1])
+    rank = np.arange(len(pixels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    sources = np.full((max(counts.max(), 1), size[0] * size[1]), len(inside))
+    sources[rank, pixels] = elements
+    return sources

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import tvm
 
 from tvm_stretch.errors import ModelError, UnsupportedError
-from tvm_stretch.frontend.torch_operators import converters
+from tvm_stretch.frontend.torch_operators import converters, decomposed
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -48,7 +48,10 @@ def read_torch(program: ExportedProgram) -> tvm.IRModule:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return from_exported_program(
-                program, unwrap_unit_return_tuple=True, custom_convert_map=converters()
+                decomposed(program),
+                unwrap_unit_return_tuple=True,
+                custom_convert_map=converters(),
+                run_ep_decomposition=False,
             )
     except Exception as error:  # the importer raises many kinds
         raise UnsupportedError(
