@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tvm_stretch.errors import (
     ArtifactError,
     CostModelError,
+    DeviceError,
     InputError,
     InstallError,
     ModelError,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ArtifactError",
     "CostModelError",
+    "DeviceError",
     "InputError",
     "InstallError",
     "Model",

@@ -24,7 +24,11 @@ class InputError(StretchError):
 
 
 class RunError(StretchError):
-    """A run cannot begin: the process that the model belongs to is another one."""
+    """A run cannot begin: memory is missing, or the model belongs to another process."""
+
+
+class DeviceError(StretchError):
+    """A processor other than the CPU, or its driver, failed; `spare=True` lets the CPU go on."""
 
 
 class ArtifactError(StretchError):

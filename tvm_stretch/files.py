@@ -21,7 +21,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tvm_stretch.errors import StretchError
+from tvm_stretch.errors import InputError, StretchError
 
 Kind = TypeVar("Kind")
 
@@ -45,16 +45,36 @@ def cache_folder(part: str) -> Path | None:
     return Path(home) / ".cache" / "tvm_stretch" / part if home else None
 
 
+def as_path(path: object, what: str) -> Path:
+    """The path that a user gave.
+
+    Raises:
+        InputError: it is none.
+    """
+    if isinstance(path, str | os.PathLike):
+        return Path(path)
+    raise InputError(
+        f"expected the path of {what}, got {type(path).__name__}; give a string or a pathlib.Path"
+    )
+
+
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file that appears complete or not at all: to another name, flushed, renamed."""
+    data = content.encode() if isinstance(content, str) else content
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)  # `/dev/stdout`, a pipe: nothing may take its place
+        return
     unique = f"{os.getpid()}.{threading.get_ident()}"
     temporary = path.with_name(f".{path.name}.{unique}{TEMPORARY}")
     try:
         with temporary.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:
+        error.filename = str(path)  # which the user knows
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

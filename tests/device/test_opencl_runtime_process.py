@@ -141,7 +141,7 @@ def test_a_loader_that_knows_no_driver(tmp_path: Path) -> None:
     code = """
         try:
             assert devices()  # a vendor's library, found without the loader
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             assert "expected an OpenCL" in str(error)
     """
     run(code, OCL_ICD_VENDORS=str(tmp_path))
@@ -153,7 +153,7 @@ def test_a_driver_without_a_loader() -> None:
         try:
             print(len(devices()))
             run_chain()
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             print("none", error)
     """
     out = run(code, TVM_STRETCH_OPENCL_LIB="libpocl.so.2")
@@ -208,7 +208,7 @@ def test_a_fork_is_refused_not_hung() -> None:
         if child == 0:
             try:
                 run_chain()
-            except RuntimeError as error:
+            except (RuntimeError, ValueError) as error:
                 os._exit(0 if "fork" in str(error) else 1)
             os._exit(2)
         assert os.waitpid(child, 0)[1] == 0

@@ -223,7 +223,7 @@ def test_a_failure_names_its_region_and_the_next_run_works() -> None:
     model = build(FORK, a=script)
     other = build(FORK)
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"expected region 'left' .* 'a', got: device lost"):
+        with pytest.raises(ts.DeviceError, match=r"region 'left' .* 'a', got: device lost"):
             model(X)
         check(other, FORK)
     check(model, FORK)
@@ -238,7 +238,7 @@ def test_what_depends_on_a_failure_never_runs() -> None:
         ("a1", "a", [("y", "r")]),
     ]
     model = build(steps, a={"regions": {"a0": {"fails": "broken"}}})
-    with pytest.raises(RuntimeError, match=r"'a0' .* broken"):
+    with pytest.raises(ts.DeviceError, match=r"'a0' .* broken"):
         model(X)
     assert log(model, 1)["regions"] == ["a0"]
     assert log(model, 2)["regions"] == []
@@ -247,7 +247,7 @@ def test_what_depends_on_a_failure_never_runs() -> None:
 def test_failures_of_two_processors_are_one_error() -> None:
     fails = {"fails": "gone"}
     model = build(FORK, a={"regions": {"left": fails}}, b={"regions": {"right": fails}})
-    with pytest.raises(RuntimeError, match="'left'"):
+    with pytest.raises(ts.DeviceError, match="'left'"):
         model(X)
 
 
@@ -274,7 +274,7 @@ def test_run_async_returns_what_a_call_does() -> None:
 def test_errors_come_with_the_future() -> None:
     model = build(FORK, a={"regions": {"left": {"fails": "device lost", "failures": 1}}})
     first, second = model.run_async(X), model.run_async(x=X)
-    with pytest.raises(RuntimeError, match="device lost"):
+    with pytest.raises(ts.DeviceError, match="device lost"):
         first.result(60)
     is_close(second.result(60), FORK)
 
@@ -320,7 +320,7 @@ def test_artifacts_of_several_processors(tmp_path: Path) -> None:
     model = build(FORK, **scripts)
     model.export(tmp_path / "fork.so")
     loaded = ts.load(tmp_path / "fork.so")
-    with pytest.raises(RuntimeError, match=r"'left' .* a broke"):
+    with pytest.raises(ts.DeviceError, match=r"'left' .* a broke"):
         loaded(X)
     check(loaded, FORK)
     check(loaded.create_instance(), FORK)
@@ -338,6 +338,18 @@ def test_over_rpc(tmp_path: Path) -> None:
     _, right, join = json.loads(module["trace"]())["regions"]
     assert [span["kind"] for span in right] == ["receive", "kernel", "send"]
     assert "wait" in [span["kind"] for span in join]
+
+
+def test_errors_over_rpc(tmp_path: Path) -> None:
+    """Whatever their class is there, the text names region, processor and way out."""
+    script = {"regions": {"left": {"fails": "device lost"}}}
+    build(FORK, a=script).export(tmp_path / "fork.so")
+    session = rpc.LocalSession()
+    session.upload(str(tmp_path / "fork.so"))
+    module = session.load_module("fork.so")
+    module["set_input"]("x", tvm.runtime.tensor(X, session.cpu(0)))
+    with pytest.raises(Exception, match=r"'left' .* 'a', got: device lost; .*spare=True"):
+        module["run"]()
 
 
 def test_affinity() -> None:
@@ -387,7 +399,7 @@ def test_ten_thousand_runs_leave_nothing_behind() -> None:
         for i in range(count):
             try:
                 run()
-            except RuntimeError as error:
+            except ts.DeviceError as error:
                 assert "now and then" in str(error)
             if i % 100 == 0:
                 log(model, 1), log(model, 2)

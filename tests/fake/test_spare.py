@@ -97,7 +97,8 @@ def test_without_spare_it_is_an_error() -> None:
     device = fake_processor(regions={name: {"fails": "gone", "failures": 1}})
     plan = Plan(("cpu", "fake"), (), shares=HALF)
     model = ts.compile(network(), [TARGET, device], plan=plan, cpu_threads=1)
-    with pytest.raises(Exception, match="on processor 'fake', got: gone"):
+    said = r"on processor 'fake', got: gone; run it again, compile with spare=True .*processor$"
+    with pytest.raises(ts.DeviceError, match=said):
         model(X)
     assert model.lost is None
     check(model)

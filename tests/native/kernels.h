@@ -80,6 +80,15 @@ ffi::Any Call(const ffi::Module& module, const char* method, const Args&... args
   return (*module->GetFunction(method))(args...);
 }
 
+inline std::string KindOf(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const ffi::Error& error) {
+    return error.kind();
+  }
+  return "";
+}
+
 inline std::string ErrorOf(const std::function<void()>& action) {
   try {
     action();

@@ -20,6 +20,7 @@ using testing::ErrorOf;
 using testing::Filled;
 using testing::Invoke;
 using testing::Kernels;
+using testing::KindOf;
 using testing::RandomGraph;
 using testing::RunInstancesOnThreads;
 using testing::RunWhileCancelled;
@@ -221,7 +222,10 @@ TEST_P(OpenCLMock, ALostDeviceIsAnErrorAndNewModelsWork) {
       const std::string error = ErrorOf([&] { Invoke(module, 1, 2); });
       ExpectOneClearError(error, "lost");
       EXPECT_NE(error.find("the device is lost"), std::string::npos) << error;
+      EXPECT_NE(error.find(" (mock), got: "), std::string::npos) << error;
+      EXPECT_NE(error.find("spare=True"), std::string::npos) << error;
     }
+    EXPECT_EQ(KindOf([&] { Invoke(module, 1, 2); }), "DeviceError");
     EXPECT_EQ(Invoke(CreateOn(graph), 1, 2), graph.Expected(1, 2));
   }
 }

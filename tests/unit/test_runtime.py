@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 
 import fresh_process
 import ml_dtypes
@@ -139,6 +140,9 @@ def test_several_outputs_dtypes_and_names() -> None:
     np.testing.assert_array_equal(outputs[2], b)
     assert [port.name for port in two.graph.outputs] == ["s", "e", "c:0"]
     np.testing.assert_array_equal(two(a, b=b)[0], 2 * a)
+    np.testing.assert_array_equal(two({"b": b, "a": a})[0], 2 * a)
+    np.testing.assert_array_equal(two(MappingProxyType({"b": b}), a=a)[0], 2 * a)
+    np.testing.assert_array_equal(two.run_async({"b": b, "a": a}).result()[0], 2 * a)
 
 
 X = random_input()
@@ -151,6 +155,11 @@ X = random_input()
         ((X, X), {}, "expected 1 inputs"),
         ((), {"y": X}, "unknown"),
         ((X,), {"x": X}, "twice"),
+        (({},), {}, r"got none for \['x'\]"),
+        (({"x": X, "y": X},), {}, r"got 'y' \(an unknown one\)"),
+        (({1: X},), {}, r"got 1 \(an unknown one\)"),
+        (({"x": X},), {"x": X}, r"got 'x' \(twice\)"),
+        (({"x": None},), {}, "got NoneType"),
         ((X[:, :4],), {}, r"float32\[1, 8, 16, 16\] for input 'x', got float32\[1, 4, 16, 16\]"),
         ((X[0],), {}, r"got float32\[8, 16, 16\]"),
         ((X.astype("float64"),), {}, r"got float64\["),

@@ -22,7 +22,7 @@ from tvm import rpc
 
 from tvm_stretch.cost.device import chosen_folder, fingerprint
 from tvm_stretch.cost.model import MeasuredModel, train
-from tvm_stretch.errors import CostModelError, InputError, StretchError
+from tvm_stretch.errors import CostModelError, DeviceError, InputError
 from tvm_stretch.files import writing
 from tvm_stretch.measuring.bench import Bench
 from tvm_stretch.measuring.dataset import Dataset, Row
@@ -80,7 +80,7 @@ def measure(
         CostModelError: the folder's measurements are damaged or from another device; or a device
             disappeared: what was measured is kept, and another call goes on with it.
     """
-    if not budget > 0:
+    if not isinstance(budget, int | float) or not budget > 0:
         raise InputError(f"expected a positive number of seconds for budget, got {budget!r}")
     if session is not None and device is None:
         raise InputError(
@@ -119,9 +119,7 @@ def _whatever_happens(dataset: Dataset, processor: Processor) -> Iterator[None]:
     """A device that disappears becomes one clear error; its measurements are on the disk."""
     try:
         yield
-    except StretchError:
-        raise
-    except (RuntimeError, OSError) as error:  # of the driver, or of the RPC session
+    except (DeviceError, RuntimeError, OSError) as error:  # of the driver, or of the RPC session
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise CostModelError(
             f"expected {processor.name} to be there until the budget is spent, got {lines[-1]!r}; "

@@ -30,7 +30,7 @@ from tvm.runtime import _ffi_api
 from tvm.support import cc
 
 from tvm_stretch.codegen.object_code import MACHINES, ObjectCode, object_file
-from tvm_stretch.errors import ArtifactError
+from tvm_stretch.errors import ArtifactError, RunError
 from tvm_stretch.files import writing
 from tvm_stretch.lowering.graph import Graph
 from tvm_stretch.runtime.autoload import load_native_library
@@ -155,6 +155,10 @@ def _written_beside(path: Path) -> Iterator[Path]:
         raise ArtifactError(
             f"expected an existing folder for the artifact, got {path.parent}; create it first"
         )
+    if path.is_dir():
+        raise ArtifactError(
+            f"expected a file for the artifact, got the folder {path}; name a file in it"
+        )
     _remove_leftovers(path)
     with writing("the artifact", ArtifactError):
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as name:
@@ -217,6 +221,8 @@ def load_executor(module: tvm.runtime.Module) -> None:
     """Check and prepare the weights of an executor, unless that is done already."""
     try:
         module["load"]()
+    except RunError:  # no fault of the artifact
+        raise
     except Exception as error:
         raise ArtifactError(_explain(error)) from error
 

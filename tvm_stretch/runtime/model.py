@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import tempfile
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 import tvm
 
 from tvm_stretch.errors import ArtifactError, InputError
+from tvm_stretch.files import as_path
 from tvm_stretch.lowering.graph import Graph, Port, Tensor
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.runtime.artifact import (
@@ -34,7 +36,14 @@ from tvm_stretch.runtime.execution import find_execution
 from tvm_stretch.runtime.measure import BenchmarkResult, ProfileResult, summarize_profile
 from tvm_stretch.runtime.report import write_report
 from tvm_stretch.runtime.timeline import Timeline, read_timeline
-from tvm_stretch.runtime.values import Present, TensorInfo, like, outputs_type, to_tensor
+from tvm_stretch.runtime.values import (
+    Present,
+    TensorInfo,
+    like,
+    outputs_type,
+    taking_memory,
+    to_tensor,
+)
 
 
 class Model:
@@ -42,6 +51,7 @@ class Model:
 
         y = model(x)                      # by position
         y = model(input=x)                # by name
+        y = model({"input.1": x})         # whatever the names are
 
     Several threads may call one model; the calls then run one after the other. To run at the same
     time, give each thread its own `create_instance()`.
@@ -119,11 +129,12 @@ class Model:
         """
         return str(self.module["lost"]()) or None if self.graph.spare else None
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, /, *args: object, **kwargs: object) -> Any:
         """Run the network.
 
         Args:
-            args: inputs by position: NumPy arrays or anything that speaks DLPack.
+            args: inputs by position: NumPy arrays or anything that speaks DLPack; or one mapping
+                from names to inputs.
             kwargs: inputs by name.
 
         Returns:
@@ -133,10 +144,12 @@ class Model:
         Raises:
             InputError: an input is missing, unknown or has the wrong shape, dtype or device.
             ArtifactError: the model was compiled for another processor.
+            DeviceError: a processor other than the CPU failed, and there is no spare.
+            RunError: memory is missing, or the model belongs to another process.
         """
         return self._run(*self._bind(args, kwargs))
 
-    def run_async(self, *args: object, **kwargs: object) -> Future[Any]:
+    def run_async(self, /, *args: object, **kwargs: object) -> Future[Any]:
         """Run the network in the background; arguments and result as for a call.
 
         Runs of one model follow each other; the inputs must not change before theirs is done.
@@ -230,7 +243,7 @@ class Model:
         Raises:
             ArtifactError: the folder does not exist, or linking failed.
         """
-        path = Path(path)
+        path = as_path(path, "the artifact")
         if self._parts is not None:
             write_artifact(path, self._parts, fcompile)
         elif self._path is not None and fcompile is None:
@@ -284,7 +297,7 @@ class Model:
         return {port.name: graph.tensors[port.tensor] for port in graph.inputs}
 
     def _bind(
-        self, args: tuple[object, ...], kwargs: dict[str, object]
+        self, args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> tuple[Present, list[tvm.runtime.Tensor]]:
         """What makes arrays of outputs, and the inputs in the order of the graph, checked."""
         specs = self._input_specs
@@ -293,13 +306,16 @@ class Model:
             raise InputError(
                 f"expected {len(names)} inputs {names}, got {len(args)}; leave out the others"
             )
+        mapping: Mapping[str, object] = {}
+        if len(args) == 1 and isinstance(args[0], Mapping):
+            mapping, args = args[0], ()
         given = dict(zip(names, args, strict=False))
-        for name, value in kwargs.items():
+        for name, value in [*mapping.items(), *kwargs.items()]:
             if name not in specs or name in given:
                 problem = "twice" if name in given else "an unknown one"
                 raise InputError(
                     f"expected each of the inputs {names} once, got {name!r} ({problem}); "
-                    "give every input by position or by name"
+                    "give every input by position or by name, or all in one dictionary"
                 )
             given[name] = value
         missing = [name for name in names if name not in given]
@@ -313,12 +329,18 @@ class Model:
         load_executor(self.module)
         generator = np.random.default_rng(0)
         for name, spec in self._input_specs.items():
-            tensor = tvm.runtime.empty(spec.shape, spec.dtype)
-            is_float = "float" in spec.dtype
-            values = generator.standard_normal(spec.shape) if is_float else np.zeros(spec.shape)
-            self.module["set_input"](name, tensor.copyfrom(values.astype(tensor.numpy().dtype)))
+            self.module["set_input"](name, _noise(generator, spec))
         run = self.module["run"]
         return functools.partial(_run_anyway, run) if self.graph.guards else run
+
+
+def _noise(generator: np.random.Generator, spec: Tensor) -> tvm.runtime.Tensor:
+    """A tensor of normal numbers; integers are all zero."""
+    with taking_memory(8 * math.prod(spec.shape)):
+        tensor = tvm.runtime.empty(spec.shape, spec.dtype)
+        is_float = "float" in spec.dtype
+        values = generator.standard_normal(spec.shape) if is_float else np.zeros(spec.shape)
+        return tensor.copyfrom(values.astype(tensor.numpy().dtype))
 
 
 def _run_anyway(run: Callable[[], None]) -> None:
@@ -328,8 +350,8 @@ def _run_anyway(run: Callable[[], None]) -> None:
 
 
 def _require_runs(repeat: int) -> None:
-    if repeat < 1:
-        raise InputError(f"expected at least 1 for repeat, got {repeat}; measure at least once")
+    if not isinstance(repeat, int) or repeat < 1:
+        raise InputError(f"expected at least 1 for repeat, got {repeat!r}; measure at least once")
 
 
 def load(path: str | Path) -> Model:
@@ -340,7 +362,7 @@ def load(path: str | Path) -> Model:
             version or processor, or does not run as its plan says.
     """
     load_native_library()
-    path = Path(path)
+    path = as_path(path, "the artifact")
     model = Model(open_artifact(path), path=path.resolve())
     if model.graph.plan:
         _check_execution(model.plan, path)

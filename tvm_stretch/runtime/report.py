@@ -34,9 +34,10 @@ def write_report(
     model: Model, path: str | Path, peak_gflops: float | None = None, repeat: int = 5
 ) -> None:
     """Run the model a few times and write the page; see `Model.report`."""
-    if peak_gflops is not None and not (math.isfinite(peak_gflops) and peak_gflops > 0):
+    is_number = isinstance(peak_gflops, int | float) and math.isfinite(peak_gflops)
+    if peak_gflops is not None and not (is_number and peak_gflops > 0):
         raise InputError(
-            f"expected a positive number for peak_gflops, got {peak_gflops}; leave it out"
+            f"expected a positive number for peak_gflops, got {peak_gflops!r}; leave it out"
         )
     plan = model.plan if model.graph.plan else None
     timeline, seconds, problem = None, None, ""

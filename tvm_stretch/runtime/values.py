@@ -7,10 +7,11 @@ two outputs           ->  Outputs(boxes=…, scores=…)
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections import namedtuple
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 import tvm
 import tvm_ffi
 
-from tvm_stretch.errors import InputError
+from tvm_stretch.errors import InputError, RunError
 from tvm_stretch.lowering.graph import Tensor
 
 
@@ -82,7 +83,26 @@ def _from_numpy(array: np.ndarray) -> tvm.runtime.Tensor:
         return tvm_ffi.from_dlpack(array, require_contiguous=False)
     except (BufferError, RuntimeError, TypeError, ValueError):
         # Read-only arrays and dtypes that NumPy does not share by DLPack.
-        return tvm.runtime.tensor(array)
+        with taking_memory(array.nbytes):
+            return tvm.runtime.tensor(array)
+
+
+@contextlib.contextmanager
+def taking_memory(bytes_: int) -> Iterator[None]:
+    """Python's and TVM's words for memory that is not there become ours.
+
+    Raises:
+        RunError: there are not so many bytes.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "bad_alloc" not in str(error):
+            raise
+        raise RunError(
+            f"expected {bytes_} bytes of free memory, got none; free some, or compile the model "
+            "for smaller inputs"
+        ) from error
 
 
 def _describe(dtype: str, shape: Sequence[int]) -> str:

@@ -12,6 +12,8 @@ namespace tvm_stretch {
 inline constexpr const char* kInputError = "InputError";
 // A run cannot begin, or lacks memory.
 inline constexpr const char* kRunError = "RunError";
+// A processor other than the CPU, or its driver, is not there or fails.
+inline constexpr const char* kDeviceError = "DeviceError";
 // `cancel` was called.
 inline constexpr const char* kRunCancelled = "RunCancelled";
 

@@ -76,7 +76,7 @@ class Executor final : public ffi::ModuleObj {
       try {
         *result = (this->*method)(args);
       } catch (const std::bad_alloc&) {
-        throw ffi::Error(kRunError, "expected free memory for this call, got none; free some", "");
+        throw NoMemoryError();
       }
     });
   }

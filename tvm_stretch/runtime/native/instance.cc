@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "errors.h"
+
 namespace tvm_stretch {
 namespace {
 
@@ -184,6 +186,26 @@ void Instance::CancelTasks() {
   for (const auto& task : tasks_) task->Cancel();
 }
 
+// The error of a region, with the names of region, processor and device, and the way out.
+ffi::Error Instance::InContext(const ffi::Error& error, const RegionSpec& region) const {
+  std::string where = "'" + spec_.processors[region.processor].name + "'";
+  const bool on_cpu = region.processor == kCpu;
+  if (!on_cpu) {
+    const std::string device = program_->devices()[region.processor - 1]->description();
+    if (!device.empty()) where += " (" + device + ")";
+  }
+  std::string advice = "; run it again";
+  if (!on_cpu) {
+    advice += ", compile with spare=True so that the CPU takes over, or without that processor";
+  }
+  if (spare_) advice = "";  // the CPU goes on
+  const bool keeps_kind = on_cpu || error.kind() == kRunError;
+  return ffi::Error(keeps_kind ? error.kind() : kDeviceError,
+                    "expected region '" + region.name + "' to run on processor " + where +
+                        ", got: " + error.message() + advice,
+                    error.backtrace());
+}
+
 // The region where it began to fail, and how; null if all went well, or the run was cancelled.
 // Failures pass on to later regions only, so it is the first in their order; but what was cancelled
 // because of a failure may stand before it.
@@ -202,14 +224,7 @@ const RegionSpec* Instance::FirstFailed(Failure* result) {
   const ffi::Error& error = **first;
   if (IsCancelled(error)) return nullptr;
   const RegionSpec& failed = spec_.regions[region];
-  if (spec_.processors.size() > 1) {
-    *result =
-        ffi::Error(error.kind(),
-                   "expected region '" + failed.name + "' to run on processor '" +
-                       spec_.processors[failed.processor].name + "', got: " + error.message() +
-                       "; run it again, or compile without that processor",
-                   error.backtrace());
-  }
+  if (spec_.processors.size() > 1) *result = InContext(error, failed);
   return &failed;
 }
 

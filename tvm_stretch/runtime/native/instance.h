@@ -66,6 +66,7 @@ class Instance {
   void RunSpare(bool traced);
   void CancelTasks();
   const RegionSpec* FirstFailed(Failure* failure);
+  ffi::Error InContext(const ffi::Error& error, const RegionSpec& region) const;
 
   const std::shared_ptr<const Program> program_;
   const GraphSpec& spec_;

@@ -74,8 +74,8 @@ int CreateMemoryFile(size_t bytes) {
 }  // namespace
 
 void RefuseMemory(size_t bytes) {
-  TVM_FFI_THROW(RuntimeError) << "expected " << bytes << " bytes of free memory, got none ("
-                              << std::strerror(errno) << "); free some and try again";
+  TVM_FFI_THROW(RunError) << "expected " << bytes << " bytes of free memory, got none ("
+                          << std::strerror(errno) << "); " << kFreeMemory;
   TVM_FFI_UNREACHABLE();
 }
 

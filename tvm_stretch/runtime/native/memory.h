@@ -47,7 +47,11 @@ bool IsUsableInPlace(const DLTensor& tensor);
 // are one: rows of one picture may lie between each other.
 bool Overlap(const DLTensor& one, const DLTensor& other);
 
-// Throws that so much memory cannot be had.
+// What to do where memory is missing.
+inline constexpr const char* kFreeMemory =
+    "free some, make fewer instances of the model, or compile it for smaller inputs";
+
+// Throws RunError: so much memory cannot be had.
 [[noreturn]] void RefuseMemory(size_t bytes);
 
 // Copies all elements; the two have the same shape and dtype, `to` is contiguous at `data`.

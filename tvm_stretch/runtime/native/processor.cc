@@ -4,6 +4,7 @@
 #include <map>
 
 #include "errors.h"
+#include "memory.h"
 
 namespace tvm_stretch {
 namespace {
@@ -45,6 +46,11 @@ int64_t Now() {
 ffi::Error CancelledError() {
   return ffi::Error(kRunCancelled, "expected the run to end, got a call of cancel; run it again",
                     "");
+}
+
+ffi::Error NoMemoryError() {
+  return ffi::Error(
+      kRunError, std::string("expected free memory for this call, got none; ") + kFreeMemory, "");
 }
 
 bool IsCancelled(const ffi::Error& error) { return error.kind() == kRunCancelled; }

@@ -29,6 +29,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <string>
 #include <vector>
@@ -81,6 +82,9 @@ using Failure = std::optional<ffi::Error>;
 TVM_STRETCH_API ffi::Error CancelledError();
 TVM_STRETCH_API bool IsCancelled(const ffi::Error& error);
 
+// The error of what lacks memory of the host.
+TVM_STRETCH_API ffi::Error NoMemoryError();
+
 // Calls `action`; what it throws is the failure.
 template <typename Action>
 Failure Attempt(const Action& action) {
@@ -89,6 +93,8 @@ Failure Attempt(const Action& action) {
     return std::nullopt;
   } catch (const ffi::Error& error) {
     return error;
+  } catch (const std::bad_alloc&) {
+    return NoMemoryError();
   } catch (const std::exception& error) {
     return ffi::Error("RuntimeError", error.what(), "");
   }
@@ -162,6 +168,9 @@ class TVM_STRETCH_API ProcessorProgram {
   // no memory of that kind, or can take any. It has no file descriptor, so only the one device of a
   // graph is asked: with others, all share a mapping.
   virtual std::shared_ptr<char> AllocateBlock(size_t) const { return nullptr; }
+
+  // The device, for messages; empty if there is nothing to say beyond the processor's name.
+  virtual std::string description() const { return ""; }
 
   // Cores of the host on which the processor's own threads run: the CPU's kernels keep off them.
   virtual std::vector<int> cores() const { return {}; }

@@ -54,11 +54,11 @@ Program FromSource(const Device& device, const std::string& source, const std::s
   });
   if (log.empty()) Fail(code, "clBuildProgram");
   if (log.size() > kMaxLogBytes) log = log.substr(0, kMaxLogBytes) + "...";
-  TVM_FFI_THROW(RuntimeError) << "expected OpenCL code that " << device.info.name
-                              << " can compile, got this log:\n"
-                              << log << "\nof this source:\n"
-                              << source.substr(0, kMaxLogBytes)
-                              << "\n; compile the model for this device";
+  TVM_FFI_THROW(DeviceError) << "expected OpenCL code that " << device.info.name
+                             << " can compile, got this log:\n"
+                             << log << "\nof this source:\n"
+                             << source.substr(0, kMaxLogBytes)
+                             << "\n; compile the model for this device";
   TVM_FFI_UNREACHABLE();
 }
 

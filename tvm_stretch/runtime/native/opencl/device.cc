@@ -155,8 +155,8 @@ Devices FindDevices() {
     }
   }
   if (devices.empty()) {
-    TVM_FFI_THROW(RuntimeError) << "expected an OpenCL device for processor opencl, got none (of "
-                                << TheDriver().library << "); check the driver with clinfo";
+    TVM_FFI_THROW(DeviceError) << "expected an OpenCL device for processor opencl, got none (of "
+                               << TheDriver().library << "); check the driver with clinfo";
   }
   std::stable_sort(devices.begin(), devices.end(),
                    [](const auto& a, const auto& b) { return Rank(a->info) < Rank(b->info); });
@@ -242,8 +242,8 @@ const Devices& AllDevices() {
   static const Devices& devices = *new Devices(FindDevices());
   static const pid_t process = getpid();
   if (process != getpid()) {
-    TVM_FFI_THROW(RuntimeError) << "expected OpenCL to be used first in this process, got a fork "
-                                   "of one that had used it; start processes with spawn";
+    TVM_FFI_THROW(RunError) << "expected OpenCL to be used first in this process, got a fork "
+                               "of one that had used it; start processes with spawn";
   }
   return devices;
 }

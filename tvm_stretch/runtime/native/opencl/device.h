@@ -64,7 +64,7 @@ struct Device {
 
 // All devices, GPUs first, then CPUs, then others. $TVM_STRETCH_OPENCL_DEVICE, a position in that
 // list or a part of a device's or platform's name, puts one device in front of all.
-// Throws RuntimeError where there is no driver or no device.
+// Throws DeviceError where there is no driver or no device.
 const std::vector<std::unique_ptr<Device>>& AllDevices();
 
 // The device that the processor runs on.

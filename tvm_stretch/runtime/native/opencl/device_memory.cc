@@ -7,9 +7,9 @@ namespace tvm_stretch::opencl {
 DeviceMemory::DeviceMemory(const Device& device, char* host, size_t bytes, Contents contents)
     : host_(host), bytes_(bytes) {
   if (bytes > device.info.max_buffer_bytes) {
-    TVM_FFI_THROW(RuntimeError) << "expected at most " << device.info.max_buffer_bytes
-                                << " bytes in one buffer of " << device.info.name << ", got "
-                                << bytes << "; place fewer operators on this device";
+    TVM_FFI_THROW(DeviceError) << "expected at most " << device.info.max_buffer_bytes
+                               << " bytes in one buffer of " << device.info.name << ", got "
+                               << bytes << "; place fewer operators on this device";
   }
   const bool is_weights = contents == Contents::kUpload;
   cl_bitfield flags = is_weights ? CL_MEM_READ_ONLY : CL_MEM_READ_WRITE;

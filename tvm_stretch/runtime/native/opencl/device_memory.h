@@ -17,7 +17,7 @@ enum class Contents {
 // Equal offsets on both sides: `host + offset` is the buffer's byte `offset`. `host` outlives it.
 class DeviceMemory {
  public:
-  // Throws RuntimeError if the device has no room.
+  // Throws DeviceError if the device has no room.
   DeviceMemory(const Device& device, char* host, size_t bytes, Contents contents);
 
   cl_mem buffer() const { return buffer_.get(); }

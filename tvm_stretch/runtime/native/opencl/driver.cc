@@ -137,7 +137,7 @@ const Driver& TheDriver() {
   // Never destroyed: threads of the driver may outlive the static objects of this library.
   static const Loaded& loaded = *new Loaded(Load());
   if (loaded.driver == nullptr) {
-    TVM_FFI_THROW(RuntimeError)
+    TVM_FFI_THROW(DeviceError)
         << "expected an OpenCL driver for processor opencl, got none (" << loaded.reason
         << "); install one (Debian's for CPUs: pocl-opencl-icd), or name its library in "
            "TVM_STRETCH_OPENCL_LIB";
@@ -178,8 +178,8 @@ std::string NameOf(cl_int code) {
 }
 
 void Fail(cl_int code, const std::string& what) {
-  TVM_FFI_THROW(RuntimeError) << "expected success of OpenCL's " << what << ", got " << NameOf(code)
-                              << "; " << AdviceFor(code);
+  TVM_FFI_THROW(DeviceError) << "expected success of OpenCL's " << what << ", got " << NameOf(code)
+                             << "; " << AdviceFor(code);
   TVM_FFI_UNREACHABLE();
 }
 

@@ -21,7 +21,7 @@ struct Driver {
 };
 
 // The first of these that can be loaded and has a platform: $TVM_STRETCH_OPENCL_LIB (then no
-// other), a loader (libOpenCL.so.1, ...), a vendor's driver without one. Throws RuntimeError, also
+// other), a loader (libOpenCL.so.1, ...), a vendor's driver without one. Throws DeviceError, also
 // on later calls, where there is none.
 const Driver& TheDriver();
 
@@ -30,7 +30,7 @@ inline const Api& CL() { return TheDriver().api; }
 // "CL_OUT_OF_RESOURCES", or the number.
 std::string NameOf(cl_int code);
 
-// Throws RuntimeError: "expected success of <what>, got <code>; <what to do>".
+// Throws DeviceError: "expected success of <what>, got <code>; <what to do>".
 [[noreturn]] void Fail(cl_int code, const std::string& what);
 
 inline void Check(cl_int code, const char* what) {

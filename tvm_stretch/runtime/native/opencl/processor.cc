@@ -25,6 +25,7 @@ class OpenCLProgram final : public ProcessorProgram {
 
   std::unique_ptr<Processor> CreateInstance(const MemoryMap& memory) const final;
   std::shared_ptr<char> AllocateBlock(size_t bytes) const final;
+  std::string description() const final { return device_.info.name; }
   Cores cores() const final;
 
   const Device& device() const { return device_; }
