@@ -6,6 +6,7 @@ import importlib
 import os
 import pkgutil
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tvm.target import Target
 from tvm_stretch.targets.cpu import HOST, cpu_processor
@@ -74,8 +75,15 @@ def kinds() -> list[str]:
     return sorted(registered())
 
 
-def _as_list(targets: Sequence[TargetLike] | TargetLike) -> Sequence[TargetLike]:
-    return [targets] if isinstance(targets, str | Mapping | Target | Processor) else targets
+def _as_list(targets: Any) -> Sequence[TargetLike]:
+    if isinstance(targets, str | Mapping | Target | Processor):
+        return [targets]
+    if not isinstance(targets, Sequence):
+        raise TargetError(
+            f"expected a target or a list of them for targets, got {targets!r}; name them, such as "
+            "['llvm', 'opencl']"
+        )
+    return targets
 
 
 def _parse(item: TargetLike) -> Attributes | Processor:

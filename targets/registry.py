@@ -47,6 +47,9 @@ class ProcessorKind:
 
 _KINDS: dict[str, ProcessorKind] = {}
 
+_MEANT = {"cpu": "llvm", "gpu": "opencl"}
+"""What people write first who do not know TVM's words."""
+
 
 def register(kind: ProcessorKind) -> None:
     """Make a kind of processors known.
@@ -107,7 +110,8 @@ def tvm_target(item: str | Attributes | Target) -> Target:
         return Target(dict(item) if isinstance(item, Mapping) else item)
     except (ValueError, TypeError, RuntimeError) as error:
         kind = str(item.get("kind", "") if isinstance(item, Mapping) else item)
-        alike = difflib.get_close_matches(kind.lower(), _KINDS, 1)
+        meant = _MEANT.get(kind.lower(), kind.lower())
+        alike = difflib.get_close_matches(meant, _KINDS, 1)
         if alike and kind not in _KINDS:
             raise TargetError(
                 f"expected target {_names()}, got {kind!r}; write {alike[0]!r}"

@@ -18,7 +18,9 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import TextIO
+from typing import Any, TextIO
+
+from tvm_stretch.errors import InputError
 
 Progress = Callable[[str], None]
 """Receives a line of text after every step."""
@@ -37,6 +39,7 @@ _listener: ContextVar[Progress] = ContextVar("listener", default=_unheard)
 @contextlib.contextmanager
 def reporting(progress: Progress | None) -> Iterator[None]:
     """Within, what is said goes to the callback; to the terminal, if there is one, without it."""
+    _require_function(progress)
     terminal = sys.stderr if progress is None and _is_terminal(sys.stderr) else None
     shown = progress or (_on_one_line(terminal) if terminal else _unheard)
     token = _listener.set(shown)
@@ -47,6 +50,14 @@ def reporting(progress: Progress | None) -> Iterator[None]:
         if terminal:
             terminal.write(_CLEARED)
             terminal.flush()
+
+
+def _require_function(progress: Any) -> None:
+    if progress is not None and not callable(progress):
+        raise InputError(
+            f"expected a function of a line of text for progress, got {progress!r}; give print, "
+            "for example"
+        )
 
 
 @contextlib.contextmanager

@@ -48,6 +48,23 @@ def test_files_can_be_read_by_whom_the_user_allows(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "point.json").stat().st_mode) == 0o644
 
 
+def test_nothing_takes_the_place_of_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(tmp_path / "pipe", "point")
+    assert os.read(reader, 100) == b"point"
+    os.close(reader)
+
+
+def test_what_cannot_be_written(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "no" / "point"):
+        with (
+            pytest.raises(PlanError, match=r"^expected a place to write the point to, got .*check"),
+            writing("the point", PlanError),
+        ):
+            write_whole(path, "{}")
+
+
 def test_lists_become_tuples() -> None:
     data = FORMAT.parse('{"format": "test.point", "version": 3, "at": [1, 2]}', "the point")
     assert FORMAT.build(Point, data, "the point") == Point((1, 2))

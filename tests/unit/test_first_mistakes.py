@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import relax_helpers
+import tvm
+from cpu_targets import TARGET
+from tvm import relax
 from tvm_stretch.targets.processors import make_processors
 
 import tvm_stretch as ts
+from tvm_stretch.frontend import load_network
 
 
 def test_the_package_lists_its_names_and_version() -> None:
@@ -26,10 +33,51 @@ def test_what_compiles_loads_nothing_that_only_learning_needs() -> None:
     assert done.stdout.split() == []
 
 
-@pytest.mark.parametrize(("given", "meant"), [("openCL", "opencl"), ("LLVM", "llvm"), ("ocl", "")])
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("openCL", "opencl"), ("LLVM", "llvm"), ("ocl", ""), ("CPU", "llvm"), ("gpu", "opencl")],
+)
 def test_misspelt_targets(given: str, meant: str) -> None:
     with pytest.raises(ts.TargetError, match=f"got '{given}'.*{meant}"):
         make_processors([given], 1)
+
+
+@pytest.fixture(scope="module")
+def model() -> ts.Model:
+    """The function max(x, 0)."""
+    return ts.compile(relax_helpers.module(relax.op.nn.relu, (4,)), TARGET, cpu_threads=1)
+
+
+MISTAKES: dict[str, tuple[Callable[[ts.Model, Path], object], str]] = {
+    "no targets": (lambda _m, _p: make_processors(None, 1), "a list of them .* got None"),
+    "a device": (lambda _m, _p: make_processors(tvm.cpu(), 1), "a list of them .*'llvm'"),
+    "one shape": (lambda _m, _p: load_network(b"", (1, 3)), r"a dictionary .* got \(1, 3\)"),
+    "no function": (lambda _m, _p: ts.compile(b"", progress=5), "a function .* got 5"),
+    "an artifact": (lambda _m, p: load_network(written(p / "net.so")), "open it with ts.load"),
+    "a checkpoint": (lambda _m, p: load_network(written(p / "net.pth")), "torch.export.export"),
+    "nothing to load": (lambda _m, _p: ts.load(None), "path of the artifact, got NoneType"),
+    "bytes to load": (lambda _m, _p: ts.load(b"\x7fELF"), "path of the artifact, got bytes"),
+    "runs as text": (lambda m, _p: m.benchmark("3"), "at least 1 for repeat, got '3'"),
+    "half a run": (lambda m, _p: m.profile(1.5), "at least 1 for repeat, got 1.5"),
+    "peak as text": (lambda m, p: m.report(p / "a.html", "9"), "for peak_gflops, got '9'"),
+    "seconds as text": (lambda _m, _p: ts.measure(budget="9"), "for budget, got '9'"),
+    "export nowhere": (lambda m, _p: m.export(None), "path of the artifact, got NoneType"),
+    "export to a folder": (lambda m, p: m.export(p), "got the folder"),
+    "a trace nowhere": (lambda m, p: m.timeline(p / "no" / "t"), "write the trace .*no/t'; check"),
+}
+
+
+def written(path: Path) -> Path:
+    """A file that is no network."""
+    path.write_bytes(b"\x7fELF or PK")
+    return path
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_what_is_said(name: str, model: ts.Model, tmp_path: Path) -> None:
+    mistake, said = MISTAKES[name]
+    with pytest.raises(ts.StretchError, match=f"^expected .*{said}"):
+        mistake(model, tmp_path)
 
 
 @pytest.mark.parametrize(("limit", "threads"), [("1", 1), ("many", None), ("100000", None)])

@@ -17,6 +17,8 @@ from tvm import relax
 from tvm_stretch.build.assemble import build_model
 from tvm_stretch.build.branching import Branching, branch
 from tvm_stretch.build.placement import choose_plan, fit_processors
+from tvm_stretch.errors import InputError
+from tvm_stretch.files import write_whole, writing
 from tvm_stretch.lowering.walk import REGION
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.merge_regions import kernels_of, merge_regions
@@ -147,7 +149,8 @@ class Observer:
         self.processors = processors
         self.count = 0
         if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            with writing("the phases", InputError):
+                self.folder.mkdir(parents=True, exist_ok=True)
 
     @property
     def observes(self) -> bool:
@@ -157,7 +160,8 @@ class Observer:
     def see(self, name: str, mod: tvm.IRModule, *, partitioned: bool = False) -> None:
         """Write ``NN-name.py``; check the rules for partitioned modules."""
         if self.folder is not None:
-            (self.folder / f"{self.count:02}-{name}.py").write_text(mod.script(), encoding="utf-8")
+            with writing("the phases", InputError):
+                write_whole(self.folder / f"{self.count:02}-{name}.py", mod.script())
             self.count += 1
         if self.processors is not None and partitioned:
             verify(mod, self.processors)

@@ -56,8 +56,13 @@ def load_network(
     return settle_guards(_canonicalise(guarded))
 
 
-def _read(source: Any, shapes: Shapes) -> tvm.IRModule:
+def _read(source: Any, shapes: Any) -> tvm.IRModule:
     """A module with static shapes."""
+    if shapes is not None and not isinstance(shapes, Mapping):
+        raise InputError(
+            f"expected a dictionary for shapes, got {shapes!r}; give the shape of each input by "
+            "its name, such as {'x': (1, 3, 224, 224)}"
+        )
     if isinstance(source, tvm.IRModule):
         return read_relax(source, shapes)
     if isinstance(source, str | Path) and Path(source).suffix == ".pt2":

@@ -104,6 +104,14 @@ def _read_file(path: Path) -> bytes:
         ) from error
 
 
+_OF_TORCH = "save torch.export.export(net.eval(), (x,)) as .pt2, or export it to ONNX"
+_WHAT_IT_IS = {
+    ".so": "if it is an artifact, open it with ts.load",
+    **dict.fromkeys((".pt", ".pth", ".bin"), _OF_TORCH),
+}
+"""What to do with files that other programs call models."""
+
+
 def _parse(content: bytes, what: str) -> onnx.ModelProto:
     """Parse a file's content; its external data stay where they are."""
     if not content:
@@ -115,8 +123,8 @@ def _parse(content: bytes, what: str) -> onnx.ModelProto:
         model.ParseFromString(content)
     except google.protobuf.message.DecodeError as error:
         raise ModelError(
-            f"expected an ONNX file for the model, got {what} ({error}); it is truncated or of "
-            "another format"
+            f"expected an ONNX file for the model, got {what} ({error}); "
+            + _WHAT_IT_IS.get(Path(what).suffix, "it is truncated or of another format")
         ) from error
     return model
 
