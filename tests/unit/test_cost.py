@@ -51,6 +51,8 @@ def test_features_of_another_schema_are_refused() -> None:
     data = to_json(conv(64))
     with pytest.raises(CostModelError, match=r"expected one of .* for family, got 'lstm'"):
         from_json({**data, "family": "lstm"})
+    with pytest.raises(CostModelError, match=r"expected an int from 1 to .* vector_lanes of conv"):
+        from_json({**data, "vector_lanes": 0})
     del data["tile_pixels"]
     with pytest.raises(CostModelError, match=r"expected the fields .* for conv"):
         from_json(data)

@@ -27,6 +27,13 @@ MEASUREMENTS = Format(
 
 _TYPICAL_ROUND_BYTES = 128 << 20
 _LARGEST = 2**62
+_AT_LEAST_ONE = frozenset(
+    {
+        *("vector_lanes", "tile_pixels", "tile_out_vectors", "groups"),
+        *("merged_groups", "register_tiles", "register_out_vectors"),
+        *("out_height_pixels", "out_width_pixels", "tiles"),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -249,9 +256,15 @@ def from_json(data: dict[str, Any]) -> Features:
     for item in fields(found):
         value = getattr(found, item.name)
         known = (int,) if item.type == "int" else (int, float)
-        if type(value) not in known or not 0 <= value <= _LARGEST:
+        least = 1 if item.name in _AT_LEAST_ONE else 0
+        if type(value) not in known or not least <= value <= _LARGEST:
             raise CostModelError(
-                f"expected an {item.type} from 0 to 2^62 for {item.name} of {family}, got "
+                f"expected an {item.type} from {least} to 2^62 for {item.name} of {family}, got "
                 f"{value!r}; {MEASUREMENTS.again}"
             )
+    if isinstance(found, WinogradFeatures) and found.merged_groups > found.groups:
+        raise CostModelError(
+            f"expected at most {found.groups} for merged_groups of {family}, got "
+            f"{found.merged_groups}; {MEASUREMENTS.again}"
+        )
     return found

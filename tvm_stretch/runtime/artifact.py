@@ -255,7 +255,7 @@ def _check_library(path: Path) -> None:
             fields = _ELF.unpack(header)
             machine, program_offset, section_offset = fields[4], fields[7], fields[8]
             segment_size, segments, section_size, sections = fields[11:15]
-            file.seek(program_offset)
+            file.seek(min(program_offset, size))  # beyond it, a file refuses some numbers itself
             table = file.read(segment_size * segments)
     except OSError as error:
         raise ArtifactError(
