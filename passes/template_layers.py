@@ -2,6 +2,7 @@
 
     y = matmul(x: (2, 50, 64), w)    ->   y = reshape(matmul(reshape(x, (100, 64)), w), (2, 50, 32))
     y = conv1d(x, w)                 ->   y = reshape(conv2d(reshape(x, (N, C, 1, L)), w1), ..)
+    y = conv2d(x: (N, C, L, 1), w)   ->   the same: tiles of registers run along rows
     y = conv2d_transpose(x, w, strides=2)
                                      ->   y = reshape(permute_dims(reshape(conv2d(x, w1))))
 
@@ -23,6 +24,7 @@ import numpy as np
 import tvm
 from tvm import relax
 from tvm_stretch.passes.name_operators import same_source
+from tvm_stretch.targets.kernels.blocks import LONGEST
 
 from tvm_stretch.ir.expressions import (
     constant,
@@ -35,8 +37,6 @@ from tvm_stretch.ir.operators import UNARY
 
 _UNARY = {f"relax.{name}" for name in UNARY - {"astype"}}
 _BINARY = {"relax.add", "relax.multiply"}
-_LONGEST = 32
-"""Taps of a 1-D convolution: transforms of sound have 256, whose nests TVM takes minutes for."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class _Writer(relax.PyExprMutator):
         name = getattr(call.op, "name", "")
         if name in _UNARY | _BINARY:
             layer = self.moved(call, name)
-        elif name in _LAYERS and str(call.ty.dtype) == "float32":
+        elif name in _LAYERS and str(call.ty.dtype) == "float32" and _is_other(call, name):
             weight = constant_value(call.args[1], self.definition)
             layer = None if weight is None else _LAYERS[name](call, weight)
         else:
@@ -119,6 +119,15 @@ class _Writer(relax.PyExprMutator):
         return self.lookup_binding(x) if isinstance(x, relax.Var) else x
 
 
+def _is_other(call: relax.Call, name: str) -> bool:
+    """Whether no template takes it well as it is: of images, only those of one column."""
+    if name != "relax.nn.conv2d":
+        return True
+    sizes = zip(shape_of(call.args[0])[2:], shape_of(call.args[1])[2:], strict=True)
+    (height, _), column = sizes
+    return column == (1, 1) and height > 1
+
+
 def _matmul(call: relax.Call, weight: np.ndarray) -> _Layer | None:
     """A matrix of all rows, times the weights."""
     shape = shape_of(call.args[0])
@@ -139,7 +148,7 @@ def _conv1d(call: relax.Call, weight: np.ndarray) -> _Layer | None:
     attrs, (batch, channels, length) = call.attrs, shape_of(call.args[0])
     if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NCW", "OIW", "NCW"):
         return None
-    if weight.shape[2] > _LONGEST:
+    if weight.shape[2] > LONGEST:
         return None
     image = relax.op.reshape(call.args[0], relax.ShapeExpr([batch, channels, 1, length]))
     result = relax.ShapeExpr(shape_of(call))
@@ -149,6 +158,30 @@ def _conv1d(call: relax.Call, weight: np.ndarray) -> _Layer | None:
         constant(weight[:, :, None]),
         strides=[1, int(attrs.strides[0])],
         padding=[0, begin, 0, end],
+        dilation=[1, int(attrs.dilation[0])],
+        groups=int(attrs.groups),
+    )
+    return _Layer(
+        conv,
+        lambda value: relax.op.reshape(value, result),
+        1,
+        lambda numbers: numbers.reshape(1, -1, 1, 1),
+    )
+
+
+def _column(call: relax.Call, weight: np.ndarray) -> _Layer | None:
+    """An image of one column, as one of one row."""
+    attrs, (batch, channels, height, _) = call.attrs, shape_of(call.args[0])
+    top, left, bottom, right = (int(p) for p in attrs.padding)
+    if (attrs.data_layout, attrs.kernel_layout) != ("NCHW", "OIHW") or left or right:
+        return None
+    row = relax.op.reshape(call.args[0], relax.ShapeExpr([batch, channels, 1, height]))
+    result = relax.ShapeExpr(shape_of(call))
+    conv = relax.op.nn.conv2d(
+        row,
+        constant(weight.swapaxes(2, 3)),
+        strides=[1, int(attrs.strides[0])],
+        padding=[0, top, 0, bottom],
         dilation=[1, int(attrs.dilation[0])],
         groups=int(attrs.groups),
     )
@@ -173,7 +206,6 @@ def _transposed(call: relax.Call, weight: np.ndarray) -> _Layer | None:
         return None
     taps = [k // s for k, s in zip(kernel, strides, strict=True)]
     begin = [int(p) for p in attrs.padding[:2]]
-    taps = [k // s for k, s in zip(kernel, strides, strict=True)]
     sizes = shape_of(call.args[0])[2:]
     ways = [_way(*axis) for axis in zip(sizes, taps, strides, begin, shape[2:], strict=True)]
     conv = relax.op.nn.conv2d(
@@ -233,6 +265,7 @@ def _images(weight: np.ndarray, strides: list[int], groups: int) -> np.ndarray:
 _LAYERS = {
     "relax.matmul": _matmul,
     "relax.nn.conv1d": _conv1d,
+    "relax.nn.conv2d": _column,
     "relax.nn.conv2d_transpose": _transposed,
 }
 

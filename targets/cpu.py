@@ -46,7 +46,7 @@ def cpu_processor(target: Target, threads: int) -> Processor:
 
 
 # The CPU is there whether a target names it or not.
-register(ProcessorKind(HOST, make=lambda _target, host: host))
+register(ProcessorKind(HOST, make=lambda _target, host: host, nickname="cpu"))
 
 
 def speed_of_cores(threads: int) -> Speed:

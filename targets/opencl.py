@@ -108,7 +108,7 @@ def _host_cores(target: Attributes) -> int:
     return device.compute_units if device.type == "cpu" else 0
 
 
-register(ProcessorKind("opencl", _make, _why_absent, _host_cores))
+register(ProcessorKind("opencl", _make, _why_absent, _host_cores, nickname="gpu"))
 
 
 # --- the operator table ---------------------------------------------------------------------------

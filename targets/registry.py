@@ -37,18 +37,17 @@ class ProcessorKind:
         why_absent: why this machine lacks the target's device; empty where it has it, and for
             targets of other machines.
         host_cores: how many of the CPU's cores its driver takes.
+        nickname: what people write for it who do not know its name; an error tells them.
     """
 
     name: str
     make: Callable[[Attributes, Processor], Processor]
     why_absent: Callable[[Attributes], str] = lambda _target: ""
     host_cores: Callable[[Attributes], int] = lambda _target: 0
+    nickname: str = ""
 
 
 _KINDS: dict[str, ProcessorKind] = {}
-
-_MEANT = {"cpu": "llvm", "gpu": "opencl"}
-"""What people write first who do not know TVM's words."""
 
 
 def register(kind: ProcessorKind) -> None:
@@ -110,8 +109,8 @@ def tvm_target(item: str | Attributes | Target) -> Target:
         return Target(dict(item) if isinstance(item, Mapping) else item)
     except (ValueError, TypeError, RuntimeError) as error:
         kind = str(item.get("kind", "") if isinstance(item, Mapping) else item)
-        meant = _MEANT.get(kind.lower(), kind.lower())
-        alike = difflib.get_close_matches(meant, _KINDS, 1)
+        named = [name for name, known in _KINDS.items() if known.nickname == kind.lower() != ""]
+        alike = named or difflib.get_close_matches(kind.lower(), _KINDS, 1)
         if alike and kind not in _KINDS:
             raise TargetError(
                 f"expected target {_names()}, got {kind!r}; write {alike[0]!r}"

@@ -159,12 +159,20 @@ def concat(
 # --- operators ------------------------------------------------------------------------------------
 
 
+LONGEST = 32
+"""Taps of a kernel along an axis: transforms of sound have 256, for which TVM takes minutes."""
+
+
 def conv_shape(call: relax.Call) -> ConvShape | None:
     """The convolution of a Relax call; None where no template fits."""
     data, weight, attrs = *call.args, call.attrs
     n, c, h, w = (int(d) for d in data.ty.shape.values)
     o, _, kh, kw = (int(d) for d in weight.ty.shape.values)
-    if min(n, c, h, w, o) < 1 or any(int(d) < 1 for d in call.ty.shape.values):
+    if (
+        max(kh, kw) > LONGEST
+        or min(n, c, h, w, o) < 1
+        or any(int(d) < 1 for d in call.ty.shape.values)
+    ):
         return None
 
     def pair(values: Sequence[int]) -> tuple[int, int]:

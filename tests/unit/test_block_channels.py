@@ -70,6 +70,12 @@ def test_a_convolution_whose_weights_are_computed_stays_plain() -> None:
     assert_unchanged(BLOCK, before)
 
 
+def test_a_convolution_of_many_taps_stays_plain() -> None:
+    weight = random_const(16, 16, 1, 64)
+    before = module(lambda x: nn.conv2d(x, weight, padding=(0, 32)), (1, 16, 4, 40))
+    assert_unchanged(BLOCK, before)
+
+
 def test_the_first_layer_reads_the_plain_image() -> None:
     after = BLOCK(module(lambda x: conv(x, 3, 16, strides=(2, 2)), (1, 3, 12, 12)))
     assert "block_channels" not in kernels(after)

@@ -34,6 +34,11 @@ LAYERS: dict[str, tuple[Body, tuple[int, ...], str]] = {
     ),
     "padding beyond the kernel": (transposed(4, 2, strides=2, padding=3), IMAGE, "nn.conv2d"),
     "dense": (lambda x: op.matmul(x, DENSE), ROWS, "matmul"),
+    "a column": (
+        lambda x: nn.conv2d(x, random_const(8, 3, 4, 1), (2, 1), (1, 0, 2, 0), (2, 1), 2),
+        (2, 6, 9, 1),
+        "nn.conv2d",
+    ),
     "1-D": (lambda x: nn.conv1d(x, TAPS, 2, (1, 2), 2, 2), SIGNAL, "nn.conv2d"),
 }
 
