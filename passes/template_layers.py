@@ -15,7 +15,7 @@ A bias and an activation behind such a layer move to where it is computed, and b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -145,43 +145,34 @@ def _matmul(call: relax.Call, weight: np.ndarray) -> _Layer | None:
 
 def _conv1d(call: relax.Call, weight: np.ndarray) -> _Layer | None:
     """An image of one row."""
-    attrs, (batch, channels, length) = call.attrs, shape_of(call.args[0])
+    attrs = call.attrs
     if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NCW", "OIW", "NCW"):
         return None
     if weight.shape[2] > LONGEST:
         return None
-    image = relax.op.reshape(call.args[0], relax.ShapeExpr([batch, channels, 1, length]))
-    result = relax.ShapeExpr(shape_of(call))
-    begin, end = (int(p) for p in attrs.padding)
-    conv = relax.op.nn.conv2d(
-        image,
-        constant(weight[:, :, None]),
-        strides=[1, int(attrs.strides[0])],
-        padding=[0, begin, 0, end],
-        dilation=[1, int(attrs.dilation[0])],
-        groups=int(attrs.groups),
-    )
-    return _Layer(
-        conv,
-        lambda value: relax.op.reshape(value, result),
-        1,
-        lambda numbers: numbers.reshape(1, -1, 1, 1),
-    )
+    return _row(call, weight[:, :, None], attrs.padding)
 
 
 def _column(call: relax.Call, weight: np.ndarray) -> _Layer | None:
     """An image of one column, as one of one row."""
-    attrs, (batch, channels, height, _) = call.attrs, shape_of(call.args[0])
-    top, left, bottom, right = (int(p) for p in attrs.padding)
+    attrs = call.attrs
+    top, left, bottom, right = attrs.padding
     if (attrs.data_layout, attrs.kernel_layout) != ("NCHW", "OIHW") or left or right:
         return None
-    row = relax.op.reshape(call.args[0], relax.ShapeExpr([batch, channels, 1, height]))
+    return _row(call, weight.swapaxes(2, 3), (top, bottom))
+
+
+def _row(call: relax.Call, weight: np.ndarray, padding: Sequence[int]) -> _Layer:
+    """A convolution along the first axis behind the channels, the only one that is not 1."""
+    attrs, (batch, channels, length) = call.attrs, shape_of(call.args[0])[:3]
+    row = relax.op.reshape(call.args[0], relax.ShapeExpr([batch, channels, 1, length]))
     result = relax.ShapeExpr(shape_of(call))
+    begin, end = (int(p) for p in padding)
     conv = relax.op.nn.conv2d(
         row,
-        constant(weight.swapaxes(2, 3)),
+        constant(weight),
         strides=[1, int(attrs.strides[0])],
-        padding=[0, top, 0, bottom],
+        padding=[0, begin, 0, end],
         dilation=[1, int(attrs.dilation[0])],
         groups=int(attrs.groups),
     )

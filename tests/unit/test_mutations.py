@@ -39,6 +39,16 @@ def refused(error: type[StretchError], use: Callable[[], object]) -> bool:
     return False
 
 
+def check_damage(
+    piece: int, whole: bytes, path: Path, error: type[StretchError], use: Callable[[], object]
+) -> None:
+    """Whatever damage there is to a whole file, it is refused."""
+    for dice in dice_of(piece):
+        damaged = damaged_bytes(dice, whole)
+        path.write_bytes(damaged)
+        assert damaged == whole or refused(error, use)
+
+
 # --- artifacts ------------------------------------------------------------------------------------
 
 
@@ -57,10 +67,7 @@ def artifact(model: Model, tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @campaign(1000)
 def test_artifacts(artifact: bytes, tmp_path: Path, piece: int) -> None:
     path = tmp_path / "model.so"
-    for dice in dice_of(piece):
-        damaged = damaged_bytes(dice, artifact)
-        path.write_bytes(damaged)
-        assert damaged == artifact or refused(ArtifactError, lambda: load(path))
+    check_damage(piece, artifact, path, ArtifactError, lambda: load(path))
 
 
 @campaign(1000)
@@ -103,10 +110,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_cost_models(trained: bytes, tmp_path: Path, piece: int) -> None:
     """Of the trees, XGBoost believes everything: damaged ones would end the process."""
     path = tmp_path / "npu.json"
-    for dice in dice_of(piece):
-        damaged = damaged_bytes(dice, trained)
-        path.write_bytes(damaged)
-        assert damaged == trained or refused(CostModelError, lambda: load_cost_model(path, DEVICE))
+    check_damage(piece, trained, path, CostModelError, lambda: load_cost_model(path, DEVICE))
 
 
 @campaign(1000)
@@ -115,11 +119,9 @@ def test_verdicts(tmp_path: Path, piece: int) -> None:
     Verdicts(DEVICE, {"nn.relu tensor:float32[1,8n] in plain": "", "add in plain": "no"}).write(
         path
     )
-    whole = path.read_bytes()
-    for dice in dice_of(piece):
-        damaged = damaged_bytes(dice, whole)
-        path.write_bytes(damaged)
-        assert damaged == whole or refused(CostModelError, lambda: Verdicts.read(path, DEVICE))
+    check_damage(
+        piece, path.read_bytes(), path, CostModelError, lambda: Verdicts.read(path, DEVICE)
+    )
 
 
 @campaign(1000)
