@@ -28,7 +28,7 @@ from tvm.ir import GenericConst
 from tvm_stretch.passes.name_operators import is_made_up, same_source, source_of
 
 from tvm_stretch.errors import ModelError
-from tvm_stretch.ir.expressions import shape_of
+from tvm_stretch.ir.expressions import constant, constant_value, shape_of
 from tvm_stretch.ir.operators import kind_of
 
 GUARDS = "guards"
@@ -177,8 +177,7 @@ class _Rewriter:
 
     def constant(self, expr: relax.Expr) -> np.ndarray | None:
         """The value of a constant."""
-        value = self.definition(expr)
-        return value.value.numpy() if isinstance(value, GenericConst) else None
+        return constant_value(expr, self.definition)
 
     def inside(
         self, index: relax.Expr, extents: Sequence[int], least: Sequence[int], most: Sequence[int]
@@ -299,7 +298,7 @@ def _returning(
 
 
 def _const(value: Any, dtype: str) -> relax.Expr:
-    return relax.const(np.ascontiguousarray(value, dtype).reshape(np.shape(value)), dtype)
+    return constant(np.asarray(value, dtype))
 
 
 def _few(values: Sequence[int]) -> Any:
