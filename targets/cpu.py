@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +29,7 @@ CORE = Speed(cycles_per_ns=2.8, bytes_per_ns=10.0, start_ns=300.0, handover_ns=1
 
 def cpu_processor(target: Target, threads: int) -> Processor:
     """The CPU that ``target`` describes, with ``threads`` cores."""
+    _check_names(target)
     target = complete_target(target)
     machine = vector_machine(target, threads)
     return Processor(
@@ -52,6 +54,38 @@ register(ProcessorKind(HOST, make=lambda _target, host: host, nickname="cpu"))
 def speed_of_cores(threads: int) -> Speed:
     """So many cores: what shares a kernel with others reaches three quarters of a core alone."""
     return replace(CORE, cycles_per_ns=CORE.cycles_per_ns * (1.0 + 0.75 * (threads - 1)))
+
+
+def _check_names(target: Target) -> None:
+    """LLVM itself ignores a core or a feature that it does not know.
+
+    Raises:
+        TargetError: the target names one.
+    """
+    triple = str(target.attrs.get("mtriple", codegen.llvm_get_system_triple()))
+    vector_machine(bare := Target({"kind": HOST, "mtriple": triple}), 1)
+    cores = list(map(str, codegen.llvm_get_cpu_archlist(bare)))
+    core = str(target.attrs.get("mcpu", ""))
+    if core and core not in cores:
+        _refuse_name("mcpu", core, f"a core of {triple}", cores)
+    for given in map(str, target.attrs.get("mattr", ())):
+        name = given[1:]
+        if given[:1] not in ("+", "-") or name not in _features(triple, mattr=["+" + name]):
+            known = {word for core in cores for word in _features(triple, mcpu=core)}
+            written = [sign + word for sign in "+-" for word in known]
+            _refuse_name("mattr", given, f"+ or - and a feature of {triple}", written)
+
+
+def _features(triple: str, **described: Any) -> set[str]:
+    """What such a core has; a feature that is asked for is among it if LLVM knows it."""
+    target = Target({"kind": HOST, "mtriple": triple, **described})
+    return set(map(str, codegen.llvm_get_cpu_features(target)))
+
+
+def _refuse_name(field: str, given: str, expected: str, known: Sequence[str]) -> None:
+    alike = difflib.get_close_matches(given.lower(), sorted(known), 3)
+    way = f"write {' or '.join(map(repr, alike))}" if alike else "look it up in LLVM's list"
+    raise TargetError(f"expected {expected} for {field}, got {given!r}; {way}")
 
 
 def complete_target(target: Target) -> Target:

@@ -42,6 +42,26 @@ def test_misspelt_targets(given: str, meant: str) -> None:
         make_processors([given], 1)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"mcpu": "no-such-core"}, "a core of x86_64-linux-gnu for mcpu, got 'no-such-core'; look"),
+        ({"mcpu": "haswel"}, "for mcpu, got 'haswel'; write 'haswell'"),
+        ({"mattr": ["+avx2", "-avx512"]}, r"for mattr, got '-avx512'; write '-avx512\w+'"),
+        ({"mattr": ["avx2"]}, r"\+ or - and a feature of .* got 'avx2'; write .*'\+avx2'"),
+    ],
+)
+def test_cores_and_features_that_do_not_exist(given: dict[str, object], said: str) -> None:
+    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", **given}
+    with pytest.raises(ts.TargetError, match=said):
+        make_processors([target], 1)
+
+
+def test_features_that_no_core_has_by_itself_are_known() -> None:
+    target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["+sve2p1", "-sme"]}
+    assert make_processors([target], 1)
+
+
 @pytest.fixture(scope="module")
 def model() -> ts.Model:
     """The function max(x, 0)."""

@@ -8,6 +8,7 @@ import gc
 import os
 import pickle
 import platform
+import re
 import struct
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from small_models import WEIGHT, kernel_ir, random_input, scaled_model, scaled_r
 from tvm import topi
 from tvm.support import cc
 
-from tvm_stretch.build.assemble import build_model
+from tvm_stretch.build.assemble import CHECKED_CPU_FEATURES, build_model
 from tvm_stretch.errors import ArtifactError, StretchError
 from tvm_stretch.runtime.model import Model, load
 from tvm_stretch.runtime.seal import seal
@@ -234,7 +235,7 @@ def test_features_are_those_of_the_operating_system(model: Model) -> None:
         "fma4",
     }
     names |= {"tbm", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "avx512ifma"}
-    names |= {"avx512vbmi", "fma4"}
+    names |= {"avx512vbmi", "fma4", "sse4a"}
     others = {"bmi": "bmi1", "lzcnt": "abm", "sse3": "pni", "sse4.1": "sse4_1", "sse4.2": "sse4_2"}
     others |= {"avxvnni": "avx_vnni", "avx512bf16": "avx512_bf16", "avx512fp16": "avx512_fp16"}
     others |= {"avx512vnni": "avx512_vnni", "avx512vbmi2": "avx512_vbmi2"}
@@ -254,6 +255,12 @@ def test_processor_without_the_features(model: Model) -> None:
     graph = dataclasses.replace(model.graph, cpu_features=("avx2", "neon"))
     with pytest.raises(ArtifactError, match=r"expected a processor with .*(neon|avx2)"):
         Model.from_parts(dataclasses.replace(model._parts, graph=graph))(X)
+
+
+def test_features_have_the_same_names_here_and_there() -> None:
+    root = Path(__file__).resolve().parents[2]
+    source = (root / "tvm_stretch/runtime/native/cpu_features.cc").read_text(encoding="utf-8")
+    assert set(re.findall(r'\{"([\w.]+)", ', source)) == CHECKED_CPU_FEATURES
 
 
 @pytest.mark.parametrize(

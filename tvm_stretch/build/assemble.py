@@ -24,11 +24,13 @@ from tvm_stretch.targets.processor import Processor
 
 _X86_FEATURES = """
     sse3 ssse3 sse4.1 sse4.2 popcnt lzcnt movbe bmi bmi2 avx avx2 fma f16c gfni
-    avxvnni avxifma avxvnniint8 avxneconvert xop fma4 tbm
+    avxvnni avxifma avxvnniint8 avxneconvert xop fma4 tbm sse4a egpr
     avx512f avx512bw avx512dq avx512vl avx512cd avx512vnni avx512ifma avx512vbmi avx512vbmi2
     avx512bitalg avx512vpopcntdq avx512bf16 avx512fp16
 """
-_ARM_FEATURES = "neon fullfp16 dotprod sve sve2 crc lse rdm rcpc fp16fml i8mm bf16"
+_ARM_FEATURES = """
+    neon fullfp16 dotprod sve sve2 crc lse rdm rcpc fp16fml i8mm bf16 complxnum sha3 cssc mops
+"""
 CHECKED_CPU_FEATURES = frozenset(_X86_FEATURES.split() + _ARM_FEATURES.split())
 """What LLVM may make of kernels; an artifact asks it of the processor that it is loaded on.
 

@@ -27,7 +27,7 @@ struct Row {
   uint64_t states;
 };
 
-constexpr uint64_t kNone = 0, kYmm = 0x6, kZmm = 0xe6;
+constexpr uint64_t kNone = 0, kYmm = 0x6, kZmm = 0xe6, kApx = 0x80000;
 
 constexpr Row kRows[] = {
     {"sse3", 1, 0, kEcx, 0, kNone},
@@ -60,7 +60,9 @@ constexpr Row kRows[] = {
     {"avxifma", 7, 1, kEax, 23, kYmm},
     {"avxvnniint8", 7, 1, kEdx, 4, kYmm},
     {"avxneconvert", 7, 1, kEdx, 5, kYmm},
+    {"egpr", 7, 1, kEdx, 21, kApx},
     {"lzcnt", 0x80000001, 0, kEcx, 5, kNone},
+    {"sse4a", 0x80000001, 0, kEcx, 6, kNone},
     {"xop", 0x80000001, 0, kEcx, 11, kYmm},
     {"fma4", 0x80000001, 0, kEcx, 16, kYmm},
     {"tbm", 0x80000001, 0, kEcx, 21, kNone},
@@ -98,10 +100,22 @@ const std::unordered_map<std::string, bool>& HostFeatures() {
   static const unsigned long first = getauxval(AT_HWCAP), second = getauxval(AT_HWCAP2);
   // The kernel's numbers, which headers of old systems do not know all.
   static const std::unordered_map<std::string, bool> features = {
-      {"neon", first >> 1 & 1},      {"crc", first >> 7 & 1},    {"lse", first >> 8 & 1},
-      {"fullfp16", first >> 10 & 1}, {"rdm", first >> 12 & 1},   {"rcpc", first >> 15 & 1},
-      {"dotprod", first >> 20 & 1},  {"sve", first >> 22 & 1},   {"fp16fml", first >> 23 & 1},
-      {"sve2", second >> 1 & 1},     {"i8mm", second >> 13 & 1}, {"bf16", second >> 14 & 1},
+      {"neon", first >> 1 & 1},
+      {"crc", first >> 7 & 1},
+      {"lse", first >> 8 & 1},
+      {"fullfp16", first >> 10 & 1},
+      {"rdm", first >> 12 & 1},
+      {"rcpc", first >> 15 & 1},
+      {"dotprod", first >> 20 & 1},
+      {"sve", first >> 22 & 1},
+      {"fp16fml", first >> 23 & 1},
+      {"sve2", second >> 1 & 1},
+      {"i8mm", second >> 13 & 1},
+      {"bf16", second >> 14 & 1},
+      {"complxnum", first >> 14 & 1},
+      {"sha3", first >> 17 & 1},
+      {"cssc", uint64_t{second} >> 34 & 1},
+      {"mops", uint64_t{second} >> 43 & 1},
   };
   return features;
 }
