@@ -74,9 +74,19 @@ def _parser() -> argparse.ArgumentParser:
         _add_measure,
         _add_probe,
         _add_devices,
+        _add_completion,
     ):
         add(commands)
     return parser
+
+
+_FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
+"""What shells complete where a file is asked for, in the words of shtab."""
+
+
+def _file(parser: argparse.ArgumentParser, *names: str, **options: Any) -> None:
+    """An argument that is a file or a folder."""
+    vars(parser.add_argument(*names, **options))["complete"] = _FILES
 
 
 Commands = Any  # argparse's own type of a group of commands has no public name
@@ -109,7 +119,7 @@ def _add_targets(parser: argparse.ArgumentParser) -> None:
 def _add_network(parser: argparse.ArgumentParser) -> None:
     """How to compile a network."""
     _add_targets(parser)
-    parser.add_argument("--plan", metavar="FILE", help="the plan to follow, instead of a search")
+    _file(parser, "--plan", metavar="FILE", help="the plan to follow, instead of a search")
     parser.add_argument(
         "--shape",
         dest="shapes",
@@ -123,22 +133,23 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="an artifact (.so), or a network to compile first")
+    _file(parser, "model", help="an artifact (.so), or a network to compile first")
     _add_network(parser)
 
 
 def _add_compile(commands: Commands) -> None:
     parser = _add(commands, "compile", _compile, "compile a network to an artifact")
-    parser.add_argument("network", help="an ONNX file, or a .pt2 of torch.export")
-    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the artifact")
-    parser.add_argument("--dump", metavar="FOLDER", help="write the IR after every phase there")
+    _file(parser, "network", help="an ONNX file, or a .pt2 of torch.export")
+    _file(parser, "-o", "--output", required=True, metavar="FILE", help="the artifact")
+    _file(parser, "--dump", metavar="FOLDER", help="write the IR after every phase there")
     _add_network(parser)
 
 
 def _add_run(commands: Commands) -> None:
     parser = _add(commands, "run", _run, "run a model once")
     _add_model(parser)
-    parser.add_argument(
+    _file(
+        parser,
         "-i",
         "--input",
         dest="inputs",
@@ -148,7 +159,7 @@ def _add_run(commands: Commands) -> None:
         metavar="[NAME=]FILE",
         help="an array (.npy), or several under the inputs' names (.npz)",
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="write the outputs there (.npz)")
+    _file(parser, "-o", "--output", metavar="FILE", help="write the outputs there (.npz)")
 
 
 def _add_bench(commands: Commands) -> None:
@@ -166,13 +177,13 @@ def _add_explain(commands: Commands) -> None:
 def _add_timeline(commands: Commands) -> None:
     parser = _add(commands, "timeline", _timeline, "trace a run on random inputs")
     _add_model(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", help="write the trace, for Perfetto")
+    _file(parser, "-o", "--output", metavar="FILE", help="write the trace, for Perfetto")
 
 
 def _add_report(commands: Commands) -> None:
     parser = _add(commands, "report", _report, "write a page that shows network, plan and runs")
     _add_model(parser)
-    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the page (.html)")
+    _file(parser, "-o", "--output", required=True, metavar="FILE", help="the page (.html)")
     parser.add_argument("--peak", type=float, metavar="GFLOPS", help="what one core can do at best")
 
 
@@ -180,20 +191,25 @@ def _add_measure(commands: Commands) -> None:
     parser = _add(commands, "measure", _measure, "time kernels here, to learn a cost model")
     _add_targets(parser)
     parser.add_argument("--budget", type=float, default=480.0, metavar="S", help="seconds (480)")
-    parser.add_argument("--folder", metavar="FOLDER", help="where models go (the user's cache)")
+    _file(parser, "--folder", metavar="FOLDER", help="where models go (the user's cache)")
     parser.add_argument("--again", action="store_true", help="forget what was measured before")
 
 
 def _add_probe(commands: Commands) -> None:
     parser = _add(commands, "probe", _probe, "try which operators of a network really run")
     parser.add_argument("target", type=_target, help="the processor")
-    parser.add_argument("network", help="an ONNX file, or a .pt2 of torch.export")
-    parser.add_argument("--cache", metavar="FILE", help="where verdicts go (the user's cache)")
+    _file(parser, "network", help="an ONNX file, or a .pt2 of torch.export")
+    _file(parser, "--cache", metavar="FILE", help="where verdicts go (the user's cache)")
     parser.add_argument("--threads", type=int, metavar="N", help="cores for the CPU's kernels")
 
 
 def _add_devices(commands: Commands) -> None:
     _add(commands, "devices", _devices, "list the processors of this machine")
+
+
+def _add_completion(commands: Commands) -> None:
+    parser = _add(commands, "completion", _completion, "write what completes this in a shell")
+    parser.add_argument("shell", choices=sorted(_FILES))
 
 
 def _target(text: str) -> str | dict[str, Any]:
@@ -369,6 +385,18 @@ def _devices(args: argparse.Namespace) -> None:
         data[kind] = {"name": name, "threads": threads, "lanes": lanes}
         lines.append(f"{kind:8}{name}, {threads} thread(s), {lanes} float lanes")
     _show(args, data, "\n".join(lines))
+
+
+def _completion(args: argparse.Namespace) -> None:
+    try:
+        import shtab
+    except ImportError as error:
+        raise InputError(
+            "expected the package shtab for completion, got none; "
+            "pip install 'tvm-stretch[completion]'"
+        ) from error
+    script = shtab.complete(_parser(), args.shell)
+    _show(args, {"script": script}, script)
 
 
 def _show(args: argparse.Namespace, data: object, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -134,3 +135,13 @@ def test_wrong_usage(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> No
         main(wrong)
     assert ended.value.code == 2
     assert "usage: tvm-stretch" in capsys.readouterr().err
+
+
+def test_completion(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == 1
+    assert "pip install 'tvm-stretch[completion]'" in capsys.readouterr().err
+    monkeypatch.undo()
+    pytest.importorskip("shtab")
+    script = said(capsys, "completion", "bash")
+    assert "_pos_0_choices=(compile run " in script and "compile__o_COMPGEN" in script
