@@ -135,6 +135,49 @@ def test_vectors_of_one_value_say_it_once() -> None:
     assert "* (float8)(2.000000e+00f)" in launch["source"]
 
 
+def chosen(condition: str, value: str) -> tirx.PrimFunc:
+    """16 lanes that a condition of some type chooses: of booleans that are read, or compared."""
+    n = (tirx.const(16, "int64"),)
+    mask, a, b = te.placeholder(n, condition), te.placeholder(n, value), te.placeholder(n, value)
+
+    def picked(i: tirx.Var) -> tirx.Select:
+        truth = mask[i] if condition == "bool" else mask[i] > tirx.const(0, condition)
+        return tirx.Select(truth, a[i], b[i])
+
+    out = te.compute(n, picked, name="out")
+    schedule = s_tir.Schedule(te.create_prim_func([mask, a, b, out]))
+    schedule.vectorize(*schedule.get_loops("out"))
+    return schedule.mod["main"]
+
+
+@pytest.mark.parametrize(
+    ("condition", "value", "vectors"),
+    [
+        ("int32", "float32", True),
+        ("int64", "float64", True),
+        ("int64", "float32", False),
+        ("int8", "float32", False),
+        ("bool", "float32", False),
+    ],
+)
+def test_vectors_are_chosen_by_what_is_as_wide(condition: str, value: str, vectors: bool) -> None:
+    (launch,) = launches(chosen(condition, value))
+    assert ("vload16" in launch["source"]) == vectors
+
+
+@pytest.mark.parametrize("given", ["float32", "bool"])
+def test_truth_of_a_vector_is_no_number(given: str) -> None:
+    """True is -1 in vectors of OpenCL."""
+    data = te.placeholder((tirx.const(16, "int64"),), given)
+    truth = te.compute(data.shape, lambda i: (data[i] > 0).astype("float32"), name="out")
+    if given == "bool":
+        truth = te.compute(data.shape, lambda i: data[i].astype("float32"), name="out")
+    schedule = s_tir.Schedule(te.create_prim_func([data, truth]))
+    schedule.vectorize(*schedule.get_loops("out"))
+    (launch,) = launches(schedule.mod["main"])
+    assert "vload" not in launch["source"] and "vstore" not in launch["source"]
+
+
 def images(write: str) -> tirx.PrimFunc:
     """A loop over 3 images, a parallel one over their 8 rows inside, and a statement beside it."""
     if write == "own row":

@@ -208,10 +208,13 @@ def _portable_call(call: Call) -> tvm.ir.Expr:
 
 def _portable_vector(loop: tirx.For) -> tirx.Stmt:
     """A vectorized loop in steps that OpenCL has a type for: 6 elements are 3 times 2."""
-    if loop.kind != tirx.ForKind.VECTORIZED or int(loop.extent) in _VECTOR_LANES:
+    if loop.kind != tirx.ForKind.VECTORIZED:
         return loop
     extent = int(loop.extent)
-    width = next((lanes for lanes in _VECTOR_LANES if extent % lanes == 0), 1)
+    widths = _VECTOR_LANES if _has_vectors(loop) else ()
+    width = next((lanes for lanes in widths if extent % lanes == 0), 1)
+    if width == extent:
+        return loop
     step, lane = tirx.Var("step", loop.loop_var.ty), tirx.Var("lane", loop.loop_var.ty)
     place = step * width + lane if width > 1 else step
     body = tvm_ffi.structural_map(
@@ -221,6 +224,64 @@ def _portable_vector(loop: tirx.For) -> tirx.Stmt:
     if width > 1:
         body = tirx.For(lane, zero, zero + width, tirx.ForKind.VECTORIZED, body)
     return tirx.For(step, zero, zero + extent // width, tirx.ForKind.SERIAL, body)
+
+
+_COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
+
+
+def _has_vectors(loop: tirx.For) -> bool:
+    """Whether OpenCL has vectors of all that a loop computes.
+
+    There are none of ``bool``. What a comparison of vectors gives is as wide as what it compares,
+    with -1 for true: it can choose between vectors that are as wide, and is no number.
+    """
+    bools: list[Any] = []
+    uneven: list[Any] = []
+    differs = _lane_variables(loop)
+
+    def see(value: Any, dtype: Any) -> None:
+        if str(dtype) == "bool":
+            bools.append(value)
+
+    def compared(chosen: tirx.Select) -> None:
+        bits = tvm.DataType(str(chosen.ty.dtype)).bits
+        for found in _comparisons(chosen.condition, differs):
+            if tvm.DataType(str(found.a.ty.dtype)).bits != bits:
+                uneven.append(found)
+
+    body = loop.body
+    tvm_ffi.structural_walk(body, (TensorLoad, lambda load: see(load, load.source.dtype)))
+    tvm_ffi.structural_walk(body, (tirx.BufferStore, lambda store: see(store, store.buffer.dtype)))
+    tvm_ffi.structural_walk(body, (tirx.Cast, lambda cast: see(cast, cast.value.ty.dtype)))
+    tvm_ffi.structural_walk(body, (tirx.Select, compared))
+    return not bools and not uneven
+
+
+def _lane_variables(loop: tirx.For) -> list[tirx.Var]:
+    """The loop's variable, and those of blocks inside that follow it."""
+    found = [loop.loop_var]
+
+    def visit(realized: s_tir.SBlockRealize) -> None:
+        for axis, value in zip(realized.block.iter_vars, realized.iter_values, strict=True):
+            if _mentions(value, found):
+                found.append(axis.var)
+
+    tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, visit))
+    return found
+
+
+def _mentions(expr: tvm.ir.Expr, variables: Sequence[tirx.Var]) -> bool:
+    seen: list[tirx.Var] = []
+    tvm_ffi.structural_walk(expr, (tirx.Var, seen.append))
+    return any(var.same_as(other) for var in seen for other in variables)
+
+
+def _comparisons(condition: tvm.ir.Expr, differs: Sequence[tirx.Var]) -> list[Any]:
+    """Comparisons in a condition that differ from lane to lane."""
+    found: list[Any] = []
+    for kind in _COMPARISONS:
+        tvm_ffi.structural_walk(condition, (kind, found.append))
+    return [comparison for comparison in found if _mentions(comparison, differs)]
 
 
 def _pipeline(wide_indices: bool) -> Sequence[tvm.transform.Pass]:
