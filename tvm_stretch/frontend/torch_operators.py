@@ -2,6 +2,7 @@
 
 x[:, i, j]                       one element for each pair, not rows i and columns j
 conv2d(x: bfloat16, w, bias)     the bias is added in the network's type
+x // 2, div(x, y, rounding_mode) both operands in the result's type
 x.unfold(2, 3, 1)                windows of 3: their elements are taken by constant indices
 fold(x, (8, 8), 3)               each pixel is the sum of elements taken by constant indices
 """
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 _KEPT = ("col2im", "unfold")
 """What torch would write in terms of strides, or of additions to places in memory."""
+
+
+_DIVISIONS = ("div.Tensor", "div.Tensor_mode", "floor_divide.default")
 
 
 def decomposed(program: ExportedProgram) -> ExportedProgram:
@@ -38,6 +42,7 @@ def converters() -> dict[str, Any]:
         "addmm.default": _addmm,
         "col2im.default": _fold,
         "unfold.default": _unfold,
+        **dict.fromkeys(_DIVISIONS, _divide),
         **dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), _matmul),
     }
 
@@ -106,6 +111,25 @@ def _addmm(node: Any, importer: Any) -> relax.Expr:
         if factor
     ]
     return emit(relax.op.add(terms[1], terms[0])) if len(terms) == 2 else terms[0]
+
+
+def _divide(node: Any, importer: Any) -> relax.Expr:
+    """Numbers and operands of other types become the result's type first, as torch does it."""
+    emit = importer.block_builder.emit
+    x, y = importer.retrieve_args(node)[:2]
+    mode = node.kwargs.get("rounding_mode")
+    if node.target.__name__ == "floor_divide.default":
+        mode = "floor"
+    dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+
+    def of_type(value: Any) -> relax.Expr:
+        if not isinstance(value, relax.Expr):
+            return relax.const(value, dtype)
+        return value if str(value.ty.dtype) == dtype else emit(relax.op.astype(value, dtype))
+
+    divide = relax.op.floor_divide if mode == "floor" else relax.op.divide
+    result = emit(divide(of_type(x), of_type(y)))
+    return emit(relax.op.trunc(result)) if mode == "trunc" and "float" in dtype else result
 
 
 def _unfold(node: Any, importer: Any) -> relax.Expr:
