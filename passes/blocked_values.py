@@ -72,8 +72,10 @@ class Rewriter:
         if result is None:
             plain = self.bb.emit(self.plain(value), name_hint=var.name)
             result = _Value(_static_shape(var), plain=plain)
-        elif isinstance(result.blocked, relax.Var):
-            self.names.setdefault(result.blocked, var.name)
+        else:
+            made = result.plain if result.blocked is None else result.blocked
+            if isinstance(made, relax.Var):
+                self.names.setdefault(made, var.name)
         self.values[var] = result
 
     # --- layouts ---
@@ -160,8 +162,11 @@ class Rewriter:
 
     def _matmul(self, call: relax.Call) -> _Value | None:
         data, weight = call.args
-        if not isinstance(weight, GenericConst) or not _is_f32(call):
+        if not _is_f32(call):
             return None
+        if not isinstance(weight, GenericConst):
+            plain = blocks.matmul(self.bb, self.machine, *self.plain(call).args)
+            return None if plain is None else _Value(tuple(shape_of(call)), plain=plain)
         shape = tuple(shape_of(data))
         if len(shape) != 2 or len(shape_of(weight)) != 2 or not isinstance(data, relax.Var):
             return None

@@ -14,6 +14,7 @@ from .choose import ConvShape, choose_conv
 from .conv import ConvConfig, conv_compute, pack_weight
 from .fused import ANNOTATION
 from .machine import VectorMachine
+from .matmul import MatmulConfig, choose_matmul, matmul_compute
 from .window import WindowConfig, pack_depthwise_weight, window_compute
 from .winograd import (
     WinogradConfig,
@@ -26,7 +27,7 @@ from .winograd import (
 Config = ConvConfig | WinogradConfig | WindowConfig
 
 
-def annotation(template: str, config: Config) -> dict[str, str]:
+def annotation(template: str, config: Config | MatmulConfig) -> dict[str, str]:
     """What a template's block carries: its name and configuration."""
     return {ANNOTATION: json.dumps({"template": template, **asdict(config)})}
 
@@ -334,6 +335,18 @@ def dense_shape(data: Sequence[int], outputs: int) -> ConvShape:
 def _as_oihw(weight: te.Tensor) -> te.Tensor:
     k, n = weight.shape
     return te.compute((n, k, 1, 1), lambda o, i, _y, _x: weight[i, o], name="transpose")
+
+
+def matmul(bb: relax.BlockBuilder, machine: VectorMachine, a: Expr, b: Expr) -> relax.Var | None:
+    """A product of computed matrices; None where no template fits."""
+    left, right = (tuple(int(d) for d in x.ty.shape.values) for x in (a, b))
+    config = choose_matmul(left, right, machine) if min(len(left), len(right)) > 1 else None
+    if config is None:
+        return None
+    mark = annotation("matmul", config)
+    return bb.emit(
+        _call(bb, "matmul", config, lambda x, y: matmul_compute(config, x, y, mark), a, b)
+    )
 
 
 def pool(bb: relax.BlockBuilder, machine: VectorMachine, call: relax.Call, data: Expr) -> relax.Var:

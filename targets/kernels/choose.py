@@ -77,7 +77,7 @@ def _for_work_items(shape: ConvShape, machine: VectorMachine, data_block: int) -
     return replace(config, pixels=min(_ITEM_PIXELS, config.out_size[1]))
 
 
-def _tiles(machine: VectorMachine) -> list[tuple[int, int]]:
+def register_tiles(machine: VectorMachine) -> list[tuple[int, int]]:
     """Register tiles (pixels, output blocks) that fit the register file."""
     found = []
     for blocks in range(1, 13):
@@ -95,7 +95,7 @@ def _operands(pixels: int, blocks: int, machine: VectorMachine) -> int:
     return min(pixels, blocks) + 1 + (machine.registers > 16 and blocks == 3)
 
 
-def _step_cycles(pixels: int, blocks: int, slab: int, machine: VectorMachine) -> float:
+def step_cycles(pixels: int, blocks: int, slab: int, machine: VectorMachine) -> float:
     """Cycles of one input channel of one tile."""
     multiply_adds = pixels * blocks / 2
     loads = (blocks + (0 if machine.broadcast_operand else pixels)) / _LOADS_PER_CYCLE
@@ -103,7 +103,7 @@ def _step_cycles(pixels: int, blocks: int, slab: int, machine: VectorMachine) ->
     return max(multiply_adds, loads, streamed, _FMA_LATENCY) + 0.04 * (pixels + blocks)
 
 
-def _tile_counts(total: int, largest: int) -> list[tuple[int, int]]:
+def tile_counts(total: int, largest: int) -> list[tuple[int, int]]:
     """The sizes that `balanced` makes, and how many of each."""
     count = -(-total // largest)
     size, extra = divmod(total, count)
@@ -130,7 +130,7 @@ def _directs(shape: ConvShape, machine: VectorMachine, data_block: int) -> list[
     # From a plain image LLVM unrolls the kernel's columns and wants registers for them: measured
     # 0.5x with a tile that takes all.
     most = machine.registers * (9 if data_block == 1 else 16) // 16
-    tiles = [(p, o) for p, o in _tiles(machine) if p * o <= most]
+    tiles = [(p, o) for p, o in register_tiles(machine) if p * o <= most]
     candidates = [replace(config, pixels=p, oc_blocks=o) for p, o in tiles]
     if shape.groups > merge:
         width = shape.out_channels // shape.groups * merge // machine.lanes
@@ -150,8 +150,8 @@ def _direct_cycles(c: ConvConfig, machine: VectorMachine) -> float:
         if blocks:
             overhead = 12 + 1.5 * blocks * c.pixels
             cycles += count * sum(
-                times * (_step_cycles(size, blocks, slab, machine) * channels * taps + overhead)
-                for size, times in _tile_counts(width, c.pixels)
+                times * (step_cycles(size, blocks, slab, machine) * channels * taps + overhead)
+                for size, times in tile_counts(width, c.pixels)
             )
     weights = c.out_groups * c.oc_blocks * c.lanes * channels * taps * 4
     compute = cycles * rows
@@ -187,7 +187,7 @@ def _winograds(shape: ConvShape, machine: VectorMachine, data_block: int) -> lis
     return [
         replace(base, tile=tile, oc_blocks=o, pixels=p)
         for tile in (4, 2)
-        for p, o in _tiles(machine)
+        for p, o in register_tiles(machine)
         # two vectors of outputs measured best; parts of groups must come out even
         if (o <= 2 if base.parts == 1 else base.out_blocks % o == 0)
     ]
@@ -203,8 +203,8 @@ def _winograd_cycles(c: WinogradConfig, machine: VectorMachine) -> float:
         * groups
         * sum(
             times
-            * (_step_cycles(size, c.oc_blocks, slab, machine) * channels + 12 + c.oc_blocks * size)
-            for size, times in _tile_counts(tiles, c.pixels)
+            * (step_cycles(size, c.oc_blocks, slab, machine) * channels + 12 + c.oc_blocks * size)
+            for size, times in tile_counts(tiles, c.pixels)
         )
     )
     transforms = tiles * c.parts * (c.in_blocks + c.out_blocks) * 4.5 * square

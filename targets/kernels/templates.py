@@ -17,6 +17,7 @@ from .conv_nest import write_conv
 from .fused import FusedKernel, split_fused
 from .generic import schedule_generic
 from .machine import VectorMachine
+from .matmul import MatmulConfig, write_matmul
 from .window import WindowConfig, write_window
 from .winograd import WinogradConfig
 from .winograd_nest import write_winograd, write_winograd_input, write_winograd_product
@@ -44,6 +45,10 @@ def _tuples(config: dict[str, Any]) -> dict[str, Any]:
 
 def _conv(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
     return write_conv(ConvConfig(**config), machine, fused.operands, fused.epilogue)
+
+
+def _matmul(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+    return write_matmul(MatmulConfig(**config), machine, fused.operands, fused.epilogue)
 
 
 def _winograd(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
@@ -84,6 +89,7 @@ def _window_items(config: dict[str, Any], machine: VectorMachine, fused: FusedKe
 Writer = Callable[[dict[str, Any], VectorMachine, FusedKernel], tirx.Stmt]
 _WRITERS: dict[str, Writer] = {
     "conv": _conv,
+    "matmul": _matmul,
     "winograd": _winograd,
     "winograd_input": _winograd_input,
     "winograd_product": _winograd_product,

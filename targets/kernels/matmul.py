@@ -1,0 +1,203 @@
+"""Products of two computed matrices, as in attention, in plain layout and register-tiled.
+
+    out[.., m, n] = sum of a[.., m, k] * b[.., k, n]
+
+A tile is ``rows`` rows times ``vectors`` vectors of a row; it stays in registers over all of k::
+
+    for matrix, group of columns:                # parallel
+      for tile of rows:                          # balanced: 197 -> 32 x 6 + 5
+        acc[rows][vectors] = 0
+        for k, row, vector:
+          acc += broadcast(a) * b
+        out = epilogue(acc)
+
+Where vectors do not divide the columns, the last one ends with the row and computes some columns
+again, to the same numbers: nothing is computed one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from tvm import te, tirx
+from tvm.ir import Expr
+
+from .choose import register_tiles, step_cycles, tile_counts
+from .fused import Epilogue
+from .loops import (
+    PARALLEL,
+    Accumulators,
+    TileRun,
+    block,
+    const,
+    f32,
+    load,
+    loop,
+    tile_runs,
+    unrolled,
+    within,
+)
+from .machine import VectorMachine
+
+
+@dataclass(frozen=True)
+class MatmulConfig:
+    """Two matrices, or stacks of them, and the tile that their product is computed with.
+
+    An axis of a stack is 1 where one matrix meets all of the other stack.
+    """
+
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+    lanes: int
+    rows: int = 1
+    vectors: int = 1
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """The axes of the stack of results."""
+        rank = max(len(self.a), len(self.b)) - 2
+        stacks = ((1,) * (rank + 2 - len(shape)) + shape[:-2] for shape in (self.a, self.b))
+        return tuple(map(max, *stacks))
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Rows, depth and columns."""
+        return self.a[-2], self.a[-1], self.b[-1]
+
+    @property
+    def out_vectors(self) -> int:
+        """Vectors that cover a row of the result."""
+        return -(-self.size[2] // self.lanes)
+
+
+def choose_matmul(
+    a: tuple[int, ...], b: tuple[int, ...], machine: VectorMachine
+) -> MatmulConfig | None:
+    """The fastest tile by the model of `choose.py`; None where the template does not fit."""
+    base = MatmulConfig(a, b, machine.lanes)
+    if machine.group_items > 1 or 0 in (*a, *b) or base.size[2] < machine.lanes:
+        return None
+    tiles = (replace(base, rows=p, vectors=o) for p, o in register_tiles(machine))
+    return min(tiles, key=lambda config: _cycles(config, machine))
+
+
+def _cycles(cfg: MatmulConfig, machine: VectorMachine) -> float:
+    rows, depth, _ = cfg.size
+    slab = depth * cfg.vectors * cfg.lanes * 4
+    return sum(
+        groups * tiles * (step_cycles(p, o, slab, machine) * depth + 12 + 1.5 * p * o)
+        for o, groups in tile_counts(cfg.out_vectors, cfg.vectors)
+        for p, tiles in tile_counts(rows, cfg.rows)
+    )
+
+
+def matmul_compute(
+    cfg: MatmulConfig, a: te.Tensor, b: te.Tensor, annotation: dict[str, str]
+) -> te.Tensor:
+    """The product as a plain reduction."""
+    rows, depth, columns = cfg.size
+    k = te.reduce_axis((0, depth), "k")
+
+    def element(*axes: Expr) -> Expr:
+        *stack, m, n = axes
+        return te.sum(a[_place(cfg.a, stack, m, k.var)] * b[_place(cfg.b, stack, k.var, n)], axis=k)
+
+    return te.compute((*cfg.batch, rows, columns), element, name="matmul", attrs=annotation)
+
+
+def _place(shape: Sequence[int], stack: Sequence[Expr], row: Expr, column: Expr) -> tuple:
+    """Of an element of an operand; ``stack`` says which result it is for."""
+    own = stack[len(stack) - len(shape) + 2 :]
+    return (*(0 if s == 1 else i for i, s in zip(own, shape, strict=False)), row, column)
+
+
+def write_matmul(
+    cfg: MatmulConfig,
+    machine: VectorMachine,
+    operands: tuple[tirx.Buffer, ...],
+    epilogue: Epilogue,
+) -> tirx.Stmt:
+    """The loop nest of one (fused) product."""
+    inputs = [operand for operand in operands if not operand.same_as(epilogue.anchor)]
+    nest = _MatmulNest(cfg, inputs[0], inputs[-1], epilogue)  # a matrix may meet itself
+    ragged = cfg.size[2] % cfg.lanes > 0
+    groups = tile_runs(
+        cfg.out_vectors,
+        cfg.vectors,
+        lambda start, width: ragged and start + width == cfg.out_vectors,
+    )
+    stack = prod(cfg.batch)
+    parallel = {} if machine.threads == 1 else {"kind": PARALLEL}
+    return block(
+        [
+            loop(
+                stack * run.count,
+                lambda t, run=run: nest.columns(run, t // run.count, t % run.count),
+                "task",
+                **parallel,
+            )
+            for run in groups
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class _MatmulNest:
+    cfg: MatmulConfig
+    a: tirx.Buffer
+    b: tirx.Buffer
+    epilogue: Epilogue
+
+    def columns(self, run: TileRun[bool], matrix: Expr, group: Expr) -> tirx.Stmt:
+        """All rows of a group of columns of one matrix."""
+        cfg = self.cfg
+        stack: list[Expr] = []
+        for size in reversed(cfg.batch):
+            stack.insert(0, matrix % size)
+            matrix = matrix // size
+        first = (group * run.width + run.start) * cfg.lanes
+        starts = [first + o * cfg.lanes for o in range(run.width)]
+        if run.work:
+            starts[-1] = const(cfg.size[2] - cfg.lanes)
+        return block(
+            [
+                loop(
+                    rows.count,
+                    lambda t, rows=rows: self.tile(
+                        stack, t * rows.width + rows.start, rows.width, starts
+                    ),
+                    "tile",
+                )
+                for rows in tile_runs(cfg.size[0], cfg.rows, lambda *_: None)
+            ]
+        )
+
+    def tile(self, stack: list[Expr], row: Expr, rows: int, starts: list[Expr]) -> tirx.Stmt:
+        """Zero the sums, reduce over everything, hand the tile to the epilogue."""
+        cfg = self.cfg
+        acc = Accumulators(rows, len(starts), cfg.lanes)
+
+        def step(k: Expr) -> tirx.Stmt:
+            left = [load(self.a, *_place(cfg.a, stack, row + p, k)) for p in range(rows)]
+
+            def add(p: int, o: int, v: Expr) -> tirx.Stmt:
+                right = load(self.b, *_place(cfg.b, stack, k, starts[o] + v))
+                return acc.add(p, o, v, left[p] * right)
+
+            return block(acc.each(add))
+
+        def finish(p: int, o: int, v: Expr) -> tirx.Stmt:
+            place = (*stack, row + p, starts[o] + v)
+            return self.epilogue.store(place, acc.value(p, o, v))
+
+        return within(
+            acc.buffers,
+            [
+                *acc.each(lambda p, o, v: acc.set(p, o, v, f32(0.0))),
+                unrolled(cfg.size[1], step, "k"),
+                *acc.each(finish),
+            ],
+        )

@@ -1,0 +1,83 @@
+"""Products of computed matrices against NumPy, for vectors of every width, and where they stand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from cpu_targets import TARGET
+from relax_helpers import assert_same_numerics, module, op_names
+from tvm import te, topi
+from tvm_stretch.passes.block_channels import BlockChannels
+from tvm_stretch.targets.kernels.blocks import annotation
+from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.matmul import choose_matmul, matmul_compute
+from tvm_stretch.targets.kernels.templates import schedule_kernel
+
+import tvm_stretch as ts
+
+AVX2 = VectorMachine(lanes=8, registers=16, broadcast_operand=False, l2_bytes=2**19, threads=1)
+NEON = VectorMachine(lanes=4, registers=32, broadcast_operand=True, l2_bytes=2**19, threads=1)
+TWO_CORES = VectorMachine(16, 32, False, 2**20, threads=2)
+
+SHAPES = {
+    "vectors that divide the columns": ((2, 7, 5), (2, 5, 32)),
+    "a last vector that overlaps": ((3, 19, 6), (3, 6, 37)),
+    "columns of one vector": ((5, 9), (9, 17)),
+    "one row": ((1, 8), (8, 50)),
+    "stacks that repeat": ((2, 1, 5, 4), (3, 4, 18)),
+}
+
+
+def built(a: tuple[int, ...], b: tuple[int, ...], machine: VectorMachine) -> tvm.tirx.PrimFunc:
+    """max(a @ b, bias), scheduled."""
+    config = choose_matmul(a, b, machine)
+    assert config is not None
+    inputs = [te.placeholder(shape, name=name) for shape, name in ((a, "a"), (b, "b"))]
+    product = matmul_compute(config, *inputs, annotation("matmul", config))
+    bias = te.placeholder(product.shape, name="bias")
+    meaning = te.create_prim_func([*inputs, bias, topi.maximum(product, bias)])
+    return schedule_kernel(meaning, machine)
+
+
+@pytest.mark.parametrize("machine", [AVX2, NEON, TWO_CORES], ids=["avx2", "neon", "avx512"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_same_as_numpy(name: str, machine: VectorMachine) -> None:
+    a, b = SHAPES[name]
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal(shape, "float32") for shape in (a, b))
+    bias = rng.standard_normal(np.matmul(x, y).shape, "float32")
+    out = tvm.runtime.tensor(np.full(bias.shape, 7e7, "float32"))
+    library = tvm.tirx.build(built(a, b, machine).with_attr("global_symbol", "f"), target=TARGET)
+    library["f"](*map(tvm.runtime.tensor, (x, y, bias)), out)
+    np.testing.assert_allclose(out.numpy(), np.maximum(x @ y, bias), rtol=1e-5, atol=1e-5)
+
+
+def test_every_row_of_sums_is_in_vectors() -> None:
+    """Of 197 columns none is computed by itself."""
+    text = built((3, 197, 64), (3, 64, 197), AVX2).script()
+    assert "vectorized" in text and "T.int64(197 - 8)" not in text
+    assert "T.int64(189)" in text  # where the last vector begins
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [((4, 5), (5, 7)), ((0, 5), (5, 8)), ((4, 0), (0, 8))], ids=str
+)
+def test_no_template(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    assert choose_matmul(a, b, AVX2) is None
+
+
+def test_attention_takes_the_template_and_a_matrix_may_meet_itself() -> None:
+    def network(x: tvm.relax.Expr) -> tvm.relax.Expr:
+        emit, op = tvm.relax.BlockBuilder.current().emit, tvm.relax.op
+        scores = emit(op.matmul(x, emit(op.permute_dims(x, [0, 2, 1]))))
+        return op.matmul(emit(op.matmul(scores, scores)), x)
+
+    before = module(network, (2, 12, 9))
+    after = BlockChannels({"cpu": AVX2})(before)
+    assert op_names(after).count("relax.call_tir") == 3
+    assert_same_numerics(before, after)
+    x = np.random.default_rng(0).standard_normal((2, 12, 20), "float32")
+    scores = x @ x.swapaxes(1, 2)
+    got = ts.compile(module(network, x.shape), TARGET, cpu_threads=1)(x)
+    np.testing.assert_allclose(got, scores @ scores @ x, rtol=1e-4, atol=1e-3)
