@@ -115,6 +115,7 @@ class Rewriter:
         handlers = {
             "relax.nn.conv2d": self._conv2d,
             "relax.matmul": self._matmul,
+            "relax.nn.softmax": self._softmax,
             "relax.nn.max_pool2d": self._pool,
             "relax.nn.avg_pool2d": self._pool,
             "relax.mean": self._mean,
@@ -172,6 +173,12 @@ class Rewriter:
             return None
         result = blocks.dense(self.bb, self.machine, shape, self.blocked(data), weight)
         return _Value(tuple(shape_of(call)), blocked=result)
+
+    def _softmax(self, call: relax.Call) -> _Value | None:
+        if not _is_f32(call):
+            return None
+        plain = blocks.softmax(self.bb, self.machine, call, self.plain(call).args[0])
+        return None if plain is None else _Value(tuple(shape_of(call)), plain=plain)
 
     def _pool(self, call: relax.Call) -> _Value | None:
         if not self.is_blocked(call.args[0]) or call.attrs.layout != "NCHW":

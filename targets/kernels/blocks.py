@@ -15,6 +15,7 @@ from .conv import ConvConfig, conv_compute, pack_weight
 from .fused import ANNOTATION
 from .machine import VectorMachine
 from .matmul import MatmulConfig, choose_matmul, matmul_compute
+from .softmax import SoftmaxConfig, choose_softmax, softmax_compute
 from .window import WindowConfig, pack_depthwise_weight, window_compute
 from .winograd import (
     WinogradConfig,
@@ -27,7 +28,7 @@ from .winograd import (
 Config = ConvConfig | WinogradConfig | WindowConfig
 
 
-def annotation(template: str, config: Config | MatmulConfig) -> dict[str, str]:
+def annotation(template: str, config: Config | MatmulConfig | SoftmaxConfig) -> dict[str, str]:
     """What a template's block carries: its name and configuration."""
     return {ANNOTATION: json.dumps({"template": template, **asdict(config)})}
 
@@ -347,6 +348,18 @@ def matmul(bb: relax.BlockBuilder, machine: VectorMachine, a: Expr, b: Expr) -> 
     return bb.emit(
         _call(bb, "matmul", config, lambda x, y: matmul_compute(config, x, y, mark), a, b)
     )
+
+
+def softmax(
+    bb: relax.BlockBuilder, machine: VectorMachine, call: relax.Call, data: Expr
+) -> relax.Var | None:
+    """Softmax along the last axis; None where no template fits."""
+    shape = tuple(int(d) for d in data.ty.shape.values)
+    config = choose_softmax(shape, int(call.attrs.axis), machine)
+    if config is None:
+        return None
+    mark = annotation("softmax", config)
+    return bb.emit(_call(bb, "softmax", config, lambda x: softmax_compute(config, x, mark), data))
 
 
 def pool(bb: relax.BlockBuilder, machine: VectorMachine, call: relax.Call, data: Expr) -> relax.Var:

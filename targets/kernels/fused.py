@@ -49,10 +49,11 @@ class Epilogue:
 
 @dataclass(frozen=True)
 class FusedKernel:
-    """A fused PrimFunc seen by a template: its configuration, operands and epilogue."""
+    """A fused PrimFunc seen by a template: its configuration, operands, blocks and epilogue."""
 
     config: str
     operands: tuple[tirx.Buffer, ...]
+    blocks: tuple[s_tir.SBlock, ...]
     epilogue: Epilogue
 
 
@@ -70,11 +71,12 @@ def split_fused(func: tirx.PrimFunc) -> FusedKernel | None:
     operands = tuple(p for p in func.params if any(p.same_as(b) for b in needed))
     # What only the epilogue reads may stand before the anchor.
     own = [any(sch.get(b).writes[0].source.same_as(n) for n in needed) for b in blocks]
+    meaning = tuple(sch.get(b) for b, is_own in zip(blocks, own, strict=True) if is_own)
     followers = [b for b, is_own in zip(blocks, own, strict=True) if not is_own]
     for follower in followers[:-1]:
         sch.compute_inline(follower)
     if not followers:
-        return FusedKernel(config, operands, Epilogue(anchor, anchor, (), None))
+        return FusedKernel(config, operands, meaning, Epilogue(anchor, anchor, (), None))
     final = sch.get(followers[-1])
     axes = tuple(axis.var for axis in final.iter_vars)
     body = final.body
@@ -83,7 +85,7 @@ def split_fused(func: tirx.PrimFunc) -> FusedKernel | None:
     for read in _loads(body.value, anchor):
         if not _same_place(read.indices, axes):
             return None
-    return FusedKernel(config, operands, Epilogue(anchor, body.buffer, axes, body.value))
+    return FusedKernel(config, operands, meaning, Epilogue(anchor, body.buffer, axes, body.value))
 
 
 def _needed(blocks: Sequence[s_tir.SBlock]) -> list[tirx.Buffer]:

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
+from operator import mul
 from typing import Any
 
 import tvm
@@ -116,6 +118,8 @@ class _Axis:
     spatial: bool
     pinned: bool
     strides: tuple[int | None, ...]
+    inner: tuple[int, ...] = ()
+    """How many steps those of the axes take that were merged into the others, from inside."""
 
     @property
     def vectorizable(self) -> bool:
@@ -170,6 +174,7 @@ def _merge_loops(sch: s_tir.Schedule, name: str) -> list[_Axis]:
                 kinds[group[0]] == tirx.IterVar.DataPar,
                 last in memory.pinned,
                 tuple(a.strides[last] for a in accesses),
+                tuple(accumulate((extents[i] for i in group[:0:-1]), mul)),
             )
         )
     return merged
@@ -196,11 +201,22 @@ def _schedule_spatial(sch: s_tir.Schedule, name: str, machine: VectorMachine) ->
         sizes[-2] //= block
         sch.reorder(*loops, part)
         sch.unroll(part)
-    elif sizes[-1] % lanes == 0 and axes[-1].strides[0] == 1 and not _jumps(axes[-1]):
+    elif _fits_vectors(axes[-1], lanes) and axes[-1].strides[0] == 1 and not _jumps(axes[-1]):
         loops[-1], inner = sch.split(loops[-1], [None, lanes])
         sch.vectorize(inner)
         sizes[-1] //= lanes
     _parallelize(sch, loops, sizes, _points(statement), machine)
+
+
+def _fits_vectors(axis: _Axis, lanes: int) -> bool:
+    """Whether TVM sees that a vector of a loop is contiguous; of other loops LLVM makes vectors.
+
+    Of (16 * i + lane) // 12608 and % 197 TVM simplifies one and not the other: with axes of
+    64 and 197 it would store every lane by itself.
+    """
+    steps = [step for step in axis.inner if step < axis.extent]
+    even = all(step % lanes == 0 or lanes % step == 0 for step in steps)
+    return axis.extent % lanes == 0 and (even or all(step % 2 for step in steps))
 
 
 def _jumps(axis: _Axis) -> list[int]:

@@ -18,6 +18,7 @@ from .fused import FusedKernel, split_fused
 from .generic import schedule_generic
 from .machine import VectorMachine
 from .matmul import MatmulConfig, write_matmul
+from .softmax import SoftmaxConfig, write_softmax
 from .window import WindowConfig, write_window
 from .winograd import WinogradConfig
 from .winograd_nest import write_winograd, write_winograd_input, write_winograd_product
@@ -49,6 +50,10 @@ def _conv(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) ->
 
 def _matmul(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
     return write_matmul(MatmulConfig(**config), machine, fused.operands, fused.epilogue)
+
+
+def _softmax(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+    return write_softmax(SoftmaxConfig(**config), machine, fused)
 
 
 def _winograd(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
@@ -90,6 +95,7 @@ Writer = Callable[[dict[str, Any], VectorMachine, FusedKernel], tirx.Stmt]
 _WRITERS: dict[str, Writer] = {
     "conv": _conv,
     "matmul": _matmul,
+    "softmax": _softmax,
     "winograd": _winograd,
     "winograd_input": _winograd_input,
     "winograd_product": _winograd_product,

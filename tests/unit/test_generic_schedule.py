@@ -35,6 +35,7 @@ CASES: dict[str, tuple] = {
     "broadcast_row": (op.multiply, [(3, 5, 7), (7,)]),
     "broadcast_both": (op.subtract, [(5, 1, 7), (1, 9, 1)]),
     "silu": (op.nn.silu, [BLOCKED]),
+    "odd_rows": (op.add, [(2, 8, 5), (2, 8, 5)]),
     "squeeze_excite": (lambda x, s: op.multiply(x, op.sigmoid(s)), [BLOCKED, (1, 12, 1, 1, 8)]),
     "mean_blocked": (lambda x: op.mean(x, [2, 3], keepdims=True), [BLOCKED]),
     "mean": (lambda x: op.mean(x, [2, 3]), [IMAGE]),
@@ -185,6 +186,11 @@ def test_contiguous_loops_become_one_vectorized_loop():
     assert text.count("T.grid(") == 0
     assert text.count("for ") == 1
     assert scheduled_text("relu").count("T.vectorized(T.int64(8))") == 1
+
+
+def test_merged_loops_that_tvm_cannot_see_through_are_left_to_llvm():
+    text = scheduled_text("odd_rows")  # 8 divides 40, so TVM simplifies // 40 but not % 5
+    assert "T.vectorized" not in text and text.count("for ") == 1
 
 
 @pytest.mark.parametrize("lanes, registers", [(4, 32), (8, 16), (16, 32)])

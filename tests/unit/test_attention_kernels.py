@@ -1,4 +1,4 @@
-"""Products of computed matrices against NumPy, for vectors of every width, and where they stand."""
+"""Products of computed matrices, and softmax, against NumPy, for vectors of every width."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from cpu_targets import TARGET
 from relax_helpers import assert_same_numerics, module, op_names
 from tvm import te, topi
 from tvm_stretch.passes.block_channels import BlockChannels
+from tvm_stretch.passes.expand_math import ExpandMath
+from tvm_stretch.passes.keep_nan import KeepNan
 from tvm_stretch.targets.kernels.blocks import annotation
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.matmul import choose_matmul, matmul_compute
+from tvm_stretch.targets.kernels.softmax import choose_softmax, softmax_compute
 from tvm_stretch.targets.kernels.templates import schedule_kernel
 
 import tvm_stretch as ts
@@ -67,17 +70,55 @@ def test_no_template(a: tuple[int, ...], b: tuple[int, ...]) -> None:
     assert choose_matmul(a, b, AVX2) is None
 
 
+def softmax(x: np.ndarray) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        power = np.exp(x - x.max(-1, keepdims=True))
+        return power / power.sum(-1, keepdims=True)
+
+
+def run_softmax(x: np.ndarray, machine: VectorMachine) -> np.ndarray:
+    """Softmax, then twice of it."""
+    config = choose_softmax(x.shape, -1, machine)
+    assert config is not None
+    data = te.placeholder(x.shape, name="x")
+    result = softmax_compute(config, data, annotation("softmax", config))
+    func = te.create_prim_func([data, topi.multiply(result, 2.0)])
+    func = KeepNan()(ExpandMath()(tvm.IRModule({"f": func})))["f"]
+    out = tvm.runtime.tensor(np.full(x.shape, 7e7, "float32"))
+    func = schedule_kernel(func, machine).with_attr("global_symbol", "f")
+    tvm.tirx.build(func, target=TARGET)["f"](tvm.runtime.tensor(x), out)
+    return out.numpy()
+
+
+@pytest.mark.parametrize("machine", [AVX2, NEON, TWO_CORES], ids=["avx2", "neon", "avx512"])
+@pytest.mark.parametrize("columns", [16, 17, 37, 64])
+def test_softmax_is_that_of_numpy(columns: int, machine: VectorMachine) -> None:
+    x = np.random.default_rng(0).standard_normal((2, 3, columns), "float32") * 9
+    np.testing.assert_allclose(run_softmax(x, machine), 2 * softmax(x), rtol=3e-6, atol=1e-9)
+
+
+def test_softmax_of_special_values() -> None:
+    x = np.random.default_rng(0).standard_normal((5, 19), "float32")
+    x[0, 3], x[1, 18], x[2, 0], x[3] = np.nan, np.inf, -np.inf, -np.inf
+    np.testing.assert_allclose(run_softmax(x, AVX2), 2 * softmax(x), rtol=3e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((4, 7), -1), ((8, 9), 0), ((0, 8), 1)], ids=str)
+def test_softmax_without_template(shape: tuple[int, ...], axis: int) -> None:
+    assert choose_softmax(shape, axis, AVX2) is None
+
+
 def test_attention_takes_the_template_and_a_matrix_may_meet_itself() -> None:
     def network(x: tvm.relax.Expr) -> tvm.relax.Expr:
         emit, op = tvm.relax.BlockBuilder.current().emit, tvm.relax.op
         scores = emit(op.matmul(x, emit(op.permute_dims(x, [0, 2, 1]))))
-        return op.matmul(emit(op.matmul(scores, scores)), x)
+        return op.matmul(emit(op.matmul(emit(op.nn.softmax(scores)), scores)), x)
 
     before = module(network, (2, 12, 9))
     after = BlockChannels({"cpu": AVX2})(before)
-    assert op_names(after).count("relax.call_tir") == 3
+    assert op_names(after).count("relax.call_tir") == 4
     assert_same_numerics(before, after)
     x = np.random.default_rng(0).standard_normal((2, 12, 20), "float32")
     scores = x @ x.swapaxes(1, 2)
     got = ts.compile(module(network, x.shape), TARGET, cpu_threads=1)(x)
-    np.testing.assert_allclose(got, scores @ scores @ x, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(got, softmax(scores) @ scores @ x, rtol=1e-4, atol=1e-3)
