@@ -157,7 +157,12 @@ def named_graph(kernels: dict[int, list[str]]) -> Graph:
 
 
 @pytest.mark.parametrize(
-    "name", ["squeezenet1_1", "mobilenet_v2", pytest.param("resnet18", marks=pytest.mark.full)]
+    "name",
+    [
+        "squeezenet1_1",
+        pytest.param("mobilenet_v2", marks=pytest.mark.full),
+        pytest.param("resnet18", marks=pytest.mark.full),
+    ],
 )
 def test_nothing_falls_back_in_branched_networks(name: str) -> None:
     """Shares, rows and channels: every kernel runs where its operator was planned."""

@@ -37,6 +37,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tvm_stretch.measuring.timing._TOLERANCE", 1e9)
     few = partial(measure_transfers, sizes=(64, 1024), runs=3)
     monkeypatch.setattr("tvm_stretch.measuring.measure.measure_transfers", few)
+    monkeypatch.setattr("tvm_stretch.measuring.transfers._LAYERS", ((64, 1),))
     monkeypatch.setattr("tvm_stretch.measuring.measure.load_prior", lambda: list(SMALL))
     monkeypatch.setattr("tvm_stretch.measuring.bench._SECONDS", 0.02)
 

@@ -187,9 +187,16 @@ def test_any_network_has_a_plan(mod: tvm.IRModule) -> None:
     assert found.singles
 
 
-@pytest.mark.parametrize("lanes", ALL_LANES)
-def test_the_chosen_plan_computes_the_same(lanes: int) -> None:
-    mod = emit(["conv", "residual", "depthwise", "fork"], size=20)
+@pytest.mark.parametrize(
+    ("lanes", "blocks"),
+    [(4, ["conv", "fork"]), (8, ["depthwise"]), (16, ["residual", "fork"])]
+    + [
+        pytest.param(lanes, ["conv", "residual", "depthwise", "fork"], marks=pytest.mark.full)
+        for lanes in ALL_LANES
+    ],
+)
+def test_the_chosen_plan_computes_the_same(lanes: int, blocks: list[str]) -> None:
+    mod = emit(blocks, size=20)
     host = host_of(lanes)
     processors = [host, *(fake_processor(name, target=host.target) for name in ("p1", "p2"))]
     rivals = search(mod, costs(1.0, 1.0, 2.0, meeting=0, lanes=lanes), most=1).rivals
