@@ -12,9 +12,9 @@ add again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
-from math import prod
+from math import log, prod
 
 import tvm_ffi
 from tvm import te, tirx
@@ -24,6 +24,9 @@ from tvm.ir.expr import TensorLoad
 from .fused import FusedKernel
 from .loops import PARALLEL, block, const, f32, lanes, load, loop, scratch, store, within
 from .machine import VectorMachine
+
+_TINY = 2.0**-125
+"""Twice the least float32 that is not denormal."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ _Vector = Callable[[Expr, Expr, Expr, int], tirx.Stmt]
 class _Row:
     cfg: SoftmaxConfig
     fused: FusedKernel
+    difference: tirx.Var = field(default_factory=lambda: tirx.Var("difference", "float32"))
+    """One, since TVM wants the variables within the exponential to have one meaning."""
 
     def write(self, row: Expr) -> tirx.Stmt:
         """One row of all passes."""
@@ -131,17 +136,25 @@ class _Row:
         )
 
     def power(self, at: tuple[Expr, ...], top: Expr) -> Expr:
-        """The exponential as earlier passes wrote it, of one element."""
-        meaning = self.fused.blocks[1]
+        """The exponential of one element, as earlier passes wrote it; nothing instead of less.
+
+        Masked elements would be denormal, with which the multiplications that follow take a
+        hundred times as long.
+        """
+        meaning, data = self.fused.blocks[1], self.fused.operands[0]
+        least = f32(log(_TINY * self.cfg.shape[-1]))
+        x = self.difference
         axes = {axis.var: i for axis, i in zip(meaning.iter_vars, at, strict=True)}
-        data = self.fused.operands[0]
 
         def replace(node: Expr) -> Expr:
             if isinstance(node, TensorLoad):
-                return load(data, *at) if node.source.same_as(data) else top
+                is_data = node.source.same_as(data)
+                return tirx.Select(x < least, least, x) if is_data else f32(0.0)
             return axes.get(node, node)
 
-        return tvm_ffi.structural_map(meaning.body.value, ((TensorLoad, tirx.Var), replace))
+        value = tvm_ffi.structural_map(meaning.body.value, ((TensorLoad, tirx.Var), replace))
+        zero = tirx.Select(x < least, f32(0.0), value)
+        return tirx.Let(x, load(data, *at) - top, zero)
 
 
 def _joined(buffer: tirx.Buffer, count: int, join: Callable[[Expr, Expr], Expr]) -> Expr:

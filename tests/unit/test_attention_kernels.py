@@ -103,6 +103,15 @@ def test_softmax_of_special_values() -> None:
     np.testing.assert_allclose(run_softmax(x, AVX2), 2 * softmax(x), rtol=3e-6, atol=1e-9)
 
 
+def test_softmax_of_masked_elements_is_not_denormal() -> None:
+    x = np.random.default_rng(0).standard_normal((40, 49), "float32")
+    x -= np.linspace(70, 110, 40, dtype="float32")[:, None] * (np.arange(49) % 2)
+    result = run_softmax(x, AVX2)
+    np.testing.assert_allclose(result, 2 * softmax(x), rtol=3e-6, atol=2e-36)
+    small = result[result < np.finfo("float32").tiny]
+    assert small.size and not small.any()
+
+
 @pytest.mark.parametrize(("shape", "axis"), [((4, 7), -1), ((8, 9), 0), ((0, 8), 1)], ids=str)
 def test_softmax_without_template(shape: tuple[int, ...], axis: int) -> None:
     assert choose_softmax(shape, axis, AVX2) is None
