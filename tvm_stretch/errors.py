@@ -28,7 +28,10 @@ class RunError(StretchError):
 
 
 class DeviceError(StretchError):
-    """A processor other than the CPU, or its driver, failed; `spare=True` lets the CPU go on."""
+    """A processor other than the CPU, its driver, or a device behind RPC failed.
+
+    With `spare=True`, the CPU goes on.
+    """
 
 
 class ArtifactError(StretchError):

@@ -28,7 +28,7 @@ from tvm_stretch.cost.device import default_folder, fingerprint
 from tvm_stretch.cost.features import TransferFeatures
 from tvm_stretch.cost.model import load_cost_model, train
 from tvm_stretch.cost.planning import trained_costs
-from tvm_stretch.errors import CostModelError, InputError
+from tvm_stretch.errors import CostModelError, DeviceError, InputError
 from tvm_stretch.measuring import transfers
 from tvm_stretch.measuring.bench import Bench
 from tvm_stretch.measuring.dataset import Dataset, Row
@@ -289,7 +289,7 @@ def test_a_device_that_disappears_loses_nothing(tmp_path: Path) -> None:
     processor = host()
     dataset = open_dataset(tmp_path, processor)
     run = Campaign(VanishingBench(processor, 2), dataset, random.Random(3))  # type: ignore[arg-type]
-    with pytest.raises(CostModelError, match=r"expected cpu to be there .*reset by peer.* 24 kern"):
+    with pytest.raises(DeviceError, match=r"expected cpu to be there .*reset by peer.* 24 kern"):
         run.run(60.0, {})
     assert len(Dataset.open(tmp_path / "cpu.jsonl").rows) == 24
     again = campaign(tmp_path, 3)

@@ -22,7 +22,7 @@ from tvm_stretch.targets.processor import Processor
 
 import tvm_stretch as ts
 from tvm_stretch.cost.model import load_cost_model
-from tvm_stretch.errors import CostModelError
+from tvm_stretch.errors import CostModelError, DeviceError
 from tvm_stretch.measuring.dataset import Dataset
 from tvm_stretch.measuring.samples import Sample
 from tvm_stretch.measuring.transfers import measure_transfers
@@ -92,7 +92,7 @@ def test_a_server_that_is_killed_and_comes_back(
             killed.append(line)
             first.kill()
 
-    with pytest.raises(CostModelError, match=LOST):
+    with pytest.raises(DeviceError, match=LOST):
         measured(tmp_path, session=first.connect(), device="phone", budget=600, progress=kill)
     kept = (tmp_path / "cpu.jsonl").read_bytes()
     assert killed and kept.count(b"\n") > 2
@@ -142,7 +142,7 @@ def lost_after(builds: int) -> Processor:
 @pytest.mark.parametrize("builds", [0, pytest.param(4, marks=pytest.mark.full), 13])
 def test_a_driver_that_is_lost_and_comes_back(builds: int, tmp_path: Path) -> None:
     """At the reference kernel, while hand-overs are measured, among the samples."""
-    with pytest.raises(CostModelError, match=r"^expected npu to be there .*device lost"):
+    with pytest.raises(DeviceError, match=r"^expected npu to be there .*device lost"):
         measured(tmp_path, targets=[lost_after(builds)], budget=600)
     kept = (tmp_path / "npu.jsonl").read_bytes()
     assert not (tmp_path / "npu.json").exists()

@@ -186,7 +186,8 @@ def _source(call: DeviceCall, target: Target) -> str:
 
 
 _TYPE_NAMES = {"float32": "float", "float16": "half", "float64": "double", "int32": "int"}
-_TYPE_NAMES |= {"int64": "long", "int16": "short", "int8": "char", "uint8": "uchar"}
+_TYPE_NAMES |= {"int64": "long", "int16": "short", "int8": "char"}
+_TYPE_NAMES |= {f"u{name}": f"u{text}" for name, text in _TYPE_NAMES.items() if "int" in name}
 
 
 def _splat(vector: tirx.Broadcast) -> tvm.ir.Expr:

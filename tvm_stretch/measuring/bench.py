@@ -19,10 +19,12 @@ from tvm_stretch.build.branching import branch
 from tvm_stretch.build.pipeline import build
 from tvm_stretch.cost.context import in_place
 from tvm_stretch.cost.features import Features, RunFeatures
+from tvm_stretch.errors import DeviceError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.calls import Calls
 from tvm_stretch.measuring.dataset import Row
 from tvm_stretch.measuring.record import Kernel, recording
+from tvm_stretch.measuring.remote import Remote, RemoteModule
 from tvm_stretch.measuring.samples import Sample, chain
 from tvm_stretch.measuring.timing import Stopwatch, Timing, empty_caches
 from tvm_stretch.progress import quiet
@@ -38,6 +40,8 @@ _HALVED = 32  # channels
 _SECONDS = 3.0
 _UPLOADS = itertools.count()
 """Numbers of uploaded libraries: sessions outlive the bench of one processor."""
+
+_Executor = tvm.runtime.Module | RemoteModule
 
 
 @dataclass(frozen=True)
@@ -72,11 +76,11 @@ class Bench:
     ) -> None:
         self.processor = processors[0]
         self.host = processors[-1]
-        self.session = session
+        self.remote = None if session is None else Remote(session)
         self.fcompile = fcompile
-        reference = self._open(self._compile(chain([REFERENCE]), self.processor))
-        count = len(json.loads(reference["graph"]())["nodes"])
-        self.stopwatch = Stopwatch(lambda: sum(node_times(_trace(reference), count)))
+        reference = self._compile(chain([REFERENCE]), self.processor)
+        module, count = self._open(reference), len(reference.graph.nodes)
+        self.stopwatch = Stopwatch(lambda: sum(node_times(_trace(module, count), count)))
 
     def describe(self) -> str:
         """How fast the reference kernel is at best."""
@@ -108,20 +112,21 @@ class Bench:
 
     def timed(self, model: Model) -> Callable[[], int]:
         """What runs the model once where the bench is, and tells the nanoseconds."""
-        module = self._open(model)
-        return lambda: self._run_ns(module)
+        module, count = self._open(model), len(model.graph.nodes)
+        return lambda: self._run_ns(module, count)
 
-    def _run_ns(self, module: tvm.runtime.Module) -> int:
+    def _run_ns(self, module: _Executor, count: int) -> int:
         """A run as its caller sees it; behind a session, where calls take long, its work alone."""
-        if self.session is None:
+        if self.remote is None:
             start = time.perf_counter_ns()
             module["run"]()
             return time.perf_counter_ns() - start
-        work = [s for spans in _trace(module)["regions"] for s in spans if s["kind"] != "wait"]
+        regions = _trace(module, count)["regions"]
+        work = [s for spans in regions for s in spans if s["kind"] != "wait"]
         return max(s["end"] for s in work) - min(s["start"] for s in work) if work else 0
 
     def _rows(
-        self, model: Model, kernels: dict[str, Kernel], module: tvm.runtime.Module, **origin: Any
+        self, model: Model, kernels: dict[str, Kernel], module: _Executor, **origin: Any
     ) -> tuple[list[Row], Timing]:
         """The kernels, what the run costs beside them, and the whole run.
 
@@ -130,10 +135,10 @@ class Bench:
         nodes = model.graph.nodes
 
         def kernel_times() -> list[int]:
-            return node_times(_trace(module), len(nodes))
+            return node_times(_trace(module, len(nodes)), len(nodes))
 
         def kernels_and_whole() -> list[int]:  # in turns: a machine's speed changes slowly
-            return [*kernel_times(), self._run_ns(module)]
+            return [*kernel_times(), self._run_ns(module, len(nodes))]
 
         *timings, total = self.stopwatch.watch(kernels_and_whole, _RUNS, _SECONDS)
         rows = self._kernel_rows(model, kernels, timings, origin)
@@ -142,7 +147,7 @@ class Bench:
         beside = total.nanoseconds - sum(timing.nanoseconds for timing in timings)
         run = RunFeatures.of(len(nodes))
         rows.append(Row(run, max(1, beside), total.spread, total.runs, quiet=total.quiet, **origin))
-        if self.session is None:
+        if self.remote is None:
             cold = self.stopwatch.watch(kernel_times, _RUNS, _SECONDS, prepare=empty_caches)
             rows += self._kernel_rows(model, kernels, cold, origin, flushed=True)
         return rows, total
@@ -189,22 +194,23 @@ class Bench:
         willing = [processor] if alone else [processor, self.host]
         return build(load_network(network), None, every, willing)
 
-    def _open(self, model: Model) -> tvm.runtime.Module:
+    def _open(self, model: Model) -> _Executor:
         """The executor with random inputs set."""
-        module, device = model.module, tvm.cpu(0)
-        if self.session is not None:
-            with tempfile.TemporaryDirectory() as folder:
-                # another name each time: overwriting a library that is loaded crashes the device
-                path = Path(folder, f"kernels{next(_UPLOADS)}.so")
-                model.export(path, fcompile=self.fcompile)
-                self.session.upload(str(path))
-            module, device = self.session.load_module(path.name), self.session.cpu(0)
+        module = model.module if self.remote is None else self._upload(model, self.remote)
         dice = np.random.default_rng(0)
         for port in model.graph.inputs:
             spec = model.graph.tensors[port.tensor]
             value = dice.standard_normal(spec.shape).astype(spec.dtype)
-            module["set_input"](port.name, tvm.runtime.tensor(value, device))
+            local = self.remote is None
+            module["set_input"](port.name, tvm.runtime.tensor(value) if local else value)
         return module
+
+    def _upload(self, model: Model, remote: Remote) -> RemoteModule:
+        with tempfile.TemporaryDirectory() as folder:
+            # another name each time: overwriting a library that is loaded crashes the device
+            path = Path(folder, f"kernels{next(_UPLOADS)}.so")
+            model.export(path, fcompile=self.fcompile)
+            return remote.load(path)
 
 
 def half_shares(mod: tvm.IRModule) -> dict[str, tuple[int, ...]]:
@@ -226,6 +232,22 @@ def in_halves(mod: tvm.IRModule, processors: Sequence[Processor]) -> tvm.IRModul
     return branch(mod, shares, (), pair).mod if shares else mod
 
 
-def _trace(module: tvm.runtime.Module) -> dict[str, Any]:
-    trace: dict[str, Any] = json.loads(module["trace"]())
+def _trace(module: _Executor, count: int) -> dict[str, Any]:
+    """A traced run of ``count`` nodes.
+
+    Raises:
+        DeviceError: what came back is none, as garbage through RPC.
+    """
+    text = module["trace"]()
+    try:
+        trace: dict[str, Any] = json.loads(text)
+        for span in itertools.chain.from_iterable(trace["regions"]):
+            in_order = 0 <= int(span["start"]) <= int(span["end"])
+            if not in_order or (span["kind"] == "kernel" and not 0 <= int(span["id"]) < count):
+                raise ValueError(span)
+    except (ValueError, TypeError, KeyError) as error:
+        raise DeviceError(
+            f"expected the spans of {count} kernels for the trace, got {str(text)[:80]!r}; look at "
+            "the device, start its server anew, and connect again"
+        ) from error
     return trace

@@ -77,8 +77,9 @@ def measure(
 
     Raises:
         InputError: the budget is not positive, or a session comes without a device name.
-        CostModelError: the folder's measurements are damaged or from another device; or a device
-            disappeared: what was measured is kept, and another call goes on with it.
+        CostModelError: the folder's measurements are damaged or from another device.
+        DeviceError: a device disappeared, or answers what cannot be: what was measured is kept, and
+            another call goes on with it.
     """
     if not isinstance(budget, int | float) or not budget > 0:
         raise InputError(f"expected a positive number of seconds for budget, got {budget!r}")
@@ -119,9 +120,9 @@ def _whatever_happens(dataset: Dataset, processor: Processor) -> Iterator[None]:
     """A device that disappears becomes one clear error; its measurements are on the disk."""
     try:
         yield
-    except (DeviceError, RuntimeError, OSError) as error:  # of the driver, or of the RPC session
+    except (DeviceError, RuntimeError, OSError) as error:  # RuntimeError: of TVM
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise CostModelError(
+        raise DeviceError(
             f"expected {processor.name} to be there until the budget is spent, got {lines[-1]!r}; "
             f"its {len(dataset.rows)} kernels are kept in {dataset.path}: bring it back and "
             "measure again to go on"

@@ -1,0 +1,168 @@
+"""Devices behind RPC whose answers are garbage, late or never come: one clear error, in time.
+
+Between us and TVM's server stands somebody who damages what it answers. TVM's client believes much
+of it: where it lets go of remote handles, lengths that no memory holds end the process. Nothing in
+this process can keep it from that, so such an end is allowed, and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fresh_process
+import pytest
+from rpc_processes import RpcProcess
+
+pytest.importorskip("cloudpickle")
+
+ROOT = Path(__file__).resolve().parents[2]
+EACH = 5
+PIECES = [pytest.param(piece, marks=pytest.mark.full) for piece in range(20)]
+
+Damage = Callable[[bytes], bytes | None]
+
+CODE = """
+import sys, tempfile
+sys.path[:0] = {paths}
+import test_measure_faults as tests
+import tvm_stretch.measuring.bench, tvm_stretch.measuring.measure, tvm_stretch.measuring.timing
+import tvm_stretch.measuring.remote
+from tvm import rpc
+tvm_stretch.measuring.measure.load_prior = lambda: list(tests.SMALL)
+tvm_stretch.measuring.bench._SECONDS = 0.02
+tvm_stretch.measuring.timing._TOLERANCE = 1e9
+tvm_stretch.measuring.remote._PATIENCE = 3
+session = rpc.connect("127.0.0.1", {port})
+with tempfile.TemporaryDirectory() as folder:
+    try:
+        tests.measured(folder, session=session, device="phone")
+        print("it went well")
+    except tests.DeviceError as error:
+        print(error)
+"""
+
+
+class Middleman:
+    """Passes on what two sides say, but damages answers from some byte on."""
+
+    def __init__(self, port: int, first: int, damage: Damage) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        self._to, self._first, self._damage = port, first, damage
+        self._sides: list[socket.socket] = []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def __enter__(self) -> Middleman:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._socket.close()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        for side in self._sides:
+            with contextlib.suppress(OSError):  # it is gone
+                side.shutdown(socket.SHUT_RDWR)  # closing wakes nobody who reads
+            side.close()
+
+    def _serve(self) -> None:
+        client, _ = self._socket.accept()
+        server = socket.create_connection(("127.0.0.1", self._to))
+        self._sides = [client, server]
+        threading.Thread(target=self._pass, args=(client, server), daemon=True).start()
+        self._pass(server, client, self._first)
+
+    def _pass(self, source: socket.socket, sink: socket.socket, left: int = 1 << 60) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                sink.sendall(data[:left])
+                rest, left = data[left:], max(0, left - len(data))
+                if rest:
+                    damaged = self._damage(rest)
+                    if damaged is None:
+                        return  # the connection stays
+                    sink.sendall(damaged)
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:  # one of them is gone
+            self._hang_up()
+
+
+def damage_of(dice: random.Random) -> Damage:
+    """Something else from here on, something more or less once, or silence."""
+    once = [True]
+
+    def first_only(change: Callable[[bytes], bytes]) -> Damage:
+        return lambda data: change(data) if once and once.pop() else data
+
+    def gone(_data: bytes) -> bytes:
+        raise OSError("the connection is closed")
+
+    return dice.choice(
+        [
+            lambda data: dice.randbytes(len(data)),
+            lambda data: bytes(len(data)),
+            lambda _data: None,
+            gone,
+            first_only(lambda data: bytes([data[0] ^ 1 << dice.randrange(8)]) + data[1:]),
+            first_only(lambda data: dice.randbytes(dice.choice([1, 8, 64])) + data),
+            first_only(lambda data: data[dice.choice([1, 8]) :]),
+        ]
+    )
+
+
+@contextlib.contextmanager
+def rpc_server() -> Iterator[RpcProcess]:
+    """One for each session: TVM's own does not survive sessions that end badly."""
+    process = RpcProcess("tvm.exec.rpc_server")
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+def measured_through(first: int, damage: Damage) -> str:
+    """What a process says that measures through such a connection; TVM's own end is "ended"."""
+    paths = [str(ROOT / "tests" / "unit"), str(ROOT / "tests")]
+    with (
+        rpc_server() as server,
+        Middleman(server.port, first, damage) as middleman,
+        fresh_process.start(CODE.format(paths=paths, port=middleman.port)) as process,
+    ):
+        status, text = process.wait()
+    if status and re.search(
+        r"terminate called after throwing .*std::(length_error|bad_alloc)", text
+    ):
+        return "ended"
+    assert status == 0, text
+    return text
+
+
+LOST = r"expected cpu to be there .*; its \d+ kernels are kept in "
+CONNECTED = 200  # bytes of answers; before, `rpc.connect` is still at work
+
+
+def test_a_device_that_falls_silent() -> None:
+    """TVM would wait for ever."""
+    said = measured_through(1_000, lambda _data: None)
+    assert re.search(LOST, said) and "to answer trace, got" in said, said
+
+
+def test_an_answer_that_is_no_answer() -> None:
+    said = measured_through(5_000, lambda data: bytes(len(data)))
+    assert re.search(LOST, said), said
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_garbage_from_any_byte_on(piece: int) -> None:
+    """What is damaged may be a number, which is then measured."""
+    for seed in range(piece * EACH, (piece + 1) * EACH):
+        dice = random.Random(seed)
+        first = CONNECTED + round(2 ** dice.uniform(0, 15.5))
+        said = measured_through(first, damage_of(dice))
+        assert said.strip() in ("ended", "it went well") or re.search(LOST, said), (seed, said)
