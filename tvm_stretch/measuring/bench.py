@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tvm
@@ -41,7 +41,7 @@ _SECONDS = 3.0
 _UPLOADS = itertools.count()
 """Numbers of uploaded libraries: sessions outlive the bench of one processor."""
 
-_Executor = tvm.runtime.Module | RemoteModule
+_Executor: TypeAlias = tvm.runtime.Module | RemoteModule
 
 
 @dataclass(frozen=True)
