@@ -64,6 +64,7 @@ CASES: dict[str, Function] = {
     "divisions": _divisions,
     "topk": lambda x: (*x.topk(3), x.topk(2, dim=1, largest=False).values),
     "sort": lambda x: (*x.sort(-1), x.argsort(2, descending=True), *x.max(2)),
+    "running": lambda x: (x.cumsum(1), (x > 0).cumsum(-1), x[..., :3].cumprod(3)),
     "unfold": lambda x: (F.unfold(x, 3, padding=1), F.unfold(x, (2, 3), dilation=2, stride=2)),
     "fold": _folds,
     "windows": lambda x: (x.unfold(2, 3, 2), x.unfold(-1, 2, 1).unfold(2, 4, 4)),

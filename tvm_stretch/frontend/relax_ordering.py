@@ -1,6 +1,7 @@
-"""Sorting of Relax networks, out of operators that every target has.
+"""Sorting and running sums of Relax networks, out of operators that every target has.
 
 topk(x, 2)[1], argsort(x), sort(x)   ->   what `onnx_ops.ordering` makes of TopK
+cumsum(x, 1), cumprod(x, 1)          ->   what it makes of CumSum and CumProd
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from tvm_stretch.frontend.onnx_node import CONVERTERS, Node
 from tvm_stretch.frontend.onnx_ops import ordering  # noqa: F401  registers the converter
 
 _SORTS = {"relax.topk", "relax.argsort", "relax.sort"}
+_RUNNING = {"relax.cumsum": "CumSum", "relax.cumprod": "CumProd"}
 
 
 def expand_ordering(mod: tvm.IRModule) -> tvm.IRModule:
-    """Replace the sorts of ``main``.
+    """Replace the sorts and running sums of ``main``.
 
     Raises:
         UnsupportedError: One sorts too many elements.
     """
     blocks = mod["main"].body.blocks
     calls = [binding.value for block in blocks for binding in block.bindings]
-    if not any(_name(call) in _SORTS for call in calls):
+    if not any(_name(call) in {*_SORTS, *_RUNNING} for call in calls):
         return mod
     mod = mod.clone()
     mod["main"] = _Expander(mod).visit_expr(mod["main"])
@@ -39,11 +41,13 @@ def _name(call: Any) -> str:
 
 @relax.expr_functor.mutator
 class _Expander(relax.PyExprMutator):
-    """Writes each sort as `CONVERTERS["TopK"]` does."""
+    """Writes each as the converter of its operator in ONNX does."""
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
         name = _name(call)
+        if name in _RUNNING:
+            return self.running(call, _RUNNING[name])
         if name not in _SORTS:
             return call
         attrs, shape = call.attrs, call.args[0].ty.shape.values
@@ -63,3 +67,13 @@ class _Expander(relax.PyExprMutator):
         node = Node("TopK", "", 18, inputs, attrs, ["values", "indices"], self.builder_)
         values, indices = CONVERTERS["TopK"](node)
         return self.builder_.emit(values), indices
+
+    def running(self, call: relax.Call, operator: str) -> relax.Expr:
+        """Sums or products of all elements up to each; of all axes if none is given."""
+        x, axis = call.args[0], call.attrs.axis
+        if axis is None:
+            x, axis = relax.op.reshape(x, call.ty.shape), 0
+        x = self.builder_.emit(relax.op.astype(x, str(call.ty.dtype)))
+        inputs, attrs = [x, np.asarray(int(axis))], {"exclusive": int(call.attrs.exclusive or 0)}
+        node = Node(operator, "", 18, inputs, attrs, ["result"], self.builder_)
+        return CONVERTERS[operator](node)

@@ -3,12 +3,14 @@
 x[:, i, j]                       one element for each pair, not rows i and columns j
 conv2d(x: bfloat16, w, bias)     the bias is added in the network's type
 x // 2, div(x, y, rounding_mode) both operands in the result's type
+(x > 0).cumsum(1)                sums of booleans are integers
 x.unfold(2, 3, 1)                windows of 3: their elements are taken by constant indices
 fold(x, (8, 8), 3)               each pixel is the sum of elements taken by constant indices
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,6 +44,8 @@ def converters() -> dict[str, Any]:
         "addmm.default": _addmm,
         "col2im.default": _fold,
         "unfold.default": _unfold,
+        "cumprod.default": _running(relax.op.cumprod),
+        "cumsum.default": _running(relax.op.cumsum),
         **dict.fromkeys(_DIVISIONS, _divide),
         **dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), _matmul),
     }
@@ -130,6 +134,17 @@ def _divide(node: Any, importer: Any) -> relax.Expr:
     divide = relax.op.floor_divide if mode == "floor" else relax.op.divide
     result = emit(divide(of_type(x), of_type(y)))
     return emit(relax.op.trunc(result)) if mode == "trunc" and "float" in dtype else result
+
+
+def _running(function: Callable[..., relax.Expr]) -> Callable[[Any, Any], relax.Expr]:
+    """Running sums and products in the result's type."""
+
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        x, axis = importer.retrieve_args(node)[:2]
+        dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+        return importer.block_builder.emit(function(x, axis, dtype))
+
+    return convert
 
 
 def _unfold(node: Any, importer: Any) -> relax.Expr:
