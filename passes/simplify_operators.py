@@ -48,9 +48,40 @@ def name_of(expr: Any) -> str:
     return expr.op.name if is_op_call else ""
 
 
+_ROUNDINGS = "floor ceil round trunc sign floor_divide floor_mod mod"
+_COMPARISONS = "equal not_equal less less_equal greater greater_equal"
+_STEPS = {f"relax.{name}" for name in f"{_ROUNDINGS} {_COMPARISONS}".split()}
+"""Operators that make much of the last bit: 41 * (1 / 41) is less than 1."""
+
+
+def _exact(function: relax.Function) -> set[relax.Var]:
+    """What is read by steps, and by casts to integers, perhaps in another shape."""
+    found: set[relax.Var] = set()
+    for block in reversed(function.body.blocks):
+        for binding in reversed(block.bindings):
+            call = binding.value
+            name = name_of(call)
+            steps = name in _STEPS or (name == "relax.astype" and not is_float(call))
+            moved = name in {*_SHAPES_ONLY, "relax.permute_dims"} and binding.var in found
+            if steps or moved:
+                found.update(arg for arg in call.args if isinstance(arg, relax.Var))
+    return found
+
+
 @relax.expr_functor.mutator
 class _Simplifier(relax.PyExprMutator):
     """Visits each call after its arguments; a rule returns None where it does not apply."""
+
+    def __init__(self, mod: tvm.IRModule, exact: set[relax.Var]) -> None:
+        super().__init__(mod)
+        self.must_be_exact = exact
+        self.exact = False
+        """Whether the binding that is visited must keep its last bit."""
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        """Remember which it is."""
+        self.exact = binding.var in self.must_be_exact
+        super().visit_var_binding_(binding)
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
@@ -112,9 +143,14 @@ def constant_rank(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
 
 
 def divide_to_multiply(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
-    """``x / c -> x * (1 / c)`` unless the reciprocal leaves the range of normal numbers."""
+    """``x / c -> x * (1 / c)`` unless the reciprocal leaves the range of normal numbers.
+
+    Nor where a step follows, which would take what is a bit less than 1 for 0; but powers of two.
+    """
     value = s.value(call.args[1])
     if value is None or not is_float(call) or s.value(call.args[0]) is not None:
+        return None
+    if s.exact and (np.abs(np.frexp(value.astype("float64"))[0]) != 0.5).any():
         return None
     with np.errstate(all="ignore"):
         inverse = (1 / value.astype("float64")).astype(value.dtype)
@@ -345,4 +381,6 @@ class SimplifyOperators:
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Rewrite every Relax function of ``mod``."""
-        return rewrite_functions(mod, lambda mod, function: _Simplifier(mod).visit_expr(function))
+        return rewrite_functions(
+            mod, lambda mod, function: _Simplifier(mod, _exact(function)).visit_expr(function)
+        )

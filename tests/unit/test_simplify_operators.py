@@ -34,6 +34,10 @@ def shaped(const: relax.Expr, *shape: int) -> relax.Expr:
 REWRITES: dict[str, tuple[Body, Body]] = {
     "constant right": (lambda x: op.add(BIAS, x), lambda x: op.add(x, BIAS)),
     "divide": (lambda x: op.divide(x, scalar(4)), lambda x: op.multiply(x, scalar(0.25))),
+    "half, rounded": (
+        lambda x: op.floor(op.divide(x, scalar(2))),
+        lambda x: op.floor(op.multiply(x, scalar(0.5))),
+    ),
     "subtract": (lambda x: op.subtract(x, BIAS), lambda x: op.add(x, _negative(BIAS))),
     "constant rank": (lambda x: op.add(x, shaped(BIAS, 4, 1, 1)), lambda x: op.add(x, BIAS)),
     "one element": (
@@ -102,6 +106,11 @@ def test_rewrites(name: str) -> None:
 KEPT: dict[str, Body] = {
     "nothing to do": lambda x: nn.relu(op.add(nn.conv2d(x, WEIGHT), random_const(1, 6, 1, 1))),
     "division by a tiny number": lambda x: op.divide(x, scalar(1e-45)),
+    "division before a step": lambda x: op.floor(op.divide(x, scalar(41))),
+    "division before a cast": lambda x: op.astype(op.divide(x, scalar(41)), "int32"),
+    "division before a shape and a comparison": lambda x: op.less(
+        op.permute_dims(op.divide(x, scalar(41)), [0, 2, 3, 1]), scalar(1)
+    ),
     "division by infinity": lambda x: op.divide(x, scalar(np.inf)),
     "product with another sigmoid": lambda x: op.multiply(x, op.sigmoid(nn.relu(x))),
     "maximum with NaN": lambda x: op.maximum(x, scalar(np.nan)),
