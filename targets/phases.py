@@ -7,6 +7,7 @@ from tvm import relax
 from tvm_stretch.passes.expand_math import ExpandMath
 from tvm_stretch.passes.keep_nan import KeepNan
 from tvm_stretch.passes.keep_views import keep_views
+from tvm_stretch.passes.mark_gathers import MarkGathers
 from tvm_stretch.passes.mark_templates import MarkTemplates
 from tvm_stretch.passes.name_kernels import MarkOperators, NameKernels
 
@@ -22,6 +23,7 @@ def kernel_phases(*, expand_math: bool) -> tuple[tvm.transform.Pass, ...]:
         keep_views(),  # operators without a template to PrimFuncs; views stay operators
         relax.transform.AnnotateTIROpPattern(),
         MarkTemplates(),  # which of them may take epilogues
+        MarkGathers(),  # and which compute their own indices
         MarkOperators(),
         relax.transform.FuseOps(),  # epilogues into their kernels ..
         NameKernels(),  # .. which are named after their operators

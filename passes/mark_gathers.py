@@ -1,0 +1,94 @@
+"""Let gathers compute the indices that they read, instead of a kernel before them.
+
+    take      op_pattern=8 (opaque)   ->   op_pattern=2 (elementwise indices fuse into it)
+
+TVM calls a kernel opaque that reads at computed places. What is fused into it is computed again for
+every element that it writes, which costs nothing for an index beside the memory that it fetches
+(`guard_operators.py` puts five operators before each gather), but more for the data: where another
+kernel that could be fused makes these, the gather stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax, s_tir, tirx
+from tvm.ir.expr import TensorLoad
+
+_INJECTIVE, _OPAQUE = 2, 8
+
+
+@tvm.transform.module_pass(opt_level=0, name="MarkGathers")
+class MarkGathers:
+    """See the module docstring."""
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Set ``op_pattern`` on every gather whose data no kernel makes that would be fused."""
+        data_of = {
+            var: _gathered(func)
+            for var, func in mod.functions.items()
+            if isinstance(func, tirx.PrimFunc) and _pattern(func) == _OPAQUE
+        }
+        marked = {var for var, data in data_of.items() if data}
+        for func in mod.functions.values():
+            if isinstance(func, relax.Function):
+                marked -= _fed_by_kernels(mod, func, data_of)
+        updated = tvm.IRModule(dict(mod.functions), attrs=mod.attrs)
+        for var in marked:
+            updated.update_func(var, mod[var].with_attr("op_pattern", _INJECTIVE))
+        return updated
+
+
+def _pattern(func: tirx.PrimFunc) -> int:
+    return int((func.attrs or {}).get("op_pattern", _OPAQUE))
+
+
+def _gathered(func: tirx.PrimFunc) -> list[int]:
+    """Which parameters are read where others say; none if the function does anything else."""
+    blocks: list[s_tir.SBlock] = []
+    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, blocks.append), order="post")
+    inner = [block for block in blocks if block.name_hint != "root"]
+    if len(inner) != 1 or not isinstance(inner[0].body, tirx.BufferStore):
+        return []
+    axes = [axis.var for axis in inner[0].iter_vars]
+    store = inner[0].body
+    in_place = len(store.indices) == len(axes) and all(
+        index.same_as(axis) for index, axis in zip(store.indices, axes, strict=True)
+    )
+    spatial = all(axis.iter_type == tirx.IterVar.DataPar for axis in inner[0].iter_vars)
+    if not in_place or not spatial or inner[0].init is not None:
+        return []
+    data = [load.source for load in _loads([store.value]) if _loads(load.indices)]
+    return [i for i, p in enumerate(func.params) if any(p.same_as(source) for source in data)]
+
+
+def _loads(exprs: Sequence[tvm.ir.Expr]) -> list[TensorLoad]:
+    found: list[TensorLoad] = []
+    for expr in exprs:
+        tvm_ffi.structural_walk(expr, (TensorLoad, found.append))
+    return found
+
+
+def _fed_by_kernels(
+    mod: tvm.IRModule, func: relax.Function, data_of: dict[Any, list[int]]
+) -> set[Any]:
+    """Gathers that are given data somewhere that a kernel makes which fuses into others."""
+    made: dict[relax.Var, relax.Expr] = {}
+    fed = set()
+    for block in func.body.blocks:
+        for binding in block.bindings:
+            value = getattr(binding, "value", None)
+            made[binding.var] = value
+            if not _is_call_tir(value) or value.args[0] not in data_of:
+                continue
+            given = [made.get(value.args[1].fields[place]) for place in data_of[value.args[0]]]
+            if any(_is_call_tir(v) and _pattern(mod[v.args[0]]) <= _INJECTIVE for v in given):
+                fed.add(value.args[0])
+    return fed
+
+
+def _is_call_tir(value: Any) -> bool:
+    return isinstance(value, relax.Call) and getattr(value.op, "name", "") == "relax.call_tir"
