@@ -18,6 +18,8 @@ import tvm_ffi
 from tvm import relax, s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
+from tvm_stretch.ir.operators import kind_of
+
 _INJECTIVE, _OPAQUE = 2, 8
 
 
@@ -76,19 +78,16 @@ def _fed_by_kernels(
     mod: tvm.IRModule, func: relax.Function, data_of: dict[Any, list[int]]
 ) -> set[Any]:
     """Gathers that are given data somewhere that a kernel makes which fuses into others."""
-    made: dict[relax.Var, relax.Expr] = {}
+    kernels: dict[relax.Var, relax.Call] = {}
     fed = set()
     for block in func.body.blocks:
         for binding in block.bindings:
-            value = getattr(binding, "value", None)
-            made[binding.var] = value
-            if not _is_call_tir(value) or value.args[0] not in data_of:
+            call = getattr(binding, "value", None)
+            if kind_of(call) != "call_tir":
                 continue
-            given = [made.get(value.args[1].fields[place]) for place in data_of[value.args[0]]]
-            if any(_is_call_tir(v) and _pattern(mod[v.args[0]]) <= _INJECTIVE for v in given):
-                fed.add(value.args[0])
+            kernels[binding.var] = call
+            for place in data_of.get(call.args[0], []):
+                maker = kernels.get(call.args[1].fields[place])
+                if maker is not None and _pattern(mod[maker.args[0]]) <= _INJECTIVE:
+                    fed.add(call.args[0])
     return fed
-
-
-def _is_call_tir(value: Any) -> bool:
-    return isinstance(value, relax.Call) and getattr(value.op, "name", "") == "relax.call_tir"
