@@ -82,7 +82,7 @@ def _fed_by_kernels(
     fed = set()
     for block in func.body.blocks:
         for binding in block.bindings:
-            call = getattr(binding, "value", None)
+            call: Any = getattr(binding, "value", None)
             if kind_of(call) != "call_tir":
                 continue
             kernels[binding.var] = call
