@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import random
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,20 @@ def campaign(mutations: int) -> Any:
     pieces = range(mutations // EACH)
     params = [pytest.param(n, marks=pytest.mark.full if n else ()) for n in pieces]
     return pytest.mark.parametrize("piece", params)
+
+
+def interruptions(each: int = 10, by_default: int = 2) -> Any:
+    """Parameters for 100 processes that are killed, and 100 that are interrupted by Ctrl-C.
+
+    Parameters: `how`, a signal; `piece`, for the dice; `rounds`, how many processes it has.
+    """
+    params = []
+    for how in (signal.SIGKILL, signal.SIGINT):
+        params.append(pytest.param(how, 0, by_default, id=f"{how.name}-some"))
+        for piece in range(1, 1 + 100 // each):
+            name = f"{how.name}-{piece}"
+            params.append(pytest.param(how, piece, each, marks=pytest.mark.full, id=name))
+    return pytest.mark.parametrize(("how", "piece", "rounds"), params)
 
 
 def dice_of(piece: int) -> Iterator[random.Random]:

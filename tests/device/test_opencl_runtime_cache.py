@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -92,14 +93,33 @@ def fingerprint(data: bytes) -> int:
     return result
 
 
+def key_of(entry: bytes) -> bytes:
+    return entry[32 : 32 + int.from_bytes(entry[8:16], "little")]
+
+
+def sealed(key: bytes, binary: bytes) -> bytes:
+    """An entry that is complete."""
+    sizes = [len(key), len(binary), fingerprint(key + binary)]
+    return b"TVMSTRB1" + b"".join(size.to_bytes(8, "little") for size in sizes) + key + binary
+
+
+def test_programs_of_another_driver_are_rebuilt(cache: Path) -> None:
+    """Complete ones, under the very names that this driver looks for."""
+    (device, *_) = json.loads(tvm.get_global_func("tvm_stretch.opencl_devices")())
+    check()
+    for said in (device["name"], device["driver"]):
+        for name, (entry, _) in entries(cache).items():
+            other = key_of(entry).replace(said.encode(), said[:-1].encode() + b"?")
+            assert other != key_of(entry)
+            (cache / name).write_bytes(sealed(other, b"code of another driver"))
+        check()
+        assert all(b"another driver" not in entry for entry, _ in entries(cache).values())
+
+
 def test_binary_that_the_driver_refuses_is_rebuilt(cache: Path) -> None:
     check()
     for name, (entry, _) in entries(cache).items():
-        key = entry[32 : 32 + int.from_bytes(entry[8:16], "little")]
-        content = key + b"no program at all"
-        sizes = [len(key), len(content) - len(key), fingerprint(content)]
-        header = entry[:8] + b"".join(size.to_bytes(8, "little") for size in sizes)
-        (cache / name).write_bytes(header + content)
+        (cache / name).write_bytes(sealed(key_of(entry), b"no program at all"))
     written = entries(cache)
     check()
     assert all(entries(cache)[name][0] != entry for name, (entry, _) in written.items())

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tvm
 from cpu_targets import TARGET
+from mutations import interruptions
 from relax_helpers import module, random_const
 from tvm import relax
 
@@ -58,15 +59,14 @@ def answer(model: ts.Model) -> np.ndarray:
     return model(np.random.default_rng(0).standard_normal(shape).astype("float32"))
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-@pytest.mark.parametrize("rounds", [2, pytest.param(100, marks=pytest.mark.full)])
+@interruptions()
 def test_interrupted_at_any_point(
-    how: signal.Signals, rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    how: signal.Signals, piece: int, rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was exported is whole, the cache is right, and Ctrl-C is a KeyboardInterrupt."""
     cache, path = tmp_path / "cache", tmp_path / "model.so"
     paths = [str(ROOT / "tests" / "unit"), str(ROOT / "tests")]
-    dice = random.Random(0)
+    dice = random.Random(piece)
     for number in range(rounds):
         script = SCRIPT.format(paths=paths, path=str(path), first=8 + number)
         with fresh_process.start(script, TVM_STRETCH_CACHE_DIR=str(cache)) as process:
@@ -76,7 +76,7 @@ def test_interrupted_at_any_point(
             process.kill() if how == signal.SIGKILL else process.interrupt()
             status, text = process.wait()
         assert status == (-how if how == signal.SIGKILL else 0), text
-        assert how == signal.SIGKILL or text.endswith("interrupted\n"), text
+        assert how == signal.SIGKILL or "interrupted\n" in text, text
         if how == signal.SIGINT:
             assert {found.name for found in tmp_path.iterdir()} <= {"cache", "model.so"}
     monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", "")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import fresh_process
 import numpy as np
 import pytest
 import tvm
@@ -14,6 +16,7 @@ from relax_helpers import module
 from tvm import relax, te, tirx
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.registry import TargetLike
 
 import tvm_stretch as ts
 from tvm_stretch.codegen import generate as generation
@@ -171,6 +174,34 @@ def test_processes_share_a_folder_and_may_be_killed(tmp_path: Path) -> None:
         assert found == bytes([number]) * 1000
 
 
+TWO_COMPILERS = """
+import sys
+from pathlib import Path
+sys.path[:0] = {paths}
+import test_kernel_cache as tests
+
+children = []
+for number in range(2):
+    if child := os.fork():
+        children.append(child)
+        continue
+    tests.exported(Path({folder!r}, f"model{{number}}.so"), [tests.TARGET])
+    os._exit(0)
+assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+"""
+
+
+def test_two_processes_compile_at_once(tmp_path: Path) -> None:
+    """On one cache: the same artifact, and nothing half written is left."""
+    tests = Path(__file__).parent
+    code = TWO_COMPILERS.format(paths=[str(tests), str(tests.parent)], folder=str(tmp_path))
+    fresh_process.run(code, TVM_STRETCH_CACHE_DIR=str(tmp_path / "cache"))
+    first, second = (tmp_path / f"model{number}.so" for number in range(2))
+    assert first.read_bytes() == second.read_bytes()
+    entries = list((tmp_path / "cache" / "kernels").iterdir())
+    assert entries and all(KernelCache(e.parent).find(bytes.fromhex(e.name)) for e in entries)
+
+
 # --- the key --------------------------------------------------------------------------------------
 
 
@@ -260,7 +291,7 @@ def small() -> tvm.IRModule:
     return module(body, (1, 8, 8, 8))
 
 
-def exported(path: Path, targets: list[str]) -> bytes:
+def exported(path: Path, targets: Sequence[TargetLike]) -> bytes:
     ts.compile(small(), targets, cpu_threads=1).export(path)
     return path.read_bytes()
 

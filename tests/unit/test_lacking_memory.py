@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from pathlib import Path
 
 import fresh_process
 import pytest
+from cpu_targets import TARGET
+from tvm import relax
+from tvm.script import tirx as T
+
+from tvm_stretch.build.assemble import build_model
+from tvm_stretch.runtime.model import Model
 
 CODE = """
 import resource
@@ -68,5 +75,49 @@ def test_every_way_to_run() -> None:
         check(lambda: model(x))
         resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
         assert model(x).shape == SHAPE[::-1]  # and the model lives
+    """
+    fresh_process.run(CODE + textwrap.dedent(code))
+
+
+def hungry_model() -> Model:
+    """``x + 1``; two threads need 128 MB each."""
+
+    @T.prim_func(s_tir=True)
+    def each(x: T.Buffer((2,), "int64"), y: T.Buffer((2,), "int64")):
+        T.func_attr({"tirx.noalias": True, "global_symbol": "each"})
+        for thread in T.parallel(2):
+            with T.sblock("thread"):
+                own = T.axis.spatial(2, thread)
+                large = T.sblock_alloc_buffer((1 << 24,), "int64")
+                for i in range(1 << 24):
+                    with T.sblock("fill"):
+                        place = T.axis.spatial(1 << 24, i)
+                        large[place] = x[own] + T.int64(1)
+                with T.sblock("read"):
+                    y[own] = large[x[own]]
+
+    builder = relax.BlockBuilder()
+    kernel = builder.add_func(each, "each")
+    x = relax.Var("x", relax.TensorType((2,), "int64"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(relax.call_tir(kernel, relax.Tuple([x]), x.ty))
+        builder.emit_func_output(out)
+    return build_model(builder.get(), TARGET)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of the address space")
+@pytest.mark.parametrize("megabytes", [16, 160])
+def test_temporaries_of_kernels_on_threads_of_their_own(megabytes: int) -> None:
+    """There is room for none of the temporaries, or for one; TVM would end the process."""
+    code = f"""
+        import sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from test_lacking_memory import hungry_model
+        model, x = hungry_model(), np.array([3, 5])
+        leave({megabytes})
+        check(lambda: model(x))
+        resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+        np.testing.assert_array_equal(model(x), x + 1)
     """
     fresh_process.run(CODE + textwrap.dedent(code))

@@ -16,6 +16,7 @@ import fresh_process
 import pytest
 import tvm
 from fake_targets import TARGET, fake_processor
+from mutations import interruptions
 from rpc_processes import RpcProcess
 from tvm import rpc
 from tvm_stretch.targets.processor import Processor
@@ -154,32 +155,43 @@ def test_a_driver_that_is_lost_and_comes_back(builds: int, tmp_path: Path) -> No
     assert any(row.batch >= 0 for row in rows)
 
 
-# --- a process that is killed ---------------------------------------------------------------------
+# --- a process that is killed, or interrupted -----------------------------------------------------
 
 SCRIPT = """
-import sys
+import signal, sys
 sys.path[:0] = {paths}
 import tvm_stretch.measuring.bench, tvm_stretch.measuring.measure, tvm_stretch.measuring.timing
 import test_measure_faults as tests
+signal.signal(signal.SIGINT, signal.default_int_handler)
 tvm_stretch.measuring.measure.load_prior = lambda: list(tests.SMALL)
 tvm_stretch.measuring.bench._SECONDS = 0.02
 tvm_stretch.measuring.timing._TOLERANCE = 1e9
-tests.measured({folder!r}, budget=600, progress=lambda line: print(line, flush=True))
+try:
+    tests.measured({folder!r}, budget=600, progress=lambda line: print(line, flush=True))
+except KeyboardInterrupt:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print("interrupted", flush=True)
 """
 
 
-def test_killed_at_any_point(tmp_path: Path) -> None:
+@interruptions()
+def test_interrupted_at_any_point(
+    how: signal.Signals, piece: int, rounds: int, tmp_path: Path
+) -> None:
+    """Every row that was complete stays, and measuring goes on behind it."""
     paths = [str(ROOT / "tests" / "unit"), str(ROOT / "tests")]
     script = SCRIPT.format(paths=paths, folder=str(tmp_path))
-    dice = random.Random(0)
+    dice = random.Random(piece)
     kept = b""
-    for _ in range(3):
+    for _ in range(rounds):
         with fresh_process.start(script) as process:
             while " in all" not in process.text():  # the first batch is there
                 time.sleep(0.02)
             time.sleep(dice.random() / 2)
-            process.kill()
-            assert process.wait()[0] == -signal.SIGKILL, process.text()
+            process.kill() if how == signal.SIGKILL else process.interrupt()
+            status, text = process.wait()
+        assert status == (-how if how == signal.SIGKILL else 0), text
+        assert how == signal.SIGKILL or "interrupted\n" in text, text
         content = (tmp_path / "cpu.jsonl").read_bytes()
         assert content.startswith(kept) and len(content) > len(kept)
         kept = content[: content.rfind(b"\n") + 1]
@@ -188,4 +200,5 @@ def test_killed_at_any_point(tmp_path: Path) -> None:
     rows = Dataset.open(tmp_path / "cpu.jsonl").rows
     batches = [row.batch for row in rows]
     assert batches == sorted(batches) and set(batches) == set(range(max(batches) + 1))
+    assert {found.name for found in tmp_path.iterdir()} == {"cpu.json", "cpu.jsonl"}
     assert load_cost_model(tmp_path / "cpu.json").families or rows

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "workspace.h"
+
 namespace tvm_stretch {
 namespace {
 
@@ -89,7 +91,12 @@ void BoundNodes::Run(const std::atomic<bool>& stop, std::vector<Span>* spans) co
 
 void BoundNodes::Invoke(const Call& call) const {
   ffi::Any result;
-  call.function->CallPacked(&arguments_[call.first_argument], call.num_arguments, &result);
+  try {
+    call.function->CallPacked(&arguments_[call.first_argument], call.num_arguments, &result);
+  } catch (const ffi::Error& error) {
+    if (IsMissingWorkspace(error.message())) throw NoMemoryError();
+    throw;
+  }
 }
 
 }  // namespace tvm_stretch
