@@ -40,7 +40,8 @@ class BlockChannels:
         """Rewrite ``main``, or the regions that it calls."""
         regions = [f for f in mod.functions.values() if isinstance(f, relax.Function)]
         rewrite = _rewrite_regions if len(regions) > 1 else _rewrite_main
-        return rewrite(mod, self)
+        # what nobody reads in plain layout after all would keep others from being fused
+        return relax.transform.DeadCodeElimination()(rewrite(mod, self))
 
     def machine(self, function: relax.Function) -> VectorMachine:
         """The machine that runs ``function``."""

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,11 +18,12 @@ from tvm_stretch.passes.share_winograd import stage_of
 from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.machine import VectorMachine
 
-from tvm_stretch.ir.expressions import shape_of, with_variables
+from tvm_stretch.ir.expressions import count_uses, shape_of, with_variables
 from tvm_stretch.ir.operators import BINARY, UNARY
 
 # Padding lanes hold 0, or what these make of 0, and must stay finite.
 _UNARY = {f"relax.{name}" for name in UNARY - {"astype", "log", "rsqrt"}}
+_MOVES = {"relax.reshape", "relax.permute_dims"}
 _BINARY = {f"relax.{name}" for name in BINARY - {"divide", "power"}}
 
 
@@ -42,6 +44,9 @@ class Rewriter:
         self.lanes = machine.lanes
         self.values: dict[relax.Var, _Value] = {}
         self.names: dict[relax.Var, str] = {}
+        self.moves: dict[relax.Var, relax.Call] = {}
+        """Reshapes, transpositions and what is elementwise behind them, by what they make."""
+        self.uses: dict[relax.Var, int] = {}
         self.converted = False
         self.bb = bb
 
@@ -59,6 +64,7 @@ class Rewriter:
 
     def bind_all(self, function: relax.Function) -> None:
         """Re-emit every binding of ``function``."""
+        self.uses = count_uses(function)
         for group in function.body.blocks:
             for binding in group.bindings:
                 self._bind(binding.var, binding.value)
@@ -67,6 +73,8 @@ class Rewriter:
         if value in self.values:
             self.values[var] = self.values[value]
             return
+        if _name(value) in _MOVES or (_name(value) in _UNARY and self.uses.get(var) == 1):
+            self.moves[var] = value
         result = self._blocked_call(value) if isinstance(value, relax.Call) else None
         self.converted |= result is not None
         if result is None:
@@ -122,6 +130,7 @@ class Rewriter:
             "relax.concat": self._concat,
             "relax.strided_slice": self._slice,
             "relax.reshape": self._reshape,
+            "relax.permute_dims": self._moved,
             "relax.call_tir": self._winograd,
         }
         if name in _UNARY:
@@ -268,13 +277,65 @@ class Rewriter:
     def _reshape(self, call: relax.Call) -> _Value | None:
         """(N, C, 1, 1) <-> (N, C): the same bytes where blocks are full and N is 1."""
         if not self.is_blocked(call.args[0]):
-            return None
+            return self._moved(call)
         old, new = tuple(shape_of(call.args[0])), tuple(shape_of(call))
         if {len(old), len(new)} != {2, 4} or old[0] != 1 or new[0] != 1:
             return None
         if old[1] != new[1] or set(old[2:] + new[2:]) != {1}:
             return None
         return _Value(new, blocked=self.blocked(call.args[0]))
+
+    def _moved(self, call: relax.Call) -> _Value | None:
+        """A matrix of pixels as the image of them, or back: the same bytes in blocks of channels.
+
+        y = reshape(permute_dims(reshape(x: (M, C), (1, M, C)), [0, 2, 1]), (1, C, H, W))
+
+        What is elementwise on the way is done before.
+        """
+        way: list[tuple[relax.Var, relax.Call]] = []
+        source = call.args[0]
+        while source in self.moves and not self.is_blocked(source):
+            way.insert(0, (source, self.moves[source]))
+            source = way[0][1].args[0]
+        new, moves = tuple(shape_of(call)), [step for _, step in way if _name(step) in _MOVES]
+        if not self.is_blocked(source) or not _same_pixels(
+            self.values[source].shape, new, [*moves, call]
+        ):
+            return None
+        value = self.blocked(source)
+        for var, step in way:  # what is elementwise comes first: into the kernel before
+            if _name(step) in _UNARY:
+                args = [value, *step.args[1:]]
+                value = self.bb.emit(relax.Call(step.op, args, step.attrs, step.ty_args))
+                self.names[value] = var.name
+        view = self.bb.emit(relax.op.reshape(value, blocks.blocked_shape(new, self.lanes)))
+        return _Value(new, blocked=view)
+
+
+def _same_pixels(old: tuple[int, ...], new: tuple[int, ...], steps: Sequence[relax.Call]) -> bool:
+    """Whether ``steps`` make an image (1, C, H, W) of a matrix (H * W, C), or back."""
+    image, matrix = (old, new) if len(old) == 4 else (new, old)
+    if len(image) != 4 or image[0] != 1 or matrix != (image[2] * image[3], image[1]):
+        return False
+    places = np.arange(np.prod(image)).reshape(image)
+    rows = places.reshape(image[1], -1).T
+    before, after = (places, rows) if old == image else (rows, places)
+    return np.array_equal(_carried(before, steps), after)
+
+
+def _name(expr: relax.Expr) -> str:
+    return expr.op.name if isinstance(expr, relax.Call) and isinstance(expr.op, Op) else ""
+
+
+def _carried(array: np.ndarray, steps: Sequence[relax.Call]) -> np.ndarray:
+    """What reshapes and transpositions make of an array."""
+    for call in steps:
+        if call.op.name == "relax.permute_dims":
+            axes = call.attrs.axes
+            array = array.transpose(None if axes is None else [int(axis) for axis in axes])
+        else:
+            array = array.reshape(shape_of(call))
+    return array
 
 
 def _static_shape(expr: relax.Expr) -> tuple[int, ...]:

@@ -211,3 +211,33 @@ def test_bands_of_rows_stay_blocked() -> None:
     names = kernels(after)
     assert (names.count("block_channels"), names.count("unblock_channels")) == (1, 1)
     assert_same_numerics(before, after, rtol=5e-3)
+
+
+def tokens(x: relax.Expr) -> relax.Expr:
+    """A dense layer, its rows as an image, a convolution, gelu of its pixels, a dense layer."""
+    y = op.reshape(op.matmul(x, random_const(9, 12)), (1, 20, 12))
+    image = op.reshape(op.permute_dims(y, [0, 2, 1]), (1, 12, 4, 5))
+    pixels = nn.gelu(op.permute_dims(conv(image, 12, 12), [0, 2, 3, 1]))
+    return op.matmul(op.reshape(pixels, (20, 12)), random_const(12, 7))
+
+
+def test_rows_of_a_matrix_and_pixels_of_an_image_are_the_same_bytes() -> None:
+    before = module(tokens, (20, 9))
+    after = BLOCK(before)
+    assert "relax.permute_dims" not in op_names(after)
+    assert op_names(after).count("relax.nn.gelu") == 1
+    names = kernels(after)
+    assert [n for n in names if "block" in n] == ["block_channels", "unblock_channels"]
+    assert_same_numerics(before, after, rtol=5e-3)
+
+
+@pytest.mark.parametrize("axes", [[0, 3, 2, 1], [0, 1, 3, 2]])
+def test_other_orders_are_moved(axes: list[int]) -> None:
+    def body(x: relax.Expr) -> relax.Expr:
+        pixels = op.permute_dims(conv(x, 8, 8), axes)
+        return op.matmul(op.reshape(pixels, (25, 8)), random_const(8, 7))
+
+    before = module(body, (1, 8, 5, 5))
+    after = BLOCK(before)
+    assert "relax.permute_dims" in op_names(after)
+    assert_same_numerics(before, after, rtol=5e-3)
