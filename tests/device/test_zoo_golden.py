@@ -33,6 +33,7 @@ def compare_with_onnxruntime(name: str, size: int | None, target: object) -> Non
 
 
 RELATIVES = {
+    "efficientnet_lite0",
     "efficientnet_lite4",
     "inception_v3",
     "mobilenet_v1",
@@ -40,6 +41,7 @@ RELATIVES = {
     "mobilenet_v3_large",
     "pnasnet_mobile",
     "regnetx_4gf",
+    "resnet18",
     "resnet34",
     "resnet50",
     "squeezenet1_0",

@@ -21,23 +21,23 @@ from tvm_stretch.ir.operators import Operators
 # Name: number of segments, blocks of each stage.
 QUICK = {
     "resnet18": (12, [2, 2, 2, 2]),
-    "resnet34": (20, [3, 4, 6, 3]),
     "resnet50": (20, [3, 4, 6, 3]),
     "regnetx_1_6gf": (21, [2, 4, 10, 2]),
-    "regnetx_4gf": (26, [2, 5, 14, 2]),
     "efficientnet_lite0": (33, [1, 2, 2, 3, 3, 4, 1]),
-    "efficientnet_lite4": (47, [1, 4, 4, 6, 6, 8, 1]),
     "mobilenet_v1": (29, [1, 2, 2, 6, 2]),
     "mobilenet_v2": (34, [1, 2, 3, 4, 3, 3, 1]),
-    "mobilenet_v3_large": (33, [1, 2, 3, 4, 2, 3]),
     "mobilenet_v3_small": (29, [1, 2, 3, 2, 3]),
-    "squeezenet1_0": (22, [2, 1, 1, 2, 1, 1]),
     "squeezenet1_1": (22, [2, 2, 2, 2]),
     "inception_v3": (20, [1, 2, 5, 1, 2]),
     "pnasnet_mobile": (4, [1, 1, 1, 3, 3, 3]),
     "lstm": (2, []),
 }
 FULL = {
+    "regnetx_4gf": (26, [2, 5, 14, 2]),
+    "efficientnet_lite4": (47, [1, 4, 4, 6, 6, 8, 1]),
+    "mobilenet_v3_large": (33, [1, 2, 3, 4, 2, 3]),
+    "resnet34": (20, [3, 4, 6, 3]),
+    "squeezenet1_0": (22, [2, 1, 1, 2, 1, 1]),
     "efficientnet_b5": (63, [3, 5, 5, 7, 7, 9, 3]),
     "vgg16": (21, [2, 2, 3, 3, 3]),
     "inception_v4": (24, [1, 1, 5, 8, 4]),

@@ -187,9 +187,15 @@ def test_functions_of_c_and_sums_of_one_element() -> None:
             np.testing.assert_allclose(model(*inputs), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("limits", [(256, 32 * 1024), (128, 1024), (16, 64), (1, 0)])
-@pytest.mark.parametrize("network", [reductions, convolutions, adreno_layouts])
-@pytest.mark.parametrize("target", ["opencl", ADRENO])
+@pytest.mark.parametrize(
+    ("limits", "network", "target"),
+    [
+        pytest.param(limits, network, target, marks=() if (i + n + t) % 2 else pytest.mark.full)
+        for i, limits in enumerate([(256, 32 * 1024), (128, 1024), (16, 64), (1, 0)])
+        for n, network in enumerate([reductions, convolutions, adreno_layouts])
+        for t, target in enumerate(["opencl", ADRENO])
+    ],
+)
 def test_kernels_stay_within_the_limits(
     network: Any, limits: tuple[int, int], target: object
 ) -> None:

@@ -99,21 +99,20 @@ def check_answers(name: str, model: onnx.ModelProto):
     check_top_1_leads_clearly(y)
 
 
-@pytest.mark.parametrize("name", sorted(NETWORKS_OF_THE_PAPERS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.full if name in FULL_ONLY else ())
+        for name in sorted(NETWORKS_OF_THE_PAPERS)
+    ],
+)
 def test_network(name):
     info = zoo.info(name)
     model = zoo.build(name)
     check_published_figures(model, info)
     check_interface(model.graph, info)
     check_batch_norms_are_not_folded(model.graph, name)
-    if name not in FULL_ONLY:
-        check_answers(name, model)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", sorted(FULL_ONLY))
-def test_answers_of_large_networks(name):
-    check_answers(name, zoo.build(name))
+    check_answers(name, model)
 
 
 def test_regnetx_4gf_has_the_stages_of_nn_stretch_table_1():
