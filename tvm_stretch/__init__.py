@@ -8,8 +8,13 @@ model.export("resnet50.so"); model = ts.load("resnet50.so")
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from tvm_stretch.errors import (
@@ -71,7 +76,25 @@ def __getattr__(name: str) -> Any:
         return importlib.metadata.version("tvm_stretch")
     if name not in _LAZY:
         raise AttributeError(f"module 'tvm_stretch' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    with _ctrl_c_waits():
+        return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+@contextlib.contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """Modules in C++ may end the process if they are interrupted while they are imported."""
+    usual = signal.getsignal(signal.SIGINT)
+    if not callable(usual) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed: list[FrameType | None] = []
+    signal.signal(signal.SIGINT, lambda _number, frame: pressed.append(frame))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+        if pressed:
+            usual(signal.SIGINT, pressed[0])
 
 
 def __dir__() -> list[str]:

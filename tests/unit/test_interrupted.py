@@ -9,6 +9,7 @@ import errno
 import os
 import random
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from relax_helpers import module, random_const
 from tvm import relax
 
 import tvm_stretch as ts
+import tvm_stretch.runtime.asynchronous
 from tvm_stretch.codegen import kernel_cache as caching
 from tvm_stretch.errors import ArtifactError
 
@@ -99,6 +101,18 @@ def test_what_a_killed_export_left_is_removed(tmp_path: Path) -> None:
     os.utime(old, (0, 0))
     compiled(8).export(path)
     assert sorted(tmp_path.iterdir()) == [new, path]
+
+
+def test_ctrl_c_while_modules_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the end: onnx, interrupted in its C++, would end the process."""
+    (tmp_path / "slow.py").write_text("import os\nos.kill(os.getpid(), 2)\nanswer = 42\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(ts._LAZY, "answer", "slow")
+    usual = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        _ = ts.answer
+    assert sys.modules.pop("slow").answer == 42
+    assert signal.getsignal(signal.SIGINT) is usual
 
 
 def test_ctrl_c_in_a_pass_is_no_error_of_a_compiler() -> None:
