@@ -174,7 +174,9 @@ class Errors:
     kernels: list[tuple[Row, Prediction]] = field(default_factory=list)
 
 
-def evaluate(folder: Path, processors: Sequence[Processor]) -> dict[str, Errors]:
+def evaluate(
+    folder: Path, processors: Sequence[Processor], samples_only: bool = False
+) -> dict[str, Errors]:
     """Hold out, learn, predict; the CPU comes first, others may stand on its model."""
     datasets = {p.name: Dataset.open(folder / f"{p.name}.jsonl") for p in processors}
     networks = {p.name: _read(folder / f"{p.name}.networks.jsonl") for p in processors}
@@ -188,6 +190,8 @@ def evaluate(folder: Path, processors: Sequence[Processor]) -> dict[str, Errors]
             name = processor.name
             start = time.process_time()
             kept = _training_set(datasets[name], beginnings, unseen)
+            if samples_only:
+                kept = Dataset(kept.path, kept.device, [r for r in kept.rows if not r.network])
             over = below if processor.on_host_cores else None
             model = learn(kept, processor, over)
             below = below or model
@@ -312,6 +316,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--target", nargs="+", default=["llvm"])
     parser.add_argument("--seconds", type=float, default=480, help="of samples, and of networks")
+    parser.add_argument(
+        "--samples-only", action="store_true", help="learn as if ts.measure() were all that ran"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
@@ -332,7 +339,7 @@ def main() -> None:
         return
     start = time.monotonic()
     summaries = {}
-    found = evaluate(options.folder, placeable)
+    found = evaluate(options.folder, placeable, options.samples_only)
     for processor in placeable:
         dataset = Dataset.open(options.folder / f"{processor.name}.jsonl")
         summary = summaries[processor.name] = summarize(dataset, found[processor.name])
