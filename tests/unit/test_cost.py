@@ -109,6 +109,14 @@ def test_learns_what_the_analytic_model_misses(model: MeasuredModel) -> None:
     assert np.mean(error) < np.mean(naive) / 2
 
 
+def test_what_was_never_measured_costs_what_the_rest_makes_likely(model: MeasuredModel) -> None:
+    """No epilogue was measured, but one with exponentials does not come free."""
+    plain = conv(64)
+    swish = replace(plain, epilogue_flops=30 * plain.out_bytes / 4)
+    extra = model.predict_all([swish])[0].nanoseconds - model.predict_all([plain])[0].nanoseconds
+    assert extra > 0.3 * phases(swish)["functions"]
+
+
 def test_intervals_cover_nine_of_ten(model: MeasuredModel) -> None:
     unseen = some_convs(400, seed=2)
     truth = pretended(unseen, seed=3)

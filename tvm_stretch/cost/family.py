@@ -60,6 +60,8 @@ _SETTINGS = {
     "nthread": 1,
     "seed": 1,
 }
+_FAINT = 0.3
+"""Share of one kernel's time with which a phase counts as much as the guess of its weight."""
 _REWEIGHTINGS = 6
 
 
@@ -244,7 +246,9 @@ def _learn(
         rest = _weights(over[:, None], target, fixed=start * _LAUNCH_NS)
         weights, names = np.asarray([start, *rest]), ["start", "over"]
     else:
-        weights, names = _weights(amounts, target, _LINES.get(name, 0.5)), list(phases(kernels[0]))
+        faint = 0.0 if name in _LINES else _FAINT
+        weights = _weights(amounts, target, _LINES.get(name, 0.5), faint=faint)
+        names = list(phases(kernels[0]))
     fewest = _FEWEST_FOR_TREES if over is None else _FEWEST_FOR_TREES_OVER
     if name not in _LINES and len(target) >= fewest:
         scaled = amounts * weights
@@ -265,7 +269,9 @@ def _amounts(kernels: Sequence[Features], over: Array | None) -> Array:
     return np.asarray(rows, dtype=np.float64)
 
 
-def _weights(amounts: Array, target: Array, quantile: float = 0.5, fixed: float = 0.0) -> Array:
+def _weights(
+    amounts: Array, target: Array, quantile: float = 0.5, fixed: float = 0.0, faint: float = 0.0
+) -> Array:
     """Non-negative weights; by weighing again, those of the least absolute relative error.
 
     Args:
@@ -273,11 +279,17 @@ def _weights(amounts: Array, target: Array, quantile: float = 0.5, fixed: float 
         target: what the sums should be.
         quantile: share of the targets that should lie below their sums.
         fixed: part of each sum that needs no weight.
+        faint: shares of a target below this say little of a weight, which then is drawn to the one
+            that would fit the whole sums.
     """
     from scipy.optimize import nnls
 
     relative, goal = amounts / target[:, None], 1.0 - fixed / target
-    scale = np.ones(len(target))
+    if faint:
+        usual = float(np.median(goal / relative.sum(axis=1)))
+        relative = np.vstack([relative, faint * np.eye(relative.shape[1])])
+        goal = np.append(goal, np.full(relative.shape[1], faint * usual))
+    scale = np.ones(len(goal))
     for _ in range(_REWEIGHTINGS):
         weights, _ = nnls(relative * scale[:, None], goal * scale)
         miss = relative @ weights - goal
