@@ -11,6 +11,7 @@ import contextlib
 import random
 import re
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 import fresh_process
 import pytest
 from rpc_processes import RpcProcess
+from tvm.rpc.base import RPC_MAGIC
 
 pytest.importorskip("cloudpickle")
 
@@ -116,28 +118,50 @@ def damage_of(dice: random.Random) -> Damage:
     )
 
 
-@contextlib.contextmanager
-def rpc_server() -> Iterator[RpcProcess]:
-    """One for each session: TVM's own does not survive sessions that end badly."""
-    process = RpcProcess("tvm.exec.rpc_server")
-    try:
-        yield process
-    finally:
-        process.kill()
+class Servers:
+    """TVM's server, and another one when it has not survived a session: they take long to start."""
+
+    def __init__(self) -> None:
+        self._running: RpcProcess | None = None
+
+    def port(self) -> int:
+        if self._running is None or not self._answers(self._running.port):
+            self.close()
+            self._running = RpcProcess("tvm.exec.rpc_server")
+        return self._running.port
+
+    def close(self) -> None:
+        if self._running is not None:
+            self._running.kill()
+
+    @staticmethod
+    def _answers(port: int) -> bool:
+        """Whether it refuses a wrong key, as one does that waits for sessions."""
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", port), timeout=3) as asking,
+        ):
+            asking.sendall(struct.pack("<ii", RPC_MAGIC, 1) + b"?")
+            return len(asking.recv(4)) == 4
+        return False
 
 
-def measured_through(first: int, damage: Damage) -> str:
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Servers]:
+    found = Servers()
+    yield found
+    found.close()
+
+
+def measured_through(servers: Servers, first: int, damage: Damage) -> str:
     """What a process says that measures through such a connection; TVM's own end is "ended"."""
     paths = [str(ROOT / "tests" / "unit"), str(ROOT / "tests")]
     with (
-        rpc_server() as server,
-        Middleman(server.port, first, damage) as middleman,
+        Middleman(servers.port(), first, damage) as middleman,
         fresh_process.start(CODE.format(paths=paths, port=middleman.port)) as process,
     ):
         status, text = process.wait()
-    if status and re.search(
-        r"terminate called after throwing .*std::(length_error|bad_alloc)", text
-    ):
+    if status and re.search(r"terminate called after throwing", text):
         return "ended"
     assert status == 0, text
     return text
@@ -147,22 +171,22 @@ LOST = r"expected cpu to be there .*; its \d+ kernels are kept in "
 CONNECTED = 200  # bytes of answers; before, `rpc.connect` is still at work
 
 
-def test_a_device_that_falls_silent() -> None:
+def test_a_device_that_falls_silent(servers: Servers) -> None:
     """TVM would wait for ever."""
-    said = measured_through(1_000, lambda _data: None)
+    said = measured_through(servers, 1_000, lambda _data: None)
     assert re.search(LOST, said) and "to answer trace, got" in said, said
 
 
-def test_an_answer_that_is_no_answer() -> None:
-    said = measured_through(5_000, lambda data: bytes(len(data)))
+def test_an_answer_that_is_no_answer(servers: Servers) -> None:
+    said = measured_through(servers, 5_000, lambda data: bytes(len(data)))
     assert re.search(LOST, said), said
 
 
 @pytest.mark.parametrize("piece", PIECES)
-def test_garbage_from_any_byte_on(piece: int) -> None:
+def test_garbage_from_any_byte_on(servers: Servers, piece: int) -> None:
     """What is damaged may be a number, which is then measured."""
     for seed in range(piece * EACH, (piece + 1) * EACH):
         dice = random.Random(seed)
         first = CONNECTED + round(2 ** dice.uniform(0, 15.5))
-        said = measured_through(first, damage_of(dice))
+        said = measured_through(servers, first, damage_of(dice))
         assert said.strip() in ("ended", "it went well") or re.search(LOST, said), (seed, said)
