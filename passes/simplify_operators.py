@@ -32,6 +32,7 @@ from tvm_stretch.ir.expressions import (
     rewrite_functions,
     shape_of,
 )
+from tvm_stretch.ir.operators import POINTWISE
 from tvm_stretch.ir.views import RESHAPES
 
 _SHAPES_ONLY = {f"relax.{name}" for name in RESHAPES}
@@ -52,19 +53,22 @@ _ROUNDINGS = "floor ceil round trunc sign floor_divide floor_mod mod"
 _COMPARISONS = "equal not_equal less less_equal greater greater_equal"
 _STEPS = {f"relax.{name}" for name in f"{_ROUNDINGS} {_COMPARISONS}".split()}
 """Operators that make much of the last bit: 41 * (1 / 41) is less than 1."""
+_MOVES = {*RESHAPES, *"permute_dims broadcast_to concat split strided_slice take where".split()}
+_LOCAL = {f"relax.{name}" for name in _MOVES | POINTWISE}
+"""Operators that compute an element from few: it is exact only if these are."""
 
 
 def _exact(function: relax.Function) -> set[relax.Var]:
-    """What is read by steps, and by casts to integers, perhaps in another shape."""
+    """What is read by steps, and by casts to integers, perhaps through local operators."""
     found: set[relax.Var] = set()
     for block in reversed(function.body.blocks):
         for binding in reversed(block.bindings):
             call = binding.value
             name = name_of(call)
             steps = name in _STEPS or (name == "relax.astype" and not is_float(call))
-            moved = name in {*_SHAPES_ONLY, "relax.permute_dims"} and binding.var in found
-            if steps or moved:
-                found.update(arg for arg in call.args if isinstance(arg, relax.Var))
+            local = name in _LOCAL or isinstance(call, relax.Tuple | relax.TupleGetItem)
+            if steps or (local and binding.var in found):
+                found.update(relax.analysis.free_vars(call))
     return found
 
 

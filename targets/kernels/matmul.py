@@ -25,7 +25,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from .choose import register_tiles, step_cycles, tile_counts
-from .fused import Epilogue
+from .fused import Epilogue, FusedKernel
 from .loops import (
     PARALLEL,
     Accumulators,
@@ -117,12 +117,13 @@ def _place(shape: Sequence[int], stack: Sequence[Expr], row: Expr, column: Expr)
 def write_matmul(
     cfg: MatmulConfig,
     machine: VectorMachine,
-    operands: tuple[tirx.Buffer, ...],
-    epilogue: Epilogue,
+    fused: FusedKernel,
 ) -> tirx.Stmt:
     """The loop nest of one (fused) product."""
-    inputs = [operand for operand in operands if not operand.same_as(epilogue.anchor)]
-    nest = _MatmulNest(cfg, inputs[0], inputs[-1], epilogue)  # a matrix may meet itself
+    # as the product reads them: what is fused with it may be given the right one first
+    inputs = [region.source for region in fused.blocks[-1].reads]
+    # a matrix may meet itself
+    nest = _MatmulNest(cfg, inputs[0], inputs[-1], fused.epilogue)
     ragged = cfg.size[2] % cfg.lanes > 0
     groups = tile_runs(
         cfg.out_vectors,

@@ -118,7 +118,8 @@ class _Row:
             return store(total, load(total, v) + value, v)
 
         def finish(number: Expr, column: Expr, v: Expr, _again: int) -> tirx.Stmt:
-            value = load(power, number * width + v) * load(total, 0)
+            value = load(power, number * width + v)
+            value = tirx.Select(value < load(top, 0), f32(0.0), value) * load(total, 0)
             return self.fused.epilogue.store((*at, column), value)
 
         return within(
@@ -130,7 +131,9 @@ class _Row:
                 lanes(width, lambda v: store(total, f32(0.0), v)),
                 each(exponential),
                 each(add),
-                store(total, f32(1.0) / _joined(total, width, lambda a, b: a + b), 0),
+                store(total, _joined(total, width, lambda a, b: a + b), 0),
+                store(top, f32(_TINY) * load(total, 0), 0),  # less would become denormal
+                store(total, f32(1.0) / load(total, 0), 0),
                 each(finish),
             ],
         )
@@ -142,7 +145,7 @@ class _Row:
         hundred times as long.
         """
         meaning, data = self.fused.blocks[1], self.fused.operands[0]
-        least = f32(log(_TINY * self.cfg.shape[-1]))
+        least = f32(log(_TINY))
         x = self.difference
         axes = {axis.var: i for axis, i in zip(meaning.iter_vars, at, strict=True)}
 

@@ -49,7 +49,7 @@ def _conv(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) ->
 
 
 def _matmul(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-    return write_matmul(MatmulConfig(**config), machine, fused.operands, fused.epilogue)
+    return write_matmul(MatmulConfig(**config), machine, fused)
 
 
 def _softmax(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:

@@ -117,6 +117,27 @@ def test_softmax_without_template(shape: tuple[int, ...], axis: int) -> None:
     assert choose_softmax(shape, axis, AVX2) is None
 
 
+def test_softmax_of_small_elements_that_are_normal() -> None:
+    """Less than 1e-34 of a row of 1,000 is zero only where a float32 could not hold it."""
+    x = np.full((2, 1000), -84.0, "float32")
+    x[:, 7] = 0
+    np.testing.assert_allclose(run_softmax(x, AVX2), 2 * softmax(x), rtol=1e-4, atol=0)
+
+
+def test_what_is_fused_may_read_the_second_matrix_first() -> None:
+    """exp(y) stands before x @ y in their kernel, which is given y before x."""
+    op, emit = tvm.relax.op, lambda expr: tvm.relax.BlockBuilder.current().emit(expr)
+
+    def network(x: tvm.relax.Expr, y: tvm.relax.Expr) -> tvm.relax.Expr:
+        power = emit(op.exp(y))
+        return op.add(emit(op.matmul(x, y)), power)
+
+    x, y = np.random.default_rng(0).standard_normal((2, 20, 20), "float32")
+    model = ts.compile(module(network, x.shape, y.shape), TARGET, cpu_threads=1)
+    assert len(model.graph.nodes) == 1
+    np.testing.assert_allclose(model(x, y), x @ y + np.exp(y), rtol=1e-4, atol=1e-4)
+
+
 def test_attention_takes_the_template_and_a_matrix_may_meet_itself() -> None:
     def network(x: tvm.relax.Expr) -> tvm.relax.Expr:
         emit, op = tvm.relax.BlockBuilder.current().emit, tvm.relax.op

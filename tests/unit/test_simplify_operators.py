@@ -107,6 +107,9 @@ KEPT: dict[str, Body] = {
     "nothing to do": lambda x: nn.relu(op.add(nn.conv2d(x, WEIGHT), random_const(1, 6, 1, 1))),
     "division by a tiny number": lambda x: op.divide(x, scalar(1e-45)),
     "division before a step": lambda x: op.floor(op.divide(x, scalar(41))),
+    "division before others and a step": lambda x: op.floor(
+        op.concat([op.multiply(op.abs(op.divide(x, scalar(41))), scalar(3)), x], 1)
+    ),
     "division before a cast": lambda x: op.astype(op.divide(x, scalar(41)), "int32"),
     "division before a shape and a comparison": lambda x: op.less(
         op.permute_dims(op.divide(x, scalar(41)), [0, 2, 3, 1]), scalar(1)
