@@ -53,8 +53,8 @@ _ROUNDINGS = "floor ceil round trunc sign floor_divide floor_mod mod"
 _COMPARISONS = "equal not_equal less less_equal greater greater_equal"
 _STEPS = {f"relax.{name}" for name in f"{_ROUNDINGS} {_COMPARISONS}".split()}
 """Operators that make much of the last bit: 41 * (1 / 41) is less than 1."""
-_MOVES = {*RESHAPES, *"permute_dims broadcast_to concat split strided_slice take where".split()}
-_LOCAL = {f"relax.{name}" for name in _MOVES | POINTWISE}
+_MOVES = {"permute_dims", "broadcast_to", "concat", "split", "strided_slice", "take", "where"}
+_LOCAL = {f"relax.{name}" for name in {*RESHAPES, *_MOVES, *POINTWISE}}
 """Operators that compute an element from few: it is exact only if these are."""
 
 
