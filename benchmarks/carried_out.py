@@ -178,9 +178,11 @@ class Carrier:
         lanes = self.costs.processors[0].machine.lanes
         unit = self.network.channel_unit(group.anchor, lanes)
         units, rest = divmod(group.anchor.shape[1], unit)
-        counts = apportion(units, {place: float(share) for place, share in shares.items()})
+        largest_first = sorted(shares, key=lambda place: shares[place], reverse=True)
+        kept = {place: float(shares[place]) for place in largest_first[: max(1, units)]}
+        counts = apportion(units, kept) if units else {}
         widths = [counts.get(place, 0) * unit for place in places]
-        widths[max(shares)] += rest
+        widths[max(kept)] += rest
         return tuple(widths)
 
 

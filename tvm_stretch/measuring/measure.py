@@ -18,6 +18,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import scipy.optimize  # noqa: F401  learning imports them late, where Ctrl-C would end the process
+import xgboost  # noqa: F401
 from tvm import rpc
 
 from tvm_stretch.cost.device import chosen_folder, fingerprint
