@@ -14,6 +14,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Expr, Op
+from tvm.ir.expr import TensorLoad
 
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2, the first one is short
@@ -47,6 +48,11 @@ _ERF_Q = (
     -1.45660718464996e-05,
 )
 
+_ARGUMENT = "argument"
+_DEEPEST = 2
+"""Functions of each other that are expanded; a third is a call for each lane. To learn of copies,
+TVM's code generator puts their values into each other: it takes minutes for three functions."""
+
 
 @tvm.transform.module_pass(opt_level=0, name="ExpandMath")
 class ExpandMath:
@@ -57,17 +63,46 @@ class ExpandMath:
         updated = tvm.IRModule(dict(mod.functions), attrs=mod.attrs)
         for var, func in mod.functions.items():
             if isinstance(func, tirx.PrimFunc):
-                body = tvm_ffi.structural_map(func.body, (Call, _expand))
+                expansion = _Expansion()
+                body = tvm_ffi.structural_map(
+                    func.body, [(Call, expansion.expand), (tirx.BufferStore, expansion.remember)]
+                )
                 if not body.same_as(func.body):
                     updated.update_func(var, func.with_body(body))
         return updated
 
 
-def _expand(call: Call) -> Expr:
-    name = call.op.name if isinstance(call.op, Op) else ""
-    if name in _EXPANSIONS and str(call.ty.dtype) == "float32":
-        return _EXPANSIONS[name](call.args[0])
-    return call
+class _Expansion:
+    """The functions of one kernel, which knows how many of each other are in every buffer."""
+
+    def __init__(self) -> None:
+        self._depth_of: dict[object, int] = {}
+
+    def expand(self, call: Call) -> Expr:
+        """The call, or what it is written as."""
+        name = call.op.name if isinstance(call.op, Op) else ""
+        if name not in _EXPANSIONS or str(call.ty.dtype) != "float32":
+            return call
+        depth = 1 + self._depth(call.args[0])
+        if depth > _DEEPEST:
+            return call
+        return _EXPANSIONS[name](call.args[0], f"{_ARGUMENT}{depth}")
+
+    def remember(self, store: tirx.BufferStore) -> tirx.BufferStore:
+        """What reads this buffer may become one expression with its value."""
+        self._depth_of[store.buffer] = self._depth(store.value)
+        return store
+
+    def _depth(self, value: Expr) -> int:
+        copies: list[tirx.Let] = []
+        loads: list[TensorLoad] = []
+        tvm_ffi.structural_walk(value, [(tirx.Let, copies.append), (TensorLoad, loads.append)])
+        names = [copy.var.name for copy in copies if copy.var.name.startswith(_ARGUMENT)]
+        return max(
+            [0]
+            + [int(name.removeprefix(_ARGUMENT)) for name in names]
+            + [self._depth_of.get(load.source, 0) for load in loads]
+        )
 
 
 def _f32(value: float) -> Expr:
@@ -94,7 +129,7 @@ def _clamp(x: tirx.Var, low: float, high: float) -> Expr:
     return tirx.Select(x > _f32(high), _f32(high), raised)
 
 
-def _exp(x: Expr) -> Expr:
+def _exp(x: Expr, name: str) -> Expr:
     """2^n * e^r with r in [-ln2/2, ln2/2]; in two factors, so that n may be -150 or 128."""
 
     def scaled(clamped: Expr, n: Expr) -> Expr:
@@ -113,19 +148,19 @@ def _exp(x: Expr) -> Expr:
         n = tirx.floor(clamped * _f32(_LOG2_E) + _f32(0.5))
         return _let("n", n, lambda n: scaled(clamped, n))
 
-    return _let("x", x, lambda x: _let("clamped", _clamp(x, -104.0, 89.0), reduced))
+    return _let(name, x, lambda x: _let("clamped", _clamp(x, -104.0, 89.0), reduced))
 
 
 def _power_of_two(exponent: Expr) -> Expr:
     return tirx.reinterpret("float32", (exponent + 127) << 23)
 
 
-def _sigmoid(x: Expr) -> Expr:
-    return _f32(1.0) / (_f32(1.0) + _exp(_f32(0.0) - x))
+def _sigmoid(x: Expr, name: str) -> Expr:
+    return _f32(1.0) / (_f32(1.0) + _exp(_f32(0.0) - x, name))
 
 
 def _odd_rational(
-    x: Expr, limit: float, numerator: tuple[float, ...], denominator: tuple[float, ...]
+    x: Expr, name: str, limit: float, numerator: tuple[float, ...], denominator: tuple[float, ...]
 ) -> Expr:
     """``x P(x^2) / Q(x^2)`` of x within ``limit``."""
 
@@ -136,18 +171,18 @@ def _odd_rational(
             lambda s: clamped * _polynomial(s, numerator) / _polynomial(s, denominator),
         )
 
-    return _let("x", x, lambda x: _let("clamped", _clamp(x, -limit, limit), ratio))
+    return _let(name, x, lambda x: _let("clamped", _clamp(x, -limit, limit), ratio))
 
 
-def _tanh(x: Expr) -> Expr:
-    return _odd_rational(x, 7.9, _TANH_P, _TANH_Q)
+def _tanh(x: Expr, name: str) -> Expr:
+    return _odd_rational(x, name, 7.9, _TANH_P, _TANH_Q)
 
 
-def _erf(x: Expr) -> Expr:
-    return _odd_rational(x, 4.0, _ERF_P, _ERF_Q)
+def _erf(x: Expr, name: str) -> Expr:
+    return _odd_rational(x, name, 4.0, _ERF_P, _ERF_Q)
 
 
-_EXPANSIONS: dict[str, Callable[[Expr], Expr]] = {
+_EXPANSIONS: dict[str, Callable[[Expr, str], Expr]] = {
     "tirx.exp": _exp,
     "tirx.sigmoid": _sigmoid,
     "tirx.tanh": _tanh,

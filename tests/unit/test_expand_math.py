@@ -68,3 +68,30 @@ def test_the_function_keeps_its_attributes() -> None:
     after = ExpandMath()(before)
     assert isinstance(after["main"], tirx.PrimFunc)
     assert dict(after["main"].attrs) == dict(before["main"].attrs)
+
+
+def stages(*names: str) -> tvm.IRModule:
+    """A PrimFunc of functions of each other, each in a buffer, as FuseTIR leaves them."""
+    x = value = te.placeholder((64,), name="x")
+    for name in names:
+        value = getattr(topi, name)(value)
+    func = te.create_prim_func([x, value])
+    return tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+
+
+def test_a_third_function_of_each_other_is_a_call() -> None:
+    """TVM's code generator took half a minute for three of them, and hours for four."""
+    text = ExpandMath()(stages("tanh", "sigmoid")).script()
+    assert "T.tanh" not in text and "T.sigmoid" not in text
+    text = ExpandMath()(stages("tanh", "sigmoid", "exp", "tanh")).script()
+    assert "T.sigmoid" not in text
+    assert text.count("T.exp(") == text.count("T.tanh(") == 1
+
+
+def test_functions_beside_each_other_are_expanded() -> None:
+    """Gates of an LSTM: tanh(sigmoid(a) * b + sigmoid(c) * tanh(d))."""
+    a, b, c, d = (te.placeholder((8,), name=name) for name in "abcd")
+    sums = topi.add(topi.multiply(topi.sigmoid(a), b), topi.multiply(topi.sigmoid(c), topi.tanh(d)))
+    func = te.create_prim_func([a, b, c, d, topi.tanh(sums)])
+    text = ExpandMath()(tvm.IRModule({"main": func})).script()
+    assert "T.tanh" not in text and "T.sigmoid" not in text
