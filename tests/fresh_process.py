@@ -50,7 +50,8 @@ class Fork:
 
     def kill(self) -> None:
         """End it at once."""
-        os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and `wait` says how
+            os.kill(self.pid, signal.SIGKILL)
 
     def interrupt(self) -> None:
         """Press Ctrl-C; again after a while, because Python loses it in a destructor."""
