@@ -19,12 +19,12 @@ from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.machine import VectorMachine
 
 from tvm_stretch.ir.expressions import count_uses, shape_of, with_variables
-from tvm_stretch.ir.operators import BINARY, UNARY
+from tvm_stretch.ir.operators import BINARY, UNARY, kind_of
 
 # Padding lanes hold 0, or what these make of 0, and must stay finite.
-_UNARY = {f"relax.{name}" for name in UNARY - {"astype", "log", "rsqrt"}}
-_MOVES = {"relax.reshape", "relax.permute_dims"}
-_BINARY = {f"relax.{name}" for name in BINARY - {"divide", "power"}}
+_UNARY = UNARY - {"astype", "log", "rsqrt"}
+_MOVES = {"reshape", "permute_dims"}
+_BINARY = BINARY - {"divide", "power"}
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Rewriter:
         if value in self.values:
             self.values[var] = self.values[value]
             return
-        if _name(value) in _MOVES or (_name(value) in _UNARY and self.uses.get(var) == 1):
+        if kind_of(value) in _MOVES or (kind_of(value) in _UNARY and self.uses.get(var) == 1):
             self.moves[var] = value
         result = self._blocked_call(value) if isinstance(value, relax.Call) else None
         self.converted |= result is not None
@@ -119,19 +119,19 @@ class Rewriter:
         """The call on blocked operands, or None if it belongs to the plain layout."""
         if not isinstance(call.op, Op) or not isinstance(call.ty, relax.TensorType):
             return None
-        name = call.op.name
+        name = kind_of(call)
         handlers = {
-            "relax.nn.conv2d": self._conv2d,
-            "relax.matmul": self._matmul,
-            "relax.nn.softmax": self._softmax,
-            "relax.nn.max_pool2d": self._pool,
-            "relax.nn.avg_pool2d": self._pool,
-            "relax.mean": self._mean,
-            "relax.concat": self._concat,
-            "relax.strided_slice": self._slice,
-            "relax.reshape": self._reshape,
-            "relax.permute_dims": self._moved,
-            "relax.call_tir": self._winograd,
+            "nn.conv2d": self._conv2d,
+            "matmul": self._matmul,
+            "nn.softmax": self._softmax,
+            "nn.max_pool2d": self._pool,
+            "nn.avg_pool2d": self._pool,
+            "mean": self._mean,
+            "concat": self._concat,
+            "strided_slice": self._slice,
+            "reshape": self._reshape,
+            "permute_dims": self._moved,
+            "call_tir": self._winograd,
         }
         if name in _UNARY:
             return self._unary(call)
@@ -297,14 +297,14 @@ class Rewriter:
         while source in self.moves and not self.is_blocked(source):
             way.insert(0, (source, self.moves[source]))
             source = way[0][1].args[0]
-        new, moves = tuple(shape_of(call)), [step for _, step in way if _name(step) in _MOVES]
+        new, moves = tuple(shape_of(call)), [step for _, step in way if kind_of(step) in _MOVES]
         if not self.is_blocked(source) or not _same_pixels(
             self.values[source].shape, new, [*moves, call]
         ):
             return None
         value = self.blocked(source)
         for var, step in way:  # what is elementwise comes first: into the kernel before
-            if _name(step) in _UNARY:
+            if kind_of(step) in _UNARY:
                 args = [value, *step.args[1:]]
                 value = self.bb.emit(relax.Call(step.op, args, step.attrs, step.ty_args))
                 self.names[value] = var.name
@@ -323,14 +323,10 @@ def _same_pixels(old: tuple[int, ...], new: tuple[int, ...], steps: Sequence[rel
     return np.array_equal(_carried(before, steps), after)
 
 
-def _name(expr: relax.Expr) -> str:
-    return expr.op.name if isinstance(expr, relax.Call) and isinstance(expr.op, Op) else ""
-
-
 def _carried(array: np.ndarray, steps: Sequence[relax.Call]) -> np.ndarray:
     """What reshapes and transpositions make of an array."""
     for call in steps:
-        if call.op.name == "relax.permute_dims":
+        if kind_of(call) == "permute_dims":
             axes = call.attrs.axes
             array = array.transpose(None if axes is None else [int(axis) for axis in axes])
         else:

@@ -63,7 +63,8 @@ def _check_names(target: Target) -> None:
         TargetError: the target names one.
     """
     triple = str(target.attrs.get("mtriple", codegen.llvm_get_system_triple()))
-    vector_machine(bare := Target({"kind": HOST, "mtriple": triple}), 1)
+    bare = Target({"kind": HOST, "mtriple": triple})
+    vector_machine(bare, 1)  # refuses what is no triple of ours before LLVM is asked about it
     cores = list(map(str, codegen.llvm_get_cpu_archlist(bare)))
     core = str(target.attrs.get("mcpu", ""))
     if core and core not in cores:

@@ -68,6 +68,15 @@ def fenced_span(start: int, extent: int, body: Body, name: str = "i") -> tirx.St
     return tirx.For(var, const(0), hidden, SERIAL, body(const(start) + var))
 
 
+def unravelled(index: Expr, shape: Sequence[int]) -> list[Expr]:
+    """Where the element of such a number stands in an array of this shape."""
+    found: list[Expr] = []
+    for size in reversed(shape):
+        found.insert(0, index % size)
+        index = index // size
+    return found
+
+
 def lanes(count: int, body: Body) -> tirx.Stmt:
     """One vector operation of ``count`` lanes."""
     return loop(count, body, "lane", VECTORIZED)

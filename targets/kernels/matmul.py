@@ -28,6 +28,7 @@ from .choose import register_tiles, step_cycles, tile_counts
 from .fused import Epilogue, FusedKernel
 from .loops import (
     PARALLEL,
+    SERIAL,
     Accumulators,
     TileRun,
     block,
@@ -36,6 +37,7 @@ from .loops import (
     load,
     loop,
     tile_runs,
+    unravelled,
     unrolled,
     within,
 )
@@ -131,14 +133,14 @@ def write_matmul(
         lambda start, width: ragged and start + width == cfg.out_vectors,
     )
     stack = prod(cfg.batch)
-    parallel = {} if machine.threads == 1 else {"kind": PARALLEL}
+    kind = PARALLEL if machine.threads > 1 else SERIAL
     return block(
         [
             loop(
                 stack * run.count,
                 lambda t, run=run: nest.columns(run, t // run.count, t % run.count),
                 "task",
-                **parallel,
+                kind,
             )
             for run in groups
         ]
@@ -155,10 +157,7 @@ class _MatmulNest:
     def columns(self, run: TileRun[bool], matrix: Expr, group: Expr) -> tirx.Stmt:
         """All rows of a group of columns of one matrix."""
         cfg = self.cfg
-        stack: list[Expr] = []
-        for size in reversed(cfg.batch):
-            stack.insert(0, matrix % size)
-            matrix = matrix // size
+        stack = unravelled(matrix, cfg.batch)
         first = (group * run.width + run.start) * cfg.lanes
         starts = [first + o * cfg.lanes for o in range(run.width)]
         if run.work:

@@ -22,7 +22,20 @@ from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 
 from .fused import FusedKernel
-from .loops import PARALLEL, block, const, f32, lanes, load, loop, scratch, store, within
+from .loops import (
+    PARALLEL,
+    SERIAL,
+    block,
+    const,
+    f32,
+    lanes,
+    load,
+    loop,
+    scratch,
+    store,
+    unravelled,
+    within,
+)
 from .machine import VectorMachine
 
 _TINY = 2.0**-125
@@ -62,8 +75,8 @@ def softmax_compute(cfg: SoftmaxConfig, x: te.Tensor, annotation: dict[str, str]
 def write_softmax(cfg: SoftmaxConfig, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
     """The loop nest of one (fused) softmax."""
     rows = prod(cfg.shape[:-1])
-    parallel = {} if machine.threads == 1 else {"kind": PARALLEL}
-    return loop(rows, _Row(cfg, fused).write, "row", **parallel)
+    kind = PARALLEL if machine.threads > 1 else SERIAL
+    return loop(rows, _Row(cfg, fused).write, "row", kind)
 
 
 _Vector = Callable[[Expr, Expr, Expr, int], tirx.Stmt]
@@ -80,10 +93,7 @@ class _Row:
     def write(self, row: Expr) -> tirx.Stmt:
         """One row of all passes."""
         cfg = self.cfg
-        at: list[Expr] = []
-        for size in reversed(cfg.shape[:-1]):
-            at.insert(0, row % size)
-            row = row // size
+        at = unravelled(row, cfg.shape[:-1])
         width, count = cfg.lanes, -(-cfg.shape[-1] // cfg.lanes)
         again = count * width - cfg.shape[-1]
         top, total = scratch("top", width), scratch("total", width)

@@ -249,11 +249,15 @@ def _has_vectors(loop: tirx.For) -> bool:
             if tvm.DataType(str(found.a.ty.dtype)).bits != bits:
                 uneven.append(found)
 
-    body = loop.body
-    tvm_ffi.structural_walk(body, (TensorLoad, lambda load: see(load, load.source.dtype)))
-    tvm_ffi.structural_walk(body, (tirx.BufferStore, lambda store: see(store, store.buffer.dtype)))
-    tvm_ffi.structural_walk(body, (tirx.Cast, lambda cast: see(cast, cast.value.ty.dtype)))
-    tvm_ffi.structural_walk(body, (tirx.Select, compared))
+    tvm_ffi.structural_walk(
+        loop.body,
+        [
+            (TensorLoad, lambda load: see(load, load.source.dtype)),
+            (tirx.BufferStore, lambda store: see(store, store.buffer.dtype)),
+            (tirx.Cast, lambda cast: see(cast, cast.value.ty.dtype)),
+            (tirx.Select, compared),
+        ],
+    )
     return not bools and not uneven
 
 
@@ -279,8 +283,7 @@ def _mentions(expr: tvm.ir.Expr, variables: Sequence[tirx.Var]) -> bool:
 def _comparisons(condition: tvm.ir.Expr, differs: Sequence[tirx.Var]) -> list[Any]:
     """Comparisons in a condition that differ from lane to lane."""
     found: list[Any] = []
-    for kind in _COMPARISONS:
-        tvm_ffi.structural_walk(condition, (kind, found.append))
+    tvm_ffi.structural_walk(condition, (_COMPARISONS, found.append))
     return [comparison for comparison in found if _mentions(comparison, differs)]
 
 

@@ -117,6 +117,11 @@ def _addmm(node: Any, importer: Any) -> relax.Expr:
     return emit(relax.op.add(terms[1], terms[0])) if len(terms) == 2 else terms[0]
 
 
+def _dtype(node: Any) -> str:
+    """Of a node's result."""
+    return str(node.meta["val"].dtype).removeprefix("torch.")
+
+
 def _divide(node: Any, importer: Any) -> relax.Expr:
     """Numbers and operands of other types become the result's type first, as torch does it."""
     emit = importer.block_builder.emit
@@ -124,7 +129,7 @@ def _divide(node: Any, importer: Any) -> relax.Expr:
     mode = node.kwargs.get("rounding_mode")
     if node.target.__name__ == "floor_divide.default":
         mode = "floor"
-    dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+    dtype = _dtype(node)
 
     def of_type(value: Any) -> relax.Expr:
         if not isinstance(value, relax.Expr):
@@ -141,8 +146,7 @@ def _running(function: Callable[..., relax.Expr]) -> Callable[[Any, Any], relax.
 
     def convert(node: Any, importer: Any) -> relax.Expr:
         x, axis = importer.retrieve_args(node)[:2]
-        dtype = str(node.meta["val"].dtype).removeprefix("torch.")
-        return importer.block_builder.emit(function(x, axis, dtype))
+        return importer.block_builder.emit(function(x, axis, _dtype(node)))
 
     return convert
 
