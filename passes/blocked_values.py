@@ -47,6 +47,7 @@ class Rewriter:
         self.moves: dict[relax.Var, relax.Call] = {}
         """Reshapes, transpositions and what is elementwise behind them, by what they make."""
         self.uses: dict[relax.Var, int] = {}
+        self.weights: set[relax.Expr] = set()
         self.converted = False
         self.bb = bb
 
@@ -65,6 +66,7 @@ class Rewriter:
     def bind_all(self, function: relax.Function) -> None:
         """Re-emit every binding of ``function``."""
         self.uses = count_uses(function)
+        self.weights = _weights(function)
         for group in function.body.blocks:
             for binding in group.bindings:
                 self._bind(binding.var, binding.value)
@@ -186,7 +188,8 @@ class Rewriter:
     def _softmax(self, call: relax.Call) -> _Value | None:
         if not _is_f32(call):
             return None
-        plain = blocks.softmax(self.bb, self.machine, call, self.plain(call).args[0])
+        data, denormals = self.plain(call).args[0], call not in self.weights
+        plain = blocks.softmax(self.bb, self.machine, call, data, denormals)
         return None if plain is None else _Value(tuple(shape_of(call)), plain=plain)
 
     def _pool(self, call: relax.Call) -> _Value | None:
@@ -310,6 +313,20 @@ class Rewriter:
                 self.names[value] = var.name
         view = self.bb.emit(relax.op.reshape(value, blocks.blocked_shape(new, self.lanes)))
         return _Value(new, blocked=view)
+
+
+def _weights(function: relax.Function) -> set[relax.Expr]:
+    """What only products of matrices read, perhaps moved: they add it up with larger numbers."""
+    otherwise = set(relax.analysis.free_vars(function.body.body))
+    found: set[relax.Expr] = set()
+    for group in reversed(function.body.blocks):
+        for binding in reversed(group.bindings):
+            kind, is_weight = kind_of(binding.value), binding.var not in otherwise
+            if is_weight:
+                found.add(binding.value)
+            if kind != "matmul" and not (is_weight and kind in _MOVES):
+                otherwise.update(relax.analysis.free_vars(binding.value))
+    return found
 
 
 def _same_pixels(old: tuple[int, ...], new: tuple[int, ...], steps: Sequence[relax.Call]) -> bool:

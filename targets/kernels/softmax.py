@@ -7,6 +7,9 @@
 
 Where vectors do not divide the row, the last one ends with it; what it computes again it does not
 add again.
+
+Denormal numbers, with which multiplications take a hundred times as long, are kept only where
+somebody may tell them from zero: log(softmax(x)) does, a product of matrices does not.
 """
 
 from __future__ import annotations
@@ -40,24 +43,27 @@ from .machine import VectorMachine
 
 _TINY = 2.0**-125
 """Twice the least float32 that is not denormal."""
+_NOTHING = 2.0**-150
+"""Half of the least float32."""
 
 
 @dataclass(frozen=True)
 class SoftmaxConfig:
-    """The tensor, and the lanes of a vector."""
+    """The tensor, the lanes of a vector, and whether denormal results are kept or are 0."""
 
     shape: tuple[int, ...]
     lanes: int
+    denormals: bool = True
 
 
 def choose_softmax(
-    shape: tuple[int, ...], axis: int, machine: VectorMachine
+    shape: tuple[int, ...], axis: int, machine: VectorMachine, denormals: bool = True
 ) -> SoftmaxConfig | None:
     """None where the template does not fit."""
     last = axis in (-1, len(shape) - 1)
     if machine.group_items > 1 or not last or 0 in shape or shape[-1] < machine.lanes:
         return None
-    return SoftmaxConfig(shape, machine.lanes)
+    return SoftmaxConfig(shape, machine.lanes, denormals)
 
 
 def softmax_compute(cfg: SoftmaxConfig, x: te.Tensor, annotation: dict[str, str]) -> te.Tensor:
@@ -129,8 +135,9 @@ class _Row:
 
         def finish(number: Expr, column: Expr, v: Expr, _again: int) -> tirx.Stmt:
             value = load(power, number * width + v)
-            value = tirx.Select(value < load(top, 0), f32(0.0), value) * load(total, 0)
-            return self.fused.epilogue.store((*at, column), value)
+            if not cfg.denormals:  # they are less than this times their sum
+                value = tirx.Select(value < load(top, 0), f32(0.0), value)
+            return self.fused.epilogue.store((*at, column), value * load(total, 0))
 
         return within(
             [top, total, power],
@@ -142,27 +149,26 @@ class _Row:
                 each(exponential),
                 each(add),
                 store(total, _joined(total, width, lambda a, b: a + b), 0),
-                store(top, f32(_TINY) * load(total, 0), 0),  # less would become denormal
+                *([] if cfg.denormals else [store(top, f32(_TINY) * load(total, 0), 0)]),
                 store(total, f32(1.0) / load(total, 0), 0),
                 each(finish),
             ],
         )
 
     def power(self, at: tuple[Expr, ...], top: Expr) -> Expr:
-        """The exponential of one element, as earlier passes wrote it; nothing instead of less.
+        """The exponential of one element, as earlier passes wrote it; 0 where it would be less.
 
-        Masked elements would be denormal, with which the multiplications that follow take a
-        hundred times as long.
+        What it is computed of there is never so small that a denormal number came up on the way.
         """
         meaning, data = self.fused.blocks[1], self.fused.operands[0]
-        least = f32(log(_TINY))
+        least, small = f32(log(_NOTHING if self.cfg.denormals else _TINY)), f32(log(_TINY))
         x = self.difference
         axes = {axis.var: i for axis, i in zip(meaning.iter_vars, at, strict=True)}
 
         def replace(node: Expr) -> Expr:
             if isinstance(node, TensorLoad):
                 is_data = node.source.same_as(data)
-                return tirx.Select(x < least, least, x) if is_data else f32(0.0)
+                return tirx.Select(x < least, small, x) if is_data else f32(0.0)
             return axes.get(node, node)
 
         value = tvm_ffi.structural_map(meaning.body.value, ((TensorLoad, tirx.Var), replace))

@@ -76,9 +76,9 @@ def softmax(x: np.ndarray) -> np.ndarray:
         return power / power.sum(-1, keepdims=True)
 
 
-def run_softmax(x: np.ndarray, machine: VectorMachine) -> np.ndarray:
+def run_softmax(x: np.ndarray, machine: VectorMachine, denormals: bool = True) -> np.ndarray:
     """Softmax, then twice of it."""
-    config = choose_softmax(x.shape, -1, machine)
+    config = choose_softmax(x.shape, -1, machine, denormals)
     assert config is not None
     data = te.placeholder(x.shape, name="x")
     result = softmax_compute(config, data, annotation("softmax", config))
@@ -103,10 +103,10 @@ def test_softmax_of_special_values() -> None:
     np.testing.assert_allclose(run_softmax(x, AVX2), 2 * softmax(x), rtol=3e-6, atol=1e-9)
 
 
-def test_softmax_of_masked_elements_is_not_denormal() -> None:
+def test_weights_of_masked_elements_are_not_denormal() -> None:
     x = np.random.default_rng(0).standard_normal((40, 49), "float32")
     x -= np.linspace(70, 110, 40, dtype="float32")[:, None] * (np.arange(49) % 2)
-    result = run_softmax(x, AVX2)
+    result = run_softmax(x, AVX2, denormals=False)
     np.testing.assert_allclose(result, 2 * softmax(x), rtol=3e-6, atol=2e-36)
     small = result[result < np.finfo("float32").tiny]
     assert small.size and not small.any()
@@ -121,7 +121,29 @@ def test_softmax_of_small_elements_that_are_normal() -> None:
     """Less than 1e-34 of a row of 1,000 is zero only where a float32 could not hold it."""
     x = np.full((2, 1000), -84.0, "float32")
     x[:, 7] = 0
-    np.testing.assert_allclose(run_softmax(x, AVX2), 2 * softmax(x), rtol=1e-4, atol=0)
+    got = run_softmax(x, AVX2, denormals=False)
+    np.testing.assert_allclose(got, 2 * softmax(x), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("machine", [AVX2, NEON, TWO_CORES], ids=["avx2", "neon", "avx512"])
+def test_softmax_of_denormal_elements(machine: VectorMachine) -> None:
+    x = np.zeros((1, 70), "float32")
+    x[0, 1:] = -np.linspace(80, 110, 69)
+    result, wanted = run_softmax(x, machine), 2 * softmax(x.astype("float64"))
+    assert 0 < result[result > 0].min() < 1e-44
+    np.testing.assert_allclose(result, wanted, rtol=3e-6, atol=3e-45)
+
+
+def test_logarithms_of_softmax_are_finite_where_those_of_numpy_are() -> None:
+    op, emit = tvm.relax.op, lambda expr: tvm.relax.BlockBuilder.current().emit(expr)
+
+    def network(x: tvm.relax.Expr) -> tvm.relax.Expr:
+        return op.log(emit(op.reshape(emit(op.nn.softmax(x)), (64,))))
+
+    x = np.random.default_rng(0).standard_normal((2, 32), "float32")
+    x[:, ::3] -= 92
+    got = ts.compile(module(network, x.shape), TARGET, cpu_threads=1)(x)
+    np.testing.assert_allclose(got, np.log(softmax(x.astype("float64"))).ravel(), atol=0.01)
 
 
 def test_what_is_fused_may_read_the_second_matrix_first() -> None:
@@ -136,6 +158,20 @@ def test_what_is_fused_may_read_the_second_matrix_first() -> None:
     model = ts.compile(module(network, x.shape, y.shape), TARGET, cpu_threads=1)
     assert len(model.graph.nodes) == 1
     np.testing.assert_allclose(model(x, y), x @ y + np.exp(y), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("logs", [False, True])
+def test_weights_are_what_only_products_read(logs: bool) -> None:
+    """As attention reads them; a logarithm beside it tells small numbers from zero."""
+    op, emit = tvm.relax.op, lambda expr: tvm.relax.BlockBuilder.current().emit(expr)
+
+    def network(x: tvm.relax.Expr) -> tvm.relax.Expr:
+        weights = emit(op.nn.softmax(x))
+        product = emit(op.matmul(emit(op.permute_dims(weights, [0, 2, 1])), x))
+        return op.add(emit(op.log(weights)), product) if logs else product
+
+    text = BlockChannels({"cpu": AVX2})(module(network, (2, 12, 12))).script()
+    assert ('\\"denormals\\": true' in text) is logs
 
 
 def test_attention_takes_the_template_and_a_matrix_may_meet_itself() -> None:
