@@ -70,7 +70,7 @@ def read_guards(main: relax.Function) -> tuple[int | None, list[Guard]]:
 
 
 def guard_operators(mod: tvm.IRModule) -> tvm.IRModule:
-    """See the module docstring; no pass, since TVM would hide what kind of error it raises.
+    """See the module docstring.
 
     Raises:
         ModelError: a constant index is out of its range, or a constant divisor is zero.

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.ir import Op
 
 from tvm_stretch.ir.expressions import (
     constant,
@@ -32,29 +31,20 @@ from tvm_stretch.ir.expressions import (
     rewrite_functions,
     shape_of,
 )
-from tvm_stretch.ir.operators import POINTWISE
+from tvm_stretch.ir.operators import POINTWISE, kind_of
 from tvm_stretch.ir.views import RESHAPES
 
-_SHAPES_ONLY = {f"relax.{name}" for name in RESHAPES}
-_AVERAGE_POOLS = {f"relax.nn.adaptive_avg_pool{rank}d" for rank in (1, 2, 3)}
+_AVERAGE_POOLS = {f"nn.adaptive_avg_pool{rank}d" for rank in (1, 2, 3)}
 _LONG = 1 << 16
 """Longer ranges would make the artifact larger."""
 
-_CONVS = {f"relax.nn.conv{rank}d" for rank in (1, 2, 3)}
-
-
-def name_of(expr: Any) -> str:
-    """Name of the operator that ``expr`` calls, empty for anything else."""
-    is_op_call = isinstance(expr, relax.Call) and isinstance(expr.op, Op)
-    return expr.op.name if is_op_call else ""
-
-
+_CONVS = {f"nn.conv{rank}d" for rank in (1, 2, 3)}
 _ROUNDINGS = "floor ceil round trunc sign floor_divide floor_mod mod"
 _COMPARISONS = "equal not_equal less less_equal greater greater_equal"
-_STEPS = {f"relax.{name}" for name in f"{_ROUNDINGS} {_COMPARISONS}".split()}
+_STEPS = {*_ROUNDINGS.split(), *_COMPARISONS.split()}
 """Operators that make much of the last bit: 41 * (1 / 41) is less than 1."""
 _MOVES = {"permute_dims", "broadcast_to", "concat", "split", "strided_slice", "take", "where"}
-_LOCAL = {f"relax.{name}" for name in {*RESHAPES, *_MOVES, *POINTWISE}}
+_LOCAL = {*RESHAPES, *_MOVES, *POINTWISE}
 """Operators that compute an element from few: it is exact only if these are."""
 
 
@@ -64,8 +54,8 @@ def _exact(function: relax.Function) -> set[relax.Var]:
     for block in reversed(function.body.blocks):
         for binding in reversed(block.bindings):
             call = binding.value
-            name = name_of(call)
-            steps = name in _STEPS or (name == "relax.astype" and not is_float(call))
+            name = kind_of(call)
+            steps = name in _STEPS or (name == "astype" and not is_float(call))
             local = name in _LOCAL or isinstance(call, relax.Tuple | relax.TupleGetItem)
             if steps or (local and binding.var in found):
                 found.update(relax.analysis.free_vars(call))
@@ -89,7 +79,7 @@ class _Simplifier(relax.PyExprMutator):
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
-        rules = _RULES.get(name_of(call), ())
+        rules = _RULES.get(kind_of(call), ())
         for rule in rules:
             simpler = rule(self, call)
             if simpler is not None:
@@ -102,11 +92,11 @@ class _Simplifier(relax.PyExprMutator):
         """``dropout(x)[0] -> x``: at inference nothing is dropped."""
         item = self.visit_expr_post_order(item)
         call = self.definition(item.tuple_value)
-        dropped = name_of(call) == "relax.nn.dropout" and item.index == 0
+        dropped = kind_of(call) == "nn.dropout" and item.index == 0
         return call.args[0] if dropped else item
 
     def again(self, call: relax.Call) -> relax.Expr:
-        for rule in _RULES.get(name_of(call), ()):
+        for rule in _RULES.get(kind_of(call), ()):
             simpler = rule(self, call)
             if simpler is not None:
                 return self.builder_.normalize(simpler)
@@ -175,7 +165,7 @@ def subtract_to_add(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
 def neutral(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     """``x + 0 -> x``, ``x * 1 -> x``."""
     value = s.value(call.args[1])
-    unit = 0 if name_of(call) == "relax.add" else 1
+    unit = 0 if kind_of(call) == "add" else 1
     if value is None or shape_of(call) != shape_of(call.args[0]) or not (value == unit).all():
         return None
     return call.args[0]
@@ -185,27 +175,23 @@ def sigmoid_product(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     """``x * sigmoid(x) -> silu(x)``."""
     for x, other in (call.args, reversed(call.args)):
         gate = s.definition(other)
-        if (
-            name_of(gate) == "relax.sigmoid"
-            and isinstance(x, relax.Var)
-            and gate.args[0].same_as(x)
-        ):
+        if kind_of(gate) == "sigmoid" and isinstance(x, relax.Var) and gate.args[0].same_as(x):
             return relax.op.nn.silu(x)
     return None
 
 
 def bounds_of(s: _Simplifier, call: Any) -> tuple[float, float] | None:
     """Lower and upper bound of a call that only clips floats, None for other calls."""
-    name = name_of(call)
-    if not name or not isinstance(call.ty, relax.TensorType) or not is_float(call):
+    name = kind_of(call)
+    if not isinstance(call, relax.Call) or not is_float(call):
         return None
-    if name == "relax.nn.relu":
+    if name == "nn.relu":
         return 0.0, np.inf
-    if name == "relax.nn.relu6":
+    if name == "nn.relu6":
         return 0.0, 6.0
-    if name == "relax.clip":
+    if name == "clip":
         return float(call.args[1].value), float(call.args[2].value)
-    if name in ("relax.maximum", "relax.minimum"):
+    if name in ("maximum", "minimum"):
         value = s.value(call.args[1])
         if (
             value is None
@@ -217,7 +203,7 @@ def bounds_of(s: _Simplifier, call: Any) -> tuple[float, float] | None:
         if shape_of(call) != shape_of(call.args[0]):
             return None
         bound = float(value.reshape(()))
-        return (bound, np.inf) if name == "relax.maximum" else (-np.inf, bound)
+        return (bound, np.inf) if name == "maximum" else (-np.inf, bound)
     return None
 
 
@@ -237,7 +223,7 @@ def merge_clips(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
         return x
     else:
         wanted = relax.op.clip(x, relax.prim_value(low), relax.prim_value(high))
-    same = inner is None and name_of(call) == name_of(wanted)
+    same = inner is None and kind_of(call) == kind_of(wanted)
     floats = all(isinstance(arg, tvm.tirx.FloatImm) for arg in call.args[1:])
     return None if same and floats else wanted
 
@@ -249,11 +235,11 @@ def reshape_chain(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     value = s.value(x)
     if value is not None:
         return constant(value.reshape(shape))
-    while name_of(s.definition(x)) in _SHAPES_ONLY:
+    while kind_of(s.definition(x)) in RESHAPES:
         x = s.definition(x).args[0]
     if shape_of(x) == shape:
         return x
-    if x.same_as(call.args[0]) and name_of(call) == "relax.reshape":
+    if x.same_as(call.args[0]) and kind_of(call) == "reshape":
         return None
     return relax.op.reshape(x, relax.ShapeExpr(shape))
 
@@ -267,7 +253,7 @@ def transpose(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     if value is not None:
         return constant(value.transpose(order))
     inner = s.definition(x)
-    if name_of(inner) == "relax.permute_dims":
+    if kind_of(inner) == "permute_dims":
         first = _order(inner, rank)
         return relax.op.permute_dims(inner.args[0], [first[axis] for axis in order])
     long = [axis for axis in order if shape_of(x)[axis] != 1]
@@ -287,7 +273,7 @@ def drop_identity(_s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     same = str(call.ty.dtype) == str(x.ty.dtype) and shape_of(call) == shape_of(x)
     if not same:
         return None
-    if name_of(call) == "relax.strided_slice":
+    if kind_of(call) == "strided_slice":
         strides = call.args[4].fields if len(call.args) > 4 else []
         return x if all(int(stride.value) > 0 for stride in strides) else None
     return x
@@ -299,7 +285,7 @@ def global_average(_s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     layout = str(call.attrs.layout)
     if not layout.startswith("NC") or any(size != 1 for size in result[2:]):
         return None
-    if name_of(call).startswith("relax.nn.avg_pool"):
+    if kind_of(call).startswith("nn.avg_pool"):
         whole = [int(k) for k in call.attrs.pool_size] == shape[2:]
         if not whole or any(int(p) for p in call.attrs.padding):
             return None
@@ -322,7 +308,7 @@ def padding_into_conv(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     """Zeros around the map become the convolution's own padding."""
     pad = s.definition(call.args[0])
     layout = str(call.attrs.data_layout)
-    if name_of(pad) != "relax.nn.pad" or not layout.startswith("NC"):
+    if kind_of(pad) != "nn.pad" or not layout.startswith("NC"):
         return None
     width = [int(w) for w in pad.attrs.pad_width]
     zeros = pad.attrs.pad_mode == "constant" and float(pad.attrs.pad_value) == 0
@@ -333,7 +319,7 @@ def padding_into_conv(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     begin = [own[i] + width[4 + 2 * i] for i in range(rank)]
     end = [own[rank + i] + width[5 + 2 * i] for i in range(rank)]
     attrs = call.attrs
-    function = getattr(relax.op.nn, name_of(call).rsplit(".", 1)[1])
+    function = getattr(relax.op.nn, kind_of(call).rsplit(".", 1)[1])
     return function(
         pad.args[0],
         call.args[1],
@@ -359,23 +345,21 @@ def constant_range(_s: _Simplifier, call: relax.Call) -> relax.Expr | None:
 
 
 _RULES: dict[str, tuple[Rule, ...]] = {
-    "relax.arange": (constant_range,),
-    "relax.add": (constant_right, neutral, constant_rank),
-    "relax.multiply": (constant_right, neutral, constant_rank, sigmoid_product),
-    "relax.subtract": (subtract_to_add,),
-    "relax.divide": (divide_to_multiply,),
-    "relax.maximum": (constant_right, merge_clips),
-    "relax.minimum": (constant_right, merge_clips),
-    "relax.mean": (mean_axes,),
-    "relax.permute_dims": (transpose,),
-    **dict.fromkeys(("relax.clip", "relax.nn.relu", "relax.nn.relu6"), (merge_clips,)),
-    **dict.fromkeys(_SHAPES_ONLY, (reshape_chain,)),
-    **dict.fromkeys(
-        _AVERAGE_POOLS | {f"relax.nn.avg_pool{r}d" for r in (1, 2, 3)}, (global_average,)
-    ),
+    "arange": (constant_range,),
+    "add": (constant_right, neutral, constant_rank),
+    "multiply": (constant_right, neutral, constant_rank, sigmoid_product),
+    "subtract": (subtract_to_add,),
+    "divide": (divide_to_multiply,),
+    "maximum": (constant_right, merge_clips),
+    "minimum": (constant_right, merge_clips),
+    "mean": (mean_axes,),
+    "permute_dims": (transpose,),
+    **dict.fromkeys(("clip", "nn.relu", "nn.relu6"), (merge_clips,)),
+    **dict.fromkeys(RESHAPES, (reshape_chain,)),
+    **dict.fromkeys(_AVERAGE_POOLS | {f"nn.avg_pool{r}d" for r in (1, 2, 3)}, (global_average,)),
     **dict.fromkeys(_CONVS, (padding_into_conv,)),
-    **dict.fromkeys(("relax.astype", "relax.strided_slice", "relax.nn.pad"), (drop_identity,)),
-    "relax.broadcast_to": (drop_identity,),
+    **dict.fromkeys(("astype", "strided_slice", "nn.pad"), (drop_identity,)),
+    "broadcast_to": (drop_identity,),
 }
 
 

@@ -6,9 +6,15 @@ values and the way out.
 
 from __future__ import annotations
 
+import tvm_ffi
+
 
 class StretchError(ValueError):
-    """Base of all errors of this package."""
+    """Base of all errors of this package, which keep their kind on their way through TVM."""
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        tvm_ffi.register_error(cls)
 
 
 class ModelError(StretchError):

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from relax_helpers import module, op_names, random_const, run
 from tvm import relax
 
-from tvm_stretch.errors import InputError, ModelError
+from tvm_stretch.errors import InputError, ModelError, UnsupportedError
 from tvm_stretch.frontend import load_network
 
 FLOAT = TensorProto.FLOAT
@@ -270,6 +270,16 @@ class Block(torch.nn.Module):
         y = torch.nn.functional.hardswish(self.norm(self.conv(x)))
         y = torch.nn.functional.relu6(torch.nn.functional.silu(y))
         return self.head(torch.nn.functional.adaptive_avg_pool2d(y, 1).flatten(1))
+
+
+@pytest.mark.parametrize("name", ["cumsum", "cumprod"])
+def test_running_sums_of_booleans_say_of_which_type_they_are(name: str) -> None:
+    running = getattr(relax.op, name)
+    with pytest.raises(UnsupportedError, match=f"result of {name}, got bool; write dtype"):
+        load_network(module(lambda x: running(x, 1), (2, 5), dtype="bool"))
+    mod = load_network(module(lambda x: running(x, 1, "int32"), (2, 5), dtype="bool"))
+    x = np.array([[1, 1, 0, 1, 1], [0, 1, 1, 0, 1]], bool)
+    np.testing.assert_array_equal(run(mod, x)[0], getattr(np, name)(x, 1))
 
 
 def test_exported_program_with_a_dynamic_batch() -> None:

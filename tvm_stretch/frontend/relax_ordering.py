@@ -6,37 +6,32 @@ cumsum(x, 1), cumprod(x, 1)          ->   what it makes of CumSum and CumProd
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.ir import Op
 
+from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend.onnx_node import CONVERTERS, Node
 from tvm_stretch.frontend.onnx_ops import ordering  # noqa: F401  registers the converter
+from tvm_stretch.ir.operators import kind_of
 
-_SORTS = {"relax.topk", "relax.argsort", "relax.sort"}
-_RUNNING = {"relax.cumsum": "CumSum", "relax.cumprod": "CumProd"}
+_SORTS = {"topk", "argsort", "sort"}
+_RUNNING = {"cumsum": "CumSum", "cumprod": "CumProd"}
 
 
 def expand_ordering(mod: tvm.IRModule) -> tvm.IRModule:
     """Replace the sorts and running sums of ``main``.
 
     Raises:
-        UnsupportedError: One sorts too many elements.
+        UnsupportedError: One sorts too many elements, or adds up to booleans.
     """
     blocks = mod["main"].body.blocks
     calls = [binding.value for block in blocks for binding in block.bindings]
-    if not any(_name(call) in {*_SORTS, *_RUNNING} for call in calls):
+    if not any(kind_of(call) in {*_SORTS, *_RUNNING} for call in calls):
         return mod
     mod = mod.clone()
     mod["main"] = _Expander(mod).visit_expr(mod["main"])
     return mod
-
-
-def _name(call: Any) -> str:
-    return call.op.name if isinstance(call, relax.Call) and isinstance(call.op, Op) else ""
 
 
 @relax.expr_functor.mutator
@@ -45,19 +40,19 @@ class _Expander(relax.PyExprMutator):
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
-        name = _name(call)
+        name = kind_of(call)
         if name in _RUNNING:
             return self.running(call, _RUNNING[name])
         if name not in _SORTS:
             return call
         attrs, shape = call.attrs, call.args[0].ty.shape.values
-        k = int(attrs.k) if name == "relax.topk" else int(shape[int(attrs.axis)])
-        largest = bool(attrs.largest if name == "relax.topk" else attrs.descending)
+        k = int(attrs.k) if name == "topk" else int(shape[int(attrs.axis)])
+        largest = bool(attrs.largest if name == "topk" else attrs.descending)
         values, indices = self.sorted(call, k, largest)
-        if name == "relax.sort":
+        if name == "sort":
             return values
         indices = self.builder_.emit(relax.op.astype(indices, str(attrs.dtype)))
-        kind = str(attrs.ret_type) if name == "relax.topk" else "indices"
+        kind = str(attrs.ret_type) if name == "topk" else "indices"
         return {"both": relax.Tuple([values, indices]), "values": values}.get(kind, indices)
 
     def sorted(self, call: relax.Call, k: int, largest: bool) -> tuple[relax.Expr, relax.Expr]:
@@ -70,6 +65,10 @@ class _Expander(relax.PyExprMutator):
 
     def running(self, call: relax.Call, operator: str) -> relax.Expr:
         """Sums or products of all elements up to each; of all axes if none is given."""
+        if str(call.ty.dtype) == "bool":
+            raise UnsupportedError(
+                f'expected numbers for the result of {kind_of(call)}, got bool; write dtype="int64"'
+            )
         x, axis = call.args[0], call.attrs.axis
         if axis is None:
             x, axis = relax.op.reshape(x, call.ty.shape), 0

@@ -10,13 +10,9 @@ from typing import Any
 
 import tvm_ffi
 
-from tvm_stretch.errors import DeviceError, InputError, RunError
+from tvm_stretch.errors import RunError
 
-# The executor's kinds of errors; see errors.h.
-tvm_ffi.register_error("RunCancelled", CancelledError)
-tvm_ffi.register_error("RunError", RunError)
-tvm_ffi.register_error("DeviceError", DeviceError)
-tvm_ffi.register_error("InputError", InputError)
+tvm_ffi.register_error("RunCancelled", CancelledError)  # see errors.h
 # Most of a compile is our passes, which TVM calls: Ctrl-C in them would be a RuntimeError.
 tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
 

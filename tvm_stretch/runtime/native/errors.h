@@ -1,4 +1,4 @@
-// Kinds of errors that callers tell apart; Python has a class for each (runtime/asynchronous.py).
+// Kinds of errors that callers tell apart; Python has a class for each (errors.py).
 #ifndef TVM_STRETCH_ERRORS_H_
 #define TVM_STRETCH_ERRORS_H_
 
