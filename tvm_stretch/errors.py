@@ -10,11 +10,14 @@ import tvm_ffi
 
 
 class StretchError(ValueError):
-    """Base of all errors of this package, which keep their kind on their way through TVM."""
+    """Base of all errors of this package, which keep their kind on their way through TVM.
 
-    def __init_subclass__(cls, **kwargs: object) -> None:
+    There it is a name, by default that of the class, which must be nobody else's.
+    """
+
+    def __init_subclass__(cls, kind: str = "", **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        tvm_ffi.register_error(cls)
+        tvm_ffi.register_error(kind or cls.__name__, cls)
 
 
 class ModelError(StretchError):
@@ -52,7 +55,7 @@ class TargetError(StretchError):
     """A target is unknown or cannot be used on this machine."""
 
 
-class ScheduleError(StretchError):
+class ScheduleError(StretchError, kind="SchedulingError"):  # TVM has a ScheduleError of loops
     """A scheduling problem has no answer, or a schedule is no answer to its problem."""
 
 

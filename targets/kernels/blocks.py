@@ -217,7 +217,7 @@ def convolution(
 
 def convolution_config(shape: ConvShape, machine: VectorMachine, data_block: int) -> Config:
     """The configuration of the kernel that computes a convolution; its pixels may be gathered."""
-    if shape.groups > 1 and shape.groups == shape.in_channels == shape.out_channels:
+    if _is_depthwise(shape):
         return _depthwise_config(shape, machine)
     if _is_strided_pointwise(shape):
         rows, columns = shape.stride
@@ -266,8 +266,14 @@ def _template(
     return bb.emit(call)
 
 
+def _is_depthwise(shape: ConvShape) -> bool:
+    return shape.groups > 1 and shape.groups == shape.in_channels == shape.out_channels
+
+
 def _is_strided_pointwise(shape: ConvShape) -> bool:
-    return shape.kernel == (1, 1) and shape.stride != (1, 1) and not any(shape.padding)
+    """Whether its pixels are gathered first; a depthwise one reads each of them only once."""
+    pointwise = shape.kernel == (1, 1) and not any(shape.padding)
+    return pointwise and shape.stride != (1, 1) and not _is_depthwise(shape)
 
 
 def _subsample(bb: relax.BlockBuilder, shape: ConvShape, data: Expr) -> relax.Var:

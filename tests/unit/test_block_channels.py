@@ -86,6 +86,9 @@ NETWORKS = {
     "depthwise": lambda x: conv(x, 12, 12, groups=12),
     "grouped": lambda x: conv(x, 12, 24, groups=3),
     "strided pointwise": lambda x: nn.conv2d(x, random_const(9, 12, 1, 1), strides=2),
+    "depthwise strided pointwise": lambda x: nn.conv2d(
+        x, random_const(12, 1, 1, 1), strides=2, groups=12
+    ),
     "max pool": lambda x: nn.max_pool2d(conv(x, 12, 16), (3, 3), strides=(2, 2), padding=(1, 1)),
     "average pool": lambda x: nn.avg_pool2d(
         conv(x, 12, 16), (3, 3), strides=(1, 1), padding=(1, 1), count_include_pad=False

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tvm
+import tvm_ffi
+from tvm.s_tir.schedule import ScheduleError
 
 import tvm_stretch as ts
 from tvm_stretch import errors
@@ -78,6 +81,19 @@ def test_all_are_exported() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
     assert all(issubclass(kind, ts.StretchError) for kind in kinds)
     assert {kind.__name__ for kind in kinds} <= set(ts.__all__)
+
+
+@pytest.mark.parametrize(
+    "kind", [*errors.StretchError.__subclasses__(), ScheduleError, tvm.error.InternalError]
+)
+def test_kinds_are_kept_through_tvm(kind: type[Exception]) -> None:
+    """Ours and TVM's: the compiler tells failures of TVM's schedules from others by them."""
+
+    def fail() -> None:
+        raise kind("it")
+
+    with pytest.raises(kind, match="it"):
+        tvm_ffi.convert(fail)()
 
 
 def test_a_library_that_is_missing() -> None:
