@@ -17,7 +17,7 @@ import pytest
 import tvm
 from cpu_targets import TARGET
 from fake_targets import fake_code
-from onnx_models import every_template, random_inputs, run_onnxruntime
+from onnx_models import Net, every_template, random_inputs, run_onnxruntime
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.opencl import opencl_processor
 from tvm_stretch.targets.opencl_device import PHONE_GPU, OpenCLDevice, find_device, local_device
@@ -113,6 +113,21 @@ def test_images_of_a_batch_are_computed_at_the_same_time(name: str, device: Open
         if "conv2d" in name
     ]
     assert len([count for count in groups if count > 1]) > len(groups) // 2
+
+
+def test_sums_that_several_units_continue() -> None:
+    """Inputs of a dense layer in parts: one launch leaves its sums in memory for the next."""
+    net = Net()
+    x = net.input("x", (1, 576, 3, 3))
+    gate = net.conv(net.op("GlobalAveragePool", x), 576, (1, 1))
+    onnx_model = net.model(net.op("Mul", x, net.op("HardSigmoid", gate)))
+    processor = opencl_processor(tvm.target.Target("opencl"), cpu_processor(TARGET, 1), CORES)
+    inputs = random_inputs(onnx_model)
+    model = ts.compile(onnx_model, [processor])
+    code = json.loads(model.module.imports[1].inspect_source("json"))
+    kernels = [launches for name, launches in code["kernels"].items() if "conv2d" in name]
+    assert any("scratch" in dict(launches[-1]["args"]) for launches in kernels)
+    assert_same_logits(run_onnxruntime(onnx_model, inputs)[0], model(**inputs))
 
 
 def half_of_each_layer(mod: tvm.IRModule, processors: list[Processor]) -> ts.Plan:

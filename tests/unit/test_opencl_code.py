@@ -104,6 +104,41 @@ def test_temporaries_between_launches_are_arguments_of_both() -> None:
     assert ["buffer", 1] not in first["args"]
 
 
+def test_launches_find_each_of_several_temporaries_where_it_was_written() -> None:
+    data = te.placeholder((tirx.const(64, "int64"),), name="data")
+    first = te.compute(data.shape, lambda i: data[i] + 1.0, name="first")
+    second = te.compute(data.shape, lambda i: data[i] + 2.0, name="second")
+    out = te.compute(data.shape, lambda i: first[63 - i] + second[63 - i], name="out")
+    last = te.compute(data.shape, lambda i: second[63 - i] * out[i], name="last")
+    schedule = s_tir.Schedule(te.create_prim_func([data, out, last]))
+    for name in ("first", "second", "out", "last"):
+        (axis,) = schedule.get_loops(name)
+        schedule.parallel(axis)
+    listed = launches(schedule.mod["main"])
+    assert all(launch["args"].count(["scratch", 512]) == 1 for launch in listed)
+    kernels = [
+        re.search(rf"void {one['entry']}\(.*?^}}", one["source"], re.S | re.M) for one in listed
+    ]
+    places = [re.findall(r"\(scratch \+ (\d+)\)", kernel[0]) for kernel in kernels if kernel]
+    assert [sorted(map(int, found)) for found in places] == [[0], [256], [0, 256], [256]]
+
+
+def test_temporaries_of_vectors_have_room_for_them() -> None:
+    """TVM makes vectors of a tensor that is only read and written sixteen elements at a time."""
+    data = te.placeholder((tirx.const(64, "int64"),), name="data")
+    middle = te.compute(data.shape, lambda i: data[i] + 1.0, name="middle")
+    out = te.compute(data.shape, lambda i: middle[i] * 2.0, name="out")
+    schedule = s_tir.Schedule(te.create_prim_func([data, out]))
+    for name in ("middle", "out"):
+        (axis,) = schedule.get_loops(name)
+        outer, inner = schedule.split(axis, [None, 16])
+        schedule.parallel(outer)
+        schedule.vectorize(inner)
+    listed = launches(schedule.mod["main"])
+    assert "float16* restrict middle" in listed[0]["source"]
+    assert all(["scratch", 256] in launch["args"] for launch in listed)
+
+
 def test_a_kernel_without_work_is_refused() -> None:
     nothing = tirx.PrimFunc([], tirx.Evaluate(tirx.const(0, "int32"))).with_attr("s_tir", True)
     with pytest.raises(UnsupportedError, match="expected work for kernel kernel"):
@@ -124,7 +159,7 @@ def test_work_groups_share_no_temporary() -> None:
     (launch,) = launches(own_temporary(2**15))
     assert launch["groups"] == [4, 1, 1]
     assert ["scratch", 4 * 2**17] in launch["args"]
-    assert re.search(r"memory\d \+ tvm_stretch_work_item\(\) \* 131072\)", launch["source"])
+    assert re.search(r"scratch \+ 0 \+ tvm_stretch_work_item\(\) \* 131072\)", launch["source"])
 
 
 def test_vectors_of_one_value_say_it_once() -> None:

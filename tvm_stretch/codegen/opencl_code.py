@@ -40,6 +40,7 @@ from tvm_stretch.errors import UnsupportedError
 
 from .bells import BELL_ARGUMENT, BELL_PRELUDE, DOORBELL, doorbell_launch, kernel_text
 from .generate import generate
+from .private_memory import whole_lines
 from .work_groups import PREFETCH, DeviceCall, device_calls
 
 _C_FUNCTIONS = (
@@ -129,6 +130,8 @@ def _launch(call: DeviceCall, target: Target, *, bells: bool) -> Launch:
     pointers: list[str] = []
     shared: list[str] = []
     args: list[tuple[str, int]] = [BELL_ARGUMENT] if bells else []
+    scratch = call.scratch
+    items = math.prod(call.extents.values())
     text = _source(call, target).replace(f"__kernel void {entry}(", f"static void {work}(")
     for place, (param, (kind, number)) in enumerate(
         zip(call.function.params, call.memory, strict=True)
@@ -140,17 +143,19 @@ def _launch(call: DeviceCall, target: Target, *, bells: bool) -> Launch:
             shared.append(f"__local long {name}[{-(-number // 8)}];")
             pointers.append(f"(__local void*){name}")
             continue
-        params.append(f"__global char* {name}")
         if kind == "buffer":
-            params.append(f"int first{place}")
+            params += [f"__global char* {name}", f"int first{place}"]
             args += [(kind, number), ("offset", number)]
             name += f" + (size_t)first{place} * {_item_bytes(param)}"
         elif kind == "own":
-            args.append(("scratch", number * math.prod(call.extents.values())))
-            name += f" + {_WORK_ITEM} * {number}"
+            name = f"scratch + {scratch} + {_WORK_ITEM} * {number}"
+            scratch += whole_lines(number * items)
         else:
-            args.append((kind, number))
+            name = f"scratch + {number}"
         pointers.append(f"(__global void*)({name})")
+    if scratch > 0:
+        params.append("__global char* scratch")
+        args.append(("scratch", scratch))
     group_size = _three(call.extents, "threadIdx.")
     called = " ".join([*shared, f"{work}({', '.join(pointers)});"])
     return Launch(

@@ -19,6 +19,17 @@ _STACK_BYTES = 2**16
 """What a kernel may keep in private memory; drivers for CPUs run it on an ordinary stack."""
 
 
+def bytes_of(buffer: tirx.Buffer) -> int:
+    """Elements may be vectors."""
+    elements = math.prod(int(extent) for extent in buffer.shape)
+    return elements * tvm.DataType(str(buffer.dtype)).itemsize
+
+
+def whole_lines(size: int) -> int:
+    """Bytes that begin and end where no line of a cache, and no vector, reaches into them."""
+    return -(-size // 64) * 64
+
+
 def place_temporaries(function: tirx.PrimFunc) -> tuple[tirx.PrimFunc, list[tuple[str, int]]]:
     """Private memory for small temporaries; arguments for large ones and for those of groups.
 
@@ -38,7 +49,7 @@ def place_temporaries(function: tirx.PrimFunc) -> tuple[tirx.PrimFunc, list[tupl
     on_stack = 0
     for buffer in found:
         dtype, scope = str(buffer.dtype), str(buffer.scope())
-        size = math.prod(int(extent) for extent in buffer.shape) * tvm.DataType(dtype).itemsize
+        size = bytes_of(buffer)
         if scope == "shared" or (scope == "global" and on_stack + size > _STACK_BYTES):
             name = f"temporary{len(pointers)}"
             pointers[buffer] = Var(name, PointerType(PrimType(dtype), scope))

@@ -11,7 +11,6 @@ one pointer for each element of a tile, and spills them (measured 0.6x).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,7 @@ from tvm.ir import Call, IRModule
 from tvm.ir.expr import TensorLoad
 from tvm.target import Target
 
-from .private_memory import place_temporaries
+from .private_memory import bytes_of, place_temporaries, whole_lines
 
 PREFETCH = "tvm_stretch_prefetch"
 """Macro that takes an address; ``opencl_code`` defines it for each compiler."""
@@ -39,13 +38,16 @@ class DeviceCall:
         entry: the function's name.
         function: the function; its temporaries are where OpenCL has memory for them.
         memory: what each of its pointers is: ("buffer", which parameter of the kernel),
-            ("scratch", how many bytes), or what `place_temporaries` says.
+            ("scratch", from which byte of the kernel's scratch memory on), or what
+            `place_temporaries` says.
+        scratch: bytes that the kernel's functions share, in which one leaves what others read.
         extents: how many work-groups and work-items there are, by axis: ``blockIdx.x``, ...
     """
 
     entry: str
     function: tirx.PrimFunc
     memory: tuple[tuple[str, int], ...]
+    scratch: int
     extents: dict[str, int]
 
 
@@ -75,7 +77,7 @@ def device_calls(
         extents = dict(zip(tags, map(int, call.args[end:]), strict=True))
         device, own = place_temporaries(split[entry])
         memory = (*tensors.find(call.args[1:end]), *own)
-        found.append(DeviceCall(entry, device, memory, extents))
+        found.append(DeviceCall(entry, device, memory, tensors.scratch, extents))
 
     tvm_ffi.structural_walk(host.body, (Call, visit), order="post")
     return found
@@ -321,9 +323,14 @@ def _pipeline(wide_indices: bool) -> Sequence[tvm.transform.Pass]:
 
 
 class _Tensors:
-    """Which tensor of the kernel, or which scratch memory, a pointer in the host's part is."""
+    """Which tensor of the kernel, or which scratch memory, a pointer in the host's part is.
+
+    Attributes:
+        scratch: bytes of all scratch memory.
+    """
 
     def __init__(self, host: tirx.PrimFunc) -> None:
+        self.scratch = 0
         self.numbers: dict[Any, tuple[str, int]] = {
             param: ("buffer", index) for index, param in enumerate(host.params)
         }
@@ -332,9 +339,8 @@ class _Tensors:
 
     def _allocate(self, statement: tirx.AllocBuffer) -> None:
         buffer = statement.buffer
-        bytes_each = tvm.DataType(str(buffer.dtype)).bits // 8
-        size = math.prod(int(extent) for extent in buffer.shape) * bytes_each
-        self.numbers[buffer] = ("scratch", size)
+        self.numbers[buffer] = ("scratch", self.scratch)
+        self.scratch += whole_lines(bytes_of(buffer))
 
     def _declare(self, statement: tirx.DeclBuffer) -> None:
         self.numbers[statement.buffer] = self.numbers[statement.data.args[0]]

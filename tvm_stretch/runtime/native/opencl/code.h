@@ -8,8 +8,9 @@
 //    "options": "-cl-..."}
 //
 // `i` counts the node's tensors, inputs first; "buffer" is the memory that holds tensor i, "offset"
-// where in it the tensor starts, in elements. "scratch" is memory of the device that a launch needs
-// while it runs, "bell" its region's bell (bell.h). Where kernels have bells, the launch
+// where in it the tensor starts, in elements. "scratch" is memory of the device in which launches
+// of a kernel leave what its next ones read; all kernels use the same, one after the other. "bell"
+// is the bell of the node's region (bell.h). Where kernels have bells, the launch
 // "tvm_stretch.doorbell" does nothing but wait for one.
 #ifndef TVM_STRETCH_OPENCL_CODE_H_
 #define TVM_STRETCH_OPENCL_CODE_H_

@@ -36,7 +36,7 @@ class OpenCLProgram final : public ProcessorProgram {
     return CreateKernel(programs_[launch.source], launch.entry);
   }
   const DeviceMemory& WeightsAt(const char* address) const;
-  const std::vector<int64_t>& scratch_bytes() const { return scratch_bytes_; }
+  int64_t scratch_bytes() const { return scratch_bytes_; }
   const CodeSpec& code() const { return code_; }
   bool CanRingBells() const;
 
@@ -54,7 +54,7 @@ class OpenCLProgram final : public ProcessorProgram {
   const std::vector<Program> programs_;
   const bool is_alone_;
   std::vector<DeviceMemory> weight_memories_;
-  std::vector<int64_t> scratch_bytes_;  // of the j-th scratch argument of any launch, the largest
+  int64_t scratch_bytes_ = 0;  // what the launch that needs most needs
 };
 
 class OpenCLProcessor final : public Processor {
@@ -78,7 +78,7 @@ class OpenCLProcessor final : public Processor {
   const GraphSpec& graph_;
   const MemoryMap& memory_;
   const DeviceMemory block_;  // arena, inputs and outputs
-  std::vector<Buffer> scratch_;
+  Buffer scratch_;
   const bool has_bells_;
   const Buffer open_bell_;                    // where regions have none
   std::vector<std::unique_ptr<Bell>> bells_;  // one for each region
@@ -142,7 +142,6 @@ const std::vector<LaunchSpec>& OpenCLProgram::LaunchesOf(const NodeSpec& node) c
 void OpenCLProgram::CheckLaunches(const NodeSpec& node) {
   const auto num_tensors = static_cast<int64_t>(node.inputs.size() + node.outputs.size());
   for (const LaunchSpec& launch : LaunchesOf(node)) {
-    size_t scratch = 0;
     for (const ArgSpec& arg : launch.args) {
       bool is_tensor = arg.kind == ArgSpec::Kind::kBuffer || arg.kind == ArgSpec::Kind::kOffset;
       if (is_tensor && arg.value >= num_tensors) {
@@ -150,10 +149,9 @@ void OpenCLProgram::CheckLaunches(const NodeSpec& node) {
                                   << node.name << "' in the OpenCL code, got number " << arg.value
                                   << "; compile the model again";
       }
-      if (arg.kind != ArgSpec::Kind::kScratch) continue;
-      if (scratch == scratch_bytes_.size()) scratch_bytes_.push_back(0);
-      scratch_bytes_[scratch] = std::max(scratch_bytes_[scratch], arg.value);
-      ++scratch;
+      if (arg.kind == ArgSpec::Kind::kScratch) {
+        scratch_bytes_ = std::max(scratch_bytes_, arg.value);
+      }
     }
     CheckLaunch(device_, NewKernel(launch), launch);
   }
@@ -218,10 +216,11 @@ OpenCLProcessor::OpenCLProcessor(const OpenCLProgram& program, const MemoryMap& 
       has_bells_(program.CanRingBells()),
       open_bell_(CreateOpenBell(device_)),
       submitter_(device_) {
-  for (int64_t bytes : program.scratch_bytes()) {
+  if (program.scratch_bytes() > 0) {
     cl_int code = CL_SUCCESS;
-    scratch_.emplace_back(CL().CreateBuffer(device_.context, CL_MEM_READ_WRITE,
-                                            static_cast<size_t>(bytes), nullptr, &code));
+    scratch_ =
+        Buffer(CL().CreateBuffer(device_.context, CL_MEM_READ_WRITE,
+                                 static_cast<size_t>(program.scratch_bytes()), nullptr, &code));
     Check(code, "clCreateBuffer");
   }
 }
@@ -328,7 +327,6 @@ int32_t OpenCLProcessor::OffsetInItems(int64_t tensor) const {
 Kernel OpenCLProcessor::BindKernel(const NodeSpec& node, const LaunchSpec& launch,
                                    cl_mem bell) const {
   Kernel kernel = program_.NewKernel(launch);
-  size_t scratch = 0;
   for (cl_uint i = 0; i < launch.args.size(); ++i) {
     const ArgSpec& arg = launch.args[i];
     cl_mem buffer = nullptr;
@@ -343,7 +341,7 @@ Kernel OpenCLProcessor::BindKernel(const NodeSpec& node, const LaunchSpec& launc
         break;
       }
       case ArgSpec::Kind::kScratch:
-        buffer = scratch_[scratch++].get();
+        buffer = scratch_.get();
         break;
       case ArgSpec::Kind::kBell:
         buffer = bell;
