@@ -34,6 +34,19 @@ PHASES = [
 ]
 
 
+TRAINABLE_PHASES = [
+    relax.transform.CanonicalizeBindings(),
+    SimplifyOperators(),
+    FoldConstants(),
+    relax.transform.CanonicalizeBindings(),
+    SimplifyOperators(),
+    relax.transform.CanonicalizeBindings(),
+    relax.transform.DeadCodeElimination(),
+    NameOperators(),
+]
+"""As above, but nothing is folded into weights: batch normalisations can still be trained."""
+
+
 @tvm.transform.module_pass(opt_level=0, name="Canonicalise")
 class Canonicalise:
     """See the module docstring."""
@@ -41,3 +54,12 @@ class Canonicalise:
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Run the phases in order."""
         return tvm.transform.Sequential(PHASES, name="canonicalise")(mod)
+
+
+@tvm.transform.module_pass(opt_level=0, name="CanonicaliseTrainable")
+class CanonicaliseTrainable:
+    """As `Canonicalise`, for a network that may still change: batch normalisations stay."""
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Run the phases in order."""
+        return tvm.transform.Sequential(TRAINABLE_PHASES, name="canonicalise_trainable")(mod)

@@ -123,8 +123,8 @@ def _letter(core: Sequence[Operator]) -> str:
     if not forks:
         convs = [operator for operator in core if operator.kind == "nn.conv2d"]
         return _layer_letter(convs[0]) if len(convs) == 1 else _OTHER
-    if len(core[0].shape) != 4 or len(core[-1].shape) != 4:
-        return _OTHER
+    if {len(operator.shape) for operator in (core[0], core[-1]) if operator.shape} != {4}:
+        return _OTHER  # a split, which is a tuple, may begin it
     pooled = any(operator.kind == "mean" for operator in core)
     return _GATE if core[-1].kind == "multiply" and pooled else _FORK
 

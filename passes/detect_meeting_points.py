@@ -23,6 +23,12 @@ from tvm_stretch.ir.views import RESHAPES
 
 DEFAULT_ALPHA = 0.1
 
+SHUFFLE = [0, 2, 1, 3, 4]
+"""Axes of images whose channels stand in groups, groups and channels exchanged."""
+
+# What belongs to the layer before it; batch normalisations only stand where they can be trained.
+_FOLLOWING = POINTWISE | RESHAPES | {"nn.batch_norm", "TupleGetItem"}
+
 
 @dataclass(frozen=True)
 class MeetingPoint:
@@ -137,7 +143,7 @@ def _merge_pointwise(
     """Join what is pointwise with what comes before it; the number counts the operators before."""
     pending: tuple[str, list[Operator], int] | None = None
     for name, members in articulations:
-        follows = all(member.kind in POINTWISE | RESHAPES for member in members)
+        follows = all(_belongs_to_layer(member) for member in members)
         if pending is not None and pending[1] and follows:
             pending = (name, pending[1] + members, pending[2])
             continue
@@ -146,6 +152,13 @@ def _merge_pointwise(
         pending = (name, members, len(members))
     if pending is not None:
         yield pending
+
+
+def _belongs_to_layer(operator: Operator) -> bool:
+    """Whether an operator goes with the layer before it: a channel shuffle does too."""
+    if operator.kind == "permute_dims":
+        return [int(axis) for axis in operator.call.attrs.axes or ()] == SHUFFLE
+    return operator.kind in _FOLLOWING
 
 
 def amortise(

@@ -69,6 +69,16 @@ def rename_variables(mod: tvm.IRModule, names: dict[relax.Var, str]) -> tvm.IRMo
     return mod
 
 
+def keep_names(mod: tvm.IRModule) -> tvm.IRModule:
+    """Let every binding of ``main`` be an operator of the frontend: passes then keep their names.
+
+    conv = R.nn.conv2d(x, w); bn = R.nn.batch_norm(conv, ..)[0]   ->   conv::, bn::
+        folded, and named again: conv, bn (what is added)
+    """
+    bindings = [binding for block in mod["main"].body.blocks for binding in block.bindings]
+    return rename_variables(mod, {b.var: from_source(source_of(b.var.name)) for b in bindings})
+
+
 def hide_dots(name: str) -> str:
     """A hint that stays: TVM's builder makes underscores of dots."""
     return name.replace(".", _DOT)

@@ -16,7 +16,7 @@ from tvm_stretch.frontend.onnx_reader import read_onnx
 from tvm_stretch.frontend.onnx_shapes import fix_shapes
 from tvm_stretch.frontend.relax_reader import read_relax
 from tvm_stretch.frontend.torch_reader import load_torch, read_torch
-from tvm_stretch.passes.canonicalise import Canonicalise
+from tvm_stretch.passes.canonicalise import Canonicalise, CanonicaliseTrainable
 from tvm_stretch.passes.guard_operators import guard_operators, settle_guards
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ Shapes = Mapping[str, Sequence[int]] | None
 
 # mypy does not see that TVM's decorator makes a pass of the class
 _canonicalise = tvm.transform.Sequential([Canonicalise()], name="canonicalise")
+_trainable = tvm.transform.Sequential([CanonicaliseTrainable()], name="canonicalise_trainable")
 
 
 def load_network(
@@ -54,6 +55,20 @@ def load_network(
     check_sizes(mod)
     guarded = guard_operators(mod)  # first: folding constants runs operators right here
     return settle_guards(_canonicalise(guarded))
+
+
+def load_trainable(
+    source: str | Path | bytes | onnx.ModelProto | tvm.IRModule | ExportedProgram,
+    shapes: Shapes = None,
+) -> tvm.IRModule:
+    """As `load_network`, but batch normalisations stay, so that the result can be trained.
+
+    `load_network` makes a network for inference of the result; the names of operators stay if
+    `passes.name_operators.keep_names` saw it before.
+    """
+    mod = _read(source, shapes)
+    check_sizes(mod)
+    return _trainable(mod)
 
 
 def _read(source: Any, shapes: Any) -> tvm.IRModule:

@@ -1,0 +1,305 @@
+"""Stretch a network (NN-Stretch): segments become branches, each less deep and less wide.
+
+    x -> block -> block -> block -> y            64 channels, three blocks
+
+    x -> block.b0 -> block.b0 ------> concat y    merge "concat": 32 + 64 channels; what comes
+    `--> block.b1 -> block.b1 ---------^          next reads all 96
+
+    x -> block.b0 -> block.b0 -> 1x1 -> concat y  "restore": 32 -> 32 and 64 -> 32 channels, so that
+    `--> block.b1 -> block.b1 -> 1x1 ---^         64 are left, as before
+
+    x -> 1x1 -> block.b0 -> ...                   "project": what a branch reads is narrowed too
+
+The function changes: this is a new network that has to be trained. Its weights start from those of
+the given one (scale_operators.py), each branch from other channels; batch normalisations stay,
+since they have to learn new statistics. The first block of a segment stays; of the others, those
+that are left are spread evenly. Where a block adds what it reads and that has become wider or
+narrower, a 1x1 convolution stands between, as networks have it at the ends of their stages.
+
+``main`` gets the attribute `BRANCHES`: the operators of each processor's branches.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm_stretch.passes.block_widths import BlockWidths, UnequalWidthsError
+from tvm_stretch.passes.detect_blocks import Block, detect_blocks
+from tvm_stretch.passes.scale_operators import Origin, Scaler, Value, window
+
+from tvm_stretch.errors import PlanError, UnsupportedError
+from tvm_stretch.ir.expressions import with_variables
+from tvm_stretch.ir.operators import Operator, Operators
+from tvm_stretch.plan.design import Branch, Design, StretchedSegment
+
+BRANCHES = "tvm_stretch.branches"
+
+LEAST_RATIO = 0.1
+"""Depths and widths are at least this much of the original's (NN-Stretch, table 2), at most 1."""
+
+
+def duplicate_and_scale(
+    mod: tvm.IRModule, design: Design, warm: bool = True, seed: int = 0
+) -> tvm.IRModule:
+    """The network that a design describes.
+
+    Args:
+        mod: with batch normalisations, as `frontend.load_trainable` leaves it.
+        design: which segments have which branches.
+        warm: weights start from those of ``mod``; otherwise all of them are random, after He.
+        seed: of what is random.
+
+    Raises:
+        PlanError: the design does not fit the network.
+        UnsupportedError: the network cannot be stretched there.
+    """
+    return _Stretcher(mod, design, warm, seed).run()
+
+
+@tvm.transform.module_pass(opt_level=0, name="DuplicateAndScale")
+class DuplicateAndScale:
+    """See the module docstring."""
+
+    def __init__(self, design: Design, warm: bool = True, seed: int = 0) -> None:
+        self.design, self.warm, self.seed = design, warm, seed
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Rewrite ``main``."""
+        return duplicate_and_scale(mod, self.design, self.warm, self.seed)
+
+
+def branch_operators(mod: tvm.IRModule) -> dict[str, list[str]]:
+    """The names of the operators in the branches of each processor."""
+    recorded = (mod["main"].attrs or {}).get(BRANCHES)
+    return {} if recorded is None else dict(json.loads(str(recorded)))
+
+
+def blocks_of_segment(blocks: Sequence[Block], segment: StretchedSegment) -> tuple[Block, ...]:
+    """The run of blocks from the segment's start to its end.
+
+    Raises:
+        PlanError: there is none.
+    """
+    first = [i for i, block in enumerate(blocks) if block.inputs == (segment.start,)]
+    last = [i for i, block in enumerate(blocks) if block.output == segment.end]
+    run = tuple(blocks[first[0] : last[0] + 1]) if first and last else ()
+    if not run or any(b.inputs != (a.output,) for a, b in pairwise(run)):
+        known = ", ".join(dict.fromkeys([*(b.inputs[0] for b in blocks), blocks[-1].output]))
+        raise PlanError(
+            f"expected a segment between two ends of blocks, got {segment.start!r} -> "
+            f"{segment.end!r}; name two of {known}"
+        )
+    return run
+
+
+def kept_blocks(count: int, depth: int) -> list[int]:
+    """Which of ``count`` blocks a branch of ``depth`` has: the first, the last, and evenly between.
+
+    >>> kept_blocks(6, 3)
+    [0, 2, 5]
+    """
+    return [0, *(round(i * (count - 1) / max(1, depth - 1)) for i in range(1, depth))]
+
+
+def check_segment(segment: StretchedSegment, blocks: Sequence[BlockWidths]) -> None:
+    """Refuse depths and widths that are none.
+
+    Raises:
+        PlanError: they are out of bounds.
+    """
+    where = f"the segment {segment.start!r} -> {segment.end!r}"
+    width, depth = blocks[-1].width, len(blocks)
+    least = (max(1, round(depth * LEAST_RATIO)), max(1, round(width * LEAST_RATIO)))
+    for branch in segment.branches:
+        if not least[0] <= branch.depth <= depth:
+            raise PlanError(
+                f"expected a depth from {least[0]} to {depth} blocks for a branch of {where}, got "
+                f"{branch.depth}; correct the design"
+            )
+        if not least[1] <= branch.width <= width:
+            raise PlanError(
+                f"expected a width from {least[1]} to {width} channels for a branch of {where}, "
+                f"got {branch.width}; correct the design"
+            )
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Consecutive blocks, and the branches that take their place."""
+
+    blocks: tuple[Block, ...]
+    segment: StretchedSegment
+
+
+class _Stretcher:
+    """Goes through ``main`` and emits it anew."""
+
+    def __init__(self, mod: tvm.IRModule, design: Design, warm: bool, seed: int) -> None:
+        self.mod, self.main = mod, mod["main"]
+        self.operators = Operators(self.main)
+        self.blocks = detect_blocks(self.operators)
+        self.scaler = Scaler(self.operators, warm, np.random.default_rng(seed))
+        self.values = {name: self.scaler.unchanged(name) for name in self.operators.params}
+        self.names: dict[str, list[str]] = defaultdict(list)
+        self.spans = self._find_spans(design)
+
+    def _find_spans(self, design: Design) -> dict[str, _Span]:
+        """What is emitted at once, by the first operator: the design's segments, other blocks."""
+        spans: dict[str, _Span] = {}
+        taken: set[str] = set()
+        for segment in design.segments:
+            run = blocks_of_segment(self.blocks, segment)
+            twice = taken.intersection(block.output for block in run)
+            if twice:
+                raise PlanError(
+                    f"expected segments that share no block, got {min(twice)!r} in two of them; "
+                    "correct the design"
+                )
+            taken.update(block.output for block in run)
+            spans[run[0].operators[0]] = _Span(run, segment)
+        for block in self.blocks:
+            if block.output not in taken and len(block.inputs) == 1:
+                whole = Branch("", 1, self.operators.shape(block.output)[1])
+                segment = StretchedSegment(block.inputs[0], block.output, (whole,))
+                spans[block.operators[0]] = _Span((block,), segment)
+        return spans
+
+    def run(self) -> tvm.IRModule:
+        done: set[str] = set()
+        for operator in self.operators:
+            span = self.spans.get(operator.name)
+            if span is not None and self._emit_span(span):
+                done.update(name for block in span.blocks for name in block.operators)
+            if operator.name not in done:
+                self.values[operator.name] = self.scaler.again(operator, self.values, operator.name)
+        return self._module()
+
+    def _module(self) -> tvm.IRModule:
+        block = relax.DataflowBlock(self.scaler.emitter.bindings)
+        result = with_variables(self.main.body.body, lambda var: self.values[var.name].var)
+        body = relax.BlockBuilder().normalize(relax.SeqExpr([block], result))
+        function = relax.Function(self.main.params, body, is_pure=self.main.is_pure)
+        attrs = {**(self.main.attrs or {}), BRANCHES: json.dumps(self.names)}
+        updated = self.mod.clone()
+        updated["main"] = function.with_attrs(attrs)
+        return updated
+
+    # --- segments ---
+
+    def _emit_span(self, span: _Span) -> bool:
+        """Emit a run of blocks with its branches; False where nothing about it changes."""
+        segment, count = span.segment, len(span.segment.branches)
+        listed = bool(segment.branches[0].processor)
+        try:
+            blocks = [
+                BlockWidths(self.operators, [self.operators[n] for n in block.operators])
+                for block in span.blocks
+            ]
+        except UnsupportedError:
+            if listed:
+                raise
+            return False
+        check_segment(segment, blocks)
+        source = self.values[segment.start]
+        if not listed and self.scaler.is_as_before(segment.start, source):
+            return False
+        found = [self._emit_branch(segment, blocks, source, i) for i in range(count)]
+        if count > 1:
+            origin = np.concatenate([value.origin for value in found])
+            found = [self.scaler.join(found, segment.end, origin)]
+        self.values[segment.end] = found[0]
+        return True
+
+    def _emit_branch(
+        self, segment: StretchedSegment, blocks: Sequence[BlockWidths], source: Value, index: int
+    ) -> Value:
+        branch, count = segment.branches[index], len(segment.branches)
+        begin = len(self.scaler.emitter.bindings)
+        value = source
+        if count > 1 and segment.merge == "project":
+            value = self._enter(segment, blocks[-1], source, index)
+        for number in kept_blocks(len(blocks), branch.depth):
+            value = self._emit_block(blocks[number], value, branch.width, index, count)
+        if count > 1 and segment.merge != "concat":
+            value = self._restore(segment, blocks[-1], value, index)
+        if count > 1:
+            emitted = self.scaler.emitter.bindings[begin:]
+            self.names[branch.processor] += [binding.var.name for binding in emitted]
+        return value
+
+    def _enter(
+        self, segment: StretchedSegment, last: BlockWidths, source: Value, index: int
+    ) -> Value:
+        """The 1x1 convolution before a branch: to as much of what it reads as it has of width."""
+        branch, count = segment.branches[index], len(segment.branches)
+        before = self.operators.shape(segment.start)[1]
+        size = narrowed(source.channels, branch.width, last.width)
+        origin = window(before, size, index, count)
+        return self.scaler.conv_norm(source, origin, f"{segment.start}.enter.b{index}", before)
+
+    def _restore(
+        self, segment: StretchedSegment, last: BlockWidths, value: Value, index: int
+    ) -> Value:
+        """The 1x1 convolution behind a branch: to its share of the original channels."""
+        count, width = len(segment.branches), last.width
+        share = width // count
+        if value.channels == share:
+            return value
+        origin = np.arange(index * share, (index + 1) * share)
+        return self.scaler.conv_norm(value, origin, f"{segment.end}.restore.b{index}", width)
+
+    def _emit_block(
+        self, block: BlockWidths, source: Value, width: int, index: int, count: int
+    ) -> Value:
+        suffix = f".b{index}" if count > 1 else ""
+        scaler = self.scaler
+        try:
+            sizes = block.sizes(source.channels, width)
+        except UnequalWidthsError:
+            wanted, before = window(block.width, width, index, count), block.channels(block.start)
+            source = scaler.conv_norm(source, wanted, f"{block.start}.fit{suffix}", before)
+            sizes = block.sizes(width, width)
+        values = {block.start: source}
+        for member in block.members:
+            root = block.root(member.name)
+            origin: Origin | None = None
+            if root in sizes and member.kind == "nn.conv2d":
+                unit = block.unit_of(root)
+                origin = window(block.channels(root), sizes[root], index, count, unit)
+            skip = block.skips.get(member.name)
+            reads = self._fit_skip(block, member, values, skip, suffix) if skip else values
+            values[member.name] = scaler.again(member, reads, member.name + suffix, origin)
+        return values[block.end]
+
+    def _fit_skip(
+        self,
+        block: BlockWidths,
+        add: Operator,
+        values: Mapping[str, Value],
+        skip: str,
+        suffix: str,
+    ) -> Mapping[str, Value]:
+        """The operands of a sum, the skipping one as wide as the other."""
+        (other,) = (name for name in add.inputs if name != skip)
+        wanted = values[other]
+        if values[skip].channels == wanted.channels:
+            return values
+        name = f"{add.name}.shortcut{suffix}"
+        fitted = self.scaler.conv_norm(values[skip], wanted.origin, name, block.width)
+        return {**values, skip: fitted}
+
+
+def narrowed(channels: int, width: int, original: int) -> int:
+    """As much of ``channels`` as a branch has of the original width, to a multiple of 8.
+
+    >>> narrowed(32, 40, 56)
+    24
+    """
+    return max(8, 8 * round(channels * width / original / 8))

@@ -1,0 +1,374 @@
+"""Emit operators of a network again, with other channels and the weights that belong to these.
+
+    conv = R.nn.conv2d(x, w)      # x: 64 channels, w: (128, 64, 3, 3)
+        ->
+    conv.b1 = R.nn.conv2d(x.b1, w[48:128, 0:64] / 2)      # x.b1 holds each of x's channels twice
+
+Every value knows its origin: which channel of the original tensor each of its channels stands for,
+-1 for those that are new. Weights are rows and columns of the original ones by these origins; a
+channel that is read several times counts in parts, so that the sums stay. What has no origin is
+random, after He, from a seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm import relax
+from tvm.ir import GenericConst
+from tvm_stretch.passes.branches import Emitter
+
+from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.ir.convolutions import conv2d_like
+from tvm_stretch.ir.expressions import constant, shape_of, with_variables
+from tvm_stretch.ir.operators import BINARY, Operator, Operators
+
+Origin: TypeAlias = NDArray[np.int64]
+Array: TypeAlias = NDArray[Any]
+
+EPSILON = 1e-5
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor of the new network.
+
+    Attributes:
+        var: that holds it.
+        origin: of its channels, those of axis 1.
+    """
+
+    var: relax.Var
+    origin: Origin
+
+    @property
+    def channels(self) -> int:
+        """Size of axis 1; of a tensor in groups of channels, of all of them."""
+        return len(self.origin)
+
+
+def window(total: int, size: int, index: int, count: int, unit: int = 1) -> Origin:
+    """The channels that branch ``index`` of ``count`` starts from; beyond ``total``, new ones.
+
+    First and last branch hold the first and the last channels, so that all are in one of them.
+
+    >>> window(8, 6, 1, 2)
+    array([2, 3, 4, 5, 6, 7])
+    """
+    spare = max(0, total - size)
+    begin = spare * index // max(1, count - 1) // unit * unit if count > 1 else 0
+    found = np.arange(begin, begin + size)
+    return np.where(found < total, found, -1)
+
+
+class _Emitter(Emitter):
+    """Variables of these names are results of the function."""
+
+    def __init__(self, results: Sequence[str]) -> None:
+        super().__init__()
+        self._results = frozenset(results)
+
+    def emit(self, name: str, value: relax.Expr) -> relax.Var:
+        """Bind ``value`` to a new variable of this very name."""
+        value = self._builder.normalize(value)
+        kind = relax.Var if name in self._results else relax.DataflowVar
+        return self._bind(kind(name, value.ty), value)
+
+
+@dataclass
+class Scaler:
+    """Emits operators in the place of a network's, into one list of bindings.
+
+    Attributes:
+        operators: of the original network.
+        warm: whether weights start from the original ones.
+        rng: of what is new.
+    """
+
+    operators: Operators
+    warm: bool
+    rng: np.random.Generator
+    emitter: Emitter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.emitter = _Emitter(self.operators.outputs)
+        norms = [op for op in self.operators if op.kind == "nn.batch_norm"]
+        self.norm: relax.Call | None = norms[0].call if norms else None
+
+    def unchanged(self, name: str) -> Value:
+        """A tensor of the original network."""
+        return Value(self.operators.variables[name], np.arange(self._channels(name)))
+
+    def _channels(self, name: str) -> int:
+        shape = self.operators.shape(name)
+        return shape[1] if len(shape) > 1 else 0
+
+    def again(
+        self,
+        operator: Operator,
+        values: Mapping[str, Value],
+        name: str,
+        origin: Origin | None = None,
+    ) -> Value:
+        """Emit an operator.
+
+        Args:
+            operator: of the original network.
+            values: what stands for the tensors that it reads.
+            name: of the result.
+            origin: of the result's channels, where the operator does not decide them; a
+                convolution then computes all that it computed.
+
+        Raises:
+            UnsupportedError: the operator cannot be told for other channels.
+        """
+        reads = [values[n] for n in operator.inputs]
+        emit = getattr(self, f"_emit_{operator.kind.replace('.', '_').lower()}", None)
+        if emit is not None:
+            return emit(operator, reads, name, origin)
+        changed = [n for n in operator.inputs if not self.is_as_before(n, values[n])]
+        if not changed:
+            return self._as_it_was(operator, values, name)
+        if len(operator.shape) not in (2, 4) or not reads:
+            raise _not_told(operator)
+        return self._elementwise(operator, values, reads, name)
+
+    def conv_norm(self, source: Value, origin: Origin, name: str, scale_to: int) -> Value:
+        """A new 1x1 convolution and batch normalisation, without activation.
+
+        Where it starts from what is there, it passes channels on: each of its own is the mean of
+        those that have its origin.
+
+        Args:
+            source: what it reads.
+            origin: of its channels.
+            name: of the convolution.
+            scale_to: how many channels the original tensor has, to tell which are the same.
+        """
+        identity = np.eye(scale_to, dtype="float32")[:, :, None, None]
+        weight = self._weight(identity, origin, source.origin, len(source.origin))
+        if self.warm and not weight.any():
+            weight = self._random(weight.shape)
+        conv = relax.op.nn.conv2d(source.var, constant(weight))
+        found = Value(self.emitter.emit(name, conv), origin)
+        if self.norm is None:
+            return found
+        size = len(origin)
+        ones, zeros = np.ones(size, "float32"), np.zeros(size, "float32")
+        args = [found.var, *(constant(a) for a in (ones, zeros, zeros, ones))]
+        call = relax.Call(self.norm.op, args, self.norm.attrs)
+        whole = self.emitter.emit(f"{name}.statistics", call)
+        return Value(self.emitter.emit(f"{name}.norm", relax.TupleGetItem(whole, 0)), origin)
+
+    # --- operators ---
+
+    def _emit_nn_conv2d(
+        self, conv: Operator, reads: Sequence[Value], name: str, origin: Origin | None
+    ) -> Value:
+        (data,) = reads
+        weight = self._constant(conv, 1)
+        if conv.groups == 1:
+            result = np.arange(weight.shape[0]) if origin is None else origin
+            scaled, groups = self._weight(weight, result, data.origin, data.channels), 1
+        else:
+            result = data.origin
+            groups, rest = divmod(data.channels * conv.groups, conv.shape[1])
+            if conv.shape[1] != conv.arg_shapes[0][1] or rest:
+                raise _not_told(conv)
+            columns = np.arange(weight.shape[1])
+            scaled = self._weight(weight, result, columns, weight.shape[1])
+        call = conv2d_like(conv.call, [data.var, constant(scaled)], groups=groups)
+        return Value(self.emitter.emit(name, call), result)
+
+    def _emit_nn_batch_norm(
+        self, norm: Operator, reads: Sequence[Value], name: str, _: Origin | None
+    ) -> Value:
+        (data,) = reads
+        defaults = (1.0, 0.0, 0.0, 1.0)
+        args = [
+            constant(self._per_channel(self._constant(norm, i + 1), data.origin, default))
+            for i, default in enumerate(defaults)
+        ]
+        call = relax.Call(norm.call.op, [data.var, *args], norm.call.attrs)
+        return Value(self.emitter.emit(name, call), data.origin)
+
+    def _emit_tuplegetitem(
+        self, item: Operator, reads: Sequence[Value], name: str, _: Origin | None
+    ) -> Value:
+        (whole,) = reads
+        index, source = int(item.binding.value.index), self.operators[item.inputs[0]]
+        var = self.emitter.emit(name, relax.TupleGetItem(whole.var, index))
+        if source.kind != "split":
+            return Value(var, whole.origin)
+        sizes = [int(f.shape.values[1]) for f in source.call.ty.fields]
+        before = sum(sizes[:index])
+        begin = sum(int(f.shape.values[1]) for f in whole.var.ty.fields[:index])
+        own = whole.origin[begin : begin + int(var.ty.shape.values[1])] - before
+        return Value(var, np.where((own >= 0) & (own < sizes[index]), own, -1))
+
+    def _emit_split(
+        self, split: Operator, reads: Sequence[Value], name: str, _: Origin | None
+    ) -> Value:
+        (data,) = reads
+        sizes = [int(f.shape.values[1]) for f in split.call.ty.fields]
+        cuts = [round(data.channels * c / sum(sizes)) for c in np.cumsum(sizes)[:-1]]
+        call = relax.op.split(data.var, [int(c) for c in cuts], axis=1)
+        return Value(self.emitter.emit(name, call), data.origin)
+
+    def _emit_concat(
+        self, concat: Operator, reads: Sequence[Value], name: str, _: Origin | None
+    ) -> Value:
+        if int(concat.call.attrs.axis) not in (1, 1 - len(concat.shape)):
+            raise _not_told(concat)
+        starts = np.cumsum([0, *(self.operators.shape(n)[1] for n in concat.inputs)])
+        pieces = zip(reads, starts, strict=False)
+        origin = [np.where(v.origin < 0, -1, v.origin + begin) for v, begin in pieces]
+        return self.join(reads, name, np.concatenate(origin))
+
+    def join(self, values: Sequence[Value], name: str, origin: Origin) -> Value:
+        """Put tensors beside each other."""
+        call = relax.op.concat([value.var for value in values], axis=1)
+        return Value(self.emitter.emit(name, call), origin)
+
+    def _emit_reshape(
+        self, reshape: Operator, reads: Sequence[Value], name: str, _: Origin | None
+    ) -> Value:
+        (data,) = reads
+        before, after = self.operators.shape(reshape.inputs[0]), reshape.shape
+        shape, origin = list(after), data.origin
+        if len(after) == 5:  # channels in groups
+            shape[2] = data.channels // after[1]
+        elif len(after) == 4 and len(before) in (2, 5):
+            shape[1] = data.channels // (after[2] * after[3] if len(before) == 2 else 1)
+        elif len(before) == 4 and len(after) == 2 and before[0] == after[0]:
+            pixels = before[2] * before[3]
+            shape[1] = data.channels * pixels
+            spread = data.origin[:, None] * pixels + np.arange(pixels)
+            origin = np.where(data.origin[:, None] < 0, -1, spread).reshape(-1)
+        elif not self.is_as_before(reshape.inputs[0], data):
+            raise _not_told(reshape)
+        else:
+            origin = np.arange(after[1] if len(after) > 1 else 0)
+        call = relax.op.reshape(data.var, shape)
+        return Value(self.emitter.emit(name, call), origin)
+
+    def _emit_permute_dims(
+        self, permute: Operator, reads: Sequence[Value], name: str, _: Origin | None
+    ) -> Value:
+        (data,) = reads
+        if len(permute.shape) != 5:
+            if not self.is_as_before(permute.inputs[0], data):
+                raise _not_told(permute)
+            return self._as_it_was(permute, {permute.inputs[0]: data}, name)
+        rows, columns = self.operators.shape(permute.inputs[0])[1:3]
+        now = int(data.var.ty.shape.values[1])
+        moved = data.origin.reshape(now, -1).T.reshape(-1)
+        origin = np.where(moved < 0, -1, moved % columns * rows + moved // columns)
+        call = relax.Call(permute.call.op, [data.var], permute.call.attrs)
+        return Value(self.emitter.emit(name, call), origin)
+
+    def _emit_matmul(
+        self, matmul: Operator, reads: Sequence[Value], name: str, _: Origin | None
+    ) -> Value:
+        data = reads[0]
+        if len(reads) != 1 or not isinstance(matmul.call.args[1], GenericConst):
+            raise _not_told(matmul)
+        weight = self._constant(matmul, 1)  # (inputs, outputs)
+        rows = np.arange(weight.shape[1])
+        scaled = self._weight(weight.T, rows, data.origin, data.channels).T
+        call = relax.op.matmul(data.var, constant(scaled))
+        return Value(self.emitter.emit(name, call), rows)
+
+    def _elementwise(
+        self,
+        operator: Operator,
+        values: Mapping[str, Value],
+        reads: Sequence[Value],
+        name: str,
+    ) -> Value:
+        """Operators that keep channels apart; constants for each of them are cut as they are."""
+        origin = reads[0].origin
+        widths = {v.channels for v in reads if v.channels > 1}
+        if len(widths) > 1:
+            raise _not_told(operator)
+
+        def operand(arg: relax.Expr) -> relax.Expr:
+            if isinstance(arg, relax.Var):
+                return values[arg.name].var
+            if isinstance(arg, GenericConst) and operator.kind in BINARY:
+                return self._cut(arg, origin, len(operator.shape))
+            return arg
+
+        call = operator.call
+        args = [operand(arg) for arg in call.args]
+        again = relax.Call(call.op, args, call.attrs, call.ty_args)
+        return Value(self.emitter.emit(name, again), origin)
+
+    def _as_it_was(self, operator: Operator, values: Mapping[str, Value], name: str) -> Value:
+        """What reads nothing that changed stays."""
+        again = with_variables(operator.binding.value, lambda var: values[var.name].var)
+        return Value(self.emitter.emit(name, again), np.arange(self._channels(operator.name)))
+
+    def is_as_before(self, name: str, value: Value) -> bool:
+        """Whether a value has just the channels of the original tensor."""
+        shape = self.operators.shape(name)
+        return len(shape) < 2 or (
+            value.channels == shape[1] and bool((value.origin == np.arange(shape[1])).all())
+        )
+
+    # --- weights ---
+
+    def _constant(self, operator: Operator, index: int) -> Array:
+        arg = operator.call.args[index]
+        if not isinstance(arg, GenericConst):
+            raise _not_told(operator)
+        return np.asarray(arg.value.numpy())
+
+    def _weight(self, weight: Array, rows: Origin, columns: Origin, fan_in: int) -> Array:
+        """Rows and columns of a weight (outputs first); columns that are read twice count half."""
+        shape = (len(rows), len(columns), *weight.shape[2:])
+        if not self.warm:
+            return self._random(shape)
+        known = columns[columns >= 0]
+        times = np.bincount(known, minlength=weight.shape[1])
+        found = weight[rows][:, columns] / np.maximum(times, 1)[columns].reshape(
+            1, -1, *(1,) * (weight.ndim - 2)
+        )
+        new = (rows < 0)[:, None] | (columns < 0)[None, :]
+        if new.any():
+            found = np.where(new.reshape(*new.shape, *(1,) * (weight.ndim - 2)), 0.0, found)
+            rows_new = np.flatnonzero(rows < 0)
+            found[rows_new] = self._random((len(rows_new), *shape[1:]))
+        return np.ascontiguousarray(found.astype(weight.dtype))
+
+    def _random(self, shape: tuple[int, ...]) -> Array:
+        """After He: the variance of what is summed stays."""
+        spread = np.sqrt(2.0 / max(1, int(np.prod(shape[1:]))))
+        return (self.rng.standard_normal(shape) * spread).astype("float32")
+
+    def _per_channel(self, values: Array, origin: Origin, default: float) -> Array:
+        known = (origin >= 0) if self.warm else np.zeros(len(origin), bool)
+        return np.where(known, values[origin], default).astype(values.dtype)
+
+    def _cut(self, arg: GenericConst, origin: Origin, rank: int) -> relax.Expr:
+        """A constant beside a tensor of ``rank``, where it varies along the channels."""
+        shape = shape_of(arg)
+        axis = len(shape) - rank + 1
+        if axis < 0 or shape[axis] == 1:
+            return arg
+        values = arg.value.numpy()
+        known = origin >= 0
+        cut = np.take(values, np.where(known, origin, 0), axis)
+        mask = known.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+        return constant(np.where(mask, cut, 0).astype(values.dtype))
+
+
+def _not_told(operator: Operator) -> UnsupportedError:
+    return UnsupportedError(
+        f"expected operators whose channels can be scaled, got {operator.name!r} "
+        f"({operator.kind}), which reads a tensor that is stretched; stretch other segments"
+    )

@@ -1,0 +1,192 @@
+"""A stretched network as data: which segments have branches, how deep and wide, and where they run.
+
+    {
+     "format": "tvm_stretch.design",
+     "version": 1,
+     "segments": [
+      {"start": "relu_8", "end": "relu_16", "merge": "concat",
+       "branches": [{"processor": "cpu", "depth": 3, "width": 80},
+                    {"processor": "opencl", "depth": 3, "width": 64}]}
+     ]
+    }
+
+A segment is a run of blocks between two meeting points of the original network. Each branch has
+``depth`` of its blocks, ``width`` channels each. Merges (passes/duplicate_and_scale.py draws them):
+
+concat     the results stand beside each other; what comes next reads them all
+restore    each is brought back to its share of the original channels by a 1x1 convolution, then
+           concat (NN-Stretch, figure 8)
+project    as restore, and a 1x1 convolution also narrows what each branch reads (the designs for
+           EfficientNet that were published)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tvm_stretch.errors import PlanError
+from tvm_stretch.files import Format, write_whole, writing
+
+FORMAT = Format("tvm_stretch.design", 1, "the design", PlanError, "write the design again")
+
+MERGES = ("concat", "restore", "project")
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One branch of a segment.
+
+    Attributes:
+        processor: who runs it.
+        depth: how many blocks of the segment it has.
+        width: channels of what its blocks compute.
+    """
+
+    processor: str
+    depth: int
+    width: int
+
+    def __str__(self) -> str:
+        return f"{self.processor} {self.depth}x{self.width}"
+
+
+@dataclass(frozen=True)
+class StretchedSegment:
+    """A run of blocks and the branches that take its place; one branch only scales it.
+
+    Attributes:
+        start: the meeting point that it reads.
+        end: the meeting point that it computes.
+        branches: in the order in which their results stand.
+        merge: one of `MERGES`.
+    """
+
+    start: str
+    end: str
+    branches: tuple[Branch, ...]
+    merge: str = "concat"
+
+    def __post_init__(self) -> None:
+        where = f"the segment {self.start!r} -> {self.end!r} of the design"
+        if self.merge not in MERGES:
+            raise PlanError(
+                f"expected one of {', '.join(MERGES)} for merge of {where}, got {self.merge!r}; "
+                "correct it"
+            )
+        if not self.branches:
+            raise PlanError(f"expected branches for {where}, got none; leave the segment out")
+        for branch in self.branches:
+            if type(branch.depth) is not int or type(branch.width) is not int:
+                raise PlanError(
+                    f"expected whole numbers for depth and width of {where}, got {branch}; "
+                    "give numbers of blocks and of channels"
+                )
+
+    def __str__(self) -> str:
+        return " | ".join(map(str, self.branches))
+
+
+@dataclass(frozen=True)
+class Design:
+    """See the module docstring; segments that are not listed stay as they are."""
+
+    segments: tuple[StretchedSegment, ...]
+
+    @property
+    def processors(self) -> tuple[str, ...]:
+        """Who runs its branches."""
+        names = (b.processor for segment in self.segments for b in segment.branches)
+        return tuple(dict.fromkeys(names))
+
+    @staticmethod
+    def of_lists(
+        segments: Sequence[tuple[str, str]],
+        processors: Sequence[str],
+        depths: Sequence[Sequence[int]],
+        widths: Sequence[Sequence[int]],
+        merge: str = "concat",
+    ) -> Design:
+        """A design from one list of depths and one of widths for each segment, as papers print it.
+
+        Args:
+            segments: start and end of each.
+            processors: of the branches; a segment of one branch has no merge.
+            depths: for each segment, of each branch.
+            widths: likewise.
+            merge: of all segments.
+
+        Raises:
+            PlanError: the lists are of unequal lengths.
+        """
+        if not len(segments) == len(depths) == len(widths):
+            raise PlanError(
+                f"expected depths and widths for each of {len(segments)} segments, got "
+                f"{len(depths)} and {len(widths)}; give one list per segment"
+            )
+        found = []
+        for index, ((start, end), deep, wide) in enumerate(
+            zip(segments, depths, widths, strict=True)
+        ):
+            if len(deep) != len(wide) or len(deep) not in (1, len(processors)):
+                raise PlanError(
+                    f"expected as many depths as widths for segment {index}, one or "
+                    f"{len(processors)}, got {list(deep)} and {list(wide)}; correct the lists"
+                )
+            each = zip(processors, deep, wide, strict=False)
+            found.append(StretchedSegment(start, end, tuple(Branch(*b) for b in each), merge))
+        return Design(tuple(found))
+
+    @staticmethod
+    def read(source: DesignLike) -> Design:
+        """The design in a file, a dict of its JSON, or another design.
+
+        Raises:
+            PlanError: there is no such file, or it is no design.
+        """
+        if isinstance(source, Design):
+            return source
+        if isinstance(source, Mapping):
+            return _from_data(FORMAT.body(dict(source), "the design"), "the design")
+        if not isinstance(source, str | os.PathLike):
+            raise PlanError(
+                f"expected a Design, the path of its file or a dict for design, got "
+                f"{type(source).__name__}; give one of these"
+            )
+        return _from_data(FORMAT.read(Path(source)), f"the design in {source}")
+
+    def to_data(self) -> dict[str, Any]:
+        """What its JSON says."""
+        return {**FORMAT.head, "segments": [asdict(segment) for segment in self.segments]}
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the JSON; the file appears complete or not at all."""
+        import json
+
+        with writing("the design", PlanError):
+            write_whole(Path(path), json.dumps(self.to_data(), indent=1) + "\n")
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.segments))
+
+
+DesignLike: TypeAlias = Design | Mapping[str, Any] | str | os.PathLike[str]
+
+
+def _from_data(data: dict[str, Any], where: str) -> Design:
+    listed = data.get("segments", [])
+    if set(data) - {"segments"} or not isinstance(listed, list | tuple):
+        raise PlanError(
+            f"expected only a list of segments for {where}, got {sorted(data)}; see "
+            "tvm_stretch/plan/design.py"
+        )
+    segments = []
+    for index, item in enumerate(listed):
+        place = f"segments[{index}] of {where}"
+        values = dict(item) if isinstance(item, Mapping) else {}
+        branches = FORMAT.build_all(Branch, values.pop("branches", []), "branches", place)
+        segments.append(FORMAT.build(StretchedSegment, {**values, "branches": branches}, place))
+    return Design(tuple(segments))
