@@ -129,7 +129,7 @@ def like(values: Sequence[object]) -> Present:
 def _to_numpy(tensor: tvm.runtime.Tensor) -> np.ndarray:
     try:
         return np.from_dlpack(tensor)
-    except RuntimeError:  # bfloat16 and its like, which NumPy only knows through ml_dtypes
+    except (BufferError, RuntimeError):  # bfloat16: NumPy only knows it through ml_dtypes
         return tensor.numpy()
 
 
