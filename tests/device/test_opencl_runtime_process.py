@@ -188,7 +188,7 @@ def test_killed_while_it_writes(tmp_path: Path) -> None:
             run_chain(source=graphs.SCALE_SOURCE + f"// {i}")
     """
     for delay in (0.1, 0.4):
-        # PoCL believes what killed processes left of its own files: nobody else shall find them.
+        # PoCL has files of its own: nobody else shall find what is left of them.
         drivers = tmp_path / f"driver {delay}"
         environment = {"TVM_STRETCH_CACHE_DIR": str(tmp_path), "POCL_CACHE_DIR": str(drivers)}
         code = PREAMBLE + textwrap.dedent(writes)
@@ -203,6 +203,34 @@ def test_killed_while_it_writes(tmp_path: Path) -> None:
         keys, binary = (int.from_bytes(entry[i : i + 8], "little") for i in (8, 16))
         assert entry[:8] == b"TVMSTRB1"
         assert len(entry) == 32 + keys + binary
+
+
+def test_what_a_loss_of_power_cut_short_is_compiled_again(tmp_path: Path) -> None:
+    """PoCL's own files: it would end the process."""
+    if "Portable Computing Language" not in run("print(devices()[0]['platform'])"):
+        pytest.skip("this driver keeps nothing that is not ours")
+    run("run_chain()", POCL_CACHE_DIR=str(tmp_path))
+    kept = {
+        path: path.read_bytes()
+        for path in tmp_path.rglob("*")
+        if path.name == "program.bc" or path.suffix == ".so"
+    }
+    assert {path.suffix for path in kept} == {".bc", ".so"}
+    for share in (0, 3):
+        for path, whole in kept.items():
+            path.write_bytes(whole[: len(whole) * share // 4])
+        run("run_chain()", POCL_CACHE_DIR=str(tmp_path))
+        assert all(path.stat().st_size == len(whole) for path, whole in kept.items())
+
+
+def test_a_driver_without_its_folder_gets_another(tmp_path: Path) -> None:
+    code = """
+        import shutil
+        run_chain()
+        shutil.rmtree(os.environ["POCL_CACHE_DIR"], ignore_errors=True)
+        run_chain(source=graphs.SCALE_SOURCE.replace("{", "{ ;", 1))
+    """
+    run(code, POCL_CACHE_DIR=str(tmp_path / "driver"))
 
 
 def test_a_fork_is_refused_not_hung() -> None:

@@ -4,9 +4,8 @@
 
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 
+#include "pocl_cache.h"
 #include "program_cache.h"
 
 namespace tvm_stretch::opencl {
@@ -62,15 +61,8 @@ Program FromSource(const Device& device, const std::string& source, const std::s
   TVM_FFI_UNREACHABLE();
 }
 
-// PoCL finds again what it compiled, down to the machine code for the work-groups that a run had.
-// Asked for a binary, it compiles every kernel once more, for work-groups of any size.
-bool KeepsItsPrograms(const DeviceInfo& info) {
-  const char* own = std::getenv("POCL_KERNEL_CACHE");
-  return info.platform == "Portable Computing Language" &&
-         (own == nullptr || std::strcmp(own, "0") != 0);
-}
-
-// "" if the driver gives none.
+// "" if the driver gives none. Not for PoCL: asked for it, it compiles every kernel once more, for
+// work-groups of any size.
 std::string BinaryOf(const Program& program) {
   size_t bytes = 0;
   if (CL().GetProgramInfo(program.get(), CL_PROGRAM_BINARY_SIZES, sizeof(bytes), &bytes, nullptr) !=
@@ -120,11 +112,13 @@ T KernelLimit(const Device& device, const Kernel& kernel, cl_uint what) {
 std::vector<Program> BuildPrograms(const Device& device, const std::vector<std::string>& sources,
                                    const std::string& options) {
   const ProgramCache cache;
-  const bool is_cached = cache.is_on() && !KeepsItsPrograms(device.info);
+  const bool is_pocl_cached = KeepsItsPrograms(device.info);
+  const bool is_cached = cache.is_on() && !is_pocl_cached;
+  if (is_pocl_cached) PreparePoclCache();
   Progress progress(sources.size());
   std::vector<Program> programs;
   for (const std::string& source : sources) {
-    const std::string key = CacheKey(device, source, options);
+    const std::string key = is_cached ? CacheKey(device, source, options) : "";
     const std::string binary = is_cached ? cache.Find(key) : "";
     Program program;
     if (!binary.empty()) program = FromBinary(device, binary, options);

@@ -30,18 +30,12 @@ struct EntryHeader {
   uint64_t fingerprint;  // of key and binary together
 };
 
-const char* Variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr && *value != '\0' ? value : nullptr;
-}
-
 fs::path Folder() {
   if (const char* own = std::getenv("TVM_STRETCH_CACHE_DIR")) {
     return *own == '\0' ? fs::path() : fs::path(own) / "opencl";
   }
-  if (const char* cache = Variable("XDG_CACHE_HOME")) return fs::path(cache) / "tvm_stretch/opencl";
-  if (const char* home = Variable("HOME")) return fs::path(home) / ".cache/tvm_stretch/opencl";
-  return {};
+  const std::string caches = UserCaches();
+  return caches.empty() ? fs::path() : fs::path(caches) / "tvm_stretch/opencl";
 }
 
 bool WriteAll(int file, const std::string& bytes) {
@@ -71,6 +65,15 @@ void RemoveOldTemporaries(const std::string& folder) {
 }
 
 }  // namespace
+
+std::string UserCaches() {
+  auto variable = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::string(value != nullptr ? value : "");
+  };
+  const std::string caches = variable("XDG_CACHE_HOME"), home = variable("HOME");
+  return !caches.empty() || home.empty() ? caches : home + "/.cache";
+}
 
 ProgramCache::ProgramCache() : folder_(Folder().string()) {
   if (folder_.empty()) return;

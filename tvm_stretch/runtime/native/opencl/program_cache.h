@@ -6,6 +6,9 @@
 
 namespace tvm_stretch::opencl {
 
+// $XDG_CACHE_HOME or ~/.cache; "" where neither is known.
+std::string UserCaches();
+
 // Entries are found by a fingerprint of `key` and hold the whole key, so that a foreign or damaged
 // one is never taken. An entry appears complete or not at all, whenever the process dies. Nothing
 // here throws: a cache that does not work only costs time.

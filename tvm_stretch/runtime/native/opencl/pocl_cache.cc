@@ -1,0 +1,93 @@
+#include "pocl_cache.h"
+
+#include <link.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+
+#include "program_cache.h"
+
+namespace tvm_stretch::opencl {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path Folder() {
+  const char* own = std::getenv("POCL_CACHE_DIR");
+  if (own != nullptr) return own;
+  const std::string caches = UserCaches();
+  return (caches.empty() ? fs::path("/tmp") : fs::path(caches)) / "pocl/kcache";
+}
+
+template <typename T>
+bool Read(std::ifstream& file, uint64_t place, T* value) {
+  return file.seekg(place) && file.read(reinterpret_cast<char*>(value), sizeof(T));
+}
+
+// Linkers write the table of sections to the end.
+bool IsWholeLibrary(std::ifstream& file, uint64_t bytes) {
+  ElfW(Ehdr) header;
+  return Read(file, 0, &header) && std::memcmp(header.e_ident, ELFMAG, SELFMAG) == 0 &&
+         header.e_shoff + uint64_t{header.e_shnum} * header.e_shentsize <= bytes;
+}
+
+// LLVM's bitcode is blocks, one behind the other.
+bool IsWholeBitcode(std::ifstream& file, uint64_t bytes) {
+  constexpr uint32_t kMagic = 0xDEC04342, kEnters = 1;
+  struct Block {
+    uint32_t what;
+    uint32_t words;
+  } block;
+  uint32_t magic = 0;
+  if (!Read(file, 0, &magic) || magic != kMagic) return false;
+  uint64_t place = sizeof(magic);
+  while (place < bytes) {
+    if (!Read(file, place, &block) || (block.what & 3) != kEnters) return false;
+    place += sizeof(block) + 4 * uint64_t{block.words};
+  }
+  return place == bytes && bytes > sizeof(magic);
+}
+
+bool IsWhole(const fs::path& path) {
+  std::error_code error;
+  const bool is_library = path.extension() == ".so";
+  if (!is_library && path.filename() != "program.bc") return true;
+  const uint64_t bytes = fs::file_size(path, error);
+  std::ifstream file(path, std::ios::binary);
+  if (error || !file) return true;  // nobody can read it, or it has gone
+  return is_library ? IsWholeLibrary(file, bytes) : IsWholeBitcode(file, bytes);
+}
+
+void RemoveDamaged(const fs::path& folder) {
+  std::error_code error;
+  // What lies in the folder itself is being written: it is moved when it is complete.
+  const auto options = fs::directory_options::skip_permission_denied;
+  for (fs::recursive_directory_iterator entry(folder, options, error), end; entry != end;
+       entry.increment(error)) {
+    if (entry.depth() > 0 && entry->is_regular_file(error) && !IsWhole(entry->path())) {
+      fs::remove(entry->path(), error);
+    }
+  }
+}
+
+}  // namespace
+
+bool KeepsItsPrograms(const DeviceInfo& info) {
+  const char* own = std::getenv("POCL_KERNEL_CACHE");
+  return info.platform == "Portable Computing Language" &&
+         (own == nullptr || std::strcmp(own, "0") != 0);
+}
+
+void PreparePoclCache() {
+  std::error_code error;
+  const fs::path folder = Folder();
+  fs::create_directories(folder, error);
+  static std::once_flag is_checked;
+  std::call_once(is_checked, RemoveDamaged, folder);
+}
+
+}  // namespace tvm_stretch::opencl
