@@ -163,18 +163,19 @@ class _Band:
         sliding = window(operator)
         if sliding is None:
             return relax.Call(call.op, args, attrs, call.ty_args)
+        _, left, most, right = (int(p) for p in attrs.padding)
         top, bottom = sliding.padding(rows)
         if operator.kind == "nn.conv2d":
-            _, left, _, right = (int(p) for p in attrs.padding)
             return conv2d_like(call, args, padding=[top, left, bottom, right])
-        left, right = _side_padding(operator)
         function = getattr(relax.op.nn, operator.kind.removeprefix("nn."))
         return function(
             args[0],
             pool_size=[int(k) for k in attrs.pool_size],
             strides=[int(s) for s in attrs.strides],
-            padding=[top, left, bottom, right],
+            # what only ``ceil_mode`` adds is no padding: an average does not count it
+            padding=[top, left, min(bottom, most), right],
             dilation=[int(d) for d in attrs.dilation],
+            ceil_mode=bool(attrs.ceil_mode),
             count_include_pad=bool(attrs.count_include_pad),
         )
 
@@ -192,12 +193,3 @@ def _constant_rows(constant: GenericConst, rows: Span) -> relax.Expr:
     if len(shape) < 2 or shape[-2] == 1:
         return constant
     return relax.const(constant.value.numpy()[..., rows[0] : rows[1], :])
-
-
-def _side_padding(pool: Operator) -> tuple[int, int]:
-    """Columns of padding left and right; with ``ceil_mode`` the last window may need more."""
-    attrs = pool.call.attrs
-    _, left, _, right = (int(p) for p in attrs.padding)
-    extent = (int(attrs.pool_size[1]) - 1) * int(attrs.dilation[1]) + 1
-    covered = (pool.shape[3] - 1) * int(attrs.strides[1]) + extent
-    return left, max(right, covered - left - shape_of(pool.call.args[0])[3])

@@ -163,9 +163,19 @@ def _pad(cfg: WindowConfig, data: te.Tensor) -> te.Tensor:
 def window_count(cfg: WindowConfig, y: Expr, x: Expr) -> Expr:
     """What the average at output pixel ``(y, x)`` divides by."""
     if cfg.count_include_pad:
-        return f32(float(prod(cfg.kernel)))
-    rows, columns = (_taps_inside(cfg, axis, place)[1] for axis, place in enumerate((y, x)))
+        rows, columns = (_taps_padded(cfg, axis, place) for axis, place in enumerate((y, x)))
+    else:
+        rows, columns = (_taps_inside(cfg, axis, place)[1] for axis, place in enumerate((y, x)))
     return tirx.max(const(rows * columns), const(1)).astype("float32")
+
+
+def _taps_padded(cfg: WindowConfig, axis: int, place: Expr) -> Index:
+    """How many taps lie in the image or its padding, but not in what ``ceil_mode`` adds behind."""
+    size = cfg.padding[axis] + cfg.in_size[axis] + cfg.padding[axis + 2]
+    kernel, step, stride = cfg.kernel[axis], cfg.dilation[axis], cfg.stride[axis]
+    if (cfg.out_size[axis] - 1) * stride + cfg.spans[axis] <= size:
+        return kernel
+    return tirx.min(const(kernel), tirx.floordiv(size - place * stride + (step - 1), step))
 
 
 def _taps_inside(cfg: WindowConfig, axis: int, place: Expr) -> tuple[Index, Index]:

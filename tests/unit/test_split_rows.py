@@ -259,6 +259,7 @@ class TestRefused:
     st.lists(st.integers(1, 9), min_size=2, max_size=3),
 )
 @example([("conv", (3, 3), 2, (0, 1, 2, 1), 1, 1, 8), ("residual", 3, True)], (1, 4, 15, 7), [5, 2])
+@example([("avg_pool2d", 2, 2, (0, 0, 0, 0), True, True)], (1, 4, 13, 7), [1, 1])
 def test_random_networks(layers, shape, ratios):
     mod = build(layers, shape)
     assume(mod is not None)

@@ -135,6 +135,16 @@ POOLS = [
     ("avg", {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
     ("avg", {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "count_include_pad": 1}),
     ("avg", {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1, "pads": [1, 1, 0, 0]}),
+    (
+        "avg",
+        {
+            "kernel_shape": [3, 2],
+            "strides": [2, 2],
+            "ceil_mode": 1,
+            "pads": [1, 0, 1, 0],
+            "count_include_pad": 1,
+        },
+    ),
     ("avg", {"kernel_shape": [5, 5], "strides": [3, 3], "pads": [2, 2, 2, 2]}),
 ]
 
