@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-fs::path Folder() {
+fs::path PoclFolder() {
   const char* own = std::getenv("POCL_CACHE_DIR");
   if (own != nullptr) return own;
   const std::string caches = UserCaches();
@@ -24,14 +24,14 @@ fs::path Folder() {
 }
 
 template <typename T>
-bool Read(std::ifstream& file, uint64_t place, T* value) {
+bool ReadAt(std::ifstream& file, uint64_t place, T* value) {
   return file.seekg(place) && file.read(reinterpret_cast<char*>(value), sizeof(T));
 }
 
 // Linkers write the table of sections to the end.
 bool IsWholeLibrary(std::ifstream& file, uint64_t bytes) {
   ElfW(Ehdr) header;
-  return Read(file, 0, &header) && std::memcmp(header.e_ident, ELFMAG, SELFMAG) == 0 &&
+  return ReadAt(file, 0, &header) && std::memcmp(header.e_ident, ELFMAG, SELFMAG) == 0 &&
          header.e_shoff + uint64_t{header.e_shnum} * header.e_shentsize <= bytes;
 }
 
@@ -43,10 +43,10 @@ bool IsWholeBitcode(std::ifstream& file, uint64_t bytes) {
     uint32_t words;
   } block;
   uint32_t magic = 0;
-  if (!Read(file, 0, &magic) || magic != kMagic) return false;
+  if (!ReadAt(file, 0, &magic) || magic != kMagic) return false;
   uint64_t place = sizeof(magic);
   while (place < bytes) {
-    if (!Read(file, place, &block) || (block.what & 3) != kEnters) return false;
+    if (!ReadAt(file, place, &block) || (block.what & 3) != kEnters) return false;
     place += sizeof(block) + 4 * uint64_t{block.words};
   }
   return place == bytes && bytes > sizeof(magic);
@@ -84,7 +84,7 @@ bool KeepsItsPrograms(const DeviceInfo& info) {
 
 void PreparePoclCache() {
   std::error_code error;
-  const fs::path folder = Folder();
+  const fs::path folder = PoclFolder();
   fs::create_directories(folder, error);
   static std::once_flag is_checked;
   std::call_once(is_checked, RemoveDamaged, folder);
