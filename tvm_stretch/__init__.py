@@ -33,7 +33,7 @@ from tvm_stretch.errors import (
 )
 
 if TYPE_CHECKING:
-    from tvm_stretch.compiler import compile
+    from tvm_stretch.compiler import compile, predict
     from tvm_stretch.measuring.measure import measure
     from tvm_stretch.measuring.probe import probe
     from tvm_stretch.plan.plan import Plan
@@ -57,6 +57,7 @@ __all__ = [
     "compile",
     "load",
     "measure",
+    "predict",
     "probe",
 ]
 
@@ -67,6 +68,7 @@ _LAZY = {
     "Plan": "tvm_stretch.plan.plan",
     "load": "tvm_stretch.runtime.model",
     "measure": "tvm_stretch.measuring.measure",
+    "predict": "tvm_stretch.compiler",
     "probe": "tvm_stretch.measuring.probe",
 }
 

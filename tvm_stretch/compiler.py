@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import tvm
 
 from tvm_stretch.build.pipeline import Observer, build
+from tvm_stretch.cost.profile_file import load_profile
 from tvm_stretch.cost.verdicts import apply_verdicts
+from tvm_stretch.errors import InputError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.plan.plan import Plan, PlanLike
 from tvm_stretch.progress import Progress, reporting, say
@@ -20,6 +23,7 @@ from tvm_stretch.runtime.model import Model
 from tvm_stretch.search.contest import MeasureError
 from tvm_stretch.search.decide import decide
 from tvm_stretch.search.realise import Candidate
+from tvm_stretch.search.twin import best_candidate, twin_costs, twin_processors
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import drop_absent, make_processors
 from tvm_stretch.targets.registry import TargetLike
@@ -27,8 +31,9 @@ from tvm_stretch.targets.registry import TargetLike
 
 def compile(
     source: object,
-    targets: Sequence[TargetLike] | TargetLike = ("llvm",),
+    targets: Sequence[TargetLike] | TargetLike | None = None,
     *,
+    device: str | os.PathLike[str] | None = None,
     plan: PlanLike | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     cpu_threads: int | None = None,
@@ -43,9 +48,13 @@ def compile(
         source: path or bytes of an ONNX file, ``onnx.ModelProto``, Relax ``IRModule``,
             ``torch.export.ExportedProgram`` or the path of a ``.pt2`` file of one.
         targets: processors that may run operators, as TVM targets: strings, dicts, tags or
-            ``tvm.target.Target``; or as ``Processor``.  Plain ``"llvm"`` means this machine's CPU
-            with all its features, ``"opencl"`` its first OpenCL device. What ``ts.probe`` found
-            not to run on one of them is refused, and the plan says so.
+            ``tvm.target.Target``; or as ``Processor``.  Plain ``"llvm"``, the default, means this
+            machine's CPU with all its features, ``"opencl"`` its first OpenCL device. What
+            ``ts.probe`` found not to run on one of them is refused, and the plan says so.
+        device: a phone with a profile, such as ``snapdragon-855``, or the path of a profile. The
+            network is compiled for the processors of the phone, those that `targets` names or all
+            that there are kernels for, by the plan that is predicted to be the fastest there. The
+            model can be exported; nothing is measured.
         plan: which processor runs which operators: a ``Plan``, the path of its JSON file, or a
             dict.  By default the fastest of those that `search` proposes, measured here;
             several processors only where they are faster than one. Targets whose device this
@@ -66,7 +75,100 @@ def compile(
         A model that can be called, measured and exported.
     """
     with reporting(progress):
+        if device is not None:
+            if cpu_threads is not None:
+                raise InputError(
+                    f"expected no cpu_threads with a device, got {cpu_threads!r}; its profile says "
+                    "how many cores it uses"
+                )
+            phone = _Phone(device, targets)
+            return _compile_for(phone, source, plan, shapes, spare, dump_dir, debug)
+        targets = ("llvm",) if targets is None else targets
         return _compile(source, targets, plan, shapes, cpu_threads, spare, dump_dir, debug)
+
+
+def predict(
+    source: object,
+    targets: Sequence[TargetLike] | TargetLike | None = None,
+    *,
+    device: str | os.PathLike[str],
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """The plan that is predicted to be the fastest on a phone that need not be here.
+
+    Args:
+        source: as for `compile`.
+        targets: which of its processors may run operators, ``["llvm", "hexagon"]`` for example;
+            by default all, also those that there are no kernels for yet.
+        device: its name, or the path of its profile.
+        shapes: as for `compile`.
+        progress: as for `compile`.
+
+    Returns:
+        A plan whose regions say when they are predicted to run.
+    """
+    with reporting(progress):
+        phone = _Phone(device, targets, unbuilt=True)
+        say("reading the network")
+        return phone.plan(load_network(source, shapes))[0]
+
+
+class _Phone:
+    """A device that need not be here, and those of its processors that may run operators."""
+
+    def __init__(
+        self,
+        device: str | os.PathLike[str],
+        targets: Sequence[TargetLike] | TargetLike | None,
+        unbuilt: bool = False,
+    ) -> None:
+        self.profile = load_profile(device)
+        known = self.profile.processors.items()
+        names = [name for name, processor in known if unbuilt or processor.target is not None]
+        if targets is not None:
+            names = _names([targets] if isinstance(targets, str) else targets)
+        self.processors, self.placeable = twin_processors(self.profile, names)
+
+    def plan(self, mod: tvm.IRModule) -> tuple[Plan, Candidate]:
+        """The plan, which says that nothing was measured, and what it was made of."""
+        say("searching for plans")
+        candidate = best_candidate(mod, twin_costs(self.profile, self.processors))
+        reason = f"{candidate.what}; predicted for {self.profile.device}, not measured"
+        return replace(candidate.plan, reason=reason), candidate
+
+
+def _names(targets: object) -> list[str]:
+    """The processors of a phone that a user named."""
+    if isinstance(targets, Sequence) and all(isinstance(item, str) for item in targets):
+        return list(targets)
+    raise InputError(
+        f"expected names of processors for targets, got {targets!r}; a profile says the rest of "
+        "them: name some, such as ['llvm', 'opencl']"
+    )
+
+
+def _compile_for(
+    phone: _Phone,
+    source: object,
+    plan: PlanLike | None,
+    shapes: Mapping[str, Sequence[int]] | None,
+    spare: bool,
+    dump_dir: str | os.PathLike[str] | None,
+    debug: bool,
+) -> Model:
+    """A model for a phone, by the plan that is given or predicted to be the fastest."""
+    observer = Observer(dump_dir, phone.processors if debug else None)
+    say("reading the network")
+    mod = load_network(source, shapes)
+    observer.see("canonical", mod)
+    if plan is not None:
+        chosen, branched = Plan.read(plan), None
+    else:
+        chosen, candidate = phone.plan(mod)
+        branched = candidate.branched
+    model = build(mod, chosen, phone.processors, phone.placeable, observer, branched, spare=spare)
+    return model.with_reason(chosen.reason)
 
 
 def _compile(

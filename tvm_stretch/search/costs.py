@@ -17,6 +17,7 @@ from tvm_stretch.cost.analytic import AnalyticModel
 from tvm_stretch.cost.features import Features
 from tvm_stretch.cost.planning import trained_costs
 from tvm_stretch.cost.prediction import CostModel
+from tvm_stretch.cost.profile import ProfileModel
 from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.scheduling.problem import TransferCost
 from tvm_stretch.search.halves import Along
@@ -155,6 +156,8 @@ class Costs:
     def start(self, place: int) -> int:
         """A kernel without work."""
         model = self.models[self.processors[place].name]
+        if isinstance(model, ProfileModel):
+            return round(model.start_ns)
         base = model if isinstance(model, AnalyticModel) else getattr(model, "base", None)
         return round(base.speed.start_ns) if isinstance(base, AnalyticModel) else 0
 
@@ -183,6 +186,11 @@ class Costs:
             return (whole + self.start(place)) // 2, 0.5
         kernels, fraction = half
         return min(whole, self._predict(place, kernels)), fraction
+
+
+def not_asked_for(host: Processor) -> Processor:
+    """The CPU where it is not among the targets: it only holds inputs and outputs."""
+    return replace(host, rules=(), refuse=lambda _: "it is not among the targets")
 
 
 def planning_costs(processors: Sequence[Processor]) -> Costs:

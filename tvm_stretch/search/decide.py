@@ -12,7 +12,6 @@ costs are those of a quiet machine; a small reference network says how fast it i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from statistics import median
 
 import tvm
@@ -22,7 +21,7 @@ from tvm_stretch.runtime.model import Model
 from tvm_stretch.runtime.timeline import Timeline
 from tvm_stretch.search import search
 from tvm_stretch.search.contest import Outcome, compare, trace, winner
-from tvm_stretch.search.costs import planning_costs
+from tvm_stretch.search.costs import not_asked_for, planning_costs
 from tvm_stretch.search.pace import at_present_pace
 from tvm_stretch.search.realise import Candidate
 from tvm_stretch.targets.processor import Processor
@@ -51,7 +50,7 @@ def decide(
         MeasureError: a model failed while it was measured.
         UnsupportedError: no processor supports one of the operators.
     """
-    costs = planning_costs([p if p in placeable else _not_asked_for(p) for p in processors])
+    costs = planning_costs([p if p in placeable else not_asked_for(p) for p in processors])
     runs_here = all(processor.runs_here for processor in placeable)
     if costs.trusted and runs_here:
         costs = at_present_pace(
@@ -83,11 +82,6 @@ def decide(
     index = winner(outcomes)
     reason = _report([candidate for candidate, _ in entries], outcomes, index, notes)
     return entries[index][1].with_reason(reason)
-
-
-def _not_asked_for(processor: Processor) -> Processor:
-    """The CPU where it is not among the targets: it only holds inputs and outputs."""
-    return replace(processor, rules=(), refuse=lambda _: "it is not among the targets")
 
 
 def _choices(candidate: Candidate) -> tuple[object, ...]:

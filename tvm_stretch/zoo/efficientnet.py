@@ -6,7 +6,7 @@ Lite: no squeeze-excite, ReLU6 in place of swish, stem and head not scaled.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tvm_stretch.zoo.builder import Builder, Pad, Tensor
@@ -74,6 +74,12 @@ def _efficientnet(
             x = _mb_conv(b, x, round_channels(channels * width), kernel, step, expand, style)
     x = b.conv_bn(x, round_channels(1280 * ends), act=style.act)
     return b.classifier(x, classes)
+
+
+def b5_without_squeeze(b: Builder, x: Tensor, classes: int) -> Tensor:
+    """EfficientNet-B5 as NN-Stretch deployed it (section 7.2): without squeeze-and-excitation."""
+    style = replace(_FULL, squeeze=False)
+    return _efficientnet(b, x, classes, width=1.6, depth=2.2, style=style)
 
 
 # The Lite README's 407 M (and 2.64 G for Lite4) count elementwise operators too; Lite0 has the

@@ -1,0 +1,196 @@
+"""NN-Stretch's published designs, counted layer by layer, and what a phone's twin says of them.
+
+    {"R-34-CD": {"depths": [[3, 2], ..], "widths": [[32, 64], ..], "devices": ["cpu", "dsp"], ..}}
+
+Each stage has a branch for each device; all branches read the whole concatenation of the stage
+before. Stem, head and concatenations are on the CPU. Branches of EfficientNet begin with a 1x1 to
+their share of the channels and end with a 1x1 to an equal share of the original ones. Nothing is
+built here: the layers are counted from the design, and their times come from a profile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from tvm_stretch.cost.calibrate import PROCESSORS
+from tvm_stretch.cost.profile import Profile
+from tvm_stretch.cost.work import OTHER, Work, work_of_convolution
+from tvm_stretch.search.clock import Clock, Step, Written
+
+Design: TypeAlias = Mapping[str, Any]
+
+_IMAGE, _CLASSES = 224, 1000
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one processor does between two meeting points.
+
+    Attributes:
+        processor: as in plans.
+        works: its kernels.
+        values: that it writes.
+    """
+
+    processor: str
+    works: tuple[Work, ...]
+    values: int
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A design, counted: the stem, the branches of each stage, the head."""
+
+    stem: Part
+    stages: tuple[tuple[Part, ...], ...]
+    head: Part
+
+    @property
+    def works(self) -> list[Work]:
+        """All kernels, without concatenations."""
+        parts = [self.stem, *(part for stage in self.stages for part in stage), self.head]
+        return [work for part in parts for work in part.works]
+
+
+class _Layers:
+    """The layers of one branch, and the shape that they have come to."""
+
+    def __init__(self, channels: int, size: int) -> None:
+        self.channels, self.size = channels, size
+        self.works: list[Work] = []
+
+    def conv(self, out: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> None:
+        self.size //= stride
+        self.works.append(
+            work_of_convolution(self.channels, out, kernel, self.size, stride=stride, groups=groups)
+        )
+        self.channels = out
+
+    def add(self) -> None:
+        """The last convolution adds the shortcut as well."""
+        last = self.works[-1]
+        self.works[-1] = replace(last, values=last.values + self.channels * self.size**2)
+
+    def shortcut(self, source: int, size: int, stride: int) -> None:
+        """Of a residual block that began with these channels and this size."""
+        if source != self.channels or stride > 1:
+            beside = _Layers(source, size)
+            beside.conv(self.channels, 1, stride)
+            self.works += beside.works
+        self.add()
+
+    def pool(self, size: int) -> None:
+        before = self.channels * self.size**2
+        self.size = size
+        self.works.append(Work(OTHER, 0.0, before + self.channels * size**2))
+
+    def block(self, kind: str, width: int, stride: int, multiple: float, rest: Design) -> None:
+        """One block of a stage; `rest` has its kernel size and group width."""
+        source, size = self.channels, self.size
+        if kind == "mbconv":
+            hidden = source * int(multiple)
+            if multiple != 1:
+                self.conv(hidden)
+            self.conv(hidden, rest["kernel"], stride, groups=hidden)
+            self.conv(width)
+            if stride == 1 and source == width:
+                self.add()
+            return
+        if kind == "res_basic_block":
+            self.conv(width, 3, stride)
+            self.conv(width, 3)
+        else:
+            inner = round(width * multiple)
+            self.conv(inner)
+            self.conv(inner, 3, stride, groups=inner // rest["group"])
+            self.conv(width)
+        self.shortcut(source, size, stride)
+
+
+def count(design: Design) -> Counted:
+    """The layers of a design."""
+    stem = _Layers(3, _IMAGE)
+    if design["stem_type"] == "res_stem_in":
+        stem.conv(design["stem_w"], design.get("stem_k", 7), 2)
+        stem.pool(stem.size // 2)
+    else:
+        stem.conv(design["stem_w"], 3, 2)
+    channels, size = stem.channels, stem.size
+    stages = []
+    # Lists zip to the shortest one.
+    for index in range(min(len(design[key]) for key in ("strides", "depths", "widths"))):
+        stage = list(_stage(design, index, channels, size))
+        stages.append(tuple(part for part, _ in stage))
+        size = stage[0][1].size
+        channels = sum(layers.channels for _, layers in stage)
+    head = _Layers(channels, size)
+    if "head_w" in design:
+        head.conv(design["head_w"])
+    head.pool(1)
+    head.conv(_CLASSES)
+    return Counted(_part("cpu", stem), tuple(stages), _part("cpu", head))
+
+
+def _stage(design: Design, index: int, channels: int, size: int) -> Iterator[tuple[Part, _Layers]]:
+    """The branches of a stage; a stage with one is the CPU's."""
+    kind, widths = design["block_type"], design["widths"][index]
+    devices = design["devices"] if len(widths) > 1 else ["cpu"]
+    for branch, (device, width) in enumerate(zip(devices, widths, strict=True)):
+        rest = {
+            "kernel": design.get("kernels", [3] * (index + 1))[index],
+            "group": design["group_ws"][index][branch] if "group_ws" in design else 1,
+        }
+        layers = _Layers(channels, size)
+        original = design["original_widths"][index]
+        stretched = kind == "mbconv" and len(widths) > 1
+        if stretched:
+            layers.conv(_round8(width / original * channels))
+        for block in range(design["depths"][index][branch]):
+            stride = design["strides"][index][branch % len(design["strides"][index])]
+            layers.block(kind, width, stride if block == 0 else 1, design["bot_muls"][index], rest)
+        if stretched and width != original // len(widths):
+            layers.conv(original // len(widths))
+        yield _part(PROCESSORS.get(device, device), layers), layers
+
+
+def _part(processor: str, layers: _Layers) -> Part:
+    return Part(processor, tuple(layers.works), layers.channels * layers.size**2)
+
+
+def _round8(channels: float) -> int:
+    return max(8, int(channels + 4) // 8 * 8)
+
+
+def predict_ms(design: Design, profile: Profile) -> float:
+    """The latency of a design on a device."""
+    counted = count(design)
+    names = list(profile.processors)
+
+    def step(tensor: str, part: Part, reads: Sequence[tuple[str, int | None]], index: int) -> Step:
+        processor = profile.processor(part.processor)
+        ns = round(sum(processor.nanoseconds(work) for work in part.works))
+        size = _FLOAT_BYTES * part.values
+        return Step(tensor, names.index(part.processor), ns, tuple(reads), size, index)
+
+    def hand_over(writer: int, reader: int, size: int) -> int:
+        return profile.hand_over(names[writer], names[reader], size)
+
+    clock = Clock([0] * len(names), hand_over, {"image": [Written(0, 0, 0)]})
+    clock.run([step("stem", counted.stem, [("image", None)], 0)])
+    before = "stem"
+    for number, parts in enumerate(counted.stages):
+        branches = f"stage {number}"
+        # Others begin before the CPU, which waits for them all.
+        ordered = sorted(enumerate(parts), key=lambda item: item[1].processor == "cpu")
+        clock.run([step(branches, part, [(before, None)], i) for i, part in ordered])
+        before = branches
+        if len(parts) > 1:
+            values = sum(part.values for part in parts)
+            join = Part("cpu", (Work(OTHER, 0.0, 2 * values),), values)
+            before = f"{branches} joined"
+            clock.run([step(before, join, [(branches, None)], 0)])
+    clock.run([step("head", counted.head, [(before, None)], 0)])
+    return clock.when(["head"]) / 1e6

@@ -1,0 +1,276 @@
+"""A device's profile from the latencies of a few networks on each of its processors.
+
+    model,processor,latency_ms             works of each network          calibrate()
+    R-34,cpu,21.692                    +   R-34: 33 dense, 4 pointwise,   ──>  profile, residuals
+    R-34,gpu,36.517                        3.66e9 multiply-adds, ..
+
+Nine numbers describe a processor, and there may be six networks. So their ratios are taken to be
+`TYPICAL` unless the latencies say otherwise: least squares of relative errors, in which every
+number that leaves its typical place by its own size costs as much as a latency that is
+`sqrt(_STIFFNESS)` off. Nothing becomes negative, or ten times as much as is typical.
+
+Kernels that `ts.measure` timed are rows as well, one network of one kernel each.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from scipy.optimize import lsq_linear
+
+from tvm_stretch.cost.profile import BYTES, ProcessorProfile, Profile
+from tvm_stretch.cost.work import FAMILIES, Work
+from tvm_stretch.errors import CostModelError
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+TYPICAL = MappingProxyType(
+    {
+        "image": 3.0,  # three channels fill no vector
+        "dense": 1.0,
+        "pointwise": 1.0,
+        "grouped": 1.0,
+        "depthwise": 8.0,  # each value that is loaded is used nine times, and not once a channel
+        "value": 25.0,  # roofline: 150 multiply-adds and 6 values a nanosecond
+        "weight": 25.0,
+        "group": 12e6,  # 60 us at 200 multiply-adds a nanosecond
+        "kernel": 4e6,
+    }
+)
+"""What a processor of a phone takes for one of each, in multiply-adds of large convolutions."""
+
+_STIFFNESS = 0.1
+_FARTHEST = 10.0
+PROCESSORS = {"gpu": "opencl", "dsp": "hexagon"}
+"""Other words for processors that may stand in tables."""
+
+
+@dataclass(frozen=True)
+class Latency:
+    """What was measured.
+
+    Attributes:
+        network: its name.
+        processor: that ran all of it.
+        ms: milliseconds.
+        part: which part of the network it was; empty for all of it.
+    """
+
+    network: str
+    processor: str
+    ms: float
+    part: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name of what ran."""
+        return f"{self.network}, {self.part}" if self.part else self.network
+
+
+@dataclass(frozen=True)
+class Residual:
+    """A latency, and what two profiles say of it.
+
+    Attributes:
+        latency: what was measured.
+        fitted_ms: says the profile.
+        left_out_ms: says a profile of the other networks; None where there are none.
+    """
+
+    latency: Latency
+    fitted_ms: float
+    left_out_ms: float | None
+
+    @property
+    def error(self) -> float:
+        """Of the profile, relative."""
+        return self.fitted_ms / self.latency.ms - 1
+
+    @property
+    def left_out_error(self) -> float | None:
+        """Of the profile of the other networks, relative."""
+        return None if self.left_out_ms is None else self.left_out_ms / self.latency.ms - 1
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A profile, and how it fits; printing it shows the residuals."""
+
+    profile: Profile
+    residuals: tuple[Residual, ...]
+
+    @property
+    def left_out_errors(self) -> list[float]:
+        """Of latencies of whole networks, predicted by the other networks; not negative."""
+        whole = [r.left_out_error for r in self.residuals if not r.latency.part]
+        return [abs(error) for error in whole if error is not None]
+
+    def __str__(self) -> str:
+        """One line for each latency."""
+        head = "| network | processor | measured ms | fitted ms | off | left out ms | off |"
+        lines = [head, f"|{' --- |' * 7}"]
+        for r in self.residuals:
+            left = "- | -"
+            if r.left_out_ms is not None and r.left_out_error is not None:
+                left = f"{r.left_out_ms:.2f} | {r.left_out_error:+.1%}"
+            lines.append(
+                f"| {r.latency.label} | {r.latency.processor} | {r.latency.ms:.2f} | "
+                f"{r.fitted_ms:.2f} | {r.error:+.1%} | {left} |"
+            )
+        errors = self.left_out_errors
+        if errors:
+            lines.append(
+                f"\nleft out: mean {np.mean(errors):.1%}, at most {max(errors):.1%} off, of "
+                f"{len(errors)} latencies"
+            )
+        return "\n".join(lines)
+
+
+def calibrate(
+    latencies: Sequence[Latency], works: Mapping[str, Sequence[Work]], like: Profile
+) -> Calibration:
+    """The profile of the device on which the latencies were measured.
+
+    Args:
+        latencies: of networks, each on one processor.
+        works: the kernels of each network (or part), by `Latency.label`.
+        like: the profile that says all that is not calibrated: names, precisions, targets,
+            transfers. A processor without latencies stays as it is there.
+
+    Raises:
+        CostModelError: a latency is of a processor or network that is not known.
+    """
+    processors = dict(like.processors)
+    residuals = []
+    for name in dict.fromkeys(latency.processor for latency in latencies):
+        own = [latency for latency in latencies if latency.processor == name]
+        processor = like.processor(name)
+        processors[name] = _fitted(processor, own, works)
+        for latency in own:
+            others = [other for other in own if other.network != latency.network]
+            left_out = _fitted(processor, others, works) if others else None
+            listed = _works_of(latency, works)
+            residuals.append(
+                Residual(
+                    latency,
+                    _milliseconds(processors[name], listed),
+                    left_out and _milliseconds(left_out, listed),
+                )
+            )
+    profile = replace(like, processors=MappingProxyType(processors))
+    return Calibration(profile, tuple(residuals))
+
+
+def read_latencies(path: Path) -> list[Latency]:
+    """The rows of a table with the columns ``model``, ``processor``, ``latency_ms``.
+
+    Raises:
+        CostModelError: it cannot be read, lacks a column, or a row says what it should not.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CostModelError(
+            f"expected a readable table of latencies, got {error}; check the path"
+        ) from error
+    reader = csv.DictReader(io.StringIO(text))
+    columns = ("model", "processor", "latency_ms")
+    missing = [name for name in columns if name not in (reader.fieldnames or ())]
+    if missing:
+        raise CostModelError(
+            f"expected the columns {', '.join(columns)} in {path}, got "
+            f"{', '.join(reader.fieldnames or ()) or 'nothing'}; add {missing[0]}"
+        )
+    found: dict[tuple[str, str], Latency] = {}
+    for row in reader:
+        where = f"line {reader.line_num} of {path}"
+        model, given = row["model"], row["processor"]
+        latency = Latency(model, PROCESSORS.get(given, given), _latency(row["latency_ms"], where))
+        key = (latency.network, latency.processor)
+        if key in found:
+            raise CostModelError(
+                f"expected one latency of each network and processor, got another of {model} on "
+                f"{given} in {where}; keep the one that you trust"
+            )
+        found[key] = latency
+    if not found:
+        raise CostModelError(f"expected rows in {path}, got none; measure some networks")
+    return list(found.values())
+
+
+def _latency(text: str | None, where: str) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise CostModelError(
+            f"expected a positive number of milliseconds for latency_ms of {where}, got {text!r}; "
+            "correct it"
+        )
+    return value
+
+
+# --- the fit --------------------------------------------------------------------------------------
+
+
+def _works_of(latency: Latency, works: Mapping[str, Sequence[Work]]) -> Sequence[Work]:
+    if latency.label not in works:
+        raise CostModelError(
+            f"expected networks of all latencies, got none for {latency.label!r}; the networks are "
+            f"{', '.join(works) or 'none'}: name its file, or remove its rows"
+        )
+    return works[latency.label]
+
+
+def _milliseconds(processor: ProcessorProfile, works: Sequence[Work]) -> float:
+    return sum(processor.nanoseconds(work) for work in works) / 1e6
+
+
+def _amounts(works: Sequence[Work]) -> Array:
+    """How much of each of `TYPICAL` there is."""
+    amounts = dict.fromkeys(TYPICAL, 0.0)
+    for work in works:
+        if work.family in FAMILIES:
+            amounts[work.family] += work.multiply_adds
+        amounts["value"] += work.values * (2 if work.family == "grouped" else 1)
+        amounts["weight"] += work.weights
+        amounts["group"] += work.groups
+        amounts["kernel"] += work.kernels
+    return np.array(list(amounts.values()))
+
+
+def _fitted(
+    processor: ProcessorProfile,
+    latencies: Sequence[Latency],
+    works: Mapping[str, Sequence[Work]],
+) -> ProcessorProfile:
+    """The processor with the numbers that explain its latencies best."""
+    nanoseconds = np.array([latency.ms * 1e6 for latency in latencies])
+    amounts = np.array([_amounts(_works_of(latency, works)) for latency in latencies])
+    relative = amounts / nanoseconds[:, None]
+    shape = np.array(list(TYPICAL.values()))
+    ratios = relative @ shape
+    typical = shape * ratios.sum() / (ratios @ ratios)
+    # In multiples of what is typical, so that all are about 1.
+    rows = np.vstack([relative * typical, math.sqrt(_STIFFNESS) * np.eye(len(shape))])
+    wanted = np.concatenate([np.ones(len(relative)), np.full(len(shape), math.sqrt(_STIFFNESS))])
+    fit = lsq_linear(rows, wanted, bounds=(1 / _FARTHEST, _FARTHEST))
+    each = dict(zip(TYPICAL, (fit.x * typical).tolist(), strict=True))
+    size = BYTES[processor.precision]
+    return replace(
+        processor,
+        multiply_adds_per_ns=MappingProxyType({f: 1 / each[f] for f in FAMILIES}),
+        activation_bytes_per_ns=size / each["value"],
+        weight_bytes_per_ns=size / each["weight"],
+        kernel_us=each["kernel"] / 1e3,
+        group_us=each["group"] / 1e3,
+    )

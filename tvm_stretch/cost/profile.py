@@ -1,0 +1,158 @@
+"""A device that need not be here: what its processors take for each kind of work.
+
+    phone = load_profile("snapdragon-855")
+    phone.processor("cpu").nanoseconds(work_of_convolution(64, 128, 3, 28))
+    phone.hand_over("cpu", "opencl", 1 << 20)
+
+`profile_file.py` reads and writes such devices, `calibrate.py` finds the numbers of their
+processors from latencies of a few networks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from tvm_stretch.cost.features import Features
+from tvm_stretch.cost.prediction import Prediction
+from tvm_stretch.cost.work import OTHER, Work, work_of_kernel
+from tvm_stretch.errors import CostModelError
+
+BYTES = {"int8": 1, "float16": 2, "float32": 4}
+"""Precisions, and what a value takes in each."""
+
+_FLOAT_BYTES = 4
+_DOUBT = 1.25
+"""Latencies of networks that a profile was not calibrated with were off by up to this."""
+
+
+@dataclass(frozen=True)
+class ProcessorProfile:
+    """What one processor takes.
+
+    Attributes:
+        name: as in plans.
+        precision: of what it computes: one of `BYTES`.
+        multiply_adds_per_ns: for each of `FAMILIES`.
+        activation_bytes_per_ns: reading and writing activations, in its precision.
+        weight_bytes_per_ns: reading weights, in its precision.
+        kernel_us: a kernel beside its work.
+        group_us: each small convolution of a grouped one, beside its work.
+        threads: cores of a CPU that its kernels use.
+        target: the TVM target of its kernels; None where this version makes none.
+        refuses: operators that it does not support, with reasons.
+    """
+
+    name: str
+    precision: str
+    multiply_adds_per_ns: Mapping[str, float]
+    activation_bytes_per_ns: float
+    weight_bytes_per_ns: float
+    kernel_us: float
+    group_us: float
+    threads: int = 1
+    target: Mapping[str, Any] | None = None
+    refuses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def nanoseconds(self, work: Work) -> float:
+        """What a kernel takes."""
+        size = BYTES[self.precision]
+        compute = 0.0
+        if work.family != OTHER:
+            compute = work.multiply_adds / self.multiply_adds_per_ns[work.family]
+        activations = size * work.values / self.activation_bytes_per_ns
+        if work.family == "grouped":  # the groups are cut out, and put together again
+            activations *= 2
+        weights = size * work.weights / self.weight_bytes_per_ns
+        started = 1e3 * (self.kernel_us * work.kernels + self.group_us * work.groups)
+        return compute + activations + weights + started
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What handing a tensor over takes.
+
+    Attributes:
+        sender: who wrote it.
+        receiver: who reads it, and is busy meanwhile.
+        us: without bytes.
+        bytes_per_ns: in the wider precision of the two.
+    """
+
+    sender: str
+    receiver: str
+    us: float
+    bytes_per_ns: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A device.
+
+    Attributes:
+        device: its name.
+        source: where the numbers come from.
+        processors: by name; the CPU is among them.
+        transfers: from the CPU to each other processor and back; others go by way of the CPU if
+            they are not here.
+        together: how much longer kernels take while other processors work.
+    """
+
+    device: str
+    source: str
+    processors: Mapping[str, ProcessorProfile]
+    transfers: Sequence[Transfer]
+    together: float = 1.0
+
+    def processor(self, name: str) -> ProcessorProfile:
+        """The processor of that name.
+
+        Raises:
+            CostModelError: there is none.
+        """
+        if name not in self.processors:
+            raise CostModelError(
+                f"expected a processor of {self.device} ({', '.join(self.processors)}), got "
+                f"{name!r}; choose one of these, or add it to the profile"
+            )
+        return self.processors[name]
+
+    def hand_over(self, writer: str, reader: str, size: int) -> int:
+        """Nanoseconds from the end of a kernel to the start of its reader.
+
+        Args:
+            writer: the processor of the kernel.
+            reader: the processor of its reader.
+            size: of the tensor in float32, as Relax has it.
+        """
+        if writer == reader:
+            return 0
+        wider = max(BYTES[self.processor(name).precision] for name in (writer, reader))
+        for transfer in self.transfers:
+            if (transfer.sender, transfer.receiver) == (writer, reader):
+                moved = size * wider / _FLOAT_BYTES / transfer.bytes_per_ns
+                return round(1e3 * transfer.us + moved)
+        return self.hand_over(writer, "cpu", size) + self.hand_over("cpu", reader, size)
+
+
+class ProfileModel:
+    """A `CostModel` of one processor of a device that is not here."""
+
+    def __init__(self, processor: ProcessorProfile) -> None:
+        self.processor = processor
+
+    @property
+    def start_ns(self) -> float:
+        """A kernel without work."""
+        return 1e3 * self.processor.kernel_us
+
+    def predict_all(self, kernels: Sequence[Features]) -> list[Prediction]:
+        """One prediction for each kernel."""
+        found = []
+        for kernel in kernels:
+            ns = self.processor.nanoseconds(work_of_kernel(kernel))
+            low, high = round(ns / _DOUBT), round(ns * _DOUBT)
+            found.append(Prediction(round(ns), low, high, "analytic"))
+        return found

@@ -1,0 +1,330 @@
+"""Profiles of devices as files that people can write.
+
+    format = "tvm_stretch.profile"
+    version = 1
+    device = "snapdragon-855"
+    source = "where the numbers come from"
+    together = 1.0                          # how much longer kernels take while others work
+
+    [processors.cpu]                        # named as in plans: cpu, opencl, hexagon, ..
+    target = { kind = "llvm", mtriple = "aarch64-linux-gnu", mcpu = "cortex-a76" }
+    threads = 4
+    precision = "int8"                      # or float16, float32: what its kernels compute in
+    kernel_us = 19.0                        # what a kernel takes beside its work
+    group_us = 48.0                         # each small convolution of a grouped one
+    activation_bytes_per_ns = 10.0
+    weight_bytes_per_ns = 8.0
+    refuses = { "nn.softmax" = "the DSP has no exp" }
+
+    [processors.cpu.multiply_adds_per_ns]
+    image = 80.0                            # of up to 4 channels: see FAMILIES of work.py
+    dense = 210.0
+    pointwise = 220.0
+    grouped = 250.0
+    depthwise = 27.0
+
+    [[transfers]]                           # what the receiver is busy with before it can read
+    from = "cpu"
+    to = "opencl"
+    us = 650.0
+    bytes_per_ns = 6.0                      # in the wider precision of the two
+
+There is one from the CPU to each other processor and one back; two others exchange data by way of
+the CPU where they have none of their own. Only `threads`, `refuses`, `together` and `target` may be left out: a processor without a target is
+one that this version makes no kernels for, but plans for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from importlib import resources
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from tvm_stretch.cost.profile import BYTES, ProcessorProfile, Profile, Transfer
+from tvm_stretch.cost.work import FAMILIES
+from tvm_stretch.errors import CostModelError, InstallError
+from tvm_stretch.files import write_whole, writing
+
+_HEAD = {"format": "tvm_stretch.profile", "version": 1}
+_LEAST = 1e-6  # of what divides
+_MOST = 1024  # cores
+
+
+def profiles() -> list[str]:
+    """Names of the devices whose profiles come with tvm_stretch."""
+    return sorted(path.stem for path in _folder().glob("*.toml"))
+
+
+def load_profile(device: str | os.PathLike[str]) -> Profile:
+    """The profile of a device.
+
+    Args:
+        device: one of `profiles()`, or the path of a file.
+
+    Raises:
+        CostModelError: there is no such profile, or the file is none.
+        InstallError: this Python reads no TOML.
+    """
+    path = Path(device)
+    if path.suffix != ".toml":
+        if str(device) not in profiles():
+            raise CostModelError(
+                f"expected a known device ({', '.join(profiles())}) or the path of a profile "
+                f"(.toml) for device, got {str(device)!r}; calibrate a profile of yours"
+            )
+        path = _folder() / f"{device}.toml"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CostModelError(
+            f"expected a readable file for the profile {path}, got {error}; check the path"
+        ) from error
+    return parse_profile(text, f"the profile {path.name}")
+
+
+def parse_profile(text: str, where: str = "the profile") -> Profile:
+    """The profile that a text says.
+
+    Raises:
+        CostModelError: it is none; the message names the field.
+    """
+    toml = _toml()
+    try:
+        top = _Table(toml.loads(text), where)
+    except (toml.TOMLDecodeError, RecursionError) as error:
+        raise CostModelError(
+            f"expected TOML for {where}, got {error}; correct what stands there"
+        ) from error
+    for name, expected in _HEAD.items():
+        found = top.left.pop(name, None)
+        if found != expected:
+            raise CostModelError(
+                f"expected {expected!r} for {name} of {where}, got {found!r}; write it for this "
+                "version of tvm_stretch"
+            )
+    profile = Profile(
+        device=top.take("device", _TEXT),
+        source=top.take("source", _TEXT),
+        processors=MappingProxyType(
+            {name: _processor(name, table) for name, table in top.tables("processors").items()}
+        ),
+        transfers=tuple(_transfer(table) for table in top.list_of_tables("transfers")),
+        together=top.take("together", _AT_LEAST_ONE, 1.0),
+    )
+    top.finish()
+    _check_pairs(profile, where)
+    return profile
+
+
+def _processor(name: str, table: _Table) -> ProcessorProfile:
+    speeds = table.table("multiply_adds_per_ns")
+    target: dict[str, Any] = table.take("target", _TARGET, {})
+    refuses: dict[str, str] = table.take("refuses", _REASONS, {})
+    found = ProcessorProfile(
+        name=name,
+        precision=table.take("precision", _PRECISION),
+        multiply_adds_per_ns=MappingProxyType({f: speeds.take(f, _POSITIVE) for f in FAMILIES}),
+        activation_bytes_per_ns=table.take("activation_bytes_per_ns", _POSITIVE),
+        weight_bytes_per_ns=table.take("weight_bytes_per_ns", _POSITIVE),
+        kernel_us=table.take("kernel_us", _NOT_NEGATIVE),
+        group_us=table.take("group_us", _NOT_NEGATIVE),
+        threads=table.take("threads", _COUNT, 1),
+        target=target or None,
+        refuses=MappingProxyType(refuses),
+    )
+    speeds.finish()
+    table.finish()
+    return found
+
+
+def _transfer(table: _Table) -> Transfer:
+    found = Transfer(
+        sender=table.take("from", _TEXT),
+        receiver=table.take("to", _TEXT),
+        us=table.take("us", _NOT_NEGATIVE),
+        bytes_per_ns=table.take("bytes_per_ns", _POSITIVE),
+    )
+    table.finish()
+    return found
+
+
+def _check_pairs(profile: Profile, where: str) -> None:
+    """The CPU is there; each pair once, of what there is; with each, the CPU can exchange data."""
+    names = ", ".join(profile.processors) or "none"
+    if "cpu" not in profile.processors:
+        raise CostModelError(
+            f"expected a processor cpu in {where}, got {names}; the CPU starts all others: add "
+            "[processors.cpu]"
+        )
+    if profile.processors["cpu"].target is None:
+        raise CostModelError(
+            f"expected target in processors of {where} for the cpu, got none; add it, such as "
+            '{ kind = "llvm", mtriple = "aarch64-linux-gnu", mcpu = "cortex-a76" }'
+        )
+    pairs = [(transfer.sender, transfer.receiver) for transfer in profile.transfers]
+    for pair in pairs:
+        unknown = [name for name in pair if name not in profile.processors]
+        if unknown or pairs.count(pair) > 1 or pair[0] == pair[1]:
+            fault = f"{unknown[0]!r}" if unknown else f"from {pair[0]} to {pair[1]}"
+            fault += " twice" if pairs.count(pair) > 1 else ""
+            raise CostModelError(
+                f"expected different ones of {names} for from and to of transfers in {where}, each "
+                f"pair once, got {fault}; correct it"
+            )
+    for name in profile.processors:
+        for pair in (("cpu", name), (name, "cpu")):
+            if name != "cpu" and pair not in pairs:
+                raise CostModelError(
+                    f"expected a transfer from {pair[0]} to {pair[1]} in {where}, got none; add "
+                    "it to [[transfers]]"
+                )
+
+
+class _Check(NamedTuple):
+    """What a field may hold, in words; and a function that makes None of anything else."""
+
+    words: str
+    take: Callable[[Any], Any]
+
+
+class _Table:
+    """A table of the file: its fields are taken one by one; then none may be left."""
+
+    def __init__(self, data: Any, where: str) -> None:
+        if not isinstance(data, dict):
+            raise CostModelError(f"expected a table for {where}, got {data!r}; correct it")
+        self.left, self.where = dict(data), where
+
+    def take(self, name: str, check: _Check, default: object = None) -> Any:
+        """A field; without a default it must be there."""
+        if name not in self.left and default is not None:
+            return default
+        value = self._pop(name)
+        found = check.take(value)
+        if found is None:
+            raise CostModelError(
+                f"expected {check.words} for {name} of {self.where}, got {value!r}; correct it"
+            )
+        return found
+
+    def table(self, name: str) -> _Table:
+        """A field that is a table."""
+        return _Table(self._pop(name), f"{name} of {self.where}")
+
+    def tables(self, name: str) -> dict[str, _Table]:
+        """A field that is a table of tables."""
+        inner = self.table(name)
+        return {key: _Table(inner._pop(key), f"{key} in {self.where}") for key in list(inner.left)}
+
+    def list_of_tables(self, name: str) -> list[_Table]:
+        """A field that is a list of tables; it may be absent."""
+        items = self.left.pop(name, [])
+        if not isinstance(items, list):
+            raise CostModelError(
+                f"expected tables [[{name}]] in {self.where}, got {items!r}; correct it"
+            )
+        return [_Table(item, f"{name} {i} of {self.where}") for i, item in enumerate(items, 1)]
+
+    def finish(self) -> None:
+        """Refuse what nobody asked for."""
+        if self.left:
+            raise CostModelError(
+                f"expected no other fields in {self.where}, got {sorted(self.left)[0]!r} too; "
+                "correct its name, or remove it"
+            )
+
+    def _pop(self, name: str) -> Any:
+        if name not in self.left:
+            raise CostModelError(
+                f"expected {name} in {self.where}, got none; add it, as in the profiles that come "
+                f"with tvm_stretch ({', '.join(profiles())})"
+            )
+        return self.left.pop(name)
+
+
+def _number(value: Any, least: float) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) and value >= least else None
+
+
+def _reasons(value: Any) -> dict[str, str] | None:
+    is_one = isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+    return value if is_one else None
+
+
+_POSITIVE = _Check("a positive number", lambda value: _number(value, _LEAST))
+_NOT_NEGATIVE = _Check("a number that is not negative", lambda value: _number(value, 0.0))
+_AT_LEAST_ONE = _Check("a number of at least 1", lambda value: _number(value, 1.0))
+_COUNT = _Check(
+    "a whole number of at least 1", lambda v: v if type(v) is int and 1 <= v <= _MOST else None
+)
+_TEXT = _Check("a text", lambda value: value if isinstance(value, str) and value else None)
+_PRECISION = _Check(
+    f"one of {', '.join(BYTES)}", lambda v: v if isinstance(v, str) and v in BYTES else None
+)
+_TARGET = _Check(
+    "a TVM target as a table", lambda v: v if isinstance(v, dict) and "kind" in v else None
+)
+_REASONS = _Check("a table of operators with reasons", _reasons)
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def write_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
+    """Write a file that `load_profile` reads; it appears complete or not at all."""
+    with writing("the profile", CostModelError):
+        write_whole(Path(path), profile_text(profile))
+
+
+def profile_text(profile: Profile) -> str:
+    """The text of its file."""
+    lines = [f"{name} = {json.dumps(value)}" for name, value in _HEAD.items()]
+    lines += [f"device = {_quoted(profile.device)}", f"source = {_quoted(profile.source)}"]
+    lines += [f"together = {profile.together:.4g}"]
+    for name, processor in profile.processors.items():
+        lines += ["", f"[processors.{_quoted(name)}]"]
+        if processor.target is not None:
+            lines.append(f"target = {_inline(processor.target)}")
+        lines += [f"threads = {processor.threads}", f"precision = {_quoted(processor.precision)}"]
+        numbers = ("kernel_us", "group_us", "activation_bytes_per_ns", "weight_bytes_per_ns")
+        lines += [f"{field} = {getattr(processor, field):.4g}" for field in numbers]
+        if processor.refuses:
+            lines.append(f"refuses = {_inline(processor.refuses)}")
+        lines.append(f"[processors.{_quoted(name)}.multiply_adds_per_ns]")
+        speeds = processor.multiply_adds_per_ns
+        lines += [f"{family} = {speeds[family]:.4g}" for family in FAMILIES]
+    for transfer in profile.transfers:
+        lines += ["", "[[transfers]]", f"from = {_quoted(transfer.sender)}"]
+        lines += [f"to = {_quoted(transfer.receiver)}"]
+        lines += [f"us = {transfer.us:.4g}", f"bytes_per_ns = {transfer.bytes_per_ns:.4g}"]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """A text, or a key that may hold anything."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _inline(table: Mapping[str, Any]) -> str:
+    pairs = (f"{_quoted(key)} = {json.dumps(value)}" for key, value in table.items())
+    return f"{{ {', '.join(pairs)} }}"
+
+
+def _folder() -> Path:
+    return Path(str(resources.files("tvm_stretch.targets"))) / "profiles"
+
+
+def _toml() -> Any:
+    for name in ("tomllib", "tomli"):  # Python has the first since 3.11
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    raise InstallError("expected a reader of TOML, got Python 3.10 without one; pip install tomli")

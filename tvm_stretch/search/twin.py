@@ -1,0 +1,127 @@
+"""A device's twin: processors and costs of a phone that is not here, for plans and predictions.
+
+    processors, placeable = twin_processors(load_profile("snapdragon-855"), ["cpu", "hexagon"])
+    search(mod, twin_costs(profile, processors))
+
+The kernels are those that we would make for its targets; what they take is what the profile says of
+such work in the precision of each processor. Nothing of it was measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+import tvm
+
+from tvm_stretch.build.kernels import kernels_alone
+from tvm_stretch.cost.profile import ProcessorProfile, Profile, ProfileModel
+from tvm_stretch.cost.work import Work, work_of_kernel
+from tvm_stretch.errors import InputError, TargetError, UnsupportedError
+from tvm_stretch.search import search
+from tvm_stretch.search.costs import Costs, not_asked_for
+from tvm_stretch.search.realise import Candidate
+from tvm_stretch.targets.processor import Build, Check, OpRule, Processor
+from tvm_stretch.targets.processors import make_processors
+
+_HOST = "llvm"
+
+
+def twin_processors(
+    profile: Profile, wanted: Sequence[str]
+) -> tuple[list[Processor], list[Processor]]:
+    """Processors of a device.
+
+    Args:
+        profile: of the device.
+        wanted: names of those that operators may be placed on; ``llvm`` is the CPU.
+
+    Returns:
+        All processors of a model: the CPU, which holds inputs and outputs, and the others. Then
+        those that operators may be placed on.
+
+    Raises:
+        CostModelError: the device has no such processor.
+        InputError: none is named, or one twice.
+    """
+    names = ["cpu" if name == _HOST else name for name in wanted]
+    if not names or len(set(names)) != len(names):
+        raise InputError(
+            f"expected different processors of {profile.device} for targets, got {list(wanted)}; "
+            f"name some of {', '.join(profile.processors)}"
+        )
+    host = _made(profile.processor("cpu"), None)
+    others = [_made(profile.processor(name), host) for name in names if name != "cpu"]
+    processors = [host if "cpu" in names else not_asked_for(host), *others]
+    return processors, [p for p in processors if p.name in names]
+
+
+def twin_costs(profile: Profile, processors: Sequence[Processor]) -> Costs:
+    """What the profile says of these processors.
+
+    Raises:
+        CostModelError: the device has no such processor.
+    """
+    known = [profile.processor(processor.name) for processor in processors]
+    names = [processor.name for processor in known]
+    precisions = ", ".join(f"{p.precision} on {p.name}" for p in known)
+    return Costs(
+        processors=tuple(processors),
+        models={processor.name: ProfileModel(processor) for processor in known},
+        hand_over=lambda writer, reader, size: profile.hand_over(
+            names[writer], names[reader], size
+        ),
+        together=(profile.together,) * len(names),
+        source=f"the profile of {profile.device} ({precisions}); nothing was measured here",
+        trusted=False,
+    )
+
+
+def best_candidate(mod: tvm.IRModule, costs: Costs) -> Candidate:
+    """The plan that is predicted to be fastest."""
+    found = search(mod, costs)
+    candidates = (*found.singles, *found.rivals)
+    if not candidates:
+        raise UnsupportedError(
+            "expected processors that support the network together, got none; add the CPU"
+        )
+    return min(candidates, key=lambda candidate: candidate.ns)
+
+
+def works_of(mod: tvm.IRModule, processor: Processor) -> dict[str, list[Work]]:
+    """What the kernels of each group of a canonical module do, on one processor alone."""
+    level = kernels_alone(mod, processor)
+    return {
+        name: [work_of_kernel(kernel.features) for kernel in kernels]
+        for name, kernels in level.kernels.items()
+    }
+
+
+def _made(profile: ProcessorProfile, host: Processor | None) -> Processor:
+    """A processor of the device; for planning alone where the profile names no target."""
+    if profile.target is not None:  # its kernels' blocks of channels are as wide as the CPU's
+        beside = [] if host is None else [host]
+        made = make_processors([*beside, dict(profile.target)], profile.threads)[1][-1]
+    else:
+        assert host is not None  # a profile's CPU has a target
+        made = replace(host, kind=profile.name, build=_unbuilt(profile.name))
+    refusals = tuple(
+        OpRule(f"relax.{op}", check=_refusal(op, reason)) for op, reason in profile.refuses.items()
+    )
+    rules = (*refusals, *made.rules)
+    return replace(made, name=profile.name, rules=rules, runs_here=False)
+
+
+def _refusal(op: str, reason: str) -> Check:
+    return lambda _call: f"{op}: {reason}"
+
+
+def _unbuilt(name: str) -> Build:
+    def build(*_: object) -> tvm.runtime.Module:
+        raise TargetError(
+            f"expected a processor with a target in its profile, got {name}, which this version "
+            "makes no kernels for; leave it out, or ask for the plan alone (tvm_stretch.predict)"
+        )
+
+    return cast(Build, build)
