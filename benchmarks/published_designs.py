@@ -6,6 +6,8 @@ Each stage has a branch for each device; all branches read the whole concatenati
 before. Stem, head and concatenations are on the CPU. Branches of EfficientNet begin with a 1x1 to
 their share of the channels and end with a 1x1 to an equal share of the original ones. Nothing is
 built here: the layers are counted from the design, and their times come from a profile.
+
+`ORIGINALS` are the six networks that were stretched, in the same form.
 """
 
 from __future__ import annotations
@@ -18,11 +20,56 @@ from tvm_stretch.cost.calibrate import PROCESSORS
 from tvm_stretch.cost.profile import Profile
 from tvm_stretch.cost.work import OTHER, Work, work_of_convolution
 from tvm_stretch.search.clock import Clock, Step, Written
+from tvm_stretch.zoo import regnet
 
 Design: TypeAlias = Mapping[str, Any]
 
 _IMAGE, _CLASSES = 224, 1000
 _FLOAT_BYTES = 4
+
+
+def _original(
+    depths: Sequence[int], widths: Sequence[int], strides: Sequence[int], **rest: Any
+) -> Design:
+    return {
+        "strides": [[stride] for stride in strides],
+        "depths": [[depth] for depth in depths],
+        "widths": [[width] for width in widths],
+        "original_widths": list(widths),
+        "devices": ["cpu"],
+        **rest,
+    }
+
+
+def _resnet(kind: str, widths: Sequence[int], multiple: float) -> Design:
+    groups = [[round(width * multiple)] for width in widths]
+    ends = {"stem_type": "res_stem_in", "stem_w": 64}
+    rest = {"block_type": kind, "bot_muls": [multiple] * 4, "group_ws": groups}
+    return _original((3, 4, 6, 3), widths, (1, 2, 2, 2), **ends, **rest)
+
+
+def _regnet(w_0: int, w_a: float, w_m: float, depth: int, group: int) -> Design:
+    widths, depths = zip(*regnet.stages(w_0, w_a, w_m, depth, group), strict=True)
+    ends = {"stem_type": "simple_stem_in", "stem_w": 32}
+    rest = {"bot_muls": [1] * 4, "group_ws": [[group]] * 4, "block_type": "res_bottleneck_block"}
+    return _original(depths, widths, (2, 2, 2, 2), **ends, **rest)
+
+
+def _efficientnet(depths: Sequence[int], widths: Sequence[int], stem: int, head: int) -> Design:
+    ends = {"stem_type": "simple_stem_in", "stem_w": stem, "head_w": head}
+    rest = {"bot_muls": [1, *[6] * 6], "kernels": [3, 3, 5, 3, 5, 5, 3], "block_type": "mbconv"}
+    return _original(depths, widths, (1, 2, 2, 2, 1, 2, 1), **ends, **rest)
+
+
+ORIGINALS: Mapping[str, Design] = {
+    "R-34": _resnet("res_basic_block", (64, 128, 256, 512), 1),
+    "R-50": _resnet("res_bottleneck_block", (256, 512, 1024, 2048), 0.25),
+    "RX-1.6": _regnet(80, 34.01, 2.25, 18, 24),
+    "RX-4": _regnet(96, 38.65, 2.43, 23, 40),
+    "EN-L4": _efficientnet((1, 4, 4, 6, 6, 8, 1), (24, 32, 56, 112, 160, 272, 448), 32, 1280),
+    "EN-B5": _efficientnet((3, 5, 5, 7, 7, 9, 3), (24, 40, 64, 128, 176, 304, 512), 48, 2048),
+}
+"""By NN-Stretch's names; EfficientNet-B5 without squeeze-and-excitation, as it was deployed."""
 
 
 @dataclass(frozen=True)
@@ -194,3 +241,10 @@ def predict_ms(design: Design, profile: Profile) -> float:
             clock.run([step(before, join, [(branches, None)], 0)])
     clock.run([step("head", counted.head, [(before, None)], 0)])
     return clock.when(["head"]) / 1e6
+
+
+def round_trips_ms(profile: Profile, other: str, parts: Sequence[tuple[int, int]]) -> float:
+    """What it takes another processor to read values of the CPU and to give back values, in all."""
+    names = [("cpu", other), (other, "cpu")]
+    moves = [pair for part in parts for pair in zip(names, part, strict=True)]
+    return sum(profile.hand_over(*pair, _FLOAT_BYTES * values) for pair, values in moves) / 1e6

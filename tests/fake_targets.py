@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import tvm
@@ -11,6 +12,8 @@ from cpu_targets import TARGET
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.processor import Check, Kernels, Processor
 
+import tvm_stretch as ts
+from tvm_stretch.plan.plan import Plan
 from tvm_stretch.runtime.native_processor import build_processor, load_processor
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,3 +53,38 @@ def fake_processor(
         build=build,
         runs_host_code=True,
     )
+
+
+def replay(mod: tvm.IRModule, plan: Plan, host: Processor) -> ts.Model:
+    """A model that does what the plan says, its regions on fakes that take what it predicts.
+
+    The CPU of the plan is a fake too: kernels of this machine's have another pace. They really run
+    meanwhile, so predictions have to be longer than what they take here.
+    """
+    lasting = {
+        region.name: {"latency_us": (region.predicted_ns[1] - region.predicted_ns[0]) // 1000}
+        for region in plan.regions
+        if region.predicted_ns is not None
+    }
+    names = [f"twin_{name}" for name in plan.processors]
+    fakes = [fake_processor(name, target=host.target, regions=lasting) for name in names]
+    assert not (plan.shares and plan.splits), "parts of shares are named after places, which move"
+    regions = (
+        dataclasses.replace(
+            region,
+            processor=f"twin_{region.processor}",
+            operators=tuple(
+                map(_one_place_on, region.operators) if plan.shares else region.operators
+            ),
+        )
+        for region in plan.regions
+    )
+    shares = {name: (0, *widths) for name, widths in plan.shares.items()}
+    splits = (dataclasses.replace(split, ratios=(0, *split.ratios)) for split in plan.splits)
+    moved = Plan((host.name, *names), tuple(regions), shares=shares, splits=tuple(splits))
+    return ts.compile(mod, [host, *fakes], plan=moved)
+
+
+def _one_place_on(operator: str) -> str:
+    """``conv2d.p0`` -> ``conv2d.p1``."""
+    return re.sub(r"\.p(\d+)", lambda found: f".p{int(found[1]) + 1}", operator)

@@ -34,6 +34,7 @@ from tvm_stretch.errors import (
 
 if TYPE_CHECKING:
     from tvm_stretch.compiler import compile, predict
+    from tvm_stretch.measuring.calibrating import calibrate
     from tvm_stretch.measuring.measure import measure
     from tvm_stretch.measuring.probe import probe
     from tvm_stretch.plan.plan import Plan
@@ -54,6 +55,7 @@ __all__ = [
     "StretchError",
     "TargetError",
     "UnsupportedError",
+    "calibrate",
     "compile",
     "load",
     "measure",
@@ -63,6 +65,7 @@ __all__ = [
 
 # Imported on first use: the zoo and the errors need no TVM, a phone has no compiler.
 _LAZY = {
+    "calibrate": "tvm_stretch.measuring.calibrating",
     "compile": "tvm_stretch.compiler",
     "Model": "tvm_stretch.runtime.model",
     "Plan": "tvm_stretch.plan.plan",

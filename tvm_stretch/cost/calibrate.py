@@ -1,6 +1,6 @@
 """A device's profile from the latencies of a few networks on each of its processors.
 
-    model,processor,latency_ms             works of each network          calibrate()
+    model,processor,latency_ms             works of each network
     R-34,cpu,21.692                    +   R-34: 33 dense, 4 pointwise,   ──>  profile, residuals
     R-34,gpu,36.517                        3.66e9 multiply-adds, ..
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ import numpy as np
 from scipy.optimize import lsq_linear
 
 from tvm_stretch.cost.profile import BYTES, ProcessorProfile, Profile
+from tvm_stretch.cost.profile_file import write_profile
 from tvm_stretch.cost.work import FAMILIES, Work
 from tvm_stretch.errors import CostModelError
 
@@ -113,6 +115,10 @@ class Calibration:
         whole = [r.left_out_error for r in self.residuals if not r.latency.part]
         return [abs(error) for error in whole if error is not None]
 
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the profile, for `compile` and `predict`."""
+        write_profile(self.profile, path)
+
     def __str__(self) -> str:
         """One line for each latency."""
         head = "| network | processor | measured ms | fitted ms | off | left out ms | off |"
@@ -134,7 +140,7 @@ class Calibration:
         return "\n".join(lines)
 
 
-def calibrate(
+def calibrate_profile(
     latencies: Sequence[Latency], works: Mapping[str, Sequence[Work]], like: Profile
 ) -> Calibration:
     """The profile of the device on which the latencies were measured.
@@ -154,9 +160,13 @@ def calibrate(
         own = [latency for latency in latencies if latency.processor == name]
         processor = like.processor(name)
         processors[name] = _fitted(processor, own, works)
+        without = {
+            network: _fitted(processor, others, works)
+            for network in dict.fromkeys(latency.network for latency in own)
+            if (others := [latency for latency in own if latency.network != network])
+        }
         for latency in own:
-            others = [other for other in own if other.network != latency.network]
-            left_out = _fitted(processor, others, works) if others else None
+            left_out = without.get(latency.network)
             listed = _works_of(latency, works)
             residuals.append(
                 Residual(

@@ -30,8 +30,9 @@
     bytes_per_ns = 6.0                      # in the wider precision of the two
 
 There is one from the CPU to each other processor and one back; two others exchange data by way of
-the CPU where they have none of their own. Only `threads`, `refuses`, `together` and `target` may be left out: a processor without a target is
-one that this version makes no kernels for, but plans for.
+the CPU where they have none of their own. Only `threads`, `refuses`, `together` and the `target` of
+others than the CPU may be left out: a processor without a target is one that this version makes no
+kernels for, but plans for.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ import importlib
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
@@ -289,7 +291,7 @@ def profile_text(profile: Profile) -> str:
     lines += [f"device = {_quoted(profile.device)}", f"source = {_quoted(profile.source)}"]
     lines += [f"together = {profile.together:.4g}"]
     for name, processor in profile.processors.items():
-        lines += ["", f"[processors.{_quoted(name)}]"]
+        lines += ["", f"[processors.{_key(name)}]"]
         if processor.target is not None:
             lines.append(f"target = {_inline(processor.target)}")
         lines += [f"threads = {processor.threads}", f"precision = {_quoted(processor.precision)}"]
@@ -297,7 +299,7 @@ def profile_text(profile: Profile) -> str:
         lines += [f"{field} = {getattr(processor, field):.4g}" for field in numbers]
         if processor.refuses:
             lines.append(f"refuses = {_inline(processor.refuses)}")
-        lines.append(f"[processors.{_quoted(name)}.multiply_adds_per_ns]")
+        lines.append(f"[processors.{_key(name)}.multiply_adds_per_ns]")
         speeds = processor.multiply_adds_per_ns
         lines += [f"{family} = {speeds[family]:.4g}" for family in FAMILIES]
     for transfer in profile.transfers:
@@ -308,12 +310,16 @@ def profile_text(profile: Profile) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A text, or a key that may hold anything."""
     return json.dumps(text, ensure_ascii=False)
 
 
+def _key(name: str) -> str:
+    """Plain names stand as they are."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
+
+
 def _inline(table: Mapping[str, Any]) -> str:
-    pairs = (f"{_quoted(key)} = {json.dumps(value)}" for key, value in table.items())
+    pairs = (f"{_key(key)} = {json.dumps(value)}" for key, value in table.items())
     return f"{{ {', '.join(pairs)} }}"
 
 

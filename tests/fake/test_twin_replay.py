@@ -1,0 +1,53 @@
+"""Plans for a phone's twin on processors that take as long as predicted: does the clock agree?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+from cpu_targets import host_of
+from fake_targets import replay
+from search_helpers import emit
+
+from tvm_stretch.cost.profile import ProcessorProfile, Profile, Transfer
+from tvm_stretch.cost.profile_file import load_profile
+from tvm_stretch.search.realise import Candidate
+from tvm_stretch.search.twin import best_candidate, twin_costs, twin_processors
+
+ATTEMPTS = 5  # the machine may be busy with other work
+
+
+def slow(processor: ProcessorProfile, times: float) -> ProcessorProfile:
+    """One of a phone long ago: its kernels take longer than ours here, handing over does not."""
+    speeds = {f: v / times for f, v in processor.multiply_adds_per_ns.items()}
+    return replace(processor, multiply_adds_per_ns=MappingProxyType(speeds))
+
+
+@pytest.fixture(scope="module")
+def planned() -> tuple[Candidate, object]:
+    known = load_profile("snapdragon-855")
+    processors = {name: slow(found, 1000.0) for name, found in known.processors.items()}
+    transfers = tuple(Transfer(t.sender, t.receiver, 5e3, t.bytes_per_ns) for t in known.transfers)
+    profile = Profile("old", "scripted", MappingProxyType(processors), transfers)
+    team, _ = twin_processors(profile, ["cpu", "hexagon"])
+    mod = emit(["conv", "conv"], size=28, channels=32)
+    return best_candidate(mod, twin_costs(profile, team)), mod
+
+
+def test_the_timeline_of_a_replay_agrees_with_the_prediction(planned) -> None:
+    candidate, mod = planned
+    plan = candidate.plan
+    used = {region.processor for region in plan.regions}
+    assert used == {"cpu", "hexagon"}, candidate.what
+    assert candidate.ns > 30e6
+    model = replay(mod, plan, host_of(4))
+    off = []
+    for _ in range(ATTEMPTS):
+        timeline = model.timeline()
+        off.append(timeline.duration / candidate.ns - 1)
+        assert off[-1] > -0.02, "nothing is done before it is predicted"
+        if off[-1] < 0.1:
+            assert timeline.overlap > 0.2
+            return
+    pytest.fail(f"it took {min(off):.0%} longer than predicted")

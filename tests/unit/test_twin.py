@@ -1,0 +1,116 @@
+"""Plans for a phone that is not here, and models for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+import tvm
+from search_helpers import emit
+
+import tvm_stretch as ts
+from tvm_stretch.cost.profile import Profile
+from tvm_stretch.cost.profile_file import load_profile, write_profile
+from tvm_stretch.errors import CostModelError, InputError, TargetError, UnsupportedError
+from tvm_stretch.search.twin import twin_costs, twin_processors
+
+PHONE = "snapdragon-855"
+
+
+@pytest.fixture(scope="module")
+def phone() -> Profile:
+    return load_profile(PHONE)
+
+
+@pytest.fixture(scope="module")
+def wide() -> tvm.IRModule:
+    """Two layers that are worth what handing over takes."""
+    return emit(["conv", "conv"], size=112, channels=128)
+
+
+def test_the_plan_says_that_nothing_was_measured(wide: tvm.IRModule) -> None:
+    plan = ts.predict(wide, device=PHONE)
+    assert plan.processors == ("cpu", "opencl", "hexagon")
+    assert len({region.processor for region in plan.regions}) > 1
+    said = plan.explain()
+    assert f"predicted for {PHONE}, not measured" in said
+    assert "int8 on cpu, float16 on opencl, int8 on hexagon" in said
+    alone = ts.predict(wide, ["llvm"], device=PHONE).predicted_ns
+    assert plan.predicted_ns is not None and alone is not None and plan.predicted_ns < 0.8 * alone
+
+
+def test_costs_are_the_profile_s(phone: Profile, wide: tvm.IRModule) -> None:
+    processors, _ = twin_processors(phone, ["llvm", "hexagon"])
+    costs = twin_costs(phone, processors)
+    (layer, _) = (g for g in costs.kernels.lower(wide).groups if g.multiply_adds)
+    for place, name in enumerate(("cpu", "hexagon")):
+        speed = phone.processor(name).multiply_adds_per_ns["dense"]
+        ns = costs.whole(layer, place)
+        assert ns is not None and 1 < ns / (layer.multiply_adds / speed) < 1.2
+        half = costs.part(layer, place, "outputs", 0.5)
+        assert 0.45 < half / ns < 0.6
+        assert costs.start(place) == round(1e3 * phone.processor(name).kernel_us)
+    assert costs.hand_over(0, 1, 4000) == phone.hand_over("cpu", "hexagon", 4000)
+
+
+def test_without_the_cpu_it_only_holds_inputs_and_outputs(
+    phone: Profile, wide: tvm.IRModule
+) -> None:
+    processors, placeable = twin_processors(phone, ["opencl", "hexagon"])
+    assert [p.name for p in processors] == ["cpu", "opencl", "hexagon"]
+    assert [p.name for p in placeable] == ["opencl", "hexagon"]
+    plan = ts.predict(wide, ["opencl", "hexagon"], device=PHONE)
+    assert {region.processor for region in plan.regions} <= {"opencl", "hexagon"}
+
+
+def test_a_model_for_the_phone(wide: tvm.IRModule) -> None:
+    """Of the processors that there are kernels for; it can be exported only."""
+    model = ts.compile(emit(["conv"], size=8, channels=8), device=PHONE)
+    assert "aarch64" in str(model.graph.target)
+    assert f"predicted for {PHONE}, not measured" in model.plan.reason
+    assert "hexagon" not in model.plan.processors
+    with pytest.raises(TargetError, match="got hexagon, which this version makes no kernels for"):
+        ts.compile(
+            wide,
+            ["llvm", "hexagon"],
+            device=PHONE,
+            plan=ts.predict(wide, ["hexagon"], device=PHONE),
+        )
+
+
+def test_what_the_profile_refuses_goes_elsewhere(
+    phone: Profile, wide: tvm.IRModule, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    refusing = replace(phone.processors["hexagon"], refuses={"nn.relu": "no relu there"})
+    processors = MappingProxyType({**phone.processors, "hexagon": refusing})
+    path = tmp_path_factory.mktemp("profile") / "odd.toml"
+    write_profile(replace(phone, processors=processors), path)
+    with pytest.raises(UnsupportedError, match=r"nn\.relu: no relu there"):
+        ts.predict(wide, ["hexagon"], device=path)
+    plan = ts.predict(wide, ["llvm", "hexagon"], device=path)
+    on_dsp = [op for r in plan.regions if r.processor == "hexagon" for op in r.operators]
+    assert not any(op.startswith("relu") for op in on_dsp)
+
+
+@pytest.mark.parametrize(
+    ("targets", "error", "message"),
+    [
+        ([], InputError, "different processors of snapdragon-855 for targets, got"),
+        (["llvm", "cpu"], InputError, "different processors"),
+        (
+            ["llvm", "npu"],
+            CostModelError,
+            r"a processor of snapdragon-855 \(cpu, opencl, hexagon\)",
+        ),
+        ([{"kind": "llvm"}], InputError, "expected names of processors for targets"),
+    ],
+)
+def test_wrong_targets(targets: list[object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        ts.predict(emit(["conv"]), targets, device=PHONE)
+
+
+def test_the_profile_says_how_many_cores() -> None:
+    with pytest.raises(InputError, match="no cpu_threads with a device, got 2"):
+        ts.compile(emit(["conv"]), device=PHONE, cpu_threads=2)

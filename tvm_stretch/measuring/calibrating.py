@@ -1,0 +1,101 @@
+"""``ts.calibrate()``: a profile of one's own phone.
+
+    calibration = ts.calibrate("phone.csv", {"R-34": "resnet34.onnx", ..}, device="my-phone")
+    print(calibration)                          # residuals, each network also as the others see it
+    calibration.write("my-phone.toml")
+    ts.predict("mobilenet.onnx", device="my-phone.toml")
+
+The table holds latencies of whole networks, each on one processor, measured with whatever runs them
+there. Where `ts.measure(..., session=...)` timed kernels through RPC, its folder takes the place of
+the table. What cannot be told from latencies of one processor comes from another profile: names,
+targets, precisions, and what handing over takes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tvm_stretch.cost.calibrate import Calibration, Latency, calibrate_profile, read_latencies
+from tvm_stretch.cost.features import RunFeatures, TransferFeatures
+from tvm_stretch.cost.profile import Profile
+from tvm_stretch.cost.profile_file import load_profile
+from tvm_stretch.cost.work import Work, work_of_kernel
+from tvm_stretch.errors import CostModelError
+from tvm_stretch.files import as_path
+from tvm_stretch.frontend import load_network
+from tvm_stretch.measuring.dataset import Dataset
+from tvm_stretch.progress import Progress, count, reporting
+from tvm_stretch.search.twin import twin_processors, works_of
+
+
+def calibrate(
+    latencies: str | os.PathLike[str],
+    networks: Mapping[str, object] | None = None,
+    *,
+    device: str,
+    like: str | os.PathLike[str] = "snapdragon-855",
+    progress: Progress | None = None,
+) -> Calibration:
+    """The profile of a device that was measured.
+
+    Args:
+        latencies: a table (.csv) with the columns ``model``, ``processor``, ``latency_ms``, or a
+            folder that `ts.measure` has filled.
+        networks: those of the table by their names there, as for `compile`; not for a folder.
+        device: its name.
+        like: a profile that says all that latencies do not; see the module docstring.
+        progress: as for `compile`.
+
+    Raises:
+        CostModelError: the table, the folder or the profile is not what it should be.
+    """
+    base = load_profile(like)
+    path = as_path(latencies, "latencies")
+    with reporting(progress):
+        if path.is_dir():
+            rows, works = _measured(path, base)
+            source = f"kernels that ts.measure timed, {len(rows)} in all"
+        else:
+            rows = read_latencies(path)
+            works = works_of_networks(networks or {}, base, [row.network for row in rows])
+            source = f"latencies of whole networks on one processor, {len(rows)} in all"
+        source += f"; targets, precisions and transfers as in {base.device}"
+        return calibrate_profile(rows, works, replace(base, device=device, source=source))
+
+
+def works_of_networks(
+    networks: Mapping[str, object], like: Profile, wanted: Sequence[str]
+) -> dict[str, list[Work]]:
+    """What the kernels of networks do, those that are wanted."""
+    (host, *_), _ = twin_processors(like, ["cpu"])
+    names = [name for name in dict.fromkeys(wanted) if name in networks]
+    found = {}
+    for number, name in enumerate(names, start=1):
+        count("network", number, len(names))
+        groups = works_of(load_network(networks[name]), host)
+        found[name] = [work for works in groups.values() for work in works]
+    return found
+
+
+def _measured(folder: Path, base: Profile) -> tuple[list[Latency], dict[str, list[Work]]]:
+    """Every kernel that was timed as a network of its own; those of one network belong together."""
+    rows: list[Latency] = []
+    works: dict[str, list[Work]] = {}
+    for processor in base.processors:
+        path = folder / f"{processor}.jsonl"
+        if not path.exists():
+            continue
+        for number, row in enumerate(Dataset.open(path).rows):
+            if not isinstance(row.features, RunFeatures | TransferFeatures):
+                network = f"{processor}: {row.network or f'samples {row.batch}'}"
+                rows.append(Latency(network, processor, row.nanoseconds / 1e6, f"{number}"))
+                works[rows[-1].label] = [work_of_kernel(row.features)]
+    if not rows:
+        raise CostModelError(
+            f"expected measurements of {' or '.join(base.processors)} in {folder}, got none; run "
+            "ts.measure(..., folder=...) first"
+        )
+    return rows, works
