@@ -220,7 +220,7 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _at_best(rows: Sequence[Row], row: Row) -> Row:
-    """With what was found for some of the processors, where that is faster: searches are not exact."""
+    """What was found for fewer processors, where that is faster: searches are not exact."""
     team = set(row["processors"].split("+"))
     some = [
         r for r in rows if r["network"] == row["network"] and team > set(r["processors"].split("+"))
