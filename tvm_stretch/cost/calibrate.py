@@ -172,7 +172,7 @@ def calibrate_profile(
                 Residual(
                     latency,
                     _milliseconds(processors[name], listed),
-                    left_out and _milliseconds(left_out, listed),
+                    None if left_out is None else _milliseconds(left_out, listed),
                 )
             )
     profile = replace(like, processors=MappingProxyType(processors))
