@@ -194,6 +194,16 @@ def test_functions_of_the_model_are_inlined() -> None:
     assert op_names(load_network(proto)) == ["relax.add"]
 
 
+@pytest.mark.parametrize(("kernel", "stride", "expected"), [(2, 2, [3, 7, 5]), (1, 3, [1, 4])])
+def test_norms_of_windows_that_reach_beyond_the_end(
+    kernel: int, stride: int, expected: list[float]
+) -> None:
+    attrs = {"kernel_shape": [kernel], "strides": [stride], "ceil_mode": 1, "p": 1}
+    mod = load_network(model([node("LpPool", "x", "y", **attrs)], [info("x", [1, 1, 5])], ["y"]))
+    x = np.float32([[[1, -2, 3, -4, 5]]])
+    np.testing.assert_allclose(run(mod, x)[0], [[expected]], rtol=1e-6)
+
+
 def test_the_model_is_not_changed_and_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

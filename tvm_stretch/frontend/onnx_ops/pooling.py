@@ -22,6 +22,10 @@ def _pool(node: Node, kind: str, x: relax.Expr, *, include_pad: bool) -> relax.E
     padding = spatial_padding(node, node.shape()[2:], window, stride, dilation)
     if any(p >= k for p, k in zip(node.attr("pads", []), window * 2, strict=False)):
         raise node.refuse(f"padding smaller than the window {window}", str(padding))
+    if node.op == "LpPool" and node.attr("ceil_mode", 0):
+        size = node.shape()[2:]
+        ends = map(_covering, size, window, stride, dilation, padding[:rank], padding[rank:])
+        padding = [*padding[:rank], *ends]
     return _POOLS[kind][rank - 1](
         x,
         pool_size=window,
@@ -31,6 +35,15 @@ def _pool(node: Node, kind: str, x: relax.Expr, *, include_pad: bool) -> relax.E
         ceil_mode=bool(node.attr("ceil_mode", 0)),
         count_include_pad=include_pad,
     )
+
+
+def _covering(size: int, window: int, stride: int, dilation: int, before: int, after: int) -> int:
+    """Padding behind an axis that no window of ``ceil_mode`` reaches beyond: a mean counts it."""
+    span = (window - 1) * dilation + 1
+    last = -(-(size + before + after - span) // stride) * stride
+    if last >= size + before:  # it would see nothing else
+        last -= stride
+    return max(after, last + span - size - before)
 
 
 @converter("MaxPool", "AveragePool")
