@@ -14,7 +14,7 @@ SYSTEM_PACKAGES := cmake g++ libgtest-dev pocl-opencl-icd
 # One thread pool per process: tests run side by side, and TVM must not re-pin the caller's thread.
 export TVM_BIND_THREADS ?= 0
 
-.PHONY: setup demo test test-full lint format bench wheel clean
+.PHONY: setup demo test test-full lint format bench bench-static wheel clean
 
 setup: $(STAMP)
 
@@ -54,6 +54,9 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
+
+bench-static: setup
+	$(BIN)/python -m benchmarks.static_kernels
 
 bench: setup
 	$(BIN)/python -m benchmarks.peers --json peers.json

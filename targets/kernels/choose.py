@@ -91,8 +91,9 @@ def _operands(pixels: int, blocks: int, machine: VectorMachine) -> int:
     """Registers that LLVM wants beside the sums of a tile, as seen in its assembly."""
     if machine.broadcast_operand:  # a register of lanes for each pixel; weights as they come
         return pixels + 4
-    # the shorter side's operands and one of the longer; of three, the next one ahead
-    return min(pixels, blocks) + 1 + (machine.registers > 16 and blocks == 3)
+    # the shorter side's operands and one of the longer; of few, the next ones ahead
+    shorter = min(pixels, blocks)
+    return shorter + 1 + 2 * (machine.registers > 16 and shorter in (2, 3))
 
 
 def step_cycles(pixels: int, blocks: int, slab: int, machine: VectorMachine) -> float:
@@ -127,11 +128,7 @@ def _directs(shape: ConvShape, machine: VectorMachine, data_block: int) -> list[
     """Every direct configuration."""
     config = _config(shape, machine, data_block)
     merge = config.merged_groups
-    # From a plain image LLVM unrolls the kernel's columns and wants registers for them: measured
-    # 0.5x with a tile that takes all.
-    most = machine.registers * (9 if data_block == 1 else 16) // 16
-    tiles = [(p, o) for p, o in register_tiles(machine) if p * o <= most]
-    candidates = [replace(config, pixels=p, oc_blocks=o) for p, o in tiles]
+    candidates = [replace(config, pixels=p, oc_blocks=o) for p, o in register_tiles(machine)]
     if shape.groups > merge:
         width = shape.out_channels // shape.groups * merge // machine.lanes
         candidates = [c for c in candidates if width % c.oc_blocks == 0]

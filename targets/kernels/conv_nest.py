@@ -8,7 +8,7 @@ stays in registers over the whole reduction::
         acc[pixels][oc_blocks] = 0
         for ic_block, ky in the rows that exist:
           for kx, ic_lane, pixel, oc_block:     # unrolled but kx; taps outside are not written
-            acc += broadcast(data) * weight
+            acc += broadcast(data) * weight     # of a plain image, the few channels innermost
         out = epilogue(acc)
 
 Padding is free: whether a tap of a tile lies outside the image is known while the tile is written.
@@ -31,7 +31,6 @@ from .loops import (
     CACHE_LINE,
     PARALLEL,
     Accumulators,
-    Body,
     balanced,
     block,
     const,
@@ -44,7 +43,6 @@ from .loops import (
     scratch,
     span,
     store,
-    unrolled,
     within,
 )
 from .machine import VectorMachine
@@ -57,7 +55,8 @@ def write_conv(
     epilogue: Epilogue,
 ) -> tirx.Stmt:
     """The loop nest of one (fused) convolution; ``operands`` are data, weight, epilogue inputs."""
-    nest = _ConvNest(cfg, blocking(cfg, machine), operands[0], operands[1], epilogue)
+    by_element = machine.broadcast_operand
+    nest = _ConvNest(cfg, blocking(cfg, machine), *operands[:2], epilogue, by_element)
     bands = -(-nest.cut.rows // nest.cut.band)
     full, tail = divmod(cfg.out_blocks, cfg.oc_blocks)
 
@@ -107,6 +106,7 @@ class _ConvNest:
     data: tirx.Buffer
     weight: tirx.Buffer
     epilogue: Epilogue
+    by_element: bool
 
     def group(self, n: Expr, g: Expr, band: Expr, blocks: int) -> tirx.Stmt:
         """One group of output channels over one band of rows."""
@@ -242,54 +242,53 @@ class _ConvNest:
         first_block = cfg.first_block(tile.group * cfg.oc_blocks)
 
         def tap(ic: Expr, ky: Expr, kx: Expr, active: Sequence[int]) -> tirx.Stmt:
-            def channel(ii: Expr) -> tirx.Stmt:
-                place = (tile.group, ic, ky, kx, ii)
-                pixels = {
-                    p: load(self.data, *self.input_place(tile, (p, ky, kx), first_block + ic, ii))
-                    for p in active
-                }
-                return block(
-                    acc.each(
-                        lambda p, o, v: acc.add(
-                            p, o, v, pixels[p] * load(self.weight, *place, v + o * cfg.lanes)
-                        ),
-                        active,
-                    )
-                )
+            return acc.add_products(
+                active,
+                lambda p, ii: load(
+                    self.data, *self.input_place(tile, (p, ky, kx), first_block + ic, ii)
+                ),
+                lambda ii, o, v: load(self.weight, tile.group, ic, ky, kx, ii, v + o * cfg.lanes),
+                cfg.data_block,
+                self.by_element,
+            )
 
-            return unrolled(cfg.data_block, channel, "ii")
+        def plain_tap(ky: Expr, kx: Expr, active: Sequence[int]) -> tirx.Stmt:
+            """All channels of a plain image, which are few."""
+            return acc.add_products(
+                active,
+                lambda p, i: load(self.data, *self.input_place(tile, (p, ky, kx), first + i, i)),
+                lambda i, o, v: load(
+                    self.weight, tile.group, first + i, ky, kx, 0, v + o * cfg.lanes
+                ),
+                reads,
+                by_element=False,
+            )
 
         segments = column_segments(tile.taps)
-        columns: Callable[[int, int, Body, str], tirx.Stmt] = span
-        if cfg.data_block == 1:  # few multiply-adds per tap: unroll the kernel columns as well
-            segments = [(k, k + 1, active) for lo, hi, active in segments for k in range(lo, hi)]
-        elif cfg.kernel[1] > 1:
-            # Unrolled, LLVM would keep the pixels that two taps share in registers, and spill
-            # the accumulators for it.
-            columns = fenced_span
+        # Unrolled, LLVM would keep the pixels that two taps share in registers, and spill the
+        # accumulators for it.
+        columns = fenced_span if cfg.kernel[1] > 1 else span
 
-        def taps(ic: Expr, ky: Expr) -> tirx.Stmt:
+        def taps(ky: Expr, tap: Callable[[Expr, Expr, Sequence[int]], tirx.Stmt]) -> tirx.Stmt:
             return block(
                 [
-                    columns(lo, hi - lo, lambda kx, active=active: tap(ic, ky, kx, active), "kx")
+                    columns(lo, hi - lo, lambda kx, active=active: tap(ky, kx, active), "kx")
                     for lo, hi, active in segments
                 ]
             )
 
         low, count = kernel_rows(cfg, tile.y)
         first, reads = reduce
+
+        def channels(ic: Expr) -> tirx.Stmt:
+            rows = span(low, count, lambda ky: taps(ky, lambda *place: tap(ic, *place)), "ky")
+            return block([*self.ask_ahead(tile, ic), rows])
+
         nest: list[tirx.Stmt] = []
-        if segments:  # else every tap of the tile lies in the padding
-            nest = [
-                span(
-                    first,
-                    reads,
-                    lambda ic: block(
-                        [*self.ask_ahead(tile, ic), span(low, count, lambda ky: taps(ic, ky), "ky")]
-                    ),
-                    "ic",
-                )
-            ]
+        if segments and cfg.data_block == 1 and isinstance(reads, int):
+            nest = [span(low, count, lambda ky: taps(ky, plain_tap), "ky")]
+        elif segments:  # else every tap of the tile lies in the padding
+            nest = [span(first, reads, channels, "ic")]
         return within(
             acc.buffers,
             [

@@ -56,13 +56,13 @@ def loop(extent: Index, body: Body, name: str = "i", kind: int = SERIAL) -> tirx
     return span(0, extent, body, name, kind)
 
 
-def fenced_span(start: int, extent: int, body: Body, name: str = "i") -> tirx.Stmt:
+def fenced_span(start: Index, extent: Index, body: Body, name: str = "i") -> tirx.Stmt:
     """A loop whose number of passes LLVM cannot see, not even of one.
 
     So its body is a block of its own: LLVM neither writes the passes out nor mixes them with those
     of the next loop, and what several of them read takes no registers from one to the other.
     """
-    fence, passes = "llvm.arithmetic.fence.f32", f32(float(extent))
+    fence, passes = "llvm.arithmetic.fence.f32", const(extent).astype("float32")
     hidden = tirx.call_llvm_pure_intrin("float32", fence, passes).astype("int64")
     var = tirx.Var(name, "int64")
     return tirx.For(var, const(0), hidden, SERIAL, body(const(start) + var))
@@ -123,15 +123,17 @@ def within(buffers: Sequence[tirx.Buffer], statements: Sequence[tirx.Stmt]) -> t
 _WRITTEN_OUT = 4  # more makes larger code and not faster
 
 
-def unrolled(extent: int, body: Body, name: str = "i") -> tirx.Stmt:
-    """``for name in range(extent)`` with a few passes written out at a time."""
-    if extent <= _WRITTEN_OUT or extent % _WRITTEN_OUT:
-        return loop(extent, body, name, UNROLLED)
+def unrolled(start: int, extent: int, body: Body, name: str = "i") -> tirx.Stmt:
+    """``for name in range(start, start + extent)`` with a few passes written out at a time."""
+    passes, rest = divmod(extent, _WRITTEN_OUT)
 
-    def part(i: Expr) -> tirx.Stmt:
-        return loop(_WRITTEN_OUT, lambda j: body(i * _WRITTEN_OUT + j), name, UNROLLED)
+    def few(first: Expr, count: int) -> tirx.Stmt:
+        return loop(count, lambda i: body(first + i), name, UNROLLED)
 
-    return loop(extent // _WRITTEN_OUT, part, name)
+    parts = [span(0, passes, lambda i: few(start + i * _WRITTEN_OUT, _WRITTEN_OUT), name)]
+    if rest:
+        parts.append(few(const(start + passes * _WRITTEN_OUT), rest))
+    return block(parts if passes else parts[1:])
 
 
 class Accumulators:
@@ -148,6 +150,51 @@ class Accumulators:
     def add(self, p: int, o: int, lane: Expr, value: Expr) -> tirx.Stmt:
         """Add to the sum of one lane of a cell."""
         return self.set(p, o, lane, self.value(p, o, lane) + value)
+
+    def add_products(
+        self,
+        pixels: Sequence[int],
+        left: Callable[[int, Expr], Expr],
+        right: Callable[[Expr, int, Expr], Expr],
+        extent: int,
+        by_element: bool,
+    ) -> tirx.Stmt:
+        """Add ``left(pixel, i) * right(i, block, lane)`` for all ``i`` below ``extent``.
+
+        Args:
+            pixels: whose sums they are.
+            left: of neighbours in memory.
+            right: the vectors that they are multiplied with.
+            extent: how many.
+            by_element: read vectors of what is left and multiply by an element at a time.
+        """
+        vectors = extent // self.count if by_element else 0
+
+        def products(i: Expr) -> tirx.Stmt:
+            one = {p: left(p, i) for p in pixels}
+            return block(
+                self.each(lambda p, o, v: self.add(p, o, v, one[p] * right(i, o, v)), pixels)
+            )
+
+        def vector(first: Expr) -> tirx.Stmt:
+            number, lane = range(self.count), tirx.Ramp(const(0), const(1), self.count)
+            read = {p: left(p, tirx.Ramp(first, const(1), self.count)) for p in pixels}
+            one = {
+                (p, i): tirx.Shuffle([read[p]], [i] * self.count) for p in pixels for i in number
+            }
+            return block(
+                [
+                    self.add(p, o, lane, one[p, i] * right(first + i, o, lane))
+                    for i in number
+                    for p, o in self._cells
+                    if p in pixels
+                ]
+            )
+
+        parts = [loop(vectors, lambda i: vector(i * self.count), "ii")] if vectors else []
+        if rest := extent - vectors * self.count:
+            parts.append(unrolled(extent - rest, rest, products, "ii"))
+        return block(parts)
 
     def value(self, p: int, o: int, lane: Expr) -> Expr:
         """The sum of one lane of a cell."""

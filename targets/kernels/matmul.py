@@ -38,7 +38,6 @@ from .loops import (
     loop,
     tile_runs,
     unravelled,
-    unrolled,
     within,
 )
 from .machine import VectorMachine
@@ -125,7 +124,7 @@ def write_matmul(
     # as the product reads them: what is fused with it may be given the right one first
     inputs = [region.source for region in fused.blocks[-1].reads]
     # a matrix may meet itself
-    nest = _MatmulNest(cfg, inputs[0], inputs[-1], fused.epilogue)
+    nest = _MatmulNest(cfg, inputs[0], inputs[-1], fused.epilogue, machine.broadcast_operand)
     ragged = cfg.size[2] % cfg.lanes > 0
     groups = tile_runs(
         cfg.out_vectors,
@@ -153,6 +152,7 @@ class _MatmulNest:
     a: tirx.Buffer
     b: tirx.Buffer
     epilogue: Epilogue
+    by_element: bool
 
     def columns(self, run: TileRun[bool], matrix: Expr, group: Expr) -> tirx.Stmt:
         """All rows of a group of columns of one matrix."""
@@ -180,14 +180,13 @@ class _MatmulNest:
         cfg = self.cfg
         acc = Accumulators(rows, len(starts), cfg.lanes)
 
-        def step(k: Expr) -> tirx.Stmt:
-            left = [load(self.a, *_place(cfg.a, stack, row + p, k)) for p in range(rows)]
-
-            def add(p: int, o: int, v: Expr) -> tirx.Stmt:
-                right = load(self.b, *_place(cfg.b, stack, k, starts[o] + v))
-                return acc.add(p, o, v, left[p] * right)
-
-            return block(acc.each(add))
+        products = acc.add_products(
+            range(rows),
+            lambda p, k: load(self.a, *_place(cfg.a, stack, row + p, k)),
+            lambda k, o, v: load(self.b, *_place(cfg.b, stack, k, starts[o] + v)),
+            cfg.size[1],
+            self.by_element,
+        )
 
         def finish(p: int, o: int, v: Expr) -> tirx.Stmt:
             place = (*stack, row + p, starts[o] + v)
@@ -197,7 +196,7 @@ class _MatmulNest:
             acc.buffers,
             [
                 *acc.each(lambda p, o, v: acc.set(p, o, v, f32(0.0))),
-                unrolled(cfg.size[1], step, "k"),
+                products,
                 *acc.each(finish),
             ],
         )

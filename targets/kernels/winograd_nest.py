@@ -32,7 +32,6 @@ from .loops import (
     prefetch,
     scratch,
     store,
-    unrolled,
     vectors,
     within,
 )
@@ -50,7 +49,7 @@ def write_winograd(
     epilogue: Epilogue,
 ) -> tirx.Stmt:
     """The loop nest of one (fused) Winograd convolution."""
-    nest = _Nest(cfg, operands[0], operands[1], epilogue, _band(cfg, machine))
+    nest = _Nest(cfg, *operands[:2], epilogue, _band(cfg, machine), machine.broadcast_operand)
     return _each_band(cfg, machine, nest.band, nest.band_of_tiles)
 
 
@@ -59,7 +58,7 @@ def write_winograd_input(
 ) -> tirx.Stmt:
     """The loop nest of the first stage alone."""
     rows, columns = cfg.tiles
-    nest = _Nest(cfg, data, data, Epilogue(out, out, (), None), rows)
+    nest = _Nest(cfg, data, data, Epilogue(out, out, (), None), rows, False)
     kind = PARALLEL if machine.threads > 1 else SERIAL
 
     def channel(n: Expr, c: Expr) -> tirx.Stmt:
@@ -84,7 +83,7 @@ def write_winograd_product(
     epilogue: Epilogue,
 ) -> tirx.Stmt:
     """The loop nest of what follows the first stage; it reads the planes from memory."""
-    nest = _Nest(cfg, operands[0], operands[1], epilogue, _band(cfg, machine))
+    nest = _Nest(cfg, *operands[:2], epilogue, _band(cfg, machine), machine.broadcast_operand)
     return _each_band(cfg, machine, nest.band, nest.band_of_products)
 
 
@@ -123,6 +122,7 @@ class _Nest:
     weight: tirx.Buffer
     epilogue: Epilogue
     band: int
+    by_element: bool
 
     def band_of_tiles(self, n: Expr, b: Expr, part: Expr) -> tirx.Stmt:
         """All three stages of the tiles of one band."""
@@ -323,19 +323,6 @@ class _Nest:
         (part, k, g), (t, count), (pixels, blocks) = place, tiles, shape
         acc = Accumulators(pixels, blocks, cfg.lanes)
 
-        def channel(c: Expr, ii: Expr) -> tirx.Stmt:
-            return block(
-                acc.each(
-                    lambda p, o, z: acc.add(
-                        p,
-                        o,
-                        z,
-                        plane(k, c, t + p, ii)
-                        * load(self.weight, part, k, g, c, ii, z + o * cfg.lanes),
-                    )
-                )
-            )
-
         lines = blocks * cfg.lanes**2 * 4 // CACHE_LINE
         each = -(-lines // turns)
 
@@ -354,7 +341,13 @@ class _Nest:
                 )
                 for j in range(each)
             ]
-            channels = unrolled(cfg.lanes, lambda ii: channel(c, ii), "ii")
+            channels = acc.add_products(
+                range(pixels),
+                lambda p, ii: plane(k, c, t + p, ii),
+                lambda ii, o, z: load(self.weight, part, k, g, c, ii, z + o * cfg.lanes),
+                cfg.lanes,
+                self.by_element,
+            )
             return block([*ahead, channels])
 
         return within(

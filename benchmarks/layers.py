@@ -1,0 +1,133 @@
+"""The layers of networks of the zoo, and the code of the kernels that are chosen for them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import onnx
+import tvm
+from onnx import shape_inference
+from tvm import te, tirx
+from tvm_stretch.targets.kernels.blocks import Config, annotation, convolution_config, dense_shape
+from tvm_stretch.targets.kernels.choose import ConvShape
+from tvm_stretch.targets.kernels.conv import ConvConfig, conv_compute
+from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.templates import schedule_kernel
+from tvm_stretch.targets.kernels.window import WindowConfig, window_compute
+from tvm_stretch.targets.kernels.winograd import WinogradConfig, winograd_compute
+
+from tvm_stretch import zoo
+
+SIX = ("resnet18", "resnet34", "resnet50", "regnetx_1_6gf", "regnetx_4gf", "efficientnet_lite4")
+
+
+@cache
+def layers(name: str, size: int | None = 224) -> Counter[ConvShape]:
+    """The convolutions and dense layers of a network, and how often each stands there."""
+    model = zoo.build(name, size=size)
+    graph = shape_inference.infer_shapes(model, strict_mode=True, data_prop=True).graph
+    shapes: dict[str, tuple[int, ...]] = {t.name: tuple(t.dims) for t in graph.initializer}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        shapes[value.name] = tuple(d.dim_value for d in value.type.tensor_type.shape.dim)
+    found: Counter[ConvShape] = Counter()
+    for node in graph.node:
+        if node.op_type in ("Conv", "Gemm"):
+            data, weight = (shapes[operand] for operand in node.input[:2])
+            shape = _conv(node, data, weight) if node.op_type == "Conv" else _dense(data, weight)
+            found[shape] += 1
+    return found
+
+
+def _conv(node: onnx.NodeProto, data: tuple[int, ...], weight: tuple[int, ...]) -> ConvShape:
+    given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    n, channels, *size = data
+    top, left, bottom, right = given.get("pads", (0, 0, 0, 0))
+    return ConvShape(
+        n,
+        channels,
+        (size[0], size[1]),
+        weight[0],
+        (weight[2], weight[3]),
+        tuple(given.get("strides", (1, 1))),
+        (top, left, bottom, right),
+        tuple(given.get("dilations", (1, 1))),
+        given.get("group", 1),
+    )
+
+
+def _dense(data: tuple[int, ...], weight: tuple[int, ...]) -> ConvShape:
+    outputs = weight[1] if weight[0] == data[1] else weight[0]
+    return dense_shape(data, outputs)
+
+
+def multiply_adds(shape: ConvShape) -> int:
+    """Of the direct sum."""
+    pads = (shape.padding[0] + shape.padding[2], shape.padding[1] + shape.padding[3])
+    spans = ((k - 1) * d + 1 for k, d in zip(shape.kernel, shape.dilation, strict=True))
+    axes = zip(shape.in_size, pads, spans, shape.stride, strict=True)
+    pixels = math.prod((size + pad - span) // step + 1 for size, pad, span, step in axes)
+    per_pixel = shape.out_channels * shape.in_channels // shape.groups * math.prod(shape.kernel)
+    return shape.batch * pixels * per_pixel
+
+
+def config_of(shape: ConvShape, machine: VectorMachine) -> Config:
+    """What is chosen for a layer; the first one reads a plain image."""
+    plain = shape.in_channels < machine.lanes and shape.groups == 1
+    return convolution_config(shape, machine, 1 if plain else machine.lanes)
+
+
+def form(config: Config) -> tuple[Any, ...]:
+    """Layers of one form have the same hot loops, but for borders and the last columns."""
+    if isinstance(config, WindowConfig):
+        return ("depthwise", config.kernel, config.stride)
+    tile = (config.pixels, config.oc_blocks)
+    if isinstance(config, WinogradConfig):
+        return ("winograd", config.tile, *tile)
+    return ("conv", config.kernel, config.stride, config.data_block, *tile)
+
+
+def forms(shapes: Iterable[ConvShape], machine: VectorMachine) -> dict[tuple[Any, ...], Config]:
+    """One configuration of each form that the layers need, that of the most multiply-adds."""
+    found = {}
+    for shape in sorted(shapes, key=multiply_adds):
+        config = config_of(shape, machine)
+        found[form(config)] = config
+    return found
+
+
+def kernel(config: Config, machine: VectorMachine) -> tirx.PrimFunc:
+    """The scheduled kernel of a configuration, with nothing fused to it."""
+    lanes = config.lanes
+    if isinstance(config, ConvConfig):
+        block = (lanes,) if config.data_block > 1 else ()
+        data = te.placeholder((config.batch, config.in_blocks, *config.in_size, *block), name="x")
+        weight = te.placeholder(config.weight_shape, name="w")
+        out = conv_compute(config, data, weight, annotation("conv", config))
+    elif isinstance(config, WinogradConfig):
+        blocks = config.parts * config.in_blocks
+        data = te.placeholder((config.batch, blocks, *config.in_size, lanes), name="x")
+        weight = te.placeholder(config.weight_shape, name="w")
+        out = winograd_compute(config, data, weight, annotation("winograd", config))
+    else:
+        data = te.placeholder((config.batch, config.blocks, *config.in_size, lanes), name="x")
+        weight = te.placeholder((config.blocks, *config.kernel, lanes), name="w")
+        out = window_compute(config, data, weight, annotation("window", config))
+    scheduled = schedule_kernel(te.create_prim_func([data, weight, out], "int64"), machine)
+    return scheduled.with_attr("global_symbol", "kernel")
+
+
+def build(config: Config, machine: VectorMachine, target: Mapping[str, Any]) -> tvm.runtime.Module:
+    """The compiled kernel; its assembly is `inspect_source("asm")`."""
+    options = {"tirx.disable_assert": True, "tirx.disable_cse_tir": True}  # as in an artifact
+    with tvm.transform.PassContext(config=options):
+        return tvm.tirx.build(kernel(config, machine), target=dict(target))
+
+
+def alone(machine: VectorMachine) -> VectorMachine:
+    """The same core without others."""
+    return replace(machine, threads=1)
