@@ -56,7 +56,8 @@ def write_conv(
 ) -> tirx.Stmt:
     """The loop nest of one (fused) convolution; ``operands`` are data, weight, epilogue inputs."""
     by_element = machine.broadcast_operand
-    nest = _ConvNest(cfg, blocking(cfg, machine), *operands[:2], epilogue, by_element)
+    data, weight = operands[:2]
+    nest = _ConvNest(cfg, blocking(cfg, machine), data, weight, epilogue, by_element)
     bands = -(-nest.cut.rows // nest.cut.band)
     full, tail = divmod(cfg.out_blocks, cfg.oc_blocks)
 

@@ -49,7 +49,9 @@ def write_winograd(
     epilogue: Epilogue,
 ) -> tirx.Stmt:
     """The loop nest of one (fused) Winograd convolution."""
-    nest = _Nest(cfg, *operands[:2], epilogue, _band(cfg, machine), machine.broadcast_operand)
+    data, weight = operands[:2]
+    by_element = machine.broadcast_operand
+    nest = _Nest(cfg, data, weight, epilogue, _band(cfg, machine), by_element)
     return _each_band(cfg, machine, nest.band, nest.band_of_tiles)
 
 
@@ -83,7 +85,9 @@ def write_winograd_product(
     epilogue: Epilogue,
 ) -> tirx.Stmt:
     """The loop nest of what follows the first stage; it reads the planes from memory."""
-    nest = _Nest(cfg, *operands[:2], epilogue, _band(cfg, machine), machine.broadcast_operand)
+    data, weight = operands[:2]
+    by_element = machine.broadcast_operand
+    nest = _Nest(cfg, data, weight, epilogue, _band(cfg, machine), by_element)
     return _each_band(cfg, machine, nest.band, nest.band_of_products)
 
 
