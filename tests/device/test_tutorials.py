@@ -75,3 +75,11 @@ def test_adding_a_processor(cache: str, tmp_path: Path) -> None:
     assert "chosen: " in text
     for name in ("plan.json", "trace.json"):
         assert (tmp_path / name).stat().st_size > 0
+
+
+def test_calibrating_a_phone(cache: str, tmp_path: Path) -> None:
+    text = _run(cache, "05_calibrating_a_phone.py", tmp_path)
+    assert "left out: mean" in text and "predicted for my-phone, not measured" in text
+    assert "got 'cores' too" in text
+    for name in ("phone.csv", "my-phone.toml"):
+        assert (tmp_path / name).stat().st_size > 0

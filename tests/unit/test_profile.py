@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from benchmarks import twin
 from benchmarks.published_designs import ORIGINALS, count, predict_ms
 from tvm_stretch.build.kernels import kernels_alone
 from tvm_stretch.cost.calibrate import Latency, calibrate_profile, read_latencies
+from tvm_stretch.cost.device import fingerprint
 from tvm_stretch.cost.features import RunFeatures
 from tvm_stretch.cost.profile import Profile, ProfileModel
 from tvm_stretch.cost.profile_file import load_profile, parse_profile, profile_text, profiles
@@ -30,10 +32,12 @@ from tvm_stretch.cost.work import (
     work_of_kernel,
 )
 from tvm_stretch.errors import CostModelError, InstallError
+from tvm_stretch.measuring.dataset import Dataset, Row
 
 pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 PHONE = "snapdragon-855"
+KERNEL, DENSE = r"kernel_us = \S+", r"dense = \S+"  # the first of them are the CPU's
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +114,7 @@ def test_the_profile_is_what_calibrating_finds(phone: Profile) -> None:
     fitted = parse_profile(profile_text(found.profile))
     assert fitted.processors == phone.processors
     assert sum(found.left_out_errors) / 18 < 0.12 and max(found.left_out_errors) < 0.30
-    assert "left out: mean 7.3%, at most 17.3% off, of 18 latencies" in str(found)
+    assert "left out: mean 7.3%, at most 16.3% off, of 18 latencies" in str(found)
 
 
 def test_two_processors_as_published(phone: Profile) -> None:
@@ -168,31 +172,31 @@ def test_a_profile_survives_its_file(phone: Profile) -> None:
     [
         ("version = 1", "version = 2", r"expected 1 for version of the profile, got 2; write it"),
         ("version = 1", "", "expected 1 for version of the profile, got None"),
-        ("kernel_us = 18.12", "", "expected kernel_us in cpu in the profile, got none; add it"),
-        ("kernel_us = 18.12", "kernel_us = -1", "not negative for kernel_us of cpu in .* got -1"),
-        ("kernel_us = 18.12", "kernel_us = true", "expected a number that is not negative"),
-        ("kernel_us = 18.12", "kernel_us = nan", "expected a number that is not negative"),
-        ("kernel_us = 18.12", "kernel_ms = 18.12", "expected kernel_us in cpu in the profile"),
+        (KERNEL, "", "expected kernel_us in cpu in the profile, got none; add it"),
+        (KERNEL, "kernel_us = -1", "not negative for kernel_us of cpu in .* got -1"),
+        (KERNEL, "kernel_us = true", "expected a number that is not negative"),
+        (KERNEL, "kernel_us = nan", "expected a number that is not negative"),
+        (KERNEL, "kernel_ms = 18", "expected kernel_us in cpu in the profile"),
         ("threads = 4", "threads = 4\nthread = 4", "no other fields in cpu .* got 'thread' too"),
         ("threads = 4", "threads = 0", "a whole number of at least 1 for threads of cpu"),
         ('"float16"', '"fp16"', "one of int8, float16, float32 for precision of opencl .* 'fp16'"),
-        ("dense = 217.6", "dense = 0", "a positive number for dense of multiply_adds_per_ns"),
-        ("dense = 217.6", "wide = 1", "expected dense in multiply_adds_per_ns of cpu"),
+        (DENSE, "dense = 0", "a positive number for dense of multiply_adds_per_ns"),
+        (DENSE, "wide = 1", "expected dense in multiply_adds_per_ns of cpu"),
         ("together = 1", "together = 0.5", "a number of at least 1 for together"),
-        ("[processors.cpu]", "[processors.cpus]", "expected"),
+        (r"\[processors\.cpu\]", "[processors.cpus]", "expected"),
         ('from = "cpu"', 'from = "gpu"', "expected different ones of cpu, opencl, .* got 'gpu'"),
         ('to = "opencl"', 'to = "hexagon"', "each pair once, got from cpu to hexagon twice"),
         ('to = "opencl"', 'to = "cpu"', "got from cpu to cpu"),
-        ("target = { kind", "target = { kinds", "a TVM target as a table for target of cpu"),
+        ("target = . kind", "target = { kinds", "a TVM target as a table for target of cpu"),
         ("device =", "device", "expected TOML for the profile, got"),
         ('device = "snap', 'device = 7 #"snap', "expected a text for device of the profile, got 7"),
     ],
 )
 def test_faults_are_named(phone: Profile, old: str, new: str, message: str) -> None:
-    text = profile_text(phone)
-    assert old in text
+    text, count = re.subn(old, new, profile_text(phone), count=1)
+    assert count == 1
     with pytest.raises(CostModelError, match=message):
-        parse_profile(text.replace(old, new, 1))
+        parse_profile(text)
 
 
 def test_what_must_be_there(phone: Profile) -> None:
@@ -284,6 +288,26 @@ def test_faults_of_tables(tmp_path: Path, table: str, message: str) -> None:
     (tmp_path / "rows.csv").write_text(table)
     with pytest.raises(CostModelError, match=message):
         read_latencies(tmp_path / "rows.csv")
+
+
+def test_a_folder_of_measurements(phone: Profile, tmp_path: Path) -> None:
+    """Of a CPU half as fast, which `ts.measure` timed kernel by kernel."""
+    host = cpu_processor(cpu_of(4), 1)
+    data = Dataset.create(tmp_path / "cpu.jsonl", fingerprint(host))
+    data.append(Row(RunFeatures.of(3), 5, 0.0, 20))
+    cpu = phone.processor("cpu")
+    for name in ("conv", "depthwise"):
+        level = kernels_alone(emit([name], size=28, channels=64), host)
+        for kernel in (k for group in level.kernels for k in level.features(group)):
+            ns = round(2 * cpu.nanoseconds(work_of_kernel(kernel)))
+            data.append(Row(kernel, ns, 0.0, 20, network=name))
+    found = ts.calibrate(tmp_path, device="mine")
+    assert len(found.residuals) == len(data.rows) - 1 and found.left_out_errors == []
+    assert max(abs(residual.error) for residual in found.residuals) < 0.1
+    assert found.profile.device == "mine" and "ts.measure timed" in found.profile.source
+    (tmp_path / "cpu.jsonl").unlink()
+    with pytest.raises(CostModelError, match="measurements of cpu or opencl or hexagon in"):
+        ts.calibrate(tmp_path, device="mine")
 
 
 def test_one_s_own_phone(tmp_path: Path) -> None:

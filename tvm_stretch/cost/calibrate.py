@@ -5,9 +5,10 @@
     R-34,gpu,36.517                        3.66e9 multiply-adds, ..
 
 Nine numbers describe a processor, and there may be six networks. So their ratios are taken to be
-`TYPICAL` unless the latencies say otherwise: least squares of relative errors, in which every
-number that leaves its typical place by its own size costs as much as a latency that is
-`sqrt(_STIFFNESS)` off. Nothing becomes negative, or ten times as much as is typical.
+`TYPICAL` unless the latencies say otherwise: least squares of relative errors, in which a number
+that is typical times 1 + x costs as much as a latency that is `sqrt(_STIFFNESS)` times x off. Of
+all typical processors, slow and fast, the one counts that explains most. Nothing becomes negative,
+or ten times as much as is typical.
 
 Kernels that `ts.measure` timed are rows as well, one network of one kernel each.
 """
@@ -25,7 +26,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from scipy.optimize import lsq_linear
+from scipy.optimize import OptimizeResult, lsq_linear, minimize_scalar
 
 from tvm_stretch.cost.profile import BYTES, ProcessorProfile, Profile
 from tvm_stretch.cost.profile_file import write_profile
@@ -51,6 +52,7 @@ TYPICAL = MappingProxyType(
 
 _STIFFNESS = 0.1
 _FARTHEST = 10.0
+_RANGE = math.log(8.0)
 PROCESSORS = {"gpu": "opencl", "dsp": "hexagon"}
 """Other words for processors that may stand in tables."""
 
@@ -266,15 +268,22 @@ def _fitted(
     """The processor with the numbers that explain its latencies best."""
     nanoseconds = np.array([latency.ms * 1e6 for latency in latencies])
     amounts = np.array([_amounts(_works_of(latency, works)) for latency in latencies])
-    relative = amounts / nanoseconds[:, None]
-    shape = np.array(list(TYPICAL.values()))
-    ratios = relative @ shape
-    typical = shape * ratios.sum() / (ratios @ ratios)
-    # In multiples of what is typical, so that all are about 1.
-    rows = np.vstack([relative * typical, math.sqrt(_STIFFNESS) * np.eye(len(shape))])
-    wanted = np.concatenate([np.ones(len(relative)), np.full(len(shape), math.sqrt(_STIFFNESS))])
-    fit = lsq_linear(rows, wanted, bounds=(1 / _FARTHEST, _FARTHEST))
-    each = dict(zip(TYPICAL, (fit.x * typical).tolist(), strict=True))
+    relative = amounts / nanoseconds[:, None] * np.array(list(TYPICAL.values()))
+    ratios = relative.sum(axis=1)
+    middle = float(np.log(ratios.sum() / (ratios @ ratios)))
+    # How fast the typical processor is of whom least has to be changed.
+    best = minimize_scalar(
+        lambda pace: _multiples(relative * math.exp(pace)).cost,
+        bounds=(middle - _RANGE, middle + _RANGE),
+        method="bounded",
+        options={"xatol": 0.01},
+    )
+    pace = math.exp(best.x)
+    multiples = (_multiples(relative * pace).x * pace).tolist()
+    each = {
+        name: typical * multiple
+        for (name, typical), multiple in zip(TYPICAL.items(), multiples, strict=True)
+    }
     size = BYTES[processor.precision]
     return replace(
         processor,
@@ -284,3 +293,12 @@ def _fitted(
         kernel_us=each["kernel"] / 1e3,
         group_us=each["group"] / 1e3,
     )
+
+
+def _multiples(relative: Array) -> OptimizeResult:
+    """In multiples of what is typical: which explain the latencies, and are near to 1."""
+    count = relative.shape[1]
+    stiffness = math.sqrt(_STIFFNESS)
+    rows = np.vstack([relative, stiffness * np.eye(count)])
+    wanted = np.concatenate([np.ones(len(relative)), np.full(count, stiffness)])
+    return lsq_linear(rows, wanted, bounds=(1 / _FARTHEST, _FARTHEST))
