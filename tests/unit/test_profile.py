@@ -16,7 +16,7 @@ from search_helpers import emit
 from tvm_stretch.targets.cpu import cpu_processor
 
 import tvm_stretch as ts
-from benchmarks import twin
+from benchmarks import phone_figures, twin
 from benchmarks.published_designs import ORIGINALS, count, predict_ms
 from tvm_stretch.build.kernels import kernels_alone
 from tvm_stretch.cost.calibrate import Latency, calibrate_profile, read_latencies
@@ -143,6 +143,17 @@ def test_designs(phone: Profile) -> None:
     assert [part.processor for part in counted.stages[0]] == ["cpu", "hexagon"]
     macs = sum(work.multiply_adds for work in count(original).works)
     assert macs == pytest.approx(3.66e9, rel=0.01)
+
+
+def test_figures_of_the_paper(phone: Profile) -> None:
+    speeds = [speed for _, speed in phone_figures.channels(phone)]
+    assert speeds == sorted(speeds) and speeds[-1] > 5 * speeds[0]
+    mod = emit(["conv", "depthwise"], size=28)
+    names = [name for name, *_ in phone_figures.layers(mod, phone)]
+    assert names == ["dense, 25088 -> 25088", "depthwise, 25088 -> 25088"]
+    assert all(over > cpu for _, cpu, _, over in phone_figures.layers(mod, phone))
+    (stage,) = phone_figures.stages(emit(["residual", "residual"], size=28))
+    assert stage == (28, 2)
 
 
 # --- the file -------------------------------------------------------------------------------------
