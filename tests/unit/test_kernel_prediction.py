@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 import tvm
+from relax_helpers import module, random_const
 from search_helpers import costs, emit
 from tvm import relax
 from tvm_stretch.passes.branch_segments import branch_segments
@@ -15,7 +16,7 @@ from tvm_stretch.targets.processors import make_processors
 
 from tvm_stretch import zoo
 from tvm_stretch.build.branching import branch
-from tvm_stretch.build.kernels import KernelLevel, kernels_alone
+from tvm_stretch.build.kernels import GroupKernel, KernelLevel, kernels_alone
 from tvm_stretch.build.pipeline import lower_regions
 from tvm_stretch.build.placement import choose_plan
 from tvm_stretch.cost.describe import describe, describe_copy
@@ -103,9 +104,8 @@ def can_be_shared(group: Group) -> bool:
     return (dense or anchor.kind == "matmul") and not isinstance(anchor.call.args[1], relax.Var)
 
 
-@pytest.mark.parametrize(("name", "machine"), EVERYWHERE)
-def test_halves_of_channels(name: str, machine: str) -> None:
-    mod, processor = network(name), processor_of(machine)
+def checked_halves_of_channels(mod: tvm.IRModule, processor: Processor) -> int:
+    """Of how many groups the first of two parts is what was promised."""
     kernels = Kernels([processor])
     graph = kernels.lower(mod)
     shares, checked = {}, 0
@@ -125,25 +125,40 @@ def test_halves_of_channels(name: str, machine: str) -> None:
             continue  # a depthwise convolution in the shares of what it reads
         assert Counter(level.features(part.name)) == Counter(half[0]), group.name
         checked += 1
-    assert checked or name == "lstm"
+    return checked
 
 
 @pytest.mark.parametrize(("name", "machine"), EVERYWHERE)
-def test_halves_of_rows(name: str, machine: str) -> None:
-    """The first of two bands, of single groups that may be cut that way."""
-    mod, processor = network(name), processor_of(machine)
+def test_halves_of_channels(name: str, machine: str) -> None:
+    assert checked_halves_of_channels(network(name), processor_of(machine)) or name == "lstm"
+
+
+@pytest.mark.parametrize("channels", [40, 16])  # vectors of 16: three, or one that stays whole
+def test_halves_of_channels_without_a_template(channels: int) -> None:
+    """Whole vectors are computed; what makes the whole mean plain is not the half's."""
+
+    def means(x: relax.Expr) -> relax.Expr:
+        y = relax.op.nn.conv2d(x, random_const(channels, 16, 3, 3))
+        return relax.op.mean(relax.op.nn.relu(y), [2, 3], keepdims=True)
+
+    mod = load_network(module(means, (1, 16, 10, 10)))
+    assert checked_halves_of_channels(mod, processor_of("avx512")) == 2
+
+
+def checked_halves_of_rows(mod: tvm.IRModule, processor: Processor, first: int = 0) -> int | None:
+    """The same for bands, of some groups that may be cut that way; None where there are none."""
     kernels = Kernels([processor])
     graph = kernels.lower(mod)
     templates = ("nn.conv2d", "nn.max_pool2d", "nn.avg_pool2d")
-    some = [group for group in graph.groups if group.anchor.kind in templates][1::7]
+    some = [group for group in graph.groups if group.anchor.kind in templates][first::7]
     checked = 0
     for group in some:
         half = kernels.half(group, 0, "rows")
         data = group.anchor.inputs[0] if group.anchor.inputs else ""
         if half is None or len(group.reads) != 1:
             continue
-        first = round(half[1] * group.anchor.shape[2])
-        split = RowSplit(data, group.name, (first, group.anchor.shape[2] - first))
+        rows = round(half[1] * group.anchor.shape[2])
+        split = RowSplit(data, group.name, (rows, group.anchor.shape[2] - rows))
         try:
             cut, _ = branch_segments(mod, [split])
         except UnsupportedError:
@@ -152,9 +167,34 @@ def test_halves_of_rows(name: str, machine: str) -> None:
         parts = [p for p in level.graph.groups if same_operators(group, p, ".r0")]
         if parts:
             (part,) = parts
-            assert Counter(level.features(part.name)) == Counter(half[0]), group.name
+            promised = half[0]
+            if any(kernel.features.stages > 1 for kernel in slicing(level, f"{data}.r0.")):
+                promised = promised[1:]  # the kernel that cuts the rows also makes blocks of them
+            assert Counter(level.features(part.name)) == Counter(promised), group.name
             checked += 1
-    assert checked or not some
+    return checked if some else None
+
+
+def slicing(level: KernelLevel, prefix: str) -> list[GroupKernel]:
+    """The kernels that cut rows for a band."""
+    return [k for name, each in level.kernels.items() if name.startswith(prefix) for k in each]
+
+
+@pytest.mark.parametrize(("name", "machine"), EVERYWHERE)
+def test_halves_of_rows(name: str, machine: str) -> None:
+    """The first of two bands, of single groups that may be cut that way."""
+    assert checked_halves_of_rows(network(name), processor_of(machine), first=1) != 0
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_halves_of_rows_without_a_template(stride: int) -> None:
+    """A band of a plain image reads the rows under its windows."""
+
+    def averages(x: relax.Expr) -> relax.Expr:
+        return relax.op.nn.avg_pool2d(x, strides=[stride, stride])
+
+    mod = load_network(module(averages, (1, 16, 16, 10)))
+    assert checked_halves_of_rows(mod, processor_of("avx512")) == 1
 
 
 @pytest.mark.parametrize("layers", [["conv", "residual", "fork"], ["depthwise", "conv", "conv"]])

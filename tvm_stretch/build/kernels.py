@@ -20,7 +20,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.build.pipeline import lower_regions
-from tvm_stretch.cost.describe import Anchored, describe_apart, describe_copy
+from tvm_stretch.cost.describe import Anchored, describe_apart, describe_copy, result_shape
 from tvm_stretch.cost.features import Features
 from tvm_stretch.ir.operator_graph import OperatorGraph
 from tvm_stretch.ir.operators import Operators
@@ -39,10 +39,14 @@ class GroupKernel:
     Attributes:
         features: as the cost models see it.
         anchored: its template and what is fused behind; None for copies and what has no template.
+        shape: of its result, as it lies in memory; empty for copies.
+        computes: operators; others bring a value into another layout.
     """
 
     features: Features
     anchored: Anchored | None = None
+    shape: tuple[int, ...] = ()
+    computes: bool = True
 
 
 @dataclass(frozen=True)
@@ -115,8 +119,9 @@ def kernels_of_plan(
             else:
                 key = (step.kernel, region.processor)
                 if key not in known:
-                    described = describe_apart(functions[step.kernel], machines[region.processor])
-                    known[key] = GroupKernel(*described)
+                    function = functions[step.kernel]
+                    described = describe_apart(function, machines[region.processor])
+                    known[key] = GroupKernel(*described, result_shape(function))
                 kernel = known[key]
             inside = _operators_in(step, operators)
             if inside:
@@ -157,6 +162,6 @@ def _grouped(
     graph = OperatorGraph(operators, list(members))
     group_of = {op.name: group.name for group in graph.groups for op in group.operators}
     kernels: dict[str, list[GroupKernel]] = {group.name: [] for group in graph.groups}
-    for inside, _, kernel in found:
-        kernels[group_of[inside[-1]]].append(kernel)
+    for inside, computes, kernel in found:
+        kernels[group_of[inside[-1]]].append(replace(kernel, computes=computes))
     return KernelLevel(mod, graph, {name: tuple(listed) for name, listed in kernels.items()})

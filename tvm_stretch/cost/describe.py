@@ -83,6 +83,11 @@ def describe_apart(
     return features, anchored
 
 
+def result_shape(function: tirx.PrimFunc) -> tuple[int, ...]:
+    """The shape of a kernel's result, which is its last parameter."""
+    return _shape(function.params[-1])
+
+
 @dataclass(frozen=True)
 class Anchored:
     """A kernel of a template, taken apart.

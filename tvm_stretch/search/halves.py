@@ -5,13 +5,14 @@
                                       half of rows:    conv 64 -> 128, 28 x 56, relu
 
 The kernel of the whole is taken apart and its template configured anew, as BlockChannels would do
-it for the half; everything else is halved in size.
+it for the half; everything else is halved in size, down to whole vectors of channels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from fractions import Fraction
 from math import prod
 from typing import Literal
 
@@ -49,20 +50,28 @@ def half_of(
         extent = -(-extent // unit) * unit if shape[axis] > unit else extent
     if extent == shape[axis]:
         return None
-    fraction = extent / shape[axis]
     found: list[Features] = []
     has_template = any(kernel.anchored for kernel in kernels)
-    # Before a template's kernel stands what gathers the pixels that it reads.
-    gathered = 1.0 if along == "outputs" and has_template else fraction
-    for kernel in kernels:
-        if kernel.anchored is None:
-            found.append(_scaled(kernel.features, gathered))
-            continue
-        config = _half_config(group.anchor, kernel.anchored.config, along, extent, machine)
-        epilogue = _half_epilogue(kernel.anchored, config, along)
-        found.append(template_features(config, epilogue, machine))
-        break  # behind it stands what works on the whole result, such as giving it a plain layout
-    return tuple(found), fraction
+    for kernel in _as_far_as_the_result(kernels):
+        if kernel.anchored is not None:
+            config = _half_config(group.anchor, kernel.anchored.config, along, extent, machine)
+            epilogue = _half_epilogue(kernel.anchored, config, along)
+            found.append(template_features(config, epilogue, machine))
+        elif along == "rows":
+            found.append(_fewer_rows(kernel, group.anchor, extent))
+        elif along == "outputs" and has_template:
+            found.append(kernel.features)  # gathers the pixels that the template's kernel reads
+        else:
+            found.append(_fewer_channels(kernel, group.anchor, extent, machine))
+    return tuple(found), extent / shape[axis]
+
+
+def _as_far_as_the_result(kernels: Sequence[GroupKernel]) -> Sequence[GroupKernel]:
+    """Behind it stands what works on the whole result, such as giving it a plain layout."""
+    templates = [i for i, kernel in enumerate(kernels) if kernel.anchored]
+    computing = [i for i, kernel in enumerate(kernels) if kernel.computes]
+    end = templates[0] if templates else max(computing, default=len(kernels))
+    return kernels[: end + 1]
 
 
 def _unit(anchor: Operator, machine: VectorMachine) -> int:
@@ -152,20 +161,43 @@ def _out_blocks(config: Config) -> int:
     return config.out_blocks
 
 
+def _fewer_channels(
+    kernel: GroupKernel, anchor: Operator, extent: int, machine: VectorMachine
+) -> Features:
+    """A kernel without a template, which computes whole vectors of a blocked layout."""
+    channels, lanes = anchor.shape[1], machine.lanes if len(kernel.shape) == 5 else 1
+    share = Fraction(-(-extent // lanes), -(-channels // lanes))
+    return _scaled(kernel.features, share, share)
+
+
+def _fewer_rows(kernel: GroupKernel, anchor: Operator, extent: int) -> Features:
+    """A kernel without a template, which may read other rows than it writes."""
+    written = Fraction(extent, anchor.shape[2])
+    sliding = window(anchor)
+    if sliding is None:
+        return _scaled(kernel.features, written, written)
+    begin, end = sliding.reads((0, extent))
+    read = Fraction(end - begin, sliding.height)
+    if not kernel.computes and kernel.shape[2:3] == (sliding.height,):
+        written = read  # another layout of all that is read later
+    return _scaled(kernel.features, written, read)
+
+
 _UNSCALED = (
     *("reduce_steps", "inner_elements", "stages"),
     *("round_bytes", "reuse_bytes", "vector_lanes"),
 )
 
 
-def _scaled(whole: Features, fraction: float) -> Features:
-    """A kernel without a template: all that grows with the size of its result."""
+def _scaled(whole: Features, share: Fraction, read: Fraction) -> Features:
+    """A kernel without a template: all that grows with the size of its result, or what it reads."""
     if not isinstance(whole, GenericFeatures):
         return whole
     scaled = {
-        field.name: type(value)(value * fraction)
+        field.name: type(value)(value * part.numerator / part.denominator)
         for field in fields(whole)
         if field.name not in _UNSCALED
         for value in (getattr(whole, field.name),)
+        for part in (read if field.name == "in_bytes" else share,)
     }
     return replace(whole, **scaled)

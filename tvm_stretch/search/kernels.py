@@ -90,8 +90,8 @@ class Kernels:
         """The kernels of about half of a group."""
         kernels = self._kernels[group, self._machine[place]]
         anchor = group.anchor
-        same = tuple(kernel.features for kernel in kernels), anchor.kind, anchor.arg_shapes
-        key = (along, self._machine[place], *same)  # networks repeat their layers
+        same = kernels, anchor.kind, anchor.arg_shapes  # networks repeat their layers
+        key = (along, self._machine[place], *same)
         if key not in self._halves:
             self._halves[key] = half_of(group, kernels, along, self.processors[place].machine)
         return self._halves[key]
