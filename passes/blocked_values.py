@@ -211,8 +211,7 @@ class Rewriter:
     def _unary(self, call: relax.Call) -> _Value | None:
         if not self.is_blocked(call.args[0]):
             return None
-        args = [self.blocked(call.args[0]), *call.args[1:]]
-        emitted = self.bb.emit(relax.Call(call.op, args, call.attrs, call.ty_args))
+        emitted = self.bb.emit(_of(self.blocked(call.args[0]), call))
         return _Value(tuple(shape_of(call)), blocked=emitted)
 
     def _binary(self, call: relax.Call) -> _Value | None:
@@ -293,26 +292,30 @@ class Rewriter:
 
         y = reshape(permute_dims(reshape(x: (M, C), (1, M, C)), [0, 2, 1]), (1, C, H, W))
 
-        What is elementwise on the way is done before.
+        What is elementwise on the way is done before, in the kernel that makes the blocks.
         """
-        way: list[tuple[relax.Var, relax.Call]] = []
+        way: list[relax.Var] = []
         source = call.args[0]
         while source in self.moves and not self.is_blocked(source):
-            way.insert(0, (source, self.moves[source]))
-            source = way[0][1].args[0]
-        new, moves = tuple(shape_of(call)), [step for _, step in way if kind_of(step) in _MOVES]
-        if not self.is_blocked(source) or not _same_pixels(
-            self.values[source].shape, new, [*moves, call]
-        ):
+            way.insert(0, source)
+            source = self.moves[source].args[0]
+        steps, new = [self.moves[var] for var in way], tuple(shape_of(call))
+        if not self.is_blocked(source):
+            return None
+        if not _same_pixels(self.values[source].shape, new, [*steps, call]):
             return None
         value = self.blocked(source)
-        for var, step in way:  # what is elementwise comes first: into the kernel before
-            if kind_of(step) in _UNARY:
-                args = [value, *step.args[1:]]
-                value = self.bb.emit(relax.Call(step.op, args, step.attrs, step.ty_args))
+        for var, step in zip(way, steps, strict=True):
+            if kind_of(step) not in _MOVES:
+                value = self.bb.emit(_of(value, step))
                 self.names[value] = var.name
         view = self.bb.emit(relax.op.reshape(value, blocks.blocked_shape(new, self.lanes)))
         return _Value(new, blocked=view)
+
+
+def _of(value: relax.Expr, call: relax.Call) -> relax.Call:
+    """The same of another value."""
+    return relax.Call(call.op, [value, *call.args[1:]], call.attrs, call.ty_args)
 
 
 def _weights(function: relax.Function) -> set[relax.Expr]:
@@ -341,7 +344,7 @@ def _same_pixels(old: tuple[int, ...], new: tuple[int, ...], steps: Sequence[rel
 
 
 def _carried(array: np.ndarray, steps: Sequence[relax.Call]) -> np.ndarray:
-    """What reshapes and transpositions make of an array."""
+    """Where reshapes and transpositions, and what is elementwise between them, put elements."""
     for call in steps:
         if kind_of(call) == "permute_dims":
             axes = call.attrs.axes

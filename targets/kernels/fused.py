@@ -49,7 +49,10 @@ class Epilogue:
 
 @dataclass(frozen=True)
 class FusedKernel:
-    """A fused PrimFunc seen by a template: its configuration, operands, blocks and epilogue."""
+    """A fused PrimFunc seen by a template: its configuration, operands, blocks and epilogue.
+
+    Operands stand as the blocks read them first; those of the epilogue alone are none.
+    """
 
     config: str
     operands: tuple[tirx.Buffer, ...]
@@ -68,10 +71,10 @@ def split_fused(func: tirx.PrimFunc) -> FusedKernel | None:
     config = next(str(mark) for mark in marks if mark)
     anchor = sch.get(blocks[last]).writes[0].source
     needed = _needed([sch.get(b) for b in blocks[: last + 1]])
-    operands = tuple(p for p in func.params if any(p.same_as(b) for b in needed))
     # What only the epilogue reads may stand before the anchor.
     own = [any(sch.get(b).writes[0].source.same_as(n) for n in needed) for b in blocks]
     meaning = tuple(sch.get(b) for b, is_own in zip(blocks, own, strict=True) if is_own)
+    operands = _operands(func, meaning)
     followers = [b for b, is_own in zip(blocks, own, strict=True) if not is_own]
     for follower in followers[:-1]:
         sch.compute_inline(follower)
@@ -86,6 +89,16 @@ def split_fused(func: tirx.PrimFunc) -> FusedKernel | None:
         if not _same_place(read.indices, axes):
             return None
     return FusedKernel(config, operands, meaning, Epilogue(anchor, body.buffer, axes, body.value))
+
+
+def _operands(func: tirx.PrimFunc, blocks: Sequence[s_tir.SBlock]) -> tuple[tirx.Buffer, ...]:
+    """The parameters that the blocks read, each once."""
+    found: list[tirx.Buffer] = []
+    for buffer in (region.source for block in blocks for region in block.reads):
+        is_parameter = any(buffer.same_as(param) for param in func.params)
+        if is_parameter and not any(buffer.same_as(other) for other in found):
+            found.append(buffer)
+    return tuple(found)
 
 
 def _needed(blocks: Sequence[s_tir.SBlock]) -> list[tirx.Buffer]:

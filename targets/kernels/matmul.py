@@ -121,10 +121,9 @@ def write_matmul(
     fused: FusedKernel,
 ) -> tirx.Stmt:
     """The loop nest of one (fused) product."""
-    # as the product reads them: what is fused with it may be given the right one first
-    inputs = [region.source for region in fused.blocks[-1].reads]
     # a matrix may meet itself
-    nest = _MatmulNest(cfg, inputs[0], inputs[-1], fused.epilogue, machine.broadcast_operand)
+    a, b = fused.operands[0], fused.operands[-1]
+    nest = _MatmulNest(cfg, a, b, fused.epilogue, machine.broadcast_operand)
     ragged = cfg.size[2] % cfg.lanes > 0
     groups = tile_runs(
         cfg.out_vectors,

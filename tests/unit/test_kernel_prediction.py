@@ -73,10 +73,10 @@ def compiled(
     found: Counter[Features] = Counter()
     for region in graph.regions:
         for node in (graph.nodes[index] for index in region.nodes):
+            machine = processors[region.processor].machine
             if node.kernel == COPY_KERNEL:
-                found[describe_copy(graph.tensors[node.inputs[0]].bytes)] += 1
+                found[describe_copy(graph.tensors[node.inputs[0]].bytes, machine)] += 1
             else:
-                machine = processors[region.processor].machine
                 found[describe(lowered[node.kernel], machine)] += 1
     return found
 

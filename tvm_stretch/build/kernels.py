@@ -114,13 +114,14 @@ def kernels_of_plan(
     found: list[tuple[tuple[str, ...], bool, GroupKernel]] = []
     for region in walk.regions:
         for step in region.steps:
+            machine = machines[region.processor]
             if step.kernel == COPY_KERNEL:
-                kernel = GroupKernel(describe_copy(step.inputs[0].bytes))
+                kernel = GroupKernel(describe_copy(step.inputs[0].bytes, machine))
             else:
                 key = (step.kernel, region.processor)
                 if key not in known:
                     function = functions[step.kernel]
-                    described = describe_apart(function, machines[region.processor])
+                    described = describe_apart(function, machine)
                     known[key] = GroupKernel(*described, result_shape(function))
                 kernel = known[key]
             inside = _operators_in(step, operators)

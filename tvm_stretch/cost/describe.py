@@ -129,7 +129,7 @@ def _anchored(function: tirx.PrimFunc, blocks: list[_Block]) -> Anchored | None:
     )
 
 
-def describe_copy(size: int) -> GenericFeatures:
+def describe_copy(size: int, machine: VectorMachine) -> GenericFeatures:
     """Features of the executor's own copy of ``size`` bytes."""
     return GenericFeatures(
         flops=0.0,
@@ -147,6 +147,7 @@ def describe_copy(size: int) -> GenericFeatures:
         reduce_steps=1,
         inner_elements=max(1, size // 4),
         stages=1,
+        vector_lanes=machine.lanes,
     )
 
 
