@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import tvm
@@ -15,7 +17,7 @@ from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 
 from tvm_stretch.errors import TargetError
 
-from .kernels.machine import VectorMachine
+from .kernels.machine import CORES, KIB, Core, VectorMachine
 from .phases import kernel_phases
 from .processor import Processor, Speed
 from .registry import ProcessorKind, register
@@ -67,7 +69,8 @@ def _check_names(target: Target) -> None:
     vector_machine(bare, 1)  # refuses what is no triple of ours before LLVM is asked about it
     cores = list(map(str, codegen.llvm_get_cpu_archlist(bare)))
     core = str(target.attrs.get("mcpu", ""))
-    if core and core not in cores:
+    # LLVM lists no second names, as apple-m1 is one, but knows what such a core has
+    if core and core not in cores and _features(triple, mcpu=core) == _features(triple):
         _refuse_name("mcpu", core, f"a core of {triple}", cores)
     for given in map(str, target.attrs.get("mattr", ())):
         name = given[1:]
@@ -104,20 +107,53 @@ def _names_other_machine(attrs: Mapping[str, Any]) -> bool:
 
 
 def vector_machine(target: Target, threads: int) -> VectorMachine:
-    """The vector unit of a target."""
+    """The vector unit of a target, and the caches of its core."""
     triple = str(target.attrs.get("mtriple", codegen.llvm_get_system_triple()))
     if triple.startswith(("aarch64", "arm64")):
-        return VectorMachine(4, 32, True, 512 * 1024, threads)
-    if not triple.startswith("x86_64"):
+        lanes, registers, common = 4, 32, Core(32 * KIB, 512 * KIB)
+    elif not triple.startswith("x86_64"):
         raise TargetError(
             f"expected an x86_64 or aarch64 triple for target llvm, got {triple!r}; "
             "name a supported CPU with mtriple"
         )
-    if codegen.target_has_features("avx512f", target):
-        return VectorMachine(16, 32, False, 1024 * 1024, threads)
-    if codegen.target_has_features("fma", target):
-        return VectorMachine(8, 16, False, 512 * 1024, threads)
-    return VectorMachine(4, 16, False, 256 * 1024, threads)
+    elif codegen.target_has_features("avx512f", target):
+        lanes, registers, common = 16, 32, Core(32 * KIB, 1024 * KIB)
+    elif codegen.target_has_features("fma", target):
+        lanes, registers, common = 8, 16, Core(32 * KIB, 512 * KIB)
+    else:
+        lanes, registers, common = 4, 16, Core(32 * KIB, 256 * KIB)
+    name = str(target.attrs.get("mcpu", ""))
+    core = CORES.get(name, common)
+    caches = (core.l1_bytes, core.l2_bytes)
+    if name == codegen.llvm_get_system_cpu() and not _names_other_machine(target.attrs):
+        caches = own_caches() or caches
+    return VectorMachine(
+        lanes,
+        registers,
+        broadcast_operand=lanes == 4 and registers == 32,
+        l2_bytes=caches[1],
+        threads=threads,
+        multiply_adds=core.multiply_adds,
+        loads=core.loads,
+        latency=core.latency,
+        l1_bytes=caches[0],
+    )
+
+
+@functools.cache
+def own_caches(folder: str = "/sys/devices/system/cpu/cpu0/cache") -> tuple[int, int] | None:
+    """Bytes of the first two levels of this machine's data caches, where the system tells."""
+    found = {}
+    for index in Path(folder).glob("index*"):
+        try:
+            kind, level, size = (
+                (index / name).read_text().strip() for name in ("type", "level", "size")
+            )
+        except OSError:
+            return None
+        if kind != "Instruction" and size.endswith("K") and size[:-1].isdigit():
+            found[level] = int(size[:-1]) * KIB
+    return (found["1"], found["2"]) if {"1", "2"} <= set(found) else None
 
 
 def _refuse(call: relax.Call) -> str | None:

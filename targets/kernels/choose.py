@@ -1,8 +1,8 @@
 """Which template and which register tile a convolution gets, from a small model of the core.
 
-The model counts cycles of the inner loop: multiply-adds on two ports, loads on two ports, weights
-that stream from the second-level cache, and the latency that short tiles cannot hide.  It needs no
-measurement.
+The model counts cycles of the inner loop: multiply-adds and loads that start in a cycle, weights
+that stream from the second-level cache, and the latency that short tiles cannot hide.  What differs
+between cores stands in `machine.py`; no measurement is needed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from .conv import ConvConfig, merged_groups
 from .machine import VectorMachine
 from .winograd import WinogradConfig
 
-_FMA_LATENCY = 4  # cycles, with two multiply-adds started in each
-_LOADS_PER_CYCLE = 1.6  # two ports, less the conflicts seen in measurements
+_LOADS_REACHED = 0.8  # of what the ports could, as seen in measurements
 _L2_BYTES_PER_CYCLE = 24
 _WEIGHT_BYTES_PER_CYCLE = 8  # weights of a whole network do not stay in any cache; partly hidden
 
@@ -98,10 +97,14 @@ def _operands(pixels: int, blocks: int, machine: VectorMachine) -> int:
 
 def step_cycles(pixels: int, blocks: int, slab: int, machine: VectorMachine) -> float:
     """Cycles of one input channel of one tile."""
-    multiply_adds = pixels * blocks / 2
-    loads = (blocks + (0 if machine.broadcast_operand else pixels)) / _LOADS_PER_CYCLE
-    streamed = blocks * machine.lanes * 4 / _L2_BYTES_PER_CYCLE if slab > 24 * 1024 else 0
-    return max(multiply_adds, loads, streamed, _FMA_LATENCY) + 0.04 * (pixels + blocks)
+    multiply_adds = pixels * blocks / machine.multiply_adds
+    # where elements are operands, one load brings the next channels of a pixel, too
+    each = 1 / machine.lanes if machine.broadcast_operand else 1
+    loads = (blocks + pixels * each) / (machine.loads * _LOADS_REACHED)
+    streamed = 0.0
+    if slab > machine.l1_bytes * 3 // 4:
+        streamed = blocks * machine.lanes * 4 / _L2_BYTES_PER_CYCLE
+    return max(multiply_adds, loads, streamed, machine.latency) + 0.04 * (pixels + blocks)
 
 
 def tile_counts(total: int, largest: int) -> list[tuple[int, int]]:

@@ -28,12 +28,12 @@ from tvm.ir import Call
 from tvm.s_tir.schedule import ScheduleError
 
 from .footprint import footprint
+from .loops import STACK_BYTES
 from .machine import VectorMachine
 
 _WORTH_THREADS = 50_000  # elements that take about as long as waking another core
 _LINE = 16  # elements of a cache line
 _LINES_KEPT = 128  # cache lines with a large stride that surely stay in the first-level cache
-_STACK_BYTES = 1020  # TVM puts larger buffers on the heap, where no sum becomes a register
 _CHEAP_CALLS = {"tirx.if_then_else", "tirx.likely"}
 
 
@@ -319,7 +319,7 @@ def _tile(
     sizes.append(vector.extent // width)
     inner = []
     item = tvm.DataType(str(sch.get(block).writes[0].source.dtype)).itemsize
-    most = min((machine.registers - 3) // vectors, _STACK_BYTES // (width * item))
+    most = min((machine.registers - 3) // vectors, STACK_BYTES // (width * item))
     for row in rows:
         count = _divisor(row.extent, max(1, most), 1)
         tile, within = sch.split(row.loop, [None, count])

@@ -101,6 +101,10 @@ def prefetch(buffer: tirx.Buffer, *indices: Index) -> tirx.Stmt:
     )
 
 
+STACK_BYTES = 1020
+"""The most that TVM leaves on the stack of one buffer; larger ones are heap memory."""
+
+
 def scratch(name: str, *shape: int, scope: str = "global") -> tirx.Buffer:
     """A temporary float32 buffer.
 

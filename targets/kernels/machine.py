@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+KIB = 1024
+
 
 @dataclass(frozen=True)
 class VectorMachine:
@@ -19,6 +21,10 @@ class VectorMachine:
         group_items: work-items of a work-group on a GPU; 1 for a core that runs loops.
         max_group_items: the most work-items that a group may have, on a GPU.
         local_bytes: memory that the work-items of a group share, on a GPU.
+        multiply_adds: of vectors, that start in a cycle.
+        loads: of vectors, in a cycle.
+        latency: cycles from one multiply-add to the next of the same sum.
+        l1_bytes: first-level data cache of one core.
     """
 
     lanes: int
@@ -29,3 +35,63 @@ class VectorMachine:
     group_items: int = 1
     max_group_items: int = 1
     local_bytes: int = 0
+    multiply_adds: float = 2.0
+    loads: float = 2.0
+    latency: int = 4
+    l1_bytes: int = 32 * KIB
+
+
+@dataclass(frozen=True)
+class Core:
+    """Facts of a core that its instruction set does not tell, as its maker gives them."""
+
+    l1_bytes: int
+    l2_bytes: int
+    latency: int = 4
+    multiply_adds: float = 2.0
+    loads: float = 2.0
+
+
+_SKYLAKE_SERVER = Core(32 * KIB, 1024 * KIB)
+_ICELAKE_CLIENT = Core(48 * KIB, 512 * KIB)
+_SAPPHIRE_RAPIDS = Core(48 * KIB, 2048 * KIB)
+_A76 = Core(64 * KIB, 256 * KIB)
+_N1 = Core(64 * KIB, 1024 * KIB)
+_APPLE = Core(128 * KIB, 3072 * KIB, multiply_adds=4.0, loads=3.0)
+
+CORES: dict[str, Core] = {
+    "haswell": Core(32 * KIB, 256 * KIB, latency=5),
+    "broadwell": Core(32 * KIB, 256 * KIB, latency=5),
+    "skylake": Core(32 * KIB, 256 * KIB),
+    "skylake-avx512": _SKYLAKE_SERVER,
+    "cascadelake": _SKYLAKE_SERVER,
+    "icelake-client": _ICELAKE_CLIENT,
+    "rocketlake": _ICELAKE_CLIENT,
+    "tigerlake": Core(48 * KIB, 1280 * KIB),
+    "icelake-server": Core(48 * KIB, 1280 * KIB),
+    "alderlake": Core(48 * KIB, 1280 * KIB),
+    "sapphirerapids": _SAPPHIRE_RAPIDS,
+    "emeraldrapids": _SAPPHIRE_RAPIDS,
+    "graniterapids": _SAPPHIRE_RAPIDS,
+    "znver1": Core(32 * KIB, 512 * KIB, latency=5, multiply_adds=1.0),
+    "znver2": Core(32 * KIB, 512 * KIB, latency=5),
+    "znver3": Core(32 * KIB, 512 * KIB),
+    # vectors of 512 bits go through pipes of 256 in two halves
+    "znver4": Core(32 * KIB, 1024 * KIB, multiply_adds=1.0, loads=1.0),
+    "znver5": Core(48 * KIB, 1024 * KIB),
+    "cortex-a53": Core(32 * KIB, 256 * KIB, latency=8, multiply_adds=1.0, loads=0.5),
+    "cortex-a55": Core(32 * KIB, 128 * KIB, multiply_adds=1.0, loads=0.5),
+    "cortex-a72": Core(32 * KIB, 512 * KIB, latency=7, loads=1.0),
+    "cortex-a73": Core(32 * KIB, 512 * KIB, latency=7, loads=1.0),
+    "cortex-a75": Core(64 * KIB, 256 * KIB),
+    "cortex-a76": _A76,
+    "cortex-a77": _A76,
+    "cortex-a78": _A76,
+    "cortex-x1": Core(64 * KIB, 1024 * KIB, multiply_adds=4.0, loads=3.0),
+    "neoverse-n1": _N1,
+    "neoverse-n2": _N1,
+    "neoverse-v1": Core(64 * KIB, 1024 * KIB, multiply_adds=4.0, loads=3.0),
+    "apple-m1": _APPLE,
+    "apple-m2": _APPLE,
+}
+"""By LLVM's names; what is not here is taken for a common core of its instruction set."""

@@ -2,7 +2,7 @@
 
     for row:                                     # parallel
       top = max of vectors of x
-      for vector:  power = exp(x - top);  sum += power
+      for vector:  power = exp(x - top);  sum += power     # powers lie on the stack, in pieces
       for vector:  out = epilogue(power * (1 / sum))
 
 Where vectors do not divide the row, the last one ends with it; what it computes again it does not
@@ -28,6 +28,7 @@ from .fused import FusedKernel
 from .loops import (
     PARALLEL,
     SERIAL,
+    STACK_BYTES,
     block,
     const,
     f32,
@@ -85,8 +86,24 @@ def write_softmax(cfg: SoftmaxConfig, machine: VectorMachine, fused: FusedKernel
     return loop(rows, _Row(cfg, fused).write, "row", kind)
 
 
-_Vector = Callable[[Expr, Expr, Expr, int], tirx.Stmt]
-"""From a vector's number, the column and the number of a lane, and how many lanes came before."""
+_Place = tuple[tirx.Buffer, Expr]
+_Vector = Callable[[_Place, Expr, Expr, int], tirx.Stmt]
+"""From where a lane's power stands, its column, its number, and how many lanes came before."""
+
+_MOST_PIECES = 8  # a longer row takes so much longer than memory from the heap
+
+
+def _pieces(count: int, width: int) -> list[tuple[tirx.Buffer, int, int]]:
+    """Buffers for the powers of a row, the first vector of each, and the first of the next one."""
+    most = STACK_BYTES // (4 * width)
+    if count > _MOST_PIECES * most:
+        return [(scratch("powers", count * width), 0, count)]
+    ends = [*range(most, count, most), count]
+    starts = [0, *ends[:-1]]
+    return [
+        (scratch(f"powers{start}", (end - start) * width), start, end)
+        for start, end in zip(starts, ends, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -103,44 +120,54 @@ class _Row:
         width, count = cfg.lanes, -(-cfg.shape[-1] // cfg.lanes)
         again = count * width - cfg.shape[-1]
         top, total = scratch("top", width), scratch("total", width)
-        power = scratch("power", count * width)
+        pieces = _pieces(count, width)
         x = self.fused.operands[0]
 
         def each(vector: _Vector, first: int = 0) -> tirx.Stmt:
-            """``vector(number, column, lane, again)`` for every vector of the row."""
+            """``vector(powers, column, lane, again)`` for every vector of the row."""
 
-            def one(number: Expr, column: Expr, again: int) -> tirx.Stmt:
-                return lanes(width, lambda v: vector(number, column + v, v, again))
+            def one(powers: tirx.Buffer, number: Expr, column: Expr, again: int) -> tirx.Stmt:
+                def lane(v: Expr) -> tirx.Stmt:
+                    return vector((powers, number * width + v), column + v, v, again)
 
-            whole = count - (again > 0)
-            parts = [
-                loop(whole - first, lambda i: one(i + first, (i + first) * width, 0), "vector")
-            ]
+                return lanes(width, lane)
+
+            def vectors(powers: tirx.Buffer, start: int, end: int) -> list[tirx.Stmt]:
+                begin, end = max(start, first), min(end, count - (again > 0))
+
+                def body(i: Expr) -> tirx.Stmt:
+                    return one(powers, i + (begin - start), (i + begin) * width, 0)
+
+                return [loop(end - begin, body, "vector")] if end > begin else []
+
+            parts = [part for piece in pieces for part in vectors(*piece)]
             if again:
-                parts.append(one(const(count - 1), const(cfg.shape[-1] - width), again))
-            return block(parts if whole > first else parts[1:])
+                powers, start, _ = pieces[-1]
+                last = const(count - 1 - start)
+                parts.append(one(powers, last, const(cfg.shape[-1] - width), again))
+            return block(parts)
 
-        def raise_top(_: Expr, column: Expr, v: Expr, _again: int) -> tirx.Stmt:
+        def raise_top(_: _Place, column: Expr, v: Expr, _again: int) -> tirx.Stmt:
             return store(top, tirx.max(load(top, v), load(x, *at, column)), v)
 
-        def exponential(number: Expr, column: Expr, v: Expr, _again: int) -> tirx.Stmt:
-            value = self.power((*at, column), load(top, 0))
-            return store(power, value, number * width + v)
+        def exponential(place: _Place, column: Expr, _: Expr, _again: int) -> tirx.Stmt:
+            powers, number = place
+            return store(powers, self.power((*at, column), load(top, 0)), number)
 
-        def add(number: Expr, _: Expr, v: Expr, again: int) -> tirx.Stmt:
-            value = load(power, number * width + v)
+        def add(place: _Place, _: Expr, v: Expr, again: int) -> tirx.Stmt:
+            value = load(*place)
             if again:
                 value = tirx.Select(v >= again, value, f32(0.0))
             return store(total, load(total, v) + value, v)
 
-        def finish(number: Expr, column: Expr, v: Expr, _again: int) -> tirx.Stmt:
-            value = load(power, number * width + v)
+        def finish(place: _Place, column: Expr, _: Expr, _again: int) -> tirx.Stmt:
+            value = load(*place)
             if not cfg.denormals:  # they are less than this times their sum
                 value = tirx.Select(value < load(top, 0), f32(0.0), value)
             return self.fused.epilogue.store((*at, column), value * load(total, 0))
 
         return within(
-            [top, total, power],
+            [top, total, *(powers for powers, _, _ in pieces)],
             [
                 lanes(width, lambda v: store(top, load(x, *at, v), v)),
                 *([each(raise_top, 1)] if count > 1 else []),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -31,6 +32,7 @@ from .loops import (
     loop,
     prefetch,
     scratch,
+    span,
     store,
     vectors,
     within,
@@ -49,10 +51,8 @@ def write_winograd(
     epilogue: Epilogue,
 ) -> tirx.Stmt:
     """The loop nest of one (fused) Winograd convolution."""
-    data, weight = operands[:2]
-    by_element = machine.broadcast_operand
-    nest = _Nest(cfg, data, weight, epilogue, _band(cfg, machine), by_element)
-    return _each_band(cfg, machine, nest.band, nest.band_of_tiles)
+    nest = _nest(cfg, machine, operands, epilogue)
+    return _each_band(nest, machine, [nest.v, nest.m], nest.band_of_tiles)
 
 
 def write_winograd_input(
@@ -60,7 +60,7 @@ def write_winograd_input(
 ) -> tirx.Stmt:
     """The loop nest of the first stage alone."""
     rows, columns = cfg.tiles
-    nest = _Nest(cfg, data, data, Epilogue(out, out, (), None), rows, False)
+    nest = _Nest(cfg, data, data, Epilogue(out, out, (), None), rows, by_element=False)
     kind = PARALLEL if machine.threads > 1 else SERIAL
 
     def channel(n: Expr, c: Expr) -> tirx.Stmt:
@@ -85,10 +85,18 @@ def write_winograd_product(
     epilogue: Epilogue,
 ) -> tirx.Stmt:
     """The loop nest of what follows the first stage; it reads the planes from memory."""
+    nest = _nest(cfg, machine, operands, epilogue)
+    return _each_band(nest, machine, [nest.m], nest.band_of_products)
+
+
+def _nest(
+    cfg: WinogradConfig,
+    machine: VectorMachine,
+    operands: tuple[tirx.Buffer, ...],
+    epilogue: Epilogue,
+) -> _Nest:
     data, weight = operands[:2]
-    by_element = machine.broadcast_operand
-    nest = _Nest(cfg, data, weight, epilogue, _band(cfg, machine), by_element)
-    return _each_band(cfg, machine, nest.band, nest.band_of_products)
+    return _Nest(cfg, data, weight, epilogue, _band(cfg, machine), machine.broadcast_operand)
 
 
 def _band(cfg: WinogradConfig, machine: VectorMachine) -> int:
@@ -103,20 +111,26 @@ def _band(cfg: WinogradConfig, machine: VectorMachine) -> int:
 
 
 def _each_band(
-    cfg: WinogradConfig,
+    nest: _Nest,
     machine: VectorMachine,
-    band: int,
+    planes: list[tirx.Buffer],
     body: Callable[[Expr, Expr, Expr], tirx.Stmt],
 ) -> tirx.Stmt:
-    bands = -(-cfg.tiles[0] // band)
-    kind = PARALLEL if machine.threads > 1 else SERIAL
+    """``body(image, band, part)`` of all; each thread takes memory for its planes once."""
+    cfg = nest.cfg
+    tasks = -(-cfg.tiles[0] // nest.band) * cfg.parts
+    workers = min(machine.threads, tasks)
 
-    def task(n: Expr, t: Expr) -> tirx.Stmt:
-        return body(n, t // cfg.parts, t % cfg.parts)
+    def worker(n: Expr, w: Expr) -> tirx.Stmt:
+        first = w * tasks // workers
+        count = tasks if workers == 1 else (w + 1) * tasks // workers - first
+        tasks_of_worker = span(
+            first, count, lambda t: body(n, t // cfg.parts, t % cfg.parts), "task"
+        )
+        return within(planes, [tasks_of_worker])
 
-    return loop(
-        cfg.batch, lambda n: loop(bands * cfg.parts, lambda t: task(n, t), "task", kind), "n"
-    )
+    kind = PARALLEL if workers > 1 else SERIAL
+    return loop(cfg.batch, lambda n: loop(workers, lambda w: worker(n, w), "worker", kind), "image")
 
 
 @dataclass(frozen=True)
@@ -128,31 +142,46 @@ class _Nest:
     band: int
     by_element: bool
 
+    @cached_property
+    def v(self) -> tirx.Buffer:
+        """The transformed inputs of a band.
+
+        An odd number of vectors between the planes: a power of two would send the a*a values of
+        one pixel to the same set of the first-level cache.
+        """
+        cfg = self.cfg
+        count = self.band * cfg.tiles[1]
+        return scratch("v", cfg.alpha**2, cfg.in_blocks * count | 1, cfg.lanes)
+
+    @cached_property
+    def m(self) -> tirx.Buffer:
+        """The products of a band."""
+        cfg = self.cfg
+        count = self.band * cfg.tiles[1]
+        return scratch("m", cfg.alpha**2, cfg.out_blocks * count | 1, cfg.lanes)
+
     def band_of_tiles(self, n: Expr, b: Expr, part: Expr) -> tirx.Stmt:
         """All three stages of the tiles of one band."""
         cfg = self.cfg
         count = self.band * cfg.tiles[1]
-        # An odd number of vectors between the planes: a power of two would send the a*a values of
-        # one pixel to the same set of the first-level cache.
-        v = scratch("v", cfg.alpha**2, cfg.in_blocks * count | 1, cfg.lanes)
 
         def transform(c: Expr, y: Expr, x: Expr, t: Expr) -> tirx.Stmt:
             return self.input_tile(
                 (n, part * cfg.in_blocks + c),
                 y,
                 x,
-                lambda k, value, z: store(v, value, k, c * count + t, z),
+                lambda k, value, z: store(self.v, value, k, c * count + t, z),
             )
 
         def plane(k: Expr, c: Expr, t: Expr, z: Expr) -> Expr:
-            return load(v, k, c * count + t, z)
+            return load(self.v, k, c * count + t, z)
 
         inputs = loop(
             cfg.in_blocks,
             lambda c: self.each_tile(b, lambda y, x, t: transform(c, y, x, t)),
             "c",
         )
-        return within([v], [inputs, self.later_stages(n, b, part, plane)])
+        return block([inputs, self.later_stages(n, b, part, plane)])
 
     def band_of_products(self, n: Expr, b: Expr, part: Expr) -> tirx.Stmt:
         """The second and third stage of the tiles of one band."""
@@ -182,22 +211,21 @@ class _Nest:
         cfg = self.cfg
         count = self.band * cfg.tiles[1]
         square = cfg.alpha**2
-        m = scratch("m", square, cfg.out_blocks * count | 1, cfg.lanes)
         products = loop(
             square,
             lambda k: loop(
-                cfg.out_groups, lambda g: self.products((part, k, g), plane, m, count), "g"
+                cfg.out_groups, lambda g: self.products((part, k, g), plane, self.m, count), "g"
             ),
             "k",
         )
         outputs = loop(
             cfg.out_blocks,
             lambda o: self.each_tile(
-                b, lambda y, x, t: self.output_tile((n, part, o), y, x, o * count + t, m)
+                b, lambda y, x, t: self.output_tile((n, part, o), y, x, o * count + t, self.m)
             ),
             "o",
         )
-        return within([m], [products, outputs])
+        return block([products, outputs])
 
     def input_tile(
         self,

@@ -10,6 +10,7 @@ from tvm_stretch.targets.kernels.blocks import annotation
 from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv, winograd_of_tile
 from tvm_stretch.targets.kernels.conv import ConvConfig, conv_compute
 from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.softmax import choose_softmax, softmax_compute
 from tvm_stretch.targets.kernels.templates import schedule_kernel
 from tvm_stretch.targets.kernels.window import WindowConfig, window_compute
 from tvm_stretch.targets.kernels.winograd import (
@@ -71,6 +72,28 @@ def test_winograd(machine: VectorMachine, tile: int) -> None:
     # the planes of a band and their products are as large as the second-level cache allows
     assert heap_buffers(kernel(machine, product, read, packed)) == 1
     assert heap_buffers(kernel(machine, whole, data, packed)) == 2
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("columns, buffers", [(197, 0), (1000, 0), (50_000, 1)])
+def test_softmax(machine: VectorMachine, columns: int, buffers: int) -> None:
+    config = choose_softmax((4, columns), -1, machine)
+    assert config is not None
+    data = te.placeholder((4, columns), name="data")
+    out = softmax_compute(config, data, annotation("softmax", config))
+    assert heap_buffers(kernel(machine, out, data)) == buffers
+
+
+def test_threads_take_memory_for_planes_once() -> None:
+    machine = replace(AVX2, threads=2)
+    shape = ConvShape(1, 64, (56, 56), 64, (3, 3), padding=(1, 1, 1, 1))
+    config = winograd_of_tile(shape, machine, 4)
+    data = te.placeholder((1, 8, 56, 56, 8), name="data")
+    packed = te.placeholder(config.weight_shape, name="packed")
+    whole = winograd_compute(config, data, packed, annotation("winograd", config))
+    text = kernel(machine, whole, data, packed).script()
+    threads, taken, tasks = (text.index(word) for word in ("T.parallel(", "alloc", "for task"))
+    assert threads < taken < tasks
 
 
 @pytest.mark.parametrize("machine", MACHINES)

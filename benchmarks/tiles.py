@@ -1,0 +1,183 @@
+"""How far the tile that is chosen for a convolution is from the best of all, measured here.
+
+    python -m benchmarks.tiles [--mcpu haswell] [--seconds 300] [--json out.json] [networks…]
+
+The heaviest shapes of the networks come first. Every template and every register tile that does not
+come out the same, and that the model does not take for `--within` times as slow as the chosen one,
+is compiled, its answer compared, and its CPU time taken in turns with the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import te
+from tvm.target import Target
+from tvm_stretch.targets.cpu import complete_target, vector_machine
+from tvm_stretch.targets.kernels.blocks import Config
+from tvm_stretch.targets.kernels.choose import ConvShape, conv_candidates, conv_cycles
+from tvm_stretch.targets.kernels.conv import pack_weight
+from tvm_stretch.targets.kernels.loops import balanced
+from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.window import WindowConfig
+from tvm_stretch.targets.kernels.winograd import WinogradConfig, transform_weight
+
+from benchmarks.layers import SIX, build, config_of, form, layers, multiply_adds
+
+ROUNDS = 9
+NEAR = 1.10
+
+
+@dataclass
+class Tried:
+    """One configuration and the CPU time of its runs in microseconds."""
+
+    config: Config
+    run: Callable[[], Any]
+    answer: np.ndarray
+    times: list[float] = field(default_factory=list)
+
+    @property
+    def time(self) -> float:
+        """The least disturbed run."""
+        return min(self.times)
+
+
+def different(shape: ConvShape, machine: VectorMachine, within: float) -> list[Config]:
+    """The configurations of a layer but those that cut its rows alike; the chosen one first."""
+    chosen = config_of(shape, machine)
+    if isinstance(chosen, WindowConfig):
+        return [chosen]
+    inner = ConvShape(**{key: getattr(chosen, key, value) for key, value in vars(shape).items()})
+    found: dict[Any, Config] = {}
+    block = getattr(chosen, "data_block", machine.lanes)
+    for config in (chosen, *conv_candidates(inner, machine, block, 10_000)):
+        height, width = config.out_size
+        if isinstance(config, WinogradConfig):
+            width = config.tiles[0] * config.tiles[1]
+        elif config.pointwise:
+            width *= height
+        cut = tuple(sorted(set(balanced(width, config.pixels))))
+        key = (form(config)[:2], config.oc_blocks, cut)
+        if conv_cycles(config, machine) <= within * conv_cycles(chosen, machine):
+            found.setdefault(key, config)
+    return list(found.values())
+
+
+def tried(
+    config: Config, machine: VectorMachine, target: Target, x: np.ndarray, w: np.ndarray
+) -> Tried:
+    """The compiled kernel with operands, run once."""
+    function = build(config, machine, json.loads(str(target)))["kernel"]
+    packed = _packed(config, w)
+    out = tvm.runtime.empty(_out_shape(config), "float32")
+    operands = [tvm.runtime.tensor(_image(config, x)), tvm.runtime.tensor(packed), out]
+    function(*operands)
+    return Tried(config, lambda: function(*operands), out.numpy())
+
+
+def _out_shape(config: Config) -> tuple[int, ...]:
+    blocks = -(-config.out_channels // config.lanes)
+    return (config.batch, blocks, *config.out_size, config.lanes)
+
+
+def _image(config: Config, x: np.ndarray) -> np.ndarray:
+    if getattr(config, "data_block", config.lanes) == 1:
+        return x
+    n, c, h, w = x.shape
+    padded = np.pad(x, ((0, 0), (0, -c % config.lanes), (0, 0), (0, 0)))
+    split = padded.reshape(n, -1, config.lanes, h, w)
+    return np.ascontiguousarray(split.transpose(0, 1, 3, 4, 2))
+
+
+def _packed(config: Config, weight: np.ndarray) -> np.ndarray:
+    """The weights as the template wants them, packed by the compiler's own expression."""
+    source = te.placeholder(weight.shape, name="weight")
+    if isinstance(config, WinogradConfig):
+        packed = transform_weight(config, source, {})
+    else:
+        packed = pack_weight(config, source)
+    function = tvm.tirx.build(te.create_prim_func([source, packed]), target="llvm")
+    out = tvm.runtime.empty(config.weight_shape, "float32")
+    function(tvm.runtime.tensor(weight), out)
+    return out.numpy()
+
+
+def race(every: list[Tried]) -> None:
+    """CPU time of each, in turns."""
+    best = float("inf")
+    for turn in range(ROUNDS):
+        for one in every:
+            if turn and one.time > 2 * best:
+                continue
+            passes = max(1, int(1000 / one.time)) if turn else 1
+            start = time.thread_time_ns()
+            for _ in range(passes):
+                one.run()
+            one.times.append((time.thread_time_ns() - start) / 1000 / passes)
+            best = min(best, one.time)
+
+
+def measured(
+    shape: ConvShape, configs: list[Config], machine: VectorMachine, target: Target
+) -> list[Tried]:
+    """All configurations of a shape; their answers are alike."""
+    rng = np.random.default_rng(0)
+    first = configs[0]
+    x = rng.random((first.batch, first.in_channels, *first.in_size), dtype="float32")
+    inputs = shape.in_channels // shape.groups
+    w = rng.random((shape.out_channels, inputs, *shape.kernel), dtype="float32") - 0.5
+    every = [tried(config, machine, target, x, w) for config in configs]
+    scale = np.abs(every[0].answer).max()
+    for one in every:
+        assert np.abs(one.answer - every[0].answer).max() < 1e-3 * scale, one.config
+    race(every)
+    return every
+
+
+def main() -> None:
+    """Print a line for each shape, then how often the choice was near the best."""
+    parser = argparse.ArgumentParser(prog="benchmarks.tiles", description=__doc__)
+    parser.add_argument("networks", nargs="*", default=SIX)
+    parser.add_argument("--mcpu", default="")
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--within", type=float, default=2.0)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    target = Target({"kind": "llvm", "mcpu": args.mcpu}) if args.mcpu else Target("llvm")
+    target = complete_target(target)
+    machine = vector_machine(target, 1)
+    counts: Counter[ConvShape] = Counter()
+    for network in args.networks:
+        counts += layers(network)
+    shapes = [s for s in counts if not isinstance(config_of(s, machine), WindowConfig)]
+    shapes.sort(key=lambda shape: -counts[shape] * multiply_adds(shape))
+    end = time.monotonic() + args.seconds
+    ratios, rows = [], []
+    for shape in shapes:
+        if time.monotonic() > end:
+            break
+        every = measured(shape, different(shape, machine, args.within), machine, target)
+        best = min(every, key=lambda one: one.time)
+        ratios.append(every[0].time / best.time)
+        chosen = f"{every[0].time:8.0f} us {form(every[0].config)}"
+        print(f"{ratios[-1]:.2f} {chosen} best {best.time:8.0f} {form(best.config)}", end=" ")
+        print(f"of {len(every)}  {shape}", flush=True)
+        rows.append({"shape": str(shape), "tried": [[list(form(o.config)), o.time] for o in every]})
+        if args.json:
+            args.json.write_text(json.dumps(rows))
+    near = sum(ratio <= NEAR for ratio in ratios) / len(ratios)
+    print(f"{len(ratios)} of {len(shapes)} shapes: {near:.0%} within 10 %, worst {max(ratios):.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""What is known of the cores that targets name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tvm.target import Target, codegen
+from tvm_stretch.targets.cpu import cpu_processor, own_caches, vector_machine
+from tvm_stretch.targets.kernels.choose import step_cycles
+from tvm_stretch.targets.kernels.machine import CORES, KIB, VectorMachine
+
+X86, ARM = "x86_64-linux-gnu", "aarch64-linux-gnu"
+
+
+def machine_of(triple: str, core: str) -> VectorMachine:
+    return vector_machine(Target({"kind": "llvm", "mtriple": triple, "mcpu": core}), 1)
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_every_core_is_one_that_llvm_knows(core: str) -> None:
+    arm = core.startswith(("cortex", "neoverse", "apple"))
+    target = Target({"kind": "llvm", "mtriple": ARM if arm else X86, "mcpu": core})
+    machine = cpu_processor(target, 1).machine
+    assert machine is not None
+    assert machine.lanes in ((4,) if arm else (8, 16))
+    assert machine.broadcast_operand == arm
+
+
+@pytest.mark.parametrize(
+    ("triple", "core", "lanes", "l2", "multiply_adds"),
+    [
+        (X86, "haswell", 8, 256, 2),
+        (X86, "znver4", 16, 1024, 1),
+        (X86, "x86-64-v3", 8, 512, 2),
+        (X86, "x86-64", 4, 256, 2),
+        (ARM, "cortex-a55", 4, 128, 1),
+        (ARM, "cortex-x1", 4, 1024, 4),
+        (ARM, "generic", 4, 512, 2),
+    ],
+)
+def test_facts_of_cores(triple: str, core: str, lanes: int, l2: int, multiply_adds: int) -> None:
+    if core == codegen.llvm_get_system_cpu():
+        pytest.skip("of this machine's own core the system tells the caches")
+    machine = machine_of(triple, core)
+    assert (machine.lanes, machine.l2_bytes) == (lanes, l2 * KIB)
+    assert machine.multiply_adds == multiply_adds
+
+
+def test_caches_of_this_machine_are_read(tmp_path: Path) -> None:
+    rows = [("Data", "1", "48K"), ("Instruction", "1", "32K"), ("Unified", "2", "2048K")]
+    for index, row in enumerate(rows):
+        folder = tmp_path / f"index{index}"
+        folder.mkdir()
+        for name, value in zip(("type", "level", "size"), row, strict=True):
+            (folder / name).write_text(value + "\n")
+    assert own_caches(str(tmp_path)) == (48 * KIB, 2048 * KIB)
+    (tmp_path / "index2" / "size").unlink()
+    own_caches.cache_clear()
+    assert own_caches(str(tmp_path)) is None
+    assert own_caches(str(tmp_path / "none")) is None
+
+
+def test_short_tiles_wait_for_sums_and_tall_ones_for_loads() -> None:
+    haswell, a76 = machine_of(X86, "haswell"), machine_of(ARM, "cortex-a76")
+    assert step_cycles(2, 2, 0, haswell) == pytest.approx(haswell.latency + 0.16)
+    assert step_cycles(6, 2, 0, haswell) == pytest.approx(6 + 0.32)
+    # a vector for every pixel and channel, or for four channels of a pixel
+    assert step_cycles(12, 1, 0, haswell) > 8 > step_cycles(12, 1, 0, a76)
