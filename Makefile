@@ -9,6 +9,7 @@ STAMP := $(VENV)/setup-$(subst $(comma),-,$(EXTRAS)).stamp
 
 NATIVE := $(shell find tvm_stretch/runtime/native tvm_stretch/scheduling/native -name "*.cc" -o -name "*.h")
 CXX_FILES := $(shell find tvm_stretch tests benchmarks -name "*.cc" -o -name "*.h")
+FULL_PACKAGES := qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 SYSTEM_PACKAGES := cmake g++ libgtest-dev pocl-opencl-icd
 
 # One thread pool per process: tests run side by side, and TVM must not re-pin the caller's thread.
@@ -35,7 +36,12 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests
 
+# kernels for phones run emulated where these packages are; elsewhere those tests are skipped
 test-full: setup
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  dpkg -s $(FULL_PACKAGES) >/dev/null 2>&1 || \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(FULL_PACKAGES) || true; \
+	fi
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "full or not full" --hypothesis-profile=full tests
 
 # mypy sees the package as the wheel installs it, with passes/ and targets/ inside.

@@ -1,0 +1,141 @@
+"""Every template on an emulated phone's core: qemu-aarch64 and a cross compiler, both Debian's."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te, tirx
+from tvm.target import Target
+from tvm_ffi.libinfo import find_include_path
+from tvm_stretch.passes.expand_math import ExpandMath
+from tvm_stretch.targets.cpu import vector_machine
+from tvm_stretch.targets.kernels.blocks import annotation
+from tvm_stretch.targets.kernels.choose import ConvShape, conv_candidates, winograd_of_tile
+from tvm_stretch.targets.kernels.conv import ConvConfig, conv_compute
+from tvm_stretch.targets.kernels.matmul import choose_matmul, matmul_compute
+from tvm_stretch.targets.kernels.softmax import choose_softmax, softmax_compute
+from tvm_stretch.targets.kernels.templates import schedule_kernel
+from tvm_stretch.targets.kernels.window import WindowConfig, window_compute
+from tvm_stretch.targets.kernels.winograd import winograd_compute
+
+COMPILER, EMULATOR = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        not COMPILER or not EMULATOR, reason="needs gcc-aarch64-linux-gnu and qemu-user"
+    ),
+]
+CORES = ("cortex-a76", "cortex-a55", "apple-m1")
+MAIN = Path(__file__).parents[1] / "native" / "run_kernel.c"
+
+Case = tuple[list[te.Tensor], te.Tensor]
+MACHINE = vector_machine(
+    Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a76"}), 1
+)
+
+
+def convolution(shape: ConvShape, block: int = 4) -> Case:
+    every = conv_candidates(shape, MACHINE, block, 10_000)
+    config = next(c for c in every if isinstance(c, ConvConfig))
+    image = (1, config.in_blocks, *shape.in_size, *((block,) if block > 1 else ()))
+    data = te.placeholder(image, name="x")
+    weight = te.placeholder(config.weight_shape, name="w")
+    return [data, weight], conv_compute(config, data, weight, annotation("conv", config))
+
+
+def winograd(tile: int) -> Case:
+    shape = ConvShape(1, 16, (13, 11), 24, (3, 3), padding=(1, 1, 1, 1))
+    config = winograd_of_tile(shape, MACHINE, tile)
+    data = te.placeholder((1, 4, 13, 11, 4), name="x")
+    weight = te.placeholder(config.weight_shape, name="w")
+    out = winograd_compute(config, data, weight, annotation("winograd", config))
+    return [data, weight], out
+
+
+def window(kind: str, size: int, stride: int) -> Case:
+    pad = (size // 2,) * 4
+    config = WindowConfig(kind, 1, 8, (13, 17), (size,) * 2, (stride,) * 2, pad, (1, 1), 4)
+    data = te.placeholder((1, 2, 13, 17, 4), name="x")
+    weight = te.placeholder((2, size, size, 4), name="w")
+    operands = [data, weight] if kind == "depthwise" else [data]
+    out = window_compute(
+        config, data, weight if kind == "depthwise" else None, annotation("window", config)
+    )
+    return operands, out
+
+
+def matmul(a: tuple[int, ...], b: tuple[int, ...]) -> Case:
+    config = choose_matmul(a, b, MACHINE)
+    assert config is not None
+    left, right = te.placeholder(a, name="a"), te.placeholder(b, name="b")
+    return [left, right], matmul_compute(config, left, right, annotation("matmul", config))
+
+
+def softmax(columns: int) -> Case:
+    config = choose_softmax((3, columns), -1, MACHINE)
+    assert config is not None
+    data = te.placeholder((3, columns), name="x")
+    return [data], softmax_compute(config, data, annotation("softmax", config))
+
+
+def generic() -> Case:
+    data = te.placeholder((6, 50), name="x")
+    k = te.reduce_axis((0, 50), "k")
+    return [data], te.compute((6,), lambda i: te.sum(data[i, k], axis=k), name="total")
+
+
+PADDED = {"padding": (1, 1, 1, 1)}
+CASES: dict[str, Callable[[], Case]] = {
+    "1x1": lambda: convolution(ConvShape(1, 24, (9, 9), 40, (1, 1))),
+    "3x3": lambda: convolution(ConvShape(1, 16, (9, 14), 24, (3, 3), **PADDED)),
+    "strided 3x3": lambda: convolution(ConvShape(1, 16, (14, 14), 24, (3, 3), (2, 2), **PADDED)),
+    "groups": lambda: convolution(ConvShape(1, 24, (9, 9), 24, (3, 3), groups=4, **PADDED)),
+    "first layer": lambda: convolution(ConvShape(1, 3, (20, 20), 16, (7, 7), (2, 2)), 1),
+    "dense": lambda: convolution(ConvShape(1, 36, (1, 1), 20, (1, 1))),
+    "winograd 2": lambda: winograd(2),
+    "winograd 4": lambda: winograd(4),
+    "depthwise 3x3": lambda: window("depthwise", 3, 1),
+    "depthwise 5x5": lambda: window("depthwise", 5, 2),
+    "max pool": lambda: window("max", 3, 2),
+    "average pool": lambda: window("avg", 3, 1),
+    "matmul": lambda: matmul((2, 7, 10), (2, 10, 21)),
+    "softmax": lambda: softmax(37),
+    "long softmax": lambda: softmax(555),
+    "generic sum": generic,
+}
+
+
+def here(function: tirx.PrimFunc, arrays: list[np.ndarray]) -> np.ndarray:
+    """What this machine makes of the unscheduled kernel."""
+    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    tvm.tirx.build(function, target="llvm")(*tensors)
+    return tensors[-1].numpy()
+
+
+@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("name", CASES)
+def test_template(name: str, core: str, tmp_path: Path) -> None:
+    operands, out = CASES[name]()
+    function = te.create_prim_func([*operands, out])
+    random = np.random.default_rng(0)
+    shapes = [[int(d) for d in tensor.shape] for tensor in (*operands, out)]
+    arrays = [random.standard_normal(shape).astype("float32") for shape in shapes]
+    target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": core}
+    scheduled = schedule_kernel(ExpandMath()(tvm.IRModule({"f": function}))["f"], MACHINE)
+    library = tvm.tirx.build(scheduled.with_attr("global_symbol", "kernel"), target=target)
+    library.write_to_file(str(tmp_path / "kernel.o"), "o")
+    program = tmp_path / "program"
+    sources = [str(MAIN), str(tmp_path / "kernel.o"), f"-I{find_include_path()}"]
+    subprocess.run([COMPILER, "-O1", "-static", *sources, "-o", str(program)], check=True)
+    given = b"".join(np.array([a.ndim, *a.shape], "int64").tobytes() + a.tobytes() for a in arrays)
+    command = [EMULATOR, "-cpu", "max", str(program)]
+    done = subprocess.run(command, input=given, capture_output=True, check=True, timeout=60)
+    got = np.frombuffer(done.stdout, "float32").reshape(shapes[-1])
+    want = here(function, arrays)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
