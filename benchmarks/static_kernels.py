@@ -1,9 +1,13 @@
 """What llvm-mca says of the hot loops of six networks on cores that need not be here.
 
     python -m benchmarks.static_kernels [cores…]
+    python -m benchmarks.static_kernels --tiles [cores…]
 
 For every core and network: cycles for a multiply-add of a vector, each layer's hot loops weighted
 by its multiply-adds; behind it the worst loop of a layer. With two multipliers, 0.5 is the peak.
+
+With ``--tiles``: how far the tile that is chosen for each layer is from the best one, when the
+model of `choose.py` reckons with llvm-mca's cycles of every register tile instead of its own.
 """
 
 from __future__ import annotations
@@ -12,10 +16,21 @@ import argparse
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from tvm.target import Target
 from tvm_stretch.targets.cpu import vector_machine
+from tvm_stretch.targets.kernels.choose import (
+    ConvShape,
+    conv_candidates,
+    conv_cycles,
+    register_tiles,
+    streamed_cycles,
+)
+from tvm_stretch.targets.kernels.conv import ConvConfig
+from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.window import WindowConfig
 
 from benchmarks.hot_loops import cycles, hot_loops
 from benchmarks.layers import SIX, build, config_of, form, forms, layers, multiply_adds
@@ -78,14 +93,77 @@ def row(core: str, tool: str) -> list[str]:
     return cells
 
 
+def tile_cycles(core: str, tool: str) -> dict[tuple[int, int], float]:
+    """Cycles of one input channel of each register tile of a core, in a 1x1 convolution."""
+    target = {"kind": "llvm", "mtriple": CORES[core], "mcpu": core}
+    machine = vector_machine(Target(target), 1)
+    arguments = [f"-mtriple={CORES[core]}", f"-mcpu={MODELS.get(core, core)}"]
+    channels = 16 * machine.lanes
+
+    def measure(tile: tuple[int, int]) -> float:
+        pixels, blocks = tile
+        outputs = blocks * machine.lanes
+        shape = ConvShape(1, channels, (1, pixels), outputs, (1, 1))
+        config = ConvConfig(
+            **vars(shape),
+            lanes=machine.lanes,
+            data_block=machine.lanes,
+            oc_blocks=blocks,
+            pixels=pixels,
+        )
+        loop = hot_loops(str(build(config, machine, target).inspect_source("asm")))[0]
+        return cycles(loop, tool, arguments) / loop.multiply_adds * pixels * blocks
+
+    tiles = {
+        (smaller, blocks)
+        for pixels, blocks in register_tiles(machine)
+        for smaller in range(1, pixels + 1)
+    }
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(tiles, pool.map(measure, tiles), strict=True))
+
+
+def print_tiles(core: str, tool: str) -> None:
+    """How near to the best the choices for a core are."""
+    machine = vector_machine(Target({"kind": "llvm", "mtriple": CORES[core], "mcpu": core}), 1)
+    known = tile_cycles(core, tool)
+
+    def step(pixels: int, blocks: int, slab: int, machine: VectorMachine) -> float:
+        return max(known[pixels, blocks], streamed_cycles(blocks, slab, machine))
+
+    ratios = []
+    for shape in {shape for name in SIX for shape in layers(name)}:
+        chosen = config_of(shape, machine)
+        if isinstance(chosen, WindowConfig):
+            continue
+        inner = replace(shape, in_size=chosen.in_size, stride=getattr(chosen, "stride", (1, 1)))
+        block = getattr(chosen, "data_block", machine.lanes)
+        every = conv_candidates(inner, machine, block, 10_000)
+        best = min(every, key=lambda config: conv_cycles(config, machine, step))
+        times = [conv_cycles(config, machine, step) for config in (chosen, best)]
+        ratios.append(times[0] / times[1])
+        if ratios[-1] > 1.05:
+            print(f"  {ratios[-1]:.2f} {form(chosen)} best {form(best)} {shape}", file=sys.stderr)
+    near = sum(ratio <= 1.1 for ratio in ratios) / len(ratios)
+    slow = [f"{p}x{o} {c / p / o:.2f}" for (p, o), c in sorted(known.items()) if c / p / o > 0.555]
+    print(f"{core}: {near:.0%} of {len(ratios)} within 10 %, worst {max(ratios):.2f}")
+    print(f"  tiles above 0.555 cycles: {', '.join(slow)}", file=sys.stderr)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="benchmarks.static_kernels", description=__doc__)
     parser.add_argument("cores", nargs="*", default=list(CORES), metavar="core")
-    cores = parser.parse_args().cores
+    parser.add_argument("--tiles", action="store_true")
+    args = parser.parse_args()
+    cores = args.cores
     tool = mca()
     if tool is None:
         sys.exit("expected llvm-mca on the path, found none; install llvm")
+    if args.tiles:
+        for core in cores:
+            print_tiles(core, tool)
+        return
     print(f"| core | {' | '.join(SIX)} |\n|{' --- |' * (len(SIX) + 1)}")
     for core in cores:
         print(f"| {core} | {' | '.join(row(core, tool))} |", flush=True)

@@ -7,6 +7,7 @@ between cores stands in `machine.py`; no measurement is needed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -17,6 +18,10 @@ from .winograd import WinogradConfig
 _LOADS_REACHED = 0.8  # of what the ports could, as seen in measurements
 _L2_BYTES_PER_CYCLE = 24
 _WEIGHT_BYTES_PER_CYCLE = 8  # weights of a whole network do not stay in any cache; partly hidden
+
+
+Step = Callable[[int, int, int, VectorMachine], float]
+"""Cycles of an input channel of a tile: of pixels, output blocks, bytes of the weights it reads."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +66,13 @@ def winograd_of_tile(shape: ConvShape, machine: VectorMachine, tile: int) -> Win
     return min(every, key=lambda config: conv_cycles(config, machine))
 
 
-def conv_cycles(config: ConvConfig | WinogradConfig, machine: VectorMachine) -> float:
-    """Cycles of one core by the model of this file."""
+def conv_cycles(
+    config: ConvConfig | WinogradConfig, machine: VectorMachine, step: Step | None = None
+) -> float:
+    """Cycles of one core by the model of this file; ``step`` may know better than `step_cycles`."""
     if isinstance(config, WinogradConfig):
-        return _winograd_cycles(config, machine)
-    return _direct_cycles(config, machine)
+        return _winograd_cycles(config, machine, step or step_cycles)
+    return _direct_cycles(config, machine, step or step_cycles)
 
 
 _ITEM_PIXELS = 4  # of one work-item: enough to use its weights more than once
@@ -101,10 +108,15 @@ def step_cycles(pixels: int, blocks: int, slab: int, machine: VectorMachine) -> 
     # where elements are operands, one load brings the next channels of a pixel, too
     each = 1 / machine.lanes if machine.broadcast_operand else 1
     loads = (blocks + pixels * each) / (machine.loads * _LOADS_REACHED)
-    streamed = 0.0
-    if slab > machine.l1_bytes * 3 // 4:
-        streamed = blocks * machine.lanes * 4 / _L2_BYTES_PER_CYCLE
+    streamed = streamed_cycles(blocks, slab, machine)
     return max(multiply_adds, loads, streamed, machine.latency) + 0.04 * (pixels + blocks)
+
+
+def streamed_cycles(blocks: int, slab: int, machine: VectorMachine) -> float:
+    """Cycles in which the weights of one input channel come from the second-level cache."""
+    if slab <= machine.l1_bytes * 3 // 4:
+        return 0.0
+    return blocks * machine.lanes * 4 / _L2_BYTES_PER_CYCLE
 
 
 def tile_counts(total: int, largest: int) -> list[tuple[int, int]]:
@@ -138,7 +150,7 @@ def _directs(shape: ConvShape, machine: VectorMachine, data_block: int) -> list[
     return candidates
 
 
-def _direct_cycles(c: ConvConfig, machine: VectorMachine) -> float:
+def _direct_cycles(c: ConvConfig, machine: VectorMachine, step: Step) -> float:
     height, width = c.out_size
     rows, width = (1, height * width) if c.pointwise else (height, width)
     channels = c.reduce_blocks * c.data_block
@@ -150,7 +162,7 @@ def _direct_cycles(c: ConvConfig, machine: VectorMachine) -> float:
         if blocks:
             overhead = 12 + 1.5 * blocks * c.pixels
             cycles += count * sum(
-                times * (step_cycles(size, blocks, slab, machine) * channels * taps + overhead)
+                times * (step(size, blocks, slab, machine) * channels * taps + overhead)
                 for size, times in tile_counts(width, c.pixels)
             )
     weights = c.out_groups * c.oc_blocks * c.lanes * channels * taps * 4
@@ -193,7 +205,7 @@ def _winograds(shape: ConvShape, machine: VectorMachine, data_block: int) -> lis
     ]
 
 
-def _winograd_cycles(c: WinogradConfig, machine: VectorMachine) -> float:
+def _winograd_cycles(c: WinogradConfig, machine: VectorMachine, step: Step) -> float:
     tiles = c.tiles[0] * c.tiles[1]
     square, channels = c.alpha**2, c.in_blocks * c.lanes
     groups = c.parts * c.out_blocks / c.oc_blocks
@@ -202,8 +214,7 @@ def _winograd_cycles(c: WinogradConfig, machine: VectorMachine) -> float:
         square
         * groups
         * sum(
-            times
-            * (step_cycles(size, c.oc_blocks, slab, machine) * channels + 12 + c.oc_blocks * size)
+            times * (step(size, c.oc_blocks, slab, machine) * channels + 12 + c.oc_blocks * size)
             for size, times in tile_counts(tiles, c.pixels)
         )
     )
