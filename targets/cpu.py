@@ -137,6 +137,7 @@ def vector_machine(target: Target, threads: int) -> VectorMachine:
         loads=core.loads,
         latency=core.latency,
         l1_bytes=caches[0],
+        in_order=core.in_order,
     )
 
 

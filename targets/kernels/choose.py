@@ -109,7 +109,8 @@ def step_cycles(pixels: int, blocks: int, slab: int, machine: VectorMachine) -> 
     each = 1 / machine.lanes if machine.broadcast_operand else 1
     loads = (blocks + pixels * each) / (machine.loads * _LOADS_REACHED)
     streamed = streamed_cycles(blocks, slab, machine)
-    return max(multiply_adds, loads, streamed, machine.latency) + 0.04 * (pixels + blocks)
+    issued = multiply_adds + loads if machine.in_order else max(multiply_adds, loads)
+    return max(issued, streamed, machine.latency) + 0.04 * (pixels + blocks)
 
 
 def streamed_cycles(blocks: int, slab: int, machine: VectorMachine) -> float:

@@ -25,6 +25,7 @@ class VectorMachine:
         loads: of vectors, in a cycle.
         latency: cycles from one multiply-add to the next of the same sum.
         l1_bytes: first-level data cache of one core.
+        in_order: multiply-adds wait for loads before them, whatever they need.
     """
 
     lanes: int
@@ -39,6 +40,7 @@ class VectorMachine:
     loads: float = 2.0
     latency: int = 4
     l1_bytes: int = 32 * KIB
+    in_order: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Core:
     latency: int = 4
     multiply_adds: float = 2.0
     loads: float = 2.0
+    in_order: bool = False
 
 
 _SKYLAKE_SERVER = Core(32 * KIB, 1024 * KIB)
@@ -79,8 +82,8 @@ CORES: dict[str, Core] = {
     # vectors of 512 bits go through pipes of 256 in two halves
     "znver4": Core(32 * KIB, 1024 * KIB, multiply_adds=1.0, loads=1.0),
     "znver5": Core(48 * KIB, 1024 * KIB),
-    "cortex-a53": Core(32 * KIB, 256 * KIB, latency=8, multiply_adds=1.0, loads=0.5),
-    "cortex-a55": Core(32 * KIB, 128 * KIB, multiply_adds=1.0, loads=0.5),
+    "cortex-a53": Core(32 * KIB, 256 * KIB, latency=8, multiply_adds=1.0, loads=0.5, in_order=True),
+    "cortex-a55": Core(32 * KIB, 128 * KIB, multiply_adds=1.0, loads=0.5, in_order=True),
     "cortex-a72": Core(32 * KIB, 512 * KIB, latency=7, loads=1.0),
     "cortex-a73": Core(32 * KIB, 512 * KIB, latency=7, loads=1.0),
     "cortex-a75": Core(64 * KIB, 256 * KIB),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,11 @@ def test_short_tiles_wait_for_sums_and_tall_ones_for_loads() -> None:
     assert step_cycles(6, 2, 0, haswell) == pytest.approx(6 + 0.32)
     # a vector for every pixel and channel, or for four channels of a pixel
     assert step_cycles(12, 1, 0, haswell) > 8 > step_cycles(12, 1, 0, a76)
+
+
+def test_a_core_that_runs_in_order_prefers_tiles_with_few_loads() -> None:
+    a55, a76 = machine_of(ARM, "cortex-a55"), machine_of(ARM, "cortex-a76")
+    tall, wide = ((p, o) for p, o in ((7, 3), (4, 6)))
+    each = {m: [step_cycles(*tile, 0, m) / prod(tile) for tile in (tall, wide)] for m in (a55, a76)}
+    assert each[a55][0] < 0.95 * each[a55][1]
+    assert each[a76][0] > each[a76][1]
