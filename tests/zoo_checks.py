@@ -19,7 +19,7 @@ DEFAULT_QUICK_SIZE = 64
 FULL_ONLY = {"efficientnet_b5", "inception_v4", "nasnet_large", "pnasnet_large", "vgg16", "yolov2"}
 
 
-VIEWS = ("concat", "flatten", "reshape", "spacetodepth")
+VIEWS = ("concat", "flatten", "reshape", "spacetodepth", "split")
 """Beginnings of the names of operators of the zoo that may need no kernel."""
 
 

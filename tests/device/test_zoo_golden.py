@@ -44,6 +44,7 @@ RELATIVES = {
     "resnet18",
     "resnet34",
     "resnet50",
+    "resnet56",
     "squeezenet1_0",
 }
 OPTIMISED = "squeezenet1_1"

@@ -31,6 +31,8 @@ QUICK = {
     "inception_v3": (20, [1, 2, 5, 1, 2]),
     "pnasnet_mobile": (4, [1, 1, 1, 3, 3, 3]),
     "lstm": (2, []),
+    "resnet56": (30, [9, 9, 9]),
+    "shufflenet_v2": (21, [4, 8, 4]),
 }
 FULL = {
     "regnetx_4gf": (26, [2, 5, 14, 2]),

@@ -17,6 +17,7 @@ NETWORKS_OF_THE_PAPERS = {
     "resnet18",
     "resnet34",
     "resnet50",
+    "resnet56",
     "regnetx_1_6gf",
     "regnetx_4gf",
     "efficientnet_lite0",
@@ -34,6 +35,7 @@ NETWORKS_OF_THE_PAPERS = {
     "mobilenet_v2",
     "mobilenet_v3_large",
     "mobilenet_v3_small",
+    "shufflenet_v2",
     "yolov2",
     "lstm",
 }

@@ -288,6 +288,29 @@ class Builder:
         shape = (batch, sum(part.channels for part in parts), *rest)
         return Tensor(out, shape, np.concatenate([part.probe for part in parts], axis=1))
 
+    def halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The first and the last half of the channels."""
+        half = x.channels // 2
+        sizes = self.constant(f"halves.{half}", np.array([half, half], np.int64))
+        names = self.node("Split", [x.name, sizes], outputs=2, axis=1)
+        shape = (x.shape[0], half, *x.shape[2:])
+        first, last = np.split(x.probe, 2, axis=1)
+        return Tensor(names[0], shape, first), Tensor(names[1], shape, last)
+
+    def shuffle(self, x: Tensor, groups: int) -> Tensor:
+        """Channels in so many groups, group and place within it exchanged."""
+        batch, channels, *size = x.shape
+        apart = np.array([batch, groups, channels // groups, *size], np.int64)
+        shapes = [
+            self.constant("x".join(map(str, shape)), np.array(shape, np.int64))
+            for shape in (apart, x.shape)
+        ]
+        grouped = self.node("Reshape", [x.name, shapes[0]])[0]
+        moved = self.node("Transpose", [grouped], perm=[0, 2, 1, 3, 4])[0]
+        out = self.node("Reshape", [moved, shapes[1]])[0]
+        sample = x.probe.reshape(1, groups, -1, *x.probe.shape[2:]).swapaxes(1, 2)
+        return Tensor(out, x.shape, sample.reshape(x.probe.shape))
+
     def flatten(self, x: Tensor) -> Tensor:
         """``[batch, everything else]``."""
         out = self.node("Flatten", [x.name], axis=1)[0]
