@@ -167,6 +167,10 @@ class BlockWidths:
                 raise self._not_understood(member, "it reads tensors of different widths")
             for name in member.inputs:
                 self._join(name, member.name)
+        for name, parts in self.parts.items():
+            if any(self.root(part) == self.root(self.start) for part in parts):
+                why = "what the block reads is a part of it"
+                raise self._not_understood(self.operators[name], why)
 
     def _not_understood(self, member: Operator, why: str) -> UnsupportedError:
         return UnsupportedError(
@@ -184,6 +188,12 @@ class BlockWidths:
             inside = self.channels(name)
             units.append(self.width * width // gcd(inside, self.width * width))
         return lcm(*units)
+
+    @property
+    def expands(self) -> bool:
+        """Whether something inside is wider than both ends."""
+        ends = max(self.channels(self.start), self.width)
+        return any(self.channels(self.root(m.name)) > ends for m in self.members)
 
     def unit_of(self, root: str) -> int:
         """Channels of a group in this class of tensors, 1 if there are none."""

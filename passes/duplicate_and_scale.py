@@ -96,6 +96,11 @@ def blocks_of_segment(blocks: Sequence[Block], segment: StretchedSegment) -> tup
             f"expected a segment between two ends of blocks, got {segment.start!r} -> "
             f"{segment.end!r}; name two of {known}"
         )
+    if len({block.shape for block in run}) > 1:
+        raise PlanError(
+            f"expected a segment within one stage, got {segment.start!r} -> {segment.end!r}, whose "
+            "blocks compute images of several shapes; end it where a stage ends"
+        )
     return run
 
 

@@ -278,10 +278,16 @@ class Scaler:
         if len(reads) != 1 or not isinstance(matmul.call.args[1], GenericConst):
             raise _not_told(matmul)
         weight = self._constant(matmul, 1)  # (inputs, outputs)
-        rows = np.arange(weight.shape[1])
-        scaled = self._weight(weight.T, rows, data.origin, data.channels).T
-        call = relax.op.matmul(data.var, constant(scaled))
-        return Value(self.emitter.emit(name, call), rows)
+        origin, shape = data.origin, (data.channels, weight.shape[1])
+        if not self.warm:
+            scaled = self._random(shape[::-1]).T
+        elif self.is_as_before(matmul.inputs[0], data):
+            scaled = weight
+        else:
+            scaled = weight[origin] / _times(origin, weight.shape[0])[:, None]
+            scaled[origin < 0] = 0
+        call = relax.op.matmul(data.var, constant(scaled.astype(weight.dtype, copy=False)))
+        return Value(self.emitter.emit(name, call), np.arange(shape[1]))
 
     def _elementwise(
         self,
@@ -333,16 +339,10 @@ class Scaler:
         shape = (len(rows), len(columns), *weight.shape[2:])
         if not self.warm:
             return self._random(shape)
-        known = columns[columns >= 0]
-        times = np.bincount(known, minlength=weight.shape[1])
-        found = weight[rows][:, columns] / np.maximum(times, 1)[columns].reshape(
-            1, -1, *(1,) * (weight.ndim - 2)
-        )
-        new = (rows < 0)[:, None] | (columns < 0)[None, :]
-        if new.any():
-            found = np.where(new.reshape(*new.shape, *(1,) * (weight.ndim - 2)), 0.0, found)
-            rows_new = np.flatnonzero(rows < 0)
-            found[rows_new] = self._random((len(rows_new), *shape[1:]))
+        axes = (1, -1, *(1,) * (weight.ndim - 2))
+        found = weight[rows][:, columns] / _times(columns, weight.shape[1]).reshape(axes)
+        found[:, columns < 0] = 0
+        found[rows < 0] = self._random((int((rows < 0).sum()), *shape[1:]))
         return np.ascontiguousarray(found.astype(weight.dtype))
 
     def _random(self, shape: tuple[int, ...]) -> Array:
@@ -365,6 +365,12 @@ class Scaler:
         cut = np.take(values, np.where(known, origin, 0), axis)
         mask = known.reshape([-1 if i == axis else 1 for i in range(len(shape))])
         return constant(np.where(mask, cut, 0).astype(values.dtype))
+
+
+def _times(origin: Origin, channels: int) -> Array:
+    """How often the original channel of each one is read."""
+    times = np.bincount(origin[origin >= 0], minlength=channels).astype("float32")
+    return np.maximum(times, 1)[origin]
 
 
 def _not_told(operator: Operator) -> UnsupportedError:

@@ -65,6 +65,16 @@ def _mean(call: relax.Call, x: np.ndarray) -> np.ndarray:
     return x.mean(axes, keepdims=bool(call.attrs.keepdims))
 
 
+def _max_pool(call: relax.Call, x: np.ndarray) -> np.ndarray:
+    attrs = call.attrs
+    top, left, bottom, right = (int(p) for p in attrs.padding)
+    rows, columns = (int(s) for s in attrs.strides)
+    pads = ((0, 0), (0, 0), (top, bottom), (left, right))
+    padded = np.pad(x, pads, constant_values=-np.inf)
+    windows = sliding_window_view(padded, [int(k) for k in attrs.pool_size], axis=(2, 3))
+    return windows[:, :, ::rows, ::columns].max((4, 5))
+
+
 def _split(call: relax.Call, x: np.ndarray) -> list[np.ndarray]:
     axis = int(call.attrs.axis)
     sizes = [int(field.shape.values[axis]) for field in call.ty.fields]
@@ -89,6 +99,8 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "multiply": lambda _, x, y: x * y,
     "matmul": lambda _, x, y: x @ y,
     "mean": _mean,
+    "nn.max_pool2d": _max_pool,
+    "clip": lambda _, x, low, high: np.clip(x, float(low.value), float(high.value)),
     "concat": lambda call, parts: np.concatenate(parts, int(call.attrs.axis)),
     "split": _split,
     "reshape": lambda call, x: x.reshape(_shape(call)),

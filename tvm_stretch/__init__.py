@@ -37,12 +37,16 @@ if TYPE_CHECKING:
     from tvm_stretch.measuring.calibrating import calibrate
     from tvm_stretch.measuring.measure import measure
     from tvm_stretch.measuring.probe import probe
+    from tvm_stretch.plan.design import Design
     from tvm_stretch.plan.plan import Plan
     from tvm_stretch.runtime.model import Model, load
+    from tvm_stretch.stretching.rules import Rules
+    from tvm_stretch.stretching.stretching import stretch
 
 __all__ = [
     "ArtifactError",
     "CostModelError",
+    "Design",
     "DeviceError",
     "InputError",
     "InstallError",
@@ -50,6 +54,7 @@ __all__ = [
     "ModelError",
     "Plan",
     "PlanError",
+    "Rules",
     "RunError",
     "ScheduleError",
     "StretchError",
@@ -61,6 +66,7 @@ __all__ = [
     "measure",
     "predict",
     "probe",
+    "stretch",
 ]
 
 # Imported on first use: the zoo and the errors need no TVM, a phone has no compiler.
@@ -73,6 +79,9 @@ _LAZY = {
     "measure": "tvm_stretch.measuring.measure",
     "predict": "tvm_stretch.compiler",
     "probe": "tvm_stretch.measuring.probe",
+    "stretch": "tvm_stretch.stretching.stretching",
+    "Design": "tvm_stretch.plan.design",
+    "Rules": "tvm_stretch.stretching.rules",
 }
 
 

@@ -7,26 +7,34 @@ source --frontend--> canonical Relax --plan--> regions --each processor's phases
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Literal
 
 import tvm
 
 from tvm_stretch.build.pipeline import Observer, build
 from tvm_stretch.cost.profile_file import load_profile
 from tvm_stretch.cost.verdicts import apply_verdicts
-from tvm_stretch.errors import InputError
-from tvm_stretch.frontend import load_network
+from tvm_stretch.errors import InputError, UnsupportedError
+from tvm_stretch.frontend import load_network, load_trainable
 from tvm_stretch.plan.plan import Plan, PlanLike
 from tvm_stretch.progress import Progress, reporting, say
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.search.contest import MeasureError
+from tvm_stretch.search.costs import Costs, planning_costs
 from tvm_stretch.search.decide import decide
 from tvm_stretch.search.realise import Candidate
 from tvm_stretch.search.twin import best_candidate, twin_costs, twin_processors
+from tvm_stretch.stretching.rules import Rules
+from tvm_stretch.stretching.stretching import stretch_network
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import drop_absent, make_processors
 from tvm_stretch.targets.registry import TargetLike
+
+Branching = Literal["exact", "stretch"]
 
 
 def compile(
@@ -37,6 +45,7 @@ def compile(
     plan: PlanLike | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     cpu_threads: int | None = None,
+    branching: Branching = "exact",
     spare: bool = False,
     dump_dir: str | os.PathLike[str] | None = None,
     debug: bool = False,
@@ -63,6 +72,9 @@ def compile(
         cpu_threads: cores that CPU kernels may use; by default those this process may run on,
             without the ones that belong to another processor's driver, and no more than the
             environment variable TVM_NUM_THREADS says.
+        branching: ``"exact"`` computes what the network computes; ``"stretch"`` compiles the best
+            design of ``ts.stretch`` instead, an architecture whose weights were not trained: good
+            for its latency, and for nothing else. What cannot be stretched is compiled as it is.
         spare: the artifact also holds the other processors' kernels for the CPU, which runs the
             whole network again, and from then on, if one of them fails or is absent where the
             artifact is loaded; `Model.lost` then says why.
@@ -74,6 +86,7 @@ def compile(
     Returns:
         A model that can be called, measured and exported.
     """
+    _check_branching(branching, plan)
     with reporting(progress):
         if device is not None:
             if cpu_threads is not None:
@@ -82,9 +95,49 @@ def compile(
                     "how many cores it uses"
                 )
             phone = _Phone(device, targets)
-            return _compile_for(phone, source, plan, shapes, spare, dump_dir, debug)
+            return _compile_for(phone, source, plan, shapes, branching, spare, dump_dir, debug)
         targets = ("llvm",) if targets is None else targets
-        return _compile(source, targets, plan, shapes, cpu_threads, spare, dump_dir, debug)
+        return _compile(
+            source, targets, plan, shapes, cpu_threads, branching, spare, dump_dir, debug
+        )
+
+
+def _check_branching(branching: str, plan: PlanLike | None) -> None:
+    if branching not in ("exact", "stretch"):
+        raise InputError(
+            f"expected 'exact' or 'stretch' for branching, got {branching!r}; see ts.compile"
+        )
+    if branching == "stretch" and plan is not None:
+        raise InputError(
+            "expected no plan with branching='stretch', got one; compile the module of ts.stretch "
+            "with a plan for it"
+        )
+
+
+def _network(
+    source: object,
+    shapes: Mapping[str, Sequence[int]] | None,
+    branching: str,
+    placeable: Sequence[Processor],
+    costs: Callable[[], Costs],
+) -> tuple[tvm.IRModule, str]:
+    """The network or the best design of its stretching, canonical; and what there is to say."""
+    say("reading the network")
+    if branching == "exact":
+        return load_network(source, shapes), ""
+    known, names = costs(), [processor.name for processor in placeable]
+    places = [i for i, processor in enumerate(known.processors) if processor.name in names]
+    try:
+        found = stretch_network(load_trainable(source, shapes), known, places, Rules())
+        best = found.best
+    except UnsupportedError as error:
+        return load_network(source, shapes), f"not stretched: {error}"
+    warnings.warn(
+        "branching='stretch' compiles another architecture, whose weights were not trained: its "
+        "answers mean nothing yet. Train the module of ts.stretch(...) and compile that",
+        stacklevel=4,
+    )
+    return load_network(found.module()), f"stretched, weights not trained: {best.design}"
 
 
 def predict(
@@ -153,14 +206,15 @@ def _compile_for(
     source: object,
     plan: PlanLike | None,
     shapes: Mapping[str, Sequence[int]] | None,
+    branching: str,
     spare: bool,
     dump_dir: str | os.PathLike[str] | None,
     debug: bool,
 ) -> Model:
     """A model for a phone, by the plan that is given or predicted to be the fastest."""
     observer = Observer(dump_dir, phone.processors if debug else None)
-    say("reading the network")
-    mod = load_network(source, shapes)
+    costs = partial(twin_costs, phone.profile, phone.processors)
+    mod, said = _network(source, shapes, branching, phone.placeable, costs)
     observer.see("canonical", mod)
     if plan is not None:
         chosen, branched = Plan.read(plan), None
@@ -168,7 +222,7 @@ def _compile_for(
         chosen, candidate = phone.plan(mod)
         branched = candidate.branched
     model = build(mod, chosen, phone.processors, phone.placeable, observer, branched, spare=spare)
-    return model.with_reason(chosen.reason)
+    return model.with_reason(_join(chosen.reason, said))
 
 
 def _compile(
@@ -177,6 +231,7 @@ def _compile(
     plan: PlanLike | None,
     shapes: Mapping[str, Sequence[int]] | None,
     cpu_threads: int | None,
+    branching: str,
     spare: bool,
     dump_dir: str | os.PathLike[str] | None,
     debug: bool,
@@ -186,8 +241,8 @@ def _compile(
         targets, absent = drop_absent(targets)
     processors, placeable = apply_verdicts(*make_processors(targets, cpu_threads))
     observer = Observer(dump_dir, processors if debug else None)
-    say("reading the network")
-    mod = load_network(source, shapes)
+    costs = partial(planning_costs, processors)
+    mod, said = _network(source, shapes, branching, placeable, costs)
     observer.see("canonical", mod)
     if plan is not None or len(placeable) == 1:
         requested = None if plan is None else Plan.read(plan)
@@ -198,7 +253,8 @@ def _compile(
             plan = model.plan
             model = build(mod, plan, processors, placeable, observer, spare=True)
             model = model.with_reason(plan.reason)
-    return model.with_reason(_join(model.plan.reason, absent)) if absent else model
+    said = _join(said, absent)
+    return model.with_reason(_join(model.plan.reason, said)) if said else model
 
 
 def _fastest(

@@ -83,3 +83,10 @@ def test_calibrating_a_phone(cache: str, tmp_path: Path) -> None:
     assert "got 'cores' too" in text
     for name in ("phone.csv", "my-phone.toml"):
         assert (tmp_path / name).stat().st_size > 0
+
+
+def test_stretching(cache: str) -> None:
+    text = _run(cache, "06_stretching.py")
+    assert "pruned: segment 1: capacity" in text
+    assert "refused: expected a depth from 1 to 2 blocks" in text
+    assert "the same numbers as on one processor" in text

@@ -33,6 +33,7 @@ ROOMS = (
     ("frontend",),
     ("build",),
     ("search",),
+    ("stretching",),
     ("measuring",),
     ("compiler",),
     ("cli", "__main__"),

@@ -17,7 +17,9 @@ from tvm_stretch.frontend.onnx_shapes import fix_shapes
 from tvm_stretch.frontend.relax_reader import read_relax
 from tvm_stretch.frontend.torch_reader import load_torch, read_torch
 from tvm_stretch.passes.canonicalise import Canonicalise, CanonicaliseTrainable
+from tvm_stretch.passes.duplicate_and_scale import branch_operators
 from tvm_stretch.passes.guard_operators import guard_operators, settle_guards
+from tvm_stretch.passes.name_operators import keep_names
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -63,8 +65,7 @@ def load_trainable(
 ) -> tvm.IRModule:
     """As `load_network`, but batch normalisations stay, so that the result can be trained.
 
-    `load_network` makes a network for inference of the result; the names of operators stay if
-    `passes.name_operators.keep_names` saw it before.
+    `load_network` makes a network for inference of the result.
     """
     mod = _read(source, shapes)
     check_sizes(mod)
@@ -79,7 +80,8 @@ def _read(source: Any, shapes: Any) -> tvm.IRModule:
             "its name, such as {'x': (1, 3, 224, 224)}"
         )
     if isinstance(source, tvm.IRModule):
-        return read_relax(source, shapes)
+        mod = read_relax(source, shapes)
+        return keep_names(mod) if branch_operators(mod) else mod
     if isinstance(source, str | Path) and Path(source).suffix == ".pt2":
         source = load_torch(Path(source))
     if isinstance(source, str | Path | bytes | onnx.ModelProto):

@@ -4,6 +4,7 @@
         options.py, splitting.py       for each piece: {one processor, a scheduler's order, shares
                                        of output channels, bands of rows, shares of channels}
         chain.py                       dynamic programming over the chain, hand-overs included
+        designed.py                    the branches of a stretched network on their processors
         realise.py                     plan: regions, predicted times, a scheduler's order
 
 Costs come from `costs.py`: measured kernels of this machine, or typical processors. A plan never
@@ -24,6 +25,7 @@ from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.search.chain import Chain, ChainSearch
 from tvm_stretch.search.costs import Costs
+from tvm_stretch.search.designed import as_designed
 from tvm_stretch.search.halves import Along
 from tvm_stretch.search.options import Option, Options
 from tvm_stretch.search.pieces import Network
@@ -92,6 +94,11 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1) -> Found:
     notes = _unlike_measured(network, costs)
     most = most if costs.trusted or ranking[0].only_shares else 2
     rivals = _work_out(network, costs, ranking, (limit, most), notes)
+    designed = as_designed(network, costs)
+    if isinstance(designed, Candidate):
+        rivals.insert(0, designed)
+    elif designed is not None:
+        notes.append(f"branches as designed: {designed}")
     if not ranked and not rivals:
         rivals.append(_plain(network, costs))
     return Found(tuple(ranked), tuple(rivals), tuple(dict.fromkeys(notes)))

@@ -1,0 +1,251 @@
+"""`ts.stretch`: designs that the rules leave, their figures, and what cannot be stretched."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from search_helpers import costs
+from stretch_networks import BLOCKS, basic, mb_conv, network, regnet
+from tvm_stretch.passes.canonicalise import CanonicaliseTrainable
+from tvm_stretch.passes.detect_blocks import detect_blocks
+from tvm_stretch.passes.duplicate_and_scale import branch_operators
+
+import tvm_stretch as ts
+from tvm_stretch import zoo
+from tvm_stretch.errors import InputError, PlanError, UnsupportedError
+from tvm_stretch.frontend import load_network, load_trainable
+from tvm_stretch.ir.expressions import shape_of
+from tvm_stretch.ir.operators import Operators
+from tvm_stretch.plan.design import Branch, Design, StretchedSegment
+from tvm_stretch.search import search
+from tvm_stretch.search.designed import as_designed
+from tvm_stretch.search.pieces import Network
+from tvm_stretch.stretching.layers import count
+from tvm_stretch.stretching.predict import Chain
+from tvm_stretch.stretching.rules import Rules, space_of_table_2
+from tvm_stretch.stretching.segments import cut_runs, find_runs
+from tvm_stretch.stretching.stretching import Stretching, stretch_network
+
+STAGES = ((64, 2), (128, 4))
+WEAK = Rules(capacity=0.5, tolerance=0.5, least_ratio=0.1)
+
+
+def stretched(
+    mod: tvm.IRModule, *speeds: float, rules: Rules | None = None, meeting: int = 200
+) -> Stretching:
+    known = costs(*speeds, meeting=meeting)
+    return stretch_network(mod, known, range(len(speeds)), rules or Rules())
+
+
+def counted(mod: tvm.IRModule) -> tuple[int, int]:
+    """Multiply-adds and parameters of a module as it stands: weights, biases, scales, offsets."""
+    operators = Operators(mod["main"])
+    learned = {"nn.conv2d": (1,), "matmul": (1,), "nn.batch_norm": (1, 2)}
+    size = 0
+    for op in operators:
+        positions = learned.get(op.kind, ())
+        if op.kind == "add" and len(op.inputs) == 1 and max(op.arg_shapes[1], default=1) > 1:
+            positions = (1,)
+        size += sum(int(np.prod(shape_of(op.call.args[i]))) for i in positions)
+    return sum(op.multiply_adds for op in operators), size
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_figures_are_those_of_the_module(kind: str):
+    """Counted without building: the same as counted of what is built, whatever is merged how."""
+    mod = network(BLOCKS[kind])
+    for merge in ("concat", "restore", "project"):
+        for speeds in ((1, 1), (1, 1, 1)):
+            known = costs(*speeds)
+            st = stretch_network(mod, known, range(len(speeds)), WEAK, merge)
+            assert st.original == counted(mod)
+            for candidate in (st.candidates[0], st.candidates[-1]):
+                module = st.module(candidate.design)
+                assert counted(module) == (candidate.multiply_adds, candidate.parameters)
+
+
+def test_candidates_keep_the_rules():
+    rules = Rules(capacity=0.9, tolerance=0.2, least_ratio=0.3)
+    st = stretched(network(basic, STAGES, stem=32), 1, 1, rules=rules)
+    kept = [candidate for candidate in st.candidates if candidate.kept]
+    assert 5 < len([candidate for candidate in kept if not candidate.what]) <= 20
+    assert [c.ns for c in kept] == sorted(c.ns for c in kept)
+    for candidate in kept:
+        assert st.judge(candidate.design).kept
+        assert candidate.multiply_adds > 0.85 * st.original[0]
+        assert {b.processor for s in candidate.design.segments for b in s.branches} == {"cpu", "p1"}
+    assert st.best is kept[0]
+    assert st.best.ns < min(st.alone_ns.values())
+    counts = list(st.space.values())
+    assert counts == sorted(counts, reverse=True)
+    assert st.seconds < 5
+
+
+def test_unequal_processors_get_unequal_branches():
+    st = stretched(network(basic, ((64, 4), (128, 4)), stem=32), 1, 3, rules=Rules(tolerance=0.1))
+    for segment in st.best.design.segments:
+        work = {b.processor: b.depth * b.width**2 for b in segment.branches}
+        assert 1.5 < work["p1"] / work["cpu"] < 6
+
+
+def test_three_processors():
+    st = stretched(network(basic, STAGES, stem=32), 1, 1, 1, rules=WEAK)
+    branches = {len(s.branches) for c in st.candidates for s in c.design.segments}
+    assert branches == {2, 3}
+
+
+def test_the_simple_designs_and_why_they_are_pruned():
+    st = stretched(network(basic, STAGES, stem=32), 1, 1)
+    simple = {candidate.what: candidate for candidate in st.candidates if candidate.what}
+    whole = simple["branches as deep and wide as it is"]
+    assert whole.multiply_adds > 1.9 * st.original[0] * 0.8
+    narrow = simple["branches of half the width"]
+    assert narrow.rule.startswith("segment 1: capacity (at least 90% of the segment)")
+    assert "pruned: segment 1: capacity" in str(st)
+    assert "10^" in str(st)
+
+
+@pytest.mark.parametrize(
+    ("branches", "rule"),
+    [
+        ([(1, 64), (1, 64)], "bounds"),
+        ([(4, 128), (4, 128)], "equation 5"),
+        ([(4, 104), (2, 48)], "equation 6"),
+        ([(4, 64), (4, 64)], "capacity"),
+        ([(4, 96), (4, 96)], ""),
+    ],
+)
+def test_which_rule_prunes(branches: list[tuple[int, int]], rule: str):
+    st = stretched(network(basic, STAGES, stem=32), 1, 1, rules=Rules(beta=0.8))
+    run = st.task.chain.runs[1]
+    segment = StretchedSegment(
+        run.start,
+        run.end,
+        tuple(Branch(p, *size) for p, size in zip(("cpu", "p1"), branches, strict=True)),
+    )
+    judged = st.judge(Design((segment,)))
+    assert judged.rule.removeprefix("segment 1: ").startswith(rule) and judged.kept == (not rule)
+
+
+def test_equation_4_cuts_stages():
+    operators = Operators(network(basic, STAGES, stem=32)["main"])
+    runs = find_runs(operators)
+    assert [run.depth for run in runs] == [2, 4]
+    latency = {block.end: 1000 for run in runs for block in run.blocks}
+    depths = {
+        alpha: [run.depth for run in cut_runs(runs, latency, lambda _size: 200, alpha)]
+        for alpha in (0.05, 0.1, 0.2)
+    }
+    assert depths == {0.05: [2, 4], 0.1: [2, 2, 2], 0.2: [1, 1, 1, 1, 1, 1]}
+
+
+def test_a_meeting_within_a_stage_has_to_be_worth_it():
+    mod = network(basic, STAGES, stem=32)
+    second = detect_blocks(mod)[-2:]
+    branches = (Branch("cpu", 2, 96), Branch("p1", 2, 96))
+    design = Design((StretchedSegment(second[0].inputs[0], second[1].output, branches),))
+    assert stretched(mod, 1, 1).judge(design).kept
+    dear = stretched(mod, 1, 1, meeting=10_000_000).judge(design)
+    assert dear.rule.startswith("segment 1: equation 4")
+
+
+def test_how_blocks_are_merged():
+    expected = {"basic": "concat", "regnet": "concat", "mb_conv": "project"}
+    expected |= {"separable": "concat", "shuffle_unit": "restore"}
+    for kind, merge in expected.items():
+        runs = find_runs(Operators(network(BLOCKS[kind])["main"]))
+        assert {run.merge for run in runs[-2:]} == {merge}, kind
+
+
+def test_widths_are_whole_groups():
+    st = stretched(network(regnet, ((48, 2), (96, 3)), stem=24), 1, 1, rules=WEAK)
+    for candidate in st.candidates:
+        assert all(b.width % 4 == 0 for s in candidate.design.segments for b in s.branches)
+
+
+def test_branches_run_where_they_were_designed_for():
+    st = stretched(network(basic, STAGES, stem=32), 1, 1)
+    mod = load_network(st.module())
+    known = costs(1, 1)
+    candidate = as_designed(Network(mod, known.kernels), known)
+    placed = candidate.plan.processor_of()
+    recorded = branch_operators(mod)
+    for processor in ("cpu", "p1"):
+        own = [name for name in recorded[processor] if name in placed]
+        assert own and {placed[name] for name in own} == {processor}
+    assert search(mod, known).rivals[0].what == "branches as designed"
+    others = costs(1)
+    assert as_designed(Network(mod, others.kernels), others) is None
+
+
+def test_prediction_of_layers_is_near_that_of_kernels():
+    """Stretching reckons with layers that are not built; the compiler tells what really runs."""
+    st = stretched(network(basic, STAGES, stem=32), 1, 1)
+    known = costs(1, 1)
+    mod = load_network(st.module())
+    built = as_designed(Network(mod, known.kernels), known)
+    assert 0.7 < st.best.ns / built.ns < 1.4
+
+
+def test_all_designs_are_counted():
+    assert space_of_table_2(1, 1) == 2.0  # one block, one branch: ten depths, ten widths
+    assert round(10 ** space_of_table_2(2, 1)) == 100 + 100**2
+    assert space_of_table_2(16, 2) > 50  # ResNet-50: "exceeds 10^50"
+
+
+def test_what_cannot_be_stretched():
+    known = costs(1, 1)
+    lstm = load_trainable(zoo.build("lstm", size=3))
+    with pytest.raises(UnsupportedError, match="blocks between meeting points in the network"):
+        stretch_network(lstm, known, (0, 1), Rules())
+    mod = network(mb_conv)
+    with pytest.raises(UnsupportedError, match="two or three processors that run the network"):
+        stretch_network(mod, costs(1), (0,), Rules())
+    strict = stretch_network(mod, known, (0, 1), Rules(capacity=9))
+    with pytest.raises(UnsupportedError, match="a design that the rules leave"):
+        strict.module()
+    with pytest.raises(PlanError, match="one of the processors"):
+        st = stretched(mod, 1, 1)
+        run = st.task.chain.runs[0]
+        st.judge(Design((StretchedSegment(run.start, run.end, (Branch("npu", 1, 8),)),)))
+    with pytest.raises(InputError, match="a number from 0 to 1 for tolerance"):
+        Rules(tolerance=2)
+    with pytest.raises(InputError, match="a positive number for alpha"):
+        Rules(alpha=0)
+
+
+def test_shared_weights_are_refused():
+    def twice(b, x, width, stride, seed):
+        return basic(b, x, width, stride, seed % 10 if stride == 1 else seed)
+
+    shared = CanonicaliseTrainable()(network(lambda *a: twice(*a[:4], 0), ((16, 3), (16, 3))))
+    with pytest.raises(UnsupportedError, match="weights of their own for all blocks"):
+        stretched(shared, 1, 1)
+
+
+def test_one_stage():
+    st = stretched(network(basic, ((64, 4),), stem=32), 1, 1)
+    assert len(st.best.design.segments) <= 4
+    assert counted(st.module()) == (st.best.multiply_adds, st.best.parameters)
+
+
+def test_original_is_counted_as_the_zoo_counts():
+    for name in ("resnet56", "shufflenet_v2", "mobilenet_v3_small"):
+        model = zoo.build(name, size=64)
+        operators = Operators(load_trainable(model)["main"])
+        chain = Chain.of(operators, find_runs(operators))
+        assert count(chain.layers()) == tuple(reversed(zoo.count(model)))
+
+
+def test_refused_operators_leave_one_processor():
+    known = costs(1, 1, refuse={1: lambda _call: "it is broken"})
+    with pytest.raises(UnsupportedError, match="name another target"):
+        stretch_network(network(basic), known, (0, 1), Rules())
+
+
+def test_for_a_phone_that_is_not_here():
+    st = ts.stretch(network(basic, ((64, 2), (128, 2)), stem=32), device="snapdragon-855")
+    assert set(st.alone_ns) == {"cpu", "opencl", "hexagon"}
+    assert len(st.candidates) > 3  # a dozen pixels are not worth a meeting there
+    assert not any(c.kept for c in st.candidates if len(c.design.segments) > 1)

@@ -1,0 +1,264 @@
+"""What blocks of any width consist of, in layers that cost something, without building them.
+
+    basic block, 96 -> 32 channels     conv 3x3 96 -> 32, conv 3x3 32 -> 32, conv 1x1 96 -> 32
+    depth 3                            and conv 3x3 32 -> 32 four times more
+
+The multiply-adds and parameters are exact, as passes/duplicate_and_scale.py would build it; kernels
+are what the templates choose for the shapes, with elementwise operators behind them in proportion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+
+from tvm.ir import GenericConst
+
+from tvm_stretch.cost.describe import Config, Epilogue, describe_copy, template_features
+from tvm_stretch.cost.features import Features
+from tvm_stretch.ir.expressions import shape_of
+from tvm_stretch.ir.operators import BINARY, Operator, Operators, remember
+from tvm_stretch.passes.block_widths import BlockWidths, UnequalWidthsError
+from tvm_stretch.targets.kernels.blocks import (
+    conv_shape,
+    convolution_config,
+    dense_shape,
+    pool_config,
+)
+from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
+from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.window import WindowConfig
+
+Channels = Callable[[str], int]
+"""How many channels a tensor has."""
+
+_ELEMENTWISE_FLOPS = 2.0
+"""For each result of a convolution: what it adds, and an activation."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution, pool, matrix product or copy.
+
+    Attributes:
+        kind: ``conv``, ``dense``, ``pool`` or ``copy``.
+        shape: of a convolution, or of the one that a matrix product is.
+        bytes: that a copy moves, or that is read beside a convolution's input.
+        source: a pool, by whose attributes its kernel is chosen.
+        has_norm: whether a batch normalisation follows, which has parameters of its own.
+        biases: parameters that are added for each channel.
+    """
+
+    kind: str
+    shape: ConvShape | None = None
+    bytes: int = 0
+    source: Operator | None = None
+    has_norm: bool = False
+    biases: int = 0
+
+    @property
+    def out_pixels(self) -> int:
+        """Height times width of a convolution's result, times the batch."""
+        shape = self.shape
+        assert shape is not None
+        top, left, bottom, right = shape.padding
+        pads = (top + bottom, left + right)
+        sizes = zip(shape.in_size, pads, shape.kernel, shape.dilation, shape.stride, strict=True)
+        return shape.batch * prod((n + p - (k - 1) * d - 1) // s + 1 for n, p, k, d, s in sizes)
+
+    @property
+    def multiply_adds(self) -> int:
+        """Of a convolution or matrix product."""
+        return 0 if self.shape is None else self.out_pixels * self._weights
+
+    @property
+    def parameters(self) -> int:
+        """Trained numbers: weights, biases, scales and offsets of batch normalisations."""
+        norm = 2 * self.shape.out_channels if self.has_norm and self.shape else 0
+        return (self._weights if self.shape else 0) + norm + self.biases
+
+    @property
+    def _weights(self) -> int:
+        shape = self.shape
+        assert shape is not None
+        return shape.out_channels * shape.in_channels // shape.groups * prod(shape.kernel)
+
+    def features(self, machine: VectorMachine) -> Features:
+        """Its kernel, as cost models see it."""
+        return _features(replace(self, has_norm=False, biases=0), machine)
+
+
+@lru_cache(maxsize=1 << 14)
+def _features(layer: Layer, machine: VectorMachine) -> Features:
+    if layer.kind == "pool":
+        assert layer.source is not None
+        return template_features(pool_config(machine, layer.source.call), Epilogue(), machine)
+    if layer.shape is None:
+        return describe_copy(layer.bytes)
+    flops = _ELEMENTWISE_FLOPS * layer.out_pixels * layer.shape.out_channels
+    epilogue = Epilogue(flops, layer.bytes)
+    if layer.kind == "dense":
+        config = choose_conv(layer.shape, machine, machine.lanes)
+        return template_features(config, epilogue, machine)
+    block = 1 if layer.shape.in_channels < 4 else machine.lanes  # an image is no blocks yet
+    return template_features(_config(layer.shape, machine, block), epilogue, machine)
+
+
+def _config(shape: ConvShape, machine: VectorMachine, block: int) -> Config:
+    """The template of a convolution, with the register tile of one with about as many channels.
+
+    Choosing a tile takes milliseconds, and a search asks for hundreds of widths.
+    """
+    if shape.groups > 1 or min(shape.in_channels, shape.out_channels) < machine.lanes:
+        return convolution_config(shape, machine, block)
+    channels = (shape.in_channels, shape.out_channels)
+    read, made = (1 << (n - 1).bit_length() for n in channels)
+    near = replace(shape, in_channels=read, out_channels=made)
+    config = convolution_config(near, machine, block)
+    assert not isinstance(config, WindowConfig)  # those have a group for each channel
+    return replace(config, in_channels=channels[0], out_channels=channels[1])
+
+
+def count(layers: Iterable[Layer]) -> tuple[int, int]:
+    """Multiply-adds and parameters."""
+    listed = list(layers)
+    return sum(x.multiply_adds for x in listed), sum(x.parameters for x in listed)
+
+
+@remember
+def has_norms(operators: Operators) -> bool:
+    """Whether the network has batch normalisations, so that new layers get one too."""
+    return any(operator.kind == "nn.batch_norm" for operator in operators)
+
+
+def point_conv(shape: Sequence[int], read: int, width: int, norm: bool, stride: int = 1) -> Layer:
+    """A 1x1 convolution on an image of this shape."""
+    size = (shape[2], shape[3])
+    made = ConvShape(shape[0], read, size, width, (1, 1), (stride, stride))
+    return Layer("conv", made, has_norm=norm)
+
+
+@remember
+def block_layers(block: BlockWidths, read: int, width: int) -> list[Layer]:
+    """The layers of one block.
+
+    Args:
+        block: its ties.
+        read: channels of what it reads.
+        width: channels of its result.
+    """
+    norm = has_norms(block.operators)
+    start = block.operators.shape(block.start)
+    try:
+        sizes = block.sizes(read, width)
+    except UnequalWidthsError:
+        assert read != width, "a block that reads as many channels as it computes exists"
+        return [point_conv(start, read, width, norm), *block_layers(block, width, width)]
+    found: list[Layer] = []
+    for member in block.members:
+        skip = block.skips.get(member.name)
+        if skip is not None and sizes[block.root(skip)] != width:
+            found.append(point_conv(start, sizes[block.root(skip)], width, norm))
+        _add_layer(block.operators, member, found, lambda n: sizes[block.root(n)])
+    return found
+
+
+def outside_layers(
+    operators: Operators, names: Iterable[str], widths: Mapping[str, int]
+) -> list[Layer]:
+    """The layers of operators that are not scaled.
+
+    Args:
+        operators: of the network.
+        names: which of them.
+        widths: channels of the tensors that are stretched.
+    """
+    found: list[Layer] = []
+    for name in names:
+        _add_layer(operators, operators[name], found, lambda n: channels_of(operators, n, widths))
+    return found
+
+
+def channels_of(operators: Operators, name: str, widths: Mapping[str, int]) -> int:
+    """Channels of a tensor that is not scaled itself, but may come from one that is."""
+    if name in widths:
+        return widths[name]
+    shape = operators.shape(name)
+    if not widths or name in operators.params:
+        return shape[1] if len(shape) > 1 else channels_of(operators, operators[name].inputs[0], {})
+    operator = operators[name]
+    if operator.kind == "matmul" or not operator.inputs:
+        return shape[1]
+    if operator.kind == "nn.conv2d" and operator.groups == 1:
+        return shape[1]
+    if operator.kind == "concat":
+        return sum(channels_of(operators, n, widths) for n in operator.inputs)
+    read = channels_of(operators, operator.inputs[0], widths)
+    before = operators.shape(operator.inputs[0])
+    if len(shape) > 1 and len(before) > 1:
+        return read * shape[1] // before[1]
+    return read
+
+
+def _add_layer(
+    operators: Operators, member: Operator, found: list[Layer], channels: Channels
+) -> None:
+    """Append what an operator costs, or let it count with the convolution before it."""
+    kind, inputs = member.kind, member.inputs
+    if kind == "nn.conv2d":
+        shape = _shape_of(member)
+        if shape is not None:
+            found.append(
+                Layer("conv", _with_channels(shape, channels(inputs[0]), channels(member.name)))
+            )
+    elif kind == "matmul" and len(inputs) == 1:
+        rows = dense_shape((member.arg_shapes[0][0], channels(inputs[0])), member.shape[-1])
+        found.append(Layer("dense", rows))
+    elif kind == "nn.batch_norm" and found:
+        found[-1] = replace(found[-1], has_norm=True)
+    elif kind in ("nn.max_pool2d", "nn.avg_pool2d"):
+        found.append(Layer("pool", source=member))
+    elif kind in ("mean", "permute_dims"):
+        found.append(Layer("copy", bytes=_bytes(operators, inputs[0], channels)))
+    elif kind in BINARY and len(inputs) == 2:
+        _add_sum(operators, member, found, channels)
+    elif kind in BINARY and found and _varies(member):
+        found[-1] = replace(found[-1], biases=found[-1].biases + channels(member.name))
+
+
+@remember
+def _shape_of(conv: Operator) -> ConvShape | None:
+    return conv_shape(conv.call)
+
+
+def _with_channels(shape: ConvShape, read: int, width: int) -> ConvShape:
+    groups = 1
+    if shape.groups > 1:
+        groups = width * shape.groups // shape.out_channels
+    return replace(shape, in_channels=read, out_channels=width, groups=groups)
+
+
+def _add_sum(
+    operators: Operators, member: Operator, found: list[Layer], channels: Channels
+) -> None:
+    """A residual is read by the convolution's kernel; a gate is a kernel of its own."""
+    size = _bytes(operators, member.name, channels)
+    is_gate = any(operators.shape(n)[2:] != member.shape[2:] for n in member.inputs)
+    if is_gate or not found:
+        found.append(Layer("copy", bytes=size))
+    elif member.kind == "add" and found[-1].kind == "conv":
+        found[-1] = replace(found[-1], bytes=found[-1].bytes + size)
+
+
+def _bytes(operators: Operators, name: str, channels: Channels) -> int:
+    shape = operators.shape(name)
+    pixels = prod(shape[-2:]) if len(shape) > 2 else 1
+    return 4 * shape[0] * channels(name) * pixels
+
+
+def _varies(member: Operator) -> bool:
+    """Whether a constant beside the tensor has a number for each channel."""
+    constants = [arg for arg in member.call.args if isinstance(arg, GenericConst)]
+    return any(max(shape_of(arg), default=1) > 1 for arg in constants)

@@ -1,0 +1,311 @@
+"""``stretch()``: NN-Stretch, a new architecture of several branches that has to be trained.
+
+    st = ts.stretch("resnet34.onnx", targets=["llvm", "opencl"])
+    print(st.candidates)            # designs, what is predicted of them, what was pruned and why
+    module = st.module()            # Relax, the best design, weights from the given network
+    st.judge("design.json")         # any other design
+
+segments.py finds the segments, search.py the designs that rules.py leaves, predict.py simulates the
+best of them, passes/duplicate_and_scale.py builds one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations
+from math import log10
+from typing import Any
+
+import numpy as np
+import tvm
+
+from tvm_stretch.cost.profile_file import load_profile
+from tvm_stretch.cost.verdicts import apply_verdicts
+from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.frontend import load_trainable
+from tvm_stretch.ir.operators import Operators
+from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale
+from tvm_stretch.plan.design import Branch, Design, DesignLike, StretchedSegment
+from tvm_stretch.progress import say
+from tvm_stretch.search.costs import Costs, planning_costs
+from tvm_stretch.search.twin import twin_costs, twin_processors
+from tvm_stretch.stretching.judge import (
+    Candidate,
+    Candidates,
+    Task,
+    candidate_of,
+    judge_design,
+    runs_all,
+)
+from tvm_stretch.stretching.layers import block_layers, count
+from tvm_stretch.stretching.predict import Chain, predict
+from tvm_stretch.stretching.rules import Rules, space_of_table_2
+from tvm_stretch.stretching.search import Search
+from tvm_stretch.stretching.segments import Run, cut_runs, find_runs
+from tvm_stretch.stretching.tables import Pricing
+from tvm_stretch.targets.processors import make_processors
+from tvm_stretch.targets.registry import TargetLike
+
+MOST_SIMULATED = 20
+
+
+@dataclass(frozen=True)
+class Stretching:
+    """A network and the designs that may take its place.
+
+    Attributes:
+        mod: the network, batch normalisations not folded.
+        rules: what prunes designs.
+        candidates: the best designs, simulated; and what the simplest ones come to.
+        space: how many designs there are after each rule, as decimal logarithms.
+        seconds: that the search took.
+        task: the network in segments, what things take, and who runs what has no branches.
+    """
+
+    mod: tvm.IRModule
+    rules: Rules
+    candidates: Candidates
+    space: Mapping[str, float]
+    seconds: float
+    task: Task = field(repr=False)
+
+    @property
+    def best(self) -> Candidate:
+        """The fastest candidate that no rule prunes.
+
+        Raises:
+            UnsupportedError: there is none.
+        """
+        kept = [candidate for candidate in self.candidates if candidate.kept]
+        if not kept:
+            raise UnsupportedError(
+                "expected a design that the rules leave, got none; give weaker ones, such as "
+                "rules=Rules(capacity=0.8, tolerance=0.3)"
+            )
+        return kept[0]
+
+    @cached_property
+    def original(self) -> tuple[int, int]:
+        """Multiply-adds and parameters of the network as it is."""
+        return count(self.task.chain.layers())
+
+    @cached_property
+    def alone_ns(self) -> dict[str, int]:
+        """What the network as it is takes on each processor that runs all of it."""
+        return {
+            processor.name: self.task.alone_ns(place)
+            for place, processor in enumerate(self.task.pricing.costs.processors)
+            if runs_all(processor, self.task.chain.operators)
+        }
+
+    def module(
+        self, design: DesignLike | None = None, *, warm_start: bool = True, seed: int = 0
+    ) -> tvm.IRModule:
+        """The network of a design, as Relax with batch normalisations: it has to be trained.
+
+        Args:
+            design: by default the best candidate's.
+            warm_start: weights start from those of the given network.
+            seed: of weights that are random.
+        """
+        chosen = self.best.design if design is None else Design.read(design)
+        return duplicate_and_scale(self.mod, chosen, warm_start, seed)
+
+    def judge(self, design: DesignLike, what: str = "") -> Candidate:
+        """What is predicted of a design, and which rule would prune it.
+
+        Raises:
+            PlanError: it does not fit the network, or names a processor that is not there.
+        """
+        return judge_design(self.task, self.rules, Design.read(design), what)
+
+    def __str__(self) -> str:
+        work, size = self.original
+        alone = ", ".join(f"{name} {ns / 1e6:.3f} ms" for name, ns in self.alone_ns.items())
+        steps = [f"  10^{left:.1f}  {rule}" for rule, left in self.space.items()]
+        return "\n".join(
+            (
+                f"as it is: {alone}; {work / 1e6:.1f} M multiply-adds, "
+                f"{size / 1e6:.2f} M parameters",
+                "designs left after each rule:",
+                *steps,
+                str(self.candidates),
+            )
+        )
+
+
+def stretch(
+    source: object,
+    targets: Sequence[TargetLike] | TargetLike | None = None,
+    *,
+    device: str | os.PathLike[str] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    cpu_threads: int | None = None,
+    rules: Rules | None = None,
+    merge: str | None = None,
+) -> Stretching:
+    """Find designs of several branches, one for each processor, for a sequential network.
+
+    They are new architectures and have to be trained. To compile one: ``ts.compile`` of its module
+    after training; ``ts.compile(source, branching="stretch")`` only tells its latency.
+
+    Args:
+        source: as for ``ts.compile``.
+        targets: as for ``ts.compile``; two or three of them get branches. By default ``"llvm"`` and
+            ``"opencl"``, or all processors of the device.
+        device: a phone with a profile, or the path of a profile: designs for that.
+        shapes: as for ``ts.compile``.
+        cpu_threads: as for ``ts.compile``.
+        rules: what prunes designs; by default the paper's numbers.
+        merge: how branches are merged (plan/design.py); by default as each block suggests.
+
+    Raises:
+        UnsupportedError: the network has no blocks that can be stretched, or there are not two
+            processors for it.
+    """
+    if device is None:
+        wanted = ("llvm", "opencl") if targets is None else targets
+        processors, placeable = apply_verdicts(*make_processors(wanted, cpu_threads))
+        costs = planning_costs(processors)
+    else:
+        profile = load_profile(device)
+        listed = [targets] if isinstance(targets, str) else targets
+        names = list(profile.processors) if listed is None else [str(name) for name in listed]
+        processors, placeable = twin_processors(profile, names)
+        costs = twin_costs(profile, processors)
+    able = {processor.name for processor in placeable}
+    places = [place for place, processor in enumerate(processors) if processor.name in able]
+    mod = load_trainable(source, shapes)
+    return stretch_network(mod, costs, places, rules or Rules(), merge)
+
+
+def stretch_network(
+    mod: tvm.IRModule,
+    costs: Costs,
+    places: Sequence[int],
+    rules: Rules,
+    merge: str | None = None,
+) -> Stretching:
+    """As `stretch`, of what `load_trainable` gives, with known costs.
+
+    Args:
+        mod: the network.
+        costs: of the model's processors.
+        places: of those that operators may be placed on.
+        rules: what prunes designs.
+        merge: how branches are merged.
+    """
+    say("searching for designs")
+    began = time.perf_counter()
+    operators = Operators(mod["main"])
+    stages = find_runs(operators)
+    _refuse_shared_weights(operators, stages)
+    able = [p for p in places if runs_all(costs.processors[p], operators)]
+    if len(able) < 2:
+        raise UnsupportedError(
+            "expected two or three processors that run the network for targets, got "
+            f"{[costs.processors[p].name for p in able]}; name another target"
+        )
+    task = Task(Chain.of(operators, stages), Pricing(costs), _home(operators, stages, costs, able))
+    task.pricing.learn(task.chain.layers())
+    found, space = _search(task, able, rules, merge)
+    simple = [
+        judge_design(task, rules, design, what)
+        for what, design in _simple_designs(task, able, merge)
+    ]
+    by_latency = sorted([*found, *simple], key=lambda candidate: candidate.ns)
+    candidates = Candidates(sorted(by_latency, key=lambda candidate: not candidate.kept))
+    return Stretching(mod, rules, candidates, space, time.perf_counter() - began, task)
+
+
+def _search(
+    task: Task, able: Sequence[int], rules: Rules, merge: str | None
+) -> tuple[list[Candidate], dict[str, float]]:
+    """Candidates for every set of two or three processors, and how many designs each rule left."""
+    blocks = sum(run.depth for run in task.chain.runs)
+    space = {"all of them (table 2)": space_of_table_2(blocks, len(able))}
+    sets = [s for size in (2, 3) for s in combinations(able, size)]
+    segmentations = list(dict.fromkeys((task.chain.runs, _cut(task, able, rules))))
+    found: dict[Design, Candidate] = {}
+    for runs in segmentations:
+        own = replace(task, chain=Chain.of(task.chain.operators, runs))
+        for places in sets:
+            search = Search(runs, task.pricing, places, task.home, rules, merge)
+            share = MOST_SIMULATED // (len(segmentations) * len(sets))
+            designs, left = search.best(max(1, share))
+            if runs is segmentations[0] and len(places) == min(3, len(able)):
+                space.update(left)
+            for design in designs:
+                figures = predict(own.chain, design, own.pricing, own.home)
+                found.setdefault(design, candidate_of(task, design, figures))
+    space["simulated"] = log10(max(1, len(found)))
+    return list(found.values()), space
+
+
+def _cut(task: Task, able: Sequence[int], rules: Rules) -> tuple[Run, ...]:
+    """The stages, cut further where equation 4 says that it is worth it."""
+    runs, costs = task.chain.runs, task.pricing.costs
+    latency = {}
+    for block in (block for run in runs for block in run.blocks):
+        layers = block_layers(block, block.channels(block.start), block.width)
+        each = (task.pricing.nanoseconds(layers, place, together=False) for place in able)
+        latency[block.end] = round(min(each))
+    cut = cut_runs(runs, latency, lambda size: costs.meeting(able, size), rules.alpha)
+    return runs if len(cut) == len(runs) else cut
+
+
+def _home(operators: Operators, stages: Sequence[Run], costs: Costs, able: Sequence[int]) -> int:
+    """The processor that is fastest with what has no branches."""
+    outside, pricing = Chain.of(operators, stages).outside(), Pricing(costs)
+    return min(able, key=lambda place: pricing.nanoseconds(outside, place, together=False))
+
+
+def _simple_designs(
+    task: Task, able: Sequence[int], merge: str | None
+) -> Iterator[tuple[str, Design]]:
+    """What one would try first (NN-Stretch, tables 8 and 9)."""
+    names = [task.pricing.costs.processors[place].name for place in able[:3]]
+    runs = task.chain.runs
+
+    def design(depth: float, width: float) -> Design:
+        return Design(
+            tuple(
+                StretchedSegment(
+                    run.start,
+                    run.end,
+                    tuple(
+                        Branch(name, scaled(run.depth, depth), run.rounded(width)) for name in names
+                    ),
+                    merge or run.merge,
+                )
+                for run in runs
+            )
+        )
+
+    def scaled(depth: int, ratio: float) -> int:
+        return max(1, round(depth * ratio))
+
+    yield "branches as deep and wide as it is", design(1, 1)
+    yield "branches of half the depth", design(0.5, 1)
+    yield "branches of half the width", design(1, 0.5)
+
+
+def _refuse_shared_weights(operators: Operators, stages: Sequence[Run]) -> None:
+    """Weights that several blocks share would be several after stretching."""
+    block_of = {m.name: b.end for run in stages for b in run.blocks for m in b.members}
+    seen: dict[tuple[tuple[int, ...], bytes], tuple[str, str, Any]] = {}
+    for operator in operators:
+        if operator.kind != "nn.conv2d" or operator.name not in block_of:
+            continue
+        weight = operator.call.args[1].value.numpy()
+        key = (weight.shape, weight.reshape(-1)[:16].tobytes())
+        block, name, known = seen.setdefault(key, (block_of[operator.name], operator.name, weight))
+        if block != block_of[operator.name] and np.array_equal(known, weight):
+            raise UnsupportedError(
+                f"expected weights of their own for all blocks, got {operator.name!r} with those "
+                f"of {name!r}; stretching would make them different"
+            )

@@ -1,0 +1,163 @@
+"""What the branches of a segment cost, for all depths and widths that a search looks at.
+
+width             32    48    64
+first block       0.9   1.6   2.5 ms    of a branch on the CPU that reads 64 channels; in
+five others       3.1   6.8  11.9       between, a straight line through two numbers of channels
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import lcm
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvm_stretch.search.costs import Costs
+from tvm_stretch.stretching.layers import Layer, count
+from tvm_stretch.stretching.segments import Run
+
+Array = NDArray[np.float64]
+
+_MOST_WIDTHS, _MOST_DEPTHS = 12, 6
+_FEWER_WIDTHS, _FEWER_DEPTHS = 9, 5
+"""Of two branches, and of three: what is looked at grows with the third power."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Branches of one segment on one processor; all arrays have one entry for each.
+
+    Attributes:
+        depths: blocks.
+        widths: channels.
+        fixed: nanoseconds, multiply-adds and parameters of a branch that reads ``low`` channels.
+        slope: what one channel more adds to these.
+        low: see ``fixed``.
+    """
+
+    depths: Array
+    widths: Array
+    fixed: Array
+    slope: Array
+    low: int
+
+    def at(self, read: int) -> Array:
+        """Nanoseconds, multiply-adds and parameters of each, if ``read`` channels are read."""
+        found: Array = self.fixed + self.slope * (read - self.low)
+        return found
+
+
+class Pricing:
+    """Asks the cost models about layers, in batches."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+
+    def learn(self, layers: Iterable[Layer]) -> None:
+        """Ask for many layers at once: that is much faster than one by one."""
+        distinct = dict.fromkeys(layers)
+        for place, processor in enumerate(self.costs.processors):
+            kernels = dict.fromkeys(layer.features(processor.machine) for layer in distinct)
+            self.costs.of(list(kernels), place)
+
+    def nanoseconds(self, layers: Iterable[Layer], place: int, together: bool = True) -> float:
+        """Layers on a processor, one after the other; others may work meanwhile."""
+        machine = self.costs.processors[place].machine
+        total = self.costs.of([layer.features(machine) for layer in layers], place)
+        return total * (self.costs.together[place] if together else 1.0)
+
+
+def unit_of(run: Run, lanes: int) -> int:
+    """Widths are multiples of this: whole groups, whole vectors where the segment has many."""
+    own = lcm(*(block.unit for block in run.blocks))
+    for preferred in (lanes, 8):
+        unit = lcm(own, preferred)
+        if run.width % unit == 0 and 4 * unit <= run.width:
+            return unit
+    return own if own > 1 else min(8, run.width)
+
+
+def widths_of(run: Run, lanes: int, least: float, branches: int) -> list[int]:
+    """Widths that a branch may have, the narrowest first."""
+    unit = unit_of(run, lanes)
+    every = [w for w in range(unit, run.width + 1, unit) if w >= least * run.width]
+    return _spread(every or [run.width], _MOST_WIDTHS if branches == 2 else _FEWER_WIDTHS)
+
+
+def depths_of(run: Run, least: float, branches: int) -> list[int]:
+    """Depths that a branch may have."""
+    every = [d for d in range(1, run.depth + 1) if d >= least * run.depth]
+    return _spread(every, _MOST_DEPTHS if branches == 2 else _FEWER_DEPTHS)
+
+
+def _spread(values: Sequence[int], most: int) -> list[int]:
+    """At most so many of them, the first and the last too, evenly between."""
+    if len(values) <= most:
+        return list(values)
+    places = [round(i * (len(values) - 1) / (most - 1)) for i in range(most)]
+    return [values[place] for place in dict.fromkeys(places)]
+
+
+class Table:
+    """The options of one segment on each processor.
+
+    Args:
+        run: the segment.
+        pricing: of its layers.
+        places: of the processors that take part.
+        merge: of its branches.
+        least: depths and widths are at least this much of the original's.
+    """
+
+    def __init__(
+        self, run: Run, pricing: Pricing, places: Sequence[int], merge: str, least: float
+    ) -> None:
+        self.run, self.pricing, self.places, self.merge = run, pricing, places, merge
+        self.depths = depths_of(run, least, len(places))
+        processors = pricing.costs.processors
+        self.widths = {
+            place: widths_of(run, processors[place].machine.lanes, least, len(places))
+            for place in places
+        }
+
+    def layers(self, reads: tuple[int, int]) -> Iterable[Layer]:
+        """All layers of all options, for `Pricing.learn`."""
+        for width in dict.fromkeys(w for widths in self.widths.values() for w in widths):
+            for read in reads:
+                yield from self.run.first_layers(read, width, self.merge, len(self.places))
+            yield from self.run.other_layers(self.run.depth, width)
+        yield from self.run.original()
+
+    def options(self, place: int, reads: tuple[int, int]) -> Options:
+        """The options of one processor, for segments that read between so many channels."""
+        low, high = reads
+        rows = []
+        for width in self.widths[place]:
+            begin = self._cost(
+                self.run.first_layers(low, width, self.merge, len(self.places)), place
+            )
+            end = begin
+            if high > low:
+                wide = self.run.first_layers(high, width, self.merge, len(self.places))
+                end = self._cost(wide, place)
+            slope = (end - begin) / max(1, high - low)
+            for depth in self.depths:
+                others = self._cost(self.run.other_layers(depth, width), place)
+                rows.append((depth, width, begin + others, slope))
+        return Options(
+            np.asarray([depth for depth, *_ in rows], "float64"),
+            np.asarray([width for _, width, *_ in rows], "float64"),
+            np.stack([fixed for *_, fixed, _ in rows], 1),
+            np.stack([slope for *_, slope in rows], 1),
+            low,
+        )
+
+    def original(self, place: int) -> Array:
+        """Nanoseconds, multiply-adds and parameters of the segment as it is."""
+        return self._cost(self.run.original(), place, together=False)
+
+    def _cost(self, layers: Sequence[Layer], place: int, together: bool = True) -> Array:
+        nanoseconds = self.pricing.nanoseconds(layers, place, together)
+        return np.asarray([nanoseconds, *count(layers)], "float64")
