@@ -41,12 +41,16 @@ from tvm_stretch.plan.design import Branch, Design, StretchedSegment
 
 BRANCHES = "tvm_stretch.branches"
 
+NOISE = 0.01
+"""How far a branch's weights are from those that another one has too, in their deviation: branches
+that are equal would stay equal, whatever they are trained with."""
+
 LEAST_RATIO = 0.1
 """Depths and widths are at least this much of the original's (NN-Stretch, table 2), at most 1."""
 
 
 def duplicate_and_scale(
-    mod: tvm.IRModule, design: Design, warm: bool = True, seed: int = 0
+    mod: tvm.IRModule, design: Design, warm: bool = True, seed: int = 0, noise: float = NOISE
 ) -> tvm.IRModule:
     """The network that a design describes.
 
@@ -55,12 +59,13 @@ def duplicate_and_scale(
         design: which segments have which branches.
         warm: weights start from those of ``mod``; otherwise all of them are random, after He.
         seed: of what is random.
+        noise: added to the weights of every branch but the first.
 
     Raises:
         PlanError: the design does not fit the network.
         UnsupportedError: the network cannot be stretched there.
     """
-    return _Stretcher(mod, design, warm, seed).run()
+    return _Stretcher(mod, design, warm, seed, noise).run()
 
 
 @tvm.transform.module_pass(opt_level=0, name="DuplicateAndScale")
@@ -146,9 +151,12 @@ class _Span:
 class _Stretcher:
     """Goes through ``main`` and emits it anew."""
 
-    def __init__(self, mod: tvm.IRModule, design: Design, warm: bool, seed: int) -> None:
+    def __init__(
+        self, mod: tvm.IRModule, design: Design, warm: bool, seed: int, noise: float
+    ) -> None:
         self.mod, self.main = mod, mod["main"]
         self.operators = Operators(self.main)
+        self.noise = noise
         self.blocks = detect_blocks(self.operators)
         self.scaler = Scaler(self.operators, warm, np.random.default_rng(seed))
         self.values = {name: self.scaler.unchanged(name) for name in self.operators.params}
@@ -227,6 +235,7 @@ class _Stretcher:
     ) -> Value:
         branch, count = segment.branches[index], len(segment.branches)
         begin = len(self.scaler.emitter.bindings)
+        self.scaler.noise = self.noise if index else 0.0
         value = source
         if count > 1 and segment.merge == "project":
             value = self._enter(segment, blocks[-1], source, index)
@@ -234,6 +243,7 @@ class _Stretcher:
             value = self._emit_block(blocks[number], value, branch.width, index, count)
         if count > 1 and segment.merge != "concat":
             value = self._restore(segment, blocks[-1], value, index)
+        self.scaler.noise = 0.0
         if count > 1:
             emitted = self.scaler.emitter.bindings[begin:]
             self.names[branch.processor] += [binding.var.name for binding in emitted]

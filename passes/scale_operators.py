@@ -87,11 +87,13 @@ class Scaler:
         operators: of the original network.
         warm: whether weights start from the original ones.
         rng: of what is new.
+        noise: what is added to these, in their deviation; it may change between operators.
     """
 
     operators: Operators
     warm: bool
     rng: np.random.Generator
+    noise: float = 0.0
     emitter: Emitter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -343,6 +345,8 @@ class Scaler:
         found = weight[rows][:, columns] / _times(columns, weight.shape[1]).reshape(axes)
         found[:, columns < 0] = 0
         found[rows < 0] = self._random((int((rows < 0).sum()), *shape[1:]))
+        if self.noise:
+            found += self.noise * found.std() * self.rng.standard_normal(found.shape)
         return np.ascontiguousarray(found.astype(weight.dtype))
 
     def _random(self, shape: tuple[int, ...]) -> Array:

@@ -38,8 +38,8 @@ def test_compiled_with_branches_on_their_processors(monkeypatch: pytest.MonkeyPa
     def free(processors: Sequence[Processor]) -> Costs:
         return dataclasses.replace(planning_costs(processors), hand_over=lambda *_: 0)
 
-    for module in ("stretching.stretching", "compiler"):
-        monkeypatch.setattr(f"tvm_stretch.{module}.planning_costs", free)
+    for user in ("stretching.stretching", "compiler"):
+        monkeypatch.setattr(f"tvm_stretch.{user}.planning_costs", free)
     mod = network(basic, ((32, 1), (48, 1)), stem=16)
     stretched = ts.stretch(mod, two_processors()).module()
     with pytest.warns(UserWarning, match="whose weights were not trained"):

@@ -59,7 +59,8 @@ def assert_same(mod: tvm.IRModule, other: tvm.IRModule) -> None:
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_branches_as_deep_and_wide_as_before_change_nothing(kind: str, merge: str):
     mod = network(BLOCKS[kind])
-    twice = duplicate_and_scale(mod, design(mod, [[2, 2], [3, 3]], [[16, 16], [32, 32]], merge))
+    whole = design(mod, [[2, 2], [3, 3]], [[16, 16], [32, 32]], merge)
+    twice = duplicate_and_scale(mod, whole, noise=0)
     assert relax.analysis.check_well_formed(twice)
     assert_same(mod, twice)
     added = {name.rpartition(".b")[0] for name in branch_operators(twice)["gpu"]}
@@ -146,7 +147,7 @@ def test_a_segment_within_a_stage():
         assert added == ["24x32", "16x32"]
         whole = tuple(Branch(p, 2, 32) for p in ("cpu", "gpu"))
         twice = StretchedSegment(middle(mod).start, middle(mod).end, whole)
-        assert_same(mod, duplicate_and_scale(mod, Design((twice,))))
+        assert_same(mod, duplicate_and_scale(mod, Design((twice,)), noise=0))
 
 
 def test_blocks_behind_a_stretched_segment_read_all_of_it():
@@ -154,7 +155,7 @@ def test_blocks_behind_a_stretched_segment_read_all_of_it():
     first, second = detect_blocks(mod)[-3:-1]
     branches = (Branch("cpu", 1, 32), Branch("gpu", 1, 32))
     segment = StretchedSegment(first.inputs[0], first.output, branches)
-    scaled = duplicate_and_scale(mod, Design((segment,)))
+    scaled = duplicate_and_scale(mod, Design((segment,)), noise=0)
     assert_same(mod, scaled)
     shortcuts = [c.split(": ") for c in convolutions(scaled) if ".shortcut" in c]
     assert [shape for _, shape in shortcuts] == ["32x64"]
@@ -184,6 +185,16 @@ def test_start_without_the_weights():
     )
     assert np.array_equal(first, again)
     assert not np.allclose(first, other)
+
+
+def test_equal_branches_are_told_apart():
+    """Else they would stay equal in training, and the compiler would compute one of them."""
+    mod = network(basic)
+    twice = duplicate_and_scale(mod, design(mod, [[2, 2], [3, 3]], [[16, 16], [32, 32]]))
+    names = {op.name for op in Operators(load_network(twice)["main"])}
+    assert {"conv2d1.b0", "conv2d1.b1"} <= names
+    expected, got = evaluate(mod, X), evaluate(twice, X)
+    assert 1e-5 < np.abs(got - expected).max() / np.abs(expected).max() < 0.1
 
 
 def test_names_survive_folding():
@@ -284,6 +295,7 @@ def test_names_and_order_do_not_matter(kind: str, seed: int):
     other = reordered(mod, seed)
     lists = [[1, 2], [2, 1]], [[8, 12], [24, 16]]
     results = [
-        evaluate(duplicate_and_scale(m, design(m, *lists, "restore")), X) for m in (mod, other)
+        evaluate(duplicate_and_scale(m, design(m, *lists, "restore"), noise=0), X)
+        for m in (mod, other)
     ]
     assert np.allclose(*results, rtol=1e-4, atol=1e-5 * np.abs(results[0]).max())

@@ -25,7 +25,7 @@ import tvm
 
 from tvm_stretch.cost.profile_file import load_profile
 from tvm_stretch.cost.verdicts import apply_verdicts
-from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.errors import InputError, UnsupportedError
 from tvm_stretch.frontend import load_trainable
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale
@@ -173,9 +173,14 @@ def stretch(
         costs = planning_costs(processors)
     else:
         profile = load_profile(device)
-        listed = [targets] if isinstance(targets, str) else targets
-        names = list(profile.processors) if listed is None else [str(name) for name in listed]
-        processors, placeable = twin_processors(profile, names)
+        wanted = list(profile.processors) if targets is None else targets
+        listed = [wanted] if isinstance(wanted, str) else wanted
+        if not isinstance(listed, Sequence):
+            raise InputError(
+                f"expected names of processors for targets, got {targets!r}; name some of "
+                f"{', '.join(profile.processors)}"
+            )
+        processors, placeable = twin_processors(profile, [str(name) for name in listed])
         costs = twin_costs(profile, processors)
     able = {processor.name for processor in placeable}
     places = [place for place, processor in enumerate(processors) if processor.name in able]
