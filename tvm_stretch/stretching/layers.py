@@ -96,7 +96,7 @@ def _features(layer: Layer, machine: VectorMachine) -> Features:
         assert layer.source is not None
         return template_features(pool_config(machine, layer.source.call), Epilogue(), machine)
     if layer.shape is None:
-        return describe_copy(layer.bytes)
+        return describe_copy(layer.bytes, machine)
     flops = _ELEMENTWISE_FLOPS * layer.out_pixels * layer.shape.out_channels
     epilogue = Epilogue(flops, layer.bytes)
     if layer.kind == "dense":
