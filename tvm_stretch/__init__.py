@@ -8,13 +8,8 @@ model.export("resnet50.so"); model = ts.load("resnet50.so")
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.metadata
-import signal
-import threading
-from collections.abc import Iterator
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from tvm_stretch.errors import (
@@ -31,6 +26,7 @@ from tvm_stretch.errors import (
     TargetError,
     UnsupportedError,
 )
+from tvm_stretch.progress import ctrl_c_waits
 
 if TYPE_CHECKING:
     from tvm_stretch.compiler import compile, predict
@@ -90,25 +86,8 @@ def __getattr__(name: str) -> Any:
         return importlib.metadata.version("tvm_stretch")
     if name not in _LAZY:
         raise AttributeError(f"module 'tvm_stretch' has no attribute {name!r}")
-    with _ctrl_c_waits():
+    with ctrl_c_waits():  # C++ may end the process if it is interrupted while it is imported
         return getattr(importlib.import_module(_LAZY[name]), name)
-
-
-@contextlib.contextmanager
-def _ctrl_c_waits() -> Iterator[None]:
-    """Modules in C++ may end the process if they are interrupted while they are imported."""
-    usual = signal.getsignal(signal.SIGINT)
-    if not callable(usual) or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    pressed: list[FrameType | None] = []
-    signal.signal(signal.SIGINT, lambda _number, frame: pressed.append(frame))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, usual)
-        if pressed:
-            usual(signal.SIGINT, pressed[0])
 
 
 def __dir__() -> list[str]:

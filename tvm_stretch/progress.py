@@ -7,6 +7,10 @@
 Whoever gives no callback sees one line that changes, on a terminal, and nothing where the output is
 piped. The same lines go to the logger ``tvm_stretch``. Each thread, more precisely each context of
 `contextvars`, has its own listener, so that compiles in two threads do not hear each other.
+
+Ctrl-C is answered between two steps: C++ that calls Python, as TVM does everywhere, does not
+survive what Python raises then (the heap is damaged, or the process ends). Pressed again, it is
+answered at once.
 """
 
 from __future__ import annotations
@@ -15,9 +19,12 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any, TextIO
 
 from tvm_stretch.errors import InputError
@@ -44,7 +51,8 @@ def reporting(progress: Progress | None) -> Iterator[None]:
     shown = progress or (_on_one_line(terminal) if terminal else _unheard)
     token = _listener.set(shown)
     try:
-        yield
+        with ctrl_c_waits():
+            yield
     finally:
         _listener.reset(token)
         if terminal:
@@ -70,14 +78,58 @@ def quiet() -> Iterator[None]:
         _listener.reset(token)
 
 
+class _Waiting:
+    """A handler that keeps Ctrl-C for later."""
+
+    def __init__(self, usual: Callable[[int, FrameType | None], Any]) -> None:
+        self.usual = usual
+        self.pressed = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.pressed:
+            self.usual(number, frame)
+        self.pressed = True
+
+    def answer(self) -> None:
+        if self.pressed:
+            self.pressed = False
+            self.usual(signal.SIGINT, None)
+
+
+@contextlib.contextmanager
+def ctrl_c_waits() -> Iterator[None]:
+    """Within, Ctrl-C is answered at the next `step`, and at the end."""
+    usual = signal.getsignal(signal.SIGINT)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not callable(usual) or isinstance(usual, _Waiting) or not in_main_thread:
+        yield
+        return
+    waiting = _Waiting(usual)
+    signal.signal(signal.SIGINT, waiting)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+        waiting.answer()
+
+
+def step() -> None:
+    """Nothing is half done here: answer Ctrl-C."""
+    waiting = signal.getsignal(signal.SIGINT)
+    if isinstance(waiting, _Waiting) and threading.current_thread() is threading.main_thread():
+        waiting.answer()
+
+
 def say(line: str) -> None:
     """Tell what is being done now."""
+    step()
     LOGGER.info(line)
     _listener.get()(line)
 
 
 def count(what: str, number: int, total: int) -> None:
     """Tell how far a step has come."""
+    step()
     line = f"{what} {number} of {total}"
     LOGGER.debug(line)
     _listener.get()(line)

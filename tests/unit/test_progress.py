@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import pty
+import signal
 import sys
 import threading
 import time
@@ -118,3 +119,26 @@ def test_a_failed_kernel_ends_the_work() -> None:
     with pytest.raises(ts.UnsupportedError, match="expected less"):
         generate({f"k{i}": kernel for i in range(1000)}, None, TARGET, code_of)
     assert len(begun) < 1000
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_ctrl_c_is_answered_between_steps(more: bool) -> None:
+    """Not in between, where C++ may have called; pressed again, it is."""
+    usual, begun = signal.getsignal(signal.SIGINT), []
+    with pytest.raises(KeyboardInterrupt), reporting(begun.append):
+        say("reading")
+        signal.raise_signal(signal.SIGINT)
+        begun.append("went on")
+        if more:
+            signal.raise_signal(signal.SIGINT)
+            begun.append("not here")
+        say("searching")
+    assert begun == ["reading", "went on"]
+    assert signal.getsignal(signal.SIGINT) is usual
+
+
+def test_ctrl_c_is_answered_after_the_last_step() -> None:
+    with pytest.raises(KeyboardInterrupt), reporting(print):
+        signal.raise_signal(signal.SIGINT)
+        with reporting(print):
+            pass  # it is not the inner one's to answer

@@ -26,6 +26,7 @@ from tvm_stretch.passes.partition_regions import PROCESSOR, PartitionRegions
 from tvm_stretch.passes.tag import TagOperators
 from tvm_stretch.passes.verify import verify
 from tvm_stretch.plan.plan import Plan
+from tvm_stretch.progress import step
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.targets.processor import Processor
 
@@ -114,6 +115,7 @@ def _as_functions(plan: Plan) -> Plan:
 
 def _apply(phase: Any, mod: tvm.IRModule) -> tvm.IRModule:
     """``phase(mod)``: mypy does not see that TVM's decorator makes a pass of a class."""
+    step()
     return phase(mod)
 
 
