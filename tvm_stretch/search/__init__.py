@@ -57,7 +57,7 @@ class Found:
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """Python's collector of cycles does not run meanwhile.
 
     A search makes many objects and no cycles among them; looking for some took a fifth of its time.
@@ -144,7 +144,7 @@ def _work_out(
     return rivals[:most]
 
 
-@_uncollected()
+@uncollected()
 def choose(network: Network, costs: Costs) -> list[Chain]:
     """Ways to compute a network on several processors, the most promising first.
 

@@ -31,6 +31,7 @@ from tvm_stretch.ir.operators import Operators
 from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale
 from tvm_stretch.plan.design import Branch, Design, DesignLike, StretchedSegment
 from tvm_stretch.progress import say
+from tvm_stretch.search import uncollected
 from tvm_stretch.search.costs import Costs, planning_costs
 from tvm_stretch.search.twin import twin_costs, twin_processors
 from tvm_stretch.stretching.judge import (
@@ -227,6 +228,7 @@ def stretch_network(
     return Stretching(mod, rules, candidates, space, time.perf_counter() - began, task)
 
 
+@uncollected()
 def _search(
     task: Task, able: Sequence[int], rules: Rules, merge: str | None
 ) -> tuple[list[Candidate], dict[str, float]]:
