@@ -117,7 +117,7 @@ def test_the_simple_designs_and_why_they_are_pruned():
     ],
 )
 def test_which_rule_prunes(branches: list[tuple[int, int]], rule: str):
-    st = stretched(network(basic, STAGES, stem=32), 1, 1, rules=Rules(beta=0.8))
+    st = stretched(network(basic, STAGES, stem=32), 1, 1, rules=Rules(beta=0.95))
     run = st.task.chain.runs[1]
     segment = StretchedSegment(
         run.start,
