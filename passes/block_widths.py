@@ -21,14 +21,14 @@ from tvm import relax
 from tvm.ir import GenericConst
 from tvm_stretch.passes.detect_meeting_points import SHUFFLE
 
-from tvm_stretch.errors import PlanError, UnsupportedError
+from tvm_stretch.errors import PlanError, StretchError, UnsupportedError
 from tvm_stretch.ir.operators import BINARY, UNARY, Operator, Operators
 
 _SAME_CHANNELS = UNARY | {"mean", "nn.batch_norm", "nn.max_pool2d", "nn.avg_pool2d"}
 _SHUFFLE = {"reshape", "permute_dims"}
 
 
-class UnequalWidthsError(Exception):
+class UnequalWidthsError(StretchError):
     """The block passes channels of its input on: it has to be as wide as what it reads."""
 
 

@@ -16,6 +16,8 @@ from tvm import tirx
 from tvm.ir import Call, Expr, Op
 from tvm.ir.expr import TensorLoad
 
+from tvm_stretch.rewriting import rewrite
+
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2, the first one is short
 _EXP_TERMS = (1.0, 1.0, 0.5, 1.6666665e-1, 4.1665796e-2, 8.3334519e-3, 1.3981999e-3, 1.9875691e-4)
@@ -64,8 +66,8 @@ class ExpandMath:
         for var, func in mod.functions.items():
             if isinstance(func, tirx.PrimFunc):
                 expansion = _Expansion()
-                body = tvm_ffi.structural_map(
-                    func.body, [(Call, expansion.expand), (tirx.BufferStore, expansion.remember)]
+                body = rewrite(
+                    func.body, (Call, expansion.expand), (tirx.BufferStore, expansion.remember)
                 )
                 if not body.same_as(func.body):
                     updated.update_func(var, func.with_body(body))

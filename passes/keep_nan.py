@@ -20,6 +20,8 @@ from tvm import s_tir, tirx
 from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 
+from tvm_stretch.rewriting import rewrite
+
 
 @tvm.transform.module_pass(opt_level=0, name="KeepNan")
 class KeepNan:
@@ -51,8 +53,8 @@ def _keep_nan(body: tirx.Stmt) -> tirx.Stmt:
         return type(expr)(expr.b, expr.a) if bound or runs else expr
 
     tvm_ffi.structural_walk(body, (s_tir.SBlock, collect), order="post")
-    body = tvm_ffi.structural_map(body, ((tirx.Max, tirx.Min), swap))
-    return tvm_ffi.structural_map(body, (s_tir.SBlock, _from_infinity))
+    body = rewrite(body, ((tirx.Max, tirx.Min), swap))
+    return rewrite(body, (s_tir.SBlock, _from_infinity))
 
 
 def _from_infinity(block: s_tir.SBlock) -> s_tir.SBlock:

@@ -17,6 +17,8 @@ from tvm.ir.expr import TensorLoad
 from tvm.s_tir.schedule import ScheduleError
 from tvm.sym import detect_linear_equation
 
+from tvm_stretch.rewriting import rewrite
+
 
 @dataclass(frozen=True)
 class Access:
@@ -61,7 +63,7 @@ def footprint(block: Any) -> Footprint:
     visit = (TensorLoad, lambda node: loads.append(access(node.source, node.indices)))
     tvm_ffi.structural_walk(body.value, visit, order="post")
     zero = (TensorLoad, lambda node: tirx.const(0, node.ty))
-    rest = tvm_ffi.structural_map(body.value, zero)
+    rest = rewrite(body.value, zero)
     seen: list[tirx.Var] = []
     tvm_ffi.structural_walk(rest, (tirx.Var, seen.append), order="post")
     pinned.update(i for i, a in enumerate(axes) if any(a.same_as(v) for v in seen))

@@ -17,6 +17,8 @@ from tvm import s_tir, tirx
 from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 
+from tvm_stretch.rewriting import rewrite
+
 from .loops import const
 
 ANNOTATION = "tvm_stretch.kernel"
@@ -43,7 +45,7 @@ class Epilogue:
                 return accumulator if node.source.same_as(self.anchor) else node
             return places.get(node, node)
 
-        value = tvm_ffi.structural_map(self.value, ((TensorLoad, tirx.Var), replace))
+        value = rewrite(self.value, ((TensorLoad, tirx.Var), replace))
         return tirx.BufferStore(self.out, value, where)
 
 

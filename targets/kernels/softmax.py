@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from functools import reduce
 from math import log, prod
 
-import tvm_ffi
 from tvm import te, tirx
 from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
+
+from tvm_stretch.rewriting import rewrite
 
 from .fused import FusedKernel
 from .loops import (
@@ -198,7 +199,7 @@ class _Row:
                 return tirx.Select(x < least, small, x) if is_data else f32(0.0)
             return axes.get(node, node)
 
-        value = tvm_ffi.structural_map(meaning.body.value, ((TensorLoad, tirx.Var), replace))
+        value = rewrite(meaning.body.value, ((TensorLoad, tirx.Var), replace))
         zero = tirx.Select(x < least, f32(0.0), value)
         return tirx.Let(x, load(data, *at) - top, zero)
 

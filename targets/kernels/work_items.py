@@ -25,6 +25,8 @@ from tvm.s_tir import dlight
 from tvm.s_tir.dlight import adreno
 from tvm.target import Target
 
+from tvm_stretch.rewriting import rewrite
+
 from .conv import ConvConfig
 from .fused import Epilogue
 from .loops import (
@@ -253,7 +255,7 @@ def schedule_items(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc
     rules = [dlight.gpu.Reduction(), dlight.gpu.GeneralReduction(), plain]
     if on_adreno:
         rules = [adreno.Conv2d(), adreno.LayoutTransform(), adreno.Pool2D(), *rules]
-    func = func.with_body(tvm_ffi.structural_map(func.body, (s_tir.SBlock, _without_sum_of_one)))
+    func = func.with_body(rewrite(func.body, (s_tir.SBlock, _without_sum_of_one)))
     with target:
         scheduled = _by_rules(func, rules)
         if scheduled is None or not _fits(scheduled, machine):
@@ -276,7 +278,7 @@ def _without_sum_of_one(where: s_tir.SBlock) -> s_tir.SBlock:
     def first(load: TensorLoad) -> Expr:
         return start.value if load.source.same_as(body.buffer) else load
 
-    value = tvm_ffi.structural_map(body.value, (TensorLoad, first))
+    value = rewrite(body.value, (TensorLoad, first))
     return s_tir.SBlock(
         [tirx.IterVar(axis.dom, axis.var, 0, axis.thread_tag) for axis in where.iter_vars],
         where.reads,

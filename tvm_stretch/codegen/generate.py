@@ -28,6 +28,7 @@ from tvm.tirx.buffer import is_buffer_var
 from tvm_stretch import passes
 from tvm_stretch.codegen.kernel_cache import digest, kernel_cache
 from tvm_stretch.progress import count
+from tvm_stretch.rewriting import rewrite
 from tvm_stretch.targets import kernels as templates
 
 _NAME_DIGITS = 12
@@ -54,7 +55,7 @@ def _with_plain_names(function: tirx.PrimFunc) -> tirx.PrimFunc:
         return node if node.name_hint == "root" else _block_named(node, f"block{next(blocks)}")
 
     params = [plain(param) for param in function.params]
-    body = tvm_ffi.structural_map(function.body, ((Var, s_tir.SBlock), plain))
+    body = rewrite(function.body, ((Var, s_tir.SBlock), plain))
     return tirx.PrimFunc(params, body, function.ret_type, _kept(function))
 
 

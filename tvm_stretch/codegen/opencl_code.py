@@ -31,12 +31,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import IRModule
 from tvm.target import Target
 
 from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.rewriting import rewrite
 
 from .bells import BELL_ARGUMENT, BELL_PRELUDE, DOORBELL, doorbell_launch, kernel_text
 from .generate import generate
@@ -185,7 +185,7 @@ def _source(call: DeviceCall, target: Target) -> str:
     t = tirx.transform
     lower = tvm.transform.Sequential([t.LowerWarpMemory(), t.StmtSimplify(), t.LowerIntrin()])
     lowered = lower(IRModule({call.entry: call.function}))[call.entry]
-    body = tvm_ffi.structural_map(lowered.body, (tirx.Broadcast, _splat))
+    body = rewrite(lowered.body, (tirx.Broadcast, _splat))
     build = tvm.get_global_func("target.build.opencl")
     return str(build(IRModule({call.entry: lowered.with_body(body)}), target).inspect_source())
 

@@ -15,6 +15,8 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import PointerType, PrimType, Var
 
+from tvm_stretch.rewriting import rewrite
+
 _STACK_BYTES = 2**16
 """What a kernel may keep in private memory; drivers for CPUs run it on an ordinary stack."""
 
@@ -62,7 +64,7 @@ def place_temporaries(function: tirx.PrimFunc) -> tuple[tirx.PrimFunc, list[tupl
         pointer = pointers.get(old.buffer)
         return old if pointer is None else tirx.DeclBuffer(old.buffer, data=pointer)
 
-    body = tvm_ffi.structural_map(function.body, (tirx.AllocBuffer, declare))
-    body = tvm_ffi.structural_map(body, (Var, lambda var: moved.get(var, var)))
+    body = rewrite(function.body, (tirx.AllocBuffer, declare))
+    body = rewrite(body, (Var, lambda var: moved.get(var, var)))
     params = [*function.params, *pointers.values()]
     return tirx.PrimFunc(params, body, function.ret_type, function.attrs), memory

@@ -22,6 +22,8 @@ from tvm.ir import Call, IRModule
 from tvm.ir.expr import TensorLoad
 from tvm.target import Target
 
+from tvm_stretch.rewriting import rewrite
+
 from .private_memory import bytes_of, place_temporaries, whole_lines
 
 PREFETCH = "tvm_stretch_prefetch"
@@ -85,8 +87,8 @@ def device_calls(
 
 def _bind_everything(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Parallel loops become work-groups; a statement outside them becomes one work-item."""
-    body = tvm_ffi.structural_map(function.body, (Call, _portable_call))
-    body = tvm_ffi.structural_map(body, (tirx.For, _portable_vector))
+    body = rewrite(function.body, (Call, _portable_call))
+    body = rewrite(body, (tirx.For, _portable_vector))
     return function.with_body(_bind(body))
 
 
@@ -136,7 +138,7 @@ def _spread_part(outer: tirx.For, part: tirx.Stmt) -> tirx.For:
             part.loop_var: var % part.extent + part.min,
         }
         part = part.body
-    work = tvm_ffi.structural_map(part, (tirx.Var, lambda old: values.get(old, old)))
+    work = rewrite(part, (tirx.Var, lambda old: values.get(old, old)))
     return tirx.For(var, tirx.const(0, "int64"), extent, tirx.ForKind.PARALLEL, work)
 
 
@@ -219,9 +221,7 @@ def _portable_vector(loop: tirx.For) -> tirx.Stmt:
         return loop
     step, lane = tirx.Var("step", loop.loop_var.ty), tirx.Var("lane", loop.loop_var.ty)
     place = step * width + lane if width > 1 else step
-    body = tvm_ffi.structural_map(
-        loop.body, (tirx.Var, lambda var: place if var.same_as(loop.loop_var) else var)
-    )
+    body = rewrite(loop.body, (tirx.Var, lambda var: place if var.same_as(loop.loop_var) else var))
     zero = tirx.const(0, str(loop.loop_var.ty.dtype))
     if width > 1:
         body = tirx.For(lane, zero, zero + width, tirx.ForKind.VECTORIZED, body)

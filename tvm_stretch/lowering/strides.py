@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import Var
+
+from tvm_stretch.rewriting import rewrite
 
 Strides = tuple[int, ...]
 
@@ -21,7 +22,7 @@ def with_strides(function: tirx.PrimFunc, strides: Sequence[Strides]) -> tirx.Pr
     params = {
         param: _strided(param, own) for param, own in zip(function.params, strides, strict=True)
     }
-    body = tvm_ffi.structural_map(function.body, (Var, lambda var: params.get(var, var)))
+    body = rewrite(function.body, (Var, lambda var: params.get(var, var)))
     return tirx.PrimFunc(list(params.values()), body, function.ret_type, function.attrs)
 
 

@@ -1,0 +1,43 @@
+"""Rewriting TVM's trees by functions that may fail.
+
+    body = rewrite(function.body, (Call, replace))
+
+An exception that leaves a callback of ``tvm_ffi.structural_map``, behind nodes that were replaced
+already, damages the heap (apache-tvm-ffi 0.1.14): the process ends later, somewhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tvm_ffi
+
+Rule = tuple[Any, Callable[[Any], Any]]
+"""A class, or several, and what makes of such a node its replacement."""
+
+
+def rewrite(root: Any, *rules: Rule) -> Any:
+    """The tree with the replacements, children before parents.
+
+    What a rule raises leaves the nodes that follow as they are, and is raised here.
+    """
+    raised: list[BaseException] = []
+
+    def careful(replace: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def one(node: Any) -> Any:
+            if raised:
+                return node
+            try:
+                return replace(node)
+            except BaseException as error:  # Ctrl-C too
+                raised.append(error)
+                return node
+
+        return one
+
+    listed: Sequence[Rule] = [(kinds, careful(replace)) for kinds, replace in rules]
+    result = tvm_ffi.structural_map(root, listed)
+    if raised:
+        raise raised[0]
+    return result
