@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from tvm_stretch.cost.calibrate import PROCESSORS
+from tvm_stretch.cost.calibrate import processor_of
 from tvm_stretch.cost.profile import Profile
 from tvm_stretch.cost.work import OTHER, Work, work_of_convolution
 from tvm_stretch.search.clock import Clock, Step, Written
@@ -200,7 +200,7 @@ def _stage(design: Design, index: int, channels: int, size: int) -> Iterator[tup
             layers.block(kind, width, stride if block == 0 else 1, design["bot_muls"][index], rest)
         if stretched and width != original // len(widths):
             layers.conv(original // len(widths))
-        yield _part(PROCESSORS.get(device, device), layers), layers
+        yield _part(processor_of(device), layers), layers
 
 
 def _part(processor: str, layers: _Layers) -> Part:

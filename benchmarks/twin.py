@@ -34,10 +34,10 @@ from benchmarks import mi9
 from benchmarks.published_designs import ORIGINALS, Part, count, predict_ms, round_trips_ms
 from tvm_stretch import zoo
 from tvm_stretch.cost.calibrate import (
-    PROCESSORS,
     Calibration,
     Latency,
     calibrate_profile,
+    processor_of,
     read_latencies,
 )
 from tvm_stretch.cost.profile import Profile
@@ -91,7 +91,7 @@ def published_latencies() -> list[Latency]:
     """Those of `mi9.py`."""
     short = {ours: theirs for theirs, ours in NETWORKS.items()}
     return [
-        Latency(short[name], PROCESSORS.get(processor, processor), ms)
+        Latency(short[name], processor_of(processor), ms)
         for name, latencies in mi9.LATENCY_MS.items()
         for processor, ms in zip(mi9.PROCESSORS, latencies, strict=True)
     ]

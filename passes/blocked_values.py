@@ -21,8 +21,10 @@ from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.ir.expressions import count_uses, shape_of, with_variables
 from tvm_stretch.ir.operators import BINARY, UNARY, kind_of
 
-# Padding lanes hold 0, or what these make of 0, and must stay finite.
+# Padding lanes hold what these make of 0, and must stay finite: the next layer adds 0 times that.
 _UNARY = UNARY - {"astype", "log", "rsqrt"}
+_FULL_LANES_ONLY = {"exp", "nn.softplus", "sqrt"}
+"""Of any number, as ``relu(x) - 5`` makes of 0, they may not be finite: only without padding."""
 _MOVES = {"reshape", "permute_dims"}
 _BINARY = BINARY - {"divide", "power"}
 
@@ -209,10 +211,13 @@ class Rewriter:
         return _Value(tuple(shape_of(call)), blocked=mean)
 
     def _unary(self, call: relax.Call) -> _Value | None:
-        if not self.is_blocked(call.args[0]):
+        if not self.is_blocked(call.args[0]) or not self._stays_finite(call, shape_of(call)[1]):
             return None
         emitted = self.bb.emit(_of(self.blocked(call.args[0]), call))
         return _Value(tuple(shape_of(call)), blocked=emitted)
+
+    def _stays_finite(self, call: relax.Call, channels: int) -> bool:
+        return kind_of(call) not in _FULL_LANES_ONLY or channels % self.lanes == 0
 
     def _binary(self, call: relax.Call) -> _Value | None:
         """Both operands blocked: same shape, per channel, or one number."""
@@ -301,6 +306,9 @@ class Rewriter:
             source = self.moves[source].args[0]
         steps, new = [self.moves[var] for var in way], tuple(shape_of(call))
         if not self.is_blocked(source):
+            return None
+        channels = self.values[source].shape[1]
+        if not all(self._stays_finite(step, channels) for step in steps):
             return None
         if not _same_pixels(self.values[source].shape, new, [*steps, call]):
             return None

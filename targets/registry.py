@@ -68,6 +68,11 @@ def registered() -> tuple[str, ...]:
     return tuple(_KINDS)
 
 
+def nicknames() -> dict[str, str]:
+    """What people call a kind, and its name."""
+    return {kind.nickname: name for name, kind in _KINDS.items() if kind.nickname}
+
+
 def kind_of(target: Attributes) -> ProcessorKind:
     """The kind of processors that a target means.
 

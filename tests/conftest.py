@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 
 # TVM reads these once, when its thread pool starts. Two workers let tests of several threads run;
 # no spinning and no pinning, because pytest-xdist runs test processes side by side.
@@ -16,6 +17,9 @@ os.environ.setdefault("TVM_STRETCH_CACHE_DIR", "")
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# A shell that starts us in the background has Ctrl-C ignored, by our children too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Modules of TVM are many Python objects that live long: looking for garbage among them at the usual
 # pace takes a fifteenth of all the time.

@@ -27,7 +27,7 @@ from tvm_stretch.search.contest import MeasureError
 from tvm_stretch.search.costs import Costs, planning_costs
 from tvm_stretch.search.decide import decide
 from tvm_stretch.search.realise import Candidate
-from tvm_stretch.search.twin import best_candidate, twin_costs, twin_processors
+from tvm_stretch.search.twin import best_candidate, refuse_threads_of, twin_costs, twin_processors
 from tvm_stretch.stretching.rules import Rules
 from tvm_stretch.stretching.stretching import stretch_network
 from tvm_stretch.targets.processor import Processor
@@ -89,11 +89,7 @@ def compile(
     _check_branching(branching, plan)
     with reporting(progress):
         if device is not None:
-            if cpu_threads is not None:
-                raise InputError(
-                    f"expected no cpu_threads with a device, got {cpu_threads!r}; its profile says "
-                    "how many cores it uses"
-                )
+            refuse_threads_of(device, cpu_threads)
             phone = _Phone(device, targets)
             return _compile_for(phone, source, plan, shapes, branching, spare, dump_dir, debug)
         targets = ("llvm",) if targets is None else targets

@@ -84,9 +84,10 @@ class _Waiting:
     def __init__(self, usual: Callable[[int, FrameType | None], Any]) -> None:
         self.usual = usual
         self.pressed = False
+        self.closing = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self.pressed:
+        if self.pressed and not self.closing:
             self.usual(number, frame)
         self.pressed = True
 
@@ -109,6 +110,7 @@ def ctrl_c_waits() -> Iterator[None]:
     try:
         yield
     finally:
+        waiting.closing = True  # or a second press, raised here, would leave this handler behind
         signal.signal(signal.SIGINT, usual)
         waiting.answer()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import tvm
 from relax_helpers import (
@@ -244,3 +245,26 @@ def test_other_orders_are_moved(axes: list[int]) -> None:
     after = BLOCK(before)
     assert "relax.permute_dims" in op_names(after)
     assert_same_numerics(before, after, rtol=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("how", "channels"), [("sqrt", 12), ("exp", 12), ("softplus", 12), ("sqrt", 16)]
+)
+def test_what_pads_channels_stays_finite(how: str, channels: int) -> None:
+    """12 channels leave lanes of a vector of 8, which no bias reaches."""
+
+    def network(x: relax.Expr) -> relax.Expr:
+        far = relax.const(np.full((1, channels, 1, 1), 100, "float32"))
+        y = op.add(nn.relu(conv(x, 8, channels)), far)
+        if how == "sqrt":
+            y = op.sqrt(op.subtract(y, relax.const(5.0)))
+        else:
+            y = op.subtract(relax.const(95.0), y)
+            y = op.exp(y) if how == "exp" else nn.softplus(y)
+        return conv(y, channels, 8)
+
+    mod = module(network, (1, 8, 6, 6))
+    blocked = BLOCK(mod)
+    assert_same_numerics(mod, blocked)
+    converted = [name for name in kernels(blocked) if name.startswith("unblock")]
+    assert len(converted) == (2 if channels == 12 else 1)

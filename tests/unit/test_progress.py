@@ -142,3 +142,18 @@ def test_ctrl_c_is_answered_after_the_last_step() -> None:
         signal.raise_signal(signal.SIGINT)
         with reporting(print):
             pass  # it is not the inner one's to answer
+
+
+def test_pressed_again_while_the_handler_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is answered once, and what was there before is there again."""
+    usual, real = signal.getsignal(signal.SIGINT), signal.signal
+
+    def pressed_meanwhile(number: int, handler: object) -> object:
+        if handler is usual:
+            signal.raise_signal(signal.SIGINT)
+        return real(number, handler)
+
+    with pytest.raises(KeyboardInterrupt), reporting(print):
+        signal.raise_signal(signal.SIGINT)
+        monkeypatch.setattr(signal, "signal", pressed_meanwhile)
+    assert signal.getsignal(signal.SIGINT) is usual

@@ -191,7 +191,15 @@ def figures(mod: tvm.IRModule) -> tuple[int, int]:
     return sum(op.multiply_adds for op in operators), size + 1000  # the classifier's offsets
 
 
-@pytest.mark.parametrize("name", DESIGNS)
+def one_and_full(name: str) -> list[object]:
+    """One by default, the others in `make test-full`."""
+    return [
+        name,
+        *(pytest.param(other, marks=pytest.mark.full) for other in DESIGNS if other != name),
+    ]
+
+
+@pytest.mark.parametrize("name", one_and_full("RX-1.6-CG"))
 def test_figures(name: str):
     """As built, as predicted without building, and as counted here."""
     d = DESIGNS[name]

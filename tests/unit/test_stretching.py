@@ -51,7 +51,12 @@ def counted(mod: tvm.IRModule) -> tuple[int, int]:
     return sum(op.multiply_adds for op in operators), size
 
 
-@pytest.mark.parametrize("kind", BLOCKS)
+QUICK = ("regnet", "squeeze_mb_conv", "plain", "shuffle_unit")
+
+
+@pytest.mark.parametrize(
+    "kind", [k if k in QUICK else pytest.param(k, marks=pytest.mark.full) for k in BLOCKS]
+)
 def test_figures_are_those_of_the_module(kind: str):
     """Counted without building: the same as counted of what is built, whatever is merged how."""
     mod = network(BLOCKS[kind])

@@ -28,10 +28,13 @@ from typing import Any
 import numpy as np
 from scipy.optimize import OptimizeResult, lsq_linear, minimize_scalar
 
+import tvm_stretch.targets.processors  # noqa: F401  registers all kinds of processors
 from tvm_stretch.cost.profile import BYTES, ProcessorProfile, Profile
 from tvm_stretch.cost.profile_file import write_profile
 from tvm_stretch.cost.work import FAMILIES, Work
 from tvm_stretch.errors import CostModelError
+from tvm_stretch.targets.cpu import HOST
+from tvm_stretch.targets.registry import nicknames
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -53,8 +56,12 @@ TYPICAL = MappingProxyType(
 _STIFFNESS = 0.1
 _FARTHEST = 10.0
 _RANGE = math.log(8.0)
-PROCESSORS = {"gpu": "opencl", "dsp": "hexagon"}
-"""Other words for processors that may stand in tables."""
+
+
+def processor_of(word: str) -> str:
+    """The name of a processor for what tables call it."""
+    others = {word: name for word, name in nicknames().items() if name != HOST}
+    return ({"dsp": "hexagon"} | others).get(word, word)
 
 
 @dataclass(frozen=True)
@@ -188,7 +195,7 @@ def read_latencies(path: Path) -> list[Latency]:
         CostModelError: it cannot be read, lacks a column, or a row says what it should not.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise CostModelError(
             f"expected a readable table of latencies, got {error}; check the path"
@@ -205,7 +212,7 @@ def read_latencies(path: Path) -> list[Latency]:
     for row in reader:
         where = f"line {reader.line_num} of {path}"
         model, given = row["model"], row["processor"]
-        latency = Latency(model, PROCESSORS.get(given, given), _latency(row["latency_ms"], where))
+        latency = Latency(model, processor_of(given), _latency(row["latency_ms"], where))
         key = (latency.network, latency.processor)
         if key in found:
             raise CostModelError(

@@ -28,6 +28,19 @@ from tvm_stretch.targets.processors import make_processors
 _HOST = "llvm"
 
 
+def refuse_threads_of(device: object, cpu_threads: int | None) -> None:
+    """A profile is of the cores that its processors used.
+
+    Raises:
+        InputError: other cores are wanted.
+    """
+    if cpu_threads is not None:
+        raise InputError(
+            f"expected no cpu_threads with a device, got {cpu_threads!r}; the profile of {device} says "
+            "how many cores it uses"
+        )
+
+
 def twin_processors(
     profile: Profile, wanted: Sequence[str]
 ) -> tuple[list[Processor], list[Processor]]:

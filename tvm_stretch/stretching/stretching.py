@@ -30,10 +30,10 @@ from tvm_stretch.frontend import load_trainable
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale
 from tvm_stretch.plan.design import Branch, Design, DesignLike, StretchedSegment
-from tvm_stretch.progress import say
+from tvm_stretch.progress import Progress, reporting, say
 from tvm_stretch.search import uncollected
 from tvm_stretch.search.costs import Costs, planning_costs
-from tvm_stretch.search.twin import twin_costs, twin_processors
+from tvm_stretch.search.twin import refuse_threads_of, twin_costs, twin_processors
 from tvm_stretch.stretching.judge import (
     Candidate,
     Candidates,
@@ -49,7 +49,7 @@ from tvm_stretch.stretching.search import Search
 from tvm_stretch.stretching.segments import Run, cut_runs, find_runs
 from tvm_stretch.stretching.tables import Pricing
 from tvm_stretch.targets.processors import make_processors
-from tvm_stretch.targets.registry import TargetLike
+from tvm_stretch.targets.registry import TargetLike, registered
 
 MOST_SIMULATED = 20
 
@@ -148,6 +148,7 @@ def stretch(
     cpu_threads: int | None = None,
     rules: Rules | None = None,
     merge: str | None = None,
+    progress: Progress | None = None,
 ) -> Stretching:
     """Find designs of several branches, one for each processor, for a sequential network.
 
@@ -156,37 +157,40 @@ def stretch(
 
     Args:
         source: as for ``ts.compile``.
-        targets: as for ``ts.compile``; two or three of them get branches. By default ``"llvm"`` and
-            ``"opencl"``, or all processors of the device.
+        targets: as for ``ts.compile``; two or three of them get branches. By default one of each
+            kind that is registered, or all processors of the device.
         device: a phone with a profile, or the path of a profile: designs for that.
         shapes: as for ``ts.compile``.
         cpu_threads: as for ``ts.compile``.
         rules: what prunes designs; by default the paper's numbers.
         merge: how branches are merged (plan/design.py); by default as each block suggests.
+        progress: as for ``ts.compile``.
 
     Raises:
         UnsupportedError: the network has no blocks that can be stretched, or there are not two
             processors for it.
     """
-    if device is None:
-        wanted = ("llvm", "opencl") if targets is None else targets
-        processors, placeable = apply_verdicts(*make_processors(wanted, cpu_threads))
-        costs = planning_costs(processors)
-    else:
-        profile = load_profile(device)
-        wanted = list(profile.processors) if targets is None else targets
-        listed = [wanted] if isinstance(wanted, str) else wanted
-        if not isinstance(listed, Sequence):
-            raise InputError(
-                f"expected names of processors for targets, got {targets!r}; name some of "
-                f"{', '.join(profile.processors)}"
-            )
-        processors, placeable = twin_processors(profile, [str(name) for name in listed])
-        costs = twin_costs(profile, processors)
-    able = {processor.name for processor in placeable}
-    places = [place for place, processor in enumerate(processors) if processor.name in able]
-    mod = load_trainable(source, shapes)
-    return stretch_network(mod, costs, places, rules or Rules(), merge)
+    with reporting(progress):
+        if device is None:
+            wanted = registered() if targets is None else targets
+            processors, placeable = apply_verdicts(*make_processors(wanted, cpu_threads))
+            costs = planning_costs(processors)
+        else:
+            refuse_threads_of(device, cpu_threads)
+            profile = load_profile(device)
+            wanted = list(profile.processors) if targets is None else targets
+            listed = [wanted] if isinstance(wanted, str) else wanted
+            if not isinstance(listed, Sequence):
+                raise InputError(
+                    f"expected names of processors for targets, got {targets!r}; name some of "
+                    f"{', '.join(profile.processors)}"
+                )
+            processors, placeable = twin_processors(profile, [str(name) for name in listed])
+            costs = twin_costs(profile, processors)
+        able = {processor.name for processor in placeable}
+        places = [place for place, processor in enumerate(processors) if processor.name in able]
+        mod = load_trainable(source, shapes)
+        return stretch_network(mod, costs, places, rules or Rules(), merge)
 
 
 def stretch_network(

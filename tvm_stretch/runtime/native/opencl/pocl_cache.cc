@@ -62,13 +62,21 @@ bool IsWhole(const fs::path& path) {
   return is_library ? IsWholeLibrary(file, bytes) : IsWholeBitcode(file, bytes);
 }
 
+// Programs are kept in AB/CDEF..: a digest, its nibbles as letters. Folders of others are not ours.
+bool IsOfPocl(const fs::path& folder, int depth) {
+  const std::string name = folder.filename().string();
+  const bool is_digest = name.find_first_not_of("ABCDEFGHIJKLMNOP") == std::string::npos;
+  return depth > 1 || (is_digest && (depth == 0 ? name.size() == 2 : name.size() >= 30));
+}
+
 void RemoveDamaged(const fs::path& folder) {
   std::error_code error;
-  // What lies in the folder itself is being written: it is moved when it is complete.
   const auto options = fs::directory_options::skip_permission_denied;
   for (fs::recursive_directory_iterator entry(folder, options, error), end; entry != end;
        entry.increment(error)) {
-    if (entry.depth() > 0 && entry->is_regular_file(error) && !IsWhole(entry->path())) {
+    if (entry->is_directory(error)) {
+      if (!IsOfPocl(entry->path(), entry.depth())) entry.disable_recursion_pending();
+    } else if (entry.depth() > 1 && entry->is_regular_file(error) && !IsWhole(entry->path())) {
       fs::remove(entry->path(), error);
     }
   }
