@@ -36,8 +36,8 @@ def refuse_threads_of(device: object, cpu_threads: int | None) -> None:
     """
     if cpu_threads is not None:
         raise InputError(
-            f"expected no cpu_threads with a device, got {cpu_threads!r}; the profile of {device} says "
-            "how many cores it uses"
+            f"expected no cpu_threads with a device, got {cpu_threads!r}; the profile of {device} "
+            "says how many cores it uses"
         )
 
 
