@@ -68,18 +68,6 @@ def duplicate_and_scale(
     return _Stretcher(mod, design, warm, seed, noise).run()
 
 
-@tvm.transform.module_pass(opt_level=0, name="DuplicateAndScale")
-class DuplicateAndScale:
-    """See the module docstring."""
-
-    def __init__(self, design: Design, warm: bool = True, seed: int = 0) -> None:
-        self.design, self.warm, self.seed = design, warm, seed
-
-    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Rewrite ``main``."""
-        return duplicate_and_scale(mod, self.design, self.warm, self.seed)
-
-
 def branch_operators(mod: tvm.IRModule) -> dict[str, list[str]]:
     """The names of the operators in the branches of each processor."""
     recorded = (mod["main"].attrs or {}).get(BRANCHES)

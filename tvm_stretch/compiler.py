@@ -27,7 +27,13 @@ from tvm_stretch.search.contest import MeasureError
 from tvm_stretch.search.costs import Costs, planning_costs
 from tvm_stretch.search.decide import decide
 from tvm_stretch.search.realise import Candidate
-from tvm_stretch.search.twin import best_candidate, refuse_threads_of, twin_costs, twin_processors
+from tvm_stretch.search.twin import (
+    best_candidate,
+    named_processors,
+    refuse_threads_of,
+    twin_costs,
+    twin_processors,
+)
 from tvm_stretch.stretching.rules import Rules
 from tvm_stretch.stretching.stretching import stretch_network
 from tvm_stretch.targets.processor import Processor
@@ -176,7 +182,7 @@ class _Phone:
         known = self.profile.processors.items()
         names = [name for name, processor in known if unbuilt or processor.target is not None]
         if targets is not None:
-            names = _names([targets] if isinstance(targets, str) else targets)
+            names = named_processors(self.profile, targets)
         self.processors, self.placeable = twin_processors(self.profile, names)
 
     def plan(self, mod: tvm.IRModule) -> tuple[Plan, Candidate]:
@@ -185,16 +191,6 @@ class _Phone:
         candidate = best_candidate(mod, twin_costs(self.profile, self.processors))
         reason = f"{candidate.what}; predicted for {self.profile.device}, not measured"
         return replace(candidate.plan, reason=reason), candidate
-
-
-def _names(targets: object) -> list[str]:
-    """The processors of a phone that a user named."""
-    if isinstance(targets, Sequence) and all(isinstance(item, str) for item in targets):
-        return list(targets)
-    raise InputError(
-        f"expected names of processors for targets, got {targets!r}; a profile says the rest of "
-        "them: name some, such as ['llvm', 'opencl']"
-    )
 
 
 def _compile_for(

@@ -16,7 +16,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,6 +56,18 @@ def as_path(path: object, what: str) -> Path:
     raise InputError(
         f"expected the path of {what}, got {type(path).__name__}; give a string or a pathlib.Path"
     )
+
+
+def read_text(path: Path, what: str, error: type[StretchError], encoding: str = "utf-8") -> str:
+    """A text that people wrote.
+
+    Raises:
+        StretchError: `error`, if there is none.
+    """
+    try:
+        return path.read_text(encoding)
+    except (OSError, UnicodeDecodeError) as fault:
+        raise error(f"expected {what}, got {fault}; check the path") from fault
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -150,6 +162,22 @@ class Format:
                 f"content; {self.again}"
             )
         return found
+
+    def read_any(self, source: object, kind: str) -> tuple[dict[str, Any], str]:
+        """As `read`, of the path of a file or a dict of its JSON; and where that is, for messages.
+
+        Args:
+            source: whatever a caller gave.
+            kind: the class that it could have been, too.
+        """
+        if isinstance(source, Mapping):
+            return self.body(dict(source), self.what), self.what
+        if not isinstance(source, str | os.PathLike):
+            raise self.error(
+                f"expected a {kind}, the path of its file or a dict for {kind.lower()}, got "
+                f"{type(source).__name__}; give one of these"
+            )
+        return self.read(Path(source)), f"{self.what} in {source}"
 
     def parse(self, content: str | bytes, where: str) -> dict[str, Any]:
         """As `read`, of a text."""

@@ -33,6 +33,7 @@ from tvm_stretch.cost.profile import BYTES, ProcessorProfile, Profile
 from tvm_stretch.cost.profile_file import write_profile
 from tvm_stretch.cost.work import FAMILIES, Work
 from tvm_stretch.errors import CostModelError
+from tvm_stretch.files import read_text
 from tvm_stretch.targets.cpu import HOST
 from tvm_stretch.targets.registry import nicknames
 
@@ -194,12 +195,8 @@ def read_latencies(path: Path) -> list[Latency]:
     Raises:
         CostModelError: it cannot be read, lacks a column, or a row says what it should not.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CostModelError(
-            f"expected a readable table of latencies, got {error}; check the path"
-        ) from error
+    # Excel begins a table with a mark of its encoding.
+    text = read_text(path, "a readable table of latencies", CostModelError, "utf-8-sig")
     reader = csv.DictReader(io.StringIO(text))
     columns = ("model", "processor", "latency_ms")
     missing = [name for name in columns if name not in (reader.fieldnames or ())]

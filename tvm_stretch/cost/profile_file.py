@@ -51,7 +51,7 @@ from typing import Any, NamedTuple
 from tvm_stretch.cost.profile import BYTES, ProcessorProfile, Profile, Transfer
 from tvm_stretch.cost.work import FAMILIES
 from tvm_stretch.errors import CostModelError, InstallError
-from tvm_stretch.files import write_whole, writing
+from tvm_stretch.files import read_text, write_whole, writing
 
 _HEAD = {"format": "tvm_stretch.profile", "version": 1}
 _LEAST = 1e-6  # of what divides
@@ -81,12 +81,7 @@ def load_profile(device: str | os.PathLike[str]) -> Profile:
                 f"(.toml) for device, got {str(device)!r}; calibrate a profile of yours"
             )
         path = _folder() / f"{device}.toml"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CostModelError(
-            f"expected a readable file for the profile {path}, got {error}; check the path"
-        ) from error
+    text = read_text(path, f"a readable file for the profile {path}", CostModelError)
     return parse_profile(text, f"the profile {path.name}")
 
 

@@ -22,6 +22,7 @@ project    as restore, and a 1x1 convolution also narrows what each branch reads
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -149,14 +150,7 @@ class Design:
         """
         if isinstance(source, Design):
             return source
-        if isinstance(source, Mapping):
-            return _from_data(FORMAT.body(dict(source), "the design"), "the design")
-        if not isinstance(source, str | os.PathLike):
-            raise PlanError(
-                f"expected a Design, the path of its file or a dict for design, got "
-                f"{type(source).__name__}; give one of these"
-            )
-        return _from_data(FORMAT.read(Path(source)), f"the design in {source}")
+        return _from_data(*FORMAT.read_any(source, "Design"))
 
     def to_data(self) -> dict[str, Any]:
         """What its JSON says."""
@@ -164,8 +158,6 @@ class Design:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the JSON; the file appears complete or not at all."""
-        import json
-
         with writing("the design", PlanError):
             write_whole(Path(path), json.dumps(self.to_data(), indent=1) + "\n")
 

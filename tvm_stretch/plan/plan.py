@@ -105,16 +105,7 @@ class Plan:
         Raises:
             PlanError: there is no such file, or it is no plan.
         """
-        if isinstance(source, Plan):
-            return source
-        if isinstance(source, Mapping):
-            return _from_data(FORMAT.body(dict(source), "the plan"), "the plan")
-        if not isinstance(source, str | os.PathLike):
-            raise PlanError(
-                f"expected a Plan, the path of its file or a dict for plan, got "
-                f"{type(source).__name__}; give one of these"
-            )
-        return _from_data(FORMAT.read(Path(source)), f"the plan in {source}")
+        return source if isinstance(source, Plan) else _from_data(*FORMAT.read_any(source, "Plan"))
 
     def to_json(self) -> str:
         """The plan as JSON, one operator per line; the same plan always gives the same text."""

@@ -41,6 +41,21 @@ def refuse_threads_of(device: object, cpu_threads: int | None) -> None:
         )
 
 
+def named_processors(profile: Profile, targets: object) -> list[str]:
+    """The names that a user gave, one or several: a profile says the rest of its processors.
+
+    Raises:
+        InputError: they are no names.
+    """
+    listed = [targets] if isinstance(targets, str) else targets
+    if isinstance(listed, Sequence) and all(isinstance(item, str) for item in listed):
+        return list(listed)
+    raise InputError(
+        f"expected names of processors for targets, got {targets!r}; a profile says the rest of "
+        f"them: name some of {', '.join(profile.processors)}"
+    )
+
+
 def twin_processors(
     profile: Profile, wanted: Sequence[str]
 ) -> tuple[list[Processor], list[Processor]]:

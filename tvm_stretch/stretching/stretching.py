@@ -25,7 +25,7 @@ import tvm
 
 from tvm_stretch.cost.profile_file import load_profile
 from tvm_stretch.cost.verdicts import apply_verdicts
-from tvm_stretch.errors import InputError, UnsupportedError
+from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_trainable
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale
@@ -33,7 +33,7 @@ from tvm_stretch.plan.design import Branch, Design, DesignLike, StretchedSegment
 from tvm_stretch.progress import Progress, reporting, say
 from tvm_stretch.search import uncollected
 from tvm_stretch.search.costs import Costs, planning_costs
-from tvm_stretch.search.twin import refuse_threads_of, twin_costs, twin_processors
+from tvm_stretch.search.twin import named_processors, refuse_threads_of, twin_costs, twin_processors
 from tvm_stretch.stretching.judge import (
     Candidate,
     Candidates,
@@ -178,14 +178,10 @@ def stretch(
         else:
             refuse_threads_of(device, cpu_threads)
             profile = load_profile(device)
-            wanted = list(profile.processors) if targets is None else targets
-            listed = [wanted] if isinstance(wanted, str) else wanted
-            if not isinstance(listed, Sequence):
-                raise InputError(
-                    f"expected names of processors for targets, got {targets!r}; name some of "
-                    f"{', '.join(profile.processors)}"
-                )
-            processors, placeable = twin_processors(profile, [str(name) for name in listed])
+            names = (
+                list(profile.processors) if targets is None else named_processors(profile, targets)
+            )
+            processors, placeable = twin_processors(profile, names)
             costs = twin_costs(profile, processors)
         able = {processor.name for processor in placeable}
         places = [place for place, processor in enumerate(processors) if processor.name in able]
