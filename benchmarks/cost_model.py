@@ -33,7 +33,7 @@ from tvm_stretch.cost.features import Features, RunFeatures, from_json, to_json
 from tvm_stretch.cost.model import MeasuredModel
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.measuring.bench import Bench, NetworkTiming
-from tvm_stretch.measuring.dataset import Dataset, Row
+from tvm_stretch.measuring.dataset import Dataset, Row, at_pace, usual_pace
 from tvm_stretch.measuring.measure import learn, measure, open_dataset
 from tvm_stretch.zoo.builder import Builder
 
@@ -105,8 +105,9 @@ class Network:
 
     name: str
     kernels: list[Features]
-    nanoseconds: int
+    nanoseconds: float
     quiet: bool
+    reference_ns: int
 
 
 def measure_all(
@@ -145,6 +146,7 @@ def _network_json(name: str, timing: NetworkTiming) -> dict[str, Any]:
         "name": name,
         "nanoseconds": timing.total.nanoseconds,
         "quiet": timing.total.quiet,
+        "reference_ns": timing.total.reference_ns,
         "kernels": [to_json(kernel) for kernel in timing.kernels],
     }
 
@@ -154,9 +156,8 @@ def _read(path: Path) -> list[Network]:
     items = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     found: dict[str, Network] = {}
     for i in items:
-        network = Network(
-            i["name"], [from_json(k) for k in i["kernels"]], i["nanoseconds"], i["quiet"]
-        )
+        kernels = [from_json(k) for k in i["kernels"]]
+        network = Network(i["name"], kernels, i["nanoseconds"], i["quiet"], i["reference_ns"])
         known = found.setdefault(network.name, network)
         if (not network.quiet, network.nanoseconds) < (not known.quiet, known.nanoseconds):
             found[network.name] = network
@@ -196,7 +197,8 @@ def evaluate(
             model = learn(kept, processor, over)
             below = below or model
             seconds = time.process_time() - start
-            _predict(model, held[name], datasets[name], found[name])
+            usual = usual_pace(kept.rows)
+            _predict(model, held[name], datasets[name], usual, found[name])
             print(
                 f"{name}: without {', '.join(beginnings)}: {len(kept.rows)} rows learned in "
                 f"{seconds:.0f} s",
@@ -206,14 +208,24 @@ def evaluate(
 
 
 def _predict(
-    model: MeasuredModel, held: Sequence[Network], dataset: Dataset, found: Errors
+    model: MeasuredModel,
+    held: Sequence[Network],
+    dataset: Dataset,
+    usual: float,
+    found: Errors,
 ) -> None:
+    """Predictions beside what was measured, as it would have been at the model's pace."""
     for network in held:
         answers = model.predict_all([*network.kernels, RunFeatures.of(len(network.kernels))])
         total = sum(answer.nanoseconds for answer in answers)
-        found.results.append((network, total, answers[:-1]))
+        measured = at_pace(network.nanoseconds, network.reference_ns, usual)
+        found.results.append((replace(network, nanoseconds=measured), total, answers[:-1]))
     names = {network.name for network in held}
-    own = [r for r in dataset.rows if r.network in names and r.quiet]
+    own = [
+        replace(r, nanoseconds=round(at_pace(r.nanoseconds, r.reference_ns, usual)))
+        for r in dataset.rows
+        if r.network in names and r.quiet
+    ]
     found.kernels += zip(own, model.predict_all([row.features for row in own]), strict=True)
 
 

@@ -146,7 +146,8 @@ class Bench:
             return rows, total
         beside = total.nanoseconds - sum(timing.nanoseconds for timing in timings)
         run = RunFeatures.of(len(nodes))
-        rows.append(Row(run, max(1, beside), total.spread, total.runs, quiet=total.quiet, **origin))
+        each = replace(total, nanoseconds=max(1, beside))
+        rows.append(self._row(None, run, [each], origin))
         if self.remote is None:
             cold = self.stopwatch.watch(kernel_times, _RUNS, _SECONDS, prepare=empty_caches)
             rows += self._kernel_rows(model, kernels, cold, origin, flushed=True)
@@ -182,6 +183,7 @@ class Bench:
             spread=round(max(t.spread for t in times), 4),
             runs=sum(t.runs for t in times),
             quiet=all(t.quiet for t in times),
+            reference_ns=times[0].reference_ns,
             sample=None if sample is None else sample.to_json(),
             **origin,
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +37,7 @@ class Row:
         batch: which batch of samples it belongs to; -1 for kernels of networks.
         sample: the sample as JSON; None for kernels of networks.
         quiet: whether the reference kernel ran at its usual speed.
+        reference_ns: what the reference kernel took; 0 where none ran beside.
         together: how many times as long kernels take while another processor works; of rows of
             transfers.
     """
@@ -48,6 +50,7 @@ class Row:
     batch: int = -1
     sample: dict[str, Any] | None = None
     quiet: bool = True
+    reference_ns: int = 0
     together: float = 1.0
 
     def to_json(self) -> dict[str, Any]:
@@ -85,9 +88,24 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "batch": ("an integer", lambda value: type(value) is int),
     "sample": ("an object", lambda value: value is None or isinstance(value, dict)),
     "quiet": ("true or false", lambda value: type(value) is bool),
+    "reference_ns": ("an integer", lambda value: type(value) is int and value >= 0),
     "together": ("a number", _is_number),
 }
 """What each field of a row must be, and how to tell."""
+
+
+def usual_pace(rows: Sequence[Row]) -> float:
+    """Nanoseconds of the reference kernel beside the median row; 0 if it ran beside none.
+
+    Virtual machines move between hosts of different clocks, and clocks follow the load: what was
+    measured on different days only compares in units of a kernel that ran beside it.
+    """
+    return statistics.median([row.reference_ns for row in rows if row.reference_ns] or [0])
+
+
+def at_pace(nanoseconds: float, reference_ns: int, usual: float) -> float:
+    """A time as it would have been at the usual pace."""
+    return nanoseconds * usual / reference_ns if usual and reference_ns else nanoseconds
 
 
 class Dataset:

@@ -27,7 +27,7 @@ from tvm_stretch.cost.model import MeasuredModel, train
 from tvm_stretch.errors import CostModelError, DeviceError, InputError
 from tvm_stretch.files import writing
 from tvm_stretch.measuring.bench import Bench
-from tvm_stretch.measuring.dataset import Dataset, Row
+from tvm_stretch.measuring.dataset import Dataset, Row, at_pace, usual_pace
 from tvm_stretch.measuring.samples import Sample, load_prior, neighbour
 from tvm_stretch.measuring.scenes import scene
 from tvm_stretch.measuring.transfers import measure_slowdown, measure_transfers
@@ -147,7 +147,9 @@ def learn(
     below: MeasuredModel | None = None,
     intervals: bool = True,
 ) -> MeasuredModel:
-    """The cost model of a dataset; disturbed rows count only for kernels that have no other.
+    """The cost model of a dataset, of its usual pace.
+
+    Disturbed rows count only for kernels that have no other.
 
     Args:
         dataset: the measurements.
@@ -157,9 +159,10 @@ def learn(
     """
     known = {row.features for row in dataset.rows if row.quiet}
     rows = [row for row in dataset.rows if row.quiet or row.features not in known]
+    usual = usual_pace(rows)
     return train(
         [row.features for row in rows],
-        [row.nanoseconds for row in rows],
+        [at_pace(row.nanoseconds, row.reference_ns, usual) for row in rows],
         dataset.device,
         processor.speed,
         max((row.together for row in rows), default=1.0),

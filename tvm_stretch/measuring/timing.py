@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,12 +28,14 @@ class Timing:
         spread: distance of the quartiles relative to it.
         runs: undisturbed runs behind it.
         quiet: False if too few runs were undisturbed, so that disturbed ones had to do.
+        reference_ns: what the reference kernel took beside them: how fast the machine was then.
     """
 
     nanoseconds: int
     spread: float
     runs: int
     quiet: bool
+    reference_ns: int
 
 
 class Stopwatch:
@@ -79,15 +81,13 @@ class Stopwatch:
             self.fastest_ns = min(self.fastest_ns, before, after)
             before = after
             limit = self.fastest_ns * _TOLERANCE
-            calm = [times for reference, times in seen if reference <= limit]
+            calm = [item for item in seen if item[0] <= limit]
             if len(calm) >= runs:
-                return [summarize(list(column), True) for column in zip(*calm, strict=True)]
+                return _timings(calm, True)
             if time.monotonic() > end and len(seen) >= 5:
                 break
         seen.sort(key=lambda item: item[0])
-        best = [times for _, times in seen[: max(5, len(calm))]]
-        quiet = len(calm) >= runs // 2
-        return [summarize(list(column), quiet) for column in zip(*best, strict=True)]
+        return _timings(seen[: max(5, len(calm))], len(calm) >= runs // 2)
 
 
 _CACHES = np.zeros(12_000_000, np.float32)
@@ -98,9 +98,17 @@ def empty_caches() -> None:
     _CACHES.max()
 
 
-def summarize(samples: list[int], quiet: bool) -> Timing:
-    """One timing of several runs."""
+def _timings(seen: list[tuple[int, list[int]]], quiet: bool) -> list[Timing]:
+    """A timing for each of what a run returns, from runs and the reference kernel beside them."""
+    reference = round(statistics.median(reference for reference, _ in seen))
+    columns = zip(*(times for _, times in seen), strict=True)
+    found = [(quartile(column), len(column)) for column in columns]
+    return [Timing(ns, spread, runs, quiet, reference) for (ns, spread), runs in found]
+
+
+def quartile(samples: Sequence[int]) -> tuple[int, float]:
+    """The lower quartile of times, and the distance of the quartiles relative to it."""
     if len(samples) < 2:
-        return Timing(samples[0], 0.0, 1, quiet)
+        return samples[0], 0.0
     low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
-    return Timing(max(1, round(low)), (high - low) / max(low, 1.0), len(samples), quiet)
+    return max(1, round(low)), (high - low) / max(low, 1.0)

@@ -21,7 +21,7 @@ from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.calls import Calls
 from tvm_stretch.measuring.bench import half_shares, in_halves
 from tvm_stretch.measuring.dataset import Row
-from tvm_stretch.measuring.timing import summarize
+from tvm_stretch.measuring.timing import quartile
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.targets.processor import Processor
@@ -132,4 +132,4 @@ def _whole_runs(calls: Sequence[Callable[[], int]], runs: int) -> list[float]:
             ns = call()
             if number >= _WARM_UP:
                 found.append(ns)
-    return [summarize(found, True).nanoseconds for found in samples]
+    return [quartile(found)[0] for found in samples]
