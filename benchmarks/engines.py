@@ -2,12 +2,16 @@
 
 Each gets its best fair setting: float32 arithmetic, the given number of threads, its own graph
 optimiser at full strength. Adapters import their engine inside `load`, so that a missing one is
-only a message.
+only a message. Two live in an environment of their own, whose interpreter may have neither TVM nor
+ONNX: this module must not need them.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,6 +111,40 @@ def _load_mnn(model: BenchModel, threads: int) -> Run:
     return run
 
 
+def _load_executorch(model: BenchModel, threads: int) -> Run:
+    import torch
+    from executorch.extension.pybindings.portable_lib import _unsafe_reset_threadpool
+    from executorch.runtime import Runtime
+
+    from benchmarks.models import executorch_file
+
+    _unsafe_reset_threadpool(threads)
+    method = Runtime.get().load_program(executorch_file(model)).load_method("forward")
+
+    def run(inputs: Tensors) -> list[np.ndarray]:
+        result = method.execute([torch.from_numpy(inputs[name]) for name, _ in model.inputs])
+        return [tensor.numpy() for tensor in result]
+
+    return run
+
+
+def _load_litert(model: BenchModel, threads: int) -> Run:
+    from ai_edge_litert.interpreter import Interpreter
+
+    from benchmarks.models import litert_file
+
+    # its default kernels are those of XNNPACK
+    interpreter = Interpreter(str(litert_file(model)), num_threads=threads)
+    call = interpreter.get_signature_runner()
+    arguments = {f"args_{i}": name for i, (name, _) in enumerate(model.inputs)}
+
+    def run(inputs: Tensors) -> list[np.ndarray]:
+        result = call(**{theirs: inputs[name] for theirs, name in arguments.items()})
+        return [result[f"output_{i}"] for i in range(len(result))]
+
+    return run
+
+
 def _load_ours(model: BenchModel, threads: int) -> Run:
     return _compile(model, ["llvm"], threads)
 
@@ -138,6 +176,8 @@ LOADERS: dict[str, Callable[[BenchModel, int], Run]] = {
     "openvino": _load_openvino,
     "ncnn": _load_ncnn,
     "mnn": _load_mnn,
+    "executorch": _load_executorch,
+    "litert": _load_litert,
     OURS: _load_ours,
     BOTH: _load_both,
 }
@@ -146,14 +186,52 @@ PACKAGES = {
     "openvino": "openvino",
     "ncnn": "ncnn",
     "mnn": "MNN",
+    "executorch": "executorch",
+    "litert": "ai-edge-litert",
     OURS: "tvm_stretch",
     BOTH: "tvm_stretch",
 }
 
 
+PHONES = ("executorch", "litert")
+"""What phones use; these two have an environment of their own."""
+
+
+def python_of(engine: str) -> str:
+    """The interpreter of the engine's environment."""
+    if engine not in PHONES:
+        return sys.executable
+    beside = Path(__file__).parents[1] / ".venv-phone" / "bin" / "python"
+    python = Path(os.environ.get("TVM_STRETCH_PHONE_PYTHON") or beside)
+    if not python.exists():
+        raise RuntimeError(
+            f"expected {engine} in the environment of {python}, found none; {setup_of(engine)}"
+        )
+    return str(python)
+
+
+def setup_of(engine: str) -> str:
+    """What to do where an engine is missing."""
+    if engine not in PHONES:
+        return "run `make setup`"
+    return "run `make setup-phone-peers`, or set TVM_STRETCH_PHONE_PYTHON"
+
+
 def installed_version(engine: str) -> str | None:
     """The engine's version, or None where it is not installed."""
+    package = PACKAGES[engine]
+    if engine in PHONES:
+        return _version_there(engine, package)
     try:
-        return importlib.metadata.version(PACKAGES[engine])
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _version_there(engine: str, package: str) -> str | None:
+    code = f"import importlib.metadata; print(importlib.metadata.version({package!r}))"
+    try:
+        command = [python_of(engine), "-I", "-c", code]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (RuntimeError, subprocess.CalledProcessError):
         return None

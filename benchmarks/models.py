@@ -2,10 +2,12 @@
 
 ```
 "resnet18" or "path/to/net.onnx"  →  Model(name, onnx file in the cache, one input, its shape)
-onnx file                         →  net.ncnn.param/.bin (pnnx), net.mnn (mnnconvert)
+onnx file                         →  net.ncnn.param/.bin (pnnx), net.mnn (mnnconvert),
+                                     net.pte (executorch), net.tflite (litert_torch)
 ```
 A converted file's name holds the digest of the ONNX file and the converter's version, so that a
-changed model or a new converter never meets an old file.
+changed model or a new converter never meets an old file. Where there is no converter, any version's
+file will do: the folder can be carried to a machine that has the engines alone.
 """
 
 from __future__ import annotations
@@ -20,9 +22,12 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx
+
+if TYPE_CHECKING:
+    import onnx
 
 Tensors = dict[str, np.ndarray]
 
@@ -48,11 +53,13 @@ def cache_dir() -> Path:
     xdg = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = Path(own) if own else xdg / "tvm_stretch" / "peers"
     folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return folder.resolve()
 
 
 def prepare_model(source: str, size: int) -> BenchModel:
     """Zoo name or ONNX path → a static ONNX file in the cache."""
+    import onnx
+
     path = Path(source)
     if path.suffix == ".onnx":
         proto, name = onnx.load(path), path.stem
@@ -80,6 +87,8 @@ def _fix_dynamic_dimensions(proto: onnx.ModelProto, size: int) -> None:
 
 
 def _signature(value: onnx.ValueInfoProto) -> tuple[str, tuple[int, ...]]:
+    import onnx
+
     tensor = value.type.tensor_type
     if tensor.elem_type != onnx.TensorProto.FLOAT:
         kind = onnx.TensorProto.DataType.Name(tensor.elem_type)
@@ -119,13 +128,32 @@ def mnn_file(model: BenchModel) -> Path:
     return _convert(model, "mnn", convert, ("net.mnn",))[0]
 
 
+def executorch_file(model: BenchModel) -> Path:
+    """The model for ExecuTorch, whatever XNNPACK can do given to it."""
+    return _convert(model, "executorch", _phone_converter("executorch", "net.pte"), ("net.pte",))[0]
+
+
+def litert_file(model: BenchModel) -> Path:
+    """The model for LiteRT."""
+    convert = _phone_converter("litert", "net.tflite")
+    return _convert(model, "litert_torch", convert, ("net.tflite",))[0]
+
+
+def _phone_converter(engine: str, product: str) -> Callable[[Path], list[str]]:
+    script = Path(__file__).with_name("phone_models.py")
+    return lambda folder: [sys.executable, "-I", str(script), engine, "net.onnx", product]
+
+
 def _convert(
     model: BenchModel,
     tool: str,
     command: Callable[[Path], list[str]],
     products: tuple[str, ...],
 ) -> list[Path]:
-    version = importlib.metadata.version(tool)
+    try:
+        version = importlib.metadata.version(tool)
+    except importlib.metadata.PackageNotFoundError:
+        return [_carried(model, tool, Path(p).suffix) for p in products]
     stem = f"{model.path.stem}-{tool}{version}"
     kept = [cache_dir() / f"{stem}{Path(p).suffix}" for p in products]
     if all(path.exists() for path in kept):
@@ -143,6 +171,17 @@ def _convert(
         for product, path in zip(products, kept, strict=True):
             (folder / product).replace(path)
     return kept
+
+
+def _carried(model: BenchModel, tool: str, suffix: str) -> Path:
+    """What some version of a converter that is not here has made of the model."""
+    found = sorted(cache_dir().glob(f"{model.path.stem}-{tool}*{suffix}"))
+    if not found:
+        raise RuntimeError(
+            f"expected {tool}, or a model converted by it in {cache_dir()}, found neither; "
+            f"install it, or convert where it is and carry the folder here"
+        )
+    return found[-1]
 
 
 def _tool(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Latency of ours beside ONNX Runtime, OpenVINO, ncnn and MNN, answers compared first.
+"""Latency of ours beside that of other engines, answers compared first.
 
 ```
 python -m benchmarks.peers resnet18 resnet50 net.onnx --threads 1 2 --repeat 8 --json out.json

@@ -1,5 +1,8 @@
 """An engine in a process of its own, pinned to its cores and stopped while others run.
 
+The process is a fresh interpreter, that of the engine's environment: it shares nothing with its
+parent but a pipe, along which both sides pickle what they say.
+
 Idle thread pools spin to be fast at the next call. That is each engine's best setting, so it stays
 on; instead a worker is stopped (SIGSTOP) whenever it is not its turn, and the warm-up run after
 SIGCONT wakes its pool again. So an idle peer takes no time from the one that is measured.
@@ -7,22 +10,21 @@ SIGCONT wakes its pool again. So an idle peer takes no time from the one that is
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from benchmarks.engines import LOADERS, PHONES, Run, python_of, setup_of
 from benchmarks.models import BenchModel, Tensors
-
-if TYPE_CHECKING:
-    from benchmarks.engines import Run
 
 
 class Worker:
@@ -30,15 +32,16 @@ class Worker:
 
     def __init__(self, engine: str, model: BenchModel, threads: int, cores: list[int]) -> None:
         """Starts the process and loads the model there."""
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        arguments = (theirs, engine, model, threads, cores)
-        self._process = context.Process(target=_serve, args=arguments, daemon=True)
-        with _environment(threads):
-            self._process.start()
+        self._pipe, theirs = Pipe()
+        self._process = subprocess.Popen(
+            [python_of(engine), "-m", "benchmarks.worker", str(theirs.fileno())],
+            cwd=Path(__file__).parents[1],
+            env=_environment(engine, threads),
+            pass_fds=[theirs.fileno()],
+        )
         theirs.close()
         try:
-            self.load_seconds: float = self._receive()
+            self.load_seconds: float = self._exchange((engine, model, threads, cores))
         except RuntimeError:
             self.close()
             raise
@@ -54,9 +57,8 @@ class Worker:
 
     def close(self) -> None:
         """Ends the process."""
-        if self._process.is_alive():
-            self._process.kill()
-        self._process.join()
+        self._process.kill()
+        self._process.wait()
         self._pipe.close()
 
     def __enter__(self) -> Worker:
@@ -68,66 +70,48 @@ class Worker:
         self.close()
 
     def _ask(self, command: tuple[str, int, int]) -> Any:
-        self._signal(signal.SIGCONT)
-        self._pipe.send(command)
+        self._process.send_signal(signal.SIGCONT)
         try:
-            return self._receive()
+            return self._exchange(command)
         finally:
             self._pause()
 
     def _pause(self) -> None:
-        self._signal(signal.SIGSTOP)
+        self._process.send_signal(signal.SIGSTOP)
 
-    def _signal(self, what: signal.Signals) -> None:
-        if self._process.pid and self._process.is_alive():
-            os.kill(self._process.pid, what)
-
-    def _receive(self) -> Any:
+    def _exchange(self, request: tuple[Any, ...]) -> Any:
         try:
+            self._pipe.send(request)
             ok, value = self._pipe.recv()
-        except EOFError:
-            self._process.join()
-            raise RuntimeError(f"process ended with code {self._process.exitcode}") from None
+        except (EOFError, ConnectionError):
+            raise RuntimeError(f"process ended with code {self._process.wait()}") from None
         if not ok:
             raise RuntimeError(value)
         return value
 
 
-@contextlib.contextmanager
-def _environment(threads: int) -> Iterator[None]:
-    """Variables that thread pools read when their library is loaded."""
+def _environment(engine: str, threads: int) -> dict[str, str]:
+    """Variables that thread pools read when their library is loaded, and none of our paths."""
     count = str(threads)
-    wanted = {
-        "OMP_NUM_THREADS": count,
-        "TVM_NUM_THREADS": count,
-        "TVM_BIND_THREADS": "0",
-    }
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    pools = {"OMP_NUM_THREADS": count, "TVM_NUM_THREADS": count, "TVM_BIND_THREADS": "0"}
+    ours = ("PYTHONPATH", "PYTHONHOME") if engine in PHONES else ()
+    return {name: value for name, value in os.environ.items() if name not in ours} | pools
 
 
-def _serve(
-    pipe: Connection, engine: str, model: BenchModel, threads: int, cores: list[int]
-) -> None:
+def _serve(pipe: Connection) -> None:
     """The worker's main loop."""
+    engine, model, threads, cores = pipe.recv()
     os.sched_setaffinity(0, cores)  # before the engine starts its threads, which inherit it
     _silence()
     try:
-        from benchmarks.engines import LOADERS
-
         begin = time.perf_counter()
         run = LOADERS[engine](model, threads)
         inputs = model.random_inputs()
         run(inputs)
         pipe.send((True, time.perf_counter() - begin))
+    except ImportError as error:
+        pipe.send((False, f"{error}; {setup_of(engine)}"))
+        return
     except Exception as error:
         pipe.send((False, f"{type(error).__name__}: {error}"))
         return
@@ -158,3 +142,7 @@ def _silence() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
+
+
+if __name__ == "__main__":
+    _serve(Connection(int(sys.argv[1])))
