@@ -12,9 +12,7 @@ overlap comes from the device's own profiling events.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,12 +23,12 @@ import onnxruntime
 from tvm_stretch.targets.processors import make_processors
 
 import tvm_stretch as ts
+from benchmarks.pack import RUNTIME, install
 from tvm_stretch import zoo
 from tvm_stretch.frontend import load_network
 from tvm_stretch.search import search
 from tvm_stretch.search.costs import planning_costs
 
-_PACKAGES = ("apache-tvm", "apache-tvm-ffi", "ml_dtypes", "typing_extensions")
 _COMPILER_ONLY = ("tvm/lib/libtvm_compiler*", "tvm/include", "tvm_ffi/include", "tvm/3rdparty")
 _RUN = Path(__file__).with_name("runtime_only_run.py")
 
@@ -77,13 +75,7 @@ def _write_artifacts(
 
 def _write_runtime(folder: Path, python: str) -> None:
     """Our package, and TVM's without the compiler, for another version of Python."""
-    versions = [f"{name}=={importlib.metadata.version(name)}" for name in _PACKAGES]
-    base = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
-    binary = ["--python-version", python, "--only-binary", ":all:", "--target", str(folder)]
-    subprocess.run([*base, *binary, *versions], check=True)
-    repository = Path(__file__).resolve().parents[1]
-    ours = ["--no-build-isolation", "--target", str(folder), str(repository)]
-    subprocess.run([*base, *ours], check=True)
+    install(folder, RUNTIME, python)
     for pattern in _COMPILER_ONLY:
         for path in folder.glob(pattern):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
