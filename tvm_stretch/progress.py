@@ -9,19 +9,21 @@ piped. The same lines go to the logger ``tvm_stretch``. Each thread, more precis
 `contextvars`, has its own listener, so that compiles in two threads do not hear each other.
 
 Ctrl-C is answered between two steps: C++ that calls Python, as TVM does everywhere, does not
-survive what Python raises then (the heap is damaged, or the process ends). Pressed again, it is
-answered at once.
+survive what Python raises then (the heap is damaged, or the process ends). A terminal says at once
+that it was heard. Pressed again, it is answered at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import FrameType
@@ -34,6 +36,8 @@ Progress = Callable[[str], None]
 
 LOGGER = logging.getLogger("tvm_stretch")
 _CLEARED = "\r\x1b[K"
+_HEARD = "Ctrl-C: ends after this step; press it again to end at once"
+_HEARTBEAT = 0.2  # seconds
 
 
 def _unheard(_line: str) -> None:
@@ -89,12 +93,21 @@ class _Waiting:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.pressed and not self.closing:
             self.usual(number, frame)
+        elif not self.pressed:
+            _say_heard()
         self.pressed = True
 
     def answer(self) -> None:
         if self.pressed:
             self.pressed = False
             self.usual(signal.SIGINT, None)
+
+
+def _say_heard() -> None:
+    """On the terminal, past Python's buffers: their owner may be the one who was interrupted."""
+    if _is_terminal(sys.stderr):
+        with contextlib.suppress(OSError):
+            os.write(sys.stderr.fileno(), f"{_CLEARED}{_HEARD}\n".encode())
 
 
 @contextlib.contextmanager
@@ -120,6 +133,15 @@ def step() -> None:
     waiting = signal.getsignal(signal.SIGINT)
     if isinstance(waiting, _Waiting) and threading.current_thread() is threading.main_thread():
         waiting.answer()
+
+
+def ended(thread: threading.Thread, seconds: float = math.inf) -> bool:
+    """Whether a thread ends within that time; Ctrl-C is answered while it goes on."""
+    end = time.monotonic() + seconds
+    while thread.is_alive() and time.monotonic() < end:
+        thread.join(_HEARTBEAT)
+        step()
+    return not thread.is_alive()
 
 
 def say(line: str) -> None:

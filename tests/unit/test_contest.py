@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from relax_helpers import module
 from tvm import relax
 
 import tvm_stretch as ts
+from tvm_stretch.progress import reporting
 from tvm_stretch.search import contest
 from tvm_stretch.search.contest import MeasureError, Outcome, compare, trace, winner
 
@@ -59,6 +61,18 @@ def noisy(seconds: float, seed: int, spread: float = 0.05) -> Iterator[float]:
     dice = random.Random(seed)
     while True:
         yield seconds * dice.lognormvariate(0, spread)
+
+
+def test_ctrl_c_between_two_models(clock: Clock) -> None:
+    """Large models run for seconds, and dozens of times."""
+
+    def pressed() -> Iterator[float]:
+        signal.raise_signal(signal.SIGINT)
+        yield 1.0
+
+    with pytest.raises(KeyboardInterrupt), reporting(print):
+        compare([Scripted(clock, pressed()), Scripted(clock, always(1.0))])
+    assert clock.now == 1.0
 
 
 def test_the_faster_one_wins(clock: Clock) -> None:

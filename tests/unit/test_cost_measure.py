@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,7 @@ from tvm_stretch.measuring.samples import EPILOGUES, Sample, chain, load_prior, 
 from tvm_stretch.measuring.scenes import scene
 from tvm_stretch.measuring.timing import Stopwatch, quartile
 from tvm_stretch.measuring.transfers import measure_slowdown, measure_transfers
+from tvm_stretch.progress import reporting
 
 
 def rows(count: int, **settings: Any) -> list[Row]:
@@ -72,6 +74,18 @@ def test_interruptions_do_not_count() -> None:
     first, second = Stopwatch(machine.reference).watch(machine.run, runs=12)
     assert (first.nanoseconds, second.nanoseconds) == (5000, 70)
     assert (first.runs, first.quiet) == (12, True)
+
+
+def test_ctrl_c_between_two_runs() -> None:
+    machine = Machine([1.0])
+
+    def pressed() -> list[int]:
+        signal.raise_signal(signal.SIGINT)
+        return machine.run()
+
+    with pytest.raises(KeyboardInterrupt), reporting(print):
+        Stopwatch(machine.reference).watch(pressed)
+    assert machine.step == 1
 
 
 def test_runs_while_the_reference_is_slow_are_dropped() -> None:

@@ -22,6 +22,9 @@ import pytest
 from rpc_processes import RpcProcess
 from tvm.rpc.base import RPC_MAGIC
 
+from tvm_stretch.measuring import remote
+from tvm_stretch.progress import ctrl_c_waits
+
 pytest.importorskip("cloudpickle")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -177,6 +180,21 @@ def test_a_device_that_falls_silent(servers: Servers) -> None:
     """TVM would wait for ever."""
     said = measured_through(servers, 1_000, lambda _data: None)
     assert re.search(LOST, said) and "to answer trace, got" in said, said
+
+
+def test_ctrl_c_while_a_device_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is answered at once, and who waits is woken."""
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(remote, "_socket_of", lambda _session: ours)
+    heard: list[bytes] = []
+
+    def ask() -> None:
+        signal.raise_signal(signal.SIGINT)
+        heard.append(ours.recv(1))
+
+    with ours, theirs, pytest.raises(KeyboardInterrupt), ctrl_c_waits():
+        remote.Remote(None).wait_for("to answer", ask)
+    assert heard == [b""]
 
 
 def test_an_answer_that_is_no_answer(servers: Servers) -> None:

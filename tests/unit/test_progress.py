@@ -21,7 +21,7 @@ from tvm_stretch.targets.cpu import cpu_processor
 
 import tvm_stretch as ts
 from tvm_stretch.codegen.generate import generate
-from tvm_stretch.progress import count, quiet, reporting, say
+from tvm_stretch.progress import count, ended, quiet, reporting, say
 
 
 def network() -> tvm.IRModule:
@@ -68,6 +68,31 @@ def test_a_terminal_has_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
             text += os.read(shown, 1000).decode()
     os.close(shown)
     assert text == expected
+
+
+def test_a_terminal_says_that_ctrl_c_was_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, and once: the step may take a while."""
+    shown, end = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    with open(end, "w") as terminal:  # noqa: PTH123 - it has no path
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with pytest.raises(KeyboardInterrupt), reporting(print):
+            signal.raise_signal(signal.SIGINT)
+            text = os.read(shown, 1000).decode()
+    os.close(shown)
+    assert text.startswith("\r\x1b[KCtrl-C: ends after this step")
+
+
+def test_ctrl_c_while_a_thread_works() -> None:
+    goes_on = threading.Event()
+    thread = threading.Thread(target=goes_on.wait, args=[60])
+    thread.start()
+    with pytest.raises(KeyboardInterrupt), reporting(print):
+        signal.raise_signal(signal.SIGINT)
+        ended(thread)
+    assert thread.is_alive()
+    goes_on.set()
+    assert ended(thread)
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), None])

@@ -136,7 +136,7 @@ def _run_phases(processor: Processor, mod: tvm.IRModule, observer: Observer) -> 
         return tvm.IRModule({})
     with processor.target:
         for phase in processor.phases:
-            mod = phase(mod)
+            mod = _apply(phase, mod)
             observer.see(f"{processor.name}-{phase.info.name}", mod, partitioned=True)
     return mod
 

@@ -23,6 +23,7 @@ import numpy as np
 from tvm_stretch.cost.features import FAMILIES, Features, RunFeatures, TransferFeatures
 from tvm_stretch.cost.phases import hints, phases
 from tvm_stretch.errors import CostModelError
+from tvm_stretch.progress import step
 
 if TYPE_CHECKING:
     import xgboost as xgb  # imported when a model is read or learned: that takes a second
@@ -240,6 +241,7 @@ def _learn(
     """Weights, then trees; no intervals yet."""
     import xgboost as xgb
 
+    step()
     amounts = _amounts(kernels, over)
     name, booster, limits = kernels[0].family, None, (0.0, 0.0)
     if over is not None:

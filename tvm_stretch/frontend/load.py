@@ -20,6 +20,7 @@ from tvm_stretch.passes.canonicalise import Canonicalise, CanonicaliseTrainable
 from tvm_stretch.passes.duplicate_and_scale import branch_operators
 from tvm_stretch.passes.guard_operators import guard_operators, settle_guards
 from tvm_stretch.passes.name_operators import keep_names
+from tvm_stretch.progress import step
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -54,8 +55,10 @@ def load_network(
         InputError: ``shapes`` does not fit the network, or ``source`` is of another type.
     """
     mod = _read(source, shapes)
+    step()
     check_sizes(mod)
     guarded = guard_operators(mod)  # first: folding constants runs operators right here
+    step()
     return settle_guards(_canonicalise(guarded))
 
 

@@ -17,6 +17,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,11 @@ import tvm
 from tvm import rpc
 
 from tvm_stretch.errors import DeviceError
+from tvm_stretch.progress import ended
 
 _PATIENCE = 120  # seconds of silence
+
+_FAREWELL = 5  # seconds until a thread has noticed that there is no connection any more
 
 _BYTES_RECEIVED = 128  # where it stands in Linux's `struct tcp_info`
 
@@ -63,13 +67,37 @@ class Remote:
             DeviceError: it fails, whatever TVM raises: garbage looks like anything to it.
         """
         try:
-            return action()
+            return action() if self._socket is None else self._meanwhile(action)
         except Exception as error:
-            if self._socket is not None:  # what follows need not wait
-                with contextlib.suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_RDWR)
+            self._hang_up()
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise _failed(what, repr(lines[-1])) from error
+
+    def _meanwhile(self, action: Callable[[], Any]) -> Any:
+        """What the action, on a thread of its own, comes to; Ctrl-C is answered before."""
+        result: Future[Any] = Future()
+
+        def act() -> None:
+            try:
+                result.set_result(action())
+            except Exception as error:
+                result.set_exception(error)
+
+        thread = threading.Thread(target=act, daemon=True)
+        thread.start()
+        try:
+            ended(thread)
+        except BaseException:
+            self._hang_up()
+            thread.join(_FAREWELL)
+            raise
+        return result.result()
+
+    def _hang_up(self) -> None:
+        """Who waits for the device need not wait any more."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
 
 
 class RemoteModule:
@@ -106,8 +134,7 @@ def _socket_of(session: rpc.RPCSession) -> socket.socket | None:
     asked = threading.Thread(target=lambda: session.get_function("tvm.rpc.server.upload"))
     asked.daemon = True  # it may wait for ever
     asked.start()
-    asked.join(_PATIENCE)
-    if asked.is_alive():
+    if not ended(asked, _PATIENCE):
         raise _failed("to answer", f"nothing for {_PATIENCE} s")
     found = [fd for fd, count in _bytes_received().items() if count > before.get(fd, count)]
     return socket.socket(fileno=os.dup(found[0])) if len(found) == 1 else None

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tvm_stretch.progress import step
+
 _TOLERANCE = 1.10  # the reference kernel's own jitter
 _WARM_UP = 2
 
@@ -69,11 +71,13 @@ class Stopwatch:
             prepare: called before each run.
         """
         for _ in range(_WARM_UP):
+            step()
             run()
         seen: list[tuple[int, list[int]]] = []
         end = time.monotonic() + seconds
         before = self._reference()
         while True:
+            step()
             prepare()
             times = run()
             after = self._reference()

@@ -23,6 +23,7 @@ from tvm_stretch.measuring.bench import half_shares, in_halves
 from tvm_stretch.measuring.dataset import Row
 from tvm_stretch.measuring.timing import quartile
 from tvm_stretch.plan.plan import Plan, PlannedRegion
+from tvm_stretch.progress import step
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.targets.processor import Processor
 
@@ -129,6 +130,7 @@ def _whole_runs(calls: Sequence[Callable[[], int]], runs: int) -> list[float]:
     samples: list[list[int]] = [[] for _ in calls]
     for number in range(_WARM_UP + runs):
         for call, found in zip(calls, samples, strict=True):
+            step()
             ns = call()
             if number >= _WARM_UP:
                 found.append(ns)

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import pairwise
 
 from tvm_stretch.passes.detect_meeting_points import amortise
+from tvm_stretch.progress import step
 from tvm_stretch.search.clock import Clock, Written
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.options import Option, Options, Widths
@@ -71,6 +72,7 @@ class ChainSearch:
         states: list[dict[object, _State]] = [{} for _ in range(len(pieces) + 1)]
         states[0][()] = _State(self._begin(), {})
         for index in range(len(pieces)):
+            step()
             fixed = list(self._fixed(index)) if splits else []
             for state in list(states[index].values()):
                 for option in self._follow(index, state.forms):

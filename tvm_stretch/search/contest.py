@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from tvm_stretch.errors import StretchError
+from tvm_stretch.progress import step
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.runtime.timeline import Timeline
 
@@ -68,6 +69,7 @@ def compare(models: Sequence[Model], rounds: int = _ROUNDS) -> list[Outcome]:
         runs = [model.random_run() for model in models]
         for run in runs:
             for _ in range(_WARM_UP):
+                step()
                 run()
         for _ in range(_PATIENCE):
             for _ in range(rounds):
@@ -81,6 +83,7 @@ def compare(models: Sequence[Model], rounds: int = _ROUNDS) -> list[Outcome]:
 def _take_turns(runs: Sequence[Callable[[], None]], samples: Sequence[list[float]]) -> None:
     """One round: each model once."""
     for run, latencies in zip(runs, samples, strict=True):
+        step()
         run()  # another model had the caches
         start = time.perf_counter()
         run()

@@ -30,7 +30,7 @@ from tvm_stretch.frontend import load_trainable
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale
 from tvm_stretch.plan.design import Branch, Design, DesignLike, StretchedSegment
-from tvm_stretch.progress import Progress, reporting, say
+from tvm_stretch.progress import Progress, reporting, say, step
 from tvm_stretch.search import uncollected
 from tvm_stretch.search.costs import Costs, planning_costs
 from tvm_stretch.search.twin import named_processors, refuse_threads_of, twin_costs, twin_processors
@@ -241,12 +241,14 @@ def _search(
     for runs in segmentations:
         own = replace(task, chain=Chain.of(task.chain.operators, runs))
         for places in sets:
+            step()
             search = Search(runs, task.pricing, places, task.home, rules, merge)
             share = MOST_SIMULATED // (len(segmentations) * len(sets))
             designs, left = search.best(max(1, share))
             if runs is segmentations[0] and len(places) == min(3, len(able)):
                 space.update(left)
             for design in designs:
+                step()
                 figures = predict(own.chain, design, own.pricing, own.home)
                 found.setdefault(design, candidate_of(task, design, figures))
     space["simulated"] = log10(max(1, len(found)))
