@@ -280,6 +280,8 @@ class Scaler:
         if len(reads) != 1 or not isinstance(matmul.call.args[1], GenericConst):
             raise _not_told(matmul)
         weight = self._constant(matmul, 1)  # (inputs, outputs)
+        if len(matmul.arg_shapes[0]) != 2 or weight.ndim != 2:
+            return self._matmul_of_others(matmul, data, weight, name)
         origin, shape = data.origin, (data.channels, weight.shape[1])
         if not self.warm:
             scaled = self._random(shape[::-1]).T
@@ -290,6 +292,16 @@ class Scaler:
             scaled[origin < 0] = 0
         call = relax.op.matmul(data.var, constant(scaled.astype(weight.dtype, copy=False)))
         return Value(self.emitter.emit(name, call), np.arange(shape[1]))
+
+    def _matmul_of_others(self, matmul: Operator, data: Value, weight: Array, name: str) -> Value:
+        """One that sums over another axis than channels: these may not change."""
+        if not self.is_as_before(matmul.inputs[0], data):
+            raise _not_told(matmul)
+        if not self.warm:
+            turned = np.swapaxes(weight, 0, -1)  # outputs first
+            weight = np.swapaxes(self._random(turned.shape), 0, -1).astype(weight.dtype)
+        call = relax.op.matmul(data.var, constant(weight))
+        return Value(self.emitter.emit(name, call), np.arange(self._channels(matmul.name)))
 
     def _elementwise(
         self,

@@ -9,6 +9,7 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from relax_helpers import module
 from relax_numpy import evaluate
 from stretch_networks import BLOCKS, SIZE, basic, network, regnet, shuffle_unit
 from tvm import relax
@@ -21,9 +22,11 @@ from tvm_stretch.passes.duplicate_and_scale import (
     narrowed,
 )
 from tvm_stretch.passes.name_operators import rename_variables
+from tvm_stretch.passes.scale_operators import Scaler, Value
 
 from tvm_stretch.errors import PlanError, UnsupportedError
 from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.plan.design import MERGES, Branch, Design, StretchedSegment
 
@@ -185,6 +188,25 @@ def test_start_without_the_weights():
     )
     assert np.array_equal(first, again)
     assert not np.allclose(first, other)
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_dense_layers_of_several_axes(warm: bool):
+    """They do not sum over the axis of channels, which stay as they are."""
+    weight = np.ones((4, 3), "float32")
+
+    def body(x: relax.Expr) -> relax.Expr:
+        return relax.op.matmul(relax.op.nn.relu(x), relax.const(weight))
+
+    operators = Operators(module(body, (1, 5, 4))["main"])
+    *_, matmul = operators
+    (name,) = matmul.inputs
+    scaler = Scaler(operators, warm, np.random.default_rng(0))
+    same = scaler.unchanged(name)
+    found = scaler.again(matmul, {name: same}, "again")
+    assert found.channels == 5 and shape_of(found.var) == [1, 5, 3]
+    with pytest.raises(UnsupportedError, match=f"got '{matmul.name}'"):
+        scaler.again(matmul, {name: Value(same.var, np.arange(4))}, "other")
 
 
 def test_equal_branches_are_told_apart():
