@@ -161,7 +161,10 @@ def test_figures_of_the_paper(phone: Profile) -> None:
 
 def test_a_profile_survives_its_file(phone: Profile) -> None:
     odd = replace(
-        phone.processors["hexagon"], name="ode to 'odd'", refuses={"nn.softmax": 'no "exp"'}
+        phone.processors["hexagon"],
+        name="ode to 'odd'",
+        refuses={"nn.softmax": 'no "exp"'},
+        target={"kind": "llvm", "host": {"kind": "c", "keys": ["a", "ö"]}, "n": 1, "on": True},
     )
     more = replace(
         phone,
@@ -199,6 +202,12 @@ def test_a_profile_survives_its_file(phone: Profile) -> None:
         ('to = "opencl"', 'to = "hexagon"', "each pair once, got from cpu to hexagon twice"),
         ('to = "opencl"', 'to = "cpu"', "got from cpu to cpu"),
         ("target = . kind", "target = { kinds", "a TVM target as a table for target of cpu"),
+        ('kind = "llvm"', "kind = 3", "a TVM target as a table for target of cpu"),
+        (
+            "threads = 4",
+            'threads = 4\nrefuses = { "nn.softmaxx" = "no exp" }',
+            "names of Relax's operators for refuses of cpu .* got 'nn.softmaxx'; write nn.softmax",
+        ),
         ("device =", "device", "expected TOML for the profile, got"),
         ('device = "snap', 'device = 7 #"snap', "expected a text for device of the profile, got 7"),
     ],
@@ -231,6 +240,8 @@ def test_unknown_devices_and_files(tmp_path: Path) -> None:
     ]:
         with pytest.raises(CostModelError, match=message):
             load_profile(device)
+    with pytest.raises(ts.InputError, match="the name of a known device, for device, got int"):
+        load_profile(3)
     (tmp_path / "bad.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(CostModelError, match="expected a readable file"):
         load_profile(tmp_path / "bad.toml")

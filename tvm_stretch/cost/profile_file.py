@@ -37,25 +37,29 @@ kernels for, but plans for.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from tvm.ir import Op
+
 from tvm_stretch.cost.profile import BYTES, ProcessorProfile, Profile, Transfer
 from tvm_stretch.cost.work import FAMILIES
 from tvm_stretch.errors import CostModelError, InstallError
-from tvm_stretch.files import read_text, write_whole, writing
+from tvm_stretch.files import as_path, read_text, write_whole, writing
 
 _HEAD = {"format": "tvm_stretch.profile", "version": 1}
 _LEAST = 1e-6  # of what divides
 _MOST = 1024  # cores
+_RELAX = "relax."
 
 
 def profiles() -> list[str]:
@@ -71,9 +75,10 @@ def load_profile(device: str | os.PathLike[str]) -> Profile:
 
     Raises:
         CostModelError: there is no such profile, or the file is none.
+        InputError: it is no name and no path.
         InstallError: this Python reads no TOML.
     """
-    path = Path(device)
+    path = as_path(device, "a profile, or the name of a known device, for device")
     if path.suffix != ".toml":
         if str(device) not in profiles():
             raise CostModelError(
@@ -123,6 +128,7 @@ def _processor(name: str, table: _Table) -> ProcessorProfile:
     speeds = table.table("multiply_adds_per_ns")
     target: dict[str, Any] = table.take("target", _TARGET, {})
     refuses: dict[str, str] = table.take("refuses", _REASONS, {})
+    _check_operators(refuses, table.where)
     found = ProcessorProfile(
         name=name,
         precision=table.take("precision", _PRECISION),
@@ -138,6 +144,20 @@ def _processor(name: str, table: _Table) -> ProcessorProfile:
     speeds.finish()
     table.finish()
     return found
+
+
+def _check_operators(names: Iterable[str], where: str) -> None:
+    """Relax has operators of these names, without ``relax.``."""
+    known = {
+        str(name)[len(_RELAX) :] for name in Op.list_op_names() if str(name).startswith(_RELAX)
+    }
+    for name in names:
+        if name not in known:
+            alike = difflib.get_close_matches(name, sorted(known), 3)
+            raise CostModelError(
+                f"expected names of Relax's operators for refuses of {where}, got {name!r}; write "
+                f"{' or '.join(alike) or 'one such as nn.softmax'}"
+            )
 
 
 def _transfer(table: _Table) -> Transfer:
@@ -266,7 +286,8 @@ _PRECISION = _Check(
     f"one of {', '.join(BYTES)}", lambda v: v if isinstance(v, str) and v in BYTES else None
 )
 _TARGET = _Check(
-    "a TVM target as a table", lambda v: v if isinstance(v, dict) and "kind" in v else None
+    "a TVM target as a table",
+    lambda v: v if isinstance(v, dict) and isinstance(v.get("kind"), str) else None,
 )
 _REASONS = _Check("a table of operators with reasons", _reasons)
 
@@ -313,9 +334,13 @@ def _key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
 
 
-def _inline(table: Mapping[str, Any]) -> str:
-    pairs = (f"{_key(key)} = {json.dumps(value)}" for key, value in table.items())
-    return f"{{ {', '.join(pairs)} }}"
+def _inline(value: Any) -> str:
+    """A value of any kind on one line; TOML's tables are not JSON's."""
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{_key(key)} = {_inline(of)}' for key, of in value.items())} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_inline, value))}]"
+    return _quoted(value) if isinstance(value, str) else str(value).lower()
 
 
 def _folder() -> Path:
