@@ -9,7 +9,6 @@ model.export("resnet50.so"); model = ts.load("resnet50.so")
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 from tvm_stretch.errors import (
@@ -83,7 +82,9 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return importlib.metadata.version("tvm_stretch")
+        from importlib.metadata import version
+
+        return version("tvm_stretch")
     if name not in _LAZY:
         raise AttributeError(f"module 'tvm_stretch' has no attribute {name!r}")
     with ctrl_c_waits():  # C++ may end the process if it is interrupted while it is imported

@@ -6,7 +6,23 @@ values and the way out.
 
 from __future__ import annotations
 
-import tvm_ffi
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_untold: dict[str, type[Exception]] = {}
+_tell: Callable[[str, type[Exception]], object] = _untold.__setitem__
+
+
+def tell_tvm() -> None:
+    """Let TVM know these errors by name; not before it is there, since it imports PyTorch."""
+    import tvm_ffi
+
+    global _tell
+    _tell = tvm_ffi.register_error
+    while _untold:
+        _tell(*_untold.popitem())
 
 
 class StretchError(ValueError):
@@ -17,7 +33,7 @@ class StretchError(ValueError):
 
     def __init_subclass__(cls, kind: str = "", **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        tvm_ffi.register_error(kind or cls.__name__, cls)
+        _tell(kind or cls.__name__, cls)
 
 
 class ModelError(StretchError):

@@ -24,6 +24,15 @@ def test_the_package_lists_its_names_and_version() -> None:
     assert ts.__version__.count(".") >= 2
 
 
+def test_the_import_waits_for_nothing() -> None:
+    """TVM imports PyTorch where it is installed, which takes seconds."""
+    code = (
+        "import sys, tvm_stretch; print(*{'numpy', 'torch', 'tvm', 'tvm_ffi'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
 def test_what_compiles_loads_nothing_that_only_learning_needs() -> None:
     code = (
         "import sys, tvm_stretch, tvm_stretch.compiler\n"

@@ -10,8 +10,9 @@ from typing import Any
 
 import tvm_ffi
 
-from tvm_stretch.errors import RunError
+from tvm_stretch.errors import RunError, tell_tvm
 
+tell_tvm()
 tvm_ffi.register_error("RunCancelled", CancelledError)  # see errors.h
 # Most of a compile is our passes, which TVM calls: Ctrl-C in them would be a RuntimeError.
 tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import tvm_stretch
-from tvm_stretch.errors import InstallError
+from tvm_stretch.errors import InstallError, tell_tvm
 
 
 def find_file(name: str) -> Path:
@@ -35,4 +35,5 @@ def find_file(name: str) -> Path:
 @cache
 def load_native_library() -> None:
     """Load the library once; loading registers its functions with tvm-ffi."""
+    tell_tvm()
     ctypes.CDLL(str(find_file("lib/libtvm_stretch_runtime.so")), ctypes.RTLD_LOCAL)
