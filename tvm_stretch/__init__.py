@@ -23,11 +23,13 @@ from tvm_stretch.errors import (
     ScheduleError,
     StretchError,
     TargetError,
+    TrainingError,
     UnsupportedError,
 )
 from tvm_stretch.progress import ctrl_c_waits
 
 if TYPE_CHECKING:
+    from tvm_stretch import training
     from tvm_stretch.compiler import compile, predict
     from tvm_stretch.measuring.calibrating import calibrate
     from tvm_stretch.measuring.measure import measure
@@ -54,6 +56,7 @@ __all__ = [
     "ScheduleError",
     "StretchError",
     "TargetError",
+    "TrainingError",
     "UnsupportedError",
     "calibrate",
     "compile",
@@ -62,6 +65,7 @@ __all__ = [
     "predict",
     "probe",
     "stretch",
+    "training",
 ]
 
 # Imported on first use: the zoo and the errors need no TVM, a phone has no compiler.
@@ -85,6 +89,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("tvm_stretch")
+    if name == "training":  # needs torch
+        return importlib.import_module("tvm_stretch.training")
     if name not in _LAZY:
         raise AttributeError(f"module 'tvm_stretch' has no attribute {name!r}")
     with ctrl_c_waits():  # C++ may end the process if it is interrupted while it is imported

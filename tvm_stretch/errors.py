@@ -81,3 +81,7 @@ class PlanError(StretchError):
 
 class CostModelError(StretchError):
     """A cost model or its dataset is damaged, of another schema or from another device."""
+
+
+class TrainingError(StretchError):
+    """Training came to no finite numbers, or a checkpoint is damaged or of something else."""

@@ -33,6 +33,7 @@ ROOMS = (
     ("frontend",),
     ("build",),
     ("search",),
+    ("training",),
     ("stretching",),
     ("measuring",),
     ("compiler",),

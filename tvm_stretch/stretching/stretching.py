@@ -3,6 +3,7 @@
     st = ts.stretch("resnet34.onnx", targets=["llvm", "opencl"])
     print(st.candidates)            # designs, what is predicted of them, what was pruned and why
     module = st.module()            # Relax, the best design, weights from the given network
+    net = st.to_torch()             # the same as a torch module, to be trained; then st.load_torch
     st.judge("design.json")         # any other design
 
 segments.py finds the segments, search.py the designs that rules.py leaves, predict.py simulates the
@@ -18,14 +19,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from math import log10
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tvm
 
 from tvm_stretch.cost.profile_file import load_profile
 from tvm_stretch.cost.verdicts import apply_verdicts
-from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.errors import InputError, PlanError, UnsupportedError
 from tvm_stretch.frontend import load_trainable
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale
@@ -50,6 +51,9 @@ from tvm_stretch.stretching.segments import Run, cut_runs, find_runs
 from tvm_stretch.stretching.tables import Pricing
 from tvm_stretch.targets.processors import make_processors
 from tvm_stretch.targets.registry import TargetLike, registered
+
+if TYPE_CHECKING:
+    from tvm_stretch.training import TrainableNetwork
 
 MOST_SIMULATED = 20
 
@@ -113,8 +117,47 @@ class Stretching:
             warm_start: weights start from those of the given network.
             seed: of weights that are random.
         """
-        chosen = self.best.design if design is None else Design.read(design)
-        return duplicate_and_scale(self.mod, chosen, warm_start, seed)
+        return duplicate_and_scale(self.mod, self._chosen(design), warm_start, seed)
+
+    def to_torch(
+        self, design: DesignLike | None = None, *, warm_start: bool = True, seed: int = 0
+    ) -> TrainableNetwork:
+        """As `module`, as a torch module: to be trained, then given to `load_torch`.
+
+        Raises:
+            InstallError: there is no torch.
+        """
+        from tvm_stretch.training import to_torch
+
+        chosen = self._chosen(design)
+        return to_torch(self.module(chosen, warm_start=warm_start, seed=seed), chosen.to_data())
+
+    def load_torch(self, net: TrainableNetwork) -> tvm.IRModule:
+        """What `to_torch` gave, trained, as Relax: for ``ts.compile``.
+
+        Raises:
+            InputError: it is another module, weights are missing, or are no finite numbers.
+        """
+        from tvm_stretch.training import load_torch
+        from tvm_stretch.training.exchange import as_network
+
+        design = as_network(net).design
+        if design is None:
+            raise InputError(
+                "expected a module that to_torch of a stretching made for net, got one of a "
+                "network without design; see training.load_torch"
+            )
+        try:
+            module = self.module(design)
+        except PlanError as error:
+            raise InputError(
+                f"expected a module that to_torch of this stretching made for net, got one of "
+                f"another network ({error}); use the stretching that it came from"
+            ) from error
+        return load_torch(module, net)
+
+    def _chosen(self, design: DesignLike | None) -> Design:
+        return self.best.design if design is None else Design.read(design)
 
     def judge(self, design: DesignLike, what: str = "") -> Candidate:
         """What is predicted of a design, and which rule would prune it.

@@ -1,0 +1,157 @@
+"""One seed of one network: the original, its stretched form trained alike, distilled, warm-started.
+
+Needs torch and tvm_stretch/training/, but no TVM: what TVM knows of the networks comes prepared
+(accuracy_networks.py).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from benchmarks.accuracy_tasks import Data
+from tvm_stretch.training import Batches, TrainableNetwork, accuracy, distill, fit, recalibrate
+from tvm_stretch.training.graph import Graph
+
+NOISE = 0.01
+"""As passes/duplicate_and_scale.py has it."""
+
+
+@dataclass(frozen=True)
+class Inherited:
+    """Where the numbers of a weight of the stretched network come from.
+
+    Attributes:
+        source: the original's weight; empty for what is new.
+        index: of each element in it; -1 for what is new.
+        factor: that each element is multiplied by.
+        value: what is added to it.
+        is_noisy: whether it is a branch's that another one has too.
+    """
+
+    source: str
+    index: np.ndarray
+    factor: np.ndarray
+    value: np.ndarray
+    is_noisy: bool
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A network and its stretched form.
+
+    Attributes:
+        name: of the network.
+        original: its graph.
+        stretched: the graph of the design.
+        inherited: what each weight of that starts from.
+        told: the design and its size, for people.
+    """
+
+    name: str
+    original: Graph
+    stretched: Graph
+    inherited: Mapping[str, Inherited]
+    told: str
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and on how much each network is trained.
+
+    Attributes:
+        trained: images.
+        tested: images.
+        epochs: of training.
+        rate: the highest learning rate.
+        low_rate: of the two epochs after a warm start.
+        batch: images in a step.
+    """
+
+    trained: int = 8000
+    tested: int = 10000
+    epochs: int = 20
+    rate: float = 0.1
+    low_rate: float = 0.01
+    batch: int = 64
+
+
+def fresh(graph: Graph, seed: int) -> TrainableNetwork:
+    """A network with random weights, after He."""
+    random = np.random.default_rng(seed)
+    norms = {weight.layer for weight in graph.weights if weight.role == "running_var"}
+
+    def drawn(role: str, layer: str, shape: tuple[int, ...]) -> np.ndarray:
+        if layer in norms or role != "weight":
+            ones = role in ("weight", "running_var")
+            return np.full(shape, 1.0 if ones else 0.0, "float32")
+        inside = math.prod(shape[1:]) if len(shape) > 2 else shape[0]
+        gain = 2.0 if len(shape) > 2 else 1.0
+        values = random.standard_normal(shape) * math.sqrt(gain / inside)
+        return values.astype("float32")
+
+    weights = {w.name: drawn(w.role, w.layer, w.shape) for w in graph.weights}
+    return TrainableNetwork(graph, weights)
+
+
+def weights_of(net: TrainableNetwork) -> dict[str, np.ndarray]:
+    """By the graph's names."""
+    state = net.state_dict()
+    return {w.name: state[net.weight_key(w.name)].cpu().numpy() for w in net.graph.weights}
+
+
+def inherit(
+    prepared: Prepared, weights: Mapping[str, np.ndarray], seed: int, noise: float = NOISE
+) -> dict[str, np.ndarray]:
+    """The weights of the stretched network, as stretching makes them of the original's."""
+    random = np.random.default_rng(seed)
+    found = {}
+    for name, origin in prepared.inherited.items():
+        values = origin.value
+        if origin.source:
+            taken = weights[origin.source].reshape(-1)[np.maximum(origin.index, 0)]
+            values = values + origin.factor * np.where(origin.index >= 0, taken, 0)
+        if noise and origin.is_noisy:
+            values = values + noise * values.std() * random.standard_normal(values.shape)
+        found[name] = values.astype("float32")
+    return found
+
+
+def trial(prepared: Prepared, data: Data, schedule: Schedule, seed: int) -> dict[str, float]:
+    """Accuracies of one seed, in percent, and seconds."""
+    began = time.perf_counter()
+    batches = Batches(data.images, data.labels, schedule.batch)
+    tests = Batches(data.test_images, data.test_labels, 1000, shuffled=False)
+    device = data.images.device
+
+    how: dict[str, Any] = {"seed": seed, "device": device, "progress": _unheard}
+    long = {**how, "epochs": schedule.epochs, "rate": schedule.rate}
+
+    def right(net: nn.Module) -> float:
+        return 100 * accuracy(net, tests)
+
+    original, alike = fresh(prepared.original, seed), fresh(prepared.stretched, seed)
+    fit(original, batches, **long)
+    fit(alike, batches, **long)
+    start = inherit(prepared, weights_of(original), seed)
+    warm = TrainableNetwork(prepared.stretched, start).to(device)
+    found = {"original": right(original), "alike": right(alike), "copied": right(warm)}
+    recalibrate(warm, data.images[:2048], progress=_unheard)
+    found["recalibrated"] = right(warm)
+    fit(warm, batches, epochs=2, rate=schedule.low_rate, **how)
+    found["two epochs"] = right(warm)
+    taught = TrainableNetwork(prepared.stretched, start)
+    distill(taught, original, batches, **long)
+    found["distilled"] = right(taught)
+    found["seconds"] = time.perf_counter() - began
+    return found
+
+
+def _unheard(_line: str) -> None:
+    """A trial is one line."""

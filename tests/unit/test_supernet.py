@@ -1,0 +1,80 @@
+"""Supernets: candidates share what they have in common, and are networks of their own again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from stretch_networks import BLOCKS, SIZE, basic, network
+from tvm_stretch.passes.detect_blocks import detect_stages
+from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale
+
+import tvm_stretch as ts
+from tvm_stretch.errors import InputError
+from tvm_stretch.plan.design import Design
+
+STAGES = ((16, 2), (32, 2))
+DESIGNS = (
+    ([[2, 2], [2, 2]], [[12, 8], [16, 24]]),
+    ([[1, 2], [2, 1]], [[8, 8], [24, 8]]),
+    ([[2, 1], [1, 1]], [[4, 16], [16, 16]]),
+)
+GENERATOR = torch.Generator().manual_seed(0)
+LABELS = torch.randint(5, (48,), generator=GENERATOR)
+IMAGES = torch.randn(48, 3, SIZE, SIZE, generator=GENERATOR) + LABELS[:, None, None, None] - 2.0
+
+
+def candidates(block=basic, merge: str = "concat"):
+    mod = network(block, STAGES)
+    stages = detect_stages(mod)[-2:]
+    ends = [(stage.blocks[0].inputs[0], stage.blocks[-1].output) for stage in stages]
+    return [
+        ts.training.to_torch(
+            duplicate_and_scale(mod, Design.of_lists(ends, ["a", "b"], *lists, merge))
+        )
+        for lists in DESIGNS
+    ]
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_candidates_alone_say_what_they_say_in_the_supernet(kind: str):
+    for merge in ("concat", "restore"):
+        supernet = ts.training.Supernet(candidates(BLOCKS[kind], merge)).eval()
+        with torch.no_grad():
+            for index in range(len(DESIGNS)):
+                alone = supernet.candidate(index).eval()
+                assert torch.equal(alone(IMAGES[:2]), supernet.say(index, IMAGES[:2]))
+
+
+def test_what_is_shared():
+    """The first rows of the largest; columns of both branches where they stand there."""
+    supernet = ts.training.Supernet(candidates())
+    first = supernet.shared["conv2d1_b0_weight"]
+    assert first.shape == (12, 8, 3, 3)
+    assert torch.equal(supernet.weights(1)["conv2d1_b0.weight"], first[:8])
+    second = supernet.shared["conv2d6_b0_weight"]
+    assert second.shape == (24, 12 + 16, 3, 3)
+    read = [*range(4), *range(12, 28)]
+    assert torch.equal(supernet.weights(2)["conv2d6_b0.weight"], second[:16][:, read])
+    given = candidates()[supernet.largest]
+    assert torch.equal(supernet.candidate(supernet.largest).conv2d.weight, given.conv2d.weight)
+    shared = sum(value.numel() for value in supernet.parameters())
+    assert shared < sum(value.numel() for net in candidates() for value in net.parameters())
+
+
+def test_the_sandwich_rule():
+    """All candidates learn, in the same way again; what comes out can be recalibrated."""
+    found = []
+    for _ in range(2):
+        supernet = ts.training.Supernet(candidates())
+        loader = ts.training.Batches(IMAGES, LABELS, 16)
+        ts.training.fit_supernet(supernet, loader, epochs=6, sampled=1, seed=2)
+        nets = [supernet.candidate(index) for index in range(3)]
+        for net in nets:
+            ts.training.recalibrate(net, IMAGES)
+        found.append([ts.training.accuracy(net, loader) for net in nets])
+    assert found[0] == found[1] and min(found[0]) > 0.5
+
+
+def test_candidates_of_one_network_are_needed():
+    with pytest.raises(InputError, match="two or more designs"):
+        ts.training.Supernet(candidates()[:1])

@@ -1,0 +1,176 @@
+"""Training: statistics, determinism, checkpoints, soft labels, and what goes wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from stretch_networks import SIZE, basic, network, regnet
+
+import tvm_stretch as ts
+from tvm_stretch.errors import InputError, TrainingError
+from tvm_stretch.training.loop import share_of_rate, weighted_soft_labels
+
+GENERATOR = torch.Generator().manual_seed(0)
+LABELS = torch.randint(5, (48,), generator=GENERATOR)
+IMAGES = torch.randn(48, 3, SIZE, SIZE, generator=GENERATOR) + LABELS[:, None, None, None] - 2.0
+STAGES = ((8, 1), (16, 1))
+
+
+def net_of(block=basic):
+    return ts.training.to_torch(network(block, STAGES))
+
+
+def loader():
+    return ts.training.Batches(IMAGES, LABELS, 16)
+
+
+def state(net) -> list[torch.Tensor]:
+    return [value.clone() for value in net.state_dict().values()]
+
+
+def assert_equal(net, other) -> None:
+    assert all(torch.equal(a, b) for a, b in zip(state(net), state(other), strict=True))
+
+
+def test_recalibrated_statistics_are_those_of_the_images():
+    net = net_of()
+    weights = [value.clone() for value in net.parameters()]
+    for images in (IMAGES, IMAGES.numpy(), loader()):
+        ts.training.recalibrate(net.eval(), images)
+        first = net.get_submodule("tuplegetitem")
+        with torch.no_grad():
+            seen = torch.nn.functional.conv2d(IMAGES, net.conv2d.weight, padding=1)
+        torch.testing.assert_close(first.running_mean, seen.mean((0, 2, 3)), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(first.running_var, seen.var((0, 2, 3)), rtol=0.05, atol=0)
+        assert not net.training and first.momentum == 0.1 and not first.training
+    assert all(torch.equal(a, b) for a, b in zip(weights, net.parameters(), strict=True))
+    with pytest.raises(InputError, match="images to recalibrate with, got none"):
+        ts.training.recalibrate(net, [])
+
+
+def test_training_learns_and_repeats():
+    net, again, other = net_of(), net_of(), net_of()
+    untaught = ts.training.accuracy(net, loader())
+    lines: list[str] = []
+    losses = ts.training.fit(net, loader(), epochs=4, seed=1, progress=lines.append)
+    assert losses[-1] < losses[0] and not net.training
+    assert ts.training.accuracy(net, loader()) > max(0.5, untaught)
+    assert lines[-1].startswith("epoch 4 of 4, loss ")
+    before = torch.random.get_rng_state()
+    ts.training.fit(again, loader(), epochs=4, seed=1)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    ts.training.fit(other, loader(), epochs=4, seed=2)
+    assert_equal(net, again)
+    assert not torch.equal(net.conv2d.weight, other.conv2d.weight)
+
+
+class KilledError(Exception):
+    """In the place of a signal."""
+
+
+class Dying(ts.training.Batches):
+    """Ends in the middle of the third epoch."""
+
+    epochs = 0
+
+    def __iter__(self):
+        self.epochs += 1
+        for index, batch in enumerate(super().__iter__()):
+            if self.epochs == 3 and index == 1:
+                raise KilledError
+            yield batch
+
+
+def test_a_run_that_was_cut_off_goes_on(tmp_path):
+    whole, first, second = net_of(), net_of(), net_of()
+    path = tmp_path / "run.pt"
+    ts.training.fit(whole, loader(), epochs=4)
+    with pytest.raises(KilledError):
+        ts.training.fit(first, Dying(IMAGES, LABELS, 16), epochs=4, checkpoint=path)
+    assert [file.name for file in tmp_path.iterdir()] == ["run.pt"]
+    assert len(ts.training.fit(second, loader(), epochs=4, checkpoint=path)) == 2
+    assert_equal(whole, second)
+    assert ts.training.fit(net_of(), loader(), epochs=4, checkpoint=path) == []
+
+
+def test_checkpoints_that_do_not_fit(tmp_path):
+    path = tmp_path / "run.pt"
+    ts.training.fit(net_of(), loader(), epochs=1, checkpoint=path)
+
+    def refused(words: str, net, **settings) -> None:
+        with pytest.raises(TrainingError, match=words):
+            ts.training.fit(net, loader(), **{"epochs": 1, "checkpoint": path, **settings})
+
+    refused("got one of another", net_of(regnet))
+    refused("got one of another", torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(432, 5)))
+    refused("got epochs=1 where this has 2", net_of(), epochs=2)
+    refused("got rate=0.1 where this has 0.2", net_of(), rate=0.2)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + b"?")
+    refused("got a damaged one", net_of())
+    path.write_bytes(b"{}")
+    refused("got another kind of file", net_of())
+    refused("a readable checkpoint", net_of(), checkpoint=tmp_path)
+
+
+def test_nan_stops(tmp_path):
+    path = tmp_path / "run.pt"
+    images = IMAGES.clone()
+    images[3] = torch.nan
+    with pytest.raises(TrainingError, match="expected a finite loss, got nan in epoch 1 of 2"):
+        ts.training.fit(net_of(), ts.training.Batches(images, LABELS), epochs=2, checkpoint=path)
+    assert not path.exists()
+
+
+def test_soft_labels():
+    """Against the formula, written out."""
+    rng = np.random.default_rng(0)
+    own, its = rng.standard_normal((2, 4, 5))
+    labels = np.array([0, 1, 2, 4])
+
+    def logs(values: np.ndarray) -> np.ndarray:
+        return values - np.log(np.exp(values).sum(1, keepdims=True))
+
+    rows = np.arange(4)
+    weight = 1 - np.exp(-(logs(own)[rows, labels] / logs(its)[rows, labels]))
+    soft = -(np.exp(logs(its / 2)) * logs(own / 2)).sum(1)
+    given = [torch.tensor(values) for values in (own, its, labels)]
+    found = weighted_soft_labels(*given, temperature=2)
+    assert float(found) == pytest.approx(4 * (weight * soft).mean(), rel=1e-5)
+
+
+def test_distillation():
+    teacher, net, alone = net_of(), net_of(), net_of()
+    ts.training.fit(teacher, loader(), epochs=3)
+    taught = state(teacher.train())
+    ts.training.distill(net, teacher, loader(), epochs=2)
+    ts.training.fit(alone, loader(), epochs=2)
+    assert teacher.training
+    assert all(torch.equal(a, b) for a, b in zip(taught, state(teacher), strict=True))
+    assert not torch.equal(net.conv2d.weight, alone.conv2d.weight)
+    with pytest.raises(InputError, match="positive number for temperature"):
+        ts.training.distill(net, teacher, loader(), epochs=1, temperature=0)
+
+
+def test_the_rate_rises_and_falls():
+    shares = [share_of_rate(done) for done in np.linspace(0, 1, 101)]
+    top = shares.index(max(shares))
+    assert shares[:top] == sorted(shares[:top]) and shares[top:] == sorted(shares[top:])[::-1]
+    assert max(shares) == 1 and shares[-1] == 0
+
+
+def test_wrong_calls():
+    net = net_of()
+    for words, given in (
+        ("pairs of images and labels", {"loader": [IMAGES]}),
+        ("a loader that gives batches", {"loader": iter(())}),
+        ("positive number for epochs", {"epochs": 0}),
+        ("positive number for rate", {"rate": -1}),
+        ("a device that torch has", {"device": "abacus"}),
+    ):
+        given = {"loader": loader(), "epochs": 1, **given}
+        with pytest.raises(InputError, match=words):
+            ts.training.fit(net, given.pop("loader"), **given)
+    with pytest.raises(InputError, match="as many labels as images"):
+        ts.training.Batches(IMAGES, LABELS[:3])

@@ -1,0 +1,51 @@
+"""Training of stretched networks, in torch: ``pip install tvm-stretch[train]``.
+
+    net = st.to_torch()
+    ts.training.recalibrate(net, images)
+    ts.training.distill(net, teacher, loader, epochs=30)
+    model = ts.compile(st.load_torch(net), targets=["llvm", "opencl"])
+
+Only exchange.py and relax_graph.py need TVM: a machine that trains need not have it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tvm_stretch.errors import InstallError
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise InstallError(
+        f"expected torch for training, got {error}; pip install tvm-stretch[train]"
+    ) from error
+
+from tvm_stretch.training.data import Batches, accuracy
+from tvm_stretch.training.loop import distill, fit
+from tvm_stretch.training.network import TrainableNetwork
+from tvm_stretch.training.statistics import recalibrate
+from tvm_stretch.training.supernet import Supernet, fit_supernet
+
+if TYPE_CHECKING:
+    from tvm_stretch.training.exchange import load_torch, to_torch
+
+__all__ = [
+    "Batches",
+    "Supernet",
+    "TrainableNetwork",
+    "accuracy",
+    "distill",
+    "fit",
+    "fit_supernet",
+    "load_torch",
+    "recalibrate",
+    "to_torch",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("load_torch", "to_torch"):
+        return getattr(importlib.import_module("tvm_stretch.training.exchange"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,119 @@
+"""Batches of images, and what a network makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tvm_stretch.errors import InputError
+
+Loader: TypeAlias = Iterable[Any]
+"""Gives pairs of images and labels, once an epoch: a ``DataLoader``, `Batches`, a list."""
+
+
+class Batches:
+    """Images and labels that are in memory, in batches; a ``DataLoader`` of one line.
+
+    Args:
+        images: all of them, on the device where they will be needed.
+        labels: a number for each.
+        size: of a batch. What is left over at the end of an epoch is left out, unless it is all.
+        shuffled: in another order every epoch, which torch's seed decides.
+        augment: changes a batch of images.
+    """
+
+    def __init__(
+        self,
+        images: Tensor | np.ndarray,
+        labels: Tensor | np.ndarray,
+        size: int = 128,
+        shuffled: bool = True,
+        augment: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.images, self.labels = torch.as_tensor(images), torch.as_tensor(labels)
+        if len(self.images) != len(self.labels) or not len(self.images):
+            raise InputError(
+                f"expected as many labels as images, and some, got {len(self.labels)} and "
+                f"{len(self.images)}; give one label for each image"
+            )
+        self.size = min(size, len(self.images))
+        self.shuffled = shuffled
+        self.augment = augment
+
+    def __len__(self) -> int:
+        count = len(self.images)
+        return count // self.size if self.shuffled else -(-count // self.size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        count = len(self.images)
+        order = torch.randperm(count) if self.shuffled else torch.arange(count)
+        order = order.to(self.images.device)
+        for index in range(len(self)):
+            chosen = order[index * self.size : (index + 1) * self.size]
+            images = self.images[chosen]
+            yield self.augment(images) if self.augment else images, self.labels[chosen]
+
+
+def device_of(net: nn.Module) -> torch.device:
+    """Where a module's weights are."""
+    return next((value.device for value in net.parameters()), torch.device("cpu"))
+
+
+def place(device: str | torch.device | None, net: nn.Module) -> torch.device:
+    """The device that a caller names; by default where the module is.
+
+    Raises:
+        InputError: torch has none.
+    """
+    try:
+        found = device_of(net) if device is None else torch.device(device)
+        torch.empty(0, device=found)
+    except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
+        raise InputError(
+            f"expected a device that torch has for device, got {device!r} ({error}); give 'cpu' or "
+            "'cuda'"
+        ) from error
+    return found
+
+
+def labelled(loader: Loader, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of images with labels, on a device.
+
+    Raises:
+        InputError: there are none, or they are something else.
+    """
+    batches = 0
+    for batches, batch in enumerate(loader, 1):  # noqa: B007
+        if not isinstance(batch, list | tuple) or len(batch) != 2:
+            raise InputError(
+                f"expected pairs of images and labels from the loader, got {type(batch).__name__}; "
+                "give a DataLoader or training.Batches"
+            )
+        images, labels = (torch.as_tensor(part) for part in batch)
+        yield (
+            images.to(device, torch.float32, non_blocking=True),
+            labels.to(device, torch.int64, non_blocking=True),
+        )
+    if not batches:
+        raise InputError(
+            "expected a loader that gives batches in every epoch, got none; a generator is empty "
+            "after the first: give a list or a DataLoader"
+        )
+
+
+@torch.no_grad()
+def accuracy(net: nn.Module, loader: Loader) -> float:
+    """The share of images, from 0 to 1, whose label is what the network says."""
+    device, was_training = device_of(net), net.training
+    net.eval()
+    right = torch.zeros((), dtype=torch.int64, device=device)
+    total = 0
+    for images, labels in labelled(loader, device):
+        right += (net(images).argmax(1) == labels).sum()
+        total += len(labels)
+    net.train(was_training)
+    return int(right) / total

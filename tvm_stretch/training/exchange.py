@@ -1,0 +1,99 @@
+"""Relax -> torch -> Relax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import tvm
+
+from tvm_stretch.errors import InputError
+from tvm_stretch.frontend import load_trainable
+from tvm_stretch.training.network import TrainableNetwork
+from tvm_stretch.training.relax_graph import graph_of, with_weights
+
+
+def to_torch(source: Any, design: Mapping[str, Any] | None = None) -> TrainableNetwork:
+    """A network as a torch module with its weights and batch normalisations, to be trained.
+
+    Args:
+        source: as for ``ts.compile``; what a stretching made, too.
+        design: of a stretching, as JSON; it stays with the module.
+
+    Raises:
+        UnsupportedError: the network has an operator that cannot be trained here.
+    """
+    mod = source if isinstance(source, tvm.IRModule) else load_trainable(source)
+    return TrainableNetwork(*graph_of(mod), design)
+
+
+def load_torch(source: Any, net: object) -> tvm.IRModule:
+    """The network with the weights of a torch module that `to_torch` made of it.
+
+    Args:
+        source: what `to_torch` was given.
+        net: what it gave, trained.
+
+    Raises:
+        InputError: it is another module, weights are missing, or are no finite numbers.
+    """
+    mod = source if isinstance(source, tvm.IRModule) else load_trainable(source)
+    graph, _ = graph_of(mod)
+    known = as_network(net)
+    if known.graph.fingerprint != graph.fingerprint:
+        raise InputError(
+            f"expected the torch module of this network, got one of {_told(known)} where this has "
+            f"{len(graph.nodes)} operators and {len(graph.weights)} weights; give what to_torch "
+            "made of the same network and design"
+        )
+    return with_weights(mod, _weights(known))
+
+
+def as_network(net: object) -> TrainableNetwork:
+    """What `to_torch` gave.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if isinstance(net, TrainableNetwork):
+        return net
+    inner = getattr(net, "module", getattr(net, "_orig_mod", None))
+    hint = "give its .module" if isinstance(inner, TrainableNetwork) else "give what it returned"
+    raise InputError(
+        f"expected the torch module that to_torch made for net, got {type(net).__name__}; {hint}"
+    )
+
+
+def _told(net: TrainableNetwork) -> str:
+    return f"{len(net.graph.nodes)} operators and {len(net.graph.weights)} weights"
+
+
+def _weights(net: TrainableNetwork) -> dict[str, np.ndarray]:
+    """All weights by the graph's names, checked."""
+    state = net.state_dict()
+    wanted = {net.weight_key(weight.name): weight for weight in net.graph.weights}
+    counters = {key for key in state if key.endswith(".num_batches_tracked")}
+    extra, missing = set(state) - set(wanted) - counters, set(wanted) - set(state)
+    if missing or extra:
+        what = f"none for {min(missing)!r}" if missing else f"one more, {min(extra)!r}"
+        raise InputError(
+            f"expected the {len(wanted)} weights that to_torch made, got {what}; leave layers and "
+            "their parameters in place (no pruning, no parametrisation)"
+        )
+    found = {}
+    for key, weight in wanted.items():
+        value = state[key].detach().cpu()
+        if tuple(value.shape) != weight.shape:
+            raise InputError(
+                f"expected a weight of shape {weight.shape} for {key!r}, got "
+                f"{tuple(value.shape)}; the network's layers must keep their sizes"
+            )
+        if value.is_floating_point() and not torch.isfinite(value).all():
+            raise InputError(
+                f"expected finite numbers for {key!r}, got NaN or infinity; train with a lower "
+                "rate, from a checkpoint before that"
+            )
+        found[weight.name] = value.float().numpy() if value.is_floating_point() else value.numpy()
+    return found

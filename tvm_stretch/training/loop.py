@@ -1,0 +1,284 @@
+"""Training: as the paper does it (SGD with momentum, half a period of a cosine), and distillation.
+
+    fit(net, loader, epochs=30, rate=0.1)
+    distill(net, teacher, loader, epochs=30)          # loss + alpha * T^2 * weighted soft labels
+
+Every epoch has its own seed, so that a run that was cut off and goes on from its checkpoint ends
+with the very weights of one that was not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tvm_stretch.errors import InputError, TrainingError
+from tvm_stretch.files import as_path
+from tvm_stretch.progress import Progress, reporting, say
+from tvm_stretch.training.checkpoints import read_checkpoint, write_checkpoint
+from tvm_stretch.training.data import Loader, device_of, labelled, place
+
+ALPHA = 2.5
+TEMPERATURE = 2.0
+"""Of weighted soft labels (Zhou et al., 2021), which NN-Stretch uses; theirs for ImageNet."""
+
+WARM_UP = 0.05
+"""The share of the training in which the rate rises."""
+
+LOOK_EVERY = 50
+"""After so many steps the loss is shown, and looked at."""
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Of images, what the network says of them, and labels."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a network is trained.
+
+    Attributes:
+        epochs: how often all images are seen.
+        rate: the highest learning rate.
+        momentum: of SGD.
+        weight_decay: of weights; scales and offsets have none.
+        seed: of everything that is random.
+        loss: what is minimised.
+    """
+
+    epochs: int
+    rate: float
+    momentum: float
+    weight_decay: float
+    seed: int
+    loss: str
+
+    def __post_init__(self) -> None:
+        if type(self.epochs) is not int or self.epochs < 1:
+            raise InputError(
+                f"expected a positive number for epochs, got {self.epochs!r}; raise it"
+            )
+        if not 0 < self.rate < math.inf:
+            raise InputError(f"expected a positive number for rate, got {self.rate!r}; try 0.1")
+
+
+def fit(
+    net: nn.Module,
+    loader: Loader,
+    *,
+    epochs: int,
+    rate: float = 0.1,
+    momentum: float = 0.9,
+    weight_decay: float = 5e-5,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> list[float]:
+    """Train a network to tell labels; the mean loss of every epoch of this call.
+
+    Args:
+        net: changed in place; in evaluation mode afterwards.
+        loader: gives pairs of images and labels, once an epoch.
+        epochs: how often all images are seen.
+        rate: the highest learning rate; it falls along a cosine. 0.01 for what is warm.
+        momentum: of SGD.
+        weight_decay: of weights.
+        seed: same seed, same device, same result.
+        device: by default where the network is; it stays there.
+        checkpoint: a file that is written after every epoch, from which the same call goes on.
+        progress: as for ``ts.compile``.
+
+    Raises:
+        TrainingError: the loss is not finite, or the checkpoint is of another network or training.
+        InputError: the loader gives no pairs of images and labels.
+    """
+    settings = Settings(epochs, rate, momentum, weight_decay, seed, "labels")
+
+    def loss(_images: Tensor, said: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(said, labels)
+
+    return train(net, loader, loss, settings, device, checkpoint, progress)
+
+
+def distill(
+    net: nn.Module,
+    teacher: nn.Module,
+    loader: Loader,
+    *,
+    epochs: int,
+    alpha: float = ALPHA,
+    temperature: float = TEMPERATURE,
+    rate: float = 0.1,
+    momentum: float = 0.9,
+    weight_decay: float = 5e-5,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> list[float]:
+    """As `fit`, and what a teacher says counts too: weighted soft labels.
+
+    Args:
+        net: as for `fit`.
+        teacher: the network that was stretched, trained; its mode and its weights stay.
+        loader: as for `fit`.
+        epochs: as for `fit`.
+        alpha: how much what the teacher says counts, beside the labels.
+        temperature: logits are divided by it.
+        rate: as for `fit`.
+        momentum: as for `fit`.
+        weight_decay: as for `fit`.
+        seed: as for `fit`.
+        device: as for `fit`.
+        checkpoint: as for `fit`.
+        progress: as for `fit`.
+    """
+    for name, value in (("alpha", alpha), ("temperature", temperature)):
+        if not 0 < value < math.inf:
+            raise InputError(f"expected a positive number for {name}, got {value!r}; see distill")
+    what = f"soft labels of alpha {alpha}, temperature {temperature}"
+    settings = Settings(epochs, rate, momentum, weight_decay, seed, what)
+    where, was_training = place(device, net), teacher.training
+    teacher.to(where).eval()
+
+    def loss(images: Tensor, said: Tensor, labels: Tensor) -> Tensor:
+        with torch.no_grad():
+            taught = teacher(images)
+        hard = functional.cross_entropy(said, labels)
+        return hard + alpha * weighted_soft_labels(said, taught, labels, temperature)
+
+    try:
+        return train(net, loader, loss, settings, where, checkpoint, progress)
+    finally:
+        teacher.train(was_training)
+
+
+def weighted_soft_labels(
+    said: Tensor, taught: Tensor, labels: Tensor, temperature: float
+) -> Tensor:
+    """The loss against a teacher's words; where the teacher knows better, they count more.
+
+    A sample's weight is 1 - exp(-student's loss / teacher's loss).
+    """
+    soft = functional.softmax(taught / temperature, 1)
+    each = -(soft * functional.log_softmax(said / temperature, 1)).sum(1)
+    with torch.no_grad():
+        own = functional.cross_entropy(said, labels, reduction="none")
+        its = functional.cross_entropy(taught, labels, reduction="none")
+        weight = 1 - torch.exp(-own / (its + 1e-7))
+    return temperature**2 * (weight * each).mean()
+
+
+def train(
+    net: nn.Module,
+    loader: Loader,
+    loss: Loss,
+    settings: Settings,
+    device: str | torch.device | None,
+    checkpoint: str | os.PathLike[str] | None,
+    progress: Progress | None,
+) -> list[float]:
+    """As `fit`, with any loss."""
+    where = place(device, net)
+    net.to(where)
+    optimizer = _optimizer(net, settings)
+    path = None if checkpoint is None else as_path(checkpoint, "a checkpoint")
+    done, losses = 0, []
+    if path is not None and path.exists():
+        done = read_checkpoint(path, net, optimizer, asdict(settings))
+    with reporting(progress), repeatable(where):
+        for epoch in range(done, settings.epochs):
+            torch.manual_seed(settings.seed * 1_000_003 + epoch)
+            net.train()
+            losses.append(_epoch(net, loader, loss, optimizer, settings, epoch))
+            if path is not None:
+                write_checkpoint(path, net, optimizer, asdict(settings), epoch + 1)
+    net.eval()
+    return losses
+
+
+def _epoch(
+    net: nn.Module,
+    loader: Loader,
+    loss: Loss,
+    optimizer: torch.optim.Optimizer,
+    settings: Settings,
+    epoch: int,
+) -> float:
+    """Train for an epoch; the mean loss. A GPU is asked for it from time to time only."""
+    where = device_of(net)
+    length = len(loader) if hasattr(loader, "__len__") else 0
+    total, steps = torch.zeros((), device=where), 0
+    for images, labels in labelled(loader, where):
+        part = min(1.0, (steps + 0.5) / length) if length else 0.5
+        for group in optimizer.param_groups:
+            group["lr"] = settings.rate * share_of_rate((epoch + part) / settings.epochs)
+        optimizer.zero_grad()
+        found = loss(images, net(images), labels)
+        found.backward()
+        optimizer.step()
+        total += found.detach()
+        steps += 1
+        if steps % LOOK_EVERY == 0:
+            _report(total, steps, settings, epoch)
+    return _report(total, steps, settings, epoch)
+
+
+def _report(total: Tensor, steps: int, settings: Settings, epoch: int) -> float:
+    mean = total.item() / steps
+    if not math.isfinite(mean):
+        raise TrainingError(
+            f"expected a finite loss, got {mean} in epoch {epoch + 1} of {settings.epochs}; "
+            "train with a lower rate, and look for NaN among the images"
+        )
+    say(f"epoch {epoch + 1} of {settings.epochs}, loss {mean:.3f}")
+    return mean
+
+
+def share_of_rate(done: float) -> float:
+    """The learning rate, from 0 to 1, when this share of the training is done.
+
+    >>> share_of_rate(0.025), share_of_rate(0.05), share_of_rate(0.525)
+    (0.5, 1.0, 0.5)
+    """
+    if done < WARM_UP:
+        return done / WARM_UP
+    return 0.5 * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP)))
+
+
+def _optimizer(net: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+    decayed, others = [], []
+    for name, value in net.named_parameters():
+        if value.requires_grad:
+            (decayed if value.ndim > 1 and name.endswith("weight") else others).append(value)
+    groups = [
+        {"params": decayed, "weight_decay": settings.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    if not decayed and not others:
+        raise InputError("expected a network with weights to train, got none; see requires_grad")
+    return torch.optim.SGD(
+        [group for group in groups if group["params"]],
+        lr=settings.rate,
+        momentum=settings.momentum,
+    )
+
+
+@contextlib.contextmanager
+def repeatable(device: torch.device) -> Iterator[None]:
+    """Within, the same seed gives the same numbers; afterwards torch's generators are as before."""
+    devices = [device] if device.type == "cuda" else []
+    with (
+        torch.random.fork_rng(devices),
+        torch.backends.cudnn.flags(
+            enabled=True, benchmark=False, deterministic=True, allow_tf32=True
+        ),
+    ):
+        yield

@@ -1,0 +1,127 @@
+"""A graph as a torch module: ordinary parameters, batch normalisations that torch knows.
+
+net = TrainableNetwork(graph, weights)
+net.conv_1_b0.weight        # the layer that Relax calls conv_1.b0
+net.train(); loss(net(images), labels).backward(); net.eval()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tvm_stretch.errors import InputError
+from tvm_stretch.training.graph import BATCH_NORM, Graph, Node, Weight
+from tvm_stretch.training.operators import OPERATORS
+
+_NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
+
+
+class Layer(nn.Module):
+    """The weights of an operator; `TrainableNetwork.forward` computes it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def extra_repr(self) -> str:
+        """The operator, and shapes of its weights."""
+        held = [*self.named_parameters(), *self.named_buffers()]
+        return ", ".join([self.kind, *(f"{name}={tuple(value.shape)}" for name, value in held)])
+
+
+class TrainableNetwork(nn.Module):
+    """What `to_torch` gives. It takes batches of any size and returns what the network returns.
+
+    Attributes:
+        graph: what it computes.
+        design: which design of a stretching it has, as JSON; None for other networks.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        weights: Mapping[str, np.ndarray | Tensor],
+        design: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.graph = graph
+        self.design = design
+        nodes = {node.name: node for node in graph.nodes}
+        self._layer_of: dict[str, str] = {}
+        self._places: dict[str, tuple[str, str]] = {}
+        for weight in graph.weights:
+            if weight.layer not in self._layer_of:
+                self._add_layer(nodes[weight.layer])
+            self._places[weight.name] = (self._layer_of[weight.layer], weight.role)
+            self._put(weight, torch.as_tensor(np.array(weights[weight.name])))
+
+    def _add_layer(self, node: Node) -> None:
+        name = node.name.replace(".", "_") or "layer"
+        while hasattr(self, name):
+            name += "_"
+        self._layer_of[node.name] = name
+        if node.kind == BATCH_NORM:
+            norm = _NORMS[node.attrs["rank"]]
+            self.add_module(name, norm(node.shape[1], eps=node.attrs["epsilon"]))
+        else:
+            self.add_module(name, Layer(node.kind))
+
+    def _put(self, weight: Weight, value: Tensor) -> None:
+        layer = self.get_submodule(self._layer_of[weight.layer])
+        if not isinstance(layer, Layer):
+            getattr(layer, weight.role).data.copy_(value)
+        elif weight.trained:
+            layer.register_parameter(weight.role, nn.Parameter(value))
+        else:
+            layer.register_buffer(weight.role, value)
+
+    def weight_key(self, name: str) -> str:
+        """Where `state_dict` has a weight of the graph."""
+        return ".".join(self._places[name])
+
+    @property
+    def weight_names(self) -> tuple[str, ...]:
+        """Of the graph's weights."""
+        return tuple(self._places)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """Compute the network; inputs in the order of the graph."""
+        values, times = self._bound(inputs)
+        for node in self.graph.nodes:
+            read = [values[n] if n in values else self._weight(n) for n in node.inputs]
+            if node.kind == BATCH_NORM:
+                values[node.name] = self.get_submodule(self._layer_of[node.name])(read[0])
+            else:
+                values[node.name] = OPERATORS[node.kind](node, times, *read)
+            for name in node.inputs:
+                if self.graph.last_reader.get(name) == node.name:
+                    values.pop(name, None)
+        found = tuple(values[name] for name in self.graph.outputs)
+        return found if self.graph.is_tuple else found[0]
+
+    def _bound(self, inputs: tuple[Tensor, ...]) -> tuple[dict[str, Any], int]:
+        """Inputs by name, and how many times the written batch they are."""
+        wanted = self.graph.inputs
+        if len(inputs) != len(wanted):
+            raise InputError(
+                f"expected {len(wanted)} inputs ({', '.join(wanted)}), got {len(inputs)}; give one "
+                "tensor for each"
+            )
+        for (name, shape), value in zip(wanted.items(), inputs, strict=True):
+            fits = tuple(value.shape[1:]) == shape[1:] and value.shape[0] % shape[0] == 0
+            if not fits:
+                raise InputError(
+                    f"expected batches of shape {shape[1:]} for {name!r}, got a tensor of shape "
+                    f"{tuple(value.shape)}; resize it, or stretch with other shapes"
+                )
+        batch = inputs[0].shape[0] // self.graph.batch
+        return dict(zip(wanted, inputs, strict=True)), batch
+
+    def _weight(self, name: str) -> Tensor | None:
+        layer, role = self._places[name]
+        return getattr(getattr(self, layer), role)  # type: ignore[no-any-return]
