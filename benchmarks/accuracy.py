@@ -28,12 +28,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__" or multiprocessing.parent_process():
-    try:
-        import tvm_ffi  # noqa: F401
-    except ImportError:  # without TVM, errors are only Python's
-        sys.modules["tvm_ffi"] = types.ModuleType("tvm_ffi")
-        sys.modules["tvm_ffi"].register_error = lambda *_: None  # type: ignore[attr-defined]
+try:
+    import tvm_ffi  # noqa: F401
+except ImportError:  # without TVM, errors are only Python's
+    sys.modules["tvm_ffi"] = types.ModuleType("tvm_ffi")
+    sys.modules["tvm_ffi"].register_error = lambda *_: None  # type: ignore[attr-defined]
 
 import torch
 

@@ -18,6 +18,7 @@ from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale
 import tvm_stretch as ts
 from benchmarks.accuracy_trials import Inherited, Prepared
 from tvm_stretch.plan.design import Design
+from tvm_stretch.training.graph import Graph
 from tvm_stretch.training.relax_graph import Arrays, graph_of, with_weights
 from tvm_stretch.zoo.builder import Builder, Tensor
 
@@ -91,6 +92,20 @@ def prepare(name: str, channels: int, size: int, classes: int) -> Prepared:
         + "; ".join(map(str, found.best.design.segments))
     )
     return prepared(name, found.mod, found.best.design, told)
+
+
+def spread(
+    name: str, channels: int, size: int, classes: int, count: int
+) -> list[tuple[Graph, str, int]]:
+    """Graphs of designs from a third of the original's capacity to all of it, told, with sizes."""
+    model = NETWORKS[name].build(channels, size, classes)
+    found = {}
+    for capacity in np.linspace(1 / 3, 1, count):
+        rules = ts.Rules(capacity=float(capacity))
+        best = ts.stretch(model, device=DEVICE, targets=["llvm", "opencl"], rules=rules)
+        told = "; ".join(map(str, best.best.design.segments))
+        found[told] = (graph_of(best.module())[0], told, best.best.parameters)
+    return list(found.values())
 
 
 def prepared(name: str, mod: tvm.IRModule, design: Design, told: str) -> Prepared:

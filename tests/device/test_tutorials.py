@@ -90,3 +90,9 @@ def test_stretching(cache: str) -> None:
     assert "pruned: segment 1: capacity" in text
     assert "refused: expected a depth from 1 to 2 blocks" in text
     assert "the same numbers as on one processor" in text
+
+
+def test_training(cache: str) -> None:
+    text = _run(cache, "07_training.py")
+    assert "recalibrated: " in text
+    assert "the same numbers as in torch" in text

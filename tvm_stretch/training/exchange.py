@@ -59,8 +59,8 @@ def as_network(net: object) -> TrainableNetwork:
     """
     if isinstance(net, TrainableNetwork):
         return net
-    inner = getattr(net, "module", getattr(net, "_orig_mod", None))
-    hint = "give its .module" if isinstance(inner, TrainableNetwork) else "give what it returned"
+    wraps = [n for n in ("module", "_orig_mod") if isinstance(getattr(net, n, 0), TrainableNetwork)]
+    hint = f"give its .{wraps[0]}" if wraps else "give what it returned"
     raise InputError(
         f"expected the torch module that to_torch made for net, got {type(net).__name__}; {hint}"
     )

@@ -58,7 +58,8 @@ class TrainableNetwork(nn.Module):
             if weight.layer not in self._layer_of:
                 self._add_layer(nodes[weight.layer])
             self._places[weight.name] = (self._layer_of[weight.layer], weight.role)
-            self._put(weight, torch.as_tensor(np.array(weights[weight.name])))
+            value = torch.as_tensor(weights[weight.name])
+            self._put(weight, value.detach().cpu().clone())
 
     def _add_layer(self, node: Node) -> None:
         name = node.name.replace(".", "_") or "layer"

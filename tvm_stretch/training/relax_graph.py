@@ -97,7 +97,7 @@ def with_weights(mod: tvm.IRModule, arrays: Mapping[str, np.ndarray]) -> tvm.IRM
     body = relax.BlockBuilder().normalize(relax.SeqExpr(blocks, main.body.body))
     function = relax.Function(main.params, body, is_pure=main.is_pure)
     updated = mod.clone()
-    updated["main"] = function.with_attrs(main.attrs) if main.attrs else function
+    updated["main"] = function.with_attrs({**main.attrs}) if main.attrs else function
     return updated
 
 

@@ -55,7 +55,7 @@ class Supernet(nn.Module):
                 f"expected two or more designs of one network for nets, got {len(nets)}; give "
                 "st.to_torch(candidate.design) for several candidates"
             )
-        self.nets = _Unregistered(nets)
+        self.nets = list(nets)  # no part of this module: their weights would be trained too
         by_size = sorted(range(len(nets)), key=lambda index: _size(nets[index]))
         self.smallest, self.largest = by_size[0], by_size[-1]
         layouts = [_axes_of_weights(net.graph) for net in nets]
@@ -125,10 +125,6 @@ class Supernet(nn.Module):
         own = {name: value.detach().clone() for name, value in self.weights(index).items()}
         found.load_state_dict({**found.state_dict(), **own})
         return found
-
-
-class _Unregistered(list[TrainableNetwork]):
-    """Modules that are no part of the one that has them."""
 
 
 def fit_supernet(
