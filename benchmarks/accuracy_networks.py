@@ -1,7 +1,6 @@
 """Small networks of the families that NN-Stretch stretched, and designs of branches for them.
 
-The designs are what `ts.stretch` finds with its usual rules, so at least 90 % of the original's
-multiply-adds and parameters in each segment, for a phone's CPU and GPU.
+Every stage becomes two branches that together have about as many multiply-adds and parameters.
 """
 
 from __future__ import annotations
@@ -17,12 +16,13 @@ from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale
 
 import tvm_stretch as ts
 from benchmarks.accuracy_trials import Inherited, Prepared
-from tvm_stretch.plan.design import Design
+from tvm_stretch.plan.design import Branch, Design, StretchedSegment
+from tvm_stretch.stretching.segments import Run
+from tvm_stretch.stretching.stretching import Stretching
 from tvm_stretch.training.graph import Graph
 from tvm_stretch.training.relax_graph import Arrays, graph_of, with_weights
 from tvm_stretch.zoo.builder import Builder, Tensor
 
-DEVICE = "snapdragon-855"
 _BRANCH = 0.5
 _GROUP = 8
 
@@ -82,30 +82,63 @@ NETWORKS: Mapping[str, Small] = {
 
 
 def prepare(name: str, channels: int, size: int, classes: int) -> Prepared:
-    """A network and the design that `ts.stretch` finds best for a phone's CPU and GPU."""
-    model = NETWORKS[name].build(channels, size, classes)
-    found = ts.stretch(model, device=DEVICE, targets=["llvm", "opencl"])
-    work, size_of = found.original
+    """A network and its design of equal capacity."""
+    found = _stretching(name, channels, size, classes)
+    design = equal_capacity(found)
+    judged, (work, parameters) = found.judge(design), found.original
     told = (
-        f"{work / 1e6:.2f} M multiply-adds, {size_of / 1e3:.1f} k parameters -> "
-        f"{found.best.multiply_adds / 1e6:.2f} M, {found.best.parameters / 1e3:.1f} k: "
-        + "; ".join(map(str, found.best.design.segments))
+        f"{work / 1e6:.2f} M multiply-adds, {parameters / 1e3:.1f} k parameters -> "
+        f"{judged.multiply_adds / 1e6:.2f} M, {judged.parameters / 1e3:.1f} k: {_told(design)}"
     )
-    return prepared(name, found.mod, found.best.design, told)
+    return prepared(name, found.mod, design, told)
 
 
 def spread(
     name: str, channels: int, size: int, classes: int, count: int
 ) -> list[tuple[Graph, str, int]]:
-    """Graphs of designs from a third of the original's capacity to all of it, told, with sizes."""
+    """Graphs of designs of many widths, told, with their numbers of parameters."""
+    st = _stretching(name, channels, size, classes)
+    runs = st.task.chain.runs
+    designs = dict.fromkeys(
+        Design(tuple(_two_branches(run, run.rounded(ratio)) for run in runs))
+        for ratio in np.linspace(0.3, 0.9, count)
+    )
+    return [(graph_of(st.module(d))[0], _told(d), st.judge(d).parameters) for d in designs]
+
+
+def _told(design: Design) -> str:
+    return "; ".join(map(str, design.segments))
+
+
+def _stretching(name: str, channels: int, size: int, classes: int) -> Stretching:
     model = NETWORKS[name].build(channels, size, classes)
-    found = {}
-    for capacity in np.linspace(1 / 3, 1, count):
-        rules = ts.Rules(capacity=float(capacity))
-        best = ts.stretch(model, device=DEVICE, targets=["llvm", "opencl"], rules=rules)
-        told = "; ".join(map(str, best.best.design.segments))
-        found[told] = (graph_of(best.module())[0], told, best.best.parameters)
-    return list(found.values())
+    return ts.stretch(model, device="snapdragon-855", targets=["llvm", "opencl"])
+
+
+def _two_branches(run: Run, width: int) -> StretchedSegment:
+    """The second is a block less deep."""
+    deep, less = run.depth, max(1, run.depth - 1)
+    branches = (Branch("cpu", deep, width), Branch("opencl", less, width))
+    return StretchedSegment(run.start, run.end, branches, run.merge)
+
+
+def equal_capacity(st: Stretching) -> Design:
+    """Two branches in every stage, as wide as keeps multiply-adds and parameters, stage by stage.
+
+    What `ts.stretch` itself would choose depends on a device; these networks are too small for
+    phones, where meetings would take longer than they do.
+    """
+    work, size = st.original
+    design = Design(())
+    for run in st.task.chain.runs:
+        tried = []
+        for width in sorted({run.rounded(percent / 100) for percent in range(30, 101)}):
+            longer = Design((*design.segments, _two_branches(run, width)))
+            judged = st.judge(longer)
+            kept = judged.multiply_adds / work + judged.parameters / size
+            tried.append((abs(kept - 2), width, longer))
+        design = min(tried, key=lambda each: each[:2])[2]
+    return design
 
 
 def prepared(name: str, mod: tvm.IRModule, design: Design, told: str) -> Prepared:

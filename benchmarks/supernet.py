@@ -3,8 +3,8 @@
 python -m benchmarks.supernet prepare --folder F --network resnet --designs 8     # needs TVM
 python -m benchmarks.supernet train --folder F --device cuda --seeds 3            # needs torch only
 
-The designs are spread over what `ts.stretch` finds when capacity may fall to a third: designs of
-equal capacity differ by less than their seeds. The supernet trains all of them once; then each gets
+The designs have branches from a third to nearly all of the original's width: designs of equal
+capacity differ by less than their seeds. The supernet trains all of them at once; then each gets
 statistics of its own. Alone, each is trained from the same random numbers. The table has both
 accuracies, their rank correlation (Spearman's), and what training took.
 """

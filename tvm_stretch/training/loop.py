@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import asdict, dataclass
 
 import torch
@@ -214,7 +214,7 @@ def _epoch(
 ) -> float:
     """Train for an epoch; the mean loss. A GPU is asked for it from time to time only."""
     where = device_of(net)
-    length = len(loader) if hasattr(loader, "__len__") else 0
+    length = len(loader) if isinstance(loader, Sized) else 0
     total, steps = torch.zeros((), device=where), 0
     for images, labels in labelled(loader, where):
         part = min(1.0, (steps + 0.5) / length) if length else 0.5
@@ -254,7 +254,8 @@ def share_of_rate(done: float) -> float:
 
 
 def _optimizer(net: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    decayed, others = [], []
+    decayed: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for name, value in net.named_parameters():
         if value.requires_grad:
             (decayed if value.ndim > 1 and name.endswith("weight") else others).append(value)

@@ -125,4 +125,4 @@ class TrainableNetwork(nn.Module):
 
     def _weight(self, name: str) -> Tensor | None:
         layer, role = self._places[name]
-        return getattr(getattr(self, layer), role)  # type: ignore[no-any-return]
+        return getattr(getattr(self, layer), role)

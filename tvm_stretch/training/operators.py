@@ -156,7 +156,7 @@ def _softmax(node: Node, _: int, x: Tensor) -> Tensor:
 
 
 def _adaptive(node: Node, _: int, x: Tensor) -> Tensor:
-    return functional.adaptive_avg_pool2d(x, node.attrs["output_size"] or x.shape[2:])
+    return functional.adaptive_avg_pool2d(x, node.attrs["output_size"] or tuple(x.shape[2:]))
 
 
 def _concat(node: Node, _: int, *parts: Tensor) -> Tensor:
