@@ -55,11 +55,10 @@ def _mb_conv(b: Builder, x: Tensor, width: int, stride: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Small:
-    """A network: a stem of stride ``stem_stride``, stages of blocks, mean, classes."""
+    """A network: a stem, stages of blocks, mean, classes."""
 
     block: Block
     stem: int
-    stem_stride: int
     widths: tuple[int, ...]
     depths: tuple[int, ...]
 
@@ -67,7 +66,7 @@ class Small:
         """The network for images of a size, with random weights."""
         b = Builder(seed)
         x = b.input("x", (1, channels, size, size))
-        x = b.conv_bn(x, self.stem, 3, self.stem_stride, act="relu")
+        x = b.conv_bn(x, self.stem, 3, 2 if size > 16 else 1, act="relu")
         for stage, (width, depth) in enumerate(zip(self.widths, self.depths, strict=True)):
             for index in range(depth):
                 x = self.block(b, x, width, 2 if stage > 0 and index == 0 else 1)
@@ -75,9 +74,9 @@ class Small:
 
 
 NETWORKS: Mapping[str, Small] = {
-    "resnet": Small(_basic, 16, 2, (16, 32, 64), (3, 3, 3)),
-    "regnetx": Small(_grouped, 16, 2, (24, 56, 112), (2, 4, 4)),
-    "mbconv": Small(_mb_conv, 16, 2, (16, 32, 64), (2, 3, 3)),
+    "resnet": Small(_basic, 16, (16, 32, 64), (3, 3, 3)),
+    "regnetx": Small(_grouped, 16, (24, 56, 112), (2, 4, 4)),
+    "mbconv": Small(_mb_conv, 16, (16, 32, 64), (2, 3, 3)),
 }
 
 
