@@ -69,7 +69,8 @@ class Small:
         x = b.conv_bn(x, self.stem, 3, 2 if size > 16 else 1, act="relu")
         for stage, (width, depth) in enumerate(zip(self.widths, self.depths, strict=True)):
             for index in range(depth):
-                x = self.block(b, x, width, 2 if stage > 0 and index == 0 else 1)
+                strided = index == 0 and (stage > 0 or size > 16)
+                x = self.block(b, x, width, 2 if strided else 1)
         return b.finish("small", b.classifier(x, classes))
 
 
