@@ -34,7 +34,7 @@ def _conv(node: Node, _: int, x: Tensor, weight: Tensor) -> Tensor:
     attrs = node.attrs
     x, padding = _padded(x, attrs["padding"])
     conv = functional.conv1d if weight.ndim == 3 else functional.conv2d
-    return conv(x, weight, None, attrs["strides"], padding, attrs["dilation"], attrs["groups"])  # type: ignore[call-overload]
+    return conv(x, weight, None, attrs["strides"], padding, attrs["dilation"], attrs["groups"])
 
 
 def _conv_transpose(node: Node, _: int, x: Tensor, weight: Tensor) -> Tensor:
