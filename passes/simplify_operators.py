@@ -11,6 +11,7 @@
     arange(0, 3, 1)                  ->   [0, 1, 2]
     conv2d(nn.pad(x, 1), w)          ->   conv2d(x, w, padding=1)
     add(x: (1, 8, 4, 4), b: (8, 1, 1))   ->   add(x, b: (1, 8, 1, 1))
+    add(a, b), multiply(a, b), of booleans   ->   logical_or(a, b), logical_and(a, b)
 
 Data types other than floating point are left alone where rounding or wrapping could differ.
 """
@@ -112,6 +113,19 @@ class _Simplifier(relax.PyExprMutator):
 
 
 Rule = Callable[[_Simplifier, relax.Call], relax.Expr | None]
+
+
+_OF_BOOLEANS = {
+    **dict.fromkeys(("add", "maximum"), relax.op.logical_or),
+    **dict.fromkeys(("multiply", "minimum"), relax.op.logical_and),
+}
+
+
+def of_booleans(_s: _Simplifier, call: relax.Call) -> relax.Expr | None:
+    """``add(a, b) -> logical_or(a, b)`` of booleans, as in NumPy; TVM has no such sums."""
+    if str(call.ty.dtype) != "bool":
+        return None
+    return _OF_BOOLEANS[kind_of(call)](*call.args)
 
 
 def constant_right(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
@@ -346,12 +360,12 @@ def constant_range(_s: _Simplifier, call: relax.Call) -> relax.Expr | None:
 
 _RULES: dict[str, tuple[Rule, ...]] = {
     "arange": (constant_range,),
-    "add": (constant_right, neutral, constant_rank),
-    "multiply": (constant_right, neutral, constant_rank, sigmoid_product),
+    "add": (of_booleans, constant_right, neutral, constant_rank),
+    "multiply": (of_booleans, constant_right, neutral, constant_rank, sigmoid_product),
     "subtract": (subtract_to_add,),
     "divide": (divide_to_multiply,),
-    "maximum": (constant_right, merge_clips),
-    "minimum": (constant_right, merge_clips),
+    "maximum": (of_booleans, constant_right, merge_clips),
+    "minimum": (of_booleans, constant_right, merge_clips),
     "mean": (mean_axes,),
     "permute_dims": (transpose,),
     **dict.fromkeys(("clip", "nn.relu", "nn.relu6"), (merge_clips,)),

@@ -19,6 +19,7 @@ from tvm_stretch.build.branching import Branching, branch
 from tvm_stretch.build.placement import choose_plan, fit_processors
 from tvm_stretch.errors import InputError
 from tvm_stretch.files import write_whole, writing
+from tvm_stretch.ir.culprit import blaming
 from tvm_stretch.lowering.walk import REGION
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.merge_regions import kernels_of, merge_regions
@@ -94,7 +95,13 @@ def lower_regions(
         processors: all of the model's, the CPU first.
         observer: sees the module after every phase.
     """
-    observer = observer or Observer(None, None)
+    with blaming(mod):
+        return _lowered(mod, plan, processors, observer or Observer(None, None))
+
+
+def _lowered(
+    mod: tvm.IRModule, plan: Plan, processors: Sequence[Processor], observer: Observer
+) -> tvm.IRModule:
     mod = _apply(TagOperators(_as_functions(plan)), mod)
     observer.see("TagOperators", mod)
     mod = _apply(PartitionRegions(), mod)

@@ -9,12 +9,13 @@ so the bytes of an artifact are the same whether the cache helped or not.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import itertools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from tvm.tirx.buffer import is_buffer_var
 
 from tvm_stretch import passes
 from tvm_stretch.codegen.kernel_cache import digest, kernel_cache
+from tvm_stretch.errors import StretchError, UnsupportedError
 from tvm_stretch.progress import count
 from tvm_stretch.rewriting import rewrite
 from tvm_stretch.targets import kernels as templates
@@ -121,7 +123,7 @@ def generate(
         known = cache.find(key) if cache is not None else None
         if known is not None:
             return known
-        with context:  # each thread has its own
+        with context, _naming(name):  # each thread has its own context
             new = code_of(_scheduled(name, kernels[name], schedule, target))
         if cache is not None:
             cache.store(key, new)
@@ -130,6 +132,21 @@ def generate(
     # TVM lets go of the interpreter while it runs passes and LLVM.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         return _all_done({name: pool.submit(code, name) for name in kernels}, pool)
+
+
+@contextlib.contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """What TVM raises gets the name of the kernel, which says what it computes."""
+    try:
+        yield
+    except StretchError:
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UnsupportedError(
+            f"expected kernels that TVM can compile, got {name} ({lines[-1]}); replace its "
+            "operators, or convert what they read to another type"
+        ) from error
 
 
 def _all_done(coming: Mapping[str, Future[bytes]], pool: ThreadPoolExecutor) -> dict[str, bytes]:

@@ -16,6 +16,7 @@ from tvm_stretch.frontend.onnx_reader import read_onnx
 from tvm_stretch.frontend.onnx_shapes import fix_shapes
 from tvm_stretch.frontend.relax_reader import read_relax
 from tvm_stretch.frontend.torch_reader import load_torch, read_torch
+from tvm_stretch.ir.culprit import blaming
 from tvm_stretch.passes.canonicalise import Canonicalise, CanonicaliseTrainable
 from tvm_stretch.passes.duplicate_and_scale import branch_operators
 from tvm_stretch.passes.guard_operators import guard_operators, settle_guards
@@ -57,9 +58,10 @@ def load_network(
     mod = _read(source, shapes)
     step()
     check_sizes(mod)
-    guarded = guard_operators(mod)  # first: folding constants runs operators right here
-    step()
-    return settle_guards(_canonicalise(guarded))
+    with blaming(mod):
+        guarded = guard_operators(mod)  # first: folding constants runs operators right here
+        step()
+        return settle_guards(_canonicalise(guarded))
 
 
 def load_trainable(
@@ -72,7 +74,8 @@ def load_trainable(
     """
     mod = _read(source, shapes)
     check_sizes(mod)
-    return _trainable(mod)
+    with blaming(mod):
+        return _trainable(mod)
 
 
 def _read(source: Any, shapes: Any) -> tvm.IRModule:
