@@ -33,7 +33,7 @@ std::string Said(std::vector<T> values, std::vector<int64_t> low, std::vector<in
   MemoryMap memory;
   memory.inputs.push_back(reinterpret_cast<char*>(values.data()));
   BoundTensors tensors(graph, memory);
-  return testing::ErrorOf([&] { CheckGuards(graph, &tensors); });
+  return testing::ErrorOf([&] { Guards(graph, &tensors).Check(); });
 }
 
 template <typename T>
@@ -77,8 +77,12 @@ TYPED_TEST(Guard, Boundaries) {
             std::is_signed_v<TypeParam>
                 ? static_cast<int64_t>(value) >= low && static_cast<int64_t>(value) <= high
                 : static_cast<uint64_t>(value) <= static_cast<uint64_t>(high);
-        EXPECT_EQ(Said<TypeParam>({0, value}, {low}, {high}).empty(), good)
-            << int64_t(value) << " in " << low << " to " << high;
+        for (size_t zeros : {1, 20}) {  // a few values, and many
+          std::vector<TypeParam> values(zeros);
+          values.push_back(value);
+          EXPECT_EQ(Said(values, {low}, {high}).empty(), good)
+              << int64_t(value) << " in " << low << " to " << high;
+        }
       }
     }
   }
@@ -88,6 +92,23 @@ TYPED_TEST(Guard, NoZeroButAnythingElse) {
   const TypeParam least = Limits<TypeParam>::min(), most = Limits<TypeParam>::max();
   EXPECT_EQ(Said<TypeParam>({1, most, TypeParam(most / 2 + 1), TypeParam(-1)}, {}, {}), "");
   EXPECT_EQ(Said<TypeParam>({1, least}, {}, {}).empty(), least != 0);
+}
+
+// What is prepared once looks where the caller's memory is now.
+TEST(Guards, FollowTheInput) {
+  GraphSpec graph{};
+  graph.tensors.push_back({{1}, {1}, {kDLInt, 32, 1}, Memory::kInput, 0, 0, 0});
+  graph.inputs.push_back({"x", 0});
+  graph.guards.push_back({0, {0}, {3}, "x"});
+  int32_t good = 3, bad = 4;
+  MemoryMap memory;
+  memory.inputs.push_back(reinterpret_cast<char*>(&good));
+  BoundTensors tensors(graph, memory);
+  const Guards guards(graph, &tensors);
+  EXPECT_EQ(testing::ErrorOf([&] { guards.Check(); }), "");
+  tensors.BindInput(0, reinterpret_cast<char*>(&bad));
+  EXPECT_EQ(testing::ErrorOf([&] { guards.Check(); }),
+            "expected 0 to 3 for x, got 4 at [0]; correct the inputs");
 }
 
 // Bounds that no value of the type reaches forbid nothing.

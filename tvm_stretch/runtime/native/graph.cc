@@ -211,7 +211,9 @@ GuardSpec ReadGuard(const Reader& reader, const std::vector<TensorSpec>& tensors
   const size_t last = tensor.shape.empty() ? 1 : tensor.shape.back();
   const bool integers = tensor.dtype.code == kDLInt || tensor.dtype.code == kDLUInt;
   const bool callers = tensor.memory == Memory::kInput || tensor.memory == Memory::kOutput;
-  if (!integers || !callers || tensor.dtype.lanes != 1 || tensor.dtype.bits % 8 != 0 ||
+  const int bits = tensor.dtype.bits;
+  const bool known = bits == 8 || bits == 16 || bits == 32 || bits == 64;
+  if (!integers || !callers || tensor.dtype.lanes != 1 || !known ||
       tensor.strides != DenseStrides(tensor.shape, reader.where())) {
     Refuse("an input or output of integers", reader.where());
   }

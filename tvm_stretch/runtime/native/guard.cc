@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -63,63 +64,88 @@ bool MayBeOutside(const T* values, int64_t count, const Low& low, const High& hi
   });
 }
 
-// The ranges of values in a row: those of the last dimension, over and over.
+// Whether values are what they have to be. A few are looked at one by one: that is over before a
+// loop on vectors has begun.
+constexpr int64_t kFew = 4;
+
+// The same range for all values.
+template <typename T>
+class OneRange {
+ public:
+  explicit OneRange(const GuardSpec& guard)
+      : low_(Bound<T>(guard.low[0])), high_(Bound<T>(guard.high[0])) {}
+
+  // The first element outside of it; `count` if there is none.
+  int64_t FindWrong(const T* values, int64_t count) const {
+    const Bits<T> low = low_, high = high_;
+    if (count > kFew &&
+        !MayBeOutside(
+            values, count, [low](int64_t) { return low; }, [high](int64_t) { return high; })) {
+      return count;
+    }
+    int64_t i = 0;
+    while (i < count && values[i] >= low_ && values[i] <= high_) ++i;
+    return i;
+  }
+
+ private:
+  T low_, high_;
+};
+
+// A range for each place in the last dimension, over and over.
 template <typename T>
 class Ranges {
  public:
   explicit Ranges(const GuardSpec& guard) {
-    const size_t repeat = guard.low.size() == 1 ? 1 : kBlock / guard.low.size() + 1;
-    for (size_t i = 0; i < repeat; ++i) {
+    for (size_t i = 0; i < kBlock / guard.low.size() + 1; ++i) {
       for (int64_t low : guard.low) low_.push_back(Bound<T>(low));
       for (int64_t high : guard.high) high_.push_back(Bound<T>(high));
     }
   }
 
   // The first element outside of its range; `count` if there is none.
-  int64_t FindOutside(const T* values, int64_t count) const {
-    if (!MayHaveOutside(values, count)) return count;
+  int64_t FindWrong(const T* values, int64_t count) const {
     const int64_t block = low_.size();
-    int64_t i = 0;
-    while (i < count && values[i] >= T(low_[i % block]) && values[i] <= T(high_[i % block])) ++i;
-    return i;
+    for (int64_t start = 0; start < count; start += block) {
+      const T* here = values + start;
+      const int64_t size = std::min(block, count - start);
+      const bool outside = MayBeOutside(
+          here, size, [this](int64_t i) { return low_[i]; },
+          [this](int64_t i) { return high_[i]; });
+      if (!outside) continue;
+      for (int64_t i = 0; i < size; ++i) {
+        if (here[i] < T(low_[i]) || here[i] > T(high_[i])) return start + i;
+      }
+    }
+    return count;
   }
 
  private:
   static constexpr size_t kBlock = 256;  // ranges that are read from memory, which takes longer
 
-  bool MayHaveOutside(const T* values, int64_t count) const {
-    const int64_t block = low_.size();
-    if (block == 1) {
-      const Bits<T> low = low_[0], high = high_[0];
-      return MayBeOutside(
-          values, count, [low](int64_t) { return low; }, [high](int64_t) { return high; });
-    }
-    for (int64_t start = 0; start < count; start += block) {
-      const bool outside = MayBeOutside(
-          values + start, std::min(block, count - start), [this](int64_t i) { return low_[i]; },
-          [this](int64_t i) { return high_[i]; });
-      if (outside) return true;
-    }
-    return false;
-  }
-
   std::vector<Bits<T>> low_;
   std::vector<Bits<T>> high_;
 };
 
-// The first zero; `count` if there is none.
+// No zero.
 template <typename T>
-int64_t FindZero(const T* values, int64_t count) {
-  const bool zero_free = OnWideVectors([&]() __attribute__((always_inline)) {
-    Bits<T> signs = ~Bits<T>{0};
-    for (int64_t i = 0; i < count; ++i) {
-      const Bits<T> value = values[i];
-      signs &= value | Bits<T>(-value);  // negative unless it is zero
-    }
-    return HasSign<T>(signs);
-  });
-  return zero_free ? count : std::find(values, values + count, T{0}) - values;
-}
+class NoZero {
+ public:
+  explicit NoZero(const GuardSpec&) {}
+
+  // The first zero; `count` if there is none.
+  int64_t FindWrong(const T* values, int64_t count) const {
+    const bool zero_free = OnWideVectors([&]() __attribute__((always_inline)) {
+      Bits<T> signs = ~Bits<T>{0};
+      for (int64_t i = 0; i < count; ++i) {
+        const Bits<T> value = values[i];
+        signs &= value | Bits<T>(-value);  // negative unless it is zero
+      }
+      return HasSign<T>(signs);
+    });
+    return zero_free ? count : std::find(values, values + count, T{0}) - values;
+  }
+};
 
 std::string Place(const DLTensor& tensor, int64_t element) {
   std::string place = "]";
@@ -143,34 +169,54 @@ template <typename T>
                    "");
 }
 
+// A look at a tensor of type T, for what a Rule forbids.
+template <typename T, template <typename> class Rule>
+class LookFor final : public Look {
+ public:
+  LookFor(const GuardSpec& guard, const DLTensor& tensor)
+      : guard_(guard), tensor_(tensor), rule_(guard) {
+    for (int dim = 0; dim < tensor.ndim; ++dim) count_ *= tensor.shape[dim];
+  }
+
+  void Check() const final {
+    const int64_t found = rule_.FindWrong(static_cast<const T*>(tensor_.data), count_);
+    if (found < count_) Refuse<T>(guard_, tensor_, found);
+  }
+
+ private:
+  const GuardSpec& guard_;
+  const DLTensor& tensor_;
+  int64_t count_ = 1;
+  const Rule<T> rule_;
+};
+
 template <typename T>
-void Check(const GuardSpec& guard, const DLTensor& tensor) {
-  const T* values = static_cast<const T*>(tensor.data);
-  int64_t count = 1;
-  for (int dim = 0; dim < tensor.ndim; ++dim) count *= tensor.shape[dim];
-  const int64_t found =
-      guard.low.empty() ? FindZero(values, count) : Ranges<T>(guard).FindOutside(values, count);
-  if (found < count) Refuse<T>(guard, tensor, found);
+std::unique_ptr<Look> Prepare(const GuardSpec& guard, const DLTensor& tensor) {
+  if (guard.low.empty()) return std::make_unique<LookFor<T, NoZero>>(guard, tensor);
+  if (guard.low.size() == 1) return std::make_unique<LookFor<T, OneRange>>(guard, tensor);
+  return std::make_unique<LookFor<T, Ranges>>(guard, tensor);
 }
 
-void Check(const GuardSpec& guard, const DLTensor& tensor) {
+std::unique_ptr<Look> Prepare(const GuardSpec& guard, const DLTensor& tensor) {
   const bool is_signed = tensor.dtype.code == kDLInt;
   switch (tensor.dtype.bits) {
     case 8:
-      return is_signed ? Check<int8_t>(guard, tensor) : Check<uint8_t>(guard, tensor);
+      return is_signed ? Prepare<int8_t>(guard, tensor) : Prepare<uint8_t>(guard, tensor);
     case 16:
-      return is_signed ? Check<int16_t>(guard, tensor) : Check<uint16_t>(guard, tensor);
+      return is_signed ? Prepare<int16_t>(guard, tensor) : Prepare<uint16_t>(guard, tensor);
     case 32:
-      return is_signed ? Check<int32_t>(guard, tensor) : Check<uint32_t>(guard, tensor);
-    case 64:
-      return is_signed ? Check<int64_t>(guard, tensor) : Check<uint64_t>(guard, tensor);
+      return is_signed ? Prepare<int32_t>(guard, tensor) : Prepare<uint32_t>(guard, tensor);
+    default:
+      return is_signed ? Prepare<int64_t>(guard, tensor) : Prepare<uint64_t>(guard, tensor);
   }
 }
 
 }  // namespace
 
-void CheckGuards(const GraphSpec& graph, BoundTensors* tensors) {
-  for (const GuardSpec& guard : graph.guards) Check(guard, *tensors->at(guard.tensor));
+Guards::Guards(const GraphSpec& graph, BoundTensors* tensors) {
+  for (const GuardSpec& guard : graph.guards) {
+    looks_.push_back(Prepare(guard, *tensors->at(guard.tensor)));
+  }
 }
 
 }  // namespace tvm_stretch

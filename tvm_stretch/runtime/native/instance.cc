@@ -53,7 +53,8 @@ Instance::Instance(std::shared_ptr<const Program> program)
       memory_(PlaceMemory()),
       takes_inputs_(spec_.inputs.size(), true),
       takes_outputs_(spec_.outputs.size(), true),
-      cpu_(spec_, program_->kernels(), memory_) {
+      cpu_(spec_, program_->kernels(), memory_),
+      guards_(spec_, &cpu_.tensors()) {
   FindCallersPorts();
   if (spec_.spare) spare_.emplace(spec_, program_->kernels(), &cpu_.tensors());
   lost_ = program_->lost();

@@ -40,7 +40,7 @@ class Instance {
   void Run(bool traced = false);
 
   // Throws InputError if the last run met values that nothing can be computed with.
-  void CheckValues() { CheckGuards(spec_, &cpu_.tensors()); }
+  void CheckValues() const { guards_.Check(); }
 
   // Why the CPU runs everything; empty as long as the other processors work.
   std::string lost() const { return lost_ ? lost_->message() : ""; }
@@ -76,6 +76,7 @@ class Instance {
   std::vector<bool> takes_inputs_;
   std::vector<bool> takes_outputs_;
   CpuProcessor cpu_;
+  const Guards guards_;
   std::vector<std::unique_ptr<Processor>> devices_;  // all other processors
   std::vector<std::unique_ptr<Task>> tasks_;         // one for each region
   std::vector<Task*> cpu_tasks_;
