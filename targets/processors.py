@@ -23,6 +23,9 @@ from tvm_stretch.targets.registry import (
 from tvm_stretch import targets as _folder
 from tvm_stretch.errors import InputError, TargetError
 
+_MOST_THREADS = 1024
+"""That the executor takes (graph.cc)."""
+
 # Every file of the folder registers its kinds of processors.
 for _file in pkgutil.iter_modules(_folder.__path__, f"{_folder.__name__}."):
     importlib.import_module(_file.name)
@@ -119,9 +122,9 @@ def _thread_count(requested: int | None, taken: int) -> int:
     if requested is None:
         limit = os.environ.get("TVM_NUM_THREADS", "")
         return max(1, min(available - taken, int(limit) if limit.isdigit() else available))
-    if not isinstance(requested, int) or requested < 1:
+    if not isinstance(requested, int) or not 1 <= requested <= _MOST_THREADS:
         raise InputError(
-            f"expected a positive number for cpu_threads, got {requested!r}; "
+            f"expected a number from 1 to {_MOST_THREADS} for cpu_threads, got {requested!r}; "
             f"this process may use {available} cores"
         )
     return requested

@@ -98,7 +98,7 @@ def attributes(item: str | Attributes | Target) -> Attributes:
     """
     if isinstance(item, str) and item in _KINDS:
         return {"kind": item}
-    if isinstance(item, Mapping) and item.get("kind") in _KINDS:
+    if isinstance(item, Mapping) and item.get("kind") in [*_KINDS]:  # it may be a list
         return item
     said: Attributes = json.loads(str(tvm_target(item)))
     return said

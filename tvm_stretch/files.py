@@ -52,7 +52,12 @@ def as_path(path: object, what: str) -> Path:
         InputError: it is none.
     """
     if isinstance(path, str | os.PathLike):
-        return Path(path)
+        found = Path(path)
+        if "\0" in str(found):
+            raise InputError(
+                f"expected the path of {what}, got {str(found)!r}; no path has a null character"
+            )
+        return found
     raise InputError(
         f"expected the path of {what}, got {type(path).__name__}; give a string or a pathlib.Path"
     )
@@ -177,7 +182,7 @@ class Format:
                 f"expected a {kind}, the path of its file or a dict for {kind.lower()}, got "
                 f"{type(source).__name__}; give one of these"
             )
-        return self.read(Path(source)), f"{self.what} in {source}"
+        return self.read(as_path(source, self.what)), f"{self.what} in {source}"
 
     def parse(self, content: str | bytes, where: str) -> dict[str, Any]:
         """As `read`, of a text."""

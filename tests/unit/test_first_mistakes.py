@@ -117,3 +117,32 @@ def test_tvm_num_threads_is_obeyed(
     every = make_processors("llvm", None)[0][0].machine.threads
     monkeypatch.setenv("TVM_NUM_THREADS", limit)
     assert make_processors("llvm", None)[0][0].machine.threads == (threads or every)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: ts.compile("x.onnx", dump_dir=3),
+            "the folder for the phases, got int",
+        ),
+        (lambda: ts.compile("x.onnx", [{"kind": ["llvm"]}]), "expected a TVM target for targets"),
+        (lambda: ts.compile("x.onnx", cpu_threads=10**6), "from 1 to 1024 for cpu_threads, got"),
+        (lambda: ts.measure(folder=3), "the path of the folder for measurements, got int"),
+        (lambda: ts.measure(folder="a\0b"), "no path has a null character"),
+        (lambda: ts.measure(networks=["x.onnx"]), "networks by their names for networks, got"),
+        (lambda: ts.measure(seed=[]), r"a whole number for seed, got \[\]"),
+        (lambda: ts.probe("llvm", "x.onnx", cache=3), "the path of the file of verdicts, got int"),
+        (lambda: ts.calibrate("t.csv", 3, device="mine"), "networks by their names for networks"),
+        (lambda: ts.stretch("x.onnx", rules=3), "expected a Rules for rules, got 3"),
+        (lambda: ts.load("a\0b"), "no path has a null character"),
+        (lambda: ts.Plan(("cpu",), ()).write(3), "the path of the plan, got int"),
+        (lambda: ts.Design(()).write(3), "the path of the design, got int"),
+        (lambda: ts.Model(None).set_affinity(3), "numbers of cores for cores, got 3"),
+        (lambda: ts.Model(None).report(3), "the path of the report, got int"),
+    ],
+)
+def test_arguments_of_other_kinds(call: Callable[[], object], message: str) -> None:
+    """They are refused before any work begins."""
+    with pytest.raises(ts.StretchError, match=message):
+        call()

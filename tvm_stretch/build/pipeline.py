@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import tvm
@@ -18,7 +17,7 @@ from tvm_stretch.build.assemble import build_model
 from tvm_stretch.build.branching import Branching, branch
 from tvm_stretch.build.placement import choose_plan, fit_processors
 from tvm_stretch.errors import InputError
-from tvm_stretch.files import write_whole, writing
+from tvm_stretch.files import as_path, write_whole, writing
 from tvm_stretch.ir.culprit import blaming
 from tvm_stretch.lowering.walk import REGION
 from tvm_stretch.passes.block_channels import BlockChannels
@@ -154,7 +153,7 @@ class Observer:
     def __init__(
         self, folder: str | os.PathLike[str] | None, processors: Sequence[Processor] | None
     ) -> None:
-        self.folder = None if folder is None else Path(folder)
+        self.folder = None if folder is None else as_path(folder, "the folder for the phases")
         self.processors = processors
         self.count = 0
         if self.folder is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_stretch.errors import CostModelError, InputError
-from tvm_stretch.files import cache_folder
+from tvm_stretch.files import as_path, cache_folder
 from tvm_stretch.targets.processor import Processor
 
 
@@ -44,7 +44,9 @@ def chosen_folder(
     Raises:
         InputError: there is neither.
     """
-    found = Path(folder) if folder is not None else default_folder(host, device)
+    if folder is not None:
+        return as_path(folder, "the folder for measurements")
+    found = default_folder(host, device)
     if found is None:
         raise InputError(
             "expected a folder for measurements, got none and an empty TVM_STRETCH_CACHE_DIR; "

@@ -298,7 +298,7 @@ _REASONS = _Check("a table of operators with reasons", _reasons)
 def write_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
     """Write a file that `load_profile` reads; it appears complete or not at all."""
     with writing("the profile", CostModelError):
-        write_whole(Path(path), profile_text(profile))
+        write_whole(as_path(path, "the profile"), profile_text(profile))
 
 
 def profile_text(profile: Profile) -> str:

@@ -26,7 +26,7 @@ from tvm_stretch.cost.work import Work, work_of_kernel
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import as_path
 from tvm_stretch.frontend import load_network
-from tvm_stretch.measuring.dataset import Dataset
+from tvm_stretch.measuring.dataset import Dataset, require_networks
 from tvm_stretch.progress import Progress, count, reporting
 from tvm_stretch.search.twin import twin_processors, works_of
 
@@ -54,6 +54,7 @@ def calibrate(
     """
     base = load_profile(like)
     path = as_path(latencies, "latencies")
+    require_networks(networks)
     with reporting(progress):
         if path.is_dir():
             rows, works = _measured(path, base)

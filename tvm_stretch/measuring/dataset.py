@@ -19,9 +19,22 @@ from typing import Any
 
 from tvm_stretch.cost.device import check_device
 from tvm_stretch.cost.features import MEASUREMENTS, Features, from_json, to_json
-from tvm_stretch.errors import CostModelError
+from tvm_stretch.errors import CostModelError, InputError
 from tvm_stretch.files import write_whole, writing
 from tvm_stretch.measuring.samples import Sample
+
+
+def require_networks(networks: object) -> None:
+    """Refuse what is no table of networks.
+
+    Raises:
+        InputError: it is none.
+    """
+    if not isinstance(networks, Mapping | None):
+        raise InputError(
+            f"expected networks by their names for networks, got {networks!r}; give a dictionary "
+            "such as {'resnet50': 'resnet50.onnx'}"
+        )
 
 
 @dataclass(frozen=True)

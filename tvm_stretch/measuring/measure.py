@@ -27,7 +27,7 @@ from tvm_stretch.cost.model import MeasuredModel, train
 from tvm_stretch.errors import CostModelError, DeviceError, InputError
 from tvm_stretch.files import writing
 from tvm_stretch.measuring.bench import Bench
-from tvm_stretch.measuring.dataset import Dataset, Row, at_pace, usual_pace
+from tvm_stretch.measuring.dataset import Dataset, Row, at_pace, require_networks, usual_pace
 from tvm_stretch.measuring.samples import Sample, load_prior, neighbour
 from tvm_stretch.measuring.scenes import scene
 from tvm_stretch.measuring.transfers import measure_slowdown, measure_transfers
@@ -90,6 +90,9 @@ def measure(
             "expected a name for device with an RPC session, got None; give the device behind the "
             "session a name, under which its measurements are kept"
         )
+    require_networks(networks)
+    if not isinstance(seed, int):
+        raise InputError(f"expected a whole number for seed, got {seed!r}; 0 is one")
     processors, placeable = make_processors(targets, cpu_threads)
     kept_in = chosen_folder(folder, processors[0], device)
     with writing("the measurements", CostModelError):

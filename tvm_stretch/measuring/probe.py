@@ -33,6 +33,7 @@ from tvm_stretch.cost.verdicts import (
     verdicts_path,
 )
 from tvm_stretch.errors import CostModelError, TargetError, UnsupportedError
+from tvm_stretch.files import as_path
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.expressions import shape_of, with_variables
 from tvm_stretch.ir.operators import Operators
@@ -95,7 +96,10 @@ def probe(
             f"expected a processor of this machine for probe, got {target!r}; call ts.probe on the "
             "machine that has it"
         )
-    path = Path(cache) if cache else verdicts_path(chosen_folder(None, host), processor)
+    if cache is None:
+        path = verdicts_path(chosen_folder(None, host), processor)
+    else:
+        path = as_path(cache, "the file of verdicts")
     with reporting(progress):
         return _probe(model, processor, host, path)
 

@@ -26,11 +26,10 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from tvm_stretch.errors import PlanError
-from tvm_stretch.files import Format, write_whole, writing
+from tvm_stretch.files import Format, as_path, write_whole, writing
 
 FORMAT = Format("tvm_stretch.design", 1, "the design", PlanError, "write the design again")
 
@@ -159,7 +158,7 @@ class Design:
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the JSON; the file appears complete or not at all."""
         with writing("the design", PlanError):
-            write_whole(Path(path), json.dumps(self.to_data(), indent=1) + "\n")
+            write_whole(as_path(path, "the design"), json.dumps(self.to_data(), indent=1) + "\n")
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.segments))

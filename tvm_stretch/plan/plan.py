@@ -31,11 +31,10 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from tvm_stretch.errors import PlanError
-from tvm_stretch.files import Format, write_whole, writing
+from tvm_stretch.files import Format, as_path, write_whole, writing
 from tvm_stretch.plan.execution import Execution
 from tvm_stretch.plan.splits import Split, splits_from_data, splits_to_data
 
@@ -124,7 +123,7 @@ class Plan:
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the JSON; the file appears complete or not at all."""
         with writing("the plan", PlanError):
-            write_whole(Path(path), self.to_json())
+            write_whole(as_path(path, "the plan"), self.to_json())
 
     def processor_of(self) -> dict[str, str]:
         """The processor of each operator."""

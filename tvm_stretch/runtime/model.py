@@ -222,6 +222,10 @@ class Model:
         Raises:
             InputError: this process may not use them.
         """
+        if not isinstance(cores, Iterable | None):
+            raise InputError(
+                f"expected numbers of cores for cores, got {cores!r}; give a list of them"
+            )
         try:
             self.module["set_affinity"](",".join(map(str, cores or ())))
         except ValueError as error:

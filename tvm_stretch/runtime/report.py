@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvm_stretch.errors import ArtifactError, InputError
-from tvm_stretch.files import write_whole, writing
+from tvm_stretch.files import as_path, write_whole, writing
 from tvm_stretch.lowering.graph import Graph, Node, Tensor
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.splits import splits_to_data
@@ -39,6 +39,7 @@ def write_report(
         raise InputError(
             f"expected a positive number for peak_gflops, got {peak_gflops!r}; leave it out"
         )
+    path = as_path(path, "the report")
     plan = model.plan if model.graph.plan else None
     timeline, seconds, problem = None, None, ""
     try:
@@ -47,11 +48,11 @@ def write_report(
     except ArtifactError as error:  # a model for another machine
         problem = str(error)
     data = collect(model.graph, plan, timeline, seconds)
-    data.update(title=Path(path).stem, problem=problem, peak_gflops=peak_gflops)
+    data.update(title=path.stem, problem=problem, peak_gflops=peak_gflops)
     data["network"] = repr(model)
     text = render(data)
     with writing("the report", ArtifactError):
-        write_whole(Path(path), text)
+        write_whole(path, text)
 
 
 def collect(

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tvm_stretch.errors import InputError
-from tvm_stretch.files import write_whole, writing
+from tvm_stretch.files import as_path, write_whole, writing
 from tvm_stretch.lowering.graph import Graph
 from tvm_stretch.plan.execution import Execution
 from tvm_stretch.plan.plan import Plan
@@ -143,7 +143,7 @@ class Timeline:
             InputError: it cannot be written there.
         """
         with writing("the trace", InputError):
-            write_whole(Path(path), json.dumps(self.to_chrome()))
+            write_whole(as_path(path, "the trace"), json.dumps(self.to_chrome()))
 
     def __repr__(self) -> str:
         """The summary: overlap, each processor's use, the critical path, what fell back."""

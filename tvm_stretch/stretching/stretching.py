@@ -117,6 +117,8 @@ class Stretching:
             warm_start: weights start from those of the given network.
             seed: of weights that are random.
         """
+        if not isinstance(seed, int) or seed < 0:
+            raise InputError(f"expected a whole number for seed, got {seed!r}; 0 is one")
         return duplicate_and_scale(self.mod, self._chosen(design), warm_start, seed)
 
     def to_torch(
@@ -213,6 +215,10 @@ def stretch(
         UnsupportedError: the network has no blocks that can be stretched, or there are not two
             processors for it.
     """
+    if not isinstance(rules, Rules | None):
+        raise InputError(
+            f"expected a Rules for rules, got {rules!r}; give tvm_stretch.Rules(alpha=0.1), say"
+        )
     with reporting(progress):
         if device is None:
             wanted = registered() if targets is None else targets
