@@ -28,7 +28,7 @@ from tvm_stretch.plan.splits import ChannelSplit
 def channel_branches(operators: Operators, split: ChannelSplit) -> Replacement:
     """The bindings of the branches (see the module docstring)."""
     steps = plan_channel_split(operators, split)
-    segment = _Segment(operators, len(split.ratios))
+    segment = _Segment(operators, split.end, len(split.ratios))
     for step in steps:
         for tensor, held in step.joins:
             segment.join(tensor, held)
@@ -51,9 +51,10 @@ class _Segment:
     Branches stand one after the other up to a meeting, so that each is a region of its own.
     """
 
-    def __init__(self, operators: Operators, branches: int) -> None:
+    def __init__(self, operators: Operators, end: str, branches: int) -> None:
         self.emitter = Emitter()
         self.operators = operators
+        self.end = end
         self.pending = [Emitter() for _ in range(branches)]
         self.names: list[list[str]] = [[] for _ in range(branches)]
         self.once: list[str] = []
@@ -170,6 +171,7 @@ class _Segment:
         if key not in self.slices:
             begin, end = span
             cut = relax.op.strided_slice(self._whole(index, tensor), [1], [begin], [end])
-            label = f"{tensor}.c{index}.{begin}to{end}"
+            # named after the segment: another one may read these channels too
+            label = f"{self.end}.c{index}.{tensor}.{begin}to{end}"
             self.slices[key] = self.pending[index].emit(label, cut)
         return self.slices[key]

@@ -134,6 +134,13 @@ class TestRewrite:
 
         check(before, expected)
 
+    def test_segments_that_read_the_same_channels(self):
+        mod = named(lambda x: add(*(conv(conv(x, DEPTH, groups=16), POINT) for _ in range(2))))
+        ends = ("conv2d1", "conv2d3")
+        after, _ = branch_segments(mod, [ChannelSplit("x0", end, (1, 1)) for end in ends])
+        Operators(after["main"])  # every name once
+        assert_same_numerics(mod, after)
+
     def test_one_convolution(self):
         """Nothing to add: the shares of channels are put together."""
 

@@ -130,13 +130,20 @@ class TestRewrite:
         assert op_names(after).count("relax.concat") == 2
         assert_same_numerics(mod, after)
 
+    def test_segments_that_read_the_same_rows(self):
+        mod = named(lambda x: relax.op.add(conv(x), conv(x)), (1, 4, 9, 5))
+        splits = [RowSplit("x0", "conv2d", (1, 1)), RowSplit("x0", "conv2d1", (1, 1))]
+        after, _ = branch_segments(mod, splits)
+        Operators(after["main"])  # every name once
+        assert_same_numerics(mod, after)
+
     def test_names(self):
         mod = named(lambda x: relax.op.add(conv(x), x), (1, 4, 9, 5))
         after, (result,) = branch_segments(mod, [RowSplit("x0", "add", (1, 1, 1))])
         assert result.branches == (
-            ("x0.r0.0to4", "conv2d.r0", "x0.r0.0to3", "add.r0"),
-            ("x0.r1.2to7", "conv2d.r1", "x0.r1.3to6", "add.r1"),
-            ("x0.r2.5to9", "conv2d.r2", "x0.r2.6to9", "add.r2"),
+            ("add.r0.x0.0to4", "conv2d.r0", "add.r0.x0.0to3", "add.r0"),
+            ("add.r1.x0.2to7", "conv2d.r1", "add.r1.x0.3to6", "add.r1"),
+            ("add.r2.x0.5to9", "conv2d.r2", "add.r2.x0.6to9", "add.r2"),
         )
         assert result.joins == ("add",)
         names = [operator.name for operator in Operators(after["main"])]
