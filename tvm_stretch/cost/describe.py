@@ -260,7 +260,7 @@ def _window(cfg: WindowConfig, epilogue: Epilogue) -> DepthwiseFeatures | PoolFe
     inside = [_taps_inside(cfg, axis) for axis in (0, 1)]
     values: dict[str, Any] = {
         "flops": (2.0 if depthwise else 1.0) * outputs * taps,
-        "in_bytes": 4 * cfg.batch * cfg.blocks * cfg.lanes * prod(cfg.in_size) + epilogue.bytes,
+        "in_bytes": 4 * cfg.batch * cfg.blocks * cfg.lanes * _pixels_read(cfg) + epilogue.bytes,
         "weight_bytes": 4 * cfg.blocks * cfg.lanes * taps if depthwise else 0,
         "out_bytes": epilogue.out_bytes or 4 * outputs,
         "epilogue_flops": epilogue.flops,
@@ -278,6 +278,14 @@ def _window(cfg: WindowConfig, epilogue: Epilogue) -> DepthwiseFeatures | PoolFe
     if depthwise:
         return DepthwiseFeatures(**values)
     return PoolFeatures(**values, averages=int(cfg.kind == "avg"))
+
+
+def _pixels_read(cfg: WindowConfig) -> int:
+    """Of the image; a stride beyond the kernel leaves pixels out."""
+    return prod(
+        min(size, out * kernel)
+        for size, out, kernel in zip(cfg.in_size, cfg.out_size, cfg.kernel, strict=True)
+    )
 
 
 def _taps_inside(cfg: WindowConfig, axis: int) -> float:
@@ -313,16 +321,17 @@ def _generic(blocks: list[_Block], sizes: list[int], machine: VectorMachine) -> 
     steps = sum(block.elements for block in blocks)
     last = blocks[-1] if blocks else _Block(None, 0, 1, 1, 0, 0, 0, 0, 0)
     work = sum(b.elements * (b.arithmetic + b.loads + 20 * b.calls + 2) for b in blocks)
+    loads = sum(block.elements * block.loads for block in blocks)
     return GenericFeatures(
         flops=float(sum(block.elements * block.arithmetic for block in blocks)),
-        in_bytes=sum(sizes[:-1]),
+        in_bytes=min(sum(sizes[:-1]), 4 * loads),  # a slice reads a part
         weight_bytes=0,
         out_bytes=sizes[-1] if sizes else 0,
         epilogue_flops=0.0,
         model_cycles=work / machine.lanes,
         out_elements=last.elements // max(1, last.reduce),
         steps=steps,
-        loads=sum(block.elements * block.loads for block in blocks),
+        loads=loads,
         gathers=sum(block.elements * block.gathers for block in blocks),
         calls=sum(block.elements * block.calls for block in blocks),
         conditions=sum(block.elements * block.conditions for block in blocks),

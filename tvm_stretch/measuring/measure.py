@@ -28,7 +28,7 @@ from tvm_stretch.errors import CostModelError, DeviceError, InputError
 from tvm_stretch.files import writing
 from tvm_stretch.measuring.bench import Bench
 from tvm_stretch.measuring.dataset import Dataset, Row, at_pace, require_networks, usual_pace
-from tvm_stretch.measuring.samples import Sample, load_prior, neighbour
+from tvm_stretch.measuring.samples import Sample, load_prior, neighbour, with_functions
 from tvm_stretch.measuring.scenes import scene
 from tvm_stretch.measuring.transfers import measure_slowdown, measure_transfers
 from tvm_stretch.progress import Progress, reporting, say
@@ -232,9 +232,9 @@ class Campaign:
     def _samples(self, batch: int) -> list[Sample]:
         """Samples: the same whenever they are asked for with the same measurements."""
         start = batch * BATCH
-        if start < len(self.prior):
-            return self.prior[start : start + BATCH]
         dice = random.Random(f"{self.seed}/{batch}")
+        if start < len(self.prior):
+            return with_functions(self.prior[start : start + BATCH], dice)
         trouble = self._where_it_errs()
         found = []
         for _ in range(BATCH):

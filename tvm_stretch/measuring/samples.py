@@ -34,6 +34,10 @@ KINDS = ("conv", "dense", "depthwise", "max", "avg", "elementwise")
 EPILOGUES = ("none", "bias", "relu", "relu6", "swish", "sigmoid", "add", "add_relu", "leaky")
 _LARGEST_MULTIPLY_ADDS = 1_200_000_000
 _LARGEST_BYTES = 40_000_000
+_FUNCTIONS = ("swish", "sigmoid")
+_FUNCTION = 0.2
+"""How many of the zoo's layers end in an exponential: few of its networks have any."""
+
 _SHARE, _SMALL, _NARROW = 0.25, 0.2, 0.2
 """How many neighbours compute a share of the output channels, see a small image, have few channels
 (a quarter, or as few as a vector)."""
@@ -175,6 +179,16 @@ def _epilogue(name: str) -> str:
 def load_prior() -> list[Sample]:
     """The distinct layers of the zoo's networks."""
     return [Sample.from_json(item) for item in json.loads(PRIOR.read_text(encoding="utf-8"))]
+
+
+def with_functions(samples: Sequence[Sample], dice: random.Random) -> list[Sample]:
+    """The same samples, some of them behind an exponential."""
+    found = []
+    for sample in samples:
+        epilogue = dice.choice(_FUNCTIONS) if dice.random() < _FUNCTION else sample.epilogue
+        is_kernel = sample.kind in ("conv", "dense", "depthwise")
+        found.append(replace(sample, epilogue=epilogue) if is_kernel else sample)
+    return found
 
 
 def neighbour(sample: Sample, dice: random.Random) -> Sample:
