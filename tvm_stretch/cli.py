@@ -15,6 +15,8 @@ import json
 import logging
 import os
 import sys
+import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.verbose:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     try:
+        _check_place(getattr(args, "output", None))
         args.command(args)
         sys.stdout.flush()
     except StretchError as error:
@@ -53,6 +56,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     return 0
+
+
+def _check_place(output: str | None) -> None:
+    """Refuse what cannot be written before the work that it is to hold."""
+    if output is None:
+        return
+    path = Path(output)
+    if path.is_dir() or not path.parent.is_dir():
+        raise InputError(
+            f"expected a file in an existing folder for --output, got {output!r}; create the "
+            "folder first, or name a file in it"
+        )
 
 
 # --- what is asked for ----------------------------------------------------------------------------
@@ -217,8 +232,8 @@ def _target(text: str) -> str | dict[str, Any]:
         return text
     try:
         return dict(json.loads(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"expected a target as JSON, got {text!r}") from error
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"expected a target as JSON, got {text[:80]!r}") from error
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
@@ -301,7 +316,7 @@ def _arrays(name: str, path: Path) -> list[tuple[str, np.ndarray[Any, Any]]]:
     try:
         found = np.load(path, allow_pickle=False)
         return [(name, found)] if isinstance(found, np.ndarray) else list(found.items())
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(
             f"expected an array that NumPy saved for --input, got {path}: {error}; "
             "write it with numpy.save or numpy.savez"

@@ -102,6 +102,7 @@ def test_measure_and_probe_get_their_options(
 
 
 def test_errors_are_one_line(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (files / "damaged.npz").write_bytes(b"PK\x03\x04")
     for wrong in (
         ["run", str(files / "absent.so")],
         ["run", str(files / "net.so")],
@@ -110,6 +111,8 @@ def test_errors_are_one_line(files: Path, capsys: pytest.CaptureFixture[str]) ->
         ["timeline", str(files / "net.so"), "-o", "/no/such/folder/y"],
         ["compile", str(files / "absent.onnx"), "-o", "/dev/null"],
         ["explain", str(files / "net.onnx"), "-t", "openCL"],
+        ["explain", str(files / "net.onnx"), "--shape", f"x={'9' * 30}"],
+        ["run", str(files / "net.so"), "-i", str(files / "damaged.npz")],
         ["measure", "--budget", "0"],
     ):
         assert main(wrong) == 1, wrong
@@ -117,6 +120,16 @@ def test_errors_are_one_line(files: Path, capsys: pytest.CaptureFixture[str]) ->
         assert out == "", wrong
         assert err.startswith("tvm-stretch: expected "), (wrong, err)
         assert err.count("\n") == 1, wrong
+
+
+@pytest.mark.parametrize("place", ["/no/such/folder/y", "."])
+@pytest.mark.parametrize("command", ["compile", "run", "timeline", "report"])
+def test_no_work_for_what_cannot_be_written(
+    command: str, place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ts, "compile", pytest.fail, raising=False)
+    assert main([command, "net.onnx", "-o", place]) == 1
+    assert "expected a file in an existing folder for --output" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -127,6 +140,7 @@ def test_errors_are_one_line(files: Path, capsys: pytest.CaptureFixture[str]) ->
         ["compile", "net.onnx"],
         ["compile", "net.onnx", "-o", "net.so", "--shape", "x=large"],
         ["explain", "net.onnx", "--target", "{kind"],
+        ["explain", "net.onnx", "--target", '{"a":' * 100_000],
         ["bench", "net.so", "--repeat", "0"],
     ],
 )

@@ -298,6 +298,7 @@ def test_one_network_is_enough_for_a_profile(phone: Profile) -> None:
         ("model,processor,latency_ms\n", "expected rows"),
         ("model,processor,latency_ms\nR-34,cpu,-3", "latency_ms of line 2 .* got '-3'"),
         ("model,processor,latency_ms\nR-34,cpu", "latency_ms of line 2"),
+        (f"model,processor\n{'x' * 200_000}", "comma-separated values in .*line 2; correct it"),
         ("model,processor,latency_ms\nR-34,cpu,fast", "got 'fast'; correct it"),
         ("model,processor,latency_ms\nR-34,cpu,inf", "got 'inf'"),
         (

@@ -198,16 +198,24 @@ def read_latencies(path: Path) -> list[Latency]:
     # Excel begins a table with a mark of its encoding.
     text = read_text(path, "a readable table of latencies", CostModelError, "utf-8-sig")
     reader = csv.DictReader(io.StringIO(text))
+    try:
+        given_columns = reader.fieldnames or ()
+        rows = [(reader.line_num, row) for row in reader]
+    except csv.Error as error:
+        raise CostModelError(
+            f"expected comma-separated values in {path}, got {error} in line {reader.line_num}; "
+            "correct it"
+        ) from error
     columns = ("model", "processor", "latency_ms")
-    missing = [name for name in columns if name not in (reader.fieldnames or ())]
+    missing = [name for name in columns if name not in given_columns]
     if missing:
         raise CostModelError(
             f"expected the columns {', '.join(columns)} in {path}, got "
-            f"{', '.join(reader.fieldnames or ()) or 'nothing'}; add {missing[0]}"
+            f"{', '.join(given_columns) or 'nothing'}; add {missing[0]}"
         )
     found: dict[tuple[str, str], Latency] = {}
-    for row in reader:
-        where = f"line {reader.line_num} of {path}"
+    for line, row in rows:
+        where = f"line {line} of {path}"
         model, given = row["model"], row["processor"]
         latency = Latency(model, processor_of(given), _latency(row["latency_ms"], where))
         key = (latency.network, latency.processor)

@@ -15,6 +15,9 @@ import onnx
 from tvm_stretch.errors import InputError, ModelError
 from tvm_stretch.frontend.onnx_reader import OnnxNetwork
 
+_MOST = (1 << 63) - 1
+"""Of what files can say; `limits.py` says how large tensors may be."""
+
 
 def fix_shapes(network: OnnxNetwork, shapes: Mapping[str, Sequence[int]] | None) -> None:
     """Give every input of ``network`` the static shape of ``shapes``, in place.
@@ -56,12 +59,17 @@ def _forget_placeholders(value: onnx.ValueInfoProto) -> None:
 def sizes_of(name: str, shape: Sequence[int]) -> list[int]:
     """What ``shapes`` says of the input ``name``, as integers."""
     try:
-        return [operator.index(size) for size in shape]
+        sizes = [operator.index(size) for size in shape]
     except TypeError:
         raise InputError(
             f"expected one integer per dimension for shapes[{name!r}], got {shape!r}; give every "
             "size"
         ) from None
+    if max(sizes, default=0) > _MOST:
+        raise InputError(
+            f"expected sizes of at most {_MOST} for shapes[{name!r}], got {sizes}; give others"
+        )
+    return sizes
 
 
 def _set_shape(value: onnx.ValueInfoProto, wanted: list[int], bound: dict[str, int]) -> None:
