@@ -203,8 +203,8 @@ def read_latencies(path: Path) -> list[Latency]:
         rows = [(reader.line_num, row) for row in reader]
     except csv.Error as error:
         raise CostModelError(
-            f"expected comma-separated values in {path}, got {error} in line {reader.line_num}; "
-            "correct it"
+            f"expected comma-separated values in {path}, got {error} in line "
+            f"{reader.line_num + 1}; correct it"
         ) from error
     columns = ("model", "processor", "latency_ms")
     missing = [name for name in columns if name not in given_columns]
