@@ -75,6 +75,21 @@ def test_ctrl_c_between_two_models(clock: Clock) -> None:
     assert clock.now == 1.0
 
 
+def test_ctrl_c_between_two_traced_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = []
+
+    def pressed() -> str:
+        runs.append("one")
+        signal.raise_signal(signal.SIGINT)
+        return "{}"
+
+    model = ts.Model({"trace": pressed})
+    monkeypatch.setattr(model, "random_run", lambda: lambda: None)
+    with pytest.raises(KeyboardInterrupt), reporting(print):
+        trace(model, 5)
+    assert runs == ["one"]
+
+
 def test_the_faster_one_wins(clock: Clock) -> None:
     outcomes = compare([Scripted(clock, always(s)) for s in (2.0, 3.0, 1.0)])
     assert winner(outcomes) == 2

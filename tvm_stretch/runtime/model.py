@@ -23,6 +23,7 @@ from tvm_stretch.errors import ArtifactError, InputError
 from tvm_stretch.files import as_path
 from tvm_stretch.lowering.graph import Graph, Port, Tensor
 from tvm_stretch.plan.plan import Plan
+from tvm_stretch.progress import step
 from tvm_stretch.runtime.artifact import (
     Parts,
     copy_artifact,
@@ -177,10 +178,7 @@ class Model:
 
     def profile(self, repeat: int = 10) -> ProfileResult:
         """Measure every kernel on random inputs; the median of several runs."""
-        _require_runs(repeat)
-        self.random_run()()
-        traces = [json.loads(self.module["trace"]()) for _ in range(repeat)]
-        return summarize_profile(self.graph, traces)
+        return summarize_profile(self.graph, self._traces(repeat))
 
     def timeline(self, path: str | Path | None = None, repeat: int = 5) -> Timeline:
         """Trace runs on random inputs; the one of median length.
@@ -189,9 +187,7 @@ class Model:
             path: where to write the trace, in the format of Chrome and Perfetto.
             repeat: how many runs to trace.
         """
-        _require_runs(repeat)
-        self.random_run()()
-        traces = [json.loads(self.module["trace"]()) for _ in range(repeat)]
+        traces = self._traces(repeat)
         traces.sort(key=lambda trace: trace["end"] - trace["start"])
         plan = self.plan if self.graph.plan else None
         graph = self.graph if self.lost is None else _on_cpu(self.graph)
@@ -199,6 +195,16 @@ class Model:
         if path is not None:
             timeline.write(path)
         return timeline
+
+    def _traces(self, repeat: int) -> list[dict[str, Any]]:
+        """Traced runs on random inputs, after one that is not."""
+        _require_runs(repeat)
+        self.random_run()()
+        found = []
+        for _ in range(repeat):
+            step()
+            found.append(json.loads(self.module["trace"]()))
+        return found
 
     def report(self, path: str | Path, peak_gflops: float | None = None) -> None:
         """Write a page for the browser: network, plan, timeline, kernels and memory in one file.
