@@ -84,9 +84,8 @@ def train(
         for network in networks
         if (task, network, seed) not in done
     ]
-    threads = max(1, (os.cpu_count() or 1) // workers)
     context = multiprocessing.get_context("spawn")
-    with context.Pool(min(workers, max(1, len(jobs))), torch.set_num_threads, (threads,)) as pool:
+    with context.Pool(min(workers, max(1, len(jobs))), torch.set_num_threads, (1,)) as pool:
         for number, row in enumerate(pool.imap_unordered(_run, jobs), 1):
             print(f"{number} of {len(jobs)}: {_line(row)}", flush=True)
 

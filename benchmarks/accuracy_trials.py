@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from benchmarks.accuracy_tasks import Data
+from benchmarks.accuracy_tasks import Data, turned
 from tvm_stretch.training import Batches, TrainableNetwork, accuracy, distill, fit, recalibrate
 from tvm_stretch.training.graph import Graph
 
@@ -74,9 +74,9 @@ class Schedule:
         batch: images in a step.
     """
 
-    trained: int = 8000
-    tested: int = 10000
-    epochs: int = 20
+    trained: int = 4000
+    tested: int = 6000
+    epochs: int = 10
     rate: float = 0.1
     low_rate: float = 0.01
     batch: int = 64
@@ -123,10 +123,16 @@ def inherit(
     return found
 
 
+def batches_of(data: Data, schedule: Schedule) -> Batches:
+    """What is trained with."""
+    augment = turned if data.are_turned else None
+    return Batches(data.images, data.labels, schedule.batch, augment=augment)
+
+
 def trial(prepared: Prepared, data: Data, schedule: Schedule, seed: int) -> dict[str, float]:
     """Accuracies of one seed, in percent, and seconds."""
     began = time.perf_counter()
-    batches = Batches(data.images, data.labels, schedule.batch)
+    batches = batches_of(data, schedule)
     tests = Batches(data.test_images, data.test_labels, 1000, shuffled=False)
     device = data.images.device
 

@@ -25,7 +25,7 @@ from benchmarks.accuracy import NETWORKS, TASKS  # first: it does without TVM
 
 # ruff: isort: split
 from benchmarks.accuracy_tasks import CLASSES, Data, shapes
-from benchmarks.accuracy_trials import Schedule, fresh
+from benchmarks.accuracy_trials import Schedule, batches_of, fresh
 from tvm_stretch.files import write_whole
 from tvm_stretch.training import (
     Batches,
@@ -66,7 +66,7 @@ def prepare(path: Path, network: str, count: int) -> None:
 
 def compare(designs: Sequence[Found], data: Data, schedule: Schedule, seed: int) -> dict[str, Any]:
     """Accuracies of all designs in the supernet and alone, in percent, and seconds."""
-    batches = Batches(data.images, data.labels, schedule.batch)
+    batches = batches_of(data, schedule)
     tests = Batches(data.test_images, data.test_labels, 1000, shuffled=False)
     device = data.images.device
     how: dict[str, Any] = {"seed": seed, "device": device, "progress": lambda _line: None}
