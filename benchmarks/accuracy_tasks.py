@@ -1,7 +1,7 @@
 """Images to tell apart, which need no download: drawn shapes, and scikit-learn's digits.
 
 A shape is a curve around a centre, ``radius(angle)``, one for each of ten classes: polygons,
-flowers, a ring, a frame. It is turned, squeezed, moved and scaled; its colours and those of the
+flowers, a ring, frames. It is turned, squeezed, moved and scaled; its colours and those of the
 ground are random, other shapes lie half outside, and noise covers all of it. A hexagon in that
 noise is easily taken for a circle, so that a small network is right in about nine of ten cases.
 
@@ -21,7 +21,7 @@ from torch import Tensor
 CLASSES = 10
 SIZE = 32
 _ANGLES = 256
-_NOISE = 0.2
+_NOISE = 0.15
 _DIGITS_TESTED = 597
 
 
@@ -96,9 +96,9 @@ def _curves() -> tuple[Tensor, Tensor]:
         return 0.7 + 0.3 * torch.cos(petals * angle)
 
     circle = torch.ones(_ANGLES) * 0.95
-    solid = [polygon(3), polygon(4), polygon(5), polygon(6), circle, flower(3), flower(4)]
-    curves = torch.stack([*solid, flower(5), circle, polygon(4)])
-    holes = torch.tensor([0.0] * 8 + [0.5] * 2)
+    solid = [polygon(3), polygon(4), polygon(6), circle, flower(3), flower(4), flower(5)]
+    curves = torch.stack([*solid, circle, polygon(4), polygon(3) * 1.1])
+    holes = torch.tensor([0.0] * 7 + [0.5] * 3)
     return curves, holes
 
 
@@ -122,12 +122,12 @@ def _drawn_batch(labels: Tensor, random: torch.Generator) -> Tensor:
         centre = torch.stack([turn.cos(), turn.sin()], 1) * uniform(16, 20, 1)
         mask = _mask(other, centre, uniform(4, 7), uniform(0, 2 * math.pi), uniform(0.8, 1))
         image = image + mask * uniform(-0.8, 0.8, 3, 1, 1)
-    centre, radius = uniform(-4, 4, 2), uniform(6, 11)
-    mask = _mask(labels, centre, radius, uniform(0, 2 * math.pi), uniform(0.75, 1))
+    centre, radius = uniform(-3, 3, 2), uniform(8, 12)
+    mask = _mask(labels, centre, radius, uniform(0, 2 * math.pi), uniform(0.85, 1))
     sign = torch.where(uniform(0, 1, 1, 1, 1) < 0.5, -1.0, 1.0)
-    image = image + mask * sign * uniform(0.35, 1.0, 3, 1, 1)
+    image = image + mask * sign * uniform(0.5, 1.2, 3, 1, 1)
     noise = torch.randn(count, 3, SIZE, SIZE, generator=random)
-    return (image + _NOISE * noise) / 0.6
+    return (image + _NOISE * noise) / 0.45
 
 
 def _grid() -> tuple[Tensor, Tensor]:
