@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from .channel_runs import ChannelRun, channel_runs, whole_run, winograd_runs
 from .conv import ConvConfig, merged_groups
 from .machine import VectorMachine
 from .winograd import WinogradConfig
@@ -162,13 +163,22 @@ def _direct_cycles(c: ConvConfig, machine: VectorMachine, step: Step) -> float:
     for blocks, count in ((c.oc_blocks, full), (tail, 1)):
         if blocks:
             overhead = 12 + 1.5 * blocks * c.pixels
+            runs = channel_runs(c, blocks) or [whole_run(c, blocks)]
             cycles += count * sum(
-                times * (step(size, blocks, slab, machine) * channels * taps + overhead)
+                times * (taps * _reduction(size, runs, slab, machine, step) + overhead)
                 for size, times in tile_counts(width, c.pixels)
             )
     weights = c.out_groups * c.oc_blocks * c.lanes * channels * taps * 4
     compute = cycles * rows
     return c.batch * compute + weights / _WEIGHT_BYTES_PER_CYCLE
+
+
+def _reduction(
+    pixels: int, runs: list[ChannelRun], slab: int, machine: VectorMachine, step: Step
+) -> float:
+    """Cycles of one tap of a tile over all channels."""
+    widths = ((run.channels, run.vectors[1] - run.vectors[0]) for run in runs)
+    return sum(channels * step(pixels, width, slab, machine) for channels, width in widths)
 
 
 def _winograds(shape: ConvShape, machine: VectorMachine, data_block: int) -> list[WinogradConfig]:
@@ -211,11 +221,12 @@ def _winograd_cycles(c: WinogradConfig, machine: VectorMachine, step: Step) -> f
     square, channels = c.alpha**2, c.in_blocks * c.lanes
     groups = c.parts * c.out_blocks / c.oc_blocks
     slab = channels * c.oc_blocks * c.lanes * 4
+    runs = winograd_runs(c, c.oc_blocks)
     products = (
         square
         * groups
         * sum(
-            times * (step(size, c.oc_blocks, slab, machine) * channels + 12 + c.oc_blocks * size)
+            times * (_reduction(size, runs, slab, machine, step) + 12 + c.oc_blocks * size)
             for size, times in tile_counts(tiles, c.pixels)
         )
     )

@@ -24,6 +24,7 @@ from itertools import accumulate
 from tvm import tirx
 from tvm.ir import Expr
 
+from .channel_runs import ChannelRun, channel_runs, whole_run
 from .conv import ConvConfig
 from .conv_tiles import Blocking, blocking, column_segments, kernel_rows, row_tiles
 from .fused import Epilogue
@@ -98,6 +99,10 @@ class _Tile:
     blocks: int
     taps: tuple[tuple[int, int], ...]
     turn: Expr
+
+
+_Reduction = tuple[ChannelRun, Expr, int | Expr]
+"""Lanes and vectors, the first block of input channels and how many follow."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +204,13 @@ class _ConvNest:
                 (tile.n, group + o, *self.pixel(tile.y, tile.x + p), v), value
             )
 
-        return self.tile(tile, (const(0), self.blocks_to_read(tile, None)), None, finish)
+        runs = channel_runs(self.cfg, tile.blocks)
+        if runs is None:
+            whole = whole_run(self.cfg, tile.blocks)
+            reduce: list[_Reduction] = [(whole, const(0), self.blocks_to_read(tile, None))]
+        else:
+            reduce = [(run, const(run.block), run.blocks) for run in runs]
+        return self.tile(tile, reduce, None, finish)
 
     def partial_tile(self, tile: _Tile, chunk: Expr, partial: tirx.Buffer, y: Expr) -> tirx.Stmt:
         """Add one chunk of the reduction to the partial sums."""
@@ -209,7 +220,13 @@ class _ConvNest:
 
         return self.tile(
             tile,
-            (chunk * self.cut.chunk, self.blocks_to_read(tile, chunk)),
+            [
+                (
+                    whole_run(self.cfg, tile.blocks),
+                    chunk * self.cut.chunk,
+                    self.blocks_to_read(tile, chunk),
+                )
+            ],
             lambda p, o, v: load(partial, *place(p, o, v)),
             lambda p, o, v, value: store(partial, value, *place(p, o, v)),
         )
@@ -233,7 +250,7 @@ class _ConvNest:
     def tile(
         self,
         tile: _Tile,
-        reduce: tuple[Expr, int | Expr],
+        reduce: Sequence[_Reduction],
         start: Callable[[int, int, Expr], Expr] | None,
         finish: Callable[[int, int, Expr, Expr], tirx.Stmt],
     ) -> tirx.Stmt:
@@ -242,15 +259,20 @@ class _ConvNest:
         acc = Accumulators(len(tile.taps), tile.blocks, cfg.lanes)
         first_block = cfg.first_block(tile.group * cfg.oc_blocks)
 
-        def tap(ic: Expr, ky: Expr, kx: Expr, active: Sequence[int]) -> tirx.Stmt:
+        def tap(run: ChannelRun, ic: Expr, ky: Expr, kx: Expr, active: Sequence[int]) -> tirx.Stmt:
+            low, high = run.lanes
+            shifted = (lambda i: i + low) if low else (lambda i: i)
             return acc.add_products(
                 active,
                 lambda p, ii: load(
-                    self.data, *self.input_place(tile, (p, ky, kx), first_block + ic, ii)
+                    self.data, *self.input_place(tile, (p, ky, kx), first_block + ic, shifted(ii))
                 ),
-                lambda ii, o, v: load(self.weight, tile.group, ic, ky, kx, ii, v + o * cfg.lanes),
-                cfg.data_block,
+                lambda ii, o, v: load(
+                    self.weight, tile.group, ic, ky, kx, shifted(ii), v + o * cfg.lanes
+                ),
+                high - low,
                 self.by_element,
+                range(*run.vectors),
             )
 
         def plain_tap(ky: Expr, kx: Expr, active: Sequence[int]) -> tirx.Stmt:
@@ -279,17 +301,22 @@ class _ConvNest:
             )
 
         low, count = kernel_rows(cfg, tile.y)
-        first, reads = reduce
+        _, first, reads = reduce[0]
 
-        def channels(ic: Expr) -> tirx.Stmt:
-            rows = span(low, count, lambda ky: taps(ky, lambda *place: tap(ic, *place)), "ky")
-            return block([*self.ask_ahead(tile, ic), rows])
+        def channels(run: ChannelRun, ic: Expr) -> tirx.Stmt:
+            rows = span(low, count, lambda ky: taps(ky, lambda *place: tap(run, ic, *place)), "ky")
+            ahead = [] if run.lanes[0] else self.ask_ahead(tile, ic)
+            return block([*ahead, rows])
 
         nest: list[tirx.Stmt] = []
         if segments and cfg.data_block == 1 and isinstance(reads, int):
             nest = [span(low, count, lambda ky: taps(ky, plain_tap), "ky")]
         elif segments:  # else every tap of the tile lies in the padding
-            nest = [span(first, reads, channels, "ic")]
+            apart = fenced_span if len(reduce) > 1 else span
+            nest = [
+                apart(begin, blocks, lambda ic, run=run: channels(run, ic), "ic")
+                for run, begin, blocks in reduce
+            ]
         return within(
             acc.buffers,
             [

@@ -162,6 +162,7 @@ class Accumulators:
         right: Callable[[Expr, int, Expr], Expr],
         extent: int,
         by_element: bool,
+        blocks: range | None = None,
     ) -> tirx.Stmt:
         """Add ``left(pixel, i) * right(i, block, lane)`` for all ``i`` below ``extent``.
 
@@ -171,13 +172,21 @@ class Accumulators:
             right: the vectors that they are multiplied with.
             extent: how many.
             by_element: read vectors of what is left and multiply by an element at a time.
+            blocks: to whose sums they are added; by default all.
         """
+        cells = [(p, o) for p, o in self._cells if p in pixels and (blocks is None or o in blocks)]
         vectors = extent // self.count if by_element else 0
 
         def products(i: Expr) -> tirx.Stmt:
             one = {p: left(p, i) for p in pixels}
             return block(
-                self.each(lambda p, o, v: self.add(p, o, v, one[p] * right(i, o, v)), pixels)
+                [
+                    lanes(
+                        self.count,
+                        lambda v, p=p, o=o: self.add(p, o, v, one[p] * right(i, o, v)),
+                    )
+                    for p, o in cells
+                ]
             )
 
         def vector(first: Expr) -> tirx.Stmt:
@@ -190,8 +199,7 @@ class Accumulators:
                 [
                     self.add(p, o, lane, one[p, i] * right(first + i, o, lane))
                     for i in number
-                    for p, o in self._cells
-                    if p in pixels
+                    for p, o in cells
                 ]
             )
 

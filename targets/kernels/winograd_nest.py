@@ -17,6 +17,7 @@ from functools import cached_property
 from tvm import tirx
 from tvm.ir import Expr
 
+from .channel_runs import ChannelRun, winograd_runs
 from .fused import Epilogue
 from .loops import (
     CACHE_LINE,
@@ -27,6 +28,7 @@ from .loops import (
     block,
     const,
     f32,
+    fenced_span,
     lanes,
     load,
     loop,
@@ -358,7 +360,8 @@ class _Nest:
         lines = blocks * cfg.lanes**2 * 4 // CACHE_LINE
         each = -(-lines // turns)
 
-        def reduce(c: Expr) -> tirx.Stmt:
+        def reduce(run: ChannelRun, c: Expr) -> tirx.Stmt:
+            low, high = run.lanes
             # Every tile asks for its share of the weights that come next in memory.
             next_group = cfg.in_blocks * cfg.lanes**2 * cfg.oc_blocks
             ahead = [
@@ -373,20 +376,27 @@ class _Nest:
                 )
                 for j in range(each)
             ]
+            shifted = (lambda i: i + low) if low else (lambda i: i)
             channels = acc.add_products(
                 range(pixels),
-                lambda p, ii: plane(k, c, t + p, ii),
-                lambda ii, o, z: load(self.weight, part, k, g, c, ii, z + o * cfg.lanes),
-                cfg.lanes,
+                lambda p, ii: plane(k, c, t + p, shifted(ii)),
+                lambda ii, o, z: load(self.weight, part, k, g, c, shifted(ii), z + o * cfg.lanes),
+                high - low,
                 self.by_element,
+                range(*run.vectors),
             )
-            return block([*ahead, channels])
+            return block([*([] if low else ahead), channels])
 
+        runs = winograd_runs(cfg, blocks)
+        apart = fenced_span if len(runs) > 1 else span
         return within(
             acc.buffers,
             [
                 *acc.each(lambda p, o, z: acc.set(p, o, z, f32(0.0))),
-                loop(cfg.in_blocks, reduce, "c"),
+                *(
+                    apart(run.block, run.blocks, lambda c, run=run: reduce(run, c), "c")
+                    for run in runs
+                ),
                 *acc.each(
                     lambda p, o, z: store(
                         m, acc.value(p, o, z), k, (g * cfg.oc_blocks + o) * count + t + p, z

@@ -1,0 +1,115 @@
+"""Which input channels the vectors of a register tile read, so that no product is zero.
+
+Channels stand in blocks of as many as a vector has lanes.  Of a last block that is not full only
+the lanes that exist are read, and of merged groups each vector reads those of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from .conv import ConvConfig
+from .winograd import WinogradConfig
+
+
+@dataclass(frozen=True)
+class ChannelRun:
+    """Input channels that the same vectors of a tile read: the same lanes of some blocks.
+
+    Attributes:
+        block: the first block, counted from the first that the tile reads.
+        blocks: how many.
+        lanes: of each of them, from and to.
+        vectors: of the tile, from and to.
+    """
+
+    block: int
+    blocks: int
+    lanes: tuple[int, int]
+    vectors: tuple[int, int]
+
+    @property
+    def channels(self) -> int:
+        """How many they are."""
+        return self.blocks * (self.lanes[1] - self.lanes[0])
+
+
+def whole_run(cfg: ConvConfig, vectors: int) -> ChannelRun:
+    """Every vector of a tile reads every lane, of channels that do not exist zeros."""
+    return ChannelRun(0, cfg.reduce_blocks, (0, cfg.data_block), (0, vectors))
+
+
+def channel_runs(cfg: ConvConfig, vectors: int) -> list[ChannelRun] | None:
+    """What a tile of so many vectors reads; None where that differs from tile to tile."""
+    if cfg.data_block == 1:
+        return [whole_run(cfg, vectors)]
+    merge, left = cfg.merged_groups, cfg.groups % cfg.merged_groups
+    widths = cfg.in_channels // cfg.groups, cfg.out_channels // cfg.groups
+    if merge > 1:
+        full, last = (-(-groups * widths[1] // cfg.lanes) for groups in (merge, left))
+        if cfg.oc_blocks < full or last == full:
+            return None
+        if left and vectors < full:
+            merge = left
+    return runs_of_groups(widths, merge, cfg.lanes, vectors)
+
+
+def winograd_runs(cfg: WinogradConfig, vectors: int) -> list[ChannelRun]:
+    """What the products of a tile of so many vectors read of a part's planes."""
+    if cfg.merged_groups > 1 and cfg.oc_blocks < cfg.out_blocks:
+        return [ChannelRun(0, cfg.in_blocks, (0, cfg.lanes), (0, vectors))]
+    widths = cfg.in_channels // cfg.groups, cfg.out_channels // cfg.groups
+    return runs_of_groups(widths, cfg.merged_groups, cfg.lanes, vectors)
+
+
+def runs_of_groups(
+    widths: tuple[int, int], groups: int, lanes: int, vectors: int
+) -> list[ChannelRun]:
+    """What vectors of output channels read, but for products that are zero.
+
+    Two groups of 24 channels, which three vectors of 16 lanes hold::
+
+        vector 0 reads   0 .. 24              block 0 and half of block 1: vectors 0 and 1
+        vector 1 reads   0 ........ 48   ->   the other half and block 2:  vectors 1 and 2
+        vector 2 reads        24 .. 48
+
+    Args:
+        widths: input and output channels of a group.
+        groups: how many there are; of one, all vectors read all channels.
+        lanes: of a vector, and of a block of channels.
+        vectors: how many.
+    """
+    inputs, outputs = widths
+    reads = [(0, inputs)] * vectors
+    if groups > 1:
+        each = [[v * lanes, (v + 1) * lanes - 1] for v in range(vectors)]
+        found = [[min(c, groups * outputs - 1) // outputs for c in pair] for pair in each]
+        reads = [(first * inputs, (last + 1) * inputs) for first, last in found]
+    edges = sorted({edge for read in reads for edge in read})
+    runs = [
+        run
+        for start, end in pairwise(edges)
+        for run in _runs(start, end, lanes, _between(reads, start, end))
+    ]
+    # Short ones first: written out at the end, LLVM would mix them with what becomes of the sums.
+    return sorted(runs, key=lambda run: run.channels)
+
+
+def _between(reads: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int]:
+    """The vectors that read channels ``start`` to ``end``, which are neighbours."""
+    active = [v for v, (low, high) in enumerate(reads) if low <= start and end <= high]
+    return active[0], active[-1] + 1
+
+
+def _runs(start: int, end: int, lanes: int, vectors: tuple[int, int]) -> list[ChannelRun]:
+    """Channels ``start`` to ``end`` as part of a block, whole blocks, and part of a block."""
+    found = []
+    while start < end:
+        block, lane = divmod(start, lanes)
+        blocks = 1 if lane else max((end - start) // lanes, 1)
+        upto = min(lanes, lane + end - start)
+        found.append(ChannelRun(block, blocks, (lane, upto), vectors))
+        start += found[-1].channels
+    return found

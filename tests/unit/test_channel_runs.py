@@ -1,0 +1,63 @@
+"""Register tiles read the input channels that exist and belong to their groups, each once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tvm_stretch.targets.kernels.channel_runs import ChannelRun, channel_runs, runs_of_groups
+from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
+from tvm_stretch.targets.kernels.machine import VectorMachine
+
+AVX512 = VectorMachine(16, 32, False, 2048 * 1024, 1)
+
+
+@given(
+    widths=st.tuples(st.integers(1, 50), st.integers(1, 50)),
+    groups=st.integers(1, 4),
+    lanes=st.sampled_from([4, 8, 16]),
+)
+def test_each_vector_reads_the_channels_of_its_groups_once(widths, groups, lanes):
+    inputs, outputs = widths
+    vectors = -(-outputs * groups // lanes)
+    read = Counter(
+        ((run.block + b) * lanes + lane, vector)
+        for run in runs_of_groups(widths, groups, lanes, vectors)
+        for b in range(run.blocks)
+        for lane in range(*run.lanes)
+        for vector in range(*run.vectors)
+    )
+    assert set(read.values()) == {1}
+    wanted = {
+        (group * inputs + channel, out // lanes)
+        for group in range(groups)
+        for out in range(group * outputs, (group + 1) * outputs)
+        for channel in range(inputs)
+    }
+    # a vector of several groups reads all channels of those
+    assert wanted <= set(read)
+    assert len(read) <= sum(
+        inputs * len({min(v * lanes + i, groups * outputs - 1) // outputs for i in range(lanes)})
+        for v in range(vectors)
+    )
+
+
+def test_whole_blocks_are_one_run():
+    assert runs_of_groups((64, 64), 1, 16, 2) == [ChannelRun(0, 4, (0, 16), (0, 2))]
+
+
+def test_groups_of_24_channels_multiply_three_quarters():
+    """Two of them in three vectors: 96 of 144 products, and 48 of 96 where one is left over."""
+    shape = ConvShape(1, 168, (28, 28), 168, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 7)
+    config = choose_conv(shape, AVX512, 16)
+    assert (config.merged_groups, config.oc_blocks) == (2, 3)
+    for vectors, products in ((3, 96), (2, 48)):
+        runs = channel_runs(config, vectors)
+        assert sum(run.channels * (run.vectors[1] - run.vectors[0]) for run in runs) == products
+
+
+def test_a_tail_of_channels_is_not_read_as_a_block():
+    shape = ConvShape(1, 20, (28, 28), 20, (1, 1))
+    runs = channel_runs(choose_conv(shape, AVX512, 16), 2)
+    assert sum(run.channels for run in runs) == 20
