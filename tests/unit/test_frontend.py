@@ -292,6 +292,21 @@ def test_running_sums_of_booleans_say_of_which_type_they_are(name: str) -> None:
     np.testing.assert_array_equal(run(mod, x)[0], getattr(np, name)(x, 1))
 
 
+@pytest.mark.parametrize("dtype", ["bool", "int8"])
+def test_order_of_narrow_types(dtype: str) -> None:
+    """TVM compares no booleans, and its runtime sorts no integers of 8 bits."""
+    x = np.array([[1, 0, 0, 1, 1], [1, 0, 0, 1, 0]], dtype)
+
+    def body(x: relax.Expr) -> relax.Expr:
+        orders = relax.op.sort(x, 1), relax.op.argsort(x, 1)
+        return relax.Tuple([*orders, relax.TupleGetItem(relax.op.median(x, 1, True), 0)])
+
+    ordered, places, median = run(load_network(module(body, x.shape, dtype=dtype)), x)
+    np.testing.assert_array_equal(ordered, np.sort(x, 1))
+    np.testing.assert_array_equal(places, np.argsort(x, 1, kind="stable"))
+    np.testing.assert_array_equal(median, np.sort(x, 1)[:, 2:3])
+
+
 def test_exported_program_with_a_dynamic_batch() -> None:
     net, x = Block().eval(), torch.randn(2, 3, 8, 8)
     program = torch.export.export(net, (x,), dynamic_shapes=({0: torch.export.Dim("n")},))

@@ -49,8 +49,8 @@ def chosen_folder(
     found = default_folder(host, device)
     if found is None:
         raise InputError(
-            "expected a folder for measurements, got none and an empty TVM_STRETCH_CACHE_DIR; "
-            "name a folder"
+            "expected a folder for measurements, got none, nor a cache to keep them in "
+            "(TVM_STRETCH_CACHE_DIR is empty, or HOME is not set); name a folder"
         )
     return found
 

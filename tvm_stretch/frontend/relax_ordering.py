@@ -2,6 +2,7 @@
 
 topk(x, 2)[1], argsort(x), sort(x)   ->   what `onnx_ops.ordering` makes of TopK
 cumsum(x, 1), cumprod(x, 1)          ->   what it makes of CumSum and CumProd
+median(x: int8)                      ->   median(astype(x, int32)), which TVM's runtime can sort
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tvm_stretch.ir.operators import kind_of
 
 _SORTS = {"topk", "argsort", "sort"}
 _RUNNING = {"cumsum": "CumSum", "cumprod": "CumProd"}
+_NARROW = {"bool", "int8", "uint8", "int16", "uint16"}
 
 
 def expand_ordering(mod: tvm.IRModule) -> tvm.IRModule:
@@ -27,7 +29,7 @@ def expand_ordering(mod: tvm.IRModule) -> tvm.IRModule:
     """
     blocks = mod["main"].body.blocks
     calls = [binding.value for block in blocks for binding in block.bindings]
-    if not any(kind_of(call) in {*_SORTS, *_RUNNING} for call in calls):
+    if not any(kind_of(call) in {*_SORTS, *_RUNNING, "median"} for call in calls):
         return mod
     mod = mod.clone()
     mod["main"] = _Expander(mod).visit_expr(mod["main"])
@@ -43,6 +45,8 @@ class _Expander(relax.PyExprMutator):
         name = kind_of(call)
         if name in _RUNNING:
             return self.running(call, _RUNNING[name])
+        if name == "median":
+            return self.median(call)
         if name not in _SORTS:
             return call
         attrs, shape = call.attrs, call.args[0].ty.shape.values
@@ -57,11 +61,29 @@ class _Expander(relax.PyExprMutator):
 
     def sorted(self, call: relax.Call, k: int, largest: bool) -> tuple[relax.Expr, relax.Expr]:
         """The ``k`` first values and their indices."""
-        inputs = [call.args[0], np.asarray([k])]
+        x = call.args[0]
+        is_bool = str(x.ty.dtype) == "bool"
+        if is_bool:  # of which none is less than another in TVM
+            x = self.builder_.emit(relax.op.astype(x, "uint8"))
         attrs = {"axis": int(call.attrs.axis), "largest": int(largest)}
-        node = Node("TopK", "", 18, inputs, attrs, ["values", "indices"], self.builder_)
-        values, indices = CONVERTERS["TopK"](node)
-        return self.builder_.emit(values), indices
+        inputs, outputs = [x, np.asarray([k])], ["values", "indices"]
+        values, indices = CONVERTERS["TopK"](
+            Node("TopK", "", 18, inputs, attrs, outputs, self.builder_)
+        )
+        values = self.builder_.emit(values)
+        return self.builder_.emit(relax.op.astype(values, "bool")) if is_bool else values, indices
+
+    def median(self, call: relax.Call) -> relax.Expr:
+        """Of numbers that TVM's runtime can sort."""
+        dtype = str(call.args[0].ty.dtype)
+        if dtype not in _NARROW:
+            return call
+        wide = self.builder_.emit(relax.op.astype(call.args[0], "int32"))
+        found = self.builder_.emit(relax.Call(call.op, [wide], call.attrs))
+        if not isinstance(found.ty, relax.TupleType):
+            return relax.op.astype(found, dtype)
+        values, indices = (self.builder_.emit(relax.TupleGetItem(found, i)) for i in range(2))
+        return relax.Tuple([self.builder_.emit(relax.op.astype(values, dtype)), indices])
 
     def running(self, call: relax.Call, operator: str) -> relax.Expr:
         """Sums or products of all elements up to each; of all axes if none is given."""
