@@ -45,7 +45,7 @@ def _grouped(b: Builder, x: Tensor, width: int, stride: int) -> Tensor:
 
 
 def _mb_conv(b: Builder, x: Tensor, width: int, stride: int) -> Tensor:
-    hidden = 4 * x.channels
+    hidden = 3 * x.channels
     y = b.conv_bn(x, hidden, act="swish")
     y = b.conv_bn(y, hidden, 3, stride, groups=hidden, act="swish")
     residual = stride == 1 and x.channels == width

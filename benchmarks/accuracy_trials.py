@@ -79,7 +79,7 @@ class Schedule:
     epochs: int = 10
     rate: float = 0.1
     low_rate: float = 0.01
-    batch: int = 64
+    batch: int = 32
 
 
 def fresh(graph: Graph, seed: int) -> TrainableNetwork:

@@ -106,6 +106,13 @@ def test_compile_loads_only_what_it_needs() -> None:
     assert not found & {"scipy", "xgboost"}
 
 
+@pytest.mark.parametrize("module", ["stretching.stretching", "cli", "compiler"])
+def test_torch_is_loaded_only_to_train(module: str) -> None:
+    assert "tvm_stretch.progress" in loaded_with(f"tvm_stretch.{module}")
+    assert "torch" not in loaded_with(f"tvm_stretch.{module}")
+    assert "torch" in loaded_with("tvm_stretch.training")
+
+
 @pytest.mark.parametrize(
     ("module", "level"),
     [("tvm_stretch.targets.kernels.conv", 2), ("tvm_stretch.targets.cpu", 9), ("numpy", None)],
