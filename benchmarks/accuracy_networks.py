@@ -76,7 +76,7 @@ class Small:
 
 NETWORKS: Mapping[str, Small] = {
     "resnet": Small(_basic, 16, (16, 32, 64), (3, 3, 3)),
-    "regnetx": Small(_grouped, 16, (24, 56, 112), (2, 4, 4)),
+    "regnetx": Small(_grouped, 16, (24, 56, 112), (2, 3, 3)),
     "mbconv": Small(_mb_conv, 16, (16, 32, 64), (2, 3, 3)),
 }
 

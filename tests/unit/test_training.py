@@ -6,6 +6,7 @@ import copy
 import pickle
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 import tvm
@@ -17,6 +18,7 @@ from tvm import relax
 from tvm_stretch.passes.duplicate_and_scale import branch_operators, duplicate_and_scale
 
 import tvm_stretch as ts
+from tvm_stretch import zoo
 from tvm_stretch.errors import InputError, UnsupportedError
 from tvm_stretch.plan.design import MERGES
 from tvm_stretch.stretching.rules import Rules
@@ -60,6 +62,31 @@ def test_same_numbers_as_relax(kind: str):
     back = ts.training.load_torch(mod, shaken(net))
     assert_same(back, net)
     assert relax.analysis.check_well_formed(back)
+
+
+SIZES = {"inception_v3": 96, "lstm": None}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "shufflenet_v2",
+        *(
+            pytest.param(name, marks=pytest.mark.full)
+            for name in zoo.names()
+            if name != "shufflenet_v2"
+        ),
+    ],
+)
+def test_networks_of_the_zoo_say_what_onnx_runtime_says(name: str):
+    model = zoo.build(name, size=SIZES.get(name, 64))
+    (known,) = model.graph.input
+    shape = [dim.dim_value for dim in known.type.tensor_type.shape.dim]
+    x = np.random.default_rng(0).standard_normal(shape).astype("float32")
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    (expected,) = session.run(None, {known.name: x})
+    found = said(ts.training.to_torch(model).eval(), x)
+    assert np.abs(found - expected).max() <= 2e-5 * np.abs(expected).max()
 
 
 def test_stretched_networks_and_back():
