@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.accuracy import NETWORKS, TASKS  # first: it does without TVM
 
 # ruff: isort: split
@@ -152,6 +154,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.folder.mkdir(parents=True, exist_ok=True)
         prepare(path, args.network, args.designs)
         return
+    torch.set_num_threads(1)  # more gain nothing with layers as small as these
     schedule = Schedule(**{name: getattr(args, name) for name in asdict(Schedule())})
     designs = [Found(*each) for each in pickle.loads(path.read_bytes())]
     rows = []

@@ -64,7 +64,7 @@ def test_same_numbers_as_relax(kind: str):
     assert relax.analysis.check_well_formed(back)
 
 
-SIZES = {"inception_v3": 96, "lstm": None}
+SIZES = {"inception_v3": 96, "inception_v4": 96, "lstm": None}
 
 
 @pytest.mark.parametrize(
