@@ -43,7 +43,7 @@ FULL = {
     "efficientnet_b5": (63, [3, 5, 5, 7, 7, 9, 3]),
     "vgg16": (21, [2, 2, 3, 3, 3]),
     "inception_v4": (24, [1, 1, 5, 8, 4]),
-    "nasnet_large": (4, [1, 1, 6, 1, 6, 1, 6]),
+    "nasnet_large": (4, [1, 1, 1, 6, 1, 6, 1, 6]),  # the first cell in two, as of pnasnet
     "pnasnet_large": (4, [1, 1, 1, 4, 4, 4]),
     "yolov2": (20, [1, 1, 2, 1, 1]),
 }

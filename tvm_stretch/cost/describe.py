@@ -321,17 +321,16 @@ def _generic(blocks: list[_Block], sizes: list[int], machine: VectorMachine) -> 
     steps = sum(block.elements for block in blocks)
     last = blocks[-1] if blocks else _Block(None, 0, 1, 1, 0, 0, 0, 0, 0)
     work = sum(b.elements * (b.arithmetic + b.loads + 20 * b.calls + 2) for b in blocks)
-    loads = sum(block.elements * block.loads for block in blocks)
     return GenericFeatures(
         flops=float(sum(block.elements * block.arithmetic for block in blocks)),
-        in_bytes=min(sum(sizes[:-1]), 4 * loads),  # a slice reads a part
+        in_bytes=sum(sizes[:-1]),
         weight_bytes=0,
         out_bytes=sizes[-1] if sizes else 0,
         epilogue_flops=0.0,
         model_cycles=work / machine.lanes,
         out_elements=last.elements // max(1, last.reduce),
         steps=steps,
-        loads=loads,
+        loads=sum(block.elements * block.loads for block in blocks),
         gathers=sum(block.elements * block.gathers for block in blocks),
         calls=sum(block.elements * block.calls for block in blocks),
         conditions=sum(block.elements * block.conditions for block in blocks),

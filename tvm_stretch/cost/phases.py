@@ -69,6 +69,8 @@ def _missing(distance: float, size: float) -> float:
 def _memory(kernel: Features) -> Phases:
     """Weights from where the rest of the network left them, inputs from where they were written."""
     weights, read, written = kernel.weight_bytes, kernel.in_bytes, kernel.out_bytes
+    if isinstance(kernel, GenericFeatures):
+        read = min(read, 4 * kernel.loads)  # a slice reads a part
     beyond_l2 = _missing(kernel.round_bytes, _L2_BYTES)
     beyond_l3 = _missing(kernel.round_bytes, _L3_BYTES)
     since = kernel.reuse_bytes + read  # the end of a tensor pushes its beginning out
