@@ -168,7 +168,9 @@ def checked_halves_of_rows(mod: tvm.IRModule, processor: Processor, first: int =
         if parts:
             (part,) = parts
             promised = half[0]
-            if any(kernel.features.stages > 1 for kernel in slicing(level, f"{group.name}.r0.{data}.")):
+            if any(
+                kernel.features.stages > 1 for kernel in slicing(level, f"{group.name}.r0.{data}.")
+            ):
                 promised = promised[1:]  # the kernel that cuts the rows also makes blocks of them
             assert Counter(level.features(part.name)) == Counter(promised), group.name
             checked += 1
