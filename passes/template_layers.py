@@ -7,8 +7,9 @@
                                      ->   y = reshape(permute_dims(reshape(conv2d(x, w1))))
 
 A transposed convolution of stride s makes s x s images, each a convolution of its input, whose
-pixels lie between each other: here they are channels first.  Only where the stride divides the
-kernel: taps of zero would make NaN of infinities.
+pixels lie between each other: here they are channels first.  Where the stride divides the kernel
+that is one convolution; elsewhere images have taps of their own, and are convolutions of their own
+(taps of zero would make NaN of infinities).
 
 A bias and an activation behind such a layer move to where it is computed, and become its epilogue.
 """
@@ -44,14 +45,14 @@ class _Layer:
     """What computes a value in another shape, and the way back.
 
     Attributes:
-        value: a layer that a template knows, or what follows it.
-        back: makes the network's value of it.
+        values: layers that a template knows, or what follows them.
+        back: makes the network's value of them.
         axis: of the channels, in the network's value.
-        channels: makes an operand of `value` of one number per channel.
+        channels: makes an operand of each of `values` of one number per channel.
     """
 
-    value: relax.Expr
-    back: Callable[[relax.Expr], relax.Expr]
+    values: tuple[relax.Expr, ...]
+    back: Callable[..., relax.Expr]
     axis: int
     channels: Callable[[np.ndarray], np.ndarray]
 
@@ -84,9 +85,9 @@ class _Writer(relax.PyExprMutator):
             layer = None
         if layer is None:
             return call
-        value = self.builder_.emit(layer.value, name_hint=self.source)
-        result = self.builder_.normalize(layer.back(value))
-        self.layers[result.args[0]] = replace(layer, value=value)
+        values = tuple(self.builder_.emit(v, name_hint=self.source) for v in layer.values)
+        result = self.builder_.normalize(layer.back(*values))
+        self.layers[result.args[0]] = replace(layer, values=values)
         return result
 
     def moved(self, call: relax.Call, name: str) -> _Layer | None:
@@ -103,8 +104,8 @@ class _Writer(relax.PyExprMutator):
             if operand is None:
                 return None
             others = [operand]
-        moved = relax.Call(call.op, [layer.value, *others], call.attrs, call.ty_args)
-        return replace(layer, value=moved)
+        moved = (relax.Call(call.op, [v, *others], call.attrs, call.ty_args) for v in layer.values)
+        return replace(layer, values=tuple(moved))
 
     def operand(self, layer: _Layer, value: np.ndarray, rank: int) -> relax.Expr | None:
         """A constant of one number, or one per channel, for the layer's shape."""
@@ -136,7 +137,7 @@ def _matmul(call: relax.Call, weight: np.ndarray) -> _Layer | None:
     rows = relax.op.reshape(call.args[0], relax.ShapeExpr([prod(shape[:-1]), shape[-1]]))
     result = relax.ShapeExpr(shape_of(call))
     return _Layer(
-        relax.op.matmul(rows, constant(weight)),
+        (relax.op.matmul(rows, constant(weight)),),
         lambda value: relax.op.reshape(value, result),
         len(shape) - 1,
         lambda numbers: numbers.reshape(1, -1),
@@ -176,12 +177,11 @@ def _row(call: relax.Call, weight: np.ndarray, padding: Sequence[int]) -> _Layer
         dilation=[1, int(attrs.dilation[0])],
         groups=int(attrs.groups),
     )
-    return _Layer(
-        conv,
-        lambda value: relax.op.reshape(value, result),
-        1,
-        lambda numbers: numbers.reshape(1, -1, 1, 1),
-    )
+    return _Layer((conv,), lambda value: relax.op.reshape(value, result), 1, _per_channel)
+
+
+def _per_channel(numbers: np.ndarray) -> np.ndarray:
+    return numbers.reshape(1, -1, 1, 1)
 
 
 def _transposed(call: relax.Call, weight: np.ndarray) -> _Layer | None:
@@ -193,53 +193,80 @@ def _transposed(call: relax.Call, weight: np.ndarray) -> _Layer | None:
         return None
     if any(int(d) != 1 for d in attrs.dilation) or 0 in shape:
         return None
-    if any(k % s for k, s in zip(kernel, strides, strict=True)):
+    if any(k < s for k, s in zip(kernel, strides, strict=True)):
         return None
-    taps = [k // s for k, s in zip(kernel, strides, strict=True)]
-    begin = [int(p) for p in attrs.padding[:2]]
+    begin, groups = [int(p) for p in attrs.padding[:2]], int(attrs.groups)
     sizes = shape_of(call.args[0])[2:]
-    ways = [_way(*axis) for axis in zip(sizes, taps, strides, begin, shape[2:], strict=True)]
-    conv = relax.op.nn.conv2d(
-        call.args[0],
-        constant(_images(weight, strides, int(attrs.groups))),
-        padding=[way.before for way in ways] + [way.after for way in ways],
-        groups=int(attrs.groups),
-    )
-    counts = [way.count for way in ways]
+    ways = [_way(*axis) for axis in zip(sizes, kernel, strides, begin, shape[2:], strict=True)]
+    together = all(k % s == 0 for k, s in zip(kernel, strides, strict=True))
+    if together:
+        images = [_images(weight, strides, groups)]
+    else:
+        places = ((y, x) for y in range(strides[0]) for x in range(strides[1]))
+        parts = (weight[:, :, y :: strides[0], x :: strides[1]] for y, x in places)
+        images = [_images(part, [1, 1], groups) for part in parts]
 
-    def back(value: relax.Expr) -> relax.Expr:
-        split = relax.ShapeExpr([*shape[:2], *strides, *counts])
-        between = relax.op.permute_dims(relax.op.reshape(value, split), [0, 1, 4, 2, 5, 3])
-        whole = [c * s for c, s in zip(counts, strides, strict=True)]
-        image = relax.op.reshape(between, relax.ShapeExpr([*shape[:2], *whole]))
-        if whole == shape[2:]:
-            return image
-        first = [way.skip for way in ways]
-        end = [f + size for f, size in zip(first, shape[2:], strict=True)]
-        return relax.op.strided_slice(image, [2, 3], first, end)
+    def conv(image: np.ndarray) -> relax.Expr:
+        taps = zip(image.shape[2:], ways, strict=True)
+        padding = [t - 1 - way.left_out for t, way in taps] + [way.after for way in ways]
+        return relax.op.nn.conv2d(call.args[0], constant(image), padding=padding, groups=groups)
 
+    def back(*values: relax.Expr) -> relax.Expr:
+        value = values[0] if together else relax.op.concat(list(values), axis=1)
+        return _between(value, shape, ways, strides, together)
+
+    each = prod(strides) if together else 1
     return _Layer(
-        conv, back, 1, lambda numbers: np.repeat(numbers, prod(strides)).reshape(1, -1, 1, 1)
+        tuple(map(conv, images)), back, 1, lambda numbers: _per_channel(np.repeat(numbers, each))
     )
+
+
+def _between(
+    value: relax.Expr,
+    shape: Sequence[int],
+    ways: Sequence[_Way],
+    strides: Sequence[int],
+    channels_first: bool,
+) -> relax.Expr:
+    """Pixels of ``strides`` images, which are channels of ``value``, between each other."""
+    counts = [way.count for way in ways]
+    if channels_first:
+        split, axes = [*shape[:2], *strides, *counts], [0, 1, 4, 2, 5, 3]
+    else:
+        split, axes = [shape[0], *strides, shape[1], *counts], [0, 3, 4, 1, 5, 2]
+    apart = relax.op.permute_dims(relax.op.reshape(value, relax.ShapeExpr(split)), axes)
+    whole = [c * s for c, s in zip(counts, strides, strict=True)]
+    image = relax.op.reshape(apart, relax.ShapeExpr([*shape[:2], *whole]))
+    if whole == list(shape[2:]):
+        return image
+    first = [way.skip for way in ways]
+    end = [f + size for f, size in zip(first, shape[2:], strict=True)]
+    return relax.op.strided_slice(image, [2, 3], first, end)
 
 
 @dataclass(frozen=True)
 class _Way:
-    """Of one axis: padding of the convolution, pixels of its result, and how many go first."""
+    """Of one axis.
 
-    before: int
+    Attributes:
+        left_out: pixels of each image before the first that is computed.
+        after: padding behind the input.
+        count: pixels of each image.
+        skip: pixels of the result that go first.
+    """
+
+    left_out: int
     after: int
     count: int
     skip: int
 
 
-def _way(size: int, taps: int, stride: int, cut: int, out: int) -> _Way:
+def _way(size: int, kernel: int, stride: int, cut: int, out: int) -> _Way:
     """Results that ``cut`` leaves out are not computed, but for those that share a pixel."""
-    left_out = min(cut // stride, taps - 1)
+    left_out = min(cut // stride, max(kernel // stride, 1) - 1)
     skip = cut - left_out * stride
-    before = taps - 1 - left_out
-    after = max(-(-(skip + out) // stride) - size - before + taps - 1, 0)
-    return _Way(before, after, size + before + after - taps + 1, skip)
+    after = max(-(-(skip + out) // stride) + left_out - size, 0)
+    return _Way(left_out, after, size - left_out + after, skip)
 
 
 def _images(weight: np.ndarray, strides: list[int], groups: int) -> np.ndarray:
