@@ -21,7 +21,7 @@ from torch import Tensor
 CLASSES = 10
 SIZE = 32
 _ANGLES = 256
-_NOISE = 0.36
+_NOISE = 0.33
 _DIGITS_TESTED = 597
 
 

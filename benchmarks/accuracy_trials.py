@@ -76,7 +76,7 @@ class Schedule:
 
     trained: int = 4000
     tested: int = 6000
-    epochs: int = 10
+    epochs: int = 12
     rate: float = 0.05
     low_rate: float = 0.01
     batch: int = 32

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from stretch_networks import BLOCKS, SIZE, basic, network
+from stretch_networks import BLOCKS, basic, network
+from training_helpers import IMAGES, loader
 from tvm_stretch.passes.detect_blocks import detect_stages
 from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale
 
@@ -18,9 +19,6 @@ DESIGNS = (
     ([[1, 2], [2, 1]], [[8, 8], [24, 8]]),
     ([[2, 1], [1, 1]], [[4, 16], [16, 16]]),
 )
-GENERATOR = torch.Generator().manual_seed(0)
-LABELS = torch.randint(5, (48,), generator=GENERATOR)
-IMAGES = torch.randn(48, 3, SIZE, SIZE, generator=GENERATOR) + LABELS[:, None, None, None] - 2.0
 
 
 def candidates(block=basic, merge: str = "concat"):
@@ -71,11 +69,10 @@ def test_what_is_shared():
 def test_the_sandwich_rule():
     """All candidates learn, in the same way again; what comes out is a network of its own."""
     found = []
-    loader = ts.training.Batches(IMAGES, LABELS, 24)
     for _ in range(2):
         supernet = ts.training.Supernet(candidates())
         before = [value.clone() for value in supernet.weights(1).values()]
-        losses = ts.training.fit_supernet(supernet, loader, epochs=3, sampled=1, seed=2)
+        losses = ts.training.fit_supernet(supernet, loader(24), epochs=3, sampled=1, seed=2)
         assert losses[-1] < losses[0]
         after = list(supernet.weights(1).values())
         assert not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
-from stretch_networks import SIZE, basic, network, regnet
+from stretch_networks import regnet
+from training_helpers import IMAGES, LABELS, loader, net_of
 
 import tvm_stretch as ts
 from tvm_stretch.errors import InputError, TrainingError
 from tvm_stretch.training.loop import share_of_rate, weighted_soft_labels
 
-GENERATOR = torch.Generator().manual_seed(0)
-LABELS = torch.randint(5, (48,), generator=GENERATOR)
-IMAGES = torch.randn(48, 3, SIZE, SIZE, generator=GENERATOR) + LABELS[:, None, None, None] - 2.0
-STAGES = ((8, 1), (16, 1))
-
-
-def net_of(block=basic):
-    return ts.training.to_torch(network(block, STAGES))
-
-
-def loader():
-    return ts.training.Batches(IMAGES, LABELS, 16)
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def state(net) -> list[torch.Tensor]:
@@ -92,6 +88,35 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path):
     assert len(ts.training.fit(second, loader(), epochs=4, checkpoint=path)) == 2
     assert_equal(whole, second)
     assert ts.training.fit(net_of(), loader(), epochs=4, checkpoint=path) == []
+
+
+ENDLESS = """
+import sys
+from training_helpers import loader, net_of
+import tvm_stretch as ts
+ts.training.fit(net_of(), loader(), epochs=40, checkpoint=sys.argv[1])
+"""
+
+
+@pytest.mark.full
+def test_a_run_that_was_killed_goes_on(tmp_path):
+    """SIGKILL at any time; the file is whole or not there, and what comes out is the same."""
+    whole, last = net_of(), net_of()
+    path = tmp_path / "run.pt"
+    ts.training.fit(whole, loader(), epochs=40)
+    for pause in (0.0, 0.05, 0.13):
+        child = subprocess.Popen(
+            [sys.executable, "-c", ENDLESS, str(path)],
+            env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
+        )
+        before = path.read_bytes() if path.exists() else b""
+        while child.poll() is None and (path.read_bytes() if path.exists() else b"") == before:
+            time.sleep(0.01)
+        time.sleep(pause)
+        child.kill()
+        child.wait()
+    ts.training.fit(last, loader(), epochs=40, checkpoint=path)
+    assert_equal(whole, last)
 
 
 def test_checkpoints_that_do_not_fit(tmp_path):
