@@ -76,7 +76,11 @@ def train(
     workers: int,
 ) -> None:
     """Run the trials that the folder does not have yet, in several processes."""
-    done = {(r["task"], r["network"], r["seed"]) for r in rows(folder)}
+    done = {
+        (row["task"], row["network"], row["seed"])
+        for row in rows(folder)
+        if row["schedule"] == asdict(schedule)
+    }
     jobs = [
         (folder, task, network, seed, schedule, device)
         for seed in range(seeds)
@@ -126,6 +130,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 def summary(found: Sequence[Row]) -> list[Row]:
     """One row for each task and network: the original's accuracy, and paired differences."""
+    if len({json.dumps(row["schedule"]) for row in found}) > 1:
+        sys.exit("expected trials of one schedule in the folder, got several; take another folder")
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in found:
         groups[row["task"], row["network"]].append(row)

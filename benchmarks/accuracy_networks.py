@@ -107,7 +107,7 @@ def spread(
 
 
 def _told(design: Design) -> str:
-    return "; ".join(map(str, design.segments))
+    return "; ".join(map(str, design.segments)).replace(" |", " +")
 
 
 def _stretching(name: str, channels: int, size: int, classes: int) -> Stretching:

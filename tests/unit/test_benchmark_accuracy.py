@@ -75,7 +75,7 @@ def test_pairs():
     mean, half = interval([1.0, 2.0, 3.0, 4.0])
     assert (mean, half) == (2.5, pytest.approx(3.18 * 1.2909944 / 2))
     rows = [
-        {"task": "t", "network": "n", "original": 80.0 + seed, "seconds": 1.0}
+        {"task": "t", "network": "n", "original": 80.0 + seed, "seconds": 1.0, "schedule": {}}
         | dict.fromkeys(("alike", "distilled", "copied", "recalibrated", "two epochs"), 79.0 + seed)
         for seed in range(3)
     ]
