@@ -127,7 +127,7 @@ def _drawn_batch(labels: Tensor, random: torch.Generator) -> Tensor:
     sign = torch.where(uniform(0, 1, 1, 1, 1) < 0.5, -1.0, 1.0)
     image = image + mask * sign * uniform(0.5, 1.2, 3, 1, 1)
     noise = torch.randn(count, 3, SIZE, SIZE, generator=random)
-    return (image + _NOISE * noise) / 0.45
+    return (image + _NOISE * noise) / 0.55
 
 
 def _grid() -> tuple[Tensor, Tensor]:

@@ -79,10 +79,9 @@ class _Passing:
     def settle(self) -> None:
         """The statistics that were seen, and what undoes them."""
         mean, variance = torch.stack(self.means).mean(0), torch.stack(self.variances).mean(0)
-        self.norm.running_mean.copy_(mean)
-        self.norm.running_var.copy_(variance)
-        self.norm.weight.copy_(torch.sqrt(variance + self.norm.eps))
-        self.norm.bias.copy_(mean)
+        slope = torch.sqrt(variance + self.norm.eps)
+        found = {"running_mean": mean, "running_var": variance, "weight": slope, "bias": mean}
+        self.norm.load_state_dict(found, strict=False)
 
 
 def _new_norms(net: nn.Module) -> Iterator[_BatchNorm]:
@@ -90,8 +89,9 @@ def _new_norms(net: nn.Module) -> Iterator[_BatchNorm]:
     if not isinstance(net, TrainableNetwork):
         return
     for norm in net.new_norms():
-        values = (norm.weight - 1, norm.bias, norm.running_mean, norm.running_var - 1)
-        if not any(value.any() for value in values):
+        state = norm.state_dict()
+        is_one = all((state[name] == 1).all() for name in ("weight", "running_var"))
+        if is_one and not any(state[name].any() for name in ("bias", "running_mean")):
             yield norm
 
 
