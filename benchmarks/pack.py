@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 RUNTIME = ("apache-tvm", "apache-tvm-ffi", "ml_dtypes", "typing_extensions")
-_COMPILER = ("onnxslim", "xgboost-cpu")
+_COMPILER = ("xgboost-cpu",)
 _LIBRARY = Path("tvm", "lib", "libtvm_compiler.so")
 _UNUSED = ("tvm/3rdparty", "tvm/include", "tvm_ffi/3rdparty", "bin")
 _REPOSITORY = Path(__file__).resolve().parents[1]
