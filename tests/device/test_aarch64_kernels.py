@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from tvm_stretch.passes.expand_math import ExpandMath
 from tvm_stretch.targets.cpu import vector_machine
 from tvm_stretch.targets.kernels.blocks import annotation
 from tvm_stretch.targets.kernels.choose import ConvShape, conv_candidates, winograd_of_tile
-from tvm_stretch.targets.kernels.conv import ConvConfig, conv_compute
+from tvm_stretch.targets.kernels.conv import ConvConfig, conv_compute, pack_weight
 from tvm_stretch.targets.kernels.matmul import choose_matmul, matmul_compute
 from tvm_stretch.targets.kernels.softmax import choose_softmax, softmax_compute
 from tvm_stretch.targets.kernels.templates import schedule_kernel
@@ -34,7 +35,13 @@ pytestmark = [
 CORES = ("cortex-a76", "cortex-a55", "apple-m1")
 MAIN = Path(__file__).parents[1] / "native" / "run_kernel.c"
 
-Case = tuple[list[te.Tensor], te.Tensor]
+
+class Case(NamedTuple):
+    operands: list[te.Tensor]
+    out: te.Tensor
+    config: ConvConfig | None = None
+
+
 MACHINE = vector_machine(
     Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a76"}), 1
 )
@@ -46,7 +53,8 @@ def convolution(shape: ConvShape, block: int = 4) -> Case:
     image = (1, config.in_blocks, *shape.in_size, *((block,) if block > 1 else ()))
     data = te.placeholder(image, name="x")
     weight = te.placeholder(config.weight_shape, name="w")
-    return [data, weight], conv_compute(config, data, weight, annotation("conv", config))
+    out = conv_compute(config, data, weight, annotation("conv", config))
+    return Case([data, weight], out, config)
 
 
 def winograd(tile: int) -> Case:
@@ -55,7 +63,7 @@ def winograd(tile: int) -> Case:
     data = te.placeholder((1, 4, 13, 11, 4), name="x")
     weight = te.placeholder(config.weight_shape, name="w")
     out = winograd_compute(config, data, weight, annotation("winograd", config))
-    return [data, weight], out
+    return Case([data, weight], out)
 
 
 def window(kind: str, size: int, stride: int) -> Case:
@@ -67,27 +75,27 @@ def window(kind: str, size: int, stride: int) -> Case:
     out = window_compute(
         config, data, weight if kind == "depthwise" else None, annotation("window", config)
     )
-    return operands, out
+    return Case(operands, out)
 
 
 def matmul(a: tuple[int, ...], b: tuple[int, ...]) -> Case:
     config = choose_matmul(a, b, MACHINE)
     assert config is not None
     left, right = te.placeholder(a, name="a"), te.placeholder(b, name="b")
-    return [left, right], matmul_compute(config, left, right, annotation("matmul", config))
+    return Case([left, right], matmul_compute(config, left, right, annotation("matmul", config)))
 
 
 def softmax(columns: int) -> Case:
     config = choose_softmax((3, columns), -1, MACHINE)
     assert config is not None
     data = te.placeholder((3, columns), name="x")
-    return [data], softmax_compute(config, data, annotation("softmax", config))
+    return Case([data], softmax_compute(config, data, annotation("softmax", config)))
 
 
 def generic() -> Case:
     data = te.placeholder((6, 50), name="x")
     k = te.reduce_axis((0, 50), "k")
-    return [data], te.compute((6,), lambda i: te.sum(data[i, k], axis=k), name="total")
+    return Case([data], te.compute((6,), lambda i: te.sum(data[i, k], axis=k), name="total"))
 
 
 PADDED = {"padding": (1, 1, 1, 1)}
@@ -118,14 +126,25 @@ def here(function: tirx.PrimFunc, arrays: list[np.ndarray]) -> np.ndarray:
     return tensors[-1].numpy()
 
 
+def existing(config: ConvConfig) -> np.ndarray:
+    """One where a packed weight exists, zero where a channel or its group does not."""
+    inputs = config.in_channels // config.groups
+    ones = np.ones((config.out_channels, inputs, *config.kernel), "float32")
+    source = te.placeholder(ones.shape, name="source")
+    packing = te.create_prim_func([source, pack_weight(config, source)])
+    return here(packing, [ones, np.empty(config.weight_shape, "float32")])
+
+
 @pytest.mark.parametrize("core", CORES)
 @pytest.mark.parametrize("name", CASES)
 def test_template(name: str, core: str, tmp_path: Path) -> None:
-    operands, out = CASES[name]()
+    operands, out, config = CASES[name]()
     function = te.create_prim_func([*operands, out])
     random = np.random.default_rng(0)
     shapes = [[int(d) for d in tensor.shape] for tensor in (*operands, out)]
     arrays = [random.standard_normal(shape).astype("float32") for shape in shapes]
+    if config:
+        arrays[1] *= existing(config)
     target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": core}
     scheduled = schedule_kernel(ExpandMath()(tvm.IRModule({"f": function}))["f"], MACHINE)
     library = tvm.tirx.build(scheduled.with_attr("global_symbol", "kernel"), target=target)
