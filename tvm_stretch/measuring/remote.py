@@ -80,7 +80,7 @@ class Remote:
         def act() -> None:
             try:
                 result.set_result(action())
-            except Exception as error:
+            except BaseException as error:  # or nobody would ever hear of it
                 result.set_exception(error)
 
         thread = threading.Thread(target=act, daemon=True)
