@@ -11,14 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from stretch_networks import BLOCKS, network, regnet
+from stretch_networks import regnet
 from training_helpers import IMAGES, LABELS, loader, net_of
-from tvm_stretch.passes.detect_blocks import detect_stages
-from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale
 
 import tvm_stretch as ts
 from tvm_stretch.errors import InputError, TrainingError
-from tvm_stretch.plan.design import Design
 from tvm_stretch.training.loop import share_of_rate, weighted_soft_labels
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,26 +43,6 @@ def test_recalibrated_statistics_are_those_of_the_images():
     assert all(torch.equal(a, b) for a, b in zip(weights, net.parameters(), strict=True))
     with pytest.raises(InputError, match="images to recalibrate with, got none"):
         ts.training.recalibrate(net, [])
-
-
-def test_new_normalisations_go_on_passing_what_they_get():
-    """Those of a stretching's own 1x1 convolutions: identities before and after."""
-    mod = network(BLOCKS["mb_conv"])
-    stages = detect_stages(mod)[-2:]
-    ends = [(stage.blocks[0].inputs[0], stage.blocks[-1].output) for stage in stages]
-    lists = ([[1, 2], [2, 3]], [[12, 8], [16, 24]])
-    design = Design.of_lists(ends, ["a", "b"], *lists, "project")
-    net = ts.training.to_torch(duplicate_and_scale(mod, design))
-    ts.training.recalibrate(net, IMAGES)
-    norms = list(net.new_norms())
-    assert len(norms) >= 6
-    values = torch.randn(64, norms[0].num_features, 3, 3)
-    torch.testing.assert_close(norms[0].eval()(values), values, rtol=1e-4, atol=1e-4)
-    assert not torch.equal(norms[0].running_var, torch.ones_like(norms[0].running_var))
-    before = norms[0].weight.clone()
-    norms[0].weight.data[0] += 1  # it was trained: now it is one like the others
-    ts.training.recalibrate(net, IMAGES)
-    assert torch.equal(norms[0].weight[1:], before[1:])
 
 
 def test_training_learns_and_repeats():

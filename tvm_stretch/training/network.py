@@ -7,8 +7,7 @@ net.train(); loss(net(images), labels).backward(); net.eval()
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,6 @@ from torch import Tensor, nn
 from tvm_stretch.errors import InputError
 from tvm_stretch.training.graph import BATCH_NORM, Graph, Node, Weight
 from tvm_stretch.training.operators import OPERATORS
-
-_NEW = re.compile(r"\.(enter|fit|restore)(\.b\d+)?\.norm$")
-"""As passes/duplicate_and_scale.py names them."""
 
 _NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 
@@ -93,12 +89,6 @@ class TrainableNetwork(nn.Module):
     def weight_names(self) -> tuple[str, ...]:
         """Of the graph's weights."""
         return tuple(self._places)
-
-    def new_norms(self) -> Iterator[nn.modules.batchnorm._BatchNorm]:
-        """Batch normalisations that the network had not before it was stretched."""
-        for node in self.graph.nodes:
-            if node.kind == BATCH_NORM and _NEW.search(node.name):
-                yield self.get_submodule(self._layer_of[node.name])  # type: ignore[misc]
 
     def forward(self, *inputs: Tensor) -> Any:
         """Compute the network; inputs in the order of the graph."""
