@@ -1,4 +1,7 @@
-"""Runs small Relax functions in NumPy: TVM's virtual machine compiles them for seconds first."""
+"""Runs small Relax functions in NumPy: TVM's virtual machine compiles them for seconds first.
+
+Every value is compared with its type, so that shapes that a pass states wrongly are found too.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,40 @@ from tvm.ir import GenericConst
 from tvm_stretch.ir.operators import kind_of
 
 
-def evaluate(mod: tvm.IRModule, *inputs: np.ndarray) -> np.ndarray:
-    """The result of ``main``, which is one tensor."""
+def knows(mod: tvm.IRModule) -> bool:
+    """Whether `evaluate` can compute it: a single function of known operators on float32."""
+    main = mod["main"]
+    bindings = [binding for block in main.body.blocks for binding in block.bindings]
+    return (
+        len(mod.functions) == 1
+        and all(_is_plain(var.ty) for var in (*main.params, *(b.var for b in bindings)))
+        and all(_is_known(binding.value) for binding in bindings)
+    )
+
+
+def _is_plain(ty: Any) -> bool:
+    """float32 of a known shape, or a tuple of such tensors."""
+    if isinstance(ty, relax.TensorType):
+        dims = getattr(ty.shape, "values", None)
+        known = dims is not None and all(isinstance(dim, tvm.tirx.IntImm) for dim in dims)
+        return known and str(ty.dtype) == "float32"
+    return isinstance(ty, tvm.ir.TupleType) and all(map(_is_plain, ty.fields))
+
+
+def _is_known(expr: relax.Expr) -> bool:
+    if not isinstance(expr, relax.Call):
+        return not isinstance(expr, relax.If)
+    plain = {"data_layout": "NCHW", "kernel_layout": "OIHW", "layout": "NCHW"}
+    layouts = ((name, getattr(expr.attrs, name, None)) for name in plain)
+    if kind_of(expr) == "nn.batch_norm" and int(expr.attrs.axis) != 1:
+        return False
+    return kind_of(expr) in _OPERATORS and all(
+        found is None or str(found) == plain[name] for name, found in layouts
+    )
+
+
+def evaluate(mod: tvm.IRModule, *inputs: np.ndarray) -> Any:
+    """The result of ``main``: a tensor, or a list of them."""
     main = mod["main"]
     known: dict[Any, Any] = dict(zip(main.params, inputs, strict=True))
 
@@ -37,27 +72,64 @@ def evaluate(mod: tvm.IRModule, *inputs: np.ndarray) -> np.ndarray:
     for block in main.body.blocks:
         for binding in block.bindings:
             known[binding.var] = value(binding.value)
-    return np.asarray(known[main.body.body])
+            _check(binding.var.ty, known[binding.var])
+    return value(main.body.body)
+
+
+def _check(ty: Any, found: Any) -> None:
+    """A value is what its type says."""
+    if isinstance(found, list):
+        for field, part in zip(ty.fields, found, strict=True):
+            _check(field, part)
+    else:
+        assert found.dtype == str(ty.dtype)
+        assert list(found.shape) == [int(dim) for dim in ty.shape.values]
 
 
 def _is_tensor(expr: relax.Expr) -> bool:
     return isinstance(expr, relax.Var | GenericConst | relax.Tuple | relax.TupleGetItem)
 
 
-def _conv(call: relax.Call, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+def _windows(call: relax.Call, x: np.ndarray, size: Any, fill: float) -> np.ndarray:
+    """What each place of a window's result sees: two more axes, for its rows and columns."""
     attrs = call.attrs
     top, left, bottom, right = (int(p) for p in attrs.padding)
-    rows, columns = (int(s) for s in attrs.strides)
-    x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
-    windows = sliding_window_view(x, weight.shape[2:], axis=(2, 3))[:, :, ::rows, ::columns]
-    groups = int(attrs.groups)
-    parts = zip(np.split(windows, groups, 1), np.split(weight, groups), strict=True)
-    return np.concatenate([np.einsum("nchwij,ocij->nohw", w, f) for w, f in parts], 1)
+    steps, gaps = [int(s) for s in attrs.strides], [int(d) for d in attrs.dilation]
+    height, width = (int(dim) for dim in call.ty.shape.values[2:])
+    spans = [(int(k) - 1) * gap + 1 for k, gap in zip(size, gaps, strict=True)]
+    # Rounding up may need more than the padding.
+    more = [
+        max(0, (count - 1) * step + span - length)
+        for count, step, span, length in zip(
+            (height, width),
+            steps,
+            spans,
+            (x.shape[2] + top + bottom, x.shape[3] + left + right),
+            strict=True,
+        )
+    ]
+    pads = ((0, 0), (0, 0), (top, bottom + more[0]), (left, right + more[1]))
+    seen = sliding_window_view(np.pad(x, pads, constant_values=fill), spans, axis=(2, 3))
+    seen = seen[:, :, :: steps[0], :: steps[1], :: gaps[0], :: gaps[1]]
+    return seen[:, :, :height, :width]
+
+
+def _conv(call: relax.Call, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    windows = _windows(call, x, weight.shape[2:], 0)
+    groups = int(call.attrs.groups)
+    if groups == 1:
+        sums = np.tensordot(windows, weight, ((1, 4, 5), (1, 2, 3)))
+        return np.ascontiguousarray(sums.transpose(0, 3, 1, 2))
+    n, channels, *rest = windows.shape
+    parts = windows.reshape(n, groups, channels // groups, *rest)
+    filters = weight.reshape(groups, -1, *weight.shape[1:])
+    sums = np.einsum("ngchwij,gocij->ngohw", parts, filters)
+    return sums.reshape(_shape(call))
 
 
 def _batch_norm(call: relax.Call, x: np.ndarray, *statistics: np.ndarray) -> list[np.ndarray]:
-    gamma, beta, mean, var = (s[:, None, None] for s in statistics)
-    return [(x - mean) / np.sqrt(var + float(call.attrs.epsilon)) * gamma + beta]
+    gamma, beta, mean, var = (s.reshape(-1, *[1] * (x.ndim - 2)) for s in statistics)
+    return [(x - mean) / np.sqrt(var + float(call.attrs.epsilon)) * gamma + beta, *statistics[2:]]
 
 
 def _mean(call: relax.Call, x: np.ndarray) -> np.ndarray:
@@ -66,13 +138,29 @@ def _mean(call: relax.Call, x: np.ndarray) -> np.ndarray:
 
 
 def _max_pool(call: relax.Call, x: np.ndarray) -> np.ndarray:
-    attrs = call.attrs
-    top, left, bottom, right = (int(p) for p in attrs.padding)
-    rows, columns = (int(s) for s in attrs.strides)
-    pads = ((0, 0), (0, 0), (top, bottom), (left, right))
-    padded = np.pad(x, pads, constant_values=-np.inf)
-    windows = sliding_window_view(padded, [int(k) for k in attrs.pool_size], axis=(2, 3))
-    return windows[:, :, ::rows, ::columns].max((4, 5))
+    return _windows(call, x, call.attrs.pool_size, -np.inf).max((4, 5))
+
+
+def _avg_pool(call: relax.Call, x: np.ndarray) -> np.ndarray:
+    size = call.attrs.pool_size
+    sums = _windows(call, x, size, 0).sum((4, 5))
+    if call.attrs.count_include_pad:
+        return sums / int(np.prod([int(k) for k in size]))
+    return sums / _windows(call, np.ones_like(x), size, 0).sum((4, 5))
+
+
+def _slice(
+    call: relax.Call, x: np.ndarray, axes: list[Any], begin: list[Any], end: list[Any], *step: Any
+) -> np.ndarray:
+    steps = step[0] if step else [1] * len(begin)
+    found = [slice(None)] * x.ndim
+    for axis, *bounds in zip(axes, begin, end, steps, strict=True):
+        found[_number(axis)] = slice(*map(_number, bounds))
+    return x[tuple(found)]
+
+
+def _number(expr: Any) -> int:
+    return int(getattr(expr, "value", expr))
 
 
 def _split(call: relax.Call, x: np.ndarray) -> list[np.ndarray]:
@@ -96,13 +184,24 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "nn.silu": lambda _, x: x * _sigmoid(x),
     "sigmoid": lambda _, x: _sigmoid(x),
     "add": lambda _, x, y: x + y,
+    "subtract": lambda _, x, y: x - y,
     "multiply": lambda _, x, y: x * y,
+    "divide": lambda _, x, y: x / y,
+    "maximum": lambda _, x, y: np.maximum(x, y),
+    "minimum": lambda _, x, y: np.minimum(x, y),
+    "negative": lambda _, x: -x,
+    "sqrt": lambda _, x: np.sqrt(x),
+    "exp": lambda _, x: np.exp(x),
+    "tanh": lambda _, x: np.tanh(x),
     "matmul": lambda _, x, y: x @ y,
     "mean": _mean,
     "nn.max_pool2d": _max_pool,
+    "nn.avg_pool2d": _avg_pool,
+    "strided_slice": _slice,
     "clip": lambda _, x, low, high: np.clip(x, float(low.value), float(high.value)),
     "concat": lambda call, parts: np.concatenate(parts, int(call.attrs.axis)),
     "split": _split,
     "reshape": lambda call, x: x.reshape(_shape(call)),
+    "flatten": lambda call, x: x.reshape(_shape(call)),
     "permute_dims": lambda call, x: x.transpose([int(a) for a in call.attrs.axes]),
 }

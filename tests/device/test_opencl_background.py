@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError
 import numpy as np
 import pytest
 import tvm
-from relax_helpers import module, random_const, run
+from relax_helpers import answers, module, random_const
 from tvm import relax
 from tvm_stretch.targets.opencl_device import local_device
 
@@ -50,28 +50,28 @@ def inputs(count: int) -> list[np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def answers() -> list[tuple[np.ndarray, np.ndarray]]:
+def expected() -> list[tuple[np.ndarray, np.ndarray]]:
     """Inputs and what the network makes of them."""
-    return [(x, run(network(), x)[0]) for x in inputs(4)]
+    return [(x, answers(network(), x)[0]) for x in inputs(4)]
 
 
 def is_right(got: np.ndarray, want: np.ndarray) -> bool:
     return np.allclose(got, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
 
 
-def test_instances_side_by_side(shared: ts.Model, answers: list) -> None:
+def test_instances_side_by_side(shared: ts.Model, expected: list) -> None:
     instances = [shared.create_instance() for _ in range(3)]
     futures = [
         (instances[number % 3].run_async(x), want)
         for number in range(30)
-        for x, want in [answers[number % len(answers)]]
+        for x, want in [expected[number % len(expected)]]
     ]
     assert all(is_right(future.result(), want) for future, want in futures)
 
 
-def test_cancelled_runs_leave_the_others_right(shared: ts.Model, answers: list) -> None:
+def test_cancelled_runs_leave_the_others_right(shared: ts.Model, expected: list) -> None:
     futures = [
-        (shared.run_async(x), want) for number in range(40) for x, want in [answers[number % 4]]
+        (shared.run_async(x), want) for number in range(40) for x, want in [expected[number % 4]]
     ]
     for future, _ in futures[::3]:
         future.cancel()
@@ -83,5 +83,5 @@ def test_cancelled_runs_leave_the_others_right(shared: ts.Model, answers: list) 
         except CancelledError:
             continue
     assert finished >= 26, "only every third was asked to stop"
-    x, want = answers[0]
+    x, want = expected[0]
     assert is_right(shared(x), want)

@@ -12,12 +12,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 QUICK = """
 import tvm, tvm_stretch.targets.cpu as cpu
+import tvm_stretch.search.contest as contest, tvm_stretch.search.decide as decide
 describe = cpu.complete_target
 cpu.complete_target = lambda target: describe(
     tvm.target.Target({**dict(target.attrs), "kind": "llvm", "opt-level": 0})
 )
+contest._PATIENCE, decide._SURPRISING = 1, 1e9
 """
-"""Kernels as LLVM makes them without its optimisations: what is shown is not how fast they are."""
+"""Kernels as LLVM makes them without its optimisations, and plans measured a few times only: what
+is shown is not how fast they are, and `unit/test_decide.py` looks at what becomes of surprises."""
 
 
 @pytest.fixture(scope="module")
@@ -26,23 +29,20 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("cache"))
 
 
-def _run(
-    cache: str, tutorial: str, *args: object, optimised: bool = False, **environment: str
-) -> str:
+def _run(cache: str, tutorial: str, *args: object, **environment: str) -> str:
     words = [str(ROOT / "tutorials" / tutorial), *map(str, args)]
     code = f"""
 import runpy, sys
 sys.argv = {words}
 sys.path.insert(0, {str(ROOT / "tutorials")!r})
-{"" if optimised else QUICK}
+{QUICK}
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
     return fresh_process.run(code, TVM_STRETCH_CACHE_DIR=cache, **environment)
 
 
 def test_from_onnx_to_artifact(cache: str) -> None:
-    """As users have it, with all that LLVM does."""
-    text = _run(cache, "01_from_onnx_to_artifact.py", optimised=True)
+    text = _run(cache, "01_from_onnx_to_artifact.py")
     assert "stock TVM sees a module of kind tvm_stretch.executor" in text
 
 

@@ -12,7 +12,7 @@ from fake_targets import TARGET, fake_processor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_networks import WITH_CONVOLUTIONS, networks, plans
-from relax_helpers import module, random_const, random_inputs, run
+from relax_helpers import answers, module, random_const, random_inputs
 from tvm import relax
 
 import tvm_stretch as ts
@@ -41,7 +41,7 @@ def check(mod: tvm.IRModule, planned: Plan, *others: object) -> ts.Model:
     model = compile_with(mod, planned, *others)
     for seed in (0, 1):
         inputs = random_inputs(mod, seed)
-        for want, got in zip(run(mod, *inputs), outputs(model, inputs), strict=True):
+        for want, got in zip(answers(mod, *inputs), outputs(model, inputs), strict=True):
             scale = 1e-5 * max(1, np.abs(want).max(initial=0))
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=scale)
     return model

@@ -12,7 +12,7 @@ from cpu_targets import TARGET
 from hypothesis import given
 from hypothesis import strategies as st
 from random_networks import networks, plans
-from relax_helpers import assert_same_numerics, module, random_const, random_inputs, run
+from relax_helpers import answers, assert_same_numerics, module, random_const, random_inputs
 from tvm import relax
 from tvm.ir import assert_structural_equal
 from tvm.script import ir as I
@@ -159,7 +159,7 @@ def test_random_partitions_compute_the_same(data: st.DataObject) -> None:
     after = partition(mod, planned)
     assert Plan.read(json.loads(planned.to_json())) == planned
     inputs = random_inputs(mod)
-    for want, got in zip(run(mod, *inputs), run(after, *inputs), strict=True):
+    for want, got in zip(answers(mod, *inputs), answers(after, *inputs), strict=True):
         np.testing.assert_array_equal(got, want)
 
 

@@ -13,7 +13,7 @@ from tvm_stretch.passes.share_winograd import ShareWinograd, share_winograd, sta
 from tvm_stretch.passes.split_outputs import split_outputs
 from tvm_stretch.targets.kernels.machine import VectorMachine
 
-from tests.relax_helpers import random_inputs, run
+from tests.relax_helpers import answers, random_inputs
 
 AVX2 = VectorMachine(8, 16, False, 512 * 1024, 1)
 GPU = VectorMachine(8, 16, False, 512 * 1024, 1, group_items=64)
@@ -46,7 +46,7 @@ def names(mod: tvm.IRModule) -> list[str]:
 
 def same_answers(before: tvm.IRModule, after: tvm.IRModule) -> None:
     inputs = random_inputs(before)
-    for expected, got in zip(run(before, *inputs), run(after, *inputs), strict=True):
+    for expected, got in zip(answers(before, *inputs), answers(after, *inputs), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 

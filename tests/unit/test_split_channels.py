@@ -8,13 +8,13 @@ from branch_networks import ROW_LAYERS, build
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from relax_helpers import (
+    answers,
     assert_rewrites,
     assert_same_numerics,
     assert_unchanged,
     module,
     random_const,
     random_inputs,
-    run,
 )
 from tvm import relax
 from tvm_stretch.passes.branch_segments import BranchSegments, branch_segments
@@ -321,7 +321,7 @@ def test_random_networks(layers, ratios, first, block):
     names = [operator.name for operator in Operators(after["main"])]
     assert sorted(names) == sorted([n for b in result.branches for n in b] + list(result.joins))
     inputs = random_inputs(mod)
-    (want,), (got,) = run(mod, *inputs), run(after, *inputs)
+    (want,), (got,) = answers(mod, *inputs), answers(after, *inputs)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
 
 

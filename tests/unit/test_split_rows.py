@@ -10,6 +10,7 @@ from branch_networks import ROW_LAYERS, build
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from relax_helpers import (
+    answers,
     assert_rewrites,
     assert_same_numerics,
     assert_unchanged,
@@ -17,7 +18,6 @@ from relax_helpers import (
     op_names,
     random_const,
     random_inputs,
-    run,
 )
 from tvm import relax
 from tvm_stretch.passes.branch_segments import BranchSegments, branch_segments
@@ -276,7 +276,7 @@ def test_random_networks(layers, shape, ratios):
         assume(False)
     relax.analysis.well_formed(after)
     inputs = random_inputs(mod)
-    (want,), (got,) = run(mod, *inputs), run(after, *inputs)
+    (want,), (got,) = answers(mod, *inputs), answers(after, *inputs)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5 * np.abs(want).max())
 
 

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 import torch
 import tvm
-from relax_helpers import module, run
+from relax_helpers import answers, module
 from relax_numpy import evaluate
 from search_helpers import costs
 from stretch_networks import BLOCKS, SIZE, basic, network, regnet
@@ -144,7 +144,7 @@ def test_other_operators():
     mod = ts.training.exchange.load_trainable(module(body, (1, 4, 5, 5)))
     x = np.random.default_rng(1).standard_normal((1, 4, 5, 5)).astype("float32")
     net = ts.training.to_torch(mod).eval()
-    np.testing.assert_allclose(said(net, x), run(mod, x)[0], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(said(net, x), answers(mod, x)[0], rtol=1e-4, atol=1e-6)
     both = said(net, np.concatenate([x, 2 * x]))
     np.testing.assert_allclose(both[:1], said(net, x), rtol=1e-5)
 
