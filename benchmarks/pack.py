@@ -79,12 +79,19 @@ def _archive(
 
     The library takes minutes to compress and is that of TVM's version: it is not made again.
     """
-    kept = sorted(folder.glob(f"{name}.*"))
-    if _LIBRARY not in content or not kept or max(p.stat().st_size for p in kept) > limit:
-        for part in kept:
+    told = folder / "parts.json"
+    known = json.loads(told.read_text()).get(name, []) if told.exists() else []
+    kept = [folder / f"{name}.{i}" for i in range(len(known))]
+    fits = kept and all(part.exists() and part.stat().st_size <= limit for part in kept)
+    if _LIBRARY not in content or not fits or _digests(kept) != known:
+        for part in folder.glob(f"{name}.*"):
             part.unlink()
         kept = _compress(folder, name, content, limit)
-    return {name: [hashlib.sha256(part.read_bytes()).hexdigest() for part in kept]}
+    return {name: _digests(kept)}
+
+
+def _digests(parts: list[Path]) -> list[str]:
+    return [hashlib.sha256(part.read_bytes()).hexdigest() for part in parts]
 
 
 def _compress(folder: Path, name: str, content: dict[Path, Path], limit: int) -> list[Path]:

@@ -52,6 +52,23 @@ def test_parts_may_arrive_one_after_the_other(packed, tmp_path):
     assert subprocess.check_output(["sh", "-c", source], text=True) == "7\n"
 
 
+def test_the_compiler_is_kept_where_it_is_whole(tmp_path):
+    """More than ten parts, of which the last were not written in another try."""
+    library, folder = tmp_path / "library.so", tmp_path / "packed"
+    folder.mkdir()
+    library.write_bytes(DATA)
+
+    def again() -> tuple[list[str], float]:
+        parts = pack._archive(folder, "c.tar.xz", {pack._LIBRARY: library}, 800)
+        (folder / "parts.json").write_text(json.dumps(parts))
+        return parts["c.tar.xz"], (folder / "c.tar.xz.0").stat().st_mtime_ns
+
+    first = again()
+    assert len(first[0]) > 10 and again() == first
+    (folder / "c.tar.xz.11").unlink()
+    assert again()[0] == first[0] and (folder / "c.tar.xz.11").exists()
+
+
 def test_a_damaged_part_is_named(packed, tmp_path):
     part = packed / "packages.tar.xz.2"
     part.write_bytes(part.read_bytes()[:-1])

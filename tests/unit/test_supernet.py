@@ -10,7 +10,7 @@ from tvm_stretch.passes.detect_blocks import detect_stages
 from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale
 
 import tvm_stretch as ts
-from tvm_stretch.errors import InputError
+from tvm_stretch.errors import InputError, TrainingError
 from tvm_stretch.plan.design import Design
 
 STAGES = ((16, 2), (32, 2))
@@ -80,6 +80,19 @@ def test_the_sandwich_rule():
     ts.training.recalibrate(found[0], IMAGES)
     assert torch.equal(found[0].conv2d.weight, found[1].conv2d.weight)
     assert not torch.equal(found[0].tuplegetitem.running_mean, found[1].tuplegetitem.running_mean)
+
+
+def test_checkpoints_have_the_statistics_of_all_candidates(tmp_path):
+    """A call that finds all epochs done gives what the one that trained gave."""
+    trained, found = ts.training.Supernet(candidates()), ts.training.Supernet(candidates())
+    for supernet in (trained, found):
+        ts.training.fit_supernet(supernet, loader(24), epochs=1, checkpoint=tmp_path / "run.pt")
+    for index in range(len(trained.nets)):
+        one, other = (net.candidate(index).state_dict() for net in (trained, found))
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    fewer = ts.training.Supernet(candidates()[1:])
+    with pytest.raises(TrainingError, match="a checkpoint of this network"):
+        ts.training.fit_supernet(fewer, loader(24), epochs=1, checkpoint=tmp_path / "run.pt")
 
 
 def test_candidates_of_one_network_are_needed():

@@ -163,6 +163,14 @@ def test_inputs_that_do_not_fit():
         net()
 
 
+def test_other_batches_only_where_the_first_axis_is_the_batch():
+    mod = module(lambda x: relax.op.squeeze(relax.op.mean(x, [2, 3]), [0]), (1, 4, 3, 3))
+    net = ts.training.to_torch(ts.training.exchange.load_trainable(mod))
+    assert net(torch.zeros(1, 4, 3, 3)).shape == (4,)
+    with pytest.raises(UnsupportedError, match="the first axis of 'reshape' is another one"):
+        net(torch.zeros(2, 4, 3, 3))
+
+
 def test_modules_of_others_are_refused():
     st = stretching()
     net = st.to_torch()

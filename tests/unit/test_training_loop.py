@@ -45,6 +45,33 @@ def test_recalibrated_statistics_are_those_of_the_images():
         ts.training.recalibrate(net, [])
 
 
+def test_recalibration_counts_every_image_alike():
+    norm = torch.nn.BatchNorm2d(1)
+    values = torch.tensor([0.0] * 128 + [100.0] * 2)
+    ts.training.recalibrate(norm, values[:, None, None, None])
+    assert norm.running_mean.item() == pytest.approx(values.mean().item())
+    assert norm.running_var.item() == pytest.approx(values.var().item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("images", [[], [IMAGES, IMAGES[:, :, :3]], [IMAGES, IMAGES / 0]])
+def test_a_recalibration_that_fails_changes_nothing(images):
+    net = net_of()
+    before = state(net)
+    with pytest.raises((InputError, TrainingError)):
+        ts.training.recalibrate(net, images)
+    assert all(torch.equal(a, b) for a, b in zip(before, state(net), strict=True))
+
+
+def test_layers_keep_their_modes():
+    net, teacher = net_of(), net_of().train()
+    net.train().tuplegetitem.eval()
+    teacher.tuplegetitem.eval()
+    ts.training.accuracy(net, loader())
+    assert net.training and not net.tuplegetitem.training
+    ts.training.distill(net, teacher, loader(), epochs=1)
+    assert teacher.training and not teacher.tuplegetitem.training
+
+
 def test_training_learns_and_repeats():
     net, again, other = net_of(), net_of(), net_of()
     lines: list[str] = []
@@ -191,11 +218,28 @@ def test_wrong_calls():
         ("pairs of images and labels", {"loader": [IMAGES]}),
         ("a loader that gives batches", {"loader": iter(())}),
         ("positive number for epochs", {"epochs": 0}),
-        ("positive number for rate", {"rate": -1}),
+        ("for rate, got -1", {"rate": -1}),
+        ("for rate, got 'x'", {"rate": "x"}),
+        ("for momentum, got 1", {"momentum": 1}),
+        ("for weight_decay, got -1", {"weight_decay": -1}),
+        ("whole number for seed, got 1.5", {"seed": 1.5}),
+        ("for seed, got 1000", {"seed": 10**20}),
+        ("loader of images and labels, got NoneType", {"loader": None}),
+        ("whole number as label", {"loader": [(IMAGES, torch.eye(48))]}),
+        ("labels below the network's number", {"loader": [(IMAGES, LABELS + 1000)]}),
+        ("existing folder for checkpoint", {"checkpoint": "/nowhere/x.pt"}),
         ("a device that torch has", {"device": "abacus"}),
     ):
         given = {"loader": loader(), "epochs": 1, **given}
         with pytest.raises(InputError, match=words):
             ts.training.fit(net, given.pop("loader"), **given)
+    with pytest.raises(InputError, match="a torch module for net, got str"):
+        ts.training.fit("net", loader(), epochs=1)
+    with pytest.raises(InputError, match="float32 weights in net"):
+        ts.training.accuracy(net_of().half(), loader())
+    with pytest.raises(InputError, match="a teacher of the same classes"):
+        ts.training.distill(net, torch.nn.Flatten(), loader(), epochs=1)
+    with pytest.raises(InputError, match="positive number for size, got 0"):
+        ts.training.Batches(IMAGES, LABELS, 0)
     with pytest.raises(InputError, match="as many labels as images"):
         ts.training.Batches(IMAGES, LABELS[:3])

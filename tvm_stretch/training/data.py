@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
@@ -40,6 +41,8 @@ class Batches:
                 f"expected as many labels as images, and some, got {len(self.labels)} and "
                 f"{len(self.images)}; give one label for each image"
             )
+        if type(size) is not int or size < 1:
+            raise InputError(f"expected a positive number for size, got {size!r}; try 128")
         self.size = min(size, len(self.images))
         self.shuffled = shuffled
         self.augment = augment
@@ -56,6 +59,35 @@ class Batches:
             chosen = order[index * self.size : (index + 1) * self.size]
             images = self.images[chosen]
             yield self.augment(images) if self.augment else images, self.labels[chosen]
+
+
+def module(net: object, what: str) -> nn.Module:
+    """A network that torch knows.
+
+    Raises:
+        InputError: it is something else, or of another precision than images get.
+    """
+    if not isinstance(net, nn.Module):
+        raise InputError(
+            f"expected a torch module for {what}, got {type(net).__name__}; st.to_torch() gives one"
+        )
+    others = {p.dtype for p in net.parameters() if p.is_floating_point()} - {torch.float32}
+    if others:
+        raise InputError(f"expected float32 weights in {what}, got {others.pop()}; call float()")
+    return net
+
+
+@contextlib.contextmanager
+def evaluating(*nets: nn.Module) -> Iterator[None]:
+    """Within, networks are in evaluation mode; afterwards each of their layers is as it was."""
+    modes = [(layer, layer.training) for net in nets for layer in net.modules()]
+    try:
+        for net in nets:
+            net.eval()
+        yield
+    finally:
+        for layer, was_training in modes:
+            layer.training = was_training
 
 
 def device_of(net: nn.Module) -> torch.device:
@@ -86,6 +118,11 @@ def labelled(loader: Loader, device: torch.device) -> Iterator[tuple[Tensor, Ten
     Raises:
         InputError: there are none, or they are something else.
     """
+    if not isinstance(loader, Iterable):
+        raise InputError(
+            f"expected a loader of images and labels, got {type(loader).__name__}; give a "
+            "DataLoader or training.Batches"
+        )
     batches = 0
     for batches, batch in enumerate(loader, 1):  # noqa: B007
         if not isinstance(batch, list | tuple) or len(batch) != 2:
@@ -94,6 +131,11 @@ def labelled(loader: Loader, device: torch.device) -> Iterator[tuple[Tensor, Ten
                 "give a DataLoader or training.Batches"
             )
         images, labels = (torch.as_tensor(part) for part in batch)
+        if labels.shape != images.shape[:1] or labels.is_floating_point():
+            raise InputError(
+                f"expected a whole number as label of each of {len(images)} images, got "
+                f"{labels.dtype} of shape {tuple(labels.shape)}; give the numbers of the classes"
+            )
         yield (
             images.to(device, torch.float32, non_blocking=True),
             labels.to(device, torch.int64, non_blocking=True),
@@ -108,12 +150,11 @@ def labelled(loader: Loader, device: torch.device) -> Iterator[tuple[Tensor, Ten
 @torch.no_grad()
 def accuracy(net: nn.Module, loader: Loader) -> float:
     """The share of images, from 0 to 1, whose label is what the network says."""
-    device, was_training = device_of(net), net.training
-    net.eval()
+    device = device_of(module(net, "net"))
     right = torch.zeros((), dtype=torch.int64, device=device)
     total = 0
-    for images, labels in labelled(loader, device):
-        right += (net(images).argmax(1) == labels).sum()
-        total += len(labels)
-    net.train(was_training)
+    with evaluating(net):
+        for images, labels in labelled(loader, device):
+            right += (net(images).argmax(1) == labels).sum()
+            total += len(labels)
     return int(right) / total

@@ -81,6 +81,17 @@ class Graph:
         last = {name: node.name for node in self.nodes for name in node.inputs}
         return {name: reader for name, reader in last.items() if name not in self.outputs}
 
+    @cached_property
+    def without_batch(self) -> str:
+        """The first node that depends on the inputs and whose first axis is not the batch."""
+        known = set(self.inputs)
+        for node in self.nodes:
+            if known.intersection(node.inputs):
+                known.add(node.name)
+                if node.shape is not None and node.shape[:1] != (self.batch,):
+                    return node.name
+        return ""
+
     @property
     def batch(self) -> int:
         """Of the inputs, as the network was written."""

@@ -23,7 +23,7 @@ from tvm_stretch.errors import InputError, TrainingError
 from tvm_stretch.files import as_path
 from tvm_stretch.progress import Progress, reporting, say
 from tvm_stretch.training.checkpoints import read_checkpoint, write_checkpoint
-from tvm_stretch.training.data import Loader, device_of, labelled, place
+from tvm_stretch.training.data import Loader, device_of, evaluating, labelled, module, place
 
 ALPHA = 2.5
 TEMPERATURE = 2.0
@@ -34,6 +34,14 @@ WARM_UP = 0.05
 
 LOOK_EVERY = 50
 """After so many steps the loss is shown, and looked at."""
+
+_RANGES = (
+    ("rate", 1e-12, math.inf),
+    ("momentum", 0, 1),
+    ("weight_decay", 0, math.inf),
+    ("seed", 0, 2**32),
+)
+"""Settings, and what they may be."""
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Of images, what the network says of them, and labels."""
@@ -64,8 +72,15 @@ class Settings:
             raise InputError(
                 f"expected a positive number for epochs, got {self.epochs!r}; raise it"
             )
-        if not 0 < self.rate < math.inf:
-            raise InputError(f"expected a positive number for rate, got {self.rate!r}; try 0.1")
+        for name, least, most in _RANGES:
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not least <= value < most:
+                raise InputError(
+                    f"expected a number from {least} to below {most} for {name}, got {value!r}; "
+                    "see training.fit"
+                )
+        if type(self.seed) is not int:
+            raise InputError(f"expected a whole number for seed, got {self.seed!r}; give an int")
 
 
 def fit(
@@ -141,23 +156,26 @@ def distill(
         progress: as for `fit`.
     """
     for name, value in (("alpha", alpha), ("temperature", temperature)):
-        if not 0 < value < math.inf:
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
             raise InputError(f"expected a positive number for {name}, got {value!r}; see distill")
     what = f"soft labels of alpha {alpha}, temperature {temperature}"
     settings = Settings(epochs, rate, momentum, weight_decay, seed, what)
-    where, was_training = place(device, net), teacher.training
-    teacher.to(where).eval()
+    where = place(device, module(net, "net"))
+    module(teacher, "teacher").to(where)
 
     def loss(images: Tensor, said: Tensor, labels: Tensor) -> Tensor:
         with torch.no_grad():
             taught = teacher(images)
+        if taught.shape != said.shape:
+            raise InputError(
+                f"expected a teacher of the same classes, got {tuple(taught.shape)} beside "
+                f"{tuple(said.shape)}; give the network that was stretched"
+            )
         hard = functional.cross_entropy(said, labels)
         return hard + alpha * weighted_soft_labels(said, taught, labels, temperature)
 
-    try:
+    with evaluating(teacher):
         return train(net, loader, loss, settings, where, checkpoint, progress)
-    finally:
-        teacher.train(was_training)
 
 
 def weighted_soft_labels(
@@ -186,21 +204,28 @@ def train(
     progress: Progress | None,
 ) -> list[float]:
     """As `fit`, with any loss."""
-    where = place(device, net)
+    where = place(device, module(net, "net"))
     net.to(where)
     optimizer = _optimizer(net, settings)
     path = None if checkpoint is None else as_path(checkpoint, "a checkpoint")
+    if path is not None and not path.parent.is_dir():
+        raise InputError(
+            f"expected a file in an existing folder for checkpoint, got {str(path)!r}; create the "
+            "folder first, or name a file in it"
+        )
     done, losses = 0, []
     if path is not None and path.exists():
         done = read_checkpoint(path, net, optimizer, asdict(settings))
-    with reporting(progress), repeatable(where):
-        for epoch in range(done, settings.epochs):
-            torch.manual_seed(settings.seed * 1_000_003 + epoch)
-            net.train()
-            losses.append(_epoch(net, loader, loss, optimizer, settings, epoch))
-            if path is not None:
-                write_checkpoint(path, net, optimizer, asdict(settings), epoch + 1)
-    net.eval()
+    try:
+        with reporting(progress), repeatable(where):
+            for epoch in range(done, settings.epochs):
+                torch.manual_seed(settings.seed * 1_000_003 + epoch)
+                net.train()
+                losses.append(_epoch(net, loader, loss, optimizer, settings, epoch))
+                if path is not None:
+                    write_checkpoint(path, net, optimizer, asdict(settings), epoch + 1)
+    finally:
+        net.eval()
     return losses
 
 
@@ -221,7 +246,10 @@ def _epoch(
         for group in optimizer.param_groups:
             group["lr"] = settings.rate * share_of_rate((epoch + part) / settings.epochs)
         optimizer.zero_grad()
-        found = loss(images, net(images), labels)
+        said = net(images)
+        if not steps:
+            _check_classes(said, labels)
+        found = loss(images, said, labels)
         found.backward()
         optimizer.step()
         total += found.detach()
@@ -229,6 +257,16 @@ def _epoch(
         if steps % LOOK_EVERY == 0:
             _report(total, steps, settings, epoch)
     return _report(total, steps, settings, epoch)
+
+
+def _check_classes(said: Tensor, labels: Tensor) -> None:
+    """Looked at once an epoch: a GPU would have to be waited for."""
+    if said.ndim != 2 or not 0 <= int(labels.min()) <= int(labels.max()) < said.shape[1]:
+        raise InputError(
+            f"expected labels below the network's number of classes, got {int(labels.min())} to "
+            f"{int(labels.max())} where it says {tuple(said.shape)}; give the numbers of classes, "
+            "from 0 on"
+        )
 
 
 def _report(total: Tensor, steps: int, settings: Settings, epoch: int) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tvm_stretch.errors import InputError
+from tvm_stretch.errors import InputError, UnsupportedError
 from tvm_stretch.training.graph import BATCH_NORM, Graph, Node, Weight
 from tvm_stretch.training.operators import OPERATORS
 
@@ -35,7 +35,9 @@ class Layer(nn.Module):
 
 
 class TrainableNetwork(nn.Module):
-    """What `to_torch` gives. It takes batches of any size and returns what the network returns.
+    """What `to_torch` gives; returns what the network returns.
+
+    It takes batches of any size, where the first axis of all that it computes is the batch.
 
     Attributes:
         graph: what it computes.
@@ -81,6 +83,11 @@ class TrainableNetwork(nn.Module):
         else:
             layer.register_buffer(weight.role, value)
 
+    @property
+    def fingerprint(self) -> str:
+        """Differs where anything but the numbers of the weights differs."""
+        return self.graph.fingerprint
+
     def weight_key(self, name: str) -> str:
         """Where `state_dict` has a weight of the graph."""
         return ".".join(self._places[name])
@@ -121,6 +128,12 @@ class TrainableNetwork(nn.Module):
                     f"{tuple(value.shape)}; resize it, or stretch with other shapes"
                 )
         batch = inputs[0].shape[0] // self.graph.batch
+        if batch != 1 and (node := self.graph.without_batch):
+            raise UnsupportedError(
+                f"expected batches of {self.graph.batch}, as the network was written for, got "
+                f"{inputs[0].shape[0]}: the first axis of {node!r} is another one; export the "
+                "network with batches of the size to train with"
+            )
         return dict(zip(wanted, inputs, strict=True)), batch
 
     def _weight(self, name: str) -> Tensor | None:

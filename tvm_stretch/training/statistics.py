@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,11 +12,36 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from tvm_stretch.errors import InputError
+from tvm_stretch.errors import InputError, TrainingError
 from tvm_stretch.progress import Progress, count, reporting
-from tvm_stretch.training.data import device_of
+from tvm_stretch.training.data import device_of, evaluating, module
 
 BATCH = 128
+
+
+@dataclass
+class _Moments:
+    """Count, mean and sum of squared distances of each channel, over all batches so far."""
+
+    count: int = 0
+    mean: Tensor | float = 0.0
+    squares: Tensor | float = 0.0
+
+    def add(self, values: Tensor) -> None:
+        """The values of a batch, whose channels are the second axis."""
+        columns = values.transpose(0, 1).flatten(1)
+        number = columns.shape[1]
+        if number < 2:
+            raise InputError(
+                "expected batches of several images, got one; a batch normalisation of single "
+                "pixels cannot say how they differ: leave it out, or give all images in one array"
+            )
+        mean, squares = columns.mean(1).double().cpu(), columns.var(1, unbiased=False).double()
+        apart, total = mean - self.mean, self.count + number
+        self.squares = self.squares + squares.cpu() * number
+        self.squares = self.squares + apart**2 * (self.count * number / total)
+        self.mean = self.mean + apart * (number / total)
+        self.count = total
 
 
 @torch.no_grad()
@@ -22,41 +49,72 @@ def recalibrate(net: nn.Module, images: Any, progress: Progress | None = None) -
     """Give the batch normalisations the mean and variance of these images; no weight changes.
 
     Args:
-        net: changed in place; it stays in training or evaluation mode.
+        net: changed in place; it stays in training or evaluation mode. If this fails, it is as
+            it was.
         images: an array or a tensor of a few hundred or more, or batches: those of a loader, whose
             labels are not read.
         progress: as for ``ts.compile``.
 
     Raises:
-        InputError: there are no images.
+        InputError: there are no images, or a batch is a single one.
+        TrainingError: the statistics are not finite.
     """
-    norms = [layer for layer in net.modules() if isinstance(layer, _BatchNorm)]
-    usual = [(norm.momentum, norm.training) for norm in norms]
-    device, was_training = device_of(net), net.training
-    net.eval()
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # the mean of all batches
-        norm.train()
+    layers = [layer for layer in module(net, "net").modules() if isinstance(layer, _BatchNorm)]
+    norms = {layer: _Moments() for layer in layers if layer.running_mean is not None}
+    before = {layer: [value.clone() for value in layer.buffers()] for layer in norms}
     batches = 0
     try:
-        with reporting(progress):
+        with evaluating(net), _watching(norms), reporting(progress):
             for batches, batch in enumerate(_batches(images), 1):
                 count("batch", batches, _length(images))
-                net(batch.to(device, torch.float32))
+                net(batch.to(device_of(net), torch.float32))
+        if not batches:
+            raise InputError("expected images to recalibrate with, got none; give a few hundred")
+        found = {layer: moments for layer, moments in norms.items() if moments.count}
+        if not all(torch.as_tensor(moments.squares).isfinite().all() for moments in found.values()):
+            raise TrainingError(
+                "expected finite values in front of every batch normalisation, got others; look "
+                "for NaN among the images and the weights"
+            )
+    except BaseException:
+        for layer, values in before.items():
+            for value, old in zip(layer.buffers(), values, strict=True):
+                value.copy_(old)
+        raise
+    for layer, moments in found.items():
+        statistics = dict(layer.named_buffers())
+        statistics["running_mean"].copy_(torch.as_tensor(moments.mean))
+        statistics["running_var"].copy_(torch.as_tensor(moments.squares) / (moments.count - 1))
+
+
+@contextlib.contextmanager
+def _watching(norms: dict[_BatchNorm, _Moments]) -> Iterator[None]:
+    """Within, these normalise by what they see, which is added up."""
+
+    def see(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        assert isinstance(layer, _BatchNorm)
+        norms[layer].add(inputs[0])
+
+    hooks = [layer.register_forward_pre_hook(see) for layer in norms]
+    for layer in norms:
+        layer.train()
+    try:
+        yield
     finally:
-        net.train(was_training)
-        for norm, (momentum, training) in zip(norms, usual, strict=True):
-            norm.momentum = momentum
-            norm.train(training)
-    if not batches:
-        raise InputError("expected images to recalibrate with, got none; give a few hundred")
+        for hook in hooks:
+            hook.remove()
 
 
 def _batches(images: Any) -> Iterator[Tensor]:
     if isinstance(images, np.ndarray | Tensor):
-        yield from torch.as_tensor(images).split(BATCH)
+        tensor = torch.as_tensor(images)
+        yield from tensor.tensor_split(_length(images)) if len(tensor) else ()
         return
+    if isinstance(images, str) or not hasattr(images, "__iter__"):
+        raise InputError(
+            f"expected an array of images or batches of them, got {type(images).__name__}; give "
+            "an array, a tensor or a DataLoader"
+        )
     for batch in images:
         yield torch.as_tensor(batch[0] if isinstance(batch, list | tuple) else batch)
 

@@ -16,6 +16,7 @@ depths read and leave the same.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
@@ -106,6 +107,21 @@ class Supernet(nn.Module):
                     value = value.index_select(axis, place.to(value.device))
             found[name] = value
         return found
+
+    @property
+    def fingerprint(self) -> str:
+        """Differs where anything but the numbers of the weights differs."""
+        text = " ".join(net.graph.fingerprint for net in self.nets)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def get_extra_state(self) -> list[dict[str, Tensor]]:
+        """Statistics of the candidates, each of which has its own."""
+        return [dict(net.named_buffers()) for net in self.nets]
+
+    def set_extra_state(self, state: list[dict[str, Tensor]]) -> None:
+        """Take what `get_extra_state` gave."""
+        for net, buffers in zip(self.nets, state, strict=True):
+            net.load_state_dict({**net.state_dict(), **buffers})
 
     def say(self, index: int, images: Tensor) -> Tensor:
         """What a candidate says."""
