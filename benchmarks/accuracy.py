@@ -21,18 +21,11 @@ import os
 import pickle
 import statistics
 import sys
-import types
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-try:
-    import tvm_ffi  # noqa: F401
-except ImportError:  # without TVM, errors are only Python's
-    sys.modules["tvm_ffi"] = types.ModuleType("tvm_ffi")
-    sys.modules["tvm_ffi"].register_error = lambda *_: None  # type: ignore[attr-defined]
 
 import torch
 

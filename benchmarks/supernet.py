@@ -23,9 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.accuracy import NETWORKS, TASKS  # first: it does without TVM
-
-# ruff: isort: split
+from benchmarks.accuracy import NETWORKS, TASKS
 from benchmarks.accuracy_tasks import CLASSES, Data, shapes
 from benchmarks.accuracy_trials import Schedule, batches_of, fresh
 from tvm_stretch.files import write_whole

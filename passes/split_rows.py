@@ -103,7 +103,7 @@ def row_branches(operators: Operators, split: RowSplit) -> Replacement:
     branches, parts = [], []
     for index, needed in enumerate(plan.rows):
         first = len(emitter.bindings)
-        band = _Band(emitter, operators, f"{split.end}.r{index}", f".r{index}", needed)
+        band = _Band(emitter, operators, split.end, f".r{index}", needed)
         for member in members:
             band.compute(member)
         parts.append(band.tensor(split.end, needed[split.end]))
@@ -120,19 +120,19 @@ def row_branches(operators: Operators, split: RowSplit) -> Replacement:
 
 
 class _Band:
-    """Emits one branch; its name, of the segment's end, is in those of the rows that it reads."""
+    """Emits one branch."""
 
     def __init__(
         self,
         emitter: Emitter,
         operators: Operators,
-        name: str,
+        end: str,
         suffix: str,
         needed: Mapping[str, Span],
     ) -> None:
         self.emitter = emitter
         self.operators = operators
-        self.name = name
+        self.end = end
         self.suffix = suffix
         self.needed = needed
         self.computed: dict[str, relax.Var] = {}
@@ -156,7 +156,8 @@ class _Band:
             return whole
         if (name, rows) not in self.slices:
             cut = relax.op.strided_slice(whole, [2], [rows[0] - begin], [rows[1] - begin])
-            label = f"{self.name}.{name}.{rows[0]}to{rows[1]}"  # another segment reads them too
+            # named after the segment: another one may read these rows too
+            label = f"{self.end}{self.suffix}.{name}.{rows[0]}to{rows[1]}"
             self.slices[name, rows] = self.emitter.emit(label, cut)
         return self.slices[name, rows]
 

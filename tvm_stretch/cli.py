@@ -25,7 +25,7 @@ import numpy as np
 
 import tvm_stretch as ts
 from tvm_stretch.errors import InputError, StretchError
-from tvm_stretch.files import writing
+from tvm_stretch.files import check_place, writing
 
 NAME = "tvm-stretch"
 _INTERRUPTED = 130  # as shells say it
@@ -44,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.verbose:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     try:
-        _check_place(getattr(args, "output", None))
+        if getattr(args, "output", None) is not None:
+            check_place(Path(args.output), "--output")
         args.command(args)
         sys.stdout.flush()
     except StretchError as error:
@@ -56,18 +57,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     return 0
-
-
-def _check_place(output: str | None) -> None:
-    """Refuse what cannot be written before the work that it is to hold."""
-    if output is None:
-        return
-    path = Path(output)
-    if path.is_dir() or not path.parent.is_dir():
-        raise InputError(
-            f"expected a file in an existing folder for --output, got {output!r}; create the "
-            "folder first, or name a file in it"
-        )
 
 
 # --- what is asked for ----------------------------------------------------------------------------

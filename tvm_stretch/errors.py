@@ -25,6 +25,11 @@ def tell_tvm() -> None:
         _tell(*_untold.popitem())
 
 
+def last_line(error: BaseException) -> str:
+    """What an error of TVM or torch comes to, behind its trace; its kind if it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
 class StretchError(ValueError):
     """Base of all errors of this package, which keep their kind on their way through TVM.
 

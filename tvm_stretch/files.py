@@ -63,6 +63,19 @@ def as_path(path: object, what: str) -> Path:
     )
 
 
+def check_place(path: Path, what: str) -> None:
+    """Refuse what cannot be written before the work that it is to hold.
+
+    Raises:
+        InputError: it is a folder, or its folder is not there.
+    """
+    if path.is_dir() or not path.parent.is_dir():
+        raise InputError(
+            f"expected a file in an existing folder for {what}, got {str(path)!r}; create the "
+            "folder first, or name a file in it"
+        )
+
+
 def read_text(path: Path, what: str, error: type[StretchError], encoding: str = "utf-8") -> str:
     """A text that people wrote.
 

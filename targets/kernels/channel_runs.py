@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from tvm.ir import Expr
+
 from .conv import ConvConfig
 from .winograd import WinogradConfig
 
@@ -33,7 +35,16 @@ class ChannelRun:
     @property
     def channels(self) -> int:
         """How many they are."""
-        return self.blocks * (self.lanes[1] - self.lanes[0])
+        return self.blocks * self.width
+
+    @property
+    def width(self) -> int:
+        """How many lanes of a block they are."""
+        return self.lanes[1] - self.lanes[0]
+
+    def lane(self, index: Expr) -> Expr:
+        """Which lane the index-th of them is."""
+        return index + self.lanes[0] if self.lanes[0] else index
 
 
 def whole_run(cfg: ConvConfig, vectors: int) -> ChannelRun:

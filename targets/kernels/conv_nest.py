@@ -260,17 +260,15 @@ class _ConvNest:
         first_block = cfg.first_block(tile.group * cfg.oc_blocks)
 
         def tap(run: ChannelRun, ic: Expr, ky: Expr, kx: Expr, active: Sequence[int]) -> tirx.Stmt:
-            low, high = run.lanes
-            shifted = (lambda i: i + low) if low else (lambda i: i)
             return acc.add_products(
                 active,
                 lambda p, ii: load(
-                    self.data, *self.input_place(tile, (p, ky, kx), first_block + ic, shifted(ii))
+                    self.data, *self.input_place(tile, (p, ky, kx), first_block + ic, run.lane(ii))
                 ),
                 lambda ii, o, v: load(
-                    self.weight, tile.group, ic, ky, kx, shifted(ii), v + o * cfg.lanes
+                    self.weight, tile.group, ic, ky, kx, run.lane(ii), v + o * cfg.lanes
                 ),
-                high - low,
+                run.width,
                 self.by_element,
                 range(*run.vectors),
             )

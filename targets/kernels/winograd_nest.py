@@ -361,7 +361,6 @@ class _Nest:
         each = -(-lines // turns)
 
         def reduce(run: ChannelRun, c: Expr) -> tirx.Stmt:
-            low, high = run.lanes
             # Every tile asks for its share of the weights that come next in memory.
             next_group = cfg.in_blocks * cfg.lanes**2 * cfg.oc_blocks
             ahead = [
@@ -376,16 +375,15 @@ class _Nest:
                 )
                 for j in range(each)
             ]
-            shifted = (lambda i: i + low) if low else (lambda i: i)
             channels = acc.add_products(
                 range(pixels),
-                lambda p, ii: plane(k, c, t + p, shifted(ii)),
-                lambda ii, o, z: load(self.weight, part, k, g, c, shifted(ii), z + o * cfg.lanes),
-                high - low,
+                lambda p, ii: plane(k, c, t + p, run.lane(ii)),
+                lambda ii, o, z: load(self.weight, part, k, g, c, run.lane(ii), z + o * cfg.lanes),
+                run.width,
                 self.by_element,
                 range(*run.vectors),
             )
-            return block([*([] if low else ahead), channels])
+            return block([*([] if run.lanes[0] else ahead), channels])
 
         runs = winograd_runs(cfg, blocks)
         apart = fenced_span if len(runs) > 1 else span

@@ -28,7 +28,7 @@ from tvm.tirx.buffer import is_buffer_var
 
 from tvm_stretch import passes
 from tvm_stretch.codegen.kernel_cache import digest, kernel_cache
-from tvm_stretch.errors import StretchError, UnsupportedError
+from tvm_stretch.errors import StretchError, UnsupportedError, last_line
 from tvm_stretch.progress import count
 from tvm_stretch.rewriting import rewrite
 from tvm_stretch.targets import kernels as templates
@@ -142,10 +142,9 @@ def _naming(name: str) -> Iterator[None]:
     except StretchError:
         raise
     except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UnsupportedError(
-            f"expected kernels that TVM can compile, got {name} ({lines[-1]}); replace its "
-            "operators, or convert what they read to another type"
+            f"expected kernels that TVM can compile, got {name} ({last_line(error)}); "
+            "replace its operators, or convert what they read to another type"
         ) from error
 
 

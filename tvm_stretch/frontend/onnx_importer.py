@@ -19,7 +19,7 @@ import onnx.numpy_helper
 import tvm
 from tvm import relax
 
-from tvm_stretch.errors import ModelError, StretchError, UnsupportedError
+from tvm_stretch.errors import ModelError, StretchError, UnsupportedError, last_line
 from tvm_stretch.frontend import onnx_ops  # noqa: F401  registers the converters
 from tvm_stretch.frontend.limits import MOST_OPERATORS, Constants
 from tvm_stretch.frontend.onnx_check import Results, check_node, check_result, dtype_name
@@ -168,8 +168,7 @@ class _Importer:
         except StretchError:
             raise
         except Exception as error:  # TVM raises many kinds; all mean that it cannot take this node
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise node.refuse("something TVM can express", lines[-1]) from error
+            raise node.refuse("something TVM can express", last_line(error)) from error
         if any(node.outputs[len(results) :]):
             raise node.refuse(f"{len(results)} outputs", f"{len(node.outputs)}")
         return results

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import tvm
 
-from tvm_stretch.errors import ModelError, UnsupportedError
+from tvm_stretch.errors import ModelError, UnsupportedError, last_line
 from tvm_stretch.frontend.torch_operators import converters, decomposed
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def load_torch(path: Path) -> ExportedProgram:
         return torch.export.load(path)
     except Exception as error:  # whatever its parts raise
         raise ModelError(
-            f"expected a file of torch.export.save, got {path} ({_reason(error)}); save the "
+            f"expected a file of torch.export.save, got {path} ({last_line(error)}); save the "
             "ExportedProgram with torch.export.save and this version of torch"
         ) from error
 
@@ -55,10 +55,6 @@ def read_torch(program: ExportedProgram) -> tvm.IRModule:
             )
     except Exception as error:  # the importer raises many kinds
         raise UnsupportedError(
-            f"expected an ExportedProgram of supported operators, got: {_reason(error)}; "
+            f"expected an ExportedProgram of supported operators, got: {last_line(error)}; "
             "export in eval mode with torch.export.export, or through torch.onnx.export"
         ) from error
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import tvm
 from tvm import relax
 
-from tvm_stretch.errors import StretchError, UnsupportedError
+from tvm_stretch.errors import StretchError, UnsupportedError, last_line
 from tvm_stretch.ir.operators import kind_of
 
 
@@ -92,6 +92,5 @@ def _refusal(call: relax.Call) -> str | None:
     try:
         relax.transform.LegalizeOps()(mod)
     except Exception as error:  # whatever it is, it is TVM's answer
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        return lines[-1]
+        return last_line(error)
     return None

@@ -24,7 +24,7 @@ from tvm import rpc
 
 from tvm_stretch.cost.device import chosen_folder, fingerprint
 from tvm_stretch.cost.model import MeasuredModel, train
-from tvm_stretch.errors import CostModelError, DeviceError, InputError
+from tvm_stretch.errors import CostModelError, DeviceError, InputError, last_line
 from tvm_stretch.files import writing
 from tvm_stretch.measuring.bench import Bench
 from tvm_stretch.measuring.dataset import Dataset, Row, at_pace, require_networks, usual_pace
@@ -126,9 +126,9 @@ def _whatever_happens(dataset: Dataset, processor: Processor) -> Iterator[None]:
     try:
         yield
     except (DeviceError, RuntimeError, OSError) as error:  # RuntimeError: of TVM
-        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise DeviceError(
-            f"expected {processor.name} to be there until the budget is spent, got {lines[-1]!r}; "
+            f"expected {processor.name} to be there until the budget is spent, got "
+            f"{last_line(error)!r}; "
             f"its {len(dataset.rows)} kernels are kept in {dataset.path}: bring it back and "
             "measure again to go on"
         ) from error

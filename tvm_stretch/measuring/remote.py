@@ -25,7 +25,7 @@ import numpy as np
 import tvm
 from tvm import rpc
 
-from tvm_stretch.errors import DeviceError
+from tvm_stretch.errors import DeviceError, last_line
 from tvm_stretch.progress import ended
 
 _PATIENCE = 120  # seconds of silence
@@ -70,8 +70,7 @@ class Remote:
             return action() if self._socket is None else self._meanwhile(action)
         except Exception as error:
             self._hang_up()
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise _failed(what, repr(lines[-1])) from error
+            raise _failed(what, repr(last_line(error))) from error
 
     def _meanwhile(self, action: Callable[[], Any]) -> Any:
         """What the action, on a thread of its own, comes to; Ctrl-C is answered before."""

@@ -106,8 +106,7 @@ def _timings(seen: list[tuple[int, list[int]]], quiet: bool) -> list[Timing]:
     """A timing for each of what a run returns, from runs and the reference kernel beside them."""
     reference = round(statistics.median(reference for reference, _ in seen))
     columns = zip(*(times for _, times in seen), strict=True)
-    found = [(quartile(column), len(column)) for column in columns]
-    return [Timing(ns, spread, runs, quiet, reference) for (ns, spread), runs in found]
+    return [Timing(*quartile(column), len(seen), quiet, reference) for column in columns]
 
 
 def quartile(samples: Sequence[int]) -> tuple[int, float]:

@@ -17,6 +17,7 @@ from torch import nn
 
 from tvm_stretch.errors import TrainingError
 from tvm_stretch.files import write_whole, writing
+from tvm_stretch.training.data import device_of
 
 _NAME = b"tvm_stretch.checkpoint 1"
 
@@ -93,8 +94,8 @@ def _read(path: Path, net: nn.Module) -> dict[str, Any]:
             f"expected a checkpoint of this version of tvm_stretch in {path}, got {got}; give "
             "another path, or remove the file"
         )
-    place = next((value.device for value in net.parameters()), torch.device("cpu"))
-    state: dict[str, Any] = torch.load(io.BytesIO(content), map_location=place, weights_only=True)
+    where = device_of(net)
+    state: dict[str, Any] = torch.load(io.BytesIO(content), map_location=where, weights_only=True)
     return state
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tvm_stretch.errors import InputError, TrainingError
-from tvm_stretch.files import as_path
+from tvm_stretch.files import as_path, check_place
 from tvm_stretch.progress import Progress, reporting, say
 from tvm_stretch.training.checkpoints import read_checkpoint, write_checkpoint
 from tvm_stretch.training.data import Loader, device_of, evaluating, labelled, module, place
@@ -208,14 +208,11 @@ def train(
     net.to(where)
     optimizer = _optimizer(net, settings)
     path = None if checkpoint is None else as_path(checkpoint, "a checkpoint")
-    if path is not None and not path.parent.is_dir():
-        raise InputError(
-            f"expected a file in an existing folder for checkpoint, got {str(path)!r}; create the "
-            "folder first, or name a file in it"
-        )
     done, losses = 0, []
     if path is not None and path.exists():
         done = read_checkpoint(path, net, optimizer, asdict(settings))
+    elif path is not None:
+        check_place(path, "checkpoint")
     try:
         with reporting(progress), repeatable(where):
             for epoch in range(done, settings.epochs):
