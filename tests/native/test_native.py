@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "native"
 GTEST = Path("/usr/include/gtest/gtest.h")
 ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+ENVIRONMENT.pop("TVM_STRETCH_OPENCL_DEVICE", None)  # the driver without a device has its own
 DRIVER = "*OpenCLMock*"
 MAPPED = {"MOCK_OPENCL": "gpu"}
 MIRROR = {**MAPPED, "TVM_STRETCH_OPENCL_MEMORY": "mirror"}
