@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import tvm
 from tvm import relax
+from tvm_stretch.passes.decompose_quantisation import DecomposeQuantisation
 from tvm_stretch.passes.fold_batch_norm import FoldBatchNorm
 from tvm_stretch.passes.fold_constants import FoldConstants
+from tvm_stretch.passes.form_integers import FormIntegers
 from tvm_stretch.passes.name_operators import NameOperators
 from tvm_stretch.passes.simplify_operators import SimplifyOperators
 from tvm_stretch.passes.template_layers import TemplateLayers
@@ -20,6 +22,8 @@ from tvm_stretch.passes.template_layers import TemplateLayers
 PHASES = [
     relax.transform.CanonicalizeBindings(),
     SimplifyOperators(),
+    FormIntegers(),  # before constants are folded
+    DecomposeQuantisation(),
     # Before the general decomposition, which would leave four operators per batch normalisation.
     FoldBatchNorm(),
     relax.transform.DecomposeOpsForInference(),
@@ -36,6 +40,7 @@ PHASES = [
 
 TRAINABLE_PHASES = [
     relax.transform.CanonicalizeBindings(),
+    DecomposeQuantisation(),
     SimplifyOperators(),
     FoldConstants(),
     relax.transform.CanonicalizeBindings(),

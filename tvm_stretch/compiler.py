@@ -20,6 +20,7 @@ from tvm_stretch.cost.profile_file import load_profile
 from tvm_stretch.cost.verdicts import apply_verdicts
 from tvm_stretch.errors import InputError, UnsupportedError
 from tvm_stretch.frontend import load_network, load_trainable
+from tvm_stretch.passes.form_integers import describe_integers
 from tvm_stretch.plan.plan import Plan, PlanLike
 from tvm_stretch.progress import Progress, reporting, say
 from tvm_stretch.runtime.model import Model
@@ -126,7 +127,8 @@ def _network(
     """The network or the best design of its stretching, canonical; and what there is to say."""
     say("reading the network")
     if branching == "exact":
-        return load_network(source, shapes), ""
+        mod = load_network(source, shapes)
+        return mod, describe_integers(mod["main"])
     known, names = costs(), [processor.name for processor in placeable]
     places = [i for i, processor in enumerate(known.processors) if processor.name in names]
     try:

@@ -22,11 +22,12 @@ SMALL = 1 << 16
 """Nodes on more elements are computed here only if that is cheap; Relax folds the others."""
 
 _CHEAP = {
-    "Add", "Cast", "Concat", "DequantizeLinear", "Div", "Flatten", "Gather", "Identity", "Mul",
+    "Add", "Cast", "Concat", "Div", "Flatten", "Gather", "Identity", "Mul",
     "Neg", "Reshape", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze",
 }  # fmt: skip
 _BOUNDED = {"Compress", "Constant", "NonMaxSuppression", "NonZero", "Unique"}
 """ONNX may not know their results' shapes before, but they are no larger than what they read."""
+_INTEGERS = ("int8", "uint8", "int32")
 _RANDOM = {
     "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
     "RandomUniformLike",
@@ -42,6 +43,8 @@ def evaluate(proto: onnx.NodeProto, node: Node, expected: Results) -> tuple[np.n
         return (np.asarray(node.inputs[0]).astype(numpy_dtype(node.dtype(1))),)
     if node.op == "Identity":
         return None  # takes no computing
+    if node.op == "DequantizeLinear" and node.dtype(0) in _INTEGERS:
+        return None  # an integer operator may want what it reads
     given = [value for value in node.inputs if value is not None]
     if proto.domain not in ("", "ai.onnx") or node.op in _RANDOM:
         return None

@@ -20,6 +20,7 @@ from tvm.ir import GenericConst, Op
 
 from tvm_stretch.errors import InputError
 from tvm_stretch.ir.expressions import shape_of
+from tvm_stretch.targets.kernels.integers import integer_of, operands_of
 
 Result = TypeVar("Result")
 
@@ -75,6 +76,9 @@ class Operator:
     @cached_property
     def multiply_adds(self) -> int:
         """Multiply-adds of convolutions and matrix products, 0 for everything else."""
+        if self.kind in ("integer.matmul", "integer.conv2d"):
+            weight = shape_of(operands_of(self.call)[1])
+            return prod(self.shape) * prod(weight[1:] if len(weight) == 4 else weight[:1])
         if self.kind == "matmul":
             return prod(self.shape) * self.arg_shapes[0][-1]
         if self.kind.startswith("nn.conv") and "transpose" not in self.kind:
@@ -182,8 +186,14 @@ def remember(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def kind_of(expr: relax.Expr) -> str:
-    """``nn.conv2d`` for a call of relax.nn.conv2d, the class's name for other expressions."""
+    """``nn.conv2d`` for a call of relax.nn.conv2d, the class's name for other expressions.
+
+    ``integer.conv2d`` for an integer operator, which is a call of a kernel.
+    """
     if isinstance(expr, relax.Call) and isinstance(expr.op, Op):
+        integer = integer_of(expr)
+        if integer is not None:
+            return f"integer.{integer.kind}"
         return expr.op.name.removeprefix("relax.")
     return type(expr).__name__
 

@@ -1,12 +1,15 @@
-"""Quantised operators, written out in integers and floats."""
+"""Quantised operators: Relax's own where they say it, else written out in integers and floats."""
 
 from __future__ import annotations
 
 import numpy as np
 from tvm import relax
 
+from tvm_stretch.errors import ModelError
 from tvm_stretch.frontend.onnx_node import Node, check_dtype, converter, dtype_of
 from tvm_stretch.frontend.onnx_ops.layers import add_bias, convolve, not_empty
+from tvm_stretch.ir.expressions import constant
+from tvm_stretch.passes.decompose_quantisation import dequantised, quantised, saturated
 
 
 def _along_axis(node: Node, index: int, axis: int) -> relax.Expr:
@@ -31,12 +34,12 @@ def _dequantize(node: Node) -> relax.Expr:
     dtype = node.dtype(1)
     if node.attr("output_dtype", 0):
         dtype = check_dtype(dtype_of(node.attr("output_dtype")), "output_dtype")
-    x = relax.op.astype(node[0], "int32")
-    if node.has(2):
-        x = relax.op.subtract(x, relax.op.astype(_along_axis(node, 2, axis), "int32"))
-    scale = _along_axis(node, 1, axis)
-    result = relax.op.multiply(relax.op.astype(x, node.dtype(1)), scale)
-    return relax.op.astype(result, dtype) if dtype != node.dtype(1) else result
+    _check_scale(node)
+    if _is_plain(node, node.dtype(0), dtype):
+        scale, zero = _constants(node, node.dtype(0))
+        return relax.op.dequantize(node[0], scale, zero, axis=axis, out_dtype=dtype)
+    zero = _along_axis(node, 2, axis) if node.has(2) else None
+    return dequantised(node[0], _along_axis(node, 1, axis), zero, dtype)
 
 
 @converter("QuantizeLinear")
@@ -46,19 +49,44 @@ def _quantize(node: Node) -> relax.Expr:
     if node.attr("output_dtype", 0):
         dtype = dtype_of(node.attr("output_dtype"))
     check_dtype(dtype, f"the result of {node.op} {node.name!r}")
+    _check_scale(node)
+    if _is_plain(node, dtype, node.dtype(0)):
+        scale, zero = _constants(node, dtype)
+        return relax.op.quantize(node[0], scale, zero, axis=axis, out_dtype=dtype)
     zero = _along_axis(node, 2, axis) if node.has(2) else None
-    scaled = relax.op.divide(node[0], relax.op.astype(_along_axis(node, 1, axis), node.dtype()))
-    return saturate(node, scaled, zero, dtype)
+    scale = relax.op.astype(_along_axis(node, 1, axis), node.dtype())
+    return quantised(node[0], scale, zero, dtype)
 
 
-def saturate(node: Node, x: relax.Expr, zero: relax.Expr | None, dtype: str) -> relax.Expr:
-    """Round to even, add the zero point, clip to the range of ``dtype``."""
-    limits = np.iinfo(dtype)
-    wide = node.emit(relax.op.astype(relax.op.round(x), "float32"))
-    if zero is not None:
-        wide = relax.op.add(wide, relax.op.astype(zero, "float32"))
-    low, high = relax.prim_value(float(limits.min)), relax.prim_value(float(limits.max))
-    return relax.op.astype(relax.op.clip(wide, low, high), dtype)
+def _check_scale(node: Node) -> None:
+    """Refuse constant scales that nothing can be divided by."""
+    scale = node.inputs[1]
+    if not isinstance(scale, np.ndarray):
+        return
+    values = scale.astype("float32")
+    if not (np.isfinite(values) & (values > 0)).all():
+        bad = values[~(np.isfinite(values) & (values > 0))].flat[0]
+        raise ModelError(
+            f"expected scales above zero for {node.label}, got {bad:g}; quantise the model again"
+        )
+
+
+def _is_plain(node: Node, integer: str, real: str) -> bool:
+    """Whether Relax's own operators say it: constants, per tensor or along an axis, float32."""
+    known = integer in ("int8", "uint8", "int16", "uint16", "int32") and real == "float32"
+    constants = all(node.is_const(i) for i in (1, 2) if node.has(i))
+    if not known or not constants or node.attr("block_size", 0) or node.dtype(1) != "float32":
+        return False
+    return len(node.shape(1)) < 2 and (not node.has(2) or node.dtype(2) == integer)
+
+
+def _constants(node: Node, dtype: str) -> tuple[relax.Expr, relax.Expr]:
+    """Scale and zero point, of rank 0 where there is one for all."""
+    scale = node.const(1, "scale")
+    zero = node.const(2, "zero point") if node.has(2) else np.zeros_like(scale, dtype)
+    if scale.size == 1:
+        scale, zero = scale.reshape(()), zero.reshape(())
+    return constant(scale), constant(zero)
 
 
 def _centred(node: Node, index: int, zero: int, lined_up: list[int] | None = None) -> relax.Expr:
@@ -117,7 +145,7 @@ def _requantize(
     factor = relax.op.divide(relax.op.multiply(a, b), y)
     scaled = relax.op.multiply(relax.op.astype(x, "float32"), factor)
     offset = relax.op.reshape(node[zero], ())
-    return saturate(node, node.emit(scaled), offset, node.dtype(zero))
+    return saturated(node.emit(scaled), offset, node.dtype(zero))
 
 
 def _scale(node: Node, index: int, lined_up: list[int] | None) -> relax.Expr:

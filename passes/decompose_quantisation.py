@@ -1,0 +1,76 @@
+"""Write quantising and dequantising that no integer operator took as arithmetic.
+
+    y = R.dequantize(x, s, z)   ->   y = (x as int32 - z) as float32 * s
+    y = R.quantize(x, s, z)     ->   y = clip(round(x / s) + z, 0, 255) as uint8
+
+Behind this pass they are operators as any other: constants are folded, kernels fuse them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_stretch.ir.expressions import rewrite_functions, shape_of
+from tvm_stretch.ir.operators import kind_of
+
+
+@tvm.transform.module_pass(opt_level=0, name="DecomposeQuantisation")
+class DecomposeQuantisation:
+    """See the module docstring."""
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Rewrite every Relax function of ``mod``."""
+        return rewrite_functions(mod, lambda mod, function: _Writer(mod).visit_expr(function))
+
+
+@relax.expr_functor.mutator
+class _Writer(relax.PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        kind = kind_of(call)
+        if kind not in ("quantize", "dequantize") or "float8" in str(call.ty.dtype):
+            return call
+        x, scale, zero = call.args
+        rank, axis = len(shape_of(x)), int(call.attrs.axis)
+        scale, zero = (_lined_up(operand, shape_of(x), axis % rank) for operand in (scale, zero))
+        write = quantised if kind == "quantize" else dequantised
+        return write(x, scale, zero, str(call.ty.dtype))
+
+
+def _lined_up(operand: relax.Expr, shape: list[int], axis: int) -> relax.Expr:
+    """Scales or zero points with the rank of what they belong to; one number stays one."""
+    if shape_of(operand) == [1]:
+        return relax.op.reshape(operand, ())
+    if not shape_of(operand):
+        return operand
+    full = [size if i == axis else 1 for i, size in enumerate(shape)]
+    return relax.op.reshape(operand, full)
+
+
+def dequantised(
+    x: relax.Expr, scale: relax.Expr, zero: relax.Expr | None, dtype: str
+) -> relax.Expr:
+    """``(x - zero) * scale``, exact in integers first."""
+    wide = relax.op.astype(x, "int32")
+    if zero is not None:
+        wide = relax.op.subtract(wide, relax.op.astype(zero, "int32"))
+    kind = str(scale.ty.dtype)
+    result = relax.op.multiply(relax.op.astype(wide, kind), scale)
+    return relax.op.astype(result, dtype) if dtype != kind else result
+
+
+def quantised(x: relax.Expr, scale: relax.Expr, zero: relax.Expr | None, dtype: str) -> relax.Expr:
+    """``x / scale`` as an integer."""
+    return saturated(relax.op.divide(x, scale), zero, dtype)
+
+
+def saturated(x: relax.Expr, zero: relax.Expr | None, dtype: str) -> relax.Expr:
+    """Round to even, add the zero point, clip to the range of ``dtype``."""
+    limits = np.iinfo(dtype)
+    wide = relax.op.astype(relax.op.round(x), "float32")
+    if zero is not None:
+        wide = relax.op.add(wide, relax.op.astype(zero, "float32"))
+    low, high = relax.prim_value(float(limits.min)), relax.prim_value(float(limits.max))
+    return relax.op.astype(relax.op.clip(wide, low, high), dtype)

@@ -1,0 +1,120 @@
+"""What an elementwise expression makes of every number that its 8-bit input can have.
+
+y = sigmoid(dequantize(x: uint8, 0.1, 128))   ->   x, [2.76e-06, 3.05e-06, .. 256 float32]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from tvm import relax
+from tvm.ir import GenericConst
+
+from tvm_stretch.ir.operators import kind_of
+
+_DEEPEST = 16
+"""Operators between the input and the result; no activation has more."""
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def _softplus(x: np.ndarray) -> np.ndarray:
+    return np.logaddexp(x, np.float32(0))
+
+
+_FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {
+    "abs": np.abs,
+    "add": np.add,
+    "divide": np.divide,
+    "erf": np.vectorize(math.erf),
+    "exp": np.exp,
+    "log": np.log,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "multiply": np.multiply,
+    "negative": np.negative,
+    "nn.relu": lambda x: np.maximum(x, 0),
+    "nn.silu": lambda x: x * _sigmoid(x),
+    "nn.softplus": _softplus,
+    "sigmoid": _sigmoid,
+    "sqrt": np.sqrt,
+    "square": np.square,
+    "subtract": np.subtract,
+    "tanh": np.tanh,
+}
+
+
+class _Scaled(Protocol):
+    @property
+    def scale(self) -> Any:
+        """Scale, zero point and type of the numbers."""
+
+
+Tensor = TypeVar("Tensor", bound=_Scaled)
+
+
+def tabulated(
+    x: relax.Expr,
+    definition: Callable[[relax.Expr], Any],
+    tensor: Callable[[relax.Expr], Tensor | None],
+) -> tuple[Tensor, np.ndarray] | None:
+    """The one tensor that ``x`` is computed from, and the results; None for anything else.
+
+    Args:
+        x: an expression.
+        definition: what a variable is bound to.
+        tensor: the integers that an expression is dequantised from.
+    """
+    sources: dict[relax.Expr, Tensor] = {}
+    known: dict[relax.Expr, np.ndarray | None] = {}
+
+    def value(part: relax.Expr, depth: int) -> np.ndarray | None:
+        if part not in known:
+            known[part] = computed(part, depth)
+        return known[part]
+
+    def computed(part: relax.Expr, depth: int) -> np.ndarray | None:
+        call = definition(part)
+        if isinstance(call, GenericConst):
+            array = call.value.numpy()
+            return array.reshape(()) if array.size == 1 else None
+        kind = kind_of(call)
+        if kind == "dequantize":
+            found = tensor(part)
+            if found is None:
+                return None
+            sources[call.args[0]] = found
+            return _numbers(found.scale)
+        if depth > _DEEPEST or kind not in (*_FUNCTIONS, "clip", "nn.leakyrelu"):
+            return None
+        operands = call.args[:1] if kind in ("clip", "nn.leakyrelu") else call.args[:]
+        values = [value(arg, depth + 1) for arg in operands]
+        if any(v is None for v in values):
+            return None
+        return _of(kind, call, values)
+
+    with np.errstate(all="ignore"):
+        result = value(x, 0)
+    if result is None or len(sources) != 1 or result.shape != (256,):
+        return None
+    return next(iter(sources.values())), np.nan_to_num(result)
+
+
+def _numbers(scale: Any) -> np.ndarray:
+    """What the 256 numbers mean, from the least."""
+    low, high = scale.limits
+    return (np.arange(low, high + 1) - scale.zero).astype("float32") * scale.scale
+
+
+def _of(kind: str, call: relax.Call, values: list[Any]) -> np.ndarray:
+    if kind == "clip":
+        low, high = (np.float32(float(arg.value)) for arg in call.args[1:])
+        return np.clip(values[0], low, high)
+    if kind == "nn.leakyrelu":
+        return np.where(values[0] < 0, values[0] * np.float32(call.attrs.alpha), values[0])
+    return np.asarray(_FUNCTIONS[kind](*values)).astype("float32")

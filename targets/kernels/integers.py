@@ -1,0 +1,288 @@
+"""Operators of quantised networks: what they compute, in integers, and how they stand in Relax.
+
+    y = R.call_tir(integer_conv2d, (x, weight, bias, factor))     # attrs: {"integer": "{..}"}
+        y = saturate(round(float(sum of (x - zero) * weight + bias) * factor) + zero of y)
+
+An integer operator is a call of a kernel that says in plain loops what it computes; stock TVM can
+run it.  The call's attribute says the same as data (`Integer`), for those who look for operators
+and for templates that compute it faster.  Sums are exact in int32; numbers are rounded as ONNX
+Runtime's optimised session does it: to the nearest, halves to even, in float32.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import tvm
+from tvm import relax, te, tirx
+from tvm.ir import Expr
+
+from .choose import ConvShape
+
+ATTRIBUTE = "integer"
+"""Of a call of `relax.call_tir`: JSON of the `Integer` that it computes."""
+
+_MAGIC = 12582912.0  # 3 * 2**22: added to a small number it leaves no room for a fraction
+_MAGIC_BITS = 0x4B400000
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """From float32 to an integer type.
+
+    Attributes:
+        dtype: of the result.
+        zero: what 0.0 becomes.
+        low: the least result; above that of the type behind an activation.
+        high: the greatest result.
+    """
+
+    dtype: str
+    zero: int
+    low: int
+    high: int
+
+    def of(self, value: Expr) -> Expr:
+        """``value`` as an integer: rounded to even, plus `zero`, between `low` and `high`.
+
+        A number below 2**22 is rounded where the sum with `_MAGIC` is: no instruction of the
+        processor's is needed for it, so every target rounds alike.
+        """
+        low, high = (tirx.const(float(v - self.zero), "float32") for v in (self.low, self.high))
+        inside = tirx.max(low, tirx.min(high, value)) + tirx.const(_MAGIC, "float32")
+        bits = tirx.reinterpret("int32", inside)
+        return (bits + tirx.const(self.zero - _MAGIC_BITS, "int32")).astype(self.dtype)
+
+
+@dataclass(frozen=True)
+class Integer:
+    """One integer operator.
+
+    Attributes:
+        kind: ``conv2d``, ``matmul``, ``add``, ``multiply``, ``mean`` (of rows and columns) or
+            ``table``.
+        rounding: how results become integers.
+        zeros: zero points of the computed inputs.
+        factors: of ``add`` one for each input, of ``multiply`` one, and then what is added; of
+            ``mean`` one. Those of ``conv2d`` and ``matmul`` are an operand.
+        strides, padding, dilation, groups: of ``conv2d``; padding is the zero point.
+    """
+
+    kind: str
+    rounding: Rounding | None = None
+    zeros: tuple[int, ...] = ()
+    factors: tuple[float, ...] = ()
+    strides: tuple[int, int] = (1, 1)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+
+    def to_json(self) -> str:
+        """For `ATTRIBUTE`."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Integer:
+        """What `to_json` wrote."""
+        data: dict[str, Any] = json.loads(text)
+        fields = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        rounding = fields.pop("rounding")
+        return Integer(**fields, rounding=None if rounding is None else Rounding(**rounding))
+
+
+def integer_of(call: Any) -> Integer | None:
+    """Which integer operator a call is; None for everything else."""
+    attrs = getattr(call, "attrs", None)
+    if not isinstance(attrs, tvm.ir.DictAttrs) or ATTRIBUTE not in attrs:
+        return None
+    return Integer.from_json(str(attrs[ATTRIBUTE]))
+
+
+def operands_of(call: relax.Call) -> list[relax.Expr]:
+    """What an integer operator reads."""
+    return list(call.args[1].fields)
+
+
+_MADE: dict[tuple[Any, ...], tuple[tirx.PrimFunc, relax.TensorType]] = {}
+"""Kernels of this process: making one takes milliseconds, and networks repeat their layers."""
+
+
+def integer_call(bb: relax.BlockBuilder, integer: Integer, *operands: relax.Expr) -> relax.Call:
+    """The call of an integer operator.
+
+    Args:
+        bb: gets the kernel.
+        integer: what to compute.
+        operands: of ``conv2d`` and ``matmul``: data, weights as OIHW or (K, N), int32 bias and
+            float32 factor of each output channel; of ``table`` data and the results of all 256
+            values; of others the data.
+    """
+    types = tuple((tuple(map(int, o.ty.shape.values)), str(o.ty.dtype)) for o in operands)
+    key = (integer, types)
+    if key not in _MADE:
+        inputs = [te.placeholder(shape, dtype) for shape, dtype in types]
+        out = _MEANINGS[integer.kind](integer, *inputs)
+        kernel = te.create_prim_func([*inputs, out], "int64").without_attr("global_symbol")
+        _MADE[key] = kernel, relax.TensorType(out.shape, out.dtype)
+    kernel, ty = _MADE[key]
+    call = relax.call_tir(bb.add_func(kernel, f"integer_{integer.kind}"), list(operands), ty)
+    attrs = tvm.ir.make_node("ir.DictAttrs", **{ATTRIBUTE: integer.to_json()})
+    return relax.Call(call.op, call.args, attrs, call.ty_args)
+
+
+# --- meaning: what the kernels compute -----------------------------------------------------------
+
+
+def conv_shape(integer: Integer, data: Sequence[int], weight: Sequence[int]) -> ConvShape:
+    """The convolution of NCHW ``data`` with OIHW ``weight``."""
+    batch, channels, height, width = (int(d) for d in data)
+    return ConvShape(
+        batch,
+        channels,
+        (height, width),
+        int(weight[0]),
+        (int(weight[2]), int(weight[3])),
+        integer.strides,
+        integer.padding,
+        integer.dilation,
+        integer.groups,
+    )
+
+
+def _int32(value: Expr | int) -> Expr:
+    return tirx.const(value, "int32") if isinstance(value, int) else value.astype("int32")
+
+
+def _conv2d(
+    integer: Integer, data: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor
+) -> te.Tensor:
+    n, c, h, w = (int(d) for d in data.shape)
+    o, per_group, kh, kw = (int(d) for d in weight.shape)
+    top, left, bottom, right = integer.padding
+    (sy, sx), (dy, dx) = integer.strides, integer.dilation
+    size = ((h + top + bottom - (kh - 1) * dy - 1) // sy + 1,)
+    size += ((w + left + right - (kw - 1) * dx - 1) // sx + 1,)
+
+    def centred(i: Expr, k: Expr, y: Expr, x: Expr) -> Expr:
+        inside = tirx.all(y >= top, y < h + top, x >= left, x < w + left)
+        value = _int32(data[i, k, y - top, x - left]) - _int32(integer.zeros[0])
+        return tirx.if_then_else(inside, value, _int32(0)) if any(integer.padding) else value
+
+    padded = te.compute((n, c, h + top + bottom, w + left + right), centred, name="centred")
+    axes = [te.reduce_axis((0, e), a) for e, a in ((per_group, "ic"), (kh, "ky"), (kw, "kx"))]
+    ic, ky, kx = axes
+
+    def total(i: Expr, k: Expr, y: Expr, x: Expr) -> Expr:
+        channel = k // (o // integer.groups) * per_group + ic
+        pixel = padded[i, channel, y * sy + ky * dy, x * sx + kx * dx]
+        return te.sum(pixel * _int32(weight[k, ic, ky, kx]), axis=axes)
+
+    sums = te.compute((n, o, *size), total, name="sums")
+    return _rounded(integer, sums, lambda i, k, y, x: (sums[i, k, y, x] + bias[k], factor[k]))
+
+
+def _matmul(
+    integer: Integer, data: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor
+) -> te.Tensor:
+    k = te.reduce_axis((0, int(weight.shape[0])), "k")
+
+    def total(i: Expr, j: Expr) -> Expr:
+        value = _int32(data[i, k]) - _int32(integer.zeros[0])
+        return te.sum(value * _int32(weight[k, j]), axis=[k])
+
+    sums = te.compute((data.shape[0], weight.shape[1]), total, name="sums")
+    return _rounded(integer, sums, lambda i, j: (sums[i, j] + bias[j], factor[j]))
+
+
+def _rounded(
+    integer: Integer, sums: te.Tensor, parts: Callable[..., tuple[Expr, Expr]]
+) -> te.Tensor:
+    """Sums, times their factors, as integers."""
+    rounding = rounding_of(integer)
+
+    def element(*place: Expr) -> Expr:
+        value, factor = parts(*place)
+        return rounding.of(value.astype("float32") * factor)
+
+    return te.compute(sums.shape, element, name="rounded")
+
+
+def rounding_of(integer: Integer) -> Rounding:
+    """The rounding of an operator that has one."""
+    assert integer.rounding is not None
+    return integer.rounding
+
+
+def _add(integer: Integer, a: te.Tensor, b: te.Tensor) -> te.Tensor:
+    of_a, of_b, offset = (tirx.const(f, "float32") for f in integer.factors)
+    at_a, at_b, shape = _broadcast(a, b)
+
+    def element(*i: Expr) -> Expr:
+        first = a[at_a(i)].astype("float32") * of_a + offset
+        return rounding_of(integer).of(b[at_b(i)].astype("float32") * of_b + first)
+
+    return te.compute(shape, element, name="integer_add")
+
+
+def _multiply(integer: Integer, a: te.Tensor, b: te.Tensor) -> te.Tensor:
+    factor, offset = (tirx.const(f, "float32") for f in integer.factors)
+    zero_a, zero_b = integer.zeros
+    at_a, at_b, shape = _broadcast(a, b)
+
+    def element(*i: Expr) -> Expr:
+        product = (_int32(a[at_a(i)]) - zero_a) * (_int32(b[at_b(i)]) - zero_b)
+        return rounding_of(integer).of(product.astype("float32") * factor + offset)
+
+    return te.compute(shape, element, name="integer_multiply")
+
+
+_Place = Callable[[Sequence[Expr]], tuple[Expr | int, ...]]
+
+
+def _broadcast(a: te.Tensor, b: te.Tensor) -> tuple[_Place, _Place, list[int]]:
+    """Where the operands of an elementwise operator are read, and the shape of its result."""
+    first, second = ([int(d) for d in t.shape] for t in (a, b))
+    rank = max(len(first), len(second))
+    aligned = [[1] * (rank - len(s)) + s for s in (first, second)]
+    shape = [max(pair) for pair in zip(*aligned, strict=True)]
+
+    def place(own: list[int]) -> _Place:
+        start = rank - len(own)
+        return lambda i: tuple(
+            i[start + axis] if size == shape[start + axis] else 0 for axis, size in enumerate(own)
+        )
+
+    return place(first), place(second), shape
+
+
+def _mean(integer: Integer, data: te.Tensor) -> te.Tensor:
+    n, c, h, w = data.shape
+    axes = [te.reduce_axis((0, h), "y"), te.reduce_axis((0, w), "x")]
+    bias = _int32(-integer.zeros[0] * int(h) * int(w))
+    factor = tirx.const(integer.factors[0], "float32")
+
+    def total(i: Expr, k: Expr, _y: Expr, _x: Expr) -> Expr:
+        return te.sum(_int32(data[i, k, axes[0], axes[1]]), axis=axes)
+
+    sums = te.compute((n, c, 1, 1), total, name="sums")
+    return _rounded(integer, sums, lambda *place: (sums[place] + bias, factor))
+
+
+def _table(_integer: Integer, data: te.Tensor, table: te.Tensor) -> te.Tensor:
+    first = -128 if data.dtype == "int8" else 0
+    return te.compute(
+        data.shape, lambda *i: table[_int32(data[i]) - _int32(first)], name="integer_table"
+    )
+
+
+_MEANINGS: dict[str, Callable[..., te.Tensor]] = {
+    "conv2d": _conv2d,
+    "matmul": _matmul,
+    "add": _add,
+    "multiply": _multiply,
+    "mean": _mean,
+    "table": _table,
+}

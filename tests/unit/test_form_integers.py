@@ -1,0 +1,194 @@
+"""FormIntegers: which operators become integers, and the same numbers as ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from quantised_models import Quantised, integers, optimised, qdq, qdq_conv
+from relax_helpers import module
+from tvm import relax
+from tvm.ir import assert_structural_equal
+from tvm_stretch.passes.decompose_quantisation import DecomposeQuantisation
+from tvm_stretch.passes.form_integers import FormIntegers, describe_integers
+from tvm_stretch.targets.kernels.integers import (
+    Integer,
+    Rounding,
+    integer_call,
+    integer_of,
+    operands_of,
+)
+
+import tvm_stretch as ts
+from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.operators import kind_of
+
+WEIGHT = integers(8, 4, 3, 3, dtype="int8", seed=2)
+SCALES = np.linspace(0.001, 0.002, 8, dtype="float32")
+BIAS = np.arange(8, dtype="int32")
+
+
+def dequantise(
+    x: relax.Expr, scale: Any, zero: int = 0, axis: int = 0, dtype: str = "uint8"
+) -> relax.Expr:
+    scales = np.asarray(scale, "float32")
+    zeros = np.full(scales.shape, zero, dtype)
+    return relax.op.dequantize(x, relax.const(scales), relax.const(zeros), axis)
+
+
+def quantise(x: relax.Expr, scale: float, zero: int, dtype: str = "uint8") -> relax.Expr:
+    zeros = relax.const(np.array(zero, dtype))
+    return relax.op.quantize(x, relax.const(np.float32(scale)), zeros, 0, dtype)
+
+
+def layer(x: relax.Expr) -> relax.Expr:
+    """A convolution of dequantised operands and its bias."""
+    weight = dequantise(relax.const(WEIGHT), SCALES, dtype="int8")
+    bias = dequantise(relax.const(BIAS), np.float32(0.02) * SCALES, dtype="int32")
+    conv = relax.op.nn.conv2d(dequantise(x, 0.02, 3), weight, padding=1, groups=1)
+    return relax.op.add(conv, relax.op.reshape(bias, (1, 8, 1, 1)))
+
+
+def formed(before: tvm.IRModule) -> tvm.IRModule:
+    return FormIntegers()(relax.transform.CanonicalizeBindings()(before))
+
+
+def kinds(mod: tvm.IRModule) -> list[str]:
+    return [kind_of(b.value) for block in mod["main"].body.blocks for b in block.bindings]
+
+
+def test_layer_bias_and_activation_are_one_operator() -> None:
+    before = module(
+        lambda x: quantise(relax.op.nn.relu(layer(x)), 0.1, 5), (1, 4, 6, 6), dtype="uint8"
+    )
+    bb = relax.BlockBuilder()
+    x = relax.Var("x0", relax.TensorType((1, 4, 6, 6), "uint8"))
+    integer = Integer("conv2d", Rounding("uint8", 5, 5, 255), (3,), padding=(1, 1, 1, 1))
+    factor = np.float32(0.02) * SCALES / np.float32(0.1)
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            constants = [relax.const(value) for value in (WEIGHT, BIAS, factor)]
+            result = bb.emit_output(integer_call(bb, integer, x, *constants))
+        bb.emit_func_output(result)
+    after = formed(before)
+    assert describe_integers(after["main"]) == "1 integer operators"
+    after["main"] = after["main"].without_attr("integers")
+    assert_structural_equal(after, bb.get(), map_free_vars=True)
+    call = after["main"].body.blocks[0].bindings[0].value
+    assert integer_of(call) == integer
+    assert len(operands_of(call)) == 4
+
+
+def test_network_without_quantising_stays() -> None:
+    before = module(lambda x: relax.op.nn.relu(x), (1, 4))
+    assert FormIntegers()(before).same_as(before)
+
+
+def test_what_is_not_known_stays_in_float_and_is_named() -> None:
+    def body(x: relax.Expr) -> relax.Expr:
+        softmax = relax.op.nn.softmax(dequantise(x, 0.02, 3))
+        return quantise(relax.op.nn.relu(quantise_twice(softmax)), 0.1, 0)
+
+    def quantise_twice(x: relax.Expr) -> relax.Expr:
+        return dequantise(quantise(x, 1 / 256, 0), 1 / 256)
+
+    after = formed(module(body, (4, 16), dtype="uint8"))
+    assert kinds(after) == ["dequantize", "nn.softmax", "quantize", "integer.table"]
+    assert describe_integers(after["main"]).startswith("1 integer operators; in float: ")
+    assert not {"quantize", "dequantize"} & set(kinds(DecomposeQuantisation()(after)))
+
+
+def test_scale_for_each_channel_of_activations_stays_in_float() -> None:
+    def body(x: relax.Expr) -> relax.Expr:
+        return quantise(relax.op.nn.relu(dequantise(x, [0.1, 0.2, 0.3, 0.4], axis=1)), 0.1, 0)
+
+    after = formed(module(body, (1, 4, 2, 2), dtype="uint8"))
+    assert kinds(after) == ["dequantize", "nn.relu", "quantize"]
+
+
+def test_moves_are_done_with_integers() -> None:
+    def body(x: relax.Expr) -> relax.Expr:
+        moved = relax.op.permute_dims(dequantise(x, 0.1, 3), [0, 2, 3, 1])
+        pooled = relax.op.reshape(moved, (1, 144))
+        return quantise(pooled, 0.1, 3)
+
+    after = formed(module(body, (1, 4, 6, 6), dtype="uint8"))
+    assert kinds(after) == ["permute_dims", "reshape"]
+
+
+A = Quantised(integers(1, 16, 6, 7), 0.0213, 3)
+B = Quantised(integers(1, 16, 6, 7, seed=1), 0.0337, 100)
+Y = Quantised(np.zeros(0, "uint8"), 0.04, 77)
+SIGNED = Quantised(integers(1, 16, 6, 7, dtype="int8"), 0.02, -3)
+SIGNED_Y = Quantised(np.zeros(0, "int8"), 0.04, -20)
+POOL = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
+MATRIX = Quantised(integers(2, 40), 0.02, 9)
+DENSE = Quantised(integers(40, 12, dtype="int8", seed=3), 0.004, 0)
+ROWS = Quantised(integers(12, 40, dtype="int8", seed=3), SCALES.repeat(2)[:12], 0)
+LARGER = {
+    "mode": "nearest",
+    "nearest_mode": "floor",
+    "coordinate_transformation_mode": "asymmetric",
+}
+TWICE = [np.zeros(0, "float32"), np.array([1, 1, 2, 2], "float32")]
+
+OPERATORS: dict[str, tuple[onnx.ModelProto, list[str]]] = {
+    "add": (qdq("Add", [A, B], Y), ["integer.add"]),
+    "add, relu": (qdq("Add", [A, B], Y, then="Relu"), ["integer.add"]),
+    "multiply": (qdq("Mul", [A, B], Y), ["integer.multiply"]),
+    "signed": (qdq("Add", [SIGNED, SIGNED], SIGNED_Y), ["integer.add"]),
+    "mean": (qdq("GlobalAveragePool", [A], Quantised(Y.array, 0.01, 20)), ["integer.mean"]),
+    "maximum": (qdq("MaxPool", [A], Quantised(Y.array, 0.0213, 3), **POOL), ["nn.max_pool2d"]),
+    "sigmoid": (qdq("Sigmoid", [SIGNED], SIGNED_Y), ["integer.table"]),
+    "swish": (qdq("HardSwish", [A], Y), ["integer.table"]),
+    "leaky": (qdq("LeakyRelu", [A], Y, alpha=0.1), ["integer.table"]),
+    "resize": (
+        qdq("Resize", [A], Quantised(Y.array, 0.0213, 3), constants=TWICE, **LARGER),
+        ["take", "take"],
+    ),
+    "concat": (qdq("Concat", [A, B], Y, axis=1), ["integer.table", "integer.table", "concat"]),
+    "gemm": (qdq("Gemm", [MATRIX], Y, constants=[ROWS], transB=1), ["integer.matmul"]),
+    "matmul": (qdq("MatMul", [MATRIX], Y, constants=[DENSE]), ["integer.matmul"]),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_equal_onnx_runtime(name: str) -> None:
+    model, expected = OPERATORS[name]
+    inputs = [MATRIX] if name in ("gemm", "matmul") else [A, B]
+    inputs = [SIGNED, SIGNED] if name in ("signed", "sigmoid") else inputs
+    arrays = [x.array for x in inputs[: len(model.graph.input)]]
+    assert [kind for kind in kinds(load_network(model)) if kind != "reshape"] == expected
+    result = np.asarray(ts.compile(model, cpu_threads=1)(*arrays))
+    np.testing.assert_array_equal(result, optimised(model, *arrays))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pads": [1, 1, 1, 1], "zero": 3, "then": "Relu"},
+        {"pads": [2, 2, 2, 2], "dilations": [2, 2], "weights": "uint8", "bias": False},
+        {"pads": [1, 0, 0, 1], "strides": [2, 2], "dtype": "int8", "zero": -5, "batch": 2},
+        {"groups": 4, "then": "Clip"},
+        {"groups": 16, "pads": [1, 1, 1, 1]},
+    ],
+)
+def test_convolutions_equal_onnx_runtime(options: dict[str, Any]) -> None:
+    model, x = qdq_conv(16, 16, 3, 9, **options)
+    assert kinds(load_network(model)) == ["integer.conv2d"]
+    result = np.asarray(ts.compile(model, cpu_threads=1)(x))
+    np.testing.assert_array_equal(result, optimised(model, x))
+
+
+def test_explain_counts_what_stays_in_float() -> None:
+    model = ts.compile(qdq("Softmax", [MATRIX], Y, axis=1), cpu_threads=1)
+    assert "0 integer operators; in float: layer" in model.plan.explain()
+
+
+def test_scale_of_zero_is_refused() -> None:
+    model = qdq("Relu", [Quantised(A.array, 0.0, 3)], Y)
+    with pytest.raises(ts.ModelError, match=r"scales above zero for DequantizeLinear.*got 0"):
+        load_network(model)
