@@ -392,5 +392,6 @@ def _is_matrix(call: relax.Call) -> bool:
     return all(len(shape_of(arg)) == 2 for arg in call.args)
 
 
-def _ints(values: Any) -> tuple[int, ...]:
+def _ints(values: Any) -> Any:
+    """A tuple of as many numbers."""
     return tuple(int(v) for v in values)

@@ -88,8 +88,10 @@ class Integer:
     def from_json(text: str) -> Integer:
         """What `to_json` wrote."""
         data: dict[str, Any] = json.loads(text)
-        fields = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-        rounding = fields.pop("rounding")
+        rounding = data.pop("rounding")
+        fields: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in data.items()
+        }
         return Integer(**fields, rounding=None if rounding is None else Rounding(**rounding))
 
 
@@ -163,8 +165,8 @@ def _conv2d(
     o, per_group, kh, kw = (int(d) for d in weight.shape)
     top, left, bottom, right = integer.padding
     (sy, sx), (dy, dx) = integer.strides, integer.dilation
-    size = ((h + top + bottom - (kh - 1) * dy - 1) // sy + 1,)
-    size += ((w + left + right - (kw - 1) * dx - 1) // sx + 1,)
+    rows = (h + top + bottom - (kh - 1) * dy - 1) // sy + 1
+    columns = (w + left + right - (kw - 1) * dx - 1) // sx + 1
 
     def centred(i: Expr, k: Expr, y: Expr, x: Expr) -> Expr:
         inside = tirx.all(y >= top, y < h + top, x >= left, x < w + left)
@@ -180,7 +182,7 @@ def _conv2d(
         pixel = padded[i, channel, y * sy + ky * dy, x * sx + kx * dx]
         return te.sum(pixel * _int32(weight[k, ic, ky, kx]), axis=axes)
 
-    sums = te.compute((n, o, *size), total, name="sums")
+    sums = te.compute((n, o, rows, columns), total, name="sums")
     return _rounded(integer, sums, lambda i, k, y, x: (sums[i, k, y, x] + bias[k], factor[k]))
 
 
