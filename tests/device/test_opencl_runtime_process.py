@@ -46,6 +46,9 @@ def run(code: str, **environment: str) -> str:
 
 @pytest.mark.parametrize("memory", ["shared", "fine", "mapped", "mirror"])
 def test_kinds_of_memory(memory: str) -> None:
+    """Who names a kind that the device does not have gets wrong numbers: it overrides drivers."""
+    if memory in ("shared", "fine") and run("print(devices()[0]['unified'])") != "True":
+        pytest.skip("the device has memory of its own")
     assert run("run_chain(); print(devices()[0]['memory'])", TVM_STRETCH_OPENCL_MEMORY=memory) == (
         memory
     )

@@ -34,7 +34,8 @@ PIECES = [pytest.param(piece, marks=pytest.mark.full) for piece in range(20)]
 Damage = Callable[[bytes], bytes | None]
 
 CODE = """
-import sys, tempfile
+import resource, sys, tempfile
+resource.setrlimit(resource.RLIMIT_AS, (32 << 30, 32 << 30))  # lengths of gigabytes are believed
 sys.path[:0] = {paths}
 import test_measure_faults as tests
 import tvm_stretch.measuring.bench, tvm_stretch.measuring.measure, tvm_stretch.measuring.timing

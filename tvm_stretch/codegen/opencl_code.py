@@ -137,9 +137,11 @@ def _launch(call: DeviceCall, target: Target, *, bells: bool) -> Launch:
         zip(call.function.params, call.memory, strict=True)
     ):
         name = f"memory{place}"
-        if kind == "shared":  # TVM takes all pointers for global ones
+        if kind == "shared":
+            # TVM takes all pointers for global ones that nobody else writes to. Were these
+            # `restrict`, LLVM could load what other work-items store before the barrier between.
             pointer = f"{_type_name(param)}* restrict {param.name}"
-            text = text.replace(f"__global {pointer}", f"__local {pointer}")
+            text = text.replace(f"__global {pointer}", f"__local {pointer}".replace(" restrict", ""))
             shared.append(f"__local long {name}[{-(-number // 8)}];")
             pointers.append(f"(__local void*){name}")
             continue
