@@ -6,7 +6,6 @@ work-group for each core. The driver compiles them as well as LLVM does (tests m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from typing import cast
@@ -23,7 +22,7 @@ from tvm_stretch.runtime.autoload import load_native_library
 from .cpu import speed_of_cores
 from .opencl_device import OpenCLDevice, device_of, find_device, names_device
 from .phases import kernel_phases
-from .processor import Kernels, OpRule, Processor, Speed
+from .processor import HOST_ONLY, Kernels, OpRule, Processor, Speed
 from .registry import Attributes, ProcessorKind, register, tvm_target
 
 _GROUP_ITEMS = 64
@@ -113,24 +112,11 @@ register(ProcessorKind("opencl", _make, _why_absent, _host_cores, nickname="gpu"
 
 # --- the operator table ---------------------------------------------------------------------------
 
-_HOST_ONLY: Sequence[str] = (
-    "sort",
-    "argsort",
-    "topk",
-    "unique",
-    "nonzero",
-    "cumsum",
-    "cumprod",
-    "multinomial_from_uniform",
-    "vision.non_max_suppression",
-    "vision.all_class_non_max_suppression",
-)
-
 
 def _rules() -> tuple[OpRule, ...]:
     """Operators that differ from the rest; all others: `_refuse`."""
     return (
-        *(OpRule(f"relax.{name}", check=_on_host, note=_HOST) for name in _HOST_ONLY),
+        *(OpRule(f"relax.{name}", check=_on_host, note=_HOST) for name in HOST_ONLY),
         *(OpRule(f"relax.{name}", check=_racing, note=_RACE) for name in _SCATTERS),
     )
 

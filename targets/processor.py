@@ -17,6 +17,21 @@ Build = Callable[[Kernels, tvm.transform.Pass], tvm.runtime.Module]
 Check = Callable[[relax.Call], str | None]
 
 
+HOST_ONLY = (
+    "sort",
+    "argsort",
+    "topk",
+    "unique",
+    "nonzero",
+    "cumsum",
+    "cumprod",
+    "multinomial_from_uniform",
+    "vision.non_max_suppression",
+    "vision.all_class_non_max_suppression",
+)
+"""Operators of Relax whose implementation calls a function of the host."""
+
+
 def _host_code(_kernels: Kernels, _schedule: tvm.transform.Pass) -> tvm.runtime.Module:
     raise TargetError(
         "expected a function for Processor.build, got none; the CPU's kernels are linked, those of "

@@ -125,10 +125,19 @@ class Model:
     def lost(self) -> str | None:
         """Why the CPU runs everything: how another processor failed. None while they all work.
 
-        Only models that were compiled with `spare` go on then; for others it is an error. A new
-        instance tries the other processors again.
+        Only models that were compiled with `spare` go on then; for others it is an error. A DSP
+        is tried again by later runs, other processors by a new instance.
         """
         return str(self.module["lost"]()) or None if self.graph.spare else None
+
+    def health(self) -> dict[str, dict[str, Any]]:
+        """How each processor beside the CPU is, by its name; also while a run is in progress.
+
+        A DSP says whether it runs (``state``), its process, how often it was started and failed,
+        why it failed last, how long it is left alone, what it did. Others have nothing to say.
+        """
+        names = [processor.name for processor in self.graph.processors[1:]]
+        return dict(zip(names, json.loads(self.module["health"]()), strict=False))
 
     def __call__(self, /, *args: object, **kwargs: object) -> Any:
         """Run the network.

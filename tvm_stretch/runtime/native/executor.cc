@@ -10,6 +10,7 @@
 //   set_affinity("0,4-7")                 the cores for the CPU's regions; "": any
 //   create_instance()                     same weights, own scratch memory: one per thread
 //   lost()                                why the CPU runs everything; "" if nothing has failed
+//   health()                              how processors beside the CPU are, as JSON
 //   load(), graph(), num_inputs(), num_outputs()
 //
 // Arguments are TensorViews, numbers and strings only, so every method can be called over RPC.
@@ -105,6 +106,7 @@ class Executor final : public ffi::ModuleObj {
   ffi::Any SetAffinity(Args args);
   ffi::Any CreateInstance(Args args);
   ffi::Function CancelFunction();
+  ffi::Function HealthFunction();
 
   const GraphBytes bytes_;
   const GraphSpec spec_;
@@ -134,6 +136,7 @@ ffi::Optional<ffi::Function> Executor::GetFunction(const ffi::String& name) {
   if (name == "cancel") return CancelFunction();
   if (name == "create_instance") return Locked(&Executor::CreateInstance);
   if (name == "lost") return Locked(&Executor::Lost);
+  if (name == "health") return HealthFunction();
   if (name == "load") return Locked(&Executor::LoadNow);
   if (name == "graph") return Locked(&Executor::GraphJSON);
   if (name == "num_inputs") return Locked(&Executor::NumInputs);
@@ -200,6 +203,18 @@ ffi::Function Executor::CancelFunction() {
   auto self = ffi::GetObjectPtr<ffi::Object>(this);
   return ffi::Function::FromTyped([self, this]() {
     if (Instance* instance = running_) instance->Cancel();
+  });
+}
+
+// Does not wait for a run that is in progress: it may be the DSP that hangs.
+ffi::Function Executor::HealthFunction() {
+  auto self = ffi::GetObjectPtr<ffi::Object>(this);
+  return ffi::Function::FromTyped([self, this]() {
+    if (running_ == nullptr) {
+      const std::unique_lock<std::mutex> lock = Lock();
+      instance();
+    }
+    return ffi::String(running_.load()->Health());
   });
 }
 

@@ -124,6 +124,7 @@ void Instance::BindRegions() {
 
 void Instance::Run(bool traced) {
   CheckThreads(spec_.threads);  // while nothing has begun
+  TryAgain();
   {
     std::lock_guard<std::mutex> lock(run_mutex_);
     for (const auto& task : tasks_) task->Reset(traced);
@@ -147,6 +148,24 @@ void Instance::Run(bool traced) {
 Cores Instance::CoresForRun() const {
   if (!affinity_.empty() || taken_.empty()) return affinity_;
   return Without(AllowedCores(), taken_);
+}
+
+// Goes back to the plan if every processor has recovered.
+void Instance::TryAgain() {
+  if (!lost_ || tasks_.empty()) return;
+  for (const auto& device : devices_) {
+    if (!device->MayTryAgain()) return;
+  }
+  lost_.reset();
+}
+
+std::string Instance::Health() const {
+  std::string all;
+  for (const auto& device : devices_) {
+    const std::string one = device->Health();
+    all += (all.empty() ? "" : ", ") + (one.empty() ? "{}" : one);
+  }
+  return "[" + all + "]";
 }
 
 void Instance::RunTasks() {

@@ -36,7 +36,7 @@ class Instance {
 
   // Runs the graph once; when it returns or throws, no processor works for it any more. Where the
   // CPU has spare kernels, it runs the whole graph again if another processor failed, and all later
-  // runs: who fails once cannot be relied on.
+  // runs until that processor says that it may be tried again.
   void Run(bool traced = false);
 
   // Throws InputError if the last run met values that nothing can be computed with.
@@ -44,6 +44,9 @@ class Instance {
 
   // Why the CPU runs everything; empty as long as the other processors work.
   std::string lost() const { return lost_ ? lost_->message() : ""; }
+
+  // How the processors beside the CPU are: a JSON list, in their order. Any thread.
+  std::string Health() const;
 
   // From now on the CPU's regions run on these cores; on no cores: wherever the calling thread may
   // run, but off those where other processors have threads.
@@ -62,6 +65,7 @@ class Instance {
   void BindRegions();
   void DropTasks();
   Cores CoresForRun() const;
+  void TryAgain();
   void RunTasks();
   void RunSpare(bool traced);
   void CancelTasks();

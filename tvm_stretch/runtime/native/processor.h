@@ -154,6 +154,12 @@ class TVM_STRETCH_API Processor {
   // Called once for each of the processor's regions, in their order, when the instance is made.
   // `after` are the tasks of the regions with these ids; they outlive the new task.
   virtual std::unique_ptr<Task> Bind(const RegionSpec& region, const std::vector<Task*>& after) = 0;
+
+  // Between runs, after one of its regions failed: whether the next run may rely on it again.
+  virtual bool MayTryAgain() const { return false; }
+
+  // How the processor is, as a JSON object; empty if it has nothing to say. Any thread.
+  virtual std::string Health() const { return ""; }
 };
 
 // What all instances of a model share of one processor. Const methods may run on several threads.

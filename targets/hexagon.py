@@ -1,0 +1,261 @@
+"""Hexagon: Qualcomm's DSP with its vectors of 128 bytes (HVX), emulated where there is no phone.
+
+    ts.compile(network, targets=["hexagon"])                                    # v66, emulated
+    ts.compile(network, targets=["llvm", {"kind": "hexagon", "mcpu": "hexagonv68"}])
+    ts.compile(network, targets=[{"kind": "hexagon", "device": "snapdragon-855"}])  # for a phone
+
+Kernels go through LLVM like the CPU's; `codegen/dsp_code.py` links them with a server, and the
+executor talks to it (native/dsp). Integers run on vectors. Float does where the version has it in
+its vectors; elsewhere it is refused: one number at a time, a DSP is slower than any CPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import tvm
+from tvm import relax
+from tvm.target import Target
+from tvm_stretch.passes.schedule_kernels import ScheduleKernels
+
+from tvm_stretch.codegen.dsp_code import Launch, dsp_code, has_zig, hexagon_linker
+from tvm_stretch.codegen.object_code import compile_kernels
+from tvm_stretch.errors import TargetError
+from tvm_stretch.runtime.autoload import load_native_library
+
+from .kernels.machine import KIB, VectorMachine
+from .phases import kernel_phases
+from .processor import HOST_ONLY, Check, Kernels, OpRule, Processor, Speed
+from .registry import Attributes, ProcessorKind, register
+
+EMULATOR = "qemu-hexagon"
+_EMULATED_CPU = "v67"
+"""The newest that qemu 7.2 knows; it runs what older ones have."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """What a generation of Hexagon has, as its maker and LLVM's tables give it.
+
+    Attributes:
+        cpu: LLVM's name.
+        vtcm_bytes: memory as fast as registers, which a program may ask for. (Not used yet.)
+        vector_float: whether vectors hold float16 and float32.
+        ghz: clock of a typical phone's.
+        l2_bytes: second-level cache.
+    """
+
+    cpu: str
+    vtcm_bytes: int
+    vector_float: bool
+    ghz: float
+    l2_bytes: int = 1024 * KIB
+    vector_bytes: int = 128
+
+
+VERSIONS = {
+    version.cpu: version
+    for version in (
+        Version("hexagonv65", 256 * KIB, vector_float=False, ghz=1.2),
+        Version("hexagonv66", 256 * KIB, vector_float=False, ghz=1.2),
+        Version("hexagonv67", 256 * KIB, vector_float=False, ghz=1.2),
+        Version("hexagonv68", 4096 * KIB, vector_float=True, ghz=1.5),
+        Version("hexagonv69", 8192 * KIB, vector_float=True, ghz=1.5),
+        Version("hexagonv71", 8192 * KIB, vector_float=True, ghz=1.5),
+        Version("hexagonv73", 8192 * KIB, vector_float=True, ghz=1.7),
+        Version("hexagonv75", 8192 * KIB, vector_float=True, ghz=1.9),
+    )
+}
+_DEFAULT = "hexagonv66"  # of the Snapdragon 855
+
+_MOST_BYTES = 2**30
+"""Of a tensor: addresses have 32 bits."""
+
+# What these attributes of a target mean; TVM's tags (qcom/hexagon-v66) bring the ones that follow.
+_OWN = ("kind", "mcpu", "device", "deadline_ms", "spin_us")
+_TAGS = ("keys", "tag", "host", "mtriple", "mattr", "num-cores", "vtcm-capacity", "llvm-options")
+
+
+def hexagon_processor(said: Attributes, host: Processor) -> Processor:
+    """The DSP that a target means, beside this CPU.
+
+    Raises:
+        TargetError: the target says what it should not, or names no device and there is no
+            emulator here.
+    """
+    version, launch = _version(said), _launch(said)
+    if reason := _why_absent(said):
+        raise TargetError(reason)
+    target = llvm_target(version)
+    vectors = VectorMachine(
+        lanes=version.vector_bytes // 4,
+        registers=32,
+        broadcast_operand=False,
+        l2_bytes=version.l2_bytes,
+        threads=1,
+        latency=2,
+    )
+
+    def build(kernels: Kernels, schedule: tvm.transform.Pass) -> tvm.runtime.Module:
+        load_native_library()
+        objects = compile_kernels(kernels, schedule, target)
+        return dsp_code(objects, hexagon_linker(), launch)
+
+    return Processor(
+        name="hexagon",
+        kind="dsp",
+        target=target,
+        threads=1,
+        rules=_rules(),
+        refuse=lambda call: why_refused(call, version, emulated=launch.runs_here),
+        # blocks of channels are as wide as the CPU's, whatever vectors are
+        machine=dataclasses.replace(host.machine, threads=1, l2_bytes=version.l2_bytes),
+        phases=kernel_phases(expand_math=True),
+        schedule=ScheduleKernels(vectors),
+        build=build,
+        speed=_speed(version, host),
+        runs_here=launch.runs_here,
+        driver=EMULATOR if launch.runs_here else "",
+    )
+
+
+def llvm_target(version: Version) -> Target:
+    """The target of a version's kernels."""
+    hvx = version.cpu.replace("hexagon", "+hvx")
+    return Target(
+        {
+            "kind": "llvm",
+            "mtriple": "hexagon-unknown-linux-musl",
+            "mcpu": version.cpu,
+            "mattr": [hvx, f"+hvx-length{version.vector_bytes}b"],
+        }
+    )
+
+
+def _version(said: Attributes) -> Version:
+    unknown = sorted(set(said) - {*_OWN, *_TAGS})
+    if unknown:
+        raise TargetError(
+            f"expected {', '.join(_OWN)} in target hexagon, got {unknown[0]!r}; leave it out"
+        )
+    cpu = said.get("mcpu", _DEFAULT)
+    if cpu not in VERSIONS:
+        raise TargetError(
+            f"expected one of {', '.join(VERSIONS)} for mcpu of target hexagon, got {cpu!r}; "
+            "choose the one of your device"
+        )
+    return VERSIONS[cpu]
+
+
+def _launch(said: Attributes) -> Launch:
+    """How the executor starts the program."""
+    cpu = _version(said).cpu
+    numbers = {}
+    for name, least in (("deadline_ms", 1), ("spin_us", 0)):
+        value = said.get(name, getattr(Launch, name))
+        if type(value) is not int or not least <= value <= 86_400_000:
+            raise TargetError(
+                f"expected a whole number from {least} for {name} of target hexagon, got "
+                f"{value!r}; leave it out for {getattr(Launch, name)}"
+            )
+        numbers[name] = value
+    if "device" in said:
+        return Launch(f"Hexagon {cpu[7:]} of {said['device']}", runs_here=False, **numbers)
+    emulator = (EMULATOR, "-cpu", _EMULATED_CPU)
+    return Launch(f"Hexagon {cpu[7:]}, emulated", emulator, **numbers)
+
+
+def _why_absent(said: Attributes) -> str:
+    """What this machine lacks for the target; a device elsewhere only needs the linker."""
+    if not has_zig():
+        return (
+            "expected zig for target hexagon, which links its programs, got none; install it with "
+            "`pip install ziglang`"
+        )
+    if "device" in said or shutil.which(EMULATOR):
+        return ""
+    return (
+        f"expected {EMULATOR} for target hexagon, got none; install it (Debian: qemu-user), or "
+        'compile for another machine: {"kind": "hexagon", "device": "<its name>"}'
+    )
+
+
+def _speed(version: Version, host: Processor) -> Speed:
+    """What typical layers of 8 bits reach on one thread.
+
+    A packet holds two products of 128 bytes by a scalar at best, and layers reach about a third of
+    that. It counts in cycles of a core of the CPU's vectors with two multiply-adds. Hand-overs are
+    those of the paper's future-based calls.
+    """
+    per_cycle = 2 * host.machine.lanes
+    reached = version.ghz * 2 * version.vector_bytes / 3
+    return Speed(reached / per_cycle, bytes_per_ns=10.0, start_ns=1_000.0, handover_ns=30_000.0)
+
+
+register(ProcessorKind("hexagon", hexagon_processor, _why_absent, nickname="dsp"))
+
+
+# --- the operator table ---------------------------------------------------------------------------
+
+_HOST = "its implementation calls a function of the host"
+_DIVISION = "HVX has no division: each number would be divided alone"
+_DIVIDING: Sequence[str] = (
+    *("divide", "floor_divide", "mod", "floor_mod", "power", "mean", "variance", "std"),
+    *("nn.avg_pool1d", "nn.avg_pool2d", "nn.avg_pool3d", "nn.adaptive_avg_pool2d"),
+)
+
+
+def _rules() -> tuple[OpRule, ...]:
+    """Operators that differ from the rest; all others: `why_refused`."""
+    return (
+        *(OpRule(f"relax.{name}", check=_because(_HOST), note=_HOST) for name in HOST_ONLY),
+        *(OpRule(f"relax.{name}", check=_because(_DIVISION), note=_DIVISION) for name in _DIVIDING),
+    )
+
+
+def _because(reason: str) -> Check:
+    return lambda call: f"{call.op.name}: {reason}"
+
+
+def why_refused(call: relax.Call, version: Version, *, emulated: bool) -> str | None:
+    """Whatever TVM can legalise runs, in the types that vectors of this version hold."""
+    if not isinstance(call.op, tvm.ir.Op):
+        return None
+    name = call.op.name
+    if not call.op.has_attr("FLegalize") and name not in ("relax.call_tir", "relax.shape_of"):
+        return f"TVM has no implementation of {name}"
+    for expr in (call, *call.args):
+        for ty in _tensors(expr):
+            if reason := _why_not_tensor(ty, version, emulated):
+                return f"{name}: {reason}"
+    return None
+
+
+def _tensors(expr: relax.Expr) -> list[relax.TensorType]:
+    types = expr.ty.fields if isinstance(expr.ty, relax.TupleType) else [expr.ty]
+    return [ty for ty in types if isinstance(ty, relax.TensorType)]
+
+
+def _why_not_tensor(ty: relax.TensorType, version: Version, emulated: bool) -> str | None:
+    """Why no kernel of this version reads or writes such a tensor."""
+    dtype = str(ty.dtype)
+    name = version.cpu.replace("hexagon", "")
+    if dtype in ("float16", "float32"):
+        if not version.vector_float:
+            return f"vectors of {name} hold no {dtype}; those of v68 do, and integers everywhere"
+        if emulated:
+            return f"{EMULATOR} has no {dtype} in vectors; {name} itself does: name a device"
+    elif dtype not in _VECTOR_TYPES:
+        return f"vectors of {name} hold no {dtype}"
+    if isinstance(ty.shape, relax.ShapeExpr):
+        size = prod(int(extent) for extent in ty.shape.values) * tvm.DataType(dtype).itemsize
+        if size > _MOST_BYTES:
+            return f"a tensor of {size / 2**30:.1f} GiB; a DSP has addresses of 32 bits"
+    return None
+
+
+_VECTOR_TYPES = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32")

@@ -1,0 +1,97 @@
+"""Hexagon: kernels of real instructions, run by qemu-hexagon."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+import tvm_stretch as ts
+from tvm_stretch.codegen.dsp_code import has_zig
+from tvm_stretch.plan.plan import Plan
+
+needs_emulator = pytest.mark.skipif(
+    shutil.which("qemu-hexagon") is None, reason="needs qemu-hexagon (qemu-user)"
+)
+needs_zig = pytest.mark.skipif(not has_zig(), reason="needs ziglang")
+pytestmark = [needs_emulator, needs_zig]
+
+
+@functools.cache
+def network() -> tvm.IRModule:
+    """uint8 convolution, max pool, and a second branch."""
+    dice = np.random.default_rng(0)
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 8, 8, 32), "uint8"))
+    weight = relax.const(dice.integers(-128, 128, (16, 8, 3, 3)).astype("int8"))
+    shift = relax.const(dice.integers(-9000, 9000, (1, 16, 1, 1)).astype("int32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.nn.conv2d(x, weight, padding=1, out_dtype="int32"))
+            y = builder.emit(relax.op.add(y, shift))
+            left = builder.emit(relax.op.nn.relu(y))
+            right = builder.emit(relax.op.nn.max_pool2d(y, (3, 3), padding=1))
+            out = builder.emit_output(relax.op.subtract(right, left))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def picture(seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (1, 8, 8, 32)).astype("uint8")
+
+
+@functools.cache
+def wanted() -> np.ndarray:
+    return ts.compile(network(), "llvm", cpu_threads=1)(picture())
+
+
+def test_a_whole_network(tmp_path: Path) -> None:
+    """Alone on the DSP, from an artifact."""
+    ts.compile(network(), ["hexagon"], cpu_threads=1).export(tmp_path / "net.so")
+    model = ts.load(tmp_path / "net.so")
+    np.testing.assert_array_equal(model(picture()), wanted())
+    state = model.health()["hexagon"]
+    assert state["device"] == "Hexagon v66, emulated"
+    assert state["packets"] > 1000  # it was really Hexagon
+    timeline = model.timeline(repeat=1)
+    assert str(timeline.execution).startswith("0 of ")
+    assert {usage.processor for usage in timeline.usage if usage.kernels} == {"hexagon"}
+
+
+def test_beside_the_cpu() -> None:
+    """Each branch on a processor of its own."""
+    plan = Plan(("hexagon", "cpu"), ())
+    alone = ts.compile(network(), ["hexagon"], plan=plan, cpu_threads=1)
+    regions = [region for region in alone.plan.to_data()["regions"]]
+    assert regions
+
+
+def test_for_another_machine(tmp_path: Path) -> None:
+    """Float in vectors, of a version that has it; nothing here runs it."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 4, 8, 32), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(relax.op.nn.relu(relax.op.add(x, x)))
+        builder.emit_func_output(out)
+    target = {"kind": "hexagon", "mcpu": "hexagonv68", "device": "phone"}
+    model = ts.compile(builder.get(), [target], cpu_threads=1)
+    model.export(tmp_path / "net.so")
+    with pytest.raises(ts.DeviceError, match="Hexagon v68 of phone"):
+        model(np.zeros((1, 4, 8, 32), "float32"))
+
+
+def test_a_network_of_floats_is_refused_with_the_reason() -> None:
+    x = relax.Var("x", relax.TensorType((1, 4, 8, 8), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(relax.op.nn.relu(x))
+        builder.emit_func_output(out)
+    with pytest.raises(ts.StretchError, match="vectors of v66 hold no float32"):
+        ts.compile(builder.get(), ["hexagon"], cpu_threads=1)

@@ -1,0 +1,152 @@
+"""The session with a DSP, whose program is one of this machine: what goes well, what fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import struct
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dsp_protocol import ANSWER, COMMAND
+from dsp_targets import answer, compiled, control_file, picture
+
+import tvm_stretch as ts
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+
+
+def check(model: ts.Model, seed: int) -> None:
+    x = picture(seed)
+    np.testing.assert_array_equal(model(x), answer(x))
+
+
+def health(model: ts.Model) -> dict[str, Any]:
+    return model.health()["dsp"]
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20) -> float:
+    """How long it took."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() < start + seconds
+        time.sleep(0.001)
+    return time.monotonic() - start
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_runs_and_says_how_it_is() -> None:
+    model = compiled()
+    for seed in range(5):
+        check(model, seed)
+    state = health(model)
+    assert (state["state"], state["starts"], state["failures"]) == ("running", 1, 0)
+    assert state["regions"] == 5 and is_alive(state["pid"])
+    timeline = model.timeline()
+    assert any(usage.processor == "dsp" and usage.kernels > 0 for usage in timeline.usage)
+    assert str(timeline.execution).startswith("0 of ")
+    pid = state["pid"]
+    del model
+    wait_until(lambda: not is_alive(pid))
+
+
+def test_futures_and_instances() -> None:
+    model = compiled()
+    other = model.create_instance()
+    futures = [m.run_async(picture(seed)) for seed in range(6) for m in (model, other)]
+    for number, future in enumerate(futures):
+        np.testing.assert_array_equal(future.result(), answer(picture(number // 2)))
+    assert health(model)["pid"] != health(other)["pid"]
+
+
+def test_an_artifact_carries_the_program(tmp_path: Path) -> None:
+    compiled().export(tmp_path / "net.so")
+    check(ts.load(tmp_path / "net.so"), 0)
+
+
+def test_a_killed_dsp_is_an_error_and_starts_again() -> None:
+    model = compiled()
+    check(model, 0)
+    first = health(model)["pid"]
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(ts.DeviceError, match=r"'dsp' \(a DSP for tests\).*killed by signal 9"):
+        wait_until(lambda: bool(check(model, 1)))
+    check(model, 2)
+    state = health(model)
+    assert (state["state"], state["starts"], state["failures"]) == ("running", 2, 1)
+    assert state["pid"] != first
+
+
+def test_death_is_seen_while_nothing_runs() -> None:
+    model = compiled()
+    check(model, 0)
+    wait_until(lambda: health(model)["state"] == "running")
+    os.kill(health(model)["pid"], signal.SIGKILL)
+    wait_until(lambda: health(model)["state"] == "failed")
+
+
+def test_a_stopped_dsp_fails_at_its_deadline() -> None:
+    model = compiled(deadline_ms=200)
+    check(model, 0)
+    pid = health(model)["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(ts.DeviceError, match="no answer within the deadline"):
+        model(picture(1))
+    assert not is_alive(pid)
+    check(model, 2)
+
+
+def test_with_a_spare_the_cpu_computes_the_run_and_the_dsp_comes_back() -> None:
+    model = compiled(spare=True)
+    check(model, 0)
+    os.kill(health(model)["pid"], signal.SIGKILL)
+    with pytest.warns(RuntimeWarning, match="killed by signal 9.*the CPU runs everything now"):
+        wait_until(lambda: bool(check(model, 1)) or health(model)["failures"] == 1)
+        check(model, 1)
+    check(model, 2)
+    assert model.lost is None
+    assert health(model)["starts"] == 2
+
+
+# What another writes into the mailbox while the DSP waits for the next command.
+SCRIBBLES = {
+    "answer": (ANSWER, struct.pack("<4I", 77, 0, 0, 1)),
+    "number of the command": (COMMAND, struct.pack("<I", 99)),
+    "dsp_sleeps": (256, b"\xff\xff"),
+}
+
+
+@pytest.mark.parametrize("kind", SCRIBBLES)
+def test_what_is_written_over_the_mailbox_is_noticed(kind: str) -> None:
+    model = compiled(spare=True)
+    check(model, 0)
+    place, value = SCRIBBLES[kind]
+    with control_file() as memory:
+        memory[place : place + len(value)] = value
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check(model, 1)
+        check(model, 2)
+    failures = health(model)["failures"]
+    assert failures == 1 if kind == "answer" else failures <= 1  # it may be gone before it is read
+
+
+def test_a_dsp_that_does_not_start() -> None:
+    with pytest.raises(ts.DeviceError, match=r"no-such-emulator.*install it"):
+        compiled(command=("no-such-emulator",))(picture(0))
+    model = compiled(command=("/bin/sh", "-c", "echo out of order >&2; exit 3"), spare=True)
+    with pytest.warns(RuntimeWarning, match="ended with code 3: out of order"):
+        check(model, 0)
+    for seed in range(8):
+        check(model, seed)  # not started again each time
+    state = health(model)
+    assert state["starts"] == 0 and state["pause_ms"] > 0 and state["failures"] < 5

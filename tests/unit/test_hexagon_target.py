@@ -1,0 +1,114 @@
+"""What the Hexagon target takes, refuses, and needs of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from relax_helpers import module
+from tvm import relax
+from tvm.target import Target
+from tvm_stretch.targets import hexagon
+from tvm_stretch.targets import processors as _  # noqa: F401
+from tvm_stretch.targets.hexagon import VERSIONS, llvm_target
+from tvm_stretch.targets.processors import drop_absent, make_processors
+
+import tvm_stretch as ts
+from tvm_stretch.codegen import dsp_code
+
+
+@pytest.fixture
+def present(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hexagon, "has_zig", lambda: True)
+    monkeypatch.setattr(hexagon.shutil, "which", lambda name: f"/bin/{name}")
+
+
+def processor(**said: Any) -> hexagon.Processor:
+    return make_processors([{"kind": "hexagon", **said}], 1)[1][0]
+
+
+def why_not(dtype: str, operator: Callable[..., relax.Expr], **said: Any) -> str | None:
+    mod = module(lambda x: operator(x), (1, 4, 8, 8), dtype=dtype)
+    call = mod["main"].body.blocks[0].bindings[0].value
+    return processor(**said).why_not(call)
+
+
+def test_integers_run_everywhere_and_floats_where_vectors_hold_them(present: None) -> None:
+    relu = relax.op.nn.relu
+    assert why_not("int8", relu) is None
+    assert why_not("int32", relu) is None
+    assert why_not("float32", relu) == (
+        "relax.nn.relu: vectors of v66 hold no float32; those of v68 do, and integers everywhere"
+    )
+    assert why_not("float32", relu, mcpu="hexagonv68", device="phone") is None
+    assert "qemu-hexagon has no float32" in (why_not("float32", relu, mcpu="hexagonv68") or "")
+    assert "hold no float64" in (why_not("float64", relu, mcpu="hexagonv75", device="phone") or "")
+    assert "hold no int64" in (why_not("int64", relu) or "")
+
+
+def test_what_would_be_scalar_is_refused(present: None) -> None:
+    assert "HVX has no division" in (why_not("int32", lambda x: relax.op.floor_divide(x, x)) or "")
+    assert "calls a function of the host" in (why_not("int32", relax.op.sort) or "")
+
+
+def test_tensors_beyond_its_addresses(present: None) -> None:
+    mod = module(relax.op.nn.relu, (1, 2**10, 2**12, 2**9), dtype="int8")
+    reason = processor().why_not(mod["main"].body.blocks[0].bindings[0].value)
+    assert reason is not None and "2.0 GiB; a DSP has addresses of 32 bits" in reason
+
+
+@pytest.mark.parametrize("cpu", VERSIONS)
+def test_llvm_knows_every_version(cpu: str) -> None:
+    known = list(
+        map(str, hexagon.tvm.target.codegen.llvm_get_cpu_archlist(llvm_target(VERSIONS[cpu])))
+    )
+    assert cpu in known
+
+
+def test_tags_of_tvm_mean_a_version(present: None) -> None:
+    target = make_processors([Target("qcom/hexagon-v68")], 1)[1][0].target
+    assert target.attrs["mcpu"] == "hexagonv68"
+    assert make_processors(["hexagon"], 1)[1][0].target.attrs["mcpu"] == "hexagonv66"
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"mcpu": "hexagonv64"}, "expected one of hexagonv65, .* for mcpu .*, got 'hexagonv64'"),
+        ({"cores": 4}, "expected kind, mcpu, .* in target hexagon, got 'cores'"),
+        ({"deadline_ms": 0}, "expected a whole number from 1 for deadline_ms .*, got 0"),
+        ({"deadline_ms": True}, "got True; leave it out for 30000"),
+        ({"spin_us": "long"}, "expected a whole number from 0 for spin_us .*, got 'long'"),
+    ],
+)
+def test_wrong_targets(present: None, said: dict[str, Any], message: str) -> None:
+    with pytest.raises(ts.TargetError, match=message):
+        processor(**said)
+
+
+def test_without_an_emulator_there_are_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hexagon, "has_zig", lambda: True)
+    monkeypatch.setattr(hexagon.shutil, "which", lambda _name: None)
+    with pytest.raises(ts.TargetError, match=r"expected qemu-hexagon .* install it \(Debian: qemu"):
+        processor()
+    left, why = drop_absent(["llvm", "hexagon"])
+    assert left == ["llvm"] and "hexagon left out: expected qemu-hexagon" in why
+    elsewhere = processor(device="snapdragon-855")
+    assert not elsewhere.runs_here
+
+
+def test_without_zig(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hexagon, "has_zig", lambda: False)
+    with pytest.raises(ts.TargetError, match="expected zig .*pip install ziglang"):
+        processor(device="snapdragon-855")
+    monkeypatch.setattr(dsp_code, "has_zig", lambda: False)
+    dsp_code.hexagon_linker.cache_clear()
+    with pytest.raises(ts.InstallError, match="pip install ziglang"):
+        dsp_code.hexagon_linker()
+    dsp_code.hexagon_linker.cache_clear()
+
+
+def test_another_word_for_it() -> None:
+    with pytest.raises(ts.TargetError, match="got 'dsp'; write 'hexagon'"):
+        make_processors(["dsp"], 1)

@@ -1,0 +1,122 @@
+// A DSP that is a process beside the host: commands come through memory that both have mapped.
+//
+//   server CONTROL BLOCK WEIGHTS SPIN_US     the first three are file descriptors
+//
+// On a phone the same dispatch.c would be called by the skeleton of a FastRPC interface instead of
+// this file. It ends when it is told to; when its parent dies, the kernel ends it (session.cc).
+#include <errno.h>
+#include <linux/futex.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "dispatch.h"
+
+enum { kUsage = 64, kNoFile = 65, kNoRoom = 66 };  // exit codes
+
+static int Map(const char* descriptor, int protection, DspMemory* memory) {
+  char* end = NULL;
+  const long fd = strtol(descriptor, &end, 10);
+  struct stat status;
+  if (*end != 0 || fd < 0 || fstat((int)fd, &status) != 0) return kNoFile;
+  memory->bytes = (uint64_t)status.st_size;
+  memory->data = NULL;
+  if (memory->bytes == 0) return 0;
+  if (memory->bytes > SIZE_MAX / 2) return kNoRoom;
+  void* data = mmap(NULL, (size_t)memory->bytes, protection, MAP_SHARED, (int)fd, 0);
+  if (data == MAP_FAILED) return kNoRoom;
+  memory->data = data;
+  return 0;
+}
+
+static void Futex(uint32_t* word, int operation, uint32_t value, const struct timespec* timeout) {
+  syscall(SYS_futex, word, operation, value, timeout, NULL, 0);
+}
+
+// Spins for a while, then sleeps.
+static uint32_t AwaitCommand(DspMailbox* mailbox, uint32_t seen, uint64_t spin_ns) {
+  const uint64_t give_up = DspNow() + spin_ns;
+  uint32_t* const number = &mailbox->command.number;
+  uint32_t rounds = 0, now;
+  while ((now = __atomic_load_n(number, __ATOMIC_ACQUIRE)) == seen) {
+    if (++rounds % 64 != 0 || DspNow() < give_up) continue;
+    __atomic_store_n(&mailbox->dsp_sleeps, 1, __ATOMIC_SEQ_CST);
+    const struct timespec second = {1, 0};
+    if (__atomic_load_n(number, __ATOMIC_SEQ_CST) == seen) Futex(number, FUTEX_WAIT, seen, &second);
+    __atomic_store_n(&mailbox->dsp_sleeps, 0, __ATOMIC_SEQ_CST);
+  }
+  return now;
+}
+
+static void Answer(DspMailbox* mailbox, DspAnswer answer) {
+  answer.check = DspAnswerCheck(&answer);
+  DspAnswer* const slot = &mailbox->answer;
+  slot->status = answer.status;
+  slot->detail = answer.detail;
+  slot->packets = answer.packets;
+  slot->nanoseconds = answer.nanoseconds;
+  slot->check = answer.check;
+  __atomic_store_n(&slot->number, answer.number, __ATOMIC_SEQ_CST);
+  if (__atomic_load_n(&mailbox->host_sleeps, __ATOMIC_SEQ_CST))
+    Futex(&slot->number, FUTEX_WAKE, 1, NULL);
+}
+
+typedef struct {
+  DspMailbox* mailbox;
+  DspProgram* program;  // null if it is not usable
+  DspResult loaded;
+  char* spans;
+} Server;
+
+static DspResult Execute(const Server* server, const DspCommand* command, uint64_t* packets) {
+  const DspResult refused = {kDspBadCommand, 0};
+  DspResult done = {kDspOk, 0};
+  if (command->check != DspCommandCheck(command)) return refused;
+  if (command->operation == kDspShutDown) return done;
+  if (server->loaded.status != kDspOk) return server->loaded;
+  if (command->operation == kDspPing) return done;
+  if (command->operation != kDspInvoke) return refused;
+  DspSpan* const spans = command->traced ? (DspSpan*)(void*)server->spans : NULL;
+  done = DspInvoke(server->program, command->region, spans, packets);
+  if (done.status == kDspKernelFailed)
+    strncpy(server->mailbox->text, DspKernelMessage(), DSP_TEXT_BYTES - 1);
+  return done;
+}
+
+static void Serve(const Server* server, uint64_t spin_ns) {
+  uint32_t seen = 0;
+  while (1) {
+    DspCommand command;
+    seen = AwaitCommand(server->mailbox, seen, spin_ns);
+    memcpy(&command, &server->mailbox->command, sizeof(command));
+    command.number = seen;
+    const uint64_t start = DspNow();
+    uint64_t packets = 0;
+    const DspResult result = Execute(server, &command, &packets);
+    const DspAnswer answer = {seen, result.status, result.detail, 0, packets, DspNow() - start};
+    Answer(server->mailbox, answer);
+    if (command.operation == kDspShutDown && result.status == kDspOk) return;
+  }
+}
+
+int main(int argc, char** argv) {
+  if (argc != 5) return kUsage;
+  DspMemory control, memories[kDspSegments];
+  int code = Map(argv[1], PROT_READ | PROT_WRITE, &control);
+  if (code == 0) code = Map(argv[2], PROT_READ | PROT_WRITE, &memories[kDspBlock]);
+  if (code == 0) code = Map(argv[3], PROT_READ, &memories[kDspWeights]);
+  if (code != 0) return code;
+  if (control.bytes < DSP_PROGRAM_OFFSET + sizeof(DspProgramHeader)) return kNoFile;
+  Server server = {(DspMailbox*)(void*)control.data, NULL, {kDspOk, 0}, NULL};
+  char* const header = control.data + DSP_PROGRAM_OFFSET;
+  server.loaded = DspLoad(header, control.bytes - DSP_PROGRAM_OFFSET, memories, &server.program);
+  if (server.loaded.status == kDspOk)
+    server.spans = header + sizeof(DspProgramHeader) + DspSpansOffset(server.program);
+  Serve(&server, strtoull(argv[4], NULL, 10) * 1000u);
+  DspUnload(server.program);
+  return 0;
+}

@@ -1,0 +1,40 @@
+// What compiling made for a DSP: the program that runs there, and how to start it here.
+//
+//   {"kernels": ["<name of the graph's kernel>", ... in the order of the program's table],
+//    "emulator": ["qemu-hexagon", "-cpu", "v67"],   what runs the program; may be empty
+//    "runs_here": true,                             false: it is for another machine
+//    "device": "Hexagon v66, emulated",             for messages
+//    "spin_us": 50, "deadline_ms": 30000}
+#ifndef TVM_STRETCH_DSP_CODE_H_
+#define TVM_STRETCH_DSP_CODE_H_
+
+#include <tvm/ffi/extra/module.h>
+
+#include <chrono>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace tvm_stretch::dsp {
+
+namespace ffi = tvm::ffi;
+
+struct CodeSpec {
+  std::map<std::string, uint32_t> kernels;  // positions in the program's table
+  std::vector<std::string> emulator;
+  bool runs_here = false;
+  std::string device;
+  std::chrono::microseconds spin{0};      // how long each side spins before it sleeps
+  std::chrono::milliseconds deadline{0};  // of a region; who takes longer is given up
+  std::string program;                    // an ELF file
+
+  // Reads and checks the JSON. Throws ValueError.
+  static CodeSpec FromJSON(const ffi::String& text, const ffi::Bytes& program);
+};
+
+// The code of a module of kind "tvm_stretch.dsp". Throws ValueError for other modules.
+const CodeSpec& CodeOf(const ffi::Module& module);
+
+}  // namespace tvm_stretch::dsp
+
+#endif  // TVM_STRETCH_DSP_CODE_H_

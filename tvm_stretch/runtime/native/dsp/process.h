@@ -1,0 +1,55 @@
+// The process in which a DSP's program runs, emulated or not.
+#ifndef TVM_STRETCH_DSP_PROCESS_H_
+#define TVM_STRETCH_DSP_PROCESS_H_
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+namespace tvm_stretch::dsp {
+
+// A file descriptor that is closed when this ends.
+class File {
+ public:
+  explicit File(int fd = -1) : fd_(fd) {}
+  ~File();
+  File(File&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }
+  File& operator=(File&& other) noexcept;
+  int fd() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+// A file of memory; throws RunError where there is none.
+File MemoryFile(const char* name, size_t bytes);
+
+// Ends with the thread that made it, whatever happens to that one.
+class ServerProcess {
+ public:
+  // Runs a command, in whose process `files` are open as 3, 4, ... Throws DeviceError.
+  ServerProcess(const std::vector<std::string>& command, const std::vector<int>& files);
+  ~ServerProcess();  // kills it if it runs, and waits until it is gone
+  ServerProcess(const ServerProcess&) = delete;
+  ServerProcess& operator=(const ServerProcess&) = delete;
+
+  pid_t pid() const { return pid_; }
+  int pidfd() const { return pidfd_.fd(); }  // readable when it has ended; -1 on old kernels
+  bool HasEnded();
+  void Kill();
+  std::string HowItEnded() const;  // "was killed by signal 9", "ended with code 3: <last words>"
+
+ private:
+  std::string LastWords() const;
+
+  File errors_;  // what it says on its standard error
+  pid_t pid_ = -1;
+  File pidfd_;
+  bool has_ended_ = false;
+  int status_ = -1;
+};
+
+}  // namespace tvm_stretch::dsp
+
+#endif  // TVM_STRETCH_DSP_PROCESS_H_

@@ -1,0 +1,159 @@
+// Regions on a DSP: see native/processor.h for what the executor expects.
+#include "../processor.h"
+
+#include <cstdlib>
+
+#include "session.h"
+
+namespace tvm_stretch::dsp {
+namespace {
+
+class DspProgramOfModel final : public ProcessorProgram {
+ public:
+  explicit DspProgramOfModel(const ProcessorContext& context)
+      : graph_(context.graph),
+        index_(context.index),
+        module_(context.code),
+        code_(CodeOf(module_)),
+        weights_(graph_, index_, context.weights) {}
+
+  std::unique_ptr<Processor> CreateInstance(const MemoryMap& memory) const final;
+  std::string description() const final { return code_.device; }
+
+  const GraphSpec& graph() const { return graph_; }
+  const CodeSpec& code() const { return code_; }
+  const Weights& weights() const { return weights_; }
+  size_t index() const { return index_; }
+
+ private:
+  const GraphSpec& graph_;
+  const size_t index_;
+  const ffi::Module module_;
+  const CodeSpec& code_;
+  const Weights weights_;
+};
+
+// A region's future: started, it is done by the session's thread.
+class DspTask final : public Task, public Job {
+ public:
+  DspTask(Session* session, const GraphSpec& graph, const Image& image, uint32_t region,
+          const std::vector<Task*>& after, Task* previous)
+      : session_(*session),
+        graph_(graph),
+        image_(image),
+        region_(region),
+        num_after_(after.size()),
+        previous_(previous) {
+    for (Task* task : after) {
+      task->OnComplete([this](const Failure& failure) { Arrive(failure); });
+    }
+  }
+
+  void Reset(bool traced) final {
+    Task::Reset(traced);
+    std::lock_guard<std::mutex> lock(session_.mutex());
+    missing_ = num_after_;
+    failure_.reset();
+    cancelled_ = false;
+    traced_ = traced;
+    spans_.clear();
+  }
+  void Start() final { session_.Push(this); }
+  void Cancel() final {
+    std::lock_guard<std::mutex> lock(session_.mutex());
+    cancelled_ = true;
+  }
+  std::vector<Span> Spans() const final { return spans_; }
+
+  bool IsReady() const final { return missing_ == 0; }
+
+  void Execute(Session* session) final {
+    Failure failure = WhyNot();
+    if (!failure) {
+      failure = Attempt([&] {
+        const Reply reply = session->Invoke(region_, traced_);
+        if (traced_) AddSpans(reply);
+      });
+    }
+    Complete(std::move(failure));
+  }
+
+ private:
+  void Arrive(const Failure& failure) {
+    {
+      std::lock_guard<std::mutex> lock(session_.mutex());
+      if (failure && !failure_) failure_ = failure;
+      if (--missing_ != 0) return;
+    }
+    session_.Notify();
+  }
+
+  // Why the region does not begin.
+  Failure WhyNot() {
+    {
+      std::lock_guard<std::mutex> lock(session_.mutex());
+      if (failure_) return failure_;
+      if (cancelled_) return CancelledError();
+    }
+    return previous_ == nullptr ? std::nullopt : previous_->Wait();
+  }
+
+  void AddSpans(const Reply& reply) {
+    for (size_t i = 0; i < reply.spans.size(); ++i) {
+      const int64_t id = image_.nodes[image_.bounds[region_].first + i];
+      const DspSpan& span = reply.spans[i];
+      spans_.push_back(Span{Span::Kind::kKernel, id, graph_.nodes[id].name,
+                            static_cast<int64_t>(span.start), static_cast<int64_t>(span.end)});
+    }
+  }
+
+  Session& session_;
+  const GraphSpec& graph_;
+  const Image& image_;
+  const uint32_t region_;
+  const size_t num_after_;
+  Task* const previous_;  // of the same processor
+  size_t missing_ = 0;
+  Failure failure_;  // of a task in `after`
+  bool cancelled_ = false;
+  bool traced_ = false;
+  std::vector<Span> spans_;
+};
+
+class DspProcessor final : public Processor {
+ public:
+  DspProcessor(const DspProgramOfModel& program, const MemoryMap& memory)
+      : graph_(program.graph()),
+        image_(Image::Make(graph_, program.index(), program.code(), program.weights(), memory)),
+        session_(program.code(), image_, memory.block.fd, program.weights().fd()) {}
+
+  std::unique_ptr<Task> Bind(const RegionSpec& region, const std::vector<Task*>& after) final {
+    const int64_t id = &region - graph_.regions.data();
+    auto task =
+        std::make_unique<DspTask>(&session_, graph_, image_, image_.regions.at(id), after, last_);
+    last_ = task.get();
+    return task;
+  }
+  bool MayTryAgain() const final { return session_.MayTryAgain(); }
+  std::string Health() const final { return session_.Health(); }
+
+ private:
+  const GraphSpec& graph_;
+  const Image image_;
+  Session session_;
+  Task* last_ = nullptr;
+};
+
+std::unique_ptr<Processor> DspProgramOfModel::CreateInstance(const MemoryMap& memory) const {
+  return std::make_unique<DspProcessor>(*this, memory);
+}
+
+}  // namespace
+
+TVM_FFI_STATIC_INIT_BLOCK() {
+  RegisterProcessor("dsp", [](const ProcessorContext& context) {
+    return std::make_unique<DspProgramOfModel>(context);
+  });
+}
+
+}  // namespace tvm_stretch::dsp

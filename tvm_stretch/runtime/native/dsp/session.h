@@ -1,0 +1,120 @@
+// A conversation with one DSP: a process that runs its program, and the one thread that talks to
+// it. Whoever wants something of the DSP leaves a Job and goes on; the thread spins for a while
+// when there is nothing to do, and then sleeps.
+//
+// A DSP that ends, answers what it should not, or takes longer than its deadline is ended, and
+// whatever waited for it fails. The next job starts it anew: at once after the first failure, and
+// after longer and longer pauses if it goes on failing.
+#ifndef TVM_STRETCH_DSP_SESSION_H_
+#define TVM_STRETCH_DSP_SESSION_H_
+
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../../dsp/protocol.h"
+#include "../cores.h"
+#include "../processor.h"
+#include "code.h"
+#include "image.h"
+#include "process.h"
+
+namespace tvm_stretch::dsp {
+
+class Session;
+
+// What the thread does for others.
+class Job {
+ public:
+  virtual ~Job() = default;
+  virtual bool IsReady() const = 0;            // under the session's mutex
+  virtual void Execute(Session* session) = 0;  // on the session's thread
+};
+
+// What a region of the DSP took.
+struct Reply {
+  uint64_t packets = 0;
+  std::vector<DspSpan> spans;  // of the region's nodes, if it was traced
+};
+
+class Session {
+ public:
+  // Starts the DSP in the background. `code` and `image` outlive this, the files are only borrowed.
+  Session(const CodeSpec& code, const Image& image, int block_fd, int weights_fd);
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // Any thread. Jobs are done in their order, each when it is ready.
+  void Push(Job* job);
+  void Notify();  // the first job may be ready now
+  std::mutex& mutex() { return mutex_; }
+
+  // On the session's thread: runs a region. Throws DeviceError; the DSP is gone then.
+  Reply Invoke(uint32_t region, bool traced);
+
+  // Whether the next job would start a DSP that failed, or there is one that runs.
+  bool MayTryAgain() const;
+
+  // How the DSP is, as JSON; any thread.
+  std::string Health() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  enum class State { kStarting, kRunning, kFailed, kStopped };
+
+  void Work();
+  Job* AwaitJob();
+  Job* TakeJob(bool* stop);
+  void Idle(uint32_t seen);
+  void LookAfter();
+  void EnsureRunning();
+  void Start();
+  DspAnswer Ask(DspOperation operation, uint32_t region, bool traced, Clock::duration deadline);
+  DspAnswer AwaitAnswer(uint32_t number, Clock::time_point deadline);
+  void SleepUntilAnswered(uint32_t before, Clock::time_point deadline);
+  [[noreturn]] void Fail(const std::string& reason);
+  void Stop();
+  void Note(State state);
+  char* At(size_t offset) const { return control_ + offset; }
+  DspMailbox* mailbox() const { return reinterpret_cast<DspMailbox*>(control_); }
+
+  const CodeSpec& code_;
+  const Image& image_;
+  const std::vector<int> shared_files_;
+  const Cores cores_;
+  size_t control_bytes_;
+  File control_file_;
+  File program_file_;
+  File alarm_;  // an eventfd: wakes the thread
+  char* control_ = nullptr;
+  std::unique_ptr<ServerProcess> process_;  // the thread's
+  uint32_t number_ = 0;                     // of the last command
+  Clock::time_point last_used_;
+
+  std::mutex mutex_;  // guards the queue, `stop_`, and what jobs say it does
+  std::deque<Job*> queue_;
+  bool stop_ = false;
+  std::atomic<uint32_t> changes_{0};  // of what the mutex guards
+  std::atomic<bool> sleeps_{false};
+
+  mutable std::mutex health_mutex_;  // guards the rest
+  State state_ = State::kStarting;
+  pid_t pid_ = -1;
+  int64_t starts_ = 0, failures_ = 0, regions_ = 0;
+  int failures_in_a_row_ = 0;
+  uint64_t packets_ = 0;
+  std::string last_failure_;
+  Clock::time_point next_try_;
+
+  std::thread thread_;  // last: it uses the above
+};
+
+}  // namespace tvm_stretch::dsp
+
+#endif  // TVM_STRETCH_DSP_SESSION_H_
