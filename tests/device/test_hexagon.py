@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
+from tvm_stretch.targets.processors import drop_absent
 
 import tvm_stretch as ts
 from tvm_stretch.codegen.dsp_code import has_zig
-from tvm_stretch.plan.plan import Plan
+from tvm_stretch.plan.plan import Plan, PlannedRegion
 
 needs_emulator = pytest.mark.skipif(
     shutil.which("qemu-hexagon") is None, reason="needs qemu-hexagon (qemu-user)"
@@ -63,12 +64,21 @@ def test_a_whole_network(tmp_path: Path) -> None:
     assert {usage.processor for usage in timeline.usage if usage.kernels} == {"hexagon"}
 
 
-def test_beside_the_cpu() -> None:
-    """Each branch on a processor of its own."""
-    plan = Plan(("hexagon", "cpu"), ())
-    alone = ts.compile(network(), ["hexagon"], plan=plan, cpu_threads=1)
-    regions = [region for region in alone.plan.to_data()["regions"]]
-    assert regions
+def test_beside_the_cpu_and_opencl() -> None:
+    """The convolution on the DSP, then a branch on each of the others that are here."""
+    second = "opencl" if not drop_absent(["llvm", "opencl"])[1] else "cpu"
+    regions = (
+        PlannedRegion("stem", "hexagon", ("conv2d", "add")),
+        PlannedRegion("left", "cpu", ("relu",)),
+        PlannedRegion("right", second, ("max_pool2d",)),
+        PlannedRegion("end", "hexagon", ("subtract",)),
+    )
+    targets = ["llvm", "hexagon", *(["opencl"] if second == "opencl" else [])]
+    names = ("cpu", "hexagon", *(["opencl"] if second == "opencl" else []))
+    model = ts.compile(network(), targets, plan=Plan(names, regions), cpu_threads=1)
+    np.testing.assert_array_equal(model(picture()), wanted())
+    np.testing.assert_array_equal(model.run_async(picture()).result(), wanted())
+    assert model.health()["hexagon"]["regions"] == 4
 
 
 def test_for_another_machine(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from relax_helpers import module
 from tvm import relax
 from tvm.target import Target
 from tvm_stretch.targets import hexagon
-from tvm_stretch.targets import processors as _  # noqa: F401
 from tvm_stretch.targets.hexagon import VERSIONS, llvm_target
 from tvm_stretch.targets.processors import drop_absent, make_processors
 
@@ -100,11 +99,11 @@ def test_without_an_emulator_there_are_other_machines(monkeypatch: pytest.Monkey
 
 def test_without_zig(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hexagon, "has_zig", lambda: False)
-    with pytest.raises(ts.TargetError, match="expected zig .*pip install ziglang"):
+    with pytest.raises(ts.TargetError, match=r"expected zig .*pip install ziglang"):
         processor(device="snapdragon-855")
     monkeypatch.setattr(dsp_code, "has_zig", lambda: False)
     dsp_code.hexagon_linker.cache_clear()
-    with pytest.raises(ts.InstallError, match="pip install ziglang"):
+    with pytest.raises(ts.InstallError, match=r"pip install ziglang"):
         dsp_code.hexagon_linker()
     dsp_code.hexagon_linker.cache_clear()
 
