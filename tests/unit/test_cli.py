@@ -74,7 +74,7 @@ def test_times_and_timelines(files: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_the_processors_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(said(capsys, "devices", "--json"))["llvm"]["threads"] >= 1
-    assert said(capsys, "devices").splitlines()[0].startswith("llvm ")
+    assert any(line.startswith("llvm ") for line in said(capsys, "devices").splitlines())
 
 
 def test_measure_and_probe_get_their_options(

@@ -126,7 +126,10 @@ def test_tvm_num_threads_is_obeyed(
             lambda: ts.compile("x.onnx", dump_dir=3),
             "the folder for the phases, got int",
         ),
-        (lambda: ts.compile("x.onnx", [{"kind": ["llvm"]}]), "expected target llvm or opencl, got"),
+        (
+            lambda: ts.compile("x.onnx", [{"kind": ["llvm"]}]),
+            "expected target hexagon, llvm or opencl, got",
+        ),
         (lambda: ts.compile("x.onnx", cpu_threads=10**6), "from 1 to 1024 for cpu_threads, got"),
         (lambda: ts.measure(folder=3), "the path of the folder for measurements, got int"),
         (lambda: ts.measure(folder="a\0b"), "no path has a null character"),

@@ -141,7 +141,9 @@ def _launch(call: DeviceCall, target: Target, *, bells: bool) -> Launch:
             # TVM takes all pointers for global ones that nobody else writes to. Were these
             # `restrict`, LLVM could load what other work-items store before the barrier between.
             pointer = f"{_type_name(param)}* restrict {param.name}"
-            text = text.replace(f"__global {pointer}", f"__local {pointer}".replace(" restrict", ""))
+            text = text.replace(
+                f"__global {pointer}", f"__local {pointer}".replace(" restrict", "")
+            )
             shared.append(f"__local long {name}[{-(-number // 8)}];")
             pointers.append(f"(__local void*){name}")
             continue
