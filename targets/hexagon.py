@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import tvm
 from tvm import relax
@@ -154,7 +155,7 @@ def _version(said: Attributes) -> Version:
 def _launch(said: Attributes) -> Launch:
     """How the executor starts the program."""
     cpu = _version(said).cpu
-    numbers = {}
+    numbers: dict[str, Any] = {}
     for name, least in (("deadline_ms", 1), ("spin_us", 0)):
         value = said.get(name, getattr(Launch, name))
         if type(value) is not int or not least <= value <= 86_400_000:
