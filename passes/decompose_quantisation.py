@@ -34,7 +34,10 @@ class _Writer(relax.PyExprMutator):
             return call
         x, scale, zero = call.args
         rank, axis = len(shape_of(x)), int(call.attrs.axis)
-        scale, zero = (_lined_up(operand, shape_of(x), axis % rank) for operand in (scale, zero))
+        scale, zero = (
+            self.builder_.normalize(_lined_up(operand, shape_of(x), axis % max(rank, 1)))
+            for operand in (scale, zero)
+        )
         write = quantised if kind == "quantize" else dequantised
         return write(x, scale, zero, str(call.ty.dtype))
 

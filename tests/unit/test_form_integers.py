@@ -107,6 +107,7 @@ def test_scale_for_each_channel_of_activations_stays_in_float() -> None:
 
     after = formed(module(body, (1, 4, 2, 2), dtype="uint8"))
     assert kinds(after) == ["dequantize", "nn.relu", "quantize"]
+    assert not {"quantize", "dequantize"} & set(kinds(DecomposeQuantisation()(after)))
 
 
 def test_moves_are_done_with_integers() -> None:

@@ -16,7 +16,7 @@ def _along_axis(node: Node, index: int, axis: int) -> relax.Expr:
     """A scale or zero point with the rank of input 0: per tensor, per axis or per block."""
     shape, target = node.shape(index), node.shape()
     if not shape or shape == [1]:
-        return relax.op.reshape(node[index], ())
+        return node.emit(relax.op.reshape(node[index], ()))
     block = node.attr("block_size", 0)
     if block:
         repeated = relax.op.repeat(node[index], block, axis)
