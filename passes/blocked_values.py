@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import relax
 from tvm.ir import GenericConst, Op
+from tvm_stretch.passes.blocked_integers import blocked_integer
 from tvm_stretch.passes.share_winograd import stage_of
 from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.machine import VectorMachine
@@ -124,6 +125,9 @@ class Rewriter:
         if not isinstance(call.op, Op) or not isinstance(call.ty, relax.TensorType):
             return None
         name = kind_of(call)
+        if name.startswith("integer."):
+            made = blocked_integer(self, call)
+            return None if made is None else _Value(tuple(shape_of(call)), blocked=made)
         handlers = {
             "nn.conv2d": self._conv2d,
             "matmul": self._matmul,
@@ -255,7 +259,9 @@ class Rewriter:
         axis = int(call.attrs.axis) % 4
         if not isinstance(parts, relax.Tuple) or len(shape) != 4 or axis not in (1, 2):
             return None
-        if not any(self.is_blocked(part) for part in parts.fields) or not _is_f32(call):
+        if not any(self.is_blocked(part) for part in parts.fields):
+            return None
+        if str(call.ty.dtype) not in ("float32", "int8", "uint8"):
             return None
         operands = [self.blocked(part) for part in parts.fields]
         if axis == 2:

@@ -138,7 +138,24 @@ def vector_machine(target: Target, threads: int) -> VectorMachine:
         latency=core.latency,
         l1_bytes=caches[0],
         in_order=core.in_order,
+        dot=_dot(triple, target, lanes),
     )
+
+
+def _dot(triple: str, target: Target, lanes: int) -> str:
+    """How the target adds products of 8-bit numbers; the first of what it has."""
+
+    def has(*names: str) -> bool:
+        return all(codegen.target_has_features(name, target) for name in names)
+
+    if triple.startswith(("aarch64", "arm64")):
+        return "usdot" if has("i8mm") else "sdot" if has("dotprod") else ""
+    if lanes == 16:
+        return "vpdpbusd.512" if has("avx512vnni") else "vpmaddwd.512" if has("avx512bw") else ""
+    if lanes == 8:
+        vnni = has("avxvnni") or has("avx512vnni", "avx512vl")
+        return "vpdpbusd.256" if vnni else "vpmaddwd.256" if has("avx2") else ""
+    return ""
 
 
 @functools.cache

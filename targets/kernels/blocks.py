@@ -37,7 +37,7 @@ _MADE: dict[Hashable, tuple[tirx.PrimFunc, relax.TensorType]] = {}
 """Kernels of this process: making one takes milliseconds, and networks repeat their layers."""
 
 
-def _call(
+def kernel_call(
     bb: relax.BlockBuilder,
     name: str,
     what: Hashable,
@@ -111,7 +111,7 @@ def block(bb: relax.BlockBuilder, data: Expr, shape: Sequence[int], lanes: int) 
 
         return te.compute(out, element, name="block_channels")
 
-    return bb.emit(_call(bb, "block_channels", lanes, convert, data))
+    return bb.emit(kernel_call(bb, "block_channels", lanes, convert, data))
 
 
 def unblock(bb: relax.BlockBuilder, data: Expr, shape: Sequence[int]) -> relax.Var:
@@ -127,7 +127,7 @@ def unblock(bb: relax.BlockBuilder, data: Expr, shape: Sequence[int]) -> relax.V
 
         return te.compute(tuple(shape), element, name="unblock_channels")
 
-    return bb.emit(_call(bb, "unblock_channels", tuple(shape), convert, data))
+    return bb.emit(kernel_call(bb, "unblock_channels", tuple(shape), convert, data))
 
 
 def concat(
@@ -144,7 +144,7 @@ def concat(
 
         def element(i: Expr, b: Expr, y: Expr, x: Expr, lane: Expr) -> Expr:
             c = b * lanes + lane
-            value: Expr = tirx.const(0.0, tensors[0].dtype)
+            value: Expr = tirx.const(0, tensors[0].dtype)
             end = total
             for tensor, start in reversed(list(zip(tensors, starts, strict=True))):
                 at = c - start
@@ -155,7 +155,7 @@ def concat(
 
         return te.compute((n, -(-total // lanes), h, w, lanes), element, name="concat_channels")
 
-    return bb.emit(_call(bb, "concat_channels", tuple(widths), merge, *parts))
+    return bb.emit(kernel_call(bb, "concat_channels", tuple(widths), merge, *parts))
 
 
 # --- operators ------------------------------------------------------------------------------------
@@ -203,23 +203,23 @@ def convolution(
     data_block: int,
 ) -> relax.Var:
     """A convolution with the template that suits it."""
-    if _is_strided_pointwise(shape):
-        data = _subsample(bb, shape, data)
+    if is_strided_pointwise(shape):
+        data = subsample(bb, shape, data)
     config = convolution_config(shape, machine, data_block)
     if isinstance(config, WindowConfig):
         return _depthwise(bb, config, data, weight)
     if isinstance(config, WinogradConfig):
         packed = _winograd_weight(bb, config, weight)
         return _template(bb, "winograd_conv2d", "winograd", config, winograd_compute, data, packed)
-    packed = _call(bb, "pack_weight", config, lambda w: pack_weight(config, w), weight)
+    packed = kernel_call(bb, "pack_weight", config, lambda w: pack_weight(config, w), weight)
     return _template(bb, "conv2d", "conv", config, conv_compute, data, packed)
 
 
 def convolution_config(shape: ConvShape, machine: VectorMachine, data_block: int) -> Config:
     """The configuration of the kernel that computes a convolution; its pixels may be gathered."""
-    if _is_depthwise(shape):
+    if is_depthwise(shape):
         return _depthwise_config(shape, machine)
-    if _is_strided_pointwise(shape):
+    if is_strided_pointwise(shape):
         rows, columns = shape.stride
         size = (-(-shape.in_size[0] // rows), -(-shape.in_size[1] // columns))
         shape = replace(shape, in_size=size, stride=(1, 1))
@@ -230,14 +230,16 @@ def _winograd_weight(
     bb: relax.BlockBuilder, config: WinogradConfig, weight: GenericConst
 ) -> relax.Call:
     mark = annotation("winograd_weight", config)
-    return _call(bb, "winograd_weight", config, lambda w: transform_weight(config, w, mark), weight)
+    return kernel_call(
+        bb, "winograd_weight", config, lambda w: transform_weight(config, w, mark), weight
+    )
 
 
 def winograd_input(bb: relax.BlockBuilder, config: WinogradConfig, data: Expr) -> relax.Var:
     """The first stage of a Winograd convolution: its planes, an image in blocks of channels."""
     mark = annotation("winograd_input", config)
     return bb.emit(
-        _call(bb, "winograd_input", config, lambda x: transform_input(config, x, mark), data)
+        kernel_call(bb, "winograd_input", config, lambda x: transform_input(config, x, mark), data)
     )
 
 
@@ -262,21 +264,24 @@ def _template(
 ) -> relax.Var:
     """Emit the call of a template's kernel on packed weights."""
     mark = annotation(template, config)
-    call = _call(bb, name, config, lambda x, w: compute(config, x, w, mark), data, bb.emit(packed))
+    call = kernel_call(
+        bb, name, config, lambda x, w: compute(config, x, w, mark), data, bb.emit(packed)
+    )
     return bb.emit(call)
 
 
-def _is_depthwise(shape: ConvShape) -> bool:
+def is_depthwise(shape: ConvShape) -> bool:
+    """Whether every channel is convolved by itself."""
     return shape.groups > 1 and shape.groups == shape.in_channels == shape.out_channels
 
 
-def _is_strided_pointwise(shape: ConvShape) -> bool:
+def is_strided_pointwise(shape: ConvShape) -> bool:
     """Whether its pixels are gathered first; a depthwise one reads each of them only once."""
     pointwise = shape.kernel == (1, 1) and not any(shape.padding)
-    return pointwise and shape.stride != (1, 1) and not _is_depthwise(shape)
+    return pointwise and shape.stride != (1, 1) and not is_depthwise(shape)
 
 
-def _subsample(bb: relax.BlockBuilder, shape: ConvShape, data: Expr) -> relax.Var:
+def subsample(bb: relax.BlockBuilder, shape: ConvShape, data: Expr) -> relax.Var:
     """The pixels that a strided 1x1 convolution reads, next to each other.
 
     Without this its channel blocks lie a multiple of the cache's set size apart: measured 0.5x.
@@ -293,7 +298,7 @@ def _subsample(bb: relax.BlockBuilder, shape: ConvShape, data: Expr) -> relax.Va
 
         return te.compute(size, pixel, name="subsample")
 
-    return bb.emit(_call(bb, "subsample", shape.stride, pick, data))
+    return bb.emit(kernel_call(bb, "subsample", shape.stride, pick, data))
 
 
 def _depthwise_config(shape: ConvShape, machine: VectorMachine) -> WindowConfig:
@@ -314,7 +319,9 @@ def _depthwise_config(shape: ConvShape, machine: VectorMachine) -> WindowConfig:
 def _depthwise(
     bb: relax.BlockBuilder, config: WindowConfig, data: Expr, weight: GenericConst
 ) -> relax.Var:
-    packed = _call(bb, "pack_depthwise", config, lambda w: pack_depthwise_weight(config, w), weight)
+    packed = kernel_call(
+        bb, "pack_depthwise", config, lambda w: pack_depthwise_weight(config, w), weight
+    )
     return _template(bb, "depthwise_conv2d", "window", config, window_compute, data, packed)
 
 
@@ -329,7 +336,9 @@ def dense(
     conv = dense_shape(shape, int(weight.ty.shape.values[1]))
     config = choose_conv(conv, machine, machine.lanes)
     assert isinstance(config, ConvConfig)
-    packed = _call(bb, "pack_weight", config, lambda w: pack_weight(config, _as_oihw(w)), weight)
+    packed = kernel_call(
+        bb, "pack_weight", config, lambda w: pack_weight(config, _as_oihw(w)), weight
+    )
     return _template(bb, "dense", "conv", config, conv_compute, data, packed)
 
 
@@ -352,7 +361,7 @@ def matmul(bb: relax.BlockBuilder, machine: VectorMachine, a: Expr, b: Expr) -> 
         return None
     mark = annotation("matmul", config)
     return bb.emit(
-        _call(bb, "matmul", config, lambda x, y: matmul_compute(config, x, y, mark), a, b)
+        kernel_call(bb, "matmul", config, lambda x, y: matmul_compute(config, x, y, mark), a, b)
     )
 
 
@@ -365,7 +374,9 @@ def softmax(
     if config is None:
         return None
     mark = annotation("softmax", config)
-    return bb.emit(_call(bb, "softmax", config, lambda x: softmax_compute(config, x, mark), data))
+    return bb.emit(
+        kernel_call(bb, "softmax", config, lambda x: softmax_compute(config, x, mark), data)
+    )
 
 
 def pool(bb: relax.BlockBuilder, machine: VectorMachine, call: relax.Call, data: Expr) -> relax.Var:
@@ -373,7 +384,7 @@ def pool(bb: relax.BlockBuilder, machine: VectorMachine, call: relax.Call, data:
     config = pool_config(machine, call)
     mark = annotation("window", config)
     return bb.emit(
-        _call(
+        kernel_call(
             bb,
             f"{config.kind}_pool2d",
             config,

@@ -73,7 +73,7 @@ def conv_cycles(
     """Cycles of one core by the model of this file; ``step`` may know better than `step_cycles`."""
     if isinstance(config, WinogradConfig):
         return _winograd_cycles(config, machine, step or step_cycles)
-    return _direct_cycles(config, machine, step or step_cycles)
+    return direct_cycles(config, machine, step or step_cycles)
 
 
 _ITEM_PIXELS = 4  # of one work-item: enough to use its weights more than once
@@ -152,7 +152,8 @@ def _directs(shape: ConvShape, machine: VectorMachine, data_block: int) -> list[
     return candidates
 
 
-def _direct_cycles(c: ConvConfig, machine: VectorMachine, step: Step) -> float:
+def direct_cycles(c: ConvConfig, machine: VectorMachine, step: Step) -> float:
+    """Cycles of a direct convolution of one core."""
     height, width = c.out_size
     rows, width = (1, height * width) if c.pointwise else (height, width)
     channels = c.reduce_blocks * c.data_block

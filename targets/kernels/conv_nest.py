@@ -58,7 +58,14 @@ def write_conv(
     """The loop nest of one (fused) convolution; ``operands`` are data, weight, epilogue inputs."""
     by_element = machine.broadcast_operand
     data, weight = operands[:2]
-    nest = _ConvNest(cfg, blocking(cfg, machine), data, weight, epilogue, by_element)
+    return write_nest(
+        ConvNest(cfg, blocking(cfg, machine), data, weight, epilogue, by_element), machine
+    )
+
+
+def write_nest(nest: ConvNest, machine: VectorMachine) -> tirx.Stmt:
+    """All tiles of all bands and groups, shared among the threads."""
+    cfg = nest.cfg
     bands = -(-nest.cut.rows // nest.cut.band)
     full, tail = divmod(cfg.out_blocks, cfg.oc_blocks)
 
@@ -86,7 +93,7 @@ def write_conv(
 
 
 @dataclass(frozen=True)
-class _Tile:
+class Tile:
     """Where a register tile lies: image, output channel group, row, first pixel; and its taps.
 
     ``turn`` counts the tiles that read the same weights.
@@ -101,12 +108,14 @@ class _Tile:
     turn: Expr
 
 
-_Reduction = tuple[ChannelRun, Expr, int | Expr]
+Reduction = tuple[ChannelRun, Expr, int | Expr]
 """Lanes and vectors, the first block of input channels and how many follow."""
 
 
 @dataclass(frozen=True)
-class _ConvNest:
+class ConvNest:
+    """Writes the tiles of one convolution."""
+
     cfg: ConvConfig
     cut: Blocking
     data: tirx.Buffer
@@ -124,13 +133,13 @@ class _ConvNest:
         if cut.rows % cut.band:
             count = tirx.min(const(cut.band), const(cut.rows) - first)
 
-        def tiles(y: Expr, tile: Callable[[_Tile], tirx.Stmt]) -> tirx.Stmt:
+        def tiles(y: Expr, tile: Callable[[Tile], tirx.Stmt]) -> tirx.Stmt:
             return block(
                 [
                     loop(
                         r.count,
                         lambda t, r=r, before=before: tile(
-                            _Tile(
+                            Tile(
                                 n,
                                 g,
                                 y,
@@ -195,7 +204,7 @@ class _ConvNest:
             ]
         )
 
-    def whole_tile(self, tile: _Tile) -> tirx.Stmt:
+    def whole_tile(self, tile: Tile) -> tirx.Stmt:
         """Zero the accumulators, reduce over everything, hand the tile to the epilogue."""
         group = tile.group * self.cfg.oc_blocks
 
@@ -204,15 +213,19 @@ class _ConvNest:
                 (tile.n, group + o, *self.pixel(tile.y, tile.x + p), v), value
             )
 
-        runs = channel_runs(self.cfg, tile.blocks)
+        runs = self.runs(tile.blocks)
         if runs is None:
             whole = whole_run(self.cfg, tile.blocks)
-            reduce: list[_Reduction] = [(whole, const(0), self.blocks_to_read(tile, None))]
+            reduce: list[Reduction] = [(whole, const(0), self.blocks_to_read(tile, None))]
         else:
             reduce = [(run, const(run.block), run.blocks) for run in runs]
         return self.tile(tile, reduce, None, finish)
 
-    def partial_tile(self, tile: _Tile, chunk: Expr, partial: tirx.Buffer, y: Expr) -> tirx.Stmt:
+    def runs(self, vectors: int) -> list[ChannelRun] | None:
+        """Which channels so many vectors read; None where that differs from tile to tile."""
+        return channel_runs(self.cfg, vectors)
+
+    def partial_tile(self, tile: Tile, chunk: Expr, partial: tirx.Buffer, y: Expr) -> tirx.Stmt:
         """Add one chunk of the reduction to the partial sums."""
 
         def place(p: int, o: int, v: Expr) -> tuple[Expr, ...]:
@@ -231,7 +244,7 @@ class _ConvNest:
             lambda p, o, v, value: store(partial, value, *place(p, o, v)),
         )
 
-    def blocks_to_read(self, tile: _Tile, chunk: Expr | None) -> int | Expr:
+    def blocks_to_read(self, tile: Tile, chunk: Expr | None) -> int | Expr:
         """Input channel blocks of this chunk that exist."""
         cfg, cut = self.cfg, self.cut
         limits: list[int | Expr] = [cfg.reduce_blocks if chunk is None else cut.chunk]
@@ -249,8 +262,8 @@ class _ConvNest:
 
     def tile(
         self,
-        tile: _Tile,
-        reduce: Sequence[_Reduction],
+        tile: Tile,
+        reduce: Sequence[Reduction],
         start: Callable[[int, int, Expr], Expr] | None,
         finish: Callable[[int, int, Expr, Expr], tirx.Stmt],
     ) -> tirx.Stmt:
@@ -324,7 +337,7 @@ class _ConvNest:
             ],
         )
 
-    def ask_ahead(self, tile: _Tile, ic: Expr) -> list[tirx.Stmt]:
+    def ask_ahead(self, tile: Tile, ic: Expr) -> list[tirx.Stmt]:
         """Prefetch this tile's share of the weights that come next in memory.
 
         Only where few tiles share the weights: there memory is as busy as the multipliers. Those
@@ -356,7 +369,7 @@ class _ConvNest:
         return place // width, place % width
 
     def input_place(
-        self, tile: _Tile, tap: tuple[int, Expr, Expr], channel: Expr, lane: Expr
+        self, tile: Tile, tap: tuple[int, Expr, Expr], channel: Expr, lane: Expr
     ) -> tuple[int | Expr, ...]:
         """Index of the input element under one tap of one pixel."""
         p, ky, kx = tap

@@ -261,15 +261,16 @@ def _broadcast(a: te.Tensor, b: te.Tensor) -> tuple[_Place, _Place, list[int]]:
 
 
 def _mean(integer: Integer, data: te.Tensor) -> te.Tensor:
-    n, c, h, w = data.shape
+    n, c, h, w, *lanes = data.shape
     axes = [te.reduce_axis((0, h), "y"), te.reduce_axis((0, w), "x")]
     bias = _int32(-integer.zeros[0] * int(h) * int(w))
     factor = tirx.const(integer.factors[0], "float32")
 
-    def total(i: Expr, k: Expr, _y: Expr, _x: Expr) -> Expr:
-        return te.sum(_int32(data[i, k, axes[0], axes[1]]), axis=axes)
+    def total(i: Expr, k: Expr, _y: Expr, _x: Expr, *lane: Expr) -> Expr:
+        place = (i, k, *axes, *lane)
+        return te.sum(_int32(data[place]), axis=axes)
 
-    sums = te.compute((n, c, 1, 1), total, name="sums")
+    sums = te.compute((n, c, 1, 1, *lanes), total, name="sums")
     return _rounded(integer, sums, lambda *place: (sums[place] + bias, factor))
 
 

@@ -105,18 +105,20 @@ STACK_BYTES = 1020
 """The most that TVM leaves on the stack of one buffer; larger ones are heap memory."""
 
 
-def scratch(name: str, *shape: int, scope: str = "global") -> tirx.Buffer:
-    """A temporary float32 buffer.
+def scratch(name: str, *shape: int, scope: str = "global", dtype: str = "float32") -> tirx.Buffer:
+    """A temporary buffer.
 
     For a CPU, TVM puts buffers of scope ``"global"`` and less than 1,024 bytes on the stack, where
     LLVM can make registers of them, and all others on the heap, ``"local"`` ones included.
     """
-    return tirx.decl_buffer([const(s) for s in shape], "float32", name, scope=scope)
+    return tirx.decl_buffer([const(s) for s in shape], dtype, name, scope=scope)
 
 
-def vectors(name: str, count: int, width: int, scope: str = "global") -> list[tirx.Buffer]:
+def vectors(
+    name: str, count: int, width: int, scope: str = "global", dtype: str = "float32"
+) -> list[tirx.Buffer]:
     """Temporary vectors, a buffer for each: whatever becomes of one, the others are registers."""
-    return [scratch(f"{name}{i}", width, scope=scope) for i in range(count)]
+    return [scratch(f"{name}{i}", width, scope=scope, dtype=dtype) for i in range(count)]
 
 
 def within(buffers: Sequence[tirx.Buffer], statements: Sequence[tirx.Stmt]) -> tirx.Stmt:
@@ -141,15 +143,26 @@ def unrolled(start: int, extent: int, body: Body, name: str = "i") -> tirx.Stmt:
 
 
 class Accumulators:
-    """The registers of one tile: ``pixels`` x ``blocks`` vectors of float32 sums."""
+    """The registers of one tile: ``pixels`` x ``blocks`` vectors of sums."""
 
-    def __init__(self, pixels: int, blocks: int, count: int, scope: str = "global") -> None:
+    def __init__(
+        self,
+        pixels: int,
+        blocks: int,
+        count: int,
+        scope: str = "global",
+        dtype: str = "float32",
+    ) -> None:
         self.blocks, self.count = blocks, count
-        self.buffers = vectors("acc", pixels * blocks, count, scope)
+        self.buffers = vectors("acc", pixels * blocks, count, scope, dtype)
         # Outer loop over the longer side: the operand of the shorter side stays in few registers.
         self._cells = [(p, o) for p in range(pixels) for o in range(blocks)]
         if blocks > pixels:
             self._cells = [(p, o) for o in range(blocks) for p in range(pixels)]
+
+    def cells(self, pixels: Sequence[int], blocks: range | None = None) -> list[tuple[int, int]]:
+        """Those of some pixels and output blocks, by default of all blocks, in good order."""
+        return [(p, o) for p, o in self._cells if p in pixels and (blocks is None or o in blocks)]
 
     def add(self, p: int, o: int, lane: Expr, value: Expr) -> tirx.Stmt:
         """Add to the sum of one lane of a cell."""
@@ -174,7 +187,7 @@ class Accumulators:
             by_element: read vectors of what is left and multiply by an element at a time.
             blocks: to whose sums they are added; by default all.
         """
-        cells = [(p, o) for p, o in self._cells if p in pixels and (blocks is None or o in blocks)]
+        cells = self.cells(pixels, blocks)
         vectors = extent // self.count if by_element else 0
 
         def products(i: Expr) -> tirx.Stmt:

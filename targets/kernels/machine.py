@@ -26,6 +26,7 @@ class VectorMachine:
         latency: cycles from one multiply-add to the next of the same sum.
         l1_bytes: first-level data cache of one core.
         in_order: multiply-adds wait for loads before them, whatever they need.
+        dot: how products of 8-bit numbers are added; a key of `dots.DOTS`.
     """
 
     lanes: int
@@ -41,6 +42,7 @@ class VectorMachine:
     latency: int = 4
     l1_bytes: int = 32 * KIB
     in_order: bool = False
+    dot: str = ""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from .conv import ConvConfig
 from .conv_nest import write_conv
 from .fused import FusedKernel, split_fused
 from .generic import schedule_generic
+from .integer_conv import IntegerConvConfig, write_integer_conv
+from .integer_window import IntegerWindowConfig, write_integer_window
 from .machine import VectorMachine
 from .matmul import MatmulConfig, write_matmul
 from .softmax import SoftmaxConfig, write_softmax
@@ -83,6 +85,18 @@ def _window(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) 
     return write_window(WindowConfig(**config), machine, fused.operands, fused.epilogue)
 
 
+def _integer_conv(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+    cfg = IntegerConvConfig(**config)
+    return write_integer_conv(cfg, machine, fused.operands, fused.epilogue)
+
+
+def _integer_window(
+    config: dict[str, Any], machine: VectorMachine, fused: FusedKernel
+) -> tirx.Stmt:
+    cfg = IntegerWindowConfig(**config)
+    return write_integer_window(cfg, machine, fused.operands, fused.epilogue)
+
+
 def _conv_items(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
     return write_conv_items(ConvConfig(**config), machine, fused.operands, fused.epilogue)
 
@@ -94,6 +108,8 @@ def _window_items(config: dict[str, Any], machine: VectorMachine, fused: FusedKe
 Writer = Callable[[dict[str, Any], VectorMachine, FusedKernel], tirx.Stmt]
 _WRITERS: dict[str, Writer] = {
     "conv": _conv,
+    "integer_conv": _integer_conv,
+    "integer_window": _integer_window,
     "matmul": _matmul,
     "softmax": _softmax,
     "winograd": _winograd,

@@ -143,10 +143,12 @@ def window_compute(
     return te.compute(shape, average, name="avg_pool_divide", attrs=annotation)
 
 
-# The maximum of nothing is -inf, not the lowest finite number as in `te.max`.
-_MAXIMUM = te.comm_reducer(
-    lambda a, b: tirx.max(a, b), lambda t: tirx.const(-inf, t), name="maximum"
-)
+def _least(dtype: str) -> Expr:
+    """The maximum of nothing: of floats not the lowest finite number, as in `te.max`."""
+    return tirx.const(-inf, dtype) if dtype == "float32" else tirx.min_value(dtype)
+
+
+_MAXIMUM = te.comm_reducer(lambda a, b: tirx.max(a, b), lambda t: _least(str(t)), name="maximum")
 
 
 def _pad(cfg: WindowConfig, data: te.Tensor) -> te.Tensor:
@@ -156,8 +158,8 @@ def _pad(cfg: WindowConfig, data: te.Tensor) -> te.Tensor:
     after = [max(0, (o - 1) * s + span - i - b) for o, s, span, i, b in sizes]
     if not any((*before, *after)):
         return data
-    value = -inf if cfg.kind == "max" else 0.0
-    return topi.nn.pad(data, (0, 0, *before, 0), (0, 0, *after, 0), f32(value))
+    value = _least(data.dtype) if cfg.kind == "max" else f32(0.0)
+    return topi.nn.pad(data, (0, 0, *before, 0), (0, 0, *after, 0), value)
 
 
 def window_count(cfg: WindowConfig, y: Expr, x: Expr) -> Expr:
@@ -189,7 +191,7 @@ def _taps_inside(cfg: WindowConfig, axis: int, place: Expr) -> tuple[Index, Inde
 
 # --- the template ---------------------------------------------------------------------------------
 
-_WORTH_THREADS = 500_000  # multiply-adds that take about as long as waking another core
+WORTH_THREADS = 500_000  # multiply-adds that take about as long as waking another core
 
 
 def write_window(
@@ -204,7 +206,7 @@ def write_window(
     """
     nest = _Nest(
         cfg,
-        tile_runs(cfg.out_size[1], _tile_pixels(cfg, machine), partial(_reads, cfg)),
+        tile_runs(cfg.out_size[1], _tile_pixels(cfg, machine), partial(reads_of_tile, cfg)),
         operands,
         epilogue,
     )
@@ -214,7 +216,7 @@ def write_window(
         return span(first, count, lambda y: nest.row(n, b, y), "y")
 
     work = cfg.blocks * height * width * cfg.lanes * prod(cfg.kernel)
-    if machine.threads == 1 or work < _WORTH_THREADS:
+    if machine.threads == 1 or work < WORTH_THREADS:
         return loop(
             cfg.batch,
             lambda n: loop(cfg.blocks, lambda b: rows(n, b, 0, height), "block"),
@@ -247,12 +249,12 @@ def _tile_pixels(cfg: WindowConfig, machine: VectorMachine) -> int:
     return max(2, min(16, machine.registers - cfg.kernel[1] - 1))
 
 
-_Reads: TypeAlias = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
+Reads: TypeAlias = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
 """The input columns of a tile, counted from its first window; each with the taps that use it, as
 pairs of output pixel and kernel column."""
 
 
-def _reads(cfg: WindowConfig, start: int, width: int) -> _Reads:
+def reads_of_tile(cfg: WindowConfig, start: int, width: int) -> Reads:
     """The input columns in the image that a tile reads, and their taps."""
     stride, dilation, left = cfg.stride[1], cfg.dilation[1], cfg.padding[1]
     taps: dict[int, list[tuple[int, int]]] = {}
@@ -269,7 +271,7 @@ class _Nest:
     """Writes the rows of one window reduction."""
 
     cfg: WindowConfig
-    runs: list[TileRun[_Reads]]
+    runs: list[TileRun[Reads]]
     operands: tuple[tirx.Buffer, ...]
     epilogue: Epilogue
 
@@ -287,19 +289,19 @@ class _Nest:
         return tirx.IfThenElse(tirx.all(y >= first, y <= last), every, some)
 
     def _tiles(self, row: tuple[Expr, ...], low: Index, count: Index) -> tirx.Stmt:
-        def tile(t: Expr, run: TileRun[_Reads]) -> tirx.Stmt:
+        def tile(t: Expr, run: TileRun[Reads]) -> tirx.Stmt:
             return self._tile(row, t * run.width + run.start, run, (low, count))
 
         return block([loop(run.count, partial(tile, run=run), "tile") for run in self.runs])
 
     def _tile(
-        self, row: tuple[Expr, ...], x: Expr, run: TileRun[_Reads], kernel_rows: tuple[Index, Index]
+        self, row: tuple[Expr, ...], x: Expr, run: TileRun[Reads], kernel_rows: tuple[Index, Index]
     ) -> tirx.Stmt:
         """Set up the accumulators, reduce, hand the tile to the epilogue."""
         cfg = self.cfg
         n, b, y = row
         cells = run.width if cfg.kind == "depthwise" else len(run.work)
-        acc = vectors("acc", cells, cfg.lanes)
+        acc = vectors("acc", cells, cfg.lanes, dtype=str(self.operands[0].dtype))
         low, count = kernel_rows
         started: set[int] = set()
 
@@ -327,7 +329,7 @@ class _Nest:
 
     @property
     def _zero(self) -> Expr:
-        return f32(-inf if self.cfg.kind == "max" else 0.0)
+        return _least(str(self.operands[0].dtype)) if self.cfg.kind == "max" else f32(0.0)
 
     def _join(self, old: Expr, new: Expr) -> Expr:
         return tirx.max(old, new) if self.cfg.kind == "max" else old + new
@@ -354,7 +356,7 @@ class _Nest:
         return lanes(self.cfg.lanes, update)
 
     def _finish(
-        self, acc: Sequence[tirx.Buffer], p: int, place: tuple[Expr, ...], run: TileRun[_Reads]
+        self, acc: Sequence[tirx.Buffer], p: int, place: tuple[Expr, ...], run: TileRun[Reads]
     ) -> tirx.Stmt:
         """Store output pixel ``p`` of the tile."""
         cfg = self.cfg

@@ -1,0 +1,106 @@
+"""Integer operators with a layout for each value: as `blocked_values.py` does it with others.
+
+y = R.call_tir(integer_conv2d, (x, w, b, f))   ->   y5 = R.call_tir(integer_conv2d, (x5, w5, ..))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tvm import relax
+from tvm.ir import GenericConst
+from tvm_stretch.targets.kernels import blocks
+from tvm_stretch.targets.kernels.dots import WORD
+from tvm_stretch.targets.kernels.integer_blocks import LARGEST_WINDOW, integer_convolution
+from tvm_stretch.targets.kernels.integers import (
+    Integer,
+    conv_shape,
+    integer_call,
+    integer_of,
+    operands_of,
+)
+
+from tvm_stretch.ir.expressions import shape_of
+
+if TYPE_CHECKING:
+    from tvm_stretch.passes.blocked_values import Rewriter
+
+
+def blocked_integer(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """The blocked result of an integer operator; None where it belongs to the plain layout."""
+    integer = integer_of(call)
+    if integer is None or rewriter.machine.group_items > 1:
+        return None
+    return _RULES[integer.kind](rewriter, call, integer)
+
+
+def _constants(call: relax.Call) -> list[np.ndarray] | None:
+    """Weights, bias and factor."""
+    operands = operands_of(call)[1:]
+    if not all(isinstance(operand, GenericConst) for operand in operands):
+        return None
+    return [operand.value.numpy() for operand in operands]
+
+
+def _conv2d(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Expr | None:
+    data, constants = operands_of(call)[0], _constants(call)
+    if constants is None or not isinstance(data, relax.Var):
+        return None
+    shape = conv_shape(integer, shape_of(data), constants[0].shape)
+    if max(shape.kernel) > blocks.LONGEST or min(*shape_of(data), *shape_of(call)) < 1:
+        return None
+    if blocks.is_depthwise(shape) and np.prod(shape.kernel) > LARGEST_WINDOW:
+        return None
+    few = shape.in_channels < rewriter.lanes and shape.groups == 1
+    if few and not rewriter.is_blocked(data):
+        plain = rewriter.plain(data)
+        operand = blocks.block(rewriter.bb, plain, shape_of(data), WORD)
+    else:
+        operand = rewriter.blocked(data)
+    return integer_convolution(rewriter.bb, rewriter.machine, integer, shape, operand, constants)
+
+
+def _matmul(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Expr | None:
+    data, constants = operands_of(call)[0], _constants(call)
+    if constants is None or not isinstance(data, relax.Var) or min(shape_of(data)) < 1:
+        return None
+    weight, bias, factor = constants
+    shape = blocks.dense_shape(shape_of(data), weight.shape[1])
+    oihw = np.ascontiguousarray(weight.T)[:, :, None, None]
+    operand = rewriter.blocked(data)
+    return integer_convolution(
+        rewriter.bb, rewriter.machine, integer, shape, operand, [oihw, bias, factor]
+    )
+
+
+def _elementwise(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Expr | None:
+    """Both operands blocked: of the same shape, or one number for each channel."""
+    operands, shape = operands_of(call), shape_of(call)
+    if len(shape) not in (2, 4) or not any(map(rewriter.is_blocked, operands)):
+        return None
+    for operand in operands:
+        own = shape_of(operand)
+        if own != shape and (len(own) != 4 or own[:2] != shape[:2] or own[2:] != [1, 1]):
+            return None
+    both = [rewriter.blocked(operand) for operand in operands]
+    return rewriter.bb.emit(integer_call(rewriter.bb, integer, *both))
+
+
+def _of_one(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Expr | None:
+    """What computes each channel from itself."""
+    data, *others = operands_of(call)
+    if not rewriter.is_blocked(data):
+        return None
+    return rewriter.bb.emit(integer_call(rewriter.bb, integer, rewriter.blocked(data), *others))
+
+
+_RULES: dict[str, Callable[[Rewriter, relax.Call, Integer], relax.Expr | None]] = {
+    "conv2d": _conv2d,
+    "matmul": _matmul,
+    "add": _elementwise,
+    "multiply": _elementwise,
+    "mean": _of_one,
+    "table": _of_one,
+}

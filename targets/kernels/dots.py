@@ -1,0 +1,120 @@
+"""How a machine adds products of 8-bit numbers to int32 sums: four channels, a word, at a time.
+
+    sums[lane] += x[0] * w[lane][0] + x[1] * w[lane][1] + x[2] * w[lane][2] + x[3] * w[lane][3]
+
+What the instructions differ in stands here as data: which type they take the pixels in, and in
+which order they want the weights.  None of them saturates: ``vpmaddubsw`` does, so AVX2 multiplies
+int16.
+
+| instruction | weights of a word |
+| --- | --- |
+| ``vpdpbusd``, ``sdot``, ``usdot`` | int8 ``[lane][channel]`` |
+| ``vpmaddwd`` | int16 ``[channels 0 and 2, 1 and 3][lane][channel]`` |
+| none | int8 ``[channel][lane]`` |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.ir import Expr
+
+WORD = 4
+"""Channels that are multiplied together."""
+
+FLIP = -0x7F7F7F80
+"""0x80808080: makes int8 of the four uint8 of a word minus 128, and back."""
+
+Pixel = Callable[[Expr | int], Expr]
+"""A channel of a word, or several with a ramp."""
+
+
+@dataclass(frozen=True)
+class Dot:
+    """One way to do it.
+
+    Attributes:
+        intrinsic: LLVM's name; empty for plain arithmetic.
+        pixel: the type that pixels have to be in; empty for either.
+        weight: the type of packed weights.
+        parts: pieces of a word that are multiplied one after the other.
+    """
+
+    intrinsic: str
+    pixel: str
+    weight: str
+    parts: int
+
+    @property
+    def together(self) -> int:
+        """Channels of one piece, whose weights lie next to each other."""
+        return WORD // self.parts
+
+    def channel(self, part: Expr, place: Expr) -> Expr:
+        """Which channel of its word stands at ``place`` of a piece."""
+        return place * self.parts + part
+
+    def shift(self, dtype: str) -> int:
+        """What is added to pixels of ``dtype`` to have them in the type that is needed."""
+        if not self.pixel or self.pixel == dtype:
+            return 0
+        return 128 if self.pixel == "uint8" else -128
+
+    def pieces(self, pixel: Pixel, dtype: str, lanes: int) -> list[Expr]:
+        """The operand of each piece: a word of the pixel, for every lane."""
+        if not self.intrinsic:
+            return [
+                tirx.Broadcast(pixel(channel).astype("int32"), lanes) for channel in range(WORD)
+            ]
+        ramp = tirx.Ramp(tirx.const(0, "int64"), tirx.const(1, "int64"), WORD)
+        word = tirx.reinterpret("int32", pixel(ramp))
+        if self.shift(dtype):
+            word = tirx.bitwise_xor(word, tirx.const(FLIP, "int32"))
+        every = tirx.Broadcast(word, lanes)
+        return self.split(every, lanes)
+
+    def split(self, every: Expr, lanes: int) -> list[Expr]:
+        """The pieces of words that differ from lane to lane, already in the type that is needed."""
+        if not self.intrinsic:
+            return [
+                tirx.bitwise_and(_right(every, 8 * byte, lanes), _same(0xFF, lanes))
+                for byte in range(WORD)
+            ]
+        if self.parts == 1:
+            return [tirx.reinterpret(f"{self.pixel}x{WORD * lanes}", every)]
+        low = _same(0x00FF00FF, lanes)
+        pieces = (every, _right(every, 8, lanes))
+        return [
+            tirx.reinterpret(f"int16x{2 * lanes}", tirx.bitwise_and(piece, low)) for piece in pieces
+        ]
+
+    def add(self, sums: Expr, piece: Expr, weight: Expr, lanes: int) -> Expr:
+        """The sums of all lanes with the products of one piece."""
+        kind = f"int32x{lanes}"
+        if not self.intrinsic:
+            return sums + piece * weight.astype(kind)
+        if self.parts == 1:
+            return tirx.call_llvm_pure_intrin(kind, self.intrinsic, sums, piece, weight)
+        return sums + tirx.call_llvm_pure_intrin(kind, self.intrinsic, piece, weight)
+
+
+def _same(value: int, lanes: int) -> Expr:
+    return tirx.Broadcast(tirx.const(value, "int32"), lanes)
+
+
+def _right(every: Expr, bits: int, lanes: int) -> Expr:
+    return tirx.shift_right(every, _same(bits, lanes)) if bits else every
+
+
+DOTS = {
+    "": Dot("", "", "int8", 4),
+    "vpdpbusd.512": Dot("llvm.x86.avx512.vpdpbusd.512", "uint8", "int8", 1),
+    "vpdpbusd.256": Dot("llvm.x86.avx512.vpdpbusd.256", "uint8", "int8", 1),
+    "vpmaddwd.512": Dot("llvm.x86.avx512.pmaddw.d.512", "uint8", "int16", 2),
+    "vpmaddwd.256": Dot("llvm.x86.avx2.pmadd.wd", "uint8", "int16", 2),
+    "sdot": Dot("llvm.aarch64.neon.sdot", "int8", "int8", 1),
+    "usdot": Dot("llvm.aarch64.neon.usdot", "uint8", "int8", 1),
+}
+"""By the names that `VectorMachine.dot` has."""

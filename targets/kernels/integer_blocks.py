@@ -1,0 +1,153 @@
+"""Relax calls of the templates of integer operators, on feature maps in blocked layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from tvm import relax, te, tirx
+from tvm.ir import Expr
+
+from .blocks import (
+    annotation,
+    block_array,
+    is_depthwise,
+    is_strided_pointwise,
+    kernel_call,
+    subsample,
+)
+from .choose import ConvShape
+from .dots import DOTS
+from .integer_conv import choose_integer_conv, integer_conv_sums, pack_integer_weight
+from .integer_window import IntegerWindowConfig, integer_window_sums, pack_integer_window
+from .integers import Integer, Rounding, rounding_of
+from .machine import VectorMachine
+
+LARGEST_WINDOW = 128
+"""Taps of a depthwise kernel, all of which are written out."""
+
+
+def integer_convolution(
+    bb: relax.BlockBuilder,
+    machine: VectorMachine,
+    integer: Integer,
+    shape: ConvShape,
+    data: Expr,
+    constants: Sequence[np.ndarray],
+) -> relax.Var:
+    """A convolution, or a dense layer as one of pixels.
+
+    Args:
+        bb: gets the kernels.
+        machine: for which they are.
+        integer: what to compute.
+        shape: of the convolution.
+        data: in blocked layout; blocks may be smaller than the machine's where channels are few.
+        constants: weights as OIHW, bias and factor.
+    """
+    weight, bias, factor = constants
+    if is_strided_pointwise(shape):
+        data = subsample(bb, shape, data)
+        size = tuple(int(d) for d in data.ty.shape.values[2:4])
+        shape = replace(shape, in_size=(size[0], size[1]), stride=(1, 1))
+    dtype = str(data.ty.dtype)
+    zero = integer.zeros[0] + DOTS[machine.dot].shift(dtype)
+    if zero and any(shape.padding):
+        data = bb.emit(_padded(bb, data, shape.padding, integer.zeros[0]))
+        height, width = (int(d) for d in data.ty.shape.values[2:4])
+        shape = replace(shape, in_size=(height, width), padding=(0, 0, 0, 0))
+    # what the zero point adds to every sum
+    bias = bias - zero * weight.astype("int32").sum((1, 2, 3), dtype="int32")
+    per_channel = [
+        relax.const(block_array(v.reshape(1, -1, 1, 1), machine.lanes)) for v in (bias, factor)
+    ]
+    weights = relax.const(weight)
+    if is_depthwise(shape):
+        return _depthwise(
+            bb, machine, shape, rounding_of(integer), dtype, data, weights, per_channel
+        )
+    block = int(data.ty.shape.values[-1])
+    config = choose_integer_conv(shape, machine, block, dtype)
+    packed = kernel_call(
+        bb, "pack_integer_weight", config, lambda w: pack_integer_weight(config, w), weights
+    )
+    mark = annotation("integer_conv", config)
+    rounding = rounding_of(integer)
+
+    def compute(x: te.Tensor, w: te.Tensor, b: te.Tensor, f: te.Tensor) -> te.Tensor:
+        return _rounded(integer_conv_sums(config, x, w, mark), b, f, rounding)
+
+    what = (config, rounding)
+    return bb.emit(
+        kernel_call(bb, "integer_conv2d", what, compute, data, bb.emit(packed), *per_channel)
+    )
+
+
+def _depthwise(
+    bb: relax.BlockBuilder,
+    machine: VectorMachine,
+    shape: ConvShape,
+    rounding: Rounding,
+    dtype: str,
+    data: Expr,
+    weight: Expr,
+    per_channel: Sequence[Expr],
+) -> relax.Var:
+    config = IntegerWindowConfig(
+        kind="depthwise",
+        batch=shape.batch,
+        channels=shape.in_channels,
+        in_size=shape.in_size,
+        kernel=shape.kernel,
+        stride=shape.stride,
+        padding=shape.padding,
+        dilation=shape.dilation,
+        lanes=machine.lanes,
+        dtype=dtype,
+        dot=machine.dot,
+    )
+    packed = kernel_call(
+        bb, "pack_integer_window", config, lambda w: pack_integer_window(config, w), weight
+    )
+    mark = annotation("integer_window", config)
+
+    def compute(x: te.Tensor, w: te.Tensor, b: te.Tensor, f: te.Tensor) -> te.Tensor:
+        return _rounded(integer_window_sums(config, x, w, mark), b, f, rounding)
+
+    what = (config, rounding)
+    return bb.emit(
+        kernel_call(bb, "integer_depthwise", what, compute, data, bb.emit(packed), *per_channel)
+    )
+
+
+def _rounded(sums: te.Tensor, bias: te.Tensor, factor: te.Tensor, rounding: Rounding) -> te.Tensor:
+    """The result of sums, whose bias and factor stand in blocks of channels too."""
+
+    def element(n: Expr, b: Expr, y: Expr, x: Expr, lane: Expr) -> Expr:
+        value = sums[n, b, y, x, lane] + bias[0, b, 0, 0, lane]
+        return rounding.of(value.astype("float32") * factor[0, b, 0, 0, lane])
+
+    return te.compute(sums.shape, element, name="rounded")
+
+
+def _padded(
+    bb: relax.BlockBuilder, data: Expr, padding: tuple[int, int, int, int], zero: int
+) -> relax.Call:
+    """The image with the zero point around it."""
+    top, left, bottom, right = padding
+
+    def pad(x: te.Tensor) -> te.Tensor:
+        n, b, h, w, c = (int(d) for d in x.shape)
+
+        def element(i: Expr, k: Expr, y: Expr, z: Expr, lane: Expr) -> Expr:
+            inside = tirx.all(y >= top, y < h + top, z >= left, z < w + left)
+            return tirx.if_then_else(
+                inside, x[i, k, y - top, z - left, lane], tirx.const(zero, x.dtype)
+            )
+
+        shape = (n, b, h + top + bottom, w + left + right, c)
+        return te.compute(shape, element, name="pad_zero_point")
+
+    compute: Callable[..., te.Tensor] = pad
+    return kernel_call(bb, "pad_zero_point", (padding, zero), compute, data)

@@ -1,0 +1,252 @@
+"""Convolutions and dense layers of 8-bit numbers in blocked layout: packing, meaning, loop nest.
+
+The nest is that of `conv_nest.py`: a tile of pixels and vectors of output channels, whose int32
+sums stay in registers; each step multiplies a word, four input channels of each pixel (`dots.py`).
+Padding is left out, which is right where the zero point is 0; elsewhere `integer_blocks.py` pads
+before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from tvm import te, tirx, topi
+from tvm.ir import Expr
+
+from .channel_runs import ChannelRun, channel_runs, whole_run
+from .choose import ConvShape, register_tiles, step_cycles
+from .choose import direct_cycles as cycles_of_tiles
+from .conv import ConvConfig, merged_groups
+from .conv_nest import ConvNest, Reduction, Tile, write_nest
+from .conv_tiles import Blocking, blocking, column_segments, kernel_rows
+from .dots import DOTS, WORD, Dot
+from .fused import Epilogue
+from .loops import Accumulators, block, const, fenced_span, load, span, unrolled, within
+from .machine import VectorMachine
+
+
+@dataclass(frozen=True)
+class IntegerConvConfig(ConvConfig):
+    """A convolution of pixels of 8 bits.
+
+    Attributes:
+        dtype: of the pixels.
+        dot: how products are added; a key of `DOTS`.
+    """
+
+    dtype: str = "uint8"
+    dot: str = ""
+
+    @property
+    def way(self) -> Dot:
+        """How products are added."""
+        return DOTS[self.dot]
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """Packed weights, in the order in which the inner loops read them."""
+        width = self.oc_blocks * self.lanes * self.way.together
+        words = (self.data_block // WORD, self.way.parts, width)
+        return (self.out_groups, self.reduce_blocks, *self.kernel, *words)
+
+
+@lru_cache(maxsize=4096)
+def choose_integer_conv(
+    shape: ConvShape, machine: VectorMachine, data_block: int, dtype: str
+) -> IntegerConvConfig:
+    """The fastest tile by the model of `choose.py`."""
+    merge = merged_groups(shape.in_channels, shape.out_channels, shape.groups, machine.lanes)
+    config = IntegerConvConfig(
+        **vars(shape),
+        lanes=machine.lanes,
+        data_block=data_block,
+        oc_blocks=1,
+        pixels=1,
+        merged_groups=merge,
+        dtype=dtype,
+        dot=machine.dot,
+    )
+    candidates = [replace(config, pixels=p, oc_blocks=o) for p, o in register_tiles(machine)]
+    if shape.groups > merge:
+        width = shape.out_channels // shape.groups * merge // machine.lanes
+        candidates = [c for c in candidates if width % c.oc_blocks == 0]
+
+    return min(candidates, key=lambda c: integer_conv_cycles(c, machine))
+
+
+def integer_conv_cycles(config: IntegerConvConfig, machine: VectorMachine) -> float:
+    """Cycles of one core by the model of `choose.py`."""
+    pieces = config.way.parts * (1 if config.way.parts == 1 else 2)
+
+    def step(pixels: int, blocks: int, slab: int, machine: VectorMachine) -> float:
+        return pieces * step_cycles(pixels, blocks, slab // 4, machine) / WORD
+
+    return cycles_of_tiles(config, machine, step)
+
+
+# --- packing --------------------------------------------------------------------------------------
+
+
+def pack_integer_weight(cfg: IntegerConvConfig, weight: te.Tensor) -> te.Tensor:
+    """OIHW -> `weight_shape`, zero where channels do not exist."""
+    in_group, out_group = cfg.in_channels // cfg.groups, cfg.out_channels // cfg.groups
+    way = cfg.way
+
+    def element(g: Expr, b: Expr, y: Expr, x: Expr, word: Expr, part: Expr, place: Expr) -> Expr:
+        o = place // way.together
+        out = (g * cfg.oc_blocks) * cfg.lanes + o
+        lane = word * WORD + way.channel(part, place % way.together)
+        first = cfg.first_block(g * cfg.oc_blocks + o // cfg.lanes)
+        row = (first + b) * cfg.data_block + lane - out // out_group * in_group
+        exists = tirx.all(out < cfg.out_channels, row >= 0, row < in_group)
+        return tirx.if_then_else(
+            exists, weight[out, row, y, x].astype(way.weight), tirx.const(0, way.weight)
+        )
+
+    return te.compute(cfg.weight_shape, element, name="pack_integer_weight")
+
+
+# --- meaning --------------------------------------------------------------------------------------
+
+
+def shifted(data: te.Tensor, shift: int) -> te.Tensor:
+    """Pixels as int32, in the range of the type that products need."""
+    return te.compute(
+        data.shape, lambda *i: data[i].astype("int32") + tirx.const(shift, "int32"), name="shifted"
+    )
+
+
+def integer_conv_sums(
+    cfg: IntegerConvConfig, data: te.Tensor, weight: te.Tensor, annotation: dict[str, str]
+) -> te.Tensor:
+    """The sums as a plain reduction over packed operands."""
+    top, left, bottom, right = cfg.padding
+    wide = shifted(data, cfg.way.shift(cfg.dtype))
+    if any(cfg.padding):
+        wide = topi.nn.pad(wide, (0, 0, top, left, 0), (0, 0, bottom, right, 0), 0)
+    blocks = te.reduce_axis((0, cfg.reduce_blocks), "ic")
+    inner = te.reduce_axis((0, cfg.data_block), "ii")
+    ky, kx = (te.reduce_axis((0, k), n) for k, n in zip(cfg.kernel, ("ky", "kx"), strict=True))
+    last, way = cfg.in_blocks - 1, cfg.way
+
+    def element(n: Expr, o: Expr, y: Expr, x: Expr, lane: Expr) -> Expr:
+        row = y * cfg.stride[0] + ky * cfg.dilation[0]
+        column = x * cfg.stride[1] + kx * cfg.dilation[1]
+        # a partly empty last merged group must not read past the input; its weights are zero there
+        channel = tirx.min(cfg.first_block(o) + blocks, const(last))
+        width = (o % cfg.oc_blocks) * cfg.lanes + lane
+        word, of_word = inner // WORD, inner % WORD
+        place = width * way.together + of_word // way.parts
+        taken = weight[o // cfg.oc_blocks, blocks, ky, kx, word, of_word % way.parts, place]
+        product = wide[n, channel, row, column, inner] * taken.astype("int32")
+        return te.sum(product, axis=[blocks, ky, kx, inner])
+
+    shape = (cfg.batch, cfg.out_blocks, *cfg.out_size, cfg.lanes)
+    return te.compute(shape, element, name="integer_conv2d", attrs=annotation)
+
+
+# --- the template ---------------------------------------------------------------------------------
+
+
+def write_integer_conv(
+    cfg: IntegerConvConfig,
+    machine: VectorMachine,
+    operands: tuple[tirx.Buffer, ...],
+    epilogue: Epilogue,
+) -> tirx.Stmt:
+    """The loop nest of one (fused) convolution; ``operands`` are data and weight."""
+    cut = _blocking(cfg, machine)
+    return write_nest(_IntegerNest(cfg, cut, operands[0], operands[1], epilogue, False), machine)
+
+
+def _blocking(cfg: IntegerConvConfig, machine: VectorMachine) -> Blocking:
+    """As of float32, a quarter of whose bytes numbers have; sums are never cut."""
+    cut = blocking(cfg, replace(machine, l2_bytes=4 * machine.l2_bytes))
+    return replace(cut, chunk=cfg.reduce_blocks, chunks=1)
+
+
+class _IntegerNest(ConvNest):
+    """Multiplies words instead of single channels."""
+
+    cfg: IntegerConvConfig
+
+    def tile(
+        self,
+        tile: Tile,
+        reduce: Sequence[Reduction],
+        start: Callable[[int, int, Expr], Expr] | None,
+        finish: Callable[[int, int, Expr, Expr], tirx.Stmt],
+    ) -> tirx.Stmt:
+        """Sums in registers: zero, reduction over channel blocks, finish."""
+        cfg = self.cfg
+        acc = Accumulators(len(tile.taps), tile.blocks, cfg.lanes, dtype="int32")
+        first_block = cfg.first_block(tile.group * cfg.oc_blocks)
+        segments = column_segments(tile.taps)
+        columns = fenced_span if cfg.kernel[1] > 1 else span
+        low, count = kernel_rows(cfg, tile.y)
+
+        def word(run: ChannelRun, ic: Expr, tap: tuple[Expr, Expr], at: Expr, p: int) -> list[Expr]:
+            def pixel(channel: Expr | int) -> Expr:
+                lane = at * WORD + channel
+                place = self.input_place(tile, (p, *tap), first_block + ic, lane)
+                return load(self.data, *place)
+
+            return cfg.way.pieces(pixel, cfg.dtype, cfg.lanes)
+
+        def products(
+            run: ChannelRun, ic: Expr, tap: tuple[Expr, Expr], active: Sequence[int], at: Expr
+        ) -> tirx.Stmt:
+            pieces = {p: word(run, ic, tap, at, p) for p in active}
+            lane = tirx.Ramp(const(0), const(1), cfg.lanes)
+            width = cfg.lanes * cfg.way.together
+            steps = []
+            for part in range(cfg.way.parts):
+                for p, o in acc.cells(active, range(*run.vectors)):
+                    place = tirx.Ramp(const(o * width), const(1), width)
+                    weight = load(self.weight, tile.group, ic, *tap, at, part, place)
+                    total = cfg.way.add(acc.value(p, o, lane), pieces[p][part], weight, cfg.lanes)
+                    steps.append(acc.set(p, o, lane, total))
+            return block(steps)
+
+        def tap(run: ChannelRun, ic: Expr, ky: Expr, kx: Expr, active: Sequence[int]) -> tirx.Stmt:
+            first, end = run.lanes[0] // WORD, -(-run.lanes[1] // WORD)
+            return unrolled(
+                first, end - first, lambda at: products(run, ic, (ky, kx), active, at), "word"
+            )
+
+        def rows(run: ChannelRun, ic: Expr) -> tirx.Stmt:
+            def row(ky: Expr) -> tirx.Stmt:
+                return block(
+                    [
+                        columns(lo, hi - lo, lambda kx, a=active: tap(run, ic, ky, kx, a), "kx")
+                        for lo, hi, active in segments
+                    ]
+                )
+
+            return span(low, count, row, "ky")
+
+        apart = fenced_span if len(reduce) > 1 else span
+        nest = [
+            apart(begin, blocks, lambda ic, run=run: rows(run, ic), "ic")
+            for run, begin, blocks in (reduce if segments else [])
+        ]
+        zero = tirx.const(0, "int32")
+        return within(
+            acc.buffers,
+            [
+                *acc.each(lambda p, o, v: acc.set(p, o, v, zero)),
+                *nest,
+                *acc.each(lambda p, o, v: finish(p, o, v, acc.value(p, o, v))),
+            ],
+        )
+
+    def runs(self, vectors: int) -> list[ChannelRun] | None:
+        """Only whole words: what groups share a word multiply by zeros."""
+        found = channel_runs(self.cfg, vectors) if self.cfg.data_block > WORD else None
+        if found is None or self.cfg.data_block != self.cfg.lanes:
+            return None
+        inner = [lane for run in found for lane in run.lanes]
+        whole = all(lane % WORD == 0 for lane in inner) or self.cfg.groups == 1
+        return found if whole else [whole_run(self.cfg, vectors)]

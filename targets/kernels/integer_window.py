@@ -1,0 +1,237 @@
+"""Depthwise convolution of 8-bit numbers in blocked layout.
+
+Four numbers, whose products are added at a time (`dots.py`), stand below each other in the image::
+
+    for channel block, row y, tile of the row:
+      for rows of the kernel, four at a time:
+        for input column of the tile:             # unrolled
+          word[lane] = x[row 0] | x[row 1] << 8 | x[row 2] << 16 | x[row 3] << 24
+          for the taps that read it:
+            sums[pixel] += word * weights of the four rows
+      out = epilogue(sums)
+
+Rows outside the image are masked, columns outside are not written; both are right where the zero
+point is 0; elsewhere `integer_blocks.py` pads before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from tvm import te, tirx, topi
+from tvm.ir import Expr
+
+from .dots import DOTS, FLIP, WORD, Dot
+from .fused import Epilogue
+from .integer_conv import shifted
+from .loops import (
+    PARALLEL,
+    TileRun,
+    block,
+    const,
+    lanes,
+    load,
+    loop,
+    store,
+    tile_runs,
+    vectors,
+    within,
+)
+from .machine import VectorMachine
+from .window import WORTH_THREADS, Reads, WindowConfig, reads_of_tile
+
+
+@dataclass(frozen=True)
+class IntegerWindowConfig(WindowConfig):
+    """A depthwise convolution of pixels of 8 bits.
+
+    Attributes:
+        dtype: of the pixels.
+        dot: how products are added; a key of `DOTS`.
+    """
+
+    dtype: str = "uint8"
+    dot: str = ""
+
+    @property
+    def way(self) -> Dot:
+        """How products are added."""
+        return DOTS[self.dot]
+
+    @property
+    def words(self) -> int:
+        """Groups of four kernel rows, the last one perhaps partly empty."""
+        return -(-self.kernel[0] // WORD)
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """Packed weights."""
+        width = self.lanes * self.way.together
+        return (self.blocks, self.words, self.kernel[1], self.way.parts, width)
+
+
+def pack_integer_window(cfg: IntegerWindowConfig, weight: te.Tensor) -> te.Tensor:
+    """(C, 1, kh, kw) -> `weight_shape`, zero where channels or rows do not exist."""
+    way = cfg.way
+
+    def element(b: Expr, word: Expr, x: Expr, part: Expr, place: Expr) -> Expr:
+        channel = b * cfg.lanes + place // way.together
+        row = word * WORD + way.channel(part, place % way.together)
+        exists = tirx.all(channel < cfg.channels, row < cfg.kernel[0])
+        value = weight[channel, 0, row, x].astype(way.weight)
+        return tirx.if_then_else(exists, value, tirx.const(0, way.weight))
+
+    return te.compute(cfg.weight_shape, element, name="pack_integer_window")
+
+
+def integer_window_sums(
+    cfg: IntegerWindowConfig, data: te.Tensor, weight: te.Tensor, annotation: dict[str, str]
+) -> te.Tensor:
+    """The sums as a plain reduction over packed operands."""
+    top, left, bottom, right = cfg.padding
+    wide = shifted(data, cfg.way.shift(cfg.dtype))
+    if any(cfg.padding):
+        wide = topi.nn.pad(wide, (0, 0, top, left, 0), (0, 0, bottom, right, 0), 0)
+    ky, kx = (te.reduce_axis((0, k), n) for k, n in zip(cfg.kernel, ("ky", "kx"), strict=True))
+    way = cfg.way
+
+    def element(n: Expr, b: Expr, y: Expr, x: Expr, lane: Expr) -> Expr:
+        row = y * cfg.stride[0] + ky * cfg.dilation[0]
+        column = x * cfg.stride[1] + kx * cfg.dilation[1]
+        of_word = ky % WORD
+        place = lane * way.together + of_word // way.parts
+        taken = weight[b, ky // WORD, kx, of_word % way.parts, place]
+        return te.sum(wide[n, b, row, column, lane] * taken.astype("int32"), axis=[ky, kx])
+
+    shape = (cfg.batch, cfg.blocks, *cfg.out_size, cfg.lanes)
+    return te.compute(shape, element, name="integer_depthwise", attrs=annotation)
+
+
+def write_integer_window(
+    cfg: IntegerWindowConfig,
+    machine: VectorMachine,
+    operands: tuple[tirx.Buffer, ...],
+    epilogue: Epilogue,
+) -> tirx.Stmt:
+    """The loop nest; ``operands`` are data and weight."""
+    height, width = cfg.out_size
+    runs = tile_runs(width, 8, partial(reads_of_tile, cfg))
+    nest = _Nest(cfg, runs, operands[0], operands[1], epilogue)
+    work = cfg.blocks * height * width * cfg.lanes * cfg.kernel[0] * cfg.kernel[1]
+    if machine.threads == 1 or work < WORTH_THREADS:
+        return loop(
+            cfg.batch,
+            lambda n: loop(
+                cfg.blocks, lambda b: loop(height, lambda y: nest.row(n, b, y), "y"), "block"
+            ),
+            "image",
+        )
+    tasks = cfg.blocks * height
+    return loop(
+        cfg.batch,
+        lambda n: loop(tasks, lambda t: nest.row(n, t // height, t % height), "task", PARALLEL),
+        "image",
+    )
+
+
+@dataclass(frozen=True)
+class _Nest:
+    """Writes the rows of one convolution."""
+
+    cfg: IntegerWindowConfig
+    runs: list[TileRun[Reads]]
+    data: tirx.Buffer
+    weight: tirx.Buffer
+    epilogue: Epilogue
+
+    def row(self, n: Expr, b: Expr, y: Expr) -> tirx.Stmt:
+        """One output row; only near the border rows are masked."""
+        cfg = self.cfg
+        top, bottom = cfg.padding[0], cfg.in_size[0] + cfg.padding[0] - cfg.spans[0]
+        first, last = -(-top // cfg.stride[0]), bottom // cfg.stride[0]  # rows with all taps
+        if first == 0 and last >= cfg.out_size[0] - 1:
+            return self.tiles(n, b, y, masked=False)
+        masked = self.tiles(n, b, y, masked=True)
+        if first > last:
+            return masked
+        inside = tirx.all(y >= first, y <= last)
+        return tirx.IfThenElse(inside, self.tiles(n, b, y, masked=False), masked)
+
+    def tiles(self, n: Expr, b: Expr, y: Expr, *, masked: bool) -> tirx.Stmt:
+        """All tiles of a row."""
+
+        def tile(t: Expr, run: TileRun[Reads]) -> tirx.Stmt:
+            return self.tile((n, b, y, t * run.width + run.start), run, masked)
+
+        return block([loop(run.count, partial(tile, run=run), "tile") for run in self.runs])
+
+    def tile(self, place: tuple[Expr, ...], run: TileRun[Reads], masked: bool) -> tirx.Stmt:
+        """Zero the sums, reduce, hand the tile to the epilogue."""
+        cfg = self.cfg
+        n, b, y, x = place
+        acc = vectors("acc", run.width, cfg.lanes, dtype="int32")
+        words = vectors("word", len(run.work) * cfg.words, cfg.lanes, dtype="int32")
+        lane = tirx.Ramp(const(0), const(1), cfg.lanes)
+        zero = tirx.Broadcast(tirx.const(0, "int32"), cfg.lanes)
+        steps: list[tirx.Stmt] = [store(buffer, zero, lane) for buffer in acc]
+        left = x * cfg.stride[1] - cfg.padding[1]
+        of_weight = tirx.Ramp(const(0), const(1), cfg.lanes * cfg.way.together)
+        for group in range(cfg.words):
+            mask = self.mask(y, group) if masked else None
+            for index, (column, taps) in enumerate(run.work):
+                word = words[group * len(run.work) + index]
+                steps.append(store(word, self.word((n, b, y, left + column), group, mask), lane))
+                pieces = cfg.way.split(load(word, lane), cfg.lanes)
+                for p, kx in taps:
+                    for part, piece in enumerate(pieces):
+                        weight = load(self.weight, b, group, kx, part, of_weight)
+                        total = cfg.way.add(load(acc[p], lane), piece, weight, cfg.lanes)
+                        steps.append(store(acc[p], total, lane))
+        for p in range(run.width):
+            steps.append(
+                lanes(
+                    cfg.lanes,
+                    lambda v, p=p: self.epilogue.store((n, b, y, x + p, v), load(acc[p], v)),
+                )
+            )
+        return within([*acc, *words], steps)
+
+    def rows(self, y: Expr, group: int) -> list[Expr]:
+        """The rows of the image under four rows of the kernel, as far as there are so many."""
+        cfg = self.cfg
+        first = group * WORD
+        count = min(WORD, cfg.kernel[0] - first)
+        top = y * cfg.stride[0] - cfg.padding[0]
+        return [top + (first + i) * cfg.dilation[0] for i in range(count)]
+
+    def mask(self, y: Expr, group: int) -> Expr:
+        """Ones in the bytes of a word whose rows lie in the image."""
+        mask: Expr = tirx.const(0, "int32")
+        for i, row in enumerate(self.rows(y, group)):
+            byte = (0xFF << 8 * i) - (1 << 32 if i == WORD - 1 else 0)
+            inside = tirx.all(row >= 0, row < self.cfg.in_size[0])
+            values = tirx.const(byte, "int32"), tirx.const(0, "int32")
+            mask = tirx.bitwise_or(mask, tirx.Select(inside, *values))
+        return tirx.Broadcast(mask, self.cfg.lanes)
+
+    def word(self, place: tuple[Expr, ...], group: int, mask: Expr | None) -> Expr:
+        """One column of four rows, in the type that products need."""
+        cfg = self.cfg
+        n, b, y, column = place
+        lane = tirx.Ramp(const(0), const(1), cfg.lanes)
+        found: list[Expr] = []
+        for i, row in enumerate(self.rows(y, group)):
+            if mask is not None:
+                row = tirx.max(const(0), tirx.min(const(cfg.in_size[0] - 1), row))
+            bits = tirx.reinterpret(
+                f"uint8x{cfg.lanes}", load(self.data, n, b, row, column, lane)
+            ).astype(f"int32x{cfg.lanes}")
+            by = tirx.Broadcast(tirx.const(8 * i, "int32"), cfg.lanes)
+            found.append(tirx.shift_left(bits, by) if i else bits)
+        word = found[0]
+        for other in found[1:]:
+            word = tirx.bitwise_or(word, other)
+        if cfg.way.shift(cfg.dtype):
+            word = tirx.bitwise_xor(word, tirx.Broadcast(tirx.const(FLIP, "int32"), cfg.lanes))
+        return word if mask is None else tirx.bitwise_and(word, mask)
