@@ -37,7 +37,7 @@ class Dot:
 
     Attributes:
         intrinsic: LLVM's name; empty for plain arithmetic.
-        pixel: the type that pixels have to be in; empty for either.
+        pixel: the type that pixels have to be in.
         weight: the type of packed weights.
         parts: pieces of a word that are multiplied one after the other.
     """
@@ -58,16 +58,16 @@ class Dot:
 
     def shift(self, dtype: str) -> int:
         """What is added to pixels of ``dtype`` to have them in the type that is needed."""
-        if not self.pixel or self.pixel == dtype:
+        if self.pixel == dtype:
             return 0
         return 128 if self.pixel == "uint8" else -128
 
     def pieces(self, pixel: Pixel, dtype: str, lanes: int) -> list[Expr]:
         """The operand of each piece: a word of the pixel, for every lane."""
         if not self.intrinsic:
-            return [
-                tirx.Broadcast(pixel(channel).astype("int32"), lanes) for channel in range(WORD)
-            ]
+            shift = tirx.const(self.shift(dtype), "int32")
+            numbers = [pixel(channel).astype("int32") + shift for channel in range(WORD)]
+            return [tirx.Broadcast(number, lanes) for number in numbers]
         ramp = tirx.Ramp(tirx.const(0, "int64"), tirx.const(1, "int64"), WORD)
         word = tirx.reinterpret("int32", pixel(ramp))
         if self.shift(dtype):
@@ -109,7 +109,7 @@ def _right(every: Expr, bits: int, lanes: int) -> Expr:
 
 
 DOTS = {
-    "": Dot("", "", "int8", 4),
+    "": Dot("", "uint8", "int8", 4),
     "vpdpbusd.512": Dot("llvm.x86.avx512.vpdpbusd.512", "uint8", "int8", 1),
     "vpdpbusd.256": Dot("llvm.x86.avx512.vpdpbusd.256", "uint8", "int8", 1),
     "vpmaddwd.512": Dot("llvm.x86.avx512.pmaddw.d.512", "uint8", "int16", 2),

@@ -1,0 +1,112 @@
+"""Kernels of integer operators: exact on every machine, with the instructions that it has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from cpu_targets import host_of
+from quantised_models import optimised, qdq_conv
+from relax_helpers import op_names
+from tvm import te
+from tvm.target import Target
+from tvm_stretch.passes.block_channels import BlockChannels
+from tvm_stretch.targets.cpu import vector_machine
+from tvm_stretch.targets.kernels.blocks import annotation
+from tvm_stretch.targets.kernels.choose import ConvShape
+from tvm_stretch.targets.kernels.integer_conv import choose_integer_conv, integer_conv_sums
+from tvm_stretch.targets.kernels.integer_window import IntegerWindowConfig, integer_window_sums
+from tvm_stretch.targets.kernels.integers import integer_of
+from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.templates import schedule_kernel
+
+import tvm_stretch as ts
+from tvm_stretch.frontend import load_network
+
+PADDED = {"pads": [1, 1, 1, 1]}
+CONVOLUTIONS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "few channels": ((3, 20, 3, 11), {"zero": 7, "strides": [2, 2], **PADDED}),
+    "signed, padded": ((24, 20, 3, 7), {"dtype": "int8", "zero": -9, "then": "Relu", **PADDED}),
+    "unsigned, padded": ((32, 40, 3, 7), PADDED),
+    "pixels apart": ((32, 24, 1, 9), {"strides": [2, 2], "zero": 200}),
+    "groups that share blocks": ((48, 48, 3, 6), {"groups": 2, **PADDED}),
+    "small groups": ((30, 60, 3, 6), {"groups": 5, "zero": 3, **PADDED}),
+    "depthwise": ((20, 20, 3, 19), {"groups": 20, "strides": [2, 2], **PADDED}),
+    "depthwise, five rows": ((18, 18, 5, 9), {"groups": 18, "pads": [2, 2, 2, 2], "batch": 2}),
+    "depthwise, signed": ((16, 16, 3, 9), {"groups": 16, "dtype": "int8", "dilations": [2, 2]}),
+}
+
+
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_exact(name: str, lanes: int) -> None:
+    arguments, options = CONVOLUTIONS[name]
+    model, x = qdq_conv(*arguments, **options)
+    host = host_of(lanes)
+    blocked = BlockChannels({"cpu": host.machine})(load_network(model))
+    assert not any(map(integer_of, calls(blocked)))
+    result = np.asarray(ts.compile(model, targets=[host])(x))
+    np.testing.assert_array_equal(result, optimised(model, x))
+
+
+def calls(mod: tvm.IRModule) -> list[Any]:
+    return [b.value for block in mod["main"].body.blocks for b in block.bindings]
+
+
+def test_work_items_leave_integers_as_they_are() -> None:
+    mod = load_network(qdq_conv(16, 16, 3, 9)[0])
+    gpu = VectorMachine(4, 32, False, 2**20, 1, group_items=64)
+    after = BlockChannels({"gpu": gpu})(mod)
+    assert op_names(after) == ["relax.call_tir"]
+    assert integer_of(calls(after)[0]) is not None
+
+
+CORES = {
+    "icelake-server": ("x86_64-linux-gnu", "vpdpbusd.512", "vpdpbusd"),
+    "skylake-avx512": ("x86_64-linux-gnu", "vpmaddwd.512", "vpmaddwd"),
+    "alderlake": ("x86_64-linux-gnu", "vpdpbusd.256", "vpdpbusd"),
+    "haswell": ("x86_64-linux-gnu", "vpmaddwd.256", "vpmaddwd"),
+    "cortex-a76": ("aarch64-linux-gnu", "sdot", "sdot"),
+    "neoverse-n2": ("aarch64-linux-gnu", "usdot", "usdot"),
+    "cortex-a53": ("aarch64-linux-gnu", "", "mla"),
+}
+
+
+@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("depthwise", [False, True])
+def test_instructions(core: str, depthwise: bool) -> None:
+    triple, dot, instruction = CORES[core]
+    target = Target({"kind": "llvm", "mtriple": triple, "mcpu": core})
+    machine = vector_machine(target, 1)
+    assert machine.dot == dot
+    text = assembly(sums(machine, depthwise), machine, target)
+    found = [line.split("#")[0] for line in text.splitlines() if line.startswith("\t")]
+    assert sum(instruction in line for line in found) >= 8
+    assert "vpmaddubsw" not in text  # it saturates
+    assert "BackendAllocWorkspace" not in text
+
+
+def sums(machine: VectorMachine, depthwise: bool) -> list[te.Tensor]:
+    """Operands and result of a 3x3 convolution of 64 channels."""
+    data = te.placeholder((1, 64 // machine.lanes, 14, 14, machine.lanes), "uint8")
+    if depthwise:
+        config = IntegerWindowConfig(
+            "depthwise", 1, 64, (14, 14), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), machine.lanes,
+            dot=machine.dot,
+        )  # fmt: skip
+        weight = te.placeholder(config.weight_shape, config.way.weight)
+        mark = annotation("integer_window", config)
+        return [data, weight, integer_window_sums(config, data, weight, mark)]
+    shape = ConvShape(1, 64, (14, 14), 64, (3, 3), padding=(1, 1, 1, 1))
+    conv = choose_integer_conv(shape, machine, machine.lanes, "uint8")
+    weight = te.placeholder(conv.weight_shape, conv.way.weight)
+    mark = annotation("integer_conv", conv)
+    return [data, weight, integer_conv_sums(conv, data, weight, mark)]
+
+
+def assembly(tensors: list[te.Tensor], machine: VectorMachine, target: Target) -> str:
+    func = schedule_kernel(te.create_prim_func(tensors), machine)
+    library = tvm.tirx.build(func.with_attr("global_symbol", "kernel"), target=target)
+    return str(library.inspect_source("asm"))
