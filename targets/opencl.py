@@ -6,9 +6,10 @@ work-group for each core. The driver compiles them as well as LLVM does (tests m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
-from typing import cast
+from typing import Any, cast
 
 import tvm
 from tvm import relax
@@ -20,7 +21,14 @@ from tvm_stretch.errors import TargetError
 from tvm_stretch.runtime.autoload import load_native_library
 
 from .cpu import speed_of_cores
-from .opencl_device import OpenCLDevice, device_of, find_device, names_device
+from .opencl_device import (
+    FAMILIES,
+    OpenCLDevice,
+    described_device,
+    device_of,
+    find_device,
+    names_device,
+)
 from .phases import kernel_phases
 from .processor import HOST_ONLY, Kernels, OpRule, Processor, Speed
 from .registry import Attributes, ProcessorKind, register, tvm_target
@@ -107,7 +115,22 @@ def _host_cores(target: Attributes) -> int:
     return device.compute_units if device.type == "cpu" else 0
 
 
-register(ProcessorKind("opencl", _make, _why_absent, _host_cores, nickname="gpu"))
+def _on_device(machine: Mapping[str, Any], host: Processor) -> Processor:
+    """The first device that its driver tells of, with the driver's limits."""
+    if not machine["opencl"]:
+        raise TargetError(
+            f"expected an OpenCL device on {machine['name']}, got none: "
+            f"{machine['why_no_opencl']}; leave 'opencl' out of the targets"
+        )
+    device = described_device(machine["opencl"][0])
+    family = next((name for name in FAMILIES if name in device.name.lower()), "gpu")
+    target = Target({"kind": "opencl", "device": family}, host=host.target)
+    return opencl_processor(target, host, device)
+
+
+register(
+    ProcessorKind("opencl", _make, _why_absent, _host_cores, nickname="gpu", on_device=_on_device)
+)
 
 
 # --- the operator table ---------------------------------------------------------------------------

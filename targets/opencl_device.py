@@ -81,7 +81,11 @@ def find_device() -> OpenCLDevice:
             f"{str(error).strip().splitlines()[-1]}; to compile for another machine name its "
             "device: {'kind': 'opencl', 'device': 'gpu'}"
         ) from error
-    found: dict[str, Any] = devices[0]
+    return described_device(devices[0])
+
+
+def described_device(found: Mapping[str, Any]) -> OpenCLDevice:
+    """The limits that a driver states, here or elsewhere (`tvm_stretch.opencl_devices`)."""
     return OpenCLDevice(
         "cpu" if found["type"] == "cpu" else "gpu",
         found["name"],

@@ -37,6 +37,9 @@ class ProcessorKind:
         why_absent: why this machine lacks the target's device; empty where it has it, and for
             targets of other machines.
         host_cores: how many of the CPU's cores its driver takes.
+        on_device: the processor of this kind on a device that has described itself
+            (native/machine.cc), beside its CPU. Raises TargetError where it has none. None for
+            kinds that no device tells of.
         nickname: what people write for it who do not know its name; an error tells them.
     """
 
@@ -45,6 +48,7 @@ class ProcessorKind:
     why_absent: Callable[[Attributes], str] = lambda _target: ""
     host_cores: Callable[[Attributes], int] = lambda _target: 0
     nickname: str = ""
+    on_device: Callable[[Mapping[str, Any], Processor], Processor] | None = None
 
 
 _KINDS: dict[str, ProcessorKind] = {}

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tvm_stretch.measuring.probe import probe
     from tvm_stretch.plan.design import Design
     from tvm_stretch.plan.plan import Plan
+    from tvm_stretch.remote.device import Device, connect
     from tvm_stretch.runtime.model import Model, load
     from tvm_stretch.stretching.rules import Rules
     from tvm_stretch.stretching.stretching import stretch
@@ -44,6 +45,7 @@ __all__ = [
     "ArtifactError",
     "CostModelError",
     "Design",
+    "Device",
     "DeviceError",
     "InputError",
     "InstallError",
@@ -60,6 +62,7 @@ __all__ = [
     "UnsupportedError",
     "calibrate",
     "compile",
+    "connect",
     "load",
     "measure",
     "predict",
@@ -72,6 +75,8 @@ __all__ = [
 _LAZY = {
     "calibrate": "tvm_stretch.measuring.calibrating",
     "compile": "tvm_stretch.compiler",
+    "connect": "tvm_stretch.remote.device",
+    "Device": "tvm_stretch.remote.device",
     "Model": "tvm_stretch.runtime.model",
     "Plan": "tvm_stretch.plan.plan",
     "load": "tvm_stretch.runtime.model",

@@ -9,24 +9,28 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
 import tvm
 
 from tvm_stretch.build.pipeline import Observer, build
+from tvm_stretch.cost.profile import Profile
 from tvm_stretch.cost.profile_file import load_profile
 from tvm_stretch.cost.verdicts import apply_verdicts
-from tvm_stretch.errors import InputError, UnsupportedError
+from tvm_stretch.errors import DeviceError, InputError, UnsupportedError
 from tvm_stretch.frontend import load_network, load_trainable
 from tvm_stretch.passes.form_integers import describe_integers
 from tvm_stretch.plan.plan import Plan, PlanLike
 from tvm_stretch.progress import Progress, reporting, say
+from tvm_stretch.remote.description import Description
+from tvm_stretch.remote.device import Device
+from tvm_stretch.remote.processors import place_of, processors_of
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.search.contest import MeasureError
 from tvm_stretch.search.costs import Costs, planning_costs
-from tvm_stretch.search.decide import decide
+from tvm_stretch.search.decide import Arena, decide
 from tvm_stretch.search.realise import Candidate
 from tvm_stretch.search.twin import (
     best_candidate,
@@ -38,7 +42,7 @@ from tvm_stretch.search.twin import (
 from tvm_stretch.stretching.rules import Rules
 from tvm_stretch.stretching.stretching import stretch_network
 from tvm_stretch.targets.processor import Processor
-from tvm_stretch.targets.processors import drop_absent, make_processors
+from tvm_stretch.targets.processors import drop_absent
 from tvm_stretch.targets.registry import TargetLike
 
 Branching = Literal["exact", "stretch"]
@@ -48,7 +52,7 @@ def compile(
     source: object,
     targets: Sequence[TargetLike] | TargetLike | None = None,
     *,
-    device: str | os.PathLike[str] | None = None,
+    device: Device | str | os.PathLike[str] | None = None,
     plan: PlanLike | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     cpu_threads: int | None = None,
@@ -67,10 +71,12 @@ def compile(
             ``tvm.target.Target``; or as ``Processor``.  Plain ``"llvm"``, the default, means this
             machine's CPU with all its features, ``"opencl"`` its first OpenCL device. What
             ``ts.probe`` found not to run on one of them is refused, and the plan says so.
-        device: a phone with a profile, such as ``snapdragon-855``, or the path of a profile. The
-            network is compiled for the processors of the phone, those that `targets` names or all
-            that there are kernels for, by the plan that is predicted to be the fastest there. The
-            model can be exported; nothing is measured.
+        device: what ``ts.connect`` gives: the network is compiled for that device's processors,
+            those that `targets` names or all of them, and plans are measured there. The name of a
+            device that was connected before: the same, but by what ``ts.measure`` learned of it,
+            and nothing is measured. Or a phone with a profile, such as ``snapdragon-855``, or the
+            path of a profile: by what that predicts. Models can be exported, and loaded by the
+            device (``Device.load``).
         plan: which processor runs which operators: a ``Plan``, the path of its JSON file, or a
             dict.  By default the fastest of those that `search` proposes, measured here;
             several processors only where they are faster than one. Targets whose device this
@@ -95,14 +101,52 @@ def compile(
     """
     _check_branching(branching, plan)
     with reporting(progress):
-        if device is not None:
+        place = place_of(device)
+        if isinstance(place, Profile):
             refuse_threads_of(device, cpu_threads)
-            phone = _Phone(device, targets)
+            phone = _Phone(place, targets)
             return _compile_for(phone, source, plan, shapes, branching, spare, dump_dir, debug)
-        targets = ("llvm",) if targets is None else targets
-        return _compile(
-            source, targets, plan, shapes, cpu_threads, branching, spare, dump_dir, debug
-        )
+        machine = _machine_of(place, targets, cpu_threads, plan is None)
+        return _compile(source, machine, plan, shapes, branching, spare, dump_dir, debug)
+
+
+@dataclass(frozen=True)
+class _Machine:
+    """What a network is compiled for.
+
+    Attributes:
+        processors: all, the CPU first.
+        placeable: those that operators may be placed on.
+        arena: where plans are measured; None for this machine, or nowhere.
+        said: what there is to say of it.
+    """
+
+    processors: Sequence[Processor]
+    placeable: Sequence[Processor]
+    arena: Arena | None = None
+    said: str = ""
+
+
+def _machine_of(
+    place: Device | Description | None,
+    targets: Sequence[TargetLike] | TargetLike | None,
+    cpu_threads: int | None,
+    may_drop: bool,
+) -> _Machine:
+    """A machine whose processors refuse what ``ts.probe`` found not to run there.
+
+    Args:
+        place: which machine.
+        targets: its processors that are wanted.
+        cpu_threads: cores for the CPU's kernels.
+        may_drop: targets whose device this machine lacks are left out.
+    """
+    said = ""
+    if place is None and may_drop and targets is not None:
+        targets, said = drop_absent(targets)
+    found = processors_of(place, targets, cpu_threads)
+    arena = place.load if isinstance(place, Device) else None
+    return _Machine(*apply_verdicts(*found), arena, said)
 
 
 def _check_branching(branching: str, plan: PlanLike | None) -> None:
@@ -166,7 +210,7 @@ def predict(
         A plan whose regions say when they are predicted to run.
     """
     with reporting(progress):
-        phone = _Phone(device, targets, unbuilt=True)
+        phone = _Phone(load_profile(device), targets, unbuilt=True)
         say("reading the network")
         return phone.plan(load_network(source, shapes))[0]
 
@@ -176,11 +220,11 @@ class _Phone:
 
     def __init__(
         self,
-        device: str | os.PathLike[str],
+        profile: Profile,
         targets: Sequence[TargetLike] | TargetLike | None,
         unbuilt: bool = False,
     ) -> None:
-        self.profile = load_profile(device)
+        self.profile = profile
         known = self.profile.processors.items()
         names = [name for name, processor in known if unbuilt or processor.target is not None]
         if targets is not None:
@@ -221,19 +265,15 @@ def _compile_for(
 
 def _compile(
     source: object,
-    targets: Sequence[TargetLike] | TargetLike,
+    machine: _Machine,
     plan: PlanLike | None,
     shapes: Mapping[str, Sequence[int]] | None,
-    cpu_threads: int | None,
     branching: str,
     spare: bool,
     dump_dir: str | os.PathLike[str] | None,
     debug: bool,
 ) -> Model:
-    absent = ""
-    if plan is None:
-        targets, absent = drop_absent(targets)
-    processors, placeable = apply_verdicts(*make_processors(targets, cpu_threads))
+    processors, placeable = machine.processors, machine.placeable
     observer = Observer(dump_dir, processors if debug else None)
     costs = partial(planning_costs, processors)
     mod, said = _network(source, shapes, branching, placeable, costs)
@@ -242,22 +282,22 @@ def _compile(
         requested = None if plan is None else Plan.read(plan)
         model = build(mod, requested, processors, placeable, observer, spare=spare)
     else:
-        model = _fastest(mod, processors, placeable, observer)
+        model = _fastest(mod, machine, observer)
         if spare and len(model.graph.processors) > 1:  # not before: what is measured has to fail
             plan = model.plan
             model = build(mod, plan, processors, placeable, observer, spare=True)
             model = model.with_reason(plan.reason)
-    said = _join(said, absent)
+    said = _join(said, machine.said)
     return model.with_reason(_join(model.plan.reason, said)) if said else model
 
 
-def _fastest(
-    mod: tvm.IRModule,
-    processors: Sequence[Processor],
-    placeable: Sequence[Processor],
-    observer: Observer,
-) -> Model:
-    """The winner of `decide`; if a device fails meanwhile, what the CPU makes of the network."""
+def _fastest(mod: tvm.IRModule, machine: _Machine, observer: Observer) -> Model:
+    """The winner of `decide`; if a device fails meanwhile, what the CPU makes of the network.
+
+    Raises:
+        DeviceError: the device behind RPC failed, of which the CPU is a part.
+    """
+    processors, placeable = machine.processors, machine.placeable
 
     def built(network: tvm.IRModule, candidate: Candidate) -> Model:
         say(f"building {candidate.what}")
@@ -268,8 +308,10 @@ def _fastest(
         )
 
     try:
-        return decide(mod, processors, placeable, built)
+        return decide(mod, processors, placeable, built, machine.arena)
     except MeasureError as error:
+        if machine.arena is not None and isinstance(error.__cause__, DeviceError):
+            raise error.__cause__ from error
         left = [processor for processor in placeable if processor.is_host]
         if not left:
             raise

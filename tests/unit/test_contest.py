@@ -28,9 +28,6 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
 
-    def perf_counter(self) -> float:
-        return self.now
-
 
 class Scripted:
     """A model whose runs take what a script says."""
@@ -39,18 +36,18 @@ class Scripted:
         self.clock = clock
         self.latencies = latencies
 
-    def random_run(self) -> Callable[[], None]:
-        def run() -> None:
-            self.clock.now += next(self.latencies)
+    def timed_run(self) -> Callable[[], float]:
+        def run() -> float:
+            took = next(self.latencies)
+            self.clock.now += took
+            return took
 
         return run
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(contest, "time", clock)
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
 def always(seconds: float) -> Iterator[float]:
@@ -155,10 +152,10 @@ def test_the_interval_holds_the_median(latencies: list[float]) -> None:
 
 def test_a_model_that_fails_is_an_error_of_its_own(clock: Clock) -> None:
     class Lost:
-        def random_run(self) -> Callable[[], None]:
+        def timed_run(self) -> Callable[[], float]:
             raise RuntimeError("a trace\nthe device is lost")
 
-        timeline = random_run
+        timeline = timed_run
 
     with pytest.raises(MeasureError, match=r"^the device is lost$"):
         compare([Scripted(clock, always(1.0)), Lost()])

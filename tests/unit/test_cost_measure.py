@@ -236,7 +236,7 @@ def test_samples_become_the_kernels_they_describe() -> None:
 
 
 def test_bench_through_rpc() -> None:
-    bench = Bench([host()], tvm.rpc.LocalSession())
+    bench = Bench([host()], ts.connect(tvm.rpc.LocalSession()))
     rows = bench.measure_samples([Sample("conv", 16, (9, 9), 16, epilogue="relu")], 0)
     assert {row.features.family for row in rows} >= {"conv"}
     assert all(row.nanoseconds > 0 for row in rows)
@@ -343,14 +343,15 @@ def test_measure_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_bad_arguments(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="positive number of seconds for budget"):
         measure(budget=0, folder=tmp_path)
-    with pytest.raises(InputError, match="a name for device"):
-        measure(session=tvm.rpc.LocalSession(), folder=tmp_path)
+    with pytest.raises(InputError, match=r"what ts\.connect gives for device"):
+        measure(device="phone", folder=tmp_path)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("session", [None, tvm.rpc.LocalSession()], ids=["here", "session"])
-def test_handovers_and_slowdown(session: tvm.rpc.RPCSession | None) -> None:
+@pytest.mark.parametrize("is_here", [True, False], ids=["here", "session"])
+def test_handovers_and_slowdown(is_here: bool) -> None:
     other = fake_processor("npu")
-    timed = Bench([other, host()], session).timed
+    device = None if is_here else ts.connect(tvm.rpc.LocalSession())
+    timed = Bench([other, host()], device).timed
     rows = measure_transfers(host(), other, timed, sizes=(64, 1024), runs=5)
     pairs = {(r.features.in_bytes, r.features.from_processor) for r in rows}  # type: ignore[attr-defined]
     assert pairs == {(64, 0), (64, 1), (1024, 0), (1024, 1)}

@@ -78,13 +78,15 @@ class Scene:
         taken = [self.seconds[model.what.what] for model in models]
         return [Outcome(s, s / taken[0], 0.98 * s / taken[0], 1.02 * s / taken[0]) for s in taken]
 
-    def decide(self, monkeypatch: pytest.MonkeyPatch, processors: Sequence[Any] = ()) -> Any:
+    def decide(
+        self, monkeypatch: pytest.MonkeyPatch, processors: Sequence[Any] = (), arena: Any = None
+    ) -> Any:
         monkeypatch.setattr(deciding, "planning_costs", lambda _processors: self)
         monkeypatch.setattr(deciding, "at_present_pace", lambda costs, _measure: costs)
         for name in ("search", "trace", "compare"):
             monkeypatch.setattr(deciding, name, getattr(self, name))
         given = list(processors or PROCESSORS)
-        return decide(None, given, given, self.build)  # type: ignore[arg-type]
+        return decide(None, given, given, self.build, arena)  # type: ignore[arg-type]
 
 
 def test_the_plan_ships_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,6 +127,34 @@ def test_nothing_is_measured_for_another_machine(monkeypatch: pytest.MonkeyPatch
     there = [PROCESSORS[0], replace(PROCESSORS[1], runs_here=False)]
     model = scene.decide(monkeypatch, there)
     assert model.what is ALONE and "not measured, for another machine" in model.reason
+
+
+ON_PIXEL = [replace(p, runs_here=False, device="pixel") for p in PROCESSORS]
+
+
+def test_plans_for_a_device_are_measured_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A phone on which shares disappoint gets another plan than one on which they do not."""
+    for shares, winner in ((0.012, SHARES), (0.030, ALONE)):
+        taken: list[Candidate] = []
+
+        def arena(model: Scripted, taken: list[Candidate] = taken) -> Scripted:
+            taken.append(model.what)
+            return model
+
+        scene = Scene([Found((ALONE,), (SHARES,))], {"cpu alone": 0.02, SHARES.what: shares})
+        assert scene.decide(monkeypatch, ON_PIXEL, arena).what is winner
+        assert taken == [ALONE, SHARES], "each crosses once"
+
+
+@pytest.mark.parametrize(("trusted", "chosen"), [(True, SHARES), (False, ALONE)])
+def test_without_the_device_its_models_decide(
+    trusted: bool, chosen: Candidate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene([Found((ALONE,), (SHARES,))], trusted=trusted)
+    model = scene.decide(monkeypatch, ON_PIXEL)
+    assert model.what is chosen
+    said = "predicted for pixel, not measured" if trusted else "not measured, for pixel"
+    assert model.reason.endswith(said)
 
 
 def test_typical_costs_are_corrected_by_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

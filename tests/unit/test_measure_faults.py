@@ -60,8 +60,8 @@ class Server(RpcProcess):
     def __init__(self) -> None:
         super().__init__("tvm.exec.rpc_server")
 
-    def connect(self) -> rpc.RPCSession:
-        return rpc.connect("127.0.0.1", self.port)
+    def connect(self) -> ts.Device:
+        return ts.connect(rpc.connect("127.0.0.1", self.port), "phone")
 
 
 @pytest.fixture
@@ -94,11 +94,10 @@ def test_a_server_that_is_killed_and_comes_back(
             first.kill()
 
     with pytest.raises(DeviceError, match=LOST):
-        measured(tmp_path, session=first.connect(), device="phone", budget=600, progress=kill)
+        measured(tmp_path, device=first.connect(), budget=600, progress=kill)
     kept = (tmp_path / "cpu.jsonl").read_bytes()
     assert killed and kept.count(b"\n") > 2
-    session = start().connect()
-    measured(tmp_path, session=session, device="phone")
+    measured(tmp_path, device=start().connect())
     assert (tmp_path / "cpu.jsonl").read_bytes().startswith(kept)
     remote = Dataset.open(tmp_path / "cpu.jsonl")
     assert {row.batch for row in remote.rows} >= {0, 1}
@@ -116,9 +115,9 @@ def test_a_server_that_is_killed_and_comes_back(
 
 
 def test_measurements_of_two_phones_do_not_mix(tmp_path: Path) -> None:
-    measured(tmp_path, session=rpc.LocalSession(), device="phone")
+    measured(tmp_path, device=ts.connect(rpc.LocalSession(), "phone"))
     kept = (tmp_path / "cpu.jsonl").read_bytes()
-    for other in ({"session": rpc.LocalSession(), "device": "another"}, {}):
+    for other in ({"device": ts.connect(rpc.LocalSession(), "another")}, {}):
         with pytest.raises(CostModelError, match=r"measurements of this device .*machine 'phone'"):
             measured(tmp_path, **other)
     assert (tmp_path / "cpu.jsonl").read_bytes() == kept

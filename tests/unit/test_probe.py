@@ -88,7 +88,7 @@ def test_operators_are_tried_in_the_layout_that_they_run_in() -> None:
         model = build(alone, probing._plan(before, npu, host()), processors, processors)
         (node,) = (node for node in model.graph.nodes if node.name.startswith("probed"))
         assert len(model.graph.tensors[node.inputs[0]].shape) == rank
-        assert probing._try(trial, npu, host()) == ""
+        assert probing._try(trial, probing._Trials(npu, host())) == ""
 
 
 def test_parts_that_the_search_makes_are_tried_too(tmp_path: Path) -> None:

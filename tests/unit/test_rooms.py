@@ -32,6 +32,7 @@ ROOMS = (
     ("zoo",),
     ("frontend",),
     ("build",),
+    ("remote",),
     ("search",),
     ("training",),
     ("stretching",),

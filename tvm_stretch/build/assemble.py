@@ -37,6 +37,12 @@ CHECKED_CPU_FEATURES = frozenset(_X86_FEATURES.split() + _ARM_FEATURES.split())
 cpu_features.cc knows the same names."""
 
 
+def checked_features(target: tvm.target.Target) -> tuple[str, ...]:
+    """Those of them that code for a target may use."""
+    features = tvm.get_global_func("target.llvm_get_cpu_features")(target)
+    return tuple(sorted(CHECKED_CPU_FEATURES.intersection(map(str, features))))
+
+
 def build_model(
     mod: tvm.IRModule,
     target: tvm.target.Target,
@@ -66,13 +72,12 @@ def build_model(
         raise TargetError(f"expected an llvm target for build_model, got {target}; pass one")
     specs = [CPU, *(ProcessorSpec(device.name, device.kind) for device in devices)]
     lowered = lower(mod, processors=specs, threads=threads, output_names=output_names)
-    features = tvm.get_global_func("target.llvm_get_cpu_features")(target)
     graph = dataclasses.replace(
         lowered.graph,
         package_version=importlib.metadata.version("tvm-stretch"),
         target=json.loads(str(target)),
         plan={} if plan is None else json.loads(plan.to_json()),
-        cpu_features=tuple(sorted(CHECKED_CPU_FEATURES.intersection(map(str, features)))),
+        cpu_features=checked_features(target),
         spare=spare and bool(devices),
     )
     schedules = [schedule, *(device.schedule for device in devices)]

@@ -16,11 +16,11 @@ from tvm_stretch.files import as_path, cache_folder
 from tvm_stretch.targets.processor import Processor
 
 
-def fingerprint(processor: Processor, device: str | None = None) -> dict[str, Any]:
+def fingerprint(processor: Processor) -> dict[str, Any]:
     """What makes measurements comparable: the machine, the processor, the compiler's version."""
-    driven = {"driver": processor.driver} if processor.driver and device is None else {}
+    driven = {"driver": processor.driver} if processor.driver else {}
     return driven | {
-        "machine": device or _local_machine(),
+        "machine": processor.device or _local_machine(),
         "processor": processor.name,
         "target": json.loads(str(processor.target)),
         "threads": processor.threads,
@@ -29,16 +29,14 @@ def fingerprint(processor: Processor, device: str | None = None) -> dict[str, An
     }
 
 
-def default_folder(host: Processor, device: str | None = None) -> Path | None:
-    """The folder of this device; None where the user wants no files."""
+def default_folder(host: Processor) -> Path | None:
+    """The folder of the CPU's device; None where the user wants no files."""
     folder = cache_folder("costs")
-    text = json.dumps(fingerprint(host, device), sort_keys=True)
+    text = json.dumps(fingerprint(host), sort_keys=True)
     return folder and folder / hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def chosen_folder(
-    folder: str | os.PathLike[str] | None, host: Processor, device: str | None = None
-) -> Path:
+def chosen_folder(folder: str | os.PathLike[str] | None, host: Processor) -> Path:
     """The folder that a user named, or the default one.
 
     Raises:
@@ -46,7 +44,7 @@ def chosen_folder(
     """
     if folder is not None:
         return as_path(folder, "the folder for measurements")
-    found = default_folder(host, device)
+    found = default_folder(host)
     if found is None:
         raise InputError(
             "expected a folder for measurements, got none, nor a cache to keep them in "

@@ -35,16 +35,18 @@ class TrainedCosts:
         processors: their names; hand-overs name them by their place.
         models: by name.
         folder: where the models are.
+        device: the name of the machine; empty for this one.
     """
 
     processors: tuple[str, ...]
     models: dict[str, MeasuredModel]
     folder: Path
+    device: str = ""
 
     @property
     def source(self) -> str:
         """Where the numbers come from, for people."""
-        return f"measured on this machine ({self.folder})"
+        return f"measured on {self.device or 'this machine'} ({self.folder})"
 
     @property
     def together(self) -> tuple[float, ...]:
@@ -76,7 +78,8 @@ def trained_costs(
 ) -> TrainedCosts | None:
     """The models that `ts.measure` made for all of these processors; None if one has none.
 
-    Without a folder only processors of this machine have some: others are known by a name.
+    Without a folder only processors of this machine and of a device behind RPC have some: others
+    are known by their target alone.
 
     Args:
         processors: the CPU first.
@@ -85,7 +88,7 @@ def trained_costs(
     Raises:
         CostModelError: a model is damaged, of another version or from another device.
     """
-    if folder is None and not all(processor.runs_here for processor in processors):
+    if folder is None and not all(p.runs_here or p.device for p in processors):
         return None
     found = Path(folder) if folder is not None else default_folder(processors[0])
     if found is None:
@@ -97,7 +100,7 @@ def trained_costs(
         p.name: _load(paths[p.name], paths[p.name].stat().st_mtime_ns, _frozen(fingerprint(p)))
         for p in processors
     }
-    return TrainedCosts(tuple(paths), models, found)
+    return TrainedCosts(tuple(paths), models, found, processors[0].device)
 
 
 def _frozen(device: dict[str, Any]) -> str:

@@ -112,7 +112,7 @@ def verdicts_path(folder: Path, processor: Processor) -> Path:
 def apply_verdicts(
     processors: Sequence[Processor], placeable: Sequence[Processor]
 ) -> tuple[list[Processor], list[Processor]]:
-    """The same processors, refusing what ``ts.probe`` found not to run on this machine.
+    """The same processors, refusing what ``ts.probe`` found not to run on their machine.
 
     Args:
         processors: all of a model's, the CPU first.
@@ -126,7 +126,7 @@ def apply_verdicts(
         return list(processors), list(placeable)
 
     def careful(processor: Processor) -> Processor:
-        if not processor.runs_here:
+        if not (processor.runs_here or processor.device):
             return processor
         verdicts = Verdicts.read(verdicts_path(folder, processor), fingerprint(processor))
         return verdicts.apply(processor) if verdicts.refused else processor

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import tvm
-from tvm import rpc
 
 from tvm_stretch.build.branching import branch
 from tvm_stretch.build.pipeline import build
@@ -24,12 +20,12 @@ from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.calls import Calls
 from tvm_stretch.measuring.dataset import Row
 from tvm_stretch.measuring.record import Kernel, recording
-from tvm_stretch.measuring.remote import Remote, RemoteModule
 from tvm_stretch.measuring.samples import Sample, chain
 from tvm_stretch.measuring.timing import Stopwatch, Timing, empty_caches
 from tvm_stretch.progress import quiet
+from tvm_stretch.remote.device import Device
 from tvm_stretch.runtime.measure import node_times
-from tvm_stretch.runtime.model import Model
+from tvm_stretch.runtime.model import Executor, Model
 from tvm_stretch.targets.processor import Processor
 
 REFERENCE = Sample("conv", 64, (28, 28), 64, (1, 1), epilogue="relu")
@@ -38,10 +34,6 @@ REFERENCE = Sample("conv", 64, (28, 28), 64, (1, 1), epilogue="relu")
 _RUNS = 15
 _HALVED = 32  # channels
 _SECONDS = 3.0
-_UPLOADS = itertools.count()
-"""Numbers of uploaded libraries: sessions outlive the bench of one processor."""
-
-_Executor: TypeAlias = tvm.runtime.Module | RemoteModule
 
 
 @dataclass(frozen=True)
@@ -60,24 +52,17 @@ class NetworkTiming:
 
 
 class Bench:
-    """One processor, here or behind an RPC session.
+    """One processor, here or behind RPC.
 
     Args:
         processors: the one to measure; then the CPU, if that is another one.
-        session: where to run; None for this process.
-        fcompile: links the libraries that the session loads; None for this machine's compiler.
+        device: where to run; None for this process.
     """
 
-    def __init__(
-        self,
-        processors: Sequence[Processor],
-        session: rpc.RPCSession | None = None,
-        fcompile: Callable[..., object] | None = None,
-    ) -> None:
+    def __init__(self, processors: Sequence[Processor], device: Device | None = None) -> None:
         self.processor = processors[0]
         self.host = processors[-1]
-        self.remote = None if session is None else Remote(session)
-        self.fcompile = fcompile
+        self.device = device
         reference = self._compile(chain([REFERENCE]), self.processor)
         module, count = self._open(reference), len(reference.graph.nodes)
         self.stopwatch = Stopwatch(lambda: sum(node_times(_trace(module, count), count)))
@@ -112,21 +97,18 @@ class Bench:
 
     def timed(self, model: Model) -> Callable[[], int]:
         """What runs the model once where the bench is, and tells the nanoseconds."""
-        module, count = self._open(model), len(model.graph.nodes)
-        return lambda: self._run_ns(module, count)
+        module = self._open(model)
+        return lambda: self._run_ns(module)
 
-    def _run_ns(self, module: _Executor, count: int) -> int:
-        """A run as its caller sees it; behind a session, where calls take long, its work alone."""
-        if self.remote is None:
-            start = time.perf_counter_ns()
-            module["run"]()
-            return time.perf_counter_ns() - start
-        regions = _trace(module, count)["regions"]
-        work = [s for spans in regions for s in spans if s["kind"] != "wait"]
-        return max(s["end"] for s in work) - min(s["start"] for s in work) if work else 0
+    def _run_ns(self, module: Executor) -> int:
+        """A run as its caller sees it who is where it runs."""
+        text = str(module["time_runs"](1))
+        if not text.isdigit():
+            raise _no_answer("the nanoseconds of a run", text)
+        return int(text)
 
     def _rows(
-        self, model: Model, kernels: dict[str, Kernel], module: _Executor, **origin: Any
+        self, model: Model, kernels: dict[str, Kernel], module: Executor, **origin: Any
     ) -> tuple[list[Row], Timing]:
         """The kernels, what the run costs beside them, and the whole run.
 
@@ -138,7 +120,7 @@ class Bench:
             return node_times(_trace(module, len(nodes)), len(nodes))
 
         def kernels_and_whole() -> list[int]:  # in turns: a machine's speed changes slowly
-            return [*kernel_times(), self._run_ns(module, len(nodes))]
+            return [*kernel_times(), self._run_ns(module)]
 
         *timings, total = self.stopwatch.watch(kernels_and_whole, _RUNS, _SECONDS)
         rows = self._kernel_rows(model, kernels, timings, origin)
@@ -148,7 +130,7 @@ class Bench:
         run = RunFeatures.of(len(nodes))
         each = replace(total, nanoseconds=max(1, beside))
         rows.append(self._row(None, run, [each], origin))
-        if self.remote is None:
+        if self.device is None:
             cold = self.stopwatch.watch(kernel_times, _RUNS, _SECONDS, prepare=empty_caches)
             rows += self._kernel_rows(model, kernels, cold, origin, flushed=True)
         return rows, total
@@ -196,23 +178,15 @@ class Bench:
         willing = [processor] if alone else [processor, self.host]
         return build(load_network(network), None, every, willing)
 
-    def _open(self, model: Model) -> _Executor:
+    def _open(self, model: Model) -> Executor:
         """The executor with random inputs set."""
-        module = model.module if self.remote is None else self._upload(model, self.remote)
+        module = model.module if self.device is None else self.device.load(model).module
         dice = np.random.default_rng(0)
         for port in model.graph.inputs:
             spec = model.graph.tensors[port.tensor]
             value = dice.standard_normal(spec.shape).astype(spec.dtype)
-            local = self.remote is None
-            module["set_input"](port.name, tvm.runtime.tensor(value) if local else value)
+            module["set_input"](port.name, tvm.runtime.tensor(value))
         return module
-
-    def _upload(self, model: Model, remote: Remote) -> RemoteModule:
-        with tempfile.TemporaryDirectory() as folder:
-            # another name each time: overwriting a library that is loaded crashes the device
-            path = Path(folder, f"kernels{next(_UPLOADS)}.so")
-            model.export(path, fcompile=self.fcompile)
-            return remote.load(path)
 
 
 def half_shares(mod: tvm.IRModule) -> dict[str, tuple[int, ...]]:
@@ -234,7 +208,7 @@ def in_halves(mod: tvm.IRModule, processors: Sequence[Processor]) -> tvm.IRModul
     return branch(mod, shares, (), pair).mod if shares else mod
 
 
-def _trace(module: _Executor, count: int) -> dict[str, Any]:
+def _trace(module: Executor, count: int) -> dict[str, Any]:
     """A traced run of ``count`` nodes.
 
     Raises:
@@ -249,11 +223,15 @@ def _trace(module: _Executor, count: int) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError):
         is_one = False
     if not is_one:
-        raise DeviceError(
-            f"expected the spans of {count} kernels for the trace, got {str(text)[:80]!r}; look at "
-            "the device, start its server anew, and connect again"
-        )
+        raise _no_answer(f"the spans of {count} kernels", text)
     return trace
+
+
+def _no_answer(expected: str, got: object) -> DeviceError:
+    return DeviceError(
+        f"expected {expected} for the answer of the device, got {str(got)[:80]!r}; look at it, "
+        "start its server anew, and connect again"
+    )
 
 
 def _is_span(span: dict[str, Any], count: int) -> bool:

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import scipy.optimize  # noqa: F401  learning imports them late, where Ctrl-C would end the process
 import xgboost  # noqa: F401
-from tvm import rpc
 
 from tvm_stretch.cost.device import chosen_folder, fingerprint
 from tvm_stretch.cost.model import MeasuredModel, train
@@ -32,8 +31,9 @@ from tvm_stretch.measuring.samples import Sample, load_prior, neighbour, with_fu
 from tvm_stretch.measuring.scenes import scene
 from tvm_stretch.measuring.transfers import measure_slowdown, measure_transfers
 from tvm_stretch.progress import Progress, reporting, say
+from tvm_stretch.remote.device import Device
+from tvm_stretch.remote.processors import processors_of
 from tvm_stretch.targets.processor import Processor
-from tvm_stretch.targets.processors import make_processors
 from tvm_stretch.targets.registry import TargetLike
 
 BATCH = 12
@@ -45,15 +45,13 @@ _SCENE_EVERY = 5
 
 
 def measure(
-    targets: Sequence[TargetLike] | TargetLike = ("llvm",),
+    targets: Sequence[TargetLike] | TargetLike | None = None,
     *,
     budget: float = 480.0,
     resume: bool = True,
     folder: str | os.PathLike[str] | None = None,
     networks: Mapping[str, object] | None = None,
-    session: rpc.RPCSession | None = None,
-    device: str | None = None,
-    fcompile: Callable[..., object] | None = None,
+    device: Device | None = None,
     cpu_threads: int | None = None,
     progress: Progress | None = None,
     seed: int = 0,
@@ -61,14 +59,12 @@ def measure(
     """Measure kernels of each processor and learn a cost model from them.
 
     Args:
-        targets: the processors, as for ``compile``.
+        targets: the processors, as for ``compile``; by default the CPU, or all of the device.
         budget: seconds to spend on measuring, over all processors.
         resume: go on with the measurements that the folder holds; False starts again.
         folder: where measurements and models go; by default the user's cache.
         networks: networks, by name, whose kernels are measured first, in place.
-        session: a TVM RPC session of the device; None measures on this machine.
-        device: name of the remote device, so that its measurements are not mixed with others.
-        fcompile: links libraries for the remote device, as for ``Model.export``.
+        device: where to measure, as ``ts.connect`` gives it; by default this machine.
         cpu_threads: as for ``compile``.
         progress: receives a line of text after every step; by default they are shown on one line of
             the terminal, if there is one.
@@ -78,23 +74,18 @@ def measure(
         The models by name of processor; also written to the folder.
 
     Raises:
-        InputError: the budget is not positive, or a session comes without a device name.
+        InputError: the budget is not positive, or the device is none.
         CostModelError: the folder's measurements are damaged or from another device.
         DeviceError: a device disappeared, or answers what cannot be: what was measured is kept, and
             another call goes on with it.
     """
     if not isinstance(budget, int | float) or not budget > 0:
         raise InputError(f"expected a positive number of seconds for budget, got {budget!r}")
-    if session is not None and device is None:
-        raise InputError(
-            "expected a name for device with an RPC session, got None; give the device behind the "
-            "session a name, under which its measurements are kept"
-        )
     require_networks(networks)
     if not isinstance(seed, int):
         raise InputError(f"expected a whole number for seed, got {seed!r}; 0 is one")
-    processors, placeable = make_processors(targets, cpu_threads)
-    kept_in = chosen_folder(folder, processors[0], device)
+    processors, placeable = processors_of(device, targets, cpu_threads)
+    kept_in = chosen_folder(folder, processors[0])
     with writing("the measurements", CostModelError):
         kept_in.mkdir(parents=True, exist_ok=True)
     models: dict[str, MeasuredModel] = {}
@@ -106,9 +97,9 @@ def measure(
             own = [processor, *(p for p in processors[:1] if p is not processor)]
             share = budget / (len(placeable) - index)
             start = time.monotonic()
-            dataset = open_dataset(kept_in, processor, device, resume)
+            dataset = open_dataset(kept_in, processor, resume)
             with _whatever_happens(dataset, processor):
-                bench = Bench(own, session, fcompile)
+                bench = Bench(own, device)
                 if processor in others:
                     _measure_together(dataset, host, processor, bench)
             Campaign(bench, dataset, random.Random(seed)).run(share, networks or {})
@@ -175,11 +166,9 @@ def learn(
     )
 
 
-def open_dataset(
-    folder: Path, processor: Processor, device: str | None = None, resume: bool = True
-) -> Dataset:
+def open_dataset(folder: Path, processor: Processor, resume: bool = True) -> Dataset:
     """The processor's measurements in the folder; an empty file if there are none."""
-    path, own = folder / f"{processor.name}.jsonl", fingerprint(processor, device)
+    path, own = folder / f"{processor.name}.jsonl", fingerprint(processor)
     if resume and path.exists() and path.stat().st_size:
         return Dataset.open(path, own)
     return Dataset.create(path, own)

@@ -40,10 +40,11 @@ from tvm_stretch.ir.operators import Operators
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.progress import Progress, count, quiet, reporting, say
+from tvm_stretch.remote.device import Device
+from tvm_stretch.remote.processors import processors_of
 from tvm_stretch.search import search
 from tvm_stretch.search.costs import planning_costs
 from tvm_stretch.targets.processor import Processor
-from tvm_stretch.targets.processors import make_processors
 from tvm_stretch.targets.registry import TargetLike
 
 _TOLERANCE = 2e-3  # of the largest value: sums in another order, approximate exponentials
@@ -69,6 +70,7 @@ def probe(
     target: TargetLike,
     model: object,
     *,
+    device: Device | None = None,
     cache: str | os.PathLike[str] | None = None,
     cpu_threads: int | None = None,
     progress: Progress | None = None,
@@ -78,6 +80,7 @@ def probe(
     Args:
         target: the processor, as for ``compile``.
         model: the network, as for ``compile``.
+        device: where to run, as ``ts.connect`` gives it; by default this machine.
         cache: file of verdicts; by default in the user's cache, where ``compile`` finds it.
         cpu_threads: as for ``compile``.
         progress: receives a line of text before every operator that is tried; see ``compile``.
@@ -85,13 +88,13 @@ def probe(
     Raises:
         CostModelError: the file of verdicts is damaged or from another device, or the device
             disappeared; what was found until then is kept.
-        TargetError: the target is not of this machine.
+        TargetError: the target is not of this machine, or the device.
     """
-    processors, placeable = make_processors([target], cpu_threads)
+    processors, placeable = processors_of(device, [target], cpu_threads)
     if len(placeable) != 1:
         raise TargetError(f"expected one target for probe, got {target!r}; probe one at a time")
     processor, host = placeable[0], processors[0]
-    if not processor.runs_here:
+    if not (processor.runs_here or processor.device):
         raise TargetError(
             f"expected a processor of this machine for probe, got {target!r}; call ts.probe on the "
             "machine that has it"
@@ -101,10 +104,20 @@ def probe(
     else:
         path = as_path(cache, "the file of verdicts")
     with reporting(progress):
-        return _probe(model, processor, host, path)
+        return _probe(model, _Trials(processor, host, device), path)
 
 
-def _probe(model: object, processor: Processor, host: Processor, path: Path) -> Verdicts:
+@dataclass(frozen=True)
+class _Trials:
+    """Where operators are tried: on a processor, beside the CPU, here or on a device."""
+
+    processor: Processor
+    host: Processor
+    device: Device | None = None
+
+
+def _probe(model: object, where: _Trials, path: Path) -> Verdicts:
+    processor, host = where.processor, where.host
     known = Verdicts.read(path, fingerprint(processor))
     say("reading the network")
     wanted: dict[str, Trial] = {}
@@ -116,10 +129,10 @@ def _probe(model: object, processor: Processor, host: Processor, path: Path) -> 
         count(key.split()[0], number, len(wanted))
         refusal = processor.why_not(trial.call)
         if refusal is None and known.reasons.get(key) != "":
-            reason = _try(trial, processor, host)
+            reason = _try(trial, where)
             if reason.startswith("run:"):
-                _require_device(processor, host, reason, path)
-                reason = _try(trial, processor, host)  # it may have been an accident
+                _require_device(where, reason, path)
+                reason = _try(trial, where)  # it may have been an accident
             known.reasons[key] = reason
             known.write(path)
         reasons[key] = refusal or known.reasons[key]
@@ -163,8 +176,9 @@ def _blocked(mod: tvm.IRModule, processor: Processor) -> frozenset[str]:
 
 
 @quiet()
-def _try(trial: Trial, processor: Processor, host: Processor) -> str:
+def _try(trial: Trial, where: _Trials) -> str:
     """The reason for which the operator does not run; empty if it does."""
+    processor, host = where.processor, where.host
     network, before = _alone(trial)
     dice = np.random.default_rng(0)
     values = [_input(param, dice) for param in network["main"].params]
@@ -175,7 +189,7 @@ def _try(trial: Trial, processor: Processor, host: Processor) -> str:
     except Exception as error:  # whatever a compiler finds wrong is a reason, not a failure
         return f"compile: {_last_line(error)}"
     try:
-        found = _outputs(model(*values))
+        found = _outputs((where.device.load(model) if where.device else model)(*values))
     except Exception as error:  # likewise of drivers
         return f"run: {_last_line(error)}"
     for ours, right in zip(found, expected, strict=True):
@@ -186,8 +200,9 @@ def _try(trial: Trial, processor: Processor, host: Processor) -> str:
     return ""
 
 
-def _require_device(processor: Processor, host: Processor, reason: str, path: Path) -> None:
+def _require_device(where: _Trials, reason: str, path: Path) -> None:
     """An operator failed to run: does the device still run anything at all?"""
+    processor = where.processor
     bb = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((1, 16), "float32"))
     with bb.function("main", [x]):
@@ -195,7 +210,7 @@ def _require_device(processor: Processor, host: Processor, reason: str, path: Pa
             out = bb.emit_output(relax.op.add(x, x), name_hint=_PROBED)
         bb.emit_func_output(out)
     call = bb.get()["main"].body.blocks[0].bindings[0].value
-    if processor.why_not(call) is None and _try(Trial(call, bb.get()), processor, host):
+    if processor.why_not(call) is None and _try(Trial(call, bb.get()), where):
         raise CostModelError(
             f"expected {processor.name} to be there while it is probed, got {reason!r} from "
             f"everything; what was found before is kept in {path}: bring it back and probe again"

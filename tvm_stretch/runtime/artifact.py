@@ -27,10 +27,10 @@ import numpy as np
 import tvm
 import tvm_ffi
 from tvm.runtime import _ffi_api
-from tvm.support import cc
 
+from tvm_stretch.codegen.linking import linker_for
 from tvm_stretch.codegen.object_code import MACHINES, ObjectCode, object_file
-from tvm_stretch.errors import ArtifactError, RunError
+from tvm_stretch.errors import ArtifactError, RunError, TargetError
 from tvm_stretch.files import writing
 from tvm_stretch.lowering.graph import Graph
 from tvm_stretch.runtime.autoload import load_native_library
@@ -97,26 +97,38 @@ class Parts:
         return create(self.graph.to_json(), self.weights, kernels, *self.devices)
 
 
-def write_artifact(path: Path, parts: Parts, fcompile: Callable[..., object] | None = None) -> None:
+def write_artifact(
+    path: Path,
+    parts: Parts,
+    fcompile: Callable[..., object] | None = None,
+    with_weights: bool = True,
+) -> None:
     """Link the parts into the shared library `path`.
 
     Args:
         path: the file to write; it appears complete or not at all.
         parts: what to write.
         fcompile: called with the output and the list of files to compile and link, as by TVM's
-            `export_library`; for another machine use `tvm.support.cc.cross_compiler(...)`.
+            `export_library`; by default what `linker_for` finds.
+        with_weights: without them, they are to be given to the executor (`use_weights`).
 
     Raises:
         ArtifactError: the folder does not exist, or linking failed.
+        TargetError: nothing here links for the target.
     """
+    link = fcompile or linker_for(_triple_of(parts))
     with _written_beside(path) as folder:
         graph = folder / "graph.o"
         executor = parts.create_executor(parts.code.as_static_library())
         packed = _ffi_api.ModulePackImportsToLLVM(executor, False, parts.code.target, "")
         graph.write_bytes(object_file(packed))
-        files = [*parts.code.write(folder), graph, _write_weights(folder, parts.weights)]
+        files = [*parts.code.write(folder), graph]
+        if with_weights:
+            files.append(_write_weights(folder, parts.weights))
         try:
-            (fcompile or cc.create_shared)(str(folder / path.name), list(map(str, files)))
+            link(str(folder / path.name), list(map(str, files)))
+        except TargetError:
+            raise
         except Exception as error:  # whatever the compiler or the caller's function raises
             raise ArtifactError(
                 f"expected a linked library for {path}, got {error}; check the compiler"
@@ -124,13 +136,23 @@ def write_artifact(path: Path, parts: Parts, fcompile: Callable[..., object] | N
         seal(folder / path.name)
 
 
-def _write_weights(folder: Path, weights: tvm.runtime.Tensor) -> Path:
-    """A source file that pulls the weights into the library."""
-    data, source = folder / "weights.bin", folder / "weights.c"
-    with data.open("wb") as file:
+def _triple_of(parts: Parts) -> str:
+    """Of what the kernels were compiled for; empty for this machine."""
+    return str(tvm.target.Target(parts.code.target).attrs.get("mtriple", ""))
+
+
+def write_weights(path: Path, weights: tvm.runtime.Tensor) -> None:
+    """The weights with the header that the executor looks for."""
+    with path.open("wb") as file:
         blob = np.from_dlpack(weights)
         file.write(_WEIGHTS_HEADER.pack(_WEIGHTS_MAGIC, blob.nbytes))
         file.write(blob.data)
+
+
+def _write_weights(folder: Path, weights: tvm.runtime.Tensor) -> Path:
+    """A source file that pulls the weights into the library."""
+    data, source = folder / "weights.bin", folder / "weights.c"
+    write_weights(data, weights)
     escaped = str(data).replace("\\", "\\\\").replace('"', '\\"')
     source.write_text(_WEIGHTS_SOURCE.format(path=escaped))
     return source
@@ -190,7 +212,12 @@ def open_artifact(path: Path) -> tvm.runtime.Module:
         ArtifactError: the file is missing, truncated, damaged, no artifact, or made for another
             version or processor.
     """
-    _check_library(path)
+    machine = machine_of(path)
+    if machine != platform.machine():
+        raise ArtifactError(
+            f"expected an artifact for {platform.machine()} for {path}, got one for {machine}; "
+            "compile for this machine"
+        )
     check_seal(path)
     try:
         module = _load_library(path)
@@ -241,8 +268,13 @@ _SEGMENT = struct.Struct("<IIQQQQQQ")
 _LOAD_SEGMENT = 1
 
 
-def _check_library(path: Path) -> None:
-    """Refuse what `dlopen` would crash on: it maps a truncated file and dies when reading it."""
+def machine_of(path: Path) -> str:
+    """The machine that a library is for, as `platform.machine` names them.
+
+    Raises:
+        ArtifactError: `dlopen` would crash on the file: it maps a truncated one and dies when
+            reading it.
+    """
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -270,8 +302,4 @@ def _check_library(path: Path) -> None:
             f"expected at least {max(ends)} bytes for {path}, got {size}; "
             "the file is truncated: copy or export it again"
         )
-    if MACHINES.get(machine) != platform.machine():
-        raise ArtifactError(
-            f"expected an artifact for {platform.machine()} for {path}, got one for "
-            f"{MACHINES.get(machine, f'machine {machine}')}; compile for this machine"
-        )
+    return MACHINES.get(machine, f"machine {machine}")

@@ -14,12 +14,12 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tvm
 
-from tvm_stretch.errors import ArtifactError, InputError
+from tvm_stretch.errors import ArtifactError, DeviceError, InputError
 from tvm_stretch.files import as_path
 from tvm_stretch.lowering.graph import Graph, Port, Tensor
 from tvm_stretch.plan.plan import Plan
@@ -47,6 +47,13 @@ from tvm_stretch.runtime.values import (
 )
 
 
+class Executor(Protocol):
+    """The module of kind `tvm_stretch.executor`, here or on another device."""
+
+    def __getitem__(self, method: str) -> Callable[..., Any]:
+        """One of its methods: executor.cc lists them."""
+
+
 class Model:
     """A network bound to its kernels, its weights and memory to run in.
 
@@ -60,7 +67,7 @@ class Model:
 
     def __init__(
         self,
-        module: tvm.runtime.Module,
+        module: Executor,
         *,
         parts: Parts | None = None,
         path: Path | None = None,
@@ -93,6 +100,16 @@ class Model:
             )
         graph = dataclasses.replace(self.graph, plan={**self.graph.plan, "reason": reason})
         return Model(self.module, parts=dataclasses.replace(self._parts, graph=graph))
+
+    @property
+    def parts(self) -> Parts | None:
+        """What `export` writes; None for a model that was loaded."""
+        return self._parts
+
+    @property
+    def path(self) -> Path | None:
+        """The artifact that it was loaded from, if it was."""
+        return self._path
 
     @functools.cached_property
     def graph(self) -> Graph:
@@ -172,18 +189,24 @@ class Model:
         """
         return self._background.start(self._bind(args, kwargs))
 
+    def timed_run(self) -> Callable[[], float]:
+        """Set every input to noise; returns what runs the network and tells the seconds."""
+        run = self.random_run()
+
+        def timed() -> float:
+            start = time.perf_counter()
+            run()
+            return time.perf_counter() - start
+
+        return timed
+
     def benchmark(self, repeat: int = 20) -> BenchmarkResult:
         """Measure the latency of a run on random inputs, after some runs to warm up."""
         _require_runs(repeat)
-        run = self.random_run()
+        timed = self.timed_run()
         for _ in range(max(2, repeat // 10)):
-            run()
-        samples = []
-        for _ in range(repeat):
-            start = time.perf_counter()
-            run()
-            samples.append(time.perf_counter() - start)
-        return BenchmarkResult(tuple(samples))
+            timed()
+        return BenchmarkResult(tuple(timed() for _ in range(repeat)))
 
     def profile(self, repeat: int = 10) -> ProfileResult:
         """Measure every kernel on random inputs; the median of several runs."""
@@ -243,6 +266,8 @@ class Model:
             )
         try:
             self.module["set_affinity"](",".join(map(str, cores or ())))
+        except DeviceError:
+            raise
         except ValueError as error:
             raise InputError(str(error).strip().splitlines()[-1]) from error
 
@@ -256,11 +281,13 @@ class Model:
 
         Args:
             path: the file to write; it appears complete or not at all.
-            fcompile: links the library, as for TVM's `export_library`; needed for a target that is
-                not this machine, for example `tvm.support.cc.cross_compiler("aarch64-…-g++")`.
+            fcompile: links the library, as for TVM's `export_library`. By default that is this
+                machine's compiler; for other machines zig, or the clang of an Android NDK that
+                ``ANDROID_NDK_HOME`` names.
 
         Raises:
             ArtifactError: the folder does not exist, or linking failed.
+            TargetError: nothing here links for the target.
         """
         path = as_path(path, "the artifact")
         if self._parts is not None:
@@ -288,9 +315,12 @@ class Model:
             f"{graph.arena_bytes / 1e6:.1f} MB arena, {graph.threads} thread(s))"
         )
 
-    @functools.cached_property
-    def _invoke(self) -> tvm.runtime.Function:
+    def _load(self) -> None:
         load_executor(self.module)
+
+    @functools.cached_property
+    def _invoke(self) -> Callable[..., Any]:
+        self._load()
         return self.module["invoke"]
 
     def _run(self, present: Present, inputs: Sequence[tvm.runtime.Tensor]) -> Any:
@@ -345,7 +375,7 @@ class Model:
 
     def random_run(self) -> Callable[[], None]:
         """Set every input to noise; returns the function that runs the network."""
-        load_executor(self.module)
+        self._load()
         generator = np.random.default_rng(0)
         for name, spec in self._input_specs.items():
             self.module["set_input"](name, _noise(generator, spec))

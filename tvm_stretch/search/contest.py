@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -66,7 +65,7 @@ def compare(models: Sequence[Model], rounds: int = _ROUNDS) -> list[Outcome]:
     """
     samples: list[list[float]] = [[] for _ in models]
     with _measuring():
-        runs = [model.random_run() for model in models]
+        runs = [model.timed_run() for model in models]
         for run in runs:
             for _ in range(_WARM_UP):
                 step()
@@ -80,14 +79,12 @@ def compare(models: Sequence[Model], rounds: int = _ROUNDS) -> list[Outcome]:
     return outcomes
 
 
-def _take_turns(runs: Sequence[Callable[[], None]], samples: Sequence[list[float]]) -> None:
+def _take_turns(runs: Sequence[Callable[[], float]], samples: Sequence[list[float]]) -> None:
     """One round: each model once."""
     for run, latencies in zip(runs, samples, strict=True):
         step()
         run()  # another model had the caches
-        start = time.perf_counter()
-        run()
-        latencies.append(time.perf_counter() - start)
+        latencies.append(run())
 
 
 def _undecided(outcome: Outcome) -> bool:

@@ -42,7 +42,7 @@ class Costs:
             places of writer and reader and bytes.
         together: how much longer kernels take while other processors work.
         source: where the numbers come from, for people.
-        trusted: whether they were measured on this machine.
+        trusted: whether they were measured where it is to run.
         factors: what every kernel of a processor is multiplied by.
     """
 
@@ -194,7 +194,7 @@ def not_asked_for(host: Processor) -> Processor:
 
 
 def planning_costs(processors: Sequence[Processor]) -> Costs:
-    """What `ts.measure` found on this machine, or else what is typical of such processors.
+    """What `ts.measure` found on their machine, or else what is typical of such processors.
 
     Raises:
         CostModelError: what `ts.measure` left is damaged or of another version.
@@ -226,4 +226,4 @@ def planning_costs(processors: Sequence[Processor]) -> Costs:
     )
 
 
-_UNMEASURED = "typical of such processors, nothing was measured on this machine (ts.measure)"
+_UNMEASURED = "typical of such processors, nothing was measured there (ts.measure)"

@@ -19,12 +19,15 @@ import tvm
 from tvm_stretch.progress import say
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.runtime.timeline import Timeline
-from tvm_stretch.search import search
+from tvm_stretch.search import Found, search
 from tvm_stretch.search.contest import Outcome, compare, trace, winner
-from tvm_stretch.search.costs import not_asked_for, planning_costs
+from tvm_stretch.search.costs import Costs, not_asked_for, planning_costs
 from tvm_stretch.search.pace import at_present_pace
 from tvm_stretch.search.realise import Candidate
 from tvm_stretch.targets.processor import Processor
+
+Arena = Callable[[Model], Model]
+"""Takes a model where it is measured: to a device behind RPC, for example."""
 
 _TIMELINES = 5
 _SURPRISING = 1.2
@@ -37,6 +40,7 @@ def decide(
     processors: Sequence[Processor],
     placeable: Sequence[Processor],
     build: Callable[[tvm.IRModule, Candidate], Model],
+    arena: Arena | None = None,
 ) -> Model:
     """The fastest model of a network; one processor unless several win beyond doubt.
 
@@ -45,27 +49,26 @@ def decide(
         processors: all of the model's, the CPU first.
         placeable: those that operators may be placed on.
         build: makes a model of a network and a plan for it.
+        arena: takes models where they are measured; by default this machine, if the processors are
+            its own, and nowhere otherwise.
 
     Raises:
         MeasureError: a model failed while it was measured.
         UnsupportedError: no processor supports one of the operators.
     """
     costs = planning_costs([p if p in placeable else not_asked_for(p) for p in processors])
-    runs_here = all(processor.runs_here for processor in placeable)
-    if costs.trusted and runs_here:
-        costs = at_present_pace(
-            costs, lambda other, plans: compare([build(other, plan) for plan in plans])
-        )
+    if arena is None and all(processor.runs_here for processor in placeable):
+        arena = _here
+    if costs.trusted and arena is not None:
+        costs = _at_present_pace(costs, build, arena)
     say("searching for plans")
     found = search(mod, costs)
-    if not runs_here:
-        candidate = (found.singles or found.rivals)[0]
-        reason = f"{_predicted(candidate)}; not measured, for another machine"
-        return build(mod, candidate).with_reason(reason)
+    if arena is None:
+        return _unmeasured(mod, found, costs.trusted, processors[0].device, build)
     singles = found.singles[:1] if costs.trusted else found.singles
     entries = [(rival, build(mod, rival)) for rival in found.rivals]
     if entries and not costs.trusted:
-        factors = _surprise(found.rivals[0], trace(entries[0][1], _TIMELINES))
+        factors = _surprise(found.rivals[0], trace(arena(entries[0][1]), _TIMELINES))
         if max(factors) > _SURPRISING * min(factors):
             say("searching again, with the speeds that were found")
             found = search(mod, costs.corrected(factors))
@@ -78,10 +81,41 @@ def decide(
         candidate, model = entries[0]
         return model.with_reason("; ".join((_predicted(candidate), *notes)))
     say(f"measuring {len(entries)} plans in turns")
-    outcomes = compare([model for _, model in entries])
+    outcomes = compare([arena(model) for _, model in entries])
     index = winner(outcomes)
     reason = _report([candidate for candidate, _ in entries], outcomes, index, notes)
     return entries[index][1].with_reason(reason)
+
+
+def _here(model: Model) -> Model:
+    return model
+
+
+def _at_present_pace(
+    costs: Costs, build: Callable[[tvm.IRModule, Candidate], Model], arena: Arena
+) -> Costs:
+    def measured(network: tvm.IRModule, plans: Sequence[Candidate]) -> Sequence[Outcome]:
+        return compare([arena(build(network, plan)) for plan in plans])
+
+    return at_present_pace(costs, measured)
+
+
+def _unmeasured(
+    mod: tvm.IRModule,
+    found: Found,
+    trusted: bool,
+    device: str,
+    build: Callable[[tvm.IRModule, Candidate], Model],
+) -> Model:
+    """By predictions alone: the best plan of a device that was measured once, or one processor."""
+    candidates = (*found.singles, *found.rivals)
+    if device and trusted:
+        candidate = min(candidates, key=lambda one: one.ns)
+        reason = f"{_predicted(candidate)}; predicted for {device}, not measured"
+    else:
+        candidate = candidates[0]
+        reason = f"{_predicted(candidate)}; not measured, for {device or 'another machine'}"
+    return build(mod, candidate).with_reason(reason)
 
 
 def _choices(candidate: Candidate) -> tuple[object, ...]:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tvm
 
-from tvm_stretch.cost.profile_file import load_profile
+from tvm_stretch.cost.profile import Profile
 from tvm_stretch.cost.verdicts import apply_verdicts
 from tvm_stretch.errors import InputError, PlanError, UnsupportedError
 from tvm_stretch.frontend import load_trainable
@@ -32,6 +32,8 @@ from tvm_stretch.ir.operators import Operators
 from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale
 from tvm_stretch.plan.design import Branch, Design, DesignLike, StretchedSegment
 from tvm_stretch.progress import Progress, reporting, say, step
+from tvm_stretch.remote.device import Device
+from tvm_stretch.remote.processors import place_of, processors_of
 from tvm_stretch.search import uncollected
 from tvm_stretch.search.costs import Costs, planning_costs
 from tvm_stretch.search.twin import named_processors, refuse_threads_of, twin_costs, twin_processors
@@ -49,7 +51,6 @@ from tvm_stretch.stretching.rules import Rules, space_of_table_2
 from tvm_stretch.stretching.search import Search
 from tvm_stretch.stretching.segments import Run, cut_runs, find_runs
 from tvm_stretch.stretching.tables import Pricing
-from tvm_stretch.targets.processors import make_processors
 from tvm_stretch.targets.registry import TargetLike, registered
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ def stretch(
     source: object,
     targets: Sequence[TargetLike] | TargetLike | None = None,
     *,
-    device: str | os.PathLike[str] | None = None,
+    device: Device | str | os.PathLike[str] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     cpu_threads: int | None = None,
     rules: Rules | None = None,
@@ -204,7 +205,7 @@ def stretch(
         source: as for ``ts.compile``.
         targets: as for ``ts.compile``; two or three of them get branches. By default one of each
             kind that is registered, or all processors of the device.
-        device: a phone with a profile, or the path of a profile: designs for that.
+        device: designs for that: as for ``ts.compile``; nothing is measured there.
         shapes: as for ``ts.compile``.
         cpu_threads: as for ``ts.compile``.
         rules: what prunes designs; by default the paper's numbers.
@@ -220,18 +221,18 @@ def stretch(
             f"expected a Rules for rules, got {rules!r}; give tvm_stretch.Rules(alpha=0.1), say"
         )
     with reporting(progress):
-        if device is None:
-            wanted = registered() if targets is None else targets
-            processors, placeable = apply_verdicts(*make_processors(wanted, cpu_threads))
-            costs = planning_costs(processors)
-        else:
+        place = place_of(device)
+        if isinstance(place, Profile):
             refuse_threads_of(device, cpu_threads)
-            profile = load_profile(device)
-            names = (
-                list(profile.processors) if targets is None else named_processors(profile, targets)
-            )
-            processors, placeable = twin_processors(profile, names)
-            costs = twin_costs(profile, processors)
+            known = list(place.processors)
+            names = known if targets is None else named_processors(place, targets)
+            processors, placeable = twin_processors(place, names)
+            costs = twin_costs(place, processors)
+        else:
+            wanted = registered() if targets is None and place is None else targets
+            found = processors_of(place, wanted, cpu_threads)
+            processors, placeable = apply_verdicts(*found)
+            costs = planning_costs(processors)
         able = {processor.name for processor in placeable}
         places = [place for place, processor in enumerate(processors) if processor.name in able]
         mod = load_trainable(source, shapes)

@@ -2,6 +2,7 @@
 
 #include <tvm/ffi/error.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 #if defined(__x86_64__)
@@ -130,6 +131,15 @@ const std::unordered_map<std::string, bool>& HostFeatures() {
 #endif
 
 }  // namespace
+
+std::vector<std::string> CpuFeatures() {
+  std::vector<std::string> found;
+  for (const auto& [name, has] : HostFeatures()) {
+    if (has) found.push_back(name);
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
 
 void RequireCpuFeatures(const std::vector<std::string>& features, const std::string& origin) {
   const auto& host = HostFeatures();

@@ -7,6 +7,8 @@
 //                                         without outputs, returns new ones: a tensor or a list
 //   cancel()                              stops the run that is in progress on another thread
 //   trace()                               runs once; JSON of what each region spent time on
+//   time_runs(count)                      runs; "12345,12321": nanoseconds of each, by this clock
+//   use_weights(path)                     before the first run of an artifact without weights
 //   set_affinity("0,4-7")                 the cores for the CPU's regions; "": any
 //   create_instance()                     same weights, own scratch memory: one per thread
 //   lost()                                why the CPU runs everything; "" if nothing has failed
@@ -103,6 +105,8 @@ class Executor final : public ffi::ModuleObj {
   ffi::Any GetOutput(Args args);
   ffi::Any Invoke(Args args);
   ffi::Any Trace(Args args);
+  ffi::Any TimeRuns(Args args);
+  ffi::Any UseWeights(Args args);
   ffi::Any SetAffinity(Args args);
   ffi::Any CreateInstance(Args args);
   ffi::Function CancelFunction();
@@ -111,6 +115,7 @@ class Executor final : public ffi::ModuleObj {
   const GraphBytes bytes_;
   const GraphSpec spec_;
   ffi::Optional<ffi::Tensor> weights_;
+  std::string weights_path_;  // of a file that holds them; "" if they are linked
   std::mutex mutex_;
   std::atomic<pid_t> process_{getpid()};  // the one that may run this
   std::shared_ptr<const Program> program_;
@@ -132,6 +137,8 @@ ffi::Optional<ffi::Function> Executor::GetFunction(const ffi::String& name) {
   if (name == "get_output") return Locked(&Executor::GetOutput);
   if (name == "invoke") return Locked(&Executor::Invoke);
   if (name == "trace") return Locked(&Executor::Trace);
+  if (name == "time_runs") return Locked(&Executor::TimeRuns);
+  if (name == "use_weights") return Locked(&Executor::UseWeights);
   if (name == "set_affinity") return Locked(&Executor::SetAffinity);
   if (name == "cancel") return CancelFunction();
   if (name == "create_instance") return Locked(&Executor::CreateInstance);
@@ -168,6 +175,8 @@ void Executor::Load() {
   if (weights_.has_value()) {
     const char* data = DataOf(*(*weights_).GetDLTensorPtr());
     program_ = std::make_shared<Program>(spec_, code, data, *weights_);
+  } else if (!weights_path_.empty()) {
+    program_ = Program::FromFile(spec_, code, bytes_.weights_fingerprint, weights_path_);
   } else {
     program_ = Program::FromLibrary(spec_, code, bytes_.weights_fingerprint);
   }
@@ -345,6 +354,35 @@ ffi::Any Executor::Trace(Args) {
   instance_->Run(true);
   const int64_t end = Now();
   return TraceToJSON(start, end, instance_->Spans());
+}
+
+// As a caller measures runs, but where they happen. Whether values are fit to compute with is not
+// asked: what is measured is noise.
+ffi::Any Executor::TimeRuns(Args args) {
+  RequireCount(args, 1, 1, "time_runs");
+  const int64_t count = args[0].cast<int64_t>();
+  if (count < 1) {
+    TVM_FFI_THROW(ValueError) << "expected at least 1 run for time_runs, got " << count
+                              << "; measure at least once";
+  }
+  BindStaging();
+  std::string times;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t start = Now();
+    instance_->Run();
+    times += (i == 0 ? "" : ",") + std::to_string(Now() - start);
+  }
+  return ffi::String(times);
+}
+
+ffi::Any Executor::UseWeights(Args args) {
+  RequireCount(args, 1, 1, "use_weights");
+  if (program_ != nullptr) {
+    TVM_FFI_THROW(ValueError) << "expected use_weights before the first use, got it later; open "
+                                 "the artifact again";
+  }
+  weights_path_ = std::string(args[0].cast<ffi::String>());
+  return ffi::Any();
 }
 
 ffi::Any Executor::SetAffinity(Args args) {

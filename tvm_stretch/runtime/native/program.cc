@@ -1,8 +1,13 @@
 #include "program.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <tvm/ffi/endian.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstring>
 #include <numeric>
 
@@ -32,6 +37,52 @@ static_assert(sizeof(WeightsHeader) == kAlignment);
 
 constexpr char kWeightsMagic[8] = {'T', 'V', 'M', 'S', 'T', 'R', 'W', '1'};
 constexpr const char* kWeightsSymbol = "tvm_stretch_weights";
+
+// The weights behind a header that is theirs; throws ValueError if they are others.
+const char* CheckedWeights(const char* section, const GraphSpec& spec, uint64_t fingerprint) {
+  WeightsHeader header;
+  std::memcpy(&header, section, sizeof(header));
+  const char* weights = section + sizeof(header);
+  if (std::memcmp(header.magic, kWeightsMagic, sizeof(kWeightsMagic)) != 0 ||
+      header.bytes != static_cast<uint64_t>(spec.weights_bytes) ||
+      fingerprint != Fingerprint(weights, header.bytes)) {
+    TVM_FFI_THROW(ValueError) << "expected the weights that belong to the artifact's graph, got "
+                                 "damaged or other ones; export the model again";
+  }
+  return weights;
+}
+
+// A file in memory, as long as this lives.
+class MappedFile : public ffi::Object {
+ public:
+  explicit MappedFile(const std::string& path) {
+    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    struct stat about{};
+    if (fd >= 0 && fstat(fd, &about) == 0) {
+      bytes_ = static_cast<size_t>(about.st_size);
+      data_ = mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, fd, 0);
+    }
+    const std::string fault = std::strerror(errno);
+    if (fd >= 0) close(fd);
+    if (data_ == MAP_FAILED) {
+      TVM_FFI_THROW(ValueError) << "expected a readable file for the weights, got '" << path
+                                << "': " << fault << "; upload them again";
+    }
+  }
+  ~MappedFile() {
+    if (data_ != MAP_FAILED) munmap(data_, bytes_);
+  }
+
+  const char* data() const { return static_cast<const char*>(data_); }
+  size_t bytes() const { return bytes_; }
+
+  static constexpr bool _type_mutable = true;
+  TVM_FFI_DECLARE_OBJECT_INFO_FINAL("tvm_stretch.MappedFile", MappedFile, ffi::Object);
+
+ private:
+  void* data_ = MAP_FAILED;
+  size_t bytes_ = 0;
+};
 
 }  // namespace
 
@@ -105,17 +156,22 @@ std::shared_ptr<const Program> Program::FromLibrary(GraphSpec spec,
                                  "Model.export, not with export_library";
   }
   const char* section = static_cast<const char*>((*find)().cast<void*>());
-  WeightsHeader header;
-  std::memcpy(&header, section, sizeof(header));
-  const char* weights = section + sizeof(header);
-  if (std::memcmp(header.magic, kWeightsMagic, sizeof(kWeightsMagic)) != 0 ||
-      header.bytes != static_cast<uint64_t>(spec.weights_bytes) ||
-      fingerprint != Fingerprint(weights, header.bytes)) {
-    TVM_FFI_THROW(ValueError) << "expected the weights that belong to the artifact's graph, got "
-                                 "damaged or other ones; export the model again";
-  }
+  const char* weights = CheckedWeights(section, spec, fingerprint);
   ffi::Any owner = library;  // the weights are part of the library's mapping
   return std::make_shared<Program>(std::move(spec), code, weights, std::move(owner));
+}
+
+std::shared_ptr<const Program> Program::FromFile(GraphSpec spec,
+                                                 const std::vector<ffi::Module>& code,
+                                                 uint64_t fingerprint, const std::string& path) {
+  auto file = ffi::make_object<MappedFile>(path);
+  if (file->bytes() != sizeof(WeightsHeader) + static_cast<size_t>(spec.weights_bytes)) {
+    TVM_FFI_THROW(ValueError) << "expected " << sizeof(WeightsHeader) + spec.weights_bytes
+                              << " bytes for the weights in '" << path << "', got " << file->bytes()
+                              << "; upload them again";
+  }
+  const char* weights = CheckedWeights(file->data(), spec, fingerprint);
+  return std::make_shared<Program>(std::move(spec), code, weights, ffi::ObjectRef(std::move(file)));
 }
 
 }  // namespace tvm_stretch

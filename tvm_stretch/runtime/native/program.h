@@ -5,6 +5,7 @@
 #include <tvm/ffi/extra/module.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "bound_graph.h"
@@ -34,6 +35,11 @@ class Program {
   static std::shared_ptr<const Program> FromLibrary(GraphSpec spec,
                                                     const std::vector<ffi::Module>& code,
                                                     uint64_t fingerprint);
+
+  // Takes those of a file, which has what the library would hold.
+  static std::shared_ptr<const Program> FromFile(GraphSpec spec,
+                                                 const std::vector<ffi::Module>& code,
+                                                 uint64_t fingerprint, const std::string& path);
 
   const GraphSpec& spec() const { return spec_; }
   const KernelTable& kernels() const { return kernels_; }

@@ -1,0 +1,77 @@
+"""Who links for which triple, and what is said where nobody does."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from cpu_targets import cpu_of
+from relax_helpers import module
+from tvm import relax
+
+import tvm_stretch as ts
+from tvm_stretch.codegen import linking
+from tvm_stretch.codegen.linking import linker_for
+from tvm_stretch.errors import TargetError
+from tvm_stretch.runtime.artifact import machine_of
+
+ANDROID, LINUX = "aarch64-linux-android", "aarch64-linux-gnu"
+
+
+def foreign_model(triple: str) -> ts.Model:
+    """Of a kernel with an exponential, which must not need a library."""
+    network = module(lambda x: relax.op.sigmoid(x), (1, 16))
+    return ts.compile(network, {"kind": "llvm", "mtriple": triple}, cpu_threads=1)
+
+
+@pytest.fixture
+def no_zig(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ANDROID_NDK_HOME", raising=False)
+    monkeypatch.setattr(linking.importlib.util, "find_spec", lambda _name: None)
+
+
+@pytest.mark.parametrize("triple", [ANDROID, LINUX, "x86_64-linux-android"])
+def test_nobody_links(triple: str, no_zig: None, tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match=rf"links for {triple}, got none; pip install ziglang"):
+        foreign_model(triple).export(tmp_path / "model.so")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_clang_of_the_ndk(no_zig: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script in its place writes down what it was called with."""
+    monkeypatch.setenv("ANDROID_NDK_HOME", str(tmp_path))
+    with pytest.raises(TargetError, match="expected an Android NDK for ANDROID_NDK_HOME"):
+        linker_for(ANDROID)
+    folder = tmp_path / "toolchains/llvm/prebuilt/linux-x86_64/bin"
+    folder.mkdir(parents=True)
+    clang = folder / "aarch64-linux-android24-clang"
+    clang.write_text('#!/bin/sh\necho "$@" > "$6"\n')
+    clang.chmod(0o755)
+    linker_for(ANDROID)(str(tmp_path / "out"), ["a.o", "b.o"])
+    said = (tmp_path / "out").read_text().split()
+    assert said == ["-O2", "-s", "-shared", "-fPIC", "-o", str(tmp_path / "out"), "a.o", "b.o"]
+    clang.write_text("#!/bin/sh\necho 'ld: error: undefined symbol: expf' >&2; exit 1\n")
+    with pytest.raises(TargetError, match="undefined symbol: expf"):
+        linker_for(ANDROID)(str(tmp_path / "out"), ["a.o"])
+
+
+# Zig builds a part of a C library first, which takes seconds.
+@pytest.mark.parametrize("triple", [ANDROID, pytest.param(LINUX, marks=pytest.mark.full)])
+def test_zig_links_for_phones(triple: str, tmp_path: Path) -> None:
+    pytest.importorskip("ziglang")
+    path = tmp_path / "model.so"
+    foreign_model(triple).export(path)
+    assert machine_of(path) == "aarch64"
+    readelf = shutil.which("readelf")
+    if triple == ANDROID and readelf:
+        found = subprocess.run(
+            [readelf, "-d", "--dyn-syms", "-W", path], capture_output=True, text=True, check=True
+        ).stdout
+        assert "(NEEDED)" not in found
+        assert [line for line in found.splitlines() if " UND " in line and "__" in line] == []
+
+
+def test_here_the_compiler_that_is_here_links(no_zig: None) -> None:
+    assert callable(linker_for("")) and cpu_of(4)

@@ -1,0 +1,225 @@
+"""What a device says of itself, and the processors that the compiler makes of it.
+
+found = Description.read(text, "pixel-8")        # of `tvm_stretch.describe_machine`, there
+found.target()                                   # {"kind": "llvm", "mtriple": ..., "mcpu": ...}
+found.big_cores                                  # of a phone, those that are worth waiting for
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import tvm
+from tvm.target import Target, codegen
+
+from tvm_stretch.build.assemble import checked_features
+from tvm_stretch.errors import DeviceError
+from tvm_stretch.files import Format, sealed
+from tvm_stretch.runtime.autoload import load_native_library
+
+_VERSION = 1
+
+FORMAT = Format(
+    "tvm_stretch.device",
+    1,
+    "the description of a device",
+    DeviceError,
+    "delete the file and connect to the device again",
+    is_sealed=True,
+)
+
+_WORTH_WAITING = 0.6
+"""A core with less than this share of the biggest one's capacity is a little one."""
+
+_ARM_CORES: Mapping[str, str] = {
+    "0x41:0xd03": "cortex-a53",
+    "0x41:0xd04": "cortex-a35",
+    "0x41:0xd05": "cortex-a55",
+    "0x41:0xd07": "cortex-a57",
+    "0x41:0xd08": "cortex-a72",
+    "0x41:0xd09": "cortex-a73",
+    "0x41:0xd0a": "cortex-a75",
+    "0x41:0xd0b": "cortex-a76",
+    "0x41:0xd0c": "neoverse-n1",
+    "0x41:0xd0d": "cortex-a77",
+    "0x41:0xd40": "neoverse-v1",
+    "0x41:0xd41": "cortex-a78",
+    "0x41:0xd44": "cortex-x1",
+    "0x41:0xd46": "cortex-a510",
+    "0x41:0xd47": "cortex-a710",
+    "0x41:0xd48": "cortex-x2",
+    "0x41:0xd49": "neoverse-n2",
+    "0x41:0xd4b": "cortex-a78c",
+    "0x41:0xd4d": "cortex-a715",
+    "0x41:0xd4e": "cortex-x3",
+    "0x41:0xd80": "cortex-a520",
+    "0x41:0xd81": "cortex-a720",
+    "0x41:0xd82": "cortex-x4",
+    "0x51:0x802": "cortex-a75",  # Qualcomm's Kryo are Arm's cores, named by Qualcomm
+    "0x51:0x803": "cortex-a55",
+    "0x51:0x804": "cortex-a76",
+    "0x51:0x805": "cortex-a55",
+}
+"""LLVM's names of cores by what MIDR_EL1 says: who made it, and which part it is."""
+
+
+@dataclass(frozen=True)
+class Core:
+    """One core; numbers that the system does not tell are 0.
+
+    Attributes:
+        number: as the system counts.
+        part: maker and part of an Arm core.
+        mhz: its highest clock.
+        capacity: what the system's scheduler expects of it; the biggest have 1024.
+        l1: bytes of the first data cache.
+        l2: bytes of the second one.
+    """
+
+    number: int
+    part: str
+    mhz: int
+    capacity: int
+    l1: int
+    l2: int
+
+    @property
+    def size(self) -> int:
+        """What cores are compared by."""
+        return self.capacity or self.mhz or 1
+
+    @property
+    def name(self) -> str:
+        """LLVM's name; empty if it is not known."""
+        return _ARM_CORES.get(self.part, "")
+
+
+@dataclass(frozen=True)
+class Description:
+    """A device: its cores, what they can do, its memory, what it has beside the CPU.
+
+    Attributes:
+        name: the key under which a tracker lends it.
+        triple: of its system.
+        cpu: what the system calls its CPU.
+        features: of its instruction set, by LLVM's names.
+        cores: those that its server may use.
+        memory: bytes.
+        free: bytes that were free when it was asked.
+        opencl: what its OpenCL devices say of themselves.
+        why_no_opencl: why there is none.
+    """
+
+    name: str
+    triple: str
+    cpu: str
+    features: tuple[str, ...]
+    cores: tuple[Core, ...]
+    memory: int
+    free: int
+    opencl: tuple[dict[str, Any], ...]
+    why_no_opencl: str
+
+    @staticmethod
+    def read(text: object, name: str) -> Description:
+        """What the device has answered.
+
+        Raises:
+            DeviceError: it is no description, or one of another version.
+        """
+        where = f"what {name} says of itself"
+        found = FORMAT.load(str(text), where)
+        if found.pop("version", None) != _VERSION:
+            raise DeviceError(
+                f"expected version {_VERSION} for {where}, got another; install the same version "
+                "of tvm_stretch there"
+            )
+        found["cpu"] = found.pop("name", "")
+        return Description.build({**found, "name": name}, where)
+
+    @staticmethod
+    def build(data: dict[str, Any], where: str) -> Description:
+        """As `read`, of plain data.
+
+        Raises:
+            DeviceError: it does not have the fields of a description.
+        """
+        cores = FORMAT.build_all(Core, data.get("cores"), "cores", where)
+        found = FORMAT.build(Description, {**data, "cores": cores}, where)
+        texts = (found.triple, found.cpu, found.why_no_opencl, *found.features)
+        numbers = (found.memory, found.free, *(n for c in cores for n in (c.size, c.l1, c.l2)))
+        good = all(isinstance(text, str) for text in texts) and cores
+        if not good or not all(isinstance(number, int) and number >= 0 for number in numbers):
+            raise DeviceError(f"expected texts and numbers for {where}, got others; {FORMAT.again}")
+        return found
+
+    def to_file(self) -> str:
+        """The content of a file that `build` reads."""
+        return sealed(json.dumps({**FORMAT.head, **asdict(self)}, indent=1) + "\n")
+
+    @property
+    def big_cores(self) -> tuple[Core, ...]:
+        """Those that a kernel should be shared by: a little one would be waited for."""
+        biggest = max(core.size for core in self.cores)
+        return tuple(core for core in self.cores if core.size >= _WORTH_WAITING * biggest)
+
+    def target(self) -> dict[str, Any]:
+        """TVM's target of its CPU, with the features that it really has.
+
+        LLVM believes that a core with a name has all that such cores can have. Where the system
+        does not let programs use some of it, or the name is not known, the features are listed.
+        """
+        plain = {"kind": "llvm", "mtriple": self.triple}
+        name = self._core_name()
+        if name:
+            return {**plain, "mcpu": name}
+        return {**plain, "mattr": [f"+{feature}" for feature in self.features]}
+
+    def _core_name(self) -> str:
+        if (self.triple, self.cpu, self.features) == _this_machine():
+            return str(codegen.llvm_get_system_cpu())
+        name = self.big_cores[0].name
+        if not name:
+            return ""
+        target = Target({"kind": "llvm", "mtriple": self.triple, "mcpu": name})
+        return name if self.lacks(checked_features(target)) == () else ""
+
+    def lacks(self, features: Sequence[str]) -> tuple[str, ...]:
+        """Those features that it does not have."""
+        return tuple(sorted(set(features) - set(self.features)))
+
+    def __str__(self) -> str:
+        """A few lines for people."""
+        groups: dict[tuple[str, int], list[int]] = {}
+        for core in self.cores:
+            groups.setdefault((core.name or self.cpu or "core", core.mhz), []).append(core.number)
+        big = {core.number for core in self.big_cores}
+        lines = [f"{self.name}: {self.triple}, {self.memory / 2**30:.1f} GiB memory"]
+        for (name, mhz), numbers in groups.items():
+            size = "big" if numbers[0] in big else "little"
+            clock = f", {mhz} MHz" if mhz else ""
+            first = next(core for core in self.cores if core.number == numbers[0])
+            caches = f", caches {first.l1 >> 10} and {first.l2 >> 10} KiB" if first.l1 else ""
+            lines.append(f"  cores {','.join(map(str, numbers))}: {name}, {size}{clock}{caches}")
+        lines.append(f"  features: {' '.join(self.features) or 'none that kernels use'}")
+        for device in self.opencl:
+            limit = int(device.get("max_buffer_bytes", 0)) / 2**20
+            lines.append(
+                f"  opencl: {device.get('name')}, {device.get('compute_units')} units, "
+                f"{device.get('memory')} memory, tensors up to {limit:.0f} MiB"
+            )
+        if not self.opencl:
+            lines.append(f"  opencl: none ({self.why_no_opencl})")
+        return "\n".join(lines)
+
+
+@functools.cache
+def _this_machine() -> tuple[str, str, tuple[str, ...]]:
+    load_native_library()
+    text = str(tvm.get_global_func("tvm_stretch.describe_machine")())
+    found = Description.read(text, "this machine")
+    return found.triple, found.cpu, found.features

@@ -1,0 +1,346 @@
+"""``ts.connect()``: a phone or a board behind TVM's RPC.
+
+    phone = ts.connect("192.0.2.7:9190", "pixel-8")     # through a tracker
+    print(phone.describe())
+    phone.close()                                       # others may have it now
+
+Whatever goes wrong there, or takes too long, is one `DeviceError`. The session is then over; the
+next call begins another one, with any device of the same key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tvm
+from tvm import rpc
+
+from tvm_stretch.errors import DeviceError, InputError, last_line
+from tvm_stretch.files import cache_folder, write_whole
+from tvm_stretch.progress import say
+from tvm_stretch.remote.description import FORMAT, Description
+from tvm_stretch.remote.link import Link, failed
+from tvm_stretch.remote.uploads import stored
+from tvm_stretch.remote.wire import Address, Deadline, offered, parse_address, request
+
+if TYPE_CHECKING:
+    from tvm_stretch.remote.remote_model import RemoteModel
+    from tvm_stretch.runtime.model import Model
+
+_PATIENCE = 120.0  # seconds
+_SUMMARY_SECONDS = 5.0
+
+
+class Device:
+    """A device behind RPC; `connect` makes one.
+
+    Attributes:
+        name: the key under which a tracker lends it: what is learned of one holds for all.
+        timeout: seconds that every single call may take.
+    """
+
+    def __init__(self, name: str, timeout: float, begin: Callable[[], Link]) -> None:
+        self.name = name
+        self.timeout = timeout
+        self.sent_bytes = 0
+        self._begin = begin
+        self._link: Link | None = None
+        self._sessions = 0
+        self._lock = threading.RLock()  # guards the link: a session answers one after the other
+        self._description: Description | None = None
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Device({self.name!r}, {'in a session' if self.session_number else 'closed'})"
+
+    @property
+    def session_number(self) -> int:
+        """Which session this is; 0 if there is none now. What was loaded is gone with its own."""
+        with self._lock:
+            return 0 if self._link is None or self._link.is_over else self._sessions
+
+    def close(self) -> None:
+        """End the session: the device is free for others. The next call begins a new one."""
+        with self._lock:
+            if self._link is not None:
+                self._link.hang_up()
+                self._link = None
+
+    def describe(self) -> Description:
+        """What the device is; asked once for each `Device`, and remembered for plans without it.
+
+        Raises:
+            DeviceError: it does not answer, or its runtime library is missing or another version.
+        """
+        if self._description is None:
+            text = self.call("to describe itself", "tvm_stretch.describe_machine")
+            self._description = Description.read(text, self.name)
+            _remember(self._description)
+        return self._description
+
+    def call(self, what: str, function: str, *arguments: Any, seconds: float | None = None) -> Any:
+        """The answer of a global function there.
+
+        Args:
+            what: it is to do, for messages: "to run".
+            function: its name.
+            arguments: numbers, texts, bytes, tensors and modules of the device.
+            seconds: that it may take; by default `timeout`.
+
+        Raises:
+            DeviceError: it fails, or there is no answer in time.
+        """
+        return self.ask(what, lambda link: link.function(function)(*arguments), seconds)
+
+    def ask(
+        self,
+        what: str,
+        action: Callable[[Link], Any],
+        seconds: float | None = None,
+        session: int | None = None,
+    ) -> Any:
+        """What an action comes to; it runs on a thread of its own. See `call`.
+
+        Args:
+            what: the device is to do, for messages.
+            action: asks through the link.
+            seconds: that it may take; by default `timeout`.
+            session: the number of the session that it needs; by default any.
+
+        Raises:
+            DeviceError: it fails, there is no answer in time, or that session is over.
+        """
+        with self._lock:
+            if session is not None and session != self.session_number:
+                raise failed(self.name, what, "the end of the session that held it", "load it anew")
+            if self._link is None or self._link.is_over:
+                self._link = self._begin()
+                self._sessions += 1
+            link = self._link
+            return link.ask(what, lambda: action(link), seconds or self.timeout)
+
+    def upload(self, path: Path, ending: str) -> str:
+        """Have a file there, by what is in it; returns its name.
+
+        Raises:
+            DeviceError: the device does not take it.
+        """
+        name, sent = stored(self, path, ending)
+        self.sent_bytes += sent
+        return name
+
+    def open_library(self, name: str) -> RemoteModule:
+        """The module of an uploaded library.
+
+        Raises:
+            DeviceError: the device does not load it.
+        """
+        module = self.call("to load a library", "ffi.ModuleLoadFromFile", self.path_of(name))
+        return RemoteModule(self, module)
+
+    def path_of(self, name: str) -> str:
+        """Where an upload lies on the device."""
+        return str(self.call("to find an upload", "tvm_stretch.store_path", name))
+
+    def load(self, model: Model | str | Path) -> RemoteModel:
+        """A model on the device, with all that models can do.
+
+        Sent is what the device lacks: a model with another plan of the same network sends its
+        kernels, but not the weights again.
+
+        Args:
+            model: compiled for it, or an artifact.
+
+        Raises:
+            ArtifactError: it is for another machine, or for features that the device lacks.
+            DeviceError: the device fails, or there is no answer in time.
+            TargetError: nothing here links for the device.
+        """
+        from tvm_stretch.remote.remote_model import load_there
+
+        return load_there(self, model)
+
+
+class RemoteModule:
+    """A module of the device, in one session.
+
+    Args:
+        device: where it is.
+        module: TVM's handle of it.
+    """
+
+    def __init__(self, device: Device, module: tvm.runtime.Module) -> None:
+        self.device = device
+        self.session = device.session_number
+        self._module = module
+
+    def method(self, name: str) -> Callable[..., Any]:
+        """A method as TVM has it, for actions of `Device.ask`."""
+        found: Callable[..., Any] = self._module[name]
+        return found
+
+    def __getitem__(self, method: str) -> Callable[..., Any]:
+        """A method; arrays and tensors of this machine become tensors of the device."""
+
+        def answered(*given: Any, seconds: float | None = None) -> Any:
+            def action(link: Link) -> Any:
+                return self._module[method](*(_sent(link, argument) for argument in given))
+
+            found = self.device.ask(f"to answer {method}", action, seconds, self.session)
+            is_module = isinstance(found, tvm.runtime.Module)
+            return RemoteModule(self.device, found) if is_module else found
+
+        return answered
+
+
+def _sent(link: Link, argument: Any) -> Any:
+    if isinstance(argument, np.ndarray):
+        return tvm.runtime.tensor(argument, link.session.cpu(0))
+    if isinstance(argument, tvm.runtime.Tensor):
+        return argument.copyto(link.session.cpu(0))
+    return argument
+
+
+# --- connecting -----------------------------------------------------------------------------------
+
+
+def connect(
+    where: str | rpc.RPCSession,
+    key: str | None = None,
+    *,
+    timeout: float = _PATIENCE,
+    wait: float = 60.0,
+    secret: str = "",
+) -> Device:
+    """A device that compiles are for, kernels are measured on, and models run on.
+
+    Args:
+        where: address and port of TVM's tracker, such as ``"192.0.2.7:9190"``; or a session of
+            TVM's RPC, which cannot be begun anew when it is lost.
+        key: the name under which the tracker lends the device. Of a session, what is measured is
+            kept under this name.
+        timeout: seconds that every single call may take; then it is a `DeviceError`.
+        wait: seconds until the tracker has a free device, at the beginning and after a loss.
+        secret: the word that the devices were given with ``tvm_stretch_rpc --secret-file``.
+
+    Raises:
+        InputError: an argument is none of these.
+        DeviceError: there is no tracker, it has no such device, or none is free in time.
+    """
+    for field, seconds in (("timeout", timeout), ("wait", wait)):
+        if not isinstance(seconds, int | float) or not 0 < seconds < 1e6:
+            raise InputError(f"expected a positive number of seconds for {field}, got {seconds!r}")
+    if not isinstance(secret, str):
+        raise InputError("expected text for secret, got something else; give the word itself")
+    if isinstance(where, rpc.RPCSession):
+        return _of_session(where, _checked(key or "session"), timeout)
+    address = parse_address(where)
+    if address is None:
+        raise InputError(
+            f"expected HOST:PORT of a tracker or a session of TVM's RPC for connect, got {where!r};"
+            " TVM's tracker listens on port 9190"
+        )
+    name = _checked(key)
+    device = Device(name, timeout, lambda: _lent(address, name, wait, timeout, secret))
+    device.ask("to answer", lambda link: link.function("tvm.rpc.server.upload"))
+    return device
+
+
+def _checked(key: object) -> str:
+    if isinstance(key, str) and 0 < len(key) <= 100 and key.isprintable() and not {*key} & {*" :"}:
+        return key
+    raise InputError(
+        f"expected the name of a device for key, without spaces and colons, got {key!r}; the "
+        "tracker lists them: python -m tvm.exec.query_rpc_tracker"
+    )
+
+
+def _of_session(session: rpc.RPCSession, name: str, timeout: float) -> Device:
+    number = itertools.count()
+
+    def begin() -> Link:
+        if next(number):
+            raise failed(name, "to go on", "the end of its session", "open another, and connect")
+        return Link.of(session, timeout, name)
+
+    return Device(name, timeout, begin)
+
+
+def _lent(address: Address, name: str, wait: float, timeout: float, secret: str) -> Link:
+    """A session with one of the tracker's devices."""
+    place = f"the tracker {address[0]}:{address[1]}"
+    deadline = Deadline(wait)
+    while True:
+        say(f"waiting for {name}")
+        try:
+            seat = request(address, name, deadline)
+        except TimeoutError as error:
+            raise failed(
+                name, f"from {place} within {wait:g} s", _why_none(address, name), _FREE_ONE
+            ) from error
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            way = "start it with python -m tvm.exec.rpc_tracker, and check the address"
+            raise failed(name, f"from {place}", last_line(error), way) from error
+        try:
+            return Link.open(seat, Deadline(min(timeout, deadline.left())), name, secret)
+        except ConnectionRefusedError:  # it went, and the tracker has not noticed yet
+            continue
+        except DeviceError as error:
+            way = "give the secret of its server" if not secret else "check the secret"
+            raise failed(name, "to begin a session", last_line(error), way) from error
+        except (OSError, ValueError) as error:
+            raise failed(name, "to begin a session", last_line(error)) from error
+
+
+_FREE_ONE = "start a server with that key, wait longer, or let whoever has it close its session"
+
+
+def _why_none(address: Address, name: str) -> str:
+    try:
+        known = offered(address, Deadline(_SUMMARY_SECONDS))
+    except (OSError, ValueError, TypeError, KeyError):
+        return "no answer"
+    if name in known:
+        return f"none free of {known[name]}"
+    return f"none of that key; it knows {', '.join(sorted(known)) or 'no device at all'}"
+
+
+# --- devices that were here before ----------------------------------------------------------------
+
+
+def _path_of(name: str) -> Path | None:
+    folder = cache_folder("devices")
+    return folder and folder / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
+
+
+def _remember(description: Description) -> None:
+    path = _path_of(description.name)
+    if path is not None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, description.to_file())
+        except OSError as error:  # it will be asked again
+            say(f"the description of {description.name} is not kept: {error}")
+
+
+def remembered(name: str) -> Description | None:
+    """What a device said of itself when it was here; None if it never was.
+
+    Raises:
+        DeviceError: the file is damaged.
+    """
+    path = _path_of(name)
+    if path is None or not path.is_file():
+        return None
+    return Description.build(FORMAT.read(path), f"{FORMAT.what} in {path}")

@@ -1,0 +1,122 @@
+"""Which processors a device behind RPC has, as the compiler knows processors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tvm.target import Target
+
+from tvm_stretch.cost.profile import Profile
+from tvm_stretch.cost.profile_file import load_profile
+from tvm_stretch.errors import InputError, TargetError
+from tvm_stretch.remote.description import Description
+from tvm_stretch.remote.device import Device, remembered
+from tvm_stretch.targets.cpu import HOST, cpu_processor
+from tvm_stretch.targets.processor import Processor
+from tvm_stretch.targets.processors import make_processors
+from tvm_stretch.targets.registry import (
+    TargetLike,
+    attributes,
+    kind_of,
+    registered,
+    tvm_target,
+)
+
+Targets = Sequence[TargetLike] | TargetLike | None
+Processors = tuple[list[Processor], list[Processor]]
+
+
+Place = Device | Description | Profile | None
+"""A device that is here, one that was, one that never need be; None for this machine."""
+
+
+def place_of(device: Device | str | os.PathLike[str] | None) -> Place:
+    """What a user means by a device.
+
+    Raises:
+        CostModelError: it is no name of one, and no profile.
+        InputError: it is neither a device nor a text.
+    """
+    if device is None or isinstance(device, Device):
+        return device
+    return (remembered(device) if isinstance(device, str) else None) or load_profile(device)
+
+
+def processors_of(
+    place: Device | Description | None, targets: Targets, cpu_threads: int | None
+) -> Processors:
+    """All processors of a model and those to place operators on; see `make_processors`.
+
+    Args:
+        place: the device that they belong to; None for this machine.
+        targets: those that are wanted; by default all of the device, or this machine's CPU.
+        cpu_threads: cores for the CPU's kernels; of a device, by default the big ones.
+
+    Raises:
+        DeviceError: the device does not say what it is.
+        InputError: it is no device.
+        TargetError: it has no such processor.
+    """
+    if place is None:
+        return make_processors((HOST,) if targets is None else targets, cpu_threads)
+    if not isinstance(place, Device | Description):
+        raise InputError(
+            f"expected what ts.connect gives for device, got {place!r}; connect to the device"
+        )
+    found = place if isinstance(place, Description) else place.describe()
+    wanted = _kinds_of(found) if targets is None else _as_list(targets)
+    own = next((item for item in wanted if _is_cpu(item)), HOST)
+    host = _host(own, found, cpu_threads or len(found.big_cores))
+    others = [_meant(item, found, host) for item in wanted if not _is_cpu(item)]
+    taken = sum(p.threads for p in others if isinstance(p, Processor) and p.on_host_cores)
+    if taken and not cpu_threads:  # a driver that runs on the CPU's cores
+        host = _host(own, found, max(1, host.threads - taken))
+    everything, placeable = make_processors([host, *others], host.threads)
+    there = {p.name: replace(p, runs_here=False, device=found.name) for p in everything}
+    names = [p.name for p in placeable if p is not host or any(map(_is_cpu, wanted))]
+    return list(there.values()), [there[name] for name in names]
+
+
+def _as_list(targets: Any) -> list[Any]:
+    one = isinstance(targets, str | Mapping | Target | Processor)
+    return [targets] if one else list(targets)
+
+
+def _kinds_of(found: Description) -> list[Any]:
+    """The CPU, and whatever else the device tells of."""
+    kinds: list[Any] = [HOST]
+    host = _host(HOST, found, 1)
+    for name in registered():
+        with contextlib.suppress(TargetError):
+            if name != HOST and _on_device(name, found, host) is not None:
+                kinds.append(name)
+    return kinds
+
+
+def _on_device(name: str, found: Description, host: Processor) -> Processor | None:
+    """The device's processor of a kind; None for kinds that no device tells of."""
+    make = kind_of({"kind": name}).on_device
+    return None if make is None else make(vars(found), host)
+
+
+def _is_cpu(item: Any) -> bool:
+    if isinstance(item, Processor):
+        return item.is_host
+    return bool(attributes(item)["kind"] == HOST)
+
+
+def _host(item: Any, found: Description, threads: int) -> Processor:
+    """The CPU as a target or a processor describes it; as the device does, where it is a word."""
+    if isinstance(item, Processor):
+        return item
+    return cpu_processor(tvm_target(found.target() if item == HOST else item), threads)
+
+
+def _meant(item: Any, found: Description, host: Processor) -> Any:
+    """The device's own processor where a word asks for it; anything else says it all itself."""
+    known = isinstance(item, str) and item in registered()
+    return (_on_device(item, found, host) if known else None) or item

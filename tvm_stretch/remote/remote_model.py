@@ -1,0 +1,210 @@
+"""A model that runs on a device behind RPC; otherwise it is a `Model` as any other.
+
+    remote = phone.load(model)          # what the phone lacks is sent: kernels, and perhaps weights
+    y = remote(x)                       # NumPy in, NumPy out; each tensor crosses once
+    remote.benchmark()                  # by the phone's clock
+
+The executor is opened again when its session was lost.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from tvm_stretch.errors import ArtifactError, DeviceError
+from tvm_stretch.files import as_path
+from tvm_stretch.lowering.graph import Graph
+from tvm_stretch.progress import step
+from tvm_stretch.remote.device import Device, RemoteModule
+from tvm_stretch.remote.link import Link
+from tvm_stretch.runtime.artifact import Parts, machine_of, write_artifact, write_weights
+from tvm_stretch.runtime.asynchronous import BackgroundRuns
+from tvm_stretch.runtime.measure import BenchmarkResult
+from tvm_stretch.runtime.model import Model
+
+_LONGEST_SECONDS = 1.0  # of runs that are timed with one call
+
+
+class RemoteExecutor:
+    """An executor on a device, opened where it is missing: at first, and after a loss.
+
+    Args:
+        device: where it is.
+        open_it: makes it.
+    """
+
+    def __init__(self, device: Device, open_it: Callable[[], RemoteModule]) -> None:
+        self.device = device
+        self._open = open_it
+        self._opened: RemoteModule | None = None
+        self._buffers: list[tvm.runtime.Tensor] = []
+        self._lock = threading.RLock()  # guards what belongs to the present session
+
+    def now(self) -> RemoteModule:
+        """The module of the present session.
+
+        Raises:
+            DeviceError: the device does not open it.
+        """
+        with self._lock:
+            if self._opened is None or self._opened.session != self.device.session_number:
+                self._buffers = []
+                self._opened = self._open()
+            return self._opened
+
+    def __getitem__(self, method: str) -> Callable[..., Any]:
+        """A method of the executor."""
+        return lambda *given: self.now()[method](*given)
+
+    def invoke(
+        self, inputs: Sequence[tvm.runtime.Tensor], graph: Graph
+    ) -> list[tvm.runtime.Tensor]:
+        """A run: every tensor crosses once, into memory that is kept there."""
+        with self._lock:
+            module = self.now()
+            ports = [graph.tensors[port.tensor] for port in (*graph.inputs, *graph.outputs)]
+
+            def action(link: Link) -> list[tvm.runtime.Tensor]:
+                if not self._buffers:
+                    there = link.session.cpu(0)
+                    made = [tvm.runtime.empty(p.shape, p.dtype, there) for p in ports]
+                    self._buffers = made
+                for value, buffer in zip(inputs, self._buffers, strict=False):
+                    value.copyto(buffer)
+                module.method("invoke")(*self._buffers)
+                return [buffer.copyto(tvm.cpu()) for buffer in self._buffers[len(inputs) :]]
+
+            found: list[tvm.runtime.Tensor] = self.device.ask(
+                "to run the model", action, session=module.session
+            )
+            return found
+
+
+class RemoteModel(Model):
+    """A model on a device; see `Model`.
+
+    What differs: a run that is in progress there cannot be cancelled, one that waits can; and
+    latencies are those of the device, without the way to it.
+    """
+
+    module: RemoteExecutor
+
+    @property
+    def device(self) -> Device:
+        """Where it runs."""
+        return self.module.device
+
+    def timed_run(self) -> Callable[[], float]:
+        """As of `Model`, by the device's clock."""
+        self.random_run()
+        return lambda: self._timed(1)[0]
+
+    def benchmark(self, repeat: int = 20) -> BenchmarkResult:
+        """Measure the latency of a run on the device, on random inputs, after some to warm up."""
+        timed = self.timed_run()
+        longest = max(timed() for _ in range(max(2, repeat // 10)))
+        at_once = max(1, int(_LONGEST_SECONDS / max(longest, 1e-6)))
+        samples: list[float] = []
+        while len(samples) < max(1, repeat):
+            step()
+            samples += self._timed(min(at_once, repeat - len(samples)))
+        return BenchmarkResult(tuple(samples))
+
+    def create_instance(self) -> Model:
+        """Another model with the same weights and its own scratch memory, there."""
+        parent = self.module
+        made = RemoteExecutor(parent.device, lambda: parent.now()["create_instance"]())
+        return RemoteModel(made, parts=self._parts, path=self._path)
+
+    def _timed(self, count: int) -> list[float]:
+        text = str(self.module["time_runs"](count))
+        try:
+            times = [int(word) / 1e9 for word in text.split(",")]
+        except ValueError:
+            times = []
+        if len(times) != count or min(times) < 0:
+            raise DeviceError(
+                f"expected {count} times of {self.device.name}, got {text[:80]!r}; look at the "
+                "device, start its server anew, and call again"
+            )
+        return times
+
+    def _load(self) -> None:
+        self.module.now()
+
+    def _run(self, present: Callable[[Any], Any], inputs: Sequence[tvm.runtime.Tensor]) -> Any:
+        outputs = [present(value) for value in self.module.invoke(inputs, self.graph)]
+        return outputs[0] if len(outputs) == 1 else self._outputs_type(*outputs)
+
+    @functools.cached_property
+    def _background(self) -> BackgroundRuns:
+        return BackgroundRuns(self._run, lambda: None)  # its session answers nobody meanwhile
+
+
+def load_there(device: Device, model: Model | str | Path) -> RemoteModel:
+    """A model on a device; see `Device.load`."""
+    if isinstance(model, Model) and model.parts is not None:
+        parts = model.parts
+        require_fitting(device, parts.graph)
+        executor = RemoteExecutor(device, lambda: _open_parts(device, parts))
+        made = RemoteModel(executor, parts=parts)
+    else:
+        path = model.path if isinstance(model, Model) else as_path(model, "the artifact")
+        assert path is not None  # of a model that was loaded
+        _require_machine(device, machine_of(path))
+        executor = RemoteExecutor(device, lambda: _open_file(device, path))
+        made = RemoteModel(executor, path=path)
+    executor.now()
+    return made
+
+
+def require_fitting(device: Device, graph: Graph) -> None:
+    """Refuse what the device cannot run, before anything is sent.
+
+    Raises:
+        ArtifactError: it is for another machine, or for features that the device lacks.
+    """
+    triple = str(graph.target.get("mtriple", ""))
+    if triple:
+        _require_machine(device, triple.partition("-")[0])
+    missing = device.describe().lacks(graph.cpu_features)
+    if missing:
+        raise ArtifactError(
+            f"expected a model for what {device.name} has, got one that needs "
+            f"{', '.join(missing)}; compile it with device="
+        )
+
+
+def _require_machine(device: Device, machine: str) -> None:
+    own = device.describe().triple.partition("-")[0]
+    if machine != own:
+        raise ArtifactError(
+            f"expected a model for {device.name}, which is {own}, got one for {machine}; compile "
+            "it with device="
+        )
+
+
+def _open_parts(device: Device, parts: Parts) -> RemoteModule:
+    """Kernels and weights apart: another plan for the same network sends its kernels only."""
+    with tempfile.TemporaryDirectory() as folder:
+        library, weights = Path(folder, "kernels.so"), Path(folder, "weights.bin")
+        write_artifact(library, parts, with_weights=False)
+        write_weights(weights, parts.weights)
+        kept = device.upload(weights, ".bin")
+        module = device.open_library(device.upload(library, ".so"))
+    module["use_weights"](device.path_of(kept))
+    module["load"]()
+    return module
+
+
+def _open_file(device: Device, path: Path) -> RemoteModule:
+    module = device.open_library(device.upload(path, ".so"))
+    module["load"]()
+    return module

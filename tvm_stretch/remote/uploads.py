@@ -1,0 +1,65 @@
+"""Files on a device by what is in them: whatever it has already is not sent again.
+
+    stored(device, path, ".so")      "0a1b...9f.so", which `tvm_stretch.store_path` finds there
+
+The device keeps them: a server of ours beyond the session, TVM's Python server as long as the
+session (native/store.cc).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import tvm
+
+from tvm_stretch.progress import count
+from tvm_stretch.runtime.autoload import load_native_library
+
+PIECE = 4 << 20
+"""Bytes that are sent at once: what a slow connection manages within the patience of a call."""
+
+
+class Asks(Protocol):
+    """What can call the functions of a device."""
+
+    def call(self, what: str, function: str, *arguments: Any) -> Any:
+        """The answer of a global function there."""
+
+
+def stored(device: Asks, path: Path, ending: str) -> tuple[str, int]:
+    """Have a file on the device.
+
+    Returns:
+        Its name there, and how many bytes had to be sent for it.
+
+    Raises:
+        DeviceError: it does not take the file, for lack of room for example.
+        OSError: the file cannot be read here.
+    """
+    with path.open("rb") as file:
+        name = _digest(file.read) + ending
+        if device.call("to take an upload", "tvm_stretch.store_has", name):
+            return name, 0
+        file.seek(0)
+        size = path.stat().st_size
+        pieces = max(1, -(-size // PIECE))
+        for number in range(pieces):
+            count(f"sending {path.name}: piece", number + 1, pieces)
+            piece = file.read(PIECE)
+            device.call(
+                "to take an upload", "tvm_stretch.store_put", name, number * PIECE, bytearray(piece)
+            )
+    load_native_library()
+    total = tvm.get_global_func("tvm_stretch.fingerprint_file")(str(path), size)
+    device.call("to take an upload", "tvm_stretch.store_finish", name, size, total)
+    return name, size
+
+
+def _digest(read: Callable[[int], bytes]) -> str:
+    digest = hashlib.sha256()
+    while piece := read(PIECE):
+        digest.update(piece)
+    return digest.hexdigest()

@@ -1,0 +1,192 @@
+"""The few messages by which TVM's tracker lends devices, and by which a session begins.
+
+    seat = request(("192.0.2.7", 9190), "pixel-8", Deadline(60))
+    with socket.create_connection(seat.address) as ours:
+        greet(ours, seat.matchkey, Deadline(5))         # from here on TVM's own client may speak
+
+TVM's functions for this wait without end, for a tracker that is frozen or for a device that nobody
+has. These wait until a deadline, and answer Ctrl-C meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.rpc.base import (
+    RPC_CODE_SUCCESS,
+    RPC_MAGIC,
+    RPC_TRACKER_MAGIC,
+    TrackerCode,
+)
+
+from tvm_stretch.errors import DeviceError
+from tvm_stretch.progress import step
+
+Address = tuple[str, int]
+
+_HEARTBEAT = 0.2  # seconds
+_LONGEST = 1 << 20
+"""Bytes of a message; those of a tracker with a thousand devices are shorter."""
+
+
+class Deadline:
+    """A moment until which something may take."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    def left(self) -> float:
+        """Seconds that are left.
+
+        Raises:
+            TimeoutError: none are.
+        """
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"nothing for {self.seconds:g} s")
+        return left
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What a tracker lends: where a device listens, and the word that it expects."""
+
+    address: Address
+    matchkey: str
+
+
+@contextlib.contextmanager
+def connected(address: Address, deadline: Deadline) -> Iterator[socket.socket]:
+    """A connection to a tracker that has answered as one.
+
+    Raises:
+        OSError: there is nobody, or not in time.
+        ValueError: it is no tracker.
+    """
+    with socket.create_connection(address, deadline.left()) as tracker:
+        tracker.sendall(struct.pack("<i", RPC_TRACKER_MAGIC))
+        if _number(tracker, deadline) != RPC_TRACKER_MAGIC:
+            raise ValueError("what is no tracker of TVM")
+        yield tracker
+
+
+def request(address: Address, key: str, deadline: Deadline) -> Seat:
+    """Ask a tracker for a device, until one is free.
+
+    Raises:
+        OSError: nobody answers, or no device is free in time.
+        ValueError: what answers is no tracker.
+    """
+    with connected(address, deadline) as tracker:
+        _say(tracker, [TrackerCode.REQUEST, key, "", 1])
+        status, seat = _heard(tracker, deadline)
+        if status != TrackerCode.SUCCESS:
+            raise ValueError(f"{seat!r} from the tracker")
+        host, port, matchkey = seat
+        return Seat((str(host), int(port)), str(matchkey))
+
+
+def offered(address: Address, deadline: Deadline) -> dict[str, int]:
+    """How many devices a tracker knows, by their keys.
+
+    Raises:
+        OSError: nobody answers.
+        ValueError: what answers is no tracker.
+    """
+    with connected(address, deadline) as tracker:
+        _say(tracker, [TrackerCode.SUMMARY])
+        status, summary = _heard(tracker, deadline)
+        if status != TrackerCode.SUCCESS:
+            raise ValueError(f"{summary!r} from the tracker")
+        found: dict[str, int] = {}
+        for server in summary["server_info"]:
+            key = str(server["key"]).partition(":")[2]
+            found[key] = found.get(key, 0) + 1
+        return found
+
+
+def greet(device: socket.socket, matchkey: str, deadline: Deadline, secret: str = "") -> str:
+    """Begin a session; the device's own key.
+
+    Raises:
+        OSError: it does not answer in time.
+        DeviceError: it refuses the key, or the secret.
+        ValueError: it is no device of TVM's RPC.
+    """
+    words = [f"client:{matchkey}"]
+    if secret:  # never sent itself; the match key is another one each time
+        proof = hmac.new(secret.encode(), matchkey.encode(), hashlib.sha256)
+        words.append(f"-proof={proof.hexdigest()}")
+    said = " ".join(words).encode()
+    device.sendall(struct.pack("<ii", RPC_MAGIC, len(said)) + said)
+    code = _number(device, deadline)
+    if code != RPC_CODE_SUCCESS:
+        way = "another secret, or another client was faster" if secret else "its secret is needed"
+        raise DeviceError(f"a refusal ({way})" if code - RPC_MAGIC in (1, 2) else f"code {code}")
+    return _text(device, deadline).decode(errors="replace")
+
+
+def receive(source: socket.socket, count: int, deadline: Deadline) -> bytes:
+    """Exactly so many bytes.
+
+    Raises:
+        OSError: they do not come in time, or never will.
+    """
+    found = bytearray()
+    while len(found) < count:
+        step()
+        waited = min(_HEARTBEAT, deadline.left())
+        if not select.select([source], [], [], waited)[0]:
+            continue
+        piece = source.recv(min(count - len(found), 1 << 16))
+        if not piece:
+            raise ConnectionError("an end of the connection")
+        found += piece
+    return bytes(found)
+
+
+def _number(source: socket.socket, deadline: Deadline) -> int:
+    (number,) = struct.unpack("<i", receive(source, 4, deadline))
+    return int(number)
+
+
+def _text(source: socket.socket, deadline: Deadline) -> bytes:
+    size = _number(source, deadline)
+    if not 0 <= size <= _LONGEST:
+        raise ValueError(f"a message of {size} bytes")
+    return receive(source, size, deadline)
+
+
+def _say(tracker: socket.socket, message: list[Any]) -> None:
+    said = json.dumps(message).encode()
+    tracker.sendall(struct.pack("<i", len(said)) + said)
+
+
+def _heard(tracker: socket.socket, deadline: Deadline) -> tuple[int, Any]:
+    """The status and what comes with it."""
+    text = _text(tracker, deadline)
+    answer = json.loads(text)
+    if not isinstance(answer, list) or len(answer) != 2 or not isinstance(answer[0], int):
+        raise ValueError(f"{text[:80]!r} from the tracker")
+    return answer[0], answer[1]
+
+
+def parse_address(text: object) -> Address | None:
+    """``192.0.2.7:9190`` or ``[::1]:9190``; None for anything else."""
+    if not isinstance(text, str):
+        return None
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    good = host and port.isascii() and port.isdigit() and 0 < int(port) < 65_536
+    return (host, int(port)) if good else None

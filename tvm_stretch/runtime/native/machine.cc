@@ -1,0 +1,147 @@
+// What a machine is, asked by those who compile for it: `tvm_stretch.describe_machine`.
+//
+//   {"version": 1, "triple": "aarch64-linux-android", "name": "...", "features": ["dotprod", ...],
+//    "cores": [{"number": 0, "part": "0x41:0xd05", "mhz": 1785, "capacity": 300, "l1": 32768,
+//               "l2": 131072}, ...],
+//    "memory": 5900000000, "free": 2100000000, "opencl": [...], "why_no_opencl": ""}
+//
+// Numbers that the system does not tell are 0. targets are made of it: remote/description.py.
+#include <tvm/ffi/extra/json.h>
+#include <tvm/ffi/function.h>
+#include <tvm/ffi/reflection/registry.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+
+#include "cores.h"
+#include "cpu_features.h"
+
+namespace tvm_stretch {
+namespace {
+
+namespace ffi = tvm::ffi;
+namespace json = ffi::json;
+
+constexpr int64_t kVersion = 1;
+constexpr const char* kCores = "/sys/devices/system/cpu/cpu";
+
+#if defined(__x86_64__)
+constexpr const char* kMachine = "x86_64";
+#elif defined(__aarch64__)
+constexpr const char* kMachine = "aarch64";
+#else
+constexpr const char* kMachine = "unknown";
+#endif
+#if defined(__ANDROID__)
+constexpr const char* kSystem = "-linux-android";
+#elif defined(__GLIBC__)
+constexpr const char* kSystem = "-linux-gnu";
+#else
+constexpr const char* kSystem = "-linux-musl";
+#endif
+
+// The first line of a small file; "" if there is none.
+std::string Line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+int64_t Number(const std::string& path, int base = 10) {
+  return std::strtoll(Line(path).c_str(), nullptr, base);
+}
+
+std::string Hex(int64_t number) {
+  std::ostringstream text;
+  text << "0x" << std::hex << number;
+  return text.str();
+}
+
+// The values behind "name : value" of a file, in order; where `name` begins like that.
+std::string Field(const std::string& path, const std::string& name) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const size_t colon = line.find(':');
+    if (line.compare(0, name.size(), name) != 0 || colon == std::string::npos) continue;
+    const size_t start = line.find_first_not_of(" \t", colon + 1);
+    return start == std::string::npos ? "" : line.substr(start);
+  }
+  return "";
+}
+
+// Bytes of "MemTotal:  123 kB".
+int64_t Memory(const std::string& name) {
+  return 1024 * std::strtoll(Field("/proc/meminfo", name).c_str(), nullptr, 10);
+}
+
+// Bytes of the data caches of a core, by level.
+std::map<std::string, int64_t> Caches(const std::string& core) {
+  std::map<std::string, int64_t> found;
+  for (int i = 0; i < 8; ++i) {
+    const std::string index = core + "/cache/index" + std::to_string(i);
+    if (Line(index + "/type") == "Instruction") continue;
+    const std::string size = Line(index + "/size");
+    if (!size.empty() && size.back() == 'K') {
+      found["l" + Line(index + "/level")] = 1024 * std::strtoll(size.c_str(), nullptr, 10);
+    }
+  }
+  return found;
+}
+
+// Who made an Arm core and which one it is, of its register MIDR_EL1; "" on others.
+std::string Part(const std::string& core) {
+  const int64_t midr = Number(core + "/regs/identification/midr_el1", 16);
+  return midr == 0 ? "" : Hex(midr >> 24 & 0xff) + ":" + Hex(midr >> 4 & 0xfff);
+}
+
+json::Object Core(int number) {
+  const std::string core = kCores + std::to_string(number);
+  json::Object object;
+  object.Set(ffi::String("number"), static_cast<int64_t>(number));
+  object.Set(ffi::String("part"), ffi::String(Part(core)));
+  object.Set(ffi::String("mhz"), Number(core + "/cpufreq/cpuinfo_max_freq") / 1000);
+  object.Set(ffi::String("capacity"), Number(core + "/cpu_capacity"));
+  const auto caches = Caches(core);
+  for (const char* level : {"l1", "l2"}) {
+    auto found = caches.find(level);
+    object.Set(ffi::String(level), found == caches.end() ? int64_t{0} : found->second);
+  }
+  return object;
+}
+
+ffi::String DescribeMachine() {
+  json::Object machine;
+  machine.Set(ffi::String("version"), kVersion);
+  machine.Set(ffi::String("triple"), ffi::String(std::string(kMachine) + kSystem));
+  machine.Set(ffi::String("name"), ffi::String(Field("/proc/cpuinfo", "model name")));
+  json::Array features, cores;
+  for (const std::string& name : CpuFeatures()) features.push_back(ffi::String(name));
+  for (int number : AllowedCores()) cores.push_back(Core(number));
+  machine.Set(ffi::String("features"), features);
+  machine.Set(ffi::String("cores"), cores);
+  machine.Set(ffi::String("memory"), Memory("MemTotal"));
+  machine.Set(ffi::String("free"), Memory("MemAvailable"));
+  ffi::Any opencl = json::Array();
+  std::string why_not;
+  try {
+    const ffi::Function devices = ffi::Function::GetGlobalRequired("tvm_stretch.opencl_devices");
+    opencl = json::Parse(devices().cast<ffi::String>());
+  } catch (const ffi::Error& error) {
+    why_not = error.message();
+  }
+  machine.Set(ffi::String("opencl"), opencl);
+  machine.Set(ffi::String("why_no_opencl"), ffi::String(why_not));
+  return json::Stringify(machine);
+}
+
+}  // namespace
+
+TVM_FFI_STATIC_INIT_BLOCK() {
+  tvm::ffi::reflection::GlobalDef().def("tvm_stretch.describe_machine", DescribeMachine);
+}
+
+}  // namespace tvm_stretch

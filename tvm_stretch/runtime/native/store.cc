@@ -1,0 +1,189 @@
+// Files that were uploaded, by what is in them: nothing crosses twice, nothing is overwritten.
+//
+//   store_has(name)                       whether it is there, complete
+//   store_put(name, offset, piece)        writes a piece of it
+//   store_finish(name, bytes, sum)        checks the whole; from now on it is there
+//   store_path(name)                      for those who open it
+//
+// A name is the digest of the content and an ending: "0a1b...9f.so". The folder is
+// TVM_STRETCH_STORE; by default that of the RPC session, or one that goes with the process. It
+// holds at most TVM_STRETCH_STORE_BYTES: what was not used for the longest time gives way.
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/function.h>
+#include <tvm/ffi/reflection/registry.h>
+#include <unistd.h>
+#include <utime.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "errors.h"
+#include "memory.h"
+
+namespace tvm_stretch {
+namespace {
+
+constexpr int64_t kUsualLimit = int64_t{2} << 30;
+constexpr size_t kDigits = 64;
+
+[[noreturn]] void Refuse(const std::string& got) {
+  throw ffi::Error(kDeviceError,
+                   "expected room for an upload on the device, got: " + got +
+                       "; make room there, or raise its limit (--store-limit)",
+                   "");
+}
+
+// What lies in a folder.
+std::vector<std::string> NamesIn(const std::string& path) {
+  std::vector<std::string> found;
+  DIR* folder = opendir(path.c_str());
+  while (const dirent* entry = folder == nullptr ? nullptr : readdir(folder)) {
+    if (entry->d_name[0] != '.') found.push_back(entry->d_name);
+  }
+  if (folder != nullptr) closedir(folder);
+  return found;
+}
+
+// A folder of this process, removed when it ends.
+class OwnFolder {
+ public:
+  OwnFolder() {
+    const char* place = std::getenv("TMPDIR");
+    path_ = std::string(place != nullptr && *place != 0 ? place : "/tmp") + "/tvm_stretch.XXXXXX";
+    if (mkdtemp(path_.data()) == nullptr) Refuse(std::string("no folder: ") + std::strerror(errno));
+  }
+  ~OwnFolder() {
+    if (owner_ != getpid()) return;
+    for (const std::string& name : NamesIn(path_)) unlink((path_ + "/" + name).c_str());
+    rmdir(path_.c_str());
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  pid_t owner_ = getpid();
+  std::string path_;
+};
+
+std::string Folder() {
+  const char* given = std::getenv("TVM_STRETCH_STORE");
+  if (given != nullptr && *given != 0) return given;
+  if (auto work = ffi::Function::GetGlobal("tvm.rpc.server.workpath")) {
+    return std::string((*work)(ffi::String("")).cast<ffi::String>());
+  }
+  static const OwnFolder own;
+  return own.path();
+}
+
+int64_t Limit() {
+  const char* given = std::getenv("TVM_STRETCH_STORE_BYTES");
+  const int64_t bytes = given == nullptr ? 0 : std::strtoll(given, nullptr, 10);
+  return bytes > 0 ? bytes : kUsualLimit;
+}
+
+// Throws ValueError unless it is a digest with ".so" or ".bin": no path leads out of the folder.
+std::string Checked(const ffi::String& given) {
+  const std::string name(given);
+  const std::string ending = name.size() < kDigits ? "" : name.substr(kDigits);
+  const bool is_digest = name.find_first_not_of("0123456789abcdef") == kDigits;
+  if (!is_digest || (ending != ".so" && ending != ".bin")) {
+    TVM_FFI_THROW(ValueError) << "expected 64 digits and .so or .bin for the name of an upload, "
+                                 "got another; use ts.connect";
+  }
+  return Folder() + "/" + name;
+}
+
+// Of this process: two may upload the same.
+std::string Unfinished(const std::string& path) {
+  return path + "." + std::to_string(getpid()) + ".part";
+}
+
+struct Kept {
+  time_t used;
+  int64_t bytes;
+  std::string path;
+};
+
+std::vector<Kept> Everything() {
+  const std::string folder = Folder();
+  std::vector<Kept> found;
+  for (const std::string& name : NamesIn(folder)) {
+    const std::string path = folder + "/" + name;
+    struct stat about{};
+    if (name.find_first_not_of("0123456789abcdef") != kDigits) continue;
+    if (stat(path.c_str(), &about) == 0) found.push_back({about.st_mtime, about.st_size, path});
+  }
+  return found;
+}
+
+// Removes what was used longest ago, until so many more bytes may come.
+void MakeRoom(int64_t bytes) {
+  std::vector<Kept> kept = Everything();
+  std::sort(kept.begin(), kept.end(), [](const Kept& a, const Kept& b) { return a.used < b.used; });
+  int64_t total = bytes;
+  for (const Kept& file : kept) total += file.bytes;
+  for (const Kept& file : kept) {
+    if (total <= Limit()) return;
+    if (unlink(file.path.c_str()) == 0) total -= file.bytes;
+  }
+  if (total > Limit()) {
+    Refuse(std::to_string(bytes) + " bytes more than the limit of " + std::to_string(Limit()) +
+           " leaves");
+  }
+}
+
+bool Has(const ffi::String& name) {
+  return utime(Checked(name).c_str(), nullptr) == 0;  // and it was used now
+}
+
+void Put(const ffi::String& name, int64_t offset, const ffi::Bytes& piece) {
+  const std::string path = Unfinished(Checked(name));
+  if (offset < 0 || offset > Limit()) Refuse("a piece at " + std::to_string(offset));
+  if (offset == 0) unlink(path.c_str());
+  MakeRoom(static_cast<int64_t>(piece.size()));
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  size_t done = 0;
+  while (fd >= 0 && done < piece.size()) {
+    const off_t at = offset + static_cast<off_t>(done);
+    const ssize_t wrote = pwrite(fd, piece.data() + done, piece.size() - done, at);
+    if (wrote <= 0) break;
+    done += static_cast<size_t>(wrote);
+  }
+  const std::string fault = std::strerror(errno);
+  if (fd >= 0) close(fd);
+  if (done < piece.size()) {
+    unlink(path.c_str());
+    Refuse(fault);
+  }
+}
+
+void Finish(const ffi::String& name, int64_t bytes, int64_t sum) {
+  const std::string path = Checked(name), part = Unfinished(path);
+  struct stat about{};
+  const bool whole = stat(part.c_str(), &about) == 0 && about.st_size == bytes &&
+                     FingerprintFile(part, bytes) == sum;
+  if (!whole || rename(part.c_str(), path.c_str()) != 0) {
+    unlink(part.c_str());
+    TVM_FFI_THROW(ValueError) << "expected " << bytes << " bytes as they were sent for an upload, "
+                              << "got " << about.st_size << " or others; send it again";
+  }
+}
+
+}  // namespace
+
+TVM_FFI_STATIC_INIT_BLOCK() {
+  tvm::ffi::reflection::GlobalDef()
+      .def("tvm_stretch.store_has", Has)
+      .def("tvm_stretch.store_put", Put)
+      .def("tvm_stretch.store_finish", Finish)
+      .def("tvm_stretch.store_path",
+           [](const ffi::String& name) { return ffi::String(Checked(name)); });
+}
+
+}  // namespace tvm_stretch
