@@ -57,8 +57,18 @@ class DspTask final : public Task, public Job {
     cancelled_ = false;
     traced_ = traced;
     spans_.clear();
+    is_done_ = false;
   }
-  void Start() final { session_.Push(this); }
+  void Start() final {
+    started_ = Now();
+    session_.Push(this);
+    launched_ = Now();
+  }
+  // Spins first: waking a thread takes longer than a small region.
+  const Failure& Wait() final {
+    SpinFor(session_.spin(), [this] { return is_done_.load(); });
+    return Task::Wait();
+  }
   void Cancel() final {
     std::lock_guard<std::mutex> lock(session_.mutex());
     cancelled_ = true;
@@ -71,11 +81,15 @@ class DspTask final : public Task, public Job {
     Failure failure = WhyNot();
     if (!failure) {
       failure = Attempt([&] {
+        const int64_t begun = num_after_ == 0 ? started_.load() : Now();
         const Reply reply = session->Invoke(region_, traced_);
+        const auto computed = static_cast<int64_t>(reply.nanoseconds);
+        session->NoteHandover(launched_ - started_, Now() - begun - computed);
         if (traced_) AddSpans(reply);
       });
     }
     Complete(std::move(failure));
+    is_done_ = true;
   }
 
  private:
@@ -117,6 +131,8 @@ class DspTask final : public Task, public Job {
   Failure failure_;  // of a task in `after`
   bool cancelled_ = false;
   bool traced_ = false;
+  std::atomic<bool> is_done_{false};
+  std::atomic<int64_t> started_{0}, launched_{0};  // `launched_` may be late, and is then the last
   std::vector<Span> spans_;
 };
 

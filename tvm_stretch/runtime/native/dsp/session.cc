@@ -48,27 +48,6 @@ void Futex(uint32_t* word, int operation, uint32_t value, const timespec* timeou
 uint32_t Load(uint32_t* word) { return __atomic_load_n(word, __ATOMIC_SEQ_CST); }
 void Store(uint32_t* word, uint32_t value) { __atomic_store_n(word, value, __ATOMIC_SEQ_CST); }
 
-void Relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-// Spins until `done()`, for at most so long; whether it is done.
-template <typename Done>
-bool SpinFor(std::chrono::microseconds duration, const Done& done) {
-  const auto end = std::chrono::steady_clock::now() + duration;
-  do {
-    for (int i = 0; i < 32; ++i) {
-      if (done()) return true;
-      Relax();
-    }
-  } while (std::chrono::steady_clock::now() < end);
-  return done();
-}
-
 std::string Meaning(const DspAnswer& answer, const DspMailbox& mailbox) {
   static const char* const kMeanings[] = {"",
                                           "a command that something wrote over",
@@ -182,6 +161,7 @@ Reply Session::Invoke(uint32_t region, bool traced) {
   const DspAnswer answer = Ask(kDspInvoke, region, traced, code_.deadline);
   Reply reply;
   reply.packets = answer.packets;
+  reply.nanoseconds = answer.nanoseconds;
   const auto [first, count] = image_.bounds[region];
   if (traced) {
     const auto* spans =
@@ -305,6 +285,12 @@ void Session::Note(State state) {
   if (state == State::kRunning) ++starts_;
 }
 
+void Session::NoteHandover(int64_t launch_ns, int64_t handover_ns) {
+  std::lock_guard<std::mutex> lock(health_mutex_);
+  launch_ns_ = launch_ns;
+  handover_ns_ = handover_ns;
+}
+
 bool Session::MayTryAgain() const {
   std::lock_guard<std::mutex> lock(health_mutex_);
   return state_ != State::kFailed || Clock::now() >= next_try_;
@@ -325,6 +311,8 @@ std::string Session::Health() const {
              state_ == State::kFailed ? std::max<int64_t>(pause, 0) : int64_t{0});
   health.Set(ffi::String("regions"), regions_);
   health.Set(ffi::String("packets"), static_cast<int64_t>(packets_));
+  health.Set(ffi::String("launch_ns"), launch_ns_);
+  health.Set(ffi::String("handover_ns"), handover_ns_);
   return json::Stringify(health);
 }
 

@@ -28,6 +28,23 @@ namespace tvm_stretch::dsp {
 
 class Session;
 
+// Spins until `done()`, for at most so long; whether it is done.
+template <typename Done>
+bool SpinFor(std::chrono::microseconds duration, const Done& done) {
+  const auto end = std::chrono::steady_clock::now() + duration;
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (done()) return true;
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#elif defined(__aarch64__)
+      asm volatile("yield");
+#endif
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return done();
+}
+
 // What the thread does for others.
 class Job {
  public:
@@ -39,6 +56,7 @@ class Job {
 // What a region of the DSP took.
 struct Reply {
   uint64_t packets = 0;
+  uint64_t nanoseconds = 0;
   std::vector<DspSpan> spans;  // of the region's nodes, if it was traced
 };
 
@@ -54,9 +72,13 @@ class Session {
   void Push(Job* job);
   void Notify();  // the first job may be ready now
   std::mutex& mutex() { return mutex_; }
+  std::chrono::microseconds spin() const { return code_.spin; }
 
   // On the session's thread: runs a region. Throws DeviceError; the DSP is gone then.
   Reply Invoke(uint32_t region, bool traced);
+
+  // What a region's hand-over cost, for Health(): leaving it to the thread, and all but computing.
+  void NoteHandover(int64_t launch_ns, int64_t handover_ns);
 
   // Whether the next job would start a DSP that failed, or there is one that runs.
   bool MayTryAgain() const;
@@ -109,6 +131,7 @@ class Session {
   int64_t starts_ = 0, failures_ = 0, regions_ = 0;
   int failures_in_a_row_ = 0;
   uint64_t packets_ = 0;
+  int64_t launch_ns_ = 0, handover_ns_ = 0;
   std::string last_failure_;
   Clock::time_point next_try_;
 

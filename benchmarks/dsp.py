@@ -1,0 +1,120 @@
+"""What a DSP costs beside its kernels: handing a region over, noticing that it died.
+
+    python -m benchmarks.dsp [--runs 300]
+
+The region adds two tensors of 32 numbers, so that next to nothing is computed. The DSP is emulated
+(qemu-hexagon); `--native` runs the same server as a program of this machine instead.
+
+    launch      `Start` of the region: what the caller's thread spends before it goes on
+    hand-over   from there until the session's thread has the answer, without the DSP's computing
+    run         all that a caller of the executor waits for
+    death seen  from SIGKILL until `Model.health` says so, while nothing runs
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import signal
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.processor import Kernels, Processor
+
+import tvm_stretch as ts
+from tvm_stretch.codegen.dsp_code import Launch, Linker, dsp_code
+from tvm_stretch.codegen.object_code import compile_kernels
+from tvm_stretch.runtime.autoload import load_native_library
+
+TARGET = tvm.target.Target("llvm")
+
+
+def native_dsp() -> Processor:
+    """The server with kernels of this machine."""
+
+    def build(kernels: Kernels, schedule: tvm.transform.Pass) -> tvm.runtime.Module:
+        load_native_library()
+        objects = compile_kernels(kernels, schedule, TARGET)
+        return dsp_code(objects, Linker(("cc", "-w"), "host"), Launch("native"))
+
+    host = cpu_processor(TARGET, 1)
+    return dataclasses.replace(host, name="hexagon", kind="dsp", build=build)
+
+
+def network() -> tvm.IRModule:
+    """One addition."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((32,), "int32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(relax.op.add(x, x))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def handovers(model: ts.Model, runs: int, pause: float) -> dict[str, float]:
+    """Medians in microseconds; between runs both sides have `pause` seconds to fall asleep."""
+    run = model.random_run()
+    found: dict[str, list[float]] = {"launch": [], "hand-over": [], "run": []}
+    for _ in range(runs):
+        if pause:
+            time.sleep(pause)
+        start = time.perf_counter_ns()
+        run()
+        found["run"].append(time.perf_counter_ns() - start)
+        if pause:  # health takes longer than both sides spin
+            state = health(model)
+            found["launch"].append(state["launch_ns"])
+            found["hand-over"].append(state["handover_ns"])
+    if not pause:
+        for _ in range(runs):
+            for _ in range(5):
+                run()
+            state = health(model)
+            found["launch"].append(state["launch_ns"])
+            found["hand-over"].append(state["handover_ns"])
+    return {name: statistics.median(values) / 1000 for name, values in found.items()}
+
+
+def health(model: ts.Model) -> dict[str, Any]:
+    """The DSP's."""
+    return model.health()["hexagon"]
+
+
+def death(model: ts.Model) -> float:
+    """Milliseconds until it is known."""
+    model(np.zeros(32, "int32"))
+    time.sleep(0.01)
+    os.kill(health(model)["pid"], signal.SIGKILL)
+    start = time.perf_counter()
+    while health(model)["state"] == "running":
+        pass
+    return 1000 * (time.perf_counter() - start)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=300)
+    parser.add_argument("--native", action="store_true")
+    options = parser.parse_args()
+    target: Any = native_dsp() if options.native else "hexagon"
+    model = ts.compile(network(), [target], cpu_threads=1)
+    x = np.arange(32, dtype="int32")
+    np.testing.assert_array_equal(model(x), 2 * x)
+    print("| us | launch | hand-over | run |\n| --- | ---: | ---: | ---: |")
+    for name, pause in (("spinning", 0.0), ("asleep", 0.003)):
+        row = handovers(model, options.runs, pause)
+        print(f"| {name} | " + " | ".join(f"{value:.1f}" for value in row.values()) + " |")
+    deaths = [death(model) for _ in range(10)]
+    print(f"death seen after {statistics.median(deaths):.1f} ms (at most {max(deaths):.1f})")
+
+
+if __name__ == "__main__":
+    main()
