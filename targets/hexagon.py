@@ -114,7 +114,7 @@ def hexagon_processor(said: Attributes, host: Processor) -> Processor:
         rules=_rules(),
         refuse=lambda call: why_refused(call, version, emulated=launch.runs_here),
         # blocks of channels are as wide as the CPU's, whatever vectors are
-        machine=dataclasses.replace(host.machine, threads=1, l2_bytes=version.l2_bytes),
+        machine=dataclasses.replace(host.machine, threads=1, l2_bytes=version.l2_bytes, dot=""),
         phases=kernel_phases(expand_math=True),
         schedule=ScheduleKernels(vectors),
         build=build,
