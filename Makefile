@@ -15,9 +15,13 @@ SYSTEM_PACKAGES := cmake g++ libgtest-dev pocl-opencl-icd
 # One thread pool per process: tests run side by side, and TVM must not re-pin the caller's thread.
 export TVM_BIND_THREADS ?= 0
 
-.PHONY: setup setup-phone-peers demo test test-full lint format bench bench-static wheel clean
+.PHONY: setup native-tests setup-phone-peers demo test test-full lint format bench bench-static wheel clean
 
-setup: $(STAMP)
+setup: $(STAMP) native-tests
+
+# the C++ tests under sanitizers, which take longer to compile than to run; tests/native runs them
+native-tests: $(STAMP)
+	@test ! -e /usr/include/gtest/gtest.h || $(BIN)/python tests/native/build_native.py
 
 $(STAMP): pyproject.toml CMakeLists.txt $(NATIVE)
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
