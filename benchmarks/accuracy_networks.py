@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 import tvm
-from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale
+from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale, with_sources
 
 import tvm_stretch as ts
 from benchmarks.accuracy_trials import Inherited, Prepared
@@ -151,11 +151,12 @@ def prepared(name: str, mod: tvm.IRModule, design: Design, told: str) -> Prepare
 
     numbered = stretched(lambda a: np.arange(1, a.size + 1).reshape(a.shape))
     ones, zeros = stretched(np.ones_like), stretched(np.zeros_like)
-    graph, _ = graph_of(duplicate_and_scale(mod, design))
+    module, sources = with_sources(mod, design)
+    graph, _ = graph_of(module)
     inherited = {
         name: _inherited(name, arrays, numbered[name], ones[name], zeros[name]) for name in zeros
     }
-    return Prepared(name, original, graph, inherited, told)
+    return Prepared(name, original, graph, inherited, sources, told)
 
 
 def _inherited(

@@ -16,7 +16,16 @@ import numpy as np
 from torch import nn
 
 from benchmarks.accuracy_tasks import Data, turned
-from tvm_stretch.training import Batches, TrainableNetwork, accuracy, distill, fit, recalibrate
+from tvm_stretch.plan.sources import Source
+from tvm_stretch.training import (
+    Batches,
+    TrainableNetwork,
+    accuracy,
+    distill,
+    fit,
+    imitate,
+    recalibrate,
+)
 from tvm_stretch.training.graph import Graph
 
 NOISE = 0.01
@@ -51,6 +60,7 @@ class Prepared:
         original: its graph.
         stretched: the graph of the design.
         inherited: what each weight of that starts from.
+        sources: which channels of the original its tensors stand for.
         told: the design and its size, for people.
     """
 
@@ -58,6 +68,7 @@ class Prepared:
     original: Graph
     stretched: Graph
     inherited: Mapping[str, Inherited]
+    sources: Mapping[str, Source]
     told: str
 
 
@@ -146,10 +157,12 @@ def trial(prepared: Prepared, data: Data, schedule: Schedule, seed: int) -> dict
     fit(original, batches, **long)
     fit(alike, batches, **long)
     start = inherit(prepared, weights_of(original), seed)
-    warm = TrainableNetwork(prepared.stretched, start).to(device)
+    warm = TrainableNetwork(prepared.stretched, start, sources=prepared.sources).to(device)
     found = {"original": right(original), "alike": right(alike), "copied": right(warm)}
     recalibrate(warm, data.images[:2048], progress=_unheard)
     found["recalibrated"] = right(warm)
+    imitate(warm, original, data.images[:2048], progress=_unheard)
+    found["imitating"] = right(warm)
     fit(warm, batches, epochs=2, rate=schedule.low_rate, **how)
     found["two epochs"] = right(warm)
     taught = TrainableNetwork(prepared.stretched, start)

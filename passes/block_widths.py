@@ -195,6 +195,12 @@ class BlockWidths:
         ends = max(self.channels(self.start), self.width)
         return any(self.channels(self.root(m.name)) > ends for m in self.members)
 
+    def is_inside(self, root: str) -> bool:
+        """Whether these tensors are neither read nor made by the block, nor parts of others."""
+        parts = [n for names in self.parts.values() for n in names]
+        fixed = [self.start, self.end, *self.parts, *parts, *self.pieces]
+        return root not in {self.root(name) for name in fixed}
+
     def unit_of(self, root: str) -> int:
         """Channels of a group in this class of tensors, 1 if there are none."""
         return lcm(*(g for name, g in self._groups.items() if self.root(name) == root))

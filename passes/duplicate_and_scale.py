@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -38,6 +38,7 @@ from tvm_stretch.errors import PlanError, UnsupportedError
 from tvm_stretch.ir.expressions import with_variables
 from tvm_stretch.ir.operators import Operator, Operators
 from tvm_stretch.plan.design import Branch, Design, StretchedSegment
+from tvm_stretch.plan.sources import Source
 
 BRANCHES = "tvm_stretch.branches"
 
@@ -65,7 +66,15 @@ def duplicate_and_scale(
         PlanError: the design does not fit the network.
         UnsupportedError: the network cannot be stretched there.
     """
-    return _Stretcher(mod, design, warm, seed, noise).run()
+    return with_sources(mod, design, warm, seed, noise)[0]
+
+
+def with_sources(
+    mod: tvm.IRModule, design: Design, warm: bool = True, seed: int = 0, noise: float = NOISE
+) -> tuple[tvm.IRModule, dict[str, Source]]:
+    """As `duplicate_and_scale`, and which channels of ``mod`` each tensor stands for."""
+    stretcher = _Stretcher(mod, design, warm, seed, noise)
+    return stretcher.run(), stretcher.scaler.sources
 
 
 def branch_operators(mod: tvm.IRModule) -> dict[str, list[str]]:
@@ -245,7 +254,9 @@ class _Stretcher:
         before = self.operators.shape(segment.start)[1]
         size = narrowed(source.channels, branch.width, last.width)
         origin = window(before, size, index, count)
-        return self.scaler.conv_norm(source, origin, f"{segment.start}.enter.b{index}", before)
+        return self.scaler.conv_norm(
+            source, segment.start, origin, f"{segment.start}.enter.b{index}"
+        )
 
     def _restore(
         self, segment: StretchedSegment, last: BlockWidths, value: Value, index: int
@@ -256,7 +267,7 @@ class _Stretcher:
         if value.channels == share:
             return value
         origin = np.arange(index * share, (index + 1) * share)
-        return self.scaler.conv_norm(value, origin, f"{segment.end}.restore.b{index}", width)
+        return self.scaler.conv_norm(value, segment.end, origin, f"{segment.end}.restore.b{index}")
 
     def _emit_block(
         self, block: BlockWidths, source: Value, width: int, index: int, count: int
@@ -266,8 +277,8 @@ class _Stretcher:
         try:
             sizes = block.sizes(source.channels, width)
         except UnequalWidthsError:
-            wanted, before = window(block.width, width, index, count), block.channels(block.start)
-            source = scaler.conv_norm(source, wanted, f"{block.start}.fit{suffix}", before)
+            wanted = window(block.width, width, index, count)
+            source = scaler.conv_norm(source, block.start, wanted, f"{block.start}.fit{suffix}")
             sizes = block.sizes(width, width)
         values = {block.start: source}
         for member in block.members:
@@ -278,7 +289,12 @@ class _Stretcher:
                 origin = window(block.channels(root), sizes[root], index, count, unit)
             skip = block.skips.get(member.name)
             reads = self._fit_skip(block, member, values, skip, suffix) if skip else values
-            values[member.name] = scaler.again(member, reads, member.name + suffix, origin)
+            name = member.name + suffix
+            values[member.name] = scaler.again(member, reads, name, origin)
+            if block.is_inside(root) and len(member.shape) == 4:
+                unit = block.unit_of(root)
+                source_of = scaler.sources[name]
+                scaler.sources[name] = replace(source_of, tied=root + suffix, unit=unit)
         return values[block.end]
 
     def _fit_skip(
@@ -295,7 +311,7 @@ class _Stretcher:
         if values[skip].channels == wanted.channels:
             return values
         name = f"{add.name}.shortcut{suffix}"
-        fitted = self.scaler.conv_norm(values[skip], wanted.origin, name, block.width)
+        fitted = self.scaler.conv_norm(values[skip], skip, wanted.origin, name)
         return {**values, skip: fitted}
 
 

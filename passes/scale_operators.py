@@ -26,6 +26,7 @@ from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.convolutions import conv2d_like
 from tvm_stretch.ir.expressions import constant, shape_of, with_variables
 from tvm_stretch.ir.operators import BINARY, Operator, Operators
+from tvm_stretch.plan.sources import Source
 
 Origin: TypeAlias = NDArray[np.int64]
 Array: TypeAlias = NDArray[Any]
@@ -88,6 +89,7 @@ class Scaler:
         warm: whether weights start from the original ones.
         rng: of what is new.
         noise: what is added to these, in their deviation; it may change between operators.
+        sources: of all that was emitted.
     """
 
     operators: Operators
@@ -95,6 +97,7 @@ class Scaler:
     rng: np.random.Generator
     noise: float = 0.0
     emitter: Emitter = field(init=False)
+    sources: dict[str, Source] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.emitter = _Emitter(self.operators.outputs)
@@ -128,6 +131,13 @@ class Scaler:
         Raises:
             UnsupportedError: the operator cannot be told for other channels.
         """
+        found = self._again(operator, values, name, origin)
+        self.sources[name] = Source(operator.name, found.origin)
+        return found
+
+    def _again(
+        self, operator: Operator, values: Mapping[str, Value], name: str, origin: Origin | None
+    ) -> Value:
         reads = [values[n] for n in operator.inputs]
         emit = getattr(self, f"_emit_{operator.kind.replace('.', '_').lower()}", None)
         if emit is not None:
@@ -139,7 +149,7 @@ class Scaler:
             raise _not_told(operator)
         return self._elementwise(operator, values, reads, name)
 
-    def conv_norm(self, source: Value, origin: Origin, name: str, scale_to: int) -> Value:
+    def conv_norm(self, source: Value, tensor: str, origin: Origin, name: str) -> Value:
         """A new 1x1 convolution and batch normalisation, without activation.
 
         Where it starts from what is there, it passes channels on: each of its own is the mean of
@@ -147,16 +157,17 @@ class Scaler:
 
         Args:
             source: what it reads.
-            origin: of its channels.
+            tensor: of the original network, some of whose channels it makes of that.
+            origin: which of them.
             name: of the convolution.
-            scale_to: how many channels the original tensor has, to tell which are the same.
         """
-        identity = np.eye(scale_to, dtype="float32")[:, :, None, None]
+        identity = np.eye(self._channels(tensor), dtype="float32")[:, :, None, None]
         weight = self._weight(identity, origin, source.origin, len(source.origin))
         if self.warm and not weight.any():
             weight = self._random(weight.shape)
         conv = relax.op.nn.conv2d(source.var, constant(weight))
         found = Value(self.emitter.emit(name, conv), origin)
+        self.sources[name] = self.sources[f"{name}.norm"] = Source(tensor, origin)
         if self.norm is None:
             return found
         size = len(origin)
@@ -234,6 +245,7 @@ class Scaler:
     def join(self, values: Sequence[Value], name: str, origin: Origin) -> Value:
         """Put tensors beside each other."""
         call = relax.op.concat([value.var for value in values], axis=1)
+        self.sources[name] = Source(name, origin)
         return Value(self.emitter.emit(name, call), origin)
 
     def _emit_reshape(

@@ -92,13 +92,16 @@ print(st.best)
 
 section("3. Trained")
 # An ordinary torch module, whose weights are rows and columns of the given ones.  At first the
-# statistics of its batch normalisations are wrong; then it is nearly what it was; a little more
-# training does the rest.  `distill` lets the given network teach it; your own training will do.
+# statistics of its batch normalisations are wrong, and channels are missing.  `imitate` fits every
+# layer to what the given network computes, by least squares: no labels, no training.  `distill`
+# lets that network teach it; your own training will do.
 net = st.to_torch()
 print([name for name, _ in net.named_parameters()][:4])
 print(f"as it comes: {ts.training.accuracy(net, tests):.2f}")
 ts.training.recalibrate(net, images)
-print(f"recalibrated: {ts.training.accuracy(net, tests):.2f}")
+print(f"with statistics of its own: {ts.training.accuracy(net, tests):.2f}")
+ts.training.imitate(net, ts.training.to_torch(st.mod), images)
+print(f"imitating: {ts.training.accuracy(net, tests):.2f}")
 ts.training.distill(net, teacher, loader, epochs=2, rate=0.02)
 print(f"distilled: {ts.training.accuracy(net, tests):.2f}")
 assert ts.training.accuracy(net, tests) > 0.8

@@ -10,7 +10,7 @@ from stretch_networks import BLOCKS, network
 from tvm_stretch.passes.detect_blocks import detect_stages
 from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale
 
-from benchmarks.accuracy import interval, summary, table
+from benchmarks.accuracy import MEASURES, interval, summary, table
 from benchmarks.accuracy_networks import prepared
 from benchmarks.accuracy_tasks import CLASSES, Data, shapes
 from benchmarks.accuracy_trials import (
@@ -76,7 +76,7 @@ def test_pairs():
     assert (mean, half) == (2.5, pytest.approx(3.18 * 1.2909944 / 2))
     rows = [
         {"task": "t", "network": "n", "original": 80.0 + seed, "seconds": 1.0, "schedule": {}}
-        | dict.fromkeys(("alike", "distilled", "copied", "recalibrated", "two epochs"), 79.0 + seed)
+        | dict.fromkeys(MEASURES, 79.0 + seed)
         for seed in range(3)
     ]
     (row,) = summary(rows)

@@ -10,7 +10,7 @@ are what the templates choose for the shapes, with elementwise operators behind 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
 
@@ -49,14 +49,16 @@ class Layer:
         source: a pool, by whose attributes its kernel is chosen.
         has_norm: whether a batch normalisation follows, which has parameters of its own.
         biases: parameters that are added for each channel.
+
+    Layers of the same kernel are equal, whatever is folded into their weights later.
     """
 
     kind: str
     shape: ConvShape | None = None
     bytes: int = 0
     source: Operator | None = None
-    has_norm: bool = False
-    biases: int = 0
+    has_norm: bool = field(default=False, compare=False)
+    biases: int = field(default=0, compare=False)
 
     @property
     def out_pixels(self) -> int:
@@ -87,7 +89,7 @@ class Layer:
 
     def features(self, machine: VectorMachine) -> Features:
         """Its kernel, as cost models see it."""
-        return _features(replace(self, has_norm=False, biases=0), machine)
+        return _features(self, machine)
 
 
 @lru_cache(maxsize=1 << 14)

@@ -105,10 +105,13 @@ class Run:
             found.append(point_conv(self.operators.shape(self.end), width, share, norm))
         return [*found, *block_layers(self.blocks[0], read, width)]
 
+    def others(self, depth: int) -> list[BlockWidths]:
+        """The blocks of a branch but the first."""
+        return [self.blocks[k] for k in kept_blocks(self.depth, depth)[1:]]
+
     def other_layers(self, depth: int, width: int) -> list[Layer]:
-        """The other blocks of a branch."""
-        kept = kept_blocks(self.depth, depth)[1:]
-        return [layer for k in kept for layer in block_layers(self.blocks[k], width, width)]
+        """Their layers."""
+        return [layer for b in self.others(depth) for layer in block_layers(b, width, width)]
 
     def layers(self, segment: StretchedSegment, index: int, read: int) -> list[Layer]:
         """All layers of a branch of a design."""

@@ -29,8 +29,9 @@ from tvm_stretch.cost.verdicts import apply_verdicts
 from tvm_stretch.errors import InputError, PlanError, UnsupportedError
 from tvm_stretch.frontend import load_trainable
 from tvm_stretch.ir.operators import Operators
-from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale
+from tvm_stretch.passes.duplicate_and_scale import with_sources
 from tvm_stretch.plan.design import Branch, Design, DesignLike, StretchedSegment
+from tvm_stretch.plan.sources import Source
 from tvm_stretch.progress import Progress, reporting, say, step
 from tvm_stretch.remote.device import Device
 from tvm_stretch.remote.processors import place_of, processors_of
@@ -118,9 +119,14 @@ class Stretching:
             warm_start: weights start from those of the given network.
             seed: of weights that are random.
         """
+        return self._built(self._chosen(design), warm_start, seed)[0]
+
+    def _built(
+        self, design: Design, warm_start: bool, seed: int
+    ) -> tuple[tvm.IRModule, dict[str, Source]]:
         if not isinstance(seed, int) or seed < 0:
             raise InputError(f"expected a whole number for seed, got {seed!r}; 0 is one")
-        return duplicate_and_scale(self.mod, self._chosen(design), warm_start, seed)
+        return with_sources(self.mod, design, warm_start, seed)
 
     def to_torch(
         self, design: DesignLike | None = None, *, warm_start: bool = True, seed: int = 0
@@ -133,7 +139,8 @@ class Stretching:
         from tvm_stretch.training import to_torch
 
         chosen = self._chosen(design)
-        return to_torch(self.module(chosen, warm_start=warm_start, seed=seed), chosen.to_data())
+        module, sources = self._built(chosen, warm_start, seed)
+        return to_torch(module, chosen.to_data(), sources)
 
     def load_torch(self, net: TrainableNetwork) -> tvm.IRModule:
         """What `to_torch` gave, trained, as Relax: for ``ts.compile``.

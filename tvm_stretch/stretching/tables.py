@@ -14,8 +14,9 @@ from math import lcm
 import numpy as np
 from numpy.typing import NDArray
 
+from tvm_stretch.passes.block_widths import BlockWidths
 from tvm_stretch.search.costs import Costs
-from tvm_stretch.stretching.layers import Layer, count
+from tvm_stretch.stretching.layers import Layer, block_layers, count
 from tvm_stretch.stretching.segments import Run
 
 Array = NDArray[np.float64]
@@ -54,6 +55,7 @@ class Pricing:
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
+        self._blocks: dict[tuple[BlockWidths, int, int], Array] = {}
 
     def learn(self, layers: Iterable[Layer]) -> None:
         """Ask for many layers at once: that is much faster than one by one."""
@@ -67,6 +69,17 @@ class Pricing:
         machine = self.costs.processors[place].machine
         total = self.costs.of([layer.features(machine) for layer in layers], place)
         return total * (self.costs.together[place] if together else 1.0)
+
+    def figures(self, layers: Sequence[Layer], place: int, together: bool = True) -> Array:
+        """Nanoseconds on a processor, multiply-adds and parameters."""
+        return np.asarray([self.nanoseconds(layers, place, together), *count(layers)], "float64")
+
+    def block(self, block: BlockWidths, width: int, place: int) -> Array:
+        """The same of one block that reads as many channels as it computes."""
+        key = (block, width, place)
+        if key not in self._blocks:
+            self._blocks[key] = self.figures(block_layers(block, width, width), place)
+        return self._blocks[key]
 
 
 def unit_of(run: Run, lanes: int) -> int:
@@ -135,17 +148,16 @@ class Table:
         low, high = reads
         rows = []
         for width in self.widths[place]:
-            begin = self._cost(
-                self.run.first_layers(low, width, self.merge, len(self.places)), place
+            begin, end = (
+                self.pricing.figures(
+                    self.run.first_layers(read, width, self.merge, len(self.places)), place
+                )
+                for read in reads
             )
-            end = begin
-            if high > low:
-                wide = self.run.first_layers(high, width, self.merge, len(self.places))
-                end = self._cost(wide, place)
             slope = (end - begin) / max(1, high - low)
             for depth in self.depths:
-                others = self._cost(self.run.other_layers(depth, width), place)
-                rows.append((depth, width, begin + others, slope))
+                others = [self.pricing.block(b, width, place) for b in self.run.others(depth)]
+                rows.append((depth, width, sum(others, begin), slope))
         return Options(
             np.asarray([depth for depth, *_ in rows], "float64"),
             np.asarray([width for _, width, *_ in rows], "float64"),
@@ -156,8 +168,4 @@ class Table:
 
     def original(self, place: int) -> Array:
         """Nanoseconds, multiply-adds and parameters of the segment as it is."""
-        return self._cost(self.run.original(), place, together=False)
-
-    def _cost(self, layers: Sequence[Layer], place: int, together: bool = True) -> Array:
-        nanoseconds = self.pricing.nanoseconds(layers, place, together)
-        return np.asarray([nanoseconds, *count(layers)], "float64")
+        return self.pricing.figures(self.run.original(), place, together=False)

@@ -23,6 +23,7 @@ except ImportError as error:
     ) from error
 
 from tvm_stretch.training.data import Batches, accuracy
+from tvm_stretch.training.imitate import imitate
 from tvm_stretch.training.loop import distill, fit
 from tvm_stretch.training.network import TrainableNetwork
 from tvm_stretch.training.statistics import recalibrate
@@ -39,6 +40,7 @@ __all__ = [
     "distill",
     "fit",
     "fit_supernet",
+    "imitate",
     "load_torch",
     "recalibrate",
     "to_torch",

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from tvm_stretch.errors import InputError
 
+_BATCH = 128
+"""Images that are computed at once where an array was given."""
+
 Loader: TypeAlias = Iterable[Any]
 """Gives pairs of images and labels, once an epoch: a ``DataLoader``, `Batches`, a list."""
 
@@ -158,3 +161,37 @@ def accuracy(net: nn.Module, loader: Loader) -> float:
             right += (net(images).argmax(1) == labels).sum()
             total += len(labels)
     return int(right) / total
+
+
+def image_batches(images: Any) -> Iterator[Tensor]:
+    """Images without labels: those of an array, in pieces, or of a loader."""
+    if isinstance(images, np.ndarray | Tensor):
+        tensor = torch.as_tensor(images)
+        yield from tensor.tensor_split(number_of_batches(images)) if len(tensor) else ()
+        return
+    if isinstance(images, str) or not hasattr(images, "__iter__"):
+        raise InputError(
+            f"expected an array of images or batches of them, got {type(images).__name__}; give "
+            "an array, a tensor or a DataLoader"
+        )
+    for batch in images:
+        yield torch.as_tensor(batch[0] if isinstance(batch, list | tuple) else batch)
+
+
+def number_of_batches(images: Any) -> int:
+    """How many `image_batches` gives, 0 where that is not known."""
+    if isinstance(images, np.ndarray | Tensor):
+        return -(-len(images) // _BATCH)
+    return len(images) if hasattr(images, "__len__") else 0
+
+
+@contextlib.contextmanager
+def undone(*nets: nn.Module) -> Iterator[None]:
+    """Within, an error leaves the networks as they were."""
+    before = [{name: value.clone() for name, value in net.state_dict().items()} for net in nets]
+    try:
+        yield
+    except BaseException:
+        for net, state in zip(nets, before, strict=True):
+            net.load_state_dict(state)
+        raise

@@ -11,22 +11,28 @@ import tvm
 
 from tvm_stretch.errors import InputError
 from tvm_stretch.frontend import load_trainable
+from tvm_stretch.plan.sources import Source
 from tvm_stretch.training.network import TrainableNetwork
 from tvm_stretch.training.relax_graph import graph_of, with_weights
 
 
-def to_torch(source: Any, design: Mapping[str, Any] | None = None) -> TrainableNetwork:
+def to_torch(
+    source: Any,
+    design: Mapping[str, Any] | None = None,
+    sources: Mapping[str, Source] | None = None,
+) -> TrainableNetwork:
     """A network as a torch module with its weights and batch normalisations, to be trained.
 
     Args:
         source: as for ``ts.compile``; what a stretching made, too.
         design: of a stretching, as JSON; it stays with the module.
+        sources: of a stretching, likewise.
 
     Raises:
         UnsupportedError: the network has an operator that cannot be trained here.
     """
     mod = source if isinstance(source, tvm.IRModule) else load_trainable(source)
-    return TrainableNetwork(*graph_of(mod), design)
+    return TrainableNetwork(*graph_of(mod), design, sources)
 
 
 def load_torch(source: Any, net: object) -> tvm.IRModule:

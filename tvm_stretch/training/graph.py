@@ -92,6 +92,10 @@ class Graph:
                     return node.name
         return ""
 
+    def node(self, name: str) -> Node:
+        """The operator of this name."""
+        return next(node for node in self.nodes if node.name == name)
+
     @property
     def batch(self) -> int:
         """Of the inputs, as the network was written."""

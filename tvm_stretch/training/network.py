@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from tvm_stretch.errors import InputError, UnsupportedError
+from tvm_stretch.plan.sources import Source
 from tvm_stretch.training.graph import BATCH_NORM, Graph, Node, Weight
 from tvm_stretch.training.operators import OPERATORS
 
@@ -42,6 +44,7 @@ class TrainableNetwork(nn.Module):
     Attributes:
         graph: what it computes.
         design: which design of a stretching it has, as JSON; None for other networks.
+        sources: which channels of the given network its tensors stand for, if it was stretched.
     """
 
     def __init__(
@@ -49,10 +52,12 @@ class TrainableNetwork(nn.Module):
         graph: Graph,
         weights: Mapping[str, np.ndarray | Tensor],
         design: Mapping[str, Any] | None = None,
+        sources: Mapping[str, Source] | None = None,
     ) -> None:
         super().__init__()
         self.graph = graph
         self.design = design
+        self.sources = dict(sources or {})
         nodes = {node.name: node for node in graph.nodes}
         self._layer_of: dict[str, str] = {}
         self._places: dict[str, tuple[str, str]] = {}
@@ -101,16 +106,41 @@ class TrainableNetwork(nn.Module):
         """Compute the network; inputs in the order of the graph."""
         values, times = self._bound(inputs)
         for node in self.graph.nodes:
-            read = [values[n] if n in values else self._weight(n) for n in node.inputs]
-            if node.kind == BATCH_NORM:
-                values[node.name] = self.get_submodule(self._layer_of[node.name])(read[0])
-            else:
-                values[node.name] = OPERATORS[node.kind](node, times, *read)
+            values[node.name] = self.compute(node, values, times)
             for name in node.inputs:
                 if self.graph.last_reader.get(name) == node.name:
                     values.pop(name, None)
         found = tuple(values[name] for name in self.graph.outputs)
         return found if self.graph.is_tuple else found[0]
+
+    def compute(self, node: Node, values: Mapping[str, Any], times: int) -> Any:
+        """The result of an operator.
+
+        Args:
+            node: of the graph.
+            values: what it reads, but for weights.
+            times: the batch, in those that the graph was written for.
+        """
+        read = [values[n] if n in values else self._weight(n) for n in node.inputs]
+        if node.kind == BATCH_NORM:
+            return self.norm_of(node.name)(read[0])
+        return OPERATORS[node.kind](node, times, *read)
+
+    def norm_of(self, name: str) -> _BatchNorm:
+        """The batch normalisation of this name."""
+        found = self.get_submodule(self._layer_of[name])
+        assert isinstance(found, _BatchNorm)
+        return found
+
+    def weight_of(self, name: str, role: str = "weight") -> Tensor:
+        """What an operator holds, to be read or written."""
+        held = getattr(self.get_submodule(self._layer_of[name]), role)
+        assert isinstance(held, Tensor)
+        return held.data
+
+    def holds(self, name: str, role: str = "weight") -> bool:
+        """Whether an operator of this name holds such a weight."""
+        return f"{name}:{role}" in self._places
 
     def _bound(self, inputs: tuple[Tensor, ...]) -> tuple[dict[str, Any], int]:
         """Inputs by name, and how many times the written batch they are."""

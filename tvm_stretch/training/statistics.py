@@ -7,16 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from tvm_stretch.errors import InputError, TrainingError
 from tvm_stretch.progress import Progress, count, reporting
-from tvm_stretch.training.data import device_of, evaluating, module
-
-BATCH = 128
+from tvm_stretch.training.data import (
+    device_of,
+    evaluating,
+    image_batches,
+    module,
+    number_of_batches,
+    undone,
+)
 
 
 @dataclass
@@ -61,12 +65,11 @@ def recalibrate(net: nn.Module, images: Any, progress: Progress | None = None) -
     """
     layers = [layer for layer in module(net, "net").modules() if isinstance(layer, _BatchNorm)]
     norms = {layer: _Moments() for layer in layers if layer.running_mean is not None}
-    before = {layer: [value.clone() for value in layer.buffers()] for layer in norms}
     batches = 0
-    try:
+    with undone(*norms):
         with evaluating(net), _watching(norms), reporting(progress):
-            for batches, batch in enumerate(_batches(images), 1):
-                count("batch", batches, _length(images))
+            for batches, batch in enumerate(image_batches(images), 1):
+                count("batch", batches, number_of_batches(images))
                 net(batch.to(device_of(net), torch.float32))
         if not batches:
             raise InputError("expected images to recalibrate with, got none; give a few hundred")
@@ -76,11 +79,6 @@ def recalibrate(net: nn.Module, images: Any, progress: Progress | None = None) -
                 "expected finite values in front of every batch normalisation, got others; look "
                 "for NaN among the images and the weights"
             )
-    except BaseException:
-        for layer, values in before.items():
-            for value, old in zip(layer.buffers(), values, strict=True):
-                value.copy_(old)
-        raise
     for layer, moments in found.items():
         statistics = dict(layer.named_buffers())
         statistics["running_mean"].copy_(torch.as_tensor(moments.mean))
@@ -103,23 +101,3 @@ def _watching(norms: dict[_BatchNorm, _Moments]) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _batches(images: Any) -> Iterator[Tensor]:
-    if isinstance(images, np.ndarray | Tensor):
-        tensor = torch.as_tensor(images)
-        yield from tensor.tensor_split(_length(images)) if len(tensor) else ()
-        return
-    if isinstance(images, str) or not hasattr(images, "__iter__"):
-        raise InputError(
-            f"expected an array of images or batches of them, got {type(images).__name__}; give "
-            "an array, a tensor or a DataLoader"
-        )
-    for batch in images:
-        yield torch.as_tensor(batch[0] if isinstance(batch, list | tuple) else batch)
-
-
-def _length(images: Any) -> int:
-    if isinstance(images, np.ndarray | Tensor):
-        return -(-len(images) // BATCH)
-    return len(images) if hasattr(images, "__len__") else 0

@@ -1,0 +1,383 @@
+"""A stretched network says what the given one says, as far as it can: least squares, no labels.
+
+    teacher    x -> conv -> norm -> y            64 channels
+    branch     x' -> conv.b1 -> norm.b1 -> y'    40 of these, from an x' that lacks some
+
+Layer by layer, front to back, a convolution of the stretched network gets the weights with which
+the normalisation behind it is nearest to the teacher's channels that it stands for, on what the
+stretched network really computes in front of it. So it makes up for channels and blocks that are
+missing, and for the mistakes of the layers before it. Where a sum follows, the summand that is
+computed last makes up for the other one.
+
+Which channels of the teacher stand inside a block is free: those are taken of which the next
+layer's part in the branch reads most.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tvm_stretch.errors import InputError, TrainingError
+from tvm_stretch.plan.sources import Source
+from tvm_stretch.progress import Progress, count, reporting
+from tvm_stretch.training.data import device_of, evaluating, image_batches, undone
+from tvm_stretch.training.graph import BATCH_NORM, Node
+from tvm_stretch.training.network import TrainableNetwork
+from tvm_stretch.training.statistics import recalibrate
+
+ROWS = 20_000
+"""Pixels that a layer is fitted to."""
+
+RIDGE = 1e-3
+"""How strongly weights keep to what they start from, per mean square of what the layer reads."""
+
+
+@torch.no_grad()
+def imitate(
+    net: TrainableNetwork,
+    teacher: TrainableNetwork,
+    images: Any,
+    progress: Progress | None = None,
+) -> None:
+    """Fit the weights of a stretched network to what the given one computes; nothing is trained.
+
+    Args:
+        net: what `Stretching.to_torch` gave; changed in place. If this fails, it is as it was.
+        teacher: `to_torch` of the network that was stretched.
+        images: as for `recalibrate`; some hundreds, which are computed all at once.
+        progress: as for ``ts.compile``.
+
+    Raises:
+        InputError: there are no images, or the networks do not belong together.
+        TrainingError: what they compute is not finite.
+    """
+    _check(net, teacher)
+    with undone(net), evaluating(net, teacher), reporting(progress):
+        recalibrate(net, images)
+        x = torch.cat(list(image_batches(images))).to(device_of(net), torch.float32)
+        teacher.to(x.device)
+        _Imitation(net, teacher, x).run()
+        recalibrate(net, images)
+
+
+def _check(net: object, teacher: object) -> None:
+    """Refuse networks of which one is not the other one, stretched."""
+    for what, given in (("net", net), ("teacher", teacher)):
+        if not isinstance(given, TrainableNetwork):
+            raise InputError(
+                f"expected a torch module that to_torch made for {what}, got "
+                f"{type(given).__name__}; weights are fitted layer by layer"
+            )
+    assert isinstance(net, TrainableNetwork) and isinstance(teacher, TrainableNetwork)
+    there = {node.name: node.shape for node in teacher.graph.nodes} | dict(teacher.graph.inputs)
+    own = [net.sources[node.name] for node in net.graph.nodes if node.name in net.sources]
+    fits = all(s.tensor in there and _fits(s, there[s.tensor]) for s in own)
+    if not own or not fits or net.graph.inputs != teacher.graph.inputs:
+        raise InputError(
+            "expected the network that was stretched for teacher, and for net what to_torch of "
+            "its stretching gave, got others; see Stretching.to_torch and training.to_torch"
+        )
+
+
+def _fits(source: Source, shape: tuple[int, ...]) -> bool:
+    return len(shape) < 2 or len(shape) > 4 or int(source.channels.max()) < shape[1]
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """A layer whose weights are fitted.
+
+    Attributes:
+        layer: a convolution or matrix product.
+        result: the normalisation behind it, or the sum with biases.
+        wanted: what is to be as the teacher's: that, or the sum with another tensor.
+        other: the other summand, if it is known before the layer.
+    """
+
+    layer: Node
+    result: Node
+    wanted: str
+    other: str = ""
+
+
+class _Imitation:
+    """Computes both networks side by side."""
+
+    def __init__(self, net: TrainableNetwork, teacher: TrainableNetwork, x: Tensor) -> None:
+        self.net, self.teacher, self.x = net, teacher, x
+        self.rows = _Rows(len(x))
+        self.sources = net.sources
+        self.channels = {
+            name: torch.as_tensor(source.channels, device=x.device)
+            for name, source in net.sources.items()
+        }
+        self._choose_channels()
+        self.fits = list(_find_fits(net))
+        self.targets = _Targets(teacher, x, self.rows, Counter(map(self._target, self.fits)))
+
+    def run(self) -> None:
+        """Fit every layer, in order."""
+        fits = {fit.layer.name: fit for fit in self.fits}
+        for number, (node, values) in enumerate(_before(self.net, self.x), 1):
+            count("layer", number, len(self.net.graph.nodes))
+            if node.name in fits:
+                self._fit(fits[node.name], values)
+
+    # --- which channels ---
+
+    def _choose_channels(self) -> None:
+        """Inside of blocks, those of which most is read."""
+        for tied, energy in self._energies().items():
+            members = [name for name, source in self.sources.items() if source.tied == tied]
+            unit = self.sources[members[0]].unit
+            units = energy.reshape(-1, unit).sum(1)
+            size = len(self.channels[members[0]]) // unit
+            if size >= len(units):
+                continue
+            best = units.topk(size).indices.sort().values
+            inside = torch.arange(unit, device=best.device)
+            chosen = (best[:, None] * unit + inside).flatten()
+            self.channels.update(dict.fromkeys(members, chosen))
+
+    def _energies(self) -> dict[str, Tensor]:
+        """By class of tied tensors: the teacher's variance of each channel times what reads it."""
+        readers = [
+            node
+            for node in self.net.graph.nodes
+            if node.kind == "nn.conv2d"
+            and node.attrs["groups"] == 1
+            and node.inputs[0] in self.sources
+            and self.sources[node.inputs[0]].tied
+            and self.teacher.holds(self.sources[node.name].tensor)
+        ]
+        wanted = {self.sources[node.inputs[0]].tensor for node in readers}
+        spread = {
+            name: self.rows.of(values[name]).var(0)
+            for node, values in _before(self.teacher, self.x)
+            for name in wanted.intersection(node.inputs)
+        }
+        found: dict[str, Tensor] = {}
+        for node in readers:
+            read, made = self.sources[node.inputs[0]], self.sources[node.name]
+            weight = self.teacher.weight_of(made.tensor)
+            rows = weight if made.tied else weight[self.channels[node.name].clamp_min(0)]
+            energy = spread[read.tensor] * rows.square().sum((0, 2, 3))
+            found[read.tied] = found.get(read.tied, torch.zeros(())) + energy
+        return found
+
+    # --- weights ---
+
+    def _target(self, fit: _Fit) -> str:
+        return self.sources[fit.wanted].tensor
+
+    def _fit(self, fit: _Fit, values: Mapping[str, Tensor]) -> None:
+        """Give a layer other weights."""
+        layer, data = fit.layer, values[fit.layer.inputs[0]]
+        target = self.targets.take(self._target(fit))[:, self.channels[fit.wanted].clamp_min(0)]
+        if fit.other:
+            target = target - self.rows.of(values[fit.other])
+        held, start = self._held(fit), self._start(fit)
+        groups = layer.attrs.get("groups", 1)
+        read = self.rows.windows(layer, data, tuple(held.shape[2:]))
+        weights, offsets = _least_squares(
+            read.reshape(len(read), groups, -1).transpose(0, 1),
+            target.reshape(len(target), groups, -1).transpose(0, 1),
+            start.reshape(groups, len(start) // groups, -1).mT,
+        )
+        if not (weights.isfinite().all() and offsets.isfinite().all()):
+            raise TrainingError(
+                f"expected finite values around {layer.name!r}, got others; look for NaN among "
+                "the images and the weights"
+            )
+        self._put(fit, held, weights.mT.reshape(held.shape), offsets.flatten(), data)
+
+    def _held(self, fit: _Fit) -> Tensor:
+        """The weights of a layer, outputs first."""
+        weight = self.net.weight_of(fit.layer.name)
+        return weight if fit.layer.kind == "nn.conv2d" else weight.mT
+
+    def _start(self, fit: _Fit) -> Tensor:
+        """What the teacher's layer has between these channels, as its normalisation scales it."""
+        layer, result = fit.layer, fit.result
+        tensor = self.sources[layer.name].tensor
+        if layer.kind == "matmul" or not self.teacher.holds(tensor):
+            return self._held(fit) * _scale(self.net, result, self._held(fit))
+        weight = self.teacher.weight_of(tensor)
+        known = self.teacher.graph.node(self.sources[result.name].tensor)
+        weight = weight * _scale(self.teacher, known, weight)
+        weight = weight[self.channels[layer.name].clamp_min(0)]
+        columns = self.channels.get(layer.inputs[0])
+        if columns is None or layer.attrs["groups"] > 1:
+            return weight
+        taken = columns.clamp_min(0)
+        times = torch.bincount(columns[columns >= 0], minlength=weight.shape[1]).clamp_min(1)
+        share = (columns >= 0) / times[taken]
+        return weight[:, taken] * share[:, None, None]
+
+    def _put(self, fit: _Fit, held: Tensor, weights: Tensor, offsets: Tensor, data: Tensor) -> None:
+        """Write weights; before a normalisation they keep their size, which that makes up for."""
+        known = self.channels[fit.result.name] >= 0
+        if fit.result.kind != BATCH_NORM:
+            held[known] = weights[known]
+            if fit.result is not fit.layer:
+                self.net.weight_of(fit.result.name, "bias").reshape(-1)[known] = offsets[known]
+            return
+        sizes = [w.flatten(1).norm(dim=1).clamp_min(1e-6) for w in (held, weights)]
+        factor = sizes[0] / sizes[1]
+        held[known] = (weights * _columns(factor, weights))[known]
+        made = self.net.compute(fit.layer, {fit.layer.inputs[0]: data}, len(data))
+        variance, mean = torch.var_mean(self.rows.of(made), 0)
+        norm = self.net.norm_of(fit.result.name)
+        deviation = (variance + norm.eps).sqrt()
+        for old, new in (
+            (norm.running_mean, mean),
+            (norm.running_var, variance),
+            (norm.weight.data, deviation / factor),
+            (norm.bias.data, offsets + mean / factor),
+        ):
+            assert old is not None
+            old[known] = new[known]
+
+
+def _scale(net: TrainableNetwork, result: Node, weight: Tensor) -> Tensor:
+    """What a normalisation multiplies each channel by, to be multiplied with weights."""
+    if result.kind != BATCH_NORM:
+        return torch.ones((), device=weight.device)
+    norm = net.norm_of(result.name)
+    assert norm.running_var is not None
+    return _columns(norm.weight.data / (norm.running_var + norm.eps).sqrt(), weight)
+
+
+def _columns(values: Tensor, weight: Tensor) -> Tensor:
+    return values.reshape(-1, *(1,) * (weight.ndim - 1))
+
+
+def _find_fits(net: TrainableNetwork) -> Iterator[_Fit]:
+    """Convolutions and dense layers whose result something normalises, or adds biases to."""
+    readers: dict[str, list[Node]] = defaultdict(list)
+    place = {node.name: index for index, node in enumerate(net.graph.nodes)}
+    for node in net.graph.nodes:
+        for name in node.inputs:
+            readers[name].append(node)
+
+    def only_reader(node: Node, kind: str) -> Node | None:
+        found = readers[node.name]
+        return found[0] if len(found) == 1 and found[0].kind == kind else None
+
+    for node in net.graph.nodes:
+        is_layer = node.kind in ("nn.conv2d", "matmul") and len(node.shape) in (2, 4)
+        if not is_layer or not net.holds(node.name) or node.name not in net.sources:
+            continue
+        added = only_reader(node, "add")
+        biases = added if added is not None and net.holds(added.name, "bias") else None
+        result = only_reader(node, BATCH_NORM) or biases
+        if result is None or result.name not in net.sources:
+            continue
+        total = only_reader(result, "add")
+        others = [n for n in total.inputs if n in place and n != result.name] if total else []
+        if total and others and place[others[0]] < place[node.name] and total.name in net.sources:
+            yield _Fit(node, result, total.name, others[0])
+        else:
+            yield _Fit(node, result, result.name)
+
+
+def _before(net: TrainableNetwork, x: Tensor) -> Iterator[tuple[Node, Mapping[str, Tensor]]]:
+    """Each operator, before it is computed, with the values that somebody still reads."""
+    values: dict[str, Tensor] = dict.fromkeys(net.graph.inputs, x)
+    for node in net.graph.nodes:
+        yield node, values
+        values[node.name] = net.compute(node, values, len(x) // net.graph.batch)
+        for name in node.inputs:
+            if net.graph.last_reader.get(name) == node.name:
+                values.pop(name, None)
+
+
+class _Rows:
+    """Pixels of all images as rows: some of them, the same for all tensors of one size."""
+
+    def __init__(self, images: int) -> None:
+        self.each = -(-ROWS // images)
+
+    def of(self, values: Tensor) -> Tensor:
+        """Of a tensor whose second axis are channels."""
+        if values.ndim == 2:
+            return values
+        columns = values.flatten(2)
+        return self._some(columns).transpose(1, 2).flatten(0, 1)
+
+    def windows(self, layer: Node, data: Tensor, kernel: tuple[int, ...]) -> Tensor:
+        """All that a layer reads for each of these pixels of its result."""
+        if layer.kind == "matmul":
+            return data
+        top, left, bottom, right = layer.attrs["padding"]
+        padded = functional.pad(data, (left, right, top, bottom))
+        strides, dilation = layer.attrs["strides"], layer.attrs["dilation"]
+        columns = functional.unfold(padded, kernel, dilation=dilation, stride=strides)
+        return self._some(columns).transpose(1, 2).flatten(0, 1)
+
+    def _some(self, columns: Tensor) -> Tensor:
+        pixels = columns.shape[2]
+        if pixels <= self.each:
+            return columns
+        random = torch.Generator().manual_seed(pixels)
+        return columns[:, :, torch.randperm(pixels, generator=random)[: self.each]]
+
+
+class _Targets:
+    """What the teacher computes, when it is asked for; kept as long as somebody will ask."""
+
+    def __init__(
+        self, teacher: TrainableNetwork, x: Tensor, rows: _Rows, uses: Counter[str]
+    ) -> None:
+        self.uses, self.rows = uses, rows
+        self.known: dict[str, Tensor] = {}
+        self.run = self._computed(teacher, x)
+
+    def _computed(self, teacher: TrainableNetwork, x: Tensor) -> Iterator[None]:
+        for node, values in _before(teacher, x):
+            for name in node.inputs:
+                self._keep(name, values)
+            yield
+        last = teacher.graph.nodes[-1]
+        self._keep(last.name, values)
+        yield
+
+    def _keep(self, name: str, values: Mapping[str, Tensor]) -> None:
+        if self.uses[name] and name not in self.known and name in values:
+            self.known[name] = self.rows.of(values[name])
+
+    def take(self, name: str) -> Tensor:
+        """Rows of a tensor."""
+        while name not in self.known:
+            next(self.run)
+        found = self.known[name]
+        self.uses[name] -= 1
+        if not self.uses[name]:
+            del self.known[name]
+        return found
+
+
+def _least_squares(read: Tensor, wanted: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights and offsets, for each group, that make ``wanted`` of what is read.
+
+    Args:
+        read: groups x rows x inputs.
+        wanted: groups x rows x outputs.
+        start: groups x inputs x outputs; what the rows do not decide stays.
+    """
+    at, level = read.mean(1, keepdim=True), wanted.mean(1, keepdim=True)
+    centred = read - at
+    left = wanted - level - centred @ start
+    products = (centred.mT @ centred).double()
+    ridge = RIDGE * products.diagonal(dim1=1, dim2=2).mean(1) + 1e-9
+    products.diagonal(dim1=1, dim2=2).add_(ridge[:, None])
+    change = torch.linalg.solve(products, (centred.mT @ left).double())
+    weights = start + change.float()
+    return weights, level - at @ weights
