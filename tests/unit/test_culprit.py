@@ -72,3 +72,5 @@ def test_kernels_that_tvm_refuses() -> None:
 def test_who_is_not_to_blame_is_not_blamed() -> None:
     with pytest.raises(KeyError), blaming(module(op.exp, SHAPE)):
         raise KeyError("ours")
+    with pytest.raises(MemoryError), blaming(module(op.exp, SHAPE)):
+        raise MemoryError

@@ -139,6 +139,8 @@ def test_tvm_num_threads_is_obeyed(
         (lambda: ts.calibrate("t.csv", 3, device="mine"), "networks by their names for networks"),
         (lambda: ts.stretch("x.onnx", rules=3), "expected a Rules for rules, got 3"),
         (lambda: ts.load("a\0b"), "no path has a null character"),
+        (lambda: ts.Plan(3, 3), "expected a tuple of str for a plan, got 3"),
+        (lambda: ts.Plan(("cpu",), 3), "expected a tuple of PlannedRegion for a plan, got 3"),
         (lambda: ts.Plan(("cpu",), ()).write(3), "the path of the plan, got int"),
         (lambda: ts.Design(()).write(3), "the path of the design, got int"),
         (lambda: ts.Model(None).set_affinity(3), "numbers of cores for cores, got 3"),

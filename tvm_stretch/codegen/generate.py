@@ -139,7 +139,7 @@ def _naming(name: str) -> Iterator[None]:
     """What TVM raises gets the name of the kernel, which says what it computes."""
     try:
         yield
-    except StretchError:
+    except (StretchError, MemoryError):
         raise
     except Exception as error:
         raise UnsupportedError(

@@ -28,7 +28,7 @@ def blaming(mod: tvm.IRModule) -> Iterator[None]:
     """
     try:
         yield
-    except StretchError:
+    except (StretchError, MemoryError):
         raise
     except Exception as error:
         for block in mod["main"].body.blocks:

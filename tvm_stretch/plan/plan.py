@@ -263,6 +263,12 @@ def _strings(value: Any, key: str, where: str) -> tuple[str, ...]:
 
 def _check(plan: Plan) -> None:
     """What can be said without knowing the network."""
+    for kind, items in ((str, plan.processors), (PlannedRegion, plan.regions)):
+        if not isinstance(items, tuple) or not all(isinstance(item, kind) for item in items):
+            raise PlanError(
+                f"expected a tuple of {kind.__name__} for a plan, got {items!r}; "
+                "read one with Plan.read, or take a model's"
+            )
     for what, names in (
         ("processors", plan.processors),
         ("names of regions", tuple(region.name for region in plan.regions)),
