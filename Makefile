@@ -15,7 +15,8 @@ SYSTEM_PACKAGES := cmake g++ libgtest-dev pocl-opencl-icd
 # One thread pool per process: tests run side by side, and TVM must not re-pin the caller's thread.
 export TVM_BIND_THREADS ?= 0
 
-.PHONY: setup native-tests setup-phone-peers demo test test-full lint format bench bench-static wheel clean
+.PHONY: setup native-tests setup-phone-peers phone demo test test-full lint format bench bench-static \
+  wheel clean
 
 setup: $(STAMP) native-tests
 
@@ -41,6 +42,34 @@ setup-phone-peers: .venv-phone/setup.stamp
 	test -x .venv-phone/bin/python || $(PYTHON) -m venv .venv-phone
 	.venv-phone/bin/python -m pip install --quiet --requirement $<
 	@touch $@
+
+# What a phone or a board without Python needs, in one folder for each machine: build/phone/aarch64
+# and build/phone/x86_64. tvm_stretch/runtime/native/server/README.md says what to do with them.
+PHONE_PACKAGES := 'apache-tvm==0.27.*' apache-tvm-ffi==0.1.14.post1
+PHONE_FILES := tvm_stretch_rpc libtvm_stretch_runtime.so
+
+phone: build/phone/x86_64/tvm_stretch_rpc build/phone/aarch64/tvm_stretch_rpc
+
+build/phone/site-%/unpacked.stamp:
+	rm -rf $(@D) && mkdir -p $(@D)
+	$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --python-version 3.11 \
+	  --implementation cp --platform manylinux_2_28_$* --platform manylinux2014_$* \
+	  --dest $(@D)/wheels $(PHONE_PACKAGES)
+	for wheel in $(@D)/wheels/*.whl; do $(BIN)/python -m zipfile -e $$wheel $(@D); done
+	@touch $@
+
+build/phone/%/tvm_stretch_rpc: build/phone/site-%/unpacked.stamp CMakeLists.txt $(NATIVE) | setup
+	@if [ "$$(id -u)" = 0 ] && [ $* = aarch64 ] && command -v apt-get >/dev/null; then \
+	  dpkg -s g++-aarch64-linux-gnu >/dev/null 2>&1 || \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq g++-aarch64-linux-gnu; \
+	fi
+	$(BIN)/cmake -S . -B build/phone/cmake-$* -DCMAKE_BUILD_TYPE=Release \
+	  -DTVM_STRETCH_SITE=$(CURDIR)/build/phone/site-$* \
+	  $(if $(filter-out $(shell uname -m),$*),-DCMAKE_TOOLCHAIN_FILE=cmake/$*-linux-gnu.cmake)
+	$(BIN)/cmake --build build/phone/cmake-$* -j 2 -t tvm_stretch_rpc tvm_stretch_runtime
+	mkdir -p $(@D)
+	cp build/phone/site-$*/tvm/lib/libtvm_runtime.so build/phone/site-$*/tvm_ffi/lib/libtvm_ffi.so $(@D)
+	cp $(addprefix build/phone/cmake-$*/,$(PHONE_FILES)) $(@D)
 
 demo: setup
 	$(BIN)/python -m benchmarks.demo

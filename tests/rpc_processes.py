@@ -1,14 +1,23 @@
-"""TVM's RPC servers and trackers in processes of their own, on ports that they find themselves."""
+"""RPC servers and trackers, TVM's and ours, in processes of their own; they find their ports."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
+
+import tvm
+import tvm_ffi
+from tvm.rpc import tracker
+
+from tvm_stretch.runtime.autoload import find_file
 
 
 class RpcProcess:
@@ -40,3 +49,97 @@ class RpcProcess:
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+
+
+class Tracker:
+    """TVM's tracker in a fork of this process: it takes seconds to import otherwise."""
+
+    def __init__(self, port: int = 0) -> None:
+        with socket.create_server(("127.0.0.1", port)) as listener:
+            self.port: int = listener.getsockname()[1]
+            self.address = f"127.0.0.1:{self.port}"
+            self.pid = os.fork()
+            if self.pid == 0:
+                self._serve(listener)
+
+    @staticmethod
+    def _serve(listener: socket.socket) -> None:
+        try:
+            logging.disable()
+            for number in (1, 2):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+            tracker._tracker_server(listener, "stop")
+        finally:
+            os._exit(0)
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self.pid = 0
+
+
+def native_server() -> tuple[list[str], dict[str, str]]:
+    """The command of `tvm_stretch_rpc` with its libraries, and its environment."""
+    package = Path(tvm.__file__).parent
+    libraries = [
+        package / "lib" / "libtvm_runtime.so",
+        find_file("lib/libtvm_stretch_runtime.so"),
+    ]
+    command = [str(find_file("bin/tvm_stretch_rpc"))]
+    for path in libraries:
+        command += ["--library", str(path)]
+    found = str(Path(tvm_ffi.__file__).parent / "lib")
+    return command, {**os.environ, "LD_LIBRARY_PATH": found, "TVM_NUM_THREADS": "1"}
+
+
+class Phone:
+    """`tvm_stretch_rpc`: a phone of this machine, up in milliseconds."""
+
+    def __init__(self, *options: str, key: str = "pixel", **environment: str) -> None:
+        command, inherited = native_server()
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  it lives as long as this
+        self._process = subprocess.Popen(
+            [*command, "--key", key, *options],
+            stderr=self._log,
+            env={**inherited, **environment},
+            start_new_session=True,
+        )
+        self.port = int(self.said(r"listening on \S+:(\d+)")[1])
+        if "--tracker" in options:
+            self.said("offered as")
+
+    def said(self, pattern: str) -> re.Match[str]:
+        """What it says on its standard error, by now or soon."""
+        for _ in range(1000):
+            text = os.pread(self._log.fileno(), 1 << 16, 0).decode()
+            if found := re.search(pattern, text):
+                return found
+            assert self._process.poll() is None, f"it has ended: {text}"
+            time.sleep(0.01)
+        raise AssertionError(f"it never said {pattern}: {text}")
+
+    def session(self) -> int | None:
+        """The process of its session, if there is one."""
+        path = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        children = [int(word) for word in path.read_text().split()]
+        return children[0] if children else None
+
+    def signal(self, number: int) -> None:
+        """To the server and to its session: freeze it, let it go on."""
+        for pid in (self._process.pid, self.session()):
+            if pid is not None:
+                os.kill(pid, number)
+
+    def kill(self) -> None:
+        """End it at once, and its session."""
+        if self._process.poll() is None:
+            self.signal(signal.SIGKILL)
+            self._process.wait()
+        self._log.close()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether nothing has ended it."""
+        return self._process.poll() is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
-from rpc_processes import RpcProcess
+from rpc_processes import Phone, RpcProcess
 from small_models import SHAPE, random_input, scaled_model, scaled_reference
 from tvm import rpc
 
@@ -66,9 +66,19 @@ def device_farm() -> Iterator[int]:
         yield tracker.port
 
 
+@pytest.mark.full  # slow to start; the next one does the same
 def test_tracker_and_server(artifact: Path) -> None:
     for module in ("tornado", "psutil", "cloudpickle"):
         pytest.importorskip(module)
     with device_farm() as port:
         tracker = rpc.connect_tracker("127.0.0.1", port)
         check_methods(tracker.request("phone"), artifact)
+
+
+def test_a_server_without_python(artifact: Path) -> None:
+    """A wrong name comes back as an error, and the session lives: one C++ library for all."""
+    phone = Phone()
+    try:
+        check_methods(rpc.connect("127.0.0.1", phone.port, "pixel"), artifact)
+    finally:
+        phone.kill()

@@ -1,0 +1,269 @@
+"""`tvm_stretch_rpc`, the phone's side without Python: sessions, faults, hostile clients."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rpc_processes import Phone, Tracker, native_server
+from small_models import random_input, scaled_model
+from tvm import rpc
+from tvm.rpc.base import RPC_MAGIC
+
+import tvm_stretch as ts
+from tvm_stretch.errors import DeviceError
+
+pytest.importorskip("tornado")
+
+X = random_input()
+TIMEOUT = 2.0
+
+Start = Callable[..., Phone]
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def tracker(stack: ExitStack) -> Tracker:
+    made = Tracker()
+    stack.callback(lambda: made.kill())
+    return made
+
+
+@pytest.fixture
+def start(stack: ExitStack, tracker: Tracker) -> Start:
+    """Starts phones at the tracker; they are killed in the end."""
+
+    def started(*options: str, **settings: str) -> Phone:
+        phone = Phone("--tracker", tracker.address, *options, **settings)
+        stack.callback(phone.kill)
+        return phone
+
+    return started
+
+
+def connect(tracker: Tracker, stack: ExitStack, **settings: object) -> ts.Device:
+    options = {"timeout": TIMEOUT, "wait": 5.0, **settings}
+    return stack.enter_context(ts.connect(tracker.address, "pixel", **options))  # type: ignore[arg-type]
+
+
+def within(seconds: float, action: Callable[[], object], match: str) -> None:
+    """The action ends in one DeviceError in time."""
+    began = time.monotonic()
+    with pytest.raises(DeviceError, match=match):
+        action()
+    assert time.monotonic() - began < seconds
+
+
+# --- as it should be ------------------------------------------------------------------------------
+
+
+def test_sessions_one_after_the_other(tracker: Tracker, start: Start, stack: ExitStack) -> None:
+    start()
+    model = scaled_model()
+    device = connect(tracker, stack)
+    assert device.describe().cores
+    there = device.load(model)
+    np.testing.assert_array_equal(there(X), model(X))
+    device.close()
+    again = connect(tracker, stack)
+    np.testing.assert_array_equal(again.load(model)(X), model(X))
+    again.close()
+    np.testing.assert_array_equal(there(X), model(X))  # in a session of its own accord
+
+
+def test_a_store_outlives_sessions(
+    tracker: Tracker, start: Start, stack: ExitStack, tmp_path: Path
+) -> None:
+    start("--store", str(tmp_path))
+    model = scaled_model()
+    for sent in (True, False):
+        device = connect(tracker, stack)
+        device.load(model)
+        assert (device.sent_bytes > 0) == sent
+        device.close()
+
+
+def test_a_secret(tracker: Tracker, start: Start, stack: ExitStack, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("correct horse\n")
+    start("--secret-file", str(tmp_path / "secret"))
+    for wrong in ("", "battery staple"):
+        within(3, lambda wrong=wrong: connect(tracker, stack, secret=wrong), "secret")  # type: ignore[misc]
+    # a refused client has used up the key that the tracker gave it: another one is offered
+    assert connect(tracker, stack, secret="correct horse", wait=30.0).describe().cores
+
+
+# --- faults ---------------------------------------------------------------------------------------
+
+
+def test_a_phone_that_is_killed_and_another_that_comes(
+    tracker: Tracker, start: Start, stack: ExitStack
+) -> None:
+    phone = start()
+    model = scaled_model()
+    there = connect(tracker, stack).load(model)
+    threading.Timer(0.3, lambda: phone.signal(signal.SIGKILL)).start()
+    within(TIMEOUT + 5, lambda: there.benchmark(10**6), "^expected pixel to answer time_runs")
+    start()
+    np.testing.assert_array_equal(there(X), model(X))
+
+
+def test_a_phone_that_freezes(tracker: Tracker, start: Start, stack: ExitStack) -> None:
+    phone = start()
+    there = connect(tracker, stack).load(scaled_model())
+    phone.signal(signal.SIGSTOP)
+    within(TIMEOUT + 5, lambda: there(X), "^expected pixel to run the model, got 'nothing for 2 s'")
+    within(7, lambda: connect(tracker, stack, wait=1.0), "none free of 1|begin a session")
+
+
+def test_a_session_that_dies_leaves_the_server(
+    tracker: Tracker, start: Start, stack: ExitStack
+) -> None:
+    phone = start()
+    there = connect(tracker, stack).load(scaled_model())
+    session = phone.session()
+    assert session is not None
+    os.kill(session, signal.SIGSEGV)
+    time.sleep(0.1)
+    assert there(X).shape == X.shape, "in another session"
+
+
+def test_a_tracker_that_dies_meanwhile(tracker: Tracker, start: Start, stack: ExitStack) -> None:
+    """Open sessions go on; the phone comes back to the tracker when it does."""
+    start()
+    device = connect(tracker, stack)
+    there = device.load(scaled_model())
+    tracker.kill()
+    assert there(X).shape == X.shape
+    device.close()
+    within(5, lambda: there(X), r"pixel from the tracker .*refused")
+    back = Tracker(tracker.port)
+    stack.callback(back.kill)
+    device = connect(back, stack, wait=20.0)
+    assert device.load(scaled_model())(X).shape == X.shape
+
+
+def test_a_tracker_that_freezes(tracker: Tracker, stack: ExitStack) -> None:
+    os.kill(tracker.pid, signal.SIGSTOP)
+    within(10, lambda: connect(tracker, stack, wait=0.5), "within 0.5 s, got no answer")
+
+
+def test_two_clients_of_one_phone(tracker: Tracker, start: Start, stack: ExitStack) -> None:
+    start()
+    first = connect(tracker, stack)
+    within(5, lambda: connect(tracker, stack, wait=0.5), "none free of 1")
+    within(5, lambda: ts.connect(tracker.address, "mi", wait=0.5), "of that key; it knows pixel")
+    threading.Timer(0.2, first.close).start()
+    assert connect(tracker, stack).describe().cores
+
+
+def test_a_disk_that_is_full(tracker: Tracker, start: Start, stack: ExitStack) -> None:
+    """As its limits say; files beyond `--upload-limit` fail in whatever way they are written."""
+    start("--upload-limit", "0.001")
+    device = connect(tracker, stack)
+    within(TIMEOUT + 5, lambda: device.load(scaled_model()), "room for an upload .* too large")
+    assert device.describe().cores, "the session lives"
+    device.close()
+
+
+def test_a_session_has_its_time(tracker: Tracker, start: Start, stack: ExitStack) -> None:
+    start("--session-limit", "0.5")
+    there = connect(tracker, stack, timeout=10.0).load(scaled_model())
+    within(5, lambda: there.benchmark(10**7), "session has expired|no session any more")
+
+
+# --- hostile clients ------------------------------------------------------------------------------
+
+
+def bad_greetings(dice: random.Random) -> Iterator[bytes]:
+    magic = struct.pack("<i", RPC_MAGIC)
+    yield b""
+    yield magic
+    yield magic + struct.pack("<i", 0)
+    yield magic + struct.pack("<i", -1)
+    yield magic + struct.pack("<i", 1 << 30) + b"x" * 100
+    yield magic + struct.pack("<i", 6) + b"client"
+    yield magic + struct.pack("<i", 5) + b"\0\0\0\0\0"
+    yield magic + struct.pack("<i", 20) + b"client:pixel -timeou"
+    for _ in range(40):
+        yield dice.randbytes(dice.randrange(64))
+        yield magic + dice.randbytes(dice.randrange(64))
+
+
+def test_hostile_bytes_on_the_port(tracker: Tracker, start: Start, stack: ExitStack) -> None:
+    phone = start()
+    for greeting in bad_greetings(random.Random(0)):
+        with socket.create_connection(("127.0.0.1", phone.port), timeout=3) as client:
+            client.sendall(greeting)
+    with socket.create_connection(("127.0.0.1", phone.port)):  # says nothing, and stays
+        assert connect(tracker, stack, wait=20.0).describe().cores
+    assert phone.is_running
+
+
+def test_hostile_bytes_in_a_session(stack: ExitStack) -> None:
+    """They may end that session, and nothing else."""
+    phone = Phone()
+    stack.callback(phone.kill)
+    dice = random.Random(1)
+    said = b"client:pixel"
+    for _ in range(10):
+        with socket.create_connection(("127.0.0.1", phone.port), timeout=5) as client:
+            client.sendall(struct.pack("<ii", RPC_MAGIC, len(said)) + said)
+            (code,) = struct.unpack("<i", client.recv(4))
+            if code == RPC_MAGIC:
+                client.sendall(struct.pack("<q", dice.randrange(1, 1 << 8)) + dice.randbytes(300))
+    for _ in range(100):
+        try:
+            rpc.connect("127.0.0.1", phone.port, "pixel")
+            break
+        except Exception:
+            time.sleep(0.05)
+    else:
+        raise AssertionError("no session any more")
+    assert phone.is_running
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([], "a name for --key"),
+        (["--key"], "a value for --key"),
+        (["--key", "a b"], "a name for --key"),
+        (["--key", 'a"'], "a name for --key"),
+        (["--key", "a", "--tracker", "nowhere"], "HOST:PORT for --tracker"),
+        (["--key", "a", "--port", "99999"], "a number up to 65535 for --port"),
+        (["--key", "a", "--upload-limit", "many"], "a number up to 1000000 for --upload-limit"),
+        (["--key", "a", "--secret-file", "/dev/null"], "at least 8 characters"),
+        (["--key", "a", "--what", "b"], "one of ours for an option"),
+        (["--key", "a", "--library", "/none.so"], "a library of this device"),
+        (["--key", "a", "--host", "203.0.113.1"], "a free address"),
+    ],
+)
+def test_wrong_options(words: list[str], problem: str) -> None:
+    command, environment = native_server()
+    program, libraries = command[:1], command[1:]
+    libraries = [] if "--library" in words else libraries
+    done = subprocess.run(
+        [*program, *libraries, *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+    )
+    assert done.returncode == 2 and problem in done.stderr, done.stderr

@@ -1,0 +1,139 @@
+// tvm_stretch_rpc: the phone's side of ts.connect(), without Python.
+//
+//   tvm_stretch_rpc --tracker 192.0.2.7:9190 --key pixel-8
+//
+// It registers with TVM's tracker and serves one client after the other, each in a process of its
+// own. README.md in this folder says how it comes to a phone, and what was tried.
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <sstream>
+#include <string>
+
+#include "options.h"
+#include "secret.h"
+#include "session.h"
+#include "tracker.h"
+#include "wire.h"
+
+namespace tvm_stretch::server {
+namespace {
+
+constexpr std::chrono::milliseconds kPatience{2000};  // with somebody who connects
+constexpr int kBeat = 20, kTrackerBeats = 100;        // ms; of which so many between two questions
+
+volatile std::sig_atomic_t is_over = 0;
+void End(int) { is_over = 1; }
+
+class Server {
+ public:
+  Server(Options options, Handle listener)
+      : options_(std::move(options)), listener_(std::move(listener)) {
+    if (!options_.tracker) return;
+    tracker_ = std::make_unique<Tracker>(*options_.tracker, options_.key, PortOf(listener_),
+                                         options_.advertised);
+  }
+
+  void Run() {
+    for (; is_over == 0; ++beat_) {
+      if (session_ != nullptr && session_->IsOver()) {
+        session_ = nullptr;
+        beat_ = 0;
+      }
+      if (tracker_ != nullptr && session_ == nullptr && beat_ % kTrackerBeats == 0) KeepOffer();
+      pollfd waiting{listener_.get(), POLLIN, 0};
+      if (poll(&waiting, 1, kBeat) == 1)
+        Greet(Handle(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)));
+    }
+  }
+
+ private:
+  void KeepOffer() {
+    if (tracker_->Stands()) return;
+    const bool was_offered = is_offered_;
+    is_offered_ = tracker_->Offer();
+    if (is_offered_ != was_offered) {
+      std::fprintf(stderr, is_offered_ ? "offered as %s\n" : "no tracker for %s\n",
+                   options_.key.c_str());
+    }
+  }
+
+  // Somebody connects; who is not who the tracker sent, or does not know the secret, goes again.
+  void Greet(Handle client) {
+    const Talk talk(client.get(), kPatience);
+    if (!client.is_open() || talk.ReceiveNumber() != kRpcMagic) return;
+    const auto said = talk.ReceiveText(kLongestGreeting);
+    if (!said) return;
+    if (session_ != nullptr) {
+      talk.SendNumber(kBusy);
+      return;
+    }
+    std::istringstream words(*said);
+    std::string first;
+    words >> first;
+    const std::string key = tracker_ == nullptr ? options_.key : tracker_->matchkey();
+    if (key.empty() || !SameText(first, "client:" + key)) {
+      talk.SendNumber(kMismatch);
+      return;
+    }
+    if (tracker_ != nullptr) tracker_->Taken();  // a key is good for one attempt
+    double seconds = options_.session_limit;
+    if (!Agrees(&words, key, &seconds)) {
+      talk.SendNumber(kMismatch);
+      beat_ = -1;  // another offer, now
+      return;
+    }
+    if (!talk.SendNumber(kWelcome) || !talk.SendText("server:" + options_.key)) return;
+    session_ = std::make_unique<Session>(std::move(client), seconds, options_);
+  }
+
+  // "-timeout=60 -proof=0a1b..", behind the key: the proof decides, if we have a secret. A client
+  // may shorten its session, but not beyond our limit.
+  bool Agrees(std::istringstream* words, const std::string& key, double* seconds) const {
+    std::string word, proof;
+    while (*words >> word) {
+      if (word.rfind("-proof=", 0) == 0) proof = word.substr(7);
+      if (word.rfind("-timeout=", 0) != 0) continue;
+      const double asked = std::strtod(word.c_str() + 9, nullptr);
+      if (asked > 0 && (*seconds <= 0 || asked < *seconds)) *seconds = asked;
+    }
+    return options_.secret.empty() || SameText(proof, Proof(options_.secret, key));
+  }
+
+  Options options_;
+  Handle listener_;
+  std::unique_ptr<Tracker> tracker_;
+  std::unique_ptr<Session> session_;
+  bool is_offered_ = false;
+  int beat_ = 0;
+};
+
+int Main(int count, char** words) {
+  if (count == 2 && std::string(words[1]) == "--help") return std::fputs(kUsage, stdout), 0;
+  std::optional<Options> options = ParseOptions(count, words);
+  if (!options || !LoadLibraries(options->libraries)) return 2;
+  Handle listener = Listen(options->listen);
+  if (!listener.is_open()) {
+    std::fprintf(stderr,
+                 "expected a free address of this device for --host and --port, got %s:%d\n",
+                 options->listen.host.c_str(), options->listen.port);
+    return 2;
+  }
+  struct sigaction ending{};
+  ending.sa_handler = End;
+  for (int number : {SIGINT, SIGTERM, SIGHUP}) sigaction(number, &ending, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);
+  std::fprintf(stderr, "listening on %s:%d\n", options->listen.host.c_str(), PortOf(listener));
+  Server(std::move(*options), std::move(listener)).Run();
+  return 0;
+}
+
+}  // namespace
+}  // namespace tvm_stretch::server
+
+int main(int count, char** words) { return tvm_stretch::server::Main(count, words); }

@@ -1,0 +1,34 @@
+// The command line of tvm_stretch_rpc.
+#ifndef TVM_STRETCH_SERVER_OPTIONS_H_
+#define TVM_STRETCH_SERVER_OPTIONS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "wire.h"
+
+namespace tvm_stretch::server {
+
+struct Options {
+  std::string key;
+  Address listen{"127.0.0.1", 0};
+  std::optional<Address> tracker;
+  std::string advertised;
+  std::string secret;
+  std::string store;
+  int64_t store_limit = int64_t{2} << 30;
+  int64_t upload_limit = int64_t{1} << 30;
+  double session_limit = 0;  // seconds; 0: none
+  std::vector<std::string> libraries;
+};
+
+extern const char* const kUsage;
+
+// Nothing, and what is wrong on standard error, where the words are none of ours.
+std::optional<Options> ParseOptions(int count, char** words);
+
+}  // namespace tvm_stretch::server
+
+#endif  // TVM_STRETCH_SERVER_OPTIONS_H_
