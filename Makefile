@@ -48,6 +48,9 @@ setup-phone-peers: .venv-phone/setup.stamp
 PHONE_PACKAGES := 'apache-tvm==0.27.*' apache-tvm-ffi==0.1.14.post1
 PHONE_FILES := tvm_stretch_rpc libtvm_stretch_runtime.so
 
+# What was downloaded stays.
+.SECONDARY:
+
 phone: build/phone/x86_64/tvm_stretch_rpc build/phone/aarch64/tvm_stretch_rpc
 
 build/phone/site-%/unpacked.stamp:

@@ -97,13 +97,13 @@ def native_server() -> tuple[list[str], dict[str, str]]:
 class Phone:
     """`tvm_stretch_rpc`: a phone of this machine, up in milliseconds."""
 
-    def __init__(self, *options: str, key: str = "pixel", **environment: str) -> None:
-        command, inherited = native_server()
+    def __init__(self, *options: str, key: str = "pixel", command: list[str] | None = None) -> None:
+        usual, environment = native_server()
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  it lives as long as this
         self._process = subprocess.Popen(
-            [*command, "--key", key, *options],
+            [*(command or usual), "--key", key, *options],
             stderr=self._log,
-            env={**inherited, **environment},
+            env=environment,
             start_new_session=True,
         )
         self.port = int(self.said(r"listening on \S+:(\d+)")[1])

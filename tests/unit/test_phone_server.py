@@ -49,8 +49,8 @@ def tracker(stack: ExitStack) -> Tracker:
 def start(stack: ExitStack, tracker: Tracker) -> Start:
     """Starts phones at the tracker; they are killed in the end."""
 
-    def started(*options: str, **settings: str) -> Phone:
-        phone = Phone("--tracker", tracker.address, *options, **settings)
+    def started(*options: str) -> Phone:
+        phone = Phone("--tracker", tracker.address, *options)
         stack.callback(phone.kill)
         return phone
 
