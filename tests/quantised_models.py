@@ -127,6 +127,34 @@ def qdq_conv(
     return model, x
 
 
+def qlinear(
+    op: str,
+    operands: Sequence[str | np.ndarray],
+    *inputs: Quantised,
+    domain: str = "com.microsoft",
+    **attributes: object,
+) -> onnx.ModelProto:
+    """One operator of QuantFormat.QOperator; ``x0``, ``x1`` are its inputs, arrays constants."""
+    weights = [
+        numpy_helper.from_array(operand, f"c{index}")
+        for index, operand in enumerate(operands)
+        if isinstance(operand, np.ndarray)
+    ]
+    names = [o if isinstance(o, str) else f"c{i}" for i, o in enumerate(operands)]
+    graph = helper.make_graph(
+        [helper.make_node(op, names, ["y"], name="layer", domain=domain, **attributes)],
+        "quantised",
+        [
+            helper.make_tensor_value_info(f"x{i}", _kind(x.array), x.array.shape)
+            for i, x in enumerate(inputs)
+        ],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.UINT8, None)],
+        weights,
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
 def _kind(array: np.ndarray) -> int:
     return helper.np_dtype_to_tensor_dtype(array.dtype)
 

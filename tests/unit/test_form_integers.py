@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import tvm
-from quantised_models import Quantised, integers, optimised, qdq, qdq_conv
+from quantised_models import Quantised, integers, optimised, qdq, qdq_conv, qlinear
 from relax_helpers import module
 from tvm import relax
 from tvm.ir import assert_structural_equal
@@ -182,6 +182,43 @@ def test_convolutions_equal_onnx_runtime(options: dict[str, Any]) -> None:
     assert kinds(load_network(model)) == ["integer.conv2d"]
     result = np.asarray(ts.compile(model, cpu_threads=1)(x))
     np.testing.assert_array_equal(result, optimised(model, x))
+
+
+@pytest.mark.parametrize("name", ["conv", "gemm", "add", "concat", "sigmoid"])
+def test_operators_of_onnx_runtime_come_the_same_way(name: str) -> None:
+    model, arrays, kind = qoperator(name)
+    assert kind in kinds(load_network(model))
+    result = np.asarray(ts.compile(model, cpu_threads=1)(*arrays))
+    np.testing.assert_array_equal(result, optimised(model, *arrays))
+
+
+def qoperator(name: str) -> tuple[onnx.ModelProto, list[np.ndarray], str]:
+    """An operator of QuantFormat.QOperator, and its inputs."""
+    a, b, y = (parameters(x) for x in (A, B, Y))
+    if name == "add":
+        return (
+            qlinear("QLinearAdd", ["x0", *a, "x1", *b, *y], A, B),
+            [A.array, B.array],
+            "integer.add",
+        )
+    if name == "concat":
+        inputs = [*y, "x0", *a, "x1", *b]
+        return qlinear("QLinearConcat", inputs, A, B, axis=1), [A.array, B.array], "concat"
+    if name == "sigmoid":
+        return qlinear("QLinearSigmoid", ["x0", *a, *y], A), [A.array], "integer.table"
+    if name == "gemm":
+        rows = [ROWS.array, np.asarray(ROWS.scale), np.zeros(12, "int8")]
+        bias = np.arange(12, dtype="int32") * 100
+        inputs = ["x0", *parameters(MATRIX), *rows, bias, *y]
+        return qlinear("QGemm", inputs, MATRIX, transB=1), [MATRIX.array], "integer.matmul"
+    weight = [integers(8, 16, 3, 3, dtype="int8", seed=2), SCALES, np.zeros(8, "int8")]
+    inputs = ["x0", *a, *weight, *y, BIAS * 1000]
+    conv = qlinear("QLinearConv", inputs, A, domain="", pads=[1, 1, 1, 1], kernel_shape=[3, 3])
+    return conv, [A.array], "integer.conv2d"
+
+
+def parameters(x: Quantised) -> list[np.ndarray]:
+    return [np.array(x.scale, "float32"), np.array(x.zero, x.array.dtype)]
 
 
 def test_explain_counts_what_stays_in_float() -> None:

@@ -220,12 +220,19 @@ UNSUPPORTED: dict[str, tuple[Callable[[], onnx.ModelProto], list[str]]] = {
         ),
         ["com.acme.Fuse"],
     ),
-    "ONNX Runtime's own quantised operators": (
+    "ONNX Runtime's own operators": (
+        lambda: model(
+            helper.make_node("FusedConv", ["x"], ["y"], domain="com.microsoft"),
+            domains={"": 18, "com.microsoft": 1},
+        ),
+        ["com.microsoft.FusedConv", "QuantFormat.QDQ"],
+    ),
+    "a quantised operator without a scale": (
         lambda: model(
             helper.make_node("QLinearAdd", ["x"], ["y"], domain="com.microsoft"),
             domains={"": 18, "com.microsoft": 1},
         ),
-        ["com.microsoft.QLinearAdd", "QuantFormat.QDQ"],
+        ["QLinearAdd", "input 3"],
     ),
     "domain without an import": (
         lambda: model(helper.make_node("Fuse", ["x"], ["y"], domain="com.acme")),

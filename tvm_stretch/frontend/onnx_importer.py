@@ -39,6 +39,7 @@ from tvm_stretch.frontend.onnx_node import (
     numpy_dtype,
     static_shape,
 )
+from tvm_stretch.frontend.onnx_qoperators import qdq_body
 from tvm_stretch.frontend.onnx_reader import OnnxNetwork
 from tvm_stretch.frontend.onnx_values import evaluate
 from tvm_stretch.passes.name_operators import from_source, name_inner, same_source
@@ -176,7 +177,7 @@ class _Importer:
     def inline(self, proto: onnx.NodeProto, node: Node) -> list[Value | None]:
         """Translate the function body that ONNX defines for an operator without converter."""
         holds_graph = any(attribute.HasField("g") for attribute in proto.attribute)
-        body = None if holds_graph else function_body(proto, node)
+        body = None if holds_graph else qdq_body(proto, node) or function_body(proto, node)
         if body is None:
             domain = proto.domain or "ai.onnx"
             raise UnsupportedError(
@@ -208,10 +209,7 @@ class _Importer:
 def _way_out(domain: str) -> str:
     """What to do about an operator of ``domain``."""
     if domain == "com.microsoft":
-        return (
-            "for integers quantise with QuantFormat.QDQ, not QOperator; for fusions export without "
-            "ONNX Runtime's optimiser"
-        )
+        return "export without ONNX Runtime's optimiser; quantise with QuantFormat.QDQ"
     return "replace it by supported ones"
 
 

@@ -7,9 +7,9 @@ from tvm import relax
 
 from tvm_stretch.errors import ModelError
 from tvm_stretch.frontend.onnx_node import Node, check_dtype, converter, dtype_of
-from tvm_stretch.frontend.onnx_ops.layers import add_bias, convolve, not_empty
+from tvm_stretch.frontend.onnx_ops.layers import convolve
 from tvm_stretch.ir.expressions import constant
-from tvm_stretch.passes.decompose_quantisation import dequantised, quantised, saturated
+from tvm_stretch.passes.decompose_quantisation import dequantised, quantised
 
 
 def _along_axis(node: Node, index: int, axis: int) -> relax.Expr:
@@ -113,42 +113,3 @@ def _conv_integer(node: Node) -> relax.Expr:
     per_channel = [node.shape(1)[0]] + [1] * (node.rank(1) - 1)
     x, weight = _centred(node, 0, 2), _centred(node, 1, 3, per_channel)
     return convolve(node, x, weight, node.shape(1))
-
-
-@converter("QLinearMatMul")
-def _qlinear_matmul(node: Node) -> relax.Expr:
-    if any(np.prod(node.shape(i)) != 1 for i in (1, 2, 4, 5, 6, 7)):
-        raise node.refuse("one scale and zero point per tensor", "several")
-    product = relax.op.matmul(_centred(node, 0, 2), _centred(node, 3, 5), out_dtype="int32")
-    return _requantize(node, product, (1, 4, 6), 7)
-
-
-@converter("QLinearConv")
-def _qlinear_conv(node: Node) -> relax.Expr:
-    rank = node.rank(3) - 2
-    per_channel = [node.shape(3)[0]] + [1] * (rank + 1)
-    x, weight = _centred(node, 0, 2), _centred(node, 3, 5, per_channel)
-    result = convolve(node, x, weight, node.shape(3))
-    result = add_bias(node, not_empty(node, result), 8)
-    return _requantize(node, result, (1, 4, 6), 7, [1, -1] + [1] * rank)
-
-
-def _requantize(
-    node: Node,
-    x: relax.Expr,
-    scales: tuple[int, int, int],
-    zero: int,
-    lined_up: list[int] | None = None,
-) -> relax.Expr:
-    """``x * (scale_a * scale_b / scale_y)`` in the output's integer type."""
-    a, b, y = (relax.op.astype(_scale(node, index, lined_up), "float32") for index in scales)
-    factor = relax.op.divide(relax.op.multiply(a, b), y)
-    scaled = relax.op.multiply(relax.op.astype(x, "float32"), factor)
-    offset = relax.op.reshape(node[zero], ())
-    return saturated(node.emit(scaled), offset, node.dtype(zero))
-
-
-def _scale(node: Node, index: int, lined_up: list[int] | None) -> relax.Expr:
-    count = int(np.prod(node.shape(index)))
-    shape = [count if size == -1 else size for size in lined_up or []] if count > 1 else []
-    return relax.op.reshape(node[index], relax.ShapeExpr(shape))

@@ -1,0 +1,133 @@
+"""Quantised operators of ONNX and of ONNX Runtime (QuantFormat.QOperator), as others write them.
+
+    y = QLinearAdd(a, .., b, .., sy, zy)   ->   y = QuantizeLinear(Add(DequantizeLinear(a, ..), ..))
+
+So there is one way from any quantised network to integer operators: `passes/form_integers.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import onnx
+from onnx import helper
+
+from tvm_stretch.frontend.onnx_node import Node
+
+_OF_ONE = {
+    "QLinearAveragePool": "AveragePool",
+    "QLinearGlobalAveragePool": "GlobalAveragePool",
+    "QLinearLeakyRelu": "LeakyRelu",
+    "QLinearSigmoid": "Sigmoid",
+    "QLinearSoftmax": "Softmax",
+}
+_OF_TWO = {"QLinearAdd": "Add", "QLinearMatMul": "MatMul", "QLinearMul": "Mul"}
+_DROPPED = {"channels_last", "opset"}
+"""Attributes of ONNX Runtime's that ONNX's operators lack; only one value of them is known."""
+
+
+class _Body:
+    """Collects the nodes that stand for one operator; its inputs are ``i0``, ``i1``, .."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.nodes: list[onnx.NodeProto] = []
+
+    def add(self, op: str, inputs: Sequence[str], **attributes: object) -> str:
+        """A node; the name of its result."""
+        name = f"t{len(self.nodes)}"
+        kept = {key: value for key, value in attributes.items() if key not in _DROPPED}
+        self.nodes.append(helper.make_node(op, list(inputs), [name], self.node.name, **kept))
+        return name
+
+    def given(self, index: int) -> bool:
+        """Whether the operator has this input."""
+        return self.node.has(index)
+
+    def dequantised(self, first: int, axis: int | None = None) -> str:
+        """The tensor whose numbers, scale and zero point begin at input ``first``."""
+        names = [f"i{first}", self.scale(first + 1)]
+        if self.given(first + 2):
+            names.append(f"i{first + 2}")
+        along = axis is not None and self.node.shape(first + 1) not in ([], [1])
+        return self.add("DequantizeLinear", names, **({"axis": axis} if along else {}))
+
+    def scale(self, index: int) -> str:
+        """A scale; sums of float16 would not be exact."""
+        self.node.given(index)
+        half = self.node.dtype(index) == "float16"
+        return self.add("Cast", [f"i{index}"], to=onnx.TensorProto.FLOAT) if half else f"i{index}"
+
+    def quantised(self, x: str, first: int) -> str:
+        """The result, whose scale and zero point begin at input ``first``."""
+        zero = [f"i{first + 1}"] if self.given(first + 1) else []
+        return self.add("QuantizeLinear", [x, self.scale(first), *zero])
+
+    def bias(self, index: int, scales: tuple[int, int]) -> str:
+        """An int32 bias, whose scale is the product of those of data and weights."""
+        scale = self.add("Mul", [self.scale(i) for i in scales])
+        axis = {"axis": 0} if self.node.shape(scales[1]) not in ([], [1]) else {}
+        return self.add("DequantizeLinear", [f"i{index}", scale], **axis)
+
+
+def _of_one(body: _Body) -> str:
+    result = body.add(_OF_ONE[body.node.op], [body.dequantised(0)], **body.node.attrs)
+    return body.quantised(result, 3)
+
+
+def _of_two(body: _Body) -> str:
+    right = body.dequantised(3, axis=body.node.rank(3) - 1)
+    return body.quantised(body.add(_OF_TWO[body.node.op], [body.dequantised(0), right]), 6)
+
+
+def _conv(body: _Body) -> str:
+    operands = [body.dequantised(0), body.dequantised(3, axis=0)]
+    if body.given(8):
+        operands.append(body.bias(8, (1, 4)))
+    return body.quantised(body.add("Conv", operands, **body.node.attrs), 6)
+
+
+def _gemm(body: _Body) -> str:
+    axis = 0 if body.node.attr("transB", 0) else 1
+    operands = [body.dequantised(0), body.dequantised(3, axis=axis)]
+    if body.given(6):
+        operands.append(body.bias(6, (1, 4)))
+    result = body.add("Gemm", operands, **body.node.attrs)
+    return body.quantised(result, 7) if body.given(7) else result
+
+
+def _concat(body: _Body) -> str:
+    parts = [body.dequantised(i) for i in range(2, len(body.node.inputs), 3)]
+    return body.quantised(body.add("Concat", parts, **body.node.attrs), 0)
+
+
+_BODIES: dict[str, Callable[[_Body], str]] = {
+    **dict.fromkeys(_OF_ONE, _of_one),
+    **dict.fromkeys(_OF_TWO, _of_two),
+    "QLinearConv": _conv,
+    "QGemm": _gemm,
+    "QLinearConcat": _concat,
+}
+
+
+def qdq_body(proto: onnx.NodeProto, node: Node) -> onnx.FunctionProto | None:
+    """The function that stands for a quantised operator; None for others.
+
+    Raises:
+        UnsupportedError: Channels come last, or the result is not what ONNX's operator gives.
+    """
+    if proto.domain not in ("", "ai.onnx", "com.microsoft") or node.op not in _BODIES:
+        return None
+    if node.attr("channels_last", 0):
+        raise node.refuse("channels before rows and columns", "channels last")
+    body = _Body(node)
+    result = _BODIES[node.op](body)
+    opset = max(node.opset, 13)
+    return helper.make_function(
+        "tvm_stretch",
+        node.op,
+        [f"i{index}" for index in range(len(node.inputs))],
+        [result],
+        body.nodes,
+        [helper.make_opsetid("", opset)],
+    )
