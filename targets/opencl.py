@@ -60,6 +60,7 @@ def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> P
         group_items=1 if on_cpu else min(_GROUP_ITEMS, device.max_group_size),
         max_group_items=device.max_group_size,
         local_bytes=device.local_bytes,
+        dot="",  # what LLVM has instructions for, OpenCL C cannot say
     )
 
     def build(kernels: Kernels, schedule: tvm.transform.Pass) -> tvm.runtime.Module:

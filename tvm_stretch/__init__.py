@@ -31,6 +31,7 @@ from tvm_stretch.progress import ctrl_c_waits
 if TYPE_CHECKING:
     from tvm_stretch import training
     from tvm_stretch.compiler import compile, predict
+    from tvm_stretch.frontend.quantise import quantize
     from tvm_stretch.measuring.calibrating import calibrate
     from tvm_stretch.measuring.measure import measure
     from tvm_stretch.measuring.probe import probe
@@ -67,6 +68,7 @@ __all__ = [
     "measure",
     "predict",
     "probe",
+    "quantize",
     "stretch",
     "training",
 ]
@@ -83,6 +85,7 @@ _LAZY = {
     "measure": "tvm_stretch.measuring.measure",
     "predict": "tvm_stretch.compiler",
     "probe": "tvm_stretch.measuring.probe",
+    "quantize": "tvm_stretch.frontend.quantise",
     "stretch": "tvm_stretch.stretching.stretching",
     "Design": "tvm_stretch.plan.design",
     "Rules": "tvm_stretch.stretching.rules",

@@ -21,6 +21,9 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.ir import Expr
 
+from .loops import const
+from .loops import lanes as vector_loop
+
 WORD = 4
 """Channels that are multiplied together."""
 
@@ -62,30 +65,39 @@ class Dot:
             return 0
         return 128 if self.pixel == "uint8" else -128
 
+    def each(self, lanes: int, statement: Callable[[Expr, int], tirx.Stmt]) -> tirx.Stmt:
+        """``statement(lane, count)`` for all lanes: at once where there is an instruction."""
+        if self.intrinsic:
+            return statement(tirx.Ramp(const(0), const(1), lanes), lanes)
+        return vector_loop(lanes, lambda v: statement(v, 1))
+
+    def weights(self, lane: Expr, first: int, count: int) -> Expr:
+        """Where the weights of ``count`` lanes stand, from ``lane`` of a vector on."""
+        if count == 1:
+            return lane + first
+        return tirx.Ramp(const(first * self.together), const(1), count * self.together)
+
     def pieces(self, pixel: Pixel, dtype: str, lanes: int) -> list[Expr]:
-        """The operand of each piece: a word of the pixel, for every lane."""
+        """The operand of each piece: a word of the pixel, for so many lanes."""
         if not self.intrinsic:
             shift = tirx.const(self.shift(dtype), "int32")
-            numbers = [pixel(channel).astype("int32") + shift for channel in range(WORD)]
-            return [tirx.Broadcast(number, lanes) for number in numbers]
-        ramp = tirx.Ramp(tirx.const(0, "int64"), tirx.const(1, "int64"), WORD)
-        word = tirx.reinterpret("int32", pixel(ramp))
+            return [pixel(channel).astype("int32") + shift for channel in range(WORD)]
+        word = tirx.reinterpret("int32", pixel(tirx.Ramp(const(0), const(1), WORD)))
         if self.shift(dtype):
             word = tirx.bitwise_xor(word, tirx.const(FLIP, "int32"))
-        every = tirx.Broadcast(word, lanes)
-        return self.split(every, lanes)
+        return self.split(every(word, lanes), lanes)
 
-    def split(self, every: Expr, lanes: int) -> list[Expr]:
+    def split(self, words: Expr, lanes: int) -> list[Expr]:
         """The pieces of words that differ from lane to lane, already in the type that is needed."""
         if not self.intrinsic:
             return [
-                tirx.bitwise_and(_right(every, 8 * byte, lanes), _same(0xFF, lanes))
+                tirx.bitwise_and(_right(words, 8 * byte, lanes), number(0xFF, lanes))
                 for byte in range(WORD)
             ]
         if self.parts == 1:
-            return [tirx.reinterpret(f"{self.pixel}x{WORD * lanes}", every)]
-        low = _same(0x00FF00FF, lanes)
-        pieces = (every, _right(every, 8, lanes))
+            return [tirx.reinterpret(f"{self.pixel}x{WORD * lanes}", words)]
+        low = number(0x00FF00FF, lanes)
+        pieces = (words, _right(words, 8, lanes))
         return [
             tirx.reinterpret(f"int16x{2 * lanes}", tirx.bitwise_and(piece, low)) for piece in pieces
         ]
@@ -94,18 +106,24 @@ class Dot:
         """The sums of all lanes with the products of one piece."""
         kind = f"int32x{lanes}"
         if not self.intrinsic:
-            return sums + piece * weight.astype(kind)
+            return sums + piece * weight.astype("int32")
         if self.parts == 1:
             return tirx.call_llvm_pure_intrin(kind, self.intrinsic, sums, piece, weight)
         return sums + tirx.call_llvm_pure_intrin(kind, self.intrinsic, piece, weight)
 
 
-def _same(value: int, lanes: int) -> Expr:
-    return tirx.Broadcast(tirx.const(value, "int32"), lanes)
+def every(value: Expr, lanes: int) -> Expr:
+    """The same for all lanes."""
+    return value if lanes == 1 else tirx.Broadcast(value, lanes)
 
 
-def _right(every: Expr, bits: int, lanes: int) -> Expr:
-    return tirx.shift_right(every, _same(bits, lanes)) if bits else every
+def number(value: int, lanes: int) -> Expr:
+    """An int32 constant for all lanes."""
+    return every(tirx.const(value, "int32"), lanes)
+
+
+def _right(words: Expr, bits: int, lanes: int) -> Expr:
+    return tirx.shift_right(words, number(bits, lanes)) if bits else words
 
 
 DOTS = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from tvm import te, tirx, topi
 from tvm.ir import Expr
@@ -180,35 +180,39 @@ class _IntegerNest(ConvNest):
         finish: Callable[[int, int, Expr, Expr], tirx.Stmt],
     ) -> tirx.Stmt:
         """Sums in registers: zero, reduction over channel blocks, finish."""
-        cfg = self.cfg
+        cfg, way = self.cfg, self.cfg.way
         acc = Accumulators(len(tile.taps), tile.blocks, cfg.lanes, dtype="int32")
         first_block = cfg.first_block(tile.group * cfg.oc_blocks)
         segments = column_segments(tile.taps)
         columns = fenced_span if cfg.kernel[1] > 1 else span
         low, count = kernel_rows(cfg, tile.y)
 
-        def word(run: ChannelRun, ic: Expr, tap: tuple[Expr, Expr], at: Expr, p: int) -> list[Expr]:
+        def word(ic: Expr, tap: tuple[Expr, Expr], at: Expr, p: int) -> list[Expr]:
             def pixel(channel: Expr | int) -> Expr:
                 lane = at * WORD + channel
                 place = self.input_place(tile, (p, *tap), first_block + ic, lane)
                 return load(self.data, *place)
 
-            return cfg.way.pieces(pixel, cfg.dtype, cfg.lanes)
+            return way.pieces(pixel, cfg.dtype, cfg.lanes)
 
         def products(
             run: ChannelRun, ic: Expr, tap: tuple[Expr, Expr], active: Sequence[int], at: Expr
         ) -> tirx.Stmt:
-            pieces = {p: word(run, ic, tap, at, p) for p in active}
-            lane = tirx.Ramp(const(0), const(1), cfg.lanes)
-            width = cfg.lanes * cfg.way.together
-            steps = []
-            for part in range(cfg.way.parts):
-                for p, o in acc.cells(active, range(*run.vectors)):
-                    place = tirx.Ramp(const(o * width), const(1), width)
-                    weight = load(self.weight, tile.group, ic, *tap, at, part, place)
-                    total = cfg.way.add(acc.value(p, o, lane), pieces[p][part], weight, cfg.lanes)
-                    steps.append(acc.set(p, o, lane, total))
-            return block(steps)
+            pieces = {p: word(ic, tap, at, p) for p in active}
+
+            def step(part: int, p: int, o: int, lane: Expr, count: int) -> tirx.Stmt:
+                place = way.weights(lane, o * cfg.lanes, count)
+                weight = load(self.weight, tile.group, ic, *tap, at, part, place)
+                total = way.add(acc.value(p, o, lane), pieces[p][part], weight, count)
+                return acc.set(p, o, lane, total)
+
+            return block(
+                [
+                    way.each(cfg.lanes, partial(step, part, p, o))
+                    for part in range(way.parts)
+                    for p, o in acc.cells(active, range(*run.vectors))
+                ]
+            )
 
         def tap(run: ChannelRun, ic: Expr, ky: Expr, kx: Expr, active: Sequence[int]) -> tirx.Stmt:
             first, end = run.lanes[0] // WORD, -(-run.lanes[1] // WORD)

@@ -17,12 +17,12 @@ point is 0; elsewhere `integer_blocks.py` pads before.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 
 from tvm import te, tirx, topi
 from tvm.ir import Expr
 
-from .dots import DOTS, FLIP, WORD, Dot
+from .dots import DOTS, FLIP, WORD, Dot, every, number
 from .fused import Epilogue
 from .integer_conv import shifted
 from .loops import (
@@ -172,22 +172,33 @@ class _Nest:
         n, b, y, x = place
         acc = vectors("acc", run.width, cfg.lanes, dtype="int32")
         words = vectors("word", len(run.work) * cfg.words, cfg.lanes, dtype="int32")
-        lane = tirx.Ramp(const(0), const(1), cfg.lanes)
-        zero = tirx.Broadcast(tirx.const(0, "int32"), cfg.lanes)
-        steps: list[tirx.Stmt] = [store(buffer, zero, lane) for buffer in acc]
+        way, zero = cfg.way, tirx.const(0, "int32")
+        steps = [
+            lanes(cfg.lanes, lambda v, buffer=buffer: store(buffer, zero, v)) for buffer in acc
+        ]
         left = x * cfg.stride[1] - cfg.padding[1]
-        of_weight = tirx.Ramp(const(0), const(1), cfg.lanes * cfg.way.together)
+
+        def fill(word: tirx.Buffer, column: int, group: int, lane: Expr, count: int) -> tirx.Stmt:
+            at = (n, b, y, left + column)
+            return store(word, self.word(at, group, masks.get(group), lane, count), lane)
+
+        def add(
+            word: tirx.Buffer, p: int, kx: int, group: int, part: int, lane: Expr, count: int
+        ) -> tirx.Stmt:
+            piece = way.split(load(word, lane), count)[part]
+            weight = load(self.weight, b, group, kx, part, way.weights(lane, 0, count))
+            return store(acc[p], way.add(load(acc[p], lane), piece, weight, count), lane)
+
+        masks = {group: self.mask(y, group) for group in range(cfg.words)} if masked else {}
         for group in range(cfg.words):
-            mask = self.mask(y, group) if masked else None
             for index, (column, taps) in enumerate(run.work):
                 word = words[group * len(run.work) + index]
-                steps.append(store(word, self.word((n, b, y, left + column), group, mask), lane))
-                pieces = cfg.way.split(load(word, lane), cfg.lanes)
-                for p, kx in taps:
-                    for part, piece in enumerate(pieces):
-                        weight = load(self.weight, b, group, kx, part, of_weight)
-                        total = cfg.way.add(load(acc[p], lane), piece, weight, cfg.lanes)
-                        steps.append(store(acc[p], total, lane))
+                steps.append(way.each(cfg.lanes, partial(fill, word, column, group)))
+                steps += [
+                    way.each(cfg.lanes, partial(add, word, p, kx, group, part))
+                    for p, kx in taps
+                    for part in range(way.parts)
+                ]
         for p in range(run.width):
             steps.append(
                 lanes(
@@ -213,25 +224,24 @@ class _Nest:
             inside = tirx.all(row >= 0, row < self.cfg.in_size[0])
             values = tirx.const(byte, "int32"), tirx.const(0, "int32")
             mask = tirx.bitwise_or(mask, tirx.Select(inside, *values))
-        return tirx.Broadcast(mask, self.cfg.lanes)
+        return mask
 
-    def word(self, place: tuple[Expr, ...], group: int, mask: Expr | None) -> Expr:
+    def word(
+        self, place: tuple[Expr, ...], group: int, mask: Expr | None, lane: Expr, count: int
+    ) -> Expr:
         """One column of four rows, in the type that products need."""
         cfg = self.cfg
         n, b, y, column = place
-        lane = tirx.Ramp(const(0), const(1), cfg.lanes)
+        unsigned, wide = (f"{t}x{count}" if count > 1 else t for t in ("uint8", "int32"))
         found: list[Expr] = []
         for i, row in enumerate(self.rows(y, group)):
             if mask is not None:
                 row = tirx.max(const(0), tirx.min(const(cfg.in_size[0] - 1), row))
-            bits = tirx.reinterpret(
-                f"uint8x{cfg.lanes}", load(self.data, n, b, row, column, lane)
-            ).astype(f"int32x{cfg.lanes}")
-            by = tirx.Broadcast(tirx.const(8 * i, "int32"), cfg.lanes)
-            found.append(tirx.shift_left(bits, by) if i else bits)
-        word = found[0]
-        for other in found[1:]:
-            word = tirx.bitwise_or(word, other)
+            pixels = load(self.data, n, b, row, column, lane)
+            if cfg.dtype != "uint8":
+                pixels = tirx.reinterpret(unsigned, pixels)
+            found.append(tirx.shift_left(pixels.astype(wide), number(8 * i, count)))
+        word = reduce(tirx.bitwise_or, found)
         if cfg.way.shift(cfg.dtype):
-            word = tirx.bitwise_xor(word, tirx.Broadcast(tirx.const(FLIP, "int32"), cfg.lanes))
-        return word if mask is None else tirx.bitwise_and(word, mask)
+            word = tirx.bitwise_xor(word, number(FLIP, count))
+        return word if mask is None else tirx.bitwise_and(word, every(mask, count))

@@ -21,6 +21,7 @@ from tvm_stretch.targets.kernels.integer_window import IntegerWindowConfig, inte
 from tvm_stretch.targets.kernels.integers import integer_of
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.templates import schedule_kernel
+from tvm_stretch.targets.processors import make_processors
 
 import tvm_stretch as ts
 from tvm_stretch.frontend import load_network
@@ -110,3 +111,9 @@ def assembly(tensors: list[te.Tensor], machine: VectorMachine, target: Target) -
     func = schedule_kernel(te.create_prim_func(tensors), machine)
     library = tvm.tirx.build(func.with_attr("global_symbol", "kernel"), target=target)
     return str(library.inspect_source("asm"))
+
+
+def test_other_processors_have_no_instructions_of_the_cpu() -> None:
+    targets = ["llvm", {"kind": "opencl", "device": "adreno"}]
+    _, opencl = make_processors(targets, 1)[0]
+    assert opencl.machine.dot == ""

@@ -42,6 +42,15 @@ def test_indices_are_narrow_for_gpus() -> None:
     assert "long" not in launch["source"]
 
 
+def test_constants_of_more_than_seven_digits_are_exact() -> None:
+    data = te.placeholder((tirx.const(4, "int64"),), name="data")
+    number = tirx.const(12582912.0, "float32")
+    (launch,) = launches(
+        te.create_prim_func([data, te.compute(data.shape, lambda i: data[i] * number, name="out")])
+    )
+    assert f"as_float({0x4B400000})" in launch["source"]
+
+
 def test_parallel_loops_are_work_groups() -> None:
     schedule = s_tir.Schedule(doubled())
     (axis,) = schedule.get_loops("out")

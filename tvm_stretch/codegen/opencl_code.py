@@ -30,6 +30,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import tirx
 from tvm.ir import IRModule
@@ -189,7 +190,7 @@ def _source(call: DeviceCall, target: Target) -> str:
     t = tirx.transform
     lower = tvm.transform.Sequential([t.LowerWarpMemory(), t.StmtSimplify(), t.LowerIntrin()])
     lowered = lower(IRModule({call.entry: call.function}))[call.entry]
-    body = rewrite(lowered.body, (tirx.Broadcast, _splat))
+    body = rewrite(lowered.body, (tirx.FloatImm, _exact), (tirx.Broadcast, _splat))
     build = tvm.get_global_func("target.build.opencl")
     return str(build(IRModule({call.entry: lowered.with_body(body)}), target).inspect_source())
 
@@ -197,6 +198,17 @@ def _source(call: DeviceCall, target: Target) -> str:
 _TYPE_NAMES = {"float32": "float", "float16": "half", "float64": "double", "int32": "int"}
 _TYPE_NAMES |= {"int64": "long", "int16": "short", "int8": "char"}
 _TYPE_NAMES |= {f"u{name}": f"u{text}" for name, text in _TYPE_NAMES.items() if "int" in name}
+
+
+def _exact(number: tirx.FloatImm) -> tvm.ir.Expr:
+    """By its bits, where the seven digits that TVM writes are not enough."""
+    value = np.float32(number.value)
+    if str(number.ty.dtype) != "float32" or not np.isfinite(value):
+        return number
+    if np.float32(f"{value:.6e}") == value:
+        return number
+    bits = tirx.const(int(value.view("int32")), "int32")
+    return tirx.call_pure_extern("float32", "as_float", bits)
 
 
 def _splat(vector: tirx.Broadcast) -> tvm.ir.Expr:

@@ -1,0 +1,195 @@
+"""`quantize`: a float network and a few images -> the network in 8 bits, as ONNX Runtime does it.
+
+q = ts.quantize("resnet50.onnx", images)     # an onnx.ModelProto with QuantizeLinear nodes
+model = ts.compile(q)
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.version_converter
+
+from tvm_stretch.errors import InputError, InstallError, ModelError, last_line
+from tvm_stretch.frontend.onnx_node import dtype_of
+from tvm_stretch.frontend.onnx_reader import read_onnx
+
+Images = np.ndarray | Iterable[np.ndarray | Mapping[str, np.ndarray]]
+_OLDEST = 13
+"""The first operator set that knows a scale for each channel."""
+
+
+def quantize(
+    source: str | Path | bytes | onnx.ModelProto,
+    images: Images,
+    *,
+    activations: str = "uint8",
+) -> onnx.ModelProto:
+    """The network with weights and activations of 8 bits, to be compiled.
+
+    Weights get a scale for each output channel, activations one for each tensor, from the least and
+    the greatest number that ``images`` lead to.
+
+    Args:
+        source: an ONNX file, its bytes or an ``onnx.ModelProto``, in float32. It is not changed.
+        images: what is typical of the inputs, a hundred are plenty: an array of many images (the
+            first dimension counts them), or inputs one after the other, as arrays or, where the
+            network has several, dictionaries by name.
+        activations: ``"uint8"`` or ``"int8"``.
+
+    Raises:
+        InputError: ``images`` do not fit the network, or are not finite; ``activations``.
+        InstallError: ONNX Runtime is not installed.
+        ModelError: the network cannot be read, is quantised already, or cannot be quantised.
+    """
+    if activations not in ("uint8", "int8"):
+        raise InputError(
+            f"expected 'uint8' or 'int8' for activations, got {activations!r}; see ts.quantize"
+        )
+    inputs = read_onnx(source).inputs
+    model = _model(source)
+    feeds = list(_feeds(inputs, images))
+    try:
+        import onnxruntime.quantization as quantiser
+        from onnxruntime.quantization.shape_inference import quant_pre_process
+    except ImportError as error:
+        raise InstallError(
+            f"expected ONNX Runtime, whose quantiser this is, got: {last_line(error)}; "
+            "pip install tvm-stretch[quantize]"
+        ) from error
+
+    class Reader(quantiser.CalibrationDataReader):
+        """Hands out the images."""
+
+        def __init__(self) -> None:
+            self.left = iter(feeds)
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            """The next one."""
+            return next(self.left, None)
+
+    kinds = {"uint8": quantiser.QuantType.QUInt8, "int8": quantiser.QuantType.QInt8}
+    with tempfile.TemporaryDirectory() as folder, _quiet():
+        given, prepared, result = (Path(folder) / f"{i}.onnx" for i in range(3))
+        onnx.save(model, given)
+        try:
+            quant_pre_process(given, prepared, skip_symbolic_shape=True)
+            quantiser.quantize_static(
+                prepared,
+                result,
+                Reader(),
+                quant_format=quantiser.QuantFormat.QDQ,
+                per_channel=True,
+                activation_type=kinds[activations],
+                weight_type=quantiser.QuantType.QInt8,
+            )
+        except Exception as error:  # it raises many kinds
+            raise ModelError(
+                "expected a network that ONNX Runtime can quantise, got: "
+                f"{last_line(error)}; export it again, without its optimiser"
+            ) from error
+        return onnx.load(result)
+
+
+def _model(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
+    """The network in an operator set that can be quantised."""
+    if isinstance(source, onnx.ModelProto):
+        model = source
+    else:
+        model = onnx.load_from_string(source) if isinstance(source, bytes) else onnx.load(source)
+    for node in model.graph.node:
+        if "QuantizeLinear" in node.op_type or node.op_type.startswith(("QLinear", "QGemm")):
+            raise ModelError(
+                f"expected a network in float, got {node.op_type} {node.name!r} in it; it is "
+                "quantised already, compile it as it is"
+            )
+    versions = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
+    if max(versions, default=1) >= _OLDEST:
+        return model
+    try:
+        return onnx.version_converter.convert_version(model, _OLDEST)
+    except Exception as error:  # whatever it is, a newer export helps
+        raise ModelError(
+            f"expected operator set {_OLDEST} or later, got {max(versions, default=1)}, which "
+            f"cannot be converted ({last_line(error)}); export the model again"
+        ) from error
+
+
+def _feeds(inputs: list[onnx.ValueInfoProto], images: Images) -> Iterator[dict[str, np.ndarray]]:
+    """The inputs of each run of the network, checked."""
+    if isinstance(images, np.ndarray):
+        images = _in_runs(inputs, images)
+    if isinstance(images, str | bytes | Mapping) or not isinstance(images, Iterable):
+        raise InputError(
+            f"expected arrays for images, got {type(images).__name__}; give an array of images, "
+            "or a list of inputs"
+        )
+    count = 0
+    for count, image in enumerate(images, 1):
+        feed = image if isinstance(image, Mapping) else {inputs[0].name: image}
+        names, got = (", ".join(sorted(n)) for n in ([value.name for value in inputs], feed))
+        if got != names:
+            raise InputError(
+                f"expected {names} for image {count - 1}, got {got}; "
+                "give a dictionary with an array for each input"
+            )
+        yield {v.name: _checked(v, feed[v.name], count - 1) for v in inputs}
+    if not count:
+        raise InputError("expected at least one image to quantise with, got none; give some")
+
+
+def _in_runs(inputs: list[onnx.ValueInfoProto], images: np.ndarray) -> list[np.ndarray]:
+    """As many images at a time as the network takes."""
+    dims = inputs[0].type.tensor_type.shape.dim
+    if images.ndim != len(dims) or not len(images):
+        raise InputError(
+            f"expected an array of images of {len(dims)} dimensions, the first of which counts "
+            f"them, got shape {images.shape}; {_shape_text(inputs[0])}"
+        )
+    batch = dims[0].dim_value or 1
+    return [images[i : i + batch] for i in range(0, len(images) - batch + 1, batch)]
+
+
+def _checked(value: onnx.ValueInfoProto, image: Any, index: int) -> np.ndarray:
+    array, tensor = np.asarray(image), value.type.tensor_type
+    where = f"input {value.name!r} of image {index}"
+    wanted = dtype_of(tensor.elem_type)
+    if str(array.dtype) != wanted:
+        raise InputError(f"expected {wanted} for {where}, got {array.dtype}; convert it")
+    dims = [dim.dim_value for dim in tensor.shape.dim]
+    fits = len(dims) == array.ndim and all(
+        not dim or dim == size for dim, size in zip(dims, array.shape, strict=True)
+    )
+    if not fits:
+        raise InputError(
+            f"expected another shape for {where}, got {array.shape}; {_shape_text(value)}"
+        )
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise InputError(
+            f"expected finite numbers for {where}, got NaN or infinity; leave it out or mend it"
+        )
+    return array
+
+
+def _shape_text(value: onnx.ValueInfoProto) -> str:
+    dims = (str(d.dim_value or d.dim_param or "?") for d in value.type.tensor_type.shape.dim)
+    return f"the network takes ({', '.join(dims)})"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The quantiser warns of what `quantize` does itself."""
+    logger = logging.getLogger()
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
