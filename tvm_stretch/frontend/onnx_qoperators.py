@@ -8,6 +8,7 @@ So there is one way from any quantised network to integer operators: `passes/for
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import onnx
 from onnx import helper
@@ -33,7 +34,7 @@ class _Body:
         self.node = node
         self.nodes: list[onnx.NodeProto] = []
 
-    def add(self, op: str, inputs: Sequence[str], **attributes: object) -> str:
+    def add(self, op: str, inputs: Sequence[str], **attributes: Any) -> str:
         """A node; the name of its result."""
         name = f"t{len(self.nodes)}"
         kept = {key: value for key, value in attributes.items() if key not in _DROPPED}
