@@ -196,11 +196,15 @@ def test_work_of_a_kernel(kernel: str, weights: tuple, multiply_adds: int | None
 
 def test_report_of_a_model(tmp_path: Path) -> None:
     model = scaled_model()
-    model.report(tmp_path / "page.html", peak_gflops=50)
+    picture = "<svg xmlns='http://www.w3.org/2000/svg'></svg></script>"
+    model.report(tmp_path / "page.html", peak_gflops=50, picture=picture)
     data = data_in((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert [node["name"] for node in data["nodes"]] == [node.name for node in model.graph.nodes]
     assert all(node["ns"] > 0 for node in data["nodes"])
     assert data["title"] == "page" and data["peak_gflops"] == 50 and not data["problem"]
+    assert data["picture"] == picture
+    with pytest.raises(InputError, match="the text of an SVG for picture, got 'front"):
+        model.report(tmp_path / "other.html", picture="front.svg")
     with pytest.raises(InputError, match="positive number for peak_gflops, got 0"):
         model.report(tmp_path / "other.html", peak_gflops=0)
     with pytest.raises(ArtifactError, match="a place to write the report to"):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from xml.etree import ElementTree
+
 import numpy as np
+import onnx
 import pytest
 import tvm
+from onnx import helper
 from search_helpers import costs
 from stretch_networks import BLOCKS, basic, mb_conv, network, regnet
 from tvm_stretch.passes.canonicalise import CanonicaliseTrainable
@@ -13,7 +18,7 @@ from tvm_stretch.passes.duplicate_and_scale import branch_operators
 
 import tvm_stretch as ts
 from tvm_stretch import zoo
-from tvm_stretch.errors import InputError, PlanError, UnsupportedError
+from tvm_stretch.errors import InputError, ModelError, PlanError, UnsupportedError
 from tvm_stretch.frontend import load_network, load_trainable
 from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.operators import Operators
@@ -85,6 +90,22 @@ def test_candidates_keep_the_rules():
     counts = list(st.space.values())
     assert counts == sorted(counts, reverse=True)
     assert st.seconds < 5
+
+
+def test_latency_over_capacity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Larger designs are slower; each is one that the search finds for some capacity."""
+    monkeypatch.setattr("tvm_stretch.stretching.front.CAPACITIES", (0.6, 0.9, 1.2))
+    st = stretched(network(basic, STAGES, stem=32), 1, 1)
+    front = st.front()
+    shares = [front.share(point) for point in front.points]
+    assert len(shares) > 2 and min(shares) < 0.7 and max(shares) > 1.1
+    assert shares == sorted(shares)
+    assert [p.ns for p in front.points] == sorted(p.ns for p in front.points)
+    assert all(st.judge(p.design).ns == p.ns for p in front.points[:2])
+    front.draw(tmp_path / "front.svg")
+    picture = ElementTree.parse(tmp_path / "front.svg").getroot()
+    assert len(picture.findall("{*}circle")) == len(shares)
+    assert len(str(front).splitlines()) == len(shares) + 3
 
 
 def test_unequal_processors_get_unequal_branches():
@@ -227,6 +248,44 @@ def test_shared_weights_are_refused():
     shared = CanonicaliseTrainable()(network(lambda *a: twice(*a[:4], 0), ((16, 3), (16, 3))))
     with pytest.raises(UnsupportedError, match="weights of their own for all blocks"):
         stretched(shared, 1, 1)
+
+
+def test_shared_weights_across_stages_are_refused():
+    """Two stages of one width, the second of which repeats the first one's layers."""
+
+    def same(b, x, width, stride, _seed):
+        return basic(b, x, width, stride, 0)
+
+    shared = CanonicaliseTrainable()(network(same, ((16, 1), (16, 1)), stem=16))
+    with pytest.raises(UnsupportedError, match="weights of their own for all blocks"):
+        stretched(shared, 1, 1)
+
+
+def onnx_of(*nodes: onnx.NodeProto, size: int | str = 8) -> onnx.ModelProto:
+    """A network that reads an image and a condition."""
+    x, c = (
+        helper.make_tensor_value_info(name, kind, shape)
+        for name, kind, shape in (("x", 1, [1, 3, size, size]), ("c", 9, []))
+    )
+    y = helper.make_tensor_value_info("y", 1, None)
+    graph = helper.make_graph(list(nodes), "graph", [x, c], [y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
+def test_control_flow_and_open_shapes():
+    y = helper.make_tensor_value_info("b", 1, None)
+    then, other = (
+        helper.make_graph([helper.make_node(op, ["x"], ["b"])], op, [], [y])
+        for op in ("Relu", "Neg")
+    )
+    branch = helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=other)
+    with pytest.raises(UnsupportedError, match="If"):
+        ts.stretch(onnx_of(branch), device="snapdragon-855")
+    is_open = onnx_of(helper.make_node("Relu", ["x"], ["y"]), size="n")
+    with pytest.raises(ModelError, match="shapes="):
+        ts.stretch(is_open, device="snapdragon-855")
+    with pytest.raises(UnsupportedError, match="blocks between meeting points"):
+        ts.stretch(is_open, device="snapdragon-855", shapes={"x": (1, 3, 8, 8)})
 
 
 def test_one_stage():

@@ -238,14 +238,17 @@ class Model:
             found.append(json.loads(self.module["trace"]()))
         return found
 
-    def report(self, path: str | Path, peak_gflops: float | None = None) -> None:
+    def report(
+        self, path: str | Path, peak_gflops: float | None = None, picture: str | None = None
+    ) -> None:
         """Write a page for the browser: network, plan, timeline, kernels and memory in one file.
 
         Args:
             path: the HTML file to write.
             peak_gflops: what one core can do at best; the page says which share kernels reach.
+            picture: an SVG that the page shows beside that, such as ``st.front().svg()``.
         """
-        write_report(self, path, peak_gflops)
+        write_report(self, path, peak_gflops, picture=picture)
 
     def set_affinity(self, cores: Iterable[int] | None) -> None:
         """Choose the cores for the CPU's regions: the big ones of a phone, for example.

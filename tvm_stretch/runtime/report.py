@@ -31,13 +31,21 @@ _HASH = re.compile(r"_[0-9a-f]{12}$")
 
 
 def write_report(
-    model: Model, path: str | Path, peak_gflops: float | None = None, repeat: int = 5
+    model: Model,
+    path: str | Path,
+    peak_gflops: float | None = None,
+    repeat: int = 5,
+    picture: str | None = None,
 ) -> None:
     """Run the model a few times and write the page; see `Model.report`."""
     is_number = isinstance(peak_gflops, int | float) and math.isfinite(peak_gflops)
     if peak_gflops is not None and not (is_number and peak_gflops > 0):
         raise InputError(
             f"expected a positive number for peak_gflops, got {peak_gflops!r}; leave it out"
+        )
+    if picture is not None and not (isinstance(picture, str) and "<svg" in picture):
+        raise InputError(
+            f"expected the text of an SVG for picture, got {picture!r:.60}; st.front().svg() is one"
         )
     path = as_path(path, "the report")
     plan = model.plan if model.graph.plan else None
@@ -49,7 +57,7 @@ def write_report(
         problem = str(error)
     data = collect(model.graph, plan, timeline, seconds)
     data.update(title=path.stem, problem=problem, peak_gflops=peak_gflops)
-    data["network"] = repr(model)
+    data.update(network=repr(model), picture=picture)
     text = render(data)
     with writing("the report", ArtifactError):
         write_whole(path, text)

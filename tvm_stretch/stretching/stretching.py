@@ -15,10 +15,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import combinations
-from math import log10
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,32 +30,29 @@ from tvm_stretch.ir.operators import Operators
 from tvm_stretch.passes.duplicate_and_scale import with_sources
 from tvm_stretch.plan.design import Branch, Design, DesignLike, StretchedSegment
 from tvm_stretch.plan.sources import Source
-from tvm_stretch.progress import Progress, reporting, say, step
+from tvm_stretch.progress import Progress, reporting, say
 from tvm_stretch.remote.device import Device
 from tvm_stretch.remote.processors import place_of, processors_of
-from tvm_stretch.search import uncollected
 from tvm_stretch.search.costs import Costs, planning_costs
 from tvm_stretch.search.twin import named_processors, refuse_threads_of, twin_costs, twin_processors
+from tvm_stretch.stretching.candidates import find_candidates
+from tvm_stretch.stretching.front import Front, find_front
 from tvm_stretch.stretching.judge import (
     Candidate,
     Candidates,
     Task,
-    candidate_of,
     judge_design,
     runs_all,
 )
-from tvm_stretch.stretching.layers import block_layers, count
-from tvm_stretch.stretching.predict import Chain, predict
-from tvm_stretch.stretching.rules import Rules, space_of_table_2
-from tvm_stretch.stretching.search import Search
-from tvm_stretch.stretching.segments import Run, cut_runs, find_runs
+from tvm_stretch.stretching.layers import count
+from tvm_stretch.stretching.predict import Chain
+from tvm_stretch.stretching.rules import Rules
+from tvm_stretch.stretching.segments import Run, find_runs
 from tvm_stretch.stretching.tables import Pricing
 from tvm_stretch.targets.registry import TargetLike, registered
 
 if TYPE_CHECKING:
     from tvm_stretch.training import TrainableNetwork
-
-MOST_SIMULATED = 20
 
 
 @dataclass(frozen=True)
@@ -71,6 +66,8 @@ class Stretching:
         space: how many designs there are after each rule, as decimal logarithms.
         seconds: that the search took.
         task: the network in segments, what things take, and who runs what has no branches.
+        places: of the processors that may get branches.
+        merge: how branches are merged, if the caller said.
     """
 
     mod: tvm.IRModule
@@ -79,6 +76,8 @@ class Stretching:
     space: Mapping[str, float]
     seconds: float
     task: Task = field(repr=False)
+    places: tuple[int, ...] = ()
+    merge: str | None = None
 
     @property
     def best(self) -> Candidate:
@@ -168,6 +167,10 @@ class Stretching:
 
     def _chosen(self, design: DesignLike | None) -> Design:
         return self.best.design if design is None else Design.read(design)
+
+    def front(self) -> Front:
+        """Designs of more and of less capacity (NN-Stretch, figure 12); `Front.draw` draws them."""
+        return find_front(self.task, self.places, self.rules, self.merge)
 
     def judge(self, design: DesignLike, what: str = "") -> Candidate:
         """What is predicted of a design, and which rule would prune it.
@@ -275,53 +278,15 @@ def stretch_network(
         )
     task = Task(Chain.of(operators, stages), Pricing(costs), _home(operators, stages, costs, able))
     task.pricing.learn(task.chain.layers())
-    found, space = _search(task, able, rules, merge)
+    found, space = find_candidates(task, able, rules, merge)
     simple = [
         judge_design(task, rules, design, what)
         for what, design in _simple_designs(task, able, merge)
     ]
     by_latency = sorted([*found, *simple], key=lambda candidate: candidate.ns)
     candidates = Candidates(sorted(by_latency, key=lambda candidate: not candidate.kept))
-    return Stretching(mod, rules, candidates, space, time.perf_counter() - began, task)
-
-
-@uncollected()
-def _search(
-    task: Task, able: Sequence[int], rules: Rules, merge: str | None
-) -> tuple[list[Candidate], dict[str, float]]:
-    """Candidates for every set of two or three processors, and how many designs each rule left."""
-    blocks = sum(run.depth for run in task.chain.runs)
-    space = {"all of them (table 2)": space_of_table_2(blocks, len(able))}
-    sets = [s for size in (2, 3) for s in combinations(able, size)]
-    segmentations = list(dict.fromkeys((task.chain.runs, _cut(task, able, rules))))
-    found: dict[Design, Candidate] = {}
-    for runs in segmentations:
-        own = replace(task, chain=Chain.of(task.chain.operators, runs))
-        for places in sets:
-            step()
-            search = Search(runs, task.pricing, places, task.home, rules, merge)
-            share = MOST_SIMULATED // (len(segmentations) * len(sets))
-            designs, left = search.best(max(1, share))
-            if runs is segmentations[0] and len(places) == min(3, len(able)):
-                space.update(left)
-            for design in designs:
-                step()
-                figures = predict(own.chain, design, own.pricing, own.home)
-                found.setdefault(design, candidate_of(task, design, figures))
-    space["simulated"] = log10(max(1, len(found)))
-    return list(found.values()), space
-
-
-def _cut(task: Task, able: Sequence[int], rules: Rules) -> tuple[Run, ...]:
-    """The stages, cut further where equation 4 says that it is worth it."""
-    runs, costs = task.chain.runs, task.pricing.costs
-    latency = {}
-    for block in (block for run in runs for block in run.blocks):
-        layers = block_layers(block, block.channels(block.start), block.width)
-        each = (task.pricing.nanoseconds(layers, place, together=False) for place in able)
-        latency[block.end] = round(min(each))
-    cut = cut_runs(runs, latency, lambda size: costs.meeting(able, size), rules.alpha)
-    return runs if len(cut) == len(runs) else cut
+    seconds = time.perf_counter() - began
+    return Stretching(mod, rules, candidates, space, seconds, task, tuple(able), merge)
 
 
 def _home(operators: Operators, stages: Sequence[Run], costs: Costs, able: Sequence[int]) -> int:

@@ -32,7 +32,7 @@ from tvm_stretch.training.graph import BATCH_NORM, Node
 from tvm_stretch.training.network import TrainableNetwork
 from tvm_stretch.training.statistics import recalibrate
 
-ROWS = 20_000
+ROWS = 50_000
 """Pixels that a layer is fitted to."""
 
 RIDGE = 1e-3
@@ -166,7 +166,7 @@ class _Imitation:
         found: dict[str, Tensor] = {}
         for node in readers:
             read, made = self.sources[node.inputs[0]], self.sources[node.name]
-            weight = self.teacher.weight_of(made.tensor)
+            weight = self._scaled(made.tensor)
             rows = weight if made.tied else weight[self.channels[node.name].clamp_min(0)]
             energy = spread[read.tensor] * rows.square().sum((0, 2, 3))
             found[read.tied] = found.get(read.tied, torch.zeros(())) + energy
@@ -209,10 +209,7 @@ class _Imitation:
         tensor = self.sources[layer.name].tensor
         if layer.kind == "matmul" or not self.teacher.holds(tensor):
             return self._held(fit) * _scale(self.net, result, self._held(fit))
-        weight = self.teacher.weight_of(tensor)
-        known = self.teacher.graph.node(self.sources[result.name].tensor)
-        weight = weight * _scale(self.teacher, known, weight)
-        weight = weight[self.channels[layer.name].clamp_min(0)]
+        weight = self._scaled(tensor)[self.channels[layer.name].clamp_min(0)]
         columns = self.channels.get(layer.inputs[0])
         if columns is None or layer.attrs["groups"] > 1:
             return weight
@@ -220,6 +217,12 @@ class _Imitation:
         times = torch.bincount(columns[columns >= 0], minlength=weight.shape[1]).clamp_min(1)
         share = (columns >= 0) / times[taken]
         return weight[:, taken] * share[:, None, None]
+
+    def _scaled(self, name: str) -> Tensor:
+        """The weights of a teacher's convolution, as the normalisation behind it scales them."""
+        weight = self.teacher.weight_of(name)
+        readers = [node for node in self.teacher.graph.nodes if name in node.inputs]
+        return weight * _scale(self.teacher, readers[0], weight)
 
     def _put(self, fit: _Fit, held: Tensor, weights: Tensor, offsets: Tensor, data: Tensor) -> None:
         """Write weights; before a normalisation they keep their size, which that makes up for."""

@@ -1,0 +1,286 @@
+"""NN-Stretch's tables and figures of stretched networks, on the twin of a Snapdragon 855.
+
+```
+python -m benchmarks.stretched space [networks]            table 2: designs, what each rule leaves
+python -m benchmarks.stretched capacity designs.json       table 6, and what published designs keep
+python -m benchmarks.stretched published designs.json      their latency, and ours at equal capacity
+python -m benchmarks.stretched latency                     figure 9: its statements and ours
+python -m benchmarks.stretched front resnet50 --svg f.svg  figure 12: latency over capacity
+python -m benchmarks.stretched rules resnet50              alpha of equation 4, beta of equation 5
+```
+Everything is counted or predicted, nothing is measured or trained; designs.json holds published
+designs as NN-Stretch's artifact has them (``{"R-34-CD": {"depths": ..}}``). `space` ends with an
+error if a search takes more than 5 s of a core, `published` if ours is slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm_stretch.passes.detect_blocks import detect_stages
+
+import tvm_stretch as ts
+from benchmarks.published_designs import Design as Published
+from benchmarks.twin import DEVICE, NETWORKS, TEAMS, network
+from tvm_stretch import zoo
+from tvm_stretch.cost.calibrate import processor_of
+from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.frontend import load_trainable
+from tvm_stretch.plan.design import Design
+from tvm_stretch.stretching.candidates import find_candidates
+from tvm_stretch.stretching.judge import Candidate
+from tvm_stretch.stretching.rules import Rules
+from tvm_stretch.stretching.stretching import Stretching
+
+TABLE_6 = {
+    "R-34": (3.7, 21.8),
+    "R-50": (4.1, 25.6),
+    "RX-1.6": (1.6, 11.2),
+    "RX-4": (4.0, 20.6),
+    "EN-L4": (2.6, 13.0),
+    "EN-B5": (10.3, 30.4),
+}
+"""Thousands of millions of multiply-adds, millions of parameters."""
+
+FIGURE_9 = (
+    ("resnet50", "cpu+hexagon", "1.5 times the CPU (section 7.3)"),
+    ("resnet34", "cpu+opencl+hexagon", "all three: up to 2.2 times the fastest processor"),
+)
+"""What the paper's text says of it; the bars have no numbers."""
+
+ALPHAS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
+BETAS = (0.5, 0.55, 0.6, 0.7, 0.8, 1.0, 1.2)
+MOST_SECONDS = 5.0
+_SHARES = np.arange(0.60, 1.12, 0.03)
+"""Capacities that are searched for one that a published design has."""
+
+
+def lines(heads: str, rows: Iterable[Sequence[object]]) -> None:
+    """Print a table in Markdown, row by row."""
+    print(f"| {heads} |\n|" + " --- |" * (heads.count("|") + 1))
+    for row in rows:
+        print(f"| {' | '.join(map(str, row))} |", flush=True)
+
+
+@cache
+def model_of(name: str) -> tvm.IRModule:
+    """One of the six networks at 224², or any of the zoo as it was published."""
+    model = network(name) if name in NETWORKS.values() else zoo.build(name)
+    return load_trainable(model)
+
+
+def stretching(name: str, team: Sequence[str] | None = None, **rules: float) -> Stretching:
+    """Of a network, for these processors of the phone, or for all of them."""
+    return ts.stretch(model_of(name), team, device=DEVICE, rules=Rules(**rules))
+
+
+def shares(st: Stretching, candidate: Candidate) -> str:
+    """Multiply-adds and parameters, of the original's."""
+    work, size = st.original
+    return f"{candidate.multiply_adds / work:.0%}, {candidate.parameters / size:.0%}"
+
+
+# --- table 2 --------------------------------------------------------------------------------------
+
+
+def space_row(name: str) -> tuple[float, Sequence[object]]:
+    """CPU seconds of the search, and how many designs there are."""
+    model_of(name)
+    began = time.process_time()
+    try:
+        st = stretching(name)
+    except UnsupportedError as error:
+        return 0.0, (name, "-", "-", "-", "-", f"refused: {str(error).split(';')[0]}")
+    blocks = sum(run.depth for run in st.task.chain.runs)
+    first, *rules, simulated = st.space.values()
+    left = ", ".join(f"10^{value:.0f}" for value in rules)
+    tried = f"{10**simulated:.0f}"
+    seconds = time.process_time() - began
+    return seconds, (name, blocks, f"10^{first:.0f}", left, tried, f"{seconds:.2f}")
+
+
+def space(names: Sequence[str]) -> None:
+    """Table 2 counted, for three processors."""
+    seconds = {}
+
+    def rows() -> Iterable[Sequence[object]]:
+        for name in names:
+            seconds[name], row = space_row(name)
+            yield row
+
+    rules = "bounds, equation 5, equation 6, capacity"
+    lines(f"network | blocks | designs | left by {rules} | simulated | search, CPU s", rows())
+    slow = [name for name, taken in seconds.items() if taken > MOST_SECONDS]
+    if slow:
+        raise SystemExit(
+            f"expected at most {MOST_SECONDS:g} s of a core for every search, got more: {slow}"
+        )
+
+
+# --- published designs ----------------------------------------------------------------------------
+
+
+def read_designs(path: Path) -> dict[str, tuple[str, Published]]:
+    """Published designs of several branches by name, each with its network's."""
+    found = {}
+    for key, data in json.loads(path.read_text(encoding="utf-8")).items():
+        name = key.rpartition("/")[2]
+        if len(data["devices"]) > 1:
+            found[name] = (NETWORKS[name.rpartition("-")[0]], data)
+    return found
+
+
+def as_ours(st: Stretching, data: Published) -> Design:
+    """A published design in the form of ours."""
+    stages = detect_stages(st.mod)
+    ends = [(stage.blocks[0].inputs[0], stage.blocks[-1].output) for stage in stages]
+    team = [processor_of(device) for device in data["devices"]]
+    merge = "project" if data["block_type"] == "mbconv" else "concat"
+    return Design.of_lists(ends, team, data["depths"], data["widths"], merge)
+
+
+def capacity(designs: Mapping[str, tuple[str, Published]]) -> None:
+    """Table 6 beside the networks here, and the shares that published designs keep of them."""
+
+    def originals() -> Iterable[Sequence[object]]:
+        for short, (work, size) in TABLE_6.items():
+            parameters, multiply_adds = zoo.count(network(NETWORKS[short]))
+            own = f"{multiply_adds / 1e9:.2f} | {parameters / 1e6:.1f}"
+            yield short, f"{work} | {size} | {own}"
+
+    head = "network | table 6: G multiply-adds | M parameters | here at 224²: G | M"
+    lines(head, originals())
+    print()
+
+    def branched() -> Iterable[Sequence[object]]:
+        for name, (original, data) in designs.items():
+            st = stretching(original, [processor_of(device) for device in data["devices"]])
+            judged = st.judge(as_ours(st, data))
+            built = f"{judged.multiply_adds / 1e9:.2f} | {judged.parameters / 1e6:.1f}"
+            yield name, f"{built} | {shares(st, judged)}"
+
+    lines("published design | G multiply-adds | M parameters | of the original's", branched())
+
+
+def equal_capacity(st: Stretching, least: Candidate) -> Candidate:
+    """The fastest of ours with at least as many multiply-adds and parameters as a candidate."""
+    found = [
+        candidate
+        for share in _SHARES
+        for candidate in find_candidates(
+            st.task, st.places, Rules(capacity=float(share), least_ratio=0.2), st.merge
+        )[0]
+        if candidate.multiply_adds >= least.multiply_adds
+        and candidate.parameters >= least.parameters
+    ]
+    return min(found, key=lambda candidate: candidate.ns)
+
+
+def published(designs: Mapping[str, tuple[str, Published]]) -> None:
+    """Published designs beside ours of at least their capacity, both predicted in the same way."""
+    slower = []
+
+    def rows() -> Iterable[Sequence[object]]:
+        for name, (original, data) in designs.items():
+            team = [processor_of(device) for device in data["devices"]]
+            st = stretching(original, team)
+            theirs = st.judge(as_ours(st, data))
+            ours = equal_capacity(st, theirs)
+            if ours.ns > theirs.ns:
+                slower.append(name)
+            times = f"{theirs.ns / 1e6:.2f} | {shares(st, theirs)} | {ours.ns / 1e6:.2f}"
+            kept = f"{st.best.ns / 1e6:.2f} | {shares(st, st.best)}"
+            yield name, f"{times} | {shares(st, ours)} | {kept} | {theirs.rule or 'none'}"
+
+    lines(
+        "design | published, ms | capacity | ours, ms | capacity | ours that keeps 90 %, ms | "
+        "capacity | rule that would prune the published one",
+        rows(),
+    )
+    if slower:
+        raise SystemExit(f"expected none of ours to be slower, got {slower}")
+
+
+# --- figures and sweeps ---------------------------------------------------------------------------
+
+
+def latency() -> None:
+    """Figure 9, as far as the paper's text has numbers."""
+
+    def rows() -> Iterable[Sequence[object]]:
+        for name, team, said in FIGURE_9:
+            st = stretching(name, team.split("+"))
+            alone = {processor: ns / st.best.ns for processor, ns in st.alone_ns.items()}
+            gains = ", ".join(f"x{gain:.2f} over {p}" for p, gain in alone.items())
+            yield name, team, said, f"{st.best.ns / 1e6:.1f} ms: {gains}"
+
+    lines("network | processors | NN-Stretch | ours at 90 % of the capacity", rows())
+
+
+def sweep(name: str) -> None:
+    """What α and β leave, on each set of processors."""
+
+    def best(team: Sequence[str], **rules: float) -> str:
+        st = stretching(name, team, **rules)
+        kept = [candidate for candidate in st.candidates if candidate.kept]
+        if not kept:
+            return "none"
+        most = max(len(candidate.design.segments) for candidate in st.candidates)
+        return f"{kept[0].ns / 1e6:.2f} ms, {len(kept[0].design.segments)} of {most} segments"
+
+    teams = " | ".join("+".join(team) for team in TEAMS)
+    for what, values in (("alpha", ALPHAS), ("beta", BETAS)):
+        lines(
+            f"{what} | {teams}",
+            ((value, *(best(team, **{what: value}) for team in TEAMS)) for value in values),
+        )
+        print()
+
+
+def front(name: str, team: Sequence[str], svg: Path | None) -> None:
+    """Figure 12, without accuracies: nothing is trained here."""
+    found = stretching(name, team).front()
+    print(found)
+    if svg is not None:
+        found.draw(svg)
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    every: dict[str, Any] = {"nargs": "*", "default": zoo.names()}
+    commands.add_parser("space").add_argument("networks", **every)
+    for name in ("capacity", "published"):
+        commands.add_parser(name).add_argument("designs", type=Path)
+    commands.add_parser("latency")
+    commands.add_parser("rules").add_argument("network", nargs="?", default="resnet50")
+    one = commands.add_parser("front")
+    one.add_argument("network", nargs="?", default="resnet50")
+    one.add_argument("--processors", nargs="+", default=["cpu", "hexagon"])
+    one.add_argument("--svg", type=Path, help="draw it there")
+    given = parser.parse_args()
+    if given.command == "space":
+        space(given.networks)
+    elif given.command == "capacity":
+        capacity(read_designs(given.designs))
+    elif given.command == "published":
+        published(read_designs(given.designs))
+    elif given.command == "latency":
+        latency()
+    elif given.command == "rules":
+        sweep(given.network)
+    else:
+        front(given.network, given.processors, given.svg)
+
+
+if __name__ == "__main__":
+    main()
