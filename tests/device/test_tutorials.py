@@ -96,3 +96,9 @@ def test_training(cache: str) -> None:
     text = _run(cache, "07_training.py")
     assert "recalibrated: " in text
     assert "the same numbers as in torch" in text
+
+
+def test_integers(cache: str) -> None:
+    text = _run(cache, "08_integers.py")
+    assert "30 of 43 operators are integer operators" in text
+    assert "largest difference from ONNX Runtime: 0.0 steps" in text

@@ -1,0 +1,102 @@
+"""Networks in 8 bits beside ONNX Runtime's and beside our own float32, one thread.
+
+    python -m benchmarks.integers [networks…] [--activations uint8] [--rounds 40] [--json out.json]
+
+Networks of the zoo are quantised by `ts.quantize` with two random images. The answer has to have
+ONNX Runtime's top-1, and logits within four of its steps, before anything is timed. All three take
+turns in one process, run by run; ratios are medians of the ratios of neighbouring runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+
+import tvm_stretch as ts
+from tvm_stretch import zoo
+
+FIVE = ("resnet18", "resnet50", "mobilenet_v2", "regnetx_1_6gf", "efficientnet_lite0")
+MOST_STEPS = 4.0
+
+
+def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    """ONNX Runtime's optimised session on one thread."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def compare(name: str, size: int, activations: str, rounds: int) -> dict[str, Any]:
+    """One network: how far the answers are from each other, and what runs take."""
+    network = zoo.build(name, size=size)
+    images = np.random.default_rng(0).standard_normal((3, 3, size, size)).astype("float32")
+    quantised = ts.quantize(network, images[:2], activations=activations)
+    other, x = session(quantised), images[2:]
+    ours, floats = (ts.compile(m, targets=["llvm"], cpu_threads=1) for m in (quantised, network))
+    feed = {other.get_inputs()[0].name: x}
+    runs: dict[str, Callable[[], Any]] = {
+        "onnxruntime": lambda: other.run(None, feed)[0],
+        "ours": lambda: np.asarray(ours(x)),
+        "float32": lambda: np.asarray(floats(x)),
+    }
+    want, got = runs["onnxruntime"](), runs["ours"]()
+    step = np.diff(np.unique(want)).min()
+    steps = float(np.abs(want - got).max() / step)
+    if want.argmax() != got.argmax() or steps > MOST_STEPS + 0.01:
+        raise SystemExit(f"{name}: answers differ by {steps:.2f} steps; nothing is timed")
+    times: dict[str, list[float]] = {what: [] for what in runs}
+    for _ in range(rounds):
+        for what, run in runs.items():
+            begin = time.perf_counter()
+            run()
+            times[what].append(1e3 * (time.perf_counter() - begin))
+    row: dict[str, Any] = {what: statistics.median(taken) for what, taken in times.items()}
+    for peer in ("onnxruntime", "float32"):
+        pairs = zip(times["ours"], times[peer], strict=True)
+        row[f"ours/{peer}"] = statistics.median(mine / theirs for mine, theirs in pairs)
+    return {"network": name, "steps": steps, **row}
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("networks", nargs="*", default=FIVE)
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--activations", default="uint8")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    os.environ.setdefault("TVM_BIND_THREADS", "0")
+    rows = []
+    print("| network | steps | ONNX Runtime ms | ours ms | ours float32 ms | / ORT | / float32 |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for name in arguments.networks:
+        row = compare(name, arguments.size, arguments.activations, arguments.rounds)
+        rows.append(row)
+        print(
+            f"| {name} | {row['steps']:.0f} | {row['onnxruntime']:.2f} | {row['ours']:.2f} | "
+            f"{row['float32']:.2f} | {row['ours/onnxruntime']:.2f} | {row['ours/float32']:.2f} |",
+            flush=True,
+        )
+    for peer in ("onnxruntime", "float32"):
+        mean = statistics.geometric_mean(row[f"ours/{peer}"] for row in rows)
+        print(f"geometric mean of ours/{peer}: {mean:.3f}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""From a float network to integers: what becomes of a quantised network, and why its answers hold.
+
+Run it: `python tutorials/08_integers.py`.  Every step prints what it shows and fails if it is not
+so.  It needs ONNX Runtime, whose quantiser it uses (`pip install tvm-stretch[quantize]`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+from tvm_stretch.targets.kernels.integers import integer_of, operands_of
+
+import tvm_stretch as ts
+from tvm_stretch import zoo
+from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.operators import kind_of
+
+
+def section(title: str) -> None:
+    """Print a heading."""
+    print(f"\n{'=' * 8} {title}")
+
+
+section("1. Quantise")
+# Images decide which range of numbers every tensor gets: take some hundred that are typical.
+network = zoo.build("resnet18", size=32)
+images = np.random.default_rng(0).standard_normal((4, 3, 32, 32)).astype("float32")
+quantised = ts.quantize(network, images)
+nodes = [node.op_type for node in quantised.graph.node]
+print({op: nodes.count(op) for op in sorted(set(nodes))})
+# The activations are gone: where no number of a tensor is below 0, its 8 bits begin there.
+assert "Relu" not in nodes
+
+section("2. Integer operators")
+# What stands between DequantizeLinear and QuantizeLinear becomes one operator of integers, before
+# constants are folded: folded, the weights would be floats again.
+main = load_network(quantised)["main"]
+calls = [binding.value for block in main.body.blocks for binding in block.bindings]
+integers = [call for call in calls if integer_of(call) is not None]
+print(len(integers), "of", len(calls), "operators are integer operators:")
+for call in integers[:3]:
+    integer = integer_of(call)
+    assert integer is not None
+    weight = operands_of(call)[1]
+    print("   ", kind_of(call), weight.ty, "->", call.ty)
+    print("        zero point of the inputs", integer.zeros[0], "and", integer.rounding)
+assert {kind_of(call) for call in integers} == {
+    "integer.conv2d", "integer.add", "integer.mean", "integer.matmul",
+}  # fmt: skip
+
+section("3. The arithmetic")
+# The result of a layer is round(sum * factor) + zero point, kept within 8 bits. The sum is an exact
+# integer; the factor is scale(x) * scale(w) / scale(y), a float32 for each channel.
+sums = np.arange(-60, 61, 20, dtype="int32")
+factor, zero = np.float32(0.025), 3
+rounded = np.clip(np.rint(sums.astype("float32") * factor) + zero, 0, 255)
+print("sums   ", sums)
+print("results", rounded.astype("uint8"), "(halves go to the even neighbour)")
+assert rounded[:3].tolist() == [1, 2, 3]  # -1.5 -> -2, -1.0 -> -1, -0.5 -> 0
+
+section("4. Compile, and compare")
+model = ts.compile(quantised, targets=["llvm"], cpu_threads=1)
+print(model.plan.reason)  # how many operators; and what stayed in float, if anything did
+assert model.plan.reason == f"{len(integers)} integer operators"
+options = onnxruntime.SessionOptions()
+options.log_severity_level = 3
+session = onnxruntime.InferenceSession(
+    quantised.SerializeToString(), options, providers=["CPUExecutionProvider"]
+)
+x = images[:1]
+ours, theirs = np.asarray(model(x)), session.run(None, {"x": x})[0]
+step = np.diff(np.unique(theirs)).min()
+print("largest difference from ONNX Runtime:", np.abs(ours - theirs).max() / step, "steps")
+assert ours.argmax() == theirs.argmax()
+assert np.abs(ours - theirs).max() <= 4.01 * step
+
+section("5. What 8 bits cost")
+# Random weights say nothing about accuracy; of a trained network, count right answers instead.
+floats = onnxruntime.InferenceSession(
+    network.SerializeToString(), options, providers=["CPUExecutionProvider"]
+).run(None, {"x": x})[0]
+correlation = np.corrcoef(ours.ravel(), floats.ravel())[0, 1]
+print(f"correlation with the answer in float32: {correlation:.3f}")
+assert correlation > 0.9
