@@ -20,6 +20,7 @@ from tvm_stretch.passes.duplicate_and_scale import (
     duplicate_and_scale,
     kept_blocks,
     narrowed,
+    with_sources,
 )
 from tvm_stretch.passes.name_operators import rename_variables
 from tvm_stretch.passes.scale_operators import Scaler, Value
@@ -282,6 +283,28 @@ def test_layers_that_cannot_be_scaled():
         duplicate_and_scale(mod, Design((segment,)))
 
 
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_where_channels_come_from(kind: str):
+    """Every tensor of a branch stands for channels that the given network has; groups are whole."""
+    mod = network(BLOCKS[kind])
+    own = design(mod, [[1, 2], [2, 3]], [[12, 8], [16, 24]], "restore")
+    scaled, sources = with_sources(mod, own)
+    before, after = Operators(mod["main"]), Operators(scaled["main"])
+    for name in branch_operators(scaled)["gpu"]:
+        shape = after[name].shape
+        if len(shape) != 4:  # a tuple of statistics, channels in groups
+            continue
+        source = sources[name]
+        assert len(source.channels) == shape[1]
+        assert source.channels.max() < before.shape(source.tensor)[1]
+        assert len(source.channels) % source.unit == 0
+        if source.tied:
+            alike = [s.channels for s in sources.values() if s.tied == source.tied]
+            assert all(np.array_equal(channels, source.channels) for channels in alike)
+    tied = {source.tied for source in sources.values()} - {""}
+    assert bool(tied) == (kind not in ("plain", "separable"))
+
+
 def test_which_blocks_stay():
     assert [kept_blocks(6, depth) for depth in (1, 2, 3, 6)] == [
         *([0], [0, 5], [0, 2, 5]),
@@ -311,7 +334,7 @@ def reordered(mod: tvm.IRModule, seed: int) -> tvm.IRModule:
 
 
 @settings(max_examples=8, deadline=None)
-@given(st.sampled_from(["basic", "squeeze_mb_conv", "shuffle_unit"]), st.integers(0, 99))
+@given(st.sampled_from(sorted(BLOCKS)), st.integers(0, 99))
 def test_names_and_order_do_not_matter(kind: str, seed: int):
     mod = network(BLOCKS[kind])
     other = reordered(mod, seed)
