@@ -150,6 +150,11 @@ def _calls(function: relax.Function) -> list[tuple[str, relax.Binding]]:
 class _Former(relax.PyExprMutator):
     """Replaces each quantising whose operand can be computed in integers."""
 
+    def __init__(self, mod: tvm.IRModule) -> None:
+        super().__init__(mod)
+        self.splits: dict[tuple[relax.Expr, relax.Expr], relax.Var] = {}
+        """Splits of integers, by the split of floats and what is split instead."""
+
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
         if kind_of(call) != "quantize":
@@ -186,7 +191,16 @@ class _Former(relax.PyExprMutator):
         if kind in _MOVES and _moves(call):
             inner = self.tensor(call.args[0])
             return inner and replace(inner, value=self.moved(x, call, inner.value))
-        return None
+        split = self.split(call)
+        inner = None if split is None else self.tensor(split.args[0])
+        return inner and replace(inner, value=self.part(x, call, split, inner.value))
+
+    def split(self, item: Any) -> relax.Call | None:
+        """The split that ``item`` is a part of."""
+        if not isinstance(item, relax.TupleGetItem):
+            return None
+        call = self.definition(item.tuple_value)
+        return call if kind_of(call) == "split" else None
 
     def numbers(self, x: relax.Expr) -> tuple[np.ndarray, np.ndarray] | None:
         """A constant as ``numbers * scales``; of what is not quantised the numbers are floats."""
@@ -243,6 +257,10 @@ class _Former(relax.PyExprMutator):
         if kind in _MOVES and _moves(call):
             inner = self.form(call.args[0], result)
             return None if inner is None else self.moved(x, call, inner)
+        split = self.split(call)
+        if split is not None:
+            inner = self.form(split.args[0], result)
+            return None if inner is None else self.part(x, call, split, inner)
         if kind == "concat" and isinstance(call.args[0], relax.Tuple):
             parts = [self.form(part, result) for part in call.args[0].fields]
             if any(part is None for part in parts):
@@ -257,6 +275,7 @@ class _Former(relax.PyExprMutator):
             "add": self.add,
             "multiply": self.multiply,
             "mean": self.mean,
+            "nn.avg_pool2d": self.average,
         }
         formed = rules[kind](x, call, result) if kind in rules else None
         return self.table(x, result) if formed is None else formed
@@ -272,6 +291,15 @@ class _Former(relax.PyExprMutator):
     def moved(self, x: relax.Expr, call: relax.Call, value: relax.Expr) -> relax.Var:
         """The same movement of integers."""
         return self.keep(x, relax.Call(call.op, [value, *call.args[1:]], call.attrs, call.ty_args))
+
+    def part(
+        self, x: relax.Expr, item: relax.TupleGetItem, split: relax.Call, value: relax.Expr
+    ) -> relax.Var:
+        """The same part of integers; what is split is split once."""
+        key = (item.tuple_value, value)
+        if key not in self.splits:
+            self.splits[key] = self.moved(x, split, value)
+        return self.keep(x, relax.TupleGetItem(self.splits[key], item.index))
 
     def layer(
         self, x: relax.Expr, call: relax.Call, result: _Result, bias: relax.Expr | None = None
@@ -359,6 +387,32 @@ class _Former(relax.PyExprMutator):
         zeros = (data.scale.zero,)
         integer = Integer("mean", result.rounding(), zeros, (float(factor),))
         return self.operator(x, integer, data.value)
+
+    def average(self, x: relax.Expr, call: relax.Call, result: _Result) -> relax.Expr | None:
+        """The mean of windows of one size: a depthwise convolution with weights of one."""
+        data, attrs, shape = self.tensor(call.args[0]), call.attrs, shape_of(call)
+        window, padding = _ints(attrs.pool_size), _ints(attrs.padding)
+        if data is None or str(attrs.layout) != "NCHW" or len(shape) != 4:
+            return None
+        integer = Integer(
+            "conv2d",
+            result.rounding(),
+            (data.scale.zero,),
+            strides=_ints(attrs.strides),
+            padding=padding,
+            dilation=_ints(attrs.dilation),
+            groups=shape[1],
+        )
+        count = np.float32(window[0] * window[1])
+        factor = np.full(shape[1], data.scale.scale / (result.scale.scale * count), "float32")
+        weight, bias = np.ones((shape[1], 1, *window), "int8"), np.zeros(shape[1], "int32")
+        made = integer_call(
+            self.builder_, integer, data.value, *map(constant, (weight, bias, factor))
+        )
+        same = [int(d) for d in made.ty_args[0].shape.values] == shape
+        if not same or (any(padding) and not attrs.count_include_pad):
+            return None  # windows at the border count fewer pixels
+        return self.keep(x, made)
 
     def table(self, x: relax.Expr, result: _Result) -> relax.Expr | None:
         """What is elementwise from one tensor on: its result for each of the 256 numbers."""

@@ -120,6 +120,16 @@ def test_moves_are_done_with_integers() -> None:
     assert kinds(after) == ["permute_dims", "reshape"]
 
 
+def test_split_is_a_split_of_integers() -> None:
+    def body(x: relax.Expr) -> relax.Expr:
+        parts = relax.op.split(dequantise(x, 0.1, 3), 2, axis=1)
+        swapped = relax.op.concat([relax.TupleGetItem(parts, 1), relax.TupleGetItem(parts, 0)], 1)
+        return quantise(swapped, 0.1, 3)
+
+    after = formed(module(body, (1, 4, 6, 6), dtype="uint8"))
+    assert kinds(after) == ["split", "TupleGetItem", "TupleGetItem", "concat"]
+
+
 A = Quantised(integers(1, 16, 6, 7), 0.0213, 3)
 B = Quantised(integers(1, 16, 6, 7, seed=1), 0.0337, 100)
 Y = Quantised(np.zeros(0, "uint8"), 0.04, 77)
@@ -143,6 +153,14 @@ OPERATORS: dict[str, tuple[onnx.ModelProto, list[str]]] = {
     "signed": (qdq("Add", [SIGNED, SIGNED], SIGNED_Y), ["integer.add"]),
     "mean": (qdq("GlobalAveragePool", [A], Quantised(Y.array, 0.01, 20)), ["integer.mean"]),
     "maximum": (qdq("MaxPool", [A], Quantised(Y.array, 0.0213, 3), **POOL), ["nn.max_pool2d"]),
+    "average": (
+        qdq("AveragePool", [A], Quantised(Y.array, 0.0131, 20), kernel_shape=[2, 3]),
+        ["integer.conv2d"],
+    ),
+    "average, padded": (
+        qdq("AveragePool", [A], Quantised(Y.array, 0.0131, 20), count_include_pad=1, **POOL),
+        ["integer.conv2d"],
+    ),
     "sigmoid": (qdq("Sigmoid", [SIGNED], SIGNED_Y), ["integer.table"]),
     "swish": (qdq("HardSwish", [A], Y), ["integer.table"]),
     "leaky": (qdq("LeakyRelu", [A], Y, alpha=0.1), ["integer.table"]),
