@@ -19,6 +19,9 @@ from tvm_stretch.targets.cpu import vector_machine
 from tvm_stretch.targets.kernels.blocks import annotation
 from tvm_stretch.targets.kernels.choose import ConvShape, conv_candidates, winograd_of_tile
 from tvm_stretch.targets.kernels.conv import ConvConfig, conv_compute, pack_weight
+from tvm_stretch.targets.kernels.integer_conv import choose_integer_conv, integer_conv_sums
+from tvm_stretch.targets.kernels.integer_window import IntegerWindowConfig, integer_window_sums
+from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.matmul import choose_matmul, matmul_compute
 from tvm_stretch.targets.kernels.softmax import choose_softmax, softmax_compute
 from tvm_stretch.targets.kernels.templates import schedule_kernel
@@ -135,6 +138,62 @@ def existing(config: ConvConfig) -> np.ndarray:
     return here(packing, [ones, np.empty(config.weight_shape, "float32")])
 
 
+def emulated(library: tvm.runtime.Module, arrays: list[np.ndarray], folder: Path) -> np.ndarray:
+    """What the kernel of ``library`` makes of all but the last array, which says what it makes."""
+    library.write_to_file(str(folder / "kernel.o"), "o")
+    program = folder / "program"
+    sources = [str(MAIN), str(folder / "kernel.o"), f"-I{find_include_path()}"]
+    subprocess.run([COMPILER, "-O1", "-static", *sources, "-o", str(program)], check=True)
+    codes = {"i": 0, "u": 1, "f": 2}
+    heads = [[a.ndim, codes[a.dtype.kind], 8 * a.itemsize, *a.shape] for a in arrays]
+    parts = zip(heads, arrays, strict=True)
+    given = b"".join(np.array(head, "int64").tobytes() + a.tobytes() for head, a in parts)
+    command = [EMULATOR, "-cpu", "max", str(program)]
+    done = subprocess.run(command, input=given, capture_output=True, check=True, timeout=60)
+    return np.frombuffer(done.stdout, arrays[-1].dtype).reshape(arrays[-1].shape)
+
+
+INTEGER_CORES = {"cortex-a76": "sdot", "neoverse-n2": "usdot", "cortex-a53": ""}
+
+
+@pytest.mark.parametrize("core", INTEGER_CORES)
+@pytest.mark.parametrize("depthwise", [False, True])
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_integers(dtype: str, depthwise: bool, core: str, tmp_path: Path) -> None:
+    target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": core}
+    machine = vector_machine(Target(target), 1)
+    assert machine.dot == INTEGER_CORES[core]
+    operands, out = integer_sums(machine, depthwise, dtype)
+    function = te.create_prim_func([*operands, out])
+    random = np.random.default_rng(0)
+    tensors = [(tuple(int(d) for d in t.shape), str(t.dtype)) for t in (*operands, out)]
+    arrays = [random.integers(-100, 100, shape).astype(kind) for shape, kind in tensors]
+    scheduled = schedule_kernel(function, machine)
+    library = tvm.tirx.build(scheduled.with_attr("global_symbol", "kernel"), target=target)
+    got = emulated(library, arrays, tmp_path)
+    np.testing.assert_array_equal(got, here(function, arrays))
+
+
+def integer_sums(
+    machine: VectorMachine, depthwise: bool, dtype: str
+) -> tuple[list[te.Tensor], te.Tensor]:
+    """Operands and sums of a padded convolution, none of whose weights stand for no tap."""
+    data = te.placeholder((1, 4, 9, 10, 4), dtype, name="x")
+    if depthwise:
+        config = IntegerWindowConfig(
+            "depthwise", 1, 16, (9, 10), (4, 3), (2, 2), (1, 1, 1, 1), (1, 1), 4,
+            dtype=dtype, dot=machine.dot,
+        )  # fmt: skip
+        weight = te.placeholder(config.weight_shape, config.way.weight, name="w")
+        mark = annotation("integer_window", config)
+        return [data, weight], integer_window_sums(config, data, weight, mark)
+    shape = ConvShape(1, 16, (9, 10), 24, (3, 3), padding=(1, 1, 1, 1))
+    conv = choose_integer_conv(shape, machine, 4, dtype)
+    weight = te.placeholder(conv.weight_shape, conv.way.weight, name="w")
+    mark = annotation("integer_conv", conv)
+    return [data, weight], integer_conv_sums(conv, data, weight, mark)
+
+
 @pytest.mark.parametrize("core", CORES)
 @pytest.mark.parametrize("name", CASES)
 def test_template(name: str, core: str, tmp_path: Path) -> None:
@@ -148,13 +207,6 @@ def test_template(name: str, core: str, tmp_path: Path) -> None:
     target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": core}
     scheduled = schedule_kernel(ExpandMath()(tvm.IRModule({"f": function}))["f"], MACHINE)
     library = tvm.tirx.build(scheduled.with_attr("global_symbol", "kernel"), target=target)
-    library.write_to_file(str(tmp_path / "kernel.o"), "o")
-    program = tmp_path / "program"
-    sources = [str(MAIN), str(tmp_path / "kernel.o"), f"-I{find_include_path()}"]
-    subprocess.run([COMPILER, "-O1", "-static", *sources, "-o", str(program)], check=True)
-    given = b"".join(np.array([a.ndim, *a.shape], "int64").tobytes() + a.tobytes() for a in arrays)
-    command = [EMULATOR, "-cpu", "max", str(program)]
-    done = subprocess.run(command, input=given, capture_output=True, check=True, timeout=60)
-    got = np.frombuffer(done.stdout, "float32").reshape(shapes[-1])
+    got = emulated(library, arrays, tmp_path)
     want = here(function, arrays)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * np.abs(want).max())

@@ -1,6 +1,7 @@
 /* Runs one kernel that was linked to it: an aarch64 processor without Python.
 
-   standard input: for each tensor the number of axes, the axes, the elements; the last is written
+   standard input: for each tensor the number of axes, code and bits of its type (DLPack's), the
+   axes, the elements; the last is written
    standard output: the elements of the last tensor */
 #include <stdint.h>
 #include <stdio.h>
@@ -32,18 +33,25 @@ void TVMFFIErrorSetRaisedFromCStrParts(const char* kind, const char** parts, int
   for (int32_t i = 0; i < count; ++i) fputs(parts[i] ? parts[i] : "", stderr);
 }
 
+static int64_t Bytes(const DLTensor* tensor) {
+  int64_t bytes = tensor->dtype.bits / 8;
+  for (int i = 0; i < tensor->ndim; ++i) bytes *= tensor->shape[i];
+  return bytes;
+}
+
 static int ReadTensor(DLTensor* tensor) {
-  int64_t axes, count = 1;
+  int64_t axes, type[2], bytes;
   if (fread(&axes, sizeof axes, 1, stdin) != 1) return 0;
+  if (fread(type, sizeof(int64_t), 2, stdin) != 2) exit(2);
   memset(tensor, 0, sizeof *tensor);
   tensor->device.device_type = kDLCPU;
   tensor->ndim = (int32_t)axes;
-  tensor->dtype = (DLDataType){kDLFloat, 32, 1};
+  tensor->dtype = (DLDataType){(uint8_t)type[0], (uint8_t)type[1], 1};
   tensor->shape = malloc(axes * sizeof(int64_t));
   if (fread(tensor->shape, sizeof(int64_t), axes, stdin) != (size_t)axes) exit(2);
-  for (int64_t i = 0; i < axes; ++i) count *= tensor->shape[i];
-  tensor->data = Allocate(0, 0, count * sizeof(float), 0, 0);
-  if (fread(tensor->data, sizeof(float), count, stdin) != (size_t)count) exit(2);
+  bytes = Bytes(tensor);
+  tensor->data = Allocate(0, 0, bytes, 0, 0);
+  if (fread(tensor->data, 1, bytes, stdin) != (size_t)bytes) exit(2);
   return 1;
 }
 
@@ -51,7 +59,7 @@ int main(void) {
   DLTensor tensors[8];
   TVMFFIAny args[8], result;
   int32_t count = 0;
-  size_t elements = 1;
+  size_t bytes;
   if (&__TVMBackendAllocWorkspace) __TVMBackendAllocWorkspace = (void*)Allocate;
   if (&__TVMBackendFreeWorkspace) __TVMBackendFreeWorkspace = (void*)Release;
   for (; count < 8 && ReadTensor(&tensors[count]); ++count) {
@@ -60,6 +68,6 @@ int main(void) {
     args[count].v_ptr = &tensors[count];
   }
   if (__tvm_ffi_kernel(NULL, args, count, &result)) return 1;
-  for (int i = 0; i < tensors[count - 1].ndim; ++i) elements *= tensors[count - 1].shape[i];
-  return fwrite(tensors[count - 1].data, sizeof(float), elements, stdout) != elements;
+  bytes = Bytes(&tensors[count - 1]);
+  return fwrite(tensors[count - 1].data, 1, bytes, stdout) != bytes;
 }
