@@ -16,7 +16,7 @@ Channels that do not fill a block are padded with lanes that stay finite and mee
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import tvm
 from tvm import relax, tirx
@@ -29,8 +29,8 @@ from tvm_stretch.targets.kernels.machine import VectorMachine
 class BlockChannels:
     """See the module docstring; ``machines`` gives each processor's width of a block and tiles.
 
-    A function without the attribute ``processor`` belongs to the first machine. All machines have
-    the same width: a block is the same everywhere.
+    A function without the attribute ``processor`` belongs to the first machine. Between machines
+    of different width values are plain.
     """
 
     def __init__(self, machines: Mapping[str, VectorMachine]) -> None:
@@ -82,6 +82,7 @@ def _rewrite_regions(mod: tvm.IRModule, options: BlockChannels) -> tvm.IRModule:
         return (expr.tuple_value, expr.index) if isinstance(expr, relax.TupleGetItem) else (expr, 0)
 
     returned = {origin(field) for field in _fields(main.body.body)}
+    narrow = _read_in_other_blocks(mod, calls, origin, options)
     blocked: set[tuple[relax.Expr, int]] = set()
     operators: dict[relax.Var, str] = {}
     converted = False
@@ -100,7 +101,7 @@ def _rewrite_regions(mod: tvm.IRModule, options: BlockChannels) -> tvm.IRModule:
                 rewriter.bind_all(region)
                 result = []
                 for index, field in enumerate(_fields(region.body.body)):
-                    if rewriter.is_blocked(field) and (var, index) not in returned:
+                    if rewriter.is_blocked(field) and (var, index) not in returned | narrow:
                         blocked.add((var, index))
                     keep = (var, index) in blocked
                     value = rewriter.blocked(field) if keep else rewriter.plain(field)
@@ -109,6 +110,22 @@ def _rewrite_regions(mod: tvm.IRModule, options: BlockChannels) -> tvm.IRModule:
         converted |= rewriter.converted
         operators.update(rewriter.names)
     return _named(_retyped_main(mod, bb), operators) if converted or blocked else mod
+
+
+def _read_in_other_blocks(
+    mod: tvm.IRModule,
+    calls: list[relax.Binding],
+    origin: Callable[[relax.Expr], tuple[relax.Expr, int]],
+    options: BlockChannels,
+) -> set[tuple[relax.Expr, int]]:
+    """Results of regions that a region on a machine of another width reads."""
+    lanes = {binding.var: options.machine(mod[binding.value.op]).lanes for binding in calls}
+    return {
+        origin(arg)
+        for binding in calls
+        for arg in binding.value.args
+        if lanes.get(origin(arg)[0], lanes[binding.var]) != lanes[binding.var]
+    }
 
 
 def _named(mod: tvm.IRModule, names: Mapping[relax.Var, str]) -> tvm.IRModule:

@@ -11,7 +11,6 @@ its vectors; elsewhere it is refused: one number at a time, a DSP is slower than
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,14 +19,17 @@ from typing import Any
 
 import tvm
 from tvm import relax
+from tvm.ir import GenericConst
 from tvm.target import Target
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
+from tvm_stretch.passes.use_fixed_point import UseFixedPoint
 
 from tvm_stretch.codegen.dsp_code import Launch, dsp_code, has_zig, hexagon_linker
 from tvm_stretch.codegen.object_code import compile_kernels
 from tvm_stretch.errors import TargetError
 from tvm_stretch.runtime.autoload import load_native_library
 
+from .kernels.integers import integer_of, operands_of
 from .kernels.machine import KIB, VectorMachine
 from .phases import kernel_phases
 from .processor import HOST_ONLY, Check, Kernels, OpRule, Processor, Speed
@@ -98,7 +100,10 @@ def hexagon_processor(said: Attributes, host: Processor) -> Processor:
         broadcast_operand=False,
         l2_bytes=version.l2_bytes,
         threads=1,
+        multiply_adds=1.0,
+        loads=1.0,
         latency=2,
+        dot="vrmpybusv",
     )
 
     def build(kernels: Kernels, schedule: tvm.transform.Pass) -> tvm.runtime.Module:
@@ -113,9 +118,8 @@ def hexagon_processor(said: Attributes, host: Processor) -> Processor:
         threads=1,
         rules=_rules(),
         refuse=lambda call: why_refused(call, version, emulated=launch.runs_here),
-        # blocks of channels are as wide as the CPU's, whatever vectors are
-        machine=dataclasses.replace(host.machine, threads=1, l2_bytes=version.l2_bytes, dot=""),
-        phases=kernel_phases(expand_math=True),
+        machine=vectors,
+        phases=(UseFixedPoint(), *kernel_phases(expand_math=True)),
         schedule=ScheduleKernels(vectors),
         build=build,
         speed=_speed(version, host),
@@ -227,6 +231,10 @@ def why_refused(call: relax.Call, version: Version, *, emulated: bool) -> str | 
     if not isinstance(call.op, tvm.ir.Op):
         return None
     name = call.op.name
+    if integer_of(call) is not None:  # its factors are floats, which UseFixedPoint takes apart
+        data = [operand for operand in operands_of(call) if not isinstance(operand, GenericConst)]
+        reasons = (_why_not_tensor(ty, version, emulated) for e in data for ty in _tensors(e))
+        return next((f"{name}: {reason}" for reason in reasons if reason), None)
     if not call.op.has_attr("FLegalize") and name not in ("relax.call_tir", "relax.shape_of"):
         return f"TVM has no implementation of {name}"
     for expr in (call, *call.args):

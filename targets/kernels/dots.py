@@ -8,7 +8,7 @@ int16.
 
 | instruction | weights of a word |
 | --- | --- |
-| ``vpdpbusd``, ``sdot``, ``usdot`` | int8 ``[lane][channel]`` |
+| ``vpdpbusd``, ``sdot``, ``usdot``, ``vrmpybusv`` | int8 ``[lane][channel]`` |
 | ``vpmaddwd`` | int16 ``[channels 0 and 2, 1 and 3][lane][channel]`` |
 | none | int8 ``[channel][lane]`` |
 """
@@ -43,12 +43,14 @@ class Dot:
         pixel: the type that pixels have to be in.
         weight: the type of packed weights.
         parts: pieces of a word that are multiplied one after the other.
+        words: LLVM has its operands as int32, whatever it takes them for.
     """
 
     intrinsic: str
     pixel: str
     weight: str
     parts: int
+    words: bool = False
 
     @property
     def together(self) -> int:
@@ -107,6 +109,8 @@ class Dot:
         kind = f"int32x{lanes}"
         if not self.intrinsic:
             return sums + piece * weight.astype("int32")
+        if self.words:
+            piece, weight = tirx.reinterpret(kind, piece), tirx.reinterpret(kind, weight)
         if self.parts == 1:
             return tirx.call_llvm_pure_intrin(kind, self.intrinsic, sums, piece, weight)
         return sums + tirx.call_llvm_pure_intrin(kind, self.intrinsic, piece, weight)
@@ -132,6 +136,7 @@ DOTS = {
     "vpdpbusd.256": Dot("llvm.x86.avx512.vpdpbusd.256", "uint8", "int8", 1),
     "vpmaddwd.512": Dot("llvm.x86.avx512.pmaddw.d.512", "uint8", "int16", 2),
     "vpmaddwd.256": Dot("llvm.x86.avx2.pmadd.wd", "uint8", "int16", 2),
+    "vrmpybusv": Dot("llvm.hexagon.V6.vrmpybusv.acc.128B", "uint8", "int8", 1, words=True),
     "sdot": Dot("llvm.aarch64.neon.sdot", "int8", "int8", 1),
     "usdot": Dot("llvm.aarch64.neon.usdot", "uint8", "int8", 1),
 }

@@ -26,7 +26,8 @@ ATTRIBUTE = "integer"
 """Of a call of `relax.call_tir`: JSON of the `Integer` that it computes."""
 
 _MAGIC = 12582912.0  # 3 * 2**22: added to a small number it leaves no room for a fraction
-_MAGIC_BITS = 0x4B400000
+ROUNDING_BITS = 0x4B400000
+"""`_MAGIC` as an integer."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Rounding:
         low, high = (tirx.const(float(v - self.zero), "float32") for v in (self.low, self.high))
         inside = tirx.max(low, tirx.min(high, value)) + tirx.const(_MAGIC, "float32")
         bits = tirx.reinterpret("int32", inside)
-        return (bits + tirx.const(self.zero - _MAGIC_BITS, "int32")).astype(self.dtype)
+        return (bits + tirx.const(self.zero - ROUNDING_BITS, "int32")).astype(self.dtype)
 
 
 @dataclass(frozen=True)

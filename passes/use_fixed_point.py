@@ -1,0 +1,161 @@
+"""Rounding of integer operators in integers, for processors whose vectors hold no floats.
+
+    round(float(n) * factor) + zero   ->   (high word of n * mantissa + half) >> shift, + zero
+
+`integers.Rounding.of` says in float32 how sums become 8-bit numbers, as ONNX Runtime does it.
+Here a factor becomes 31 bits of mantissa and a shift: the high word of a product of 64 bits, half
+a unit more, and shifted, is the exact product rounded to nearest. It differs from float32 in
+halves, which go up instead of to even, and where float32 itself rounds the product to a half.
+
+Sums of several products, as of an addition, share one scale; each number has 8 or 9 bits there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tvm
+from tvm import tirx
+from tvm.ir import Expr
+from tvm_stretch.targets.kernels.integers import ROUNDING_BITS
+
+from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.rewriting import rewrite
+
+
+@tvm.transform.module_pass(opt_level=0, name="UseFixedPoint")
+class UseFixedPoint:
+    """See the module docstring."""
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Rewrite every PrimFunc; Relax functions stay."""
+        updated = tvm.IRModule(dict(mod.functions), attrs=mod.attrs)
+        for var, func in mod.functions.items():
+            if isinstance(func, tirx.PrimFunc):
+                body = rewrite(func.body, ((tirx.Add, tirx.Sub), _rounded_in_integers))
+                if not body.same_as(func.body):
+                    updated.update_func(var, func.with_body(body))
+        return updated
+
+
+def _rounded_in_integers(expr: tirx.Add | tirx.Sub) -> Expr:
+    """`expr` itself unless it is what ends `Rounding.of`: bits plus or minus a number."""
+    found = _rounding(expr)
+    if found is None:
+        return expr
+    low, high, value = found
+    products, offset = _linear(value)
+    if not products:
+        return expr
+    zero = (int(expr.b) if isinstance(expr, tirx.Add) else -int(expr.b)) + ROUNDING_BITS
+    if len(products) == 1 and offset == 0.0:
+        whole = _product(*products[0])
+    else:
+        whole = _sum(products, offset)
+    return tirx.max(_int(low), tirx.min(_int(high), whole)) + _int(zero)
+
+
+def _rounding(expr: tirx.Add | tirx.Sub) -> tuple[int, int, Expr] | None:
+    """Least and greatest number and what is rounded."""
+    bits = expr.a
+    is_bits = getattr(getattr(bits, "op", None), "name", "") == "tirx.reinterpret"
+    if not (is_bits and isinstance(expr.b, tirx.IntImm) and isinstance(bits.args[0], tirx.Add)):
+        return None
+    inside = bits.args[0].a
+    if not isinstance(inside, tirx.Max) or not isinstance(inside.a, tirx.FloatImm):
+        return None
+    top = inside.b
+    if not isinstance(top, tirx.Min) or not isinstance(top.a, tirx.FloatImm):
+        return None
+    return int(inside.a.value), int(top.a.value), top.b
+
+
+_Product = tuple[Expr, Expr]
+"""An integer and its factor."""
+
+
+def _linear(value: Expr) -> tuple[list[_Product], float]:
+    """The products and the number that a value is the sum of; no products if it is none.
+
+    >>> _linear(float(a) * 0.5 + (float(b) * 2.0 + 3.0))
+    ([(a, 0.5), (b, 2.0)], 3.0)
+    """
+    if isinstance(value, tirx.FloatImm):
+        return [], float(value.value)
+    if isinstance(value, tirx.Add):
+        parts = [_linear(part) for part in (value.a, value.b)]
+        known = zip(parts, (value.a, value.b), strict=True)
+        if all(products or isinstance(part, tirx.FloatImm) for (products, _), part in known):
+            return [*parts[0][0], *parts[1][0]], parts[0][1] + parts[1][1]
+        return [], 0.0
+    if isinstance(value, tirx.Mul) and isinstance(value.a, tirx.Cast):
+        return [(value.a.value, value.b)], 0.0
+    return [], 0.0
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """mantissa * 2**-(32 + shift), of what was moved to the left before."""
+
+    mantissa: Expr
+    before: Expr
+    shift: Expr
+
+
+def _factor(factor: Expr) -> _Factor:
+    """A float32 that is not negative, taken apart by its bits."""
+    bits = tirx.reinterpret("int32", factor)
+    mantissa = (bits & _int(0x7FFFFF) | _int(0x800000)) << _int(7)
+    shift = _int(125) - (bits >> _int(23))
+    return _Factor(
+        mantissa, tirx.max(_int(0), _int(1) - shift), tirx.max(_int(1), tirx.min(_int(31), shift))
+    )
+
+
+def _product(number: Expr, factor: Expr) -> Expr:
+    """Rounded to nearest, halves up."""
+    parts = _factor(factor)
+    wide = tirx.max(_int(-(2**29) + 1), tirx.min(_int(2**29), number.astype("int32")))
+    moved = wide << parts.before
+    high = moved.astype("int64") * parts.mantissa.astype("int64") >> tirx.const(32, "int64")
+    half = _int(1) << (parts.shift - _int(1))
+    return (high.astype("int32") + half) >> parts.shift
+
+
+def _sum(products: Sequence[_Product], offset: float) -> Expr:
+    """All in units of 2**-bits, so that none of it leaves int32; rounded to nearest, halves up."""
+    factors = [_number(factor) for _, factor in products]
+    largest = sum(_MOST[_width(n)] * abs(f) for (n, _), f in zip(products, factors, strict=True))
+    bits = min(29, math.floor(30 - math.log2(max(largest + abs(offset), 1e-9))))
+    if bits < 1:
+        raise UnsupportedError(
+            f"expected factors below {2**20} of an integer operator on this processor, got "
+            f"{max(factors)}; place it on the CPU"
+        )
+    total: Expr = _int(round(offset * 2**bits) + 2 ** (bits - 1))
+    for (number, _), factor in zip(products, factors, strict=True):
+        total = total + number.astype("int32") * _int(round(factor * 2**bits))
+    return total >> _int(bits)
+
+
+_MOST = {8: 2**8, 16: 2**16, 32: 2**16}
+"""What numbers of so many bits are at most: those of 32 are products of two of 8."""
+
+
+def _width(number: Expr) -> int:
+    return tvm.DataType(str(number.ty.dtype)).bits
+
+
+def _number(factor: Expr) -> float:
+    if not isinstance(factor, tirx.FloatImm):
+        raise UnsupportedError(
+            "expected one factor for all channels of a sum of products, got one for each; "
+            "place the operator on the CPU"
+        )
+    return float(factor.value)
+
+
+def _int(value: int) -> Expr:
+    return tirx.const(value, "int32")
