@@ -104,6 +104,7 @@ def hexagon_processor(said: Attributes, host: Processor) -> Processor:
         loads=1.0,
         latency=2,
         dot="vrmpybusv",
+        packs_bytes=True,
     )
 
     def build(kernels: Kernels, schedule: tvm.transform.Pass) -> tvm.runtime.Module:

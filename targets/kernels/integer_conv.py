@@ -184,7 +184,8 @@ class _IntegerNest(ConvNest):
         acc = Accumulators(len(tile.taps), tile.blocks, cfg.lanes, dtype="int32")
         first_block = cfg.first_block(tile.group * cfg.oc_blocks)
         segments = column_segments(tile.taps)
-        columns = fenced_span if cfg.kernel[1] > 1 else span
+        fenced = span if cfg.way.words else fenced_span  # LLVM for Hexagon never ends with fences
+        columns = fenced if cfg.kernel[1] > 1 else span
         low, count = kernel_rows(cfg, tile.y)
 
         def word(ic: Expr, tap: tuple[Expr, Expr], at: Expr, p: int) -> list[Expr]:
@@ -231,7 +232,7 @@ class _IntegerNest(ConvNest):
 
             return span(low, count, row, "ky")
 
-        apart = fenced_span if len(reduce) > 1 else span
+        apart = fenced if len(reduce) > 1 else span
         nest = [
             apart(begin, blocks, lambda ic, run=run: rows(run, ic), "ic")
             for run, begin, blocks in (reduce if segments else [])

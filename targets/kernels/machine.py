@@ -27,6 +27,7 @@ class VectorMachine:
         l1_bytes: first-level data cache of one core.
         in_order: multiply-adds wait for loads before them, whatever they need.
         dot: how products of 8-bit numbers are added; a key of `dots.DOTS`.
+        packs_bytes: stores of bytes are written out as packed vectors (`hvx_stores.py`).
     """
 
     lanes: int
@@ -43,6 +44,7 @@ class VectorMachine:
     l1_bytes: int = 32 * KIB
     in_order: bool = False
     dot: str = ""
+    packs_bytes: bool = False
 
 
 @dataclass(frozen=True)

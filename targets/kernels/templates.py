@@ -16,6 +16,7 @@ from .conv import ConvConfig
 from .conv_nest import write_conv
 from .fused import FusedKernel, split_fused
 from .generic import schedule_generic
+from .hvx_stores import pack_stores
 from .integer_conv import IntegerConvConfig, write_integer_conv
 from .integer_window import IntegerWindowConfig, write_integer_window
 from .machine import VectorMachine
@@ -30,6 +31,11 @@ from .work_items import schedule_items, write_conv_items, write_window_items
 
 def schedule_kernel(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
     """The scheduled form of any PrimFunc: by its template, or by the generic schedule."""
+    scheduled = _schedule(func, machine)
+    return pack_stores(scheduled) if machine.packs_bytes else scheduled
+
+
+def _schedule(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
     on_items = machine.group_items > 1
     fused = split_fused(func)
     if fused is None:
