@@ -117,8 +117,8 @@ def _factor(factor: Expr) -> _Factor:
 def _product(number: Expr, factor: Expr) -> Expr:
     """Rounded to nearest, halves up."""
     parts = _factor(factor)
-    wide = tirx.max(_int(-(2**29) + 1), tirx.min(_int(2**29), number.astype("int32")))
-    moved = wide << parts.before
+    most = _int(2**31 - 1) >> parts.before  # what is larger is far beyond 8 bits anyway
+    moved = tirx.max(-most, tirx.min(most, number.astype("int32"))) << parts.before
     high = moved.astype("int64") * parts.mantissa.astype("int64") >> tirx.const(32, "int64")
     half = _int(1) << (parts.shift - _int(1))
     return (high.astype("int32") + half) >> parts.shift

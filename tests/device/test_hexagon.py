@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
+from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
 from tvm_stretch.targets.processors import drop_absent
 
 import tvm_stretch as ts
@@ -105,3 +106,59 @@ def test_a_network_of_floats_is_refused_with_the_reason() -> None:
         builder.emit_func_output(out)
     with pytest.raises(ts.StretchError, match="vectors of v66 hold no float32"):
         ts.compile(builder.get(), ["hexagon"], cpu_threads=1)
+
+
+def integer_network(more: bool) -> tvm.IRModule:
+    """3x3 convolution with a zero point, its sum with itself, 1x1; more: depthwise, pool, mean."""
+    dice = np.random.default_rng(3)
+
+    def layer(x: relax.Expr, outs: int, kernel: int, groups: int = 1) -> relax.Call:
+        channels = int(x.ty.shape.values[1])
+        weight = dice.integers(-127, 128, (outs, channels // groups, kernel, kernel))
+        bias = dice.integers(-9999, 9999, outs)
+        size = np.sqrt(channels // groups * kernel * kernel)
+        factor = dice.uniform(0.5, 1.5, outs) * 60 / (255 * 37 * size)
+        constants = (weight.astype("int8"), bias.astype("int32"), factor.astype("float32"))
+        integer = Integer(
+            "conv2d",
+            Rounding("uint8", 120, 0, 255),
+            (120,),
+            padding=(kernel // 2,) * 4,
+            groups=groups,
+        )
+        return integer_call(builder, integer, x, *map(relax.const, constants))
+
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 36, 10, 10), "uint8"))
+    total = Integer("add", Rounding("uint8", 7, 0, 255), (120, 120), (0.43, 0.61, -124.8))
+    mean = Integer("mean", Rounding("uint8", 3, 0, 255), (120,), (1.3 / 25,))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(layer(x, 40, 3), name_hint="full")
+            y = builder.emit(integer_call(builder, total, y, y), name_hint="total")
+            if more:
+                y = builder.emit(layer(y, 40, 3, groups=40), name_hint="depthwise")
+                y = builder.emit(relax.op.nn.max_pool2d(y, (2, 2), (2, 2)), name_hint="pool")
+                y = builder.emit(integer_call(builder, mean, y), name_hint="mean")
+            out = builder.emit_output(layer(y, 64, 1), name_hint="point")
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+@pytest.mark.parametrize("more", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_integer_operators_alone_and_beside_the_cpu(more: bool) -> None:
+    """Blocks of channels have another width on the CPU: what passes between them is plain."""
+    mod = integer_network(more)
+    x = np.random.default_rng(4).integers(0, 256, (1, 36, 10, 10)).astype("uint8")
+    want = ts.compile(mod, "llvm", cpu_threads=1)(x).astype(int)
+    alone = ts.compile(mod, ["hexagon"], cpu_threads=1)
+    assert np.abs(alone(x).astype(int) - want).max() <= 1
+    middle = ("depthwise", "pool", "mean") if more else ()
+    regions = (
+        PlannedRegion("first", "hexagon", ("full",)),
+        PlannedRegion("second", "cpu", ("total", *middle)),
+        PlannedRegion("third", "hexagon", ("point",)),
+    )
+    plan = Plan(("cpu", "hexagon"), regions)
+    both = ts.compile(mod, ["llvm", "hexagon"], plan=plan, cpu_threads=1)
+    assert np.abs(both(x).astype(int) - want).max() <= 1

@@ -1,0 +1,46 @@
+"""Stores of bytes on HVX: four pixels fill a vector, fewer are written in words."""
+
+from __future__ import annotations
+
+import pytest
+from tvm import tirx
+from tvm_stretch.targets.kernels.hvx_stores import pack_stores
+from tvm_stretch.targets.kernels.loops import VECTORIZED, block, load, loop, store
+
+
+def stores(pixels: list[int], dtype: str = "uint8", lanes: int = 32) -> tirx.PrimFunc:
+    """Pixels of a row become bytes, each in a loop of its own."""
+    data = tirx.decl_buffer((2, 16, lanes), "int32", name="data")
+    out = tirx.decl_buffer((2, 16, lanes), dtype, name="out")
+
+    def one(x: int) -> tirx.Stmt:
+        def lane(i: tirx.Var) -> tirx.Stmt:
+            return store(out, load(data, 1, x, i).astype(dtype), 1, x, i)
+
+        return loop(lanes, lane, "lane", VECTORIZED)
+
+    return tirx.PrimFunc([data, out], block([one(x) for x in pixels]))
+
+
+@pytest.mark.parametrize(
+    ("pixels", "whole", "words"),
+    [
+        ([0, 1, 2, 3], 1, 0),
+        ([4, 6, 5, 7], 1, 0),  # in any order
+        ([0, 1, 2, 3, 4], 1, 8),
+        ([0, 2], 0, 16),  # no neighbours
+        ([9, 10, 11], 0, 24),
+        (list(range(8)), 2, 0),
+    ],
+)
+def test_neighbours_are_packed(pixels: list[int], whole: int, words: int) -> None:
+    text = pack_stores(stores(pixels)).script()
+    assert text.count('T.reinterpret("uint8x128"') == whole
+    assert text.count('T.reinterpret("uint8x4"') == words
+    assert text.count("vpackeb") == whole + (words > 0) * (2 if pixels == [0, 2] else 1)
+
+
+@pytest.mark.parametrize("kind", [{"dtype": "int16"}, {"lanes": 16}])
+def test_other_stores_stay(kind: dict[str, object]) -> None:
+    func = stores([0, 1, 2, 3], **kind)
+    assert pack_stores(func).same_as(func)

@@ -1,0 +1,103 @@
+"""UseFixedPoint: the same integers as an exact definition, for any factor."""
+
+from __future__ import annotations
+
+import functools
+from fractions import Fraction
+from math import floor
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import te, tirx
+from tvm_stretch.passes.use_fixed_point import UseFixedPoint
+from tvm_stretch.targets.kernels.integers import Rounding
+
+from tvm_stretch.errors import UnsupportedError
+
+COUNT = 16
+ROUNDING = Rounding("uint8", 11, 0, 255)
+
+
+def without_floats(element: Any, *dtypes: str) -> tirx.PrimFunc:
+    """A kernel of one axis after the pass, in which nothing computes in float32."""
+    inputs = [te.placeholder((COUNT,), dtype, name=f"x{i}") for i, dtype in enumerate(dtypes)]
+    out = te.compute((COUNT,), lambda i: element(*(x[i] for x in inputs)), name="out")
+    func = UseFixedPoint()(tvm.IRModule({"main": te.create_prim_func([*inputs, out])}))["main"]
+    assert 'Cast("float32"' not in func.script()
+    return func
+
+
+@functools.cache
+def kernel(kind: str) -> Any:
+    def product(n: Any, f: Any) -> Any:
+        return ROUNDING.of(n.astype("float32") * f)
+
+    def sum_of_two(a: Any, b: Any) -> Any:
+        first = a.astype("float32") * tirx.const(0.37, "float32") + tirx.const(-9.25, "float32")
+        return ROUNDING.of(b.astype("float32") * tirx.const(0.0131, "float32") + first)
+
+    if kind == "product":
+        func = without_floats(product, "int32", "float32")
+    else:
+        func = without_floats(sum_of_two, "uint8", "uint8")
+    return tvm.compile(tvm.IRModule({"main": func}), "llvm")
+
+
+def run(kind: str, *inputs: np.ndarray) -> np.ndarray:
+    out = tvm.runtime.tensor(np.zeros(COUNT, "uint8"))
+    kernel(kind)(*map(tvm.runtime.tensor, inputs), out)
+    return out.numpy()
+
+
+def rounded(value: Fraction) -> int:
+    """To nearest, halves up; then the zero point and the ends of the type."""
+    return min(max(floor(value + Fraction(1, 2)) + ROUNDING.zero, 0), 255)
+
+
+factors = st.floats(2.0**-30, 30.0, width=32)
+numbers = st.one_of(st.integers(-(2**24), 2**24), st.integers(-3000, 3000))
+
+
+@settings(max_examples=max(60, settings().max_examples * 10))
+@given(st.lists(st.tuples(numbers, factors), min_size=COUNT, max_size=COUNT))
+def test_products_are_rounded_exactly(pairs: list[tuple[int, float]]) -> None:
+    n = np.array([pair[0] for pair in pairs], "int32")
+    f = np.array([pair[1] for pair in pairs], "float32")
+    want = [rounded(Fraction(int(a)) * Fraction(float(b))) for a, b in zip(n, f, strict=True)]
+    assert list(run("product", n, f)) == want
+
+
+def test_channels_that_do_not_exist_have_factor_zero() -> None:
+    n = np.arange(COUNT, dtype="int32") * 10**6
+    assert set(run("product", n, np.zeros(COUNT, "float32"))) == {ROUNDING.zero}
+
+
+def test_sums_differ_at_most_where_they_are_nearly_halves() -> None:
+    dice = np.random.default_rng(0)
+    exact = [Fraction(float(np.float32(v))) for v in (0.37, 0.0131, -9.25)]
+    for _ in range(20):
+        a, b = (dice.integers(0, 256, COUNT).astype("uint8") for _ in range(2))
+        for got, x, y in zip(run("sum", a, b), a, b, strict=True):
+            value = exact[0] * int(x) + exact[1] * int(y) + exact[2]
+            distance = abs(value - floor(value) - Fraction(1, 2))
+            assert got == rounded(value) or distance < Fraction(1, 2**12)
+
+
+def test_factors_beyond_int32_are_refused() -> None:
+    def huge(a: Any, b: Any) -> Any:
+        factor = tirx.const(1e8, "float32")
+        return ROUNDING.of(a.astype("float32") * factor + b.astype("float32") * factor)
+
+    with pytest.raises(UnsupportedError, match="place it on the CPU"):
+        without_floats(huge, "uint8", "uint8")
+
+
+def test_other_kernels_stay() -> None:
+    x = te.placeholder((COUNT,), "float32", name="x")
+    out = te.compute((COUNT,), lambda i: x[i] * tirx.const(2.0, "float32") + x[i], name="out")
+    mod = tvm.IRModule({"main": te.create_prim_func([x, out])})
+    assert UseFixedPoint()(mod)["main"].same_as(mod["main"])
