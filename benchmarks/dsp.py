@@ -1,6 +1,7 @@
-"""What a DSP costs beside its kernels: handing a region over, noticing that it died.
+"""What a DSP costs: handing a region over, noticing that it died, packets of convolutions.
 
     python -m benchmarks.dsp [--runs 300]
+    python -m benchmarks.dsp --packets
 
 The region adds two tensors of 32 numbers, so that next to nothing is computed. The DSP is emulated
 (qemu-hexagon); `--native` runs the same server as a program of this machine instead.
@@ -9,6 +10,10 @@ The region adds two tensors of 32 numbers, so that next to nothing is computed. 
     hand-over   from there until the session's thread has the answer, without the DSP's computing
     run         all that a caller of the executor waits for
     death seen  from SIGKILL until `Model.health` says so, while nothing runs
+
+`--packets`: executed packets (qemu counts them) of whole integer convolutions for each `vrmpy` that
+their multiply-adds need, 128 each: with padding, rounding and stores. The second number also has the
+conversions between plain and blocked layout at the ends, which a layer inside a network has not.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ import numpy as np
 import tvm
 from tvm import relax
 from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
 from tvm_stretch.targets.processor import Kernels, Processor
 
 import tvm_stretch as ts
@@ -98,12 +104,71 @@ def death(model: ts.Model) -> float:
     return 1000 * (time.perf_counter() - start)
 
 
+LAYERS = (  # channels, output channels, rows and columns, kernel
+    (64, 64, 16, 1),
+    (128, 128, 16, 1),
+    (256, 256, 16, 1),
+    (64, 64, 16, 3),
+    (128, 128, 14, 3),
+)
+
+
+def layer(channels: int, outs: int, size: int, kernel: int, *, times: int) -> tvm.IRModule:
+    """The same convolution `times` times, one behind the other, where shapes allow it."""
+    dice = np.random.default_rng(0)
+    weight = dice.integers(-127, 128, (outs, channels, kernel, kernel)).astype("int8")
+    bias = dice.integers(-9999, 9999, outs).astype("int32")
+    factor = np.full(outs, 60 / (255 * 37 * np.sqrt(channels * kernel * kernel)), "float32")
+    padding = (kernel // 2,) * 4
+    integer = Integer("conv2d", Rounding("uint8", 120, 0, 255), (120,), padding=padding)
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, channels, size, size), "uint8"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            value: relax.Expr = x
+            for _ in range(times):
+                constants = map(relax.const, (weight, bias, factor))
+                value = builder.emit(integer_call(builder, integer, value, *constants))
+            out = builder.emit_output(value)
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def packets(shape: tuple[int, int, int, int], times: int) -> int:
+    """Packets of a run on the emulator; the answer is compared with the CPU's."""
+    mod = layer(*shape, times=times)
+    model = ts.compile(mod, ["hexagon"], cpu_threads=1)
+    x = np.random.default_rng(1).integers(0, 256, (1, shape[0], shape[2], shape[2]))
+    y = model(x.astype("uint8")).astype(int)
+    want = ts.compile(mod, "llvm", cpu_threads=1)(x.astype("uint8")).astype(int)
+    assert np.abs(y - want).max() <= times
+    return int(health(model)["packets"])
+
+
+def print_packets() -> None:
+    """The table of `--packets`."""
+    print("| channels | size | kernel | packets for a vrmpy | with conversions |")
+    print("| ---: | ---: | ---: | ---: | ---: |")
+    for shape in LAYERS:
+        channels, outs, size, kernel = shape
+        products = channels * outs * size**2 * kernel**2 / 128
+        once, thrice = packets(shape, 1), packets(shape, 3)
+        inside = (thrice - once) / 2 / products
+        print(
+            f"| {channels} -> {outs} | {size} | {kernel} | {inside:.2f} | {once / products:.2f} |"
+        )
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=300)
     parser.add_argument("--native", action="store_true")
+    parser.add_argument("--packets", action="store_true")
     options = parser.parse_args()
+    if options.packets:
+        print_packets()
+        return
     target: Any = native_dsp() if options.native else "hexagon"
     model = ts.compile(network(), [target], cpu_threads=1)
     x = np.arange(32, dtype="int32")
