@@ -11,9 +11,9 @@ The region adds two tensors of 32 numbers, so that next to nothing is computed. 
     run         all that a caller of the executor waits for
     death seen  from SIGKILL until `Model.health` says so, while nothing runs
 
-`--packets`: executed packets (qemu counts them) of whole integer convolutions for each `vrmpy` that
-their multiply-adds need, 128 each: with padding, rounding and stores. The second number also has the
-conversions between plain and blocked layout at the ends, which a layer inside a network has not.
+`--packets`: executed packets (qemu counts them) of whole integer convolutions for each `vrmpy`
+that their multiply-adds need, 128 each: with padding, rounding and stores. The second number also
+has the conversions between plain and blocked layout at the ends of a network.
 """
 
 from __future__ import annotations
