@@ -9,8 +9,8 @@ STAMP := $(VENV)/setup-$(subst $(comma),-,$(EXTRAS)).stamp
 
 NATIVE := $(shell find tvm_stretch/runtime/native tvm_stretch/scheduling/native -name "*.cc" -o -name "*.h")
 CXX_FILES := $(shell find tvm_stretch tests benchmarks -name "*.cc" -o -name "*.h")
-FULL_PACKAGES := qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross
-SYSTEM_PACKAGES := cmake g++ libgtest-dev pocl-opencl-icd
+FULL_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+SYSTEM_PACKAGES := cmake g++ libgtest-dev pocl-opencl-icd qemu-user
 
 # One thread pool per process: tests run side by side, and TVM must not re-pin the caller's thread.
 export TVM_BIND_THREADS ?= 0
@@ -33,6 +33,8 @@ $(STAMP): pyproject.toml CMakeLists.txt $(NATIVE)
 	fi
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
+	@# zig builds its C library for Hexagon once, which takes a minute
+	@! $(BIN)/python -c "import ziglang" 2>/dev/null || $(BIN)/python -m tvm_stretch.codegen.dsp_code
 	@touch $@
 
 # two more peers for `make bench`: their wishes for other packages differ from ours
