@@ -33,8 +33,9 @@ from tvm_stretch.cost.features import Features, RunFeatures, from_json, to_json
 from tvm_stretch.cost.model import MeasuredModel
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.measuring.bench import Bench, NetworkTiming
+from tvm_stretch.measuring.campaign import learn, open_dataset
 from tvm_stretch.measuring.dataset import Dataset, Row, at_pace, usual_pace
-from tvm_stretch.measuring.measure import learn, measure, open_dataset
+from tvm_stretch.measuring.measure import measure
 from tvm_stretch.zoo.builder import Builder
 
 _PASSES = 4

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tvm_stretch.compiler import compile, predict
     from tvm_stretch.frontend.quantise import quantize
     from tvm_stretch.measuring.calibrating import calibrate
+    from tvm_stretch.measuring.fleet import Fleet
     from tvm_stretch.measuring.measure import measure
     from tvm_stretch.measuring.probe import probe
     from tvm_stretch.plan.design import Design
@@ -48,6 +49,7 @@ __all__ = [
     "Design",
     "Device",
     "DeviceError",
+    "Fleet",
     "InputError",
     "InstallError",
     "Model",
@@ -79,6 +81,7 @@ _LAZY = {
     "compile": "tvm_stretch.compiler",
     "connect": "tvm_stretch.remote.device",
     "Device": "tvm_stretch.remote.device",
+    "Fleet": "tvm_stretch.measuring.fleet",
     "Model": "tvm_stretch.runtime.model",
     "Plan": "tvm_stretch.plan.plan",
     "load": "tvm_stretch.runtime.model",

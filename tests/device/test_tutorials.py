@@ -102,3 +102,10 @@ def test_integers(cache: str) -> None:
     text = _run(cache, "08_integers.py")
     assert "7 of 19 operators are integer operators" in text
     assert "largest difference from ONNX Runtime: 0.0 steps" in text
+
+
+def test_a_phone(cache: str) -> None:
+    pytest.importorskip("tornado")
+    text = _run(cache, "09_a_phone.py")
+    assert "pixel-8: " in text and "MB for another plan" in text
+    assert "{'pixel-8': 1}" in text

@@ -32,8 +32,9 @@ from tvm_stretch.cost.planning import trained_costs
 from tvm_stretch.errors import CostModelError, DeviceError, InputError
 from tvm_stretch.measuring import transfers
 from tvm_stretch.measuring.bench import Bench
+from tvm_stretch.measuring.campaign import Campaign, open_dataset
 from tvm_stretch.measuring.dataset import Dataset, Row
-from tvm_stretch.measuring.measure import Campaign, measure, open_dataset
+from tvm_stretch.measuring.measure import measure
 from tvm_stretch.measuring.record import recording
 from tvm_stretch.measuring.samples import EPILOGUES, Sample, chain, load_prior, neighbour
 from tvm_stretch.measuring.scenes import scene
@@ -282,9 +283,9 @@ def campaign(folder: Path, dies_at: int, seed: int = 3) -> FakeBench:
     processor = host()
     bench = FakeBench(processor, dies_at)
     dataset = open_dataset(folder, processor)
-    run = Campaign(bench, dataset, random.Random(seed))  # type: ignore[arg-type]
+    run = Campaign(processor, dataset, random.Random(seed))
     with pytest.raises(KeyboardInterrupt):
-        run.run(60.0, {})
+        run.run(bench, 60.0, {})  # type: ignore[arg-type]
     return bench
 
 
@@ -302,9 +303,9 @@ def test_a_killed_campaign_goes_on_with_the_next_batch(tmp_path: Path) -> None:
 def test_a_device_that_disappears_loses_nothing(tmp_path: Path) -> None:
     processor = host()
     dataset = open_dataset(tmp_path, processor)
-    run = Campaign(VanishingBench(processor, 2), dataset, random.Random(3))  # type: ignore[arg-type]
+    run = Campaign(processor, dataset, random.Random(3))
     with pytest.raises(DeviceError, match=r"expected cpu to be there .*reset by peer.* 24 kern"):
-        run.run(60.0, {})
+        run.run(VanishingBench(processor, 2), 60.0, {})  # type: ignore[arg-type]
     assert len(Dataset.open(tmp_path / "cpu.jsonl").rows) == 24
     again = campaign(tmp_path, 3)
     assert [batch for batch, _ in again.asked] == [2, 3]
@@ -321,7 +322,7 @@ def test_scenes_hold_other_kernels_than_samples() -> None:
 
 def test_measure_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = [Sample("conv", 8, (6, 6), 8, epilogue="relu"), Sample("dense", 16, (1, 1), 8)]
-    monkeypatch.setattr("tvm_stretch.measuring.measure.load_prior", lambda: list(small))
+    monkeypatch.setattr("tvm_stretch.measuring.campaign.load_prior", lambda: list(small))
     monkeypatch.setattr("tvm_stretch.measuring.bench._SECONDS", 0.05)
     lines: list[str] = []
     models = measure([TARGET], budget=0.5, folder=tmp_path, cpu_threads=1, progress=lines.append)

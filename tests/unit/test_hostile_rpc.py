@@ -38,10 +38,10 @@ import resource, sys, tempfile
 resource.setrlimit(resource.RLIMIT_AS, (32 << 30, 32 << 30))  # lengths of gigabytes are believed
 sys.path[:0] = {paths}
 import test_measure_faults as tests
-import tvm_stretch.measuring.bench, tvm_stretch.measuring.measure, tvm_stretch.measuring.timing
+import tvm_stretch.measuring.bench, tvm_stretch.measuring.campaign, tvm_stretch.measuring.timing
 import tvm_stretch
 from tvm import rpc
-tvm_stretch.measuring.measure.load_prior = lambda: list(tests.SMALL)
+tvm_stretch.measuring.campaign.load_prior = lambda: list(tests.SMALL)
 tvm_stretch.measuring.bench._SECONDS = 0.02
 tvm_stretch.measuring.timing._TOLERANCE = 1e9
 session = rpc.connect("127.0.0.1", {port})

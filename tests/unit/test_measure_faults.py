@@ -37,9 +37,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prior of two samples, few hand-overs, each measured for a moment, however busy all is."""
     monkeypatch.setattr("tvm_stretch.measuring.timing._TOLERANCE", 1e9)
     few = partial(measure_transfers, sizes=(64, 1024), runs=3)
-    monkeypatch.setattr("tvm_stretch.measuring.measure.measure_transfers", few)
+    monkeypatch.setattr("tvm_stretch.measuring.campaign.measure_transfers", few)
     monkeypatch.setattr("tvm_stretch.measuring.transfers._LAYERS", ((64, 1),))
-    monkeypatch.setattr("tvm_stretch.measuring.measure.load_prior", lambda: list(SMALL))
+    monkeypatch.setattr("tvm_stretch.measuring.campaign.load_prior", lambda: list(SMALL))
     monkeypatch.setattr("tvm_stretch.measuring.bench._SECONDS", 0.02)
 
 
@@ -159,10 +159,10 @@ def test_a_driver_that_is_lost_and_comes_back(builds: int, tmp_path: Path) -> No
 SCRIPT = """
 import signal, sys
 sys.path[:0] = {paths}
-import tvm_stretch.measuring.bench, tvm_stretch.measuring.measure, tvm_stretch.measuring.timing
+import tvm_stretch.measuring.bench, tvm_stretch.measuring.campaign, tvm_stretch.measuring.timing
 import test_measure_faults as tests
 signal.signal(signal.SIGINT, signal.default_int_handler)
-tvm_stretch.measuring.measure.load_prior = lambda: list(tests.SMALL)
+tvm_stretch.measuring.campaign.load_prior = lambda: list(tests.SMALL)
 tvm_stretch.measuring.bench._SECONDS = 0.02
 tvm_stretch.measuring.timing._TOLERANCE = 1e9
 try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,6 +31,10 @@ from tvm_stretch.targets.processor import Processor
 
 REFERENCE = Sample("conv", 64, (28, 28), 64, (1, 1), epilogue="relu")
 """The kernel that tells whether the machine is at rest; about a tenth of a millisecond."""
+
+COMPILING = threading.RLock()
+"""Held while networks are made and compiled: benches of several phones run on threads, and TVM's
+builder of networks is one for all of them."""
 
 _RUNS = 15
 _HALVED = 32  # channels
@@ -63,7 +68,8 @@ class Bench:
         self.processor = processors[0]
         self.host = processors[-1]
         self.device = device
-        reference = self._compile(chain([REFERENCE]), self.processor)
+        with COMPILING:
+            reference = self._compile(chain([REFERENCE]), self.processor)
         module, count = self._open(reference), len(reference.graph.nodes)
         self.stopwatch = Stopwatch(lambda: sum(node_times(_trace(module, count), count)))
 
@@ -74,16 +80,18 @@ class Bench:
     def measure_samples(self, samples: Sequence[Sample], batch: int) -> list[Row]:
         """One row for every different kernel of the chain of these samples."""
         processor, kernels = recording(self.processor)
-        model = self._compile(chain(samples, apart=batch % 2 == 1), processor)
+        with COMPILING:
+            model = self._compile(chain(samples, apart=batch % 2 == 1), processor)
         return self._rows(model, kernels, self._open(model), batch=batch)[0]
 
     def measure_scene(self, network: object, batch: int) -> list[Row]:
         """Every kernel of a small network, in place; in every second batch of layers in halves."""
         processor, kernels = recording(self.processor)
-        mod = load_network(network)
-        if batch % 2:
-            mod = in_halves(mod, [self.host, processor])
-        model = self._compile(mod, processor)
+        with COMPILING:
+            mod = load_network(network)
+            if batch % 2:
+                mod = in_halves(mod, [self.host, processor])
+            model = self._compile(mod, processor)
         return self._rows(model, kernels, self._open(model), batch=batch)[0]
 
     def measure_network(self, name: str, network: object) -> NetworkTiming:
@@ -176,7 +184,8 @@ class Bench:
         alone = self.host is self.processor
         every = [processor] if alone else [self.host, processor]
         willing = [processor] if alone else [processor, self.host]
-        return build(load_network(network), None, every, willing)
+        with COMPILING:
+            return build(load_network(network), None, every, willing)
 
     def _open(self, model: Model) -> Executor:
         """The executor with random inputs set."""

@@ -55,6 +55,11 @@ class Stopwatch:
         self._run_reference()
         return self._run_reference()
 
+    @property
+    def slowdown(self) -> float:
+        """How many times its best the reference kernel takes now: heat, or somebody else."""
+        return min(self._reference() for _ in range(3)) / max(1, self.fastest_ns)
+
     def watch(
         self,
         run: Callable[[], list[int]],
