@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -15,10 +16,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 from dsp_protocol import ANSWER, COMMAND
 from dsp_targets import answer, compiled, control_file, picture
 
 import tvm_stretch as ts
+from tvm_stretch.runtime.autoload import load_native_library
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
@@ -159,3 +162,40 @@ def test_a_dsp_that_does_not_start() -> None:
         check(model, seed)  # not started again each time
     state = health(model)
     assert state["starts"] == 0 and state["pause_ms"] > 0 and state["failures"] < 5
+
+
+def code(program: bytes, **said: object) -> Any:
+    """The executor's module of a program."""
+    launch = {"kernels": [], "emulator": [], "runs_here": True, "device": "a DSP"}
+    text = json.dumps({**launch, "spin_us": 50, "deadline_ms": 100, **said})
+    load_native_library()
+    return tvm.get_global_func("tvm_stretch.create_dsp_code")(text, program)
+
+
+@pytest.mark.parametrize(
+    ("program", "said", "message"),
+    [
+        (b"\x7fEL", {}, "expected an ELF file for the program"),
+        (b"\x7fELF", {"kernels": ["a", "a"]}, "expected each name once for kernels"),
+        (b"\x7fELF", {"spin_us": -1}, "expected a duration below a day for spin_us"),
+        (b"\x7fELF", {"emulator": "qemu"}, "expected a list for emulator"),
+    ],
+)
+def test_code_that_is_no_dsp_s(program: bytes, said: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        code(program, **said)
+
+
+@pytest.mark.parametrize("damaged", [b"", b"TVMSTRD1", b"TVMSTRD1" + bytes(200), bytes(64)])
+def test_a_damaged_program_is_refused(damaged: bytes) -> None:
+    load_native_library()
+    load = tvm.get_global_func("ffi.Module.load_from_bytes.tvm_stretch.dsp")
+    with pytest.raises(ValueError, match="expected an undamaged program of the DSP"):
+        load(damaged)
+
+
+def test_a_program_that_cannot_run_is_a_clear_error() -> None:
+    """It has the name of an ELF file and is none."""
+    model = compiled(command=("/bin/cat",))  # prints its files instead of running one
+    with pytest.raises(ts.DeviceError, match=r"'dsp' \(a DSP for tests\).*ended with code"):
+        model(picture(0))
