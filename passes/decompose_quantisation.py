@@ -76,4 +76,7 @@ def saturated(x: relax.Expr, zero: relax.Expr | None, dtype: str) -> relax.Expr:
     if zero is not None:
         wide = relax.op.add(wide, relax.op.astype(zero, "float32"))
     low, high = relax.prim_value(float(limits.min)), relax.prim_value(float(limits.max))
-    return relax.op.astype(relax.op.clip(wide, low, high), dtype)
+    result = relax.op.clip(wide, low, high)
+    if limits.bits < 32:  # from float to a short type every machine casts what is outside otherwise
+        result = relax.op.astype(result, "int32")
+    return relax.op.astype(result, dtype)

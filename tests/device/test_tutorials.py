@@ -100,7 +100,7 @@ def test_training(cache: str) -> None:
 
 def test_integers(cache: str) -> None:
     text = _run(cache, "08_integers.py")
-    assert "7 of 19 operators are integer operators" in text
+    assert "7 of 20 operators are integer operators" in text
     assert "largest difference from ONNX Runtime: 0.0 steps" in text
 
 
