@@ -91,7 +91,7 @@ try:
     model = ts.compile(network, ["llvm"], device=phone)
     print(model.plan.explain())
 
-    # 5. The same model, there. Kernels and weights cross once: another plan sends kernels only.
+    # 5. The same model, there. Kernels and weights cross once, each by its content.
     remote = phone.load(model)
     sent, weights = phone.sent_bytes / 1e6, model.graph.weights_bytes / 1e6
     print(f"{sent:.1f} MB sent, {weights:.1f} of them weights")

@@ -156,8 +156,8 @@ class Device:
     def load(self, model: Model | str | Path) -> RemoteModel:
         """A model on the device, with all that models can do.
 
-        Sent is what the device lacks: a model with another plan of the same network sends its
-        kernels, but not the weights again.
+        Sent is what the device lacks, kernels and weights apart. (A plan that uses the weights in
+        another order, as one with other shares may, sends them again.)
 
         Args:
             model: compiled for it, or an artifact.

@@ -192,7 +192,7 @@ def _require_machine(device: Device, machine: str) -> None:
 
 
 def _open_parts(device: Device, parts: Parts) -> RemoteModule:
-    """Kernels and weights apart: another plan for the same network sends its kernels only."""
+    """Kernels and weights apart: weights in the same order are not sent again."""
     with tempfile.TemporaryDirectory() as folder:
         library, weights = Path(folder, "kernels.so"), Path(folder, "weights.bin")
         write_artifact(library, parts, with_weights=False)
