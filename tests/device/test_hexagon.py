@@ -109,7 +109,7 @@ def test_a_network_of_floats_is_refused_with_the_reason() -> None:
 
 
 def integer_network(more: bool) -> tvm.IRModule:
-    """3x3 convolution with a zero point, its sum with itself, 1x1; more: depthwise, pool, mean."""
+    """3x3 convolution with a zero point, its sum with itself; more: depthwise, pool, mean, 1x1."""
     dice = np.random.default_rng(3)
 
     def layer(x: relax.Expr, outs: int, kernel: int, groups: int = 1) -> relax.Call:
@@ -135,14 +135,19 @@ def integer_network(more: bool) -> tvm.IRModule:
     with builder.function("main", [x]):
         with builder.dataflow():
             y = builder.emit(layer(x, 40, 3), name_hint="full")
-            y = builder.emit(integer_call(builder, total, y, y), name_hint="total")
+            result = integer_call(builder, total, y, y)
             if more:
+                y = builder.emit(result, name_hint="total")
                 y = builder.emit(layer(y, 40, 3, groups=40), name_hint="depthwise")
                 y = builder.emit(relax.op.nn.max_pool2d(y, (2, 2), (2, 2)), name_hint="pool")
                 y = builder.emit(integer_call(builder, mean, y), name_hint="mean")
-            out = builder.emit_output(layer(y, 64, 1), name_hint="point")
+                result = layer(y, 64, 1)
+            out = builder.emit_output(result, name_hint="point" if more else "total")
         builder.emit_func_output(out)
     return builder.get()
+
+
+_MORE = ("depthwise", "pool", "mean", "point")
 
 
 @pytest.mark.parametrize("more", [False, pytest.param(True, marks=pytest.mark.full)])
@@ -153,12 +158,9 @@ def test_integer_operators_alone_and_beside_the_cpu(more: bool) -> None:
     want = ts.compile(mod, "llvm", cpu_threads=1)(x).astype(int)
     alone = ts.compile(mod, ["hexagon"], cpu_threads=1)
     assert np.abs(alone(x).astype(int) - want).max() <= 1
-    middle = ("depthwise", "pool", "mean") if more else ()
-    regions = (
-        PlannedRegion("first", "hexagon", ("full",)),
-        PlannedRegion("second", "cpu", ("total", *middle)),
-        PlannedRegion("third", "hexagon", ("point",)),
-    )
-    plan = Plan(("cpu", "hexagon"), regions)
+    regions = [PlannedRegion("first", "hexagon", ("full",))]
+    regions += [PlannedRegion("second", "cpu", ("total", *(_MORE[:-1] if more else ())))]
+    regions += [PlannedRegion("third", "hexagon", _MORE[-1:])] if more else []
+    plan = Plan(("cpu", "hexagon"), tuple(regions))
     both = ts.compile(mod, ["llvm", "hexagon"], plan=plan, cpu_threads=1)
     assert np.abs(both(x).astype(int) - want).max() <= 1
