@@ -94,7 +94,7 @@ def test_stretching(cache: str) -> None:
 
 def test_training(cache: str) -> None:
     text = _run(cache, "07_training.py")
-    assert "recalibrated: " in text
+    assert "imitating: " in text
     assert "the same numbers as in torch" in text
 
 

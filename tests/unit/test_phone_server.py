@@ -118,7 +118,11 @@ def test_a_phone_that_is_killed_and_another_that_comes(
     model = scaled_model()
     there = connect(tracker, stack).load(model)
     threading.Timer(0.3, lambda: phone.signal(signal.SIGKILL)).start()
-    within(TIMEOUT + 5, lambda: there.benchmark(10**6), "^expected pixel to answer time_runs")
+    within(
+        TIMEOUT + 5,
+        lambda: there.benchmark(10**6),
+        "^expected pixel (to answer time_runs|from the tracker)",
+    )
     start()
     np.testing.assert_array_equal(there(X), model(X))
 
@@ -182,9 +186,9 @@ def test_a_disk_that_is_full(tracker: Tracker, start: Start, stack: ExitStack) -
 
 
 def test_a_session_has_its_time(tracker: Tracker, start: Start, stack: ExitStack) -> None:
-    start("--session-limit", "0.5")
+    start("--session-limit", "3")
     there = connect(tracker, stack, timeout=10.0).load(scaled_model())
-    within(5, lambda: there.benchmark(10**7), "session has expired|no session any more")
+    within(8, lambda: there.benchmark(10**8), "session has expired|no session any more")
 
 
 # --- hostile clients ------------------------------------------------------------------------------
