@@ -7,8 +7,10 @@ BIN := $(VENV)/bin
 comma := ,
 STAMP := $(VENV)/setup-$(subst $(comma),-,$(EXTRAS)).stamp
 
-NATIVE := $(shell find tvm_stretch/runtime/native tvm_stretch/scheduling/native -name "*.cc" -o -name "*.h")
-CXX_FILES := $(shell find tvm_stretch tests benchmarks -name "*.cc" -o -name "*.h")
+SOURCES := -name "*.c" -o -name "*.cc" -o -name "*.h"
+NATIVE := $(shell find tvm_stretch/runtime/native tvm_stretch/runtime/dsp tvm_stretch/scheduling/native \
+  $(SOURCES))
+CXX_FILES := $(shell find tvm_stretch tests benchmarks $(SOURCES))
 FULL_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 SYSTEM_PACKAGES := cmake g++ libgtest-dev pocl-opencl-icd qemu-user
 
