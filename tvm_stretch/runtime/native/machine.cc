@@ -61,7 +61,7 @@ std::string Hex(int64_t number) {
   return text.str();
 }
 
-// The values behind "name : value" of a file, in order; where `name` begins like that.
+// The value of a file's first line "name : value" whose name begins like that; "" without one.
 std::string Field(const std::string& path, const std::string& name) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
