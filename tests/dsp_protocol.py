@@ -47,7 +47,7 @@ class Tensor:
         return (last + 1) * (-(-self.bits // 8)) * self.lanes
 
     def fits(self, sizes: tuple[int, int]) -> bool:
-        if self.segment > 1 or self.offset % 8 or min((0, *self.shape, *self.strides)) < 0:
+        if self.segment > 1 or min((0, *self.shape, *self.strides)) < 0:
             return False
         if self.bits == 0 or self.lanes == 0 or self.offset > sizes[self.segment]:
             return False

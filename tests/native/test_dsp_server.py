@@ -126,6 +126,10 @@ def test_tensors_lie_in_their_memory(cases: Any, found: list[Tensor], shift: int
     wrong = [i for i, tensor in enumerate(found) if not tensor.fits(SIZES)]
     if wrong:
         assert (status, detail) == (BAD_TENSOR, wrong[0])
+        return
+    odd = [i for i, tensor in enumerate(found) if tensor.offset % 8]
+    if odd:
+        assert (status, detail) == (BAD_NODE, odd[0])
     else:
         assert (status, ran) == (OK, OK)
 
@@ -181,6 +185,13 @@ def test_wrong_programs_touch_nothing_else(cases: Any, data: st.DataObject) -> N
 )
 def test_nodes(cases: Any, nodes: tuple[Node, ...]) -> None:
     assert ask(cases, Program(GOOD.tensors, nodes, ((0, 1),)).pack())[:2] == (BAD_NODE, 0)
+
+
+def test_copies_begin_at_any_byte(cases: Any) -> None:
+    odd = (Tensor(WEIGHTS, 1, (75,), (1,)), Tensor(BLOCK, 75, (75,), (1,)))
+    copy, kernel = Node(COPY, (0,), (1,)), Node(0, (0,), (1,))
+    assert ask(cases, Program(odd, (copy,), ((0, 1),)).pack()) == (OK, 0, OK, 0)
+    assert ask(cases, Program(odd, (copy, kernel), ((0, 2),)).pack())[:2] == (BAD_NODE, 1)
 
 
 def test_regions(cases: Any) -> None:

@@ -85,7 +85,7 @@ static int BindTensor(DspTensor* record, const DspMemory memories[kDspSegments],
                       uint64_t* bytes) {
   if (record->segment >= kDspSegments) return 0;
   const DspMemory* memory = &memories[record->segment];
-  if (record->offset > memory->bytes || record->offset % 8 != 0) return 0;
+  if (record->offset > memory->bytes) return 0;
   if (!SpannedBytes(record, memory->bytes - record->offset, bytes)) return 0;
   tensor->data = memory->data + record->offset;
   tensor->device.device_type = kDLCPU;
@@ -100,6 +100,9 @@ static int BindTensor(DspTensor* record, const DspMemory memories[kDspSegments],
   return 1;
 }
 
+// Kernels rely on it; copies begin at any byte.
+static int IsAligned(const DspTensor* tensor) { return tensor->offset % DSP_ALIGNMENT == 0; }
+
 static int BindNode(DspProgram* program, const DspNode* node, const uint32_t* ids,
                     BoundNode* bound) {
   const uint32_t count = program->header.arguments;
@@ -112,6 +115,7 @@ static int BindNode(DspProgram* program, const DspNode* node, const uint32_t* id
     const uint32_t id = ids[node->first_argument + i];
     if (id >= program->header.tensors) return 0;
     if (i >= node->inputs && program->records[id].segment != kDspBlock) return 0;
+    if (node->kernel != DSP_COPY_KERNEL && !IsAligned(&program->records[id])) return 0;
     bound->arguments[i].type_index = kTVMFFIDLTensorPtr;
     bound->arguments[i].zero_padding = 0;
     bound->arguments[i].v_int64 = 0;  // the upper half of what holds a pointer of 32 bits

@@ -19,6 +19,7 @@
 #define DSP_MAX_ARGS 64
 #define DSP_PROGRAM_OFFSET 4096 /* in the control file */
 #define DSP_TEXT_BYTES 240
+#define DSP_ALIGNMENT 8 /* of what kernels read and write; the host's graphs promise more */
 #define DSP_COPY_KERNEL 0xFFFFFFFFu /* a node that copies its input to its output */
 
 enum DspOperation { kDspPing = 1, kDspInvoke = 2, kDspShutDown = 3 };
@@ -28,7 +29,7 @@ enum DspStatus {
   kDspBadCommand = 1,    // damaged, or no operation
   kDspBadProgram = 2,    // damaged; `detail` is the offset or position of what is wrong
   kDspBadTensor = 3,     // does not lie in its memory; `detail` is the tensor
-  kDspBadNode = 4,       // no such kernel or arguments; `detail` is the node
+  kDspBadNode = 4,       // no such kernel or arguments, or not aligned; `detail` is the node
   kDspBadRegion = 5,     // there is no such region
   kDspNoMemory = 6,      // not enough on the DSP
   kDspKernelFailed = 7,  // `detail` is the node, the mailbox has its message
