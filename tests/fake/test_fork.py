@@ -76,6 +76,7 @@ def test_a_model_of_two_processors() -> None:
     def check() -> None:
         refused(lambda: both(X))
         refused(both.create_instance)
+        refused(both.health)
         refused(both.run_async(X).result)
         models.clear()  # nor does its end wait
 

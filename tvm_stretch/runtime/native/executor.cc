@@ -223,6 +223,7 @@ ffi::Function Executor::HealthFunction() {
       const std::unique_lock<std::mutex> lock = Lock();
       instance();
     }
+    if (BelongsToFork()) throw ForkError("a model");
     return ffi::String(running_.load()->Health());
   });
 }
