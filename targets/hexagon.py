@@ -78,6 +78,10 @@ _DEFAULT = "hexagonv66"  # of the Snapdragon 855
 _MOST_BYTES = 2**30
 """Of a tensor: addresses have 32 bits."""
 
+_LONGEST_MS = 86_400_000
+_LONGEST_SPIN_US = 10_000
+"""Who spins does not see that the other has died."""
+
 # What these attributes of a target mean; TVM's tags (qcom/hexagon-v66) bring the ones that follow.
 _OWN = ("kind", "mcpu", "device", "deadline_ms", "spin_us")
 _TAGS = ("keys", "tag", "host", "mtriple", "mattr", "num-cores", "vtcm-capacity", "llvm-options")
@@ -161,11 +165,11 @@ def _launch(said: Attributes) -> Launch:
     """How the executor starts the program."""
     cpu = _version(said).cpu
     numbers: dict[str, Any] = {}
-    for name, least in (("deadline_ms", 1), ("spin_us", 0)):
+    for name, least, most in (("deadline_ms", 1, _LONGEST_MS), ("spin_us", 0, _LONGEST_SPIN_US)):
         value = said.get(name, getattr(Launch, name))
-        if type(value) is not int or not least <= value <= 86_400_000:
+        if type(value) is not int or not least <= value <= most:
             raise TargetError(
-                f"expected a whole number from {least} for {name} of target hexagon, got "
+                f"expected a whole number from {least} to {most} for {name} of target hexagon, got "
                 f"{value!r}; leave it out for {getattr(Launch, name)}"
             )
         numbers[name] = value

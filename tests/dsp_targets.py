@@ -28,10 +28,14 @@ HOST_LINKER = Linker(("cc", "-w"), "host")
 
 
 def dsp_processor(
-    *, refuse: Check | None = None, command: tuple[str, ...] = (), deadline_ms: int = 20_000
+    *,
+    refuse: Check | None = None,
+    command: tuple[str, ...] = (),
+    deadline_ms: int = 20_000,
+    spin_us: int = Launch.spin_us,
 ) -> Processor:
     """A DSP whose program is one of this machine, started by `command`."""
-    launch = Launch("a DSP for tests", command, deadline_ms=deadline_ms)
+    launch = Launch("a DSP for tests", command, deadline_ms=deadline_ms, spin_us=spin_us)
     host = cpu_processor(TARGET, 1)
 
     def build(kernels: Kernels, schedule: tvm.transform.Pass) -> tvm.runtime.Module:
@@ -74,16 +78,23 @@ def picture(seed: int) -> np.ndarray:
 
 
 def compiled(
-    *, spare: bool = False, command: tuple[str, ...] = (), deadline_ms: int = 20_000
+    *,
+    spare: bool = False,
+    command: tuple[str, ...] = (),
+    deadline_ms: int = 20_000,
+    spin_us: int = Launch.spin_us,
+    more: tuple[Processor, ...] = (),
 ) -> ts.Model:
-    """The right branch on the DSP, everything else on the CPU."""
+    """The right branch on the DSP, everything else on the first of `more`, or on the CPU."""
     dsp = dsp_processor(
         refuse=lambda call: None if call.op.name in _ON_DSP else "for the test",
         command=command,
         deadline_ms=deadline_ms,
+        spin_us=spin_us,
     )
-    plan = Plan(("dsp", "cpu"), ())  # each operator to the first that takes it
-    return ts.compile(network(), [dsp, TARGET], plan=plan, cpu_threads=1, spare=spare)
+    # each operator to the first that takes it
+    plan = Plan(("dsp", *(processor.name for processor in more), "cpu"), ())
+    return ts.compile(network(), [dsp, *more, TARGET], plan=plan, cpu_threads=1, spare=spare)
 
 
 _ON_DSP = ("relax.nn.max_pool2d", "relax.add")

@@ -18,7 +18,10 @@ import numpy as np
 import pytest
 import tvm
 from dsp_protocol import ANSWER, COMMAND
-from dsp_targets import answer, compiled, control_file, picture
+from dsp_targets import answer, compiled, control_file, dsp_processor, picture
+from fake_targets import fake_processor
+from relax_helpers import answers, module
+from tvm import relax
 
 import tvm_stretch as ts
 from tvm_stretch.runtime.autoload import load_native_library
@@ -71,6 +74,21 @@ def test_runs_and_says_how_it_is() -> None:
     pid = state["pid"]
     del model
     wait_until(lambda: not is_alive(pid))
+
+
+def test_parts_of_a_tensor_begin_at_any_byte() -> None:
+    """Copies put them together and take them apart."""
+
+    def body(x: relax.Expr) -> relax.Expr:
+        both = relax.op.concat([relax.op.nn.max_pool2d(x), relax.op.nn.relu(x)], axis=1)
+        part = relax.op.strided_slice(both, axes=[1], begin=[1], end=[4])
+        return relax.op.maximum(part, x)
+
+    mod = module(body, (1, 3, 5, 5), dtype="uint8")
+    x = np.random.default_rng(0).integers(0, 256, (1, 3, 5, 5)).astype("uint8")
+    model = ts.compile(mod, [dsp_processor()], cpu_threads=1)
+    np.testing.assert_array_equal(model(x), answers(mod, x)[0])
+    assert health(model)["regions"] > 0
 
 
 def test_futures_and_instances() -> None:
@@ -127,6 +145,33 @@ def test_with_a_spare_the_cpu_computes_the_run_and_the_dsp_comes_back() -> None:
     check(model, 2)
     assert model.lost is None
     assert health(model)["starts"] == 2
+
+
+def test_it_comes_back_beside_a_processor_that_never_would() -> None:
+    model = compiled(spare=True, more=(fake_processor(),))
+    check(model, 0)
+    with pytest.warns(RuntimeWarning, match=r"killed by signal 9"):
+        killed_while_it_runs(model).result()
+    check(model, 2)
+    assert model.lost is None
+
+
+def test_who_spins_longer_than_the_deadline_keeps_to_it() -> None:
+    model = compiled(deadline_ms=200, spin_us=30_000_000)
+    check(model, 0)
+    os.kill(health(model)["pid"], signal.SIGSTOP)
+    start = time.monotonic()
+    with pytest.raises(ts.DeviceError, match="no answer within the deadline"):
+        model(picture(1))
+    assert time.monotonic() - start < 20
+
+
+def test_the_end_does_not_wait_for_a_dsp_that_starts() -> None:
+    model = compiled(command=("/bin/sh", "-c", "exec sleep 60"))
+    assert health(model)["state"] == "starting"
+    start = time.monotonic()
+    del model
+    assert time.monotonic() - start < 15  # less than what a start may take
 
 
 # What another writes into the mailbox while the DSP waits for the next command.

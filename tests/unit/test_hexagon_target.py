@@ -76,9 +76,10 @@ def test_tags_of_tvm_mean_a_version(present: None) -> None:
     [
         ({"mcpu": "hexagonv64"}, "expected one of hexagonv65, .* for mcpu .*, got 'hexagonv64'"),
         ({"cores": 4}, "expected kind, mcpu, .* in target hexagon, got 'cores'"),
-        ({"deadline_ms": 0}, "expected a whole number from 1 for deadline_ms .*, got 0"),
+        ({"deadline_ms": 0}, "expected a whole number from 1 to .* for deadline_ms .*, got 0"),
         ({"deadline_ms": True}, "got True; leave it out for 30000"),
-        ({"spin_us": "long"}, "expected a whole number from 0 for spin_us .*, got 'long'"),
+        ({"spin_us": "long"}, "expected a whole number from 0 to 10000 for spin_us .*, got 'long'"),
+        ({"spin_us": 10_001}, "to 10000 for spin_us .*, got 10001; leave it out for 50"),
     ],
 )
 def test_wrong_targets(present: None, said: dict[str, Any], message: str) -> None:

@@ -135,7 +135,10 @@ void Instance::Run(bool traced) {
   if (!lost_) {
     RunTasks();
     const RegionSpec* failed = FirstFailed(&failure);
-    if (spare_ && failed != nullptr && failed->processor != kCpu) lost_ = failure;
+    if (spare_ && failed != nullptr && failed->processor != kCpu) {
+      lost_ = failure;
+      lost_device_ = devices_[failed->processor - 1].get();
+    }
   }
   if (lost_) failure = Attempt([this, traced] { RunSpare(traced); });
   {
@@ -150,13 +153,9 @@ Cores Instance::CoresForRun() const {
   return Without(AllowedCores(), taken_);
 }
 
-// Goes back to the plan if every processor has recovered.
+// Goes back to the plan if the processor that failed has recovered.
 void Instance::TryAgain() {
-  if (!lost_ || tasks_.empty()) return;
-  for (const auto& device : devices_) {
-    if (!device->MayTryAgain()) return;
-  }
-  lost_.reset();
+  if (lost_ && lost_device_ != nullptr && lost_device_->MayTryAgain()) lost_.reset();
 }
 
 std::string Instance::Health() const {

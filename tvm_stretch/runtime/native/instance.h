@@ -85,8 +85,9 @@ class Instance {
   std::vector<std::unique_ptr<Task>> tasks_;         // one for each region
   std::vector<Task*> cpu_tasks_;
   std::vector<Task*> device_tasks_;
-  std::optional<Spare> spare_;  // where the CPU has kernels for it
-  Failure lost_;                // of another processor; then only `spare_` runs
+  std::optional<Spare> spare_;              // where the CPU has kernels for it
+  Failure lost_;                            // of another processor; then only `spare_` runs
+  const Processor* lost_device_ = nullptr;  // the last that failed in a run
   Cores affinity_;
   Cores taken_;           // by other processors
   std::mutex run_mutex_;  // guards `is_running_`, and that tasks are only cancelled while it is set

@@ -25,6 +25,16 @@ constexpr size_t kLastWords = 300;
 
 int Call(long number, long a, long b, long c) { return static_cast<int>(syscall(number, a, b, c)); }
 
+// None of the host's handlers may run in the child, which has the host's memory until it execs.
+void ForgetHandlers() {
+  struct sigaction action{};
+  for (int number = 1; number < NSIG; ++number) {
+    if (sigaction(number, nullptr, &action) != 0 || action.sa_handler == SIG_IGN) continue;
+    action = {};  // SIG_DFL
+    sigaction(number, &action, nullptr);
+  }
+}
+
 // What the child does between vfork and exec: only system calls, and only on its own descriptors.
 // Returns if it fails.
 void Become(char* const* words, int* files, size_t num_files, int errors, pid_t parent) {
@@ -39,6 +49,7 @@ void Become(char* const* words, int* files, size_t num_files, int errors, pid_t 
 #ifdef SYS_close_range
   Call(SYS_close_range, above - 1, ~0u, 0);  // where the kernel lacks it, they just stay open
 #endif
+  ForgetHandlers();
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -73,12 +84,16 @@ ServerProcess::ServerProcess(const std::vector<std::string>& command, const std:
   std::vector<int> own_files = files;
   const pid_t parent = getpid();
   volatile int error = 0;  // the child writes it: it has this memory until it is another program
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
   pid_ = vfork();
   if (pid_ == 0) {
     Become(words.data(), own_files.data(), own_files.size(), errors_.fd(), parent);
     error = errno;
     _exit(127);
   }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (pid_ > 0 && error == 0) {
 #ifdef SYS_pidfd_open
     pidfd_ = File(Call(SYS_pidfd_open, pid_, 0, 0));  // closed on exec by itself

@@ -88,8 +88,8 @@ class DspTask final : public Task, public Job {
         if (traced_) AddSpans(reply);
       });
     }
+    is_done_ = true;  // first: once Wait() returns, this may be gone
     Complete(std::move(failure));
-    is_done_ = true;
   }
 
  private:
@@ -132,7 +132,7 @@ class DspTask final : public Task, public Job {
   bool cancelled_ = false;
   bool traced_ = false;
   std::atomic<bool> is_done_{false};
-  std::atomic<int64_t> started_{0}, launched_{0};  // `launched_` may be late, and is then the last
+  std::atomic<int64_t> started_{0}, launched_{0};  // `launched_` may come late: after the run
   std::vector<Span> spans_;
 };
 

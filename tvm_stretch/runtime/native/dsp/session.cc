@@ -236,7 +236,8 @@ DspAnswer Session::Ask(DspOperation operation, uint32_t region, bool traced,
 DspAnswer Session::AwaitAnswer(uint32_t number, Clock::time_point deadline) {
   uint32_t* const slot = &mailbox()->answer.number;
   const auto answered = [&] { return Load(slot) != number - 1; };
-  if (!SpinFor(code_.spin, answered)) SleepUntilAnswered(number - 1, deadline);
+  const auto left = std::chrono::duration_cast<std::chrono::microseconds>(deadline - Clock::now());
+  if (!SpinFor(std::min(code_.spin, left), answered)) SleepUntilAnswered(number - 1, deadline);
   DspAnswer answer;
   std::memcpy(&answer, &mailbox()->answer, sizeof(answer));
   return answer;
@@ -253,6 +254,7 @@ void Session::SleepUntilAnswered(uint32_t before, Clock::time_point deadline) {
       if (Load(slot) != before) break;  // it answered first
       Fail("a DSP that " + process_->HowItEnded());
     }
+    if (Stops()) deadline = std::min<Clock::time_point>(deadline, last_used_ + kStopDeadline);
     if (Clock::now() > deadline) Fail("no answer within the deadline");
   }
   Store(&mailbox()->host_sleeps, 0);
@@ -278,6 +280,12 @@ void Session::Stop() {
   Note(State::kStopped);
 }
 
+// Whether nobody waits for an answer any more.
+bool Session::Stops() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return stop_;
+}
+
 void Session::Note(State state) {
   std::lock_guard<std::mutex> lock(health_mutex_);
   state_ = state;
@@ -287,7 +295,7 @@ void Session::Note(State state) {
 
 void Session::NoteHandover(int64_t launch_ns, int64_t handover_ns) {
   std::lock_guard<std::mutex> lock(health_mutex_);
-  launch_ns_ = launch_ns;
+  if (launch_ns >= 0) launch_ns_ = launch_ns;
   handover_ns_ = handover_ns;
 }
 

@@ -78,6 +78,7 @@ class Session {
   Reply Invoke(uint32_t region, bool traced);
 
   // What a region's hand-over cost, for Health(): leaving it to the thread, and all but computing.
+  // A `launch_ns` below 0 is not known yet.
   void NoteHandover(int64_t launch_ns, int64_t handover_ns);
 
   // Whether the next job would start a DSP that failed, or there is one that runs.
@@ -102,6 +103,7 @@ class Session {
   void SleepUntilAnswered(uint32_t before, Clock::time_point deadline);
   [[noreturn]] void Fail(const std::string& reason);
   void Stop();
+  bool Stops();
   void Note(State state);
   char* At(size_t offset) const { return control_ + offset; }
   DspMailbox* mailbox() const { return reinterpret_cast<DspMailbox*>(control_); }
