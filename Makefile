@@ -47,17 +47,21 @@ setup-phone-peers: .venv-phone/setup.stamp
 	.venv-phone/bin/python -m pip install --quiet --requirement $<
 	@touch $@
 
-# What a phone or a board without Python needs, in one folder for each machine: build/phone/aarch64
-# and build/phone/x86_64. tvm_stretch/runtime/native/server/README.md says what to do with them.
+# What a phone or a board without Python needs, in one folder for each machine: build/phone/aarch64,
+# for example. tvm_stretch/runtime/native/server/README.md says what to do with them.
 PHONE_PACKAGES := 'apache-tvm==0.27.*' apache-tvm-ffi==0.1.14.post1
 PHONE_FILES := tvm_stretch_rpc libtvm_stretch_runtime.so
 
 # What was downloaded stays.
 .SECONDARY:
 
-phone: build/phone/x86_64/tvm_stretch_rpc build/phone/aarch64/tvm_stretch_rpc
+# This machine, and those that there is a toolchain for.
+PHONE_MACHINES := $(sort $(shell uname -m) \
+  $(patsubst cmake/%-linux-gnu.cmake,%,$(wildcard cmake/*-linux-gnu.cmake)))
 
-build/phone/site-%/unpacked.stamp:
+phone: $(PHONE_MACHINES:%=build/phone/%/tvm_stretch_rpc)
+
+build/phone/site-%/unpacked.stamp: | setup
 	rm -rf $(@D) && mkdir -p $(@D)
 	$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --python-version 3.11 \
 	  --implementation cp --platform manylinux_2_28_$* --platform manylinux2014_$* \

@@ -105,7 +105,9 @@ def test_fifty_phones_of_four_kinds(no_pauses: None, monkeypatch: pytest.MonkeyP
         done = Counter(work.rows[crew.key])
         assert set(done.values()) == {1}, "no row twice"
         missing = set(range(3, crew.batches._next)) - {number for number, _ in done}
-        assert missing == set(crew.batches._returned), "what was not done was given back"
+        failures = crew.batches._failures
+        left_out = {number for number in failures if failures[number] == fleets._ATTEMPTS}
+        assert missing == left_out.union(crew.batches._returned), "what is not done was given back"
         assert len(done) == KERNELS * crew.measured
         assert len(crew._threads) == counts[crew.key]
 
@@ -127,7 +129,22 @@ def test_a_batch_that_failed_is_left_for_others(no_pauses: None) -> None:
 
     crew = Crew("pixel", lambda: Broken(Work(1, 1), "pixel", random.Random(0)), batches)
     carry_out([crew], lambda: {"pixel": 1}, 0.05)
-    assert crew.fault == "gone" and batches.take() == 0 and crew.measured == 0
+    assert crew.fault == "gone" and crew.measured == 0
+
+
+def test_a_batch_that_always_fails_is_left_out(no_pauses: None) -> None:
+    """And measured when the campaign is resumed: it is missing then."""
+    batches, tried = Batches(3, missing=[1]), list[int]()
+
+    class Picky(ScriptedPhone):
+        def measure(self, number: int, _end: float) -> None:
+            tried.append(number)
+            if number in (1, 4):
+                raise DeviceError("what no phone compiles")
+
+    crew = Crew("pixel", lambda: Picky(Work(1, 1), "pixel", random.Random(0)), batches)
+    carry_out([crew], lambda: {"pixel": 1}, 0.05)
+    assert tried[:9] == [1, 1, 1, 3, 4, 4, 4, 5, 6]
 
 
 # --- two servers of this machine ------------------------------------------------------------------
@@ -180,8 +197,15 @@ def test_a_fleet_without_phones(farm: tuple[Tracker, list[Phone]], tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("tracker", "keys"), [("somewhere", ["a"]), ("127.0.0.1:1", []), ("127.0.0.1:1", ["a", "a"])]
+    ("tracker", "keys"),
+    [
+        ("somewhere", ["a"]),
+        ("127.0.0.1:1", []),
+        ("127.0.0.1:1", ["a", "a"]),
+        ("127.0.0.1:1", None),
+        ("127.0.0.1:1", [["a"]]),
+    ],
 )
-def test_wrong_fleets(tracker: str, keys: list[str]) -> None:
+def test_wrong_fleets(tracker: str, keys: Any) -> None:
     with pytest.raises(InputError, match="HOST:PORT of a tracker and different keys"):
         ts.Fleet(tracker, keys)

@@ -136,6 +136,11 @@ class Campaign:
         """The number of the first batch that is not measured yet."""
         return 1 + max((row.batch for row in self.dataset.rows), default=-1)
 
+    @property
+    def missing_batches(self) -> list[int]:
+        """The numbers of those before it that are not: a fleet was interrupted, for example."""
+        return sorted(set(range(self.first_batch)) - {row.batch for row in self.dataset.rows})
+
     def measure_batch(self, batch: int, bench: Bench, end: float) -> None:
         """Measure one batch; once more if the machine was busy, and there is time."""
         with COMPILING:

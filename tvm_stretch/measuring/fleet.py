@@ -6,7 +6,8 @@
 The tracker spreads the work: there is a thread for each phone that it knows, which asks for any of
 its kind and measures one batch after the other. All phones of a key fill one dataset. A batch is
 out with one phone at a time; a phone that drops gives it back, and rows are written when they are
-all there, so nothing is lost or doubled. Phones may come and go meanwhile.
+all there, so nothing is lost or doubled. A batch that fails again and again is left out, until the
+campaign is resumed. Phones may come and go meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import heapq
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,14 +43,21 @@ _HOT = 1.25
 
 _COOLING_SECONDS = 10.0
 _PAUSE = 1.0  # seconds, before a phone that dropped is asked for again
+_ATTEMPTS = 3  # until a batch is left out: it is not the phones that fail
 
 
 class Batches:
-    """Numbers of batches: each is out with one phone at a time, and done once."""
+    """Numbers of batches: each is out with one phone at a time, and done once.
 
-    def __init__(self, first: int) -> None:
+    Args:
+        first: from here on all are to be measured.
+        missing: those before it that are, too.
+    """
+
+    def __init__(self, first: int, missing: Iterable[int] = ()) -> None:
         self._next = first
-        self._returned: list[int] = []
+        self._returned = sorted(missing)
+        self._failures = Counter[int]()
         self._lock = threading.Lock()
 
     def take(self) -> int:
@@ -59,10 +68,14 @@ class Batches:
             self._next += 1
             return self._next - 1
 
-    def give_back(self, number: int) -> None:
-        """It was not measured."""
+    def give_back(self, number: int) -> bool:
+        """It was not measured; whether it is tried again, which is in vain after some failures."""
         with self._lock:
-            heapq.heappush(self._returned, number)
+            self._failures[number] += 1
+            again = self._failures[number] < _ATTEMPTS
+            if again:
+                heapq.heappush(self._returned, number)
+            return again
 
 
 @dataclass
@@ -136,7 +149,8 @@ class Crew:
         try:
             post.measure(number, end)
         except BaseException:
-            self.batches.give_back(number)
+            if not self.batches.give_back(number):
+                say(f"{self.key}: batch {number} failed {_ATTEMPTS} times, and is left out")
             raise
         self.measured += 1
 
@@ -221,8 +235,11 @@ class Fleet:
         secret: str = "",
     ) -> None:
         address = parse_address(tracker)
-        listed = [keys] if isinstance(keys, str) else list(keys)
-        if address is None or not listed or len(set(listed)) < len(listed):
+        listed = (
+            [keys] if isinstance(keys, str) else list(keys if isinstance(keys, Iterable) else ())
+        )
+        are_names = bool(listed) and all(isinstance(key, str) for key in listed)
+        if address is None or not are_names or len(set(listed)) < len(listed):
             raise InputError(
                 f"expected HOST:PORT of a tracker and different keys for Fleet, got {tracker!r} "
                 f"and {keys!r}; name each kind of phones once"
@@ -325,7 +342,7 @@ def _crew(
             raise
         return Post(phone, bench, campaign)
 
-    return Crew(kind.key, begin, Batches(campaign.first_batch))
+    return Crew(kind.key, begin, Batches(campaign.first_batch, campaign.missing_batches))
 
 
 def _learn(kind: _Kind, processor: Processor, crew: Crew) -> None:

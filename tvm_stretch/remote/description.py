@@ -150,10 +150,7 @@ class Description:
         """
         cores = FORMAT.build_all(Core, data.get("cores"), "cores", where)
         found = FORMAT.build(Description, {**data, "cores": cores}, where)
-        texts = (found.triple, found.cpu, found.why_no_opencl, *found.features)
-        numbers = (found.memory, found.free, *(n for c in cores for n in (c.size, c.l1, c.l2)))
-        good = all(isinstance(text, str) for text in texts) and cores
-        if not good or not all(isinstance(number, int) and number >= 0 for number in numbers):
+        if not cores or not _is_good(found):
             raise DeviceError(f"expected texts and numbers for {where}, got others; {FORMAT.again}")
         return found
 
@@ -215,6 +212,22 @@ class Description:
         if not self.opencl:
             lines.append(f"  opencl: none ({self.why_no_opencl})")
         return "\n".join(lines)
+
+
+def _is_good(found: Description) -> bool:
+    """Whether the fields are of their types: the device may have said anything."""
+    if not isinstance(found.features, tuple) or not isinstance(found.opencl, tuple):
+        return False
+    if not all(isinstance(device, dict) for device in found.opencl):
+        return False
+    parts = (core.part for core in found.cores)
+    texts = (found.triple, found.cpu, found.why_no_opencl, *found.features, *parts)
+    numbers = [found.memory, found.free]
+    for core in found.cores:
+        numbers += (core.number, core.mhz, core.capacity, core.l1, core.l2)
+    numbers += (device.get("max_buffer_bytes", 0) for device in found.opencl)
+    are_numbers = all(isinstance(number, int) and number >= 0 for number in numbers)
+    return are_numbers and all(isinstance(text, str) for text in texts)
 
 
 @functools.cache

@@ -243,6 +243,7 @@ def connect(
             raise InputError(f"expected a positive number of seconds for {field}, got {seconds!r}")
     if not isinstance(secret, str):
         raise InputError("expected text for secret, got something else; give the word itself")
+    secret = secret.rstrip(" \t\r\n")  # as the server does: files end with a line break
     if isinstance(where, rpc.RPCSession):
         return _of_session(where, _checked(key or "session"), timeout)
     address = parse_address(where)

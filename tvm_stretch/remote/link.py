@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import struct
 import threading
@@ -28,12 +27,15 @@ from tvm import rpc
 
 from tvm_stretch.errors import DeviceError, last_line
 from tvm_stretch.progress import ended, step
-from tvm_stretch.remote.wire import Deadline, Seat, greet, receive
+from tvm_stretch.remote.wire import Deadline, Seat, greet, readable, receive
 
 _FAREWELL = 5  # seconds until a thread has noticed that there is no connection any more
 _HEARTBEAT = 0.02  # seconds: the thread that waits for the session ends without a word
 _BYTES_RECEIVED = 128  # where it stands in Linux's `struct tcp_info`
 WAY_OUT = "look at the device, start its server anew, and call again"
+
+_LOOKING = threading.Lock()
+"""Held by who looks at all descriptors: others' copies of sockets would be taken for sockets."""
 
 
 class Link:
@@ -151,7 +153,7 @@ class Link:
         What arrives while nothing was asked is the end, garbage, or an answer that came too late:
         it would be taken for that to the next question.
         """
-        if self.alive and self._socket is not None and _has_news(self._socket):
+        if self.alive and self._socket is not None and readable([self._socket], 0.0):
             self.hang_up()
         return not self.alive
 
@@ -166,12 +168,6 @@ class Link:
 def failed(name: str, what: str, got: str, way_out: str = WAY_OUT) -> DeviceError:
     """The one error for everything that a device behind RPC can do wrong."""
     return DeviceError(f"expected {name} {what}, got {got}; {way_out}")
-
-
-def _has_news(own: socket.socket) -> bool:
-    poll = select.poll()  # unlike select, of any number of descriptors
-    poll.register(own, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _refusal(error: Exception) -> str | None:
@@ -202,6 +198,7 @@ def _introduce(device: socket.socket, key: str, deadline: Deadline) -> rpc.RPCSe
     with socket.create_server(("127.0.0.1", 0)) as waiting:
         thread = threading.Thread(target=connect, args=(waiting.getsockname()[1],), daemon=True)
         thread.start()
+        waiting.settimeout(deadline.left())
         inner, _ = waiting.accept()
     with inner:
         try:
@@ -217,7 +214,8 @@ def _introduce(device: socket.socket, key: str, deadline: Deadline) -> rpc.RPCSe
             raise
         session = found.result()
         device.setblocking(True)  # of both: they share it
-        os.dup2(device.fileno(), _descriptor(inner.getpeername()), inheritable=False)
+        with _LOOKING:
+            os.dup2(device.fileno(), _descriptor(inner.getpeername()), inheritable=False)
     return session
 
 
@@ -228,7 +226,7 @@ def _pass_on(
     other = {inner: device, device: inner}
     while thread.is_alive():
         step()
-        for side in select.select([inner, device], [], [], min(_HEARTBEAT, deadline.left()))[0]:
+        for side in readable([inner, device], min(_HEARTBEAT, deadline.left())):
             said = side.recv(1 << 16)
             if not said and thread.is_alive():
                 raise ConnectionError("an end of the connection")
@@ -236,7 +234,7 @@ def _pass_on(
 
 
 def _descriptor(address: tuple[str, int]) -> int:
-    """The descriptor of this process's socket that is bound there."""
+    """The descriptor of this process's socket that is bound there; for who holds `_LOOKING`."""
     for number in _sockets():
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
             if copy.family == socket.AF_INET and copy.getsockname() == address:
@@ -273,10 +271,13 @@ def _socket_of(session: rpc.RPCSession, seconds: float, name: str) -> socket.soc
 
 def _bytes_received() -> dict[int, int]:
     """How much has arrived so far, by descriptor of this process's TCP sockets."""
-    found = {}
-    for number in _sockets():
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
-            info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED + 8)
-            if len(info) == _BYTES_RECEIVED + 8:
-                (found[number],) = struct.unpack_from("q", info, _BYTES_RECEIVED)
-    return found
+    with _LOOKING:
+        return {number: count for number in _sockets() if (count := _received(number)) is not None}
+
+
+def _received(number: int) -> int | None:
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
+        info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED + 8)
+        if len(info) == _BYTES_RECEIVED + 8:
+            return int(struct.unpack_from("q", info, _BYTES_RECEIVED)[0])
+    return None

@@ -19,7 +19,7 @@ from typing import Any
 import tvm
 
 from tvm_stretch.errors import ArtifactError, DeviceError
-from tvm_stretch.files import as_path
+from tvm_stretch.files import as_path, writing
 from tvm_stretch.lowering.graph import Graph
 from tvm_stretch.progress import step
 from tvm_stretch.remote.device import Device, RemoteModule
@@ -27,7 +27,7 @@ from tvm_stretch.remote.link import Link
 from tvm_stretch.runtime.artifact import Parts, machine_of, write_artifact, write_weights
 from tvm_stretch.runtime.asynchronous import BackgroundRuns
 from tvm_stretch.runtime.measure import BenchmarkResult
-from tvm_stretch.runtime.model import Model
+from tvm_stretch.runtime.model import Model, require_runs
 
 _LONGEST_SECONDS = 1.0  # of runs that are timed with one call
 
@@ -91,7 +91,8 @@ class RemoteModel(Model):
     """A model on a device; see `Model`.
 
     What differs: a run that is in progress there cannot be cancelled, one that waits can; and
-    latencies are those of the device, without the way to it.
+    latencies are those of the device, without the way to it. `health` waits for what the device is
+    asked otherwise, a run for example.
     """
 
     module: RemoteExecutor
@@ -108,11 +109,12 @@ class RemoteModel(Model):
 
     def benchmark(self, repeat: int = 20) -> BenchmarkResult:
         """Measure the latency of a run on the device, on random inputs, after some to warm up."""
+        require_runs(repeat)
         timed = self.timed_run()
         longest = max(timed() for _ in range(max(2, repeat // 10)))
         at_once = max(1, int(_LONGEST_SECONDS / max(longest, 1e-6)))
         samples: list[float] = []
-        while len(samples) < max(1, repeat):
+        while len(samples) < repeat:
             step()
             samples += self._timed(min(at_once, repeat - len(samples)))
         return BenchmarkResult(tuple(samples))
@@ -193,7 +195,8 @@ def _require_machine(device: Device, machine: str) -> None:
 
 def _open_parts(device: Device, parts: Parts) -> RemoteModule:
     """Kernels and weights apart: weights in the same order are not sent again."""
-    with tempfile.TemporaryDirectory() as folder:
+    sent = writing("what is sent to the device", ArtifactError)
+    with sent, tempfile.TemporaryDirectory() as folder:
         library, weights = Path(folder, "kernels.so"), Path(folder, "weights.bin")
         write_artifact(library, parts, with_weights=False)
         write_weights(weights, parts.weights)
@@ -205,6 +208,12 @@ def _open_parts(device: Device, parts: Parts) -> RemoteModule:
 
 
 def _open_file(device: Device, path: Path) -> RemoteModule:
-    module = device.open_library(device.upload(path, ".so"))
+    try:
+        uploaded = device.upload(path, ".so")
+    except OSError as error:
+        raise ArtifactError(
+            f"expected a readable file for the artifact, got {error}; check the path"
+        ) from error
+    module = device.open_library(uploaded)
     module["load"]()
     return module

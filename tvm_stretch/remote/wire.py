@@ -18,7 +18,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,7 +94,9 @@ def request(address: Address, key: str, deadline: Deadline) -> Seat:
         if status != TrackerCode.SUCCESS:
             raise ValueError(f"{seat!r} from the tracker")
         host, port, matchkey = seat
-        return Seat((str(host), int(port)), str(matchkey))
+        if not isinstance(port, int):  # Infinity, for example
+            raise ValueError(f"{seat!r} from the tracker")
+        return Seat((str(host), port), str(matchkey))
 
 
 def offered(address: Address, deadline: Deadline) -> dict[str, int]:
@@ -147,13 +149,22 @@ def receive(source: socket.socket, count: int, deadline: Deadline) -> bytes:
     while len(found) < count:
         step()
         waited = min(_HEARTBEAT, deadline.left())
-        if not select.select([source], [], [], waited)[0]:
+        if not readable([source], waited):
             continue
         piece = source.recv(min(count - len(found), 1 << 16))
         if not piece:
             raise ConnectionError("an end of the connection")
         found += piece
     return bytes(found)
+
+
+def readable(sources: Sequence[socket.socket], seconds: float) -> list[socket.socket]:
+    """Those on which something arrives in time, or that end; unlike select, of any descriptors."""
+    known = {source.fileno(): source for source in sources}
+    poll = select.poll()
+    for number in known:
+        poll.register(number, select.POLLIN)
+    return [known[number] for number, _ in poll.poll(1000 * seconds)]
 
 
 def _number(source: socket.socket, deadline: Deadline) -> int:
@@ -176,7 +187,10 @@ def _say(tracker: socket.socket, message: list[Any]) -> None:
 def _heard(tracker: socket.socket, deadline: Deadline) -> tuple[int, Any]:
     """The status and what comes with it."""
     text = _text(tracker, deadline)
-    answer = json.loads(text)
+    try:
+        answer = json.loads(text)
+    except RecursionError as error:  # of "[[[[..."
+        raise ValueError(f"{text[:80]!r} from the tracker") from error
     if not isinstance(answer, list) or len(answer) != 2 or not isinstance(answer[0], int):
         raise ValueError(f"{text[:80]!r} from the tracker")
     return answer[0], answer[1]

@@ -202,7 +202,7 @@ class Model:
 
     def benchmark(self, repeat: int = 20) -> BenchmarkResult:
         """Measure the latency of a run on random inputs, after some runs to warm up."""
-        _require_runs(repeat)
+        require_runs(repeat)
         timed = self.timed_run()
         for _ in range(max(2, repeat // 10)):
             timed()
@@ -230,7 +230,7 @@ class Model:
 
     def _traces(self, repeat: int) -> list[dict[str, Any]]:
         """Traced runs on random inputs, after one that is not."""
-        _require_runs(repeat)
+        require_runs(repeat)
         self.random_run()()
         found = []
         for _ in range(repeat):
@@ -401,7 +401,12 @@ def _run_anyway(run: Callable[[], None]) -> None:
         run()
 
 
-def _require_runs(repeat: int) -> None:
+def require_runs(repeat: int) -> None:
+    """Refuse to measure no runs at all.
+
+    Raises:
+        InputError: it is no number of runs.
+    """
     if not isinstance(repeat, int) or repeat < 1:
         raise InputError(f"expected at least 1 for repeat, got {repeat!r}; measure at least once")
 

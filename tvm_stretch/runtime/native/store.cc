@@ -144,9 +144,13 @@ bool Has(const ffi::String& name) {
 
 void Put(const ffi::String& name, int64_t offset, const ffi::Bytes& piece) {
   const std::string path = Unfinished(Checked(name));
-  if (offset < 0 || offset > Limit()) Refuse("a piece at " + std::to_string(offset));
-  if (offset == 0) unlink(path.c_str());
-  MakeRoom(static_cast<int64_t>(piece.size()));
+  const auto size = static_cast<int64_t>(piece.size());
+  if (offset <= 0) unlink(path.c_str());
+  if (offset < 0 || size > Limit() || offset > Limit() - size) {  // nothing has to give way for it
+    unlink(path.c_str());
+    Refuse("a file beyond the limit of " + std::to_string(Limit()) + " bytes");
+  }
+  MakeRoom(size);
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
   size_t done = 0;
   while (fd >= 0 && done < piece.size()) {
@@ -163,11 +167,19 @@ void Put(const ffi::String& name, int64_t offset, const ffi::Bytes& piece) {
   }
 }
 
+// Whether all of a file is on the disk, whatever happens to the device from now on.
+bool Flush(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const bool good = fd >= 0 && fsync(fd) == 0;
+  if (fd >= 0) close(fd);
+  return good;
+}
+
 void Finish(const ffi::String& name, int64_t bytes, int64_t sum) {
   const std::string path = Checked(name), part = Unfinished(path);
   struct stat about{};
   const bool whole = stat(part.c_str(), &about) == 0 && about.st_size == bytes &&
-                     FingerprintFile(part, bytes) == sum;
+                     FingerprintFile(part, bytes) == sum && Flush(part);
   if (!whole || rename(part.c_str(), path.c_str()) != 0) {
     unlink(part.c_str());
     TVM_FFI_THROW(ValueError) << "expected " << bytes << " bytes as they were sent for an upload, "

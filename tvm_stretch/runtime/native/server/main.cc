@@ -8,12 +8,16 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
 #include <memory>
 #include <sstream>
 #include <string>
+#include <system_error>
 
 #include "options.h"
 #include "secret.h"
@@ -113,10 +117,30 @@ class Server {
   int beat_ = 0;
 };
 
+// Sessions work in folders of their own: paths become absolute. The store is there from now on.
+bool PreparePlaces(Options* options) {
+  namespace fs = std::filesystem;
+  std::error_code fault;
+  const char* temporary = std::getenv("TMPDIR");
+  if (temporary != nullptr && *temporary != 0) {
+    setenv("TMPDIR", fs::absolute(temporary, fault).c_str(), 1);
+  }
+  if (options->store.empty()) return true;
+  const fs::path store = fs::absolute(options->store, fault);
+  if (!fault) fs::create_directories(store, fault);
+  options->store = store.string();
+  if (!fault && access(store.c_str(), R_OK | W_OK | X_OK) == 0 && fs::is_directory(store, fault)) {
+    return true;
+  }
+  std::fprintf(stderr, "expected a folder that we may write to for --store, got '%s': %s\n",
+               store.c_str(), fault ? fault.message().c_str() : std::strerror(errno));
+  return false;
+}
+
 int Main(int count, char** words) {
   if (count == 2 && std::string(words[1]) == "--help") return std::fputs(kUsage, stdout), 0;
   std::optional<Options> options = ParseOptions(count, words);
-  if (!options || !LoadLibraries(options->libraries)) return 2;
+  if (!options || !PreparePlaces(&*options) || !LoadLibraries(options->libraries)) return 2;
   Handle listener = Listen(options->listen);
   if (!listener.is_open()) {
     std::fprintf(stderr,

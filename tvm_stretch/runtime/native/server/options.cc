@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <iterator>
+#include <sstream>
 
 namespace tvm_stretch::server {
 
@@ -57,14 +57,16 @@ bool ReadMegabytes(const std::string& field, const std::string& text, int64_t* b
   double number = 0;
   if (!ReadNumber(field, text, 1e6, &number)) return false;
   *bytes = static_cast<int64_t>(number * (1 << 20));
-  return true;
+  return *bytes > 0 || Complain(field, "more than 0", text);
 }
 
 bool ReadSecret(const std::string& path, std::string* secret) {
   std::ifstream file(path, std::ios::binary);
-  secret->assign(std::istreambuf_iterator<char>(file), {});
+  std::ostringstream content;
+  content << file.rdbuf();  // which is no error where there is nothing to read, in a folder
+  *secret = content.str();
   while (!secret->empty() && std::strchr("\r\n \t", secret->back()) != nullptr) secret->pop_back();
-  return (file && secret->size() >= 8) ||
+  return secret->size() >= 8 ||
          Complain("--secret-file", "a file with at least 8 characters", path);
 }
 

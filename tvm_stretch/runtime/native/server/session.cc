@@ -145,7 +145,9 @@ bool Session::IsOver() {
 
 // In TVM's own words, which its client knows.
 void Session::SayTimeIsUp() {
-  kill(process_, SIGSTOP);  // nothing of its own in between
+  kill(process_, SIGSTOP);       // nothing of its own in between
+  const timeval patience{1, 0};  // with a client that takes nothing
+  setsockopt(client_.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
   std::ostringstream text;
   text << "RPCSessionTimeoutError: Your " << seconds_
        << "s session has expired, try to increase the \"session_timeout\" value.";
