@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -99,13 +100,59 @@ def test_a_store_outlives_sessions(
         device.close()
 
 
+def test_relative_folders(
+    tracker: Tracker,
+    start: Start,
+    stack: ExitStack,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sessions work elsewhere; a store that is not there is made."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", ".")
+    start("--store", "phone/store")
+    device = connect(tracker, stack)
+    assert device.load(scaled_model())(X).shape == X.shape
+    assert len(list(tmp_path.glob("phone/store/*.so"))) == 1
+    assert list(tmp_path.glob("tvm_stretch_rpc.*"))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--store", "file/store", "folder that we may write to for --store"),
+        ("--store", "file", "folder that we may write to for --store"),
+        ("--store-limit", "0", "more than 0 for --store-limit"),
+        ("--secret-file", ".", "at least 8 characters for --secret-file"),
+    ],
+)
+def test_options_that_cannot_be(option: str, value: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    command, environment = native_server()
+    words = [*command, "--key", "pixel", "--tracker", "127.0.0.1:1", option, value]
+    done = subprocess.run(
+        words, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=20
+    )
+    assert done.returncode == 2 and said in done.stderr
+
+
+def test_several_threads_connect(tracker: Tracker, start: Start, stack: ExitStack) -> None:
+    """Each session has a socket of its own, whatever the others look through meanwhile."""
+    phones = [start() for _ in range(4)]
+    for _ in range(3):
+        with ThreadPoolExecutor(len(phones)) as pool:
+            devices = list(pool.map(lambda _: connect(tracker, stack), phones))
+            assert all(pool.map(lambda device: device.describe().cores, devices))
+            list(pool.map(lambda device: device.close(), devices))
+
+
 def test_a_secret(tracker: Tracker, start: Start, stack: ExitStack, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("correct horse\n")
     start("--secret-file", str(tmp_path / "secret"))
     for wrong in ("", "battery staple"):
         within(3, lambda wrong=wrong: connect(tracker, stack, secret=wrong), "secret")  # type: ignore[misc]
     # a refused client has used up the key that the tracker gave it: another one is offered
-    assert connect(tracker, stack, secret="correct horse", wait=30.0).describe().cores
+    assert connect(tracker, stack, secret="correct horse\n", wait=30.0).describe().cores
 
 
 # --- faults ---------------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import resource
 import socket
 import threading
 import time
@@ -26,7 +28,7 @@ from tvm_stretch.errors import ArtifactError, CostModelError, DeviceError, Input
 from tvm_stretch.remote.description import Description
 from tvm_stretch.remote.link import Link
 from tvm_stretch.remote.processors import processors_of
-from tvm_stretch.remote.wire import Deadline, Seat, parse_address
+from tvm_stretch.remote.wire import Deadline, Seat, parse_address, readable, receive
 
 X = random_input()
 
@@ -112,7 +114,16 @@ def test_a_description_is_a_table() -> None:
         "{}",
         *(
             json.dumps({**PHONE, **wrong})
-            for wrong in ({"version": 2}, {"cores": []}, {"memory": "much"}, {"features": [1]})
+            for wrong in (
+                {"version": 2},
+                {"cores": []},
+                {"cores": [{"number": 0, **BIG, "part": {}}]},
+                {"memory": "much"},
+                {"features": [1]},
+                {"features": 3},
+                {"opencl": 5},
+                {"opencl": [5]},
+            )
         ),
     ],
 )
@@ -137,6 +148,8 @@ def test_a_model_there_is_a_model(device: ts.Device) -> None:
     np.testing.assert_array_equal(there.run_async(x=X).result(), model(X))
     np.testing.assert_array_equal(there.create_instance()(2 * X), model(2 * X))
     assert len(there.benchmark(7).samples) == 7 and min(there.benchmark(2).samples) > 0
+    with pytest.raises(InputError, match="at least 1 for repeat, got 0"):
+        there.benchmark(0)
     assert len(there.profile(2).kernels) == len(model.graph.nodes)
     assert there.timeline(repeat=1).duration > 0
     there.set_affinity(None)
@@ -164,10 +177,43 @@ def test_an_artifact_there(device: ts.Device, tmp_path: Path) -> None:
         np.testing.assert_allclose(device.load(source)(X), scaled_reference(X), rtol=1e-5)
 
 
+def test_an_artifact_that_is_gone_when_it_is_sent(
+    device: ts.Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.so"
+    scaled_model().export(path)
+    monkeypatch.setattr(
+        "tvm_stretch.remote.remote_model._require_machine", lambda *_: path.unlink()
+    )
+    with pytest.raises(ArtifactError, match="readable file for the artifact"):
+        device.load(path)
+
+
+def test_a_disk_that_is_full_here(device: ts.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tvm_stretch.remote.remote_model.write_weights", full)
+    with pytest.raises(ArtifactError, match=r"a place to write what is sent .*No space left"):
+        device.load(scaled_model())
+
+
 def test_uploads_are_limited(device: ts.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TVM_STRETCH_STORE_BYTES", "1000")
     with pytest.raises(DeviceError, match=r"room for an upload .* limit of 1000"):
         device.load(scaled_model())
+
+
+def test_what_is_too_large_replaces_nothing(
+    device: ts.Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TVM_STRETCH_STORE_BYTES", "1000")
+    old, new = "0" * 64 + ".bin", "1" * 64 + ".bin"
+    device.call("to take it", "tvm_stretch.store_put", old, 0, bytearray(900))
+    for offset, size in ((0, 1001), (600, 500), (1 << 62, 1)):
+        with pytest.raises(DeviceError, match="beyond the limit of 1000"):
+            device.call("to take it", "tvm_stretch.store_put", new, offset, bytearray(size))
+    assert [path.name[:68] for path in tmp_path.glob("*.part")] == [old]
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "0" * 64, "0" * 64 + ".so/../x", "x.so"])
@@ -294,8 +340,10 @@ def message(value: object) -> bytes:
         (tracker(number(1 << 30)), "a message of 1073741824 bytes"),
         (tracker(number(-1)), "a message of -1 bytes"),
         (tracker(message([0])), "from the tracker"),
-        (tracker(message([0, ["127.0.0.1", "x", "k"]])), "invalid literal"),
+        (tracker(message([0, ["127.0.0.1", "x", "k"]])), "'x', 'k'. from the tracker"),
+        (tracker(message([0, ["127.0.0.1", float("inf"), "k"]])), "inf.* from the tracker"),
         (tracker(message([-1, "no"])), "'no' from the tracker"),
+        (tracker(number(200_000) + b"[" * 200_000), r"\[\[\[.* from the tracker"),
         (tracker(number(3) + b"\xff{["), "got"),
     ],
 )
@@ -307,6 +355,25 @@ def test_whatever_a_tracker_does_ends_in_time(
     with pytest.raises(DeviceError, match=rf"^expected pixel from the tracker .*({got}).*; "):
         ts.connect(listening(talk), "pixel", wait=0.3)
     assert time.monotonic() - began < 5
+
+
+def test_any_number_of_descriptors() -> None:
+    """`select` knows 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 1200:
+        pytest.skip("this system allows too few")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    try:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            high = fcntl.fcntl(ours.fileno(), fcntl.F_DUPFD_CLOEXEC, 1100)
+            with socket.socket(fileno=high) as same:
+                assert not readable([same], 0.0)
+                theirs.sendall(b"abc")
+                assert readable([same, theirs], 0.0) == [same]
+                assert receive(same, 3, Deadline(5)) == b"abc"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_no_tracker_at_all() -> None:

@@ -235,9 +235,7 @@ class Fleet:
         secret: str = "",
     ) -> None:
         address = parse_address(tracker)
-        listed = (
-            [keys] if isinstance(keys, str) else list(keys if isinstance(keys, Iterable) else ())
-        )
+        listed = [keys] if isinstance(keys, str) else [*keys] if isinstance(keys, Iterable) else []
         are_names = bool(listed) and all(isinstance(key, str) for key in listed)
         if address is None or not are_names or len(set(listed)) < len(listed):
             raise InputError(

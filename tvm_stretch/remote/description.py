@@ -216,7 +216,7 @@ class Description:
 
 def _is_good(found: Description) -> bool:
     """Whether the fields are of their types: the device may have said anything."""
-    if not isinstance(found.features, tuple) or not isinstance(found.opencl, tuple):
+    if not all(isinstance(several, tuple) for several in (found.features, found.opencl)):
         return False
     if not all(isinstance(device, dict) for device in found.opencl):
         return False
