@@ -167,7 +167,8 @@ class Scaler:
             weight = self._random(weight.shape)
         conv = relax.op.nn.conv2d(source.var, constant(weight))
         found = Value(self.emitter.emit(name, conv), origin)
-        self.sources[name] = self.sources[f"{name}.norm"] = Source(tensor, origin)
+        made = Source(tensor, origin, is_new=True)
+        self.sources[name] = self.sources[f"{name}.norm"] = made
         if self.norm is None:
             return found
         size = len(origin)

@@ -26,6 +26,9 @@ from tvm_stretch.plan.design import Branch, Design, StretchedSegment
 from tvm_stretch.search import search
 from tvm_stretch.search.designed import as_designed
 from tvm_stretch.search.pieces import Network
+from tvm_stretch.stretching.candidates import find_candidates
+from tvm_stretch.stretching.front import Front, _thinned
+from tvm_stretch.stretching.judge import Candidate
 from tvm_stretch.stretching.layers import count
 from tvm_stretch.stretching.predict import Chain
 from tvm_stretch.stretching.rules import Rules, space_of_table_2
@@ -95,8 +98,18 @@ def test_candidates_keep_the_rules():
 def test_latency_over_capacity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Larger designs are slower; each is one that the search finds for some capacity."""
     monkeypatch.setattr("tvm_stretch.stretching.front.CAPACITIES", (0.6, 0.9, 1.2))
+    every = []
+
+    def find(*given):
+        found, space = find_candidates(*given)
+        every.extend(candidate for candidate in found if candidate.kept)
+        return found, space
+
+    monkeypatch.setattr("tvm_stretch.stretching.front.find_candidates", find)
     st = stretched(network(basic, STAGES, stem=32), 1, 1)
     front = st.front()
+    for point in front.points:
+        assert not [c for c in every if c.ns < point.ns and front.share(c) > front.share(point)]
     shares = [front.share(point) for point in front.points]
     assert len(shares) > 2 and min(shares) < 0.7 and max(shares) > 1.1
     assert shares == sorted(shares)
@@ -106,6 +119,20 @@ def test_latency_over_capacity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     picture = ElementTree.parse(tmp_path / "front.svg").getroot()
     assert len(picture.findall("{*}circle")) == len(shares)
     assert len(str(front).splitlines()) == len(shares) + 3
+
+
+def test_of_designs_nearly_as_large_the_fastest_stays():
+    designs = [(1.0, 20), (0.98, 10), (0.95, 15), (0.9, 9), (0.88, 8)]
+    every = [Candidate(Design(()), ns, int(100 * share), 0) for share, ns in designs]
+    points = _thinned(every, lambda candidate: candidate.multiply_adds / 100)
+    assert [(p.multiply_adds, p.ns) for p in points] == [(88, 8), (98, 10)]
+
+
+def test_names_in_a_picture_are_text():
+    segment = StretchedSegment("a", "b", (Branch("c<d", 1, 8), Branch("e&f", 1, 8)))
+    point = Candidate(Design((segment,)), 10, 1, 1)
+    picture = ElementTree.fromstring(Front((point,), (1, 1), 20).svg())
+    assert str(point.design) in "".join(picture.itertext())
 
 
 def test_unequal_processors_get_unequal_branches():

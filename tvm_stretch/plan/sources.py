@@ -18,9 +18,11 @@ class Source:
         tied: where the tensor lies within a block of a branch: those of one such name have the
             same channels, and these may as well be others. Empty where they may not.
         unit: that many channels stay together.
+        is_new: a layer that the given network does not have computes the tensor.
     """
 
     tensor: str
     channels: NDArray[np.int64]
     tied: str = ""
     unit: int = 1
+    is_new: bool = False

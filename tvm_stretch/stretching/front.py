@@ -9,8 +9,9 @@ ms
 
 from __future__ import annotations
 
+import html
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tvm_stretch.errors import PlanError
@@ -76,7 +77,8 @@ class Front:
         parts.append(f'<polyline points="{line}" fill="none" stroke="#36c"/>')
         for point, dot in zip(self.points, dots, strict=True):
             x, y = place(*dot)
-            label = f"<title>{point.ns / 1e6:.2f} ms, {dot[0]:.2f}: {point.design}</title>"
+            design = html.escape(str(point.design))
+            label = f"<title>{point.ns / 1e6:.2f} ms, {dot[0]:.2f}: {design}</title>"
             parts.append(f'<circle cx="{x}" cy="{y}" r="4" fill="#36c">{label}</circle>')
         x, y = place(*star)
         label = f"<title>as it is: {star[1]:.2f} ms</title>"
@@ -129,9 +131,19 @@ def find_front(task: Task, places: Sequence[int], rules: Rules, merge: str | Non
         found, _ = find_candidates(task, places, replace(rules, capacity=capacity), merge)
         every.update(dict.fromkeys(candidate for candidate in found if candidate.kept))
     front = Front((), original, task.fastest_alone_ns)
+    return replace(front, points=_thinned(every, front.share))
+
+
+def _thinned(
+    every: Iterable[Candidate], share: Callable[[Candidate], float]
+) -> tuple[Candidate, ...]:
+    """Those of which none is faster and larger; of such that are nearly as large, the fastest."""
+    best: list[Candidate] = []
+    for candidate in sorted(every, key=lambda c: (-share(c), c.ns)):
+        if not best or candidate.ns < best[-1].ns:
+            best.append(candidate)
     points: list[Candidate] = []
-    for candidate in sorted(every, key=lambda c: (-front.share(c), c.ns)):
-        is_apart = not points or front.share(candidate) < front.share(points[-1]) - _APART
-        if is_apart and (not points or candidate.ns < points[-1].ns):
+    for candidate in reversed(best):
+        if not points or share(candidate) > share(points[-1]) + _APART:
             points.append(candidate)
-    return replace(front, points=tuple(reversed(points)))
+    return tuple(points)

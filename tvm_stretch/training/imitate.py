@@ -50,7 +50,8 @@ def imitate(
 
     Args:
         net: what `Stretching.to_torch` gave; changed in place. If this fails, it is as it was.
-        teacher: `to_torch` of the network that was stretched.
+        teacher: `to_torch` of the network that was stretched; moved to the device of ``net``,
+            where it stays.
         images: as for `recalibrate`; some hundreds, which are computed all at once.
         progress: as for ``ts.compile``.
 
@@ -60,11 +61,12 @@ def imitate(
     """
     _check(net, teacher)
     with undone(net), evaluating(net, teacher), reporting(progress):
-        recalibrate(net, images)
-        x = torch.cat(list(image_batches(images))).to(device_of(net), torch.float32)
+        batches = list(image_batches(images))  # which a generator gives only once
+        recalibrate(net, batches)
+        x = torch.cat(batches).to(device_of(net), torch.float32)
         teacher.to(x.device)
         _Imitation(net, teacher, x).run()
-        recalibrate(net, images)
+        recalibrate(net, batches)
 
 
 def _check(net: object, teacher: object) -> None:
@@ -155,7 +157,7 @@ class _Imitation:
             and node.attrs["groups"] == 1
             and node.inputs[0] in self.sources
             and self.sources[node.inputs[0]].tied
-            and self.teacher.holds(self.sources[node.name].tensor)
+            and self._is_given(node)
         ]
         wanted = {self.sources[node.inputs[0]].tensor for node in readers}
         spread = {
@@ -206,10 +208,10 @@ class _Imitation:
     def _start(self, fit: _Fit) -> Tensor:
         """What the teacher's layer has between these channels, as its normalisation scales it."""
         layer, result = fit.layer, fit.result
-        tensor = self.sources[layer.name].tensor
-        if layer.kind == "matmul" or not self.teacher.holds(tensor):
+        if layer.kind == "matmul" or not self._is_given(layer):
             return self._held(fit) * _scale(self.net, result, self._held(fit))
-        weight = self._scaled(tensor)[self.channels[layer.name].clamp_min(0)]
+        weight = self._scaled(self.sources[layer.name].tensor)
+        weight = weight[self.channels[layer.name].clamp_min(0)]
         columns = self.channels.get(layer.inputs[0])
         if columns is None or layer.attrs["groups"] > 1:
             return weight
@@ -217,6 +219,11 @@ class _Imitation:
         times = torch.bincount(columns[columns >= 0], minlength=weight.shape[1]).clamp_min(1)
         share = (columns >= 0) / times[taken]
         return weight[:, taken] * share[:, None, None]
+
+    def _is_given(self, layer: Node) -> bool:
+        """Whether the teacher has this layer; new ones only make what something makes there."""
+        source = self.sources[layer.name]
+        return not source.is_new and self.teacher.holds(source.tensor)
 
     def _scaled(self, name: str) -> Tensor:
         """The weights of a teacher's convolution, as the normalisation behind it scales them."""
@@ -344,17 +351,16 @@ class _Targets:
         self.run = self._computed(teacher, x)
 
     def _computed(self, teacher: TrainableNetwork, x: Tensor) -> Iterator[None]:
-        for node, values in _before(teacher, x):
-            for name in node.inputs:
-                self._keep(name, values)
+        for _, values in _before(teacher, x):
+            self._keep(values)
             yield
-        last = teacher.graph.nodes[-1]
-        self._keep(last.name, values)
+        self._keep(values)
         yield
 
-    def _keep(self, name: str, values: Mapping[str, Tensor]) -> None:
-        if self.uses[name] and name not in self.known and name in values:
-            self.known[name] = self.rows.of(values[name])
+    def _keep(self, values: Mapping[str, Tensor]) -> None:
+        for name in values:
+            if self.uses[name] and name not in self.known:
+                self.known[name] = self.rows.of(values[name])
 
     def take(self, name: str) -> Tensor:
         """Rows of a tensor."""
