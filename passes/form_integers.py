@@ -313,7 +313,7 @@ class _Former(relax.PyExprMutator):
             return None
         scale = data.scale.scale * weight.scale
         offset = self.bias(bias, call, 1, scale)
-        if offset is None:
+        if offset is None or _largest(weight.value, 0 if is_conv else 1, offset) >= 2**31:
             return None
         integer = Integer(kind_of(call).removeprefix("nn."), result.rounding(), (data.scale.zero,))
         if is_conv:
@@ -345,15 +345,15 @@ class _Former(relax.PyExprMutator):
         units = scales.reshape(-1).astype("float64") / scale
         units[np.abs(units - 1) < 1e-5] = 1.0  # written with fewer digits
         rounded = np.rint(numbers.reshape(-1) * units)
-        if np.abs(rounded).max(initial=0) >= 2**31:
-            return None
+        if not np.abs(rounded).max(initial=0) < 2**31:
+            return None  # or NaN
         return rounded.astype("int32")
 
     def add(self, x: relax.Expr, call: relax.Call, result: _Result) -> relax.Expr | None:
         """A bias behind a layer, or a sum of two tensors."""
         for layer, other in (call.args, reversed(call.args)):
             made = self.definition(layer)
-            if kind_of(made) in ("nn.conv2d", "matmul"):
+            if kind_of(made) in ("nn.conv2d", "matmul") and shape_of(made) == shape_of(call):
                 formed = self.layer(layer, made, result, other)
                 if formed is not None:
                     return formed
@@ -421,10 +421,19 @@ class _Former(relax.PyExprMutator):
         if found is None:
             return None
         data, values = found
+        if shape_of(data.value) != shape_of(x):
+            return None  # a constant of more dimensions adds some
         with np.errstate(all="ignore"):
             wide = np.rint(values / scale.scale) + np.float32(scale.zero)
         table = np.clip(wide, result.low, result.high).astype(scale.dtype)
         return self.operator(x, Integer("table"), data.value, constant(table))
+
+
+def _largest(weight: np.ndarray, axis: int, bias: np.ndarray) -> int:
+    """What no sum of a layer exceeds; numbers without their zero point are at most 255."""
+    others = tuple(i for i in range(weight.ndim) if i != axis)
+    sums = np.abs(weight, dtype="int16").sum(others, dtype="int64")
+    return int((255 * sums + np.abs(bias.astype("int64"))).max())
 
 
 def _moves(call: relax.Call) -> bool:

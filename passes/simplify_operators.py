@@ -42,7 +42,7 @@ _LONG = 1 << 16
 _CONVS = {f"nn.conv{rank}d" for rank in (1, 2, 3)}
 _ROUNDINGS = "floor ceil round trunc sign floor_divide floor_mod mod"
 _COMPARISONS = "equal not_equal less less_equal greater greater_equal"
-_STEPS = {*_ROUNDINGS.split(), *_COMPARISONS.split()}
+_STEPS = {"quantize", *_ROUNDINGS.split(), *_COMPARISONS.split()}
 """Operators that make much of the last bit: 41 * (1 / 41) is less than 1."""
 _MOVES = {"permute_dims", "broadcast_to", "concat", "split", "strided_slice", "take", "where"}
 _LOCAL = {*RESHAPES, *_MOVES, *POINTWISE}

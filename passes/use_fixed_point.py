@@ -90,6 +90,8 @@ def _linear(value: Expr) -> tuple[list[_Product], float]:
         if all(products or isinstance(part, tirx.FloatImm) for (products, _), part in known):
             return [*parts[0][0], *parts[1][0]], parts[0][1] + parts[1][1]
         return [], 0.0
+    if isinstance(value, tirx.Cast) and "int" in str(value.value.ty.dtype):
+        return [(value.value, tirx.const(1.0, "float32"))], 0.0  # TVM drops a factor of one
     if isinstance(value, tirx.Mul) and isinstance(value.a, tirx.Cast):
         return [(value.a.value, value.b)], 0.0
     return [], 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from tvm_stretch.targets.kernels.integers import (
 
 import tvm_stretch as ts
 from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.operators import kind_of
 
 WEIGHT = integers(8, 4, 3, 3, dtype="int8", seed=2)
@@ -105,6 +107,39 @@ def test_what_is_not_known_stays_in_float_and_is_named() -> None:
     # floats outside of 8 bits, which `ts.probe` gives such a cast, machines take otherwise
     to_bytes = [str(c.args[0].ty.dtype) for c in casts if str(c.ty.dtype) == "uint8"]
     assert to_bytes == ["int32"]
+
+
+def dense(x: relax.Expr, bias: np.ndarray, rows: int = 8) -> relax.Expr:
+    """A dense layer of one output and what is added."""
+    weight = dequantise(relax.const(np.full((rows, 1), 127, "int8")), 0.01, dtype="int8")
+    product = relax.op.matmul(dequantise(x, 0.02, 3), weight)
+    return quantise(relax.op.add(product, relax.const(bias.astype("float32"))), 0.1, 0)
+
+
+FLOATS: dict[str, tuple[Callable[[relax.Expr], relax.Expr], tuple[int, ...], list[int]]] = {
+    "sum wider than the layer": (lambda x: dense(x, np.ones(5)), (2, 8), [2, 5]),
+    "bias that is no number": (lambda x: dense(x, np.array([np.nan])), (2, 8), [2, 1]),
+    "sums beyond int32": (lambda x: dense(x, np.ones(1), 70_000), (2, 70_000), [2, 1]),
+    "constant of more dimensions": (
+        lambda x: quantise(
+            relax.op.multiply(
+                dequantise(x, 0.02, 3), relax.const(np.full((1, 1, 1), 0.5, "float32"))
+            ),
+            0.1,
+            0,
+        ),
+        (2, 8),
+        [1, 2, 8],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_what_integers_would_get_wrong_stays_in_float(name: str) -> None:
+    body, shape, expected = FLOATS[name]
+    after = formed(module(body, shape, dtype="uint8"))
+    assert kinds(after)[-1] == "quantize"
+    assert shape_of(after["main"].body.body) == expected
 
 
 def test_scale_for_each_channel_of_activations_stays_in_float() -> None:
@@ -243,6 +278,34 @@ def qoperator(name: str) -> tuple[onnx.ModelProto, list[np.ndarray], str]:
 
 def parameters(x: Quantised) -> list[np.ndarray]:
     return [np.array(x.scale, "float32"), np.array(x.zero, x.array.dtype)]
+
+
+def test_alpha_of_qgemm_belongs_to_the_bias_too() -> None:
+    x = Quantised(np.array([[10, 20]], "uint8"), 0.1, 0)
+    weight = Quantised(np.array([[1, 2], [3, 4]], "int8"), 1.0, 0)
+    result = parameters(Quantised(np.zeros(0, "uint8"), 1.0, 0))
+    bias = np.array([100, 200], "int32")
+    operands = ["x0", *parameters(x), weight.array, *parameters(weight), bias, *result]
+    model = qlinear("QGemm", operands, x, alpha=2.0)
+    got = np.asarray(ts.compile(model, cpu_threads=1)(x.array))
+    np.testing.assert_array_equal(got, optimised(model, x.array))
+    np.testing.assert_array_equal(got, [[34, 60]])
+
+
+def test_operators_of_onnx_runtime_that_are_refused() -> None:
+    y, rows = parameters(Y), [np.full(2, 0.02, "float32"), np.full(2, 9, "uint8")]
+    weight = [DENSE.array, *parameters(DENSE)]
+    several = {
+        1: ["x0", *rows, *weight, *y],
+        6: ["x0", *parameters(MATRIX), *weight, *rows],
+    }
+    for index, operands in several.items():
+        with pytest.raises(ts.UnsupportedError, match=f"one scale as input {index} for QLinearMat"):
+            load_network(qlinear("QLinearMatMul", operands, MATRIX))
+    softmax = qlinear("QLinearSoftmax", ["x0", *parameters(A), *y], A, opset=12)
+    with pytest.raises(ts.UnsupportedError, match=r"before opset 13 .* got axis 1"):
+        load_network(softmax)
+    load_network(qlinear("QLinearSoftmax", ["x0", *parameters(A), *y], A, opset=13))
 
 
 def test_explain_counts_what_stays_in_float() -> None:

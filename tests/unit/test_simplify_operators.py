@@ -107,6 +107,9 @@ KEPT: dict[str, Body] = {
     "nothing to do": lambda x: nn.relu(op.add(nn.conv2d(x, WEIGHT), random_const(1, 6, 1, 1))),
     "division by a tiny number": lambda x: op.divide(x, scalar(1e-45)),
     "division before a step": lambda x: op.floor(op.divide(x, scalar(41))),
+    "division before quantising": lambda x: op.quantize(
+        op.divide(x, scalar(7)), scalar(1), relax.const(np.uint8(0)), 0, "uint8"
+    ),
     "division before others and a step": lambda x: op.floor(
         op.concat([op.multiply(op.abs(op.divide(x, scalar(41))), scalar(3)), x], 1)
     ),

@@ -40,8 +40,14 @@ def kernel(kind: str) -> Any:
         first = a.astype("float32") * tirx.const(0.37, "float32") + tirx.const(-9.25, "float32")
         return ROUNDING.of(b.astype("float32") * tirx.const(0.0131, "float32") + first)
 
+    def sum_with_one(a: Any, b: Any) -> Any:
+        first = a.astype("float32") * tirx.const(1.0, "float32")  # TVM makes a cast of it
+        return ROUNDING.of(first + b.astype("float32") * tirx.const(0.375, "float32"))
+
     if kind == "product":
         func = without_floats(product, "int32", "float32")
+    elif kind == "sum with one":
+        func = without_floats(sum_with_one, "uint8", "uint8")
     else:
         func = without_floats(sum_of_two, "uint8", "uint8")
     return tvm.compile(tvm.IRModule({"main": func}), "llvm")
@@ -85,6 +91,12 @@ def test_sums_differ_at_most_where_they_are_nearly_halves() -> None:
             value = exact[0] * int(x) + exact[1] * int(y) + exact[2]
             distance = abs(value - floor(value) - Fraction(1, 2))
             assert got == rounded(value) or distance < Fraction(1, 2**12)
+
+
+def test_factor_of_one() -> None:
+    a, b = np.random.default_rng(0).integers(0, 256, (2, COUNT)).astype("uint8")
+    want = [rounded(int(x) + Fraction(3, 8) * int(y)) for x, y in zip(a, b, strict=True)]
+    assert list(run("sum with one", a, b)) == want
 
 
 def test_factors_beyond_int32_are_refused() -> None:

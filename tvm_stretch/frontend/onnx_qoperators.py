@@ -7,12 +7,14 @@ So there is one way from any quantised network to integer operators: `passes/for
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx
 from onnx import helper
 
+from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend.onnx_node import Node
 
 _OF_ONE = {
@@ -20,7 +22,6 @@ _OF_ONE = {
     "QLinearGlobalAveragePool": "GlobalAveragePool",
     "QLinearLeakyRelu": "LeakyRelu",
     "QLinearSigmoid": "Sigmoid",
-    "QLinearSoftmax": "Softmax",
 }
 _OF_TWO = {"QLinearAdd": "Add", "QLinearMatMul": "MatMul", "QLinearMul": "Mul"}
 _DROPPED = {"channels_last", "opset"}
@@ -50,7 +51,9 @@ class _Body:
         names = [f"i{first}", self.scale(first + 1)]
         if self.given(first + 2):
             names.append(f"i{first + 2}")
-        along = axis is not None and self.node.shape(first + 1) not in ([], [1])
+        along = self.many(first + 1)
+        if along and axis is None:
+            raise self.refuse_many(first + 1)
         return self.add("DequantizeLinear", names, **({"axis": axis} if along else {}))
 
     def scale(self, index: int) -> str:
@@ -59,15 +62,26 @@ class _Body:
         half = self.node.dtype(index) == "float16"
         return self.add("Cast", [f"i{index}"], to=onnx.TensorProto.FLOAT) if half else f"i{index}"
 
+    def many(self, index: int) -> bool:
+        """Whether input ``index`` is more than one scale."""
+        return self.node.shape(index) not in ([], [1])
+
+    def refuse_many(self, index: int) -> UnsupportedError:
+        """The error that says which tensor has more than one scale."""
+        return self.node.refuse(f"one scale as input {index}", f"{self.node.shape(index)}")
+
     def quantised(self, x: str, first: int) -> str:
         """The result, whose scale and zero point begin at input ``first``."""
+        scale = self.scale(first)
+        if self.many(first):
+            raise self.refuse_many(first)
         zero = [f"i{first + 1}"] if self.given(first + 1) else []
-        return self.add("QuantizeLinear", [x, self.scale(first), *zero])
+        return self.add("QuantizeLinear", [x, scale, *zero])
 
     def bias(self, index: int, scales: tuple[int, int]) -> str:
         """An int32 bias, whose scale is the product of those of data and weights."""
         scale = self.add("Mul", [self.scale(i) for i in scales])
-        axis = {"axis": 0} if self.node.shape(scales[1]) not in ([], [1]) else {}
+        axis = {"axis": 0} if self.many(scales[1]) else {}
         return self.add("DequantizeLinear", [f"i{index}", scale], **axis)
 
 
@@ -76,8 +90,18 @@ def _of_one(body: _Body) -> str:
     return body.quantised(result, 3)
 
 
+def _softmax(body: _Body) -> str:
+    """Before operator set 13 over all axes from one on, which is the same if those are of one."""
+    before_13 = body.node.attr("opset", 13) < 13
+    axis, shape = body.node.axis(1 if before_13 else -1), body.node.shape()
+    if before_13 and math.prod(shape[axis + 1 :]) > 1:
+        raise body.node.refuse("a softmax over the last axis before opset 13", f"axis {axis}")
+    return body.quantised(body.add("Softmax", [body.dequantised(0)], axis=axis), 3)
+
+
 def _of_two(body: _Body) -> str:
-    right = body.dequantised(3, axis=body.node.rank(3) - 1)
+    columns = body.node.rank(3) - 1 if body.node.op == "QLinearMatMul" else None
+    right = body.dequantised(3, axis=columns)
     return body.quantised(body.add(_OF_TWO[body.node.op], [body.dequantised(0), right]), 6)
 
 
@@ -93,7 +117,9 @@ def _gemm(body: _Body) -> str:
     operands = [body.dequantised(0), body.dequantised(3, axis=axis)]
     if body.given(6):
         operands.append(body.bias(6, (1, 4)))
-    result = body.add("Gemm", operands, **body.node.attrs)
+    # QGemm's alpha belongs to the scale of the bias too
+    attributes = {**body.node.attrs, "beta": body.node.attr("alpha", 1.0)}
+    result = body.add("Gemm", operands, **attributes)
     return body.quantised(result, 7) if body.given(7) else result
 
 
@@ -106,6 +132,7 @@ _BODIES: dict[str, Callable[[_Body], str]] = {
     **dict.fromkeys(_OF_ONE, _of_one),
     **dict.fromkeys(_OF_TWO, _of_two),
     "QLinearConv": _conv,
+    "QLinearSoftmax": _softmax,
     "QGemm": _gemm,
     "QLinearConcat": _concat,
 }
