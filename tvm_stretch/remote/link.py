@@ -140,9 +140,12 @@ class Link:
         return result.result()
 
     def _set_limit(self, seconds: float) -> None:
-        """For what TVM asks when nobody is looking: letting go of tensors, for example."""
+        """For what TVM asks when nobody is looking: letting go of tensors, for example.
+
+        Longer than who looks waits: what TVM says of it is no news ("temporarily unavailable").
+        """
         assert self._socket is not None
-        limit = struct.pack("ll", max(1, int(seconds)), 0)
+        limit = struct.pack("ll", int(seconds) + 5, 0)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             self._socket.setsockopt(socket.SOL_SOCKET, option, limit)
 
