@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx_models import Net
 from quantised_models import optimised
 
@@ -58,12 +59,30 @@ def test_whole_network_equals_onnx_runtime(activations: str) -> None:
         ([], ["at least one image"]),
         ("images.npy", ["arrays for images", "str"]),
         ([{"y": IMAGES[:1]}], ["expected x", "got y"]),
+        ([[[1.0], [1.0, 2.0]]], ["an array for input 'x' of image 0", "got list"]),
+        ([torch.ones(1, 3, 12, 12, requires_grad=True)], ["an array", "got Tensor"]),
     ],
 )
 def test_images_that_do_not_fit(images: Any, words: list[str]) -> None:
     with pytest.raises(ts.InputError) as error:
         ts.quantize(network(), images)
     assert all(word in str(error.value) for word in words)
+
+
+def test_fewer_images_than_the_network_takes_at_once() -> None:
+    net = Net(seed=1)
+    model = net.model(net.op("Relu", net.input("x", (4, 3, 12, 12))))
+    with pytest.raises(ts.InputError, match=r"at least 4 images, .* got 3"):
+        ts.quantize(model, IMAGES)
+
+
+def test_network_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(onnx, "save", full)
+    with pytest.raises(ts.ModelError, match=r"No space left .* room for temporary files"):
+        ts.quantize(network(), IMAGES)
 
 
 def test_other_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,8 +40,9 @@ def quantize(
     Args:
         source: an ONNX file, its bytes or an ``onnx.ModelProto``, in float32. It is not changed.
         images: what is typical of the inputs, a hundred are plenty: an array of many images (the
-            first dimension counts them), or inputs one after the other, as arrays or, where the
-            network has several, dictionaries by name.
+            first dimension counts them; as many at a time as the network takes, fewer at the end
+            are left out), or inputs one after the other, as arrays or, where the network has
+            several, dictionaries by name.
         activations: ``"uint8"`` or ``"int8"``.
 
     Raises:
@@ -78,8 +79,8 @@ def quantize(
     kinds = {"uint8": quantiser.QuantType.QUInt8, "int8": quantiser.QuantType.QInt8}
     with tempfile.TemporaryDirectory() as folder, _quiet():
         given, prepared, result = (Path(folder) / f"{i}.onnx" for i in range(3))
-        onnx.save(model, given)
         try:
+            onnx.save(model, given)
             quant_pre_process(given, prepared, skip_symbolic_shape=True)
             quantiser.quantize_static(
                 prepared,
@@ -93,7 +94,8 @@ def quantize(
         except Exception as error:  # it raises many kinds
             raise ModelError(
                 "expected a network that ONNX Runtime can quantise, got: "
-                f"{last_line(error)}; export it again, without its optimiser"
+                f"{last_line(error)}; export it again without its optimiser, smaller than 2 GB, "
+                "and make room for temporary files"
             ) from error
         return onnx.load(result)
 
@@ -154,12 +156,23 @@ def _in_runs(inputs: list[onnx.ValueInfoProto], images: np.ndarray) -> list[np.n
             f"them, got shape {images.shape}; {_shape_text(inputs[0])}"
         )
     batch = dims[0].dim_value or 1
+    if len(images) < batch:
+        raise InputError(
+            f"expected at least {batch} images, which the network takes at once, got "
+            f"{len(images)}; give more"
+        )
     return [images[i : i + batch] for i in range(0, len(images) - batch + 1, batch)]
 
 
 def _checked(value: onnx.ValueInfoProto, image: Any, index: int) -> np.ndarray:
-    array, tensor = np.asarray(image), value.type.tensor_type
-    where = f"input {value.name!r} of image {index}"
+    where, tensor = f"input {value.name!r} of image {index}", value.type.tensor_type
+    try:
+        array = np.asarray(image)
+    except Exception as error:  # lists of several lengths, tensors of other frameworks
+        raise InputError(
+            f"expected an array for {where}, got {type(image).__name__} ({last_line(error)}); "
+            "convert it to NumPy"
+        ) from error
     wanted = dtype_of(tensor.elem_type)
     if str(array.dtype) != wanted:
         raise InputError(f"expected {wanted} for {where}, got {array.dtype}; convert it")
