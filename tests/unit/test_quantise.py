@@ -48,6 +48,17 @@ def test_whole_network_equals_onnx_runtime(activations: str) -> None:
     assert np.abs(result - wanted).max() <= (0.0 if activations == "uint8" else 1.01 * steps)
 
 
+def test_padding_with_a_number_equals_onnx_runtime() -> None:
+    net = Net(seed=1)
+    pads = net.constant(np.array([0, 1, 0, 0, 0, 0, 0, 0]))
+    x = net.op(
+        "Pad", net.op("Relu", net.input("x", (1, 3, 12, 12))), pads, net.constant(np.float32(0))
+    )
+    model = ts.quantize(net.model(net.op("Relu", net.conv(x, 4, (3, 3)))), IMAGES)
+    result = np.asarray(ts.compile(model, cpu_threads=1)(IMAGES[:1]))
+    np.testing.assert_array_equal(result, optimised(model, IMAGES[:1]))
+
+
 @pytest.mark.parametrize(
     ("images", "words"),
     [

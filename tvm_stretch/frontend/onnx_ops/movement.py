@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx.numpy_helper
 from tvm import relax
+from tvm.ir import GenericConst
 
 from tvm_stretch.frontend.onnx_node import (
     Node,
@@ -16,6 +17,7 @@ from tvm_stretch.frontend.onnx_node import (
     dtype_of,
     numpy_dtype,
 )
+from tvm_stretch.ir.operators import kind_of
 
 
 @converter("Shape")
@@ -158,7 +160,8 @@ def _pad(node: Node) -> relax.Expr:
     pads = node.ints(1, "pads")
     value = node.attr("value", 0)
     if node.opset >= 11:
-        value = node.optional_const(2, "constant_value")
+        value = _dequantised(node, 2)
+        value = node.optional_const(2, "constant_value") if value is None else value
     axes = node.optional_ints(3, "axes") or list(range(rank))
     width = [[0, 0] for _ in range(rank)]
     for i, axis in enumerate(axes):
@@ -172,6 +175,16 @@ def _pad(node: Node) -> relax.Expr:
         return _pad_by_index(node, x, width, mode)
     fill = 0 if value is None else np.asarray(value).item()
     return relax.op.nn.pad(x, [w for pair in width for w in pair], "constant", fill)
+
+
+def _dequantised(node: Node, index: int) -> np.ndarray | None:
+    """What input ``index`` is if it is dequantised from constants: quantisers write so."""
+    given = node.inputs[index] if node.has(index) else None
+    call = node.bb.lookup_binding(given) if isinstance(given, relax.Var) else None
+    if kind_of(call) != "dequantize" or not isinstance(call.args[0], GenericConst):
+        return None
+    number, scale, zero = (arg.value.numpy().astype("float32") for arg in call.args)
+    return (number - zero) * scale
 
 
 def _crop(node: Node, width: list[list[int]]) -> relax.Expr:
