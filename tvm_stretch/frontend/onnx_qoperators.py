@@ -48,6 +48,7 @@ class _Body:
 
     def dequantised(self, first: int, axis: int | None = None) -> str:
         """The tensor whose numbers, scale and zero point begin at input ``first``."""
+        self.node.given(first)
         names = [f"i{first}", self.scale(first + 1)]
         if self.given(first + 2):
             names.append(f"i{first + 2}")

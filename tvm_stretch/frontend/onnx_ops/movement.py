@@ -180,7 +180,7 @@ def _pad(node: Node) -> relax.Expr:
 def _dequantised(node: Node, index: int) -> np.ndarray | None:
     """What input ``index`` is if it is dequantised from constants: quantisers write so."""
     given = node.inputs[index] if node.has(index) else None
-    call = node.bb.lookup_binding(given) if isinstance(given, relax.Var) else None
+    call: Any = node.bb.lookup_binding(given) if isinstance(given, relax.Var) else None
     if kind_of(call) != "dequantize" or not isinstance(call.args[0], GenericConst):
         return None
     number, scale, zero = (arg.value.numpy().astype("float32") for arg in call.args)
