@@ -104,19 +104,19 @@ class RemoteModel(Model):
 
     def timed_run(self) -> Callable[[], float]:
         """As of `Model`, by the device's clock."""
-        self.random_run()
-        return lambda: self._timed(1)[0]
+        module = self._with_inputs()
+        return lambda: self._timed(module, 1)[0]
 
     def benchmark(self, repeat: int = 20) -> BenchmarkResult:
         """Measure the latency of a run on the device, on random inputs, after some to warm up."""
         require_runs(repeat)
-        timed = self.timed_run()
-        longest = max(timed() for _ in range(max(2, repeat // 10)))
+        module = self._with_inputs()
+        longest = max(self._timed(module, 1)[0] for _ in range(max(2, repeat // 10)))
         at_once = max(1, int(_LONGEST_SECONDS / max(longest, 1e-6)))
         samples: list[float] = []
         while len(samples) < repeat:
             step()
-            samples += self._timed(min(at_once, repeat - len(samples)))
+            samples += self._timed(module, min(at_once, repeat - len(samples)))
         return BenchmarkResult(tuple(samples))
 
     def create_instance(self) -> Model:
@@ -125,8 +125,13 @@ class RemoteModel(Model):
         made = RemoteExecutor(parent.device, lambda: parent.now()["create_instance"]())
         return RemoteModel(made, parts=self._parts, path=self._path)
 
-    def _timed(self, count: int) -> list[float]:
-        text = str(self.module["time_runs"](count))
+    def _with_inputs(self) -> RemoteModule:
+        """The module after a run; that of a later session would lack inputs."""
+        self.random_run()
+        return self.module.now()
+
+    def _timed(self, module: RemoteModule, count: int) -> list[float]:
+        text = str(module["time_runs"](count))
         try:
             times = [int(word) / 1e9 for word in text.split(",")]
         except ValueError:
