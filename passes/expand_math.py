@@ -16,7 +16,7 @@ from tvm import tirx
 from tvm.ir import Call, Expr, Op
 from tvm.ir.expr import TensorLoad
 
-from tvm_stretch.rewriting import rewrite
+from tvm_stretch.rewriting import rewrite, rewrite_kernels
 
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2, the first one is short
@@ -62,16 +62,12 @@ class ExpandMath:
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Rewrite every PrimFunc; Relax functions stay."""
-        updated = tvm.IRModule(dict(mod.functions), attrs=mod.attrs)
-        for var, func in mod.functions.items():
-            if isinstance(func, tirx.PrimFunc):
-                expansion = _Expansion()
-                body = rewrite(
-                    func.body, (Call, expansion.expand), (tirx.BufferStore, expansion.remember)
-                )
-                if not body.same_as(func.body):
-                    updated.update_func(var, func.with_body(body))
-        return updated
+        return rewrite_kernels(mod, _expanded)
+
+
+def _expanded(body: tirx.Stmt) -> tirx.Stmt:
+    expansion = _Expansion()
+    return rewrite(body, (Call, expansion.expand), (tirx.BufferStore, expansion.remember))
 
 
 class _Expansion:

@@ -20,7 +20,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 
-from tvm_stretch.rewriting import rewrite
+from tvm_stretch.rewriting import rewrite, rewrite_kernels
 
 
 @tvm.transform.module_pass(opt_level=0, name="KeepNan")
@@ -29,13 +29,7 @@ class KeepNan:
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Rewrite every PrimFunc; Relax functions stay."""
-        updated = tvm.IRModule(dict(mod.functions), attrs=mod.attrs)
-        for var, func in mod.functions.items():
-            if isinstance(func, tirx.PrimFunc):
-                body = _keep_nan(func.body)
-                if not body.same_as(func.body):
-                    updated.update_func(var, func.with_body(body))
-        return updated
+        return rewrite_kernels(mod, _keep_nan)
 
 
 def _keep_nan(body: tirx.Stmt) -> tirx.Stmt:

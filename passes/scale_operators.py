@@ -31,8 +31,6 @@ from tvm_stretch.plan.sources import Source
 Origin: TypeAlias = NDArray[np.int64]
 Array: TypeAlias = NDArray[Any]
 
-EPSILON = 1e-5
-
 
 @dataclass(frozen=True)
 class Value:
@@ -162,7 +160,7 @@ class Scaler:
             name: of the convolution.
         """
         identity = np.eye(self._channels(tensor), dtype="float32")[:, :, None, None]
-        weight = self._weight(identity, origin, source.origin, len(source.origin))
+        weight = self._weight(identity, origin, source.origin)
         if self.warm and not weight.any():
             weight = self._random(weight.shape)
         conv = relax.op.nn.conv2d(source.var, constant(weight))
@@ -187,14 +185,14 @@ class Scaler:
         weight = self._constant(conv, 1)
         if conv.groups == 1:
             result = np.arange(weight.shape[0]) if origin is None else origin
-            scaled, groups = self._weight(weight, result, data.origin, data.channels), 1
+            scaled, groups = self._weight(weight, result, data.origin), 1
         else:
             result = data.origin
             groups, rest = divmod(data.channels * conv.groups, conv.shape[1])
             if conv.shape[1] != conv.arg_shapes[0][1] or rest:
                 raise _not_told(conv)
             columns = np.arange(weight.shape[1])
-            scaled = self._weight(weight, result, columns, weight.shape[1])
+            scaled = self._weight(weight, result, columns)
         call = conv2d_like(conv.call, [data.var, constant(scaled)], groups=groups)
         return Value(self.emitter.emit(name, call), result)
 
@@ -361,7 +359,7 @@ class Scaler:
             raise _not_told(operator)
         return np.asarray(arg.value.numpy())
 
-    def _weight(self, weight: Array, rows: Origin, columns: Origin, fan_in: int) -> Array:
+    def _weight(self, weight: Array, rows: Origin, columns: Origin) -> Array:
         """Rows and columns of a weight (outputs first); columns that are read twice count half."""
         shape = (len(rows), len(columns), *weight.shape[2:])
         if not self.warm:

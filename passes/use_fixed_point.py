@@ -22,7 +22,7 @@ from tvm.ir import Expr
 from tvm_stretch.targets.kernels.integers import ROUNDING_BITS
 
 from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.rewriting import rewrite
+from tvm_stretch.rewriting import rewrite, rewrite_kernels
 
 
 @tvm.transform.module_pass(opt_level=0, name="UseFixedPoint")
@@ -31,13 +31,9 @@ class UseFixedPoint:
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Rewrite every PrimFunc; Relax functions stay."""
-        updated = tvm.IRModule(dict(mod.functions), attrs=mod.attrs)
-        for var, func in mod.functions.items():
-            if isinstance(func, tirx.PrimFunc):
-                body = rewrite(func.body, ((tirx.Add, tirx.Sub), _rounded_in_integers))
-                if not body.same_as(func.body):
-                    updated.update_func(var, func.with_body(body))
-        return updated
+        return rewrite_kernels(
+            mod, lambda body: rewrite(body, ((tirx.Add, tirx.Sub), _rounded_in_integers))
+        )
 
 
 def _rounded_in_integers(expr: tirx.Add | tirx.Sub) -> Expr:

@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tvm
 import tvm_ffi
+from tvm import tirx
 
 Rule = tuple[Any, Callable[[Any], Any]]
 """A class, or several, and what makes of such a node its replacement."""
@@ -41,3 +43,14 @@ def rewrite(root: Any, *rules: Rule) -> Any:
     if raised:
         raise raised[0]
     return result
+
+
+def rewrite_kernels(mod: tvm.IRModule, change: Callable[[tirx.Stmt], tirx.Stmt]) -> tvm.IRModule:
+    """The module with the body of every PrimFunc changed; Relax functions stay."""
+    updated = tvm.IRModule(dict(mod.functions), attrs=mod.attrs)
+    for var, func in mod.functions.items():
+        if isinstance(func, tirx.PrimFunc):
+            body = change(func.body)
+            if not body.same_as(func.body):
+                updated.update_func(var, func.with_body(body))
+    return updated

@@ -218,7 +218,7 @@ def convolution(
 def convolution_config(shape: ConvShape, machine: VectorMachine, data_block: int) -> Config:
     """The configuration of the kernel that computes a convolution; its pixels may be gathered."""
     if is_depthwise(shape):
-        return _depthwise_config(shape, machine)
+        return depthwise_config(shape, machine)
     if is_strided_pointwise(shape):
         rows, columns = shape.stride
         size = (-(-shape.in_size[0] // rows), -(-shape.in_size[1] // columns))
@@ -301,7 +301,7 @@ def subsample(bb: relax.BlockBuilder, shape: ConvShape, data: Expr) -> relax.Var
     return bb.emit(kernel_call(bb, "subsample", shape.stride, pick, data))
 
 
-def _depthwise_config(shape: ConvShape, machine: VectorMachine) -> WindowConfig:
+def depthwise_config(shape: ConvShape, machine: VectorMachine) -> WindowConfig:
     """The window that a depthwise convolution is."""
     return WindowConfig(
         kind="depthwise",

@@ -141,3 +141,21 @@ DOTS = {
     "usdot": Dot("llvm.aarch64.neon.usdot", "uint8", "int8", 1),
 }
 """By the names that `VectorMachine.dot` has."""
+
+
+@dataclass(frozen=True)
+class OfWords:
+    """What configurations of kernels that multiply words have beside those of float32.
+
+    Attributes:
+        dtype: of the pixels.
+        dot: how products are added; a key of `DOTS`.
+    """
+
+    dtype: str = "uint8"
+    dot: str = ""
+
+    @property
+    def way(self) -> Dot:
+        """How products are added."""
+        return DOTS[self.dot]

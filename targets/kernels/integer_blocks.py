@@ -12,6 +12,7 @@ from tvm.ir import Expr
 from .blocks import (
     annotation,
     block_array,
+    depthwise_config,
     is_depthwise,
     is_strided_pointwise,
     kernel_call,
@@ -95,17 +96,7 @@ def _depthwise(
     per_channel: Sequence[Expr],
 ) -> relax.Var:
     config = IntegerWindowConfig(
-        kind="depthwise",
-        batch=shape.batch,
-        channels=shape.in_channels,
-        in_size=shape.in_size,
-        kernel=shape.kernel,
-        stride=shape.stride,
-        padding=shape.padding,
-        dilation=shape.dilation,
-        lanes=machine.lanes,
-        dtype=dtype,
-        dot=machine.dot,
+        **vars(depthwise_config(shape, machine)), dtype=dtype, dot=machine.dot
     )
     packed = kernel_call(
         bb, "pack_integer_window", config, lambda w: pack_integer_window(config, w), weight

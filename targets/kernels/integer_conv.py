@@ -21,28 +21,15 @@ from .choose import direct_cycles as cycles_of_tiles
 from .conv import ConvConfig, merged_groups
 from .conv_nest import ConvNest, Reduction, Tile, write_nest
 from .conv_tiles import Blocking, blocking, column_segments, kernel_rows
-from .dots import DOTS, WORD, Dot
+from .dots import WORD, OfWords
 from .fused import Epilogue
 from .loops import Accumulators, block, const, fenced_span, load, span, unrolled, within
 from .machine import VectorMachine
 
 
 @dataclass(frozen=True)
-class IntegerConvConfig(ConvConfig):
-    """A convolution of pixels of 8 bits.
-
-    Attributes:
-        dtype: of the pixels.
-        dot: how products are added; a key of `DOTS`.
-    """
-
-    dtype: str = "uint8"
-    dot: str = ""
-
-    @property
-    def way(self) -> Dot:
-        """How products are added."""
-        return DOTS[self.dot]
+class IntegerConvConfig(OfWords, ConvConfig):
+    """A convolution of pixels of 8 bits."""
 
     @property
     def weight_shape(self) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from functools import partial, reduce
 from tvm import te, tirx, topi
 from tvm.ir import Expr
 
-from .dots import DOTS, FLIP, WORD, Dot, every, number
+from .dots import FLIP, WORD, OfWords, every, number
 from .fused import Epilogue
 from .integer_conv import shifted
 from .loops import (
@@ -43,21 +43,8 @@ from .window import WORTH_THREADS, Reads, WindowConfig, reads_of_tile
 
 
 @dataclass(frozen=True)
-class IntegerWindowConfig(WindowConfig):
-    """A depthwise convolution of pixels of 8 bits.
-
-    Attributes:
-        dtype: of the pixels.
-        dot: how products are added; a key of `DOTS`.
-    """
-
-    dtype: str = "uint8"
-    dot: str = ""
-
-    @property
-    def way(self) -> Dot:
-        """How products are added."""
-        return DOTS[self.dot]
+class IntegerWindowConfig(OfWords, WindowConfig):
+    """A depthwise convolution of pixels of 8 bits."""
 
     @property
     def words(self) -> int:
