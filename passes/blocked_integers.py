@@ -13,7 +13,11 @@ from tvm import relax
 from tvm.ir import GenericConst
 from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.dots import WORD
-from tvm_stretch.targets.kernels.integer_blocks import LARGEST_WINDOW, integer_convolution
+from tvm_stretch.targets.kernels.integer_blocks import (
+    LARGEST_WINDOW,
+    by_channel,
+    integer_convolution,
+)
 from tvm_stretch.targets.kernels.integers import (
     Integer,
     conv_shape,
@@ -96,11 +100,23 @@ def _of_one(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Exp
     return rewriter.bb.emit(integer_call(rewriter.bb, integer, rewriter.blocked(data), *others))
 
 
+def _round(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Expr | None:
+    """Sums in blocks; the factor of each channel too."""
+    *summands, factor = operands_of(call)
+    if not any(map(rewriter.is_blocked, summands)) or not isinstance(factor, GenericConst):
+        return None
+    blocked = by_channel(factor.value.numpy(), rewriter.lanes)
+    return rewriter.bb.emit(
+        integer_call(rewriter.bb, integer, *map(rewriter.blocked, summands), blocked)
+    )
+
+
 _RULES: dict[str, Callable[[Rewriter, relax.Call, Integer], relax.Expr | None]] = {
     "conv2d": _conv2d,
     "matmul": _matmul,
     "add": _elementwise,
     "multiply": _elementwise,
     "mean": _of_one,
+    "round": _round,
     "table": _of_one,
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tvm
-from tvm_stretch.passes.branches import Replacement, replace_segments
+from tvm_stretch.passes.branches import Replacement, kernels_of, replace_segments
 from tvm_stretch.passes.split_channels import channel_branches
 from tvm_stretch.passes.split_rows import row_branches
 
@@ -26,14 +26,14 @@ def branch_segments(
         UnsupportedError: A segment cannot be split, and why.
         InputError: Ratios or names are none, or two segments share an operator.
     """
-    operators = Operators(mod["main"])
+    operators, builder = Operators(mod["main"]), kernels_of(mod)
     segments = tuple(
-        row_branches(operators, split)
+        row_branches(operators, split, builder)
         if isinstance(split, RowSplit)
-        else channel_branches(operators, split)
+        else channel_branches(operators, split, builder)
         for split in splits
     )
-    return replace_segments(mod, segments), segments
+    return replace_segments(mod, segments, builder), segments
 
 
 @tvm.transform.module_pass(opt_level=0, name="BranchSegments")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from tvm_stretch.errors import InputError, UnsupportedError
 from tvm_stretch.ir.operators import Operator, Operators, remember
@@ -81,21 +81,33 @@ def _open(start: str, end: str, what: str) -> UnsupportedError:
     )
 
 
-class Emitter:
-    """Collects the bindings that take the place of a segment."""
+def kernels_of(mod: tvm.IRModule) -> relax.BlockBuilder:
+    """What gets the kernels of integer operators that passes make; it has those of ``mod``."""
+    functions = mod.functions.items()
+    return relax.BlockBuilder(
+        tvm.IRModule({v: f for v, f in functions if isinstance(f, tirx.PrimFunc)})
+    )
 
-    def __init__(self) -> None:
+
+class Emitter:
+    """Collects the bindings that take the place of a segment.
+
+    Args:
+        builder: gets the kernels of integer operators.
+    """
+
+    def __init__(self, builder: relax.BlockBuilder) -> None:
         self.bindings: list[relax.Binding] = []
-        self._builder = relax.BlockBuilder()
+        self.builder = builder
 
     def emit(self, name: str, value: relax.Expr) -> relax.Var:
         """Bind ``value`` to a new variable of this very name."""
-        value = self._builder.normalize(value)
+        value = self.builder.normalize(value)
         return self._bind(relax.DataflowVar(name, value.ty), value)
 
     def emit_as(self, var: relax.Var, value: relax.Expr) -> relax.Var:
         """Bind ``value`` to a variable of the network, so that its readers need no change."""
-        value = self._builder.normalize(value)
+        value = self.builder.normalize(value)
         tvm.ir.assert_structural_equal(value.ty, var.ty)
         return self._bind(var, value)
 
@@ -124,7 +136,9 @@ class Replacement:
     joins: tuple[str, ...]
 
 
-def replace_segments(mod: tvm.IRModule, segments: Sequence[Replacement]) -> tvm.IRModule:
+def replace_segments(
+    mod: tvm.IRModule, segments: Sequence[Replacement], builder: relax.BlockBuilder
+) -> tvm.IRModule:
     """Put branched segments into `main`, each where its last operator stood."""
     removed: set[str] = set()
     for segment in segments:
@@ -144,8 +158,14 @@ def replace_segments(mod: tvm.IRModule, segments: Sequence[Replacement]) -> tvm.
             name = binding.var.name
             kept += added.get(name, () if name in removed else (binding,))
         blocks.append(type(block)(kept))
-    body = relax.BlockBuilder().normalize(relax.SeqExpr(blocks, main.body.body))
-    function = relax.Function(main.params, body, main.ret_ty, main.is_pure)
+    return with_body(mod, relax.SeqExpr(blocks, main.body.body), builder)
+
+
+def with_body(mod: tvm.IRModule, body: relax.SeqExpr, builder: relax.BlockBuilder) -> tvm.IRModule:
+    """``mod`` with another body of ``main``, and the kernels that it calls."""
+    main = mod["main"]
+    function = relax.Function(main.params, builder.normalize(body), main.ret_ty, main.is_pure)
     updated = mod.clone()
+    updated.update(builder.get())
     updated["main"] = function.with_attrs(dict(main.attrs or {}))
     return updated

@@ -25,7 +25,16 @@ from tvm.ir import GenericConst
 from tvm_stretch.passes.branches import Span, closed_segment, share
 
 from tvm_stretch.errors import InputError, UnsupportedError
-from tvm_stretch.ir.operators import BINARY, UNARY, Operator, Operators, remember
+from tvm_stretch.ir.operators import (
+    BINARY,
+    CONVOLUTIONS,
+    OF_ONE,
+    OF_TWO,
+    Operator,
+    Operators,
+    operands,
+    remember,
+)
 from tvm_stretch.plan.splits import ChannelSplit
 
 
@@ -99,7 +108,7 @@ class _Walk:
     def __init__(self, split: ChannelSplit, members: Sequence[Operator]) -> None:
         self.split = split
         self.levels = _levels(members)
-        convs = [member for member in members if member.kind == "nn.conv2d"]
+        convs = [member for member in members if member.kind in CONVOLUTIONS]
         # Whether parts will come to the last dense convolution, so that it makes summands.
         self.ends_in_sums = any(self.levels.get(conv.name, 0) for conv in convs)
         widths = [_group_width(conv) for conv in convs if not _is_dense(conv)]
@@ -124,7 +133,7 @@ class _Walk:
 
     def _result(self, operator: Operator, reads: Mapping[str, Held]) -> Held | list[str]:
         """The form of the result, or the operands that have to be joined first."""
-        if operator.kind == "nn.conv2d":
+        if operator.kind in CONVOLUTIONS:
             return self._conv2d(operator, operator.inputs[0], reads)
         sums = [name for name, held in reads.items() if held.form is Form.SUM]
         parts = [name for name, held in reads.items() if held.form is Form.PART]
@@ -171,13 +180,15 @@ class _Walk:
 @remember  # a search asks again and again
 def _is_plain(conv: Operator) -> bool:
     """Whether the weights are a constant whose first axes are output and input channels."""
-    call = conv.call
-    layouts = str(call.attrs.data_layout), str(call.attrs.kernel_layout)
-    return layouts == ("NCHW", "OIHW") and isinstance(call.args[1], GenericConst)
+    if not isinstance(operands(conv.call)[1], GenericConst):
+        return False
+    attrs = conv.call.attrs
+    plain = ("NCHW", "OIHW")
+    return conv.kind != "nn.conv2d" or (str(attrs.data_layout), str(attrs.kernel_layout)) == plain
 
 
 def _is_dense(operator: Operator) -> bool:
-    return operator.kind == "nn.conv2d" and operator.groups == 1
+    return operator.kind in CONVOLUTIONS and operator.groups == 1
 
 
 def _group_width(conv: Operator) -> int:
@@ -193,7 +204,7 @@ def _levels(members: Sequence[Operator]) -> dict[str, int]:
     """
     levels = {members[-1].name: 0}
     for operator in reversed(members):
-        if operator.name not in levels or operator.kind == "mean":
+        if operator.name not in levels or operator.kind in _MEANS:
             continue
         level = levels[operator.name] + _is_dense(operator)
         if operator.kind == "concat":
@@ -218,7 +229,8 @@ def _keeps_sums(operator: Operator, reads: Mapping[str, Held]) -> bool:
     return operator.kind == "add" and same_shape and no_parts
 
 
-_BY_CHANNELS = {"nn.avg_pool2d", "nn.max_pool2d", *UNARY, *BINARY}
+_BY_CHANNELS = {"integer.mean", "nn.avg_pool2d", "nn.max_pool2d", *OF_ONE, *OF_TWO}
+_MEANS = {"mean", "integer.mean"}
 
 
 def _keeps_parts(operator: Operator, spans: Iterable[tuple[Span, ...]]) -> bool:

@@ -13,7 +13,7 @@ from tvm.ir import GenericConst
 from tvm_stretch.passes.branches import Span
 
 from tvm_stretch.ir.expressions import shape_of
-from tvm_stretch.ir.operators import BINARY, UNARY, Operator, remember
+from tvm_stretch.ir.operators import CONVOLUTIONS, OF_ONE, OF_TWO, Operator, operands, remember
 
 _POOLS = {"nn.avg_pool2d", "nn.max_pool2d"}
 
@@ -52,13 +52,13 @@ class Window:
 @remember  # a search asks again and again
 def window(operator: Operator) -> Window | None:
     """The window of a convolution or a pool, None for operators that read row by row."""
-    if operator.kind == "nn.conv2d":
+    if operator.kind in CONVOLUTIONS:
         kernel = operator.arg_shapes[1][2]
     elif operator.kind in _POOLS:
         kernel = int(operator.call.attrs.pool_size[0])
     else:
         return None
-    attrs = operator.call.attrs
+    attrs = operator.attributes
     return Window(
         extent=(kernel - 1) * int(attrs.dilation[0]) + 1,
         stride=int(attrs.strides[0]),
@@ -78,7 +78,7 @@ def why_not_by_rows(operator: Operator) -> str | None:
         reason = f"its result has {len(operator.shape)} dimensions, not 4"
     elif kind == "nn.conv2d" and str(call.attrs.data_layout) != "NCHW":
         reason = f"its layout is {call.attrs.data_layout}, not NCHW"
-    elif kind == "nn.conv2d" and not isinstance(call.args[1], GenericConst):
+    elif kind in CONVOLUTIONS and not isinstance(operands(call)[1], GenericConst):
         reason = "its weights are no constant"
     elif kind in _POOLS and str(call.attrs.layout) != "NCHW":
         reason = f"its layout is {call.attrs.layout}, not NCHW"
@@ -86,12 +86,12 @@ def why_not_by_rows(operator: Operator) -> str | None:
         not isinstance(call.args[0], relax.Tuple) or int(call.attrs.axis) % 4 == 2
     ):
         reason = "it puts rows below each other"
-    elif kind in BINARY and any(_spread(arg, operator.shape) for arg in call.args):
+    elif kind in OF_TWO and any(_spread(arg, operator.shape) for arg in operands(call)):
         reason = "an operand has one row for all rows"
     return None if reason is None else f"{kind} {operator.name!r}: {reason}"
 
 
-_BY_ROWS = {"nn.conv2d", "concat", *_POOLS, *UNARY, *BINARY}
+_BY_ROWS = {"concat", *CONVOLUTIONS, *_POOLS, *OF_ONE, *OF_TWO}
 
 
 def _spread(arg: relax.Expr, shape: tuple[int, ...]) -> bool:

@@ -68,12 +68,12 @@ class _Emitter(Emitter):
     """Variables of these names are results of the function."""
 
     def __init__(self, results: Sequence[str]) -> None:
-        super().__init__()
+        super().__init__(relax.BlockBuilder())
         self._results = frozenset(results)
 
     def emit(self, name: str, value: relax.Expr) -> relax.Var:
         """Bind ``value`` to a new variable of this very name."""
-        value = self._builder.normalize(value)
+        value = self.builder.normalize(value)
         kind = relax.Var if name in self._results else relax.DataflowVar
         return self._bind(kind(name, value.ty), value)
 
@@ -193,7 +193,9 @@ class Scaler:
                 raise _not_told(conv)
             columns = np.arange(weight.shape[1])
             scaled = self._weight(weight, result, columns)
-        call = conv2d_like(conv.call, [data.var, constant(scaled)], groups=groups)
+        call = conv2d_like(
+            self.emitter.builder, conv.call, [data.var, constant(scaled)], groups=groups
+        )
         return Value(self.emitter.emit(name, call), result)
 
     def _emit_nn_batch_norm(

@@ -9,7 +9,9 @@
 
 Bias and residual count once, in the first branch. What the branches hold of each tensor, and where
 they meet, is decided in channel_plan.py. Sums are added in another order than before, so that the
-result is equal up to rounding.
+result is equal up to rounding; those of integers are exact and rounded where the branches meet:
+
+    y = R.call_tir(integer_round, (y.c0, y.c1, factor))    # y.c0, y.c1: sums in int32
 """
 
 from __future__ import annotations
@@ -19,16 +21,24 @@ from tvm.ir import GenericConst
 from tvm_stretch.passes.branches import Emitter, Replacement, Span
 from tvm_stretch.passes.channel_plan import ChannelStep, Form, Held, plan_channel_split
 
-from tvm_stretch.ir.convolutions import conv2d_like
+from tvm_stretch.ir.convolutions import (
+    conv2d_like,
+    operator_like,
+    rounded_sum,
+    summand_of,
+    weights_of,
+)
 from tvm_stretch.ir.expressions import constant, shape_of
-from tvm_stretch.ir.operators import BINARY, Operator, Operators
+from tvm_stretch.ir.operators import CONVOLUTIONS, OF_TWO, Operator, Operators, operands
 from tvm_stretch.plan.splits import ChannelSplit
 
 
-def channel_branches(operators: Operators, split: ChannelSplit) -> Replacement:
+def channel_branches(
+    operators: Operators, split: ChannelSplit, builder: relax.BlockBuilder
+) -> Replacement:
     """The bindings of the branches (see the module docstring)."""
     steps = plan_channel_split(operators, split)
-    segment = _Segment(operators, split.end, len(split.ratios))
+    segment = _Segment(operators, split.end, len(split.ratios), builder)
     for step in steps:
         for tensor, held in step.joins:
             segment.join(tensor, held)
@@ -51,11 +61,14 @@ class _Segment:
     Branches stand one after the other up to a meeting, so that each is a region of its own.
     """
 
-    def __init__(self, operators: Operators, end: str, branches: int) -> None:
-        self.emitter = Emitter()
+    def __init__(
+        self, operators: Operators, end: str, branches: int, builder: relax.BlockBuilder
+    ) -> None:
+        self.builder = builder
+        self.emitter = Emitter(builder)
         self.operators = operators
         self.end = end
-        self.pending = [Emitter() for _ in range(branches)]
+        self.pending = [Emitter(builder) for _ in range(branches)]
         self.names: list[list[str]] = [[] for _ in range(branches)]
         self.once: list[str] = []
         self.values: dict[str, list[relax.Var]] = {}  # what each branch holds of a tensor
@@ -67,6 +80,8 @@ class _Segment:
         self._flush()
         if held.form is Form.PART:
             value = relax.op.concat(parts, axis=1)
+        elif self.operators[tensor].kind == "integer.conv2d":
+            value = rounded_sum(self.builder, self.operators[tensor].call, parts)
         else:
             for index, summand in enumerate(parts[1:-1], start=1):
                 label = f"{tensor}.sum{index}"
@@ -94,7 +109,7 @@ class _Segment:
             pending.bindings.clear()
 
     def _in_branch(self, index: int, operator: Operator, step: ChannelStep) -> relax.Var:
-        if operator.kind == "nn.conv2d":
+        if operator.kind in CONVOLUTIONS:
             value = self._conv2d(index, operator, step)
         elif operator.kind == "add" and step.result.form is Form.SUM:
             summands = self._summands(index, operator, step)
@@ -105,8 +120,8 @@ class _Segment:
             fields = [self._whole(index, field.name) for field in operator.call.args[0].fields]
             value = relax.op.concat(fields, axis=int(operator.call.attrs.axis))
         else:
-            args = [self._operand(index, operator, step, arg) for arg in operator.call.args]
-            value = relax.Call(operator.call.op, args, operator.call.attrs, operator.call.ty_args)
+            args = [self._operand(index, operator, step, arg) for arg in operands(operator.call)]
+            value = operator_like(self.builder, operator.call, args)
         return self.pending[index].emit(f"{operator.name}.c{index}", value)
 
     def _summands(self, index: int, operator: Operator, step: ChannelStep) -> list[relax.Expr]:
@@ -122,23 +137,23 @@ class _Segment:
         return summands
 
     def _conv2d(self, index: int, conv: Operator, step: ChannelStep) -> relax.Expr:
-        call = conv.call
-        data, weight = call.args[0].name, call.args[1].value.numpy()
-        groups = int(call.attrs.groups)
+        call, data, groups = conv.call, conv.inputs[0], conv.groups
+        inputs = outputs = slice(None)
         if step.channels:
             begin, end = step.channels[index]
-            width = shape_of(call.args[0])[1] // groups
             operand = self._channels(index, data, step.reads[data], (begin, end))
             if groups == 1:
-                weight = weight[:, begin:end]
+                inputs = slice(begin, end)
             else:
-                groups = (end - begin) // width
+                groups = groups * (end - begin) // conv.arg_shapes[0][1]
         else:
             operand = self._whole(index, data)
+        if step.result.form is Form.SUM and conv.kind == "integer.conv2d":
+            return summand_of(self.builder, call, operand, inputs, first=index == 0)
         if step.result.form is Form.PART:
-            first, last = step.result.spans[index]
-            weight = weight[first:last]
-        return conv2d_like(call, [operand, constant(weight)], groups=groups)
+            outputs = slice(*step.result.spans[index])
+        weights = weights_of(call, outputs, inputs)
+        return conv2d_like(self.builder, call, [operand, *weights], groups=groups)
 
     def _operand(
         self, index: int, operator: Operator, step: ChannelStep, arg: relax.Expr
@@ -150,7 +165,7 @@ class _Segment:
             if not spans or self.operators.shape(arg.name)[1] == 1:
                 return self._whole(index, arg.name)
             return self._channels(index, arg.name, held, spans[index])
-        if spans and operator.kind in BINARY and isinstance(arg, GenericConst):
+        if spans and operator.kind in OF_TWO and isinstance(arg, GenericConst):
             shape = shape_of(arg)
             if len(shape) > 2 and shape[-3] > 1:
                 begin, end = spans[index]

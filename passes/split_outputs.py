@@ -24,15 +24,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir import GenericConst, Op
+from tvm_stretch.passes.branches import kernels_of, with_body
+from tvm_stretch.targets.kernels.integers import integer_of
 
 from tvm_stretch.errors import InputError
-from tvm_stretch.ir.convolutions import conv2d_like
+from tvm_stretch.ir.convolutions import conv2d_like, operator_like, weights_of
 from tvm_stretch.ir.expressions import shape_of, with_variables
-from tvm_stretch.ir.operators import BINARY, UNARY
+from tvm_stretch.ir.operators import CONVOLUTIONS, OF_ONE, OF_TWO, kind_of, operands
 
 Widths = tuple[int, ...]
 _Parts = tuple[Widths, list[relax.Expr]]
@@ -45,12 +46,13 @@ def part_name(name: str, part: int) -> str:
 
 def can_be_shared(call: relax.Call) -> bool:
     """Whether shares of its output channels can be given: dense, with constant weights."""
-    if not isinstance(call.op, Op):
+    kind = kind_of(call)
+    if kind in CONVOLUTIONS:
+        return _is_plain_conv(call) and _groups(call) == 1
+    if kind not in ("matmul", "integer.matmul"):
         return False
-    if call.op.name == "relax.nn.conv2d":
-        return _is_plain_conv(call) and int(call.attrs.groups) == 1
-    is_dense = call.op.name == "relax.matmul" and isinstance(call.args[1], GenericConst)
-    return is_dense and len(shape_of(call.args[0])) == len(shape_of(call)) == 2
+    data, weight, *_ = operands(call)
+    return isinstance(weight, GenericConst) and len(shape_of(data)) == len(shape_of(call)) == 2
 
 
 def kept_widths(call: relax.Call, widths: Widths) -> Widths | None:
@@ -58,18 +60,18 @@ def kept_widths(call: relax.Call, widths: Widths) -> Widths | None:
 
     None where it reads all channels, so that its operands have to be put together.
     """
-    name = call.op.name.removeprefix("relax.") if isinstance(call.op, Op) else ""
-    if name == "nn.conv2d" and _is_plain_conv(call) and int(call.attrs.groups) > 1:
-        out_channels, in_group, *_ = shape_of(call.args[1])
+    kind = kind_of(call)
+    if kind in CONVOLUTIONS and _is_plain_conv(call) and _groups(call) > 1:
+        out_channels, in_group, *_ = shape_of(operands(call)[1])
         if any(width % in_group for width in widths):
             return None
-        out_group = out_channels // int(call.attrs.groups)
+        out_group = out_channels // _groups(call)
         return tuple(width // in_group * out_group for width in widths)
-    if name in UNARY or name in ("nn.max_pool2d", "nn.avg_pool2d"):
+    if kind in OF_ONE or kind in ("nn.max_pool2d", "nn.avg_pool2d", "integer.mean"):
         return widths
-    if name == "mean" and _keeps_channels(call):
+    if kind == "mean" and _keeps_channels(call):
         return widths
-    shape = shape_of(call) if name in BINARY else []
+    shape = shape_of(call) if kind in OF_TWO else []
     return widths if len(shape) > 1 and sum(widths) == shape[1] else None
 
 
@@ -104,13 +106,14 @@ def split_outputs(mod: tvm.IRModule, shares: Mapping[str, Sequence[int]]) -> tvm
         return mod
     main = mod["main"]
     bindings = [binding for block in main.body.blocks for binding in block.bindings]
+    builder = kernels_of(mod)
     unknown = set(shares) - {binding.var.name for binding in bindings}
     if unknown:
         raise InputError(
             f"expected operators of the network for shares, got {sorted(unknown)}; "
             "use the names of the canonical module"
         )
-    splitter = _Splitter({name: tuple(widths) for name, widths in shares.items()})
+    splitter = _Splitter({name: tuple(widths) for name, widths in shares.items()}, builder)
     for binding in bindings:
         splitter.bind(binding.var, binding.value)
     uncut = set(shares) - splitter.cut
@@ -120,12 +123,7 @@ def split_outputs(mod: tvm.IRModule, shares: Mapping[str, Sequence[int]]) -> tvm
             f"got {sorted(uncut)}; remove them, other operators follow what they read"
         )
     result = splitter.output(main.body.body)
-    body = relax.SeqExpr([relax.DataflowBlock(splitter.bindings)], result)
-    body = relax.BlockBuilder().normalize(body)
-    function = relax.Function(main.params, body, main.ret_ty, main.is_pure)
-    updated = mod.clone()
-    updated["main"] = function.with_attrs(dict(main.attrs or {}))
-    return updated
+    return with_body(mod, relax.SeqExpr([relax.DataflowBlock(splitter.bindings)], result), builder)
 
 
 @tvm.transform.module_pass(opt_level=0, name="SplitOutputs")
@@ -141,13 +139,13 @@ class SplitOutputs:
 
 
 class _Splitter:
-    def __init__(self, shares: Mapping[str, Widths]) -> None:
+    def __init__(self, shares: Mapping[str, Widths], builder: relax.BlockBuilder) -> None:
         self.shares = shares
         self.values: dict[relax.Var, _Value] = {}
         self.bindings: list[relax.Binding] = []
         self.cut: set[str] = set()
         self._slices: dict[tuple[relax.Expr, Widths], list[relax.Expr]] = {}
-        self._builder = relax.BlockBuilder()
+        self.builder = builder
 
     # --- bindings ---
 
@@ -177,11 +175,11 @@ class _Splitter:
         return var
 
     def _emit(self, var: relax.Var, expr: relax.Expr) -> relax.Var:
-        self.bindings.append(relax.VarBinding(var, self._builder.normalize(expr)))
+        self.bindings.append(relax.VarBinding(var, self.builder.normalize(expr)))
         return var
 
     def _emit_new(self, name: str, expr: relax.Expr) -> relax.Var:
-        expr = self._builder.normalize(expr)
+        expr = self.builder.normalize(expr)
         return self._emit(relax.DataflowVar(name, expr.ty), expr)
 
     # --- whole values and parts ---
@@ -225,69 +223,58 @@ class _Splitter:
         """The call in parts, or None if it stays whole."""
         if not isinstance(call.op, Op) or not isinstance(call.ty, relax.TensorType):
             return None
-        name = call.op.name.removeprefix("relax.")
+        kind = kind_of(call)
         if var.name in self.shares and can_be_shared(call):
-            return self._conv2d(var, call) if name == "nn.conv2d" else self._dense(var, call)
-        widths = next((w for arg in call.args if (w := self._widths(arg))), ())
+            return self._layer(var, call)
+        widths = next((w for arg in operands(call) if (w := self._widths(arg))), ())
         if not widths or kept_widths(call, widths) is None:
             return None
-        if name == "nn.conv2d":
+        if kind in CONVOLUTIONS:
             return self._grouped(call)
-        return self._binary(call, widths) if name in BINARY else self._channelwise(call)
+        return self._binary(call, widths) if kind in OF_TWO else self._channelwise(call)
 
-    def _conv2d(self, var: relax.Var, call: relax.Call) -> _Parts:
-        data, weight = call.args
+    def _layer(self, var: relax.Var, call: relax.Call) -> _Parts:
+        """A dense convolution or a matrix product: each part has some of the filters."""
         widths = self.shares[var.name]
-        _check_shares(var.name, widths, shape_of(weight)[0])
+        _check_shares(var.name, widths, shape_of(call)[1])
         self.cut.add(var.name)
-        whole, array = self._whole(data), weight.value.numpy()
+        whole = self._whole(operands(call)[0])
+        like = conv2d_like if kind_of(call) in CONVOLUTIONS else operator_like
         return widths, [
-            conv2d_like(call, [whole, relax.const(array[begin:end])])
+            like(self.builder, call, [whole, *weights_of(call, slice(begin, end))])
             for begin, end in _ranges(widths)
         ]
 
     def _grouped(self, call: relax.Call) -> _Parts:
         """Whole groups go with the channels that they read."""
-        data, weight = call.args
+        data, weight, *_ = operands(call)
         widths = self._widths(data)
         out_channels, in_group, *_ = shape_of(weight)
-        array, out_group = weight.value.numpy(), out_channels // int(call.attrs.groups)
+        out_group = out_channels // _groups(call)
         parts: list[relax.Expr] = []
         for part, (begin, end) in zip(self.values[data].parts, _ranges(widths), strict=True):
             first, last = begin // in_group, end // in_group
-            own = relax.const(array[first * out_group : last * out_group])
-            parts.append(conv2d_like(call, [part, own], groups=last - first))
+            own = weights_of(call, slice(first * out_group, last * out_group))
+            parts.append(conv2d_like(self.builder, call, [part, *own], groups=last - first))
         return widths, parts
 
-    def _dense(self, var: relax.Var, call: relax.Call) -> _Parts:
-        data, weight = call.args
-        widths = self.shares[var.name]
-        _check_shares(var.name, widths, shape_of(weight)[1])
-        self.cut.add(var.name)
-        whole, array = self._whole(data), weight.value.numpy()
-        return widths, [
-            relax.op.matmul(whole, relax.const(np.ascontiguousarray(array[:, begin:end])))
-            for begin, end in _ranges(widths)
-        ]
-
     def _channelwise(self, call: relax.Call) -> _Parts:
-        return self._widths(call.args[0]), [
-            relax.Call(call.op, [part, *call.args[1:]], call.attrs, call.ty_args)
-            for part in self.values[call.args[0]].parts
+        data, *others = operands(call)
+        return self._widths(data), [
+            operator_like(self.builder, call, [part, *others]) for part in self.values[data].parts
         ]
 
     def _binary(self, call: relax.Call, widths: Widths) -> _Parts | None:
         """Both operands in the parts of the first that is in parts."""
         shape = tuple(shape_of(call))
-        operands = []
-        for arg in call.args:
+        found = []
+        for arg in operands(call):
             parts = self._operand(arg, widths, shape)
             if parts is None:
                 return None
-            operands.append(parts)
+            found.append(parts)
         return widths, [
-            relax.Call(call.op, list(pair), call.attrs, call.ty_args)
-            for pair in zip(*operands, strict=True)
+            operator_like(self.builder, call, pair) for pair in zip(*found, strict=True)
         ]
 
     def _operand(
@@ -308,10 +295,17 @@ class _Splitter:
         return self._in_parts(arg, widths) if len(own) == len(shape) else None
 
 
+def _groups(call: relax.Call) -> int:
+    return int((integer_of(call) or call.attrs).groups)
+
+
 def _is_plain_conv(call: relax.Call) -> bool:
-    attrs = call.attrs
-    layouts = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)
-    return isinstance(call.args[1], GenericConst) and layouts == ("NCHW", "OIHW", "NCHW")
+    if not isinstance(operands(call)[1], GenericConst):
+        return False
+    attrs, plain = call.attrs, ("NCHW", "OIHW", "NCHW")
+    if kind_of(call) != "nn.conv2d":
+        return True
+    return (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) == plain
 
 
 def _keeps_channels(call: relax.Call) -> bool:

@@ -24,9 +24,9 @@ from tvm_stretch.passes.branches import Emitter, Replacement, Span, closed_segme
 from tvm_stretch.passes.row_windows import why_not_by_rows, window
 
 from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.ir.convolutions import conv2d_like
+from tvm_stretch.ir.convolutions import conv2d_like, operator_like
 from tvm_stretch.ir.expressions import shape_of
-from tvm_stretch.ir.operators import BINARY, Operator, Operators
+from tvm_stretch.ir.operators import CONVOLUTIONS, OF_TWO, Operator, Operators, operands
 from tvm_stretch.plan.splits import RowSplit
 
 
@@ -95,11 +95,11 @@ def _bytes(operators: Operators, tensor: str, needed: Mapping[str, Span]) -> int
     return operators.bytes(tensor) // operators.shape(tensor)[2] * (end - begin)
 
 
-def row_branches(operators: Operators, split: RowSplit) -> Replacement:
+def row_branches(operators: Operators, split: RowSplit, builder: relax.BlockBuilder) -> Replacement:
     """The bindings of the branches (see the module docstring)."""
     plan = plan_row_split(operators, split)
     members = closed_segment(operators, split.start, split.end)
-    emitter = Emitter()
+    emitter = Emitter(builder)
     branches, parts = [], []
     for index, needed in enumerate(plan.rows):
         first = len(emitter.bindings)
@@ -162,18 +162,18 @@ class _Band:
         return self.slices[name, rows]
 
     def _call(self, operator: Operator, rows: Span, read: Span) -> relax.Expr:
-        call, attrs = operator.call, operator.call.attrs
+        call, attrs, builder = operator.call, operator.attributes, self.emitter.builder
         if operator.kind == "concat":
             fields = [self.tensor(field.name, read) for field in call.args[0].fields]
             return relax.op.concat(fields, axis=int(attrs.axis))
-        args = [self._operand(operator, arg, read) for arg in call.args]
+        args = [self._operand(operator, arg, read) for arg in operands(call)]
         sliding = window(operator)
         if sliding is None:
-            return relax.Call(call.op, args, attrs, call.ty_args)
+            return operator_like(builder, call, args)
         _, left, most, right = (int(p) for p in attrs.padding)
         top, bottom = sliding.padding(rows)
-        if operator.kind == "nn.conv2d":
-            return conv2d_like(call, args, padding=[top, left, bottom, right])
+        if operator.kind in CONVOLUTIONS:
+            return conv2d_like(builder, call, args, padding=[top, left, bottom, right])
         function = getattr(relax.op.nn, operator.kind.removeprefix("nn."))
         return function(
             args[0],
@@ -189,7 +189,7 @@ class _Band:
     def _operand(self, operator: Operator, arg: relax.Expr, rows: Span) -> relax.Expr:
         if isinstance(arg, relax.Var):
             return self.tensor(arg.name, rows)
-        if operator.kind in BINARY and isinstance(arg, GenericConst):
+        if operator.kind in OF_TWO and isinstance(arg, GenericConst):
             return _constant_rows(arg, rows)
         return arg
 

@@ -58,19 +58,19 @@ def build(layers: list[Layer], shape: tuple[int, ...]) -> tvm.IRModule | None:
             value = x
             for seed, layer in enumerate(layers):
                 size = [int(dim) for dim in value.ty.shape.values]
-                fits = _fits(layer, size)
-                # An unfinished function would leave the builder with a warning.
-                value = builder.emit(_LAYERS[layer[0]](value, size, layer, seed) if fits else value)
-                if not fits:
-                    break
+                fitting = fits(layer, size)
+                if not fitting:
+                    break  # an unfinished function would leave the builder with a warning
+                value = builder.emit(_LAYERS[layer[0]](value, size, layer, seed))
             result = builder.emit_output(value)
         builder.emit_func_output(result)
-    if not fits:
+    if not fitting:
         return None
     return NameOperators()(relax.transform.CanonicalizeBindings()(builder.get()))
 
 
-def _fits(layer: Layer, size: list[int]) -> bool:
+def fits(layer: Layer, size: list[int]) -> bool:
+    """Whether a layer leaves something of a tensor of this size."""
     if layer[0] == "conv":
         _, kernel, _, (top, left, bottom, right), dilation, _, _ = layer
         rows, columns = ((k - 1) * dilation + 1 for k in kernel)

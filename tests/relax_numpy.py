@@ -10,30 +10,31 @@ from typing import Any
 
 import numpy as np
 import tvm
+from integer_numpy import INTEGERS
 from numpy.lib.stride_tricks import sliding_window_view
 from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_stretch.ir.operators import kind_of
+from tvm_stretch.ir.operators import kind_of, operands
 
 
 def knows(mod: tvm.IRModule) -> bool:
-    """Whether `evaluate` can compute it: a single function of known operators on float32."""
+    """Whether `evaluate` can compute it: a single function of known operators on known types."""
     main = mod["main"]
     bindings = [binding for block in main.body.blocks for binding in block.bindings]
     return (
-        len(mod.functions) == 1
+        sum(isinstance(f, relax.Function) for f in mod.functions.values()) == 1
         and all(_is_plain(var.ty) for var in (*main.params, *(b.var for b in bindings)))
         and all(_is_known(binding.value) for binding in bindings)
     )
 
 
 def _is_plain(ty: Any) -> bool:
-    """float32 of a known shape, or a tuple of such tensors."""
+    """A tensor of a known shape and type, or a tuple of such tensors."""
     if isinstance(ty, relax.TensorType):
         dims = getattr(ty.shape, "values", None)
         known = dims is not None and all(isinstance(dim, tvm.tirx.IntImm) for dim in dims)
-        return known and str(ty.dtype) == "float32"
+        return known and str(ty.dtype) in ("float32", "int8", "uint8", "int32")
     return isinstance(ty, tvm.ir.TupleType) and all(map(_is_plain, ty.fields))
 
 
@@ -65,7 +66,7 @@ def evaluate(mod: tvm.IRModule, *inputs: np.ndarray) -> Any:
             return value(expr.tuple_value)[expr.index]
         if isinstance(expr, relax.Call):
             compute = _OPERATORS[kind_of(expr)]
-            tensors = [a for a in expr.args if not isinstance(a, relax.ShapeExpr)]
+            tensors = [a for a in operands(expr) if not isinstance(a, relax.ShapeExpr)]
             return compute(expr, *[value(a) if _is_tensor(a) else a for a in tensors])
         return expr
 
@@ -138,7 +139,8 @@ def _mean(call: relax.Call, x: np.ndarray) -> np.ndarray:
 
 
 def _max_pool(call: relax.Call, x: np.ndarray) -> np.ndarray:
-    return _windows(call, x, call.attrs.pool_size, -np.inf).max((4, 5))
+    least = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    return _windows(call, x, call.attrs.pool_size, least).max((4, 5))
 
 
 def _avg_pool(call: relax.Call, x: np.ndarray) -> np.ndarray:
@@ -204,4 +206,5 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "reshape": lambda call, x: x.reshape(_shape(call)),
     "flatten": lambda call, x: x.reshape(_shape(call)),
     "permute_dims": lambda call, x: x.transpose([int(a) for a in call.attrs.axes]),
+    **INTEGERS,
 }

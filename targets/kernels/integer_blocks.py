@@ -22,7 +22,7 @@ from .choose import ConvShape
 from .dots import DOTS
 from .integer_conv import choose_integer_conv, integer_conv_sums, pack_integer_weight
 from .integer_window import IntegerWindowConfig, integer_window_sums, pack_integer_window
-from .integers import Integer, Rounding, rounding_of
+from .integers import Integer, Rounding
 from .machine import VectorMachine
 
 LARGEST_WINDOW = 128
@@ -45,9 +45,9 @@ def integer_convolution(
         integer: what to compute.
         shape: of the convolution.
         data: in blocked layout; blocks may be smaller than the machine's where channels are few.
-        constants: weights as OIHW, bias and factor.
+        constants: weights as OIHW, bias and, unless sums are wanted, factor.
     """
-    weight, bias, factor = constants
+    weight, bias, *factor = constants
     if is_strided_pointwise(shape):
         data = subsample(bb, shape, data)
         size = tuple(int(d) for d in data.ty.shape.values[2:4])
@@ -60,24 +60,20 @@ def integer_convolution(
         shape = replace(shape, in_size=(height, width), padding=(0, 0, 0, 0))
     # what the zero point adds to every sum
     bias = bias - zero * weight.astype("int32").sum((1, 2, 3), dtype="int32")
-    per_channel = [
-        relax.const(block_array(v.reshape(1, -1, 1, 1), machine.lanes)) for v in (bias, factor)
-    ]
+    per_channel = [by_channel(v, machine.lanes) for v in (bias, *factor)]
     weights = relax.const(weight)
     if is_depthwise(shape):
-        return _depthwise(
-            bb, machine, shape, rounding_of(integer), dtype, data, weights, per_channel
-        )
+        return _depthwise(bb, machine, shape, integer.rounding, dtype, data, weights, per_channel)
     block = int(data.ty.shape.values[-1])
     config = choose_integer_conv(shape, machine, block, dtype)
     packed = kernel_call(
         bb, "pack_integer_weight", config, lambda w: pack_integer_weight(config, w), weights
     )
     mark = annotation("integer_conv", config)
-    rounding = rounding_of(integer)
+    rounding = integer.rounding
 
-    def compute(x: te.Tensor, w: te.Tensor, b: te.Tensor, f: te.Tensor) -> te.Tensor:
-        return _rounded(integer_conv_sums(config, x, w, mark), b, f, rounding)
+    def compute(x: te.Tensor, w: te.Tensor, *per_channel: te.Tensor) -> te.Tensor:
+        return _finished(integer_conv_sums(config, x, w, mark), rounding, *per_channel)
 
     what = (config, rounding)
     return bb.emit(
@@ -89,7 +85,7 @@ def _depthwise(
     bb: relax.BlockBuilder,
     machine: VectorMachine,
     shape: ConvShape,
-    rounding: Rounding,
+    rounding: Rounding | None,
     dtype: str,
     data: Expr,
     weight: Expr,
@@ -103,8 +99,8 @@ def _depthwise(
     )
     mark = annotation("integer_window", config)
 
-    def compute(x: te.Tensor, w: te.Tensor, b: te.Tensor, f: te.Tensor) -> te.Tensor:
-        return _rounded(integer_window_sums(config, x, w, mark), b, f, rounding)
+    def compute(x: te.Tensor, w: te.Tensor, *per_channel: te.Tensor) -> te.Tensor:
+        return _finished(integer_window_sums(config, x, w, mark), rounding, *per_channel)
 
     what = (config, rounding)
     return bb.emit(
@@ -112,12 +108,21 @@ def _depthwise(
     )
 
 
-def _rounded(sums: te.Tensor, bias: te.Tensor, factor: te.Tensor, rounding: Rounding) -> te.Tensor:
+def by_channel(values: np.ndarray, lanes: int) -> Expr:
+    """A number for each channel, in blocks of channels."""
+    return relax.const(block_array(values.reshape(1, -1, 1, 1), lanes))
+
+
+def _finished(
+    sums: te.Tensor, rounding: Rounding | None, bias: te.Tensor, *factor: te.Tensor
+) -> te.Tensor:
     """The result of sums, whose bias and factor stand in blocks of channels too."""
 
     def element(n: Expr, b: Expr, y: Expr, x: Expr, lane: Expr) -> Expr:
         value = sums[n, b, y, x, lane] + bias[0, b, 0, 0, lane]
-        return rounding.of(value.astype("float32") * factor[0, b, 0, 0, lane])
+        if rounding is None:
+            return value
+        return rounding.of(value.astype("float32") * factor[0][0, b, 0, 0, lane])
 
     return te.compute(sums.shape, element, name="rounded")
 

@@ -63,9 +63,9 @@ class Integer:
     """One integer operator.
 
     Attributes:
-        kind: ``conv2d``, ``matmul``, ``add``, ``multiply``, ``mean`` (of rows and columns) or
-            ``table``.
-        rounding: how results become integers.
+        kind: ``conv2d``, ``matmul``, ``add``, ``multiply``, ``mean`` (of rows and columns),
+            ``table``, or ``round`` (of sums that several ``conv2d`` made).
+        rounding: how results become integers; None for a ``conv2d`` that leaves its sums.
         zeros: zero points of the computed inputs.
         factors: of ``add`` one for each input, of ``multiply`` one, and then what is added; of
             ``mean`` one. Those of ``conv2d`` and ``matmul`` are an operand.
@@ -119,9 +119,9 @@ def integer_call(bb: relax.BlockBuilder, integer: Integer, *operands: relax.Expr
     Args:
         bb: gets the kernel.
         integer: what to compute.
-        operands: of ``conv2d`` and ``matmul``: data, weights as OIHW or (K, N), int32 bias and
-            float32 factor of each output channel; of ``table`` data and the results of all 256
-            values; of others the data.
+        operands: of ``conv2d`` and ``matmul``: data, weights as OIHW or (K, N), int32 bias and,
+            where it rounds, float32 factor of each output channel; of ``round`` the sums and the
+            factor; of ``table`` data and the results of all 256 values; of others the data.
     """
     types = tuple((tuple(map(int, o.ty.shape.values)), str(o.ty.dtype)) for o in operands)
     key = (integer, types)
@@ -160,7 +160,7 @@ def _int32(value: Expr | int) -> Expr:
 
 
 def _conv2d(
-    integer: Integer, data: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor
+    integer: Integer, data: te.Tensor, weight: te.Tensor, bias: te.Tensor, *factor: te.Tensor
 ) -> te.Tensor:
     n, c, h, w = (int(d) for d in data.shape)
     o, per_group, kh, kw = (int(d) for d in weight.shape)
@@ -184,7 +184,9 @@ def _conv2d(
         return te.sum(pixel * _int32(weight[k, ic, ky, kx]), axis=axes)
 
     sums = te.compute((n, o, rows, columns), total, name="sums")
-    return _rounded(integer, sums, lambda i, k, y, x: (sums[i, k, y, x] + bias[k], factor[k]))
+    if not factor:
+        return te.compute(sums.shape, lambda i, k, y, x: sums[i, k, y, x] + bias[k], name="biased")
+    return _rounded(integer, sums, lambda i, k, y, x: (sums[i, k, y, x] + bias[k], factor[0][k]))
 
 
 def _matmul(
@@ -275,6 +277,18 @@ def _mean(integer: Integer, data: te.Tensor) -> te.Tensor:
     return _rounded(integer, sums, lambda *place: (sums[place] + bias, factor))
 
 
+def _round(integer: Integer, *operands: te.Tensor) -> te.Tensor:
+    *summands, factor = operands
+
+    def parts(*i: Expr) -> tuple[Expr, Expr]:
+        total = summands[0][i]
+        for summand in summands[1:]:
+            total = total + summand[i]
+        return total, factor[i[1]] if len(factor.shape) == 1 else factor[0, i[1], 0, 0, i[4]]
+
+    return _rounded(integer, summands[0], parts)
+
+
 def _table(_integer: Integer, data: te.Tensor, table: te.Tensor) -> te.Tensor:
     first = -128 if data.dtype == "int8" else 0
     return te.compute(
@@ -288,5 +302,6 @@ _MEANINGS: dict[str, Callable[..., te.Tensor]] = {
     "add": _add,
     "multiply": _multiply,
     "mean": _mean,
+    "round": _round,
     "table": _table,
 }

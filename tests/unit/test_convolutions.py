@@ -37,7 +37,7 @@ def test_types(kernel, strides, dilation, padding, groups, layout) -> None:
     )
     want = relax.BlockBuilder().normalize(call)
     fewer = random_const(8, 8 // groups, *kernel)
-    got = relax.BlockBuilder().normalize(conv2d_like(want, [data, fewer]))
+    got = relax.BlockBuilder().normalize(conv2d_like(relax.BlockBuilder(), want, [data, fewer]))
     plain = relax.op.nn.conv2d(
         data,
         fewer,

@@ -1,15 +1,66 @@
-"""A convolution made from another one: other operands, the same strides and layouts."""
+"""Operators made from others: other operands, the same attributes; also of integers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tvm import relax
 
-from tvm_stretch.ir.expressions import shape_of
+from tvm_stretch.ir.expressions import constant, shape_of
+from tvm_stretch.ir.operators import kind_of, operands
+from tvm_stretch.targets.kernels.integers import Integer, integer_call, integer_of
+
+_ALL = slice(None)
+
+
+def operator_like(
+    builder: relax.BlockBuilder, call: relax.Call, args: Sequence[relax.Expr]
+) -> relax.Call:
+    """The operator ``call`` of other operands; ``builder`` gets the kernel of an integer one."""
+    integer = integer_of(call)
+    if integer is not None:
+        return integer_call(builder, integer, *args)
+    return relax.Call(call.op, list(args), call.attrs, call.ty_args)
+
+
+def weights_of(call: relax.Call, outputs: slice = _ALL, inputs: slice = _ALL) -> list[relax.Expr]:
+    """The constants of a convolution or dense layer, for some of its channels.
+
+    An integer layer has a bias and a factor for each output channel beside its weights.
+    """
+    weight, *by_output = (operand.value.numpy() for operand in operands(call)[1:])
+    is_matrix = kind_of(call).endswith("matmul")
+    weight = weight[inputs, outputs] if is_matrix else weight[outputs, inputs]
+    return [constant(array) for array in (weight, *(array[outputs] for array in by_output))]
+
+
+def summand_of(
+    builder: relax.BlockBuilder, call: relax.Call, data: relax.Expr, inputs: slice, *, first: bool
+) -> relax.Call:
+    """The sums of an integer convolution over some input channels, as int32.
+
+    The first summand has the bias in it; `rounded_sum` makes the result of all of them.
+    """
+    integer = integer_of(call)
+    assert integer is not None
+    weight, bias, _ = weights_of(call, inputs=inputs)
+    offset = bias if first else constant(0 * bias.value.numpy())
+    return integer_call(builder, replace(integer, rounding=None), data, weight, offset)
+
+
+def rounded_sum(
+    builder: relax.BlockBuilder, call: relax.Call, summands: Sequence[relax.Expr]
+) -> relax.Call:
+    """The result of the integer convolution ``call``, from all its summands."""
+    integer = integer_of(call)
+    assert integer is not None
+    rounding = Integer("round", integer.rounding)
+    return integer_call(builder, rounding, *summands, operands(call)[3])
 
 
 def conv2d_like(
+    builder: relax.BlockBuilder,
     call: relax.Call,
     args: Sequence[relax.Expr],
     padding: Sequence[int] | None = None,
@@ -20,15 +71,21 @@ def conv2d_like(
     In NCHW and OIHW its type is worked out here: Relax takes a millisecond for that, and a search
     builds hundreds of convolutions.
     """
-    attrs = call.attrs
+    integer = integer_of(call)
+    attrs = integer or call.attrs
     strides, dilation = ([int(v) for v in values[:]] for values in (attrs.strides, attrs.dilation))
     pads = [int(v) for v in attrs.padding[:]] if padding is None else list(padding)
+    groups = int(attrs.groups) if groups is None else groups
+    if integer is not None:
+        top, left, bottom, right = pads
+        changed = replace(integer, padding=(top, left, bottom, right), groups=groups)
+        return integer_call(builder, changed, *args)
     made = relax.op.nn.conv2d(
         *args,
         strides=strides,
         padding=pads,
         dilation=dilation,
-        groups=int(attrs.groups) if groups is None else groups,
+        groups=groups,
         data_layout=str(attrs.data_layout),
         kernel_layout=str(attrs.kernel_layout),
         out_layout=str(attrs.out_layout),

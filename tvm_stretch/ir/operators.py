@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from math import prod
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from tvm import relax
@@ -35,6 +35,12 @@ UNARY = frozenset(
 )
 BINARY = frozenset({"add", "divide", "maximum", "minimum", "multiply", "power", "subtract"})
 POINTWISE = UNARY | BINARY
+
+# The same of float and of integer operators, whose operands and attributes `operands` and
+# `Operator.attributes` give.
+CONVOLUTIONS = frozenset({"nn.conv2d", "integer.conv2d"})
+OF_ONE = UNARY | {"integer.table"}
+OF_TWO = BINARY | {"integer.add", "integer.multiply"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,16 +68,21 @@ class Operator:
 
     @cached_property
     def arg_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the call's arguments; empty for those that are no tensors."""
+        """Shapes of the operands; empty for those that are no tensors."""
         return tuple(
             tuple(shape_of(arg)) if isinstance(arg.ty, relax.TensorType) else ()
-            for arg in self.call.args[:]
+            for arg in operands(self.call)
         )
+
+    @cached_property
+    def attributes(self) -> Any:
+        """Of a convolution: strides, padding, dilation, groups."""
+        return integer_of(self.call) or self.call.attrs
 
     @cached_property
     def groups(self) -> int:
         """Groups of a convolution."""
-        return int(self.call.attrs.groups)
+        return int(self.attributes.groups)
 
     @cached_property
     def multiply_adds(self) -> int:
@@ -196,6 +207,11 @@ def kind_of(expr: relax.Expr) -> str:
             return f"integer.{integer.kind}"
         return expr.op.name.removeprefix("relax.")
     return type(expr).__name__
+
+
+def operands(call: relax.Call) -> list[relax.Expr]:
+    """What an operator reads: of integer operators, not the kernel that says what they mean."""
+    return list(call.args[:]) if integer_of(call) is None else operands_of(call)
 
 
 def _variables(expr: relax.Expr) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from tvm_stretch.build.kernels import GroupKernel
 from tvm_stretch.cost.describe import Anchored, Config, Epilogue, template_features
 from tvm_stretch.cost.features import Features, GenericFeatures
 from tvm_stretch.ir.operator_graph import Group
-from tvm_stretch.ir.operators import Operator
+from tvm_stretch.ir.operators import CONVOLUTIONS, Operator
 from tvm_stretch.passes.row_windows import window
 from tvm_stretch.targets.kernels.blocks import conv_shape, convolution_config, dense_shape
 from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
@@ -76,7 +76,7 @@ def _as_far_as_the_result(kernels: Sequence[GroupKernel]) -> Sequence[GroupKerne
 
 def _unit(anchor: Operator, machine: VectorMachine) -> int:
     """Parts hold whole vectors of channels, and whole groups of a grouped convolution."""
-    if anchor.kind == "nn.conv2d" and anchor.groups > 1:
+    if anchor.kind in CONVOLUTIONS and anchor.groups > 1:
         return max(machine.lanes, anchor.shape[1] // anchor.groups)
     return machine.lanes
 

@@ -14,7 +14,7 @@ from math import lcm
 import tvm
 
 from tvm_stretch.ir.operator_graph import Group
-from tvm_stretch.ir.operators import POINTWISE, Operator
+from tvm_stretch.ir.operators import CONVOLUTIONS, OF_ONE, OF_TWO, Operator
 from tvm_stretch.passes.detect_meeting_points import (
     MeetingPoints,
     Segment,
@@ -101,8 +101,8 @@ class Network:
         while waiting:
             for name in self.operators.readers[waiting.pop()]:
                 reader = self.operators[name]
-                if reader.kind == "nn.conv2d" and reader.groups > 1:
+                if reader.kind in CONVOLUTIONS and reader.groups > 1:
                     widths.append(reader.arg_shapes[1][1])
-                elif reader.kind in POINTWISE and len(reader.inputs) == 1:
+                elif reader.kind in OF_ONE | OF_TWO and len(reader.inputs) == 1:
                     waiting.append(name)
         return widths
