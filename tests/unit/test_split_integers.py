@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from branch_networks import ROW_LAYERS
+from cpu_targets import host_of
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from integer_networks import IntegerNetwork
@@ -13,6 +14,7 @@ from tvm import relax
 from tvm_stretch.passes.branch_segments import branch_segments
 from tvm_stretch.passes.split_outputs import can_be_shared, split_outputs
 
+import tvm_stretch as ts
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operators import Operators
@@ -102,3 +104,18 @@ def test_dense_layers_are_shared() -> None:
     after = split_outputs(mod, {dense: (13, 17)})
     assert kinds(after).count("integer.matmul") == 2
     assert_equal(mod, after)
+
+
+def test_compiled() -> None:
+    """Templates leave sums in int32 too, of dense and of grouped layers."""
+    wide = ("conv", (1, 1), 1, (0,) * 4, 1, 1, 40)
+    mod = network([wide, ("residual", 3, True), ("swish",), wide], (1, 40, 6, 5))
+    operators = Operators(mod["main"])
+    (add,) = [op.name for op in operators if op.kind == "integer.add"]
+    after = branched(mod, ChannelSplit(operators.params[0], add, (2, 3), 8, "split"))
+    last = operators.outputs[0]
+    after = split_outputs(after, {last: (16, 24)})
+    x = np.random.default_rng(1).integers(0, 256, (1, 40, 6, 5)).astype("uint8")
+    (want,) = answers(mod, x)
+    got = ts.compile(after, targets=[host_of(8)])(x)
+    np.testing.assert_array_equal(got, want)
