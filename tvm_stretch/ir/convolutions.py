@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from tvm import relax
 
@@ -72,7 +73,7 @@ def conv2d_like(
     builds hundreds of convolutions.
     """
     integer = integer_of(call)
-    attrs = integer or call.attrs
+    attrs: Any = integer or call.attrs
     strides, dilation = ([int(v) for v in values[:]] for values in (attrs.strides, attrs.dilation))
     pads = [int(v) for v in attrs.padding[:]] if padding is None else list(padding)
     groups = int(attrs.groups) if groups is None else groups
