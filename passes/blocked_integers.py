@@ -12,7 +12,9 @@ import numpy as np
 from tvm import relax
 from tvm.ir import GenericConst
 from tvm_stretch.targets.kernels import blocks
+from tvm_stretch.targets.kernels.choose import ConvShape
 from tvm_stretch.targets.kernels.dots import WORD
+from tvm_stretch.targets.kernels.float_integers import float_convolution
 from tvm_stretch.targets.kernels.integer_blocks import (
     LARGEST_WINDOW,
     by_channel,
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 def blocked_integer(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """The blocked result of an integer operator; None where it belongs to the plain layout."""
     integer = integer_of(call)
-    if integer is None or rewriter.machine.group_items > 1:
+    machine = rewriter.machine
+    if integer is None or (machine.group_items > 1 and not machine.float_integers):
         return None
     return _RULES[integer.kind](rewriter, call, integer)
 
@@ -55,15 +58,33 @@ def _conv2d(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Exp
     shape = conv_shape(integer, shape_of(data), constants[0].shape)
     if max(shape.kernel) > blocks.LONGEST or min(*shape_of(data), *shape_of(call)) < 1:
         return None
-    if blocks.is_depthwise(shape) and np.prod(shape.kernel) > LARGEST_WINDOW:
+    is_written_out = blocks.is_depthwise(shape) and not rewriter.machine.float_integers
+    if is_written_out and np.prod(shape.kernel) > LARGEST_WINDOW:
         return None
     few = shape.in_channels < rewriter.lanes and shape.groups == 1
-    if few and not rewriter.is_blocked(data):
-        plain = rewriter.plain(data)
-        operand = blocks.block(rewriter.bb, plain, shape_of(data), WORD)
+    if not few or rewriter.is_blocked(data):
+        operand, block = rewriter.blocked(data), rewriter.lanes
+    elif rewriter.machine.float_integers:
+        operand, block = rewriter.plain(data), 1
     else:
-        operand = rewriter.blocked(data)
-    return integer_convolution(rewriter.bb, rewriter.machine, integer, shape, operand, constants)
+        operand = blocks.block(rewriter.bb, rewriter.plain(data), shape_of(data), WORD)
+        block = WORD
+    return _layer(rewriter, integer, shape, operand, constants, block)
+
+
+def _layer(
+    rewriter: Rewriter,
+    integer: Integer,
+    shape: ConvShape,
+    data: relax.Expr,
+    constants: list[np.ndarray],
+    block: int,
+) -> relax.Expr:
+    if rewriter.machine.float_integers:
+        return float_convolution(
+            rewriter.bb, rewriter.machine, integer, shape, data, constants, block
+        )
+    return integer_convolution(rewriter.bb, rewriter.machine, integer, shape, data, constants)
 
 
 def _matmul(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Expr | None:
@@ -73,10 +94,8 @@ def _matmul(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Exp
     weight, bias, factor = constants
     shape = blocks.dense_shape(shape_of(data), weight.shape[1])
     oihw = np.ascontiguousarray(weight.T)[:, :, None, None]
-    operand = rewriter.blocked(data)
-    return integer_convolution(
-        rewriter.bb, rewriter.machine, integer, shape, operand, [oihw, bias, factor]
-    )
+    layer = [oihw, bias, factor]
+    return _layer(rewriter, integer, shape, rewriter.blocked(data), layer, rewriter.lanes)
 
 
 def _elementwise(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Expr | None:

@@ -61,6 +61,7 @@ def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> P
         max_group_items=device.max_group_size,
         local_bytes=device.local_bytes,
         dot="",  # what LLVM has instructions for, OpenCL C cannot say
+        float_integers=True,
     )
 
     def build(kernels: Kernels, schedule: tvm.transform.Pass) -> tvm.runtime.Module:

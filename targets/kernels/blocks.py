@@ -201,11 +201,13 @@ def convolution(
     data: Expr,
     weight: GenericConst,
     data_block: int,
+    *,
+    exact: bool = False,
 ) -> relax.Var:
-    """A convolution with the template that suits it."""
+    """A convolution with the template that suits it; ``exact`` as for `choose_conv`."""
     if is_strided_pointwise(shape):
         data = subsample(bb, shape, data)
-    config = convolution_config(shape, machine, data_block)
+    config = convolution_config(shape, machine, data_block, exact=exact)
     if isinstance(config, WindowConfig):
         return _depthwise(bb, config, data, weight)
     if isinstance(config, WinogradConfig):
@@ -215,7 +217,9 @@ def convolution(
     return _template(bb, "conv2d", "conv", config, conv_compute, data, packed)
 
 
-def convolution_config(shape: ConvShape, machine: VectorMachine, data_block: int) -> Config:
+def convolution_config(
+    shape: ConvShape, machine: VectorMachine, data_block: int, *, exact: bool = False
+) -> Config:
     """The configuration of the kernel that computes a convolution; its pixels may be gathered."""
     if is_depthwise(shape):
         return depthwise_config(shape, machine)
@@ -223,7 +227,7 @@ def convolution_config(shape: ConvShape, machine: VectorMachine, data_block: int
         rows, columns = shape.stride
         size = (-(-shape.in_size[0] // rows), -(-shape.in_size[1] // columns))
         shape = replace(shape, in_size=size, stride=(1, 1))
-    return choose_conv(shape, machine, data_block)
+    return choose_conv(shape, machine, data_block, exact=exact)
 
 
 def _winograd_weight(

@@ -42,11 +42,21 @@ class ConvShape:
 
 @lru_cache(maxsize=4096)
 def choose_conv(
-    shape: ConvShape, machine: VectorMachine, data_block: int
+    shape: ConvShape, machine: VectorMachine, data_block: int, *, exact: bool = False
 ) -> ConvConfig | WinogradConfig:
-    """The fastest template for a convolution by the model of this file."""
+    """The fastest template for a convolution by the model of this file.
+
+    Args:
+        shape: the convolution.
+        machine: for which it is.
+        data_block: channels of a block of the data.
+        exact: of whole numbers it computes whole numbers: it is not Winograd's.
+    """
     if machine.group_items > 1:
         return _for_work_items(shape, machine, data_block)
+    if exact:
+        directs = _directs(shape, machine, data_block)
+        return min(directs, key=lambda config: conv_cycles(config, machine))
     return conv_candidates(shape, machine, data_block, 1)[0]
 
 

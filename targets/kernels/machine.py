@@ -27,6 +27,8 @@ class VectorMachine:
         l1_bytes: first-level data cache of one core.
         in_order: multiply-adds wait for loads before them, whatever they need.
         dot: how products of 8-bit numbers are added; a key of `dots.DOTS`.
+        float_integers: convolutions of 8-bit numbers are computed in float32
+            (`float_integers.py`).
         packs_bytes: stores of bytes are written out as packed vectors (`hvx_stores.py`).
     """
 
@@ -44,6 +46,7 @@ class VectorMachine:
     l1_bytes: int = 32 * KIB
     in_order: bool = False
     dot: str = ""
+    float_integers: bool = False
     packs_bytes: bool = False
 
 

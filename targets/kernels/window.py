@@ -143,12 +143,12 @@ def window_compute(
     return te.compute(shape, average, name="avg_pool_divide", attrs=annotation)
 
 
-def _least(dtype: str) -> Expr:
+def least(dtype: str) -> Expr:
     """The maximum of nothing: of floats not the lowest finite number, as in `te.max`."""
     return tirx.const(-inf, dtype) if dtype == "float32" else tirx.min_value(dtype)
 
 
-_MAXIMUM = te.comm_reducer(lambda a, b: tirx.max(a, b), lambda t: _least(str(t)), name="maximum")
+_MAXIMUM = te.comm_reducer(lambda a, b: tirx.max(a, b), lambda t: least(str(t)), name="maximum")
 
 
 def _pad(cfg: WindowConfig, data: te.Tensor) -> te.Tensor:
@@ -158,7 +158,7 @@ def _pad(cfg: WindowConfig, data: te.Tensor) -> te.Tensor:
     after = [max(0, (o - 1) * s + span - i - b) for o, s, span, i, b in sizes]
     if not any((*before, *after)):
         return data
-    value = _least(data.dtype) if cfg.kind == "max" else f32(0.0)
+    value = least(data.dtype) if cfg.kind == "max" else f32(0.0)
     return topi.nn.pad(data, (0, 0, *before, 0), (0, 0, *after, 0), value)
 
 
@@ -329,7 +329,7 @@ class _Nest:
 
     @property
     def _zero(self) -> Expr:
-        return _least(str(self.operands[0].dtype)) if self.cfg.kind == "max" else f32(0.0)
+        return least(str(self.operands[0].dtype)) if self.cfg.kind == "max" else f32(0.0)
 
     def _join(self, old: Expr, new: Expr) -> Expr:
         return tirx.max(old, new) if self.cfg.kind == "max" else old + new

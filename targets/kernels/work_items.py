@@ -13,7 +13,7 @@ The configurations, packed weights and epilogues are those of the CPU's template
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import inf, prod
+from math import prod
 from typing import Any
 
 import tvm
@@ -43,7 +43,7 @@ from .loops import (
     within,
 )
 from .machine import VectorMachine
-from .window import WindowConfig, window_count
+from .window import WindowConfig, least, window_count
 
 _THREAD_BINDING = tirx.ForKind.THREAD_BINDING
 _REDUCE = 2  # the kind of an axis that is summed over
@@ -190,12 +190,12 @@ def write_window_items(
     epilogue: Epilogue,
 ) -> tirx.Stmt:
     """A depthwise convolution or pooling; one pixel of one channel block for each item."""
-    data = operands[0]
+    data, dtype = operands[0], str(operands[0].dtype)
     height, width = cfg.out_size
 
     def item(indices: Sequence[Expr]) -> tirx.Stmt:
         n, b, y, x = indices
-        acc = Accumulators(1, 1, cfg.lanes, scope="local")
+        acc = Accumulators(1, 1, cfg.lanes, scope="local", dtype=dtype)
 
         def tap(ky: Expr, kx: Expr) -> tirx.Stmt:
             row = y * cfg.stride[0] + ky * cfg.dilation[0] - cfg.padding[0]
@@ -217,7 +217,7 @@ def write_window_items(
             total = acc.value(0, 0, v)
             return total / window_count(cfg, y, x) if cfg.kind == "avg" else total
 
-        start = f32(-inf if cfg.kind == "max" else 0.0)
+        start = least(dtype) if cfg.kind == "max" else f32(0.0)
         return within(
             acc.buffers,
             [

@@ -12,12 +12,15 @@ import dataclasses
 import json
 import math
 
+import numpy as np
 import onnx
 import pytest
 import tvm
 from cpu_targets import TARGET
 from fake_targets import fake_code
+from integer_networks import IntegerNetwork
 from onnx_models import Net, every_template, random_inputs, run_onnxruntime
+from relax_helpers import answers
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.opencl import opencl_processor
 from tvm_stretch.targets.opencl_device import PHONE_GPU, OpenCLDevice, find_device, local_device
@@ -92,6 +95,17 @@ def test_the_cpu_takes_over_kernels_of_gpus(name: str) -> None:
     with pytest.warns(RuntimeWarning, match="the CPU runs everything now"):
         model = compare(name, quick_size(name), [useless], spare=True)
     assert model.lost is not None and "fake" in model.lost
+
+
+@pytest.mark.parametrize("target", ["opencl", "gpu"])
+def test_integers_in_float(target: str) -> None:
+    """The same numbers as in integers."""
+    conv = ("conv", (3, 3), 2, (1, 1, 1, 1), 1, 1, 8)
+    layers = [conv, ("residual", 1, False), ("max_pool2d", 2, 2, (0,) * 4, True, True)]
+    mod = IntegerNetwork(0).main(layers, (1, 24, 9, 5))
+    x = np.random.default_rng(1).integers(0, 256, (1, 24, 9, 5)).astype("uint8")
+    got = ts.compile(mod, targets=[phone_gpu() if target == "gpu" else target])(x)
+    np.testing.assert_array_equal(got, answers(mod, x)[0])
 
 
 CORES = OpenCLDevice("cpu", compute_units=4)  # small kernels are not worth several

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import tvm
 from cpu_targets import host_of
 from quantised_models import optimised, qdq_conv
 from relax_helpers import op_names
-from tvm import te
+from tvm import relax, te
 from tvm.target import Target
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.targets.cpu import vector_machine
@@ -50,6 +51,33 @@ def test_exact(name: str, lanes: int) -> None:
     assert not any(map(integer_of, calls(blocked)))
     result = np.asarray(ts.compile(model, targets=[host])(x))
     np.testing.assert_array_equal(result, optimised(model, x))
+
+
+IN_FLOAT = ("few channels", "pixels apart", "small groups", "depthwise, signed")
+
+
+@pytest.mark.parametrize("name", IN_FLOAT)
+def test_exact_in_float(name: str) -> None:
+    """As OpenCL does it: whole numbers in float32 are exact in any order of adding."""
+    arguments, options = CONVOLUTIONS[name]
+    model, x = qdq_conv(*arguments, **options)
+    host = host_of(8)
+    machine = replace(host.machine, float_integers=True)
+    blocked = BlockChannels({"cpu": machine})(load_network(model))
+    types = {str(call.ty.dtype) for call in calls(blocked) if isinstance(call, relax.Call)}
+    assert "float32" in types and not any(map(integer_of, calls(blocked)))
+    result = np.asarray(ts.compile(model, targets=[replace(host, machine=machine)])(x))
+    np.testing.assert_array_equal(result, optimised(model, x))
+
+
+def test_work_items_compute_in_float() -> None:
+    targets = ["llvm", {"kind": "opencl", "device": "adreno"}]
+    _, opencl = make_processors(targets, 1)[0]
+    mod = load_network(qdq_conv(16, 16, 3, 9, zero=3)[0])
+    after = BlockChannels({"opencl": opencl.machine})(mod)
+    templates = [f for f in after.functions.values() if "tvm_stretch.kernel" in f.script()]
+    assert len(templates) == 1
+    assert not any(map(integer_of, calls(after)))
 
 
 def calls(mod: tvm.IRModule) -> list[Any]:
@@ -117,3 +145,4 @@ def test_other_processors_have_no_instructions_of_the_cpu() -> None:
     targets = ["llvm", {"kind": "opencl", "device": "adreno"}]
     _, opencl = make_processors(targets, 1)[0]
     assert opencl.machine.dot == ""
+    assert opencl.machine.float_integers
