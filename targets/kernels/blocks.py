@@ -223,11 +223,16 @@ def convolution_config(
     """The configuration of the kernel that computes a convolution; its pixels may be gathered."""
     if is_depthwise(shape):
         return depthwise_config(shape, machine)
-    if is_strided_pointwise(shape):
-        rows, columns = shape.stride
-        size = (-(-shape.in_size[0] // rows), -(-shape.in_size[1] // columns))
-        shape = replace(shape, in_size=size, stride=(1, 1))
-    return choose_conv(shape, machine, data_block, exact=exact)
+    return choose_conv(gathered(shape), machine, data_block, exact=exact)
+
+
+def gathered(shape: ConvShape) -> ConvShape:
+    """The convolution of the pixels that it reads, where they are gathered before."""
+    if not is_strided_pointwise(shape):
+        return shape
+    rows, columns = shape.stride
+    size = (-(-shape.in_size[0] // rows), -(-shape.in_size[1] // columns))
+    return replace(shape, in_size=size, stride=(1, 1))
 
 
 def _winograd_weight(

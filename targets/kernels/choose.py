@@ -39,6 +39,12 @@ class ConvShape:
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
 
+    def padded(self) -> ConvShape:
+        """The same of an image that has its padding around it already."""
+        top, left, bottom, right = self.padding
+        size = (self.in_size[0] + top + bottom, self.in_size[1] + left + right)
+        return replace(self, in_size=size, padding=(0, 0, 0, 0))
+
 
 @lru_cache(maxsize=4096)
 def choose_conv(

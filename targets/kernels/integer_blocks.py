@@ -13,6 +13,7 @@ from .blocks import (
     annotation,
     block_array,
     depthwise_config,
+    gathered,
     is_depthwise,
     is_strided_pointwise,
     kernel_call,
@@ -20,7 +21,12 @@ from .blocks import (
 )
 from .choose import ConvShape
 from .dots import DOTS
-from .integer_conv import choose_integer_conv, integer_conv_sums, pack_integer_weight
+from .integer_conv import (
+    IntegerConvConfig,
+    choose_integer_conv,
+    integer_conv_sums,
+    pack_integer_weight,
+)
 from .integer_window import IntegerWindowConfig, integer_window_sums, pack_integer_window
 from .integers import Integer, Rounding
 from .machine import VectorMachine
@@ -64,8 +70,7 @@ def integer_convolution(
     weights = relax.const(weight)
     if is_depthwise(shape):
         return _depthwise(bb, machine, shape, integer.rounding, dtype, data, weights, per_channel)
-    block = int(data.ty.shape.values[-1])
-    config = choose_integer_conv(shape, machine, block, dtype)
+    config = choose_integer_conv(shape, machine, int(data.ty.shape.values[-1]), dtype)
     packed = kernel_call(
         bb, "pack_integer_weight", config, lambda w: pack_integer_weight(config, w), weights
     )
@@ -81,6 +86,20 @@ def integer_convolution(
     )
 
 
+def integer_config(
+    shape: ConvShape, machine: VectorMachine, data_block: int, dtype: str
+) -> IntegerConvConfig | IntegerWindowConfig:
+    """The configuration of the kernel that computes a convolution; its pixels may be gathered."""
+    if is_depthwise(shape):
+        return _depthwise_config(shape, machine, dtype)
+    return choose_integer_conv(gathered(shape), machine, data_block, dtype)
+
+
+def _depthwise_config(shape: ConvShape, machine: VectorMachine, dtype: str) -> IntegerWindowConfig:
+    config = depthwise_config(shape, machine)
+    return IntegerWindowConfig(**vars(config), dtype=dtype, dot=machine.dot)
+
+
 def _depthwise(
     bb: relax.BlockBuilder,
     machine: VectorMachine,
@@ -91,9 +110,7 @@ def _depthwise(
     weight: Expr,
     per_channel: Sequence[Expr],
 ) -> relax.Var:
-    config = IntegerWindowConfig(
-        **vars(depthwise_config(shape, machine)), dtype=dtype, dot=machine.dot
-    )
+    config = _depthwise_config(shape, machine, dtype)
     packed = kernel_call(
         bb, "pack_integer_window", config, lambda w: pack_integer_window(config, w), weight
     )

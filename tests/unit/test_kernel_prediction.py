@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 import tvm
+from integer_networks import IntegerNetwork
 from relax_helpers import module, random_const
 from search_helpers import costs, emit
 from tvm import relax
 from tvm_stretch.passes.branch_segments import branch_segments
-from tvm_stretch.passes.split_outputs import split_outputs
+from tvm_stretch.passes.split_outputs import can_be_shared, split_outputs
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import make_processors
 
@@ -98,10 +100,13 @@ def same_operators(group: Group, part: Group, suffix: str) -> bool:
     return [f"{op.name}{suffix}" for op in group.operators] == [op.name for op in part.operators]
 
 
-def can_be_shared(group: Group) -> bool:
-    anchor = group.anchor
-    dense = anchor.kind == "nn.conv2d" and anchor.groups == 1
-    return (dense or anchor.kind == "matmul") and not isinstance(anchor.call.args[1], relax.Var)
+def exactly(kernels: Iterable[Features], integers: bool) -> Counter[Features]:
+    """Kernels; of integers what pads and converts beside the templates is only guessed."""
+    return Counter(k for k in kernels if not integers or k.family != "generic")
+
+
+def are_integers(mod: tvm.IRModule) -> bool:
+    return str(mod["main"].params[0].ty.dtype) == "uint8"
 
 
 def checked_halves_of_channels(mod: tvm.IRModule, processor: Processor) -> int:
@@ -109,7 +114,7 @@ def checked_halves_of_channels(mod: tvm.IRModule, processor: Processor) -> int:
     kernels = Kernels([processor])
     graph = kernels.lower(mod)
     shares, checked = {}, 0
-    for group in filter(can_be_shared, graph.groups):
+    for group in (g for g in graph.groups if can_be_shared(g.anchor.call)):
         channels = group.anchor.shape[1]
         half = kernels.half(group, 0, "outputs")
         if half is not None:
@@ -123,7 +128,8 @@ def checked_halves_of_channels(mod: tvm.IRModule, processor: Processor) -> int:
         half = kernels.half(group, 0, "outputs")
         if half is None or round(half[1] * group.anchor.shape[1]) != part.anchor.shape[1]:
             continue  # a depthwise convolution in the shares of what it reads
-        assert Counter(level.features(part.name)) == Counter(half[0]), group.name
+        promise = exactly(half[0], are_integers(mod))
+        assert exactly(level.features(part.name), are_integers(mod)) == promise, group.name
         checked += 1
     return checked
 
@@ -149,7 +155,7 @@ def checked_halves_of_rows(mod: tvm.IRModule, processor: Processor, first: int =
     """The same for bands, of some groups that may be cut that way; None where there are none."""
     kernels = Kernels([processor])
     graph = kernels.lower(mod)
-    templates = ("nn.conv2d", "nn.max_pool2d", "nn.avg_pool2d")
+    templates = ("nn.conv2d", "integer.conv2d", "nn.max_pool2d", "nn.avg_pool2d")
     some = [group for group in graph.groups if group.anchor.kind in templates][first::7]
     checked = 0
     for group in some:
@@ -172,7 +178,8 @@ def checked_halves_of_rows(mod: tvm.IRModule, processor: Processor, first: int =
                 kernel.features.stages > 1 for kernel in slicing(level, f"{group.name}.r0.{data}.")
             ):
                 promised = promised[1:]  # the kernel that cuts the rows also makes blocks of them
-            assert Counter(level.features(part.name)) == Counter(promised), group.name
+            promise = exactly(promised, are_integers(mod))
+            assert exactly(level.features(part.name), are_integers(mod)) == promise, group.name
             checked += 1
     return checked if some else None
 
@@ -186,6 +193,19 @@ def slicing(level: KernelLevel, prefix: str) -> list[GroupKernel]:
 def test_halves_of_rows(name: str, machine: str) -> None:
     """The first of two bands, of single groups that may be cut that way."""
     assert checked_halves_of_rows(network(name), processor_of(machine), first=1) != 0
+
+
+@pytest.mark.parametrize("machine", ["avx512", "adreno"])
+def test_halves_of_integers(machine: str) -> None:
+    """Of words and, on OpenCL, of floats."""
+    conv = ("conv", (3, 3), 2, (1, 1, 1, 1), 1, 1, 64)
+    grouped = ("conv", (3, 3), 1, (1, 1, 1, 1), 1, 2, 64)
+    depthwise = ("conv", (3, 3), 1, (1, 1, 1, 1), 1, 0, 64)
+    mod = IntegerNetwork(0).main([conv, ("residual", 3, True), grouped, depthwise], (1, 48, 20, 9))
+    assert mod is not None
+    processor = processor_of(machine)
+    assert checked_halves_of_channels(mod, processor) >= 3
+    assert checked_halves_of_rows(mod, processor, first=1)
 
 
 @pytest.mark.parametrize("stride", [1, 2])

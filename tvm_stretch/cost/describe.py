@@ -25,13 +25,20 @@ from tvm_stretch.cost.features import (
     DepthwiseFeatures,
     Features,
     GenericFeatures,
+    IntegerConvFeatures,
+    IntegerDenseFeatures,
+    IntegerDepthwiseFeatures,
     PoolFeatures,
+    WindowFeatures,
     WinogradFeatures,
 )
 from tvm_stretch.ir.views import dtype_bytes
 from tvm_stretch.targets.kernels.choose import conv_cycles
 from tvm_stretch.targets.kernels.conv import ConvConfig
+from tvm_stretch.targets.kernels.dots import WORD, OfWords
 from tvm_stretch.targets.kernels.fused import ANNOTATION
+from tvm_stretch.targets.kernels.integer_conv import IntegerConvConfig, integer_conv_cycles
+from tvm_stretch.targets.kernels.integer_window import IntegerWindowConfig
 from tvm_stretch.targets.kernels.loops import balanced
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.window import WindowConfig
@@ -42,7 +49,16 @@ _WHOLE: dict[str, type[Any]] = {
     "conv": ConvConfig,
     "winograd": WinogradConfig,
     "window": WindowConfig,
+    "integer_conv": IntegerConvConfig,
+    "integer_window": IntegerWindowConfig,
 }
+_CONVS: dict[tuple[bool, bool], type[ConvFeatures]] = {
+    (False, False): ConvFeatures,
+    (False, True): DenseFeatures,
+    (True, False): IntegerConvFeatures,
+    (True, True): IntegerDenseFeatures,
+}
+"""By whether they are of integers, and of few pixels."""
 _PARTS = {"winograd_input": WinogradConfig, "winograd_product": WinogradConfig}
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min, tirx.Select)
 
@@ -175,14 +191,16 @@ def _conv(cfg: ConvConfig, epilogue: Epilogue, machine: VectorMachine) -> ConvFe
     taps = cfg.kernel[0] * cfg.kernel[1]
     dense = cfg.kernel == (1, 1) and cfg.in_size[1] == 1
     row = height * width if cfg.pointwise else width
-    return (DenseFeatures if dense else ConvFeatures)(
+    item = _item_bytes(cfg)
+    return _CONVS[isinstance(cfg, OfWords), dense](
         flops=2.0 * _outputs(cfg) * cfg.in_channels // cfg.groups * taps,
-        in_bytes=4 * cfg.batch * cfg.in_blocks * cfg.data_block * prod(cfg.in_size)
+        in_bytes=item * cfg.batch * cfg.in_blocks * cfg.data_block * prod(cfg.in_size)
         + epilogue.bytes,
-        weight_bytes=4 * prod(cfg.weight_shape),
-        out_bytes=epilogue.out_bytes or 4 * cfg.batch * cfg.out_blocks * cfg.lanes * height * width,
+        weight_bytes=item * prod(cfg.weight_shape),
+        out_bytes=epilogue.out_bytes
+        or item * cfg.batch * cfg.out_blocks * cfg.lanes * height * width,
         epilogue_flops=epilogue.flops,
-        model_cycles=conv_cycles(cfg, machine),
+        model_cycles=_cycles(cfg, machine),
         in_channels=cfg.in_channels,
         out_channels=cfg.out_channels,
         out_height_pixels=height,
@@ -200,6 +218,17 @@ def _conv(cfg: ConvConfig, epilogue: Epilogue, machine: VectorMachine) -> ConvFe
         tail_out_vectors=cfg.out_blocks % cfg.oc_blocks,
         vector_lanes=cfg.lanes,
     )
+
+
+def _cycles(cfg: ConvConfig, machine: VectorMachine) -> float:
+    if isinstance(cfg, IntegerConvConfig):
+        return integer_conv_cycles(cfg, machine)
+    return conv_cycles(cfg, machine)
+
+
+def _item_bytes(cfg: ConvConfig | WindowConfig) -> int:
+    """Of a pixel; weights of integers may be wider than that, which counts little."""
+    return 1 if isinstance(cfg, OfWords) else 4
 
 
 def _winograd(cfg: WinogradConfig, epilogue: Epilogue, machine: VectorMachine) -> WinogradFeatures:
@@ -252,19 +281,20 @@ def _outputs(cfg: ConvConfig | WinogradConfig) -> int:
     return cfg.batch * cfg.out_channels * prod(cfg.out_size)
 
 
-def _window(cfg: WindowConfig, epilogue: Epilogue) -> DepthwiseFeatures | PoolFeatures:
+def _window(cfg: WindowConfig, epilogue: Epilogue) -> WindowFeatures:
     height, width = cfg.out_size
     taps = prod(cfg.kernel)
     outputs = cfg.batch * cfg.blocks * cfg.lanes * height * width
-    depthwise = cfg.kind == "depthwise"
+    depthwise, item = cfg.kind == "depthwise", _item_bytes(cfg)
+    integers = isinstance(cfg, OfWords)
     inside = [_taps_inside(cfg, axis) for axis in (0, 1)]
     values: dict[str, Any] = {
         "flops": (2.0 if depthwise else 1.0) * outputs * taps,
-        "in_bytes": 4 * cfg.batch * cfg.blocks * cfg.lanes * _pixels_read(cfg) + epilogue.bytes,
-        "weight_bytes": 4 * cfg.blocks * cfg.lanes * taps if depthwise else 0,
-        "out_bytes": epilogue.out_bytes or 4 * outputs,
+        "in_bytes": item * cfg.batch * cfg.blocks * cfg.lanes * _pixels_read(cfg) + epilogue.bytes,
+        "weight_bytes": item * cfg.blocks * cfg.lanes * taps if depthwise else 0,
+        "out_bytes": epilogue.out_bytes or item * outputs,
         "epilogue_flops": epilogue.flops,
-        "model_cycles": outputs / cfg.lanes * (taps + 4.0) * 0.7,
+        "model_cycles": outputs / cfg.lanes * ((taps / WORD if integers else taps) + 4.0) * 0.7,
         "channels": cfg.channels,
         "out_height_pixels": height,
         "out_width_pixels": width,
@@ -276,7 +306,7 @@ def _window(cfg: WindowConfig, epilogue: Epilogue) -> DepthwiseFeatures | PoolFe
         "vector_lanes": cfg.lanes,
     }
     if depthwise:
-        return DepthwiseFeatures(**values)
+        return (IntegerDepthwiseFeatures if integers else DepthwiseFeatures)(**values)
     return PoolFeatures(**values, averages=int(cfg.kind == "avg"))
 
 

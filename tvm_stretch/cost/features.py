@@ -111,6 +111,20 @@ class DenseFeatures(ConvFeatures):
 
 
 @dataclass(frozen=True)
+class IntegerConvFeatures(ConvFeatures):
+    """A direct convolution of 8-bit numbers."""
+
+    family: ClassVar[str] = "integer_conv"
+
+
+@dataclass(frozen=True)
+class IntegerDenseFeatures(DenseFeatures):
+    """A matrix product of 8-bit numbers."""
+
+    family: ClassVar[str] = "integer_dense"
+
+
+@dataclass(frozen=True)
 class WinogradFeatures(Features):
     """A Winograd convolution with its tiles, or one of the two kernels it can be cut into.
 
@@ -156,6 +170,13 @@ class DepthwiseFeatures(WindowFeatures):
     """A depthwise convolution."""
 
     family: ClassVar[str] = "depthwise"
+
+
+@dataclass(frozen=True)
+class IntegerDepthwiseFeatures(DepthwiseFeatures):
+    """A depthwise convolution of 8-bit numbers."""
+
+    family: ClassVar[str] = "integer_depthwise"
 
 
 @dataclass(frozen=True)
@@ -222,8 +243,11 @@ FAMILIES: dict[str, type[Features]] = {
     for kind in (
         ConvFeatures,
         DenseFeatures,
+        IntegerConvFeatures,
+        IntegerDenseFeatures,
         WinogradFeatures,
         DepthwiseFeatures,
+        IntegerDepthwiseFeatures,
         PoolFeatures,
         GenericFeatures,
         TransferFeatures,

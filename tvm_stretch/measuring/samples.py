@@ -26,6 +26,7 @@ from tvm import relax, s_tir, tirx
 from tvm_stretch.cost.describe import read_config
 from tvm_stretch.cost.features import MEASUREMENTS
 from tvm_stretch.errors import CostModelError
+from tvm_stretch.targets.kernels.dots import OfWords
 from tvm_stretch.targets.kernels.fused import ANNOTATION
 from tvm_stretch.targets.kernels.window import WindowConfig
 
@@ -145,7 +146,7 @@ def sample_of(name: str, function: tirx.PrimFunc) -> Sample | None:
     tvm_ffi.structural_walk(function.body, (s_tir.SBlock, visit), order="post")
     config = read_config(marks[0]) if marks else None
     is_part = bool(marks) and json.loads(marks[0])["template"].startswith("winograd_")
-    if config is None or config.batch != 1 or is_part:
+    if config is None or config.batch != 1 or is_part or isinstance(config, OfWords):
         return None
     values: dict[str, Any] = {"padding": config.padding, "epilogue": _epilogue(name)}
     values["in_size"] = config.in_size

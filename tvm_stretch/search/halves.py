@@ -23,8 +23,12 @@ from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.ir.operators import CONVOLUTIONS, Operator
 from tvm_stretch.passes.row_windows import window
 from tvm_stretch.targets.kernels.blocks import conv_shape, convolution_config, dense_shape
-from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
+from tvm_stretch.targets.kernels.choose import ConvShape
 from tvm_stretch.targets.kernels.conv import ConvConfig
+from tvm_stretch.targets.kernels.dots import OfWords
+from tvm_stretch.targets.kernels.integer_blocks import integer_config
+from tvm_stretch.targets.kernels.integers import conv_shape as integer_conv_shape
+from tvm_stretch.targets.kernels.integers import integer_of
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.window import WindowConfig
 from tvm_stretch.targets.kernels.winograd import WinogradConfig
@@ -85,20 +89,30 @@ def _half_config(
     anchor: Operator, whole: Config, along: Along, extent: int, machine: VectorMachine
 ) -> Config:
     """The configuration of the half."""
-    if anchor.kind == "matmul":
-        data, outputs = anchor.arg_shapes[0], anchor.shape[1]
-        if along == "inputs":
-            half = dense_shape((data[0], data[1] // 2), outputs)
-        else:
-            half = dense_shape(data, extent)
-        return choose_conv(half, machine, machine.lanes)
-    if anchor.kind == "nn.conv2d":
-        shape = conv_shape(anchor.call)
-        assert shape is not None  # it has a template
+    if anchor.kind in CONVOLUTIONS or anchor.kind in ("matmul", "integer.matmul"):
+        half = _half_layer(anchor, along, extent)
         block = whole.data_block if isinstance(whole, ConvConfig) else machine.lanes
-        return convolution_config(_half_shape(anchor, shape, along, extent), machine, block)
+        if isinstance(whole, OfWords):
+            if not any(whole.padding):
+                half = half.padded()
+            return integer_config(half, machine, block, whole.dtype)
+        exact = anchor.kind.startswith("integer.")
+        return convolution_config(half, machine, block, exact=exact)
     assert isinstance(whole, WindowConfig)
     return _half_pool(anchor, whole, along, extent)
+
+
+def _half_layer(anchor: Operator, along: Along, extent: int) -> ConvShape:
+    """Half of a convolution, or of a dense layer as one of pixels."""
+    if anchor.kind in CONVOLUTIONS:
+        integer, shapes = integer_of(anchor.call), anchor.arg_shapes
+        shape = integer_conv_shape(integer, *shapes[:2]) if integer else conv_shape(anchor.call)
+        assert shape is not None  # it has a template
+        return _half_shape(anchor, shape, along, extent)
+    data, outputs = anchor.arg_shapes[0], anchor.shape[1]
+    if along == "inputs":
+        return dense_shape((data[0], data[1] // 2), outputs)
+    return dense_shape(data, extent)
 
 
 def _half_shape(anchor: Operator, whole: ConvShape, along: Along, extent: int) -> ConvShape:
