@@ -33,6 +33,11 @@ $(STAMP): pyproject.toml CMakeLists.txt $(NATIVE)
 	else \
 	  for tool in cmake g++; do command -v $$tool >/dev/null || echo "missing: $$tool" >&2; done; \
 	fi
+	@# Debian's Python comes without what `venv` needs
+	@test -x $(BIN)/python || $(PYTHON) -c "import ensurepip" 2>/dev/null || \
+	  { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv; } || \
+	  { echo "missing: python3-venv" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
 	@# zig builds its C library for Hexagon once, which takes a minute

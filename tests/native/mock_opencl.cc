@@ -9,6 +9,10 @@
 //                            the host's CPU: one thread executes the commands of all queues
 //   fine-grained             of a gpu: buffers of shared virtual memory
 //
+// A gpu's own memory for the host (CL_MEM_ALLOC_HOST_PTR) is twice there: as the device sees it,
+// and as the host does. Only maps and unmaps make them equal, and kernels that use what is mapped
+// fail.
+//
 // Tests call mock_opencl_fail(what, skip, code): after `skip` good calls of the function `what`
 // ("CreateBuffer", ...), one fails with `code`. `what` may be "run", a kernel's execution. With
 // code CL_NV_ILLEGAL_BUFFER_ACCESS that loses the context: nothing works in it any more. Without
@@ -47,6 +51,16 @@ float* TensorOf(const Bound& bound, size_t i) {
   return reinterpret_cast<float*>(bound.buffers[i + bound.has_bell]->data) + bound.numbers[i];
 }
 
+// The last tensor is the one that is written.
+bool MayUse(const Bound& bound) {
+  for (size_t i = 0; i < bound.numbers.size(); ++i) {
+    const bool writes = i + 1 == bound.numbers.size();
+    const auto start = reinterpret_cast<const char*>(TensorOf(bound, i));
+    if (!bound.buffers[i + bound.has_bell]->IsDevices(start, 64, writes)) return false;
+  }
+  return true;
+}
+
 void Compute(const std::string& name, const Bound& bound) {
   for (int i = 0; i < 16 && name == "negative"; ++i) {
     TensorOf(bound, 1)[i] = -TensorOf(bound, 0)[i];
@@ -64,9 +78,16 @@ cl_int RunKernel(const std::string& name, const Bound& bound, int32_t items) {
     if (ints[0] != 1) return CL_SUCCESS;
   }
   if (cl_int code = Script::Get().Next("run")) return code;
+  if (!MayUse(bound)) return CL_INVALID_VALUE;
   Compute(name, bound);
   if (ints != nullptr) ints[16].fetch_add(items);
   return CL_SUCCESS;
+}
+
+cl_int WaitFor(cl_event event) {
+  std::unique_lock<std::mutex> lock(event->mutex);
+  event->done.wait(lock, [&] { return event->status <= CL_COMPLETE; });
+  return event->status;
 }
 
 // Whether `name` stands in the source as a kernel, and its parameters.
@@ -102,6 +123,45 @@ T* Made(const char* what, cl_context context, cl_int* code, const std::function<
 }
 
 }  // namespace
+
+// --- memory that is mapped
+
+cl_int _cl_mem::Map(cl_bitfield flags, size_t offset, size_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex);
+  const bool writes = (flags & CL_MAP_WRITE) != 0;
+  for (const auto& [start, other] : mappings) {
+    const bool overlap = start < offset + bytes && offset < start + other.bytes;
+    if (overlap && (writes || other.writes)) return CL_INVALID_VALUE;
+  }
+  if (host == data) return CL_SUCCESS;
+  mappings[offset] = {bytes, writes};
+  // What is equal already may be read by the host meanwhile.
+  if (std::memcmp(host + offset, data + offset, bytes) != 0) {
+    std::memcpy(host + offset, data + offset, bytes);
+  }
+  return CL_SUCCESS;
+}
+
+cl_int _cl_mem::Unmap(size_t offset) {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (host == data) return CL_SUCCESS;
+  auto found = mappings.find(offset);
+  if (found == mappings.end()) return CL_INVALID_VALUE;
+  const Mapping mapping = found->second;
+  mappings.erase(found);
+  if (mapping.writes) std::memcpy(data + offset, host + offset, mapping.bytes);
+  return CL_SUCCESS;
+}
+
+bool _cl_mem::IsDevices(const char* start, size_t bytes, bool writes) {
+  std::lock_guard<std::mutex> lock(mutex);
+  const auto first = static_cast<size_t>(start - data);
+  for (const auto& [offset, mapping] : mappings) {
+    const bool overlap = offset < first + bytes && first < offset + mapping.bytes;
+    if (overlap && writes) return false;
+  }
+  return true;
+}
 
 // --- OpenCL's interface
 // ---------------------------------------------------------------------------
@@ -183,6 +243,7 @@ cl_mem clCreateBuffer(cl_context context, cl_bitfield flags, size_t bytes, void*
   return Made<_cl_mem>("CreateBuffer", context, code, [&] {
     auto start = static_cast<char*>(host);
     const bool is_coherent = !Wants(" gpu ") || IsSvm(start);
+    if ((flags & CL_MEM_ALLOC_HOST_PTR) != 0) return new _cl_mem(bytes);
     return new _cl_mem(bytes, start, (flags & CL_MEM_USE_HOST_PTR) != 0 && is_coherent);
   });
 }
@@ -301,22 +362,22 @@ cl_int clEnqueueCopyBuffer(cl_command_queue queue, cl_mem from, cl_mem to, size_
     return std::memmove(to->data + offset, from->data + from_offset, bytes), CL_SUCCESS;
   });
 }
-void* clEnqueueMapBuffer(cl_command_queue queue, cl_mem buffer, cl_bool, cl_bitfield flags,
+void* clEnqueueMapBuffer(cl_command_queue queue, cl_mem buffer, cl_bool blocks, cl_bitfield flags,
                          size_t offset, size_t bytes, cl_uint, const cl_event*, cl_event* event,
                          cl_int* code) {
-  *code = EnqueueAction("EnqueueMapBuffer", queue, event, [=, buffer = Ref(buffer)] {
-    if (flags == CL_MAP_READ) {
-      std::memmove(buffer->host + offset, buffer->data + offset, bytes);
-    } else {
-      std::memmove(buffer->data + offset, buffer->host + offset, bytes);  // written already
-    }
-    return CL_SUCCESS;
-  });
+  cl_event done = nullptr;
+  *code = EnqueueAction("EnqueueMapBuffer", queue, &done,
+                        [=, buffer = Ref(buffer)] { return buffer->Map(flags, offset, bytes); });
+  if (*code != CL_SUCCESS) return nullptr;
+  if (blocks != 0) *code = WaitFor(done);
+  event != nullptr ? void(*event = done) : done->Release();
   return buffer->host + offset;
 }
-cl_int clEnqueueUnmapMemObject(cl_command_queue queue, cl_mem, void*, cl_uint, const cl_event*,
-                               cl_event* event) {
-  return EnqueueAction("EnqueueUnmapMemObject", queue, event, [] { return CL_SUCCESS; });
+cl_int clEnqueueUnmapMemObject(cl_command_queue queue, cl_mem buffer, void* start, cl_uint,
+                               const cl_event*, cl_event* event) {
+  const auto offset = static_cast<size_t>(static_cast<char*>(start) - buffer->host);
+  return EnqueueAction("EnqueueUnmapMemObject", queue, event,
+                       [=, buffer = Ref(buffer)] { return buffer->Unmap(offset); });
 }
 cl_int clEnqueueMarkerWithWaitList(cl_command_queue queue, cl_uint, const cl_event*,
                                    cl_event* event) {
@@ -324,10 +385,7 @@ cl_int clEnqueueMarkerWithWaitList(cl_command_queue queue, cl_uint, const cl_eve
 }
 
 cl_int clWaitForEvents(cl_uint count, const cl_event* events) {
-  for (cl_uint i = 0; i < count; ++i) {
-    std::unique_lock<std::mutex> lock(events[i]->mutex);
-    events[i]->done.wait(lock, [&] { return events[i]->status <= CL_COMPLETE; });
-  }
+  for (cl_uint i = 0; i < count; ++i) WaitFor(events[i]);
   return Script::Get().Next("WaitForEvents");
 }
 cl_int clGetEventInfo(cl_event event, cl_uint, size_t bytes, void* to, size_t* size) {

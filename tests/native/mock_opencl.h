@@ -138,9 +138,29 @@ struct _cl_mem : Object {
     if (!is_alias && host != nullptr) std::memcpy(own.data(), host, size);
     data = is_alias ? host : own.data();
   }
+  // Of the driver: what the host sees when it is mapped is what the device saw, and the reverse.
+  explicit _cl_mem(size_t size) : own(size), view(new (std::align_val_t(64)) char[size]) {
+    host = view.get();
+    data = own.data();
+  }
+  cl_int Map(cl_bitfield flags, size_t offset, size_t bytes);
+  cl_int Unmap(size_t offset);
+  // Whether kernels may use these bytes: if nobody has mapped them, or only to read what they read.
+  bool IsDevices(const char* start, size_t bytes, bool writes);
+
+  struct FreeView {
+    void operator()(char* start) const { operator delete[](start, std::align_val_t(64)); }
+  };
+  struct Mapping {
+    size_t bytes;
+    bool writes;
+  };
   char* host;
   char* data;  // what kernels see
   std::vector<char> own;
+  std::unique_ptr<char[], FreeView> view;
+  std::mutex mutex;
+  std::map<size_t, Mapping> mappings;  // by their offsets; guarded by `mutex`
 };
 
 struct _cl_program : Object {

@@ -45,7 +45,8 @@ class RandomGraph {
     return {values.end() - kOutputs, values.end()};
   }
 
-  bool spare = false;  // whether the CPU may take over
+  bool spare = false;   // whether the CPU may take over
+  bool reuses = false;  // whether tensors lie where earlier ones did that nobody needs any more
 
   std::string JSON() const {
     std::ostringstream json;
@@ -98,11 +99,56 @@ class RandomGraph {
     const int output = id - (NumTensors() - kOutputs);
     const char* kind = id < kInputs ? "input" : output >= 0 ? "output" : "arena";
     const int buffer = id < kInputs ? id : std::max(output, 0);
-    const int offset = id < kInputs || output >= 0 ? 0 : 64 * (id - kInputs);
+    const int offset = id < kInputs || output >= 0 ? 0 : 64 * SlotOf(id);
     std::ostringstream json;
     json << R"({"shape":[16],"dtype":"float32","bytes":64,"kind":")" << kind << R"(","buffer":)"
          << buffer << R"(,"offset":)" << offset << "}";
     return json.str();
+  }
+
+  bool IsBefore(int region, int other) const {
+    if (region >= other) return false;
+    for (int next = region + 1; next <= other; ++next) {
+      const bool direct = processor(next) == processor(region) || WaitsFor(next, region);
+      if (direct && (next == other || IsBefore(next, other))) return true;
+    }
+    return false;
+  }
+
+  bool WaitsFor(int region, int other) const {
+    for (int tensor : Reads(region)) {
+      if (tensor >= kInputs && RegionOf(tensor) == other) return true;
+    }
+    return false;
+  }
+
+  // Whether all that touches the first tensor is over when the second one is written.
+  bool IsOver(int tensor, int later) const {
+    const int writer = RegionOf(later);
+    bool is_over = IsBefore(RegionOf(tensor), writer);
+    for (int region = 0; region < num_regions() && is_over; ++region) {
+      is_over = Reads(region).count(tensor) == 0 || IsBefore(region, writer);
+    }
+    return is_over;
+  }
+
+  int SlotOf(int tensor) const {
+    if (!reuses) return tensor - kInputs;
+    if (slots_.empty()) {
+      std::vector<std::vector<int>> taken;
+      for (int id = kInputs; id < NumTensors(); ++id) {
+        size_t slot = 0;
+        auto is_free = [&](int other) { return IsOver(other, id); };
+        while (slot < taken.size() &&
+               !std::all_of(taken[slot].begin(), taken[slot].end(), is_free)) {
+          ++slot;
+        }
+        taken.resize(std::max(taken.size(), slot + 1));
+        taken[slot].push_back(id);
+        slots_.push_back(static_cast<int>(slot));
+      }
+    }
+    return slots_[tensor - kInputs];
   }
 
   int RegionOf(int tensor) const {
@@ -151,6 +197,7 @@ class RandomGraph {
   const std::string kind_;
   std::vector<std::vector<int>> operands_;  // of each node
   std::vector<Region> regions_;
+  mutable std::vector<int> slots_;  // of the tensors that nodes write, if they reuse memory
 };
 
 }  // namespace tvm_stretch::testing

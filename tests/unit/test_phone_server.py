@@ -11,19 +11,22 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 from rpc_processes import Phone, Tracker, native_server
-from small_models import random_input, scaled_model
-from tvm import rpc
+from small_models import build, random_input, scaled_model
+from tvm import relax, rpc, te, tirx
 from tvm.rpc.base import RPC_MAGIC
 
 import tvm_stretch as ts
 from tvm_stretch.errors import DeviceError
+from tvm_stretch.remote.device import RemoteModule
+from tvm_stretch.runtime.model import Model
 
 pytest.importorskip("tornado")
 
@@ -86,6 +89,61 @@ def test_sessions_one_after_the_other(tracker: Tracker, start: Start, stack: Exi
     np.testing.assert_array_equal(again.load(model)(X), model(X))
     again.close()
     np.testing.assert_array_equal(there(X), model(X))  # in a session of its own accord
+
+
+def endless_model() -> Model:
+    """A hundred kernels of about 50 ms."""
+    terms = te.reduce_axis((0, 400_000), "terms")
+
+    def emit_sums(x: te.Tensor) -> te.Tensor:
+        return te.compute(
+            (16,), lambda i: te.sum(tirx.sin(x[i] * terms.astype("float32")), axis=terms)
+        )
+
+    def emit(builder: relax.BlockBuilder, params: list[relax.Var]) -> list[relax.Expr]:
+        value = params[0]
+        for _ in range(100):
+            value = builder.emit_te(emit_sums, value)
+        return [value]
+
+    return build(emit, {"x": ((16,), "float32")})
+
+
+def test_a_run_is_cancelled(tracker: Tracker, start: Start, stack: ExitStack) -> None:
+    """While a network runs, its session hears nothing; it goes on afterwards."""
+    start()
+    device = connect(tracker, stack, timeout=60.0)
+    there = device.load(endless_model())
+    futures = [there.run_async(np.zeros(16, "float32")) for _ in range(2)]
+    while not futures[0].running():
+        time.sleep(0.001)
+    futures[0].cancel()
+    assert futures[1].cancel()
+    with pytest.raises(CancelledError):
+        futures[0].result(timeout=50)
+    model = scaled_model()
+    np.testing.assert_array_equal(device.load(model)(X), model(X))
+    assert device.session_number == 1
+
+
+def test_affinity_holds_in_later_sessions(tracker: Tracker, start: Start, stack: ExitStack) -> None:
+    start()
+    device = connect(tracker, stack)
+    there = device.load(scaled_model())
+    with pytest.raises(DeviceError, match="cores that this process may use"):
+        there.set_affinity([1000])
+    there.set_affinity([core := max(os.sched_getaffinity(0))])
+    device.close()
+    asked: list[tuple[object, ...]] = []
+    answered = RemoteModule.__getitem__
+
+    def noted(module: RemoteModule, method: str) -> Callable[..., object]:
+        asked.append((module.session, method))
+        return answered(module, method)
+
+    stack.enter_context(mock.patch.object(RemoteModule, "__getitem__", noted))
+    assert there(X).shape == X.shape
+    assert (2, "set_affinity") in asked and core >= 0
 
 
 def test_a_store_outlives_sessions(

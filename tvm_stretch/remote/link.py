@@ -18,7 +18,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from tvm import rpc
 
 from tvm_stretch.errors import DeviceError, last_line
 from tvm_stretch.progress import ended, step
-from tvm_stretch.remote.wire import Deadline, Seat, greet, readable, receive
+from tvm_stretch.remote.wire import Deadline, Seat, cancel, greet, readable, receive
 
 _FAREWELL = 5  # seconds until a thread has noticed that there is no connection any more
 _HEARTBEAT = 0.02  # seconds: the thread that waits for the session ends without a word
@@ -48,12 +48,19 @@ class Link:
         functions: of the device, that were asked for before, by name.
     """
 
-    def __init__(self, session: rpc.RPCSession, own: socket.socket | None, name: str) -> None:
+    def __init__(
+        self,
+        session: rpc.RPCSession,
+        own: socket.socket | None,
+        name: str,
+        seat: Seat | None = None,
+    ) -> None:
         self.session = session
         self.name = name
         self.alive = True
         self.functions: dict[str, Any] = {}
         self._socket = own
+        self._seat = seat  # where the tracker found it
 
     @staticmethod
     def open(seat: Seat, deadline: Deadline, name: str, secret: str = "") -> Link:
@@ -72,7 +79,7 @@ class Link:
         except BaseException:
             device.close()
             raise
-        return Link(session, device, name)
+        return Link(session, device, name, seat)
 
     @staticmethod
     def of(session: rpc.RPCSession, seconds: float, name: str) -> Link:
@@ -82,6 +89,18 @@ class Link:
             DeviceError: there is no answer.
         """
         return Link(session, _socket_of(session, seconds, name), name)
+
+    def cancel(self, seconds: float) -> bool:
+        """Stop what runs there, from another thread than the one that waits for it.
+
+        Returns:
+            Whether the device was told; only `tvm_stretch_rpc` understands it.
+        """
+        if self._seat is None:
+            return False
+        with contextlib.suppress(OSError):
+            return cancel(self._seat, Deadline(seconds))
+        return False
 
     def function(self, name: str) -> Any:
         """A global function of the device; for actions of `ask`."""
@@ -105,6 +124,8 @@ class Link:
             raise failed(self.name, what, "no session any more")
         try:
             return action() if self._socket is None else self._meanwhile(action, seconds)
+        except CancelledError:  # the device has answered; it said so
+            raise
         except Exception as error:
             is_here = self._socket is None  # TVM's LocalSession: nothing is on its way
             refused = last_line(error) if is_here else _refusal(error)

@@ -9,10 +9,13 @@ The executor is opened again when its session was lost.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,10 @@ from tvm_stretch.runtime.measure import BenchmarkResult
 from tvm_stretch.runtime.model import Model, require_runs
 
 _LONGEST_SECONDS = 1.0  # of runs that are timed with one call
+_CANCEL_SECONDS = 5.0  # that a device may take to hear of it
+_CANCELLED = "got a call of cancel"  # as the executor says it
+_CANCEL_AGAIN = 0.05  # seconds until it is told again: the run may not have begun there
+_CANCEL_TRIES = 10
 
 
 class RemoteExecutor:
@@ -46,6 +53,9 @@ class RemoteExecutor:
         self._opened: RemoteModule | None = None
         self._buffers: list[tvm.runtime.Tensor] = []
         self._lock = threading.RLock()  # guards what belongs to the present session
+        self._affinity: str | None = None  # for later sessions, too
+        self._running: Link | None = None  # while a run is in progress
+        self._cancelled = False  # that run
 
     def now(self) -> RemoteModule:
         """The module of the present session.
@@ -57,7 +67,14 @@ class RemoteExecutor:
             if self._opened is None or self._opened.session != self.device.session_number:
                 self._buffers = []
                 self._opened = self._open()
+                if self._affinity is not None:
+                    self._opened["set_affinity"](self._affinity)
             return self._opened
+
+    def set_affinity(self, cores: str) -> None:
+        """Let the CPU's regions run on these cores, in sessions to come as well."""
+        self.now()["set_affinity"](cores)
+        self._affinity = cores
 
     def __getitem__(self, method: str) -> Callable[..., Any]:
         """A method of the executor."""
@@ -78,21 +95,48 @@ class RemoteExecutor:
                     self._buffers = made
                 for value, buffer in zip(inputs, self._buffers, strict=False):
                     value.copyto(buffer)
-                module.method("invoke")(*self._buffers)
+                with self._as_running(link):
+                    module.method("invoke")(*self._buffers)
                 return [buffer.copyto(tvm.cpu()) for buffer in self._buffers[len(inputs) :]]
 
-            found: list[tvm.runtime.Tensor] = self.device.ask(
-                "to run the model", action, session=module.session
-            )
+            try:
+                found: list[tvm.runtime.Tensor] = self.device.ask(
+                    "to run the model", action, session=module.session
+                )
+            finally:
+                self._cancelled = False
             return found
+
+    @contextlib.contextmanager
+    def _as_running(self, link: Link) -> Iterator[None]:
+        if self._cancelled:
+            raise CancelledError
+        self._running = link
+        try:
+            yield
+        except tvm.error.RPCError as error:
+            if self._cancelled and _CANCELLED in str(error):
+                raise CancelledError from error
+            raise
+        finally:
+            self._running = None
+
+    def cancel(self) -> None:
+        """Stop the run that is in progress, from another thread; see `RunFuture.cancel`."""
+        self._cancelled = True
+        for _ in range(_CANCEL_TRIES):
+            link = self._running
+            if link is None or not link.cancel(_CANCEL_SECONDS):
+                return
+            time.sleep(_CANCEL_AGAIN)
 
 
 class RemoteModel(Model):
     """A model on a device; see `Model`.
 
-    What differs: a run that is in progress there cannot be cancelled, one that waits can; and
-    latencies are those of the device, without the way to it. `health` waits for what the device is
-    asked otherwise, a run for example.
+    What differs: latencies are those of the device, without the way to it; a run that is in
+    progress there can only be cancelled where `tvm_stretch_rpc` serves, not TVM's Python server;
+    and `health` waits for what the device is asked otherwise, a run for example.
     """
 
     module: RemoteExecutor
@@ -152,7 +196,10 @@ class RemoteModel(Model):
 
     @functools.cached_property
     def _background(self) -> BackgroundRuns:
-        return BackgroundRuns(self._run, lambda: None)  # its session answers nobody meanwhile
+        return BackgroundRuns(self._run, self.module.cancel)
+
+    def _set_affinity(self, cores: str) -> None:
+        self.module.set_affinity(cores)
 
 
 def load_there(device: Device, model: Model | str | Path) -> RemoteModel:

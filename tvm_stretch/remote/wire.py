@@ -139,6 +139,24 @@ def greet(device: socket.socket, matchkey: str, deadline: Deadline, secret: str 
     return _text(device, deadline).decode(errors="replace")
 
 
+def cancel(seat: Seat, deadline: Deadline) -> bool:
+    """Ask a device to stop the run of the session that was begun with this seat.
+
+    A connection of its own: while a network runs, its session hears nothing. TVM's Python server
+    knows nothing of this, and refuses.
+
+    Returns:
+        Whether it was told.
+
+    Raises:
+        OSError: it does not answer in time.
+    """
+    said = f"client:{seat.matchkey} -cancel".encode()
+    with socket.create_connection(seat.address, deadline.left()) as device:
+        device.sendall(struct.pack("<ii", RPC_MAGIC, len(said)) + said)
+        return _number(device, deadline) == RPC_CODE_SUCCESS
+
+
 def receive(source: socket.socket, count: int, deadline: Deadline) -> bytes:
     """Exactly so many bytes.
 

@@ -268,7 +268,7 @@ class Model:
                 f"expected numbers of cores for cores, got {cores!r}; give a list of them"
             )
         try:
-            self.module["set_affinity"](",".join(map(str, cores or ())))
+            self._set_affinity(",".join(map(str, cores or ())))
         except DeviceError:
             raise
         except ValueError as error:
@@ -317,6 +317,9 @@ class Model:
             f"{len(graph.nodes)} kernels, {graph.weights_bytes / 1e6:.1f} MB weights, "
             f"{graph.arena_bytes / 1e6:.1f} MB arena, {graph.threads} thread(s))"
         )
+
+    def _set_affinity(self, cores: str) -> None:
+        self.module["set_affinity"](cores)
 
     def _load(self) -> None:
         load_executor(self.module)

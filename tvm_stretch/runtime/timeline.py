@@ -219,7 +219,8 @@ def read_timeline(graph: Graph, trace: Mapping[str, Any], plan: Plan | None) -> 
 def _read_span(span: Mapping[str, Any], start: int, regions: Sequence[str]) -> Span:
     name = span["name"]
     if span["kind"] in ("receive", "send"):
-        name = f"{span['kind']} tensor {span['id']}"
+        what = f"tensor {span['id']}" if span["id"] >= 0 else span["name"]
+        name = f"{span['kind']} {what}"
     elif span["kind"] == "wait":
         name = f"wait for {regions[span['id']] if span['id'] >= 0 else 'others'}"
     queued = span["queued"] - start if "queued" in span else None

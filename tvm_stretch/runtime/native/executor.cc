@@ -430,6 +430,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   tvm::ffi::reflection::GlobalDef()
       .def_packed("tvm_stretch.create_executor", CreateExecutor)
       .def("tvm_stretch.fingerprint_file", FingerprintFile)
+      .def("tvm_stretch.cancel_runs", CancelAllRuns)  // for servers whose session answers nobody
       .def("ffi.Module.load_from_bytes.tvm_stretch.executor", [](const ffi::Bytes& bytes) {
         return ffi::Module(ffi::make_object<Executor>(GraphBytes::Decode(bytes)));
       });

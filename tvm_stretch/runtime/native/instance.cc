@@ -1,6 +1,7 @@
 #include "instance.h"
 
 #include <algorithm>
+#include <set>
 
 #include "errors.h"
 
@@ -21,10 +22,13 @@ size_t BlockBytes(const GraphSpec& spec) {
   return bytes;
 }
 
+// A device that lacks the memory gets copies of ours, or says itself that it has no room for them.
 std::shared_ptr<char> AllocateOnDevice(const Program& program) {
   const auto& devices = program.devices();
   if (devices.size() != 1) return nullptr;
-  return devices[0]->AllocateBlock(BlockBytes(program.spec()));
+  std::shared_ptr<char> block;
+  (void)Attempt([&] { block = devices[0]->AllocateBlock(BlockBytes(program.spec())); });
+  return block;
 }
 
 // Calls visit(id) for every tensor that a processor other than the CPU touches.
@@ -42,7 +46,23 @@ void ForEachDeviceTensor(const GraphSpec& spec, const Visit& visit) {
   }
 }
 
+struct Instances {
+  std::mutex mutex;  // guards `all`, and that none of it goes while it is cancelled
+  std::set<Instance*> all;
+};
+
+Instances& AllInstances() {
+  static Instances& instances = *new Instances();
+  return instances;
+}
+
 }  // namespace
+
+void CancelAllRuns() {
+  Instances& instances = AllInstances();
+  std::lock_guard<std::mutex> lock(instances.mutex);
+  for (Instance* instance : instances.all) instance->Cancel();
+}
 
 Instance::Instance(std::shared_ptr<const Program> program)
     : program_(std::move(program)),
@@ -59,12 +79,23 @@ Instance::Instance(std::shared_ptr<const Program> program)
   if (spec_.spare) spare_.emplace(spec_, program_->kernels(), &cpu_.tensors());
   lost_ = program_->lost();
   if (!lost_) lost_ = Attempt([this] { CreateDevices(); });
-  if (!lost_) return;
-  DropTasks();
-  if (!spare_) throw *lost_;
+  if (lost_) {
+    DropTasks();
+    if (!spare_) throw *lost_;
+  }
+  Instances& instances = AllInstances();
+  std::lock_guard<std::mutex> lock(instances.mutex);
+  instances.all.insert(this);
 }
 
-Instance::~Instance() { DropTasks(); }
+Instance::~Instance() {
+  {
+    Instances& instances = AllInstances();
+    std::lock_guard<std::mutex> lock(instances.mutex);
+    instances.all.erase(this);
+  }
+  DropTasks();
+}
 
 void Instance::DropTasks() {
   cpu_tasks_.clear();
@@ -74,8 +105,8 @@ void Instance::DropTasks() {
 
 MemoryMap Instance::PlaceMemory() {
   MemoryMap memory;
-  memory.block = SharedBlock{block_.data(), block_.bytes(), block_.fd()};
-  if (device_block_) memory.block = {device_block_.get(), BlockBytes(spec_), -1, true};
+  memory.block = SharedBlock{block_.data(), block_.bytes(), block_.fd(), nullptr};
+  if (device_block_) memory.block = {device_block_.get(), BlockBytes(spec_), -1, device_block_};
   memory.constant = program_->constant();
   memory.prepared = program_->prepared();
   char* next = memory.block.data;
@@ -135,6 +166,8 @@ void Instance::Run(bool traced) {
   if (!lost_) {
     RunTasks();
     const RegionSpec* failed = FirstFailed(&failure);
+    if (failure)
+      for (const auto& device : devices_) device->AfterFailure();
     if (spare_ && failed != nullptr && failed->processor != kCpu) {
       lost_ = failure;
       lost_device_ = devices_[failed->processor - 1].get();

@@ -94,6 +94,9 @@ class Instance {
   bool is_running_ = false;
 };
 
+// Stops the runs that are in progress in this process, whoever began them. Any thread.
+void CancelAllRuns();
+
 }  // namespace tvm_stretch
 
 #endif  // TVM_STRETCH_INSTANCE_H_

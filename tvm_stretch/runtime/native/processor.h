@@ -44,7 +44,7 @@ struct SharedBlock {
   char* data = nullptr;
   size_t bytes = 0;  // a multiple of kPageBytes
   int fd = -1;       // -1: nothing is shared with others, or the device itself allocated it
-  bool is_from_device = false;
+  std::shared_ptr<char> from_device;  // what AllocateBlock returned, if it is that
 };
 
 // Where each of the graph's memories starts.
@@ -158,6 +158,9 @@ class TVM_STRETCH_API Processor {
   // Between runs, after one of its regions failed: whether the next run may rely on it again.
   virtual bool MayTryAgain() const { return false; }
 
+  // Between runs, after one that failed or was cancelled: the host may use all memory again.
+  virtual void AfterFailure() {}
+
   // How the processor is, as a JSON object; empty if it has nothing to say. Any thread.
   virtual std::string Health() const { return ""; }
 };
@@ -170,9 +173,9 @@ class TVM_STRETCH_API ProcessorProgram {
   // `memory` outlives the processor; all of it is there, the ports' pointers never change.
   virtual std::unique_ptr<Processor> CreateInstance(const MemoryMap& memory) const = 0;
 
-  // A zeroed block that this processor and the host see without copies or mappings; null if it has
-  // no memory of that kind, or can take any. It has no file descriptor, so only the one device of a
-  // graph is asked: with others, all share a mapping.
+  // A zeroed block that this processor and the host see without copies; null if it has no memory of
+  // that kind, or can take any. It has no file descriptor, so only the one device of a graph is
+  // asked: with others, all share a mapping.
   virtual std::shared_ptr<char> AllocateBlock(size_t) const { return nullptr; }
 
   // The device, for messages; empty if there is nothing to say beyond the processor's name.

@@ -37,6 +37,7 @@ constexpr cl_int CL_MEM_OBJECT_ALLOCATION_FAILURE = -4;
 constexpr cl_int CL_OUT_OF_RESOURCES = -5;
 constexpr cl_int CL_OUT_OF_HOST_MEMORY = -6;
 constexpr cl_int CL_BUILD_PROGRAM_FAILURE = -11;
+constexpr cl_int CL_MAP_FAILURE = -12;
 constexpr cl_int CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST = -14;
 constexpr cl_int CL_INVALID_KERNEL_NAME = -46;
 constexpr cl_int CL_INVALID_BUFFER_SIZE = -61;
@@ -85,11 +86,12 @@ constexpr cl_bitfield CL_QUEUE_PROFILING_ENABLE = 1 << 1;
 constexpr cl_bitfield CL_MEM_READ_WRITE = 1 << 0;
 constexpr cl_bitfield CL_MEM_READ_ONLY = 1 << 2;
 constexpr cl_bitfield CL_MEM_USE_HOST_PTR = 1 << 3;
+constexpr cl_bitfield CL_MEM_ALLOC_HOST_PTR = 1 << 4;
 constexpr cl_bitfield CL_MEM_COPY_HOST_PTR = 1 << 5;
 constexpr cl_bitfield CL_MEM_SVM_FINE_GRAIN_BUFFER = 1 << 10;
 
 constexpr cl_bitfield CL_MAP_READ = 1 << 0;
-constexpr cl_bitfield CL_MAP_WRITE_INVALIDATE_REGION = 1 << 2;
+constexpr cl_bitfield CL_MAP_WRITE = 1 << 1;
 
 constexpr cl_uint CL_PROGRAM_BINARY_SIZES = 0x1165;
 constexpr cl_uint CL_PROGRAM_BINARIES = 0x1166;

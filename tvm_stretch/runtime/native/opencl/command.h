@@ -1,4 +1,5 @@
-// What a region enqueues: kernels, copies, and what makes memory visible to the device or the host.
+// What a region enqueues: kernels, copies, and what makes memory visible to the device or the host
+// (handover.h).
 #ifndef TVM_STRETCH_OPENCL_COMMAND_H_
 #define TVM_STRETCH_OPENCL_COMMAND_H_
 
@@ -28,13 +29,14 @@ struct Command {
   cl_mem from = nullptr;
   size_t from_offset = 0;
   cl_bitfield map_flags = 0;
+  bool* is_mapped = nullptr;  // told by maps and unmaps
 };
 
-// Makes `bytes` at `host` visible to the device (to the host). Nothing where memory is shared.
-void AppendReceive(const Device& device, const DeviceMemory& memory, char* host, size_t bytes,
-                   const Span& span, std::vector<Command>* commands);
-void AppendSend(const Device& device, const DeviceMemory& memory, char* host, size_t bytes,
-                const Span& span, std::vector<Command>* commands);
+// Copies `bytes` at `host` to the device's own memory (back to the host).
+void AppendReceive(const DeviceMemory& memory, char* host, size_t bytes, const Span& span,
+                   std::vector<Command>* commands);
+void AppendSend(const DeviceMemory& memory, char* host, size_t bytes, const Span& span,
+                std::vector<Command>* commands);
 
 // Does not block. `event` may be null.
 cl_int Enqueue(const Command& command, cl_command_queue queue, cl_event* event);

@@ -14,7 +14,7 @@ namespace tvm_stretch::opencl {
 enum class MemoryKind {
   kShared,  // the host's own CPU, or shared virtual memory of all host pointers: nothing to do
   kFine,    // fine-grained buffers of shared virtual memory: as above, if the driver allocates it
-  kMapped,  // unified but not coherent: map and unmap around what passes between processors
+  kMapped,  // unified but not coherent, if the driver allocates it: maps and unmaps
   kMirror,  // memory of its own: copies at equal offsets
 };
 

@@ -19,16 +19,23 @@ class DeviceMemory {
  public:
   // Throws DeviceError if the device has no room.
   DeviceMemory(const Device& device, char* host, size_t bytes, Contents contents);
+  // Memory that the driver has already; `buffer` outlives this.
+  DeviceMemory(char* host, size_t bytes, cl_mem buffer)
+      : host_(host), bytes_(bytes), buffer_(buffer) {}
 
-  cl_mem buffer() const { return buffer_.get(); }
+  cl_mem buffer() const { return buffer_; }
   size_t OffsetOf(const char* address) const { return static_cast<size_t>(address - host_); }
   bool Holds(const char* address) const { return address >= host_ && address < host_ + bytes_; }
 
  private:
   char* host_;
   size_t bytes_;
-  Buffer buffer_;
+  Buffer own_;
+  cl_mem buffer_;
 };
+
+// Throws DeviceError if the device has no buffers of that size.
+void CheckBufferBytes(const Device& device, size_t bytes);
 
 }  // namespace tvm_stretch::opencl
 

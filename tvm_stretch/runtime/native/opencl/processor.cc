@@ -11,7 +11,9 @@
 #include "code.h"
 #include "command.h"
 #include "device_memory.h"
+#include "handover.h"
 #include "host_cores.h"
+#include "ownership.h"
 #include "submitter.h"
 #include "task.h"
 
@@ -38,6 +40,7 @@ class OpenCLProgram final : public ProcessorProgram {
   const DeviceMemory& WeightsAt(const char* address) const;
   int64_t scratch_bytes() const { return scratch_bytes_; }
   const CodeSpec& code() const { return code_; }
+  int64_t index() const { return index_; }
   bool CanRingBells() const;
 
  private:
@@ -48,6 +51,7 @@ class OpenCLProgram final : public ProcessorProgram {
 
   const Device device_;
   const GraphSpec& graph_;
+  const int64_t index_;
   const MemoryMap weights_;
   const ffi::Module module_;
   const CodeSpec& code_;
@@ -60,9 +64,13 @@ class OpenCLProgram final : public ProcessorProgram {
 class OpenCLProcessor final : public Processor {
  public:
   OpenCLProcessor(const OpenCLProgram& program, const MemoryMap& memory);
+  OpenCLProcessor(const OpenCLProgram& program, const MemoryMap& memory, const Ownership& plan);
   std::unique_ptr<Task> Bind(const RegionSpec& region, const std::vector<Task*>& after) final;
+  void AfterFailure() final;
 
  private:
+  void AddTransfers(const std::vector<int64_t>& tensors, Span::Kind kind,
+                    std::vector<Command>* commands) const;
   const DeviceMemory& MemoryAt(const char* address) const;
   char* AddressOf(int64_t tensor) const;
   void AppendNode(int64_t id, cl_mem bell, std::vector<Command>* commands) const;
@@ -77,12 +85,14 @@ class OpenCLProcessor final : public Processor {
   const Device device_;
   const GraphSpec& graph_;
   const MemoryMap& memory_;
-  const DeviceMemory block_;  // arena, inputs and outputs
+  std::unique_ptr<Handover> handover_;  // only of mapped memory
+  const DeviceMemory block_;            // arena, inputs and outputs
   Buffer scratch_;
   const bool has_bells_;
   const Buffer open_bell_;                    // where regions have none
   std::vector<std::unique_ptr<Bell>> bells_;  // one for each region
   Submitter submitter_;                       // ends what uses the above
+  size_t num_bound_ = 0;
   OpenCLTask* last_ = nullptr;
 };
 
@@ -94,6 +104,7 @@ int64_t TensorOf(const NodeSpec& node, int64_t i) {
 OpenCLProgram::OpenCLProgram(const ProcessorContext& context)
     : device_(WorkingDevice()),
       graph_(context.graph),
+      index_(static_cast<int64_t>(context.index)),
       weights_(context.weights),
       module_(context.code),
       code_(CodeOf(module_)),
@@ -188,6 +199,7 @@ std::unique_ptr<Processor> OpenCLProgram::CreateInstance(const MemoryMap& memory
 }
 
 std::shared_ptr<char> OpenCLProgram::AllocateBlock(size_t bytes) const {
+  if (device_.memory == MemoryKind::kMapped) return DriversMemory::Allocate(device_, bytes);
   if (device_.memory != MemoryKind::kFine || CL().SVMAlloc == nullptr || bytes == 0) return nullptr;
   const cl_context context = device_.context;
   const cl_bitfield flags = CL_MEM_READ_WRITE | CL_MEM_SVM_FINE_GRAIN_BUFFER;
@@ -199,23 +211,47 @@ std::shared_ptr<char> OpenCLProgram::AllocateBlock(size_t bytes) const {
 
 Cores OpenCLProgram::cores() const { return device_.info.is_cpu() ? DriverCores() : Cores(); }
 
-// Fine-grained memory must come from the driver. Another mapping of the host has to be mapped.
-Device ForBlock(Device device, const SharedBlock& block) {
-  if (device.memory == MemoryKind::kFine && !block.is_from_device) {
-    device.memory = MemoryKind::kMapped;
+// Fine-grained and mapped memory must come from the driver, and mapped memory must be such that
+// neither side's cache writes over what is the other's. Else there is a copy for the device.
+Device ForBlock(Device device, const SharedBlock& block, const Ownership& plan) {
+  const bool must_be_drivers =
+      device.memory == MemoryKind::kFine || device.memory == MemoryKind::kMapped;
+  const bool is_unsound = device.memory == MemoryKind::kMapped && !plan.is_sound;
+  if ((must_be_drivers && block.from_device == nullptr) || is_unsound) {
+    device.memory = MemoryKind::kMirror;
   }
   return device;
 }
 
+DeviceMemory BlockMemory(const Device& device, const SharedBlock& block) {
+  if (device.memory == MemoryKind::kMapped) {
+    return {block.data, block.bytes, DriversMemory::Of(block.from_device)->buffer()};
+  }
+  return {device, block.data, block.bytes, Contents::kUndefined};
+}
+
+Ownership PlanFor(const OpenCLProgram& program, const MemoryMap& memory) {
+  const bool is_mapped = program.device().memory == MemoryKind::kMapped;
+  return is_mapped ? PlanOwnership(program.graph(), program.index(), memory) : Ownership();
+}
+
 OpenCLProcessor::OpenCLProcessor(const OpenCLProgram& program, const MemoryMap& memory)
+    : OpenCLProcessor(program, memory, PlanFor(program, memory)) {}
+
+OpenCLProcessor::OpenCLProcessor(const OpenCLProgram& program, const MemoryMap& memory,
+                                 const Ownership& plan)
     : program_(program),
-      device_(ForBlock(program.device(), memory.block)),
+      device_(ForBlock(program.device(), memory.block, plan)),
       graph_(program.graph()),
       memory_(memory),
-      block_(device_, memory.block.data, memory.block.bytes, Contents::kUndefined),
+      block_(BlockMemory(device_, memory.block)),
       has_bells_(program.CanRingBells()),
       open_bell_(CreateOpenBell(device_)),
       submitter_(device_) {
+  if (device_.memory == MemoryKind::kMapped) {
+    DriversMemory* const drivers = DriversMemory::Of(memory.block.from_device);
+    handover_ = std::make_unique<Handover>(drivers, memory.block.data, plan);
+  }
   if (program.scratch_bytes() > 0) {
     cl_int code = CL_SUCCESS;
     scratch_ =
@@ -231,23 +267,35 @@ std::unique_ptr<Task> OpenCLProcessor::Bind(const RegionSpec& region,
   Bell* const bell = has_bells_ ? bells_.back().get() : nullptr;
   const cl_mem bell_buffer = has_bells_ ? bell->buffer() : open_bell_.get();
   std::vector<Command> commands;
-  auto move = [&](const std::vector<int64_t>& tensors, Span::Kind kind, auto append) {
-    for (int64_t id : tensors) {
-      const TensorSpec& tensor = graph_.tensors[id];
-      if (tensor.bytes == 0) continue;
-      Span span{kind, id, region.name + ": tensor " + std::to_string(id), 0, 0};
-      append(device_, block_, AddressOf(id), static_cast<size_t>(tensor.bytes), span, &commands);
-    }
-  };
-  move(region.receives, Span::Kind::kReceive, AppendReceive);
+  if (handover_ != nullptr) handover_->AppendTakes(num_bound_, &commands);
+  AddTransfers(region.receives, Span::Kind::kReceive, &commands);
   for (int64_t id : region.nodes) AppendNode(id, bell_buffer, &commands);
-  move(region.sends, Span::Kind::kSend, AppendSend);
+  AddTransfers(region.sends, Span::Kind::kSend, &commands);
+  if (handover_ != nullptr) handover_->AppendGives(num_bound_, &commands);
   if (has_bells_) AddDoorbells(bell_buffer, &commands);
+  ++num_bound_;
   auto task =
       std::make_unique<OpenCLTask>(&submitter_, last_, region, std::move(commands), after, bell);
   submitter_.Add(task.get(), !has_bells_ && !after.empty());
   last_ = task.get();
   return task;
+}
+
+// Copies, where the device has memory of its own.
+void OpenCLProcessor::AddTransfers(const std::vector<int64_t>& tensors, Span::Kind kind,
+                                   std::vector<Command>* commands) const {
+  if (device_.memory != MemoryKind::kMirror) return;
+  for (int64_t id : tensors) {
+    const auto bytes = static_cast<size_t>(graph_.tensors[id].bytes);
+    if (bytes == 0) continue;
+    const Span span{kind, id, "tensor " + std::to_string(id), 0, 0};
+    (kind == Span::Kind::kReceive ? AppendReceive : AppendSend)(block_, AddressOf(id), bytes, span,
+                                                                commands);
+  }
+}
+
+void OpenCLProcessor::AfterFailure() {
+  if (handover_ != nullptr) handover_->RestoreAfterFailure();
 }
 
 char* OpenCLProcessor::AddressOf(int64_t tensor) const {

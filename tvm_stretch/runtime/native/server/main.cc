@@ -29,7 +29,9 @@ namespace tvm_stretch::server {
 namespace {
 
 constexpr std::chrono::milliseconds kPatience{2000};  // with somebody who connects
-constexpr int kBeat = 20, kTrackerBeats = 100;        // ms; of which so many between two questions
+// Behind the key of a session: its run is to stop. Nothing of TVM's says this.
+constexpr const char* kCancel = " -cancel";
+constexpr int kBeat = 20, kTrackerBeats = 100;  // ms; of which so many between two questions
 
 volatile std::sig_atomic_t is_over = 0;
 void End(int) { is_over = 1; }
@@ -74,14 +76,17 @@ class Server {
     const auto said = talk.ReceiveText(kLongestGreeting);
     if (!said) return;
     if (session_ != nullptr) {
-      talk.SendNumber(kBusy);
+      const bool is_its_client = SameText(*said, "client:" + session_key_ + kCancel);
+      if (is_its_client) session_->CancelRun();
+      talk.SendNumber(is_its_client ? kWelcome : kBusy);
       return;
     }
     std::istringstream words(*said);
     std::string first;
     words >> first;
     const std::string key = tracker_ == nullptr ? options_.key : tracker_->matchkey();
-    if (key.empty() || !SameText(first, "client:" + key)) {
+    const bool is_late = said->find(kCancel) != std::string::npos;
+    if (key.empty() || is_late || !SameText(first, "client:" + key)) {
       talk.SendNumber(kMismatch);
       return;
     }
@@ -94,6 +99,7 @@ class Server {
     }
     if (!talk.SendNumber(kWelcome) || !talk.SendText("server:" + options_.key)) return;
     session_ = std::make_unique<Session>(std::move(client), seconds, options_);
+    session_key_ = key;
   }
 
   // "-timeout=60 -proof=0a1b..", behind the key: the proof decides, if we have a secret. A client
@@ -113,6 +119,7 @@ class Server {
   Handle listener_;
   std::unique_ptr<Tracker> tracker_;
   std::unique_ptr<Session> session_;
+  std::string session_key_;  // with which it began
   bool is_offered_ = false;
   int beat_ = 0;
 };

@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -20,6 +21,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <sstream>
+#include <thread>
 
 namespace tvm_stretch::server {
 namespace {
@@ -70,6 +72,14 @@ std::string PathIn(const std::string& folder, const ffi::String& name) {
   return folder + "/" + text;
 }
 
+// While the session's own thread runs a network, nobody hears what its client says.
+void CancelWhenTold(int bell) {
+  for (uint64_t count = 0; read(bell, &count, sizeof(count)) == sizeof(count);) {
+    const auto cancel = ffi::Function::GetGlobal("tvm_stretch.cancel_runs");
+    if (cancel) (*cancel)();
+  }
+}
+
 void Provide(const char* name, ffi::Function function) {
   ffi::Function::SetGlobal(name, function, true);
 }
@@ -90,7 +100,10 @@ bool LoadLibraries(const std::vector<std::string>& paths) {
 }
 
 Session::Session(Handle client, double seconds, const Options& options)
-    : client_(std::move(client)), seconds_(seconds), folder_(NewFolder()) {
+    : client_(std::move(client)),
+      seconds_(seconds),
+      folder_(NewFolder()),
+      bell_(eventfd(0, EFD_CLOEXEC)) {
   if (folder_.empty()) {
     std::fprintf(stderr, "no folder for a session: %s\n", std::strerror(errno));
     return;
@@ -123,6 +136,7 @@ void Session::Serve(const Options& options) {
     Provide("tvm.rpc.server.load_module", ffi::Function::FromTyped([folder](ffi::String name) {
               return ffi::Module::LoadFromFile(ffi::String(PathIn(folder, name)));
             }));
+    std::thread(CancelWhenTold, bell_.get()).detach();
     ffi::Function::GetGlobalRequired("rpc.ServerLoop")(static_cast<int64_t>(client_.get()));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "session: %s\n", error.what());
@@ -142,6 +156,11 @@ bool Session::IsOver() {
   if (seconds_ <= 0 || taken.count() < seconds_) return false;
   SayTimeIsUp();
   return true;
+}
+
+void Session::CancelRun() const {
+  const uint64_t one = 1;
+  if (write(bell_.get(), &one, sizeof(one)) != sizeof(one)) std::perror("cancel");
 }
 
 // In TVM's own words, which its client knows.

@@ -24,6 +24,9 @@ class Session {
   // Whether it is over by now; ends it when its time is up.
   bool IsOver();
 
+  // Asks the run that is in progress to stop.
+  void CancelRun() const;
+
  private:
   [[noreturn]] void Serve(const Options& options);
   void SayTimeIsUp();
@@ -32,6 +35,7 @@ class Session {
   double seconds_;
   std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
   std::string folder_;
+  Handle bell_;  // its process wakes when a number is written to it
   pid_t process_ = -1;
 };
 
