@@ -17,7 +17,7 @@ SYSTEM_PACKAGES := cmake g++ libgtest-dev pocl-opencl-icd qemu-user
 # One thread pool per process: tests run side by side, and TVM must not re-pin the caller's thread.
 export TVM_BIND_THREADS ?= 0
 
-.PHONY: setup native-tests setup-phone-peers phone demo test test-full lint format bench bench-static \
+.PHONY: setup native-tests setup-phone-peers phone phone-opencl demo test test-full lint format bench bench-static \
   wheel clean
 
 setup: $(STAMP) native-tests
@@ -86,6 +86,22 @@ build/phone/%/tvm_stretch_rpc: build/phone/site-%/unpacked.stamp CMakeLists.txt 
 	mkdir -p $(@D)
 	cp build/phone/site-$*/tvm/lib/libtvm_runtime.so build/phone/site-$*/tvm_ffi/lib/libtvm_ffi.so $(@D)
 	cp $(addprefix build/phone/cmake-$*/,$(PHONE_FILES)) $(@D)
+
+# An OpenCL driver for the emulated phone of the tests: Debian's PoCL for arm64, only unpacked.
+ARM64_PACKAGES := libpocl2 libc6 libstdc++6 libgcc-s1 libllvm15 libclang-cpp15 libhwloc15 libudev1 \
+  libedit2 libffi8 libz3-4 libzstd1 zlib1g libtinfo6 libxml2 liblzma5 libicu72 libbsd0 libmd0 \
+  libclang-common-15-dev
+
+phone-opencl: build/phone/arm64-system/unpacked.stamp
+
+build/phone/arm64-system/unpacked.stamp:
+	dpkg --print-foreign-architectures | grep -qx arm64 || \
+	  { dpkg --add-architecture arm64 && apt-get update -qq; }
+	rm -rf $(@D) && mkdir -p $(@D)/packages
+	cd $(@D)/packages && apt-get download -qq libpocl2-common $(ARM64_PACKAGES:%=%:arm64)
+	for package in $(@D)/packages/*.deb; do dpkg -x $$package $(@D); done
+	rm -r $(@D)/packages
+	touch $@
 
 demo: setup
 	$(BIN)/python -m benchmarks.demo

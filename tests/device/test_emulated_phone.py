@@ -1,10 +1,14 @@
-"""A phone that is not there: `tvm_stretch_rpc` for aarch64 under qemu, after `make phone`."""
+"""A phone that is not there: `tvm_stretch_rpc` for aarch64 under qemu, after `make phone`.
+
+With `make phone-opencl` it has an OpenCL driver as well, PoCL for arm64.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,26 +18,32 @@ from rpc_processes import Phone, Tracker
 
 import tvm_stretch as ts
 from tvm_stretch import zoo
+from tvm_stretch.plan.plan import Plan, PlannedRegion
 
-SYSTEM = "/usr/aarch64-linux-gnu"
+SYSTEM = Path("/usr/aarch64-linux-gnu")
 FOLDER = Path(__file__).resolve().parents[2] / "build/phone/aarch64"
+SYSTEM_WITH_OPENCL = FOLDER.parent / "arm64-system"
+NETWORKS = ["squeezenet1_1", "resnet18", "mobilenet_v3_small"]
 
 pytestmark = pytest.mark.full
 
 
-@pytest.fixture(scope="module")
-def phone() -> Iterator[ts.Device]:
-    """Through a tracker of this machine."""
-    if not shutil.which("qemu-aarch64") or not Path(SYSTEM).is_dir():
-        pytest.skip("there is no qemu-user here, or no aarch64 system")
+@contextmanager
+def emulated(system: Path, libraries: Sequence[Path], **environment: object) -> Iterator[ts.Device]:
+    """A phone that has this system and its libraries, through a tracker of this machine."""
+    if not shutil.which("qemu-aarch64") or not system.is_dir():
+        pytest.skip(f"there is no qemu-user here, or no {system}")
     if not (FOLDER / "tvm_stretch_rpc").is_file():
         pytest.skip("`make phone` was not called")
     pytest.importorskip("ziglang")
-    tracker = Tracker()
-    command = ["qemu-aarch64", "-L", SYSTEM, "-E", f"LD_LIBRARY_PATH={FOLDER}"]
+    places = ":".join(map(str, [FOLDER, *libraries]))
+    command = ["qemu-aarch64", "-L", str(system)]
+    for name, value in {"LD_LIBRARY_PATH": places, **environment}.items():
+        command += ["-E", f"{name}={value}"]
     command += [str(FOLDER / "tvm_stretch_rpc")]
     for name in ("libtvm_runtime.so", "libtvm_stretch_runtime.so"):
         command += ["--library", str(FOLDER / name)]
+    tracker = Tracker()
     served = Phone("--tracker", tracker.address, command=command)
     try:
         with ts.connect(tracker.address, "pixel", timeout=300, wait=60) as device:
@@ -43,23 +53,84 @@ def phone() -> Iterator[ts.Device]:
         tracker.kill()
 
 
+@pytest.fixture(scope="module")
+def phone() -> Iterator[ts.Device]:
+    """A phone with a CPU."""
+    with emulated(SYSTEM, []) as device:
+        yield device
+
+
+@pytest.fixture(scope="module")
+def phone_with_opencl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ts.Device]:
+    """A phone with a CPU and PoCL."""
+    libraries = SYSTEM_WITH_OPENCL / "usr/lib/aarch64-linux-gnu"
+    folder = tmp_path_factory.mktemp("phone")
+    # PoCL links kernels with what is called ld; they need none of the libraries that it names.
+    linker = folder / "ld"
+    linker.write_text(LINKER)
+    linker.chmod(0o755)
+    environment = {
+        "TVM_STRETCH_OPENCL_LIB": libraries / "libpocl.so.2",
+        "POCL_CACHE_DIR": folder,
+        "PATH": f"{folder}:{os.environ['PATH']}",
+    }
+    places = [libraries, SYSTEM_WITH_OPENCL / "lib/aarch64-linux-gnu"]
+    with emulated(SYSTEM_WITH_OPENCL, places, **environment) as device:
+        yield device
+
+
+LINKER = """#!/bin/bash
+left=()
+for word; do case $word in -lm|-lgcc|-lgcc_s|-lc|*crt*.o) ;; *) left+=("$word");; esac; done
+exec aarch64-linux-gnu-ld "${left[@]}"
+"""
+
+
+def check(phone: ts.Device, name: str, targets: list[str], plan: Plan | None = None) -> ts.Model:
+    """A network there answers as ONNX Runtime does here."""
+    network = zoo.build(name, size=64)
+    session = onnxruntime.InferenceSession(network.SerializeToString())
+    (port,) = session.get_inputs()
+    x = np.random.default_rng(0).standard_normal(port.shape, dtype=np.float32)
+    (expected,) = session.run(None, {port.name: x})
+    there = phone.load(ts.compile(network, targets, device=phone, cpu_threads=1, plan=plan))
+    np.testing.assert_allclose(there(x), expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+    return there
+
+
 def test_it_says_what_it_is(phone: ts.Device) -> None:
     found = phone.describe()
     assert found.triple == "aarch64-linux-gnu" and "neon" in found.features
     assert len(found.cores) == len(os.sched_getaffinity(0))
 
 
-@pytest.mark.parametrize("name", ["squeezenet1_1", "resnet18", "mobilenet_v3_small"])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_networks_answer_as_onnx_runtime_does(phone: ts.Device, name: str) -> None:
-    network = zoo.build(name, size=64)
-    session = onnxruntime.InferenceSession(network.SerializeToString())
-    (port,) = session.get_inputs()
-    x = np.random.default_rng(0).standard_normal(port.shape, dtype=np.float32)
-    (expected,) = session.run(None, {port.name: x})
-    model = ts.compile(network, ["llvm"], device=phone, cpu_threads=1)
-    there = phone.load(model)
-    np.testing.assert_allclose(there(x), expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+    there = check(phone, name, ["llvm"])
     assert there.benchmark(2).median > 0 and there.timeline(repeat=1).duration > 0
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_opencl_there(phone_with_opencl: ts.Device, name: str) -> None:
+    everything = Plan(("cpu", "opencl"), ())  # the first that takes it: of these, OpenCL
+    there = check(phone_with_opencl, name, ["opencl"], everything)
+    assert set(there.plan.processor_of().values()) == {"opencl"}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_both_by_a_plan(phone_with_opencl: ts.Device, name: str) -> None:
+    """Five operators here, five there, and so on."""
+    first = ts.compile(zoo.build(name, size=64), ["llvm"], device=phone_with_opencl, cpu_threads=1)
+    operators = list(first.plan.processor_of())
+    groups = [operators[i : i + 5] for i in range(0, len(operators), 5)]
+    regions = tuple(
+        PlannedRegion(f"r{i}", ("cpu", "opencl")[i % 2], tuple(group))
+        for i, group in enumerate(groups)
+    )
+    plan = Plan(("cpu", "opencl"), regions)
+    there = check(phone_with_opencl, name, ["llvm", "opencl"], plan)
+    assert set(there.plan.processor_of().values()) == {"cpu", "opencl"}
+    assert {span.kind for region in there.timeline(repeat=1).regions for span in region.spans}
 
 
 def test_an_error_of_ours_comes_back(phone: ts.Device) -> None:
