@@ -55,7 +55,7 @@ class RemoteExecutor:
         self._lock = threading.RLock()  # guards what belongs to the present session
         self._affinity: str | None = None  # for later sessions, too
         self._running: Link | None = None  # while a run is in progress
-        self._cancelled = False  # that run
+        self._cancelled = threading.Event()  # that run is to stop
 
     def now(self) -> RemoteModule:
         """The module of the present session.
@@ -104,18 +104,18 @@ class RemoteExecutor:
                     "to run the model", action, session=module.session
                 )
             finally:
-                self._cancelled = False
+                self._cancelled.clear()
             return found
 
     @contextlib.contextmanager
     def _as_running(self, link: Link) -> Iterator[None]:
-        if self._cancelled:
+        if self._cancelled.is_set():
             raise CancelledError
         self._running = link
         try:
             yield
         except tvm.error.RPCError as error:
-            if self._cancelled and _CANCELLED in str(error):
+            if self._cancelled.is_set() and _CANCELLED in str(error):
                 raise CancelledError from error
             raise
         finally:
@@ -123,7 +123,7 @@ class RemoteExecutor:
 
     def cancel(self) -> None:
         """Stop the run that is in progress, from another thread; see `RunFuture.cancel`."""
-        self._cancelled = True
+        self._cancelled.set()
         for _ in range(_CANCEL_TRIES):
             link = self._running
             if link is None or not link.cancel(_CANCEL_SECONDS):
