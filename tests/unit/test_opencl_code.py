@@ -179,6 +179,16 @@ def test_vectors_of_one_value_say_it_once() -> None:
     assert "* (float8)(2.000000e+00f)" in launch["source"]
 
 
+def test_vectors_of_lanes_are_vectors_of_opencl() -> None:
+    """Templates for machines with four lanes multiply by one element of a vector."""
+    four = (tirx.const(4, "int64"),)
+    data, out = (tirx.decl_buffer(four, "float32", name) for name in ("data", "out"))
+    lanes = tirx.Ramp(tirx.const(0, "int64"), tirx.const(1, "int64"), 4)
+    third = tirx.Shuffle([tirx.BufferLoad(data, [lanes])], [2, 2, 2, 2])
+    (launch,) = launches(tirx.PrimFunc([data, out], tirx.BufferStore(out, third, [lanes])))
+    assert "(float4)((" in launch["source"] and " float4(" not in launch["source"]
+
+
 def chosen(condition: str, value: str) -> tirx.PrimFunc:
     """16 lanes that a condition of some type chooses: of booleans that are read, or compared."""
     n = (tirx.const(16, "int64"),)

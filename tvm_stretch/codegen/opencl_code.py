@@ -190,7 +190,12 @@ def _source(call: DeviceCall, target: Target) -> str:
     t = tirx.transform
     lower = tvm.transform.Sequential([t.LowerWarpMemory(), t.StmtSimplify(), t.LowerIntrin()])
     lowered = lower(IRModule({call.entry: call.function}))[call.entry]
-    body = rewrite(lowered.body, (tirx.FloatImm, _exact), (tirx.Broadcast, _splat))
+    body = rewrite(
+        lowered.body,
+        (tirx.FloatImm, _exact),
+        (tirx.Broadcast, _splat),
+        (tirx.Shuffle, _vector_of_lanes),
+    )
     build = tvm.get_global_func("target.build.opencl")
     return str(build(IRModule({call.entry: lowered.with_body(body)}), target).inspect_source())
 
@@ -209,6 +214,15 @@ def _exact(number: tirx.FloatImm) -> tvm.ir.Expr:
         return number
     bits = tirx.const(int(value.view("int32")), "int32")
     return tirx.call_pure_extern("float32", "as_float", bits)
+
+
+def _vector_of_lanes(shuffle: tirx.Shuffle) -> tvm.ir.Expr:
+    """``(float4)((v).s3, ..)``; TVM writes ``float4((v).s3, ..)``, which is not OpenCL C."""
+    scalar, _, lanes = str(shuffle.ty.dtype).partition("x")
+    if not lanes or len(shuffle.vectors) != 1 or scalar not in _TYPE_NAMES:
+        return shuffle
+    picked = [tirx.Shuffle(list(shuffle.vectors), [index]) for index in shuffle.indices]
+    return tirx.call_pure_extern(str(shuffle.ty.dtype), f"({_TYPE_NAMES[scalar]}{lanes})", *picked)
 
 
 def _splat(vector: tirx.Broadcast) -> tvm.ir.Expr:
