@@ -93,6 +93,7 @@ def test_stretching(cache: str) -> None:
     assert "the same numbers as on one processor" in text
 
 
+@pytest.mark.full
 def test_training(cache: str) -> None:
     text = _run(cache, "07_training.py")
     assert "imitating: " in text

@@ -40,6 +40,7 @@ RELATIVES = {
     "mobilenet_v2",
     "mobilenet_v3_large",
     "pnasnet_mobile",
+    "regnetx_1_6gf",
     "regnetx_4gf",
     "resnet18",
     "resnet34",

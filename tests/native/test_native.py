@@ -14,6 +14,7 @@ GTEST = Path("/usr/include/gtest/gtest.h")
 ENVIRONMENT = {k: v for k, v in BUILDING.items() if k != "TVM_STRETCH_OPENCL_DEVICE"}
 """The driver without a device has its own."""
 DRIVER = "*OpenCLMock*"
+THREADED = f"{DRIVER}InstancesOnThreads*:{DRIVER}CancelledAtAnyTime*"
 MAPPED = {"MOCK_OPENCL": "gpu"}
 MIRROR = {**MAPPED, "TVM_STRETCH_OPENCL_MEMORY": "mirror"}
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.timeout(900)  # the first of them builds, the others wait for it
 # The driver without a device (mock_opencl.cc) is a host's CPU first, then GPUs of other memory. The
-# thread sanitizer is slow: of other memory it sees what meets other threads, and the rest in full.
+# thread sanitizer is slow: of that driver it sees what meets other threads, and the rest in full.
 @pytest.mark.parametrize(
     ("program", "only", "device"),
     [
@@ -32,8 +33,9 @@ pytestmark = pytest.mark.skipif(
         ("native_tests", DRIVER, {"MOCK_OPENCL": "gpu fine-grained"}),
         ("native_tests", DRIVER, MAPPED),
         ("native_tests", DRIVER, MIRROR),
-        ("thread_tests", "*", {}),
-        ("thread_tests", f"{DRIVER}InstancesOnThreads*:{DRIVER}CancelledAtAnyTime*", MAPPED),
+        ("thread_tests", f"*-{DRIVER}", {}),
+        ("thread_tests", THREADED, MAPPED),
+        pytest.param("thread_tests", DRIVER, {}, marks=pytest.mark.full),
         pytest.param("thread_tests", DRIVER, MAPPED, marks=pytest.mark.full),
         pytest.param("thread_tests", DRIVER, MIRROR, marks=pytest.mark.full),
     ],

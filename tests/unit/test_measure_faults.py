@@ -139,7 +139,7 @@ def lost_after(builds: int) -> Processor:
     return replace(good, build=build)
 
 
-@pytest.mark.parametrize("builds", [0, pytest.param(4, marks=pytest.mark.full), 13])
+@pytest.mark.parametrize("builds", [*(pytest.param(n, marks=pytest.mark.full) for n in (0, 4)), 13])
 def test_a_driver_that_is_lost_and_comes_back(builds: int, tmp_path: Path) -> None:
     """At the reference kernel, while hand-overs are measured, among the samples."""
     with pytest.raises(DeviceError, match=r"^expected npu to be there .*device lost"):
@@ -173,7 +173,7 @@ except KeyboardInterrupt:
 """
 
 
-@interruptions()
+@interruptions(by_default=1)
 def test_interrupted_at_any_point(
     how: signal.Signals, piece: int, rounds: int, tmp_path: Path
 ) -> None:
