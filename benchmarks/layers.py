@@ -13,6 +13,7 @@ import onnx
 import tvm
 from onnx import shape_inference
 from tvm import te, tirx
+from tvm.target import Target
 from tvm_stretch.targets.kernels.blocks import Config, annotation, convolution_config, dense_shape
 from tvm_stretch.targets.kernels.choose import ConvShape
 from tvm_stretch.targets.kernels.conv import ConvConfig, conv_compute
@@ -22,6 +23,7 @@ from tvm_stretch.targets.kernels.window import WindowConfig, window_compute
 from tvm_stretch.targets.kernels.winograd import WinogradConfig, winograd_compute
 
 from tvm_stretch import zoo
+from tvm_stretch.codegen.llvm_code import llvm_module
 
 SIX = ("resnet18", "resnet34", "resnet50", "regnetx_1_6gf", "regnetx_4gf", "efficientnet_lite4")
 
@@ -123,9 +125,7 @@ def kernel(config: Config, machine: VectorMachine) -> tirx.PrimFunc:
 
 def build(config: Config, machine: VectorMachine, target: Mapping[str, Any]) -> tvm.runtime.Module:
     """The compiled kernel; its assembly is `inspect_source("asm")`."""
-    options = {"tirx.disable_assert": True, "tirx.disable_cse_tir": True}  # as in an artifact
-    with tvm.transform.PassContext(config=options):
-        return tvm.tirx.build(kernel(config, machine), target=dict(target))
+    return llvm_module(tvm.IRModule({"kernel": kernel(config, machine)}), Target(dict(target)))
 
 
 def alone(machine: VectorMachine) -> VectorMachine:

@@ -9,8 +9,11 @@ import platform
 
 import pytest
 import tvm
+from tvm import tirx
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.processor import Processor
+
+from tvm_stretch.codegen.llvm_code import llvm_module
 
 QUICK = {"kind": "llvm", "opt-level": 0}
 """This machine's CPU."""
@@ -29,6 +32,13 @@ ALL_LANES = tuple(_CPUS)
 HERE = cpu_processor(TARGET, 1).machine.lanes
 """What this machine has."""
 _IS_X86 = platform.machine() == "x86_64"
+
+
+def built(
+    kernel: tirx.PrimFunc, target: tvm.target.Target = TARGET, name: str = "kernel"
+) -> tvm.runtime.Module:
+    """Machine code of a scheduled kernel, as artifacts have it."""
+    return llvm_module(tvm.IRModule({name: kernel.with_attr("global_symbol", name)}), target)
 
 
 def cpu_of(lanes: int) -> tvm.target.Target:

@@ -12,7 +12,7 @@ from tvm.ir import Expr, GenericConst
 
 from .choose import ConvShape, choose_conv
 from .conv import ConvConfig, conv_compute, pack_weight
-from .fused import ANNOTATION
+from .fused import ANNOTATION, ONCE
 from .machine import VectorMachine
 from .matmul import MatmulConfig, choose_matmul, matmul_compute
 from .softmax import SoftmaxConfig, choose_softmax, softmax_compute
@@ -54,11 +54,13 @@ def kernel_call(
         operands: with static shapes.
     """
     types = [(tuple(map(int, op.ty.shape.values)), str(op.ty.dtype)) for op in operands]
-    key = (name, what, *types)
+    once = all(isinstance(op, GenericConst) for op in operands)
+    key = (name, what, once, *types)
     if key not in _MADE:
         inputs = [te.placeholder(op.ty.shape.values, op.ty.dtype.dtype) for op in operands]
         out = compute(*inputs)
         kernel = te.create_prim_func([*inputs, out], "int64").without_attr("global_symbol")
+        kernel = kernel.with_attr(ONCE, True) if once else kernel
         _MADE[key] = kernel, relax.TensorType(out.shape, out.dtype)
     kernel, ty = _MADE[key]
     return relax.call_tir(bb.add_func(kernel, name), list(operands), ty)

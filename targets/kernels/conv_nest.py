@@ -208,7 +208,7 @@ class ConvNest:
         """Zero the accumulators, reduce over everything, hand the tile to the epilogue."""
         group = tile.group * self.cfg.oc_blocks
 
-        def finish(p: int, o: int, v: Expr, value: Expr) -> tirx.Stmt:
+        def finish(p: Expr, o: Expr, v: Expr, value: Expr) -> tirx.Stmt:
             return self.epilogue.store(
                 (tile.n, group + o, *self.pixel(tile.y, tile.x + p), v), value
             )
@@ -228,7 +228,7 @@ class ConvNest:
     def partial_tile(self, tile: Tile, chunk: Expr, partial: tirx.Buffer, y: Expr) -> tirx.Stmt:
         """Add one chunk of the reduction to the partial sums."""
 
-        def place(p: int, o: int, v: Expr) -> tuple[Expr, ...]:
+        def place(p: Expr, o: Expr, v: Expr) -> tuple[Expr, ...]:
             return y, tile.x + p, v + o * self.cfg.lanes
 
         return self.tile(
@@ -264,8 +264,8 @@ class ConvNest:
         self,
         tile: Tile,
         reduce: Sequence[Reduction],
-        start: Callable[[int, int, Expr], Expr] | None,
-        finish: Callable[[int, int, Expr, Expr], tirx.Stmt],
+        start: Callable[[Expr, Expr, Expr], Expr] | None,
+        finish: Callable[[Expr, Expr, Expr, Expr], tirx.Stmt],
     ) -> tirx.Stmt:
         """Accumulators in registers: start values, reduction over channel blocks, finish."""
         cfg = self.cfg
@@ -331,9 +331,9 @@ class ConvNest:
         return within(
             acc.buffers,
             [
-                *acc.each(lambda p, o, v: acc.set(p, o, v, start(p, o, v) if start else f32(0.0))),
+                *acc.start(start or (lambda *_: f32(0.0))),
                 *nest,
-                *acc.each(lambda p, o, v: finish(p, o, v, acc.value(p, o, v))),
+                *acc.each(finish),
             ],
         )
 
@@ -369,7 +369,7 @@ class ConvNest:
         return place // width, place % width
 
     def input_place(
-        self, tile: Tile, tap: tuple[int, Expr, Expr], channel: Expr, lane: Expr
+        self, tile: Tile, tap: tuple[Expr, Expr, Expr], channel: Expr, lane: Expr
     ) -> tuple[int | Expr, ...]:
         """Index of the input element under one tap of one pixel."""
         p, ky, kx = tap

@@ -73,11 +73,11 @@ class Dot:
             return statement(tirx.Ramp(const(0), const(1), lanes), lanes)
         return vector_loop(lanes, lambda v: statement(v, 1))
 
-    def weights(self, lane: Expr, first: int, count: int) -> Expr:
+    def weights(self, lane: Expr, first: Expr, count: int) -> Expr:
         """Where the weights of ``count`` lanes stand, from ``lane`` of a vector on."""
         if count == 1:
             return lane + first
-        return tirx.Ramp(const(first * self.together), const(1), count * self.together)
+        return tirx.Ramp(first * self.together, const(1), count * self.together)
 
     def pieces(self, pixel: Pixel, dtype: str, lanes: int) -> list[Expr]:
         """The operand of each piece: a word of the pixel, for so many lanes."""

@@ -23,6 +23,9 @@ from .loops import const
 
 ANNOTATION = "tvm_stretch.kernel"
 
+ONCE = "tvm_stretch.once"
+"""Attribute of kernels that only read constants: they run when an artifact is loaded."""
+
 
 @dataclass(frozen=True)
 class Epilogue:

@@ -23,7 +23,7 @@ from .conv_nest import ConvNest, Reduction, Tile, write_nest
 from .conv_tiles import Blocking, blocking, column_segments, kernel_rows
 from .dots import WORD, OfWords
 from .fused import Epilogue
-from .loops import Accumulators, block, const, fenced_span, load, span, unrolled, within
+from .loops import Accumulators, Sum, block, const, fenced_span, load, span, unrolled, within
 from .machine import VectorMachine
 
 
@@ -163,8 +163,8 @@ class _IntegerNest(ConvNest):
         self,
         tile: Tile,
         reduce: Sequence[Reduction],
-        start: Callable[[int, int, Expr], Expr] | None,
-        finish: Callable[[int, int, Expr, Expr], tirx.Stmt],
+        start: Callable[[Expr, Expr, Expr], Expr] | None,
+        finish: Callable[[Expr, Expr, Expr, Expr], tirx.Stmt],
     ) -> tirx.Stmt:
         """Sums in registers: zero, reduction over channel blocks, finish."""
         cfg, way = self.cfg, self.cfg.way
@@ -175,7 +175,7 @@ class _IntegerNest(ConvNest):
         columns = fenced if cfg.kernel[1] > 1 else span
         low, count = kernel_rows(cfg, tile.y)
 
-        def word(ic: Expr, tap: tuple[Expr, Expr], at: Expr, p: int) -> list[Expr]:
+        def word(ic: Expr, tap: tuple[Expr, Expr], at: Expr, p: Expr) -> list[Expr]:
             def pixel(channel: Expr | int) -> Expr:
                 lane = at * WORD + channel
                 place = self.input_place(tile, (p, *tap), first_block + ic, lane)
@@ -186,21 +186,18 @@ class _IntegerNest(ConvNest):
         def products(
             run: ChannelRun, ic: Expr, tap: tuple[Expr, Expr], active: Sequence[int], at: Expr
         ) -> tirx.Stmt:
-            pieces = {p: word(ic, tap, at, p) for p in active}
-
-            def step(part: int, p: int, o: int, lane: Expr, count: int) -> tirx.Stmt:
-                place = way.weights(lane, o * cfg.lanes, count)
+            def step(part: int, one: Sum, lane: Expr, count: int) -> tirx.Stmt:
+                place = way.weights(lane, one.block * cfg.lanes, count)
                 weight = load(self.weight, tile.group, ic, *tap, at, part, place)
-                total = way.add(acc.value(p, o, lane), pieces[p][part], weight, count)
-                return acc.set(p, o, lane, total)
+                piece = word(ic, tap, at, one.pixel)[part]
+                return one.set(lane, way.add(one.value(lane), piece, weight, count))
 
-            return block(
-                [
-                    way.each(cfg.lanes, partial(step, part, p, o))
-                    for part in range(way.parts)
-                    for p, o in acc.cells(active, range(*run.vectors))
-                ]
-            )
+            def every_lane(part: int, one: Sum) -> tirx.Stmt:
+                return way.each(cfg.lanes, partial(step, part, one))
+
+            vectors = range(*run.vectors)
+            parts = [acc.sums(partial(every_lane, i), active, vectors) for i in range(way.parts)]
+            return block([statement for part in parts for statement in part])
 
         def tap(run: ChannelRun, ic: Expr, ky: Expr, kx: Expr, active: Sequence[int]) -> tirx.Stmt:
             first, end = run.lanes[0] // WORD, -(-run.lanes[1] // WORD)
@@ -225,12 +222,14 @@ class _IntegerNest(ConvNest):
             for run, begin, blocks in (reduce if segments else [])
         ]
         zero = tirx.const(0, "int32")
+        # where there are words, stores of neighbouring pixels become one
+        finished = acc.written_out(finish) if way.words else acc.each(finish)
         return within(
             acc.buffers,
             [
-                *acc.each(lambda p, o, v: acc.set(p, o, v, zero)),
+                *acc.start(lambda *_: zero),
                 *nest,
-                *acc.each(lambda p, o, v: finish(p, o, v, acc.value(p, o, v))),
+                *finished,
             ],
         )
 

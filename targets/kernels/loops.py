@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Generic, TypeAlias, TypeVar
 
 from tvm import tirx
@@ -142,8 +143,31 @@ def unrolled(start: int, extent: int, body: Body, name: str = "i") -> tirx.Stmt:
     return block(parts if passes else parts[1:])
 
 
+@dataclass(frozen=True)
+class Sum:
+    """One vector of sums of a register tile: its pixel, its output block, and where it lies."""
+
+    pixel: Expr
+    block: Expr
+    buffer: tirx.Buffer
+    row: Expr
+    column: Expr
+
+    def value(self, lane: Expr) -> Expr:
+        """The sum of one lane, or of several with a ramp."""
+        return load(self.buffer, self.row, self.column, lane)
+
+    def set(self, lane: Expr, value: Expr) -> tirx.Stmt:
+        """Store it."""
+        return store(self.buffer, value, self.row, self.column, lane)
+
+
 class Accumulators:
-    """The registers of one tile: ``pixels`` x ``blocks`` vectors of sums."""
+    """The registers of one tile: ``pixels`` x ``blocks`` vectors of sums.
+
+    What happens to each of them is written as loops that TVM unrolls late: every pass before would
+    have to look at each of the statements. Then each has a constant place, so LLVM makes registers.
+    """
 
     def __init__(
         self,
@@ -153,26 +177,52 @@ class Accumulators:
         scope: str = "global",
         dtype: str = "float32",
     ) -> None:
-        self.blocks, self.count = blocks, count
-        self.buffers = vectors("acc", pixels * blocks, count, scope, dtype)
+        self.count = count
+        self._shape = pixels, blocks
         # Outer loop over the longer side: the operand of the shorter side stays in few registers.
-        self._cells = [(p, o) for p in range(pixels) for o in range(blocks)]
-        if blocks > pixels:
-            self._cells = [(p, o) for o in range(blocks) for p in range(pixels)]
+        self._by_block = blocks > pixels
+        outer, inner = sorted(self._shape, reverse=True)
+        most = max(1, STACK_BYTES // (inner * count * 4))
+        parts = balanced(outer, most)
+        self._starts = list(accumulate(parts[:-1], initial=0))
+        self.buffers = [
+            scratch(f"acc{i}", size, inner, count, scope=scope, dtype=dtype)
+            for i, size in enumerate(parts)
+        ]
 
-    def cells(self, pixels: Sequence[int], blocks: range | None = None) -> list[tuple[int, int]]:
-        """Those of some pixels and output blocks, by default of all blocks, in good order."""
-        return [(p, o) for p, o in self._cells if p in pixels and (blocks is None or o in blocks)]
+    def sums(
+        self,
+        statement: Callable[[Sum], tirx.Stmt],
+        pixels: Sequence[int] | None = None,
+        blocks: Sequence[int] | None = None,
+    ) -> list[tirx.Stmt]:
+        """``statement`` for the sums of some pixels and output blocks, by default of all."""
+        rows, columns = (
+            range(size) if wanted is None else wanted
+            for size, wanted in zip(self._shape, (pixels, blocks), strict=True)
+        )
+        if self._by_block:
+            rows, columns = columns, rows
 
-    def add(self, p: int, o: int, lane: Expr, value: Expr) -> tirx.Stmt:
-        """Add to the sum of one lane of a cell."""
-        return self.set(p, o, lane, self.value(p, o, lane) + value)
+        def one(row: Expr, column: Expr, start: int, buffer: tirx.Buffer) -> tirx.Stmt:
+            place = (column, row) if self._by_block else (row, column)
+            return statement(Sum(*place, buffer, row - start, column))
+
+        def some(inside: range, beside: range, start: int, buffer: tirx.Buffer) -> tirx.Stmt:
+            return each(inside, lambda r: each(beside, lambda c: one(r, c, start, buffer)))
+
+        return [
+            some(inside, beside, start, buffer)
+            for start, buffer in zip(self._starts, self.buffers, strict=True)
+            for inside in neighbours([r for r in rows if 0 <= r - start < int(buffer.shape[0])])
+            for beside in neighbours(columns)
+        ]
 
     def add_products(
         self,
         pixels: Sequence[int],
-        left: Callable[[int, Expr], Expr],
-        right: Callable[[Expr, int, Expr], Expr],
+        left: Callable[[Expr, Expr], Expr],
+        right: Callable[[Expr, Expr, Expr], Expr],
         extent: int,
         by_element: bool,
         blocks: range | None = None,
@@ -187,59 +237,86 @@ class Accumulators:
             by_element: read vectors of what is left and multiply by an element at a time.
             blocks: to whose sums they are added; by default all.
         """
-        cells = self.cells(pixels, blocks)
         vectors = extent // self.count if by_element else 0
 
         def products(i: Expr) -> tirx.Stmt:
-            one = {p: left(p, i) for p in pixels}
-            return block(
-                [
-                    lanes(
-                        self.count,
-                        lambda v, p=p, o=o: self.add(p, o, v, one[p] * right(i, o, v)),
-                    )
-                    for p, o in cells
-                ]
-            )
+            return block(self.add(lambda p, o, v: left(p, i) * right(i, o, v), pixels, blocks))
+
+        def of_vector(first: Expr, element: int) -> Callable[[Sum], tirx.Stmt]:
+            lane = tirx.Ramp(const(0), const(1), self.count)
+
+            def add(one: Sum) -> tirx.Stmt:
+                read = left(one.pixel, tirx.Ramp(first, const(1), self.count))
+                factor = tirx.Shuffle([read], [element] * self.count)
+                return one.set(
+                    lane, one.value(lane) + factor * right(first + element, one.block, lane)
+                )
+
+            return add
 
         def vector(first: Expr) -> tirx.Stmt:
-            number, lane = range(self.count), tirx.Ramp(const(0), const(1), self.count)
-            read = {p: left(p, tirx.Ramp(first, const(1), self.count)) for p in pixels}
-            one = {
-                (p, i): tirx.Shuffle([read[p]], [i] * self.count) for p in pixels for i in number
-            }
-            return block(
-                [
-                    self.add(p, o, lane, one[p, i] * right(first + i, o, lane))
-                    for i in number
-                    for p, o in cells
-                ]
-            )
+            each = (self.sums(of_vector(first, i), pixels, blocks) for i in range(self.count))
+            return block([statement for statements in each for statement in statements])
 
         parts = [loop(vectors, lambda i: vector(i * self.count), "ii")] if vectors else []
         if rest := extent - vectors * self.count:
             parts.append(unrolled(extent - rest, rest, products, "ii"))
         return block(parts)
 
-    def value(self, p: int, o: int, lane: Expr) -> Expr:
-        """The sum of one lane of a cell."""
-        return load(self.buffers[p * self.blocks + o], lane)
-
-    def set(self, p: int, o: int, lane: Expr, value: Expr) -> tirx.Stmt:
-        """Store the sum of one lane of a cell."""
-        return store(self.buffers[p * self.blocks + o], value, lane)
-
     def each(
         self,
-        statement: Callable[[int, int, Expr], tirx.Stmt],
+        statement: Callable[[Expr, Expr, Expr, Expr], tirx.Stmt],
         pixels: Sequence[int] | None = None,
+        blocks: Sequence[int] | None = None,
     ) -> list[tirx.Stmt]:
-        """``statement(pixel, block, lane)`` as a vector operation, for every cell of ``pixels``."""
-        return [
-            lanes(self.count, lambda v, p=p, o=o: statement(p, o, v))
-            for p, o in self._cells
-            if pixels is None or p in pixels
-        ]
+        """``statement(pixel, block, lane, sum)`` as a vector operation, for every sum."""
+
+        def vector(one: Sum) -> tirx.Stmt:
+            return lanes(self.count, lambda v: statement(one.pixel, one.block, v, one.value(v)))
+
+        return self.sums(vector, pixels, blocks)
+
+    def written_out(
+        self, statement: Callable[[Expr, Expr, Expr, Expr], tirx.Stmt]
+    ) -> list[tirx.Stmt]:
+        """As `each`, without loops: for passes that look at neighbouring statements."""
+        pixels, blocks = map(range, self._shape)
+        return [s for p in pixels for o in blocks for s in self.each(statement, [p], [o])]
+
+    def start(self, value: Callable[[Expr, Expr, Expr], Expr]) -> list[tirx.Stmt]:
+        """Every sum begins with ``value(pixel, block, lane)``."""
+        return self.sums(
+            lambda one: lanes(self.count, lambda v: one.set(v, value(one.pixel, one.block, v)))
+        )
+
+    def add(
+        self,
+        value: Callable[[Expr, Expr, Expr], Expr],
+        pixels: Sequence[int] | None = None,
+        blocks: Sequence[int] | None = None,
+    ) -> list[tirx.Stmt]:
+        """Add ``value(pixel, block, lane)`` to the sums of some pixels and output blocks."""
+
+        def increase(one: Sum, v: Expr) -> tirx.Stmt:
+            return one.set(v, one.value(v) + value(one.pixel, one.block, v))
+
+        return self.sums(lambda one: lanes(self.count, lambda v: increase(one, v)), pixels, blocks)
+
+
+def each(numbers: range, body: Body) -> tirx.Stmt:
+    """``body`` for each of some numbers, unrolled late."""
+    return span(numbers.start, len(numbers), body, "i", UNROLLED)
+
+
+def neighbours(numbers: Sequence[int]) -> list[range]:
+    """Ascending numbers as ranges.
+
+    >>> neighbours([0, 1, 2, 4])
+    [range(0, 3), range(4, 5)]
+    """
+    cuts = [0, *(i for i in range(1, len(numbers)) if numbers[i] > numbers[i - 1] + 1)]
+    ends = [*cuts[1:], len(numbers)]
+    return [range(numbers[a], numbers[b - 1] + 1) for a, b in zip(cuts, ends, strict=True) if a < b]
 
 
 def balanced(total: int, largest: int) -> list[int]:

@@ -17,7 +17,7 @@ again, to the same numbers: nothing is computed one by one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -158,15 +158,17 @@ class _MatmulNest:
         cfg = self.cfg
         stack = unravelled(matrix, cfg.batch)
         first = (group * run.width + run.start) * cfg.lanes
-        starts = [first + o * cfg.lanes for o in range(run.width)]
-        if run.work:
-            starts[-1] = const(cfg.size[2] - cfg.lanes)
+
+        def start(o: Expr) -> Expr:
+            column = first + o * cfg.lanes
+            return tirx.min(column, const(cfg.size[2] - cfg.lanes)) if run.work else column
+
         return block(
             [
                 loop(
                     rows.count,
                     lambda t, rows=rows: self.tile(
-                        stack, t * rows.width + rows.start, rows.width, starts
+                        stack, t * rows.width + rows.start, rows.width, run.width, start
                     ),
                     "tile",
                 )
@@ -174,27 +176,28 @@ class _MatmulNest:
             ]
         )
 
-    def tile(self, stack: list[Expr], row: Expr, rows: int, starts: list[Expr]) -> tirx.Stmt:
+    def tile(
+        self, stack: list[Expr], row: Expr, rows: int, width: int, start: Callable[[Expr], Expr]
+    ) -> tirx.Stmt:
         """Zero the sums, reduce over everything, hand the tile to the epilogue."""
         cfg = self.cfg
-        acc = Accumulators(rows, len(starts), cfg.lanes)
+        acc = Accumulators(rows, width, cfg.lanes)
 
         products = acc.add_products(
             range(rows),
             lambda p, k: load(self.a, *_place(cfg.a, stack, row + p, k)),
-            lambda k, o, v: load(self.b, *_place(cfg.b, stack, k, starts[o] + v)),
+            lambda k, o, v: load(self.b, *_place(cfg.b, stack, k, start(o) + v)),
             cfg.size[1],
             self.by_element,
         )
 
-        def finish(p: int, o: int, v: Expr) -> tirx.Stmt:
-            place = (*stack, row + p, starts[o] + v)
-            return self.epilogue.store(place, acc.value(p, o, v))
+        def finish(p: Expr, o: Expr, v: Expr, value: Expr) -> tirx.Stmt:
+            return self.epilogue.store((*stack, row + p, start(o) + v), value)
 
         return within(
             acc.buffers,
             [
-                *acc.each(lambda p, o, v: acc.set(p, o, v, f32(0.0))),
+                *acc.start(lambda *_: f32(0.0)),
                 products,
                 *acc.each(finish),
             ],

@@ -390,14 +390,14 @@ class _Nest:
         return within(
             acc.buffers,
             [
-                *acc.each(lambda p, o, z: acc.set(p, o, z, f32(0.0))),
+                *acc.start(lambda *_: f32(0.0)),
                 *(
                     apart(run.block, run.blocks, lambda c, run=run: reduce(run, c), "c")
                     for run in runs
                 ),
                 *acc.each(
-                    lambda p, o, z: store(
-                        m, acc.value(p, o, z), k, (g * cfg.oc_blocks + o) * count + t + p, z
+                    lambda p, o, z, value: store(
+                        m, value, k, (g * cfg.oc_blocks + o) * count + t + p, z
                     )
                 ),
             ],

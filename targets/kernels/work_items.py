@@ -115,11 +115,10 @@ def write_conv_items(
 
             def multiply(ii: Expr) -> tirx.Stmt:
                 return block(
-                    acc.each(
-                        lambda p, o, v: acc.add(
-                            *(p, o, v),
+                    acc.add(
+                        lambda p, o, v: (
                             load(values, ii + p * cfg.data_block)
-                            * load(weight, g, ic, ky, kx, ii, v + o * cfg.lanes),
+                            * load(weight, g, ic, ky, kx, ii, v + o * cfg.lanes)
                         )
                     )
                 )
@@ -131,9 +130,9 @@ def write_conv_items(
                 ]
             )
 
-        def finish(p: int, o: int, v: Expr) -> tirx.Stmt:
+        def finish(p: Expr, o: Expr, v: Expr, value: Expr) -> tirx.Stmt:
             place = (n, g * cfg.oc_blocks + o, y, first_column + p, v)
-            return epilogue.store(place, acc.value(p, o, v))
+            return epilogue.store(place, value)
 
         def finish_pixel(p: int) -> tirx.Stmt:
             stores = block(acc.each(finish, [p]))
@@ -153,7 +152,7 @@ def write_conv_items(
         return within(
             [*acc.buffers, values],
             [
-                *acc.each(lambda p, o, v: acc.set(p, o, v, f32(0.0))),
+                *acc.start(lambda *_: f32(0.0)),
                 nest,
                 *(finish_pixel(p) for p in range(cfg.pixels)),
             ],
@@ -195,7 +194,7 @@ def write_window_items(
 
     def item(indices: Sequence[Expr]) -> tirx.Stmt:
         n, b, y, x = indices
-        acc = Accumulators(1, 1, cfg.lanes, scope="local", dtype=dtype)
+        acc = scratch("acc", cfg.lanes, scope="local", dtype=dtype)
 
         def tap(ky: Expr, kx: Expr) -> tirx.Stmt:
             row = y * cfg.stride[0] + ky * cfg.dilation[0] - cfg.padding[0]
@@ -204,24 +203,24 @@ def write_window_items(
             def add(v: Expr) -> tirx.Stmt:
                 pixel = load(data, n, b, row, column, v)
                 if cfg.kind == "max":
-                    return acc.set(0, 0, v, tirx.max(pixel, acc.value(0, 0, v)))
+                    return store(acc, tirx.max(pixel, load(acc, v)), v)
                 if cfg.kind == "depthwise":
                     pixel = pixel * load(operands[1], b, ky, kx, v)
-                return acc.add(0, 0, v, pixel)
+                return store(acc, load(acc, v) + pixel, v)
 
             statement = lanes(cfg.lanes, add)
             inside = _inside(cfg, row, column)
             return statement if inside is None else tirx.IfThenElse(inside, statement, None)
 
         def result(v: Expr) -> Expr:
-            total = acc.value(0, 0, v)
+            total = load(acc, v)
             return total / window_count(cfg, y, x) if cfg.kind == "avg" else total
 
         start = least(dtype) if cfg.kind == "max" else f32(0.0)
         return within(
-            acc.buffers,
+            [acc],
             [
-                *acc.each(lambda p, o, v: acc.set(p, o, v, start)),
+                lanes(cfg.lanes, lambda v: store(acc, start, v)),
                 loop(
                     cfg.kernel[0],
                     lambda ky: loop(cfg.kernel[1], lambda kx: tap(ky, kx), "kx"),

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import tvm
+from cpu_targets import built
 from tvm import te, tirx
 from tvm.target import Target
 from tvm_ffi.libinfo import find_include_path
@@ -169,7 +170,7 @@ def test_integers(dtype: str, depthwise: bool, core: str, tmp_path: Path) -> Non
     tensors = [(tuple(int(d) for d in t.shape), str(t.dtype)) for t in (*operands, out)]
     arrays = [random.integers(-100, 100, shape).astype(kind) for shape, kind in tensors]
     scheduled = schedule_kernel(function, machine)
-    library = tvm.tirx.build(scheduled.with_attr("global_symbol", "kernel"), target=target)
+    library = built(scheduled, tvm.target.Target(target))
     got = emulated(library, arrays, tmp_path)
     np.testing.assert_array_equal(got, here(function, arrays))
 
@@ -206,7 +207,7 @@ def test_template(name: str, core: str, tmp_path: Path) -> None:
         arrays[1] *= existing(config)
     target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": core}
     scheduled = schedule_kernel(ExpandMath()(tvm.IRModule({"f": function}))["f"], MACHINE)
-    library = tvm.tirx.build(scheduled.with_attr("global_symbol", "kernel"), target=target)
+    library = built(scheduled, tvm.target.Target(target))
     got = emulated(library, arrays, tmp_path)
     want = here(function, arrays)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * np.abs(want).max())

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tvm
 from cpu_targets import TARGET
+from cpu_targets import built as compiled
 from relax_helpers import assert_same_numerics, module, op_names
 from tvm import te, topi
 from tvm_stretch.passes.block_channels import BlockChannels
@@ -51,8 +52,8 @@ def test_same_as_numpy(name: str, machine: VectorMachine) -> None:
     x, y = (rng.standard_normal(shape, "float32") for shape in (a, b))
     bias = rng.standard_normal(np.matmul(x, y).shape, "float32")
     out = tvm.runtime.tensor(np.full(bias.shape, 7e7, "float32"))
-    library = tvm.tirx.build(built(a, b, machine).with_attr("global_symbol", "f"), target=TARGET)
-    library["f"](*map(tvm.runtime.tensor, (x, y, bias)), out)
+    library = compiled(built(a, b, machine))
+    library["kernel"](*map(tvm.runtime.tensor, (x, y, bias)), out)
     np.testing.assert_allclose(out.numpy(), np.maximum(x @ y, bias), rtol=1e-5, atol=1e-5)
 
 
@@ -85,8 +86,7 @@ def run_softmax(x: np.ndarray, machine: VectorMachine, denormals: bool = True) -
     func = te.create_prim_func([data, topi.multiply(result, 2.0)])
     func = KeepNan()(ExpandMath()(tvm.IRModule({"f": func})))["f"]
     out = tvm.runtime.tensor(np.full(x.shape, 7e7, "float32"))
-    func = schedule_kernel(func, machine).with_attr("global_symbol", "f")
-    tvm.tirx.build(func, target=TARGET)["f"](tvm.runtime.tensor(x), out)
+    compiled(schedule_kernel(func, machine))["kernel"](tvm.runtime.tensor(x), out)
     return out.numpy()
 
 

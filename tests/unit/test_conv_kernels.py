@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import tvm
-from cpu_targets import TARGET
+from cpu_targets import built
 from hypothesis import given
 from hypothesis import strategies as st
 from tvm import te, tirx, topi
@@ -34,7 +34,7 @@ MACHINES = [AVX2, NEON, AVX512, SMALL_CACHE]
 
 def run(func: tirx.PrimFunc, *arrays: np.ndarray) -> np.ndarray:
     """Build ``func`` and run it; the last parameter is the output."""
-    library = tvm.tirx.build(func.with_attr("global_symbol", "kernel"), target=TARGET)
+    library = built(func)
     shape = [int(d) for d in func.params[-1].shape]
     out = tvm.runtime.empty(shape, "float32")
     library["kernel"](*[tvm.runtime.tensor(a) for a in arrays], out)
@@ -192,7 +192,7 @@ def test_short_runs_of_tiles_stay_in_registers(
     out = conv_compute(config, data, weight, annotation("conv", config))
     kernel = schedule_kernel(te.create_prim_func([data, weight, out]), AVX2)
     target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "znver3"}
-    assembly = tvm.tirx.build(kernel, target=target).inspect_source("asm")
+    assembly = built(kernel, tvm.target.Target(target)).inspect_source("asm")
     for block in re.split(r"\n(?=\.LBB)", assembly):
         sums = block.count("vfmadd")
         assert sums < 16 or len(re.findall(r"\(%rsp\).*%ymm|%ymm.*\(%rsp\)", block)) < sums / 2

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
-from cpu_targets import TARGET
+from cpu_targets import built
 from tvm import relax, te, tirx
 from tvm.relax import op
 from tvm_stretch.targets.kernels import generic
@@ -148,8 +148,7 @@ def random_arguments(func: tirx.PrimFunc) -> list[np.ndarray]:
 
 def run(func: tirx.PrimFunc, arrays) -> list[np.ndarray]:
     tensors = [tvm.runtime.tensor(a) for a in arrays]
-    func = func.with_attr("global_symbol", "main").with_attr("tirx.noalias", True)
-    tvm.tirx.build(func, target=TARGET)["main"](*tensors)
+    built(func.with_attr("tirx.noalias", True))["kernel"](*tensors)
     return [t.numpy() for t in tensors]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from cpu_targets import host_of
+from cpu_targets import built, host_of
 from quantised_models import optimised, qdq_conv
 from relax_helpers import op_names
 from tvm import relax, te
@@ -137,8 +137,7 @@ def sums(machine: VectorMachine, depthwise: bool) -> list[te.Tensor]:
 
 def assembly(tensors: list[te.Tensor], machine: VectorMachine, target: Target) -> str:
     func = schedule_kernel(te.create_prim_func(tensors), machine)
-    library = tvm.tirx.build(func.with_attr("global_symbol", "kernel"), target=target)
-    return str(library.inspect_source("asm"))
+    return str(built(func, target).inspect_source("asm"))
 
 
 def test_other_processors_have_no_instructions_of_the_cpu() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import tvm
-from cpu_targets import TARGET
+from cpu_targets import built
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
@@ -70,8 +70,7 @@ def build(config, machine, relu=False):
 def run(func, *arrays, shape):
     """Build for this machine and run."""
     out = tvm.runtime.tensor(np.full(shape, 7e7, "float32"))
-    library = tvm.tirx.build(func.with_attr("global_symbol", "main"), target=TARGET)
-    library["main"](*map(tvm.runtime.tensor, arrays), out)
+    built(func)["kernel"](*map(tvm.runtime.tensor, arrays), out)
     return out.numpy()
 
 

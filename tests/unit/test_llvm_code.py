@@ -1,0 +1,100 @@
+"""Loop nests as machine code: what a compilation spends its time on, and what kernels leave out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tvm
+import tvm_ffi
+from cpu_targets import ALL_LANES, built, cpu_of
+from relax_helpers import module, random_const
+from tvm import relax, te, tirx
+from tvm_stretch.passes.block_channels import BlockChannels
+from tvm_stretch.targets.cpu import vector_machine
+from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
+from tvm_stretch.targets.kernels.fused import ONCE
+from tvm_stretch.targets.kernels.loops import (
+    Accumulators,
+    f32,
+    neighbours,
+    store,
+    within,
+)
+
+from benchmarks.layers import kernel
+from tvm_stretch.codegen import llvm_code
+
+
+def doubled() -> tirx.PrimFunc:
+    data = te.placeholder((64,), name="data")
+    return te.create_prim_func([data, te.compute((64,), lambda i: data[i] * 2.0, name="out")])
+
+
+def test_kernels_do_not_check_their_arguments() -> None:
+    assert "Mismatched" not in built(doubled()).inspect_source("ll")
+    assert "Mismatched" in tvm.tirx.build(doubled(), "llvm").inspect_source("ll")
+
+
+def stores(function: tirx.PrimFunc) -> int:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(function.body, (tirx.BufferStore, found.append))
+    return len(found)
+
+
+@pytest.mark.parametrize("wide", ALL_LANES)
+def test_tiles_are_loops_until_they_are_unrolled(wide: int) -> None:
+    """Each pass before looks at each statement."""
+    machine = vector_machine(cpu_of(wide), 1)
+    config = choose_conv(ConvShape(1, 256, (14, 14), 64, (1, 1)), machine, wide)
+    assert config.pixels * config.oc_blocks >= 8
+    assert stores(kernel(config, machine)) < config.pixels * config.oc_blocks
+
+
+@pytest.mark.parametrize("shape", [(3, 20), (20, 3), (1, 1)])
+def test_each_sum_of_a_tile_is_one_of_its_own(shape: tuple[int, int]) -> None:
+    """A tile of more sums than a buffer on the stack holds; a pixel in the middle is left out."""
+    pixels, blocks = shape
+    acc = Accumulators(pixels, blocks, 8)
+    out = tirx.decl_buffer((pixels, blocks, 8), "float32", "out")
+    some = [p for p in range(pixels) if p != 1]
+    body = within(
+        acc.buffers,
+        [
+            *acc.start(lambda p, o, v: (p * 100 + o).astype("float32")),
+            *acc.add(lambda *_: f32(0.5), some, range(1, blocks)),
+            *acc.each(lambda p, o, v, value: store(out, value, p, o, v)),
+        ],
+    )
+    result = tvm.runtime.empty((pixels, blocks, 8), "float32")
+    built(tirx.PrimFunc([out], body))["kernel"](result)
+    for p in range(pixels):
+        for o in range(blocks):
+            more = 0.5 if p in some and o > 0 else 0.0
+            assert (result.numpy()[p, o] == p * 100 + o + more).all()
+
+
+def test_neighbours_are_ranges() -> None:
+    assert neighbours([]) == []
+    assert neighbours([4]) == [range(4, 5)]
+    assert neighbours([0, 1, 3, 4, 6]) == [range(2), range(3, 5), range(6, 7)]
+
+
+def test_only_what_runs_at_every_run_gets_all_of_llvm() -> None:
+    network = module(
+        lambda x: relax.op.nn.conv2d(x, random_const(8, 8, 1, 1)),
+        (1, 8, 8, 8),
+    )
+    machine = vector_machine(cpu_of(8), 1)
+    blocked = BlockChannels({"cpu": machine})(network)
+    functions = {var.name_hint: function for var, function in blocked.functions.items()}
+    once = {name for name, f in functions.items() if ONCE in (f.attrs or {})}
+    assert once == {"pack_weight"}
+    target = tvm.target.Target("llvm")
+
+    def level(name: str) -> Any:
+        mod = tvm.IRModule({"main": functions[name]})
+        return llvm_code._with_level(mod, target).attrs.get("opt-level")
+
+    assert level("pack_weight") == 1
+    assert level("conv2d") is None

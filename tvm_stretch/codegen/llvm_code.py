@@ -1,0 +1,84 @@
+"""Scheduled kernels as a module of LLVM: TVM's passes that they need, and no others.
+
+    for lane in T.vectorized(16): out[n, c, y, x, lane] = ..  ->  store <16 x float> ..
+
+TVM's own pipeline is that of GPUs too. On loop nests of templates two thirds of its time goes into
+passes that change nothing; what they would still simplify, LLVM does. And its kernels check each
+of their arguments, which is half of the code of a small kernel: ours trust the executor.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.target import Target
+
+from tvm_stretch.targets.kernels.fused import ONCE
+
+_t, _s = tirx.transform, s_tir.transform
+
+_FROM_BLOCKS = (
+    _s.CanonicalizeLoop(),
+    _s.LowerInitBlock(),
+    _s.PlanAndUpdateBufferAllocationLocation(),
+    _s.ConvertBlocksToOpaque(),
+    _s.CompactBufferAllocation(),
+    _s.LowerMatchBuffer(),
+    _s.StmtSimplify(),
+    _s.LowerOpaqueBlock(),
+)
+_FLAT = (_t.FlattenBuffer(), _t.BF16ComputeLegalize())
+_NARROW = (_t.NarrowDataType(32), _s.LoopPartition())
+_VECTORS = (_t.VectorizeLoop(True), _t.StorageRewrite())
+_UNROLLED = (_t.UnrollLoop(),)  # late: every pass before would have to look at each statement
+_SIMPLE = (
+    _s.RenormalizeSplitPattern(),
+    _t.StmtSimplify(),
+    _t.RemoveNoOp(),
+    _s.RewriteUnsafeSelect(),
+)
+_FUNCTIONS = (
+    _t.FP8ComputeLegalize(),
+    _t.AnnotateEntryFunc(),
+    _t.SplitHostDevice(),
+    _t.MakePackedAPI(),
+    _t.SkipAssert(),
+    _t.FP8StorageLegalize(),
+    _t.BF16StorageLegalize(),
+    _t.LowerTVMBuiltin(),
+    _t.LowerIntrin(),
+)
+
+
+def llvm_module(mod: tvm.IRModule, target: Target) -> tvm.runtime.Module:
+    """The machine code of scheduled kernels, each under its ``global_symbol``."""
+    target = _with_level(mod, target)
+    passes = [_t.BindTarget(target), *_passes(mod, target)]
+    lowered = tvm.transform.Sequential(passes)(mod)
+    return tvm.get_global_func("target.build.llvm")(lowered, target)
+
+
+def _with_level(mod: tvm.IRModule, target: Target) -> Target:
+    """What runs once is not worth LLVM's full effort, which is most of its time to compile."""
+    if all(ONCE in (kernel.attrs or {}) for kernel in mod.functions.values()):
+        target = Target({"opt-level": 1, **json.loads(str(target))})
+    return target.with_host(target)
+
+
+def _passes(mod: tvm.IRModule, target: Target) -> Sequence[tvm.transform.Pass]:
+    machine = str(target.attrs["mtriple"]).split("-")[0]
+    if machine in ("x86_64", "aarch64", "arm64") and not _has_blocks(mod):
+        return (*_FLAT, *_VECTORS, *_UNROLLED, *_FUNCTIONS)
+    return (*_FROM_BLOCKS, *_FLAT, *_NARROW, *_VECTORS, *_UNROLLED, *_SIMPLE, *_FUNCTIONS)
+
+
+def _has_blocks(mod: tvm.IRModule) -> bool:
+    """Whether a kernel is of TVM's schedules; nests of templates have no blocks."""
+    found: list[s_tir.SBlock] = []
+    for kernel in mod.functions.values():
+        tvm_ffi.structural_walk(kernel.body, (s_tir.SBlock, found.append))
+    return bool(found)
