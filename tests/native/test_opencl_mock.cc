@@ -1,11 +1,14 @@
 // The OpenCL processor on a driver without a device (mock_opencl.cc), which fails when it is told
 // to; also under ThreadSanitizer. $MOCK_OPENCL chooses the kind of device, for the whole process.
+#include <dirent.h>
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <thread>
 #include <vector>
 
+#include "cores.h"
 #include "kernels.h"
 #include "opencl/cl.h"
 #include "random_graph.h"
@@ -242,6 +245,35 @@ TEST_P(OpenCLMock, RunsLeaveNothingBehind) {
   const int before = Live();
   for (int run = 0; run < 300; ++run) Invoke(module, 1, 2);
   EXPECT_LE(Live(), before + 2) << "the last command may not be released yet";
+}
+
+int ThreadsOn(int core) {
+  int count = 0;
+  DIR* threads = opendir("/proc/self/task");
+  while (const dirent* entry = readdir(threads)) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (sched_getaffinity(std::atoi(entry->d_name), sizeof(set), &set) != 0) continue;
+    count += entry->d_name[0] != '.' && CPU_COUNT(&set) == 1 && CPU_ISSET(core, &set) ? 1 : 0;
+  }
+  closedir(threads);
+  return count;
+}
+
+TEST_P(OpenCLMock, AffinityReachesTheSubmitter) {
+  const Cores cores = AllowedCores();
+  if (cores.size() < 2) GTEST_SKIP() << "all threads are on the one core";
+  const int core = cores.back();
+  RandomGraph graph = Graph(4);
+  const int before = ThreadsOn(core);
+  ffi::Module module = CreateOn(graph);
+  EXPECT_EQ(Invoke(module, 1, 2), graph.Expected(1, 2));
+  Call(module, "set_affinity", ffi::String(std::to_string(core)));
+  EXPECT_EQ(Invoke(module, 1, 2), graph.Expected(1, 2));
+  const bool has_bells = std::getenv("MOCK_OPENCL") == nullptr && GetParam() == kBells;
+  EXPECT_EQ(ThreadsOn(core) - before, has_bells ? 0 : 1);
+  Call(module, "set_affinity", ffi::String(""));
+  EXPECT_EQ(ThreadsOn(core), before);
 }
 
 INSTANTIATE_TEST_SUITE_P(Code, OpenCLMock, ::testing::Values(kPlain, kBells),

@@ -17,16 +17,20 @@ import pytest
 import tvm
 from fake_targets import TARGET, fake_processor
 from mutations import interruptions
+from relax_helpers import module
 from rpc_processes import RpcProcess
-from tvm import rpc
+from tvm import relax, rpc
 from tvm_stretch.targets.processor import Processor
 
 import tvm_stretch as ts
+from tvm_stretch.cost.device import chosen_folder
 from tvm_stretch.cost.model import load_cost_model
 from tvm_stretch.errors import CostModelError, DeviceError
 from tvm_stretch.measuring.dataset import Dataset
 from tvm_stretch.measuring.samples import Sample
 from tvm_stretch.measuring.transfers import measure_transfers
+from tvm_stretch.remote.processors import processors_of
+from tvm_stretch.search.costs import planning_costs
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = (Sample("conv", 8, (6, 6), 8, epilogue="relu"), Sample("dense", 16, (1, 1), 8))
@@ -112,6 +116,25 @@ def test_a_server_that_is_killed_and_comes_back(
         assert all(row.nanoseconds > 0 for row in rows)
     forms = [{json.dumps(sorted(row.to_json())) for row in found.rows} for found in (remote, local)]
     assert forms[0] == forms[1]
+
+
+def test_models_of_a_phone_are_read_for_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", str(tmp_path))
+    phone, other = (ts.connect(rpc.LocalSession(), key) for key in ("phone", "other"))
+    ts.measure(["llvm"], device=phone, budget=0.2, cpu_threads=1)
+    network = module(lambda x: relax.op.nn.relu(relax.op.abs(x)), (1, 8, 6, 6))
+    sources = {}
+    for device in (phone, other, None):
+        processors, _ = processors_of(device, ["llvm"], 1)
+        name = device.name if device else "here"
+        sources[name] = planning_costs(processors).trusted
+        verdicts = ts.probe("llvm", network, device=device, cpu_threads=1)
+        assert verdicts.reasons and not verdicts.refused
+        assert device is None or verdicts.device["machine"] == name
+        assert (chosen_folder(None, processors[0]) / "cpu.json").is_file() == (name == "phone")
+    assert sources == {"phone": True, "other": False, "here": False}
 
 
 def test_measurements_of_two_phones_do_not_mix(tmp_path: Path) -> None:

@@ -376,6 +376,17 @@ def test_any_number_of_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_a_name_that_nobody_looks_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system waits for its name servers as long as it likes."""
+    over = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait(60))
+    try:
+        with pytest.raises(DeviceError, match=r"the tracker farm\.invalid:9190"):
+            ts.connect("farm.invalid:9190", "pixel", wait=0.3, timeout=0.3)
+    finally:
+        over.set()
+
+
 def test_no_tracker_at_all() -> None:
     with pytest.raises(DeviceError, match=r"pixel from the tracker .*refused.*; start it with"):
         ts.connect("127.0.0.1:1", "pixel")

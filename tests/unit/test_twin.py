@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 
 import pytest
@@ -52,6 +53,21 @@ def test_costs_are_the_profile_s(phone: Profile, wide: tvm.IRModule) -> None:
         assert 0.45 < half / ns < 0.6
         assert costs.start(place) == round(1e3 * phone.processor(name).kernel_us)
     assert costs.hand_over(0, 1, 4000) == phone.hand_over("cpu", "hexagon", 4000)
+
+
+def test_a_slower_processor_changes_the_plan(
+    phone: Profile, wide: tvm.IRModule, tmp_path: Path
+) -> None:
+    """The same phone with a DSP that is a hundred times slower: it gets nothing to do."""
+    dsp = phone.processors["hexagon"]
+    speeds = {family: speed / 100 for family, speed in dsp.multiply_adds_per_ns.items()}
+    slow = MappingProxyType(
+        {**phone.processors, "hexagon": replace(dsp, multiply_adds_per_ns=speeds)}
+    )
+    write_profile(replace(phone, processors=slow), tmp_path / "slow.toml")
+    for device, is_used in ((PHONE, True), (tmp_path / "slow.toml", False)):
+        plan = ts.predict(wide, ["llvm", "hexagon"], device=device)
+        assert ("hexagon" in plan.processor_of().values()) == is_used
 
 
 def test_without_the_cpu_it_only_holds_inputs_and_outputs(

@@ -27,7 +27,7 @@ from tvm import rpc
 
 from tvm_stretch.errors import DeviceError, last_line
 from tvm_stretch.progress import ended, step
-from tvm_stretch.remote.wire import Deadline, Seat, cancel, greet, readable, receive
+from tvm_stretch.remote.wire import Deadline, Seat, cancel, connect, greet, readable, receive
 
 _FAREWELL = 5  # seconds until a thread has noticed that there is no connection any more
 _HEARTBEAT = 0.02  # seconds: the thread that waits for the session ends without a word
@@ -71,7 +71,7 @@ class Link:
             DeviceError: it refuses.
             ValueError: what answers is no device of TVM's RPC.
         """
-        device = socket.create_connection(seat.address, deadline.left())
+        device = connect(seat.address, deadline)
         try:
             device.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             key = greet(device, seat.matchkey, deadline, secret)

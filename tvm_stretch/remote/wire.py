@@ -17,6 +17,7 @@ import json
 import select
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from tvm.rpc.base import (
 )
 
 from tvm_stretch.errors import DeviceError
-from tvm_stretch.progress import step
+from tvm_stretch.progress import ended, step
 
 Address = tuple[str, int]
 
@@ -66,6 +67,49 @@ class Seat:
     matchkey: str
 
 
+def connect(address: Address, deadline: Deadline) -> socket.socket:
+    """A connection.
+
+    Names are looked up on a thread of their own: the system's function has no limit, and where the
+    network is down it takes longer than anybody waits.
+
+    Raises:
+        OSError: there is nobody, or not in time.
+    """
+    found: list[socket.socket | Exception] = []
+
+    def look_up() -> None:
+        try:
+            places = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+            found.append(_first_that_answers(places, deadline))
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=look_up, daemon=True)
+    thread.start()
+    if not ended(thread, deadline.left()):
+        raise TimeoutError(f"nothing for {deadline.seconds:g} s")
+    (result,) = found
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def _first_that_answers(places: Sequence[tuple[Any, ...]], deadline: Deadline) -> socket.socket:
+    fault: Exception = ConnectionError("no address")
+    for family, kind, protocol, _, place in places:
+        made = socket.socket(family, kind, protocol)
+        try:
+            made.settimeout(deadline.left())
+            made.connect(place)
+        except OSError as error:
+            made.close()
+            fault = error
+        else:
+            return made
+    raise fault
+
+
 @contextlib.contextmanager
 def connected(address: Address, deadline: Deadline) -> Iterator[socket.socket]:
     """A connection to a tracker that has answered as one.
@@ -74,7 +118,7 @@ def connected(address: Address, deadline: Deadline) -> Iterator[socket.socket]:
         OSError: there is nobody, or not in time.
         ValueError: it is no tracker.
     """
-    with socket.create_connection(address, deadline.left()) as tracker:
+    with connect(address, deadline) as tracker:
         tracker.sendall(struct.pack("<i", RPC_TRACKER_MAGIC))
         if _number(tracker, deadline) != RPC_TRACKER_MAGIC:
             raise ValueError("what is no tracker of TVM")
@@ -152,7 +196,7 @@ def cancel(seat: Seat, deadline: Deadline) -> bool:
         OSError: it does not answer in time.
     """
     said = f"client:{seat.matchkey} -cancel".encode()
-    with socket.create_connection(seat.address, deadline.left()) as device:
+    with connect(seat.address, deadline) as device:
         device.sendall(struct.pack("<ii", RPC_MAGIC, len(said)) + said)
         return _number(device, deadline) == RPC_CODE_SUCCESS
 

@@ -253,7 +253,8 @@ class Model:
     def set_affinity(self, cores: Iterable[int] | None) -> None:
         """Choose the cores for the CPU's regions: the big ones of a phone, for example.
 
-        It holds for the thread that calls the model, during the call, and for TVM's pool. (With
+        It holds for the thread that calls the model, during the call, for TVM's pool, and for
+        threads of ours that serve a GPU or a DSP. Those of drivers are their own. (With
         TVM_BIND_THREADS=0 in the environment, TVM leaves the threads of its pool where they are.)
 
         Args:

@@ -1,5 +1,6 @@
 #include "cores.h"
 
+#include <sys/syscall.h>
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/function.h>
@@ -52,19 +53,44 @@ Cores Without(const Cores& cores, const Cores& taken) {
   return left;
 }
 
+namespace {
+
+// 0 is the calling thread. False where none of the cores may be used.
+bool Move(pid_t thread, const Cores& cores) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (int core : cores) CPU_SET(core, &set);
+  return sched_setaffinity(thread, sizeof(set), &set) == 0;
+}
+
+}  // namespace
+
 CoresScope::CoresScope(const Cores& cores) {
   if (cores.empty()) return;
   CPU_ZERO(&before_);
   if (sched_getaffinity(0, sizeof(before_), &before_) != 0) return;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (int core : cores) CPU_SET(core, &set);
-  active_ = sched_setaffinity(0, sizeof(set), &set) == 0;
+  active_ = Move(0, cores);
 }
 
 CoresScope::~CoresScope() {
   if (active_) sched_setaffinity(0, sizeof(before_), &before_);
 }
+
+void ThreadCores::Begin() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  thread_ = static_cast<pid_t>(syscall(SYS_gettid));  // old C libraries have no wrapper for it
+  before_ = AllowedCores();
+  if (!wanted_.empty()) Apply();
+}
+
+void ThreadCores::Set(const Cores& cores) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  wanted_ = cores;
+  if (thread_ != 0) Apply();
+}
+
+// Cores that went offline meanwhile leave it where it is.
+void ThreadCores::Apply() const { (void)Move(thread_, wanted_.empty() ? before_ : wanted_); }
 
 void CheckThreads(int threads) {
   if (threads == 1) return;

@@ -3,7 +3,9 @@
 #define TVM_STRETCH_CORES_H_
 
 #include <sched.h>
+#include <sys/types.h>
 
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -35,6 +37,23 @@ class CoresScope {
  private:
   bool active_ = false;
   cpu_set_t before_;
+};
+
+// Where a thread of ours that serves another processor may run.
+class ThreadCores {
+ public:
+  // On that thread, first of all.
+  void Begin();
+  // Any thread, at any time; no cores: those that it began with.
+  void Set(const Cores& cores);
+
+ private:
+  void Apply() const;
+
+  std::mutex mutex_;  // guards what follows
+  pid_t thread_ = 0;  // 0: it has not begun
+  Cores before_;
+  Cores wanted_;
 };
 
 // Throws RunError if the calling thread's pool of TVM was left behind in the process that this one

@@ -181,6 +181,11 @@ void Instance::Run(bool traced) {
   if (failure) throw *failure;
 }
 
+void Instance::SetAffinity(Cores cores) {
+  affinity_ = std::move(cores);
+  for (const auto& device : devices_) device->SetAffinity(affinity_);
+}
+
 Cores Instance::CoresForRun() const {
   if (!affinity_.empty() || taken_.empty()) return affinity_;
   return Without(AllowedCores(), taken_);

@@ -48,9 +48,10 @@ class Instance {
   // How the processors beside the CPU are: a JSON list, in their order. Any thread.
   std::string Health() const;
 
-  // From now on the CPU's regions run on these cores; on no cores: wherever the calling thread may
-  // run, but off those where other processors have threads.
-  void SetAffinity(Cores cores) { affinity_ = std::move(cores); }
+  // From now on the CPU's regions run on these cores, and so do our threads that serve other
+  // processors; on no cores: wherever the calling thread may run, but off those where other
+  // processors have threads.
+  void SetAffinity(Cores cores);
 
   // What happened in the last traced run: the spans of each region.
   std::vector<std::vector<Span>> Spans() const;

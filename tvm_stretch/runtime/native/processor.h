@@ -161,6 +161,9 @@ class TVM_STRETCH_API Processor {
   // Between runs, after one that failed or was cancelled: the host may use all memory again.
   virtual void AfterFailure() {}
 
+  // Any threads of ours that it has stay on these cores from now on; on none: wherever they began.
+  virtual void SetAffinity(const std::vector<int>&) {}
+
   // How the processor is, as a JSON object; empty if it has nothing to say. Any thread.
   virtual std::string Health() const { return ""; }
 };

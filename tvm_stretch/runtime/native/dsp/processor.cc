@@ -151,6 +151,7 @@ class DspProcessor final : public Processor {
     return task;
   }
   bool MayTryAgain() const final { return session_.MayTryAgain(); }
+  void SetAffinity(const std::vector<int>& cores) final { session_.SetAffinity(cores); }
   std::string Health() const final { return session_.Health(); }
 
  private:

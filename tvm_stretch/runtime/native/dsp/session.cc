@@ -80,7 +80,10 @@ Session::Session(const CodeSpec& code, const Image& image, int block_fd, int wei
   control_ = static_cast<char*>(mapped);
   const ssize_t written = pwrite(program_file_.fd(), code.program.data(), code.program.size(), 0);
   if (written != static_cast<ssize_t>(code.program.size())) RefuseMemory(code.program.size());
-  thread_ = std::thread([this] { Work(); });
+  thread_ = std::thread([this] {
+    affinity_.Begin();
+    Work();
+  });
 }
 
 Session::~Session() {

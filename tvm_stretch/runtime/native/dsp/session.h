@@ -84,6 +84,11 @@ class Session {
   // Whether the next job would start a DSP that failed, or there is one that runs.
   bool MayTryAgain() const;
 
+  // The thread stays on these cores, unless the environment has said on which; any thread.
+  void SetAffinity(const Cores& cores) {
+    if (cores_.empty()) affinity_.Set(cores);
+  }
+
   // How the DSP is, as JSON; any thread.
   std::string Health() const;
 
@@ -137,6 +142,7 @@ class Session {
   std::string last_failure_;
   Clock::time_point next_try_;
 
+  ThreadCores affinity_;
   std::thread thread_;  // last: it uses the above
 };
 

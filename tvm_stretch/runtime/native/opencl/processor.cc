@@ -67,6 +67,7 @@ class OpenCLProcessor final : public Processor {
   OpenCLProcessor(const OpenCLProgram& program, const MemoryMap& memory, const Ownership& plan);
   std::unique_ptr<Task> Bind(const RegionSpec& region, const std::vector<Task*>& after) final;
   void AfterFailure() final;
+  void SetAffinity(const Cores& cores) final { submitter_.SetAffinity(cores); }
 
  private:
   void AddTransfers(const std::vector<int64_t>& tensors, Span::Kind kind,

@@ -109,6 +109,7 @@ void Submitter::AwaitSubmission(const std::function<bool()>& is_submitted) {
 void Submitter::Loop() {
   // It only feeds the driver, so it stays off the CPU processor's cores too.
   CoresScope scope(device_.info.is_cpu() ? DriverCores() : Cores());
+  cores_.Begin();
   std::unique_lock<std::mutex> lock(wake_mutex_);
   for (;;) {
     wake_.wait(lock, [this] { return is_awake_ || stops_; });

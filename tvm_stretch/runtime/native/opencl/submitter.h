@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "../cores.h"
 #include "clock.h"
 #include "device.h"
 #include "handle.h"
@@ -46,6 +47,8 @@ class Submitter {
   void Wake();
   // Returns once `is_submitted`; helps instead of waiting where it can.
   void AwaitSubmission(const std::function<bool()>& is_submitted);
+  // Its own thread stays on these cores.
+  void SetAffinity(const Cores& cores) { cores_.Set(cores); }
   // After an error commands may still run: whoever gets the error waits for them first.
   void NoteError() { must_drain_ = true; }
   void DrainAfterError();
@@ -71,6 +74,7 @@ class Submitter {
   bool is_awake_ = false;
   bool stops_ = false;
   std::condition_variable wake_;
+  ThreadCores cores_;
   std::thread thread_;  // only if a task waits for other processors
 };
 
