@@ -101,13 +101,14 @@ void Handover::Restore() {
     const Cell& cell = shared.cell;
     const bool never_changes = cell.unmaps.empty() && cell.maps.empty();
     if (never_changes && shared.is_mapped == cell.rests_mapped) continue;
-    // Whether a map that was enqueued was executed, too, is not known after a failure.
+    // Whether a map that was enqueued was executed, too, is not known after a failure: then this
+    // fails, and drivers let all that is enqueued by then fail with it.
     if (shared.is_mapped) memory_->Unmap(cell.offset);
     shared.is_mapped = false;
+    Check(CL().Finish(memory_->queue()), "clFinish");
     if (cell.rests_mapped) memory_->Map(cell.offset, cell.bytes, FlagsOf(cell));
     shared.is_mapped = cell.rests_mapped;
   }
-  Check(CL().Finish(memory_->queue()), "clFinish");
 }
 
 void Handover::RestoreAfterFailure() {
