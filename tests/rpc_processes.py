@@ -97,7 +97,13 @@ def native_server() -> tuple[list[str], dict[str, str]]:
 class Phone:
     """`tvm_stretch_rpc`: a phone of this machine, up in milliseconds."""
 
-    def __init__(self, *options: str, key: str = "pixel", command: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        *options: str,
+        key: str = "pixel",
+        command: list[str] | None = None,
+        offered: bool = True,
+    ) -> None:
         usual, environment = native_server()
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  it lives as long as this
         self._process = subprocess.Popen(
@@ -107,7 +113,7 @@ class Phone:
             start_new_session=True,
         )
         self.port = int(self.said(r"listening on \S+:(\d+)")[1])
-        if "--tracker" in options:
+        if offered and "--tracker" in options:
             self.said("offered as")
 
     def said(self, pattern: str) -> re.Match[str]:
