@@ -6,6 +6,7 @@
 // this file. It ends when it is told to; when its parent dies, the kernel ends it (session.cc).
 #include <errno.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -43,7 +44,9 @@ static uint32_t AwaitCommand(DspMailbox* mailbox, uint32_t seen, uint64_t spin_n
   uint32_t* const number = &mailbox->command.number;
   uint32_t rounds = 0, now;
   while ((now = __atomic_load_n(number, __ATOMIC_ACQUIRE)) == seen) {
-    if (++rounds % 64 != 0 || DspNow() < give_up) continue;
+    if (++rounds % 16 != 0) continue;
+    sched_yield();  // the host may spin on this core
+    if (DspNow() < give_up) continue;
     __atomic_store_n(&mailbox->dsp_sleeps, 1, __ATOMIC_SEQ_CST);
     const struct timespec second = {1, 0};
     if (__atomic_load_n(number, __ATOMIC_SEQ_CST) == seen) Futex(number, FUTEX_WAIT, seen, &second);

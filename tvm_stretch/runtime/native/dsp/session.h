@@ -8,6 +8,8 @@
 #ifndef TVM_STRETCH_DSP_SESSION_H_
 #define TVM_STRETCH_DSP_SESSION_H_
 
+#include <sched.h>
+
 #include <atomic>
 #include <chrono>
 #include <deque>
@@ -28,7 +30,8 @@ namespace tvm_stretch::dsp {
 
 class Session;
 
-// Spins until `done()`, for at most so long; whether it is done.
+// Spins until `done()`, for at most so long; whether it is done. Whoever else wants the core gets
+// it: a caller, the session's thread and an emulator spin for each other, perhaps on two cores.
 template <typename Done>
 bool SpinFor(std::chrono::microseconds duration, const Done& done) {
   const auto end = std::chrono::steady_clock::now() + duration;
@@ -41,6 +44,7 @@ bool SpinFor(std::chrono::microseconds duration, const Done& done) {
       asm volatile("yield");
 #endif
     }
+    sched_yield();
   } while (std::chrono::steady_clock::now() < end);
   return done();
 }
