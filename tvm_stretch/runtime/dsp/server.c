@@ -42,10 +42,11 @@ static void Futex(uint32_t* word, int operation, uint32_t value, const struct ti
 static uint32_t AwaitCommand(DspMailbox* mailbox, uint32_t seen, uint64_t spin_ns) {
   const uint64_t give_up = DspNow() + spin_ns;
   uint32_t* const number = &mailbox->command.number;
+  const int few_cores = sysconf(_SC_NPROCESSORS_ONLN) < 4;
   uint32_t rounds = 0, now;
   while ((now = __atomic_load_n(number, __ATOMIC_ACQUIRE)) == seen) {
     if (++rounds % 16 != 0) continue;
-    sched_yield();  // the host may spin on this core
+    if (few_cores) sched_yield();  // the host may spin on this one
     if (DspNow() < give_up) continue;
     __atomic_store_n(&mailbox->dsp_sleeps, 1, __ATOMIC_SEQ_CST);
     const struct timespec second = {1, 0};

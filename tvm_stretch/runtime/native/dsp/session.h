@@ -30,8 +30,14 @@ namespace tvm_stretch::dsp {
 
 class Session;
 
-// Spins until `done()`, for at most so long; whether it is done. Whoever else wants the core gets
-// it: a caller, the session's thread and an emulator spin for each other, perhaps on two cores.
+// A caller, the session's thread and an emulator spin for each other: on fewer cores they have to
+// let each other run. On more, yielding would only let others in.
+inline bool HasFewCores() {
+  static const bool few = std::thread::hardware_concurrency() < 4;
+  return few;
+}
+
+// Spins until `done()`, for at most so long; whether it is done.
 template <typename Done>
 bool SpinFor(std::chrono::microseconds duration, const Done& done) {
   const auto end = std::chrono::steady_clock::now() + duration;
@@ -44,7 +50,7 @@ bool SpinFor(std::chrono::microseconds duration, const Done& done) {
       asm volatile("yield");
 #endif
     }
-    sched_yield();
+    if (HasFewCores()) sched_yield();
   } while (std::chrono::steady_clock::now() < end);
   return done();
 }
