@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -17,6 +17,7 @@ from tvm_stretch.errors import TargetError
 from tvm_stretch.lowering.graph import COPY_KERNEL, CPU, Graph, Node, ProcessorSpec
 from tvm_stretch.lowering.lower import lower
 from tvm_stretch.lowering.strides import with_strides
+from tvm_stretch.lowering.weights import WeightsBlob
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.runtime.artifact import Parts
 from tvm_stretch.runtime.model import Model
@@ -43,6 +44,14 @@ def checked_features(target: tvm.target.Target) -> tuple[str, ...]:
     return tuple(sorted(CHECKED_CPU_FEATURES.intersection(map(str, features))))
 
 
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """A plan, and the kernel-level Relax that it makes of a network."""
+
+    mod: tvm.IRModule
+    plan: Plan
+
+
 def build_model(
     mod: tvm.IRModule,
     target: tvm.target.Target,
@@ -52,6 +61,8 @@ def build_model(
     devices: Sequence[Processor] = (),
     plan: Plan | None = None,
     spare: bool = False,
+    others: Sequence[Planned] = (),
+    weights: WeightsBlob | None = None,
 ) -> Model:
     """Compile the kernels of kernel-level Relax and bind them to an executor.
 
@@ -64,6 +75,8 @@ def build_model(
         devices: the processors beside the CPU that regions name; they schedule their own kernels.
         plan: where the regions come from; kept in the artifact.
         spare: the devices' kernels are compiled for the CPU, too: it takes over if one fails.
+        others: what other plans make of the same network; the model can change between them.
+        weights: begun with the network's constants; see `lower`.
 
     Returns:
         A model for this machine; for another one it can only be exported.
@@ -71,17 +84,29 @@ def build_model(
     if target.kind.name != "llvm":
         raise TargetError(f"expected an llvm target for build_model, got {target}; pass one")
     specs = [CPU, *(ProcessorSpec(device.name, device.kind) for device in devices)]
-    lowered = lower(mod, processors=specs, threads=threads, output_names=output_names)
+    lowered = lower(
+        mod,
+        *(other.mod for other in others),
+        processors=specs,
+        threads=threads,
+        output_names=output_names,
+        weights=weights,
+    )
+    plans = [plan, *(other.plan for other in others)]
     graph = dataclasses.replace(
         lowered.graph,
+        plans=tuple(
+            dataclasses.replace(spec, plan=_as_data(own))
+            for spec, own in zip(lowered.graph.plans, plans, strict=False)
+        ),
         package_version=importlib.metadata.version("tvm-stretch"),
         target=json.loads(str(target)),
-        plan={} if plan is None else json.loads(plan.to_json()),
+        plan=_as_data(plan),
         cpu_features=checked_features(target),
         spare=spare and bool(devices),
     )
     schedules = [schedule, *(device.schedule for device in devices)]
-    graph, kernels = _name_kernels(mod, graph, schedules)
+    graph, kernels = _name_kernels(lowered.kernels, graph, schedules)
     code = compile_kernels(kernels[0], schedule, target)
     for device, own in zip(devices, kernels[1:], strict=True):
         if device.runs_host_code:
@@ -91,21 +116,26 @@ def build_model(
     modules = [
         device.build(own, device.schedule) for device, own in zip(devices, kernels[1:], strict=True)
     ]
-    return Model.from_parts(Parts(graph, link(code, target), lowered.weights, tuple(modules)))
+    parts = Parts(graph, link(code, target), lowered.weights, tuple(modules), lowered.own_bytes)
+    return Model.from_parts(parts)
 
 
-_Kernels = dict[str, tirx.PrimFunc]
+def _as_data(plan: Plan | None) -> dict[str, Any]:
+    data: dict[str, Any] = {} if plan is None else json.loads(plan.to_json())
+    return data
+
+
+_Kernels = Mapping[str, tirx.PrimFunc]
 
 
 def _name_kernels(
-    mod: tvm.IRModule, graph: Graph, schedules: Sequence[tvm.transform.Pass | None]
+    functions: _Kernels, graph: Graph, schedules: Sequence[tvm.transform.Pass | None]
 ) -> tuple[Graph, list[_Kernels]]:
     """The graph with the kernels' own names, and the kernels that each processor runs.
 
     There is one for each set of strides that tensors have; `prepare` belongs to the CPU.
     """
-    functions = {var.name_hint: function for var, function in mod.functions.items()}
-    kernels: list[_Kernels] = [{} for _ in schedules]
+    kernels: list[dict[str, tirx.PrimFunc]] = [{} for _ in schedules]
     known: dict[tuple[Any, ...], str] = {}
 
     def renamed(node: Node, processor: int) -> Node:
@@ -125,4 +155,4 @@ def _name_kernels(
     owner = {node: region.processor for region in graph.regions for node in region.nodes}
     nodes = tuple(renamed(node, owner[index]) for index, node in enumerate(graph.nodes))
     prepare = tuple(renamed(node, 0) for node in graph.prepare)
-    return dataclasses.replace(graph, nodes=nodes, prepare=prepare), kernels
+    return dataclasses.replace(graph, nodes=nodes, prepare=prepare), [*kernels]

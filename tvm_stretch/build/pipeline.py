@@ -13,13 +13,14 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvm_stretch.build.assemble import build_model
+from tvm_stretch.build.assemble import Planned, build_model
 from tvm_stretch.build.branching import Branching, branch
 from tvm_stretch.build.placement import choose_plan, fit_processors
 from tvm_stretch.errors import InputError
 from tvm_stretch.files import as_path, write_whole, writing
 from tvm_stretch.ir.culprit import blaming
 from tvm_stretch.lowering.walk import REGION
+from tvm_stretch.lowering.weights import WeightsBlob
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.merge_regions import kernels_of, merge_regions
 from tvm_stretch.passes.partition_regions import PROCESSOR, PartitionRegions
@@ -40,6 +41,7 @@ def build(
     branched: Branching | None = None,
     lowered: tvm.IRModule | None = None,
     spare: bool = False,
+    others: Sequence[Plan] = (),
 ) -> Model:
     """From the canonical module to a model, by the plan; what ``ts.probe`` says does not count.
 
@@ -52,8 +54,39 @@ def build(
         branched: what the plan's shares and splits make of the module, if that is known.
         lowered: what `lower_regions` makes of the plan, if that is known and nobody observes.
         spare: the CPU gets kernels for all operators.
+        others: plans that the model can change to while it runs.
     """
     observer = observer or Observer(None, None)
+    weights = WeightsBlob(mod)
+    first = _by_plan(mod, requested, processors, placeable, observer, branched, lowered)
+    more = [_by_plan(mod, other, processors, placeable, observer) for other in others]
+    placed = {region.processor for one in (first, *more) for region in one.plan.regions}
+    host, devices = processors[0], [p for p in processors[1:] if p.name in placed]
+    for one in (first, *more):
+        observer.see_scheduled(one.mod, processors)
+    return build_model(
+        first.mod,
+        host.target,
+        host.threads,
+        schedule=host.schedule,
+        devices=devices,
+        plan=first.plan,
+        spare=spare,
+        others=more,
+        weights=weights,
+    )
+
+
+def _by_plan(
+    mod: tvm.IRModule,
+    requested: Plan | None,
+    processors: Sequence[Processor],
+    placeable: Sequence[Processor],
+    observer: Observer,
+    branched: Branching | None = None,
+    lowered: tvm.IRModule | None = None,
+) -> Planned:
+    """What one plan makes of the canonical module; see `build`."""
     names = [processor.name for processor in processors]
     if requested is not None:
         requested = fit_processors(requested, names, placeable)
@@ -65,19 +98,7 @@ def build(
     chosen = choose_plan(mod["main"], names, placeable, requested, owners)
     if lowered is None or observer.observes:
         lowered = lower_regions(mod, chosen, processors, observer)
-    mod = lowered
-    placed = {region.processor for region in chosen.regions}
-    host, devices = processors[0], [p for p in processors[1:] if p.name in placed]
-    observer.see_scheduled(mod, processors)
-    return build_model(
-        mod,
-        host.target,
-        host.threads,
-        schedule=host.schedule,
-        devices=devices,
-        plan=chosen,
-        spare=spare,
-    )
+    return Planned(lowered, chosen)
 
 
 def lower_regions(

@@ -24,7 +24,7 @@ own keeps a mirror, and `receives` and `sends` say what to copy between equal of
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from tvm_stretch.errors import ArtifactError
@@ -135,11 +135,29 @@ class Guard:
 
 
 @dataclass(frozen=True)
+class PlanSpec:
+    """One of several plans of a graph; their regions stand one plan behind the other.
+
+    Attributes:
+        name: for people.
+        regions: how many are this plan's.
+        expected_ns: how long a run takes where nothing disturbs it; 0 if nobody knows.
+        plan: what the regions were made of.
+    """
+
+    name: str
+    regions: int
+    expected_ns: int = 0
+    plan: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Graph:
     """Everything the executor needs, but the weights' bytes and the kernels' code.
 
     With `spare`, the CPU has the kernels of all nodes, and runs them if another processor fails.
-    `kept` are outputs behind `outputs` that only `guards` look at.
+    `kept` are outputs behind `outputs` that only `guards` look at. Where there are `plans`, a run
+    takes the regions of one of them; all use the same weights and the same arena.
     """
 
     inputs: tuple[Port, ...]
@@ -160,6 +178,30 @@ class Graph:
     spare: bool = False
     guards: tuple[Guard, ...] = ()
     kept: tuple[Port, ...] = ()
+    plans: tuple[PlanSpec, ...] = ()
+
+    def first_region(self, number: int) -> int:
+        """Where the regions of a plan begin."""
+        return sum(plan.regions for plan in self.plans[:number])
+
+    def of_plan(self, number: int) -> Graph:
+        """The graph with one of its plans alone; itself if it has no others."""
+        if not self.plans:
+            return self
+        first, chosen = self.first_region(number), self.plans[number]
+        own = self.regions[first : first + chosen.regions]
+        node = min((node for region in own for node in region.nodes), default=0)
+        count = sum(len(region.nodes) for region in own)
+        regions = tuple(
+            replace(
+                region,
+                nodes=tuple(other - node for other in region.nodes),
+                after=tuple(other - first for other in region.after),
+            )
+            for region in own
+        )
+        nodes = self.nodes[node : node + count]
+        return replace(self, nodes=nodes, regions=regions, plan=chosen.plan, plans=())
 
     def to_json(self) -> str:
         """The graph as JSON; the same graph always gives the same text."""
@@ -200,4 +242,5 @@ _PARTS: dict[str, type[Any]] = {
     "regions": Region,
     "guards": Guard,
     "kept": Port,
+    "plans": PlanSpec,
 }

@@ -17,63 +17,70 @@ that already lives elsewhere, becomes a `tvm_stretch.copy` node.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.lowering.graph import CPU, Graph, Guard, Port, ProcessorSpec, Region
+from tvm_stretch.lowering.graph import CPU, Graph, Guard, PlanSpec, Port, ProcessorSpec, Region
 from tvm_stretch.lowering.regions import Links, RegionSteps, happens_before, link_regions
-from tvm_stretch.lowering.views import TensorTable, place_buffers
+from tvm_stretch.lowering.views import DraftNode, TensorTable, View, place_buffers
 from tvm_stretch.lowering.walk import Walk
+from tvm_stretch.lowering.weights import WeightsBlob
 from tvm_stretch.passes.guard_operators import read_guards
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A graph and the bytes of its constants."""
+    """A graph, the bytes of its constants, and the functions of its kernels.
+
+    The first `own_bytes` of the weights are the network's, whatever its plan.
+    """
 
     graph: Graph
     weights: tvm.runtime.Tensor
+    own_bytes: int
+    kernels: Mapping[str, tirx.PrimFunc]
 
 
 def lower(
     mod: tvm.IRModule,
-    *,
+    *others: tvm.IRModule,
     processors: Sequence[ProcessorSpec] = (CPU,),
     threads: int = 1,
     output_names: Sequence[str] | None = None,
+    weights: WeightsBlob | None = None,
 ) -> Lowered:
     """Turn the function `main` of kernel-level Relax into a graph.
 
     Args:
         mod: `main` may only hold calls of regions (or `call_tir` and view operators), tuples and
             constants; a region may hold what `main` may, but calls of regions.
+        others: what other plans make of the same network. Their regions stand behind those of
+            `mod`, and use the same memory: one plan runs at a time.
         processors: what the attribute `processor` of regions names; the CPU comes first.
         threads: how many threads the kernels were scheduled for.
         output_names: names of the outputs; by default the attribute `output_names` of `main`.
+        weights: begun with the network's constants; by default they come in order of their use.
 
     Raises:
         UnsupportedError: `main` holds anything else, or a shape is not static.
     """
+    weights = weights or WeightsBlob()
+    walk = Walk(mod, [processor.name for processor in processors], weights)
+    drafts = [_draft(walk if one is mod else walk.over(one)) for one in (mod, *others)]
+    read = [view for draft in drafts for step in draft.steps for view in step.inputs]
+    prepared_bytes = place_buffers(walk.prepare, "prepared", kept=read)
+    table, first = TensorTable(), drafts[0]
     main = relax.analysis.remove_all_unused(mod["main"])
-    walk = Walk(mod, [processor.name for processor in processors])
-    outputs = walk.visit_main(main)
-    regions = [r for r in walk.regions if r.steps] or [RegionSteps("main", 0)]
-    links, before = link_regions(regions, outputs)
-    steps = [step for region in regions for step in region.steps]
-    arena_bytes = place_buffers(steps, "arena", earlier=happens_before(regions, before))
-    read_by_nodes = [view for step in steps for view in step.inputs]
-    prepared_bytes = place_buffers(walk.prepare, "prepared", kept=read_by_nodes)
-    table = TensorTable()
-    inputs = tuple(map(Port, (p.name for p in main.params), map(table.add, walk.inputs)))
+    inputs = tuple(map(Port, (p.name for p in main.params), map(table.add, first.inputs)))
     results, found = read_guards(main)
-    results = len(outputs) if results is None else results
+    results = len(first.outputs) if results is None else results
     names = [*_output_names(main, results, output_names)]
-    names += [f"kept{i}" for i in range(results, len(outputs))]
-    ports = tuple(map(Port, names, map(table.add, outputs)))
+    names += [f"kept{i}" for i in range(results, len(first.outputs))]
+    ports = tuple(map(Port, names, map(table.add, first.outputs)))
     places = {port.name: port.tensor for port in inputs}
     graph = Graph(
         inputs=inputs,
@@ -84,16 +91,47 @@ def lower(
             for g in found
         ),
         prepare=tuple(map(table.add_step, walk.prepare)),
-        nodes=tuple(map(table.add_step, steps)),
+        nodes=tuple(table.add_step(step) for draft in drafts for step in draft.steps),
         processors=tuple(processors),
-        regions=_number_regions(regions, links, table),
+        regions=_number_regions(drafts, table),
         tensors=tuple(table.ids),
-        arena_bytes=arena_bytes,
-        weights_bytes=walk.weights.bytes,
+        arena_bytes=max(draft.arena_bytes for draft in drafts),
+        weights_bytes=weights.bytes,
         prepared_bytes=prepared_bytes,
         threads=threads,
+        plans=tuple(
+            PlanSpec(f"plan{number}", len(draft.regions))
+            for number, draft in enumerate(drafts if others else ())
+        ),
     )
-    return Lowered(graph, walk.weights.tensor())
+    return Lowered(graph, weights.tensor(), weights.own_bytes, walk.kernels)
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """What one plan makes of the network; its tensors have no number yet."""
+
+    inputs: Sequence[View]
+    outputs: Sequence[View]
+    regions: Sequence[RegionSteps]
+    links: Sequence[Links]
+    arena_bytes: int
+
+    @property
+    def steps(self) -> list[DraftNode]:
+        """All steps, in the order of the regions."""
+        return [step for region in self.regions for step in region.steps]
+
+
+def _draft(walk: Walk) -> _Draft:
+    """The walk over one module, and where everything is in the arena."""
+    outputs = walk.visit_main(relax.analysis.remove_all_unused(walk.mod["main"]))
+    regions = [r for r in walk.regions if r.steps] or [RegionSteps("main", 0)]
+    links, before = link_regions(regions, outputs)
+    steps = [step for region in regions for step in region.steps]
+    arena_bytes = place_buffers(steps, "arena", earlier=happens_before(regions, before))
+    walk.done.extend(regions)
+    return _Draft(walk.inputs, outputs, regions, links, arena_bytes)
 
 
 def _output_names(
@@ -110,19 +148,21 @@ def _output_names(
     return names
 
 
-def _number_regions(
-    regions: Sequence[RegionSteps], links: Sequence[Links], table: TensorTable
-) -> tuple[Region, ...]:
-    """The regions with the numbers of their nodes and tensors."""
+def _number_regions(drafts: Sequence[_Draft], table: TensorTable) -> tuple[Region, ...]:
+    """The regions of all plans with the numbers of their nodes and tensors."""
     numbers = itertools.count()
-    return tuple(
-        Region(
-            name=region.name,
-            processor=region.processor,
-            nodes=tuple(next(numbers) for _ in region.steps),
-            after=link.after,
-            receives=tuple(map(table.add_window, link.receives)),
-            sends=tuple(map(table.add_window, link.sends)),
-        )
-        for region, link in zip(regions, links, strict=True)
-    )
+    found: list[Region] = []
+    for draft in drafts:
+        first = len(found)
+        for region, link in zip(draft.regions, draft.links, strict=True):
+            found.append(
+                Region(
+                    name=region.name,
+                    processor=region.processor,
+                    nodes=tuple(next(numbers) for _ in region.steps),
+                    after=tuple(first + other for other in link.after),
+                    receives=tuple(map(table.add_window, link.receives)),
+                    sends=tuple(map(table.add_window, link.sends)),
+                )
+            )
+    return tuple(found)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
-from tvm import relax
+import tvm_ffi
+from tvm import relax, tirx
 
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.views import ALIGNMENT, dtype_bytes
@@ -34,21 +35,39 @@ class Walk:
     Attributes:
         mod: the module that holds `main`.
         processors: names; the region of a function runs on the one that its attribute names.
-        prepare: kernels that only read constants.
-        regions: all other kernels, by region.
         weights: the constants.
+        prepare: kernels that only read constants.
+        kernels: the functions of all kernels, by the names that steps have for them.
+        done: the regions of walks over other forms of the network.
+        regions: all other kernels, by region.
     """
 
     mod: tvm.IRModule
     processors: list[str]
-    values: dict[relax.Var, Any] = field(default_factory=dict)
     weights: WeightsBlob = field(default_factory=WeightsBlob)
-    inputs: list[View] = field(default_factory=list)
     prepare: list[DraftNode] = field(default_factory=list)
+    constants: dict[tuple[int, int], Buffer] = field(default_factory=dict)
+    prepared: dict[tuple[Any, ...], tuple[View, ...]] = field(default_factory=dict)
+    kernels: dict[str, tirx.PrimFunc] = field(default_factory=dict)
+    done: list[RegionSteps] = field(default_factory=list)
+    values: dict[relax.Var, Any] = field(default_factory=dict)
+    inputs: list[View] = field(default_factory=list)
     regions: list[RegionSteps] = field(default_factory=list)
     region: RegionSteps | None = None
-    constants: dict[int, Buffer] = field(default_factory=dict)
-    prepared: dict[tuple[Any, ...], tuple[View, ...]] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+
+    def over(self, mod: tvm.IRModule) -> Walk:
+        """A walk over another form of the network: what is made of constants is common to both."""
+        return Walk(
+            mod,
+            self.processors,
+            self.weights,
+            self.prepare,
+            self.constants,
+            self.prepared,
+            self.kernels,
+            self.done,
+        )
 
     def visit_main(self, main: relax.Function) -> list[View]:
         """Record every step; returns the views that the function returns."""
@@ -130,8 +149,18 @@ class Walk:
         shape, dtype = tensor_type(constant.ty, "a constant")
         offset = self.weights.add(constant.value)
         size = math.prod(shape) * dtype_bytes(dtype)
-        buffer = self.constants.setdefault(offset, Buffer(size, "constant", offset=offset))
+        key = (offset, size)
+        buffer = self.constants.setdefault(key, Buffer(size, "constant", offset=offset))
         return View(buffer, shape, dtype)
+
+    def name_of(self, var: tvm.ir.GlobalVar) -> str:
+        """The kernel's name; another one where one of another module has it."""
+        if var.name_hint not in self.names:
+            tries = (f"{var.name_hint}{number or ''}" for number in itertools.count())
+            name = next(name for name in tries if name not in self.kernels)
+            self.names[var.name_hint] = name
+            self.kernels[name] = self.mod[var]
+        return self.names[var.name_hint]
 
     def visit_call_tir(self, call: relax.Call, name: str) -> Any:
         """Record a kernel call, under `prepare` if all it reads is constant."""
@@ -142,7 +171,7 @@ class Walk:
         out_type = call.ty_args[0]
         several = isinstance(out_type, relax.TupleType)
         types = [tensor_type(t, name) for t in (out_type.fields if several else [out_type])]
-        kernel = call.args[0].name_hint
+        kernel = self.name_of(call.args[0])
         if all(view.buffer.is_constant for view in inputs):
             outputs = self.run_once(kernel, name, inputs, types)
         else:
@@ -154,7 +183,8 @@ class Walk:
         self, kernel: str, name: str, inputs: tuple[View, ...], types: list[tuple[Any, str]]
     ) -> tuple[View, ...]:
         """Record a `prepare` step; the same kernel on the same constants is one step."""
-        key = (kernel, *((v.buffer, v.offset, v.shape, v.dtype) for v in inputs))
+        function = tvm_ffi.structural_hash(self.kernels[kernel])
+        key = (function, *((v.buffer, v.offset, v.shape, v.dtype) for v in inputs))
         if key not in self.prepared:
             outputs = tuple(new_view("prepared", *t) for t in types)
             self.prepare.append(DraftNode(kernel, name, inputs, outputs))
@@ -264,7 +294,8 @@ class Walk:
 
     def looking_at(self, buffer: Buffer) -> Iterator[View]:
         """All tensors so far that stand in this buffer, or in a part of it."""
-        steps = [step for region in self.regions for step in region.steps] + self.prepare
+        regions = (*self.done, *self.regions)
+        steps = [step for region in regions for step in region.steps] + self.prepare
         recorded = itertools.chain.from_iterable((*step.inputs, *step.outputs) for step in steps)
         for view in itertools.chain(recorded, _views(self.values.values())):
             if buffer in _ancestors(view.buffer):

@@ -1,4 +1,11 @@
-"""All constants of a network in one piece of memory, equal ones once."""
+"""All constants of a network in one piece of memory, equal ones once.
+
+    | the network's own: w0, w1, b0, .. | others: the bias of a part, ..
+
+The network's own constants stand first, in its order, whatever a plan makes of the layers that read
+them: a part of a layer reads a part of its weights. So all plans of a network have the same weights
+but for a few bytes, and share them, in one artifact or on one device.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +13,64 @@ import hashlib
 
 import numpy as np
 import tvm
+from tvm import relax
 
 from tvm_stretch.ir.views import ALIGNMENT
 from tvm_stretch.lowering.memory_plan import align
 
+_WORTH_FINDING = 1 << 10  # bytes of a part
+
 
 class WeightsBlob:
-    """Collects constants; `add` tells where each one will stand."""
+    """Collects constants; `add` tells where each one will stand.
 
-    def __init__(self) -> None:
+    Attributes:
+        bytes: of all constants.
+        own_bytes: of those that the network has, whatever its plan.
+    """
+
+    def __init__(self, network: tvm.IRModule | None = None) -> None:
+        """Begin with the constants of `main`, of a network that no plan has touched."""
         self.bytes = 0
         self._parts: list[tuple[int, np.ndarray]] = []
         self._offsets: dict[tuple[int, bytes], int] = {}
+        self._rows: dict[int, list[tuple[int, np.ndarray]]] = {}  # by bytes of a row
+        if network is not None:
+            relax.analysis.post_order_visit(network["main"].body, self._add_own)
+        self.own_bytes = self.bytes
+
+    def _add_own(self, expr: relax.Expr) -> None:
+        if isinstance(expr, tvm.ir.GenericConst):
+            self.add(expr.value)
 
     def add(self, value: tvm.runtime.Tensor) -> int:
-        """Offset of the bytes of `value`; a constant with the same bytes shares it."""
+        """Offset of the bytes of `value`; shared with equal ones, or with those it is a part of."""
         data = _as_bytes(value)
         key = (data.nbytes, hashlib.blake2b(data.data, digest_size=16).digest())
         if key not in self._offsets:
-            self._offsets[key] = self.bytes
-            self._parts.append((self.bytes, data))
-            self.bytes = align(self.bytes + data.nbytes, ALIGNMENT)
+            rows = data.reshape(value.shape[0], -1) if data.size and len(value.shape) > 1 else None
+            found = None if rows is None else self._find(rows)
+            self._offsets[key] = self._append(data, rows) if found is None else found
         return self._offsets[key]
+
+    def _append(self, data: np.ndarray, rows: np.ndarray | None) -> int:
+        offset = self.bytes
+        self._parts.append((offset, data))
+        if rows is not None:
+            self._rows.setdefault(rows.shape[1], []).append((offset, rows))
+        self.bytes = align(offset + data.nbytes, ALIGNMENT)
+        return offset
+
+    def _find(self, part: np.ndarray) -> int | None:
+        """Where these rows stand one after the other, among those of another constant."""
+        count, width = part.shape
+        for offset, rows in self._rows.get(width, []) if part.nbytes >= _WORTH_FINDING else []:
+            begins = (rows[:, :ALIGNMENT] == part[0, :ALIGNMENT]).all(axis=1)
+            for row in np.flatnonzero(begins):
+                start = offset + int(row) * width
+                if start % ALIGNMENT == 0 and np.array_equal(rows[row : row + count], part):
+                    return start
+        return None
 
     def tensor(self) -> tvm.runtime.Tensor:
         """The blob, as one aligned tensor of bytes."""

@@ -83,12 +83,14 @@ class Parts:
         code: the kernels of the CPU.
         weights: the bytes that belong to the graph.
         devices: code of the graph's other processors, in their order.
+        own_bytes: so many of the weights are the network's, whatever its plan.
     """
 
     graph: Graph
     code: ObjectCode
     weights: tvm.runtime.Tensor
     devices: tuple[tvm.runtime.Module, ...] = ()
+    own_bytes: int = 0
 
     def create_executor(self, kernels: tvm.runtime.Module) -> tvm.runtime.Module:
         """An executor that calls these kernels."""
