@@ -28,9 +28,15 @@ from tvm_stretch.remote.description import Description
 from tvm_stretch.remote.device import Device
 from tvm_stretch.remote.processors import place_of, processors_of
 from tvm_stretch.runtime.model import Model
+from tvm_stretch.search.alternatives import (
+    PlansLike,
+    expected_seconds,
+    read_plans,
+    without_each,
+)
 from tvm_stretch.search.contest import MeasureError
-from tvm_stretch.search.costs import Costs, planning_costs
-from tvm_stretch.search.decide import Arena, decide
+from tvm_stretch.search.costs import Costs, not_asked_for, planning_costs
+from tvm_stretch.search.decide import Arena, arena_for, decide
 from tvm_stretch.search.realise import Candidate
 from tvm_stretch.search.twin import (
     best_candidate,
@@ -54,6 +60,7 @@ def compile(
     *,
     device: Device | str | os.PathLike[str] | None = None,
     plan: PlanLike | None = None,
+    plans: PlansLike | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     cpu_threads: int | None = None,
     branching: Branching = "exact",
@@ -81,6 +88,9 @@ def compile(
             dict.  By default the fastest of those that `search` proposes, measured here;
             several processors only where they are faster than one. Targets whose device this
             machine lacks are then left out, and the plan says so.
+        plans: the model holds several, and changes to the one that is the fastest at present; see
+            ``Model.adapt``. True for that of ``plan``, or the fastest, and one without each of the
+            processors; or plans by name. They share their weights.
         shapes: shapes of inputs whose dimensions the network leaves open.
         cpu_threads: cores that CPU kernels may use; by default those this process may run on,
             without the ones that belong to another processor's driver, and no more than the
@@ -99,15 +109,27 @@ def compile(
     Returns:
         A model that can be called, measured and exported.
     """
-    _check_branching(branching, plan)
+    _check_branching(branching, plan or (plans if plans is not True else None))
+    named = read_plans(plans)
+    if named is not None:
+        if plan is not None:
+            raise InputError(
+                "expected no plan beside plans by name, got one; name it in plans, as the first"
+            )
+        plan = next(iter(named.values()))
     with reporting(progress):
         place = place_of(device)
         if isinstance(place, Profile):
             refuse_threads_of(device, cpu_threads)
             phone = _Phone(place, targets)
+            if plans:
+                raise InputError(
+                    "expected no plans for a device that is not here, got some; leave them out"
+                )
             return _compile_for(phone, source, plan, shapes, branching, spare, dump_dir, debug)
         machine = _machine_of(place, targets, cpu_threads, plan is None)
-        return _compile(source, machine, plan, shapes, branching, spare, dump_dir, debug)
+        several = named if named is not None else bool(plans)
+        return _compile(source, machine, plan, several, shapes, branching, spare, dump_dir, debug)
 
 
 @dataclass(frozen=True)
@@ -267,6 +289,7 @@ def _compile(
     source: object,
     machine: _Machine,
     plan: PlanLike | None,
+    plans: Mapping[str, Plan] | bool,
     shapes: Mapping[str, Sequence[int]] | None,
     branching: str,
     spare: bool,
@@ -287,8 +310,42 @@ def _compile(
             plan = model.plan
             model = build(mod, plan, processors, placeable, observer, spare=True)
             model = model.with_reason(plan.reason)
+    if plans and len(placeable) > 1:
+        model, added = _with_plans(mod, model, plans, machine, observer, spare)
+        said = _join(said, added)
     said = _join(said, machine.said)
     return model.with_reason(_join(model.plan.reason, said)) if said else model
+
+
+def _with_plans(
+    mod: tvm.IRModule,
+    model: Model,
+    plans: Mapping[str, Plan] | bool,
+    machine: _Machine,
+    observer: Observer,
+    spare: bool,
+) -> tuple[Model, str]:
+    """A model that holds other plans too, and what there is to say of them."""
+    processors, placeable, notes = machine.processors, machine.placeable, []
+    if isinstance(plans, bool):
+
+        def costs_of(left: Sequence[Processor]) -> Costs:
+            return planning_costs([p if p in left else not_asked_for(p) for p in processors])
+
+        say("searching for plans without each processor")
+        plans, notes = without_each(mod, model.plan, placeable, costs_of)
+    first, *others = plans.values()
+    if not others:
+        return model, _join(*notes)
+    say(f"building {len(plans)} plans")
+    built = build(mod, first, processors, placeable, observer, spare=spare, others=others)
+    arena = arena_for(placeable, machine.arena)
+    expected = [0.0] * len(plans)
+    if arena is not None:
+        say(f"measuring {len(plans)} plans in turns")
+        expected = expected_seconds(built, arena)
+    built = built.with_plans(list(plans), expected).with_reason(model.plan.reason)
+    return built, _join(*notes)
 
 
 def _fastest(mod: tvm.IRModule, machine: _Machine, observer: Observer) -> Model:

@@ -146,6 +146,7 @@ class FakeProcessor final : public Processor {
         thread_([this] { Work(); }) {}
   ~FakeProcessor() final;
 
+  void BeginPlan() final { last_ = nullptr; }
   std::unique_ptr<Task> Bind(const RegionSpec& region, const std::vector<Task*>& after) final;
 
   void Push(FakeTask* task);

@@ -184,13 +184,16 @@ class Graph:
         """Where the regions of a plan begin."""
         return sum(plan.regions for plan in self.plans[:number])
 
+    def first_node(self, number: int) -> int:
+        """Where the nodes of a plan begin."""
+        return sum(len(region.nodes) for region in self.regions[: self.first_region(number)])
+
     def of_plan(self, number: int) -> Graph:
         """The graph with one of its plans alone; itself if it has no others."""
         if not self.plans:
             return self
-        first, chosen = self.first_region(number), self.plans[number]
+        first, node, chosen = self.first_region(number), self.first_node(number), self.plans[number]
         own = self.regions[first : first + chosen.regions]
-        node = min((node for region in own for node in region.nodes), default=0)
         count = sum(len(region.nodes) for region in own)
         regions = tuple(
             replace(

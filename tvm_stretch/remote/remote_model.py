@@ -246,15 +246,14 @@ def _require_machine(device: Device, machine: str) -> None:
 
 
 def _open_parts(device: Device, parts: Parts) -> RemoteModule:
-    """Kernels and weights apart: weights in the same order are not sent again."""
+    """Kernels and weights apart: other plans of a network have the same weights."""
     sent = writing("what is sent to the device", ArtifactError)
     with sent, tempfile.TemporaryDirectory() as folder:
-        library, weights = Path(folder, "kernels.so"), Path(folder, "weights.bin")
+        library = Path(folder, "kernels.so")
         write_artifact(library, parts, with_weights=False)
-        write_weights(weights, parts.weights)
-        kept = device.upload(weights, ".bin")
+        kept = [device.upload(path, ".bin") for path in write_weights(Path(folder), parts)]
         module = device.open_library(device.upload(library, ".so"))
-    module["use_weights"](device.path_of(kept))
+    module["use_weights"](*map(device.path_of, kept))
     module["load"]()
     return module
 

@@ -143,18 +143,22 @@ def _triple_of(parts: Parts) -> str:
     return str(tvm.target.Target(parts.code.target).attrs.get("mtriple", ""))
 
 
-def write_weights(path: Path, weights: tvm.runtime.Tensor) -> None:
-    """The weights with the header that the executor looks for."""
-    with path.open("wb") as file:
-        blob = np.from_dlpack(weights)
-        file.write(_WEIGHTS_HEADER.pack(_WEIGHTS_MAGIC, blob.nbytes))
-        file.write(blob.data)
+def write_weights(folder: Path, parts: Parts) -> tuple[Path, ...]:
+    """The weights in two files: those that the network has whatever its plan, and others."""
+    blob = np.from_dlpack(parts.weights)
+    paths = folder / "network.bin", folder / "plan.bin"
+    for path, piece in zip(paths, np.split(blob, [parts.own_bytes]), strict=True):
+        path.write_bytes(piece.data)
+    return paths
 
 
 def _write_weights(folder: Path, weights: tvm.runtime.Tensor) -> Path:
     """A source file that pulls the weights into the library."""
     data, source = folder / "weights.bin", folder / "weights.c"
-    write_weights(data, weights)
+    with data.open("wb") as file:
+        blob = np.from_dlpack(weights)
+        file.write(_WEIGHTS_HEADER.pack(_WEIGHTS_MAGIC, blob.nbytes))
+        file.write(blob.data)
     escaped = str(data).replace("\\", "\\\\").replace('"', '\\"')
     source.write_text(_WEIGHTS_SOURCE.format(path=escaped))
     return source

@@ -98,7 +98,10 @@ class Model:
                 "expected a model that was just compiled for with_reason, got a loaded one; "
                 "compile it again"
             )
-        graph = dataclasses.replace(self.graph, plan={**self.graph.plan, "reason": reason})
+        plan, plans = {**self.graph.plan, "reason": reason}, self.graph.plans
+        if plans:
+            plans = (dataclasses.replace(plans[0], plan=plan), *plans[1:])
+        graph = dataclasses.replace(self.graph, plan=plan, plans=plans)
         return Model(self.module, parts=dataclasses.replace(self._parts, graph=graph))
 
     @property
@@ -118,11 +121,91 @@ class Model:
             return self._parts.graph
         return Graph.from_json(self.module["graph"]())
 
-    @functools.cached_property
+    @property
+    def running(self) -> Graph:
+        """The graph, without what other plans than the next run's are made of."""
+        return self.graph.of_plan(self._number())
+
+    @property
     def plan(self) -> Plan:
-        """Which processor runs which operators, what was refused, and what fell back."""
-        plan = Plan.read(self.graph.plan)
-        return dataclasses.replace(plan, execution=find_execution(plan.processor_of(), self.graph))
+        """Which processor runs which operators, what was refused, and what fell back.
+
+        Of a model with several plans, that of the next run.
+        """
+        return self._plans[self._number()]
+
+    @property
+    def plans(self) -> dict[str, Plan]:
+        """The plans between which the model can change, by name; `in_use` is one of the names."""
+        return dict(zip(self._names, self._plans, strict=True))
+
+    @property
+    def in_use(self) -> str:
+        """The name of the plan that the next run takes."""
+        return self._names[self._number()]
+
+    def use(self, name: str) -> None:
+        """Let all runs take one of `plans`, until `adapt` is called.
+
+        Raises:
+            InputError: there is no plan of that name.
+        """
+        if name not in self._names:
+            raise InputError(
+                f"expected one of the plans {list(self._names)} for use, got {name!r}; compile "
+                "with plans= for others"
+            )
+        if self.graph.plans:
+            self.module["use_plan"](self._names.index(name))
+
+    def adapt(self, factor: float = 1.3, runs: int = 3, pause: int = 16) -> None:
+        """Let runs take the plan that is the fastest at present; models with `plans` begin so.
+
+        If something else keeps a processor busy, or heat slows it down, runs become longer, and
+        another plan is tried. The one that was slow is tried again after two runs, and after
+        longer and longer pauses while that fails: such a run is right, as all are, but slow.
+
+        Args:
+            factor: slow is a run that takes more than so many times what was expected.
+            runs: so many slow ones in a row, before another plan is tried.
+            pause: the longest pause, in runs, before a plan that was slow is tried again.
+
+        Raises:
+            InputError: a number is too small.
+        """
+        if not factor > 1 or runs < 1 or pause < 1:
+            raise InputError(
+                f"expected a factor above 1 and at least 1 run for adapt, got {factor}, {runs} "
+                f"and {pause}; the defaults suit most"
+            )
+        self.module["adapt"](float(factor), int(runs), int(pause))
+
+    def with_plans(self, names: Sequence[str], expected: Sequence[float]) -> Model:
+        """This model, just compiled, whose plans have names, and seconds that runs should take."""
+        assert self._parts is not None
+        plans = tuple(
+            dataclasses.replace(plan, name=name, expected_ns=round(seconds * 1e9))
+            for plan, name, seconds in zip(self.graph.plans, names, expected, strict=True)
+        )
+        graph = dataclasses.replace(self.graph, plans=plans)
+        return Model.from_parts(dataclasses.replace(self._parts, graph=graph))
+
+    def _number(self) -> int:
+        return int(self.module["plan"]()) if self.graph.plans else 0
+
+    @functools.cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(plan.name for plan in self.graph.plans) or ("plan",)
+
+    @functools.cached_property
+    def _plans(self) -> tuple[Plan, ...]:
+        found = []
+        for number in range(len(self._names)):
+            graph = self.graph.of_plan(number)
+            plan = Plan.read(graph.plan)
+            execution = find_execution(plan.processor_of(), graph)
+            found.append(dataclasses.replace(plan, execution=execution))
+        return tuple(found)
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
@@ -210,7 +293,7 @@ class Model:
 
     def profile(self, repeat: int = 10) -> ProfileResult:
         """Measure every kernel on random inputs; the median of several runs."""
-        return summarize_profile(self.graph, self._traces(repeat))
+        return summarize_profile(*self._traces(repeat))
 
     def timeline(self, path: str | Path | None = None, repeat: int = 5) -> Timeline:
         """Trace runs on random inputs; the one of median length.
@@ -219,24 +302,35 @@ class Model:
             path: where to write the trace, in the format of Chrome and Perfetto.
             repeat: how many runs to trace.
         """
-        traces = self._traces(repeat)
+        graph, traces = self._traces(repeat)
         traces.sort(key=lambda trace: trace["end"] - trace["start"])
-        plan = self.plan if self.graph.plan else None
-        graph = self.graph if self.lost is None else _on_cpu(self.graph)
+        plan = self.plan if graph.plan else None
+        graph = graph if self.lost is None else _on_cpu(graph)
         timeline = read_timeline(graph, traces[repeat // 2], plan)
         if path is not None:
             timeline.write(path)
         return timeline
 
-    def _traces(self, repeat: int) -> list[dict[str, Any]]:
-        """Traced runs on random inputs, after one that is not."""
+    def _traces(self, repeat: int) -> tuple[Graph, list[dict[str, Any]]]:
+        """The graph that runs, and traced runs of it on random inputs, after one that is not."""
         require_runs(repeat)
         self.random_run()()
-        found = []
+        number, found = self._number(), []
         for _ in range(repeat):
             step()
             found.append(json.loads(self.module["trace"]()))
-        return found
+        return self.graph.of_plan(number), [self._of_plan(number, trace) for trace in found]
+
+    def _of_plan(self, number: int, trace: dict[str, Any]) -> dict[str, Any]:
+        """A trace with the numbers that regions and nodes have in the graph of one plan."""
+        region = self.graph.first_region(number)
+        node = self.graph.first_node(number)
+        for span in (span for spans in trace["regions"] for span in spans):
+            if span["kind"] == "kernel":
+                span["id"] -= node
+            elif span["kind"] == "wait" and span["id"] >= 0:
+                span["id"] -= region
+        return trace
 
     def report(
         self, path: str | Path, peak_gflops: float | None = None, picture: str | None = None
@@ -426,7 +520,8 @@ def load(path: str | Path) -> Model:
     path = as_path(path, "the artifact")
     model = Model(open_artifact(path), path=path.resolve())
     if model.graph.plan:
-        _check_execution(model.plan, path)
+        for plan in model.plans.values():
+            _check_execution(plan, path)
     return model
 
 

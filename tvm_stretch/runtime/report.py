@@ -48,6 +48,9 @@ def write_report(
             f"expected the text of an SVG for picture, got {picture!r:.60}; st.front().svg() is one"
         )
     path = as_path(path, "the report")
+    if model.graph.plans:  # what is measured is that of one plan
+        name, model = model.in_use, model.create_instance()
+        model.use(name)
     plan = model.plan if model.graph.plan else None
     timeline, seconds, problem = None, None, ""
     try:
@@ -55,7 +58,7 @@ def write_report(
         seconds = [kernel.seconds for kernel in model.profile(repeat).kernels]
     except ArtifactError as error:  # a model for another machine
         problem = str(error)
-    data = collect(model.graph, plan, timeline, seconds)
+    data = collect(model.running, plan, timeline, seconds)
     data.update(title=path.stem, problem=problem, peak_gflops=peak_gflops)
     data.update(network=repr(model), picture=picture)
     text = render(data)

@@ -57,8 +57,7 @@ def decide(
         UnsupportedError: no processor supports one of the operators.
     """
     costs = planning_costs([p if p in placeable else not_asked_for(p) for p in processors])
-    if arena is None and all(processor.runs_here for processor in placeable):
-        arena = _here
+    arena = arena_for(placeable, arena)
     if costs.trusted and arena is not None:
         costs = _at_present_pace(costs, build, arena)
     say("searching for plans")
@@ -85,6 +84,13 @@ def decide(
     index = winner(outcomes)
     reason = _report([candidate for candidate, _ in entries], outcomes, index, notes)
     return entries[index][1].with_reason(reason)
+
+
+def arena_for(placeable: Sequence[Processor], arena: Arena | None) -> Arena | None:
+    """Where models are measured: as given, or here if the processors are this machine's."""
+    if arena is None and all(processor.runs_here for processor in placeable):
+        return _here
+    return arena
 
 
 def _here(model: Model) -> Model:

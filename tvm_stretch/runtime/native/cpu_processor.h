@@ -16,6 +16,7 @@ class CpuProcessor final : public Processor {
   CpuProcessor(const GraphSpec& graph, const KernelTable& kernels, const MemoryMap& memory)
       : graph_(graph), kernels_(kernels), tensors_(graph, memory) {}
 
+  void BeginPlan() final { last_ = nullptr; }
   std::unique_ptr<Task> Bind(const RegionSpec& region, const std::vector<Task*>& after) final;
 
   // Inputs and outputs that only the CPU touches may be the caller's memory.

@@ -8,8 +8,12 @@
 //   cancel()                              stops the run that is in progress on another thread
 //   trace()                               runs once; JSON of what each region spent time on
 //   time_runs(count)                      runs; "12345,12321": nanoseconds of each, by this clock
-//   use_weights(path)                     before the first run of an artifact without weights
+//   use_weights(paths...)                 before the first run of an artifact without weights:
+//                                         files that hold them, one behind the other
 //   set_affinity("0,4-7")                 the cores for the CPU's regions; "": any
+//   plan()                                the number of the plan that the next run takes
+//   use_plan(number)                      all runs take that plan
+//   adapt(factor, runs, pause)            runs take the plan that is the fastest; plan_chooser.h
 //   create_instance()                     same weights, own scratch memory: one per thread
 //   lost()                                why the CPU runs everything; "" if nothing has failed
 //   health()                              how processors beside the CPU are, as JSON
@@ -108,6 +112,11 @@ class Executor final : public ffi::ModuleObj {
   ffi::Any TimeRuns(Args args);
   ffi::Any UseWeights(Args args);
   ffi::Any SetAffinity(Args args);
+  ffi::Any PlanNumber(Args) {
+    return static_cast<int64_t>(instance_ == nullptr ? 0 : instance_->chooser().plan());
+  }
+  ffi::Any UsePlan(Args args);
+  ffi::Any Adapt(Args args);
   ffi::Any CreateInstance(Args args);
   ffi::Function CancelFunction();
   ffi::Function HealthFunction();
@@ -115,7 +124,7 @@ class Executor final : public ffi::ModuleObj {
   const GraphBytes bytes_;
   const GraphSpec spec_;
   ffi::Optional<ffi::Tensor> weights_;
-  std::string weights_path_;  // of a file that holds them; "" if they are linked
+  std::vector<std::string> weights_paths_;  // of files that hold them; none if they are linked
   std::mutex mutex_;
   std::atomic<pid_t> process_{getpid()};  // the one that may run this
   std::shared_ptr<const Program> program_;
@@ -140,6 +149,9 @@ ffi::Optional<ffi::Function> Executor::GetFunction(const ffi::String& name) {
   if (name == "time_runs") return Locked(&Executor::TimeRuns);
   if (name == "use_weights") return Locked(&Executor::UseWeights);
   if (name == "set_affinity") return Locked(&Executor::SetAffinity);
+  if (name == "plan") return Locked(&Executor::PlanNumber);
+  if (name == "use_plan") return Locked(&Executor::UsePlan);
+  if (name == "adapt") return Locked(&Executor::Adapt);
   if (name == "cancel") return CancelFunction();
   if (name == "create_instance") return Locked(&Executor::CreateInstance);
   if (name == "lost") return Locked(&Executor::Lost);
@@ -175,8 +187,8 @@ void Executor::Load() {
   if (weights_.has_value()) {
     const char* data = DataOf(*(*weights_).GetDLTensorPtr());
     program_ = std::make_shared<Program>(spec_, code, data, *weights_);
-  } else if (!weights_path_.empty()) {
-    program_ = Program::FromFile(spec_, code, bytes_.weights_fingerprint, weights_path_);
+  } else if (!weights_paths_.empty()) {
+    program_ = Program::FromFiles(spec_, code, bytes_.weights_fingerprint, weights_paths_);
   } else {
     program_ = Program::FromLibrary(spec_, code, bytes_.weights_fingerprint);
   }
@@ -377,12 +389,15 @@ ffi::Any Executor::TimeRuns(Args args) {
 }
 
 ffi::Any Executor::UseWeights(Args args) {
-  RequireCount(args, 1, 1, "use_weights");
+  RequireCount(args, 1, INT32_MAX, "use_weights");
   if (program_ != nullptr) {
     TVM_FFI_THROW(ValueError) << "expected use_weights before the first use, got it later; open "
                                  "the artifact again";
   }
-  weights_path_ = std::string(args[0].cast<ffi::String>());
+  weights_paths_.clear();
+  for (int i = 0; i < args.size(); ++i) {
+    weights_paths_.emplace_back(args[i].cast<ffi::String>());
+  }
   return ffi::Any();
 }
 
@@ -395,6 +410,29 @@ ffi::Any Executor::SetAffinity(Args args) {
                               << text << "'; see /proc/self/status for those it may";
   }
   instance().SetAffinity(std::move(cores));
+  return ffi::Any();
+}
+
+ffi::Any Executor::UsePlan(Args args) {
+  RequireCount(args, 1, 1, "use_plan");
+  const int64_t number = args[0].cast<int64_t>();
+  if (number < 0 || number >= static_cast<int64_t>(spec_.plans.size())) {
+    TVM_FFI_THROW(ValueError) << "expected a number below " << spec_.plans.size()
+                              << " for use_plan, got " << number << "; graph() lists the plans";
+  }
+  instance().chooser().Pin(static_cast<size_t>(number));
+  return ffi::Any();
+}
+
+ffi::Any Executor::Adapt(Args args) {
+  RequireCount(args, 3, 3, "adapt");
+  const Patience patience{args[0].cast<double>(), args[1].cast<int64_t>(), args[2].cast<int64_t>()};
+  if (!(patience.factor > 1) || patience.runs < 1 || patience.pause < 1) {
+    TVM_FFI_THROW(ValueError) << "expected a factor above 1 and at least 1 run for adapt, got "
+                              << patience.factor << ", " << patience.runs << " and "
+                              << patience.pause << "; see Model.adapt";
+  }
+  instance().chooser().Adapt(patience);
   return ffi::Any();
 }
 

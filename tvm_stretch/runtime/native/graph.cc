@@ -310,6 +310,28 @@ void ReadRegions(const Reader& list, GraphSpec* graph) {
   }
 }
 
+// Reads the plans: they hold all regions, in their order. Without any, all regions are one plan.
+void ReadPlans(const Reader& root, GraphSpec* graph) {
+  size_t next = 0;
+  for (const Reader& item : root.Has("plans") ? root["plans"].List() : std::vector<Reader>()) {
+    const auto left = static_cast<int64_t>(graph->regions.size() - next);
+    const auto count = static_cast<size_t>(item["regions"].Int(1, left));
+    const int64_t expected = item["expected_ns"].Int(0, INT64_MAX);
+    graph->plans.push_back(PlanSpec{item["name"].Str(), next, count, expected});
+    for (size_t i = next; i < next + count; ++i) {
+      for (int64_t other : graph->regions[i].after) {
+        if (other < static_cast<int64_t>(next)) Refuse("regions of one plan", item.where());
+      }
+    }
+    next += count;
+  }
+  if (graph->plans.empty()) {
+    graph->plans.push_back(PlanSpec{"", 0, graph->regions.size(), 0});
+  } else if (next != graph->regions.size()) {
+    Refuse("a plan of every region", "plans");
+  }
+}
+
 }  // namespace
 
 GraphSpec GraphSpec::FromJSON(const ffi::String& text) {
@@ -360,6 +382,7 @@ GraphSpec GraphSpec::FromJSON(const ffi::String& text) {
   }
   graph.processors = ReadProcessors(root["processors"]);
   ReadRegions(root["regions"], &graph);
+  ReadPlans(root, &graph);
   return graph;
 }
 

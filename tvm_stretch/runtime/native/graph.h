@@ -77,6 +77,14 @@ struct PortSpec {
   int64_t tensor;
 };
 
+// Regions that compute the network, one of several ways to do so. Those of a plan stand together.
+struct PlanSpec {
+  std::string name;
+  size_t first;  // region
+  size_t count;
+  int64_t expected_ns;  // of a run that nothing disturbs; 0: not known
+};
+
 struct GraphSpec {
   std::vector<PortSpec> inputs;
   std::vector<PortSpec> outputs;
@@ -87,6 +95,7 @@ struct GraphSpec {
   std::vector<NodeSpec> nodes;
   std::vector<ProcessorSpec> processors;
   std::vector<RegionSpec> regions;
+  std::vector<PlanSpec> plans;  // one at least
   std::vector<std::string> cpu_features;
   std::string origin;  // who wrote it, and for which CPU
   int64_t arena_bytes;

@@ -31,18 +31,15 @@ std::shared_ptr<char> AllocateOnDevice(const Program& program) {
   return block;
 }
 
-// Calls visit(id) for every tensor that a processor other than the CPU touches.
+// Calls visit(id) for every tensor that a region touches.
 template <typename Visit>
-void ForEachDeviceTensor(const GraphSpec& spec, const Visit& visit) {
-  for (const RegionSpec& region : spec.regions) {
-    if (region.processor == kCpu) continue;
-    std::for_each(region.receives.begin(), region.receives.end(), visit);
-    std::for_each(region.sends.begin(), region.sends.end(), visit);
-    for (int64_t node : region.nodes) {
-      const NodeSpec& spec_of_node = spec.nodes[node];
-      std::for_each(spec_of_node.inputs.begin(), spec_of_node.inputs.end(), visit);
-      std::for_each(spec_of_node.outputs.begin(), spec_of_node.outputs.end(), visit);
-    }
+void ForEachTensor(const GraphSpec& spec, const RegionSpec& region, const Visit& visit) {
+  std::for_each(region.receives.begin(), region.receives.end(), visit);
+  std::for_each(region.sends.begin(), region.sends.end(), visit);
+  for (int64_t node : region.nodes) {
+    const NodeSpec& spec_of_node = spec.nodes[node];
+    std::for_each(spec_of_node.inputs.begin(), spec_of_node.inputs.end(), visit);
+    std::for_each(spec_of_node.outputs.begin(), spec_of_node.outputs.end(), visit);
   }
 }
 
@@ -54,6 +51,12 @@ struct Instances {
 Instances& AllInstances() {
   static Instances& instances = *new Instances();
   return instances;
+}
+
+std::vector<int64_t> ExpectedTimes(const GraphSpec& spec) {
+  std::vector<int64_t> times;
+  for (const PlanSpec& plan : spec.plans) times.push_back(plan.expected_ns);
+  return times;
 }
 
 }  // namespace
@@ -73,9 +76,10 @@ Instance::Instance(std::shared_ptr<const Program> program)
       memory_(PlaceMemory()),
       takes_inputs_(spec_.inputs.size(), true),
       takes_outputs_(spec_.outputs.size(), true),
+      chooser_(ExpectedTimes(spec_)),
       cpu_(spec_, program_->kernels(), memory_),
       guards_(spec_, &cpu_.tensors()) {
-  FindCallersPorts();
+  DescribePlans();
   if (spec_.spare) spare_.emplace(spec_, program_->kernels(), &cpu_.tensors());
   lost_ = program_->lost();
   if (!lost_) lost_ = Attempt([this] { CreateDevices(); });
@@ -98,8 +102,11 @@ Instance::~Instance() {
 }
 
 void Instance::DropTasks() {
-  cpu_tasks_.clear();
-  device_tasks_.clear();
+  for (BoundPlan& plan : plans_) {
+    plan.tasks.clear();
+    plan.on_cpu.clear();
+    plan.on_devices.clear();
+  }
   while (!tasks_.empty()) tasks_.pop_back();  // a task uses the ones before it
 }
 
@@ -125,12 +132,23 @@ MemoryMap Instance::PlaceMemory() {
   return memory;
 }
 
-void Instance::FindCallersPorts() {
-  ForEachDeviceTensor(spec_, [this](int64_t id) {
-    const TensorSpec& tensor = spec_.tensors[id];
-    if (tensor.memory == Memory::kInput) takes_inputs_[tensor.buffer] = false;
-    if (tensor.memory == Memory::kOutput) takes_outputs_[tensor.buffer] = false;
-  });
+void Instance::DescribePlans() {
+  for (const PlanSpec& spec : spec_.plans) {
+    BoundPlan plan;
+    plan.spec = &spec;
+    plan.uses.resize(spec_.processors.size());
+    for (size_t i = spec.first; i < spec.first + spec.count; ++i) {
+      const RegionSpec& region = spec_.regions[i];
+      plan.uses[region.processor] = true;
+      if (region.processor == kCpu) continue;
+      ForEachTensor(spec_, region, [&](int64_t id) {
+        const TensorSpec& tensor = spec_.tensors[id];
+        if (tensor.memory == Memory::kInput) takes_inputs_[tensor.buffer] = false;
+        if (tensor.memory == Memory::kOutput) takes_outputs_[tensor.buffer] = false;
+      });
+    }
+    plans_.push_back(std::move(plan));
+  }
 }
 
 void Instance::CreateDevices() {
@@ -139,17 +157,21 @@ void Instance::CreateDevices() {
     const Cores cores = device->cores();
     taken_.insert(taken_.end(), cores.begin(), cores.end());
   }
-  BindRegions();
+  for (BoundPlan& plan : plans_) BindRegions(&plan);
 }
 
-void Instance::BindRegions() {
-  for (const RegionSpec& region : spec_.regions) {
+void Instance::BindRegions(BoundPlan* plan) {
+  cpu_.BeginPlan();
+  for (const auto& device : devices_) device->BeginPlan();
+  for (size_t i = plan->spec->first; i < plan->spec->first + plan->spec->count; ++i) {
+    const RegionSpec& region = spec_.regions[i];
     std::vector<Task*> after;
     for (int64_t id : region.after) after.push_back(tasks_[id].get());
     const bool on_cpu = region.processor == kCpu;
     Processor& processor = on_cpu ? cpu_ : *devices_[region.processor - 1];
     tasks_.push_back(processor.Bind(region, after));
-    (on_cpu ? cpu_tasks_ : device_tasks_).push_back(tasks_.back().get());
+    plan->tasks.push_back(tasks_.back().get());
+    (on_cpu ? plan->on_cpu : plan->on_devices).push_back(tasks_.back().get());
   }
 }
 
@@ -158,27 +180,56 @@ void Instance::Run(bool traced) {
   TryAgain();
   {
     std::lock_guard<std::mutex> lock(run_mutex_);
-    for (const auto& task : tasks_) task->Reset(traced);
+    is_cancelled_ = false;
     if (spare_) spare_->Reset();
-    is_running_ = true;
   }
-  Failure failure;
-  if (!lost_) {
-    RunTasks();
-    const RegionSpec* failed = FirstFailed(&failure);
-    if (failure)
-      for (const auto& device : devices_) device->AfterFailure();
-    if (spare_ && failed != nullptr && failed->processor != kCpu) {
+  Failure failure = lost_ ? std::nullopt : RunPlans(traced);
+  if (lost_) {
+    Begin(traced);
+    failure = Attempt([this, traced] { RunSpare(traced); });
+  }
+  {
+    std::lock_guard<std::mutex> lock(run_mutex_);
+    running_ = nullptr;
+  }
+  if (failure) throw *failure;
+}
+
+// From now on the present plan can be cancelled; if it was already, before it began, it is again.
+void Instance::Begin(bool traced) {
+  std::lock_guard<std::mutex> lock(run_mutex_);
+  running_ = last_run_ = &plan();
+  for (Task* task : running_->tasks) task->Reset(traced);
+  if (is_cancelled_) CancelTasks();
+}
+
+// Runs the present plan, and others while processors fail that they can do without.
+Failure Instance::RunPlans(bool traced) {
+  for (;;) {
+    Begin(traced);
+    const int64_t start = Now();
+    RunTasks(plan());
+    Failure failure;
+    const RegionSpec* failed = FirstFailed(plan(), &failure);
+    for (const auto& device : devices_) {
+      if (failure) device->AfterFailure();
+    }
+    if (!failure && !traced) chooser_.Ran(Now() - start);
+    if (failed == nullptr || failed->processor == kCpu) return failure;
+    if (TakeAnother(*failed)) continue;
+    if (spare_) {
       lost_ = failure;
       lost_device_ = devices_[failed->processor - 1].get();
     }
+    return failure;
   }
-  if (lost_) failure = Attempt([this, traced] { RunSpare(traced); });
-  {
-    std::lock_guard<std::mutex> lock(run_mutex_);
-    is_running_ = false;
-  }
-  if (failure) throw *failure;
+}
+
+// Whether there is a plan without the processor that failed; it is the present one then.
+bool Instance::TakeAnother(const RegionSpec& failed) {
+  std::vector<bool> usable;
+  for (const BoundPlan& plan : plans_) usable.push_back(!plan.uses[failed.processor]);
+  return chooser_.Failed(usable);
 }
 
 void Instance::SetAffinity(Cores cores) {
@@ -205,42 +256,47 @@ std::string Instance::Health() const {
   return "[" + all + "]";
 }
 
-void Instance::RunTasks() {
+void Instance::RunTasks(const BoundPlan& plan) {
   const CoresScope scope(CoresForRun());
   UseThreads(spec_.threads);
-  for (Task* task : device_tasks_) task->Start();
+  for (Task* task : plan.on_devices) task->Start();
   bool failed = false;
-  for (Task* task : cpu_tasks_) {
+  for (Task* task : plan.on_cpu) {
     task->Start();
     if (failed || !task->Wait()) continue;
     failed = true;
-    CancelTasks();  // the answer is lost: do not wait for what has not begun
+    for (Task* other : plan.tasks) other->Cancel();  // the answer is lost: do not wait for the rest
   }
-  for (Task* task : device_tasks_) task->Wait();
+  for (Task* task : plan.on_devices) task->Wait();
 }
 
 void Instance::RunSpare(bool traced) {
   const CoresScope scope(affinity_);
   UseThreads(spec_.threads);
-  spare_->Run(traced);
+  spare_->Run(*plan().spec, traced);
 }
 
 std::vector<std::vector<Span>> Instance::Spans() const {
-  if (lost_) return spare_->spans();
   std::vector<std::vector<Span>> spans;
-  for (const auto& task : tasks_) spans.push_back(task->Spans());
+  if (lost_) {
+    const auto first = spare_->spans().begin() + static_cast<ptrdiff_t>(last_run_->spec->first);
+    spans.assign(first, first + static_cast<ptrdiff_t>(last_run_->spec->count));
+  } else {
+    for (const Task* task : last_run_->tasks) spans.push_back(task->Spans());
+  }
   return spans;
 }
 
 void Instance::Cancel() {
   std::lock_guard<std::mutex> lock(run_mutex_);
-  if (!is_running_) return;
+  if (running_ == nullptr) return;
+  is_cancelled_ = true;
   CancelTasks();
   if (spare_) spare_->Cancel();
 }
 
 void Instance::CancelTasks() {
-  for (const auto& task : tasks_) task->Cancel();
+  for (Task* task : running_->tasks) task->Cancel();
 }
 
 // The error of a region, with the names of region, processor and device, and the way out.
@@ -266,15 +322,15 @@ ffi::Error Instance::InContext(const ffi::Error& error, const RegionSpec& region
 // The region where it began to fail, and how; null if all went well, or the run was cancelled.
 // Failures pass on to later regions only, so it is the first in their order; but what was cancelled
 // because of a failure may stand before it.
-const RegionSpec* Instance::FirstFailed(Failure* result) {
+const RegionSpec* Instance::FirstFailed(const BoundPlan& plan, Failure* result) {
   const Failure* first = nullptr;
   size_t region = 0;
-  for (size_t i = 0; i < tasks_.size(); ++i) {
-    const Failure& failure = tasks_[i]->Wait();
+  for (size_t i = 0; i < plan.tasks.size(); ++i) {
+    const Failure& failure = plan.tasks[i]->Wait();
     if (!failure || (first != nullptr && !IsCancelled(**first))) continue;
     if (first != nullptr && IsCancelled(*failure)) continue;
     first = &failure;
-    region = i;
+    region = plan.spec->first + i;
   }
   if (first == nullptr) return nullptr;
   *result = *first;

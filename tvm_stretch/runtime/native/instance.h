@@ -13,6 +13,7 @@
 #include "cpu_processor.h"
 #include "guard.h"
 #include "memory.h"
+#include "plan_chooser.h"
 #include "processor.h"
 #include "program.h"
 #include "spare.h"
@@ -34,9 +35,10 @@ class Instance {
   void BindInput(size_t i, char* data) { cpu_.tensors().BindInput(i, data); }
   void BindOutput(size_t i, char* data) { cpu_.tensors().BindOutput(i, data); }
 
-  // Runs the graph once; when it returns or throws, no processor works for it any more. Where the
-  // CPU has spare kernels, it runs the whole graph again if another processor failed, and all later
-  // runs until that processor says that it may be tried again.
+  // Runs the graph once; when it returns or throws, no processor works for it any more. If another
+  // processor than the CPU fails, a plan without it computes the answer, where there is one. Else,
+  // where the CPU has spare kernels, it runs the whole graph again, and all later runs until that
+  // processor says that it may be tried again.
   void Run(bool traced = false);
 
   // Throws InputError if the last run met values that nothing can be computed with.
@@ -44,6 +46,9 @@ class Instance {
 
   // Why the CPU runs everything; empty as long as the other processors work.
   std::string lost() const { return lost_ ? lost_->message() : ""; }
+
+  // Which plan the next run takes, and who decides that.
+  PlanChooser& chooser() { return chooser_; }
 
   // How the processors beside the CPU are: a JSON list, in their order. Any thread.
   std::string Health() const;
@@ -53,24 +58,37 @@ class Instance {
   // processors have threads.
   void SetAffinity(Cores cores);
 
-  // What happened in the last traced run: the spans of each region.
+  // What happened in the last run, a traced one: the spans of each region of its plan.
   std::vector<std::vector<Span>> Spans() const;
 
   // Stops the run that is in progress, if there is one. Any thread.
   void Cancel();
 
  private:
+  // What a run of one plan needs.
+  struct BoundPlan {
+    const PlanSpec* spec;
+    std::vector<bool> uses;    // which processors
+    std::vector<Task*> tasks;  // one for each region
+    std::vector<Task*> on_cpu;
+    std::vector<Task*> on_devices;
+  };
+
+  const BoundPlan& plan() const { return plans_[chooser_.plan()]; }
   MemoryMap PlaceMemory();
-  void FindCallersPorts();
+  void DescribePlans();
   void CreateDevices();
-  void BindRegions();
+  void BindRegions(BoundPlan* plan);
   void DropTasks();
   Cores CoresForRun() const;
   void TryAgain();
-  void RunTasks();
+  void Begin(bool traced);
+  Failure RunPlans(bool traced);
+  void RunTasks(const BoundPlan& plan);
   void RunSpare(bool traced);
   void CancelTasks();
-  const RegionSpec* FirstFailed(Failure* failure);
+  bool TakeAnother(const RegionSpec& failed);
+  const RegionSpec* FirstFailed(const BoundPlan& plan, Failure* failure);
   ffi::Error InContext(const ffi::Error& error, const RegionSpec& region) const;
 
   const std::shared_ptr<const Program> program_;
@@ -80,19 +98,21 @@ class Instance {
   const MemoryMap memory_;
   std::vector<bool> takes_inputs_;
   std::vector<bool> takes_outputs_;
+  std::vector<BoundPlan> plans_;
+  PlanChooser chooser_;
   CpuProcessor cpu_;
   const Guards guards_;
   std::vector<std::unique_ptr<Processor>> devices_;  // all other processors
   std::vector<std::unique_ptr<Task>> tasks_;         // one for each region
-  std::vector<Task*> cpu_tasks_;
-  std::vector<Task*> device_tasks_;
-  std::optional<Spare> spare_;              // where the CPU has kernels for it
+  std::optional<Spare> spare_;                       // where the CPU has kernels for it
   Failure lost_;                            // of another processor; then only `spare_` runs
   const Processor* lost_device_ = nullptr;  // the last that failed in a run
   Cores affinity_;
   Cores taken_;           // by other processors
-  std::mutex run_mutex_;  // guards `is_running_`, and that tasks are only cancelled while it is set
-  bool is_running_ = false;
+  std::mutex run_mutex_;  // guards the two below, and that only its tasks are cancelled
+  const BoundPlan* running_ = nullptr;  // while a run is in progress
+  bool is_cancelled_ = false;
+  const BoundPlan* last_run_ = nullptr;  // whose spans there are
 };
 
 // Stops the runs that are in progress in this process, whoever began them. Any thread.

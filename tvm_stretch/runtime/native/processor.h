@@ -151,6 +151,10 @@ class TVM_STRETCH_API Processor {
  public:
   virtual ~Processor() = default;
 
+  // The regions that are bound from now on are those of another plan: they never run together with
+  // the ones before.
+  virtual void BeginPlan() = 0;
+
   // Called once for each of the processor's regions, in their order, when the instance is made.
   // `after` are the tasks of the regions with these ids; they outlive the new task.
   virtual std::unique_ptr<Task> Bind(const RegionSpec& region, const std::vector<Task*>& after) = 0;

@@ -38,51 +38,91 @@ static_assert(sizeof(WeightsHeader) == kAlignment);
 constexpr char kWeightsMagic[8] = {'T', 'V', 'M', 'S', 'T', 'R', 'W', '1'};
 constexpr const char* kWeightsSymbol = "tvm_stretch_weights";
 
-// The weights behind a header that is theirs; throws ValueError if they are others.
-const char* CheckedWeights(const char* section, const GraphSpec& spec, uint64_t fingerprint) {
-  WeightsHeader header;
-  std::memcpy(&header, section, sizeof(header));
-  const char* weights = section + sizeof(header);
-  if (std::memcmp(header.magic, kWeightsMagic, sizeof(kWeightsMagic)) != 0 ||
-      header.bytes != static_cast<uint64_t>(spec.weights_bytes) ||
-      fingerprint != Fingerprint(weights, header.bytes)) {
-    TVM_FFI_THROW(ValueError) << "expected the weights that belong to the artifact's graph, got "
-                                 "damaged or other ones; export the model again";
-  }
-  return weights;
+[[noreturn]] void RefuseFile(const std::string& path, const std::string& got) {
+  TVM_FFI_THROW(ValueError) << "expected a readable file for the weights, got '" << path
+                            << "': " << got << "; upload them again";
+  TVM_FFI_UNREACHABLE();
 }
 
-// A file in memory, as long as this lives.
-class MappedFile : public ffi::Object {
+// Files in memory one behind the other, as long as this lives. The first, the largest, stays on
+// disk until it is read.
+class MappedFiles : public ffi::Object {
  public:
-  explicit MappedFile(const std::string& path) {
-    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    struct stat about{};
-    if (fd >= 0 && fstat(fd, &about) == 0) {
-      bytes_ = static_cast<size_t>(about.st_size);
-      data_ = mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, fd, 0);
+  explicit MappedFiles(const std::vector<std::string>& paths) {
+    std::vector<int> files;
+    std::vector<size_t> sizes;
+    for (const std::string& path : paths) {
+      files.push_back(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+      struct stat about{};
+      if (files.back() >= 0 && fstat(files.back(), &about) == 0) {
+        sizes.push_back(static_cast<size_t>(about.st_size));
+        bytes_ += sizes.back();
+      }
     }
-    const std::string fault = std::strerror(errno);
-    if (fd >= 0) close(fd);
-    if (data_ == MAP_FAILED) {
-      TVM_FFI_THROW(ValueError) << "expected a readable file for the weights, got '" << path
-                                << "': " << fault << "; upload them again";
+    const std::string fault = sizes.size() == paths.size() ? Load(files, sizes) : "no file";
+    for (int file : files) {
+      if (file >= 0) close(file);
     }
+    if (!fault.empty()) RefuseFile(paths[0], fault);
   }
-  ~MappedFile() {
-    if (data_ != MAP_FAILED) munmap(data_, bytes_);
+  ~MappedFiles() {
+    if (data_ != MAP_FAILED) munmap(data_, bytes_ + 1);
   }
 
   const char* data() const { return static_cast<const char*>(data_); }
   size_t bytes() const { return bytes_; }
 
   static constexpr bool _type_mutable = true;
-  TVM_FFI_DECLARE_OBJECT_INFO_FINAL("tvm_stretch.MappedFile", MappedFile, ffi::Object);
+  TVM_FFI_DECLARE_OBJECT_INFO_FINAL("tvm_stretch.MappedFiles", MappedFiles, ffi::Object);
 
  private:
+  // What went wrong; empty if nothing did.
+  std::string Load(const std::vector<int>& files, const std::vector<size_t>& sizes) {
+    constexpr int kAccess = PROT_READ | PROT_WRITE;
+    data_ = mmap(nullptr, bytes_ + 1, kAccess, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data_ == MAP_FAILED) return std::strerror(errno);
+    if (sizes[0] != 0 &&
+        mmap(data_, sizes[0], kAccess, MAP_PRIVATE | MAP_FIXED, files[0], 0) == MAP_FAILED) {
+      return std::strerror(errno);
+    }
+    size_t place = sizes[0];
+    for (size_t i = 1; i < files.size(); place += sizes[i++]) {
+      for (size_t done = 0; done < sizes[i];) {
+        char* target = static_cast<char*>(data_) + place + done;
+        const ssize_t got = pread(files[i], target, sizes[i] - done, static_cast<off_t>(done));
+        if (got <= 0) return got == 0 ? "its end" : std::strerror(errno);
+        done += static_cast<size_t>(got);
+      }
+    }
+    return "";
+  }
+
   void* data_ = MAP_FAILED;
   size_t bytes_ = 0;
 };
+
+[[noreturn]] void RefuseWeights() {
+  TVM_FFI_THROW(ValueError) << "expected the weights that belong to the artifact's graph, got "
+                               "damaged or other ones; export the model again";
+  TVM_FFI_UNREACHABLE();
+}
+
+void RequireWeights(const char* weights, const GraphSpec& spec, uint64_t fingerprint) {
+  if (fingerprint != Fingerprint(weights, spec.weights_bytes)) RefuseWeights();
+}
+
+// The weights behind a header that is theirs; throws ValueError if they are others.
+const char* CheckedWeights(const char* section, const GraphSpec& spec, uint64_t fingerprint) {
+  WeightsHeader header;
+  std::memcpy(&header, section, sizeof(header));
+  if (std::memcmp(header.magic, kWeightsMagic, sizeof(kWeightsMagic)) != 0 ||
+      header.bytes != static_cast<uint64_t>(spec.weights_bytes)) {
+    RefuseWeights();
+  }
+  const char* weights = section + sizeof(header);
+  RequireWeights(weights, spec, fingerprint);
+  return weights;
+}
 
 }  // namespace
 
@@ -161,17 +201,20 @@ std::shared_ptr<const Program> Program::FromLibrary(GraphSpec spec,
   return std::make_shared<Program>(std::move(spec), code, weights, std::move(owner));
 }
 
-std::shared_ptr<const Program> Program::FromFile(GraphSpec spec,
-                                                 const std::vector<ffi::Module>& code,
-                                                 uint64_t fingerprint, const std::string& path) {
-  auto file = ffi::make_object<MappedFile>(path);
-  if (file->bytes() != sizeof(WeightsHeader) + static_cast<size_t>(spec.weights_bytes)) {
-    TVM_FFI_THROW(ValueError) << "expected " << sizeof(WeightsHeader) + spec.weights_bytes
-                              << " bytes for the weights in '" << path << "', got " << file->bytes()
+std::shared_ptr<const Program> Program::FromFiles(GraphSpec spec,
+                                                  const std::vector<ffi::Module>& code,
+                                                  uint64_t fingerprint,
+                                                  const std::vector<std::string>& paths) {
+  auto files = ffi::make_object<MappedFiles>(paths);
+  if (files->bytes() != static_cast<size_t>(spec.weights_bytes)) {
+    TVM_FFI_THROW(ValueError) << "expected " << spec.weights_bytes << " bytes for the weights in '"
+                              << paths[0] << "' and what belongs to it, got " << files->bytes()
                               << "; upload them again";
   }
-  const char* weights = CheckedWeights(file->data(), spec, fingerprint);
-  return std::make_shared<Program>(std::move(spec), code, weights, ffi::ObjectRef(std::move(file)));
+  const char* weights = files->data();
+  RequireWeights(weights, spec, fingerprint);
+  return std::make_shared<Program>(std::move(spec), code, weights,
+                                   ffi::ObjectRef(std::move(files)));
 }
 
 }  // namespace tvm_stretch

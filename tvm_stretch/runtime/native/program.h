@@ -36,10 +36,11 @@ class Program {
                                                     const std::vector<ffi::Module>& code,
                                                     uint64_t fingerprint);
 
-  // Takes those of a file, which has what the library would hold.
-  static std::shared_ptr<const Program> FromFile(GraphSpec spec,
-                                                 const std::vector<ffi::Module>& code,
-                                                 uint64_t fingerprint, const std::string& path);
+  // Takes those of files, one behind the other: the weights and nothing else.
+  static std::shared_ptr<const Program> FromFiles(GraphSpec spec,
+                                                  const std::vector<ffi::Module>& code,
+                                                  uint64_t fingerprint,
+                                                  const std::vector<std::string>& paths);
 
   const GraphSpec& spec() const { return spec_; }
   const KernelTable& kernels() const { return kernels_; }

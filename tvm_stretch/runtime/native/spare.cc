@@ -9,8 +9,8 @@ Spare::Spare(const GraphSpec& graph, const KernelTable& kernels, BoundTensors* t
   }
 }
 
-void Spare::Run(bool traced) {
-  for (size_t i = 0; i < regions_.size(); ++i) {
+void Spare::Run(const PlanSpec& plan, bool traced) {
+  for (size_t i = plan.first; i < plan.first + plan.count; ++i) {
     spans_[i].clear();
     regions_[i].Run(cancelled_, traced ? &spans_[i] : nullptr);
   }

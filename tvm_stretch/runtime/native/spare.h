@@ -19,8 +19,8 @@ class Spare {
   // Before each run that may need it.
   void Reset() { cancelled_.store(false, std::memory_order_relaxed); }
 
-  // Runs the graph on the calling thread and TVM's pool; throws CancelledError() once cancelled.
-  void Run(bool traced);
+  // Runs a plan on the calling thread and TVM's pool; throws CancelledError() once cancelled.
+  void Run(const PlanSpec& plan, bool traced);
 
   // Any thread, any time.
   void Cancel() { cancelled_.store(true, std::memory_order_relaxed); }

@@ -143,6 +143,7 @@ class DspProcessor final : public Processor {
         image_(Image::Make(graph_, program.index(), program.code(), program.weights(), memory)),
         session_(program.code(), image_, memory.block.fd, program.weights().fd()) {}
 
+  void BeginPlan() final { last_ = nullptr; }
   std::unique_ptr<Task> Bind(const RegionSpec& region, const std::vector<Task*>& after) final {
     const int64_t id = &region - graph_.regions.data();
     auto task =

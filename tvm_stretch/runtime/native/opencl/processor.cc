@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <limits>
 #include <unordered_map>
 
@@ -65,6 +66,7 @@ class OpenCLProcessor final : public Processor {
  public:
   OpenCLProcessor(const OpenCLProgram& program, const MemoryMap& memory);
   OpenCLProcessor(const OpenCLProgram& program, const MemoryMap& memory, const Ownership& plan);
+  void BeginPlan() final;
   std::unique_ptr<Task> Bind(const RegionSpec& region, const std::vector<Task*>& after) final;
   void AfterFailure() final;
   void SetAffinity(const Cores& cores) final { submitter_.SetAffinity(cores); }
@@ -92,7 +94,7 @@ class OpenCLProcessor final : public Processor {
   const bool has_bells_;
   const Buffer open_bell_;                    // where regions have none
   std::vector<std::unique_ptr<Bell>> bells_;  // one for each region
-  Submitter submitter_;                       // ends what uses the above
+  std::deque<Submitter> submitters_;          // one for each plan; they end what uses the above
   size_t num_bound_ = 0;
   OpenCLTask* last_ = nullptr;
 };
@@ -231,9 +233,11 @@ DeviceMemory BlockMemory(const Device& device, const SharedBlock& block) {
   return {device, block.data, block.bytes, Contents::kUndefined};
 }
 
+// A graph with several plans has several owners of the same bytes: what changes hands is copied.
 Ownership PlanFor(const OpenCLProgram& program, const MemoryMap& memory) {
-  const bool is_mapped = program.device().memory == MemoryKind::kMapped;
-  return is_mapped ? PlanOwnership(program.graph(), program.index(), memory) : Ownership();
+  if (program.device().memory != MemoryKind::kMapped) return {};
+  if (program.graph().plans.size() > 1) return {{}, false};
+  return PlanOwnership(program.graph(), program.index(), memory);
 }
 
 OpenCLProcessor::OpenCLProcessor(const OpenCLProgram& program, const MemoryMap& memory)
@@ -247,8 +251,7 @@ OpenCLProcessor::OpenCLProcessor(const OpenCLProgram& program, const MemoryMap& 
       memory_(memory),
       block_(BlockMemory(device_, memory.block)),
       has_bells_(program.CanRingBells()),
-      open_bell_(CreateOpenBell(device_)),
-      submitter_(device_) {
+      open_bell_(CreateOpenBell(device_)) {
   if (device_.memory == MemoryKind::kMapped) {
     DriversMemory* const drivers = DriversMemory::Of(memory.block.from_device);
     handover_ = std::make_unique<Handover>(drivers, memory.block.data, plan);
@@ -260,6 +263,11 @@ OpenCLProcessor::OpenCLProcessor(const OpenCLProgram& program, const MemoryMap& 
                                  static_cast<size_t>(program.scratch_bytes()), nullptr, &code));
     Check(code, "clCreateBuffer");
   }
+}
+
+void OpenCLProcessor::BeginPlan() {
+  submitters_.emplace_back(device_);
+  last_ = nullptr;
 }
 
 std::unique_ptr<Task> OpenCLProcessor::Bind(const RegionSpec& region,
@@ -275,9 +283,9 @@ std::unique_ptr<Task> OpenCLProcessor::Bind(const RegionSpec& region,
   if (handover_ != nullptr) handover_->AppendGives(num_bound_, &commands);
   if (has_bells_) AddDoorbells(bell_buffer, &commands);
   ++num_bound_;
-  auto task =
-      std::make_unique<OpenCLTask>(&submitter_, last_, region, std::move(commands), after, bell);
-  submitter_.Add(task.get(), !has_bells_ && !after.empty());
+  auto task = std::make_unique<OpenCLTask>(&submitters_.back(), last_, region, std::move(commands),
+                                           after, bell);
+  submitters_.back().Add(task.get(), !has_bells_ && !after.empty());
   last_ = task.get();
   return task;
 }

@@ -1,0 +1,113 @@
+#include "plan_chooser.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace tvm_stretch {
+namespace {
+
+// Another plan has to promise at least so much: two that are about as fast do not alternate.
+constexpr double kWorthChanging = 0.9;
+
+// A plan that takes less than this of what it took when it was slow is recovering.
+constexpr double kRecovering = 0.8;
+
+// The fastest run counts a little less with each run: it may have been an accident.
+constexpr double kForgetting = 1.02;
+
+constexpr double kForever = std::numeric_limits<double>::infinity();
+
+}  // namespace
+
+PlanChooser::PlanChooser(std::vector<int64_t> expected) : known_(expected.size()) {
+  for (size_t i = 0; i < expected.size(); ++i)
+    known_[i].expected = static_cast<double>(expected[i]);
+}
+
+void PlanChooser::Pin(size_t plan) {
+  plan_ = plan;
+  is_pinned_ = true;
+}
+
+void PlanChooser::Adapt(const Patience& patience) {
+  patience_ = patience;
+  is_pinned_ = false;
+  slow_runs_ = 0;
+}
+
+// What a run takes where nothing disturbs it. Once all plans have run, the machine may be known to
+// be slower, or faster, than the one that was expected.
+double PlanChooser::Usual(const Known& plan) const {
+  if (plan.expected == 0) return plan.best;
+  double pace = kForever;
+  for (const Known& other : known_) {
+    if (other.expected == 0) continue;
+    pace = std::min(pace, other.best == 0 ? 1.0 : other.best / other.expected);
+  }
+  return plan.expected * pace;
+}
+
+double PlanChooser::CostOf(size_t plan) const {
+  return known_[plan].now != 0 ? known_[plan].now : Usual(known_[plan]);
+}
+
+void PlanChooser::Ran(int64_t nanoseconds) {
+  if (known_.size() == 1) return;
+  const auto taken = static_cast<double>(nanoseconds);
+  Known& plan = known_[plan_];
+  plan.best = plan.best == 0 ? taken : std::min(kForgetting * plan.best, taken);
+  ++run_;
+  if (is_pinned_) return;
+  Note(taken);
+  is_trial_ = false;
+  Choose(std::vector<bool>(known_.size(), true));
+}
+
+// One run tells whether a plan that is tried is still slow; one that was fast may have a bad run.
+void PlanChooser::Note(double taken) {
+  Known& plan = known_[plan_];
+  if (taken <= patience_.factor * Usual(plan)) {
+    plan.now = plan.last = 0;
+    plan.pause = slow_runs_ = 0;
+  } else if (is_trial_) {
+    LeaveAlone(taken);
+  } else if (plan.now != 0) {
+    plan.now = (plan.now + taken) / 2;  // the others are slower still
+  } else {
+    fastest_slow_ = slow_runs_ == 0 ? taken : std::min(fastest_slow_, taken);
+    if (++slow_runs_ >= patience_.runs) LeaveAlone(fastest_slow_);
+  }
+}
+
+void PlanChooser::LeaveAlone(double taken) {
+  Known& plan = known_[plan_];
+  const bool recovers = taken < kRecovering * plan.last;
+  plan.pause = recovers ? 1 : std::min(std::max<int64_t>(2, 2 * plan.pause), patience_.pause);
+  plan.now = plan.last = taken;
+  plan.tried_at = run_ + plan.pause;
+  slow_runs_ = 0;
+}
+
+bool PlanChooser::Failed(const std::vector<bool>& usable) {
+  if (is_pinned_) return false;
+  LeaveAlone(kForever);
+  return Choose(usable);
+}
+
+// Takes the plan that is worth changing to, if there is one.
+bool PlanChooser::Choose(const std::vector<bool>& usable) {
+  size_t best = plan_;
+  for (size_t i = 0; i < known_.size(); ++i) {
+    if (i == plan_ || !usable[i]) continue;
+    if (run_ >= known_[i].tried_at) known_[i].now = 0;
+    const bool promises = CostOf(i) < kWorthChanging * CostOf(plan_);
+    if (promises && (best == plan_ || CostOf(i) < CostOf(best))) best = i;
+  }
+  if (best == plan_) return false;
+  plan_ = best;
+  slow_runs_ = 0;
+  is_trial_ = true;
+  return true;
+}
+
+}  // namespace tvm_stretch
