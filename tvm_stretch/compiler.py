@@ -109,7 +109,6 @@ def compile(
     Returns:
         A model that can be called, measured and exported.
     """
-    _check_branching(branching, plan or (plans if plans is not True else None))
     named = read_plans(plans)
     if named is not None:
         if plan is not None:
@@ -117,6 +116,7 @@ def compile(
                 "expected no plan beside plans by name, got one; name it in plans, as the first"
             )
         plan = next(iter(named.values()))
+    _check_branching(branching, plan)
     with reporting(progress):
         place = place_of(device)
         if isinstance(place, Profile):

@@ -11,6 +11,9 @@
 //
 //   {"regions": ["r1", ...], "receives": [tensor ids], "sends": [tensor ids]}
 //
+// From a call of `take(region, microseconds)` on, a region takes at least so long; after one of
+// `fail(region, message, count)` it fails so many times.
+//
 // A real device whose calls block a thread looks the same from the executor's side.
 #include <tvm/ffi/cast.h>
 #include <tvm/ffi/extra/json.h>
@@ -65,8 +68,22 @@ class FakeCode final : public ffi::ModuleObj {
   int GetPropertyMask() const final { return ffi::Module::kBinarySerializable; }
   ffi::Bytes SaveToBytes() const final { return ffi::Bytes(text_.data(), text_.size()); }
   ffi::Optional<ffi::Function> GetFunction(const ffi::String& name) final {
-    if (name != "log") return std::nullopt;
     auto self = ffi::GetObjectPtr<ffi::Object>(this);
+    if (name == "take") {
+      return ffi::Function::FromTyped([self, this](const ffi::String& region, int64_t latency) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        scripts_[region].latency = std::chrono::microseconds(latency);
+      });
+    }
+    if (name == "fail") {
+      return ffi::Function::FromTyped(
+          [self, this](const ffi::String& region, const ffi::String& error, int64_t failures) {
+            std::lock_guard<std::mutex> lock(mutex_);
+            scripts_[region].error = error;
+            scripts_[region].failures = failures;
+          });
+    }
+    if (name != "log") return std::nullopt;
     return ffi::Function::FromTyped([self, this]() { return TakeLog(); });
   }
 

@@ -16,6 +16,7 @@ from tvm import relax, topi
 from tvm_stretch.errors import ArtifactError, UnsupportedError
 from tvm_stretch.lowering.graph import COPY_KERNEL, Graph, Tensor
 from tvm_stretch.lowering.lower import Lowered, lower
+from tvm_stretch.lowering.weights import WeightsBlob
 
 KERNELS: dict[str, Callable[..., np.ndarray]] = {
     COPY_KERNEL: lambda x: x,
@@ -408,3 +409,56 @@ def test_damaged_json_is_refused(field: str, value: object) -> None:
 def test_text_that_is_no_json_is_refused() -> None:
     with pytest.raises(ArtifactError):
         Graph.from_json("{")
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+
+def blob_of(*arrays: np.ndarray) -> WeightsBlob:
+    """Weights that begin with those of a network that adds these arrays."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((8, 256), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            value: relax.Expr = x
+            for array in arrays:
+                value = builder.emit(relax.op.add(value, relax.const(array)))
+            result = builder.emit_output(value)
+        builder.emit_func_output(result)
+    return WeightsBlob(builder.get())
+
+
+def added(blob: WeightsBlob, array: np.ndarray) -> int:
+    return blob.add(tvm.runtime.tensor(np.ascontiguousarray(array)))
+
+
+def test_the_networks_weights_come_first_in_its_order() -> None:
+    a, b = (np.random.default_rng(s).standard_normal((8, 256)).astype("float32") for s in (0, 1))
+    blob = blob_of(a, b)
+    assert blob.own_bytes == blob.bytes == a.nbytes + b.nbytes
+    assert added(blob, b) == a.nbytes and added(blob, a) == 0
+    np.testing.assert_array_equal(
+        np.from_dlpack(blob.tensor()).view("float32").reshape(16, 256), np.concatenate([a, b])
+    )
+
+
+def test_rows_of_weights_stand_where_the_whole_does() -> None:
+    a = np.random.default_rng(0).standard_normal((8, 256)).astype("float32")
+    b = np.concatenate([a[3:5], a[:6]])  # begins as a part of the other one does
+    blob = blob_of(a, b)
+    assert added(blob, a[2:7]) == 2 * 1024
+    assert added(blob, b[1:4]) == a.nbytes + 1024
+    assert added(blob, a[2:7].reshape(5, 16, 4, 4)) == 2 * 1024
+    assert blob.bytes == blob.own_bytes
+
+
+def test_what_is_no_part_of_the_weights_stands_behind_them() -> None:
+    a = np.random.default_rng(0).standard_normal((8, 250)).astype("float32")
+    blob = blob_of(np.zeros((8, 256), "float32"))
+    own = blob.own_bytes
+    first = added(blob, a)
+    assert first == own
+    assert added(blob, a[1:7]) > first  # would not begin at a multiple of 64 bytes
+    assert added(blob, a[:, :128]) > first  # not one piece
+    assert added(blob, a[:7]) == first
+    assert blob.own_bytes == own

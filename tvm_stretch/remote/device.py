@@ -156,8 +156,8 @@ class Device:
     def load(self, model: Model | str | Path) -> RemoteModel:
         """A model on the device, with all that models can do.
 
-        Sent is what the device lacks, kernels and weights apart. (A plan that uses the weights in
-        another order, as one with other shares may, sends them again.)
+        Sent is what the device lacks: other plans of a network only need their kernels, and a few
+        bytes of weights, such as the bias of a part of a layer.
 
         Args:
             model: compiled for it, or an artifact.

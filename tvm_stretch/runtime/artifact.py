@@ -143,22 +143,28 @@ def _triple_of(parts: Parts) -> str:
     return str(tvm.target.Target(parts.code.target).attrs.get("mtriple", ""))
 
 
-def write_weights(folder: Path, parts: Parts) -> tuple[Path, ...]:
-    """The weights in two files: those that the network has whatever its plan, and others."""
+def write_weights(folder: Path, parts: Parts) -> list[Path]:
+    """The weights in files: those that the network has whatever its plan, and others, if any."""
     blob = np.from_dlpack(parts.weights)
-    paths = folder / "network.bin", folder / "plan.bin"
-    for path, piece in zip(paths, np.split(blob, [parts.own_bytes]), strict=True):
-        path.write_bytes(piece.data)
+    paths = [_with_header(folder / "network.bin", blob[: parts.own_bytes])]
+    if blob.size > parts.own_bytes:
+        paths.append(folder / "plan.bin")
+        paths[-1].write_bytes(blob[parts.own_bytes :].data)
     return paths
+
+
+def _with_header(path: Path, weights: np.ndarray) -> Path:
+    """A file that begins with what the executor looks for."""
+    with path.open("wb") as file:
+        file.write(_WEIGHTS_HEADER.pack(_WEIGHTS_MAGIC, weights.nbytes))
+        file.write(weights.data)
+    return path
 
 
 def _write_weights(folder: Path, weights: tvm.runtime.Tensor) -> Path:
     """A source file that pulls the weights into the library."""
-    data, source = folder / "weights.bin", folder / "weights.c"
-    with data.open("wb") as file:
-        blob = np.from_dlpack(weights)
-        file.write(_WEIGHTS_HEADER.pack(_WEIGHTS_MAGIC, blob.nbytes))
-        file.write(blob.data)
+    source = folder / "weights.c"
+    data = _with_header(folder / "weights.bin", np.from_dlpack(weights))
     escaped = str(data).replace("\\", "\\\\").replace('"', '\\"')
     source.write_text(_WEIGHTS_SOURCE.format(path=escaped))
     return source

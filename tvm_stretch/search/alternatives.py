@@ -5,19 +5,22 @@
     without opencl     cpu          + hexagon
     without hexagon    cpu + opencl
 
-Each is the best that the search finds for the processors that are left; what each takes is measured
-where the model runs, in turns, because that is what its runs are compared with later.
+Where one processor is left, it computes the fastest plan's parts one after the other: so it reads
+the very weights that are packed for them, and all plans together need hardly more memory than one.
+For several, the search finds the best. What each plan takes is measured where the model runs, in
+turns, because that is what its runs are compared with later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import tvm
 
-from tvm_stretch.build.placement import choose_plan
+from tvm_stretch.build.placement import find_refusals
 from tvm_stretch.errors import InputError, UnsupportedError
-from tvm_stretch.plan.plan import Plan, PlanLike
+from tvm_stretch.plan.plan import Plan, PlanLike, PlannedRegion
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.search import search
 from tvm_stretch.search.contest import compare
@@ -70,7 +73,7 @@ def without_each(
         left = [other for other in placeable if other is not processor]
         name = f"without {processor.name}"
         try:
-            plan = _best_on(mod, left, costs_of(left))
+            plan = _best_of(mod, costs_of(left)) if len(left) > 1 else _alone(mod, fastest, *left)
         except UnsupportedError as error:
             notes.append(f"no plan {name}: {error}")
             continue
@@ -79,13 +82,21 @@ def without_each(
     return found, notes
 
 
-def _best_on(mod: tvm.IRModule, left: Sequence[Processor], costs: Costs) -> Plan:
-    if len(left) > 1:
-        candidates = search(mod, costs)
-        best = min((*candidates.singles, *candidates.rivals), key=lambda one: one.ns)
-        return best.plan
-    names = [processor.name for processor in costs.processors]
-    return choose_plan(mod["main"], names, left, None)
+def _best_of(mod: tvm.IRModule, costs: Costs) -> Plan:
+    found = search(mod, costs)
+    best = min((*found.singles, *found.rivals), key=lambda one: one.ns, default=None)
+    if best is None:
+        raise UnsupportedError("expected a plan for the processors that are left, got none")
+    return best.plan
+
+
+def _alone(mod: tvm.IRModule, fastest: Plan, processor: Processor) -> Plan:
+    """All of a plan's parts on one processor."""
+    for refusal in find_refusals(mod["main"], processor):
+        raise UnsupportedError(f"{refusal.operator} on {refusal.processor}: {refusal.reason}")
+    operators = tuple(name for region in fastest.regions for name in region.operators)
+    region = PlannedRegion("r0", processor.name, operators, why="the only one that is left")
+    return replace(fastest, regions=(region,), refusals=(), reason="", costs="")
 
 
 def _what_runs(plan: Plan) -> tuple[object, ...]:

@@ -15,6 +15,7 @@ constexpr double kRecovering = 0.8;
 // The fastest run counts a little less with each run: it may have been an accident.
 constexpr double kForgetting = 1.02;
 
+constexpr size_t kNone = std::numeric_limits<size_t>::max();
 constexpr double kForever = std::numeric_limits<double>::infinity();
 
 }  // namespace
@@ -25,7 +26,7 @@ PlanChooser::PlanChooser(std::vector<int64_t> expected) : known_(expected.size()
 }
 
 void PlanChooser::Pin(size_t plan) {
-  plan_ = plan;
+  plan_ = settled_ = plan;
   is_pinned_ = true;
 }
 
@@ -75,7 +76,9 @@ void PlanChooser::Note(double taken) {
     plan.now = (plan.now + taken) / 2;  // the others are slower still
   } else {
     fastest_slow_ = slow_runs_ == 0 ? taken : std::min(fastest_slow_, taken);
-    if (++slow_runs_ >= patience_.runs) LeaveAlone(fastest_slow_);
+    if (++slow_runs_ < patience_.runs) return;
+    LeaveAlone(fastest_slow_);
+    slow_runs_ = 0;
   }
 }
 
@@ -85,29 +88,34 @@ void PlanChooser::LeaveAlone(double taken) {
   plan.pause = recovers ? 1 : std::min(std::max<int64_t>(2, 2 * plan.pause), patience_.pause);
   plan.now = plan.last = taken;
   plan.tried_at = run_ + plan.pause;
-  slow_runs_ = 0;
 }
 
 bool PlanChooser::Failed(const std::vector<bool>& usable) {
   if (is_pinned_) return false;
   LeaveAlone(kForever);
-  return Choose(usable);
+  return Choose(usable) != kNone;
 }
 
-// Takes the plan that is worth changing to, if there is one.
-bool PlanChooser::Choose(const std::vector<bool>& usable) {
-  size_t best = plan_;
+// Takes the plan that promises enough more than the settled one, or that one.
+size_t PlanChooser::Choose(const std::vector<bool>& usable) {
+  size_t best = usable[settled_] ? settled_ : kNone;
+  double least = best == kNone ? kForever : kWorthChanging * CostOf(settled_);
   for (size_t i = 0; i < known_.size(); ++i) {
-    if (i == plan_ || !usable[i]) continue;
-    if (run_ >= known_[i].tried_at) known_[i].now = 0;
-    const bool promises = CostOf(i) < kWorthChanging * CostOf(plan_);
-    if (promises && (best == plan_ || CostOf(i) < CostOf(best))) best = i;
+    if (i == settled_ || !usable[i]) continue;
+    if (i != plan_ && run_ >= known_[i].tried_at) known_[i].now = 0;
+    if (CostOf(i) >= least && best != kNone) continue;
+    best = i;
+    least = CostOf(i);
   }
-  if (best == plan_) return false;
-  plan_ = best;
-  slow_runs_ = 0;
-  is_trial_ = true;
-  return true;
+  if (best == kNone) return best;
+  if (best == plan_) {
+    if (settled_ != plan_) slow_runs_ = 0;
+    settled_ = plan_;
+  } else {
+    is_trial_ = best != settled_;
+    plan_ = best;
+  }
+  return best;
 }
 
 }  // namespace tvm_stretch

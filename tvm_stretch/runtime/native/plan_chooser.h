@@ -54,11 +54,12 @@ class PlanChooser {
   double CostOf(size_t plan) const;
   void Note(double nanoseconds);
   void LeaveAlone(double nanoseconds);
-  bool Choose(const std::vector<bool>& usable);
+  size_t Choose(const std::vector<bool>& usable);
 
   std::vector<Known> known_;
   Patience patience_;
   size_t plan_ = 0;
+  size_t settled_ = 0;  // the one that others have to be faster than
   int64_t run_ = 0;
   int64_t slow_runs_ = 0;
   double fastest_slow_ = 0;

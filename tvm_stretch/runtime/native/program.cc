@@ -66,7 +66,7 @@ class MappedFiles : public ffi::Object {
     if (!fault.empty()) RefuseFile(paths[0], fault);
   }
   ~MappedFiles() {
-    if (data_ != MAP_FAILED) munmap(data_, bytes_ + 1);
+    if (data_ != MAP_FAILED) munmap(data_, bytes_);
   }
 
   const char* data() const { return static_cast<const char*>(data_); }
@@ -79,10 +79,9 @@ class MappedFiles : public ffi::Object {
   // What went wrong; empty if nothing did.
   std::string Load(const std::vector<int>& files, const std::vector<size_t>& sizes) {
     constexpr int kAccess = PROT_READ | PROT_WRITE;
-    data_ = mmap(nullptr, bytes_ + 1, kAccess, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    data_ = mmap(nullptr, bytes_, kAccess, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data_ == MAP_FAILED) return std::strerror(errno);
-    if (sizes[0] != 0 &&
-        mmap(data_, sizes[0], kAccess, MAP_PRIVATE | MAP_FIXED, files[0], 0) == MAP_FAILED) {
+    if (mmap(data_, sizes[0], kAccess, MAP_PRIVATE | MAP_FIXED, files[0], 0) == MAP_FAILED) {
       return std::strerror(errno);
     }
     size_t place = sizes[0];
@@ -111,17 +110,13 @@ void RequireWeights(const char* weights, const GraphSpec& spec, uint64_t fingerp
   if (fingerprint != Fingerprint(weights, spec.weights_bytes)) RefuseWeights();
 }
 
-// The weights behind a header that is theirs; throws ValueError if they are others.
-const char* CheckedWeights(const char* section, const GraphSpec& spec, uint64_t fingerprint) {
+// What stands behind a header, which says how many bytes that is.
+const char* HeadedWeights(const char* section, uint64_t* bytes) {
   WeightsHeader header;
   std::memcpy(&header, section, sizeof(header));
-  if (std::memcmp(header.magic, kWeightsMagic, sizeof(kWeightsMagic)) != 0 ||
-      header.bytes != static_cast<uint64_t>(spec.weights_bytes)) {
-    RefuseWeights();
-  }
-  const char* weights = section + sizeof(header);
-  RequireWeights(weights, spec, fingerprint);
-  return weights;
+  if (std::memcmp(header.magic, kWeightsMagic, sizeof(kWeightsMagic)) != 0) RefuseWeights();
+  *bytes = header.bytes;
+  return section + sizeof(header);
 }
 
 }  // namespace
@@ -196,7 +191,10 @@ std::shared_ptr<const Program> Program::FromLibrary(GraphSpec spec,
                                  "Model.export, not with export_library";
   }
   const char* section = static_cast<const char*>((*find)().cast<void*>());
-  const char* weights = CheckedWeights(section, spec, fingerprint);
+  uint64_t bytes = 0;
+  const char* weights = HeadedWeights(section, &bytes);
+  if (bytes != static_cast<uint64_t>(spec.weights_bytes)) RefuseWeights();
+  RequireWeights(weights, spec, fingerprint);
   ffi::Any owner = library;  // the weights are part of the library's mapping
   return std::make_shared<Program>(std::move(spec), code, weights, std::move(owner));
 }
@@ -206,12 +204,14 @@ std::shared_ptr<const Program> Program::FromFiles(GraphSpec spec,
                                                   uint64_t fingerprint,
                                                   const std::vector<std::string>& paths) {
   auto files = ffi::make_object<MappedFiles>(paths);
-  if (files->bytes() != static_cast<size_t>(spec.weights_bytes)) {
-    TVM_FFI_THROW(ValueError) << "expected " << spec.weights_bytes << " bytes for the weights in '"
-                              << paths[0] << "' and what belongs to it, got " << files->bytes()
+  const size_t bytes = sizeof(WeightsHeader) + static_cast<size_t>(spec.weights_bytes);
+  if (files->bytes() != bytes) {
+    TVM_FFI_THROW(ValueError) << "expected " << bytes << " bytes for the weights in '" << paths[0]
+                              << "' and what belongs to it, got " << files->bytes()
                               << "; upload them again";
   }
-  const char* weights = files->data();
+  uint64_t first = 0;  // in the first file
+  const char* weights = HeadedWeights(files->data(), &first);
   RequireWeights(weights, spec, fingerprint);
   return std::make_shared<Program>(std::move(spec), code, weights,
                                    ffi::ObjectRef(std::move(files)));

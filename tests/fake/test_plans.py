@@ -1,0 +1,197 @@
+"""Models with several plans: they share their weights, and runs take the plan that is fast now."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from fake_targets import TARGET, fake_processor
+from relax_helpers import module, random_const
+from tvm import relax
+
+import tvm_stretch as ts
+from tvm_stretch.frontend import load_network
+from tvm_stretch.plan.plan import Plan, PlannedRegion
+from tvm_stretch.runtime.artifact import write_weights
+
+X = np.random.default_rng(0).standard_normal((1, 16, 9, 9)).astype("float32")
+USUAL_US, SLOW_US = 5_000, 100_000
+CALM = 6.0  # a test machine may stumble: slow is more than so many times what is usual
+
+
+def network() -> tvm.IRModule:
+    """conv2d -> relu -> conv2d1 -> relu1."""
+    weights = [random_const(16, 16, 3, 3, seed=seed) for seed in range(2)]
+
+    def body(x: relax.Expr) -> relax.Expr:
+        for weight in weights:
+            x = relax.op.nn.relu(relax.op.nn.conv2d(x, weight, padding=1))
+        return x
+
+    return load_network(module(body, X.shape))
+
+
+def want(x: np.ndarray = X) -> np.ndarray:
+    return ts.compile(network(), TARGET, cpu_threads=1)(x)
+
+
+def check(model: ts.Model, x: np.ndarray = X) -> None:
+    np.testing.assert_allclose(model(x), want(x), rtol=1e-5, atol=1e-5)
+
+
+def several(**script: object) -> ts.Model:
+    """Half of a layer on a device; and plans without it, and without the CPU."""
+    plan = Plan(("cpu", "fake"), (), shares={"conv2d1": (8, 8)})
+    targets = [TARGET, fake_processor(**script)]
+    return ts.compile(network(), targets, plan=plan, plans=True, cpu_threads=1)
+
+
+def on_two(first: dict[str, object] | None = None) -> ts.Model:
+    """Everything on one device, or on the other, which takes four times as long."""
+    scripts = first or {}, {"regions": {"r0": {"latency_us": 4 * USUAL_US}}}
+    devices = [fake_processor(f"d{i}", **script) for i, script in enumerate(scripts)]
+    operators = ("conv2d", "relu", "conv2d1", "relu1")
+    plans = {
+        name: Plan(("cpu", "d0", "d1"), (PlannedRegion("r0", device, operators),))
+        for name, device in (("quick", "d0"), ("calm", "d1"))
+    }
+    model = ts.compile(network(), [TARGET, *devices], plans=plans, cpu_threads=1)
+    model.adapt(CALM)
+    return model
+
+
+def take(model: ts.Model, microseconds: int) -> None:
+    """How long the first device takes from now on."""
+    assert model.parts is not None
+    model.parts.devices[0]["take"]("r0", microseconds)
+
+
+def runs_until(model: ts.Model, name: str, most: int = 40) -> int:
+    """How many runs it takes, all with right answers, until another plan is the next."""
+    for count in itertools.count():
+        if model.in_use == name or count == most:
+            return count
+        np.testing.assert_allclose(model(X), want(), rtol=1e-5, atol=1e-5)
+    raise AssertionError
+
+
+def test_each_plan_computes_the_network() -> None:
+    model = several()
+    assert list(model.plans) == ["fastest", "without cpu", "without fake"]
+    placed = [set(plan.processor_of().values()) for plan in model.plans.values()]
+    assert placed == [{"cpu", "fake"}, {"fake"}, {"cpu"}]
+    for name, plan in model.plans.items():
+        model.use(name)
+        check(model)
+        check(model, 2 * X)
+        assert model.in_use == name and model.plan == plan
+        assert str(model.plan.execution).startswith("0 of ")
+        assert {t.processor for t in model.timeline().regions} == set(plan.processor_of().values())
+        assert len(model.profile(1).kernels) == len(model.running.nodes)
+
+
+def test_plans_share_weights_and_arena() -> None:
+    """Packed weights too: alone, a processor computes the parts of the layer that is shared."""
+    plan = Plan(("cpu", "fake"), (), shares={"conv2d1": (8, 8)})
+    one = ts.compile(network(), [TARGET, fake_processor()], plan=plan, cpu_threads=1).graph
+    graph = several().graph
+    assert graph.weights_bytes == one.weights_bytes
+    assert graph.prepared_bytes == one.prepared_bytes
+    assert graph.arena_bytes <= 1.1 * one.arena_bytes
+    assert all(plan.expected_ns > 0 for plan in graph.plans)
+
+
+def test_other_shares_have_the_same_weights(tmp_path: Path) -> None:
+    """So that a device has them already when it gets another plan."""
+    files = []
+    for number, widths in enumerate([(8, 8), (4, 12)]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        plan = Plan(("cpu", "fake"), (), shares={"conv2d1": widths})
+        model = ts.compile(network(), [TARGET, fake_processor()], plan=plan, cpu_threads=1)
+        check(model)
+        assert model.parts is not None
+        files.append([path.read_bytes() for path in write_weights(folder, model.parts)])
+    assert files[0] == files[1]
+    assert [len(file) for file in files[0]] == [64 + 2 * 16 * 16 * 9 * 4]
+
+
+def test_an_artifact_holds_its_plans(tmp_path: Path) -> None:
+    model = several()
+    model.export(tmp_path / "net.so")
+    loaded = ts.load(tmp_path / "net.so")
+    assert loaded.plans == model.plans and loaded.graph.plans == model.graph.plans
+    loaded.use("without fake")
+    check(loaded)
+    loaded.report(tmp_path / "net.html")
+    assert loaded.in_use == "without fake"
+    other = loaded.create_instance()
+    other.use("without cpu")
+    check(other)
+    assert loaded.in_use == "without fake"
+
+
+def test_a_slow_processor_is_left_alone_and_comes_back() -> None:
+    model = on_two({"regions": {"r0": {"latency_us": USUAL_US}}})
+    for _ in range(5):
+        check(model)
+    assert model.in_use == "quick"
+    take(model, SLOW_US)
+    assert runs_until(model, "calm") <= 5
+    for _ in range(4):
+        check(model)
+    take(model, USUAL_US)
+    assert runs_until(model, "quick") <= 20
+    check(model)
+    assert model.in_use == "quick"
+
+
+def test_a_plan_that_is_pinned_stays() -> None:
+    model = on_two({"regions": {"r0": {"latency_us": USUAL_US}}})
+    model.use("quick")
+    take(model, SLOW_US)
+    for _ in range(6):
+        check(model)
+    assert model.in_use == "quick"
+    model.adapt(CALM)
+    assert runs_until(model, "calm") <= 5
+
+
+def test_no_run_is_lost_when_a_processor_fails() -> None:
+    model = on_two()
+    assert model.parts is not None
+    device = model.parts.devices[0]
+    device["fail"]("r0", "gone", 1)
+    check(model)
+    assert model.in_use == "calm"
+    assert runs_until(model, "quick") <= 20
+    device["fail"]("r0", "gone", 1)
+    model.use("quick")
+    with pytest.raises(ts.DeviceError, match="got: gone"):
+        model(X)
+
+
+def test_wrong_words() -> None:
+    model = several()
+    with pytest.raises(ts.InputError, match=r"one of the plans \['fastest', .* got 'best'"):
+        model.use("best")
+    for numbers in ((1.0, 3, 16), (1.3, 0, 16), (1.3, 3, 0), (float("nan"), 3, 16)):
+        with pytest.raises(ts.InputError, match="a factor above 1 and at least 1 run"):
+            model.adapt(*numbers)
+    for plans in ([], {}, "all", {"": "plan.json"}, 3):
+        with pytest.raises(ts.InputError, match="expected True or plans by name for plans"):
+            ts.compile(network(), TARGET, plans=plans)
+    with pytest.raises(ts.InputError, match="expected no plan beside plans by name"):
+        ts.compile(network(), TARGET, plan=model.plan, plans=model.plans)
+
+
+def test_one_plan_is_a_model_as_any_other() -> None:
+    model = ts.compile(network(), TARGET, plans=True, cpu_threads=1)
+    assert not model.graph.plans and model.in_use == "plan"
+    assert model.plans == {"plan": model.plan}
+    model.use("plan")
+    model.adapt()
+    check(model)

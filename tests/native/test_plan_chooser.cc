@@ -1,0 +1,143 @@
+// Which plan runs take, for scripted latencies.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <vector>
+
+#include "plan_chooser.h"
+
+namespace tvm_stretch {
+namespace {
+
+constexpr int64_t kMs = 1'000'000;
+constexpr size_t kAll = 0, kCpu = 1, kGpu = 2;  // plans: on both processors, on one
+
+// Runs of three plans, on processors that others keep busy.
+class Runs {
+ public:
+  explicit Runs(std::vector<int64_t> usual = {10 * kMs, 18 * kMs, 17 * kMs})
+      : usual_(usual), chooser(std::move(usual)) {}
+
+  // Latencies while a processor is so many times slower.
+  void SlowDown(double cpu, double gpu) { slow_ = {std::max(cpu, gpu), cpu, gpu}; }
+
+  size_t Run(double noise = 1) {
+    const size_t plan = chooser.plan();
+    chooser.Ran(static_cast<int64_t>(static_cast<double>(usual_[plan]) * slow_[plan] * noise));
+    return plan;
+  }
+
+  // Runs until this plan is the next; how many that were.
+  int Until(size_t plan, int most = 100) {
+    int runs = 0;
+    while (chooser.plan() != plan && runs < most) ++runs, Run();
+    return runs;
+  }
+
+ private:
+  const std::vector<int64_t> usual_;
+  std::vector<double> slow_{1, 1, 1};
+
+ public:
+  PlanChooser chooser;
+};
+
+TEST(PlanChooser, StaysWithThePlanThatIsAsFastAsExpected) {
+  Runs runs;
+  for (int i = 0; i < 200; ++i) EXPECT_EQ(runs.Run(i % 10 == 0 ? 3 : 1 + i % 7 * 0.04), kAll);
+}
+
+TEST(PlanChooser, ChangesWithinFiveRunsAndBackWithinTwenty) {
+  for (const bool on_gpu : {false, true}) {
+    for (int lasting : {5, 20, 100, 1000}) {
+      Runs runs;
+      for (int i = 0; i < 10; ++i) runs.Run();
+      runs.SlowDown(on_gpu ? 1 : 4, on_gpu ? 4 : 1);
+      EXPECT_LE(runs.Until(on_gpu ? kCpu : kGpu), 5);
+      for (int i = 0; i < lasting; ++i) runs.Run();
+      runs.SlowDown(1, 1);
+      EXPECT_LE(runs.Until(kAll), 20) << lasting;
+      for (int i = 0; i < 50; ++i) EXPECT_EQ(runs.Run(), kAll);
+    }
+  }
+}
+
+// One run in seventeen, at the most.
+TEST(PlanChooser, TrialsBecomeRare) {
+  Runs runs;
+  runs.SlowDown(1, 4);
+  for (int i = 0; i < 50; ++i) runs.Run();
+  int trials = 0;
+  for (int i = 0; i < 170; ++i) trials += runs.Run() != kCpu;
+  EXPECT_LE(trials, 10);
+  EXPECT_GE(trials, 8);
+}
+
+TEST(PlanChooser, DoesNotAlternateBetweenPlansThatAreAboutAsFast) {
+  Runs runs({10 * kMs, 14 * kMs, 14 * kMs});
+  runs.SlowDown(1.45, 1.45);
+  int changes = 0;
+  for (size_t i = 0, last = kAll; i < 200; ++i) {
+    const size_t plan = runs.Run();
+    changes += plan != last;
+    last = plan;
+  }
+  EXPECT_EQ(changes, 0);
+}
+
+// The others would be slower still.
+TEST(PlanChooser, ASlowPlanMayBeTheBest) {
+  Runs runs;
+  runs.SlowDown(1.5, 1.5);
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(runs.Run(), kAll);
+}
+
+TEST(PlanChooser, OneOfTheProcessorsOfAPlanRecoversSlowly) {
+  Runs runs;
+  runs.SlowDown(1, 4);
+  for (int i = 0; i < 100; ++i) runs.Run();
+  runs.SlowDown(1, 1.5);  // 15 ms, which is slow for it, and less than 18
+  EXPECT_LE(runs.Until(kAll), 20);
+  int others = 0;
+  for (int i = 0; i < 100; ++i) others += runs.Run() != kAll;
+  EXPECT_EQ(others, 0);
+}
+
+TEST(PlanChooser, LearnsWhatNobodyExpected) {
+  Runs runs({0, 0, 0});
+  runs.chooser.Ran(10 * kMs);
+  EXPECT_NE(runs.chooser.plan(), kAll);
+  runs.chooser.Ran(30 * kMs);
+  runs.chooser.Ran(20 * kMs);
+  EXPECT_EQ(runs.chooser.plan(), kAll);
+}
+
+// A machine that is three times slower than the one that was measured is not disturbed.
+TEST(PlanChooser, AnotherMachineHasAnotherPace) {
+  Runs runs;
+  runs.SlowDown(3, 3);
+  for (int i = 0; i < 10; ++i) runs.Run();
+  EXPECT_LE(runs.Until(kAll), 20);
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(runs.Run(), kAll);
+}
+
+TEST(PlanChooser, WhatIsPinnedStays) {
+  Runs runs;
+  runs.chooser.Pin(kGpu);
+  runs.SlowDown(1, 9);
+  for (int i = 0; i < 50; ++i) EXPECT_EQ(runs.Run(), kGpu);
+  EXPECT_FALSE(runs.chooser.Failed({true, true, true}));
+  runs.chooser.Adapt({1.3, 3, 16});
+  EXPECT_LE(runs.Until(kCpu), 5);
+}
+
+TEST(PlanChooser, AFailedPlanIsReplacedAndTriedAgain) {
+  Runs runs;
+  EXPECT_TRUE(runs.chooser.Failed({false, true, false}));
+  EXPECT_EQ(runs.chooser.plan(), kCpu);
+  EXPECT_FALSE(runs.chooser.Failed({false, false, false}));
+  EXPECT_LE(runs.Until(kAll), 20);
+}
+
+}  // namespace
+}  // namespace tvm_stretch
