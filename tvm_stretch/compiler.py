@@ -326,7 +326,8 @@ def _with_plans(
     spare: bool,
 ) -> tuple[Model, str]:
     """A model that holds other plans too, and what there is to say of them."""
-    processors, placeable, notes = machine.processors, machine.placeable, []
+    processors, placeable = machine.processors, machine.placeable
+    notes: list[str] = []
     if isinstance(plans, bool):
 
         def costs_of(left: Sequence[Processor]) -> Costs:

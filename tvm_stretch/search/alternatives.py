@@ -45,13 +45,13 @@ def read_plans(plans: object) -> dict[str, Plan] | None:
     """
     if plans is True or plans is False or plans is None:
         return None
-    named = isinstance(plans, Mapping) and all(isinstance(name, str) and name for name in plans)
-    if not named or not plans:
+    named = plans if isinstance(plans, Mapping) else {}
+    if not named or not all(isinstance(name, str) and name for name in named):
         raise InputError(
             f"expected True or plans by name for plans, got {plans!r:.100}; write "
             'plans={"all": "all.json", "cpu alone": "cpu.json"}'
         )
-    return {name: Plan.read(plan) for name, plan in plans.items()}
+    return {name: Plan.read(plan) for name, plan in named.items()}
 
 
 def without_each(
