@@ -53,7 +53,7 @@ class RemoteExecutor:
         self._opened: RemoteModule | None = None
         self._buffers: list[tvm.runtime.Tensor] = []
         self._lock = threading.RLock()  # guards what belongs to the present session
-        self._affinity: str | None = None  # for later sessions, too
+        self._kept: dict[str, tuple[Any, ...]] = {}  # what `keep` was given, the newest last
         self._running: Link | None = None  # while a run is in progress
         self._cancelled = threading.Event()  # that run is to stop
 
@@ -67,14 +67,15 @@ class RemoteExecutor:
             if self._opened is None or self._opened.session != self.device.session_number:
                 self._buffers = []
                 self._opened = self._open()
-                if self._affinity is not None:
-                    self._opened["set_affinity"](self._affinity)
+                for method, given in self._kept.items():
+                    self._opened[method](*given)
             return self._opened
 
-    def set_affinity(self, cores: str) -> None:
-        """Let the CPU's regions run on these cores, in sessions to come as well."""
-        self.now()["set_affinity"](cores)
-        self._affinity = cores
+    def keep(self, method: str, *given: Any) -> None:
+        """Call a method that sets something, in sessions to come as well."""
+        self.now()[method](*given)
+        self._kept.pop(method, None)
+        self._kept[method] = given
 
     def __getitem__(self, method: str) -> Callable[..., Any]:
         """A method of the executor."""
@@ -198,8 +199,8 @@ class RemoteModel(Model):
     def _background(self) -> BackgroundRuns:
         return BackgroundRuns(self._run, self.module.cancel)
 
-    def _set_affinity(self, cores: str) -> None:
-        self.module.set_affinity(cores)
+    def _set(self, method: str, *given: Any) -> None:
+        self.module.keep(method, *given)
 
 
 def load_there(device: Device, model: Model | str | Path) -> RemoteModel:

@@ -156,7 +156,7 @@ class Model:
                 "with plans= for others"
             )
         if self.graph.plans:
-            self.module["use_plan"](self._names.index(name))
+            self._set("use_plan", self._names.index(name))
 
     def adapt(self, factor: float = 1.3, runs: int = 3, pause: int = 16) -> None:
         """Let runs take the plan that is the fastest at present; models with `plans` begin so.
@@ -178,7 +178,7 @@ class Model:
                 f"expected a factor above 1 and at least 1 run for adapt, got {factor}, {runs} "
                 f"and {pause}; the defaults suit most"
             )
-        self.module["adapt"](float(factor), int(runs), int(pause))
+        self._set("adapt", float(factor), int(runs), int(pause))
 
     def with_plans(self, names: Sequence[str], expected: Sequence[float]) -> Model:
         """This model, just compiled, whose plans have names, and seconds that runs should take."""
@@ -363,7 +363,7 @@ class Model:
                 f"expected numbers of cores for cores, got {cores!r}; give a list of them"
             )
         try:
-            self._set_affinity(",".join(map(str, cores or ())))
+            self._set("set_affinity", ",".join(map(str, cores or ())))
         except DeviceError:
             raise
         except ValueError as error:
@@ -413,8 +413,8 @@ class Model:
             f"{graph.arena_bytes / 1e6:.1f} MB arena, {graph.threads} thread(s))"
         )
 
-    def _set_affinity(self, cores: str) -> None:
-        self.module["set_affinity"](cores)
+    def _set(self, method: str, *given: Any) -> None:
+        self.module[method](*given)
 
     def _load(self) -> None:
         load_executor(self.module)
