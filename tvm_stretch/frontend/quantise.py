@@ -18,6 +18,7 @@ import onnx
 import onnx.version_converter
 
 from tvm_stretch.errors import InputError, InstallError, ModelError, last_line
+from tvm_stretch.frontend.onnx_folding import fold_batch_norms
 from tvm_stretch.frontend.onnx_node import dtype_of
 from tvm_stretch.frontend.onnx_reader import read_onnx
 
@@ -80,7 +81,7 @@ def quantize(
     with tempfile.TemporaryDirectory() as folder, _quiet():
         given, prepared, result = (Path(folder) / f"{i}.onnx" for i in range(3))
         try:
-            onnx.save(model, given)
+            onnx.save(fold_batch_norms(model), given)
             quant_pre_process(given, prepared, skip_symbolic_shape=True)
             quantiser.quantize_static(
                 prepared,
