@@ -27,12 +27,12 @@ def row_tiles(cfg: ConvConfig, width: int) -> list[TileRun[Taps]]:
     """Cut a row of ``width`` output pixels into runs of tiles with the same taps."""
 
     def taps(start: int, count: int) -> Taps:
-        return tuple(_taps(cfg, start + p) for p in range(count))
+        return tuple(column_taps(cfg, start + p) for p in range(count))
 
     return tile_runs(width, cfg.pixels, taps)
 
 
-def _taps(cfg: ConvConfig, x: int) -> tuple[int, int]:
+def column_taps(cfg: ConvConfig, x: int) -> tuple[int, int]:
     """Kernel columns ``lo..hi`` that fall inside the image for output column ``x``."""
     if cfg.pointwise:
         return 0, 1

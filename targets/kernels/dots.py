@@ -9,8 +9,13 @@ int16.
 | instruction | weights of a word |
 | --- | --- |
 | ``vpdpbusd``, ``sdot``, ``usdot``, ``vrmpybusv`` | int8 ``[lane][channel]`` |
+| ``vrmpyub``, ``vrmpybus`` | weight + 128 as uint8 ``[lane][channel]`` |
 | ``vpmaddwd`` | int16 ``[channels 0 and 2, 1 and 3][lane][channel]`` |
 | none | int8 ``[channel][lane]`` |
+
+HVX multiplies two vectors once in a packet, but a vector by the word of a general register twice:
+there a word of a pixel needs no copies for all lanes. Its vectors are unsigned then, so weights are
+stored with 128 more, and 128 times the sum of all pixels that were read is taken off again.
 """
 
 from __future__ import annotations
@@ -44,6 +49,8 @@ class Dot:
         weight: the type of packed weights.
         parts: pieces of a word that are multiplied one after the other.
         words: LLVM has its operands as int32, whatever it takes them for.
+        offset: how much larger packed weights are; multiplied by a word of a general register.
+        by_word: for each type of pixels the way that does so, where the machine has one.
     """
 
     intrinsic: str
@@ -51,6 +58,8 @@ class Dot:
     weight: str
     parts: int
     words: bool = False
+    offset: int = 0
+    by_word: tuple[tuple[str, str], ...] = ()
 
     @property
     def together(self) -> int:
@@ -66,6 +75,12 @@ class Dot:
         if self.pixel == dtype:
             return 0
         return 128 if self.pixel == "uint8" else -128
+
+    def packed(self, weight: Expr) -> Expr:
+        """An int8 weight as it is packed."""
+        if not self.offset:
+            return weight.astype(self.weight)
+        return (weight.astype("int32") + tirx.const(self.offset, "int32")).astype(self.weight)
 
     def each(self, lanes: int, statement: Callable[[Expr, int], tirx.Stmt]) -> tirx.Stmt:
         """``statement(lane, count)`` for all lanes: at once where there is an instruction."""
@@ -85,6 +100,8 @@ class Dot:
             shift = tirx.const(self.shift(dtype), "int32")
             return [pixel(channel).astype("int32") + shift for channel in range(WORD)]
         word = tirx.reinterpret("int32", pixel(tirx.Ramp(const(0), const(1), WORD)))
+        if self.offset:
+            return [word]
         if self.shift(dtype):
             word = tirx.bitwise_xor(word, tirx.const(FLIP, "int32"))
         return self.split(every(word, lanes), lanes)
@@ -109,6 +126,9 @@ class Dot:
         kind = f"int32x{lanes}"
         if not self.intrinsic:
             return sums + piece * weight.astype("int32")
+        if self.offset:
+            weight = tirx.reinterpret(kind, weight)
+            return tirx.call_llvm_pure_intrin(kind, self.intrinsic, sums, weight, piece)
         if self.words:
             piece, weight = tirx.reinterpret(kind, piece), tirx.reinterpret(kind, weight)
         if self.parts == 1:
@@ -136,7 +156,16 @@ DOTS = {
     "vpdpbusd.256": Dot("llvm.x86.avx512.vpdpbusd.256", "uint8", "int8", 1),
     "vpmaddwd.512": Dot("llvm.x86.avx512.pmaddw.d.512", "uint8", "int16", 2),
     "vpmaddwd.256": Dot("llvm.x86.avx2.pmadd.wd", "uint8", "int16", 2),
-    "vrmpybusv": Dot("llvm.hexagon.V6.vrmpybusv.acc.128B", "uint8", "int8", 1, words=True),
+    "vrmpybusv": Dot(
+        "llvm.hexagon.V6.vrmpybusv.acc.128B",
+        "uint8",
+        "int8",
+        1,
+        words=True,
+        by_word=(("uint8", "vrmpyub"), ("int8", "vrmpybus")),
+    ),
+    "vrmpyub": Dot("llvm.hexagon.V6.vrmpyub.acc.128B", "uint8", "uint8", 1, True, 128),
+    "vrmpybus": Dot("llvm.hexagon.V6.vrmpybus.acc.128B", "int8", "uint8", 1, True, 128),
     "sdot": Dot("llvm.aarch64.neon.sdot", "int8", "int8", 1),
     "usdot": Dot("llvm.aarch64.neon.usdot", "uint8", "int8", 1),
 }

@@ -5,7 +5,11 @@
     ..                                                                 packed0, .., packed3)
 
 LLVM stores a vector of 32 bytes one byte at a time. What four neighbouring pixels become fills a
-vector; of fewer, a vector is made too and written in words of four bytes.
+vector; what is left behind the last four of them is stored together with some that already were.
+Of less than four pixels, a vector is made too and written in words of four bytes.
+
+Results of `fixed_point.rounded` are not only packed: HVX multiplies, shifts and saturates as that
+function does, so that they stay wide only until the product.
 """
 
 from __future__ import annotations
@@ -16,20 +20,45 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.sym import Analyzer
+from tvm.tirx.buffer import is_buffer_var
 
 from tvm_stretch.rewriting import rewrite
 
+from .fixed_point import Narrowing, narrowing_of
 from .loops import block, const, load, store, vectors, within
 
 _LANES = 32
 _PIXELS = 4
+_BYTES = _PIXELS * _LANES
 _KIND = f"int32x{_LANES}"
+_RAMP = tirx.Ramp(const(0), const(1), _LANES)
 
 
-def pack_stores(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function with such stores packed; itself if it has none."""
+def pack_stores(func: tirx.PrimFunc, constants: Sequence[tirx.Buffer] = ()) -> tirx.PrimFunc:
+    """The function with such stores packed; itself if it has none.
+
+    Its own buffers and ``constants`` begin at multiples of a vector, as the DSP's stack and the
+    image of its weights do (native/dsp/image.cc); tensors begin at multiples of half a one.
+    """
     body = rewrite(func.body, (tirx.SeqStmt, _packed))
-    return func if body.same_as(func.body) else func.with_body(body)
+    if body.same_as(func.body) and not constants:
+        return func
+    known: dict[tirx.Var, tirx.Var] = {}
+
+    def aligned(var: tirx.Var) -> tirx.Var:
+        stays = any(var.same_as(p) for p in func.params) and not any(map(var.same_as, constants))
+        if stays or not is_buffer_var(var):
+            return var
+        return known.setdefault(var, _aligned(var))
+
+    params = [aligned(param) for param in func.params]
+    body = rewrite(body, (tirx.Var, aligned))
+    return tirx.PrimFunc(params, body, func.ret_type, func.attrs)
+
+
+def _aligned(buffer: tirx.Buffer) -> tirx.Buffer:
+    shape, dtype, scope = buffer.shape, str(buffer.dtype), buffer.ty.storage_scope
+    return tirx.decl_buffer(shape, dtype, buffer.name, scope=scope, data_alignment=_BYTES)
 
 
 @dataclass(frozen=True)
@@ -38,10 +67,19 @@ class _Store:
 
     loop: tirx.For
     where: Expr
+    narrowing: Narrowing | None
 
     @property
     def into(self) -> tirx.BufferStore:
         return self.loop.body
+
+    def keep(self, buffer: tirx.Buffer, value: Expr) -> tirx.Stmt:
+        """The loop, with another value for another place."""
+        old, var = self.loop.loop_var, tirx.Var(self.loop.loop_var.name, "int64")
+        moved = rewrite(value, (tirx.Var, lambda node: var if node.same_as(old) else node))
+        return tirx.For(
+            var, self.loop.min, self.loop.extent, self.loop.kind, store(buffer, moved, var)
+        )
 
 
 def _store_of(statement: tirx.Stmt) -> _Store | None:
@@ -58,7 +96,7 @@ def _store_of(statement: tirx.Stmt) -> _Store | None:
     place: Expr = const(0)
     for index, extent in zip(into.indices[:-1], into.buffer.shape[:-1], strict=True):
         place = place * extent + index
-    return _Store(statement, place)
+    return _Store(statement, place, narrowing_of(into.value))
 
 
 def _packed(sequence: tirx.SeqStmt) -> tirx.Stmt:
@@ -82,43 +120,62 @@ def _pack_run(run: Sequence[_Store]) -> list[tirx.Stmt]:
     analyzer = Analyzer()
     left, made = list(run), []
     while left:
-        group = [left.pop(0)]
-        while len(group) < _PIXELS:
-            step = [analyzer.simplify(s.where - group[-1].where) for s in left]
+        row = [left.pop(0)]
+        while True:
+            step = [analyzer.simplify(s.where - row[-1].where) for s in left]
             after = [i for i, d in enumerate(step) if isinstance(d, tirx.IntImm) and int(d) == 1]
             if not after:
                 break
-            group.append(left.pop(after[0]))
-        made.append(_pack(group))
+            row.append(left.pop(after[0]))
+        made.append(_pack(row))
     return made
 
 
-def _pack(group: Sequence[_Store]) -> tirx.Stmt:
+def _pack(row: Sequence[_Store]) -> tirx.Stmt:
+    """Neighbouring pixels, four at a time."""
+    first = row[0].narrowing
+    same = all(s.narrowing is not None and s.narrowing.same(first) for s in row)
+    totals = vectors("packed", len(row), _LANES, dtype="int32")
+    if first is None or not same:
+        kept = [s.keep(b, s.into.value.value) for s, b in zip(row, totals, strict=True)]
+        statements = [
+            statement
+            for start in _starts(len(row))
+            for statement in _store_bytes(row, start, _evens(_four(totals, start)))
+        ]
+        return within(totals, [*kept, *statements])
+    factors = vectors("factor", 1, _LANES, dtype="int32")
+    steps = []
+    for s, total in zip(row, totals, strict=True):
+        assert s.narrowing is not None
+        steps += [s.keep(total, s.narrowing.number), s.keep(factors[0], s.narrowing.mantissa)]
+        product = first.product(load(total, _RAMP), load(factors[0], _RAMP))
+        steps.append(store(total, product, _RAMP))
+    for start in _starts(len(row)):
+        steps += _store_bytes(row, start, first.narrowed(_four(totals, start)))
+    return within([*totals, *factors], steps)
+
+
+def _starts(pixels: int) -> list[int]:
+    """Where four pixels begin, the last of which end with the row."""
+    return [*range(0, pixels - _PIXELS, _PIXELS), max(0, pixels - _PIXELS)]
+
+
+def _four(buffers: Sequence[tirx.Buffer], start: int) -> list[Expr]:
+    """Four vectors; the last one again and again where there are not so many."""
+    return [load(buffers[min(start + i, len(buffers) - 1)], _RAMP) for i in range(_PIXELS)]
+
+
+def _store_bytes(row: Sequence[_Store], start: int, whole: Expr) -> list[tirx.Stmt]:
     """One to four neighbouring pixels."""
-    sums = vectors("packed", len(group), _LANES, "global", "int32")
-    ramp = tirx.Ramp(const(0), const(1), _LANES)
-    kept = [
-        tirx.For(
-            one.loop.loop_var,
-            one.loop.min,
-            one.loop.extent,
-            one.loop.kind,
-            store(buffer, one.into.value.value, one.loop.loop_var),
-        )
-        for one, buffer in zip(group, sums, strict=True)
-    ]
-    values = [load(buffer, ramp) for buffer in sums]
-    values += [values[-1]] * (_PIXELS - len(values))
-    low, high = (_even("h", values[i + 1], values[i]) for i in (0, 2))
-    whole = _even("b", high, low)
-    first = group[0].into
+    first = row[start].into
     *place, _ = first.indices
-    dtype = str(first.buffer.dtype)
-    if len(group) == _PIXELS:
-        lanes = tirx.Ramp(const(0), const(1), _PIXELS * _LANES)
-        value = tirx.reinterpret(f"{dtype}x{_PIXELS * _LANES}", whole)
-        return within(sums, [*kept, store(first.buffer, value, *place, lanes)])
-    (words,) = vectors("bytes", 1, _LANES, "global", "int32")
+    dtype, pixels = str(first.buffer.dtype), min(_PIXELS, len(row))
+    if pixels == _PIXELS:
+        lanes = tirx.Ramp(const(0), const(1), _BYTES)
+        value = tirx.reinterpret(f"{dtype}x{_BYTES}", whole)
+        return [store(first.buffer, value, *place, lanes)]
+    (words,) = vectors("bytes", 1, _LANES, dtype="int32")
     parts = [
         store(
             first.buffer,
@@ -126,9 +183,15 @@ def _pack(group: Sequence[_Store]) -> tirx.Stmt:
             *place,
             tirx.Ramp(const(4 * number), const(1), 4),
         )
-        for number in range(len(group) * _LANES // 4)
+        for number in range(pixels * _LANES // 4)
     ]
-    return within([*sums, words], [*kept, store(words, whole, ramp), *parts])
+    return [within([words], [store(words, whole, _RAMP), *parts])]
+
+
+def _evens(four: Sequence[Expr]) -> Expr:
+    """The lowest bytes of four vectors of words."""
+    low, high = (_even("h", four[i + 1], four[i]) for i in (0, 2))
+    return _even("b", high, low)
 
 
 def _even(size: str, high: Expr, low: Expr) -> Expr:

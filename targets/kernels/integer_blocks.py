@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from tvm import relax, te, tirx
@@ -21,9 +21,11 @@ from .blocks import (
 )
 from .choose import ConvShape
 from .dots import DOTS
+from .fixed_point import mantissas, rounded
 from .integer_conv import (
     IntegerConvConfig,
     choose_integer_conv,
+    conv_dot,
     integer_conv_sums,
     pack_integer_weight,
 )
@@ -59,28 +61,31 @@ def integer_convolution(
         size = tuple(int(d) for d in data.ty.shape.values[2:4])
         shape = replace(shape, in_size=(size[0], size[1]), stride=(1, 1))
     dtype = str(data.ty.dtype)
-    zero = integer.zeros[0] + DOTS[machine.dot].shift(dtype)
+    block = int(data.ty.shape.values[-1])
+    depthwise = is_depthwise(shape)
+    dot = machine.dot if depthwise else conv_dot(shape, machine, block, dtype)
+    zero = integer.zeros[0] + DOTS[dot].shift(dtype)
     if zero and any(shape.padding):
         data = bb.emit(_padded(bb, data, shape.padding, integer.zeros[0]))
         height, width = (int(d) for d in data.ty.shape.values[2:4])
         shape = replace(shape, in_size=(height, width), padding=(0, 0, 0, 0))
     # what the zero point adds to every sum
     bias = bias - zero * weight.astype("int32").sum((1, 2, 3), dtype="int32")
-    per_channel = [by_channel(v, machine.lanes) for v in (bias, *factor)]
+    scale = _Scale.of(machine, integer.rounding, factor)
+    per_channel = [by_channel(v, machine.lanes) for v in (bias, *scale.factors)]
     weights = relax.const(weight)
-    if is_depthwise(shape):
-        return _depthwise(bb, machine, shape, integer.rounding, dtype, data, weights, per_channel)
-    config = choose_integer_conv(shape, machine, int(data.ty.shape.values[-1]), dtype)
+    if depthwise:
+        return _depthwise(bb, machine, shape, scale, dtype, data, weights, per_channel)
+    config = choose_integer_conv(shape, machine, block, dtype, dot)
     packed = kernel_call(
         bb, "pack_integer_weight", config, lambda w: pack_integer_weight(config, w), weights
     )
     mark = annotation("integer_conv", config)
-    rounding = integer.rounding
 
     def compute(x: te.Tensor, w: te.Tensor, *per_channel: te.Tensor) -> te.Tensor:
-        return _finished(integer_conv_sums(config, x, w, mark), rounding, *per_channel)
+        return scale.rounded(integer_conv_sums(config, x, w, mark), *per_channel)
 
-    what = (config, rounding)
+    what = (config, scale.rounding, scale.bits)
     return bb.emit(
         kernel_call(bb, "integer_conv2d", what, compute, data, bb.emit(packed), *per_channel)
     )
@@ -92,7 +97,9 @@ def integer_config(
     """The configuration of the kernel that computes a convolution; its pixels may be gathered."""
     if is_depthwise(shape):
         return _depthwise_config(shape, machine, dtype)
-    return choose_integer_conv(gathered(shape), machine, data_block, dtype)
+    shape = gathered(shape)
+    dot = conv_dot(shape, machine, data_block, dtype)
+    return choose_integer_conv(shape, machine, data_block, dtype, dot)
 
 
 def _depthwise_config(shape: ConvShape, machine: VectorMachine, dtype: str) -> IntegerWindowConfig:
@@ -104,7 +111,7 @@ def _depthwise(
     bb: relax.BlockBuilder,
     machine: VectorMachine,
     shape: ConvShape,
-    rounding: Rounding | None,
+    scale: _Scale,
     dtype: str,
     data: Expr,
     weight: Expr,
@@ -117,9 +124,9 @@ def _depthwise(
     mark = annotation("integer_window", config)
 
     def compute(x: te.Tensor, w: te.Tensor, *per_channel: te.Tensor) -> te.Tensor:
-        return _finished(integer_window_sums(config, x, w, mark), rounding, *per_channel)
+        return scale.rounded(integer_window_sums(config, x, w, mark), *per_channel)
 
-    what = (config, rounding)
+    what = (config, scale.rounding, scale.bits)
     return bb.emit(
         kernel_call(bb, "integer_depthwise", what, compute, data, bb.emit(packed), *per_channel)
     )
@@ -130,18 +137,43 @@ def by_channel(values: np.ndarray, lanes: int) -> Expr:
     return relax.const(block_array(values.reshape(1, -1, 1, 1), lanes))
 
 
-def _finished(
-    sums: te.Tensor, rounding: Rounding | None, bias: te.Tensor, *factor: te.Tensor
-) -> te.Tensor:
-    """The result of sums, whose bias and factor stand in blocks of channels too."""
+@dataclass(frozen=True, eq=False)
+class _Scale:
+    """What becomes of the sums of a layer.
 
-    def element(n: Expr, b: Expr, y: Expr, x: Expr, lane: Expr) -> Expr:
-        value = sums[n, b, y, x, lane] + bias[0, b, 0, 0, lane]
-        if rounding is None:
-            return value
-        return rounding.of(value.astype("float32") * factor[0][0, b, 0, 0, lane])
+    Attributes:
+        rounding: to which integers of 8 bits; None where sums are wanted.
+        factors: of each channel: float32, or mantissas; none for sums.
+        bits: of mantissas, see `fixed_point.py`; 0 for float32.
+    """
 
-    return te.compute(sums.shape, element, name="rounded")
+    rounding: Rounding | None
+    factors: Sequence[np.ndarray]
+    bits: int = 0
+
+    @staticmethod
+    def of(
+        machine: VectorMachine, rounding: Rounding | None, factors: Sequence[np.ndarray]
+    ) -> _Scale:
+        """In fixed point where the machine rounds so."""
+        found = mantissas(factors[0]) if machine.packs_bytes and factors else None
+        if found is None:
+            return _Scale(rounding, factors)
+        return _Scale(rounding, [found[0]], found[1])
+
+    def rounded(self, sums: te.Tensor, bias: te.Tensor, *factor: te.Tensor) -> te.Tensor:
+        """The result of sums, whose bias and factor stand in blocks of channels too."""
+
+        def element(n: Expr, b: Expr, y: Expr, x: Expr, lane: Expr) -> Expr:
+            value = sums[n, b, y, x, lane] + bias[0, b, 0, 0, lane]
+            if self.rounding is None:
+                return value
+            scale = factor[0][0, b, 0, 0, lane]
+            if self.bits:
+                return rounded(value, scale, self.bits, self.rounding)
+            return self.rounding.of(value.astype("float32") * scale)
+
+        return te.compute(sums.shape, element, name="rounded")
 
 
 def _padded(

@@ -21,7 +21,7 @@ from .choose import direct_cycles as cycles_of_tiles
 from .conv import ConvConfig, merged_groups
 from .conv_nest import ConvNest, Reduction, Tile, write_nest
 from .conv_tiles import Blocking, blocking, column_segments, kernel_rows
-from .dots import WORD, OfWords
+from .dots import DOTS, WORD, OfWords
 from .fused import Epilogue
 from .loops import Accumulators, Sum, block, const, fenced_span, load, span, unrolled, within
 from .machine import VectorMachine
@@ -39,9 +39,13 @@ class IntegerConvConfig(OfWords, ConvConfig):
         return (self.out_groups, self.reduce_blocks, *self.kernel, *words)
 
 
+_MOST_PIXELS = 8
+"""Of a tile where bytes are stored four pixels at a time: rows are cut into 4 to 8 then."""
+
+
 @lru_cache(maxsize=4096)
 def choose_integer_conv(
-    shape: ConvShape, machine: VectorMachine, data_block: int, dtype: str
+    shape: ConvShape, machine: VectorMachine, data_block: int, dtype: str, dot: str
 ) -> IntegerConvConfig:
     """The fastest tile by the model of `choose.py`."""
     merge = merged_groups(shape.in_channels, shape.out_channels, shape.groups, machine.lanes)
@@ -53,9 +57,12 @@ def choose_integer_conv(
         pixels=1,
         merged_groups=merge,
         dtype=dtype,
-        dot=machine.dot,
+        dot=dot,
     )
-    candidates = [replace(config, pixels=p, oc_blocks=o) for p, o in register_tiles(machine)]
+    tiles = register_tiles(machine)
+    if machine.packs_bytes:
+        tiles = [(p, o) for p, o in tiles if p <= _MOST_PIXELS]
+    candidates = [replace(config, pixels=p, oc_blocks=o) for p, o in tiles]
     if shape.groups > merge:
         width = shape.out_channels // shape.groups * merge // machine.lanes
         candidates = [c for c in candidates if width % c.oc_blocks == 0]
@@ -63,14 +70,33 @@ def choose_integer_conv(
     return min(candidates, key=lambda c: integer_conv_cycles(c, machine))
 
 
+def conv_dot(shape: ConvShape, machine: VectorMachine, data_block: int, dtype: str) -> str:
+    """How the products of a convolution are added.
+
+    By words of general registers only where sums of pixels are worth it, and can be computed:
+    a vector of them holds the channels of several pixels, all of which are read.
+    """
+    by_word = dict(DOTS[machine.dot].by_word).get(dtype, machine.dot)
+    pixels = shape.in_size[0] * shape.in_size[1]
+    fits = pixels * data_block >= WORD * machine.lanes
+    return by_word if shape.groups == 1 and fits else machine.dot
+
+
 def integer_conv_cycles(config: IntegerConvConfig, machine: VectorMachine) -> float:
     """Cycles of one core by the model of `choose.py`."""
     pieces = config.way.parts * (1 if config.way.parts == 1 else 2)
 
     def step(pixels: int, blocks: int, slab: int, machine: VectorMachine) -> float:
+        if config.way.offset:
+            return _packets_of_word(pixels, blocks) / WORD
         return pieces * step_cycles(pixels, blocks, slab // 4, machine) / WORD
 
     return cycles_of_tiles(config, machine, step)
+
+
+def _packets_of_word(pixels: int, blocks: int) -> float:
+    """Of HVX: two products, a vector of weights and a word of a pixel fit into one."""
+    return max(pixels * blocks / 2, (pixels + blocks) / 2, blocks)
 
 
 # --- packing --------------------------------------------------------------------------------------
@@ -89,7 +115,7 @@ def pack_integer_weight(cfg: IntegerConvConfig, weight: te.Tensor) -> te.Tensor:
         row = (first + b) * cfg.data_block + lane - out // out_group * in_group
         exists = tirx.all(out < cfg.out_channels, row >= 0, row < in_group)
         return tirx.if_then_else(
-            exists, weight[out, row, y, x].astype(way.weight), tirx.const(0, way.weight)
+            exists, way.packed(weight[out, row, y, x]), tirx.const(way.offset, way.weight)
         )
 
     return te.compute(cfg.weight_shape, element, name="pack_integer_weight")
@@ -127,7 +153,8 @@ def integer_conv_sums(
         word, of_word = inner // WORD, inner % WORD
         place = width * way.together + of_word // way.parts
         taken = weight[o // cfg.oc_blocks, blocks, ky, kx, word, of_word % way.parts, place]
-        product = wide[n, channel, row, column, inner] * taken.astype("int32")
+        factor = taken.astype("int32") - tirx.const(way.offset, "int32")
+        product = wide[n, channel, row, column, inner] * factor
         return te.sum(product, axis=[blocks, ky, kx, inner])
 
     shape = (cfg.batch, cfg.out_blocks, *cfg.out_size, cfg.lanes)
@@ -144,20 +171,24 @@ def write_integer_conv(
     epilogue: Epilogue,
 ) -> tirx.Stmt:
     """The loop nest of one (fused) convolution; ``operands`` are data and weight."""
-    cut = _blocking(cfg, machine)
-    return write_nest(_IntegerNest(cfg, cut, operands[0], operands[1], epilogue, False), machine)
+    cut = integer_blocking(cfg, machine)
+    return write_nest(IntegerNest(cfg, cut, operands[0], operands[1], epilogue, False), machine)
 
 
-def _blocking(cfg: IntegerConvConfig, machine: VectorMachine) -> Blocking:
+def integer_blocking(cfg: IntegerConvConfig, machine: VectorMachine) -> Blocking:
     """As of float32, a quarter of whose bytes numbers have; sums are never cut."""
     cut = blocking(cfg, replace(machine, l2_bytes=4 * machine.l2_bytes))
     return replace(cut, chunk=cfg.reduce_blocks, chunks=1)
 
 
-class _IntegerNest(ConvNest):
+class IntegerNest(ConvNest):
     """Multiplies words instead of single channels."""
 
     cfg: IntegerConvConfig
+
+    def begin(self, _tile: Tile) -> Callable[[Expr], Expr]:
+        """What the sums of each pixel begin with."""
+        return lambda _p: tirx.const(0, "int32")
 
     def tile(
         self,
@@ -221,13 +252,13 @@ class _IntegerNest(ConvNest):
             apart(begin, blocks, lambda ic, run=run: rows(run, ic), "ic")
             for run, begin, blocks in (reduce if segments else [])
         ]
-        zero = tirx.const(0, "int32")
+        begin = self.begin(tile)
         # where there are words, stores of neighbouring pixels become one
         finished = acc.written_out(finish) if way.words else acc.each(finish)
         return within(
             acc.buffers,
             [
-                *acc.start(lambda *_: zero),
+                *acc.start(lambda p, _o, _v: begin(p)),
                 *nest,
                 *finished,
             ],

@@ -14,8 +14,10 @@ from tvm import tirx
 
 from .conv import ConvConfig
 from .conv_nest import write_conv
+from .fixed_point import narrowing_of
 from .fused import FusedKernel, split_fused
 from .generic import schedule_generic
+from .hvx_conv import write_word_conv
 from .hvx_stores import pack_stores
 from .integer_conv import IntegerConvConfig, write_integer_conv
 from .integer_window import IntegerWindowConfig, write_integer_window
@@ -31,13 +33,26 @@ from .work_items import schedule_items, write_conv_items, write_window_items
 
 def schedule_kernel(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
     """The scheduled form of any PrimFunc: by its template, or by the generic schedule."""
-    scheduled = _schedule(func, machine)
-    return pack_stores(scheduled) if machine.packs_bytes else scheduled
-
-
-def _schedule(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
-    on_items = machine.group_items > 1
     fused = split_fused(func)
+    scheduled = _schedule(func, machine, fused)
+    if not machine.packs_bytes:
+        return scheduled
+    return pack_stores(scheduled, [] if fused is None else _constants(fused))
+
+
+def _constants(fused: FusedKernel) -> list[tirx.Buffer]:
+    """What layers of integers never compute: weights, and what rounds sums."""
+    narrowing = narrowing_of(fused.epilogue.value)
+    if narrowing is None:
+        return []
+    loads = [narrowing.mantissa, narrowing.number.b]
+    return [fused.operands[1], *(load.source for load in loads)]
+
+
+def _schedule(
+    func: tirx.PrimFunc, machine: VectorMachine, fused: FusedKernel | None
+) -> tirx.PrimFunc:
+    on_items = machine.group_items > 1
     if fused is None:
         return schedule_items(func, machine) if on_items else schedule_generic(func, machine)
     config = json.loads(fused.config)
@@ -93,7 +108,8 @@ def _window(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) 
 
 def _integer_conv(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
     cfg = IntegerConvConfig(**config)
-    return write_integer_conv(cfg, machine, fused.operands, fused.epilogue)
+    write = write_word_conv if cfg.way.offset else write_integer_conv
+    return write(cfg, machine, fused.operands, fused.epilogue)
 
 
 def _integer_window(

@@ -189,7 +189,7 @@ def integer_sums(
         mark = annotation("integer_window", config)
         return [data, weight], integer_window_sums(config, data, weight, mark)
     shape = ConvShape(1, 16, (9, 10), 24, (3, 3), padding=(1, 1, 1, 1))
-    conv = choose_integer_conv(shape, machine, 4, dtype)
+    conv = choose_integer_conv(shape, machine, 4, dtype, machine.dot)
     weight = te.placeholder(conv.weight_shape, conv.way.weight, name="w")
     mark = annotation("integer_conv", conv)
     return [data, weight], integer_conv_sums(conv, data, weight, mark)

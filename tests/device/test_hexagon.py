@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
+from quantised_models import optimised, qdq_conv
 from tvm import relax
 from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
 from tvm_stretch.targets.processors import drop_absent
@@ -22,6 +23,9 @@ needs_emulator = pytest.mark.skipif(
 )
 needs_zig = pytest.mark.skipif(not has_zig(), reason="needs ziglang")
 pytestmark = [needs_emulator, needs_zig]
+
+
+PADDED = {"pads": [1, 1, 1, 1]}
 
 
 @functools.cache
@@ -106,6 +110,30 @@ def test_a_network_of_floats_is_refused_with_the_reason() -> None:
         builder.emit_func_output(out)
     with pytest.raises(ts.StretchError, match="vectors of v66 hold no float32"):
         ts.compile(builder.get(), ["hexagon"], cpu_threads=1)
+
+
+CONVOLUTIONS = {
+    "signed, of blocks that are not full": ((40, 20, 3, 7), {"dtype": "int8", **PADDED}),
+    "few channels, apart": ((3, 20, 3, 11), {"zero": 7, "strides": [2, 2], **PADDED}),
+    "rows of 32": ((32, 40, 3, 33), PADDED),
+    "pixels apart": ((32, 24, 1, 9), {"strides": [2, 2], "zero": 200}),
+    "groups that share blocks": ((48, 48, 3, 6), {"groups": 2, **PADDED}),
+    "depthwise, five rows": ((18, 18, 5, 9), {"groups": 18, "pads": [2] * 4, "batch": 2}),
+    "dense": ((70, 40, 1, 1), {}),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n.startswith(("signed", "few")) else pytest.param(n, marks=pytest.mark.full)
+     for n in CONVOLUTIONS],
+)  # fmt: skip
+def test_quantised_convolutions_of_onnx(name: str) -> None:
+    """Halves may go up."""
+    arguments, options = CONVOLUTIONS[name]
+    model, x = qdq_conv(*arguments, **options)
+    got = np.asarray(ts.compile(model, ["hexagon"], cpu_threads=1)(x)).astype(int)
+    assert np.abs(got - optimised(model, x).astype(int)).max() <= 1
 
 
 def integer_network(more: bool) -> tvm.IRModule:

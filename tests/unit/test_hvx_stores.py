@@ -27,7 +27,7 @@ def stores(pixels: list[int], dtype: str = "uint8", lanes: int = 32) -> tirx.Pri
     [
         ([0, 1, 2, 3], 1, 0),
         ([4, 6, 5, 7], 1, 0),  # in any order
-        ([0, 1, 2, 3, 4], 1, 8),
+        ([0, 1, 2, 3, 4], 2, 0),  # the last four once more
         ([0, 2], 0, 16),  # no neighbours
         ([9, 10, 11], 0, 24),
         (list(range(8)), 2, 0),

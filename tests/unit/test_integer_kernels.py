@@ -129,7 +129,7 @@ def sums(machine: VectorMachine, depthwise: bool) -> list[te.Tensor]:
         mark = annotation("integer_window", config)
         return [data, weight, integer_window_sums(config, data, weight, mark)]
     shape = ConvShape(1, 64, (14, 14), 64, (3, 3), padding=(1, 1, 1, 1))
-    conv = choose_integer_conv(shape, machine, machine.lanes, "uint8")
+    conv = choose_integer_conv(shape, machine, machine.lanes, "uint8", machine.dot)
     weight = te.placeholder(conv.weight_shape, conv.way.weight)
     mark = annotation("integer_conv", conv)
     return [data, weight, integer_conv_sums(conv, data, weight, mark)]

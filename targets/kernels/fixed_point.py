@@ -1,0 +1,166 @@
+"""Rounding of the sums of convolutions in integers, for HVX before v68, which has no floats.
+
+    y = saturate(round(n * factor) + zero)
+    high = n * mantissa >> 31                       # mantissa = factor * 2**(31 + bits), an int32
+    y = saturate((high + 2**(bits - 1) >> bits) + zero)
+
+Factors of a layer differ from channel to channel, but not by much, so that all have the same
+`bits`; the largest mantissa has 31 bits. Twice rounding down is rounding down once: halves go up,
+all else is rounded to nearest, as `integers.Rounding` does it in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+from tvm.ir import Expr
+
+from .integers import Rounding
+
+_MOST_BITS = 15
+_LEAST_DIGITS = 22
+"""Of the mantissa of the smallest factor that counts."""
+
+_LANES = 32
+_KIND = f"int32x{_LANES}"
+
+
+def mantissas(factor: np.ndarray) -> tuple[np.ndarray, int] | None:
+    """The mantissa of each factor, and `bits`; None where one number of bits is not for all.
+
+    Channels whose factor is zero do not count: what they compute is zero anyway.
+    """
+    counting = factor[factor > 0].astype("float64")
+    if factor.min(initial=0) < 0 or not counting.size:
+        return None
+    bits = min(_MOST_BITS, -math.frexp(float(counting.max()))[1])
+    found = np.rint(factor.astype("float64") * 2.0 ** (31 + bits))
+    smallest = counting.min() * 2.0 ** (31 + bits)
+    if bits < 1 or found.max() >= 2**31 or smallest < 2**_LEAST_DIGITS:
+        return None
+    return found.astype("int32"), bits
+
+
+def rounded(number: Expr, mantissa: Expr, bits: int, rounding: Rounding) -> Expr:
+    """An int32 times its factor, as an integer of 8 bits."""
+    product = number.astype("int64") * mantissa.astype("int64")
+    high = tirx.shift_right(product, tirx.const(31, "int64")).astype("int32")
+    whole = tirx.shift_right(high + _int(1 << (bits - 1)), _int(bits))
+    low, most = (_int(v - rounding.zero) for v in (rounding.low, rounding.high))
+    return (tirx.max(low, tirx.min(most, whole)) + _int(rounding.zero)).astype(rounding.dtype)
+
+
+@dataclass(frozen=True)
+class Narrowing:
+    """What `rounded` made, taken apart again.
+
+    Attributes:
+        number, mantissa: its operands.
+        bits: as there.
+        rounding: to which type.
+    """
+
+    number: Expr
+    mantissa: Expr
+    bits: int
+    rounding: Rounding
+
+    def same(self, other: Narrowing | None) -> bool:
+        """Whether another one differs in its operands only."""
+        return other is not None and (self.bits, self.rounding) == (other.bits, other.rounding)
+
+    def product(self, number: Expr, mantissa: Expr) -> Expr:
+        """The high word of a product, of vectors."""
+        low = _hvx("vmpyewuh", number, mantissa)
+        return _hvx("vmpyowh.sacc", low, number, mantissa)
+
+    def narrowed(self, four: Sequence[Expr]) -> Expr:
+        """The bytes of four vectors of such words, one behind the other.
+
+        Each step puts elements of two vectors side by side; dealt twice, they stand in order.
+        """
+        rounding, shift = self.rounding, _int(self.bits)
+        zero = _every(rounding.zero & 0xFFFF | (rounding.zero & 0xFFFF) << 16)
+        halves = [_hvx("vasrwhrndsat", four[i + 2], four[i], shift) for i in (0, 1)]
+        first, second = (_hvx("vaddhsat", half, zero) for half in halves)
+        unsigned = rounding.dtype == "uint8"
+        if unsigned:
+            whole = _hvx("vsathub", second, first)
+        else:
+            whole = _hvx("vasrhbsat", second, first, _int(0))
+        whole = _hvx("vdealb", _hvx("vdealb", whole))
+        kind = "ub" if unsigned else "b"
+        least, most = (0, 255) if unsigned else (-128, 127)
+        if rounding.low > least:
+            whole = _hvx(f"vmax{kind}", whole, _every_byte(rounding.low))
+        if rounding.high < most:
+            whole = _hvx(f"vmin{kind}", whole, _every_byte(rounding.high))
+        return whole
+
+
+def narrowing_of(value: Expr | None) -> Narrowing | None:
+    """The parts of `rounded`; None for anything else."""
+    try:
+        result = _of(tirx.Cast, value)
+        total = _of((tirx.Add, tirx.Sub), result.value)
+        limits = _of(tirx.Max, total.a)
+        inner = _of(tirx.Min, limits.b)
+        whole, bits = _shifted(inner.b)
+        halved = _of(tirx.Add, whole)
+        product, down = _shifted(_of(tirx.Cast, halved.a).value)
+        factors = _of(tirx.Mul, product)
+        number, mantissa = _narrow(factors.a), _narrow(factors.b)
+        zero, least, most, half = map(int, (total.b, limits.a, inner.a, halved.b))
+    except TypeError:
+        return None
+    zero = zero if isinstance(total, tirx.Add) else -zero
+    if down != 31 or half != 1 << (bits - 1) or not 1 <= bits <= _MOST_BITS:
+        return None
+    rounding = Rounding(str(result.ty.dtype), zero, least + zero, most + zero)
+    return Narrowing(number, mantissa, bits, rounding)
+
+
+def _of(kind: type[Expr] | tuple[type[Expr], ...], node: Expr | None) -> Any:
+    """The node, if it is such a one.
+
+    Raises:
+        TypeError: it is another.
+    """
+    if not isinstance(node, kind):
+        raise TypeError
+    return node
+
+
+def _shifted(node: Expr) -> tuple[Expr, int]:
+    """What is shifted to the right, and how far."""
+    shift = _of(tirx.RShift, node)
+    return shift.a, int(shift.b)
+
+
+def _narrow(value: Expr) -> Expr:
+    """What TVM made an int64, part by part."""
+    if isinstance(value, tirx.Add):
+        return _narrow(value.a) + _narrow(value.b)
+    return _of(tirx.Cast, value).value
+
+
+def _hvx(name: str, *operands: Expr) -> Expr:
+    return tirx.call_llvm_pure_intrin(_KIND, f"llvm.hexagon.V6.{name}.128B", *operands)
+
+
+def _int(value: int) -> Expr:
+    return tirx.const(value, "int32")
+
+
+def _every(value: int) -> Expr:
+    signed = value - (1 << 32) if value >= 1 << 31 else value
+    return tirx.Broadcast(_int(signed), _LANES)
+
+
+def _every_byte(value: int) -> Expr:
+    return _every((value & 0xFF) * 0x01010101)
