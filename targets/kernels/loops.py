@@ -303,6 +303,42 @@ class Accumulators:
         return self.sums(lambda one: lanes(self.count, lambda v: increase(one, v)), pixels, blocks)
 
 
+class Square:
+    """Vectors in rows and columns, whose loops are unrolled late; parts of it fit the stack."""
+
+    def __init__(self, name: str, rows: int, columns: int, count: int) -> None:
+        parts = balanced(rows, max(1, STACK_BYTES // (columns * count * 4)))
+        self.buffers = [scratch(f"{name}{i}", n, columns, count) for i, n in enumerate(parts)]
+
+    def store(self, row: int, column: Expr, lane: Expr, value: Expr) -> tirx.Stmt:
+        """Store one lane."""
+        part, place = self._place(row)
+        return store(self.buffers[part], value, place, column, lane)
+
+    def rows(
+        self, body: Callable[[Expr, Callable[[int, Expr], Expr]], tirx.Stmt]
+    ) -> list[tirx.Stmt]:
+        """``body(row, of)`` for every row; ``of(column, lane)`` is what was stored in it."""
+        start, found = 0, []
+        for buffer in self.buffers:
+            size = int(buffer.shape[0])
+
+            def one(r: Expr, buffer: tirx.Buffer = buffer, start: int = start) -> tirx.Stmt:
+                return body(r, lambda j, z: load(buffer, r - start, j, z))
+
+            found.append(each(range(start, start + size), one))
+            start += size
+        return found
+
+    def _place(self, row: int) -> tuple[int, int]:
+        """Which buffer a row is in, and where."""
+        for part, buffer in enumerate(self.buffers):
+            if row < int(buffer.shape[0]):
+                return part, row
+            row -= int(buffer.shape[0])
+        raise IndexError(row)
+
+
 def each(numbers: range, body: Body) -> tirx.Stmt:
     """``body`` for each of some numbers, unrolled late."""
     return span(numbers.start, len(numbers), body, "i", UNROLLED)

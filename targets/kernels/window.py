@@ -37,6 +37,7 @@ from .loops import (
     TileRun,
     block,
     const,
+    each,
     f32,
     lanes,
     load,
@@ -318,7 +319,9 @@ class _Nest:
             return lanes(cfg.lanes, lambda v: store(acc[cell], self._zero, v))
 
         if isinstance(count, int):
-            rows = [tap for ky in range(count) for tap in kernel_row(const(ky))]
+            rows = kernel_row(const(0))  # begins the sums of all cells that there are
+            if count > 1 and rows:
+                rows.append(each(range(1, count), lambda ky: block(kernel_row(ky))))
             reduction = rows + [start(i) for i in range(cells) if i not in started]
         else:
             started.update(range(cells))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -24,9 +24,11 @@ from .loops import (
     PARALLEL,
     SERIAL,
     Accumulators,
+    Square,
     balanced,
     block,
     const,
+    each,
     f32,
     fenced_span,
     lanes,
@@ -36,7 +38,6 @@ from .loops import (
     scratch,
     span,
     store,
-    vectors,
     within,
 )
 from .machine import VectorMachine
@@ -44,6 +45,12 @@ from .winograd import INPUT, OUTPUT, WinogradConfig, combine
 
 Plane = Callable[[Expr, Expr, Expr, Expr], Expr]
 """Element (plane, channel block, tile, lane) of the transformed input of a band."""
+
+Column = Callable[[Expr, Callable[[int, Expr], Expr]], tirx.Stmt]
+"""Statements of a column of a tile, and of its elements (row, lane)."""
+
+Columns = Callable[[Column], list[tirx.Stmt]]
+"""Such statements of all columns."""
 
 
 def write_winograd(
@@ -66,7 +73,7 @@ def write_winograd_input(
     kind = PARALLEL if machine.threads > 1 else SERIAL
 
     def channel(n: Expr, c: Expr) -> tirx.Stmt:
-        def put(plane: int, value: Expr, t: Expr, z: Expr) -> tirx.Stmt:
+        def put(plane: Expr, value: Expr, t: Expr, z: Expr) -> tirx.Stmt:
             return store(out, value, n, c, plane, t, z)
 
         def tile(y: Expr, x: Expr) -> tirx.Stmt:
@@ -234,7 +241,7 @@ class _Nest:
         channel: tuple[Expr, Expr],
         y: Expr,
         x: Expr,
-        put: Callable[[int, Expr, Expr], tirx.Stmt],
+        put: Callable[[Expr, Expr, Expr], tirx.Stmt],
     ) -> tirx.Stmt:
         """``put(plane, B^T d B)`` of one tile; tiles inside the image read without tests."""
         cfg, a = self.cfg, self.cfg.alpha
@@ -244,35 +251,32 @@ class _Nest:
 
         read = [scratch(f"column{j}", a, cfg.lanes) for j in range(a)]
 
-        def pixel(i: int | Expr, j: int, z: Expr) -> Expr:
+        def pixel(i: int | Expr, j: int | Expr, z: Expr) -> Expr:
             return load(self.data, n, c, top + i, left + j, z)
 
-        def transform(value: Callable[[int, int, Expr], Expr]) -> tirx.Stmt:
-            half = vectors("half", a * a, cfg.lanes)
+        def transform(columns: Columns) -> tirx.Stmt:
+            half = Square("half", a, a, cfg.lanes)
             matrix = INPUT[cfg.tile]
-            columns = [
-                lanes(
-                    cfg.lanes,
-                    lambda z, r=r, j=j: store(
-                        half[r * a + j], combine(matrix[r], [value(i, j, z) for i in range(a)]), z
-                    ),
-                )
-                for j in range(a)
-                for r in range(a)
-            ]
-            rows = [
-                lanes(
-                    cfg.lanes,
-                    lambda z, r=r, s=s: put(
-                        r * a + s,
-                        combine(matrix[s], [load(half[r * a + j], z) for j in range(a)]),
-                        z,
-                    ),
-                )
-                for r in range(a)
-                for s in range(a)
-            ]
-            return within(half, [*columns, *rows])
+
+            def column(j: Expr, value: Callable[[int, Expr], Expr]) -> tirx.Stmt:
+                def row(r: int, z: Expr) -> tirx.Stmt:
+                    return half.store(r, j, z, combine(matrix[r], [value(i, z) for i in range(a)]))
+
+                return block([lanes(cfg.lanes, partial(row, r)) for r in range(a)])
+
+            def row(r: Expr, of: Callable[[int, Expr], Expr]) -> tirx.Stmt:
+                def element(s: int, z: Expr) -> tirx.Stmt:
+                    return put(r * a + s, combine(matrix[s], [of(j, z) for j in range(a)]), z)
+
+                return block([lanes(cfg.lanes, partial(element, s)) for s in range(a)])
+
+            return within(half.buffers, [*columns(column), *half.rows(row)])
+
+        def inside(column: Column) -> list[tirx.Stmt]:
+            return [each(range(a), lambda j: column(j, lambda i, z: pixel(i, j, z)))]
+
+        def copied(column: Column) -> list[tirx.Stmt]:
+            return [column(const(j), lambda i, z, j=j: load(read[j], i, z)) for j in range(a)]
 
         def read_columns(low: int, high: int) -> tirx.Stmt:
             """Copy the tile with zeros for what lies outside; columns ``low..high`` lie inside."""
@@ -306,8 +310,8 @@ class _Nest:
             if ranges[k] != ranges[k + 1]:
                 border = tirx.IfThenElse(x <= k, read_columns(*ranges[k]), border)
         fits = tirx.all(top >= 0, top + a <= height, left >= 0, left + a <= width)
-        copied = within(read, [border, transform(lambda i, j, z: load(read[j], i, z))])
-        return tirx.IfThenElse(fits, transform(pixel), copied)
+        at_border = within(read, [border, transform(copied)])
+        return tirx.IfThenElse(fits, transform(inside), at_border)
 
     def products(
         self, place: tuple[Expr, Expr, Expr], plane: Plane, m: tirx.Buffer, count: int
@@ -409,41 +413,39 @@ class _Nest:
         """``epilogue(A^T M A)`` of one tile; the last row and column of tiles may be cut off."""
         cfg, a, size = self.cfg, self.cfg.alpha, self.cfg.tile
         n, part, o = channel
-        half = vectors("half", size * a, cfg.lanes)
+        half = Square("half", size, a, cfg.lanes)
         matrix = OUTPUT[size]
-        columns = [
-            lanes(
-                cfg.lanes,
-                lambda z, r=r, j=j: store(
-                    half[r * a + j],
-                    combine(matrix[r], [load(m, i * a + j, t, z) for i in range(a)]),
-                    z,
-                ),
-            )
-            for j in range(a)
-            for r in range(size)
-        ]
 
-        def pixel(r: int, s: int, whole: bool) -> tirx.Stmt:
+        def element(r: int, j: Expr, z: Expr) -> tirx.Stmt:
+            read = [load(m, i * a + j, t, z) for i in range(a)]
+            return half.store(r, j, z, combine(matrix[r], read))
+
+        def column(j: Expr) -> tirx.Stmt:
+            return block([lanes(cfg.lanes, partial(element, r, j)) for r in range(size)])
+
+        def pixel(r: Expr, s: int, of: Callable[[int, Expr], Expr], whole: bool) -> tirx.Stmt:
             row, column = y * size + r, x * size + s
             written = lanes(
                 cfg.lanes,
                 lambda z: self.epilogue.store(
                     (n, part * cfg.out_blocks + o, row, column, z),
-                    combine(matrix[s], [load(half[r * a + j], z) for j in range(a)]),
+                    combine(matrix[s], [of(j, z) for j in range(a)]),
                 ),
             )
             exists = tirx.all(row < cfg.out_size[0], column < cfg.out_size[1])
             return written if whole else tirx.IfThenElse(exists, written, None)
 
         def pixels(whole: bool) -> tirx.Stmt:
-            return block([pixel(r, s, whole) for r in range(size) for s in range(size)])
+            def row(r: Expr, of: Callable[[int, Expr], Expr]) -> tirx.Stmt:
+                return block([pixel(r, s, of, whole) for s in range(size)])
+
+            return block(half.rows(row))
 
         tile = pixels(True)
         if cfg.out_size[0] % size or cfg.out_size[1] % size:
             whole = tirx.all((y + 1) * size <= cfg.out_size[0], (x + 1) * size <= cfg.out_size[1])
             tile = tirx.IfThenElse(whole, tile, pixels(False))
-        return within(half, [*columns, tile])
+        return within(half.buffers, [each(range(a), column), tile])
 
 
 def _inside(first: int, count: int, extent: int) -> tuple[int, int]:
