@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from relax_helpers import module, random_const
 from tvm import relax, te, tirx
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.targets.cpu import vector_machine
-from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
+from tvm_stretch.targets.kernels.blocks import convolution_config
+from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv, winograd_of_tile
 from tvm_stretch.targets.kernels.fused import ONCE
 from tvm_stretch.targets.kernels.loops import (
     Accumulators,
@@ -98,3 +100,12 @@ def test_only_what_runs_at_every_run_gets_all_of_llvm() -> None:
 
     assert level("pack_weight") == 1
     assert level("conv2d") is None
+
+
+@pytest.mark.parametrize("wide", ALL_LANES)
+def test_transforms_and_windows_are_loops_until_they_are_unrolled(wide: int) -> None:
+    machine = vector_machine(cpu_of(wide), 1)
+    shape = ConvShape(1, 64, (28, 28), 64, (3, 3), padding=(1, 1, 1, 1))
+    assert stores(kernel(winograd_of_tile(shape, machine, 4), machine)) < 150
+    depthwise = convolution_config(replace(shape, groups=64), machine, wide)
+    assert stores(kernel(depthwise, machine)) < 275
