@@ -21,7 +21,7 @@ from tvm_stretch.targets.opencl_device import local_device
 
 import tvm_stretch as ts
 from tvm_stretch.lowering.graph import Graph
-from tvm_stretch.runtime.timeline import RegionTime, Timeline
+from tvm_stretch.runtime.timeline import RegionTime, Timeline, chart
 
 CHANNELS, SIZE = 64, 56
 
@@ -85,21 +85,6 @@ def show_regions(graph: Graph) -> None:
 
 
 # --- the picture: one row for each processor, time runs to the right -----------------------------
-
-
-def chart(timeline: Timeline, columns: int = 84) -> str:
-    """The run in characters: `[left ====]` while a region runs, `|` for a short one."""
-    rows = {name: ["."] * columns for name in timeline.processors}
-    for region in timeline.regions:
-        if region.work:
-            first = min(region.start * columns // timeline.duration, columns - 1)
-            last = max(region.end * columns // timeline.duration, first + 1)
-            room = last - first - 2
-            words = f"{region.name} " if len(region.name) < room else ""
-            box = f"[{words.ljust(room, '=')}]" if room >= 0 else "|"
-            rows[region.processor][first:last] = box
-    width = max(map(len, rows))
-    return "\n".join(f"{name.ljust(width)}  {''.join(cells)}" for name, cells in rows.items())
 
 
 WIDTH, LEFT, TOP, ROW = 900, 80, 46, 74

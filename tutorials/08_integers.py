@@ -1,10 +1,13 @@
 """From a float network to integers: what becomes of a quantised network, and why its answers hold.
 
 Run it: `python tutorials/08_integers.py`.  Every step prints what it shows and fails if it is not
-so.  It needs ONNX Runtime, whose quantiser it uses (`pip install tvm-stretch[quantize]`).
+so.  It needs ONNX Runtime, whose quantiser it uses (`pip install tvm-stretch[quantize]`). The last
+step needs an OpenCL driver, qemu-hexagon and zig; `--without-dsp` leaves it out.
 """
 
 from __future__ import annotations
+
+import sys
 
 import numpy as np
 import onnx
@@ -13,7 +16,8 @@ from tvm_stretch.targets.kernels.integers import integer_of, operands_of
 
 import tvm_stretch as ts
 from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operators import kind_of
+from tvm_stretch.ir.operators import Operators, kind_of
+from tvm_stretch.runtime.timeline import chart
 from tvm_stretch.zoo.builder import Builder
 
 
@@ -29,6 +33,7 @@ def small_network() -> onnx.ModelProto:
     y = builder.conv_bn(builder.conv_bn(x, 32, 3, act="relu"), 32, 3)
     x = builder.add(x, y, act="relu")
     x = builder.conv_bn(x, 32, 3, 2, groups=32, act="relu6")
+    x = builder.conv_bn(x, 128, 3, act="relu")
     return builder.finish("small", builder.classifier(x, 100))
 
 
@@ -93,3 +98,26 @@ floats = onnxruntime.InferenceSession(
 correlation = np.corrcoef(ours.ravel(), floats.ravel())[0, 1]
 print(f"correlation with the answer in float32: {correlation:.3f}")
 assert correlation > 0.9
+
+if "--without-dsp" in sys.argv:
+    sys.exit()
+
+section("6. Three processors")
+# A plan gives every processor a share of the output channels of the widest layer. In integers the
+# parts are exact: the CPU multiplies 8-bit numbers, OpenCL whole numbers in float32, the DSP with
+# its own instructions. (It is emulated here, so a search would leave it out: this says nothing
+# about speed. Its halves are rounded up and not to even, one step now and then.)
+widest = max(
+    (op for op in Operators(load_network(quantised)["main"]) if op.kind == "integer.conv2d"),
+    key=lambda op: op.shape[1],
+)
+plan = ts.Plan(("cpu", "opencl", "hexagon"), (), shares={widest.name: (64, 32, 32)})
+print(widest.name, "of", widest.shape[1], "channels:", plan.shares[widest.name])
+three = ts.compile(quantised, targets=["llvm", "opencl", "hexagon"], plan=plan)
+together = np.asarray(three(x))
+print("largest difference from the CPU alone:", np.abs(together - ours).max() / step, "steps")
+assert together.argmax() == ours.argmax()
+assert np.abs(together - ours).max() <= 2.01 * step
+# Each row is a processor, time runs to the right.
+print(chart(three.timeline()))
+print("packets that the DSP executed:", three.health()["hexagon"]["packets"])

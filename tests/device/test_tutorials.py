@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import fresh_process
 import pytest
+from tvm_stretch.targets.opencl_device import local_device
+
+from tvm_stretch.codegen.dsp_code import has_zig
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -101,9 +105,17 @@ def test_training(cache: str) -> None:
 
 
 def test_integers(cache: str) -> None:
-    text = _run(cache, "08_integers.py")
-    assert "7 of 20 operators are integer operators" in text
+    text = _run(cache, "08_integers.py", "--without-dsp")
+    assert "8 of 21 operators are integer operators" in text
     assert "largest difference from ONNX Runtime: 0.0 steps" in text
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("qemu-hexagon") is None, reason="needs qemu-hexagon")
+@pytest.mark.skipif(not has_zig(), reason="needs ziglang")
+@pytest.mark.skipif(local_device() is None, reason="no OpenCL device")
+def test_three_processors(cache: str) -> None:
+    assert "packets that the DSP executed" in _run(cache, "08_integers.py")
 
 
 @pytest.mark.full

@@ -317,3 +317,18 @@ def _slice(
 
 def _name(kind: str, process: int, track: int, name: str) -> dict[str, Any]:
     return {"name": kind, "ph": "M", "pid": process, "tid": track, "args": {"name": name}}
+
+
+def chart(timeline: Timeline, columns: int = 84) -> str:
+    """The run in characters: `[left ====]` while a region runs, `|` for a short one."""
+    rows = {name: ["."] * columns for name in timeline.processors}
+    for region in timeline.regions:
+        if region.work:
+            first = min(region.start * columns // timeline.duration, columns - 1)
+            last = max(region.end * columns // timeline.duration, first + 1)
+            room = last - first - 2
+            words = f"{region.name} " if len(region.name) < room else ""
+            box = f"[{words.ljust(room, '=')}]" if room >= 0 else "|"
+            rows[region.processor][first:last] = box
+    width = max(map(len, rows))
+    return "\n".join(f"{name.ljust(width)}  {''.join(cells)}" for name, cells in rows.items())
