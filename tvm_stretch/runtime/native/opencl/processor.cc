@@ -69,7 +69,9 @@ class OpenCLProcessor final : public Processor {
   void BeginPlan() final;
   std::unique_ptr<Task> Bind(const RegionSpec& region, const std::vector<Task*>& after) final;
   void AfterFailure() final;
-  void SetAffinity(const Cores& cores) final { submitter_.SetAffinity(cores); }
+  void SetAffinity(const Cores& cores) final {
+    for (Submitter& submitter : submitters_) submitter.SetAffinity(cores);
+  }
 
  private:
   void AddTransfers(const std::vector<int64_t>& tensors, Span::Kind kind,
