@@ -112,6 +112,24 @@ def test_a_network_of_floats_is_refused_with_the_reason() -> None:
         ts.compile(builder.get(), ["hexagon"], cpu_threads=1)
 
 
+def test_what_quantises_is_computed_on_every_version() -> None:
+    """v66 has no floats in vectors: each number alone, as ONNX Runtime and the CPU compute it."""
+    scale, zero = relax.const(0.02, "float32"), relax.const(120, "uint8")
+    x = relax.Var("x", relax.TensorType((1, 3, 5, 32), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.quantize(x, scale, zero, out_dtype="uint8"))
+            y = builder.emit(relax.op.dequantize(y, scale, zero, out_dtype="float32"))
+            out = builder.emit_output(y)
+        builder.emit_func_output(out)
+    data = np.random.default_rng(0).normal(size=(1, 3, 5, 32)).astype("float32")
+    data[0, 0, 0, :2] = np.inf, -1e30
+    want = np.clip(np.rint(data / np.float32(0.02)) + 120, 0, 255) - 120
+    got = ts.compile(builder.get(), ["hexagon"], cpu_threads=1)(data)
+    np.testing.assert_array_equal(got, want.astype("float32") * np.float32(0.02))
+
+
 CONVOLUTIONS = {
     "signed, of blocks that are not full": ((40, 20, 3, 7), {"dtype": "int8", **PADDED}),
     "few channels, apart": ((3, 20, 3, 11), {"zero": 7, "strides": [2, 2], **PADDED}),

@@ -48,7 +48,17 @@ def test_integers_run_everywhere_and_floats_where_vectors_hold_them(present: Non
 
 def test_what_would_be_scalar_is_refused(present: None) -> None:
     assert "HVX has no division" in (why_not("int32", lambda x: relax.op.floor_divide(x, x)) or "")
+    assert "HVX has no division" in (why_not("int32", lambda x: relax.op.divide(x, x)) or "")
     assert "calls a function of the host" in (why_not("int32", relax.op.sort) or "")
+
+
+def test_what_quantises_runs_everywhere(present: None) -> None:
+    """One number at a time: it stands at the ends of a network."""
+    two = relax.const(2.0, "float32")
+    assert why_not("float32", lambda x: relax.op.divide(x, two)) is None
+    assert why_not("float32", relax.op.round) is None
+    assert why_not("uint8", lambda x: relax.op.astype(x, "float32")) is None
+    assert "hold no float64" in (why_not("float64", relax.op.round) or "")
 
 
 def test_tensors_beyond_its_addresses(present: None) -> None:
