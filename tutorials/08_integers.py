@@ -99,25 +99,29 @@ correlation = np.corrcoef(ours.ravel(), floats.ravel())[0, 1]
 print(f"correlation with the answer in float32: {correlation:.3f}")
 assert correlation > 0.9
 
-if "--without-dsp" in sys.argv:
-    sys.exit()
 
-section("6. Three processors")
-# A plan gives every processor a share of the output channels of the widest layer. In integers the
-# parts are exact: the CPU multiplies 8-bit numbers, OpenCL whole numbers in float32, the DSP with
-# its own instructions. (It is emulated here, so a search would leave it out: this says nothing
-# about speed. Its halves are rounded up and not to even, one step now and then.)
-widest = max(
-    (op for op in Operators(load_network(quantised)["main"]) if op.kind == "integer.conv2d"),
-    key=lambda op: op.shape[1],
-)
-plan = ts.Plan(("cpu", "opencl", "hexagon"), (), shares={widest.name: (64, 32, 32)})
-print(widest.name, "of", widest.shape[1], "channels:", plan.shares[widest.name])
-three = ts.compile(quantised, targets=["llvm", "opencl", "hexagon"], plan=plan)
-together = np.asarray(three(x))
-print("largest difference from the CPU alone:", np.abs(together - ours).max() / step, "steps")
-assert together.argmax() == ours.argmax()
-assert np.abs(together - ours).max() <= 2.01 * step
-# Each row is a processor, time runs to the right.
-print(chart(three.timeline()))
-print("packets that the DSP executed:", three.health()["hexagon"]["packets"])
+def three_processors() -> None:
+    """All of them at once, by a plan."""
+    section("6. Three processors")
+    # A plan gives every processor a share of the output channels of the widest layer. In integers
+    # the parts are exact: the CPU multiplies 8-bit numbers, OpenCL whole numbers in float32, the
+    # DSP with its own instructions. (It is emulated here, so a search would leave it out: this says
+    # nothing about speed. Its halves are rounded up and not to even, one step now and then.)
+    widest = max(
+        (op for op in Operators(load_network(quantised)["main"]) if op.kind == "integer.conv2d"),
+        key=lambda op: op.shape[1],
+    )
+    plan = ts.Plan(("cpu", "opencl", "hexagon"), (), shares={widest.name: (64, 32, 32)})
+    print(widest.name, "of", widest.shape[1], "channels:", plan.shares[widest.name])
+    three = ts.compile(quantised, targets=["llvm", "opencl", "hexagon"], plan=plan)
+    together = np.asarray(three(x))
+    print("largest difference from the CPU alone:", np.abs(together - ours).max() / step, "steps")
+    assert together.argmax() == ours.argmax()
+    assert np.abs(together - ours).max() <= 2.01 * step
+    # Each row is a processor, time runs to the right.
+    print(chart(three.timeline()))
+    print("packets that the DSP executed:", three.health()["hexagon"]["packets"])
+
+
+if "--without-dsp" not in sys.argv:
+    three_processors()
