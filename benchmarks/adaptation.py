@@ -33,6 +33,8 @@ from tvm_stretch.search.alternatives import FASTEST
 from tvm_stretch.search.costs import planning_costs
 
 _TARGETS = ["llvm", "opencl"]
+_OWN = "the model that changes"
+_BLOCK = 6  # runs in a row: who slept before gets more of a busy core at first
 _BURN = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
 
 
@@ -89,15 +91,16 @@ def disturb(
         run()
     with busy(core):
         before = _runs_while(model, run, lambda name: name == FASTEST, runs)
-        own: list[float] = []
-        others: dict[str, list[float]] = {name: [] for name in each}
+        taken: dict[str, list[float]] = {name: [] for name in (_OWN, *each)}
         used: list[str] = []
-        for _ in range(runs):
+        for number in range(runs // _BLOCK):
+            turn = list({_OWN: run, **each}.items())
+            first = number % len(turn)
+            for name, one in turn[first:] + turn[:first]:
+                taken[name] += [one() for _ in range(_BLOCK)]
             used.append(model.in_use)
-            own.append(run())
-            for name, other in each.items():
-                others[name].append(other())
-    medians = {name: median(taken) for name, taken in others.items()}
+    own = taken.pop(_OWN)
+    medians = {name: median(times) for name, times in taken.items()}
     best = min(medians, key=lambda name: medians[name])
     after = _runs_while(model, run, lambda name: name != FASTEST, 100)
     return Disturbed(
@@ -105,7 +108,7 @@ def disturb(
         before,
         after,
         median(own) / medians[best],
-        mean(own) / mean(others[best]),
+        mean(own) / mean(taken[best]),
         medians,
     )
 
