@@ -361,8 +361,9 @@ class _Former(relax.PyExprMutator):
         if a is None or b is None:
             return None
         first, second = (t.scale.scale / result.scale.scale for t in (a, b))
-        taken = first * np.float32(a.scale.zero) + second * np.float32(b.scale.zero)
-        offset = np.float32(result.scale.zero) - taken
+        # ONNX Runtime's code has one rounding where it multiplies and adds
+        taken = np.float64(first) * a.scale.zero + second * np.float32(b.scale.zero)
+        offset = np.float32(result.scale.zero) - np.float32(taken)
         factors = (float(first), float(second), float(offset))
         integer = Integer("add", result.rounding(zero=0), factors=factors)
         return self.operator(x, integer, a.value, b.value)

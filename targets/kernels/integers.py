@@ -226,8 +226,8 @@ def _add(integer: Integer, a: te.Tensor, b: te.Tensor) -> te.Tensor:
     at_a, at_b, shape = _broadcast(a, b)
 
     def element(*i: Expr) -> Expr:
-        first = a[at_a(i)].astype("float32") * of_a + offset
-        return rounding_of(integer).of(b[at_b(i)].astype("float32") * of_b + first)
+        second = b[at_b(i)].astype("float32") * of_b + offset  # in ONNX Runtime's order
+        return rounding_of(integer).of(a[at_a(i)].astype("float32") * of_a + second)
 
     return te.compute(shape, element, name="integer_add")
 

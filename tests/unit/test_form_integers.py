@@ -317,3 +317,19 @@ def test_scale_of_zero_is_refused() -> None:
     model = qdq("Relu", [Quantised(A.array, 0.0, 3)], Y)
     with pytest.raises(ts.ModelError, match=r"scales above zero for DequantizeLinear.*got 0"):
         load_network(model)
+
+
+@pytest.mark.parametrize(
+    "scales",
+    [
+        ((0.025718402, 134), (0.04548939, 115), (0.027929354, 0)),
+        ((0.0213, 3), (0.0387, 250), (0.0501, 128)),
+    ],
+)
+def test_sums_of_all_pairs_equal_onnx_runtime(scales: tuple[tuple[float, int], ...]) -> None:
+    """Some lie between two integers but for the last digit, as which they are added decides."""
+    pairs = np.indices((256, 256), dtype="uint8")[:, None, None]
+    a, b = (Quantised(n, *s) for n, s in zip(pairs, scales[:2], strict=True))
+    model = qdq("Add", [a, b], Quantised(pairs[0], *scales[2]))
+    result = np.asarray(ts.compile(model, cpu_threads=1)(*pairs))
+    np.testing.assert_array_equal(result, optimised(model, *pairs))
