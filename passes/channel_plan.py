@@ -226,7 +226,8 @@ def _keeps_sums(operator: Operator, reads: Mapping[str, Held]) -> bool:
     if operator.kind == "multiply":
         return constants == 1
     no_parts = all(held.form is not Form.PART for held in reads.values())
-    return operator.kind == "add" and same_shape and no_parts
+    exact = str(operator.call.ty.dtype).startswith("float")  # integers are rounded first
+    return operator.kind == "add" and same_shape and no_parts and exact
 
 
 _BY_CHANNELS = {"integer.mean", "nn.avg_pool2d", "nn.max_pool2d", *OF_ONE, *OF_TWO}

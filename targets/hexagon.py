@@ -223,7 +223,8 @@ _CONVERTING = frozenset(
 )
 """What quantising and dequantising consist of, at the ends of a network of integers.
 
-Every version computes float32 in its general registers, one number at a time.
+Every version computes float32 in its general registers, one number at a time. Of two tensors, as in
+a network of floats, that is refused.
 """
 
 
@@ -255,7 +256,7 @@ def why_refused(call: relax.Call, version: Version, *, emulated: bool) -> str | 
         return next((f"{name}: {reason}" for reason in reasons if reason), None)
     if not call.op.has_attr("FLegalize") and name not in ("relax.call_tir", "relax.shape_of"):
         return f"TVM has no implementation of {name}"
-    converts = name.removeprefix("relax.") in _CONVERTING
+    converts = name.removeprefix("relax.") in _CONVERTING and sum(map(_is_large, call.args)) <= 1
     for expr in (call, *call.args):
         for ty in _tensors(expr):
             if converts and str(ty.dtype) == "float32":
@@ -263,6 +264,15 @@ def why_refused(call: relax.Call, version: Version, *, emulated: bool) -> str | 
             if reason := _why_not_tensor(ty, version, emulated):
                 return f"{name}: {reason}"
     return None
+
+
+def _is_large(expr: relax.Expr) -> bool:
+    """Whether it is computed, and not a single number."""
+    shapes = [ty.shape for ty in _tensors(expr)]
+    return not isinstance(expr, GenericConst) and any(
+        not isinstance(shape, relax.ShapeExpr) or any(dim != 1 for dim in shape.values)
+        for shape in shapes
+    )
 
 
 def _tensors(expr: relax.Expr) -> list[relax.TensorType]:

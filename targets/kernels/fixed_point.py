@@ -6,7 +6,7 @@
 
 Factors of a layer differ from channel to channel, but not by much, so that all have the same
 `bits`; the largest mantissa has 31 bits. Twice rounding down is rounding down once: halves go up,
-all else is rounded to nearest, as `integers.Rounding` does it in float32.
+which `integers.Rounding` rounds to even in float32, and all else is rounded to nearest as there.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 from tvm.ir import Expr
+
+from tvm_stretch.errors import StretchError
 
 from .integers import Rounding
 
@@ -103,22 +105,27 @@ class Narrowing:
         return whole
 
 
+class _OtherError(StretchError):
+    """An expression is not what `rounded` makes."""
+
+
 def narrowing_of(value: Expr | None) -> Narrowing | None:
     """The parts of `rounded`; None for anything else."""
     try:
         result = _of(tirx.Cast, value)
-        total = _of((tirx.Add, tirx.Sub), result.value)
-        limits = _of(tirx.Max, total.a)
+        shifted = isinstance(result.value, tirx.Add | tirx.Sub)  # TVM leaves `+ 0` out
+        limits = _of(tirx.Max, result.value.a if shifted else result.value)
         inner = _of(tirx.Min, limits.b)
         whole, bits = _shifted(inner.b)
         halved = _of(tirx.Add, whole)
         product, down = _shifted(_of(tirx.Cast, halved.a).value)
         factors = _of(tirx.Mul, product)
         number, mantissa = _narrow(factors.a), _narrow(factors.b)
-        zero, least, most, half = map(int, (total.b, limits.a, inner.a, halved.b))
-    except TypeError:
+        zero = int(result.value.b) if shifted else 0
+        least, most, half = map(int, (limits.a, inner.a, halved.b))
+    except _OtherError:
         return None
-    zero = zero if isinstance(total, tirx.Add) else -zero
+    zero = -zero if isinstance(result.value, tirx.Sub) else zero
     if down != 31 or half != 1 << (bits - 1) or not 1 <= bits <= _MOST_BITS:
         return None
     rounding = Rounding(str(result.ty.dtype), zero, least + zero, most + zero)
@@ -129,10 +136,10 @@ def _of(kind: type[Expr] | tuple[type[Expr], ...], node: Expr | None) -> Any:
     """The node, if it is such a one.
 
     Raises:
-        TypeError: it is another.
+        _OtherError: it is another.
     """
     if not isinstance(node, kind):
-        raise TypeError
+        raise _OtherError
     return node
 
 

@@ -46,10 +46,14 @@ def write_word_conv(
         sums = TapSums(cfg, pixels)
         buffers.append(sums.buffer)
         first.append(sums.write())
-    # A function of its own: else LLVM keeps addresses of both parts, and spills them.
-    apart = tirx.AttrStmt(cfg.batch, "compute_scope", StringImm("pixel_sums"), block(first))
+    # Functions of their own: else LLVM keeps addresses of both parts, and spills them. Two of them:
+    # what only one of them needs may lie where the other's results do, and arguments never overlap.
+    apart = [
+        tirx.AttrStmt(cfg.batch, "compute_scope", StringImm(f"pixel_sums{number}"), part)
+        for number, part in enumerate(first)
+    ]
     nest = _WordNest(cfg, cut, data, weight, epilogue, False, sums)
-    return within(buffers, [apart, write_nest(nest, machine)])
+    return within(buffers, [*apart, write_nest(nest, machine)])
 
 
 class PixelSums:

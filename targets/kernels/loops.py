@@ -332,11 +332,11 @@ class Square:
 
     def _place(self, row: int) -> tuple[int, int]:
         """Which buffer a row is in, and where."""
-        for part, buffer in enumerate(self.buffers):
-            if row < int(buffer.shape[0]):
-                return part, row
-            row -= int(buffer.shape[0])
-        raise IndexError(row)
+        part = 0
+        while row >= int(self.buffers[part].shape[0]):
+            row -= int(self.buffers[part].shape[0])
+            part += 1
+        return part, row
 
 
 def each(numbers: range, body: Body) -> tirx.Stmt:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tvm
 from quantised_models import optimised, qdq_conv
+from relax_helpers import answers
 from tvm import relax
 from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
 from tvm_stretch.targets.processors import drop_absent
@@ -128,6 +129,30 @@ def test_what_quantises_is_computed_on_every_version() -> None:
     want = np.clip(np.rint(data / np.float32(0.02)) + 120, 0, 255) - 120
     got = ts.compile(builder.get(), ["hexagon"], cpu_threads=1)(data)
     np.testing.assert_array_equal(got, want.astype("float32") * np.float32(0.02))
+
+
+@pytest.mark.parametrize("shape", [(3, 9, 8, 20, 2), (3, 9, 5, 20, 2), (32, 7, 5, 20, 1)])
+def test_every_pixel_is_corrected(shape: tuple[int, ...]) -> None:
+    """Sums of pixels and of taps, where the last of them fill no vector: zero point 0, padded."""
+    channels, rows, columns, filters, stride = shape
+    dice = np.random.default_rng(3)
+    data = dice.integers(0, 256, (1, channels, rows, columns)).astype("uint8")
+    weight = dice.integers(-128, 128, (filters, channels, 3, 3)).astype("int8")
+    bias = dice.integers(-9000, 9000, filters).astype("int32")
+    factor = (dice.uniform(0.2, 1, filters) / (375 * np.sqrt(channels))).astype("float32")
+    rounding = Rounding("uint8", 0, 0, 255)
+    conv = Integer("conv2d", rounding, (0,), strides=(stride, stride), padding=(1, 1, 1, 1))
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(data.shape, "uint8"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            constants = map(relax.const, (weight, bias, factor))
+            out = builder.emit_output(integer_call(builder, conv, x, *constants))
+        builder.emit_func_output(out)
+    (want,) = answers(builder.get(), data)
+    got = ts.compile(builder.get(), ["hexagon"], cpu_threads=1)(data)
+    assert np.abs(want.astype(int) - got).max() <= 1  # halves
+    assert (want != got).mean() < 1e-2
 
 
 CONVOLUTIONS = {

@@ -9,7 +9,12 @@ from tvm import te
 from tvm_stretch.targets.kernels.fixed_point import mantissas, narrowing_of, rounded
 from tvm_stretch.targets.kernels.integers import Rounding
 
-ROUNDINGS = (Rounding("uint8", 120, 0, 255), Rounding("int8", -7, -128, 100))
+ROUNDINGS = (
+    Rounding("uint8", 120, 0, 255),
+    Rounding("int8", -7, -128, 100),
+    Rounding("uint8", 0, 0, 255),
+    Rounding("int8", 0, -128, 127),
+)
 
 
 def kernel(bits: int, rounding: Rounding) -> tvm.tirx.PrimFunc:

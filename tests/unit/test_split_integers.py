@@ -13,6 +13,7 @@ from relax_helpers import answers
 from tvm import relax
 from tvm_stretch.passes.branch_segments import branch_segments
 from tvm_stretch.passes.split_outputs import can_be_shared, split_outputs
+from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
 
 import tvm_stretch as ts
 from tvm_stretch.errors import UnsupportedError
@@ -119,3 +120,24 @@ def test_compiled() -> None:
     (want,) = answers(mod, x)
     got = ts.compile(after, targets=[host_of(8)])(x)
     np.testing.assert_array_equal(got, want)
+
+
+def test_sums_of_rounded_numbers_come_after_rounding() -> None:
+    """Integers that wrap around: their summands would not."""
+    dice, builder = np.random.default_rng(0), relax.BlockBuilder()
+    conv = Integer("conv2d", Rounding("uint8", 3, 0, 255), (3,))
+    x = relax.Var("x", relax.TensorType((1, 16, 4, 4), "uint8"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y: relax.Expr = x
+            for _ in range(2):
+                weight = dice.integers(-128, 128, (16, 16, 1, 1)).astype("int8")
+                scale = np.full(16, 0.01, "float32")
+                constants = map(relax.const, (weight, np.zeros(16, "int32"), scale))
+                y = builder.emit(integer_call(builder, conv, y, *constants))
+            out = builder.emit_output(relax.op.add(y, y))
+        builder.emit_func_output(out)
+    before = builder.get()
+    operators = Operators(before["main"])
+    whole = ChannelSplit(operators.params[0], operators.outputs[0], (1, 1))
+    assert_equal(before, branch_segments(before, [whole])[0])
