@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,49 @@ _CANCEL_SECONDS = 5.0  # that a device may take to hear of it
 _CANCELLED = "got a call of cancel"  # as the executor says it
 _CANCEL_AGAIN = 0.05  # seconds until it is told again: the run may not have begun there
 _CANCEL_TRIES = 10
+_HEARD_SECONDS = 0.5  # that the end of a run waits for a cancel that is on its way
+
+
+class RemoteRun:
+    """One run on a device, and how to stop that one and no other."""
+
+    def __init__(self) -> None:
+        self._cancelled = threading.Event()
+        self._link: Link | None = None  # while it is in progress
+        self._telling = threading.Lock()  # held while the device is told to stop it
+
+    @contextlib.contextmanager
+    def on(self, link: Link) -> Iterator[None]:
+        """While it is in progress there.
+
+        Raises:
+            CancelledError: it was cancelled, before or meanwhile.
+        """
+        with self._telling:
+            if self._cancelled.is_set():
+                raise CancelledError
+            self._link = link
+        try:
+            yield
+        except tvm.error.RPCError as error:
+            if self._cancelled.is_set() and _CANCELLED in str(error):
+                raise CancelledError from error
+            raise
+        finally:
+            self._link = None
+            # What is on its way would stop the next run. TVM's Python server never hears of it.
+            if self._telling.acquire(timeout=_HEARD_SECONDS):
+                self._telling.release()
+
+    def cancel(self) -> None:
+        """Stop it, from another thread; see `RunFuture.cancel`."""
+        self._cancelled.set()
+        for _ in range(_CANCEL_TRIES):
+            with self._telling:
+                link = self._link
+                if link is None or not link.cancel(_CANCEL_SECONDS):
+                    return
+            time.sleep(_CANCEL_AGAIN)
 
 
 class RemoteExecutor:
@@ -54,8 +97,6 @@ class RemoteExecutor:
         self._buffers: list[tvm.runtime.Tensor] = []
         self._lock = threading.RLock()  # guards what belongs to the present session
         self._kept: dict[str, tuple[Any, ...]] = {}  # what `keep` was given, the newest last
-        self._running: Link | None = None  # while a run is in progress
-        self._cancelled = threading.Event()  # that run is to stop
 
     def now(self) -> RemoteModule:
         """The module of the present session.
@@ -66,25 +107,28 @@ class RemoteExecutor:
         with self._lock:
             if self._opened is None or self._opened.session != self.device.session_number:
                 self._buffers = []
-                self._opened = self._open()
+                opened = self._open()
                 for method, given in self._kept.items():
-                    self._opened[method](*given)
+                    opened[method](*given)
+                self._opened = opened  # with all settings, or not at all
             return self._opened
 
     def keep(self, method: str, *given: Any) -> None:
         """Call a method that sets something, in sessions to come as well."""
-        self.now()[method](*given)
-        self._kept.pop(method, None)
-        self._kept[method] = given
+        with self._lock:
+            self.now()[method](*given)
+            self._kept.pop(method, None)
+            self._kept[method] = given
 
     def __getitem__(self, method: str) -> Callable[..., Any]:
         """A method of the executor."""
         return lambda *given: self.now()[method](*given)
 
     def invoke(
-        self, inputs: Sequence[tvm.runtime.Tensor], graph: Graph
+        self, inputs: Sequence[tvm.runtime.Tensor], graph: Graph, run: RemoteRun | None = None
     ) -> list[tvm.runtime.Tensor]:
         """A run: every tensor crosses once, into memory that is kept there."""
+        run = run or RemoteRun()
         with self._lock:
             module = self.now()
             ports = [graph.tensors[port.tensor] for port in (*graph.inputs, *graph.outputs)]
@@ -96,40 +140,14 @@ class RemoteExecutor:
                     self._buffers = made
                 for value, buffer in zip(inputs, self._buffers, strict=False):
                     value.copyto(buffer)
-                with self._as_running(link):
+                with run.on(link):
                     module.method("invoke")(*self._buffers)
                 return [buffer.copyto(tvm.cpu()) for buffer in self._buffers[len(inputs) :]]
 
-            try:
-                found: list[tvm.runtime.Tensor] = self.device.ask(
-                    "to run the model", action, session=module.session
-                )
-            finally:
-                self._cancelled.clear()
+            found: list[tvm.runtime.Tensor] = self.device.ask(
+                "to run the model", action, session=module.session
+            )
             return found
-
-    @contextlib.contextmanager
-    def _as_running(self, link: Link) -> Iterator[None]:
-        if self._cancelled.is_set():
-            raise CancelledError
-        self._running = link
-        try:
-            yield
-        except tvm.error.RPCError as error:
-            if self._cancelled.is_set() and _CANCELLED in str(error):
-                raise CancelledError from error
-            raise
-        finally:
-            self._running = None
-
-    def cancel(self) -> None:
-        """Stop the run that is in progress, from another thread; see `RunFuture.cancel`."""
-        self._cancelled.set()
-        for _ in range(_CANCEL_TRIES):
-            link = self._running
-            if link is None or not link.cancel(_CANCEL_SECONDS):
-                return
-            time.sleep(_CANCEL_AGAIN)
 
 
 class RemoteModel(Model):
@@ -146,6 +164,11 @@ class RemoteModel(Model):
     def device(self) -> Device:
         """Where it runs."""
         return self.module.device
+
+    def run_async(self, /, *args: object, **kwargs: object) -> Future[Any]:
+        """As of `Model`."""
+        run = RemoteRun()
+        return self._background.start((*self._bind(args, kwargs), run), run.cancel)
 
     def timed_run(self) -> Callable[[], float]:
         """As of `Model`, by the device's clock."""
@@ -191,13 +214,18 @@ class RemoteModel(Model):
     def _load(self) -> None:
         self.module.now()
 
-    def _run(self, present: Callable[[Any], Any], inputs: Sequence[tvm.runtime.Tensor]) -> Any:
-        outputs = [present(value) for value in self.module.invoke(inputs, self.graph)]
+    def _run(
+        self,
+        present: Callable[[Any], Any],
+        inputs: Sequence[tvm.runtime.Tensor],
+        run: RemoteRun | None = None,
+    ) -> Any:
+        outputs = [present(value) for value in self.module.invoke(inputs, self.graph, run)]
         return outputs[0] if len(outputs) == 1 else self._outputs_type(*outputs)
 
     @functools.cached_property
     def _background(self) -> BackgroundRuns:
-        return BackgroundRuns(self._run, self.module.cancel)
+        return BackgroundRuns(self._run)
 
     def _set(self, method: str, *given: Any) -> None:
         self.module.keep(method, *given)

@@ -187,7 +187,7 @@ def cancel(seat: Seat, deadline: Deadline) -> bool:
     """Ask a device to stop the run of the session that was begun with this seat.
 
     A connection of its own: while a network runs, its session hears nothing. TVM's Python server
-    knows nothing of this, and refuses.
+    accepts nobody while a session lasts, so it does not answer in time.
 
     Returns:
         Whether it was told.

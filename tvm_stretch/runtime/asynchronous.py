@@ -21,9 +21,9 @@ tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
 class RunFuture(Future[Any]):
     """The outputs of a run that goes on in the background."""
 
-    def __init__(self, runs: BackgroundRuns) -> None:
+    def __init__(self, stop: Callable[[RunFuture], None]) -> None:
         super().__init__()
-        self._runs = runs
+        self._stop = stop
         self._process = os.getpid()
 
     def result(self, timeout: float | None = None) -> Any:
@@ -51,14 +51,17 @@ class RunFuture(Future[Any]):
             is asked to stop, and its regions that have not begun never do: `result()` then raises
             `CancelledError`, unless the last region had begun already.
         """
-        return super().cancel() or self._runs.stop(self)
+        if super().cancel():
+            return True
+        self._stop(self)
+        return False
 
 
 class BackgroundRuns:
     """Runs of one instance of a model, one after the other, on a thread of their own."""
 
-    def __init__(self, run: Callable[..., Any], stop: Callable[[], None]) -> None:
-        """Call `run` for outputs; `stop` ends a call that is in progress."""
+    def __init__(self, run: Callable[..., Any], stop: Callable[[], None] | None = None) -> None:
+        """Call `run` for outputs; `stop` ends whatever call is in progress, at once."""
         self._run = run
         self._stop = stop
         self._begin()
@@ -69,20 +72,19 @@ class BackgroundRuns:
         self._lock = threading.Lock()  # guards `_current`, and that it is the one that is stopped
         self._current: RunFuture | None = None
 
-    def start(self, arguments: Sequence[Any]) -> RunFuture:
-        """Run when all earlier runs are done."""
+    def start(self, arguments: Sequence[Any], stop: Callable[[], None] | None = None) -> RunFuture:
+        """Run when all earlier runs are done; `stop` ends this run alone, and may take its time."""
         if self._process != os.getpid():
             self._begin()  # a fork has no threads but the one that forked
-        future = RunFuture(self)
+        future = RunFuture(self._stop_current if stop is None else lambda _: stop())
         self._thread.submit(self._work, future, arguments)
         return future
 
-    def stop(self, future: RunFuture) -> bool:
-        """Ask the run to stop if it is in progress; always False, see `RunFuture.cancel`."""
+    def _stop_current(self, future: RunFuture) -> None:
+        """Ask the run to stop if it is in progress."""
         with self._lock:
-            if self._current is future:
+            if self._current is future and self._stop is not None:
                 self._stop()
-        return False
 
     def _work(self, future: RunFuture, arguments: Sequence[Any]) -> None:
         if not future.set_running_or_notify_cancel():

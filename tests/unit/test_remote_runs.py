@@ -1,0 +1,195 @@
+"""Runs on a device: a cancel stops that run and no other; settings outlive sessions whole."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tvm
+
+from tvm_stretch.errors import DeviceError
+from tvm_stretch.remote import remote_model
+from tvm_stretch.remote.remote_model import RemoteExecutor, RemoteRun
+from tvm_stretch.runtime.asynchronous import BackgroundRuns, RunFuture
+
+SECONDS = 20  # far longer than anything here takes
+NOTHING: Any = SimpleNamespace(tensors=(), inputs=(), outputs=())
+
+
+class Stub:
+    """A device, its link and its module at once; a run lasts until it is ended, or cancelled."""
+
+    session, session_number = 1, 1
+
+    def __init__(self) -> None:
+        self.begun = threading.Semaphore(0)  # once for each run
+        self.told = threading.Event()  # to cancel
+        self.end = threading.Event()
+        self.is_cancelled = threading.Event()  # the run in progress is
+        self.answers = threading.Event()  # when it is told to cancel
+        self.answers.set()
+        self.settings: list[str] = []
+        self.refused = ""
+
+    def ask(self, _what: str, action: Callable[[Any], Any], session: int) -> Any:
+        assert session == self.session
+        return action(SimpleNamespace(session=tvm.rpc.LocalSession(), cancel=self.cancel))
+
+    def cancel(self, _seconds: float) -> bool:
+        self.told.set()
+        self.is_cancelled.set()
+        return self.answers.wait(SECONDS)
+
+    def method(self, _name: str) -> Callable[[], None]:
+        def invoke() -> None:
+            self.is_cancelled.clear()
+            self.begun.release()
+            while not self.end.is_set():
+                if self.is_cancelled.wait(0.001):
+                    raise tvm.error.RPCError("expected a run to end, got a call of cancel; again")
+
+        return invoke
+
+    def __getitem__(self, method: str) -> Callable[..., None]:
+        def setting() -> None:
+            if method == self.refused:
+                raise DeviceError(method)
+            self.settings.append(method)
+
+        return setting
+
+    def has_begun(self) -> bool:
+        return self.begun.acquire(timeout=SECONDS)
+
+
+class Runs:
+    """An executor on it, and runs in the background."""
+
+    def __init__(self) -> None:
+        self.device: Any = Stub()
+        self.executor = RemoteExecutor(self.device, lambda: self.device)
+        self._background = BackgroundRuns(self.invoke)
+
+    def invoke(self, run: RemoteRun | None = None) -> list[Any]:
+        return self.executor.invoke([], NOTHING, run)
+
+    def start(self) -> RunFuture:
+        run = RemoteRun()
+        return self._background.start((run,), run.cancel)
+
+    def elsewhere(self) -> RunFuture:
+        """A run of another thread."""
+        return BackgroundRuns(self.invoke).start(())
+
+
+@pytest.fixture
+def runs() -> Runs:
+    return Runs()
+
+
+def test_a_run_in_progress_is_cancelled_and_not_the_next(runs: Runs) -> None:
+    first = runs.start()
+    assert runs.device.has_begun()
+    other = runs.elsewhere()
+    first.cancel()  # tells the device until the run has ended
+    with pytest.raises(CancelledError):
+        first.result(SECONDS)
+    assert runs.device.has_begun()
+    first.cancel()
+    runs.device.end.set()
+    assert other.result(SECONDS) == []
+
+
+def test_a_run_that_waits_is_cancelled_and_not_the_present_one(runs: Runs) -> None:
+    present = runs.elsewhere()
+    assert runs.device.has_begun()
+    waiting = runs.start()
+    while not waiting.running():
+        time.sleep(0.001)
+    waiting.cancel()
+    assert not runs.device.told.is_set()
+    runs.device.end.set()
+    assert present.result(SECONDS) == []
+    with pytest.raises(CancelledError):
+        waiting.result(SECONDS)
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+def test_a_cancel_too_early_or_too_late_is_for_its_own_run(runs: Runs, has_run: bool) -> None:
+    runs.device.end.set()
+    run = RemoteRun()
+    if has_run:
+        runs.invoke(run)
+    run.cancel()
+    assert runs.invoke() == []
+    with pytest.raises(CancelledError):
+        runs.invoke(run)
+    assert not runs.device.told.is_set()
+
+
+def test_nobody_waits_for_a_server_that_does_not_hear(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_model, "_HEARD_SECONDS", 0.001)
+    runs.device.answers.clear()
+    first = runs.start()
+    assert runs.device.has_begun()
+    teller = threading.Thread(target=first.cancel)
+    teller.start()
+    with pytest.raises(CancelledError):
+        first.result(SECONDS)
+    runs.device.end.set()
+    assert runs.start().result(SECONDS) == []
+    assert teller.is_alive()
+    runs.device.answers.set()
+    teller.join()
+
+
+def test_what_comes_after_waits_until_a_cancel_was_heard(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the device might stop the next run."""
+    monkeypatch.setattr(remote_model, "_HEARD_SECONDS", SECONDS)
+    runs.device.answers.clear()
+    first = runs.start()
+    assert runs.device.has_begun()
+    teller = threading.Thread(target=first.cancel)
+    teller.start()
+    assert runs.device.told.wait(SECONDS)
+    other = runs.elsewhere()
+    assert not runs.device.begun.acquire(timeout=0.05)
+    runs.device.answers.set()
+    runs.device.end.set()
+    assert other.result(SECONDS) == []
+    teller.join()
+
+
+def test_settings_are_all_there_or_the_session_is_opened_again(runs: Runs) -> None:
+    device, executor = runs.device, runs.executor
+    for method in ("one", "two", "three"):
+        executor.keep(method)
+    device.session = device.session_number = 2
+    executor._opened = None
+    device.settings, device.refused = [], "two"
+    with pytest.raises(DeviceError):
+        executor.now()
+    device.settings, device.refused = [], ""
+    executor.now()
+    assert device.settings == ["one", "two", "three"]
+
+
+def test_a_setting_waits_for_who_sets_them_again(runs: Runs) -> None:
+    executor = runs.executor
+    executor.keep("one")
+    with executor._lock:
+        thread = threading.Thread(target=executor.keep, args=("two",))
+        thread.start()
+        thread.join(0.05)
+        assert list(executor._kept) == ["one"]
+    thread.join()
+    assert list(executor._kept) == ["one", "two"]
