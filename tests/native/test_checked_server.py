@@ -18,6 +18,8 @@ from tvm.rpc.base import RPC_MAGIC, RPC_TRACKER_MAGIC
 
 pytestmark = pytest.mark.full
 
+BUSY, MISMATCH = RPC_MAGIC + 1, RPC_MAGIC + 2
+
 NUMBERS = st.one_of(
     st.sampled_from([0, 1, 11, 12, 40, 4096, 4097, -1, 2**31 - 1, RPC_MAGIC, RPC_TRACKER_MAGIC]),
     st.integers(-(2**31), 2**31 - 1),
@@ -61,6 +63,37 @@ def test_whatever_strangers_say(phone: Phone, greeting: tuple[bytes, list[bytes]
     magic, said = greeting
     answered(phone.port, magic + b"".join(said))
     assert phone.is_running
+
+
+def greeted(client: socket.socket, said: bytes) -> int:
+    """The number with which the server answers."""
+    client.settimeout(20)
+    client.sendall(struct.pack("<ii", RPC_MAGIC, len(said)) + said)
+    return int(struct.unpack("<i", client.recv(4, socket.MSG_WAITALL))[0])
+
+
+def test_only_who_knows_the_key_of_the_session_cancels_its_run(server: list[str]) -> None:
+    phone = Phone(command=server)
+
+    def connected() -> socket.socket:
+        return socket.create_connection(("127.0.0.1", phone.port))
+
+    try:
+        with connected() as early:
+            assert greeted(early, b"client:pixel -cancel") == MISMATCH  # there is no session
+        with connected() as session:
+            assert greeted(session, b"client:pixel") == RPC_MAGIC
+            for said, answer in {
+                b"client:pixel -cancel": RPC_MAGIC,
+                b"client:pixels -cancel": BUSY,
+                b"client: -cancel": BUSY,
+                b"client:pixel": BUSY,
+            }.items():
+                with connected() as other:
+                    assert greeted(other, said) == answer, said
+        assert phone.is_running
+    finally:
+        phone.kill()
 
 
 def test_it_serves_after_all_that(phone: Phone) -> None:

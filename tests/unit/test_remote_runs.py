@@ -35,6 +35,7 @@ class Stub:
         self.answers.set()
         self.settings: list[str] = []
         self.refused = ""
+        self.meanwhile: Callable[[], None] = lambda: None
 
     def ask(self, _what: str, action: Callable[[Any], Any], session: int) -> Any:
         assert session == self.session
@@ -57,6 +58,7 @@ class Stub:
 
     def __getitem__(self, method: str) -> Callable[..., None]:
         def setting() -> None:
+            self.meanwhile()
             if method == self.refused:
                 raise DeviceError(method)
             self.settings.append(method)
@@ -183,13 +185,17 @@ def test_settings_are_all_there_or_the_session_is_opened_again(runs: Runs) -> No
     assert device.settings == ["one", "two", "three"]
 
 
-def test_a_setting_waits_for_who_sets_them_again(runs: Runs) -> None:
-    executor = runs.executor
-    executor.keep("one")
-    with executor._lock:
-        thread = threading.Thread(target=executor.keep, args=("two",))
+def test_nobody_opens_a_session_while_a_setting_is_made(runs: Runs) -> None:
+    """Who does looks through all settings, and would lack this one."""
+    free: list[bool] = []
+
+    def look() -> None:
+        thread = threading.Thread(
+            target=lambda: free.append(runs.executor._lock.acquire(blocking=False))
+        )
         thread.start()
-        thread.join(0.05)
-        assert list(executor._kept) == ["one"]
-    thread.join()
-    assert list(executor._kept) == ["one", "two"]
+        thread.join()
+
+    runs.device.meanwhile = look
+    runs.executor.keep("one")
+    assert free == [False]
