@@ -2,6 +2,7 @@
 
     python -m benchmarks.dsp [--runs 300]
     python -m benchmarks.dsp --packets
+    python -m benchmarks.dsp --loop 64 64 16 3
 
 The region adds two tensors of 32 numbers, so that next to nothing is computed. The DSP is emulated
 (qemu-hexagon); `--native` runs the same server as a program of this machine instead.
@@ -14,6 +15,8 @@ The region adds two tensors of 32 numbers, so that next to nothing is computed. 
 `--packets`: executed packets (qemu counts them) of whole integer convolutions for each `vrmpy`
 that their multiply-adds need, 128 each: with padding, rounding and stores. The second number also
 has the conversions between plain and blocked layout at the ends of a network.
+`--loop`: the packets of the innermost loop of one of them (channels, filters, size, kernel), as
+LLVM wrote them; tutorials/hvx_kernels.md reads them.
 """
 
 from __future__ import annotations
@@ -21,10 +24,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 import signal
 import statistics
+import tempfile
 import time
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import tvm
@@ -34,7 +40,9 @@ from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
 from tvm_stretch.targets.processor import Kernels, Processor
 
 import tvm_stretch as ts
+from tvm_stretch.codegen import object_code
 from tvm_stretch.codegen.dsp_code import Launch, Linker, dsp_code
+from tvm_stretch.codegen.llvm_code import llvm_module
 from tvm_stretch.codegen.object_code import compile_kernels
 from tvm_stretch.runtime.autoload import load_native_library
 
@@ -159,13 +167,45 @@ def print_packets() -> None:
         )
 
 
+def hottest_loop(shape: tuple[int, int, int, int]) -> str:
+    """The assembly of the piece of a convolution that has the most products."""
+    texts: list[str] = []
+
+    def listened(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
+        code = llvm_module(mod, target)
+        texts.append(str(code.inspect_source("asm")))
+        return code
+
+    with (
+        tempfile.TemporaryDirectory() as empty,  # what is known is not compiled
+        mock.patch.dict(os.environ, TVM_STRETCH_CACHE_DIR=empty),
+        mock.patch.object(object_code, "llvm_module", listened),
+    ):
+        ts.compile(layer(*shape, times=1), ["hexagon"], cpu_threads=1)
+    pieces = [piece for text in texts for piece in re.split(r"^(?=\.LBB)", text, flags=re.M)]
+    return max(pieces, key=lambda piece: piece.count("vrmpy"))
+
+
+def print_loop(shape: tuple[int, int, int, int]) -> None:
+    """A loop, its packets and its products."""
+    lines = hottest_loop(shape).splitlines()
+    text = "\n".join(line for line in lines if not line.startswith("."))
+    print(lines[0], text, sep="\n")
+    packets, products = text.count("{"), text.count("vrmpy")
+    print(f"{packets} packets, {products} vrmpy: {packets / products:.2f} packets for each")
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=300)
     parser.add_argument("--native", action="store_true")
     parser.add_argument("--packets", action="store_true")
+    parser.add_argument("--loop", nargs=4, type=int)
     options = parser.parse_args()
+    if options.loop:
+        print_loop(tuple(options.loop))
+        return
     if options.packets:
         print_packets()
         return

@@ -9,13 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
+from onnx_models import random_inputs
 from quantised_models import optimised, qdq_conv
 from relax_helpers import answers
 from tvm import relax
 from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
 from tvm_stretch.targets.processors import drop_absent
+from zoo_checks import FULL_ONLY, quick_size
 
 import tvm_stretch as ts
+from tvm_stretch import zoo
 from tvm_stretch.codegen.dsp_code import has_zig
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 
@@ -153,6 +156,19 @@ def test_every_pixel_is_corrected(shape: tuple[int, ...]) -> None:
     got = ts.compile(builder.get(), ["hexagon"], cpu_threads=1)(data)
     assert np.abs(want.astype(int) - got).max() <= 1  # halves
     assert (want != got).mean() < 1e-2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", sorted(set(zoo.names()) - FULL_ONLY))
+def test_networks_of_the_zoo_alone(name: str) -> None:
+    """In 8 bits, as ONNX Runtime computes them: the same class on top, logits within four steps."""
+    network = zoo.build(name, size=quick_size(name))
+    images = [random_inputs(network, seed) for seed in range(3)]
+    quantised = ts.quantize(network, images[:2])
+    want = optimised(quantised, *images[2].values())
+    got = ts.compile(quantised, ["hexagon"])(**images[2])
+    assert got.argmax() == want.argmax()
+    assert np.abs(got - want).max() <= 4.01 * np.diff(np.unique(want)).min()
 
 
 CONVOLUTIONS = {
