@@ -328,6 +328,7 @@ def _with_plans(
     """A model that holds other plans too, and what there is to say of them."""
     processors, placeable = machine.processors, machine.placeable
     notes: list[str] = []
+    has_names = not isinstance(plans, bool)
     if isinstance(plans, bool):
 
         def costs_of(left: Sequence[Processor]) -> Costs:
@@ -337,7 +338,7 @@ def _with_plans(
         plans, notes = without_each(mod, model.plan, placeable, costs_of)
     first, *others = plans.values()
     if not others:
-        return model, _join(*notes)
+        return model.with_plans(list(plans), [0.0]) if has_names else model, _join(*notes)
     say(f"building {len(plans)} plans")
     built = build(mod, first, processors, placeable, observer, spare=spare, others=others)
     arena = arena_for(placeable, machine.arena)

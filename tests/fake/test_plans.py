@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from tvm import relax
 
 import tvm_stretch as ts
 from tvm_stretch.frontend import load_network
+from tvm_stretch.lowering.graph import Graph
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.runtime.artifact import write_weights
 
@@ -49,7 +51,7 @@ def several(**script: object) -> ts.Model:
     return ts.compile(network(), targets, plan=plan, plans=True, cpu_threads=1)
 
 
-def on_two(first: dict[str, object] | None = None) -> ts.Model:
+def on_two(first: dict[str, object] | None = None, spare: bool = False) -> ts.Model:
     """Everything on one device, or on the other, which takes four times as long."""
     scripts = first or {}, {"regions": {"r0": {"latency_us": 4 * USUAL_US}}}
     devices = [fake_processor(f"d{i}", **script) for i, script in enumerate(scripts)]
@@ -58,7 +60,7 @@ def on_two(first: dict[str, object] | None = None) -> ts.Model:
         name: Plan(("cpu", "d0", "d1"), (PlannedRegion("r0", device, operators),))
         for name, device in (("quick", "d0"), ("calm", "d1"))
     }
-    model = ts.compile(network(), [TARGET, *devices], plans=plans, cpu_threads=1)
+    model = ts.compile(network(), [TARGET, *devices], plans=plans, cpu_threads=1, spare=spare)
     model.adapt(CALM)
     return model
 
@@ -165,13 +167,85 @@ def test_no_run_is_lost_when_a_processor_fails() -> None:
     assert model.parts is not None
     device = model.parts.devices[0]
     device["fail"]("r0", "gone", 1)
-    check(model)
+    with pytest.warns(RuntimeWarning, match="a run took another plan: .*'d0'.* got: gone"):
+        check(model)
     assert model.in_use == "calm"
     assert runs_until(model, "quick") <= 20
     device["fail"]("r0", "gone", 1)
     model.use("quick")
     with pytest.raises(ts.DeviceError, match="got: gone"):
         model(X)
+
+
+def test_a_run_in_which_two_processors_fail_ends() -> None:
+    model = on_two()
+    assert model.parts is not None
+    for device in model.parts.devices:
+        device["fail"]("r0", "gone", 10**9)
+    with pytest.raises(ts.DeviceError, match="got: gone"):
+        model.run_async(X).result(60)
+
+
+def test_the_spare_runs_only_plans_that_need_what_is_lost() -> None:
+    model = on_two(spare=True)
+    assert model.parts is not None
+    first, second = model.parts.devices
+    first["fail"]("r0", "gone", 1)
+    model.use("quick")
+    with pytest.warns(RuntimeWarning, match="gone.*; the CPU runs everything now"):
+        check(model)
+    model.use("calm")
+    check(model)
+    assert model.lost is None and {t.processor for t in model.timeline().regions} == {"d1"}
+    model.use("quick")
+    assert model.lost and "gone" in model.lost
+    model.adapt()
+    second["fail"]("r0", "gone too", 1)
+    model.use("calm")
+    model.adapt()
+    check(model)
+    assert model.lost and "gone too" in model.lost
+
+
+@pytest.mark.parametrize("method", ["timeline", "profile"])
+def test_a_plan_may_change_while_it_is_traced(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = several()
+    assert model.parts is not None
+    device, run, before = model.parts.devices[0], model.random_run, model.in_use
+    model.adapt(50.0)
+
+    def fails_after() -> Callable[[], None]:
+        first = run()
+
+        def go() -> None:
+            first()
+            for region in model.graph.regions:
+                device["fail"](region.name, "gone", 1)
+
+        return go
+
+    monkeypatch.setattr(model, "random_run", fails_after)
+    found = getattr(model, method)(repeat=2)
+    assert before == "fastest" and model.in_use == "without fake"
+    if method == "timeline":
+        assert {t.processor for t in found.regions} == {"cpu"}
+    else:
+        assert [k.name for k in found.kernels] == [node.name for node in model.running.nodes]
+
+
+def test_a_graph_of_another_version_is_refused() -> None:
+    text = several().graph.to_json().replace('"version":3', '"version":2', 1)
+    with pytest.raises(ts.ArtifactError, match=r"3\) for the format and version .* 2\)"):
+        Graph.from_json(text)
+
+
+def test_one_plan_keeps_its_name() -> None:
+    plan = Plan(("cpu", "fake"), (), shares={"conv2d1": (8, 8)})
+    targets = [TARGET, fake_processor()]
+    model = ts.compile(network(), targets, plans={"mine": plan}, cpu_threads=1)
+    assert list(model.plans) == ["mine"] and model.in_use == "mine"
+    model.use("mine")
+    check(model)
 
 
 def test_wrong_words() -> None:

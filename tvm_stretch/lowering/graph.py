@@ -30,7 +30,7 @@ from typing import Any, Literal, get_args
 from tvm_stretch.errors import ArtifactError
 from tvm_stretch.files import Format
 
-FORMAT = Format("tvm_stretch.graph", 2, "the graph", ArtifactError, "export the model again")
+FORMAT = Format("tvm_stretch.graph", 3, "the graph", ArtifactError, "export the model again")
 COPY_KERNEL = "tvm_stretch.copy"
 """Name of the one kernel that every processor brings itself: bytes of input 0 to output 0."""
 

@@ -21,7 +21,7 @@ import tvm
 
 from tvm_stretch.errors import ArtifactError, DeviceError, InputError
 from tvm_stretch.files import as_path
-from tvm_stretch.lowering.graph import Graph, Port, Tensor
+from tvm_stretch.lowering.graph import Graph, PlanSpec, Port, Tensor
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.progress import step
 from tvm_stretch.runtime.artifact import (
@@ -82,7 +82,7 @@ class Model:
         self.module = module
         self._parts = parts
         self._path = path
-        self._warned = False  # that a processor is lost
+        self._warned = False  # that a processor is lost, or made a run take another plan
 
     @classmethod
     def from_parts(cls, parts: Parts) -> Model:
@@ -183,9 +183,10 @@ class Model:
     def with_plans(self, names: Sequence[str], expected: Sequence[float]) -> Model:
         """This model, just compiled, whose plans have names, and seconds that runs should take."""
         assert self._parts is not None
+        only = (PlanSpec("", len(self.graph.regions), plan=self.graph.plan),)
         plans = tuple(
             dataclasses.replace(plan, name=name, expected_ns=round(seconds * 1e9))
-            for plan, name, seconds in zip(self.graph.plans, names, expected, strict=True)
+            for plan, name, seconds in zip(self.graph.plans or only, names, expected, strict=True)
         )
         graph = dataclasses.replace(self.graph, plans=plans)
         return Model.from_parts(dataclasses.replace(self._parts, graph=graph))
@@ -293,7 +294,8 @@ class Model:
 
     def profile(self, repeat: int = 10) -> ProfileResult:
         """Measure every kernel on random inputs; the median of several runs."""
-        return summarize_profile(*self._traces(repeat))
+        number, traces = self._traces(repeat)
+        return summarize_profile(self.graph.of_plan(number), traces)
 
     def timeline(self, path: str | Path | None = None, repeat: int = 5) -> Timeline:
         """Trace runs on random inputs; the one of median length.
@@ -302,24 +304,29 @@ class Model:
             path: where to write the trace, in the format of Chrome and Perfetto.
             repeat: how many runs to trace.
         """
-        graph, traces = self._traces(repeat)
+        number, traces = self._traces(repeat)
         traces.sort(key=lambda trace: trace["end"] - trace["start"])
-        plan = self.plan if graph.plan else None
+        graph = self.graph.of_plan(number)
+        plan = self._plans[number] if graph.plan else None
         graph = graph if self.lost is None else _on_cpu(graph)
-        timeline = read_timeline(graph, traces[repeat // 2], plan)
+        timeline = read_timeline(graph, traces[len(traces) // 2], plan)
         if path is not None:
             timeline.write(path)
         return timeline
 
-    def _traces(self, repeat: int) -> tuple[Graph, list[dict[str, Any]]]:
-        """The graph that runs, and traced runs of it on random inputs, after one that is not."""
+    def _traces(self, repeat: int) -> tuple[int, list[dict[str, Any]]]:
+        """Traced runs on random inputs, after one that is not, and the number of their plan.
+
+        If the plan changes meanwhile, because a processor fails, only those after that.
+        """
         require_runs(repeat)
         self.random_run()()
-        number, found = self._number(), []
+        found = []
         for _ in range(repeat):
             step()
             found.append(json.loads(self.module["trace"]()))
-        return self.graph.of_plan(number), [self._of_plan(number, trace) for trace in found]
+        number = found[-1]["plan"]
+        return number, [self._of_plan(number, t) for t in found if t["plan"] == number]
 
     def _of_plan(self, number: int, trace: dict[str, Any]) -> dict[str, Any]:
         """A trace with the numbers that regions and nodes have in the graph of one plan."""
@@ -426,12 +433,20 @@ class Model:
 
     def _run(self, present: Present, inputs: Sequence[tvm.runtime.Tensor]) -> Any:
         result = self._invoke(*inputs)
-        if self.graph.spare and not self._warned and (reason := self.lost):
+        if not self._warned and (reason := self._what_failed()):
             self._warned = True
-            warnings.warn(f"{reason}; the CPU runs everything now", RuntimeWarning, stacklevel=3)
+            warnings.warn(reason, RuntimeWarning, stacklevel=3)
         if isinstance(result, tvm.runtime.Tensor):
             return present(result)
         return self._outputs_type(*map(present, result))
+
+    def _what_failed(self) -> str | None:
+        """Why a run did not go as was planned, if it still has an answer."""
+        if reason := self.lost:
+            return f"{reason}; the CPU runs everything now"
+        if self.graph.plans and (reason := str(self.module["replaced"]())):
+            return f"a run took another plan: {reason}"
+        return None
 
     @functools.cached_property
     def _outputs_type(self) -> Callable[..., tuple[Any, ...]]:

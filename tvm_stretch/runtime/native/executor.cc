@@ -16,6 +16,7 @@
 //   adapt(factor, runs, pause)            runs take the plan that is the fastest; plan_chooser.h
 //   create_instance()                     same weights, own scratch memory: one per thread
 //   lost()                                why the CPU runs everything; "" if nothing has failed
+//   replaced()                            the failure that made a run take another plan; or ""
 //   health()                              how processors beside the CPU are, as JSON
 //   load(), graph(), num_inputs(), num_outputs()
 //
@@ -101,6 +102,7 @@ class Executor final : public ffi::ModuleObj {
 
   ffi::Any LoadNow(Args) { return Load(), ffi::Any(); }
   ffi::Any Lost(Args) { return ffi::String(instance().lost()); }
+  ffi::Any Replaced(Args) { return ffi::String(instance().replaced()); }
   ffi::Any GraphJSON(Args) { return bytes_.json; }
   ffi::Any NumInputs(Args) { return static_cast<int64_t>(spec_.inputs.size()); }
   ffi::Any NumOutputs(Args) { return static_cast<int64_t>(spec_.results); }
@@ -155,6 +157,7 @@ ffi::Optional<ffi::Function> Executor::GetFunction(const ffi::String& name) {
   if (name == "cancel") return CancelFunction();
   if (name == "create_instance") return Locked(&Executor::CreateInstance);
   if (name == "lost") return Locked(&Executor::Lost);
+  if (name == "replaced") return Locked(&Executor::Replaced);
   if (name == "health") return HealthFunction();
   if (name == "load") return Locked(&Executor::LoadNow);
   if (name == "graph") return Locked(&Executor::GraphJSON);
@@ -366,7 +369,7 @@ ffi::Any Executor::Trace(Args) {
   const int64_t start = Now();
   instance_->Run(true);
   const int64_t end = Now();
-  return TraceToJSON(start, end, instance_->Spans());
+  return TraceToJSON(instance_->last_plan(), start, end, instance_->Spans());
 }
 
 // As a caller measures runs, but where they happen. Whether values are fit to compute with is not

@@ -85,6 +85,8 @@ Instance::Instance(std::shared_ptr<const Program> program)
   if (!lost_) lost_ = Attempt([this] { CreateDevices(); });
   if (lost_) {
     DropTasks();
+    devices_.clear();
+    taken_.clear();
     if (!spare_) throw *lost_;
   }
   Instances& instances = AllInstances();
@@ -183,8 +185,9 @@ void Instance::Run(bool traced) {
     is_cancelled_ = false;
     if (spare_) spare_->Reset();
   }
-  Failure failure = lost_ ? std::nullopt : RunPlans(traced);
-  if (lost_) {
+  Failure failure = IsLost() ? std::nullopt : RunPlans(traced);
+  ran_spare_ = IsLost();
+  if (ran_spare_) {
     Begin(traced);
     failure = Attempt([this, traced] { RunSpare(traced); });
   }
@@ -205,6 +208,8 @@ void Instance::Begin(bool traced) {
 
 // Runs the present plan, and others while processors fail that they can do without.
 Failure Instance::RunPlans(bool traced) {
+  std::vector<bool> without(spec_.processors.size());  // those that failed
+  if (lost_) without[lost_processor_] = true;
   for (;;) {
     Begin(traced);
     const int64_t start = Now();
@@ -216,19 +221,27 @@ Failure Instance::RunPlans(bool traced) {
     }
     if (!failure && !traced) chooser_.Ran(Now() - start);
     if (failed == nullptr || failed->processor == kCpu) return failure;
-    if (TakeAnother(*failed)) continue;
+    without[failed->processor] = true;
+    if (TakeAnother(without)) {
+      replaced_ = failure;
+      continue;
+    }
     if (spare_) {
       lost_ = failure;
-      lost_device_ = devices_[failed->processor - 1].get();
+      lost_processor_ = failed->processor;
     }
     return failure;
   }
 }
 
-// Whether there is a plan without the processor that failed; it is the present one then.
-bool Instance::TakeAnother(const RegionSpec& failed) {
+// Whether there is a plan without these processors; it is the present one then.
+bool Instance::TakeAnother(const std::vector<bool>& without) {
   std::vector<bool> usable;
-  for (const BoundPlan& plan : plans_) usable.push_back(!plan.uses[failed.processor]);
+  for (const BoundPlan& plan : plans_) {
+    bool is_usable = true;
+    for (size_t i = 0; i < without.size(); ++i) is_usable &= !(without[i] && plan.uses[i]);
+    usable.push_back(is_usable);
+  }
   return chooser_.Failed(usable);
 }
 
@@ -244,7 +257,14 @@ Cores Instance::CoresForRun() const {
 
 // Goes back to the plan if the processor that failed has recovered.
 void Instance::TryAgain() {
-  if (lost_ && lost_device_ != nullptr && lost_device_->MayTryAgain()) lost_.reset();
+  if (!lost_ || lost_processor_ == kCpu) return;
+  if (devices_[lost_processor_ - 1]->MayTryAgain()) lost_.reset();
+}
+
+// Whether the present plan needs a processor that is lost. Where it was lost when the model was
+// loaded, no plan has its tasks.
+bool Instance::IsLost() const {
+  return lost_ && (lost_processor_ == kCpu || plan().uses[lost_processor_]);
 }
 
 std::string Instance::Health() const {
@@ -278,7 +298,7 @@ void Instance::RunSpare(bool traced) {
 
 std::vector<std::vector<Span>> Instance::Spans() const {
   std::vector<std::vector<Span>> spans;
-  if (lost_) {
+  if (ran_spare_) {
     const auto first = spare_->spans().begin() + static_cast<ptrdiff_t>(last_run_->spec->first);
     spans.assign(first, first + static_cast<ptrdiff_t>(last_run_->spec->count));
   } else {

@@ -44,8 +44,11 @@ class Instance {
   // Throws InputError if the last run met values that nothing can be computed with.
   void CheckValues() const { guards_.Check(); }
 
-  // Why the CPU runs everything; empty as long as the other processors work.
-  std::string lost() const { return lost_ ? lost_->message() : ""; }
+  // Why the CPU runs everything; empty as long as the processors of the present plan work.
+  std::string lost() const { return IsLost() ? lost_->message() : ""; }
+
+  // Which failure was the last that made a run take another plan; empty if there was none.
+  std::string replaced() const { return replaced_ ? replaced_->message() : ""; }
 
   // Which plan the next run takes, and who decides that.
   PlanChooser& chooser() { return chooser_; }
@@ -60,6 +63,7 @@ class Instance {
 
   // What happened in the last run, a traced one: the spans of each region of its plan.
   std::vector<std::vector<Span>> Spans() const;
+  int64_t last_plan() const { return last_run_ - plans_.data(); }
 
   // Stops the run that is in progress, if there is one. Any thread.
   void Cancel();
@@ -82,12 +86,13 @@ class Instance {
   void DropTasks();
   Cores CoresForRun() const;
   void TryAgain();
+  bool IsLost() const;
   void Begin(bool traced);
   Failure RunPlans(bool traced);
   void RunTasks(const BoundPlan& plan);
   void RunSpare(bool traced);
   void CancelTasks();
-  bool TakeAnother(const RegionSpec& failed);
+  bool TakeAnother(const std::vector<bool>& without);
   const RegionSpec* FirstFailed(const BoundPlan& plan, Failure* failure);
   ffi::Error InContext(const ffi::Error& error, const RegionSpec& region) const;
 
@@ -105,14 +110,16 @@ class Instance {
   std::vector<std::unique_ptr<Processor>> devices_;  // all other processors
   std::vector<std::unique_ptr<Task>> tasks_;         // one for each region
   std::optional<Spare> spare_;                       // where the CPU has kernels for it
-  Failure lost_;                            // of another processor; then only `spare_` runs
-  const Processor* lost_device_ = nullptr;  // the last that failed in a run
+  Failure lost_;                  // of another processor; then only `spare_` runs plans that use it
+  size_t lost_processor_ = kCpu;  // the last that failed in a run; kCpu: it was when loading
+  Failure replaced_;              // the last after which another plan was taken
   Cores affinity_;
   Cores taken_;           // by other processors
   std::mutex run_mutex_;  // guards the two below, and that only its tasks are cancelled
   const BoundPlan* running_ = nullptr;  // while a run is in progress
   bool is_cancelled_ = false;
   const BoundPlan* last_run_ = nullptr;  // whose spans there are
+  bool ran_spare_ = false;               // in that run
 };
 
 // Stops the runs that are in progress in this process, whoever began them. Any thread.

@@ -28,11 +28,14 @@ PlanChooser::PlanChooser(std::vector<int64_t> expected) : known_(expected.size()
 void PlanChooser::Pin(size_t plan) {
   plan_ = settled_ = plan;
   is_pinned_ = true;
+  is_trial_ = false;
+  slow_runs_ = 0;
 }
 
 void PlanChooser::Adapt(const Patience& patience) {
   patience_ = patience;
-  is_pinned_ = false;
+  settled_ = plan_;
+  is_pinned_ = is_trial_ = false;
   slow_runs_ = 0;
 }
 

@@ -63,11 +63,11 @@ class MappedFiles : public ffi::Object {
     for (int file : files) {
       if (file >= 0) close(file);
     }
-    if (!fault.empty()) RefuseFile(paths[0], fault);
+    if (fault.empty()) return;
+    Unmap();  // there will be no destructor
+    RefuseFile(paths[0], fault);
   }
-  ~MappedFiles() {
-    if (data_ != MAP_FAILED) munmap(data_, bytes_);
-  }
+  ~MappedFiles() { Unmap(); }
 
   const char* data() const { return static_cast<const char*>(data_); }
   size_t bytes() const { return bytes_; }
@@ -76,6 +76,10 @@ class MappedFiles : public ffi::Object {
   TVM_FFI_DECLARE_OBJECT_INFO_FINAL("tvm_stretch.MappedFiles", MappedFiles, ffi::Object);
 
  private:
+  void Unmap() {
+    if (data_ != MAP_FAILED) munmap(data_, bytes_);
+  }
+
   // What went wrong; empty if nothing did.
   std::string Load(const std::vector<int>& files, const std::vector<size_t>& sizes) {
     constexpr int kAccess = PROT_READ | PROT_WRITE;

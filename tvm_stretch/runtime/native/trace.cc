@@ -35,7 +35,8 @@ json::Object ToJSON(const Span& span) {
 
 }  // namespace
 
-ffi::String TraceToJSON(int64_t start, int64_t end, const std::vector<std::vector<Span>>& regions) {
+ffi::String TraceToJSON(int64_t plan, int64_t start, int64_t end,
+                        const std::vector<std::vector<Span>>& regions) {
   json::Array lists;
   for (const std::vector<Span>& spans : regions) {
     json::Array list;
@@ -43,6 +44,7 @@ ffi::String TraceToJSON(int64_t start, int64_t end, const std::vector<std::vecto
     lists.push_back(list);
   }
   json::Object trace;
+  trace.Set(ffi::String("plan"), plan);
   trace.Set(ffi::String("start"), start);
   trace.Set(ffi::String("end"), end);
   trace.Set(ffi::String("regions"), lists);
