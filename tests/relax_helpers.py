@@ -10,6 +10,8 @@ from relax_numpy import evaluate, knows
 from tvm import relax
 from tvm.ir import assert_structural_equal
 
+from tvm_stretch.frontend import load_network
+
 Body = Callable[..., relax.Expr]
 
 
@@ -29,6 +31,18 @@ def module(body: Body, *shapes: Sequence[int | str], dtype: str = "float32") -> 
             result = bb.emit_output(bb.normalize(body(*params)))
         bb.emit_func_output(result)
     return bb.get()
+
+
+def two_convolutions() -> tvm.IRModule:
+    """conv2d -> relu -> conv2d1 -> relu1, of 16 channels and 9x9 pixels, canonical."""
+    weights = [random_const(16, 16, 3, 3, seed=seed) for seed in range(2)]
+
+    def body(x: relax.Expr) -> relax.Expr:
+        for weight in weights:
+            x = relax.op.nn.relu(relax.op.nn.conv2d(x, weight, padding=1))
+        return x
+
+    return load_network(module(body, (1, 16, 9, 9)))
 
 
 def run(mod: tvm.IRModule, *inputs: np.ndarray) -> list[np.ndarray]:

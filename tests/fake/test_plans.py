@@ -8,13 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tvm
 from fake_targets import TARGET, fake_processor
-from relax_helpers import module, random_const
-from tvm import relax
+from relax_helpers import two_convolutions as network
 
 import tvm_stretch as ts
-from tvm_stretch.frontend import load_network
 from tvm_stretch.lowering.graph import Graph
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.runtime.artifact import write_weights
@@ -22,18 +19,6 @@ from tvm_stretch.runtime.artifact import write_weights
 X = np.random.default_rng(0).standard_normal((1, 16, 9, 9)).astype("float32")
 USUAL_US, SLOW_US = 5_000, 100_000
 CALM = 6.0  # a test machine may stumble: slow is more than so many times what is usual
-
-
-def network() -> tvm.IRModule:
-    """conv2d -> relu -> conv2d1 -> relu1."""
-    weights = [random_const(16, 16, 3, 3, seed=seed) for seed in range(2)]
-
-    def body(x: relax.Expr) -> relax.Expr:
-        for weight in weights:
-            x = relax.op.nn.relu(relax.op.nn.conv2d(x, weight, padding=1))
-        return x
-
-    return load_network(module(body, X.shape))
 
 
 def want(x: np.ndarray = X) -> np.ndarray:

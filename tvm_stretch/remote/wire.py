@@ -80,8 +80,7 @@ def connect(address: Address, deadline: Deadline) -> socket.socket:
 
     def look_up() -> None:
         try:
-            places = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
-            found.append(_first_that_answers(places, deadline))
+            found.append(socket.create_connection(address, deadline.left()))
         except Exception as error:
             found.append(error)
 
@@ -93,21 +92,6 @@ def connect(address: Address, deadline: Deadline) -> socket.socket:
     if isinstance(result, Exception):
         raise result
     return result
-
-
-def _first_that_answers(places: Sequence[tuple[Any, ...]], deadline: Deadline) -> socket.socket:
-    fault: Exception = ConnectionError("no address")
-    for family, kind, protocol, _, place in places:
-        made = socket.socket(family, kind, protocol)
-        try:
-            made.settimeout(deadline.left())
-            made.connect(place)
-        except OSError as error:
-            made.close()
-            fault = error
-        else:
-            return made
-    raise fault
 
 
 @contextlib.contextmanager
