@@ -44,13 +44,15 @@ inline void RunInstancesOnThreads(const RandomGraph& graph, const ffi::Module& m
 // after it, are right.
 inline int RunWhileCancelled(const RandomGraph& graph, const ffi::Module& module) {
   int cancelled = 0;
-  std::atomic<bool> stop{false};
+  std::atomic<bool> stop{false}, calling{false};
   std::thread canceller([&] {
     while (!stop) {
       Call(module, "cancel");
+      calling = true;
       std::this_thread::yield();
     }
   });
+  while (!calling) std::this_thread::yield();  // fifty runs may end before a thread begins
   for (int run = 0; run < 50; ++run) {
     std::string error = ErrorOf([&] { EXPECT_EQ(Invoke(module, 1, 2), graph.Expected(1, 2)); });
     if (error.empty()) continue;

@@ -232,6 +232,20 @@ def test_branches_run_where_they_were_designed_for():
     assert as_designed(Network(mod, others.kernels), others) is None
 
 
+def test_what_has_no_branches_is_shared():
+    """The stem before branches that were designed, by output channels, where meetings are cheap."""
+    st = stretched(network(basic, STAGES, stem=64), 1, 1)
+    mod = load_network(st.module())
+    known = costs(1, 1, meeting=0)
+    candidate = as_designed(Network(mod, known.kernels), known)
+    first = next(op.name for op in Operators(mod["main"]) if op.kind == "nn.conv2d")
+    assert set(candidate.plan.shares) == {first}
+    assert candidate.what == "branches as designed, 1 layers in shares"
+    for processor, names in branch_operators(mod).items():
+        placed = candidate.plan.processor_of()
+        assert {placed[name] for name in names if name in placed} == {processor}
+
+
 def test_prediction_of_layers_is_near_that_of_kernels():
     """Stretching reckons with layers that are not built; the compiler tells what really runs."""
     st = stretched(network(basic, STAGES, stem=32), 1, 1)

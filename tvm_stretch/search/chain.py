@@ -51,10 +51,18 @@ class _State:
 
 @dataclass
 class ChainSearch:
-    """See the module docstring."""
+    """See the module docstring.
+
+    Attributes:
+        network: what is computed.
+        costs: of its kernels.
+        designed: the place of each group whose place is given; pieces that have such groups have
+            no other options.
+    """
 
     network: Network
     costs: Costs
+    designed: Mapping[str, int] = field(default_factory=dict)
     _followed: dict[object, list[Option]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -134,9 +142,13 @@ class ChainSearch:
         return spans
 
     def _follow(self, index: int, forms: Mapping[str, Widths]) -> list[Option]:
+        piece = self.network.pieces[index]
+        if any(group.name in self.designed for group in piece.groups):
+            apart = self._kept_apart(piece, forms)
+            return [] if apart else list(self.options.designed(piece, self.designed))
         key = (index, tuple(forms.items()))
         if key not in self._followed:
-            self._followed[key] = list(self.options.of_piece(self.network.pieces[index], forms))
+            self._followed[key] = list(self.options.of_piece(piece, forms))
         return self._followed[key]
 
     def _kept_apart(self, piece: Piece, forms: Mapping[str, Widths]) -> bool:

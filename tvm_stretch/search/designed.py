@@ -1,14 +1,15 @@
 """The plan that a stretched network was designed for: every branch on its processor.
 
 conv_3.b1, relu_3.b1, ...   what passes/duplicate_and_scale.py recorded for opencl   -> opencl
-stem, concat, classifier    everything else      -> the processor that is fastest with all of it
+concat between branches     on one processor, or each part where it is fastest
+stem, classifier            as of any network: on one processor, or in shares of output channels
 """
 
 from __future__ import annotations
 
 from tvm_stretch.passes.duplicate_and_scale import branch_operators
+from tvm_stretch.search.chain import ChainSearch
 from tvm_stretch.search.costs import Costs
-from tvm_stretch.search.options import Option
 from tvm_stretch.search.pieces import Network
 from tvm_stretch.search.realise import Candidate, realise
 
@@ -20,19 +21,24 @@ def as_designed(network: Network, costs: Costs) -> Candidate | str | None:
     if not recorded or not set(recorded) <= set(names):
         return None
     owner = {name: names.index(who) for who, listed in recorded.items() for name in listed}
-    groups = network.graph.groups
-    placed = {group.name: owner.get(_known_part(group.name, owner)) for group in groups}
-    rest = [group for group in groups if placed[group.name] is None]
-    totals = {}
-    for place in range(len(names)):
-        times = [costs.whole(group, place) for group in rest]
-        if None not in times:
-            totals[place] = sum(ns for ns in times if ns is not None)
-    if not totals:
-        return "no processor runs everything outside of the branches"
-    home = min(totals, key=totals.__getitem__)
-    where = {name: home if place is None else place for name, place in placed.items()}
-    return realise(network, costs, [Option("its branch", (), where)], "branches as designed")
+    designed: dict[str, int] = {}
+    for group in network.graph.groups:
+        place = owner.get(_known_part(group.name, owner))
+        if place is None:
+            continue
+        if costs.whole(group, place) is None:
+            return f"{group.name} on {names[place]}: {_refusal(network, costs, group.name, place)}"
+        designed[group.name] = place
+    chain = ChainSearch(network, costs, designed).best(splits=False)
+    shared = sum(len(option.shares) for option in chain.options)
+    what = f"branches as designed, {shared} layers in shares" if shared else "branches as designed"
+    return realise(network, costs, chain.options, what)
+
+
+def _refusal(network: Network, costs: Costs, name: str, place: int) -> str:
+    group = next(group for group in network.graph.groups if group.name == name)
+    reasons = (costs.processors[place].why_not(operator.call) for operator in group.operators)
+    return next(filter(None, reasons), "refused")
 
 
 def _known_part(name: str, known: dict[str, int]) -> str:

@@ -71,9 +71,7 @@ class Options:
 
     def of_piece(self, piece: Piece, forms: Mapping[str, Widths]) -> Iterator[Option]:
         """The options that depend on the form in which the piece's entries come."""
-        homes = [p for p in self.places if self._runs_all(piece.groups, p)]
-        ways = [(self._always(home), self._name(home)) for home in homes]
-        ways = ways or [(self.best_place, "each where it is fastest")]
+        ways = self._ways(piece.groups)
         for place_of, what in ways:
             yield self.follow(piece, forms, {}, place_of, what)
         done: list[Mapping[str, Widths]] = [{}]
@@ -83,6 +81,20 @@ class Options:
                 done.append(shares)
                 for place_of, _ in ways:
                     yield self.follow(piece, forms, shares, place_of, "shares of output channels")
+
+    def designed(self, piece: Piece, places: Mapping[str, int]) -> Iterator[Option]:
+        """Some groups where they were designed to run, the others on one processor."""
+        rest = [group for group in piece.groups if group.name not in places]
+        for place_of, _ in self._ways(rest):
+            placed = {g.name: places.get(g.name, place_of(g)) for g in piece.groups}
+            steps = tuple(self.whole_step(group, placed[group.name]) for group in piece.groups)
+            yield Option("its branch", steps, placed)
+
+    def _ways(self, groups: Sequence[Group]) -> list[tuple[Callable[[Group], int], str]]:
+        """Where whole kernels may run: all on one processor, or each where it is fastest."""
+        homes = [place for place in self.places if self._runs_all(groups, place)]
+        ways = [(self._always(home), self._name(home)) for home in homes]
+        return ways or [(self.best_place, "each where it is fastest")]
 
     @staticmethod
     def _always(place: int) -> Callable[[Group], int]:
