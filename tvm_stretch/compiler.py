@@ -37,6 +37,7 @@ from tvm_stretch.search.alternatives import (
 from tvm_stretch.search.contest import MeasureError
 from tvm_stretch.search.costs import Costs, not_asked_for, planning_costs
 from tvm_stretch.search.decide import Arena, arena_for, decide
+from tvm_stretch.search.limits import NO_LIMITS, Limits, read_limits, refuse_limits
 from tvm_stretch.search.realise import Candidate
 from tvm_stretch.search.twin import (
     best_candidate,
@@ -65,6 +66,8 @@ def compile(
     cpu_threads: int | None = None,
     branching: Branching = "exact",
     spare: bool = False,
+    max_share: Mapping[str, float] | None = None,
+    share_parts: int | None = None,
     dump_dir: str | os.PathLike[str] | None = None,
     debug: bool = False,
     progress: Progress | None = None,
@@ -101,6 +104,10 @@ def compile(
         spare: the artifact also holds the other processors' kernels for the CPU, which runs the
             whole network again, and from then on, if one of them fails or is absent where the
             artifact is loaded; `Model.lost` then says why.
+        max_share: how much of the network's multiply-adds processors may compute at most, by name:
+            ``{"opencl": 0.7}``; what no other one supports is not counted.
+        share_parts: shares are multiples of one of so many parts of a layer, or of a segment: 8 for
+            whole eighths. By default as fine as kernels allow.
         dump_dir: folder that receives the IR after every phase, one numbered file each.
         debug: check the rules of the intermediate representation after every phase.
         progress: receives a line of text after every step, such as ``kernel 17 of 63``; by default
@@ -116,6 +123,8 @@ def compile(
                 "expected no plan beside plans by name, got one; name it in plans, as the first"
             )
         plan = next(iter(named.values()))
+    if plan is not None:
+        refuse_limits(max_share, share_parts, "where plans are given")
     _check_branching(branching, plan)
     with reporting(progress):
         place = place_of(device)
@@ -126,8 +135,12 @@ def compile(
                 raise InputError(
                     "expected no plans for a device that is not here, got some; leave them out"
                 )
+            known = phone.processors, phone.placeable
+            phone.limits = read_limits(max_share, share_parts, *known)
             return _compile_for(phone, source, plan, shapes, branching, spare, dump_dir, debug)
         machine = _machine_of(place, targets, cpu_threads, plan is None)
+        limits = read_limits(max_share, share_parts, machine.processors, machine.placeable)
+        machine = replace(machine, limits=limits)
         several = named if named is not None else bool(plans)
         return _compile(source, machine, plan, several, shapes, branching, spare, dump_dir, debug)
 
@@ -141,12 +154,14 @@ class _Machine:
         placeable: those that operators may be placed on.
         arena: where plans are measured; None for this machine, or nowhere.
         said: what there is to say of it.
+        limits: what processors may compute at most.
     """
 
     processors: Sequence[Processor]
     placeable: Sequence[Processor]
     arena: Arena | None = None
     said: str = ""
+    limits: Limits = NO_LIMITS
 
 
 def _machine_of(
@@ -247,6 +262,7 @@ class _Phone:
         unbuilt: bool = False,
     ) -> None:
         self.profile = profile
+        self.limits = NO_LIMITS
         known = self.profile.processors.items()
         names = [name for name, processor in known if unbuilt or processor.target is not None]
         if targets is not None:
@@ -256,8 +272,10 @@ class _Phone:
     def plan(self, mod: tvm.IRModule) -> tuple[Plan, Candidate]:
         """The plan, which says that nothing was measured, and what it was made of."""
         say("searching for plans")
-        candidate = best_candidate(mod, twin_costs(self.profile, self.processors))
+        costs = twin_costs(self.profile, self.processors)
+        candidate = best_candidate(mod, costs, self.limits)
         reason = f"{candidate.what}; predicted for {self.profile.device}, not measured"
+        reason = _join(reason, self.limits.said)
         return replace(candidate.plan, reason=reason), candidate
 
 
@@ -313,7 +331,7 @@ def _compile(
     if plans and len(placeable) > 1:
         model, added = _with_plans(mod, model, plans, machine, observer, spare)
         said = _join(said, added)
-    said = _join(said, machine.said)
+    said = _join(said, machine.said, machine.limits.said)
     return model.with_reason(_join(model.plan.reason, said)) if said else model
 
 
@@ -335,7 +353,7 @@ def _with_plans(
             return planning_costs([p if p in left else not_asked_for(p) for p in processors])
 
         say("searching for plans without each processor")
-        plans, notes = without_each(mod, model.plan, placeable, costs_of)
+        plans, notes = without_each(mod, model.plan, placeable, costs_of, machine.limits)
     first, *others = plans.values()
     if not others:
         return model.with_plans(list(plans), [0.0]) if has_names else model, _join(*notes)
@@ -367,11 +385,11 @@ def _fastest(mod: tvm.IRModule, machine: _Machine, observer: Observer) -> Model:
         )
 
     try:
-        return decide(mod, processors, placeable, built, machine.arena)
+        return decide(mod, processors, placeable, built, machine.arena, machine.limits)
     except MeasureError as error:
         if machine.arena is not None and isinstance(error.__cause__, DeviceError):
             raise error.__cause__ from error
-        left = [processor for processor in placeable if processor.is_host]
+        left = [p for p in placeable if p.is_host and machine.limits.may_do_all(0)]
         if not left:
             raise
         model = build(mod, None, left, left, observer)

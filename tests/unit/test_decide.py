@@ -17,6 +17,7 @@ from tvm_stretch.search import Found
 from tvm_stretch.search import decide as deciding
 from tvm_stretch.search.contest import MeasureError, Outcome
 from tvm_stretch.search.decide import decide
+from tvm_stretch.search.limits import NO_LIMITS, Limits
 from tvm_stretch.search.realise import Candidate
 
 NAMES = ("cpu", "npu")
@@ -60,7 +61,8 @@ class Scene:
         self.corrections.append(tuple(factors))
         return self
 
-    def search(self, _mod: object, _costs: object) -> Found:
+    def search(self, _mod: object, _costs: object, limits: Limits) -> Found:
+        assert limits is NO_LIMITS
         return self.finds.pop(0) if len(self.finds) > 1 else self.finds[0]
 
     def build(self, _mod: object, chosen: Candidate) -> Scripted:

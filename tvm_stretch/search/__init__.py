@@ -27,6 +27,7 @@ from tvm_stretch.search.chain import Chain, ChainSearch
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.designed import as_designed
 from tvm_stretch.search.halves import Along
+from tvm_stretch.search.limits import NO_LIMITS, Limits
 from tvm_stretch.search.options import Option, Options
 from tvm_stretch.search.pieces import Network
 from tvm_stretch.search.realise import Candidate, alone, realise
@@ -71,7 +72,7 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def search(mod: tvm.IRModule, costs: Costs, most: int = 1) -> Found:
+def search(mod: tvm.IRModule, costs: Costs, most: int = 1, limits: Limits = NO_LIMITS) -> Found:
     """Plans for a canonical module.
 
     Args:
@@ -79,28 +80,30 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1) -> Found:
         costs: of the processors that operators may be placed on, in the model's order.
         most: how many plans for several processors to work out. By costs that nobody measured,
             shares alone always are among them.
+        limits: what processors may compute at most.
 
     Raises:
         UnsupportedError: no processor supports one of the operators.
     """
     _require_support(Operators(mod["main"]), costs)
     network = Network(mod, costs.kernels)
-    ranking = choose(network, costs)
-    singles = [alone(network, costs, place) for place in range(len(costs.processors))]
+    ranking = choose(network, costs, limits)
+    free = filter(limits.may_do_all, range(len(costs.processors)))
+    singles = [alone(network, costs, place) for place in free]
     ranked = sorted(filter(None, singles), key=lambda single: single.ns)
     if len(costs.processors) < 2:
         return Found(tuple(ranked), ())
     limit = _DOUBT[costs.trusted] * ranked[0].ns if ranked else float("inf")
     notes = _unlike_measured(network, costs)
     most = most if costs.trusted or ranking[0].only_shares else 2
-    rivals = _work_out(network, costs, ranking, (limit, most), notes)
-    designed = as_designed(network, costs)
+    rivals = _work_out(network, costs, ranking, (limit, most), notes, limits)
+    designed = as_designed(network, costs, limits)
     if isinstance(designed, Candidate):
         rivals.insert(0, designed)
     elif designed is not None:
         notes.append(f"branches as designed: {designed}")
     if not ranked and not rivals:
-        rivals.append(_plain(network, costs))
+        rivals.append(_plain(network, costs, limits))
     return Found(tuple(ranked), tuple(rivals), tuple(dict.fromkeys(notes)))
 
 
@@ -110,6 +113,7 @@ def _work_out(
     ranking: Sequence[Chain],
     limits: tuple[float, int],
     notes: list[str],
+    allowed: Limits,
 ) -> list[Candidate]:
     """The plans of what is promising, the most promising first; ``notes`` says what of the rest.
 
@@ -119,6 +123,7 @@ def _work_out(
         ranking: as `choose` gives it.
         limits: the longest predicted latency, and how many plans.
         notes: grows.
+        allowed: what processors may compute at most.
     """
     limit, most = limits
     clearly_less = _CLEARLY_LESS[costs.trusted]
@@ -132,9 +137,9 @@ def _work_out(
         elif chain.ns > limit or (len(rivals) == most and not disappointing):
             notes.append(_predicted(what, chain.ns))
         else:
-            rival = realise(network, costs, chain.options, what)
+            rival = realise(network, costs, chain.options, what, allowed)
             if isinstance(rival, str):
-                notes.append(f"{what}: a part is refused, {rival}")
+                notes.append(f"{what}: {rival}")
             else:
                 rivals.append(rival)
     if len(rivals) > 1 and rivals[1].ns < clearly_less * rivals[0].ns:
@@ -145,7 +150,7 @@ def _work_out(
 
 
 @uncollected()
-def choose(network: Network, costs: Costs) -> list[Chain]:
+def choose(network: Network, costs: Costs, limits: Limits = NO_LIMITS) -> list[Chain]:
     """Ways to compute a network on several processors, the most promising first.
 
     One of shares alone, and the best of all if it is another one. This takes at most two seconds
@@ -154,7 +159,7 @@ def choose(network: Network, costs: Costs) -> list[Chain]:
     _ask_for_all(network, costs)
     if len(costs.processors) < 2:
         return []
-    chains = ChainSearch(network, costs)
+    chains = ChainSearch(network, costs, limits=limits)
     shares, chosen = chains.best(splits=False), chains.best()
     if chosen.options == shares.options:
         return [shares]
@@ -186,14 +191,15 @@ def _unlike_measured(network: Network, costs: Costs) -> list[str]:
     ]
 
 
-def _plain(network: Network, costs: Costs) -> Candidate:
+def _plain(network: Network, costs: Costs, limits: Limits) -> Candidate:
     """Every kernel whole, where it is fastest: for processors that support little."""
-    ways = Options(network, costs)
+    ways = Options(network, costs, limits)
     options = [next(ways.of_piece(piece, {})) for piece in network.pieces]
-    found = realise(network, costs, options, "one by one")
+    found = realise(network, costs, options, "one by one", limits)
     if isinstance(found, str):
         raise UnsupportedError(
-            f"expected operators that one of the processors supports, got: {found}; replace it"
+            f"expected a plan that these processors can run, got none: {found}; add a processor, "
+            "or change the network"
         )
     return found
 

@@ -25,6 +25,7 @@ from tvm_stretch.runtime.model import Model
 from tvm_stretch.search import search
 from tvm_stretch.search.contest import compare
 from tvm_stretch.search.costs import Costs
+from tvm_stretch.search.limits import Limits
 from tvm_stretch.targets.processor import Processor
 
 FASTEST = "fastest"
@@ -55,7 +56,11 @@ def read_plans(plans: object) -> dict[str, Plan] | None:
 
 
 def without_each(
-    mod: tvm.IRModule, fastest: Plan, placeable: Sequence[Processor], costs_of: CostsOf
+    mod: tvm.IRModule,
+    fastest: Plan,
+    placeable: Sequence[Processor],
+    costs_of: CostsOf,
+    limits: Limits,
 ) -> tuple[dict[str, Plan], list[str]]:
     """The fastest plan, and for each processor the one that promises most without it.
 
@@ -64,6 +69,7 @@ def without_each(
         fastest: of all processors.
         placeable: those that operators may be placed on.
         costs_of: see `CostsOf`.
+        limits: what processors may compute at most.
 
     Returns:
         Plans by name, those that only repeat another one left out; and why others are missing.
@@ -73,7 +79,12 @@ def without_each(
         left = [other for other in placeable if other is not processor]
         name = f"without {processor.name}"
         try:
-            plan = _best_of(mod, costs_of(left)) if len(left) > 1 else _alone(mod, fastest, *left)
+            costs = costs_of(left)
+            if len(left) > 1:
+                plan = _best_of(mod, costs, limits)
+            else:
+                _require_free(costs, left[0], limits)
+                plan = _alone(mod, fastest, left[0])
         except UnsupportedError as error:
             notes.append(f"no plan {name}: {error}")
             continue
@@ -82,8 +93,14 @@ def without_each(
     return found, notes
 
 
-def _best_of(mod: tvm.IRModule, costs: Costs) -> Plan:
-    found = search(mod, costs)
+def _require_free(costs: Costs, processor: Processor, limits: Limits) -> None:
+    place = [other.name for other in costs.processors].index(processor.name)
+    if not limits.may_do_all(place):
+        raise UnsupportedError(f"expected a processor that may compute all, got {limits.said}")
+
+
+def _best_of(mod: tvm.IRModule, costs: Costs, limits: Limits) -> Plan:
+    found = search(mod, costs, limits=limits)
     best = min((*found.singles, *found.rivals), key=lambda one: one.ns, default=None)
     if best is None:
         raise UnsupportedError("expected a plan for the processors that are left, got none")

@@ -15,6 +15,7 @@ from tvm_stretch.passes.detect_meeting_points import amortise
 from tvm_stretch.progress import step
 from tvm_stretch.search.clock import Clock, Written
 from tvm_stretch.search.costs import Costs
+from tvm_stretch.search.limits import NO_LIMITS, Limits
 from tvm_stretch.search.options import Option, Options, Widths
 from tvm_stretch.search.pieces import Network, Piece
 from tvm_stretch.search.rules import ALPHAS
@@ -63,11 +64,12 @@ class ChainSearch:
     network: Network
     costs: Costs
     designed: Mapping[str, int] = field(default_factory=dict)
+    limits: Limits = NO_LIMITS
     _followed: dict[object, list[Option]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.options = Options(self.network, self.costs)
-        self.splitting = Splitting(self.network, self.costs)
+        self.options = Options(self.network, self.costs, self.limits)
+        self.splitting = Splitting(self.network, self.costs, self.limits)
         self._spans = self._rows_of()
 
     def best(self, splits: bool = True) -> Chain:

@@ -22,6 +22,7 @@ from tvm_stretch.runtime.timeline import Timeline
 from tvm_stretch.search import Found, search
 from tvm_stretch.search.contest import Outcome, compare, trace, winner
 from tvm_stretch.search.costs import Costs, not_asked_for, planning_costs
+from tvm_stretch.search.limits import NO_LIMITS, Limits
 from tvm_stretch.search.pace import at_present_pace
 from tvm_stretch.search.realise import Candidate
 from tvm_stretch.targets.processor import Processor
@@ -41,6 +42,7 @@ def decide(
     placeable: Sequence[Processor],
     build: Callable[[tvm.IRModule, Candidate], Model],
     arena: Arena | None = None,
+    limits: Limits = NO_LIMITS,
 ) -> Model:
     """The fastest model of a network; one processor unless several win beyond doubt.
 
@@ -51,6 +53,7 @@ def decide(
         build: makes a model of a network and a plan for it.
         arena: takes models where they are measured; by default this machine, if the processors are
             its own, and nowhere otherwise.
+        limits: what processors may compute at most.
 
     Raises:
         MeasureError: a model failed while it was measured.
@@ -61,7 +64,7 @@ def decide(
     if costs.trusted and arena is not None:
         costs = _at_present_pace(costs, build, arena)
     say("searching for plans")
-    found = search(mod, costs)
+    found = search(mod, costs, limits=limits)
     if arena is None:
         return _unmeasured(mod, found, costs.trusted, processors[0].device, build)
     singles = found.singles[:1] if costs.trusted else found.singles
@@ -70,7 +73,7 @@ def decide(
         factors = _surprise(found.rivals[0], trace(arena(entries[0][1]), _TIMELINES))
         if max(factors) > _SURPRISING * min(factors):
             say("searching again, with the speeds that were found")
-            found = search(mod, costs.corrected(factors))
+            found = search(mod, costs.corrected(factors), limits=limits)
             known = [_choices(rival) for rival, _ in entries]
             new = [rival for rival in found.rivals if _choices(rival) not in known]
             entries += [(rival, build(mod, rival)) for rival in new]

@@ -10,11 +10,14 @@ from __future__ import annotations
 from tvm_stretch.passes.duplicate_and_scale import branch_operators
 from tvm_stretch.search.chain import ChainSearch
 from tvm_stretch.search.costs import Costs
+from tvm_stretch.search.limits import NO_LIMITS, Limits
 from tvm_stretch.search.pieces import Network
 from tvm_stretch.search.realise import Candidate, realise
 
 
-def as_designed(network: Network, costs: Costs) -> Candidate | str | None:
+def as_designed(
+    network: Network, costs: Costs, limits: Limits = NO_LIMITS
+) -> Candidate | str | None:
     """The plan; None for a network without branches for these processors, or why it cannot be."""
     recorded = branch_operators(network.mod)
     names = [processor.name for processor in costs.processors]
@@ -29,10 +32,10 @@ def as_designed(network: Network, costs: Costs) -> Candidate | str | None:
         if costs.whole(group, place) is None:
             return f"{group.name} on {names[place]}: {_refusal(network, costs, group.name, place)}"
         designed[group.name] = place
-    chain = ChainSearch(network, costs, designed).best(splits=False)
+    chain = ChainSearch(network, costs, designed, limits).best(splits=False)
     shared = sum(len(option.shares) for option in chain.options)
     what = f"branches as designed, {shared} layers in shares" if shared else "branches as designed"
-    return realise(network, costs, chain.options, what)
+    return realise(network, costs, chain.options, what, limits)
 
 
 def _refusal(network: Network, costs: Costs, name: str, place: int) -> str:

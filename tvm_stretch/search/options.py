@@ -19,8 +19,9 @@ from tvm_stretch.scheduling.heft import schedule_heft
 from tvm_stretch.scheduling.problem import Job, Problem, Tensor
 from tvm_stretch.search.clock import Step
 from tvm_stretch.search.costs import Costs
+from tvm_stretch.search.limits import NO_LIMITS, Limits
 from tvm_stretch.search.pieces import Network, Piece
-from tvm_stretch.search.rules import ALPHAS, amortised, apportion, straggles
+from tvm_stretch.search.rules import ALPHAS, amortised, straggles
 
 Widths = tuple[int, ...]
 
@@ -63,9 +64,10 @@ class Option:
 class Options:
     """Makes the options of the pieces of one network."""
 
-    def __init__(self, network: Network, costs: Costs) -> None:
+    def __init__(self, network: Network, costs: Costs, limits: Limits = NO_LIMITS) -> None:
         self.network = network
         self.costs = costs
+        self.limits = limits
         self.places = range(len(costs.processors))
         self._widths: dict[tuple[str, float], Widths | None] = {}
 
@@ -92,7 +94,7 @@ class Options:
 
     def _ways(self, groups: Sequence[Group]) -> list[tuple[Callable[[Group], int], str]]:
         """Where whole kernels may run: all on one processor, or each where it is fastest."""
-        homes = [place for place in self.places if self._runs_all(groups, place)]
+        homes = [place for place in self.places if self._may_run_all(groups, place)]
         ways = [(self._always(home), self._name(home)) for home in homes]
         return ways or [(self.best_place, "each where it is fastest")]
 
@@ -143,8 +145,17 @@ class Options:
 
     def best_place(self, group: Group) -> int:
         """The processor on which a kernel takes least."""
-        known = {p: ns for p in self.places if (ns := self.costs.whole(group, p)) is not None}
-        return min(known, key=known.__getitem__) if known else 0
+        known = self._known(group)
+        return min(self._allowed(known), key=known.__getitem__) if known else 0
+
+    def _known(self, group: Group) -> dict[int, int]:
+        """What the group takes on each processor that supports it."""
+        return {p: ns for p in self.places if (ns := self.costs.whole(group, p)) is not None}
+
+    def _allowed(self, known: Mapping[int, int]) -> dict[int, int]:
+        """Those processors that may compute it alone; all of them if there is no such one."""
+        allowed = {p: ns for p, ns in known.items() if self.limits.may_do_all(p)}
+        return allowed or dict(known)
 
     def worthwhile_shares(self, piece: Piece, alpha: float) -> dict[str, Widths]:
         """Shares of each layer of the piece that is large enough for its meeting."""
@@ -163,10 +174,10 @@ class Options:
         anchor = group.anchor
         if not can_be_shared(anchor.call):
             return None
-        known = {p: ns for p in self.places if (ns := self.costs.whole(group, p)) is not None}
+        known = self._known(group)
         if len(known) < 2:
             return None
-        alone = min(known.values())
+        alone = min(self._allowed(known).values())
         unit = self.network.channel_unit(anchor, self.costs.processors[0].machine.lanes)
         best: tuple[int, Widths] | None = None
         for places in (c for n in range(2, len(known) + 1) for c in combinations(known, n)):
@@ -182,10 +193,14 @@ class Options:
     def _aligned(self, group: Group, known: Mapping[int, int], unit: int) -> Widths | None:
         """Channels in proportion to the processors' speeds (equation 6), or a few units beside."""
         channels = group.anchor.shape[1]
+        unit = self.limits.unit(channels, unit)
         units, rest = divmod(channels, unit)
         if units < len(known):
             return None
-        counts = apportion(units, {place: 1 / max(1, ns) for place, ns in known.items()})
+        speeds = {place: 1 / max(1, ns) for place, ns in known.items()}
+        counts = self.limits.apportion(units, speeds)
+        if counts is None:
+            return None
 
         def widths(given: Mapping[int, int]) -> Widths:
             last = max(given)
@@ -198,12 +213,15 @@ class Options:
             times = {p: self.costs.part(group, p, "outputs", best[p] / channels) for p in counts}
             slow, fast = max(times, key=times.__getitem__), min(times, key=times.__getitem__)
             moved = {**counts, slow: counts[slow] - 1, fast: counts[fast] + 1}
-            if moved[slow] < 1:
+            if moved[slow] < 1 or not self._may_divide(widths(moved)):
                 break
             if self._slowest(group, widths(moved)) > _WORTH_MOVING * max(times.values()):
                 break
             counts, best = moved, widths(moved)
-        return best
+        return best if self._may_divide(best) else None
+
+    def _may_divide(self, widths: Widths) -> bool:
+        return self.limits.allow(dict(enumerate(widths)))
 
     def _slowest(self, group: Group, widths: Widths) -> int:
         total = sum(widths)
@@ -236,10 +254,18 @@ class Options:
         result = schedule_heft(self._problem(piece))
         order = [i for i in result.sequence if i]
         placed = {piece.groups[i - 1].name: result.placement[i] for i in order}
-        if len(set(placed.values())) < 2:
+        if len(set(placed.values())) < 2 or not self.limits.allow(self._work(piece, placed)):
             return None
         steps = tuple(self.whole_step(piece.groups[i - 1], result.placement[i]) for i in order)
         return Option(f"scheduled by {result.scheduler}", steps, placed)
+
+    def _work(self, piece: Piece, placed: Mapping[str, int]) -> dict[int, int]:
+        """Multiply-adds of each processor; not of what only one supports."""
+        work = dict.fromkeys(self.places, 0)
+        for group in piece.groups:
+            if len(self._known(group)) > 1:
+                work[placed[group.name]] += group.multiply_adds
+        return work
 
     def _forks(self, piece: Piece) -> bool:
         readers: dict[str, int] = {}
@@ -271,8 +297,10 @@ class Options:
             tuple(map(tuple, self.costs.transfers())),
         )
 
-    def _runs_all(self, groups: Sequence[Group], place: int) -> bool:
-        return all(self.costs.whole(group, place) is not None for group in groups)
+    def _may_run_all(self, groups: Sequence[Group], place: int) -> bool:
+        return self.limits.may_do_all(place) and all(
+            self.costs.whole(group, place) is not None for group in groups
+        )
 
     def _name(self, place: int) -> str:
         return f"all on {self.costs.processors[place].name}"

@@ -11,15 +11,18 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
+import tvm
 from tvm import relax
 
 from tvm_stretch.build.branching import Branching, branch
 from tvm_stretch.build.kernels import KernelLevel, kernels_of_plan
 from tvm_stretch.ir.calls import Calls
 from tvm_stretch.ir.operator_graph import Group
-from tvm_stretch.ir.operators import Operators
+from tvm_stretch.ir.operators import Operator, Operators
 from tvm_stretch.ir.views import PIECES
+from tvm_stretch.passes.share_winograd import stage_of
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.plan.regions import form_regions
 from tvm_stretch.scheduling.of_network import problem_of
@@ -27,6 +30,7 @@ from tvm_stretch.scheduling.problem import Problem
 from tvm_stretch.scheduling.refine import refine
 from tvm_stretch.scheduling.simulate import Simulation, run_sequence
 from tvm_stretch.search.costs import Costs
+from tvm_stretch.search.limits import NO_LIMITS, Limits
 from tvm_stretch.search.options import Option
 from tvm_stretch.search.pieces import Network
 
@@ -72,9 +76,13 @@ def alone(network: Network, costs: Costs, place: int) -> Candidate | None:
 
 
 def realise(
-    network: Network, costs: Costs, options: Sequence[Option], what: str
+    network: Network,
+    costs: Costs,
+    options: Sequence[Option],
+    what: str,
+    limits: Limits = NO_LIMITS,
 ) -> Candidate | str:
-    """The plan of these options; or why it cannot be, if a processor refuses a part."""
+    """The plan of these options; or why it cannot be: a part is refused, or a limit exceeded."""
     shares = {name: widths for option in options for name, widths in option.shares.items()}
     splits = tuple(split for option in options for split in option.splits)
     processors = costs.processors
@@ -91,10 +99,14 @@ def realise(
             placed[name] = willing[0] if willing else place
         if not costs.kernels.supports(operator, placed[name]):
             reason = processors[place].why_not(operator.call)
-            return f"{name} on {processors[place].name}: {reason}"
+            return f"a part is refused, {name} on {processors[place].name}: {reason}"
+    if not limits.allow(_work(branched, operators, placed, costs)):
+        return f"it would be more than {limits.said}"
     schedule = _Schedule(network, branched, operators, costs, placed)
     if len(set(placed.values())) > 1:
-        schedule = schedule.refined()
+        refined = schedule.refined()
+        if limits.allow(_work(branched, operators, refined.placed, costs)):
+            schedule = refined
     plan = Plan(
         tuple(processor.name for processor in processors),
         schedule.predict(_reasons(network, options, placed)),
@@ -103,6 +115,28 @@ def realise(
         costs=costs.source,
     )
     return Candidate(plan, what, schedule.ns, schedule.busy, branched, schedule.level)
+
+
+def _work(
+    branched: Branching, operators: Operators, placed: Mapping[str, int], costs: Costs
+) -> dict[int, int]:
+    """Multiply-adds of each processor; not of what only one supports."""
+    places = range(len(costs.processors))
+    work = dict.fromkeys(places, 0)
+    for name, place in placed.items():
+        operator = operators[name]
+        if sum(costs.kernels.supports(operator, other) for other in places) > 1:
+            work[place] += multiply_adds(operator, branched.mod)
+    return work
+
+
+def multiply_adds(operator: Operator, mod: tvm.IRModule) -> int:
+    """Of a network's part; of Winograd's products those of the convolution that they make."""
+    if operator.kind == "call_tir":
+        stage = stage_of(mod[operator.call.args[0]])
+        if stage is not None and stage.name == "product":
+            return prod(operator.shape) * prod(operator.arg_shapes[1][1:])
+    return operator.multiply_adds
 
 
 def complete(operators: Operators, placed: Mapping[str, int]) -> dict[str, int]:

@@ -15,9 +15,10 @@ from tvm_stretch.plan.splits import ChannelSplit, RowSplit, taking_part
 from tvm_stretch.search.clock import Step
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.halves import Along
+from tvm_stretch.search.limits import NO_LIMITS, Limits
 from tvm_stretch.search.options import Option
 from tvm_stretch.search.pieces import Network, Piece
-from tvm_stretch.search.rules import amortised, apportion, straggles
+from tvm_stretch.search.rules import amortised, straggles
 
 LENGTHS = (1, 2, 3, 4, 6, 8)
 """How many pieces in a row are split by rows together; more meet less often, repeat more rows."""
@@ -29,9 +30,10 @@ _CORRECTIONS = 2
 class Splitting:
     """Makes the options of the pieces of one network that are splits."""
 
-    def __init__(self, network: Network, costs: Costs) -> None:
+    def __init__(self, network: Network, costs: Costs, limits: Limits = NO_LIMITS) -> None:
         self.network = network
         self.costs = costs
+        self.limits = limits
         self.places = range(len(costs.processors))
 
     # --- rows ---
@@ -60,7 +62,12 @@ class Splitting:
         alone: int,
     ) -> Option | None:
         """Heights in proportion to speed, corrected by what halos and padding cost each branch."""
-        heights = apportion(height, speeds)
+        unit = self.limits.unit(height, 1)
+        counts = self.limits.apportion(height // unit, speeds)
+        if counts is None:
+            return None
+        heights = {place: count * unit for place, count in counts.items()}
+        heights[max(heights)] += height % unit
         best: tuple[int, Option] | None = None
         for _ in range(1 + _CORRECTIONS):
             split = RowSplit(*ends, tuple(heights.get(place, 0) for place in self.places))
@@ -72,17 +79,31 @@ class Splitting:
             slowest, fastest = max(times, key=times.__getitem__), min(times, key=times.__getitem__)
             if straggles(times[slowest], alone) or (best and times[slowest] >= best[0]):
                 break
+            if not self.limits.allow(self._row_work(groups, plan, taking_part(split)[1])):
+                break
             what = f"rows {_ratio(split.ratios)} of {len(groups)} kernels"
             home = max(heights, key=heights.__getitem__)
             placed = dict.fromkeys((group.name for group in groups), home)
             best = (times[slowest], Option(what, steps, placed, splits=(split,)))
             gap = (times[slowest] - times[fastest]) / max(1, times[slowest]) / 2
-            moved = max(1, round(heights[slowest] * gap))
+            moved = unit * max(1, round(heights[slowest] * gap / unit))
             if heights[slowest] - moved < 1:
                 break
             heights = {**heights, slowest: heights[slowest] - moved}
             heights[fastest] += moved
         return None if best is None else best[1]
+
+    @staticmethod
+    def _row_work(
+        groups: Sequence[Group], plan: RowPlan, owners: Sequence[int]
+    ) -> dict[int, float]:
+        """Multiply-adds of each processor, with the rows that several compute."""
+        work = dict.fromkeys(owners, 0.0)
+        for place, rows in zip(owners, plan.rows, strict=True):
+            for group in groups:
+                begin, finish = rows[group.anchor.name]
+                work[place] += group.multiply_adds * (finish - begin) / group.anchor.shape[2]
+        return work
 
     def _row_steps(
         self, groups: Sequence[Group], split: RowSplit, plan: RowPlan
@@ -124,7 +145,10 @@ class Splitting:
             meeting = self.costs.meeting(places, self.network.operators.bytes(piece.end))
             if not amortised(meeting, alone):
                 continue
-            ratios = _reduced(apportion(_GRAIN, speeds), self.places)
+            shares = self.limits.apportion(self.limits.parts or _GRAIN, speeds)
+            if shares is None:
+                continue
+            ratios = _reduced(shares, self.places)
             lanes = self.costs.processors[places[0]].machine.lanes
             seen = []
             for first in ("repeat", "split"):
@@ -157,6 +181,10 @@ class Splitting:
         busy = [sum(step.ns for step in steps if step.place == place) for place in owners]
         if straggles(max(busy), alone):
             return None
+        for step in wanted:  # whole vectors may be more than the ratio
+            widths = [float(end - begin) for begin, end in step.result.spans]
+            if widths and not self.limits.allow(dict(zip(owners, widths, strict=True))):
+                return None
         placed = dict.fromkeys((group.name for group in piece.groups), home)
         what = f"channels {_ratio(split.ratios)}, first convolutions {split.first}"
         return Option(what, tuple(steps), placed, splits=(split,))

@@ -21,6 +21,7 @@ from tvm_stretch.cost.work import Work, work_of_kernel
 from tvm_stretch.errors import InputError, TargetError, UnsupportedError
 from tvm_stretch.search import search
 from tvm_stretch.search.costs import Costs, not_asked_for
+from tvm_stretch.search.limits import NO_LIMITS, Limits
 from tvm_stretch.search.realise import Candidate
 from tvm_stretch.targets.processor import Build, Check, OpRule, Processor
 from tvm_stretch.targets.processors import make_processors
@@ -106,9 +107,9 @@ def twin_costs(profile: Profile, processors: Sequence[Processor]) -> Costs:
     )
 
 
-def best_candidate(mod: tvm.IRModule, costs: Costs) -> Candidate:
+def best_candidate(mod: tvm.IRModule, costs: Costs, limits: Limits = NO_LIMITS) -> Candidate:
     """The plan that is predicted to be fastest."""
-    found = search(mod, costs)
+    found = search(mod, costs, limits=limits)
     candidates = (*found.singles, *found.rivals)
     if not candidates:
         raise UnsupportedError(
