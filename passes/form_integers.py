@@ -6,17 +6,18 @@
         ->
     y = R.call_tir(integer_conv2d, (x, w, b, factor))      # kernels/integers.py
 
-Convolutions, dense layers, sums, products and means become integer operators; what only moves
-numbers, and the maximum, is done with the integers themselves; whatever is elementwise between is
-a table of 256 results.  This has to happen before constants are folded, which makes floats of
-weights.  What fits none of this stays as it is; the attribute ``integers`` of ``main`` names it.
+Convolutions, dense layers, sums, products, means and softmax become integer operators; what only
+moves numbers, and the maximum, is done with the integers themselves; whatever is elementwise
+between is a table of 256 results.  This has to happen before constants are folded, which makes
+floats of weights.  What fits none of this stays as it is; the attribute ``integers`` of ``main``
+names it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,18 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 from tvm_stretch.passes.name_operators import same_source, source_of
+from tvm_stretch.passes.quantised_values import (
+    EIGHT_BITS,
+    Result,
+    Scale,
+    Tensor,
+    bias_of,
+    scale_of,
+    weight_of,
+)
 from tvm_stretch.passes.tabulate import tabulated
-from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call, integer_of
+from tvm_stretch.passes.transposed import transposed_images
+from tvm_stretch.targets.kernels.integers import Integer, integer_call, integer_of, softmax_powers
 
 from tvm_stretch.ir.expressions import constant, shape_of
 from tvm_stretch.ir.operators import kind_of
@@ -33,70 +44,11 @@ from tvm_stretch.ir.operators import kind_of
 INTEGERS = "integers"
 """Attribute of ``main``: JSON of how many integer operators there are, and what stays in float."""
 
-_EIGHT_BITS = ("int8", "uint8")
-_MOVES = ("reshape", "permute_dims", "strided_slice", "take", "nn.max_pool2d", "image.resize2d")
-
-
-@dataclass(frozen=True)
-class _Scale:
-    """What the numbers of an integer tensor mean: ``(number - zero) * scale``."""
-
-    scale: np.float32
-    zero: int
-    dtype: str
-
-    @property
-    def limits(self) -> tuple[int, int]:
-        """The least and the greatest number of the type."""
-        limits = np.iinfo(self.dtype)
-        return int(limits.min), int(limits.max)
-
-
-@dataclass(frozen=True)
-class _Result:
-    """Integers that are wanted: of which scale, and between which of them an activation cuts."""
-
-    scale: _Scale
-    low: int
-    high: int
-
-    def clipped(self, low: float, high: float) -> _Result:
-        """Behind ``clip(x, low, high)`` of what the integers mean: rounding keeps the order."""
-        least, most = (self.number(v) for v in (low, high))
-        low_, high_ = min(max(self.low, least), self.high), max(min(self.high, most), self.low)
-        return replace(self, low=low_, high=high_)
-
-    def number(self, value: float) -> int:
-        """The integer that ``value`` becomes."""
-        with np.errstate(over="ignore"):
-            rounded = np.rint(np.float32(value) / self.scale.scale) + self.scale.zero
-        return int(np.clip(rounded, *self.scale.limits))
-
-    def rounding(self, zero: int | None = None) -> Rounding:
-        """How operators make them; by default they add the zero point."""
-        zero = self.scale.zero if zero is None else zero
-        return Rounding(self.scale.dtype, zero, self.low, self.high)
-
-    @property
-    def cuts(self) -> bool:
-        """Whether some numbers of the type are left out."""
-        return (self.low, self.high) != self.scale.limits
-
-
-@dataclass(frozen=True)
-class _Tensor:
-    """An integer tensor and what it means."""
-
-    value: relax.Expr
-    scale: _Scale
-
-
-@dataclass(frozen=True)
-class _Weight:
-    """Constant weights without zero point, and the scale of each output channel."""
-
-    value: np.ndarray
-    scale: np.ndarray
+_LAYERS = ("nn.conv2d", "nn.conv2d_transpose", "matmul")
+_MOVES = (
+    *("reshape", "permute_dims", "strided_slice", "take"),
+    *("max", "nn.max_pool2d", "image.resize2d"),
+)
 
 
 @tvm.transform.module_pass(opt_level=0, name="FormIntegers")
@@ -160,9 +112,9 @@ class _Former(relax.PyExprMutator):
         if kind_of(call) != "quantize":
             return call
         scale = self.scale(call, str(call.ty.dtype))
-        if scale is None or str(call.ty.dtype) not in _EIGHT_BITS:
+        if scale is None or str(call.ty.dtype) not in EIGHT_BITS:
             return call
-        formed = self.form(call.args[0], _Result(scale, *scale.limits))
+        formed = self.form(call.args[0], Result(scale, *scale.limits))
         return call if formed is None else formed
 
     # --- what stands in the network ---
@@ -171,23 +123,17 @@ class _Former(relax.PyExprMutator):
         """What ``x`` is bound to."""
         return self.lookup_binding(x) if isinstance(x, relax.Var) else x
 
-    def scale(self, call: relax.Call, dtype: str) -> _Scale | None:
+    def scale(self, call: relax.Call, dtype: str) -> Scale | None:
         """Scale and zero point of a (de)quantising per tensor."""
-        scale, zero = (self.definition(arg) for arg in call.args[1:])
-        if not isinstance(scale, GenericConst) or not isinstance(zero, GenericConst):
-            return None
-        numbers = scale.value.numpy().reshape(-1), zero.value.numpy().reshape(-1)
-        if any(n.size != 1 for n in numbers):
-            return None
-        return _Scale(np.float32(numbers[0][0]), int(numbers[1][0]), dtype)
+        return scale_of(call, dtype, self.definition)
 
-    def tensor(self, x: relax.Expr) -> _Tensor | None:
+    def tensor(self, x: relax.Expr) -> Tensor | None:
         """The integers that ``x`` is dequantised from."""
         call = self.definition(x)
         kind = kind_of(call)
-        if kind == "dequantize" and str(call.args[0].ty.dtype) in _EIGHT_BITS:
+        if kind == "dequantize" and str(call.args[0].ty.dtype) in EIGHT_BITS:
             scale = self.scale(call, str(call.args[0].ty.dtype))
-            return None if scale is None else _Tensor(call.args[0], scale)
+            return None if scale is None else Tensor(call.args[0], scale)
         if kind in _MOVES and _moves(call):
             inner = self.tensor(call.args[0])
             return inner and replace(inner, value=self.moved(x, call, inner.value))
@@ -202,50 +148,9 @@ class _Former(relax.PyExprMutator):
         call = self.definition(item.tuple_value)
         return call if kind_of(call) == "split" else None
 
-    def numbers(self, x: relax.Expr) -> tuple[np.ndarray, np.ndarray] | None:
-        """A constant as ``numbers * scales``; of what is not quantised the numbers are floats."""
-        value = self.definition(x)
-        if isinstance(value, GenericConst):
-            array = value.value.numpy()
-            return array.astype("float64"), np.ones_like(array, "float32")
-        kind = kind_of(value)
-        if kind in ("reshape", "permute_dims"):
-            inner = self.numbers(value.args[0])
-            if inner is None:
-                return None
-            if kind == "reshape":
-                return inner[0].reshape(shape_of(value)), inner[1].reshape(shape_of(value))
-            axes = value.attrs.axes
-            order = None if axes is None else [int(axis) for axis in axes]
-            return inner[0].transpose(order), inner[1].transpose(order)
-        if kind != "dequantize":
-            return None
-        data, scale, zero = (self.definition(arg) for arg in value.args)
-        if not all(isinstance(part, GenericConst) for part in (data, scale, zero)):
-            return None
-        array = data.value.numpy()
-        full = [1] * array.ndim
-        if scale.value.numpy().size > 1:
-            full[int(value.attrs.axis)] = -1
-        lined_up = [part.value.numpy().reshape(full) for part in (scale, zero)]
-        scales = np.broadcast_to(lined_up[0].astype("float32"), array.shape)
-        return array.astype("int64") - lined_up[1].astype("int64"), scales
-
-    def weight(self, x: relax.Expr, axis: int) -> _Weight | None:
-        """Weights of 8 bits without zero point, one scale for each index of ``axis``."""
-        found = self.numbers(x)
-        if found is None or found[0].dtype.kind == "f" or not found[0].size:
-            return None
-        values, scales = found
-        rows = np.moveaxis(scales, axis, 0).reshape(scales.shape[axis], -1)
-        limits = np.iinfo("int8")
-        if (rows != rows[:, :1]).any() or values.min() < limits.min or values.max() > limits.max:
-            return None
-        return _Weight(values.astype("int8"), rows[:, 0].copy())
-
     # --- what it becomes ---
 
-    def form(self, x: relax.Expr, result: _Result) -> relax.Expr | None:
+    def form(self, x: relax.Expr, result: Result) -> relax.Expr | None:
         """The integers of ``x``; None where they cannot be computed without floats."""
         call = self.definition(x)
         kind = kind_of(call)
@@ -270,12 +175,12 @@ class _Former(relax.PyExprMutator):
         if same is not None and same.scale == result.scale and not result.cuts:
             return same.value
         rules: dict[str, Callable[..., relax.Expr | None]] = {
-            "nn.conv2d": self.layer,
-            "matmul": self.layer,
+            **dict.fromkeys(_LAYERS, self.layer),
             "add": self.add,
             "multiply": self.multiply,
             "mean": self.mean,
             "nn.avg_pool2d": self.average,
+            "nn.softmax": self.softmax,
         }
         formed = rules[kind](x, call, result) if kind in rules else None
         return self.table(x, result) if formed is None else formed
@@ -302,21 +207,31 @@ class _Former(relax.PyExprMutator):
         return self.keep(x, relax.TupleGetItem(self.splits[key], item.index))
 
     def layer(
-        self, x: relax.Expr, call: relax.Call, result: _Result, bias: relax.Expr | None = None
+        self, x: relax.Expr, call: relax.Call, result: Result, bias: relax.Expr | None = None
     ) -> relax.Expr | None:
         """A convolution or dense layer with constant weights, and its bias."""
-        is_conv = kind_of(call) == "nn.conv2d"
-        if not (_is_nchw(call) if is_conv else _is_matrix(call)):
+        kind = kind_of(call)
+        if not (_is_matrix(call) if kind == "matmul" else _is_nchw(call)):
             return None
-        data, weight = self.tensor(call.args[0]), self.weight(call.args[1], 0 if is_conv else 1)
+        data = self.tensor(call.args[0])
+        weight = weight_of(call.args[1], 0 if kind == "nn.conv2d" else 1, self.definition)
         if data is None or weight is None:
             return None
-        scale = data.scale.scale * weight.scale
-        offset = self.bias(bias, call, 1, scale)
-        if offset is None or _largest(weight.value, 0 if is_conv else 1, offset) >= 2**31:
+        scales = weight.scale
+        if kind == "nn.conv2d_transpose":  # those of a group, which all groups share
+            scales = np.tile(scales, int(call.attrs.groups))
+        unit = data.scale.scale * scales
+        offset = bias_of(bias, call, unit, self.definition)
+        if offset is None:
             return None
-        integer = Integer(kind_of(call).removeprefix("nn."), result.rounding(), (data.scale.zero,))
-        if is_conv:
+        factor = (unit / result.scale.scale).astype("float32")
+        integer = Integer(kind.removeprefix("nn."), result.rounding(), (data.scale.zero,))
+        constants = (weight.value, offset, factor)
+        if kind == "nn.conv2d_transpose":
+            return self.transposed(x, call, integer, data.value, *constants)
+        if _largest(weight.value, 1 if kind == "matmul" else 0, offset) >= 2**31:
+            return None
+        if kind == "nn.conv2d":
             attrs = call.attrs
             integer = replace(
                 integer,
@@ -325,35 +240,38 @@ class _Former(relax.PyExprMutator):
                 dilation=_ints(attrs.dilation),
                 groups=int(attrs.groups),
             )
-        factor = (scale / result.scale.scale).astype("float32")
-        constants = (weight.value, offset, factor)
         return self.operator(x, integer, data.value, *map(constant, constants))
 
-    def bias(
-        self, bias: relax.Expr | None, call: relax.Call, axis: int, scale: np.ndarray
-    ) -> np.ndarray | None:
-        """The bias in units of ``scale``, as int32; None if it is no number per channel."""
-        if bias is None:
-            return np.zeros(len(scale), "int32")
-        found, shape = self.numbers(bias), shape_of(call)
-        if found is None or found[0].ndim > len(shape):
+    def transposed(
+        self,
+        x: relax.Expr,
+        call: relax.Call,
+        integer: Integer,
+        data: relax.Expr,
+        weight: np.ndarray,
+        offset: np.ndarray,
+        factor: np.ndarray,
+    ) -> relax.Expr | None:
+        """A transposed convolution, as convolutions whose results lie between each other."""
+        images = transposed_images(call, _apart(weight, _ints(call.attrs.dilation), call))
+        if images is None:
             return None
-        numbers, scales = found
-        full = [1] * (len(shape) - numbers.ndim) + list(numbers.shape)
-        if numbers.size not in (1, full[axis]):
+        per_channel = [np.repeat(numbers, images.each) for numbers in (offset, factor)]
+        if any(_largest(image, 0, per_channel[0]) >= 2**31 for image in images.weights):
             return None
-        units = scales.reshape(-1).astype("float64") / scale
-        units[np.abs(units - 1) < 1e-5] = 1.0  # written with fewer digits
-        rounded = np.rint(numbers.reshape(-1) * units)
-        if not np.abs(rounded).max(initial=0) < 2**31:
-            return None  # or NaN
-        return rounded.astype("int32")
+        values = []
+        for image in images.weights:
+            padding = images.padding(image)
+            conv = replace(integer, kind="conv2d", padding=padding, groups=images.groups)
+            operands = map(constant, (np.ascontiguousarray(image), *per_channel))
+            values.append(self.operator(x, conv, data, *operands))
+        return self.keep(x, images.back(*values))
 
-    def add(self, x: relax.Expr, call: relax.Call, result: _Result) -> relax.Expr | None:
+    def add(self, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
         """A bias behind a layer, or a sum of two tensors."""
         for layer, other in (call.args, reversed(call.args)):
             made = self.definition(layer)
-            if kind_of(made) in ("nn.conv2d", "matmul") and shape_of(made) == shape_of(call):
+            if kind_of(made) in _LAYERS and shape_of(made) == shape_of(call):
                 formed = self.layer(layer, made, result, other)
                 if formed is not None:
                     return formed
@@ -368,7 +286,7 @@ class _Former(relax.PyExprMutator):
         integer = Integer("add", result.rounding(zero=0), factors=factors)
         return self.operator(x, integer, a.value, b.value)
 
-    def multiply(self, x: relax.Expr, call: relax.Call, result: _Result) -> relax.Expr | None:
+    def multiply(self, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
         """A product of two tensors."""
         a, b = (self.tensor(arg) for arg in call.args)
         if a is None or b is None:
@@ -378,18 +296,23 @@ class _Former(relax.PyExprMutator):
         integer = Integer("multiply", result.rounding(zero=0), zeros, factors)
         return self.operator(x, integer, a.value, b.value)
 
-    def mean(self, x: relax.Expr, call: relax.Call, result: _Result) -> relax.Expr | None:
+    def mean(self, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
         """The mean of every feature map."""
         data, shape = self.tensor(call.args[0]), shape_of(call.args[0])
         axes = [] if call.attrs.axis is None else [int(axis) for axis in call.attrs.axis]
-        if data is None or len(shape) != 4 or axes != [2, 3] or not call.attrs.keepdims:
+        if (
+            data is None
+            or len(shape) != 4
+            or sorted(a % 4 for a in axes) != [2, 3]
+            or not call.attrs.keepdims
+        ):
             return None
         factor = data.scale.scale / (result.scale.scale * np.float32(shape[2] * shape[3]))
         zeros = (data.scale.zero,)
         integer = Integer("mean", result.rounding(), zeros, (float(factor),))
         return self.operator(x, integer, data.value)
 
-    def average(self, x: relax.Expr, call: relax.Call, result: _Result) -> relax.Expr | None:
+    def average(self, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
         """The mean of windows of one size: a depthwise convolution with weights of one."""
         data, attrs, shape = self.tensor(call.args[0]), call.attrs, shape_of(call)
         window, padding = _ints(attrs.pool_size), _ints(attrs.padding)
@@ -415,7 +338,24 @@ class _Former(relax.PyExprMutator):
             return None  # windows at the border count fewer pixels
         return self.keep(x, made)
 
-    def table(self, x: relax.Expr, result: _Result) -> relax.Expr | None:
+    def softmax(self, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
+        """Powers of the numbers, from a table, by their sum along one axis."""
+        data, shape = self.tensor(call.args[0]), shape_of(call)
+        if data is None or len(shape) < 2 or 0 in shape:
+            return None
+        last, axis = len(shape) - 1, int(call.attrs.axis) % len(shape)
+        order = [last if i == axis else axis if i == last else i for i in range(len(shape))]
+        value = data.value
+        if axis != last:
+            value = self.keep(x, relax.op.permute_dims(value, order))
+        powers = constant(softmax_powers(data.scale.scale, shape[axis]))
+        # as ONNX Runtime does it, which divides by no scale but multiplies by a whole number
+        factor = np.floor(np.float32(1) / result.scale.scale)
+        integer = Integer("softmax", result.rounding(), factors=(float(factor),))
+        made = self.operator(x, integer, value, powers)
+        return made if axis == last else self.keep(x, relax.op.permute_dims(made, order))
+
+    def table(self, x: relax.Expr, result: Result) -> relax.Expr | None:
         """What is elementwise from one tensor on: its result for each of the 256 numbers."""
         scale = result.scale
         found = tabulated(x, self.definition, self.tensor)
@@ -437,6 +377,15 @@ def _largest(weight: np.ndarray, axis: int, bias: np.ndarray) -> int:
     return int((255 * sums + np.abs(bias.astype("int64"))).max())
 
 
+def _apart(weight: np.ndarray, dilation: tuple[int, int], call: relax.Call) -> np.ndarray:
+    """IOHW with zeros between the taps, and behind them where a stride would pass over some."""
+    kernel = zip(weight.shape[2:], dilation, strict=True)
+    reach = [(taps - 1) * apart + 1 for taps, apart in kernel]
+    wide = np.zeros((*weight.shape[:2], *map(max, reach, _ints(call.attrs.strides))), weight.dtype)
+    wide[:, :, : reach[0] : dilation[0], : reach[1] : dilation[1]] = weight
+    return wide
+
+
 def _moves(call: relax.Call) -> bool:
     """Whether a call that may compute only chooses numbers."""
     kind = kind_of(call)
@@ -448,8 +397,8 @@ def _moves(call: relax.Call) -> bool:
 
 
 def _is_nchw(call: relax.Call) -> bool:
-    attrs = call.attrs
-    return (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) == ("NCHW", "OIHW", "NCHW")
+    attrs, kernel = call.attrs, "OIHW" if kind_of(call) == "nn.conv2d" else "IOHW"
+    return (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) == ("NCHW", kernel, "NCHW")
 
 
 def _is_matrix(call: relax.Call) -> bool:

@@ -20,6 +20,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 from tvm_stretch.passes.branches import Emitter, Replacement, Span
 from tvm_stretch.passes.channel_plan import ChannelStep, Form, Held, plan_channel_split
+from tvm_stretch.targets.kernels.integers import integer_of
 
 from tvm_stretch.ir.convolutions import (
     conv2d_like,
@@ -80,7 +81,7 @@ class _Segment:
         self._flush()
         if held.form is Form.PART:
             value = relax.op.concat(parts, axis=1)
-        elif self.operators[tensor].kind == "integer.conv2d":
+        elif _is_rounded(self.operators[tensor].call):
             value = rounded_sum(self.builder, self.operators[tensor].call, parts)
         else:
             for index, summand in enumerate(parts[1:-1], start=1):
@@ -190,3 +191,9 @@ class _Segment:
             label = f"{self.end}.c{index}.{tensor}.{begin}to{end}"
             self.slices[key] = self.pending[index].emit(label, cut)
         return self.slices[key]
+
+
+def _is_rounded(call: relax.Call) -> bool:
+    """Whether a convolution of integers rounds its sums; what is a summand already does not."""
+    integer = integer_of(call)
+    return integer is not None and integer.rounding is not None

@@ -5,11 +5,7 @@
     y = conv2d(x: (N, C, L, 1), w)   ->   the same: tiles of registers run along rows
     y = conv2d_transpose(x, w, strides=2)
                                      ->   y = reshape(permute_dims(reshape(conv2d(x, w1))))
-
-A transposed convolution of stride s makes s x s images, each a convolution of its input, whose
-pixels lie between each other: here they are channels first.  Where the stride divides the kernel
-that is one convolution; elsewhere images have taps of their own, and are convolutions of their own
-(taps of zero would make NaN of infinities).
+                                          see `transposed.py`
 
 A bias and an activation behind such a layer move to where it is computed, and become its epilogue.
 """
@@ -25,6 +21,7 @@ import numpy as np
 import tvm
 from tvm import relax
 from tvm_stretch.passes.name_operators import same_source
+from tvm_stretch.passes.transposed import transposed_images
 from tvm_stretch.targets.kernels.blocks import LONGEST
 
 from tvm_stretch.ir.expressions import (
@@ -185,99 +182,22 @@ def _per_channel(numbers: np.ndarray) -> np.ndarray:
 
 
 def _transposed(call: relax.Call, weight: np.ndarray) -> _Layer | None:
-    """A convolution that makes the pixels between as channels; see the module docstring."""
-    attrs, shape = call.attrs, shape_of(call)
-    strides = [int(s) for s in attrs.strides]
-    kernel = weight.shape[2:]
-    if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NCHW", "IOHW", "NCHW"):
+    """A convolution that makes the pixels between as channels."""
+    apart = any(int(d) != 1 for d in call.attrs.dilation)
+    images = None if apart else transposed_images(call, weight)
+    if images is None:
         return None
-    if any(int(d) != 1 for d in attrs.dilation) or 0 in shape:
-        return None
-    if any(k < s for k, s in zip(kernel, strides, strict=True)):
-        return None
-    begin, groups = [int(p) for p in attrs.padding[:2]], int(attrs.groups)
-    sizes = shape_of(call.args[0])[2:]
-    ways = [_way(*axis) for axis in zip(sizes, kernel, strides, begin, shape[2:], strict=True)]
-    together = all(k % s == 0 for k, s in zip(kernel, strides, strict=True))
-    if together:
-        images = [_images(weight, strides, groups)]
-    else:
-        places = ((y, x) for y in range(strides[0]) for x in range(strides[1]))
-        parts = (weight[:, :, y :: strides[0], x :: strides[1]] for y, x in places)
-        images = [_images(part, [1, 1], groups) for part in parts]
 
     def conv(image: np.ndarray) -> relax.Expr:
-        taps = zip(image.shape[2:], ways, strict=True)
-        padding = [t - 1 - way.left_out for t, way in taps] + [way.after for way in ways]
+        padding, groups = images.padding(image), images.groups
         return relax.op.nn.conv2d(call.args[0], constant(image), padding=padding, groups=groups)
 
-    def back(*values: relax.Expr) -> relax.Expr:
-        value = values[0] if together else relax.op.concat(list(values), axis=1)
-        return _between(value, shape, ways, strides, together)
-
-    each = prod(strides) if together else 1
     return _Layer(
-        tuple(map(conv, images)), back, 1, lambda numbers: _per_channel(np.repeat(numbers, each))
+        tuple(map(conv, images.weights)),
+        images.back,
+        1,
+        lambda numbers: _per_channel(np.repeat(numbers, images.each)),
     )
-
-
-def _between(
-    value: relax.Expr,
-    shape: Sequence[int],
-    ways: Sequence[_Way],
-    strides: Sequence[int],
-    channels_first: bool,
-) -> relax.Expr:
-    """Pixels of ``strides`` images, which are channels of ``value``, between each other."""
-    counts = [way.count for way in ways]
-    if channels_first:
-        split, axes = [*shape[:2], *strides, *counts], [0, 1, 4, 2, 5, 3]
-    else:
-        split, axes = [shape[0], *strides, shape[1], *counts], [0, 3, 4, 1, 5, 2]
-    apart = relax.op.permute_dims(relax.op.reshape(value, relax.ShapeExpr(split)), axes)
-    whole = [c * s for c, s in zip(counts, strides, strict=True)]
-    image = relax.op.reshape(apart, relax.ShapeExpr([*shape[:2], *whole]))
-    if whole == list(shape[2:]):
-        return image
-    first = [way.skip for way in ways]
-    end = [f + size for f, size in zip(first, shape[2:], strict=True)]
-    return relax.op.strided_slice(image, [2, 3], first, end)
-
-
-@dataclass(frozen=True)
-class _Way:
-    """Of one axis.
-
-    Attributes:
-        left_out: pixels of each image before the first that is computed.
-        after: padding behind the input.
-        count: pixels of each image.
-        skip: pixels of the result that go first.
-    """
-
-    left_out: int
-    after: int
-    count: int
-    skip: int
-
-
-def _way(size: int, kernel: int, stride: int, cut: int, out: int) -> _Way:
-    """Results that ``cut`` leaves out are not computed, but for those that share a pixel."""
-    left_out = min(cut // stride, max(kernel // stride, 1) - 1)
-    skip = cut - left_out * stride
-    after = max(-(-(skip + out) // stride) + left_out - size, 0)
-    return _Way(left_out, after, size - left_out + after, skip)
-
-
-def _images(weight: np.ndarray, strides: list[int], groups: int) -> np.ndarray:
-    """(I, O / g, kh, kw)  ->  (O * sh * sw, I / g, kh / sh, kw / sw), taps from the end."""
-    (inputs, outputs, height, width), (down, right) = weight.shape, strides
-    split = weight.reshape(
-        groups, inputs // groups, outputs, height // down, down, width // right, right
-    )
-    flipped = split[:, :, :, ::-1, :, ::-1]
-    ordered = flipped.transpose(0, 2, 4, 6, 1, 3, 5)
-    return ordered.reshape(-1, inputs // groups, height // down, width // right)
 
 
 _LAYERS = {

@@ -250,7 +250,10 @@ def why_refused(call: relax.Call, version: Version, *, emulated: bool) -> str | 
     if not isinstance(call.op, tvm.ir.Op):
         return None
     name = call.op.name
-    if integer_of(call) is not None:  # its factors are floats, which UseFixedPoint takes apart
+    integer = integer_of(call)
+    if integer is not None and integer.kind == "softmax":
+        return f"{name}: its powers are floats, and {_DIVISION}"
+    if integer is not None:  # its factors are floats, which UseFixedPoint takes apart
         data = [operand for operand in operands_of(call) if not isinstance(operand, GenericConst)]
         reasons = (_why_not_tensor(ty, version, emulated) for e in data for ty in _tensors(e))
         return next((f"{name}: {reason}" for reason in reasons if reason), None)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax, te, tirx
 from tvm.ir import Expr
@@ -64,11 +65,12 @@ class Integer:
 
     Attributes:
         kind: ``conv2d``, ``matmul``, ``add``, ``multiply``, ``mean`` (of rows and columns),
-            ``table``, or ``round`` (of sums that several ``conv2d`` made).
+            ``table``, ``softmax`` (along the last axis), or ``round`` (of sums that several
+            ``conv2d`` made).
         rounding: how results become integers; None for a ``conv2d`` that leaves its sums.
         zeros: zero points of the computed inputs.
         factors: of ``add`` one for each input, of ``multiply`` one, and then what is added; of
-            ``mean`` one. Those of ``conv2d`` and ``matmul`` are an operand.
+            ``mean`` and ``softmax`` one. Those of ``conv2d`` and ``matmul`` are an operand.
         strides, padding, dilation, groups: of ``conv2d``; padding is the zero point.
     """
 
@@ -121,7 +123,8 @@ def integer_call(bb: relax.BlockBuilder, integer: Integer, *operands: relax.Expr
         integer: what to compute.
         operands: of ``conv2d`` and ``matmul``: data, weights as OIHW or (K, N), int32 bias and,
             where it rounds, float32 factor of each output channel; of ``round`` the sums and the
-            factor; of ``table`` data and the results of all 256 values; of others the data.
+            factor; of ``table`` data and the results of all 256 values; of ``softmax`` data and
+            `softmax_powers`; of others the data.
     """
     types = tuple((tuple(map(int, o.ty.shape.values)), str(o.ty.dtype)) for o in operands)
     key = (integer, types)
@@ -296,6 +299,41 @@ def _table(_integer: Integer, data: te.Tensor, table: te.Tensor) -> te.Tensor:
     )
 
 
+def softmax_powers(scale: np.float32, length: int) -> np.ndarray:
+    """The power of e of all that a number can be below the greatest, that one's last.
+
+    All are larger by a factor that leaves room for the sum of ``length`` of them in float32: ONNX
+    Runtime's, whose results these numbers have, to the last digit.
+    """
+    room = np.float32(np.log(np.float64(np.finfo("float32").max / np.float32(length))))
+    first = max(0.0, float(room) - 5.0) / float(scale) - 255
+    return np.exp((np.arange(256) + first) * np.float64(scale)).astype("float32")
+
+
+def _softmax(integer: Integer, data: te.Tensor, powers: te.Tensor) -> te.Tensor:
+    *before, length = data.shape
+    along = te.reduce_axis((0, length), "j")
+
+    def most(*i: Expr) -> Expr:
+        return te.max(_int32(data[(*i, along)]), axis=[along])
+
+    largest = te.compute(before, most, name="largest")
+
+    def power(i: Sequence[Expr], j: Expr) -> Expr:
+        return powers[_int32(data[(*i, j)]) - largest[tuple(i)] + _int32(255)]
+
+    along = te.reduce_axis((0, length), "j")
+    # one after the other: in another order float32 has other sums
+    total = te.compute(before, lambda *i: te.sum(power(i, along), axis=[along]), name="total")
+    factor = tirx.const(integer.factors[0], "float32")
+
+    def element(*place: Expr) -> Expr:
+        *i, j = place
+        return rounding_of(integer).of(power(i, j) * factor / total[tuple(i)])
+
+    return te.compute(data.shape, element, name="integer_softmax")
+
+
 _MEANINGS: dict[str, Callable[..., te.Tensor]] = {
     "conv2d": _conv2d,
     "matmul": _matmul,
@@ -303,5 +341,6 @@ _MEANINGS: dict[str, Callable[..., te.Tensor]] = {
     "multiply": _multiply,
     "mean": _mean,
     "round": _round,
+    "softmax": _softmax,
     "table": _table,
 }

@@ -10,7 +10,7 @@ import onnx
 import pytest
 import tvm
 from quantised_models import Quantised, integers, optimised, qdq, qdq_conv, qlinear
-from relax_helpers import module
+from relax_helpers import module, run
 from tvm import relax
 from tvm.ir import assert_structural_equal
 from tvm_stretch.passes.decompose_quantisation import DecomposeQuantisation
@@ -91,14 +91,14 @@ def test_network_without_quantising_stays() -> None:
 
 def test_what_is_not_known_stays_in_float_and_is_named() -> None:
     def body(x: relax.Expr) -> relax.Expr:
-        softmax = relax.op.nn.softmax(dequantise(x, 0.02, 3))
-        return quantise(relax.op.nn.relu(quantise_twice(softmax)), 0.1, 0)
+        sums = relax.op.cumsum(dequantise(x, 0.02, 3), 1)
+        return quantise(relax.op.nn.relu(quantise_twice(sums)), 0.1, 0)
 
     def quantise_twice(x: relax.Expr) -> relax.Expr:
         return dequantise(quantise(x, 1 / 256, 0), 1 / 256)
 
     after = formed(module(body, (4, 16), dtype="uint8"))
-    assert kinds(after) == ["dequantize", "nn.softmax", "quantize", "integer.table"]
+    assert kinds(after) == ["dequantize", "cumsum", "quantize", "integer.table"]
     assert describe_integers(after["main"]).startswith("1 integer operators; in float: ")
     decomposed = DecomposeQuantisation()(after)
     assert not {"quantize", "dequantize"} & set(kinds(decomposed))
@@ -187,6 +187,29 @@ LARGER = {
 }
 TWICE = [np.zeros(0, "float32"), np.array([1, 1, 2, 2], "float32")]
 
+LIKELY = Quantised(np.zeros(0, "uint8"), 1 / 256, 0)
+SIGNED_LIKELY = Quantised(np.zeros(0, "int8"), 0.003, -128)
+
+
+def transposed(channels: int, kernel: int, groups: int = 1, **attributes: Any) -> onnx.ModelProto:
+    """Of `A`; scales are powers of two, so that ONNX Runtime's floats are exact too."""
+    weight = integers(16, channels // groups, kernel, kernel, dtype="int8", seed=1, limit=127)
+    scales = [np.float32(2.0**-7), np.float32(2.0**-13)]
+    bias = np.arange(channels, dtype="int32") * 1000
+    constants = [Quantised(weight, scales[0], 0), Quantised(bias, scales[1], 0)]
+    x, y = Quantised(A.array, 2.0**-6, 3), Quantised(np.zeros(0, "uint8"), 0.5, 120)
+    return qdq(
+        "ConvTranspose",
+        [x],
+        y,
+        constants=constants,
+        group=groups,
+        kernel_shape=[kernel, kernel],
+        **attributes,
+    )
+
+
+FOUR = [*["integer.conv2d"] * 4, "concat", "permute_dims", "strided_slice"]
 OPERATORS: dict[str, tuple[onnx.ModelProto, list[str]]] = {
     "add": (qdq("Add", [A, B], Y), ["integer.add"]),
     "add, relu": (qdq("Add", [A, B], Y, then="Relu"), ["integer.add"]),
@@ -204,6 +227,24 @@ OPERATORS: dict[str, tuple[onnx.ModelProto, list[str]]] = {
     ),
     "sigmoid": (qdq("Sigmoid", [SIGNED], SIGNED_Y), ["integer.table"]),
     "swish": (qdq("HardSwish", [A], Y), ["integer.table"]),
+    "softmax": (qdq("Softmax", [A], LIKELY, axis=-1), ["integer.softmax"]),
+    "softmax, signed": (
+        qdq("Softmax", [SIGNED], SIGNED_LIKELY, axis=1),
+        ["permute_dims", "integer.softmax", "permute_dims"],
+    ),
+    "transposed": (
+        transposed(6, 4, strides=[2, 2]),
+        ["integer.conv2d", "permute_dims"],
+    ),
+    "transposed, taps of their own": (
+        transposed(6, 3, strides=[2, 2], pads=[1, 1, 1, 1], output_padding=[1, 1]),
+        FOUR,
+    ),
+    "transposed, dilated": (transposed(4, 3, strides=[2, 2], dilations=[2, 2]), FOUR),
+    "transposed, groups": (
+        transposed(8, 1, 4, strides=[2, 2]),
+        ["integer.conv2d", "permute_dims", "strided_slice"],
+    ),
     "leaky": (qdq("LeakyRelu", [A], Y, alpha=0.1), ["integer.table"]),
     "resize": (
         qdq("Resize", [A], Quantised(Y.array, 0.0213, 3), constants=TWICE, **LARGER),
@@ -219,7 +260,8 @@ OPERATORS: dict[str, tuple[onnx.ModelProto, list[str]]] = {
 def test_operators_equal_onnx_runtime(name: str) -> None:
     model, expected = OPERATORS[name]
     inputs = [MATRIX] if name in ("gemm", "matmul") else [A, B]
-    inputs = [SIGNED, SIGNED] if name in ("signed", "sigmoid") else inputs
+    signed = name in ("signed", "sigmoid", "softmax, signed")
+    inputs = [SIGNED, SIGNED] if signed else inputs
     arrays = [x.array for x in inputs[: len(model.graph.input)]]
     assert [kind for kind in kinds(load_network(model)) if kind != "reshape"] == expected
     result = np.asarray(ts.compile(model, cpu_threads=1)(*arrays))
@@ -309,7 +351,7 @@ def test_operators_of_onnx_runtime_that_are_refused() -> None:
 
 
 def test_explain_counts_what_stays_in_float() -> None:
-    model = ts.compile(qdq("Softmax", [MATRIX], Y, axis=1), cpu_threads=1)
+    model = ts.compile(qdq("Div", [A, A], Y), cpu_threads=1)
     assert "0 integer operators; in float: layer" in model.plan.explain()
 
 
@@ -333,3 +375,34 @@ def test_sums_of_all_pairs_equal_onnx_runtime(scales: tuple[tuple[float, int], .
     model = qdq("Add", [a, b], Quantised(pairs[0], *scales[2]))
     result = np.asarray(ts.compile(model, cpu_threads=1)(*pairs))
     np.testing.assert_array_equal(result, optimised(model, *pairs))
+
+
+def test_scales_of_channels_that_groups_share() -> None:
+    """Of a transposed convolution: an index of the second axis of the weights."""
+
+    def body(x: relax.Expr) -> relax.Expr:
+        weight = relax.op.dequantize(
+            relax.const(integers(4, 3, 2, 2, dtype="int8", limit=127)),
+            relax.const(np.float32([0.01, 0.02, 0.03])),
+            relax.const(np.zeros(3, "int8")),
+            1,
+        )
+        y = relax.op.nn.conv2d_transpose(dequantise(x, 0.02, 3), weight, strides=2, groups=2)
+        return quantise(y, 0.1, 100)
+
+    before = relax.transform.CanonicalizeBindings()(module(body, (1, 4, 3, 5), dtype="uint8"))
+    after = FormIntegers()(before)
+    assert kinds(after)[0] == "integer.conv2d"
+    x = integers(1, 4, 3, 5)
+    np.testing.assert_array_equal(run(after, x)[0], run(DecomposeQuantisation()(before), x)[0])
+
+
+@pytest.mark.parametrize("length", [2, 1000])
+def test_softmax_of_a_sure_answer_saturates(length: int) -> None:
+    """A probability of one is 256 / 256, one more than there is."""
+    array = np.full((1, length), -128, "int8")
+    array[0, 1] = 127
+    model = qdq("Softmax", [Quantised(array, 0.3, 0)], Quantised(array, 1 / 256, -128), axis=1)
+    result = np.asarray(ts.compile(model, cpu_threads=1)(array))
+    assert result[0, 1] == 127
+    np.testing.assert_array_equal(result, optimised(model, array))

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import tvm
 
-from tvm_stretch.errors import ModelError, UnsupportedError, last_line
+from tvm_stretch.errors import ModelError, StretchError, UnsupportedError, last_line
 from tvm_stretch.frontend.torch_operators import converters, decomposed
+from tvm_stretch.frontend.torch_quantised import quantised_converters, register_quantised
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -28,6 +29,7 @@ def load_torch(path: Path) -> ExportedProgram:
     try:
         import torch
 
+        register_quantised()
         return torch.export.load(path)
     except Exception as error:  # whatever its parts raise
         raise ModelError(
@@ -40,6 +42,7 @@ def read_torch(program: ExportedProgram) -> tvm.IRModule:
     """Translate an exported program with TVM's own importer.
 
     Raises:
+        ModelError: It has scales that are not above zero.
         UnsupportedError: The importer cannot take it.
     """
     from tvm.relax.frontend.torch import from_exported_program
@@ -47,12 +50,15 @@ def read_torch(program: ExportedProgram) -> tvm.IRModule:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            program = decomposed(program)
             return from_exported_program(
-                decomposed(program),
+                program,
                 unwrap_unit_return_tuple=True,
-                custom_convert_map=converters(),
+                custom_convert_map={**converters(), **quantised_converters(program)},
                 run_ep_decomposition=False,
             )
+    except StretchError:
+        raise
     except Exception as error:  # the importer raises many kinds
         raise UnsupportedError(
             f"expected an ExportedProgram of supported operators, got: {last_line(error)}; "

@@ -41,11 +41,12 @@ def summand_of(
 ) -> relax.Call:
     """The sums of an integer convolution over some input channels, as int32.
 
-    The first summand has the bias in it; `rounded_sum` makes the result of all of them.
+    The first summand has the bias in it; `rounded_sum` makes the result of all of them. What
+    leaves its sums itself, because it is a summand already, has no factor.
     """
     integer = integer_of(call)
     assert integer is not None
-    weight, bias, _ = weights_of(call, inputs=inputs)
+    weight, bias, *_ = weights_of(call, inputs=inputs)
     offset = bias if first else constant(0 * bias.value.numpy())
     return integer_call(builder, replace(integer, rounding=None), data, weight, offset)
 

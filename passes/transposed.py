@@ -1,0 +1,139 @@
+"""A transposed convolution as convolutions.
+
+    y = conv2d_transpose(x, w, strides=2)   ->   y = reshape(permute_dims(reshape(conv2d(x, w1))))
+
+One of stride s makes s x s images, each a convolution of its input, whose pixels lie between each
+other: here they are channels first.  Where the stride divides the kernel that is one convolution;
+elsewhere images have taps of their own, and are convolutions of their own (in float, taps of zero
+would make NaN of infinities).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from tvm import relax
+
+from tvm_stretch.ir.expressions import shape_of
+
+
+@dataclass(frozen=True)
+class Images:
+    """The convolutions that a transposed one consists of.
+
+    Attributes:
+        weights: of each, as OIHW; channels of ``groups`` groups.
+        ways: of rows and columns.
+        groups: of each.
+        each: channels of a convolution that belong to one of the result, next to each other.
+        back: makes the result of what they compute.
+    """
+
+    weights: tuple[np.ndarray, ...]
+    ways: tuple[Way, Way]
+    groups: int
+    each: int
+    back: Callable[..., relax.Expr]
+
+    def padding(self, weight: np.ndarray) -> tuple[int, int, int, int]:
+        """Of the convolution with ``weight``: above, left, below, right."""
+        above, left = (
+            taps - 1 - way.left_out for taps, way in zip(weight.shape[2:], self.ways, strict=True)
+        )
+        return above, left, self.ways[0].after, self.ways[1].after
+
+
+@dataclass(frozen=True)
+class Way:
+    """Of one axis.
+
+    Attributes:
+        left_out: pixels of each image before the first that is computed.
+        after: padding behind the input.
+        count: pixels of each image.
+        skip: pixels of the result that go first.
+    """
+
+    left_out: int
+    after: int
+    count: int
+    skip: int
+
+
+def transposed_images(call: relax.Call, weight: np.ndarray) -> Images | None:
+    """The convolutions that compute ``call`` with ``weight``; None where there are none.
+
+    Args:
+        call: of ``nn.conv2d_transpose``.
+        weight: as IOHW, its taps side by side whatever the dilation of ``call`` is.
+    """
+    attrs, shape = call.attrs, shape_of(call)
+    strides, kernel = [int(s) for s in attrs.strides], weight.shape[2:]
+    if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NCHW", "IOHW", "NCHW"):
+        return None
+    if 0 in shape or any(k < s for k, s in zip(kernel, strides, strict=True)):
+        return None
+    begin, groups = [int(p) for p in attrs.padding[:2]], int(attrs.groups)
+    sizes = shape_of(call.args[0])[2:]
+    rows, columns = (
+        _way(*axis) for axis in zip(sizes, kernel, strides, begin, shape[2:], strict=True)
+    )
+    together = all(k % s == 0 for k, s in zip(kernel, strides, strict=True))
+    if together:
+        images = [_images(weight, strides, groups)]
+    else:
+        places = ((y, x) for y in range(strides[0]) for x in range(strides[1]))
+        parts = (weight[:, :, y :: strides[0], x :: strides[1]] for y, x in places)
+        images = [_images(part, [1, 1], groups) for part in parts]
+
+    def back(*values: relax.Expr) -> relax.Expr:
+        value = values[0] if together else relax.op.concat(list(values), axis=1)
+        return _between(value, shape, (rows, columns), strides, together)
+
+    each = prod(strides) if together else 1
+    return Images(tuple(images), (rows, columns), groups, each, back)
+
+
+def _between(
+    value: relax.Expr,
+    shape: Sequence[int],
+    ways: Sequence[Way],
+    strides: Sequence[int],
+    channels_first: bool,
+) -> relax.Expr:
+    """Pixels of ``strides`` images, which are channels of ``value``, between each other."""
+    counts = [way.count for way in ways]
+    if channels_first:
+        split, axes = [*shape[:2], *strides, *counts], [0, 1, 4, 2, 5, 3]
+    else:
+        split, axes = [shape[0], *strides, shape[1], *counts], [0, 3, 4, 1, 5, 2]
+    apart = relax.op.permute_dims(relax.op.reshape(value, relax.ShapeExpr(split)), axes)
+    whole = [c * s for c, s in zip(counts, strides, strict=True)]
+    image = relax.op.reshape(apart, relax.ShapeExpr([*shape[:2], *whole]))
+    if whole == list(shape[2:]):
+        return image
+    first = [way.skip for way in ways]
+    end = [f + size for f, size in zip(first, shape[2:], strict=True)]
+    return relax.op.strided_slice(image, [2, 3], first, end)
+
+
+def _way(size: int, kernel: int, stride: int, cut: int, out: int) -> Way:
+    """Results that ``cut`` leaves out are not computed, but for those that share a pixel."""
+    left_out = min(cut // stride, max(kernel // stride, 1) - 1)
+    skip = cut - left_out * stride
+    after = max(-(-(skip + out) // stride) + left_out - size, 0)
+    return Way(left_out, after, size - left_out + after, skip)
+
+
+def _images(weight: np.ndarray, strides: list[int], groups: int) -> np.ndarray:
+    """(I, O / g, kh, kw)  ->  (O * sh * sw, I / g, kh / sh, kw / sw), taps from the end."""
+    (inputs, outputs, height, width), (down, right) = weight.shape, strides
+    split = weight.reshape(
+        groups, inputs // groups, outputs, height // down, down, width // right, right
+    )
+    flipped = split[:, :, :, ::-1, :, ::-1]
+    ordered = flipped.transpose(0, 2, 4, 6, 1, 3, 5)
+    return ordered.reshape(-1, inputs // groups, height // down, width // right)
