@@ -315,12 +315,12 @@ def _softmax(integer: Integer, data: te.Tensor, powers: te.Tensor) -> te.Tensor:
     along = te.reduce_axis((0, length), "j")
 
     def most(*i: Expr) -> Expr:
-        return te.max(_int32(data[(*i, along)]), axis=[along])
+        return te.max(_int32(data[tuple([*i, along])]), axis=[along])
 
     largest = te.compute(before, most, name="largest")
 
     def power(i: Sequence[Expr], j: Expr) -> Expr:
-        return powers[_int32(data[(*i, j)]) - largest[tuple(i)] + _int32(255)]
+        return powers[_int32(data[tuple([*i, j])]) - largest[tuple(i)] + _int32(255)]
 
     along = te.reduce_axis((0, length), "j")
     # one after the other: in another order float32 has other sums

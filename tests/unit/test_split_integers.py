@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from branch_networks import ROW_LAYERS
 from cpu_targets import host_of
 from hypothesis import assume, example, given
@@ -141,3 +142,16 @@ def test_sums_of_rounded_numbers_come_after_rounding() -> None:
     operators = Operators(before["main"])
     whole = ChannelSplit(operators.params[0], operators.outputs[0], (1, 1))
     assert_equal(before, branch_segments(before, [whole])[0])
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_branched_network_is_branched_again(first: int) -> None:
+    """What leaves its sums already has no factor: sums of its summands are its sums."""
+    layers = [("conv", (3, 3), 1, (1, 1, 1, 1), 1, 1, 8), ("conv", (1, 1), 1, (0,) * 4, 1, 1, 8)]
+    mod = network(layers, (1, 8, 5, 5))
+    once = branched(mod, ChannelSplit(*ends(mod), (1, 1), 1))
+    (end,) = [op.name for op in Operators(once["main"]) if op.name.endswith(f".c{first}")][1:]
+    twice = branched(once, ChannelSplit(ends(mod)[0], end, (1, 1), 1))
+    assert kinds(twice).count("integer.conv2d") == 6
+    assert "add" in kinds(twice)
+    assert_equal(mod, twice)

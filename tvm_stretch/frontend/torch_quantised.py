@@ -29,6 +29,7 @@ _KNOWN = (
     "quantize_per_channel.default",
     "dequantize_per_channel.default",
 )
+_CONVERTS = "convert_element_type.no_fuse"
 _SCHEMES = {
     "4bit": "4 bits",
     "int4": "4 bits",
@@ -55,13 +56,15 @@ def quantised_converters(program: ExportedProgram) -> dict[str, Callable[[Any, A
     """
     values = _constants(program)
     for node in program.graph.nodes:
-        if getattr(node.target, "namespace", "") in _NAMESPACES:
+        known = getattr(node.target, "namespace", "") in _NAMESPACES
+        if known and node.target.__name__ != _CONVERTS:
             _check(node, values)
-    found: dict[str, Callable[[Any, Any], relax.Expr]] = {}
-    for name in _KNOWN:
-        convert = _dequantise if name.startswith("dequantize") else _quantise
-        found[name] = lambda node, importer, c=convert: c(_Quantising(node, values), importer)
-    return found
+
+    def written(node: Any, importer: Any) -> relax.Expr:
+        write = _dequantise if node.target.__name__.startswith("dequantize") else _quantise
+        return write(_Quantising(node, values), importer)
+
+    return {_CONVERTS: _convert, **dict.fromkeys(_KNOWN, written)}
 
 
 def _constants(program: ExportedProgram) -> dict[str, torch.Tensor]:
@@ -147,6 +150,11 @@ def _check(node: Any, values: dict[str, torch.Tensor]) -> None:
     if given.dtype not in _TYPES:
         raise given.refuse(f"one of {', '.join(_TYPES)}", given.dtype)
     given.scales()
+
+
+def _convert(node: Any, importer: Any) -> relax.Expr:
+    dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+    return importer.block_builder.emit(relax.op.astype(importer.env[node.args[0]], dtype))
 
 
 def _quantise(given: _Quantising, importer: Any) -> relax.Expr:
