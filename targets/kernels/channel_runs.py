@@ -75,6 +75,12 @@ def winograd_runs(cfg: WinogradConfig, vectors: int) -> list[ChannelRun]:
     return runs_of_groups(widths, cfg.merged_groups, cfg.lanes, vectors)
 
 
+def mean_channels(runs: Sequence[ChannelRun]) -> int:
+    """How many input channels a vector of a tile reads, in the mean."""
+    read = sum(run.channels * (run.vectors[1] - run.vectors[0]) for run in runs)
+    return round(read / max(run.vectors[1] for run in runs))
+
+
 def runs_of_groups(
     widths: tuple[int, int], groups: int, lanes: int, vectors: int
 ) -> list[ChannelRun]:

@@ -33,6 +33,13 @@ from tvm_stretch.cost.features import (
     WinogradFeatures,
 )
 from tvm_stretch.ir.views import dtype_bytes
+from tvm_stretch.targets.kernels.channel_runs import (
+    ChannelRun,
+    channel_runs,
+    mean_channels,
+    whole_run,
+    winograd_runs,
+)
 from tvm_stretch.targets.kernels.choose import conv_cycles
 from tvm_stretch.targets.kernels.conv import ConvConfig
 from tvm_stretch.targets.kernels.dots import WORD, OfWords
@@ -211,13 +218,19 @@ def _conv(cfg: ConvConfig, epilogue: Epilogue, machine: VectorMachine) -> ConvFe
         dilation_pixels=max(cfg.dilation),
         groups=cfg.groups,
         data_block_lanes=cfg.data_block,
-        reduce_lanes=cfg.reduce_blocks * cfg.data_block,
+        reduce_lanes=mean_channels(_runs(cfg)),
         tile_pixels=cfg.pixels,
         tile_out_vectors=cfg.oc_blocks,
         tail_pixels=min(balanced(row, cfg.pixels)),
         tail_out_vectors=cfg.out_blocks % cfg.oc_blocks,
         vector_lanes=cfg.lanes,
     )
+
+
+def _runs(cfg: ConvConfig) -> list[ChannelRun]:
+    """What the tiles read of the input channels; integers read whole words."""
+    runs = None if isinstance(cfg, OfWords) else channel_runs(cfg, cfg.oc_blocks)
+    return runs or [whole_run(cfg, cfg.oc_blocks)]
 
 
 def _cycles(cfg: ConvConfig, machine: VectorMachine) -> float:
@@ -234,12 +247,11 @@ def _item_bytes(cfg: ConvConfig | WindowConfig) -> int:
 def _winograd(cfg: WinogradConfig, epilogue: Epilogue, machine: VectorMachine) -> WinogradFeatures:
     height, width = cfg.out_size
     tiles = prod(cfg.tiles)
-    reduce = cfg.in_blocks * cfg.lanes
     outputs = cfg.parts * cfg.out_blocks * cfg.lanes
     return WinogradFeatures(
         flops=18.0 * _outputs(cfg) * cfg.in_channels // cfg.groups,
         in_bytes=4 * cfg.batch * cfg.in_channels * prod(cfg.in_size) + epilogue.bytes,
-        weight_bytes=4 * cfg.alpha**2 * reduce * outputs,
+        weight_bytes=4 * cfg.alpha**2 * cfg.in_blocks * cfg.lanes * outputs,
         out_bytes=epilogue.out_bytes or 4 * cfg.batch * outputs * height * width,
         epilogue_flops=epilogue.flops,
         model_cycles=conv_cycles(cfg, machine),
@@ -251,7 +263,7 @@ def _winograd(cfg: WinogradConfig, epilogue: Epilogue, machine: VectorMachine) -
         merged_groups=cfg.merged_groups,
         tile_side_pixels=cfg.tile,
         tiles=tiles,
-        reduce_lanes=reduce,
+        reduce_lanes=mean_channels(winograd_runs(cfg, cfg.oc_blocks)),
         register_tiles=cfg.pixels,
         register_out_vectors=cfg.oc_blocks,
         tail_tiles=min(balanced(tiles, cfg.pixels)),

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import Format
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Raise it whenever a field of a feature class changes; files of another version are refused."""
 
 MEASUREMENTS = Format(

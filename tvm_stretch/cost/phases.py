@@ -131,7 +131,8 @@ def _winograd(kernel: WinogradFeatures) -> Phases:
     square = (kernel.tile_side_pixels + 2) ** 2
     parts = kernel.groups // kernel.merged_groups
     lanes = kernel.vector_lanes
-    inputs, outputs = kernel.reduce_lanes / lanes, -(-kernel.out_channels // parts // lanes)
+    inputs = -(-kernel.reduce_lanes // lanes)
+    outputs = -(-kernel.out_channels // parts // lanes)
     full, tail = divmod(outputs, kernel.register_out_vectors)
     steps = sum(
         count * max(size * vectors / 2, (size + vectors) / 1.6, 4.0)
