@@ -294,14 +294,15 @@ def _without_sum_of_one(where: s_tir.SBlock) -> s_tir.SBlock:
 def _by_rules(func: tirx.PrimFunc, rules: Sequence[Any]) -> tirx.PrimFunc | None:
     """What the rules make of a kernel; None if TVM cannot add up what a group's items found.
 
-    So it is for a maximum that lets infinities through; some rules do not ask before.
+    So it is for a maximum that lets infinities through; some rules do not ask before. Sums of a
+    whole tensor, whose result has no axes, break a rule of TVM's.
     """
     t = s_tir.transform
     try:
         scheduled = dlight.ApplyDefaultSchedule(*rules)(tvm.IRModule({"main": func}))
         bound = tirx.transform.BindTarget(Target.current())(scheduled)
         t.LowerCrossThreadReduction()(t.CanonicalizeLoop()(bound))
-    except ValueError:
+    except (ValueError, tvm.error.InternalError):
         return None
     return scheduled["main"]
 

@@ -20,7 +20,8 @@ from cpu_targets import TARGET
 from fake_targets import fake_code
 from integer_networks import IntegerNetwork
 from onnx_models import Net, every_template, random_inputs, run_onnxruntime
-from relax_helpers import answers
+from relax_helpers import answers, module
+from tvm import relax
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.opencl import opencl_processor
 from tvm_stretch.targets.opencl_device import PHONE_GPU, OpenCLDevice, find_device, local_device
@@ -104,6 +105,15 @@ def test_integers_in_float(target: str) -> None:
     x = np.random.default_rng(1).integers(0, 256, (1, 24, 9, 5)).astype("uint8")
     got = ts.compile(mod, targets=[phone_gpu() if target == "gpu" else target])(x)
     np.testing.assert_array_equal(got, answers(mod, x)[0])
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (1, 1000)])
+def test_mean_of_everything_on_a_gpu(shape: tuple[int, ...]) -> None:
+    """TVM's rule for sums within a group fails where the result has no axes."""
+    x = np.random.default_rng(0).random(shape, dtype="float32")
+    mod = module(lambda x: relax.op.reshape(relax.op.mean(x), (1,)), shape)
+    got = ts.compile(mod, targets=[phone_gpu()])(x)
+    np.testing.assert_allclose(got, [x.mean()], rtol=1e-5)
 
 
 CORES = OpenCLDevice("cpu", compute_units=4)  # small kernels are not worth several
