@@ -14,7 +14,9 @@ The region adds two tensors of 32 numbers, so that next to nothing is computed. 
 
 `--packets`: executed packets (qemu counts them) of whole integer convolutions for each `vrmpy`
 that their multiply-adds need, 128 each: with padding, rounding and stores. The second number also
-has the conversions between plain and blocked layout at the ends of a network.
+has the conversions between plain and blocked layout at the ends of a network. Then those of
+depthwise convolutions, poolings and dense layers of one pixel for each load of 128 bytes that they
+need: of the pixels under each tap for 128 results, or of the weights.
 `--loop`: the packets of the innermost loop of one of them (channels, filters, size, kernel), as
 LLVM wrote them; tutorials/hvx_kernels.md reads them.
 """
@@ -167,6 +169,107 @@ def print_packets() -> None:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """A depthwise convolution, or another kernel whose loads decide."""
+
+    kind: str
+    channels: int
+    size: int
+    kernel: int = 1
+    stride: int = 1
+
+    @property
+    def loads(self) -> float:
+        """Vectors of 128 bytes; of pixels, none of them used for two taps."""
+        if self.kind == "dense":
+            return self.channels * 1000 / 128
+        if self.kind == "mean":
+            return self.channels * self.size**2 / 128
+        return self.channels * (-(-self.size // self.stride)) ** 2 * self.kernel**2 / 128
+
+
+WINDOWS = (
+    Window("depthwise", 64, 28, 3),
+    Window("depthwise", 64, 28, 3, 2),
+    Window("depthwise", 128, 14, 3),
+    Window("depthwise", 128, 14, 5),
+    Window("depthwise", 128, 7, 3),
+    Window("max pool", 64, 56, 3, 2),
+    Window("max pool", 64, 28, 3),
+    Window("max pool", 64, 28, 2, 2),
+    Window("mean", 512, 7),
+    Window("dense", 512, 1),
+)
+
+
+def operator(window: Window) -> tvm.IRModule:
+    """It, behind a maximum of single pixels that leaves blocks of channels."""
+    dice = np.random.default_rng(0)
+    builder = relax.BlockBuilder()
+    channels, side = window.channels, window.size
+    x = relax.Var("x", relax.TensorType((1, channels, side, side), "uint8"))
+    factor = 60 / (255 * 37 * np.sqrt(window.loads * 128 / channels / side**2))
+    rounding = Rounding("uint8", 120, 0, 255)
+    settings = {"strides": (window.stride,) * 2, "padding": ((window.kernel - 1) // 2,) * 4}
+
+    def constants(*shape: int, outs: int) -> list[relax.Expr]:
+        weight = dice.integers(-127, 128, shape).astype("int8")
+        bias = dice.integers(-999, 999, outs).astype("int32")
+        return [*map(relax.const, (weight, bias, np.full(outs, factor, "float32")))]
+
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            if window.kind == "max pool":
+                size = (window.kernel,) * 2
+                identity = Integer("conv2d", rounding, (120,), groups=channels)
+                first = constants(channels, 1, 1, 1, outs=channels)
+                blocked = builder.emit(integer_call(builder, identity, x, *first))
+                value = builder.emit(relax.op.nn.max_pool2d(blocked, size, **settings))
+            elif window.kind == "depthwise":
+                integer = Integer("conv2d", rounding, (120,), groups=channels, **settings)
+                weights = constants(channels, 1, *(window.kernel,) * 2, outs=channels)
+                value = builder.emit(integer_call(builder, integer, x, *weights))
+            elif window.kind == "mean":
+                integer = Integer("conv2d", rounding, (120,), groups=channels)
+                first = constants(channels, 1, 1, 1, outs=channels)
+                blocked = builder.emit(integer_call(builder, integer, x, *first))
+                mean = Integer("mean", rounding, (120,), (1.5 / side**2,))
+                value = builder.emit(integer_call(builder, mean, blocked))
+            else:
+                flat = builder.emit(relax.op.reshape(x, (1, channels)))
+                integer = Integer("matmul", rounding, (120,))
+                weights = constants(channels, 1000, outs=1000)
+                value = builder.emit(integer_call(builder, integer, flat, *weights))
+            out = builder.emit_output(value)
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def packets_of(window: Window) -> int:
+    """Packets of its kernel; the answer is compared with the CPU's."""
+    mod = operator(window)
+    model = ts.compile(mod, ["hexagon"], cpu_threads=1)
+    shape = (1, window.channels, window.size, window.size)
+    x = np.random.default_rng(1).integers(0, 256, shape).astype("uint8")
+    want = ts.compile(mod, "llvm", cpu_threads=1)(x).astype(int)
+    assert np.abs(model(x).astype(int) - want).max() <= 1
+    names = {"max pool": "max_pool", "dense": "integer_conv2d", "mean": "mean"}
+    name = names.get(window.kind, "depthwise")
+    kernels = model.profile(1).kernels
+    return sum(kernel.packets for kernel in kernels if name in kernel.kernel)
+
+
+def print_windows() -> None:
+    """The second table of `--packets`."""
+    print("\n| kernel | channels | size | window, stride | packets | packets for a load |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for window in WINDOWS:
+        found = packets_of(window)
+        shape = f"{window.channels} | {window.size} | {window.kernel}, {window.stride}"
+        print(f"| {window.kind} | {shape} | {found} | {found / window.loads:.2f} |", flush=True)
+
+
 def hottest_loop(shape: tuple[int, int, int, int]) -> str:
     """The assembly of the piece of a convolution that has the most products."""
     texts: list[str] = []
@@ -208,6 +311,7 @@ def main() -> None:
         return
     if options.packets:
         print_packets()
+        print_windows()
         return
     target: Any = native_dsp() if options.native else "hexagon"
     model = ts.compile(network(), [target], cpu_threads=1)

@@ -8,7 +8,7 @@ int16.
 
 | instruction | weights of a word |
 | --- | --- |
-| ``vpdpbusd``, ``sdot``, ``usdot``, ``vrmpybusv`` | int8 ``[lane][channel]`` |
+| ``vpdpbusd``, ``sdot``, ``usdot``, ``vrmpybusv``, ``vrmpybv`` | int8 ``[lane][channel]`` |
 | ``vrmpyub``, ``vrmpybus`` | weight + 128 as uint8 ``[lane][channel]`` |
 | ``vpmaddwd`` | int16 ``[channels 0 and 2, 1 and 3][lane][channel]`` |
 | none | int8 ``[channel][lane]`` |
@@ -51,6 +51,7 @@ class Dot:
         words: LLVM has its operands as int32, whatever it takes them for.
         offset: how much larger packed weights are; multiplied by a word of a general register.
         by_word: for each type of pixels the way that does so, where the machine has one.
+        signed: the way that takes int8, where this one does not and the machine has one.
     """
 
     intrinsic: str
@@ -60,6 +61,7 @@ class Dot:
     words: bool = False
     offset: int = 0
     by_word: tuple[tuple[str, str], ...] = ()
+    signed: str = ""
 
     @property
     def together(self) -> int:
@@ -135,6 +137,12 @@ class Dot:
             return tirx.call_llvm_pure_intrin(kind, self.intrinsic, sums, piece, weight)
         return sums + tirx.call_llvm_pure_intrin(kind, self.intrinsic, piece, weight)
 
+    def product(self, words: Expr, weights: Expr) -> Expr:
+        """Of vectors of HVX, without adding it to anything."""
+        kind = str(words.ty.dtype)
+        name = self.intrinsic.replace(".acc.", ".")
+        return tirx.call_llvm_pure_intrin(kind, name, words, tirx.reinterpret(kind, weights))
+
 
 def every(value: Expr, lanes: int) -> Expr:
     """The same for all lanes."""
@@ -163,13 +171,20 @@ DOTS = {
         1,
         words=True,
         by_word=(("uint8", "vrmpyub"), ("int8", "vrmpybus")),
+        signed="vrmpybv",
     ),
+    "vrmpybv": Dot("llvm.hexagon.V6.vrmpybv.acc.128B", "int8", "int8", 1, words=True),
     "vrmpyub": Dot("llvm.hexagon.V6.vrmpyub.acc.128B", "uint8", "uint8", 1, True, 128),
     "vrmpybus": Dot("llvm.hexagon.V6.vrmpybus.acc.128B", "int8", "uint8", 1, True, 128),
     "sdot": Dot("llvm.aarch64.neon.sdot", "int8", "int8", 1),
     "usdot": Dot("llvm.aarch64.neon.usdot", "uint8", "int8", 1),
 }
 """By the names that `VectorMachine.dot` has."""
+
+
+def by_vectors(dot: str, dtype: str) -> str:
+    """How vectors of pixels of a type are multiplied by others, on a machine with such a way."""
+    return (dtype == "int8" and DOTS[dot].signed) or dot
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,14 @@ from .conv_nest import Tile, write_nest
 from .conv_tiles import column_taps, kernel_rows
 from .dots import WORD
 from .fused import Epilogue
+from .hvx import LANES, bytes_at, every, high, hvx, keep, low, pair, whole, word
 from .integer_conv import IntegerConvConfig, IntegerNest, integer_blocking
 from .loops import block, const, load, loop, scratch, span, store, vectors, within
 from .machine import VectorMachine
 
-LANES = 32
 _ONES = 0x01010101
 _WORTH_VECTORS = 4
 """Pixels of a row that are rather added up in a vector, however little of it they need."""
-
-_KIND = f"int32x{LANES}"
 
 
 def write_word_conv(
@@ -96,40 +94,37 @@ class PixelSums:
         ]
         left = totals
         while len(left) > 1:
-            for low, high in zip(left[::2], left[1::2], strict=True):
-                dealt = _hvx("vdealvdd", _load(high), _load(low), _int(-WORD), kind="int32x64")
-                steps.append(_store(low, _hvx("lo", dealt) + _hvx("hi", dealt)))
+            for lower, upper in zip(left[::2], left[1::2], strict=True):
+                dealt = pair("vdealvdd", whole(upper), whole(lower), word(-WORD))
+                steps.append(keep(lower, low(dealt) + high(dealt)))
             left = left[::2]
         total, step = left[0], 1
         while step < self.words:
-            steps.append(
-                _store(total, _load(total) + _hvx("vror", _load(total), _int(WORD * step)))
-            )
+            steps.append(keep(total, whole(total) + hvx("vror", whole(total), word(WORD * step))))
             step *= 2
-        scaled = _load(total) * _every(-self.cfg.way.offset)
+        scaled = whole(total) * every(-self.cfg.way.offset)
         place = tirx.Ramp(n * self.image + first // self.vectors, const(1), LANES)
         return within(totals, [*steps, store(self.buffer, scaled, place)])
 
     def _of_blocks(self, n: Expr, first: Expr, total: tirx.Buffer) -> list[tirx.Stmt]:
         """A vector of words, added up over the blocks of channels."""
         cfg = self.cfg
-        whole, rest = divmod(cfg.in_channels, cfg.data_block)
+        full, rest = divmod(cfg.in_channels, cfg.data_block)
         add = "vrmpyubv" if cfg.dtype == "uint8" else "vrmpybv"
 
         def of_block(b: Expr, words: int) -> tirx.Stmt:
-            place = tirx.Ramp(first * WORD, const(1), WORD * LANES)
-            pixels = tirx.reinterpret(_KIND, load(self.data, n, b, 0, 0, place))
+            pixels = bytes_at(self.data, n, b, 0, 0, first * WORD)
             if words < self.in_pixel:  # what stands behind the last channel may be anything
-                lane = tirx.Ramp(_int(0), _int(1), LANES)
-                word = tirx.bitwise_and(lane, _every(self.in_pixel - 1))
-                pixels = tirx.Select(word < _every(words), pixels, _every(0))
-            return _store(total, _hvx(f"{add}.acc", _load(total), pixels, _every(_ONES)))
+                lane = tirx.Ramp(word(0), word(1), LANES)
+                number = tirx.bitwise_and(lane, every(self.in_pixel - 1))
+                pixels = tirx.Select(number < every(words), pixels, every(0))
+            return keep(total, hvx(f"{add}.acc", whole(total), pixels, every(_ONES)))
 
-        steps = [_store(total, _every(0))]
-        if whole:
-            steps.append(span(0, whole, lambda b: of_block(b, self.in_pixel), "ic"))
+        steps = [keep(total, every(0))]
+        if full:
+            steps.append(span(0, full, lambda b: of_block(b, self.in_pixel), "ic"))
         if rest:
-            steps.append(of_block(const(whole), -(-rest // WORD)))
+            steps.append(of_block(const(full), -(-rest // WORD)))
         return steps
 
     def at(self, n: Expr, row: Expr, column: Expr, lanes: int = 1) -> Expr:
@@ -175,24 +170,24 @@ class TapSums:
         cfg = self.cfg
         (total,) = vectors("total", 1, lanes, dtype="int32")
         low, rows = kernel_rows(cfg, y)
-        every = const(0) if lanes == 1 else tirx.Ramp(const(0), const(1), lanes)
+        ramp = const(0) if lanes == 1 else tirx.Ramp(const(0), const(1), lanes)
 
         def add(x: Expr, ky: Expr, kx: int) -> tirx.Stmt:
             row = y * cfg.stride[0] + ky * cfg.dilation[0] - cfg.padding[0]
             column = x * cfg.stride[1] + kx * cfg.dilation[1] - cfg.padding[1]
-            value = load(total, every) + self.pixels.at(n, row, column, lanes)
-            return store(total, value, every)
+            value = load(total, ramp) + self.pixels.at(n, row, column, lanes)
+            return store(total, value, ramp)
 
         def some(x: Expr) -> tirx.Stmt:
-            zero = _int(0) if lanes == 1 else _every(0)
-            steps = [store(total, zero, every)]
+            zero = word(0) if lanes == 1 else every(0)
+            steps = [store(total, zero, ramp)]
             if taps[0] < taps[1]:
                 columns = range(*taps)
                 added = span(low, rows, lambda ky: block([add(x, ky, k) for k in columns]), "ky")
                 steps.append(added)
             place = self._place(n, y, x)
             where = place if lanes == 1 else tirx.Ramp(place, const(1), lanes)
-            return within([total], [*steps, store(self.buffer, load(total, every), where)])
+            return within([total], [*steps, store(self.buffer, load(total, ramp), where)])
 
         return loop(-(-count // lanes), lambda i: some(i * lanes + first), "x")
 
@@ -218,23 +213,3 @@ class _WordNest(IntegerNest):
             return self.sums.at(tile.n, *self.pixel(tile.y, tile.x + p))
 
         return of_pixel
-
-
-def _hvx(name: str, *operands: Expr, kind: str = _KIND) -> Expr:
-    return tirx.call_llvm_pure_intrin(kind, f"llvm.hexagon.V6.{name}.128B", *operands)
-
-
-def _load(vector: tirx.Buffer) -> Expr:
-    return load(vector, tirx.Ramp(const(0), const(1), LANES))
-
-
-def _store(vector: tirx.Buffer, value: Expr) -> tirx.Stmt:
-    return store(vector, value, tirx.Ramp(const(0), const(1), LANES))
-
-
-def _int(value: int) -> Expr:
-    return tirx.const(value, "int32")
-
-
-def _every(value: int) -> Expr:
-    return tirx.Broadcast(_int(value), LANES)

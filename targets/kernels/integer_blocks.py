@@ -20,7 +20,7 @@ from .blocks import (
     subsample,
 )
 from .choose import ConvShape
-from .dots import DOTS
+from .dots import DOTS, by_vectors
 from .fixed_point import mantissas, rounded
 from .integer_conv import (
     IntegerConvConfig,
@@ -63,9 +63,11 @@ def integer_convolution(
     dtype = str(data.ty.dtype)
     block = int(data.ty.shape.values[-1])
     depthwise = is_depthwise(shape)
-    dot = machine.dot if depthwise else conv_dot(shape, machine, block, dtype)
+    by_vector = by_vectors(machine.dot, dtype)
+    dot = by_vector if depthwise else conv_dot(shape, machine, block, dtype)
     zero = integer.zeros[0] + DOTS[dot].shift(dtype)
-    if zero and any(shape.padding):
+    has_borders = depthwise and machine.packs_bytes  # it makes them itself (`hvx_window.py`)
+    if zero and any(shape.padding) and not has_borders:
         data = bb.emit(_padded(bb, data, shape.padding, integer.zeros[0]))
         height, width = (int(d) for d in data.ty.shape.values[2:4])
         shape = replace(shape, in_size=(height, width), padding=(0, 0, 0, 0))
@@ -75,7 +77,9 @@ def integer_convolution(
     per_channel = [by_channel(v, machine.lanes) for v in (bias, *scale.factors)]
     weights = relax.const(weight)
     if depthwise:
-        return _depthwise(bb, machine, shape, scale, dtype, data, weights, per_channel)
+        outside = zero if any(shape.padding) else 0
+        window = replace(_depthwise_config(shape, machine, dtype), outside=outside)
+        return _depthwise(bb, window, scale, data, weights, per_channel)
     config = choose_integer_conv(shape, machine, block, dtype, dot)
     packed = kernel_call(
         bb, "pack_integer_weight", config, lambda w: pack_integer_weight(config, w), weights
@@ -104,20 +108,17 @@ def integer_config(
 
 def _depthwise_config(shape: ConvShape, machine: VectorMachine, dtype: str) -> IntegerWindowConfig:
     config = depthwise_config(shape, machine)
-    return IntegerWindowConfig(**vars(config), dtype=dtype, dot=machine.dot)
+    return IntegerWindowConfig(**vars(config), dtype=dtype, dot=by_vectors(machine.dot, dtype))
 
 
 def _depthwise(
     bb: relax.BlockBuilder,
-    machine: VectorMachine,
-    shape: ConvShape,
+    config: IntegerWindowConfig,
     scale: _Scale,
-    dtype: str,
     data: Expr,
     weight: Expr,
     per_channel: Sequence[Expr],
 ) -> relax.Var:
-    config = _depthwise_config(shape, machine, dtype)
     packed = kernel_call(
         bb, "pack_integer_window", config, lambda w: pack_integer_window(config, w), weight
     )

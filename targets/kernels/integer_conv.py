@@ -21,7 +21,7 @@ from .choose import direct_cycles as cycles_of_tiles
 from .conv import ConvConfig, merged_groups
 from .conv_nest import ConvNest, Reduction, Tile, write_nest
 from .conv_tiles import Blocking, blocking, column_segments, kernel_rows
-from .dots import DOTS, WORD, OfWords
+from .dots import DOTS, WORD, OfWords, by_vectors
 from .fused import Epilogue
 from .loops import Accumulators, Sum, block, const, fenced_span, load, span, unrolled, within
 from .machine import VectorMachine
@@ -76,10 +76,11 @@ def conv_dot(shape: ConvShape, machine: VectorMachine, data_block: int, dtype: s
     By words of general registers only where sums of pixels are worth it, and can be computed:
     a vector of them holds the channels of several pixels, all of which are read.
     """
-    by_word = dict(DOTS[machine.dot].by_word).get(dtype, machine.dot)
+    by_vector = by_vectors(machine.dot, dtype)
+    by_word = dict(DOTS[machine.dot].by_word).get(dtype, by_vector)
     pixels = shape.in_size[0] * shape.in_size[1]
     fits = pixels * data_block >= WORD * machine.lanes
-    return by_word if shape.groups == 1 and fits else machine.dot
+    return by_word if shape.groups == 1 and fits else by_vector
 
 
 def integer_conv_cycles(config: IntegerConvConfig, machine: VectorMachine) -> float:

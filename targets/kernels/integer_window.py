@@ -44,7 +44,13 @@ from .window import WORTH_THREADS, Reads, WindowConfig, reads_of_tile
 
 @dataclass(frozen=True)
 class IntegerWindowConfig(OfWords, WindowConfig):
-    """A depthwise convolution of pixels of 8 bits."""
+    """A depthwise convolution of pixels of 8 bits.
+
+    Attributes:
+        outside: what the pixels around the image are.
+    """
+
+    outside: int = 0
 
     @property
     def words(self) -> int:
@@ -79,7 +85,7 @@ def integer_window_sums(
     top, left, bottom, right = cfg.padding
     wide = shifted(data, cfg.way.shift(cfg.dtype))
     if any(cfg.padding):
-        wide = topi.nn.pad(wide, (0, 0, top, left, 0), (0, 0, bottom, right, 0), 0)
+        wide = topi.nn.pad(wide, (0, 0, top, left, 0), (0, 0, bottom, right, 0), cfg.outside)
     ky, kx = (te.reduce_axis((0, k), n) for k, n in zip(cfg.kernel, ("ky", "kx"), strict=True))
     way = cfg.way
 

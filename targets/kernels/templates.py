@@ -19,6 +19,7 @@ from .fused import FusedKernel, split_fused
 from .generic import schedule_generic
 from .hvx_conv import write_word_conv
 from .hvx_stores import pack_stores
+from .hvx_window import takes_pool, write_hvx_depthwise, write_hvx_pool
 from .integer_conv import IntegerConvConfig, write_integer_conv
 from .integer_window import IntegerWindowConfig, write_integer_window
 from .machine import VectorMachine
@@ -103,7 +104,10 @@ def _winograd_weight(
 
 
 def _window(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-    return write_window(WindowConfig(**config), machine, fused.operands, fused.epilogue)
+    cfg = WindowConfig(**config)
+    if machine.packs_bytes and takes_pool(cfg, fused.operands[0], fused.epilogue):
+        return write_hvx_pool(cfg, fused.operands[0], fused.epilogue)
+    return write_window(cfg, machine, fused.operands, fused.epilogue)
 
 
 def _integer_conv(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
@@ -116,6 +120,8 @@ def _integer_window(
     config: dict[str, Any], machine: VectorMachine, fused: FusedKernel
 ) -> tirx.Stmt:
     cfg = IntegerWindowConfig(**config)
+    if machine.packs_bytes:
+        return write_hvx_depthwise(cfg, fused.operands, fused.epilogue)
     return write_integer_window(cfg, machine, fused.operands, fused.epilogue)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from onnx_models import random_inputs
 from quantised_models import optimised, qdq_conv
 from relax_helpers import answers
 from tvm import relax
+from tvm_stretch.targets.kernels import hvx_window
 from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
 from tvm_stretch.targets.processors import drop_absent
 from zoo_checks import FULL_ONLY, quick_size
@@ -156,6 +158,80 @@ def test_every_pixel_is_corrected(shape: tuple[int, ...]) -> None:
     got = ts.compile(builder.get(), ["hexagon"], cpu_threads=1)(data)
     assert np.abs(want.astype(int) - got).max() <= 1  # halves
     assert (want != got).mean() < 1e-2
+
+
+def windows(cases: dict[str, tuple[int, ...]], zero: int, dtype: str) -> tvm.IRModule:
+    """Depthwise convolutions beside each other (size, kernel, stride, dilation), and maxima."""
+    dice, builder = np.random.default_rng(5), relax.BlockBuilder()
+    low, high = (0, 255) if dtype == "uint8" else (-128, 127)
+    rounding, results = Rounding(dtype, zero, low, high), []
+    inputs = [
+        relax.Var(f"x{i}", relax.TensorType((1, 40, case[0], case[1]), dtype))
+        for i, case in enumerate(cases.values())
+    ]
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            for x, (_, _, kernel, stride, apart, *pool) in zip(inputs, cases.values(), strict=True):
+                weight = dice.integers(-128, 128, (40, 1, kernel, kernel)).astype("int8")
+                bias = dice.integers(-9000, 9000, 40).astype("int32")
+                factor = (dice.uniform(0.2, 1, 40) / (400 * kernel)).astype("float32")
+                padding = (apart * (kernel - 1) // 2,) * 4
+                integer = Integer(
+                    *("conv2d", rounding, (zero,)),
+                    strides=(stride,) * 2,
+                    padding=padding,
+                    dilation=(apart,) * 2,
+                    groups=40,
+                )
+                constants = map(relax.const, (weight, bias, factor))
+                y = builder.emit(integer_call(builder, integer, x, *constants))
+                if pool:
+                    size, step, around = pool
+                    y = builder.emit(
+                        relax.op.nn.max_pool2d(y, (size,) * 2, (step,) * 2, (around,) * 4)
+                    )
+                results.append(y)
+            out = builder.emit_output(relax.Tuple(results))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+WINDOWS = {
+    "rows of whole vectors": (9, 8, 3, 1, 1, 3, 2, 1),
+    "the last tile goes beyond": (7, 14, 3, 2, 1),
+    "two words": (10, 11, 5, 1, 1, 3, 1, 1),
+    "fewer pixels than a vector": (3, 3, 3, 1, 1),
+    "taps apart": (11, 9, 3, 1, 2, 2, 2, 0),
+}
+
+
+@pytest.mark.parametrize("zero, dtype", [(120, "uint8"), (-3, "int8")])
+def test_windows(zero: int, dtype: str) -> None:
+    """What lies around the image, bands, signed pixels; maxima of columns and of rows."""
+    mod = windows(WINDOWS, zero, dtype)
+    dice = np.random.default_rng(6)
+    limits = np.iinfo(dtype)
+    data = [
+        dice.integers(limits.min, limits.max + 1, [int(d) for d in p.ty.shape.values]).astype(dtype)
+        for p in mod["main"].params
+    ]
+    with mock.patch.object(hvx_window, "_BAND_BYTES", 1500):
+        got = ts.compile(mod, ["hexagon"], cpu_threads=1)(*data)
+    for name, ours, right in zip(WINDOWS, got, answers(mod, *data), strict=True):
+        off = np.abs(right.astype(int) - ours)
+        assert off.max() <= 1, name  # halves
+        assert (off > 0).mean() < 1e-2, name
+
+
+def test_packets_of_kernels() -> None:
+    """A profile has them, and their sum is what the DSP says it executed."""
+    model = ts.compile(network(), ["hexagon"], cpu_threads=1)
+    before = model.health()["hexagon"]["packets"]
+    profile = model.profile(1)
+    runs = 2  # one that is not traced comes first
+    each = sum(kernel.packets for kernel in profile.kernels)
+    assert model.health()["hexagon"]["packets"] - before == pytest.approx(runs * each, rel=0.01)
+    assert "packets" in repr(profile)
 
 
 @pytest.mark.full

@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.target import Target
 
+from tvm_stretch.rewriting import rewrite
 from tvm_stretch.targets.kernels.fused import ONCE
 
 _t, _s = tirx.transform, s_tir.transform
@@ -50,8 +51,8 @@ _FUNCTIONS = (
     _t.FP8StorageLegalize(),
     _t.BF16StorageLegalize(),
     _t.LowerTVMBuiltin(),
-    _t.LowerIntrin(),
 )
+_LAST = (_t.LowerIntrin(),)
 
 
 def llvm_module(mod: tvm.IRModule, target: Target) -> tvm.runtime.Module:
@@ -72,8 +73,35 @@ def _with_level(mod: tvm.IRModule, target: Target) -> Target:
 def _passes(mod: tvm.IRModule, target: Target) -> Sequence[tvm.transform.Pass]:
     machine = str(target.attrs["mtriple"]).split("-")[0]
     if machine in ("x86_64", "aarch64", "arm64") and not _has_blocks(mod):
-        return (*_FLAT, *_VECTORS, *_UNROLLED, *_FUNCTIONS)
-    return (*_FROM_BLOCKS, *_FLAT, *_NARROW, *_VECTORS, *_UNROLLED, *_SIMPLE, *_FUNCTIONS)
+        return (*_FLAT, *_VECTORS, *_UNROLLED, *_FUNCTIONS, *_LAST)
+    has_hvx = "+hvx-length128b" in [*map(str, target.attrs.get("mattr", ()))]
+    scratch = (_whole_vectors,) if has_hvx else ()
+    lowered = (*_FROM_BLOCKS, *_FLAT, *_NARROW, *_VECTORS, *_UNROLLED, *_SIMPLE, *_FUNCTIONS)
+    return (*lowered, *scratch, *_LAST)
+
+
+@tirx.transform.prim_func_pass(opt_level=0, name="WholeVectors")
+def _whole_vectors(
+    func: tirx.PrimFunc, _mod: tvm.IRModule, _context: tvm.transform.PassContext
+) -> tirx.PrimFunc:
+    """Scratch begins at multiples of 128 bytes, which `runtime/dsp/kernel_support.c` promises."""
+
+    def promised(node: tirx.SeqStmt) -> tirx.Stmt:
+        statements = list(node.seq)
+        for number, statement in reversed([*enumerate(statements[:-1])]):
+            if isinstance(statement, tirx.DeclBuffer) and _is_allocated(statement):
+                rest = tirx.SeqStmt(statements[number + 1 :])
+                size = tirx.const(128, "int32")
+                aligned = tirx.AttrStmt(statement.buffer, "storage_alignment", size, rest)
+                statements[number + 1 :] = [aligned]
+        return tirx.SeqStmt(statements) if len(statements) < len(node.seq) else node
+
+    return func.with_body(rewrite(func.body, (tirx.SeqStmt, promised)))
+
+
+def _is_allocated(declared: tirx.DeclBuffer) -> bool:
+    """Whether it is scratch of the thread's pool, and no view of another buffer."""
+    return getattr(getattr(declared.data, "op", None), "name", "").endswith("AllocWorkspace")
 
 
 def _has_blocks(mod: tvm.IRModule) -> bool:

@@ -40,13 +40,18 @@ class BenchmarkResult:
 
 @dataclass(frozen=True)
 class KernelTime:
-    """One node of the graph and how long it took."""
+    """One node of the graph and how long it took.
+
+    Attributes:
+        packets: that a DSP executed for it; 0 where nobody counts them.
+    """
 
     name: str
     kernel: str
     output: str
     seconds: float
     share: float
+    packets: int = 0
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,18 +66,21 @@ class ProfileResult:
         return sum(kernel.seconds for kernel in self.kernels)
 
     def __repr__(self) -> str:
-        """A table, slowest kernel first."""
+        """A table, slowest kernel first; with packets where a DSP counted them."""
         rows = [
-            (f"{k.seconds * 1e6:.1f}", f"{k.share:.1%}", k.kernel, k.output, k.name)
+            (f"{k.seconds * 1e6:.1f}", f"{k.share:.1%}", f"{k.packets}", k.kernel, k.output, k.name)
             for k in sorted(self.kernels, key=lambda k: -k.seconds)
         ]
-        rows.append((f"{self.total * 1e6:.1f}", "100.0%", "total", "", ""))
-        head = ("µs", "share", "kernel", "output", "node")
-        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+        packets = sum(kernel.packets for kernel in self.kernels)
+        rows.append((f"{self.total * 1e6:.1f}", "100.0%", f"{packets}", "total", "", ""))
+        head = ("µs", "share", "packets", "kernel", "output", "node")
+        shown = [i for i, name in enumerate(head) if packets or name != "packets"]
+        table = [tuple(row[i] for i in shown) for row in (head, *rows)]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = []
-        for row in (head, *rows):
+        for row in table:
             cells = [
-                cell.rjust(w) if i < 2 else cell.ljust(w)
+                cell.rjust(w) if i < len(shown) - 3 else cell.ljust(w)
                 for i, (cell, w) in enumerate(zip(row, widths, strict=True))
             ]
             lines.append("  ".join(cells).rstrip())
@@ -83,13 +91,24 @@ def summarize_profile(graph: Graph, traces: Sequence[dict[str, Any]]) -> Profile
     """Median over the traces of each node's time; see `TraceToJSON` in trace.h for their form."""
     runs = [node_times(trace, len(graph.nodes)) for trace in traces]
     seconds = [statistics.median(times) / 1e9 for times in zip(*runs, strict=True)]
+    packets = node_packets(traces[-1], len(graph.nodes))
     total = sum(seconds) or 1.0
     kernels = []
-    for node, time in zip(graph.nodes, seconds, strict=True):
+    for node, time, count in zip(graph.nodes, seconds, packets, strict=True):
         tensor = graph.tensors[node.outputs[0]]
         output = f"{tensor.dtype}{list(tensor.shape)}"
-        kernels.append(KernelTime(node.name, node.kernel, output, time, time / total))
+        kernels.append(KernelTime(node.name, node.kernel, output, time, time / total, count))
     return ProfileResult(tuple(kernels))
+
+
+def node_packets(trace: Mapping[str, Any], count: int) -> list[int]:
+    """Packets that a DSP executed for each of ``count`` nodes; 0 where nobody counts them."""
+    packets = [0] * count
+    for spans in trace["regions"]:
+        for span in spans:
+            if span["kind"] == "kernel":
+                packets[span["id"]] += span.get("packets", 0)
+    return packets
 
 
 def node_times(trace: Mapping[str, Any], count: int) -> list[int]:

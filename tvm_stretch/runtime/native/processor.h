@@ -70,6 +70,7 @@ struct Span {
   int64_t end;
   int64_t queued = 0;  // when the host enqueued and submitted it; 0: not known
   int64_t submitted = 0;
+  int64_t packets = 0;  // that a DSP executed, where somebody counts them
 };
 
 // The steady clock's nanoseconds.

@@ -30,6 +30,7 @@ json::Object ToJSON(const Span& span) {
   object.Set(ffi::String("end"), span.end);
   if (span.queued != 0) object.Set(ffi::String("queued"), span.queued);
   if (span.submitted != 0) object.Set(ffi::String("submitted"), span.submitted);
+  if (span.packets != 0) object.Set(ffi::String("packets"), span.packets);
   return object;
 }
 

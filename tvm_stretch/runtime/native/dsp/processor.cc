@@ -118,6 +118,7 @@ class DspTask final : public Task, public Job {
       const DspSpan& span = reply.spans[i];
       spans_.push_back(Span{Span::Kind::kKernel, id, graph_.nodes[id].name,
                             static_cast<int64_t>(span.start), static_cast<int64_t>(span.end)});
+      spans_.back().packets = static_cast<int64_t>(span.packets);
     }
   }
 
