@@ -44,6 +44,13 @@ def drop_absent(
     return (left, "; ".join(filter(None, reasons))) if left else (listed, "")
 
 
+def describe_targets(targets: Sequence[TargetLike] | TargetLike | None) -> str:
+    """All that targets say; empty where one of them is a processor that somebody wrote."""
+    listed = [_parse(item) for item in _as_list(HOST if targets is None else targets)]
+    said = [dict(item) for item in listed if not isinstance(item, Processor)]
+    return repr(said) if len(said) == len(listed) else ""
+
+
 def make_processors(
     targets: Sequence[TargetLike] | TargetLike, cpu_threads: int | None
 ) -> tuple[list[Processor], list[Processor]]:

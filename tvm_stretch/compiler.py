@@ -39,6 +39,7 @@ from tvm_stretch.search.costs import Costs, not_asked_for, planning_costs
 from tvm_stretch.search.decide import Arena, arena_for, decide
 from tvm_stretch.search.limits import NO_LIMITS, Limits, read_limits, refuse_limits
 from tvm_stretch.search.realise import Candidate
+from tvm_stretch.search.remembered import memory_of
 from tvm_stretch.search.twin import (
     best_candidate,
     named_processors,
@@ -49,7 +50,7 @@ from tvm_stretch.search.twin import (
 from tvm_stretch.stretching.rules import Rules
 from tvm_stretch.stretching.stretching import stretch_network
 from tvm_stretch.targets.processor import Processor
-from tvm_stretch.targets.processors import drop_absent
+from tvm_stretch.targets.processors import describe_targets, drop_absent
 from tvm_stretch.targets.registry import TargetLike
 
 Branching = Literal["exact", "stretch"]
@@ -155,6 +156,8 @@ class _Machine:
         arena: where plans are measured; None for this machine, or nowhere.
         said: what there is to say of it.
         limits: what processors may compute at most.
+        described: all that targets say of these processors of this machine; empty for others, and
+            where the user wrote one, which may do anything.
     """
 
     processors: Sequence[Processor]
@@ -162,6 +165,7 @@ class _Machine:
     arena: Arena | None = None
     said: str = ""
     limits: Limits = NO_LIMITS
+    described: str = ""
 
 
 def _machine_of(
@@ -183,7 +187,8 @@ def _machine_of(
         targets, said = drop_absent(targets)
     found = processors_of(place, targets, cpu_threads)
     arena = place.load if isinstance(place, Device) else None
-    return _Machine(*apply_verdicts(*found), arena, said)
+    described = describe_targets(targets) if all(p.runs_here for p in found[1]) else ""
+    return _Machine(*apply_verdicts(*found), arena, said, described=described)
 
 
 def _check_branching(branching: str, plan: PlanLike | None) -> None:
@@ -375,6 +380,13 @@ def _fastest(mod: tvm.IRModule, machine: _Machine, observer: Observer) -> Model:
         DeviceError: the device behind RPC failed, of which the CPU is a part.
     """
     processors, placeable = machine.processors, machine.placeable
+    said = f"{machine.described} {machine.limits}"
+    memory = memory_of(mod, processors, said) if machine.described else None
+    known = None if memory is None else memory.find()
+    if known is not None:
+        say("building the plan that won before")
+        model = build(mod, known, processors, placeable, observer)
+        return model.with_reason(f"{known.reason}; measured before, not again")
 
     def built(network: tvm.IRModule, candidate: Candidate) -> Model:
         say(f"building {candidate.what}")
@@ -385,7 +397,7 @@ def _fastest(mod: tvm.IRModule, machine: _Machine, observer: Observer) -> Model:
         )
 
     try:
-        return decide(mod, processors, placeable, built, machine.arena, machine.limits)
+        return decide(mod, processors, placeable, built, machine.arena, machine.limits, memory)
     except MeasureError as error:
         if machine.arena is not None and isinstance(error.__cause__, DeviceError):
             raise error.__cause__ from error

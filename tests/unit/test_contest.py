@@ -19,7 +19,7 @@ from tvm import relax
 import tvm_stretch as ts
 from tvm_stretch.progress import reporting
 from tvm_stretch.search import contest
-from tvm_stretch.search.contest import MeasureError, Outcome, compare, trace, winner
+from tvm_stretch.search.contest import MeasureError, Outcome, compare, is_lasting, trace, winner
 
 
 class Clock:
@@ -129,6 +129,30 @@ def test_a_disturbed_machine_gets_more_rounds(clock: Clock) -> None:
         models = [Scripted(clock, noisy(s, 2 * seed + i, 0.67)) for i, s in enumerate((1.0, 0.67))]
         wins += winner(compare(models))
     assert wins >= 25  # 12 of 40 without more rounds
+
+
+def test_what_is_clear_takes_few_rounds(clock: Clock) -> None:
+    """Wins and losses in every round; what wins by little is looked at longer."""
+
+    def rounds(*seconds: float) -> int:
+        clock.now = 0.0
+        outcomes = compare([Scripted(clock, noisy(s, i, 0.01)) for i, s in enumerate(seconds)])
+        assert is_lasting(outcomes)
+        return round((clock.now / sum(seconds) - 3) / 2)
+
+    assert rounds(1.0, 0.8, 1.3) == 6
+    assert rounds(1.0, 0.8, 0.97) == 15
+
+
+@pytest.mark.parametrize(
+    ("ratio", "low", "high", "lasts"),
+    [(0.96, 0.9, 1.02, True), (0.9, 0.85, 1.02, False), (1.4, 1.1, 1.7, False)],
+    ids=["worth nothing", "perhaps luck", "disturbed"],
+)
+def test_what_may_end_otherwise_next_time(
+    ratio: float, low: float, high: float, lasts: bool
+) -> None:
+    assert is_lasting([Outcome(1, 1, 1, 1), Outcome(ratio, ratio, low, high)]) is lasts
 
 
 def test_a_machine_that_slows_down_slows_both(clock: Clock) -> None:

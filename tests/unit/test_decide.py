@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,6 +43,10 @@ class Scripted:
     what: Candidate
     reason: str = ""
 
+    @property
+    def plan(self) -> Plan:
+        return replace(self.what.plan, reason=self.reason)
+
     def with_reason(self, reason: str) -> Scripted:
         return replace(self, reason=reason)
 
@@ -56,6 +61,7 @@ class Scene:
     kernels: tuple[int, int] = (6_000_000, 6_000_000)
     corrections: list[tuple[float, ...]] = field(default_factory=list)
     built: list[Candidate] = field(default_factory=list)
+    spread: float = 0.02
 
     def corrected(self, factors: Sequence[float]) -> Scene:
         self.corrections.append(tuple(factors))
@@ -78,17 +84,22 @@ class Scene:
 
     def compare(self, models: Sequence[Scripted]) -> list[Outcome]:
         taken = [self.seconds[model.what.what] for model in models]
-        return [Outcome(s, s / taken[0], 0.98 * s / taken[0], 1.02 * s / taken[0]) for s in taken]
+        less, more = 1 - self.spread, 1 + self.spread
+        return [Outcome(s, s / taken[0], less * s / taken[0], more * s / taken[0]) for s in taken]
 
     def decide(
-        self, monkeypatch: pytest.MonkeyPatch, processors: Sequence[Any] = (), arena: Any = None
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        processors: Sequence[Any] = (),
+        arena: Any = None,
+        memory: Any = None,
     ) -> Any:
         monkeypatch.setattr(deciding, "planning_costs", lambda _processors: self)
         monkeypatch.setattr(deciding, "at_present_pace", lambda costs, _measure: costs)
         for name in ("search", "trace", "compare"):
             monkeypatch.setattr(deciding, name, getattr(self, name))
         given = list(processors or PROCESSORS)
-        return decide(None, given, given, self.build, arena)  # type: ignore[arg-type]
+        return decide(None, given, given, self.build, arena, memory=memory)  # type: ignore[arg-type]
 
 
 def test_the_plan_ships_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +121,18 @@ def test_one_processor_ships_where_the_plan_is_slower_or_about_as_fast(
     model = scene.decide(monkeypatch)
     assert model.what is ALONE and model.reason.endswith("chosen: cpu alone")
     assert f"measured {seconds * 1e3:.3f} ms" in model.reason
+
+
+@pytest.mark.parametrize(("seconds", "spread"), [(0.013, 0.02), (0.030, 0.02), (0.018, 0.2)])
+def test_what_won_is_remembered_unless_it_may_have_been_luck(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, spread: float
+) -> None:
+    kept: list[Plan] = []
+    scene = Scene([Found((ALONE,), (SHARES,))], {"cpu alone": 0.021, SHARES.what: seconds})
+    scene.spread = spread
+    memory = SimpleNamespace(store=kept.append)
+    model = scene.decide(monkeypatch, memory=memory)
+    assert kept == ([model.plan] if spread < 0.1 else [])
 
 
 def test_nothing_to_gain_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +180,19 @@ def test_without_the_device_its_models_decide(
     assert model.what is chosen
     said = "predicted for pixel, not measured" if trusted else "not measured, for pixel"
     assert model.reason.endswith(said)
+
+
+@pytest.mark.parametrize(("ms", "is_tried"), [(17, True), (19, False)])
+def test_a_processor_alone_that_is_far_behind_the_plans_is_not_compiled(
+    monkeypatch: pytest.MonkeyPatch, ms: float, is_tried: bool
+) -> None:
+    """With nothing to compare it with, and where it may be the best one, it is."""
+    other = candidate("npu alone", ms, "npu")
+    times = {"cpu alone": 0.016, other.what: 0.010, SHARES.what: 0.012}
+    near = candidate("cpu alone", 16)
+    scene = Scene([Found((near, other), (SHARES,))], times, trusted=False)
+    assert scene.decide(monkeypatch).what is (other if is_tried else SHARES)
+    assert Scene([Found((near, other), ())], times, False).decide(monkeypatch).what is other
 
 
 def test_typical_costs_are_corrected_by_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

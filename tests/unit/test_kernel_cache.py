@@ -249,11 +249,11 @@ def test_what_the_key_depends_on(folder: Path, what: str, monkeypatch: pytest.Mo
         changed = folder.parent / "template.py"
         changed.write_text("# another template")
         files = [*generation._source_files(), changed]
-        generation._compiler.cache_clear()
+        generation.compiler_versions.cache_clear()
         monkeypatch.setattr(generation, "_source_files", lambda: files)
         run(kernel(), coder)
         monkeypatch.undo()
-        generation._compiler.cache_clear()
+        generation.compiler_versions.cache_clear()
     assert len(coder.seen) == 2
 
 

@@ -115,7 +115,9 @@ def generate(
         options: what else the code depends on.
     """
     cache = kernel_cache() if schedule is None or hasattr(schedule, "cache_key") else None
-    compiler = f"{_compiler()} {_settings()} {code_of.__qualname__} {target} {options}".encode()
+    compiler = (
+        f"{compiler_versions()} {_settings()} {code_of.__qualname__} {target} {options}".encode()
+    )
     context = tvm.transform.PassContext.current()
 
     def code(name: str) -> bytes:
@@ -186,11 +188,11 @@ def _source_files() -> list[Path]:
 
 
 @functools.cache
-def _compiler() -> str:
+def compiler_versions() -> str:
     """Versions of everything that generates code."""
     versions = [importlib.metadata.version(name) for name in ("apache-tvm", "apache-tvm-ffi")]
     sources = digest(*(path.read_bytes() for path in _source_files())).hex()
     return " ".join([*versions, sources])
 
 
-_compiler()  # now: the files may change while this process runs, the code that it loaded does not
+compiler_versions()  # now: files may change while this process runs, the code that it loaded not

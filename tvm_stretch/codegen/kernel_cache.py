@@ -126,7 +126,12 @@ def _tidy(folder: Path) -> None:
 
 def kernel_cache() -> KernelCache:
     """The cache of this process, for the folder that the environment names now."""
-    return _cache_of(cache_folder("kernels"))
+    return cache_of("kernels")
+
+
+def cache_of(part: str) -> KernelCache:
+    """As `kernel_cache`, of another folder in the user's cache."""
+    return _cache_of(cache_folder(part))
 
 
 @functools.cache

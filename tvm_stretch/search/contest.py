@@ -19,12 +19,17 @@ from tvm_stretch.runtime.model import Model
 from tvm_stretch.runtime.timeline import Timeline
 
 _ROUNDS = 15
+_FEWEST = 6
+"""Enough where each challenger wins or loses clearly, in all of them."""
 _WARM_UP = 3
 _PATIENCE = 4
 """On a disturbed machine there are up to this many times as many rounds."""
 
 _PROMISING = 0.95
 """A challenger that seems to need less than this of the first's time is worth being sure of."""
+
+_CALM = 1.25
+"""Ratios of models that nothing disturbs lie closer together than this."""
 
 
 class MeasureError(StretchError):
@@ -60,6 +65,10 @@ class Outcome:
 def compare(models: Sequence[Model], rounds: int = _ROUNDS) -> list[Outcome]:
     """Latencies of the models, measured in turns on the same kind of random input.
 
+    Args:
+        models: the first one is what the others have to beat.
+        rounds: as many, or fewer where all is clear before.
+
     Raises:
         MeasureError: a model failed.
     """
@@ -73,8 +82,10 @@ def compare(models: Sequence[Model], rounds: int = _ROUNDS) -> list[Outcome]:
         for _ in range(_PATIENCE):
             for _ in range(rounds):
                 _take_turns(runs, samples)
-            outcomes = [_outcome(latencies, samples[0]) for latencies in samples]
-            if not any(_undecided(outcome) for outcome in outcomes):
+                outcomes = [_outcome(latencies, samples[0]) for latencies in samples]
+                if len(samples[0]) >= _FEWEST and all(map(_clear, outcomes[1:])):
+                    return outcomes
+            if _settled(outcomes):
                 break
     return outcomes
 
@@ -90,6 +101,21 @@ def _take_turns(runs: Sequence[Callable[[], float]], samples: Sequence[list[floa
 def _undecided(outcome: Outcome) -> bool:
     """Whether a model seems to win, but may have been lucky."""
     return outcome.ratio < _PROMISING and outcome.high >= 1
+
+
+def _clear(outcome: Outcome) -> bool:
+    """Whether a model wins by more than an accident would let it, or loses."""
+    return outcome.high < _PROMISING or outcome.low > 1
+
+
+def _settled(outcomes: Sequence[Outcome]) -> bool:
+    """Whether more rounds would hardly make another one win."""
+    return not any(map(_undecided, outcomes))
+
+
+def is_lasting(outcomes: Sequence[Outcome]) -> bool:
+    """Whether another contest would end alike: nothing disturbed the machine, and it is settled."""
+    return _settled(outcomes) and all(o.high < _CALM * o.low for o in outcomes)
 
 
 def trace(model: Model, count: int) -> list[Timeline]:

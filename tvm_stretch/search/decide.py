@@ -3,14 +3,16 @@
     search ──> cpu alone, 22 ms predicted        ──build, measure in turns──> the faster one,
                30 layers in shares, 12 ms                                     and why
 
-Costs that nobody measured may be wrong by far. Then every processor alone is measured, and always
-shares of output channels alone, which compute nothing twice; and a run of the first plan says how
-fast each processor really is: if their ratio is another one, the search answers once more. Measured
+Costs that nobody measured may be wrong by far. Then shares of output channels alone, which compute
+nothing twice, are always measured; and a run of the first plan says how fast each processor really
+is: if their ratio is another one, the search answers once more. Every processor alone is measured
+that comes near to the plans by then: compiling one more can take as long as all else. Measured
 costs are those of a quiet machine; a small reference network says how fast it is now (`pace.py`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from statistics import median
 
@@ -20,16 +22,19 @@ from tvm_stretch.progress import say
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.runtime.timeline import Timeline
 from tvm_stretch.search import Found, search
-from tvm_stretch.search.contest import Outcome, compare, trace, winner
+from tvm_stretch.search.contest import Outcome, compare, is_lasting, trace, winner
 from tvm_stretch.search.costs import Costs, not_asked_for, planning_costs
 from tvm_stretch.search.limits import NO_LIMITS, Limits
 from tvm_stretch.search.pace import at_present_pace
 from tvm_stretch.search.realise import Candidate
+from tvm_stretch.search.remembered import Memory
 from tvm_stretch.targets.processor import Processor
 
 Arena = Callable[[Model], Model]
 """Takes a model where it is measured: to a device behind RPC, for example."""
 
+_IN_REACH = 1.5
+"""Predictions that a run has corrected may be this wrong."""
 _TIMELINES = 5
 _SURPRISING = 1.2
 """Another ratio of the processors' speeds than predicted, by more than this, is worth a second
@@ -43,6 +48,7 @@ def decide(
     build: Callable[[tvm.IRModule, Candidate], Model],
     arena: Arena | None = None,
     limits: Limits = NO_LIMITS,
+    memory: Memory | None = None,
 ) -> Model:
     """The fastest model of a network; one processor unless several win beyond doubt.
 
@@ -54,6 +60,7 @@ def decide(
         arena: takes models where they are measured; by default this machine, if the processors are
             its own, and nowhere otherwise.
         limits: what processors may compute at most.
+        memory: is told which plan won, if nothing else is to be expected another time.
 
     Raises:
         MeasureError: a model failed while it was measured.
@@ -67,7 +74,6 @@ def decide(
     found = search(mod, costs, limits=limits)
     if arena is None:
         return _unmeasured(mod, found, costs.trusted, processors[0].device, build)
-    singles = found.singles[:1] if costs.trusted else found.singles
     entries = [(rival, build(mod, rival)) for rival in found.rivals]
     if entries and not costs.trusted:
         factors = _surprise(found.rivals[0], trace(arena(entries[0][1]), _TIMELINES))
@@ -77,6 +83,7 @@ def decide(
             known = [_choices(rival) for rival, _ in entries]
             new = [rival for rival in found.rivals if _choices(rival) not in known]
             entries += [(rival, build(mod, rival)) for rival in new]
+    singles = found.singles[:1] if costs.trusted else _in_reach(found)
     entries[:0] = [(single, build(mod, single)) for single in singles]
     notes = found.notes if singles else ("no processor supports everything", *found.notes)
     if len(entries) == 1:
@@ -86,7 +93,16 @@ def decide(
     outcomes = compare([arena(model) for _, model in entries])
     index = winner(outcomes)
     reason = _report([candidate for candidate, _ in entries], outcomes, index, notes)
-    return entries[index][1].with_reason(reason)
+    model = entries[index][1].with_reason(reason)
+    if memory is not None and is_lasting(outcomes):
+        memory.store(model.plan)
+    return model
+
+
+def _in_reach(found: Found) -> list[Candidate]:
+    """The best processor alone, and others that might be about as fast as the plans."""
+    best = min((rival.ns for rival in found.rivals), default=math.inf)
+    return [s for i, s in enumerate(found.singles) if not i or s.ns < _IN_REACH * best]
 
 
 def arena_for(placeable: Sequence[Processor], arena: Arena | None) -> Arena | None:

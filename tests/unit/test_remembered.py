@@ -1,0 +1,129 @@
+"""Verdicts on plans, kept: of which network, for how long, and that nothing is measured again."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from cpu_targets import TARGET
+from fake_targets import fake_processor
+from relax_helpers import module
+from tvm import relax
+from tvm_stretch.targets import registry
+from tvm_stretch.targets.cpu import cpu_processor
+
+import tvm_stretch as ts
+from tvm_stretch import compiler
+from tvm_stretch.build.branching import Branching
+from tvm_stretch.cost.device import default_folder
+from tvm_stretch.plan.plan import Plan, PlannedRegion
+from tvm_stretch.runtime.model import Model
+from tvm_stretch.search import remembered
+from tvm_stretch.search.realise import Candidate
+from tvm_stretch.search.remembered import Memory, memory_of
+
+PROCESSORS = [cpu_processor(TARGET, 1), fake_processor("npu")]
+PLAN = Plan(("cpu", "npu"), (PlannedRegion("r0", "npu", ("relu",), (0, 7)),), reason="it is faster")
+
+
+def network(name: str = "relu", weight: float = 1.0, size: int = 4) -> tvm.IRModule:
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, size), "float32"))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            y = bb.emit(relax.op.add(x, relax.const(np.full((1, size), weight, "float32"))), "add")
+            out = bb.emit_output(relax.op.nn.relu(y), name)
+        bb.emit_func_output(out)
+    return bb.get()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def memory(mod: tvm.IRModule) -> Memory:
+    found = memory_of(mod, PROCESSORS, "llvm, npu")
+    assert found is not None
+    return found
+
+
+def test_the_plan_that_won_is_known_again() -> None:
+    memory(network()).store(PLAN)
+    assert memory(network()).find() == PLAN
+    assert memory(network(weight=2.0)).find() == PLAN, "it was trained further"
+
+
+@pytest.mark.parametrize("other", [{"name": "relu1"}, {"size": 5}])
+def test_another_network_is_not(other: dict[str, object]) -> None:
+    memory(network()).store(PLAN)
+    assert memory(network(**other)).find() is None  # type: ignore[arg-type]
+
+
+def test_whatever_decides_who_is_faster_counts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mod = network()
+    known = {memory(mod).key}
+
+    def is_new() -> bool:
+        count = len(known)
+        known.add(memory(mod).key)
+        return len(known) > count
+
+    assert not is_new()
+    monkeypatch.setenv("TVM_STRETCH_OPENCL_CPUS", "1")
+    assert is_new()
+    monkeypatch.setattr(remembered.os, "sched_getaffinity", lambda _: {1000})
+    assert is_new()
+    models = default_folder(PROCESSORS[0])
+    assert models is not None and folder in models.parents
+    models.mkdir(parents=True)
+    (models / "npu.json").write_text("a cost model")
+    assert is_new()
+    (models / "cpu.probe.json").write_text("refusals")
+    assert is_new()
+    found = memory_of(mod, PROCESSORS, "npu")
+    assert found is not None and found.key not in known
+
+
+def test_a_verdict_ages(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory(network()).store(PLAN)
+    now, day = time.time(), 24 * 3600.0
+    for days, plan in ((6, PLAN), (8, None), (-1, None)):
+        monkeypatch.setattr(remembered.time, "time", lambda days=days: now + days * day)
+        assert memory(network()).find() == plan
+
+
+def test_no_folder_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", "")
+    assert memory_of(network(), PROCESSORS, "llvm, npu") is None
+
+
+def test_what_won_is_built_without_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a processor that somebody wrote nothing is remembered: it may do anything."""
+    monkeypatch.setattr(registry, "_KINDS", dict(registry._KINDS))
+    registry.register(registry.ProcessorKind("abacus", lambda *_: fake_processor("abacus")))
+    mod = module(lambda x: relax.op.nn.relu(x), (4,))
+    measured = []
+
+    def decide(network: tvm.IRModule, *args: Any) -> Model:
+        measured.append(args[-1])
+        plan = Plan(("cpu", "abacus"), (PlannedRegion("r0", "abacus", ("relu",)),), reason="won")
+        if args[-1] is not None:
+            args[-1].store(plan)
+        return args[2](network, Candidate(plan, "", 0, (0, 0), Branching(network, {})))
+
+    monkeypatch.setattr(compiler, "decide", decide)
+    first, second, other = (
+        ts.compile(mod, targets, cpu_threads=1)
+        for targets in ([TARGET, "abacus"], [TARGET, "abacus"], [TARGET, fake_processor("abacus")])
+    )
+    assert len(measured) == 2 and measured[1] is None
+    assert second.plan.regions == first.plan.regions == other.plan.regions
+    assert second.plan.reason == "won; measured before, not again"

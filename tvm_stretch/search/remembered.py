@@ -1,0 +1,116 @@
+"""Which plan won, remembered: what was measured once on this machine is not measured again.
+
+    operators and their shapes, processors, what `ts.measure` and `ts.probe` found out about them,
+    cores, this package      ->      the plan that won, and when it did
+
+Weights count for nothing: a network that was trained further runs by the same plan. A verdict is
+good for `_DAYS`, because something may have disturbed the machine when it was measured; `decide`
+does not remember one that was close.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tvm
+import tvm_ffi
+
+from tvm_stretch.codegen.generate import compiler_versions
+from tvm_stretch.codegen.kernel_cache import KernelCache, cache_of, digest
+from tvm_stretch.cost.device import default_folder, fingerprint
+from tvm_stretch.errors import PlanError
+from tvm_stretch.files import cache_folder
+from tvm_stretch.plan.plan import Plan
+from tvm_stretch.targets.processor import Processor
+
+_FOLDER = "plans"
+_DAYS = 7
+_SETTINGS = ("TVM_STRETCH_", "POCL_", "TVM_NUM_THREADS", "TVM_BIND_THREADS")
+"""Variables that decide where drivers and threads run."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What is remembered of one network on the processors of one machine."""
+
+    cache: KernelCache
+    key: bytes
+
+    def find(self) -> Plan | None:
+        """The plan that won; None where nobody knows, or that was long ago."""
+        entry = self.cache.find(self.key)
+        if entry is None:
+            return None
+        when, plan = json.loads(entry)
+        is_recent = 0 <= time.time() - when < _DAYS * 24 * 3600
+        try:
+            return Plan.read(plan) if is_recent else None
+        except PlanError:  # of another version
+            return None
+
+    def store(self, plan: Plan) -> None:
+        """Remember that this plan won just now."""
+        entry = [time.time(), json.loads(plan.to_json())]
+        self.cache.store(self.key, json.dumps(entry).encode())
+
+
+def memory_of(mod: tvm.IRModule, processors: Sequence[Processor], targets: str) -> Memory | None:
+    """What is remembered of a canonical module; None where the user wants no files.
+
+    Args:
+        mod: the module.
+        processors: all of this machine's that the model has, the CPU first.
+        targets: all that was said of them.
+    """
+    if cache_folder(_FOLDER) is None:
+        return None
+    parts = [
+        _network(mod),
+        *(json.dumps(fingerprint(p), sort_keys=True) for p in processors),
+        targets,
+        str(sorted(os.sched_getaffinity(0))),
+        *(f"{name}={os.environ[name]}" for name in sorted(os.environ) if _is_setting(name)),
+        compiler_versions(),
+        _planner(),
+    ]
+    found = (path.read_bytes() for path in _findings(processors))
+    return Memory(cache_of(_FOLDER), digest(*(part.encode() for part in parts), *found))
+
+
+def _network(mod: tvm.IRModule) -> str:
+    """Names, which plans use, and all but the numbers of constants."""
+    blocks = mod["main"].body.blocks
+    names = [binding.var.name for block in blocks for binding in block.bindings]
+    params = [param.name for param in mod["main"].params]
+    identity = tvm_ffi.structural_hash(mod, skip_tensor_content=True)
+    return json.dumps([identity, params, names])
+
+
+def _is_setting(name: str) -> bool:
+    return name.startswith(_SETTINGS)
+
+
+def _findings(processors: Sequence[Processor]) -> list[Path]:
+    """The files of `ts.measure` and `ts.probe`."""
+    folder = default_folder(processors[0])
+    if folder is None:
+        return []
+    names = (f"{p.name}.{kind}" for p in processors for kind in ("json", "probe.json"))
+    return [path for path in (folder / name for name in names) if path.is_file()]
+
+
+@functools.cache
+def _planner() -> str:
+    """All that makes plans."""
+    package = Path(__file__).parent.parent
+    files = [p for room in ("search", "scheduling", "cost") for p in (package / room).rglob("*.py")]
+    return digest(*(path.read_bytes() for path in sorted(files))).hex()
+
+
+_planner()  # now, as in `generate.py`
