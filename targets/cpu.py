@@ -29,6 +29,27 @@ HOST = "llvm"
 CORE = Speed(cycles_per_ns=2.8, bytes_per_ns=10.0, start_ns=300.0, handover_ns=1_000.0)
 
 
+_X86_FEATURES = """
+    sse3 ssse3 sse4.1 sse4.2 popcnt lzcnt movbe bmi bmi2 avx avx2 fma f16c gfni
+    avxvnni avxifma avxvnniint8 avxneconvert xop fma4 tbm sse4a egpr
+    avx512f avx512bw avx512dq avx512vl avx512cd avx512vnni avx512ifma avx512vbmi avx512vbmi2
+    avx512bitalg avx512vpopcntdq avx512bf16 avx512fp16
+"""
+_ARM_FEATURES = """
+    neon fullfp16 dotprod sve sve2 crc lse rdm rcpc fp16fml i8mm bf16 complxnum sha3 cssc mops
+"""
+CHECKED_CPU_FEATURES = frozenset(_X86_FEATURES.split() + _ARM_FEATURES.split())
+"""What LLVM may make of kernels; an artifact asks it of the processor that it is loaded on.
+
+cpu_features.cc knows the same names."""
+
+
+def checked_features(target: Target) -> tuple[str, ...]:
+    """Those of them that code for a target may use."""
+    features = codegen.llvm_get_cpu_features(target)
+    return tuple(sorted(CHECKED_CPU_FEATURES.intersection(map(str, features))))
+
+
 def cpu_processor(target: Target, threads: int) -> Processor:
     """The CPU that ``target`` describes, with ``threads`` cores."""
     _check_names(target)

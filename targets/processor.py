@@ -94,6 +94,7 @@ class Processor:
         on_host_cores: it is made of the CPU's own cores: what is known of their loop nests holds
             for it, and they share caches.
         driver: what its measurements depend on, beside the machine and all of the above.
+        cores: of the CPU, that it has for itself.
         device: the name of the device behind RPC that it is a part of; empty for this machine and
             for what is known by its target alone.
     """
@@ -113,6 +114,7 @@ class Processor:
     runs_here: bool = True
     on_host_cores: bool = False
     driver: str = ""
+    cores: tuple[int, ...] = ()
     device: str = ""
 
     @property

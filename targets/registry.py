@@ -40,6 +40,7 @@ class ProcessorKind:
         on_device: the processor of this kind on a device that has described itself
             (native/machine.cc), beside its CPU. Raises TargetError where it has none. None for
             kinds that no device tells of.
+        by_default: whether a device is compiled for with it where nobody names targets.
         nickname: what people write for it who do not know its name; an error tells them.
     """
 
@@ -47,6 +48,7 @@ class ProcessorKind:
     make: Callable[[Attributes, Processor], Processor]
     why_absent: Callable[[Attributes], str] = lambda _target: ""
     host_cores: Callable[[Attributes], int] = lambda _target: 0
+    by_default: bool = True
     nickname: str = ""
     on_device: Callable[[Mapping[str, Any], Processor], Processor] | None = None
 

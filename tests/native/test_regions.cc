@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "cores.h"
 #include "kernels.h"
 #include "random_graph.h"
 #include "random_runs.h"
@@ -158,6 +159,72 @@ TEST(Regions, UnknownKindsAndMissingCodeAreRefused) {
   const std::string message = error(Create(json, kernels, fake, fake));
   EXPECT_NE(message.find("fake"), std::string::npos) << message;
   EXPECT_NE(message.find("got 'abacus'"), std::string::npos) << message;
+}
+
+// The first processor is one core of the CPU's, the second one a fake.
+ffi::Module CreateOnCluster(const RandomGraph& graph, const std::string& script = "{}") {
+  static const ffi::Function create =
+      ffi::Function::GetGlobalRequired("tvm_stretch.create_cluster_code");
+  const std::string code =
+      R"({"cores":")" + std::to_string(AllowedCores().back()) + R"(","threads":1})";
+  return Create(graph.JSON(), ffi::Module(ffi::make_object<Kernels>()),
+                create(ffi::String(code)).cast<ffi::Module>(), FakeCode(script));
+}
+
+TEST(Cluster, RandomGraphsBesideTheCpuAndADevice) {
+  for (uint32_t seed = 0; seed < 40; ++seed) {
+    RandomGraph graph(seed, 3, "cluster");
+    ffi::Module module = CreateOnCluster(graph);
+    for (float a : {1.0f, 2.0f, -3.0f}) {
+      EXPECT_EQ(Invoke(module, a, 0.5f), graph.Expected(a, 0.5f)) << graph.JSON();
+    }
+  }
+  for (uint32_t seed = 100; seed < 102; ++seed) {
+    RandomGraph graph(seed, 3, "cluster");
+    RunInstancesOnThreads(graph, CreateOnCluster(graph));
+  }
+}
+
+TEST(Cluster, WhatFailsBeforeItFailsItsRun) {
+  int failed = 0;
+  for (uint32_t seed = 200; seed < 215; ++seed) {
+    RandomGraph graph(seed, 3, "cluster");
+    int region = 0;
+    while (region < graph.num_regions() && graph.processor(region) != 2) ++region;
+    if (region == graph.num_regions()) continue;
+    const std::string name = "r" + std::to_string(region);
+    ffi::Module module =
+        CreateOnCluster(graph, R"({"regions":{")" + name + R"(":{"fails":"gone","failures":1}}})");
+    EXPECT_NE(ErrorOf([&] { Invoke(module, 1, 2); }).find("got: gone"), std::string::npos);
+    EXPECT_EQ(Invoke(module, 1, 2), graph.Expected(1, 2));
+    ++failed;
+  }
+  EXPECT_GT(failed, 5);
+}
+
+TEST(Cluster, IsCancelledAtAnyTime) {
+  int cancelled = 0;
+  for (uint32_t seed = 300; seed < 305; ++seed) {
+    RandomGraph graph(seed, 3, "cluster");
+    cancelled += RunWhileCancelled(graph, CreateOnCluster(graph));
+  }
+  EXPECT_GT(cancelled, 0);
+}
+
+TEST(Cluster, CodeIsCheckedAndCoresAreHere) {
+  const ffi::Function create = ffi::Function::GetGlobalRequired("tvm_stretch.create_cluster_code");
+  for (const char* wrong :
+       {"", "[]", R"({"cores":"0"})", R"({"cores":"x","threads":1})", R"({"cores":"","threads":1})",
+        R"({"cores":0,"threads":1})", R"({"cores":"0","threads":0})"}) {
+    EXPECT_NE(ErrorOf([&] { create(ffi::String(wrong)); }).find("expected"), std::string::npos);
+  }
+  RandomGraph graph(9, 3, "cluster");
+  const ffi::Module nowhere =
+      create(ffi::String(R"({"cores":"1023","threads":1})")).cast<ffi::Module>();
+  ffi::Module module =
+      Create(graph.JSON(), ffi::Module(ffi::make_object<Kernels>()), nowhere, FakeCode("{}"));
+  EXPECT_NE(ErrorOf([&] { Call(module, "load"); }).find("got a process that may not use all"),
+            std::string::npos);
 }
 
 TEST(Affinity, CoresAreCheckedAndUsed) {

@@ -395,16 +395,24 @@ def test_planning_finds_what_measuring_left(
     times = [*pretended(kernels[:60]), *(2000.0 + (64 << i) / 10 for i in range(16))]
     folder = default_folder(host())
     assert folder is not None
-    train(kernels, times, fingerprint(host()), CORE, 1.2).save(folder / "cpu.json")
+    known = [host(), *(replace(host(), name=name, kind="fake") for name in ("gpu", "dsp"))]
+    for slower, own in enumerate(known):  # the CPU hands nothing over to itself
+        count = 60 if own.is_host else 76
+        taken = [*times[:60], *(slower * ns for ns in times[60:])][:count]
+        model = train(kernels[:count], taken, fingerprint(own), CORE, 1.2)
+        model.save(folder / f"{own.name}.json")
     assert trained_costs([replace(host(), runs_here=False)]) is None
-    costs = trained_costs([host()])
+    costs = trained_costs(known)
     assert costs is not None
-    assert costs.together == (1.2,)
+    assert costs.together == (1.2,) * 3
     assert costs.hand_over(0, 0, 1 << 20) == 0
     small, large = costs.hand_over(0, 1, 64), costs.hand_over(0, 1, 1 << 21)
     assert small is not None
     assert large is not None
     assert small < large
+    assert costs.hand_over(2, 0, 1 << 21) == pytest.approx(2 * large, rel=0.05), "each its own"
+    between = costs.hand_over(1, 2, 1 << 21)
+    assert between == pytest.approx(3 * large, rel=0.05), "two devices meet through the CPU"
     (folder / "cpu.json").write_text((folder / "cpu.json").read_text()[:1000])
     with pytest.raises(CostModelError, match="JSON for the cost model"):
         trained_costs([host()])

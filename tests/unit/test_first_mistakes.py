@@ -128,7 +128,7 @@ def test_tvm_num_threads_is_obeyed(
         ),
         (
             lambda: ts.compile("x.onnx", [{"kind": ["llvm"]}]),
-            "expected target hexagon, llvm or opencl, got",
+            "expected target hexagon, little-cores, llvm or opencl, got",
         ),
         (lambda: ts.compile("x.onnx", cpu_threads=10**6), "from 1 to 1024 for cpu_threads, got"),
         (lambda: ts.measure(folder=3), "the path of the folder for measurements, got int"),

@@ -101,7 +101,9 @@ def test_absent_and_in_need_of_cores(kinds: dict[str, ProcessorKind]) -> None:
 def test_unknown_kinds_and_kinds_twice(kinds: dict[str, ProcessorKind]) -> None:
     with pytest.raises(ts.TargetError, match="expected a TVM target for targets, got 'abacus'"):
         ts.compile(network(), ["llvm", "abacus"])
-    with pytest.raises(ts.TargetError, match="expected target hexagon, llvm or opencl, got 'cuda'"):
+    with pytest.raises(
+        ts.TargetError, match="target hexagon, little-cores, llvm or opencl, got 'cuda'"
+    ):
         ts.compile(network(), ["llvm", "cuda"])
     register(ProcessorKind("abacus", abacus))
     with pytest.raises(ts.TargetError, match=r"expected a new name .* got 'abacus' again"):
@@ -117,6 +119,7 @@ OWN_FILES = {
         "tvm_stretch/codegen/object_code.py",
         "tvm_stretch/cost/calibrate",
     ),
+    "little-cores": ("targets/little",),
 }
 """Where the word for a kind of processors may stand in code; nowhere, if it is not among these."""
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cpu_targets import TARGET
+from described_phone import BIG, PHONE, described
 from relax_helpers import module
 from small_models import random_input, scaled_model, scaled_reference
 from tvm import relax, rpc
@@ -31,38 +32,6 @@ from tvm_stretch.remote.processors import processors_of
 from tvm_stretch.remote.wire import Deadline, Seat, parse_address, readable, receive
 
 X = random_input()
-
-BIG = {"part": "0x41:0xd0b", "mhz": 2840, "capacity": 1024, "l1": 65536, "l2": 524288}
-LITTLE = {"part": "0x41:0xd05", "mhz": 1785, "capacity": 300, "l1": 32768, "l2": 131072}
-GPU = {
-    "type": "gpu",
-    "name": "QUALCOMM Adreno(TM)",
-    "fp16": True,
-    "fp64": False,
-    "max_group_size": 1024,
-    "local_bytes": 32768,
-    "compute_units": 2,
-    "max_buffer_bytes": 1 << 30,
-    "has_images": True,
-    "max_image_width": 16384,
-    "max_image_height": 16384,
-    "memory": "mapped",
-}
-PHONE: dict[str, Any] = {
-    "version": 1,
-    "triple": "aarch64-linux-android",
-    "name": "",
-    "features": ["crc", "dotprod", "fullfp16", "lse", "neon", "rcpc", "rdm"],
-    "cores": [{"number": n, **(LITTLE if n < 4 else BIG)} for n in range(8)],
-    "memory": 6 << 30,
-    "free": 2 << 30,
-    "opencl": [GPU],
-    "why_no_opencl": "",
-}
-
-
-def described(**changes: Any) -> Description:
-    return Description.read(json.dumps({**PHONE, **changes}), "pixel")
 
 
 @pytest.fixture

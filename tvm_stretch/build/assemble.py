@@ -21,27 +21,8 @@ from tvm_stretch.lowering.weights import WeightsBlob
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.runtime.artifact import Parts
 from tvm_stretch.runtime.model import Model
+from tvm_stretch.targets.cpu import checked_features
 from tvm_stretch.targets.processor import Processor
-
-_X86_FEATURES = """
-    sse3 ssse3 sse4.1 sse4.2 popcnt lzcnt movbe bmi bmi2 avx avx2 fma f16c gfni
-    avxvnni avxifma avxvnniint8 avxneconvert xop fma4 tbm sse4a egpr
-    avx512f avx512bw avx512dq avx512vl avx512cd avx512vnni avx512ifma avx512vbmi avx512vbmi2
-    avx512bitalg avx512vpopcntdq avx512bf16 avx512fp16
-"""
-_ARM_FEATURES = """
-    neon fullfp16 dotprod sve sve2 crc lse rdm rcpc fp16fml i8mm bf16 complxnum sha3 cssc mops
-"""
-CHECKED_CPU_FEATURES = frozenset(_X86_FEATURES.split() + _ARM_FEATURES.split())
-"""What LLVM may make of kernels; an artifact asks it of the processor that it is loaded on.
-
-cpu_features.cc knows the same names."""
-
-
-def checked_features(target: tvm.target.Target) -> tuple[str, ...]:
-    """Those of them that code for a target may use."""
-    features = tvm.get_global_func("target.llvm_get_cpu_features")(target)
-    return tuple(sorted(CHECKED_CPU_FEATURES.intersection(map(str, features))))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +64,7 @@ def build_model(
     """
     if target.kind.name != "llvm":
         raise TargetError(f"expected an llvm target for build_model, got {target}; pass one")
+    hosts = [target, *(device.target for device in devices if device.runs_host_code)]
     specs = [CPU, *(ProcessorSpec(device.name, device.kind) for device in devices)]
     lowered = lower(
         mod,
@@ -102,15 +84,16 @@ def build_model(
         package_version=importlib.metadata.version("tvm-stretch"),
         target=json.loads(str(target)),
         plan=_as_data(plan),
-        cpu_features=checked_features(target),
+        cpu_features=tuple(sorted({f for own in hosts for f in checked_features(own)})),
         spare=spare and bool(devices),
     )
     schedules = [schedule, *(device.schedule for device in devices)]
-    graph, kernels = _name_kernels(lowered.kernels, graph, schedules)
+    hints = ["", *(_hint(device, target) for device in devices)]
+    graph, kernels = _name_kernels(lowered.kernels, graph, schedules, hints)
     code = compile_kernels(kernels[0], schedule, target)
     for device, own in zip(devices, kernels[1:], strict=True):
         if device.runs_host_code:
-            code.update(compile_kernels(own, device.schedule, target))
+            code.update(compile_kernels(own, device.schedule, device.target))
         elif spare:
             code.update(compile_kernels(own, schedule, target))
     modules = [
@@ -125,11 +108,19 @@ def _as_data(plan: Plan | None) -> dict[str, Any]:
     return data
 
 
+def _hint(device: Processor, target: tvm.target.Target) -> str:
+    """What parts a device's kernels from those of the CPU that are linked with them."""
+    return str(device.target) if device.runs_host_code and device.target != target else ""
+
+
 _Kernels = Mapping[str, tirx.PrimFunc]
 
 
 def _name_kernels(
-    functions: _Kernels, graph: Graph, schedules: Sequence[tvm.transform.Pass | None]
+    functions: _Kernels,
+    graph: Graph,
+    schedules: Sequence[tvm.transform.Pass | None],
+    hints: Sequence[str],
 ) -> tuple[Graph, list[_Kernels]]:
     """The graph with the kernels' own names, and the kernels that each processor runs.
 
@@ -147,7 +138,7 @@ def _name_kernels(
             function = functions[node.kernel]
             if any(strides):
                 function = with_strides(function, strides)
-            named = named_kernel(node.kernel, function, schedules[processor])
+            named = named_kernel(node.kernel, function, schedules[processor], hints[processor])
             known[key] = str(named.attrs["global_symbol"])
             kernels[processor][known[key]] = named
         return dataclasses.replace(node, kernel=known[key])

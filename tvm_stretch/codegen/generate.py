@@ -37,12 +37,15 @@ _NAME_DIGITS = 12
 
 
 def named_kernel(
-    name: str, function: tirx.PrimFunc, schedule: tvm.transform.Pass | None
+    name: str, function: tirx.PrimFunc, schedule: tvm.transform.Pass | None, hint: str = ""
 ) -> tirx.PrimFunc:
-    """The kernel under a name made of what it computes, in its attribute ``global_symbol``."""
+    """The kernel under a name made of what it computes, in its attribute ``global_symbol``.
+
+    ``hint``: what else its code depends on.
+    """
     stem = "_".join(re.sub(r"\d+$", "", word) or word for word in name.split("_"))
     same = _with_plain_names(function)
-    identity = digest(_text(same), _schedule_key(schedule).encode()).hex()[:_NAME_DIGITS]
+    identity = digest(_text(same), (_schedule_key(schedule) + hint).encode()).hex()[:_NAME_DIGITS]
     return same.with_attr("global_symbol", f"{stem}_{identity}")
 
 

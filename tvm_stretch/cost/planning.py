@@ -58,19 +58,26 @@ class TrainedCosts:
         """Nanoseconds from the end of a kernel to the start of its reader; None if not measured."""
         if writer == reader:
             return 0
-        line = self._hand_overs.get((min(writer, 1), min(reader, 1)))
-        return None if line is None else round(line[0] + line[1] * size)
+        ways = [] if writer == 0 else [(writer, (1, 0))]
+        ways += [] if reader == 0 else [(reader, (0, 1))]
+        lines = [self._hand_overs.get(place, {}).get(way) for place, way in ways]
+        known = [line[0] + line[1] * size for line in lines if line is not None]
+        # Between two devices nothing is measured: at most it goes through the CPU.
+        return round(sum(known)) if len(known) == len(ways) else None
 
     @cached_property
-    def _hand_overs(self) -> dict[tuple[int, int], tuple[float, float]]:
-        """By writer and reader, 0 for the CPU: of no bytes, and of each one (models are lines)."""
-        for model in self.models.values():
+    def _hand_overs(self) -> dict[int, dict[tuple[int, int], tuple[float, float]]]:
+        """Of each processor beside the CPU, to it and from it: of no bytes, and of each one."""
+        found = {}
+        pairs = [(0, 1), (1, 0)]
+        for place, name in enumerate(self.processors):
+            model = self.models[name]
             if TransferFeatures.family in model.families:
-                pairs = [(0, 1), (1, 0), (1, 1)]
                 ends = [TransferFeatures.of(size, *pair) for size in (0, _MEBI) for pair in pairs]
                 none, much = model.nanoseconds(ends).reshape(2, len(pairs))
-                return dict(zip(pairs, zip(none, (much - none) / _MEBI, strict=True), strict=True))
-        return {}
+                lines = zip(none, (much - none) / _MEBI, strict=True)  # models are lines
+                found[place] = dict(zip(pairs, lines, strict=True))
+        return found
 
 
 def trained_costs(

@@ -16,10 +16,11 @@ from typing import Any
 import tvm
 from tvm.target import Target, codegen
 
-from tvm_stretch.build.assemble import checked_features
 from tvm_stretch.errors import DeviceError
 from tvm_stretch.files import Format, sealed
 from tvm_stretch.runtime.autoload import load_native_library
+from tvm_stretch.targets.cpu import checked_features
+from tvm_stretch.targets.little import WORTH_WAITING
 
 _VERSION = 1
 
@@ -31,9 +32,6 @@ FORMAT = Format(
     "delete the file and connect to the device again",
     is_sealed=True,
 )
-
-_WORTH_WAITING = 0.6
-"""A core with less than this share of the biggest one's capacity is a little one."""
 
 _ARM_CORES: Mapping[str, str] = {
     "0x41:0xd03": "cortex-a53",
@@ -162,7 +160,7 @@ class Description:
     def big_cores(self) -> tuple[Core, ...]:
         """Those that a kernel should be shared by: a little one would be waited for."""
         biggest = max(core.size for core in self.cores)
-        return tuple(core for core in self.cores if core.size >= _WORTH_WAITING * biggest)
+        return tuple(core for core in self.cores if core.size >= WORTH_WAITING * biggest)
 
     def target(self) -> dict[str, Any]:
         """TVM's target of its CPU, with the features that it really has.

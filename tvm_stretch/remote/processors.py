@@ -72,7 +72,9 @@ def processors_of(
     own = next((item for item in wanted if _is_cpu(item)), HOST)
     host = _host(own, found, cpu_threads or len(found.big_cores))
     others = [_meant(item, found, host) for item in wanted if not _is_cpu(item)]
-    taken = sum(p.threads for p in others if isinstance(p, Processor) and p.on_host_cores)
+    on_cores = [p for p in others if isinstance(p, Processor) and p.on_host_cores]
+    big = {core.number for core in found.big_cores}
+    taken = sum(len(big & {*p.cores}) if p.cores else p.threads for p in on_cores)
     if taken and not cpu_threads:  # a driver that runs on the CPU's cores
         host = _host(own, found, max(1, host.threads - taken))
     everything, placeable = make_processors([host, *others], host.threads)
@@ -87,12 +89,13 @@ def _as_list(targets: Any) -> list[Any]:
 
 
 def _kinds_of(found: Description) -> list[Any]:
-    """The CPU, and whatever else the device tells of."""
+    """The CPU, and whatever else the device tells of and is used unasked."""
     kinds: list[Any] = [HOST]
     host = _host(HOST, found, 1)
     for name in registered():
         with contextlib.suppress(TargetError):
-            if name != HOST and _on_device(name, found, host) is not None:
+            is_used = name != HOST and kind_of({"kind": name}).by_default
+            if is_used and _on_device(name, found, host) is not None:
                 kinds.append(name)
     return kinds
 

@@ -149,9 +149,13 @@ class Costs:
         return self.start(place) + round(2 * size / _COPIED_PER_NS)
 
     def meeting(self, places: Iterable[int], size: int) -> int:
-        """What it takes until all of these processors have what they wrote together."""
+        """What it takes until all of these processors have what they wrote together.
+
+        Each receives a part from each of the others, one after the other, as schedulers reckon.
+        """
         known = list(places)
-        return max(self.hand_over(p, q, size // 2) for p in known for q in known)
+        part = size // len(known)
+        return max(sum(self.hand_over(p, q, part) for p in known if p != q) for q in known)
 
     def start(self, place: int) -> int:
         """A kernel without work."""

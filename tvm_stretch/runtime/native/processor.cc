@@ -63,7 +63,7 @@ void Task::Reset(bool) {
 
 const Failure& Task::Wait() {
   std::unique_lock<std::mutex> lock(mutex_);
-  completed_.wait(lock, [this] { return is_complete_; });
+  completed_.wait(lock, [this] { return is_complete(); });
   return failure_;  // not written again before the next Reset
 }
 

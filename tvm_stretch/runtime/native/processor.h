@@ -25,6 +25,7 @@
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/extra/module.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -136,14 +137,17 @@ class TVM_STRETCH_API Task {
   // Implementations call this exactly once per run. It may come on any thread.
   void Complete(Failure failure);
 
+  // Whether Wait() would return at once; any thread.
+  bool is_complete() const { return is_complete_; }
+
   // Whether somebody wants to know of completion without waiting for it.
   bool has_listeners() const { return !listeners_.empty(); }
 
  private:
   std::vector<Listener> listeners_;
-  std::mutex mutex_;  // guards the two below
+  std::mutex mutex_;  // guards what follows; the first of it may be read without
   std::condition_variable completed_;
-  bool is_complete_ = false;
+  std::atomic<bool> is_complete_{false};
   Failure failure_;
 };
 

@@ -8,8 +8,6 @@
 #ifndef TVM_STRETCH_DSP_SESSION_H_
 #define TVM_STRETCH_DSP_SESSION_H_
 
-#include <sched.h>
-
 #include <atomic>
 #include <chrono>
 #include <deque>
@@ -22,6 +20,7 @@
 #include "../../dsp/protocol.h"
 #include "../cores.h"
 #include "../processor.h"
+#include "../spin.h"
 #include "code.h"
 #include "image.h"
 #include "process.h"
@@ -29,31 +28,6 @@
 namespace tvm_stretch::dsp {
 
 class Session;
-
-// A caller, the session's thread and an emulator spin for each other: on fewer cores they have to
-// let each other run. On more, yielding would only let others in.
-inline bool HasFewCores() {
-  static const bool few = std::thread::hardware_concurrency() < 4;
-  return few;
-}
-
-// Spins until `done()`, for at most so long; whether it is done.
-template <typename Done>
-bool SpinFor(std::chrono::microseconds duration, const Done& done) {
-  const auto end = std::chrono::steady_clock::now() + duration;
-  do {
-    for (int i = 0; i < 32; ++i) {
-      if (done()) return true;
-#if defined(__x86_64__)
-      __builtin_ia32_pause();
-#elif defined(__aarch64__)
-      asm volatile("yield");
-#endif
-    }
-    if (HasFewCores()) sched_yield();
-  } while (std::chrono::steady_clock::now() < end);
-  return done();
-}
 
 // What the thread does for others.
 class Job {

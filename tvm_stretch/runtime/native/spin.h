@@ -1,0 +1,39 @@
+// Waiting for another thread without sleeping: waking one takes longer than a small region.
+#ifndef TVM_STRETCH_SPIN_H_
+#define TVM_STRETCH_SPIN_H_
+
+#include <sched.h>
+
+#include <chrono>
+#include <thread>
+
+namespace tvm_stretch {
+
+// Those who spin for each other have to let each other run where there are few cores. On more,
+// yielding would only let others in.
+inline bool HasFewCores() {
+  static const bool few = std::thread::hardware_concurrency() < 4;
+  return few;
+}
+
+// Spins until `done()`, for at most so long; whether it is done.
+template <typename Done>
+bool SpinFor(std::chrono::microseconds duration, const Done& done) {
+  const auto end = std::chrono::steady_clock::now() + duration;
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (done()) return true;
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#elif defined(__aarch64__)
+      asm volatile("yield");
+#endif
+    }
+    if (HasFewCores()) sched_yield();
+  } while (std::chrono::steady_clock::now() < end);
+  return done();
+}
+
+}  // namespace tvm_stretch
+
+#endif  // TVM_STRETCH_SPIN_H_
