@@ -9,9 +9,12 @@ int16.
 | instruction | weights of a word |
 | --- | --- |
 | ``vpdpbusd``, ``sdot``, ``usdot``, ``vrmpybusv``, ``vrmpybv`` | int8 ``[lane][channel]`` |
+| ``smmla``, ``usmmla`` | int8 ``[pair of lanes][lane][channel of two words]`` |
 | ``vrmpyub``, ``vrmpybus`` | weight + 128 as uint8 ``[lane][channel]`` |
 | ``vpmaddwd`` | int16 ``[channels 0 and 2, 1 and 3][lane][channel]`` |
 | none | int8 ``[channel][lane]`` |
+
+What multiplies small matrices takes pairs of pixels: `matrix_conv.py`.
 
 HVX multiplies two vectors once in a packet, but a vector by the word of a general register twice:
 there a word of a pixel needs no copies for all lanes. Its vectors are unsigned then, so weights are
@@ -50,7 +53,9 @@ class Dot:
         parts: pieces of a word that are multiplied one after the other.
         words: LLVM has its operands as int32, whatever it takes them for.
         offset: how much larger packed weights are; multiplied by a word of a general register.
-        by_word: for each type of pixels the way that does so, where the machine has one.
+        is_matrix: two pixels are multiplied by two lanes, eight channels at a time.
+        dense: for each type of pixels the way of convolutions that are not grouped, where they
+            have one of their own.
         signed: the way that takes int8, where this one does not and the machine has one.
     """
 
@@ -60,7 +65,8 @@ class Dot:
     parts: int
     words: bool = False
     offset: int = 0
-    by_word: tuple[tuple[str, str], ...] = ()
+    is_matrix: bool = False
+    dense: tuple[tuple[str, str], ...] = ()
     signed: str = ""
 
     @property
@@ -170,14 +176,22 @@ DOTS = {
         "int8",
         1,
         words=True,
-        by_word=(("uint8", "vrmpyub"), ("int8", "vrmpybus")),
+        dense=(("uint8", "vrmpyub"), ("int8", "vrmpybus")),
         signed="vrmpybv",
     ),
     "vrmpybv": Dot("llvm.hexagon.V6.vrmpybv.acc.128B", "int8", "int8", 1, words=True),
     "vrmpyub": Dot("llvm.hexagon.V6.vrmpyub.acc.128B", "uint8", "uint8", 1, True, 128),
     "vrmpybus": Dot("llvm.hexagon.V6.vrmpybus.acc.128B", "int8", "uint8", 1, True, 128),
     "sdot": Dot("llvm.aarch64.neon.sdot", "int8", "int8", 1),
-    "usdot": Dot("llvm.aarch64.neon.usdot", "uint8", "int8", 1),
+    "usdot": Dot(
+        "llvm.aarch64.neon.usdot",
+        "uint8",
+        "int8",
+        1,
+        dense=(("uint8", "usmmla"), ("int8", "smmla")),
+    ),
+    "smmla": Dot("llvm.aarch64.neon.smmla", "int8", "int8", 1, is_matrix=True),
+    "usmmla": Dot("llvm.aarch64.neon.usmmla", "uint8", "int8", 1, is_matrix=True),
 }
 """By the names that `VectorMachine.dot` has."""
 

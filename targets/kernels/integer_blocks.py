@@ -67,7 +67,8 @@ def integer_convolution(
     dot = by_vector if depthwise else conv_dot(shape, machine, block, dtype)
     zero = integer.zeros[0] + DOTS[dot].shift(dtype)
     has_borders = depthwise and machine.packs_bytes  # it makes them itself (`hvx_window.py`)
-    if zero and any(shape.padding) and not has_borders:
+    moved = zero or DOTS[dot].is_matrix
+    if moved and any(shape.padding) and not has_borders:
         data = bb.emit(_padded(bb, data, shape.padding, integer.zeros[0]))
         height, width = (int(d) for d in data.ty.shape.values[2:4])
         shape = replace(shape, in_size=(height, width), padding=(0, 0, 0, 0))
@@ -103,6 +104,8 @@ def integer_config(
         return _depthwise_config(shape, machine, dtype)
     shape = gathered(shape)
     dot = conv_dot(shape, machine, data_block, dtype)
+    if DOTS[dot].is_matrix:
+        shape = shape.padded()
     return choose_integer_conv(shape, machine, data_block, dtype, dot)
 
 

@@ -16,7 +16,7 @@ from tvm import te, tirx, topi
 from tvm.ir import Expr
 
 from .channel_runs import ChannelRun, channel_runs, whole_run
-from .choose import ConvShape, register_tiles, step_cycles
+from .choose import ConvShape, register_tiles, step_cycles, tile_counts
 from .choose import direct_cycles as cycles_of_tiles
 from .conv import ConvConfig, merged_groups
 from .conv_nest import ConvNest, Reduction, Tile, write_nest
@@ -34,10 +34,19 @@ class IntegerConvConfig(OfWords, ConvConfig):
     @property
     def weight_shape(self) -> tuple[int, ...]:
         """Packed weights, in the order in which the inner loops read them."""
+        if self.way.is_matrix:
+            pairs = (self.oc_blocks * self.lanes // 2, 4 * WORD)
+            return (self.out_groups, -(-self.reduce_blocks // 2), *self.kernel, *pairs)
         width = self.oc_blocks * self.lanes * self.way.together
         words = (self.data_block // WORD, self.way.parts, width)
         return (self.out_groups, self.reduce_blocks, *self.kernel, *words)
 
+
+GROUP = 4
+"""Pixels that small matrices are made of, which are loaded together."""
+
+_MATRIX_OPERANDS = 4
+"""Registers beside sums and pairs of pixels: weights, and pixels before they are zipped."""
 
 _MOST_PIXELS = 8
 """Of a tile where bytes are stored four pixels at a time: rows are cut into 4 to 8 then."""
@@ -62,6 +71,8 @@ def choose_integer_conv(
     tiles = register_tiles(machine)
     if machine.packs_bytes:
         tiles = [(p, o) for p, o in tiles if p <= _MOST_PIXELS]
+    if DOTS[dot].is_matrix:
+        tiles = _matrix_tiles(config, machine)
     candidates = [replace(config, pixels=p, oc_blocks=o) for p, o in tiles]
     if shape.groups > merge:
         width = shape.out_channels // shape.groups * merge // machine.lanes
@@ -74,13 +85,21 @@ def conv_dot(shape: ConvShape, machine: VectorMachine, data_block: int, dtype: s
     """How the products of a convolution are added.
 
     By words of general registers only where sums of pixels are worth it, and can be computed:
-    a vector of them holds the channels of several pixels, all of which are read.
+    a vector of them holds the channels of several pixels, all of which are read. By small matrices
+    only where there are two blocks of channels, and four pixels side by side.
     """
     by_vector = by_vectors(machine.dot, dtype)
-    by_word = dict(DOTS[machine.dot].by_word).get(dtype, by_vector)
-    pixels = shape.in_size[0] * shape.in_size[1]
-    fits = pixels * data_block >= WORD * machine.lanes
-    return by_word if shape.groups == 1 and fits else by_vector
+    dense = dict(DOTS[machine.dot].dense).get(dtype, by_vector)
+    if DOTS[dense].is_matrix:
+        rows, width = shape.padded().in_size
+        pointwise = shape.kernel == shape.stride == (1, 1)
+        outside = (shape.kernel[1] - 1) * shape.dilation[1]
+        side_by_side = rows * width if pointwise else width - outside
+        fits = side_by_side >= GROUP and shape.stride[1] == 1
+        fits = fits and shape.in_channels > data_block
+    else:
+        fits = shape.in_size[0] * shape.in_size[1] * data_block >= WORD * machine.lanes
+    return dense if shape.groups == 1 and fits else by_vector
 
 
 def integer_conv_cycles(config: IntegerConvConfig, machine: VectorMachine) -> float:
@@ -90,9 +109,35 @@ def integer_conv_cycles(config: IntegerConvConfig, machine: VectorMachine) -> fl
     def step(pixels: int, blocks: int, slab: int, machine: VectorMachine) -> float:
         if config.way.offset:
             return _packets_of_word(pixels, blocks) / WORD
+        if config.way.is_matrix:
+            return _cycles_of_matrices(pixels, blocks, machine) / (2 * WORD)
         return pieces * step_cycles(pixels, blocks, slab // 4, machine) / WORD
 
     return cycles_of_tiles(config, machine, step)
+
+
+def _cycles_of_matrices(pixels: int, blocks: int, machine: VectorMachine) -> float:
+    """Of eight channels: products, what is zipped for them, and loads."""
+    groups = -(-pixels // GROUP)
+    computed = (4 * groups * blocks + 2 * groups) / machine.multiply_adds
+    loads = (2 * groups + 2 * blocks) / machine.loads
+    return max(computed, loads, machine.latency) + 0.04 * (pixels + blocks)
+
+
+def _matrix_tiles(config: IntegerConvConfig, machine: VectorMachine) -> list[tuple[int, int]]:
+    """Pixels and vectors of outputs of tiles that fit the registers.
+
+    The first tile of a row has a whole group at least; others may begin before themselves.
+    """
+    rows, width = config.out_size
+    row = rows * width if config.pointwise else width
+    return [
+        (pixels, blocks)
+        for pixels in range(GROUP, machine.registers)
+        for blocks in range(1, machine.registers // GROUP)
+        if (GROUP * blocks + 2) * -(-pixels // GROUP) + _MATRIX_OPERANDS <= machine.registers
+        and tile_counts(row, pixels)[0][0] >= GROUP
+    ]
 
 
 def _packets_of_word(pixels: int, blocks: int) -> float:
@@ -107,6 +152,15 @@ def pack_integer_weight(cfg: IntegerConvConfig, weight: te.Tensor) -> te.Tensor:
     """OIHW -> `weight_shape`, zero where channels do not exist."""
     in_group, out_group = cfg.in_channels // cfg.groups, cfg.out_channels // cfg.groups
     way = cfg.way
+
+    def of_matrix(g: Expr, b: Expr, y: Expr, x: Expr, pair: Expr, place: Expr) -> Expr:
+        out = g * (cfg.oc_blocks * cfg.lanes) + pair * 2 + place // (2 * WORD)
+        row = b * (2 * WORD) + place % (2 * WORD)
+        exists = tirx.all(out < cfg.out_channels, row < in_group)
+        return tirx.if_then_else(exists, weight[out, row, y, x], tirx.const(0, way.weight))
+
+    if way.is_matrix:
+        return te.compute(cfg.weight_shape, of_matrix, name="pack_integer_weight")
 
     def element(g: Expr, b: Expr, y: Expr, x: Expr, word: Expr, part: Expr, place: Expr) -> Expr:
         o = place // way.together
@@ -152,8 +206,12 @@ def integer_conv_sums(
         channel = tirx.min(cfg.first_block(o) + blocks, const(last))
         width = (o % cfg.oc_blocks) * cfg.lanes + lane
         word, of_word = inner // WORD, inner % WORD
-        place = width * way.together + of_word // way.parts
-        taken = weight[o // cfg.oc_blocks, blocks, ky, kx, word, of_word % way.parts, place]
+        if way.is_matrix:
+            place = (width % 2 * 2 + blocks % 2) * WORD + inner
+            taken = weight[o // cfg.oc_blocks, blocks // 2, ky, kx, width // 2, place]
+        else:
+            place = width * way.together + of_word // way.parts
+            taken = weight[o // cfg.oc_blocks, blocks, ky, kx, word, of_word % way.parts, place]
         factor = taken.astype("int32") - tirx.const(way.offset, "int32")
         product = wide[n, channel, row, column, inner] * factor
         return te.sum(product, axis=[blocks, ky, kx, inner])

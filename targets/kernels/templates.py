@@ -24,6 +24,7 @@ from .integer_conv import IntegerConvConfig, write_integer_conv
 from .integer_window import IntegerWindowConfig, write_integer_window
 from .machine import VectorMachine
 from .matmul import MatmulConfig, write_matmul
+from .matrix_conv import write_matrix_conv
 from .softmax import SoftmaxConfig, write_softmax
 from .window import WindowConfig, write_window
 from .winograd import WinogradConfig
@@ -113,6 +114,7 @@ def _window(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) 
 def _integer_conv(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
     cfg = IntegerConvConfig(**config)
     write = write_word_conv if cfg.way.offset else write_integer_conv
+    write = write_matrix_conv if cfg.way.is_matrix else write
     return write(cfg, machine, fused.operands, fused.epilogue)
 
 

@@ -20,7 +20,11 @@ from tvm_stretch.targets.cpu import vector_machine
 from tvm_stretch.targets.kernels.blocks import annotation
 from tvm_stretch.targets.kernels.choose import ConvShape, conv_candidates, winograd_of_tile
 from tvm_stretch.targets.kernels.conv import ConvConfig, conv_compute, pack_weight
-from tvm_stretch.targets.kernels.integer_conv import choose_integer_conv, integer_conv_sums
+from tvm_stretch.targets.kernels.integer_conv import (
+    choose_integer_conv,
+    conv_dot,
+    integer_conv_sums,
+)
 from tvm_stretch.targets.kernels.integer_window import IntegerWindowConfig, integer_window_sums
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.matmul import choose_matmul, matmul_compute
@@ -193,6 +197,37 @@ def integer_sums(
     weight = te.placeholder(conv.weight_shape, conv.way.weight, name="w")
     mark = annotation("integer_conv", conv)
     return [data, weight], integer_conv_sums(conv, data, weight, mark)
+
+
+MATRICES = {
+    "rows of a group": ConvShape(1, 16, (6, 10), 24, (3, 3), dilation=(1, 3)),
+    "a block alone": ConvShape(2, 20, (5, 9), 7, (1, 2), stride=(2, 1)),
+    "one by one": ConvShape(1, 40, (7, 7), 68, (1, 1)),
+    "few pixels": ConvShape(1, 8, (2, 3), 30, (1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_small_matrices(dtype: str, name: str, tmp_path: Path) -> None:
+    target = Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n2"})
+    shape, machine = MATRICES[name], vector_machine(target, 1)
+    dot = conv_dot(shape, machine, 4, dtype)
+    assert dot.endswith("mmla")
+    conv = choose_integer_conv(shape, machine, 4, dtype, dot)
+    data = te.placeholder((shape.batch, conv.in_blocks, *shape.in_size, 4), dtype, name="x")
+    weight = te.placeholder(conv.weight_shape, conv.way.weight, name="w")
+    out = integer_conv_sums(conv, data, weight, annotation("integer_conv", conv))
+    function = te.create_prim_func([data, weight, out])
+    random = np.random.default_rng(0)
+    tensors = [(tuple(int(d) for d in t.shape), str(t.dtype)) for t in (data, weight, out)]
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    arrays = [random.integers(low, high + 1, tensors[0][0]).astype(dtype)]
+    arrays += [random.integers(-100, 100, shape).astype(kind) for shape, kind in tensors[1:]]
+    if conv.reduce_blocks % 2:
+        arrays[1].reshape(*arrays[1].shape[:-1], 2, 2, 4)[:, -1, ..., 1, :] = 0
+    got = emulated(built(schedule_kernel(function, machine), target), arrays, tmp_path)
+    np.testing.assert_array_equal(got, here(function, arrays))
 
 
 @pytest.mark.parametrize("core", CORES)

@@ -10,14 +10,18 @@ import pytest
 import tvm
 from cpu_targets import built, host_of
 from quantised_models import optimised, qdq_conv
-from relax_helpers import op_names
+from relax_helpers import answers, op_names
 from tvm import relax, te
 from tvm.target import Target
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.targets.cpu import vector_machine
 from tvm_stretch.targets.kernels.blocks import annotation
 from tvm_stretch.targets.kernels.choose import ConvShape
-from tvm_stretch.targets.kernels.integer_conv import choose_integer_conv, integer_conv_sums
+from tvm_stretch.targets.kernels.integer_conv import (
+    choose_integer_conv,
+    conv_dot,
+    integer_conv_sums,
+)
 from tvm_stretch.targets.kernels.integer_window import IntegerWindowConfig, integer_window_sums
 from tvm_stretch.targets.kernels.integers import integer_of
 from tvm_stretch.targets.kernels.machine import VectorMachine
@@ -115,6 +119,53 @@ def test_instructions(core: str, depthwise: bool) -> None:
     assert sum(instruction in line for line in found) >= 8
     assert "vpmaddubsw" not in text  # it saturates
     assert "BackendAllocWorkspace" not in text
+
+
+@pytest.mark.parametrize("options", [{"pads": [1, 1, 1, 1], "zero": 3}, {"dtype": "int8"}])
+def test_small_matrices(options: dict[str, Any]) -> None:
+    """Packed for `smmla`, sums are the same; tests/device runs its loop nest."""
+    model, x = qdq_conv(20, 30, 3, 9, **options)
+    mod = load_network(model)
+    arm = Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n2"})
+    blocked = BlockChannels({"cpu": vector_machine(arm, 1)})(mod)
+    dot = "smmla" if "dtype" in options else "usmmla"
+    assert any(
+        f'"dot": "{dot}"' in f.script().replace("\\", "") for f in blocked.functions.values()
+    )
+    x = qdq_conv(20, 30, 3, 9, **options)[1]
+    np.testing.assert_array_equal(answers(blocked, x)[0], answers(mod, x)[0])
+
+
+MATRICES = {
+    "two blocks of channels": (ConvShape(1, 64, (14, 14), 64, (3, 3), padding=(1, 1, 1, 1)), True),
+    "one block": (ConvShape(1, 4, (14, 14), 64, (1, 1)), False),
+    "pixels apart": (ConvShape(1, 64, (14, 14), 64, (3, 3), (2, 2)), False),
+    "groups": (ConvShape(1, 64, (14, 14), 64, (3, 3), groups=2), False),
+    "three pixels": (ConvShape(1, 64, (14, 5), 64, (3, 3)), False),
+    "a matrix of a row": (ConvShape(1, 64, (1, 1), 64, (1, 1)), False),
+}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_where_small_matrices_fit(name: str) -> None:
+    shape, fits = MATRICES[name]
+    arm = Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n2"})
+    assert conv_dot(shape, vector_machine(arm, 1), 4, "uint8") == ("usmmla" if fits else "usdot")
+
+
+def test_sums_of_small_matrices_stay_in_registers() -> None:
+    target = Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n2"})
+    machine = vector_machine(target, 1)
+    shape = ConvShape(1, 64, (14, 14), 96, (1, 1))
+    conv = choose_integer_conv(shape, machine, 4, "uint8", "usmmla")
+    data = te.placeholder((1, 16, 14, 14, 4), "uint8")
+    weight = te.placeholder(conv.weight_shape, conv.way.weight)
+    out = integer_conv_sums(conv, data, weight, annotation("integer_conv", conv))
+    text = assembly([data, weight, out], machine, target)
+    first = text.index("usmmla")
+    loop = text[first : text.rindex("usmmla")]
+    assert loop.count("usmmla") + 1 >= 4 * conv.oc_blocks
+    assert "[sp" not in loop and "usdot" not in text
 
 
 def sums(machine: VectorMachine, depthwise: bool) -> list[te.Tensor]:
