@@ -30,6 +30,7 @@ from tvm_stretch.progress import ctrl_c_waits
 
 if TYPE_CHECKING:
     from tvm_stretch import training
+    from tvm_stretch.comparing import compare_plans
     from tvm_stretch.compiler import compile, predict
     from tvm_stretch.frontend.quantise import quantize
     from tvm_stretch.measuring.calibrating import calibrate
@@ -64,6 +65,7 @@ __all__ = [
     "TrainingError",
     "UnsupportedError",
     "calibrate",
+    "compare_plans",
     "compile",
     "connect",
     "load",
@@ -77,6 +79,7 @@ __all__ = [
 
 # Imported on first use: the zoo and the errors need no TVM, a phone has no compiler.
 _LAZY = {
+    "compare_plans": "tvm_stretch.comparing",
     "calibrate": "tvm_stretch.measuring.calibrating",
     "compile": "tvm_stretch.compiler",
     "connect": "tvm_stretch.remote.device",

@@ -38,6 +38,7 @@ ROOMS = (
     ("stretching",),
     ("measuring",),
     ("compiler",),
+    ("comparing",),
     ("cli", "__main__"),
 )
 LEVELS = {f"tvm_stretch.{name}": level for level, names in enumerate(ROOMS) for name in names}

@@ -88,7 +88,7 @@ def without_each(
         except UnsupportedError as error:
             notes.append(f"no plan {name}: {error}")
             continue
-        if all(_what_runs(plan) != _what_runs(other) for other in found.values()):
+        if all(what_runs(plan) != what_runs(other) for other in found.values()):
             found[name] = plan
     return found, notes
 
@@ -116,7 +116,7 @@ def _alone(mod: tvm.IRModule, fastest: Plan, processor: Processor) -> Plan:
     return replace(fastest, regions=(region,), refusals=(), reason="", costs="")
 
 
-def _what_runs(plan: Plan) -> tuple[object, ...]:
+def what_runs(plan: Plan) -> tuple[object, ...]:
     """The plan without what is said of it, whatever other processors there are."""
     numbers = [*plan.shares.items(), *plan.splits]
     return str(numbers), [(region.processor, region.operators) for region in plan.regions]

@@ -1,0 +1,201 @@
+"""``ts.compare_plans()``: which plan is best for several phones that shall all run the same one.
+
+    print(ts.compare_plans("resnet50.onnx", [pixel, mi]))
+
+    plan         pixel-8          mi-9             at worst
+    of pixel-8   31.2 ms  x1.00   55.0 ms  x1.31   x1.31
+    of mi-9      34.9 ms  x1.12   42.0 ms  x1.00   x1.12
+    best for all: of mi-9, which costs 12 % on pixel-8, nothing on mi-9
+
+Every plan is built for every phone, for its own processors, and measured there, in turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from tvm_stretch.compiler import compile
+from tvm_stretch.errors import DeviceError, InputError, StretchError, last_line
+from tvm_stretch.measuring.fleet import Fleet
+from tvm_stretch.plan.plan import Plan, PlanLike
+from tvm_stretch.progress import Progress, reporting, say
+from tvm_stretch.remote.device import Device
+from tvm_stretch.runtime.model import Model
+from tvm_stretch.search.alternatives import read_plans, what_runs
+from tvm_stretch.search.contest import compare
+from tvm_stretch.targets.registry import TargetLike
+
+
+@dataclass(frozen=True)
+class PlanTable:
+    """What plans take on several devices.
+
+    Attributes:
+        devices: their names.
+        plans: by name.
+        seconds: median latency of each plan on each device, in their order; None where it does not
+            run there.
+        refusals: why it does not.
+    """
+
+    devices: tuple[str, ...]
+    plans: Mapping[str, Plan]
+    seconds: Mapping[str, tuple[float | None, ...]]
+    refusals: tuple[str, ...] = ()
+
+    @property
+    def costs(self) -> dict[str, tuple[float | None, ...]]:
+        """How many times as long as the best plan of each device a plan takes there."""
+        columns = zip(*self.seconds.values(), strict=True)
+        least = [min((s for s in column if s is not None), default=None) for column in columns]
+        return {
+            name: tuple(
+                None if s is None or best is None else s / best
+                for s, best in zip(row, least, strict=True)
+            )
+            for name, row in self.seconds.items()
+        }
+
+    @property
+    def best(self) -> str:
+        """The plan that costs least where it costs most, of those that run on all devices.
+
+        Raises:
+            DeviceError: none does.
+        """
+        everywhere = {
+            name: [cost for cost in row if cost is not None]
+            for name, row in self.costs.items()
+            if None not in row
+        }
+        if not everywhere:
+            raise DeviceError(
+                "expected a plan that all devices run, got none: "
+                f"{'; '.join(self.refusals)}; add one for processors that all of them have"
+            )
+        return min(everywhere, key=lambda name: (max(everywhere[name]), sum(everywhere[name])))
+
+    @property
+    def plan(self) -> Plan:
+        """The best one, for ``compile(..., device=, plan=)``."""
+        return self.plans[self.best]
+
+    def __str__(self) -> str:
+        """The table of the module docstring."""
+        rows = [["plan", *self.devices, "at worst"]]
+        for name, costs in self.costs.items():
+            cells = [
+                "-" if seconds is None or cost is None else f"{seconds * 1e3:.2f} ms  x{cost:.2f}"
+                for seconds, cost in zip(self.seconds[name], costs, strict=True)
+            ]
+            known = [cost for cost in costs if cost is not None]
+            worst = f"x{max(known):.2f}" if len(known) == len(costs) else "-"
+            rows.append([name, *cells, worst])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["   ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join((*lines, *self.refusals, self._verdict()))
+
+    def _verdict(self) -> str:
+        try:
+            best = self.best
+        except DeviceError:
+            return "best for all: none runs everywhere"
+        costs = zip(self.devices, self.costs[best], strict=True)
+        said = [
+            f"{f'{100 * (cost - 1):.0f} %' if cost > 1.005 else 'nothing'} on {device}"
+            for device, cost in costs
+            if cost is not None
+        ]
+        return f"best for all: {best}, which costs {', '.join(said)}"
+
+
+def compare_plans(
+    source: object,
+    devices: Sequence[Device] | Fleet,
+    targets: Sequence[TargetLike] | TargetLike | None = None,
+    *,
+    plans: Mapping[str, PlanLike] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    cpu_threads: int | None = None,
+    progress: Progress | None = None,
+) -> PlanTable:
+    """Measure plans for a network on several phones, each plan on all of them.
+
+    Args:
+        source: as for ``compile``.
+        devices: what ``ts.connect`` gives, at least two; or a fleet, of which one phone of each key
+            is measured.
+        targets: the processors of each of them that may run operators; by default all.
+        plans: by name; by default those that ``compile`` chooses for each of the devices.
+        shapes: as for ``compile``.
+        cpu_threads: as for ``compile``.
+        progress: as for ``compile``.
+
+    Returns:
+        A table of latencies. It knows which plan is best for all, and what that costs.
+
+    Raises:
+        InputError: the devices are none.
+        DeviceError: one of them fails.
+    """
+    given = read_plans(plans)
+    with reporting(progress), ExitStack() as stack:
+        phones = _phones(devices, stack)
+        names = _names(phones)
+
+        def compiled(phone: Device, plan: Plan | None) -> Model:
+            return compile(
+                source,
+                targets,
+                device=phone,
+                plan=plan,
+                shapes=shapes,
+                cpu_threads=cpu_threads,
+                progress=progress,
+            )
+
+        if given is None:
+            given = {}
+            for name, phone in zip(names, phones, strict=True):
+                say(f"searching for a plan for {name}")
+                own = compiled(phone, None).plan
+                if all(what_runs(own) != what_runs(other) for other in given.values()):
+                    given[f"of {name}"] = own
+        columns, refusals = [], list[str]()
+        for name, phone in zip(names, phones, strict=True):
+            models: dict[str, Model] = {}
+            for what, plan in given.items():
+                try:
+                    models[what] = phone.load(compiled(phone, plan))
+                    models[what].random_run()
+                except StretchError as error:
+                    models.pop(what, None)
+                    refusals.append(f"{what} does not run on {name}: {last_line(error)}")
+            say(f"measuring {len(models)} plans on {name}")
+            outcomes = compare([*models.values()]) if models else []
+            columns.append(dict(zip(models, (one.seconds for one in outcomes), strict=True)))
+    seconds = {what: tuple(column.get(what) for column in columns) for what in given}
+    return PlanTable(tuple(names), given, seconds, tuple(refusals))
+
+
+def _phones(devices: object, stack: ExitStack) -> list[Device]:
+    if isinstance(devices, Fleet):
+        return [stack.enter_context(devices.connect(key)) for key in devices.keys]
+    listed = [*devices] if isinstance(devices, Sequence) and not isinstance(devices, str) else []
+    if len(listed) < 2 or not all(isinstance(device, Device) for device in listed):
+        raise InputError(
+            f"expected at least two devices, or a fleet, for devices, got {devices!r:.100}; "
+            "ts.connect gives one"
+        )
+    return listed
+
+
+def _names(phones: Sequence[Device]) -> list[str]:
+    """Their keys; phones of the same one are numbered."""
+    names: list[str] = []
+    for phone in phones:
+        same = sum(other.name == phone.name for other in phones[: len(names)])
+        names.append(f"{phone.name} ({same + 1})" if same else phone.name)
+    return names
