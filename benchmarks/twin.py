@@ -4,6 +4,7 @@
 python -m benchmarks.twin calibrate [rows.csv] [-o snapdragon-855.toml]   the profile, residuals
 python -m benchmarks.twin check [designs.json [rows.csv]]                 what others published
 python -m benchmarks.twin table [resnet34 ..] [--json out.json]           pairs of processors
+python -m benchmarks.twin packets rows.csv [resnet34 ..] [-o packets.toml]  our kernels on its DSP
 ```
 `calibrate` fits the profile to the latencies of six networks on one processor each (`mi9.py`, or
 the rows of a table) and to one figure of NN-Stretch's text: stem and head of ResNet-50 take 11 % of
@@ -14,6 +15,9 @@ processors, some of which its transfers are from, and predicts published designs
 order is another one. `table` plans networks for each pair of processors and for all three: exact
 branching, that changes no function, and the best stretched design that keeps nine tenths of
 multiply-adds and parameters of every segment (`benchmarks.stretched` has more of these).
+`packets` quantises the six networks, lets qemu count what our own kernels for Hexagon execute of
+each (rows that are there already stay), and fits the DSP of the profile to that: a packet takes a
+cycle, at the clock of `targets/hexagon.py`. `table --profile packets.toml` then plans with it.
 """
 
 from __future__ import annotations
@@ -27,8 +31,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import onnx
 from scipy.stats import spearmanr
+from tvm_stretch.targets.processors import make_processors
 
 import tvm_stretch as ts
 from benchmarks import mi9
@@ -193,13 +199,49 @@ def _judge(both: Sequence[tuple[float, float]]) -> None:
 # --- plans ----------------------------------------------------------------------------------------
 
 
-def plan_row(name: str, team: Sequence[str]) -> Row:
+def packets_ms(name: str) -> float:
+    """A quantised network on the emulated DSP alone: its packets at the DSP's clock."""
+    model = network(name)
+    shape = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
+    images = np.random.default_rng(0).standard_normal([2, *shape[1:]]).astype("float32")
+    target = {"kind": "hexagon", "deadline_ms": 600_000}
+    compiled = ts.compile(ts.quantize(model, images), [target], cpu_threads=1)
+    compiled(images[:1])
+    counted = int(compiled.health()["hexagon"]["packets"])
+    hexagon = make_processors([target], 1)[1][0]
+    return counted * hexagon.packet_ns / 1e6
+
+
+def packets(rows: Path, names: Sequence[str]) -> Calibration:
+    """The profile whose DSP runs our kernels; ``rows`` gets what is not in it yet."""
+    known = [] if not rows.exists() else read_latencies(rows)
+    short = {ours: theirs for theirs, ours in NETWORKS.items()}
+    for name in names:
+        if short[name] in {latency.network for latency in known}:
+            continue
+        known.append(Latency(short[name], "hexagon", packets_ms(name)))
+        print(f"{name}: {known[-1].ms:.2f} ms", flush=True)
+        lines = [f"{k.network},{k.processor},{k.ms:.4f}\n" for k in known]
+        rows.write_text("model,processor,latency_ms\n" + "".join(lines), encoding="utf-8")
+    works = {name: count(design).works for name, design in ORIGINALS.items()}
+    device = f"{DEVICE}-packets"
+    like = replace(load_profile(DEVICE), device=device, source=_PACKETS)
+    return calibrate_profile(known, works, like)
+
+
+_PACKETS = (
+    "CPU and GPU: latencies of six networks (Xiaomi 9, TFLite 2.8); DSP: packets of our kernels, "
+    "counted by an emulator, one hardware thread"
+)
+
+
+def plan_row(name: str, team: Sequence[str], device: str) -> Row:
     """The best processor alone, the best plan that changes nothing, the best stretched design."""
-    profile = load_profile(DEVICE)
+    profile = load_profile(device)
     processors, _ = twin_processors(profile, team)
     model = network(name)
     found = search(load_network(model), twin_costs(profile, processors))
-    stretched = ts.stretch(model, team, device=DEVICE)
+    stretched = ts.stretch(model, team, device=device)
     work, size = stretched.original
     alone = found.singles[0]
     best = min((*found.singles[:1], *found.rivals), key=lambda candidate: candidate.ns)
@@ -267,13 +309,23 @@ def main() -> None:
     three = commands.add_parser("table")
     three.add_argument("networks", nargs="*", default=list(NETWORKS.values()))
     three.add_argument("--json", type=Path, help="keep all rows here, and go on from there")
+    three.add_argument("--profile", default=DEVICE, help="another one, as a file")
+    four = commands.add_parser("packets")
+    four.add_argument("rows", type=Path, help="model,processor,latency_ms; made if it is not there")
+    four.add_argument("networks", nargs="*", default=list(NETWORKS.values()))
+    four.add_argument("-o", "--output", type=Path, help="write the profile")
     arguments = parser.parse_args()
     if arguments.command == "calibrate":
         _calibrate(arguments.rows, arguments.output)
     elif arguments.command == "check":
         check(arguments.designs, arguments.rows)
+    elif arguments.command == "packets":
+        found = packets(arguments.rows, arguments.networks)
+        print(found)
+        if arguments.output is not None:
+            found.write(arguments.output)
     else:
-        _table(arguments.networks, arguments.json)
+        _table(arguments.networks, arguments.json, arguments.profile)
 
 
 def _calibrate(rows: Path | None, output: Path | None) -> None:
@@ -286,13 +338,13 @@ def _calibrate(rows: Path | None, output: Path | None) -> None:
         raise SystemExit(f"expected a mean of at most {mean:.0%}, and at most {most:.0%}")
 
 
-def _table(networks: Sequence[str], kept: Path | None) -> None:
+def _table(networks: Sequence[str], kept: Path | None, device: str) -> None:
     known = json.loads(kept.read_text()) if kept and kept.exists() else []
     rows = {(row["network"], row["processors"]): row for row in known}
     for name in networks:
         for team in TEAMS:
             if (name, "+".join(team)) not in rows:
-                rows[name, "+".join(team)] = plan_row(name, team)
+                rows[name, "+".join(team)] = plan_row(name, team, device)
                 print(list(table(list(rows.values())))[-1], flush=True)
                 if kept:
                     kept.write_text(json.dumps(list(rows.values()), indent=1) + "\n")

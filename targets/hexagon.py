@@ -129,6 +129,7 @@ def hexagon_processor(said: Attributes, host: Processor) -> Processor:
         speed=_speed(version, host),
         runs_here=launch.runs_here,
         driver=EMULATOR if launch.runs_here else "",
+        packet_ns=1 / version.ghz if launch.runs_here else 0.0,
     )
 
 

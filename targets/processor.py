@@ -93,6 +93,9 @@ class Processor:
         runs_here: it is a processor of this machine, so that plans can be measured.
         on_host_cores: it is made of the CPU's own cores: what is known of their loop nests holds
             for it, and they share caches.
+        packet_ns: what a packet of instructions takes, of a processor that is emulated here: its
+            kernels are timed by counting packets, because an emulator's own time says nothing of
+            it. 0 where a clock tells.
         driver: what its measurements depend on, beside the machine and all of the above.
         cores: of the CPU, that it has for itself.
         device: the name of the device behind RPC that it is a part of; empty for this machine and
@@ -116,6 +119,7 @@ class Processor:
     driver: str = ""
     cores: tuple[int, ...] = ()
     device: str = ""
+    packet_ns: float = 0.0
 
     @property
     def is_host(self) -> bool:

@@ -16,12 +16,14 @@ from relax_helpers import answers
 from tvm import relax
 from tvm_stretch.targets.kernels import hvx_window
 from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
-from tvm_stretch.targets.processors import drop_absent
+from tvm_stretch.targets.processors import drop_absent, make_processors
 from zoo_checks import FULL_ONLY, quick_size
 
 import tvm_stretch as ts
 from tvm_stretch import zoo
 from tvm_stretch.codegen.dsp_code import has_zig
+from tvm_stretch.measuring.bench import Bench
+from tvm_stretch.measuring.samples import Sample, in_integers
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 
 needs_emulator = pytest.mark.skipif(
@@ -232,6 +234,22 @@ def test_packets_of_kernels() -> None:
     each = sum(kernel.packets for kernel in profile.kernels)
     assert model.health()["hexagon"]["packets"] - before == pytest.approx(runs * each, rel=0.01)
     assert "packets" in repr(profile)
+
+
+def test_measured_by_packets(tmp_path: Path) -> None:
+    """What a bench and a campaign say of an emulated DSP: packets at its clock."""
+    (host, hexagon), _ = make_processors(["llvm", "hexagon"], 1)
+    samples = [in_integers(Sample("conv", 32, (6, 6), 32, epilogue="relu"))]
+    twice = [Bench([hexagon, host]).measure_samples(samples, batch=0) for _ in range(2)]
+    (row, again) = ([r for r in rows if r.features.family == "integer_conv"] for rows in twice)
+    assert row == again  # no clock has a part in it
+    assert row[0].nanoseconds < 10_000
+    assert row[0].sample == samples[0].to_json()
+    lines: list[str] = []
+    with mock.patch("tvm_stretch.measuring.campaign.load_prior", lambda: samples):
+        models = ts.measure(["hexagon"], budget=0.1, folder=tmp_path, progress=lines.append)
+    assert any("packets counted, 0.83 ns each, not timed" in line for line in lines)
+    assert models["hexagon"].together_ratio == 1.0
 
 
 @pytest.mark.full

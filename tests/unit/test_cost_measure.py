@@ -36,7 +36,14 @@ from tvm_stretch.measuring.campaign import Campaign, open_dataset
 from tvm_stretch.measuring.dataset import Dataset, Row
 from tvm_stretch.measuring.measure import measure
 from tvm_stretch.measuring.record import recording
-from tvm_stretch.measuring.samples import EPILOGUES, Sample, chain, load_prior, neighbour
+from tvm_stretch.measuring.samples import (
+    EPILOGUES,
+    Sample,
+    chain,
+    in_integers,
+    load_prior,
+    neighbour,
+)
 from tvm_stretch.measuring.scenes import scene
 from tvm_stretch.measuring.timing import Stopwatch, quartile
 from tvm_stretch.measuring.transfers import measure_slowdown, measure_transfers
@@ -234,6 +241,45 @@ def test_samples_become_the_kernels_they_describe() -> None:
     found = {kernel.sample for kernel in kernels.values() if kernel.sample is not None}
     assert set(samples) <= found
     assert np.isfinite(model(np.ones((1, 1, 1, 1), "float32"))).all()
+
+
+def test_samples_of_integers() -> None:
+    samples = [
+        in_integers(Sample("conv", 32, (9, 9), 32, (3, 3), padding=(1, 1, 1, 1), epilogue="relu")),
+        in_integers(Sample("conv", 64, (5, 5), 64, (3, 3), groups=2)),
+        in_integers(Sample("depthwise", 32, (9, 9), 32, (3, 3), groups=32)),
+        in_integers(Sample("dense", 32, (1, 1), 10)),
+    ]
+    others = [
+        in_integers(Sample(kind, 32, (6, 6), 32, groups=32)) for kind in ("max", "elementwise")
+    ]
+    processor, kernels = recording(host())
+    for apart in (False, True):
+        model = compile(chain([*samples, *others], apart), [processor], cpu_threads=1)
+    found = {kernel.sample for kernel in kernels.values() if kernel.sample is not None}
+    assert set(samples) <= found
+    assert model(np.ones((1, 1, 1, 1), "uint8")).dtype == "uint8"
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_batches_of_integers(counts: bool, tmp_path: Path) -> None:
+    """Some, where a clock tells; all, where packets are counted."""
+    processor = replace(host(), packet_ns=1.0) if counts else host()
+    campaign = Campaign(processor, Dataset.create(tmp_path / "x", {}), random.Random(0))
+    seen: list[str] = []
+
+    class Told:
+        def measure_samples(self, samples: list[Sample], _batch: int) -> list[Row]:
+            (dtype,) = {sample.dtype for sample in samples}
+            return seen.append(dtype) or []
+
+        def measure_scene(self, _mod: object, _batch: int) -> list[Row]:
+            return seen.append("scene") or []
+
+    for batch in range(5):
+        campaign._work(batch, Told())()
+    some = ["float32", "float32", "uint8", "float32", "scene"]
+    assert seen == (["uint8"] * 5 if counts else some)
 
 
 def test_bench_through_rpc() -> None:

@@ -42,7 +42,17 @@ def test_meetings_never_make_kernels_faster() -> None:
 
 def test_processors_without_convolutions_have_no_pace() -> None:
     def no(call: relax.Call) -> str | None:
-        return "no" if call.op.name == "relax.nn.conv2d" else None
+        return "no" if call.op.name in ("relax.nn.conv2d", "relax.call_tir") else None
 
     quiet = costs(1.0, 1.0, refuse={1: no})
     assert at_present_pace(quiet, taking(1.0)) is quiet
+
+
+def test_without_floats_integers_tell_the_pace() -> None:
+    """An emulated DSP, of which a model says what the chip takes."""
+
+    def no(call: relax.Call) -> str | None:
+        return "no" if call.op.name == "relax.nn.conv2d" else None
+
+    now = at_present_pace(costs(1.0, 1.0, refuse={1: no}), taking(1.0, 400.0, 400.0))
+    assert now.factors == pytest.approx((1.0, 400.0), rel=1e-3)

@@ -22,10 +22,10 @@ from tvm_stretch.ir.calls import Calls
 from tvm_stretch.measuring.dataset import Row
 from tvm_stretch.measuring.record import Kernel, recording
 from tvm_stretch.measuring.samples import Sample, chain
-from tvm_stretch.measuring.timing import Stopwatch, Timing, empty_caches
+from tvm_stretch.measuring.timing import PacketCounter, Stopwatch, Timing, empty_caches
 from tvm_stretch.progress import quiet
 from tvm_stretch.remote.device import Device
-from tvm_stretch.runtime.measure import node_times
+from tvm_stretch.runtime.measure import node_packets, node_times
 from tvm_stretch.runtime.model import Executor, Model
 from tvm_stretch.targets.processor import Processor
 
@@ -39,6 +39,11 @@ builder of networks is one for all of them."""
 _RUNS = 15
 _HALVED = 32  # channels
 _SECONDS = 3.0
+
+
+def by_packets(processor: Processor) -> str:
+    """How kernels of an emulated processor are timed, for people."""
+    return f"packets counted, {processor.packet_ns:.2f} ns each, not timed"
 
 
 @dataclass(frozen=True)
@@ -68,13 +73,18 @@ class Bench:
         self.processor = processors[0]
         self.host = processors[-1]
         self.device = device
+        self.stopwatch: Stopwatch | PacketCounter = PacketCounter()
+        if self.processor.packet_ns:
+            return
         with COMPILING:
             reference = self._compile(chain([REFERENCE]), self.processor)
         module, count = self._open(reference), len(reference.graph.nodes)
         self.stopwatch = Stopwatch(lambda: sum(node_times(_trace(module, count), count)))
 
     def describe(self) -> str:
-        """How fast the reference kernel is at best."""
+        """How fast the reference kernel is at best, or what a packet takes."""
+        if self.processor.packet_ns:
+            return by_packets(self.processor)
         return f"reference {self.stopwatch.fastest_ns / 1e3:.1f} µs"
 
     def measure_samples(self, samples: Sequence[Sample], batch: int) -> list[Row]:
@@ -122,17 +132,21 @@ class Bench:
 
         Samples run a second time with emptied caches: a network's weights come from memory.
         """
-        nodes = model.graph.nodes
+        nodes, packet_ns = model.graph.nodes, self.processor.packet_ns
 
         def kernel_times() -> list[int]:
-            return node_times(_trace(module, len(nodes)), len(nodes))
+            trace = _trace(module, len(nodes))
+            if packet_ns:
+                return [round(packet_ns * n) for n in node_packets(trace, len(nodes))]
+            return node_times(trace, len(nodes))
 
         def kernels_and_whole() -> list[int]:  # in turns: a machine's speed changes slowly
-            return [*kernel_times(), self._run_ns(module)]
+            times = kernel_times()
+            return [*times, sum(times) if packet_ns else self._run_ns(module)]
 
         *timings, total = self.stopwatch.watch(kernels_and_whole, _RUNS, _SECONDS)
         rows = self._kernel_rows(model, kernels, timings, origin)
-        if "network" in origin:  # long: the difference to its kernels would be noise
+        if "network" in origin or packet_ns:  # long: the difference to its kernels would be noise
             return rows, total
         beside = total.nanoseconds - sum(timing.nanoseconds for timing in timings)
         run = RunFeatures.of(len(nodes))
@@ -193,8 +207,9 @@ class Bench:
         dice = np.random.default_rng(0)
         for port in model.graph.inputs:
             spec = model.graph.tensors[port.tensor]
-            value = dice.standard_normal(spec.shape).astype(spec.dtype)
-            module["set_input"](port.name, tvm.runtime.tensor(value))
+            floats = "float" in spec.dtype
+            value = dice.standard_normal(spec.shape) if floats else dice.integers(0, 99, spec.shape)
+            module["set_input"](port.name, tvm.runtime.tensor(np.asarray(value, spec.dtype)))
         return module
 
 

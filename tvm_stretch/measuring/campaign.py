@@ -20,7 +20,13 @@ from tvm_stretch.cost.model import MeasuredModel, train
 from tvm_stretch.errors import DeviceError, last_line
 from tvm_stretch.measuring.bench import COMPILING, Bench
 from tvm_stretch.measuring.dataset import Dataset, Row, at_pace, usual_pace
-from tvm_stretch.measuring.samples import Sample, load_prior, neighbour, with_functions
+from tvm_stretch.measuring.samples import (
+    Sample,
+    in_integers,
+    load_prior,
+    neighbour,
+    with_functions,
+)
 from tvm_stretch.measuring.scenes import scene
 from tvm_stretch.measuring.transfers import measure_slowdown, measure_transfers
 from tvm_stretch.progress import say
@@ -32,6 +38,9 @@ BATCH = 12
 _REFINE_SHARE = 0.7  # of the samples after the prior go where the model errs most
 _SCENE_EVERY = 5
 """Every so many batches one is a small network of other operators."""
+
+_INTEGERS = 2
+"""The place of a batch of 8-bit numbers among those."""
 
 
 @contextlib.contextmanager
@@ -153,10 +162,24 @@ class Campaign:
 
     def _work(self, batch: int, bench: Bench) -> Callable[[], list[Row]]:
         """What to measure next: mostly samples, now and then a small network for the rest."""
-        if batch % _SCENE_EVERY == _SCENE_EVERY - 1:
+        turn, place = divmod(batch, _SCENE_EVERY)
+        has_integers = self._has_integers
+        if self.processor.packet_ns:
+            samples = [in_integers(sample) for sample in self._samples(batch)]
+        elif place == _SCENE_EVERY - 1:
             return partial(bench.measure_scene, scene(batch), batch)
-        samples = self._samples(batch - batch // _SCENE_EVERY)
+        elif has_integers and place == _INTEGERS:
+            samples = [in_integers(sample) for sample in self._samples(turn)]
+        else:
+            number = batch - turn * (1 + has_integers) - (has_integers and place > _INTEGERS)
+            samples = [replace(s, dtype="float32") for s in self._samples(number)]
         return partial(bench.measure_samples, samples, batch)
+
+    @property
+    def _has_integers(self) -> bool:
+        """Whether it has kernels for 8-bit numbers; GPUs compute them in float32."""
+        machine = self.processor.machine
+        return machine.group_items == 1 and not machine.float_integers
 
     def _add(self, rows: Sequence[Row], what: str, bench: Bench) -> None:
         with self._lock:

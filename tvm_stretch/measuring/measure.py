@@ -18,7 +18,7 @@ from tvm_stretch.cost.device import chosen_folder
 from tvm_stretch.cost.model import MeasuredModel
 from tvm_stretch.errors import CostModelError, InputError
 from tvm_stretch.files import as_path, writing
-from tvm_stretch.measuring.bench import Bench
+from tvm_stretch.measuring.bench import Bench, by_packets
 from tvm_stretch.measuring.campaign import (
     Campaign,
     learn,
@@ -98,7 +98,9 @@ def measure(
             dataset = open_dataset(kept_in, processor, resume)
             with whatever_happens(dataset, processor):
                 bench = Bench(own, device)
-                if processor in others:
+                if processor.packet_ns:
+                    say(f"{processor.name}: {by_packets(processor)}; hand-overs are typical ones")
+                elif processor in others:
                     measure_together(dataset, host, processor, bench)
             campaign = Campaign(processor, dataset, random.Random(seed))
             campaign.run(bench, share, networks or {})

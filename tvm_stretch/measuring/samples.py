@@ -26,6 +26,7 @@ from tvm import relax, s_tir, tirx
 from tvm_stretch.cost.describe import read_config
 from tvm_stretch.cost.features import MEASUREMENTS
 from tvm_stretch.errors import CostModelError
+from tvm_stretch.measuring.integer_samples import integer_data, integer_result
 from tvm_stretch.targets.kernels.dots import OfWords
 from tvm_stretch.targets.kernels.fused import ANNOTATION
 from tvm_stretch.targets.kernels.window import WindowConfig
@@ -33,6 +34,7 @@ from tvm_stretch.targets.kernels.window import WindowConfig
 PRIOR = Path(__file__).with_name("prior.json")
 KINDS = ("conv", "dense", "depthwise", "max", "avg", "elementwise")
 EPILOGUES = ("none", "bias", "relu", "relu6", "swish", "sigmoid", "add", "add_relu", "leaky")
+DTYPES = ("float32", "uint8", "int8")
 _LARGEST_MULTIPLY_ADDS = 1_200_000_000
 _LARGEST_BYTES = 40_000_000
 _FUNCTIONS = ("swish", "sigmoid")
@@ -51,7 +53,8 @@ class Sample:
     Attributes:
         kind: one of `KINDS`.
         padding: top, left, bottom, right.
-        epilogue: one of `EPILOGUES`.
+        epilogue: one of `EPILOGUES`; integers have none.
+        dtype: of what it reads and writes: float32, or integers of 8 bits.
     """
 
     kind: str
@@ -64,6 +67,7 @@ class Sample:
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
     epilogue: str = "none"
+    dtype: str = "float32"
 
     @property
     def out_size(self) -> tuple[int, int]:
@@ -113,7 +117,7 @@ class Sample:
             CostModelError: there is no such sample.
         """
         found = MEASUREMENTS.build(Sample, data, "a sample")
-        known = found.kind in KINDS and found.epilogue in EPILOGUES
+        known = found.kind in KINDS and found.epilogue in EPILOGUES and found.dtype in DTYPES
         if not known or not found._has_whole_numbers() or min(found.out_size) < 1:
             raise CostModelError(
                 f"expected a kernel that exists for a sample, got {data!r}; {MEASUREMENTS.again}"
@@ -146,16 +150,20 @@ def sample_of(name: str, function: tirx.PrimFunc) -> Sample | None:
     tvm_ffi.structural_walk(function.body, (s_tir.SBlock, visit), order="post")
     config = read_config(marks[0]) if marks else None
     is_part = bool(marks) and json.loads(marks[0])["template"].startswith("winograd_")
-    if config is None or config.batch != 1 or is_part or isinstance(config, OfWords):
+    if config is None or config.batch != 1 or is_part:
         return None
     values: dict[str, Any] = {"padding": config.padding, "epilogue": _epilogue(name)}
+    if isinstance(config, OfWords):
+        values |= {"epilogue": "none", "dtype": config.dtype}
     values["in_size"] = config.in_size
     if isinstance(config, WindowConfig):
         values |= {"kind": config.kind, "groups": config.channels}
         values |= dict.fromkeys(("in_channels", "out_channels"), config.channels)
         values |= {key: getattr(config, key) for key in ("kernel", "stride", "dilation")}
         return Sample(**values)
-    values["kind"] = "dense" if "dense" in name else "conv"
+    of_rows = config.in_size[1] == 1 and getattr(config, "kernel", None) == (1, 1)
+    is_dense = of_rows if isinstance(config, OfWords) else "dense" in name
+    values["kind"] = "dense" if is_dense else "conv"
     values |= {key: getattr(config, key) for key in ("in_channels", "out_channels", "groups")}
     values["kernel"] = (3, 3)  # of Winograd; the others say
     for key in ("kernel", "stride", "dilation"):
@@ -190,6 +198,11 @@ def with_functions(samples: Sequence[Sample], dice: random.Random) -> list[Sampl
         is_kernel = sample.kind in ("conv", "dense", "depthwise")
         found.append(replace(sample, epilogue=epilogue) if is_kernel else sample)
     return found
+
+
+def in_integers(sample: Sample) -> Sample:
+    """The same in 8 bits, where all that is fused behind it is rounding."""
+    return replace(sample, epilogue="none", dtype="uint8")
 
 
 def neighbour(sample: Sample, dice: random.Random) -> Sample:
@@ -244,22 +257,25 @@ def chain(samples: Sequence[Sample], apart: bool = False) -> tvm.IRModule:
     """One network that runs all samples; memory is used again, as in real networks.
 
     Args:
-        samples: what to run.
+        samples: what to run; all of one type.
         apart: first the data of all samples are made, then all samples run, so that each finds its
             data as far away as a network's later layers do; else each runs on data that was just
             written.  Every sample's result becomes one number, so none can be left out.
     """
     bb = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((1, 1, 1, 1), "float32"))
+    x = relax.Var("x", relax.TensorType((1, 1, 1, 1), samples[0].dtype))
     dice = np.random.default_rng(0)
+    is_float = samples[0].dtype == "float32"
+    make, run = (_data, _result) if is_float else (integer_data, integer_result)
+    join = relax.op.add if is_float else relax.op.maximum
     with bb.function("main", [x]):
         with bb.dataflow():
-            made = [_data(bb, item, x, dice) for item in samples] if apart else []
+            made = [make(bb, item, x, dice) for item in samples] if apart else []
             value: relax.Expr = x
             for index, item in enumerate(samples):
-                data = made[index] if apart else _data(bb, item, value, dice)
-                number = _result(bb, item, data, value, dice)
-                value = bb.emit(relax.op.add(value, number)) if apart else number
+                data = made[index] if apart else make(bb, item, value, dice)
+                number = run(bb, item, data, value, dice)
+                value = bb.emit(join(value, number)) if apart else number
             result = bb.emit_output(value)
         bb.emit_func_output(result)
     return bb.get()
