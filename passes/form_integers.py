@@ -25,17 +25,15 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 from tvm_stretch.passes.name_operators import same_source, source_of
+from tvm_stretch.passes.quantised_layers import LAYERS, Layer, ints, read_layer
 from tvm_stretch.passes.quantised_values import (
     EIGHT_BITS,
     Result,
     Scale,
     Tensor,
-    bias_of,
     scale_of,
-    weight_of,
 )
 from tvm_stretch.passes.tabulate import tabulated
-from tvm_stretch.passes.transposed import transposed_images
 from tvm_stretch.targets.kernels.integers import Integer, integer_call, integer_of, softmax_powers
 
 from tvm_stretch.ir.expressions import constant, shape_of
@@ -44,7 +42,6 @@ from tvm_stretch.ir.operators import kind_of
 INTEGERS = "integers"
 """Attribute of ``main``: JSON of how many integer operators there are, and what stays in float."""
 
-_LAYERS = ("nn.conv2d", "nn.conv2d_transpose", "matmul")
 _MOVES = (
     *("reshape", "permute_dims", "strided_slice", "take"),
     *("max", "nn.max_pool2d", "image.resize2d"),
@@ -175,7 +172,7 @@ class _Former(relax.PyExprMutator):
         if same is not None and same.scale == result.scale and not result.cuts:
             return same.value
         rules: dict[str, Callable[..., relax.Expr | None]] = {
-            **dict.fromkeys(_LAYERS, self.layer),
+            **dict.fromkeys(LAYERS, self.layer),
             "add": self.add,
             "multiply": self.multiply,
             "mean": self.mean,
@@ -206,78 +203,65 @@ class _Former(relax.PyExprMutator):
             self.splits[key] = self.moved(x, split, value)
         return self.keep(x, relax.TupleGetItem(self.splits[key], item.index))
 
-    def layer(
-        self, x: relax.Expr, call: relax.Call, result: Result, bias: relax.Expr | None = None
-    ) -> relax.Expr | None:
-        """A convolution or dense layer with constant weights, and its bias."""
-        kind = kind_of(call)
-        if not (_is_matrix(call) if kind == "matmul" else _is_nchw(call)):
+    def layer(self, x: relax.Expr, _call: relax.Call, result: Result) -> relax.Expr | None:
+        """A convolution or dense layer with constant weights, perhaps with a bias behind it."""
+        layer = self.read(x)
+        if layer is None:
             return None
-        data = self.tensor(call.args[0])
-        weight = weight_of(call.args[1], 0 if kind == "nn.conv2d" else 1, self.definition)
-        if data is None or weight is None:
-            return None
-        scales = weight.scale
-        if kind == "nn.conv2d_transpose":  # those of a group, which all groups share
-            scales = np.tile(scales, int(call.attrs.groups))
-        unit = data.scale.scale * scales
-        offset = bias_of(bias, call, unit, self.definition)
-        if offset is None:
-            return None
-        factor = (unit / result.scale.scale).astype("float32")
-        integer = Integer(kind.removeprefix("nn."), result.rounding(), (data.scale.zero,))
-        constants = (weight.value, offset, factor)
-        if kind == "nn.conv2d_transpose":
-            return self.transposed(x, call, integer, data.value, *constants)
-        if _largest(weight.value, 1 if kind == "matmul" else 0, offset) >= 2**31:
-            return None
-        if kind == "nn.conv2d":
-            attrs = call.attrs
-            integer = replace(
-                integer,
-                strides=_ints(attrs.strides),
-                padding=_ints(attrs.padding),
-                dilation=_ints(attrs.dilation),
-                groups=int(attrs.groups),
-            )
-        return self.operator(x, integer, data.value, *map(constant, constants))
-
-    def transposed(
-        self,
-        x: relax.Expr,
-        call: relax.Call,
-        integer: Integer,
-        data: relax.Expr,
-        weight: np.ndarray,
-        offset: np.ndarray,
-        factor: np.ndarray,
-    ) -> relax.Expr | None:
-        """A transposed convolution, as convolutions whose results lie between each other."""
-        images = transposed_images(call, _apart(weight, _ints(call.attrs.dilation), call))
+        factor = (layer.unit / result.scale.scale).astype("float32")
+        integer = replace(layer.integer, rounding=result.rounding())
+        images = layer.images
         if images is None:
-            return None
-        per_channel = [np.repeat(numbers, images.each) for numbers in (offset, factor)]
-        if any(_largest(image, 0, per_channel[0]) >= 2**31 for image in images.weights):
-            return None
+            constants = map(constant, (layer.weight, layer.offset, factor))
+            return self.operator(x, integer, layer.data.value, *constants)
         values = []
+        per_channel = [np.repeat(numbers, images.each) for numbers in (layer.offset, factor)]
         for image in images.weights:
-            padding = images.padding(image)
-            conv = replace(integer, kind="conv2d", padding=padding, groups=images.groups)
+            conv = replace(integer, padding=images.padding(image), groups=images.groups)
             operands = map(constant, (np.ascontiguousarray(image), *per_channel))
-            values.append(self.operator(x, conv, data, *operands))
+            values.append(self.operator(x, conv, layer.data.value, *operands))
         return self.keep(x, images.back(*values))
+
+    def read(self, x: relax.Expr) -> Layer | None:
+        """The layer that computes ``x``, with what is added behind it."""
+        call = self.definition(x)
+        if kind_of(call) in LAYERS:
+            return read_layer(call, None, self.tensor, self.definition)
+        for before, bias in (call.args, reversed(call.args)) if kind_of(call) == "add" else ():
+            made = self.definition(before)
+            if kind_of(made) in LAYERS and shape_of(made) == shape_of(call):
+                layer = read_layer(made, bias, self.tensor, self.definition)
+                if layer is not None:
+                    return layer
+        return None
+
+    def past(self, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
+        """A convolution that no quantising follows, plus a tensor: rounded once, as their sum."""
+        for before, other in (call.args, reversed(call.args)):
+            layer, beside = self.read(before), self.tensor(other)
+            if layer is None or beside is None or layer.integer.kind != "conv2d" or layer.images:
+                continue
+            if shape_of(beside.value) != shape_of(call):
+                continue
+            constants = map(constant, (layer.weight, layer.offset))
+            sums = self.operator(before, layer.integer, layer.data.value, *constants)
+            factor = constant((layer.unit / result.scale.scale).astype("float32"))
+            scale = beside.scale.scale / result.scale.scale
+            offset = np.float32(result.scale.zero) - scale * np.float32(beside.scale.zero)
+            integer = Integer(
+                "round", result.rounding(zero=0), factors=(float(scale), float(offset))
+            )
+            return self.operator(x, integer, sums, beside.value, factor)
+        return None
 
     def add(self, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
         """A bias behind a layer, or a sum of two tensors."""
-        for layer, other in (call.args, reversed(call.args)):
-            made = self.definition(layer)
-            if kind_of(made) in _LAYERS and shape_of(made) == shape_of(call):
-                formed = self.layer(layer, made, result, other)
-                if formed is not None:
-                    return formed
+        formed = self.layer(x, call, result)
+        if formed is not None:
+            return formed
         a, b = (self.tensor(arg) for arg in call.args)
         if a is None or b is None:
-            return None
+            return self.past(x, call, result)
         first, second = (t.scale.scale / result.scale.scale for t in (a, b))
         # ONNX Runtime's code has one rounding where it multiplies and adds
         taken = np.float64(first) * a.scale.zero + second * np.float32(b.scale.zero)
@@ -315,16 +299,16 @@ class _Former(relax.PyExprMutator):
     def average(self, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
         """The mean of windows of one size: a depthwise convolution with weights of one."""
         data, attrs, shape = self.tensor(call.args[0]), call.attrs, shape_of(call)
-        window, padding = _ints(attrs.pool_size), _ints(attrs.padding)
+        window, padding = ints(attrs.pool_size), ints(attrs.padding)
         if data is None or str(attrs.layout) != "NCHW" or len(shape) != 4:
             return None
         integer = Integer(
             "conv2d",
             result.rounding(),
             (data.scale.zero,),
-            strides=_ints(attrs.strides),
+            strides=ints(attrs.strides),
             padding=padding,
-            dilation=_ints(attrs.dilation),
+            dilation=ints(attrs.dilation),
             groups=shape[1],
         )
         count = np.float32(window[0] * window[1])
@@ -370,22 +354,6 @@ class _Former(relax.PyExprMutator):
         return self.operator(x, Integer("table"), data.value, constant(table))
 
 
-def _largest(weight: np.ndarray, axis: int, bias: np.ndarray) -> int:
-    """What no sum of a layer exceeds; numbers without their zero point are at most 255."""
-    others = tuple(i for i in range(weight.ndim) if i != axis)
-    sums = np.abs(weight, dtype="int16").sum(others, dtype="int64")
-    return int((255 * sums + np.abs(bias.astype("int64"))).max())
-
-
-def _apart(weight: np.ndarray, dilation: tuple[int, int], call: relax.Call) -> np.ndarray:
-    """IOHW with zeros between the taps, and behind them where a stride would pass over some."""
-    kernel = zip(weight.shape[2:], dilation, strict=True)
-    reach = [(taps - 1) * apart + 1 for taps, apart in kernel]
-    wide = np.zeros((*weight.shape[:2], *map(max, reach, _ints(call.attrs.strides))), weight.dtype)
-    wide[:, :, : reach[0] : dilation[0], : reach[1] : dilation[1]] = weight
-    return wide
-
-
 def _moves(call: relax.Call) -> bool:
     """Whether a call that may compute only chooses numbers."""
     kind = kind_of(call)
@@ -394,17 +362,3 @@ def _moves(call: relax.Call) -> bool:
     if kind == "nn.max_pool2d":
         return str(call.attrs.layout) == "NCHW" and len(shape_of(call)) == 4
     return True
-
-
-def _is_nchw(call: relax.Call) -> bool:
-    attrs, kernel = call.attrs, "OIHW" if kind_of(call) == "nn.conv2d" else "IOHW"
-    return (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) == ("NCHW", kernel, "NCHW")
-
-
-def _is_matrix(call: relax.Call) -> bool:
-    return all(len(shape_of(arg)) == 2 for arg in call.args)
-
-
-def _ints(values: Any) -> Any:
-    """A tuple of as many numbers."""
-    return tuple(int(v) for v in values)

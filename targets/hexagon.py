@@ -254,6 +254,8 @@ def why_refused(call: relax.Call, version: Version, *, emulated: bool) -> str | 
     integer = integer_of(call)
     if integer is not None and integer.kind == "softmax":
         return f"{name}: its powers are floats, and {_DIVISION}"
+    if integer is not None and integer.kind == "round" and integer.factors:
+        return f"{name}: sums of this DSP share one factor, and here each channel has its own"
     if integer is not None:  # its factors are floats, which UseFixedPoint takes apart
         data = [operand for operand in operands_of(call) if not isinstance(operand, GenericConst)]
         reasons = (_why_not_tensor(ty, version, emulated) for e in data for ty in _tensors(e))

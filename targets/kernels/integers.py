@@ -70,7 +70,8 @@ class Integer:
         rounding: how results become integers; None for a ``conv2d`` that leaves its sums.
         zeros: zero points of the computed inputs.
         factors: of ``add`` one for each input, of ``multiply`` one, and then what is added; of
-            ``mean`` and ``softmax`` one. Those of ``conv2d`` and ``matmul`` are an operand.
+            ``mean`` and ``softmax`` one; of ``round`` that of a tensor beside the sums and what is
+            added, if there is one. Those of ``conv2d`` and ``matmul`` are an operand.
         strides, padding, dilation, groups: of ``conv2d``; padding is the zero point.
     """
 
@@ -122,8 +123,9 @@ def integer_call(bb: relax.BlockBuilder, integer: Integer, *operands: relax.Expr
         bb: gets the kernel.
         integer: what to compute.
         operands: of ``conv2d`` and ``matmul``: data, weights as OIHW or (K, N), int32 bias and,
-            where it rounds, float32 factor of each output channel; of ``round`` the sums and the
-            factor; of ``table`` data and the results of all 256 values; of ``softmax`` data and
+            where it rounds, float32 factor of each output channel; of ``round`` the sums, a tensor
+            that is added to them where there are `Integer.factors`, and the factor of each
+            channel; of ``table`` data and the results of all 256 values; of ``softmax`` data and
             `softmax_powers`; of others the data.
     """
     types = tuple((tuple(map(int, o.ty.shape.values)), str(o.ty.dtype)) for o in operands)
@@ -282,14 +284,20 @@ def _mean(integer: Integer, data: te.Tensor) -> te.Tensor:
 
 def _round(integer: Integer, *operands: te.Tensor) -> te.Tensor:
     *summands, factor = operands
+    beside = summands.pop() if integer.factors else None
 
-    def parts(*i: Expr) -> tuple[Expr, Expr]:
+    def element(*i: Expr) -> Expr:
         total = summands[0][i]
         for summand in summands[1:]:
             total = total + summand[i]
-        return total, factor[i[1]] if len(factor.shape) == 1 else factor[0, i[1], 0, 0, i[4]]
+        scale = factor[i[1]] if len(factor.shape) == 1 else factor[0, i[1], 0, 0, i[4]]
+        value = total.astype("float32") * scale
+        if beside is not None:
+            scale, offset = (tirx.const(f, "float32") for f in integer.factors)
+            value = value + (beside[i].astype("float32") * scale + offset)
+        return rounding_of(integer).of(value)
 
-    return _rounded(integer, summands[0], parts)
+    return te.compute(summands[0].shape, element, name="rounded")
 
 
 def _table(_integer: Integer, data: te.Tensor, table: te.Tensor) -> te.Tensor:

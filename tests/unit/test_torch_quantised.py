@@ -78,6 +78,10 @@ LAYERS: dict[str, tuple[Net, str]] = {
         Net(lambda x, w: F.linear(torch.flatten(x, 1), w(), w.bias), Weight(5, 384)),
         "integer.matmul",
     ),
+    "past": (
+        Net(lambda x, w: F.relu(F.conv2d(x, w(), w.bias, padding=1) + x), Weight(6, 6, 3, 3)),
+        "integer.round",
+    ),
     "add": (Net(lambda x: x + quantised(F.relu(x), 0.01)), "integer.add"),
     "multiply": (Net(lambda x: x * quantised(torch.sigmoid(x), 1 / 256, -128)), "integer.multiply"),
     "mean": (Net(lambda x: F.adaptive_avg_pool2d(x, 1)), "integer.mean"),
@@ -104,6 +108,14 @@ def test_layers_are_integers_and_equal_torch(name: str) -> None:
     off = np.abs(run(mod, x.numpy())[0] - want) / 0.05
     # what lies in the middle between two integers differs by the last digit of a float
     assert off.max() < 1.01 and np.mean(off > 0.01) < 0.01
+
+
+def test_sums_are_rounded_in_their_kernel() -> None:
+    net, x = LAYERS["past"][0].eval(), image(2, 6, 8, 8)
+    mod = load_network(torch.export.export(net, (x,)))
+    model = ts.compile(mod, cpu_threads=1)
+    assert any(node.kernel.startswith("fused_integer_conv2d") for node in model.graph.nodes)
+    np.testing.assert_array_equal(np.asarray(model(x.numpy())), run(mod, x.numpy())[0])
 
 
 class Block(torch.nn.Module):

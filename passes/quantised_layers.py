@@ -1,0 +1,132 @@
+"""Convolutions and dense layers of a quantised network: their integers and what these mean.
+
+R.add(R.nn.conv2d(R.dequantize(x, ..), R.dequantize(w, ..)), R.dequantize(b, ..))
+->
+Layer: sums of x * w + b in int32, each worth scale of x * scale of w for its channel
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from tvm import relax
+from tvm_stretch.passes.quantised_values import Definition, Tensor, bias_of, weight_of
+from tvm_stretch.passes.transposed import Images, transposed_images
+from tvm_stretch.targets.kernels.integers import Integer
+
+from tvm_stretch.ir.expressions import shape_of
+from tvm_stretch.ir.operators import kind_of
+
+LAYERS = ("nn.conv2d", "nn.conv2d_transpose", "matmul")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer with constant weights.
+
+    Attributes:
+        integer: what computes its sums.
+        data: its input.
+        weight: int8, as `integer` takes it; of `images` they have their own.
+        offset: what is added to the sums of each channel.
+        unit: what a sum of each channel is worth.
+        images: the convolutions that a transposed one consists of.
+    """
+
+    integer: Integer
+    data: Tensor
+    weight: np.ndarray
+    offset: np.ndarray
+    unit: np.ndarray
+    images: Images | None = None
+
+
+def read_layer(
+    call: relax.Call,
+    bias: relax.Expr | None,
+    tensor: Callable[[relax.Expr], Tensor | None],
+    definition: Definition,
+) -> Layer | None:
+    """A convolution or dense layer, and what is added behind it; None where floats are needed.
+
+    Args:
+        call: one of `LAYERS`.
+        bias: an operand of an addition behind it.
+        tensor: the integers that an expression is dequantised from.
+        definition: what a variable is bound to.
+    """
+    kind = kind_of(call)
+    if not (_is_matrix(call) if kind == "matmul" else _is_nchw(call)):
+        return None
+    data = tensor(call.args[0])
+    weight = weight_of(call.args[1], 0 if kind == "nn.conv2d" else 1, definition)
+    if data is None or weight is None:
+        return None
+    scales = weight.scale
+    if kind == "nn.conv2d_transpose":  # those of a group, which all groups share
+        scales = np.tile(scales, int(call.attrs.groups))
+    unit = data.scale.scale * scales
+    offset = bias_of(bias, call, unit, definition)
+    if offset is None:
+        return None
+    zeros = (data.scale.zero,)
+    if kind == "nn.conv2d_transpose":
+        conv = Integer("conv2d", zeros=zeros)
+        return _transposed(call, Layer(conv, data, weight.value, offset, unit))
+    if _largest(weight.value, 1 if kind == "matmul" else 0, offset) >= 2**31:
+        return None
+    integer = Integer("matmul", zeros=zeros)
+    if kind == "nn.conv2d":
+        attrs = call.attrs
+        integer = Integer(
+            "conv2d",
+            zeros=zeros,
+            strides=ints(attrs.strides),
+            padding=ints(attrs.padding),
+            dilation=ints(attrs.dilation),
+            groups=int(attrs.groups),
+        )
+    return Layer(integer, data, weight.value, offset, unit)
+
+
+def _largest(weight: np.ndarray, axis: int, bias: np.ndarray) -> int:
+    """What no sum of a layer exceeds; numbers without their zero point are at most 255."""
+    others = tuple(i for i in range(weight.ndim) if i != axis)
+    sums = np.abs(weight, dtype="int16").sum(others, dtype="int64")
+    return int((255 * sums + np.abs(bias.astype("int64"))).max())
+
+
+def _transposed(call: relax.Call, layer: Layer) -> Layer | None:
+    images = transposed_images(call, _apart(layer.weight, ints(call.attrs.dilation), call))
+    if images is None:
+        return None
+    offset = np.repeat(layer.offset, images.each)
+    if any(_largest(image, 0, offset) >= 2**31 for image in images.weights):
+        return None
+    return replace(layer, images=images)
+
+
+def _apart(weight: np.ndarray, dilation: tuple[int, int], call: relax.Call) -> np.ndarray:
+    """IOHW with zeros between the taps, and behind them where a stride would pass over some."""
+    kernel = zip(weight.shape[2:], dilation, strict=True)
+    reach = [(taps - 1) * apart + 1 for taps, apart in kernel]
+    wide = np.zeros((*weight.shape[:2], *map(max, reach, ints(call.attrs.strides))), weight.dtype)
+    wide[:, :, : reach[0] : dilation[0], : reach[1] : dilation[1]] = weight
+    return wide
+
+
+def _is_nchw(call: relax.Call) -> bool:
+    attrs, kernel = call.attrs, "OIHW" if kind_of(call) == "nn.conv2d" else "IOHW"
+    return (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) == ("NCHW", kernel, "NCHW")
+
+
+def _is_matrix(call: relax.Call) -> bool:
+    return all(len(shape_of(arg)) == 2 for arg in call.args)
+
+
+def ints(values: Any) -> Any:
+    """A tuple of as many numbers."""
+    return tuple(int(v) for v in values)
