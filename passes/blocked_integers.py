@@ -91,10 +91,10 @@ def _matmul(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Exp
     data, constants = operands_of(call)[0], _constants(call)
     if constants is None or not isinstance(data, relax.Var) or min(shape_of(data)) < 1:
         return None
-    weight, bias, factor = constants
+    weight, *by_output = constants
     shape = blocks.dense_shape(shape_of(data), weight.shape[1])
     oihw = np.ascontiguousarray(weight.T)[:, :, None, None]
-    layer = [oihw, bias, factor]
+    layer = [oihw, *by_output]
     return _layer(rewriter, integer, shape, rewriter.blocked(data), layer, rewriter.lanes)
 
 

@@ -9,8 +9,8 @@
 Convolutions, dense layers, sums, products, means and softmax become integer operators; what only
 moves numbers, and the maximum, is done with the integers themselves; whatever is elementwise
 between is a table of 256 results.  This has to happen before constants are folded, which makes
-floats of weights.  What fits none of this stays as it is; the attribute ``integers`` of ``main``
-names it.
+floats of weights.  Sums of a layer that no quantising follows become floats.  What fits none of
+this stays as it is; the attribute ``integers`` of ``main`` names it.
 """
 
 from __future__ import annotations
@@ -57,10 +57,12 @@ class FormIntegers:
         main = mod["main"]
         if not any(kind == "quantize" for kind, _ in _calls(main)):
             return mod
-        former = _Former(mod)
-        former.builder_.update_func(mod.get_global_var("main"), former.visit_expr(main))
-        mod = relax.transform.CanonicalizeBindings()(former.builder_.get())
-        mod = relax.transform.DeadCodeElimination()(mod)
+        for of_rest in (False, True):
+            former = _Former(mod, of_rest=of_rest)
+            var = mod.get_global_var("main")
+            former.builder_.update_func(var, former.visit_expr(mod["main"]))
+            mod = relax.transform.CanonicalizeBindings()(former.builder_.get())
+            mod = relax.transform.DeadCodeElimination()(mod)
         mod["main"] = mod["main"].with_attr(INTEGERS, json.dumps(_summary(mod["main"])))
         return mod
 
@@ -97,15 +99,21 @@ def _calls(function: relax.Function) -> list[tuple[str, relax.Binding]]:
 
 @relax.expr_functor.mutator
 class _Former(relax.PyExprMutator):
-    """Replaces each quantising whose operand can be computed in integers."""
+    """Replaces each quantising whose operand can be computed in integers.
 
-    def __init__(self, mod: tvm.IRModule) -> None:
+    Or, of the rest, each layer of integers: no quantising follows it, so its sums become floats.
+    """
+
+    def __init__(self, mod: tvm.IRModule, *, of_rest: bool) -> None:
         super().__init__(mod)
+        self.of_rest = of_rest
         self.splits: dict[tuple[relax.Expr, relax.Expr], relax.Var] = {}
         """Splits of integers, by the split of floats and what is split instead."""
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
+        if self.of_rest:
+            return self.in_float(call)
         if kind_of(call) != "quantize":
             return call
         scale = self.scale(call, str(call.ty.dtype))
@@ -234,6 +242,17 @@ class _Former(relax.PyExprMutator):
                 if layer is not None:
                     return layer
         return None
+
+    def in_float(self, call: relax.Call) -> relax.Expr:
+        """A layer of integers whose result is float."""
+        layer = self.read(call) if kind_of(call) in LAYERS else None
+        if layer is None or layer.images is not None:
+            return call
+        constants = map(constant, (layer.weight, layer.offset))
+        sums = integer_call(self.builder_, layer.integer, layer.data.value, *constants)
+        unit = layer.unit.reshape(-1, *[1] * (len(shape_of(call)) - 2))
+        sums = relax.op.astype(self.builder_.emit(sums), "float32")
+        return relax.op.multiply(self.builder_.emit(sums), constant(unit))
 
     def past(self, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
         """A convolution that no quantising follows, plus a tensor: rounded once, as their sum."""

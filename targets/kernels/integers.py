@@ -67,7 +67,8 @@ class Integer:
         kind: ``conv2d``, ``matmul``, ``add``, ``multiply``, ``mean`` (of rows and columns),
             ``table``, ``softmax`` (along the last axis), or ``round`` (of sums that several
             ``conv2d`` made).
-        rounding: how results become integers; None for a ``conv2d`` that leaves its sums.
+        rounding: how results become integers; None for a ``conv2d`` or ``matmul`` that leaves its
+            sums.
         zeros: zero points of the computed inputs.
         factors: of ``add`` one for each input, of ``multiply`` one, and then what is added; of
             ``mean`` and ``softmax`` one; of ``round`` that of a tensor beside the sums and what is
@@ -195,7 +196,7 @@ def _conv2d(
 
 
 def _matmul(
-    integer: Integer, data: te.Tensor, weight: te.Tensor, bias: te.Tensor, factor: te.Tensor
+    integer: Integer, data: te.Tensor, weight: te.Tensor, bias: te.Tensor, *factor: te.Tensor
 ) -> te.Tensor:
     k = te.reduce_axis((0, int(weight.shape[0])), "k")
 
@@ -204,7 +205,9 @@ def _matmul(
         return te.sum(value * _int32(weight[k, j]), axis=[k])
 
     sums = te.compute((data.shape[0], weight.shape[1]), total, name="sums")
-    return _rounded(integer, sums, lambda i, j: (sums[i, j] + bias[j], factor[j]))
+    if not factor:
+        return te.compute(sums.shape, lambda i, j: sums[i, j] + bias[j], name="biased")
+    return _rounded(integer, sums, lambda i, j: (sums[i, j] + bias[j], factor[0][j]))
 
 
 def _rounded(

@@ -397,6 +397,25 @@ def test_scales_of_channels_that_groups_share() -> None:
     np.testing.assert_array_equal(run(after, x)[0], run(DecomposeQuantisation()(before), x)[0])
 
 
+def test_sums_that_no_quantising_follows_become_floats() -> None:
+    weight = relax.const(integers(8, 5, dtype="int8"))
+
+    def body(x: relax.Expr) -> relax.Expr:
+        y = relax.op.nn.relu(layer(x))
+        mean = relax.op.reshape(relax.op.mean(y, [2, 3]), (2, 8))
+        logits = quantise(mean, 0.1, 5)
+        return relax.op.matmul(dequantise(logits, 0.1, 5), dequantise(weight, 0.1, dtype="int8"))
+
+    before = module(body, (2, 4, 6, 6), dtype="uint8")
+    after = formed(before)
+    assert describe_integers(after["main"]).startswith("2 integer operators")
+    assert not {"nn.conv2d", "matmul"} & set(kinds(after))
+    x = integers(2, 4, 6, 6)
+    want = run(DecomposeQuantisation()(before), x)[0]
+    for got in (run(DecomposeQuantisation()(after), x)[0], np.asarray(ts.compile(before)(x))):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("length", [2, 1000])
 def test_softmax_of_a_sure_answer_saturates(length: int) -> None:
     """A probability of one is 256 / 256, one more than there is."""
