@@ -2,13 +2,15 @@
 
     stored(device, path, ".so")      "0a1b...9f.so", which `tvm_stretch.store_path` finds there
 
-The device keeps them: a server of ours beyond the session, TVM's Python server as long as the
+Pieces that become clearly shorter, as code does and weights do not, are deflated. The device keeps
+the files: a server of ours beyond the session, TVM's Python server as long as the
 session (native/store.cc).
 """
 
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +22,9 @@ from tvm_stretch.runtime.autoload import load_native_library
 
 PIECE = 4 << 20
 """Bytes that are sent at once: what a slow connection manages within the patience of a call."""
+
+
+_SAMPLE, _WORTH_DEFLATING = 64 << 10, 0.8
 
 
 class Asks(Protocol):
@@ -45,17 +50,27 @@ def stored(device: Asks, path: Path, ending: str) -> tuple[str, int]:
             return name, 0
         file.seek(0)
         size = path.stat().st_size
-        pieces = max(1, -(-size // PIECE))
+        pieces, sent = max(1, -(-size // PIECE)), 0
         for number in range(pieces):
             count(f"sending {path.name}: piece", number + 1, pieces)
-            piece = file.read(PIECE)
-            device.call(
-                "to take an upload", "tvm_stretch.store_put", name, number * PIECE, bytearray(piece)
-            )
+            sent += _send(device, name, number * PIECE, file.read(PIECE))
     load_native_library()
     total = tvm.get_global_func("tvm_stretch.fingerprint_file")(str(path), size)
     device.call("to take an upload", "tvm_stretch.store_finish", name, size, total)
-    return name, size
+    return name, sent
+
+
+def _send(device: Asks, name: str, offset: int, piece: bytes) -> int:
+    """One piece; returns the bytes that crossed."""
+    sample = piece[len(piece) // 2 :][:_SAMPLE]
+    if len(zlib.compress(sample, 1)) < _WORTH_DEFLATING * len(sample):
+        packer = zlib.compressobj(9, wbits=-15)
+        packed = packer.compress(piece) + packer.flush()
+        given = (name, offset, len(piece), bytearray(packed))
+        device.call("to take an upload", "tvm_stretch.store_put_deflated", *given)
+        return len(packed)
+    device.call("to take an upload", "tvm_stretch.store_put", name, offset, bytearray(piece))
+    return len(piece)
 
 
 def _digest(read: Callable[[int], bytes]) -> str:

@@ -2,6 +2,7 @@
 //
 //   store_has(name)                       whether it is there, complete
 //   store_put(name, offset, piece)        writes a piece of it
+//   store_put_deflated(name, offset, bytes, piece)   the same, `bytes` of it deflated
 //   store_finish(name, bytes, sum)        checks the whole; from now on it is there
 //   store_path(name)                      for those who open it
 //
@@ -25,6 +26,7 @@
 #include <vector>
 
 #include "errors.h"
+#include "inflate.h"
 #include "memory.h"
 
 namespace tvm_stretch {
@@ -32,6 +34,7 @@ namespace {
 
 constexpr int64_t kUsualLimit = int64_t{2} << 30;
 constexpr size_t kDigits = 64;
+constexpr int64_t kMostInflated = 16 << 20;  // of a piece
 
 [[noreturn]] void Refuse(const std::string& got) {
   throw ffi::Error(kDeviceError,
@@ -167,6 +170,12 @@ void Put(const ffi::String& name, int64_t offset, const ffi::Bytes& piece) {
   }
 }
 
+void PutDeflated(const ffi::String& name, int64_t offset, int64_t bytes, const ffi::Bytes& piece) {
+  if (bytes < 0 || bytes > kMostInflated) Refuse("a piece of " + std::to_string(bytes) + " bytes");
+  const std::string whole = Inflate(piece.data(), piece.size(), static_cast<size_t>(bytes));
+  Put(name, offset, ffi::Bytes(whole.data(), whole.size()));
+}
+
 // Whether all of a file is on the disk, whatever happens to the device from now on.
 bool Flush(const std::string& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -193,6 +202,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   tvm::ffi::reflection::GlobalDef()
       .def("tvm_stretch.store_has", Has)
       .def("tvm_stretch.store_put", Put)
+      .def("tvm_stretch.store_put_deflated", PutDeflated)
       .def("tvm_stretch.store_finish", Finish)
       .def("tvm_stretch.store_path",
            [](const ffi::String& name) { return ffi::String(Checked(name)); });

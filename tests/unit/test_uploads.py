@@ -1,0 +1,104 @@
+"""What crosses to a device: deflated where that is shorter, and undone there by code of our own."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import zlib
+from pathlib import Path
+
+import pytest
+import tvm
+from tvm import rpc
+
+import tvm_stretch as ts
+from tvm_stretch.remote import uploads
+from tvm_stretch.runtime.autoload import load_native_library
+
+DICE = random.Random(0)
+WORDS = [b"vfmadd", b"ret\n", bytes(40), b"conv2d", bytes(range(256))]
+KINDS = {
+    "nothing": b"",
+    "one byte": b"x",
+    "alike": b"ab" * 40_000,
+    "code": b"".join(DICE.choice(WORDS) for _ in range(4000)),
+    "noise": DICE.randbytes(70_000),
+    "far away": DICE.randbytes(32_000) * 3,
+}
+
+
+@pytest.fixture
+def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    """Deflated bytes, inflated into a file; what is in it."""
+    load_native_library()
+    monkeypatch.setenv("TVM_STRETCH_STORE", str(tmp_path))
+    function = tvm.get_global_func("tvm_stretch.store_put_deflated")
+    name = "0" * 64 + ".bin"
+
+    def put(packed: bytes, size: int) -> bytes:
+        function(name, 0, size, bytearray(packed))
+        (part,) = tmp_path.glob(f"{name}.*.part")
+        return part.read_bytes()
+
+    return put
+
+
+def deflated(data: bytes, level: int, strategy: int) -> bytes:
+    packer = zlib.compressobj(level, wbits=-15, strategy=strategy)
+    return packer.compress(data) + packer.flush()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_zlib_does_is_undone(kind: str, put: object) -> None:
+    """Stored, fixed and computed codes."""
+    data = KINDS[kind]
+    for level, strategy in ((0, 0), (1, 0), (9, 0), (9, zlib.Z_FIXED), (9, zlib.Z_HUFFMAN_ONLY)):
+        assert put(deflated(data, level, strategy), len(data)) == data  # type: ignore[operator]
+
+
+def test_damaged_bytes_are_refused(put: object) -> None:
+    """Or stand for others of the same number: the fingerprint of the file tells."""
+    data = KINDS["code"]
+    refused = 0
+    for seed in range(300):
+        dice = random.Random(seed)
+        packed = bytearray(deflated(data, 9, dice.choice((0, zlib.Z_FIXED))))
+        for _ in range(dice.randint(1, 3)):
+            packed[dice.randrange(len(packed))] ^= 1 << dice.randrange(8)
+        if dice.random() < 0.3:
+            del packed[dice.randrange(len(packed)) :]
+        try:
+            assert len(put(bytes(packed), len(data))) == len(data)  # type: ignore[operator]
+        except ValueError as error:
+            assert "expected deflated bytes for an upload" in str(error)
+            refused += 1
+    assert refused > 200
+
+
+@pytest.mark.parametrize("size", [len(KINDS["alike"]) - 1, len(KINDS["alike"]) + 1])
+def test_sizes_are_kept(size: int, put: object) -> None:
+    with pytest.raises(ValueError, match="than announced"):
+        put(deflated(KINDS["alike"], 9, 0), size)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("size", [-1, 1 << 40])
+def test_sizes_that_cannot_be(size: int, put: object) -> None:
+    with pytest.raises(ts.DeviceError, match="got: a piece of"):
+        put(b"\3\0", size)  # type: ignore[operator]
+
+
+def test_code_is_deflated_and_weights_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "PIECE", 30_000)
+    monkeypatch.setenv("TVM_STRETCH_STORE", str(tmp_path / "store"))
+    (tmp_path / "store").mkdir()
+    device = ts.connect(rpc.LocalSession(), "pixel")
+    for kind, most in (("code", 0.1), ("noise", 1.0)):
+        path = tmp_path / kind
+        path.write_bytes(KINDS[kind])
+        before = device.sent_bytes
+        name = device.upload(path, ".bin")
+        kept = (tmp_path / "store" / name).read_bytes()
+        assert kept == KINDS[kind] and name == f"{hashlib.sha256(kept).hexdigest()}.bin"
+        assert device.sent_bytes - before <= most * len(kept)
