@@ -80,7 +80,8 @@ def multiply_adds(shape: ConvShape) -> int:
 def config_of(shape: ConvShape, machine: VectorMachine) -> Config:
     """What is chosen for a layer; the first one reads a plain image."""
     plain = shape.in_channels < machine.lanes and shape.groups == 1
-    return convolution_config(shape, machine, 1 if plain else machine.lanes)
+    sums = "float16" if machine.half else "float32"
+    return convolution_config(shape, machine.summing(sums), 1 if plain else machine.lanes)
 
 
 def form(config: Config) -> tuple[Any, ...]:
@@ -104,11 +105,12 @@ def forms(shapes: Iterable[ConvShape], machine: VectorMachine) -> dict[tuple[Any
 
 def kernel(config: Config, machine: VectorMachine) -> tirx.PrimFunc:
     """The scheduled kernel of a configuration, with nothing fused to it."""
-    lanes = config.lanes
+    lanes, dtype = config.lanes, "float16" if machine.half else "float32"
     if isinstance(config, ConvConfig):
         block = (lanes,) if config.data_block > 1 else ()
-        data = te.placeholder((config.batch, config.in_blocks, *config.in_size, *block), name="x")
-        weight = te.placeholder(config.weight_shape, name="w")
+        image = (config.batch, config.in_blocks, *config.in_size, *block)
+        data = te.placeholder(image, dtype, name="x")
+        weight = te.placeholder(config.weight_shape, dtype, name="w")
         out = conv_compute(config, data, weight, annotation("conv", config))
     elif isinstance(config, WinogradConfig):
         blocks = config.parts * config.in_blocks
@@ -116,8 +118,9 @@ def kernel(config: Config, machine: VectorMachine) -> tirx.PrimFunc:
         weight = te.placeholder(config.weight_shape, name="w")
         out = winograd_compute(config, data, weight, annotation("winograd", config))
     else:
-        data = te.placeholder((config.batch, config.blocks, *config.in_size, lanes), name="x")
-        weight = te.placeholder((config.blocks, *config.kernel, lanes), name="w")
+        image = (config.batch, config.blocks, *config.in_size, lanes)
+        data = te.placeholder(image, dtype, name="x")
+        weight = te.placeholder((config.blocks, *config.kernel, lanes), dtype, name="w")
         out = window_compute(config, data, weight, annotation("window", config))
     scheduled = schedule_kernel(te.create_prim_func([data, weight, out], "int64"), machine)
     return scheduled.with_attr("global_symbol", "kernel")

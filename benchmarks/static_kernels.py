@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from tvm.target import Target
-from tvm_stretch.targets.cpu import vector_machine
+from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.kernels.choose import (
     ConvShape,
     conv_candidates,
@@ -34,6 +34,7 @@ from tvm_stretch.targets.kernels.window import WindowConfig
 
 from benchmarks.hot_loops import cycles, hot_loops
 from benchmarks.layers import SIX, build, config_of, form, forms, layers, multiply_adds
+from tvm_stretch.build.precision import processors_in
 
 # LLVM has the A57's model for the A76, whose pipelines are the N1's; its models of Ice Lake and
 # Sapphire Rapids have one multiplier for 512 bits, as in notebooks, where servers have two.
@@ -45,6 +46,8 @@ MODELS = {
 CORES = {
     "cortex-a76": "aarch64-linux-gnu",
     "cortex-a55": "aarch64-linux-gnu",
+    "cortex-a76 float16": "aarch64-linux-gnu",
+    "cortex-a55 float16": "aarch64-linux-gnu",
     "haswell": "x86_64-linux-gnu",
     "znver3": "x86_64-linux-gnu",
     "skylake-avx512": "x86_64-linux-gnu",
@@ -59,11 +62,18 @@ def mca() -> str | None:
     return next(filter(None, map(shutil.which, names)), None)
 
 
+def described(core: str) -> tuple[dict[str, str], VectorMachine, list[str]]:
+    """Target and machine of a core, in float16 where its name says so, and what llvm-mca wants."""
+    name, _, precision = core.partition(" ")
+    processor = cpu_processor(Target({"kind": "llvm", "mtriple": CORES[core], "mcpu": name}), 1)
+    (processor,), _ = processors_in(precision or "float32", [processor], [processor])
+    target = {"kind": "llvm", "mtriple": CORES[core], "mcpu": name}
+    return target, processor.machine, [f"-mtriple={CORES[core]}", f"-mcpu={MODELS.get(name, name)}"]
+
+
 def loops_of_core(core: str, tool: str) -> dict[tuple[Any, ...], list[float]]:
     """Cycles for a multiply-add in each hot loop of each form that a core needs."""
-    target = {"kind": "llvm", "mtriple": CORES[core], "mcpu": core}
-    machine = vector_machine(Target(target), 1)
-    arguments = [f"-mtriple={CORES[core]}", f"-mcpu={MODELS.get(core, core)}"]
+    target, machine, arguments = described(core)
     every = forms({shape for name in SIX for shape in layers(name)}, machine)
 
     def measure(config: Any) -> list[float]:
@@ -76,8 +86,7 @@ def loops_of_core(core: str, tool: str) -> dict[tuple[Any, ...], list[float]]:
 
 def row(core: str, tool: str) -> list[str]:
     """The cells of a core, and the forms whose loops are slow."""
-    target = {"kind": "llvm", "mtriple": CORES[core], "mcpu": core}
-    machine = vector_machine(Target(target), 1)
+    _, machine, _ = described(core)
     loops = loops_of_core(core, tool)
     for key, found in sorted(loops.items(), key=lambda item: -max(item[1])):
         print(f"  {core} {key}: {' '.join(f'{c:.2f}' for c in sorted(found))}", file=sys.stderr)
@@ -95,9 +104,7 @@ def row(core: str, tool: str) -> list[str]:
 
 def tile_cycles(core: str, tool: str) -> dict[tuple[int, int], float]:
     """Cycles of one input channel of each register tile of a core, in a 1x1 convolution."""
-    target = {"kind": "llvm", "mtriple": CORES[core], "mcpu": core}
-    machine = vector_machine(Target(target), 1)
-    arguments = [f"-mtriple={CORES[core]}", f"-mcpu={MODELS.get(core, core)}"]
+    target, machine, arguments = described(core)
     channels = 16 * machine.lanes
 
     def measure(tile: tuple[int, int]) -> float:
@@ -125,7 +132,7 @@ def tile_cycles(core: str, tool: str) -> dict[tuple[int, int], float]:
 
 def print_tiles(core: str, tool: str) -> None:
     """How near to the best the choices for a core are."""
-    machine = vector_machine(Target({"kind": "llvm", "mtriple": CORES[core], "mcpu": core}), 1)
+    _, machine, _ = described(core)
     known = tile_cycles(core, tool)
 
     def step(pixels: int, blocks: int, slab: int, machine: VectorMachine) -> float:

@@ -120,6 +120,11 @@ class Rewriter:
 
     # --- operators ---
 
+    def _is_float(self, expr: relax.Expr) -> bool:
+        """Whether templates of layers compute such numbers."""
+        dtype = str(expr.ty.dtype)
+        return dtype == "float32" or (dtype == "float16" and self.machine.half)
+
     def _blocked_call(self, call: relax.Call) -> _Value | None:
         """The call on blocked operands, or None if it belongs to the plain layout."""
         if not isinstance(call.op, Op) or not isinstance(call.ty, relax.TensorType):
@@ -141,7 +146,9 @@ class Rewriter:
             "permute_dims": self._moved,
             "call_tir": self._winograd,
         }
-        if name in _UNARY:
+        if name in _UNARY or (
+            name == "astype" and self._is_float(call) and self._is_float(call.args[0])
+        ):
             return self._unary(call)
         if name in _BINARY:
             return self._binary(call)
@@ -149,9 +156,9 @@ class Rewriter:
 
     def _conv2d(self, call: relax.Call) -> _Value | None:
         data, weight = call.args
-        if not isinstance(weight, GenericConst) or not _is_f32(call):
+        if not isinstance(weight, GenericConst) or not self._is_float(call):
             return None
-        attrs = call.attrs
+        attrs, sums = call.attrs, str(call.ty.dtype)
         if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NCHW", "OIHW", "NCHW"):
             return None
         shape = blocks.conv_shape(call)
@@ -159,10 +166,10 @@ class Rewriter:
             return None
         value = self.values[data]
         if value.blocked is None and shape.in_channels < self.lanes and shape.groups == 1:
-            result = blocks.convolution(self.bb, self.machine, shape, value.plain, weight, 1)
+            operand, block = value.plain, 1
         else:
-            operand = self.blocked(data)
-            result = blocks.convolution(self.bb, self.machine, shape, operand, weight, self.lanes)
+            operand, block = self.blocked(data), self.lanes
+        result = blocks.convolution(self.bb, self.machine, shape, operand, weight, block, sums=sums)
         return _Value(tuple(shape_of(call)), blocked=result)
 
     def _winograd(self, call: relax.Call) -> _Value | None:
@@ -180,22 +187,25 @@ class Rewriter:
 
     def _matmul(self, call: relax.Call) -> _Value | None:
         data, weight = call.args
-        if not _is_f32(call):
-            return None
         if not isinstance(weight, GenericConst):
-            plain = blocks.matmul(self.bb, self.machine, *self.plain(call).args)
+            if not _is_f32(call):
+                return None
+            plain = blocks.matmul(self.bb, self.machine.plain, *self.plain(call).args)
             return None if plain is None else _Value(tuple(shape_of(call)), plain=plain)
         shape = tuple(shape_of(data))
         if len(shape) != 2 or len(shape_of(weight)) != 2 or not isinstance(data, relax.Var):
             return None
-        result = blocks.dense(self.bb, self.machine, shape, self.blocked(data), weight)
+        if not self._is_float(call):
+            return None
+        sums = str(call.ty.dtype)
+        result = blocks.dense(self.bb, self.machine, shape, self.blocked(data), weight, sums)
         return _Value(tuple(shape_of(call)), blocked=result)
 
     def _softmax(self, call: relax.Call) -> _Value | None:
         if not _is_f32(call):
             return None
         data, denormals = self.plain(call).args[0], call not in self.weights
-        plain = blocks.softmax(self.bb, self.machine, call, data, denormals)
+        plain = blocks.softmax(self.bb, self.machine.plain, call, data, denormals)
         return None if plain is None else _Value(tuple(shape_of(call)), plain=plain)
 
     def _pool(self, call: relax.Call) -> _Value | None:
@@ -225,7 +235,7 @@ class Rewriter:
 
     def _binary(self, call: relax.Call) -> _Value | None:
         """Both operands blocked: same shape, per channel, or one number."""
-        if not any(self.is_blocked(arg) for arg in call.args) or not _is_f32(call):
+        if not any(self.is_blocked(arg) for arg in call.args) or not self._is_float(call):
             return None
         shape = tuple(shape_of(call))
         if len(shape) not in (2, 4):
@@ -261,7 +271,7 @@ class Rewriter:
             return None
         if not any(self.is_blocked(part) for part in parts.fields):
             return None
-        if str(call.ty.dtype) not in ("float32", "int8", "uint8"):
+        if str(call.ty.dtype) not in ("float32", "float16", "int8", "uint8"):
             return None
         operands = [self.blocked(part) for part in parts.fields]
         if axis == 2:

@@ -67,6 +67,7 @@ def cpu_processor(target: Target, threads: int) -> Processor:
         speed=speed_of_cores(threads),
         runs_here=not _names_other_machine(target.attrs),
         on_host_cores=True,
+        computes_half=_computes_half(target),
     )
 
 
@@ -161,6 +162,13 @@ def vector_machine(target: Target, threads: int) -> VectorMachine:
         in_order=core.in_order,
         dot=_dot(triple, target, lanes),
     )
+
+
+def _computes_half(target: Target) -> bool:
+    """Of x86, a few have such instructions, and their vectors were never tried."""
+    triple = str(target.attrs.get("mtriple", codegen.llvm_get_system_triple()))
+    is_arm = triple.startswith(("aarch64", "arm64"))
+    return is_arm and bool(codegen.target_has_features("fullfp16", target))
 
 
 def _dot(triple: str, target: Target, lanes: int) -> str:

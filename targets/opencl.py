@@ -84,6 +84,7 @@ def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> P
         runs_here=not names_device(target),
         on_host_cores=on_cpu,
         driver="" if names_device(target) else device.name,
+        computes_half=device.fp16,
     )
 
 

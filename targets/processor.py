@@ -98,6 +98,7 @@ class Processor:
             it. 0 where a clock tells.
         driver: what its measurements depend on, beside the machine and all of the above.
         cores: of the CPU, that it has for itself.
+        computes_half: it has instructions for arithmetic in float16.
         device: the name of the device behind RPC that it is a part of; empty for this machine and
             for what is known by its target alone.
     """
@@ -118,6 +119,7 @@ class Processor:
     on_host_cores: bool = False
     driver: str = ""
     cores: tuple[int, ...] = ()
+    computes_half: bool = False
     device: str = ""
     packet_ns: float = 0.0
 

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 import tvm_stretch as ts
+from tvm_stretch.build.precision import PRECISIONS
 from tvm_stretch.errors import InputError, StretchError
 from tvm_stretch.files import check_place, writing
 
@@ -134,6 +135,12 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
         help="the shape of an input that the network leaves open",
     )
     parser.add_argument("--spare", action="store_true", help="the CPU takes over if others fail")
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default=PRECISIONS[0],
+        help="what it computes in between its ends (float32)",
+    )
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -256,6 +263,7 @@ def _compiled(args: argparse.Namespace, network: str, **options: Any) -> ts.Mode
         plan=args.plan,
         shapes=dict(args.shapes) or None,
         cpu_threads=args.threads,
+        precision=args.precision,
         spare=args.spare,
         **options,
     )

@@ -16,6 +16,7 @@ from typing import Literal
 import tvm
 
 from tvm_stretch.build.pipeline import Observer, build
+from tvm_stretch.build.precision import check_precision, network_in, processors_in
 from tvm_stretch.cost.profile import Profile
 from tvm_stretch.cost.profile_file import load_profile
 from tvm_stretch.cost.verdicts import apply_verdicts
@@ -69,6 +70,7 @@ def compile(
     spare: bool = False,
     max_share: Mapping[str, float] | None = None,
     share_parts: int | None = None,
+    precision: str = "float32",
     dump_dir: str | os.PathLike[str] | None = None,
     debug: bool = False,
     progress: Progress | None = None,
@@ -109,6 +111,9 @@ def compile(
             ``{"opencl": 0.7}``; what no other one supports is not counted.
         share_parts: shares are multiples of one of so many parts of a layer, or of a segment: 8 for
             whole eighths. By default as fine as kernels allow.
+        precision: ``"float16"`` computes in float16 between the network's inputs and outputs, where
+            the processors have it; what needs more digits stays in float32, and the plan names it.
+            ``"float16+float32"``: the sums of layers are float32.
         dump_dir: folder that receives the IR after every phase, one numbered file each.
         debug: check the rules of the intermediate representation after every phase.
         progress: receives a line of text after every step, such as ``kernel 17 of 63``; by default
@@ -127,21 +132,26 @@ def compile(
     if plan is not None:
         refuse_limits(max_share, share_parts, "where plans are given")
     _check_branching(branching, plan)
+    check_precision(precision)
     with reporting(progress):
         place = place_of(device)
         if isinstance(place, Profile):
             refuse_threads_of(device, cpu_threads)
             phone = _Phone(place, targets)
-            if plans:
+            if plans or precision != "float32":
                 raise InputError(
-                    "expected no plans for a device that is not here, got some; leave them out"
+                    "expected neither plans nor a precision for a device that is not here, got "
+                    "one; leave them out"
                 )
             known = phone.processors, phone.placeable
             phone.limits = read_limits(max_share, share_parts, *known)
             return _compile_for(phone, source, plan, shapes, branching, spare, dump_dir, debug)
         machine = _machine_of(place, targets, cpu_threads, plan is None)
-        limits = read_limits(max_share, share_parts, machine.processors, machine.placeable)
-        machine = replace(machine, limits=limits)
+        known = processors_in(precision, machine.processors, machine.placeable)
+        limits = read_limits(max_share, share_parts, *known)
+        machine = replace(
+            machine, processors=known[0], placeable=known[1], precision=precision, limits=limits
+        )
         several = named if named is not None else bool(plans)
         return _compile(source, machine, plan, several, shapes, branching, spare, dump_dir, debug)
 
@@ -156,6 +166,7 @@ class _Machine:
         arena: where plans are measured; None for this machine, or nowhere.
         said: what there is to say of it.
         limits: what processors may compute at most.
+        precision: in which numbers they compute.
         described: all that targets say of these processors of this machine; empty for others, and
             where the user wrote one, which may do anything.
     """
@@ -165,6 +176,7 @@ class _Machine:
     arena: Arena | None = None
     said: str = ""
     limits: Limits = NO_LIMITS
+    precision: str = "float32"
     described: str = ""
 
 
@@ -323,6 +335,7 @@ def _compile(
     observer = Observer(dump_dir, processors if debug else None)
     costs = partial(planning_costs, processors)
     mod, said = _network(source, shapes, branching, placeable, costs)
+    mod, halves = network_in(machine.precision, mod)
     observer.see("canonical", mod)
     if plan is not None or len(placeable) == 1:
         requested = None if plan is None else Plan.read(plan)
@@ -336,7 +349,7 @@ def _compile(
     if plans and len(placeable) > 1:
         model, added = _with_plans(mod, model, plans, machine, observer, spare)
         said = _join(said, added)
-    said = _join(said, machine.said, machine.limits.said)
+    said = _join(said, halves, machine.said, machine.limits.said)
     return model.with_reason(_join(model.plan.reason, said)) if said else model
 
 

@@ -205,18 +205,39 @@ def convolution(
     data_block: int,
     *,
     exact: bool = False,
+    sums: str = "float32",
 ) -> relax.Var:
-    """A convolution with the template that suits it; ``exact`` as for `choose_conv`."""
+    """A convolution with the template that suits it, in the type of its sums.
+
+    ``exact`` as for `choose_conv`.
+    """
     if is_strided_pointwise(shape):
         data = subsample(bb, shape, data)
-    config = convolution_config(shape, machine, data_block, exact=exact)
+    config = convolution_config(shape, machine.summing(sums), data_block, exact=exact)
     if isinstance(config, WindowConfig):
         return _depthwise(bb, config, data, weight)
     if isinstance(config, WinogradConfig):
         packed = _winograd_weight(bb, config, weight)
         return _template(bb, "winograd_conv2d", "winograd", config, winograd_compute, data, packed)
-    packed = kernel_call(bb, "pack_weight", config, lambda w: pack_weight(config, w), weight)
-    return _template(bb, "conv2d", "conv", config, conv_compute, data, packed)
+    packed = kernel_call(
+        bb, "pack_weight", (config, sums), lambda w: pack_weight(config, w, sums), weight
+    )
+    return _convolved(bb, "conv2d", config, data, packed, sums)
+
+
+def _convolved(
+    bb: relax.BlockBuilder, name: str, config: ConvConfig, data: Expr, packed: Expr, sums: str
+) -> relax.Var:
+    mark = annotation("conv", config)
+    call = kernel_call(
+        bb,
+        name,
+        (config, sums),
+        lambda x, w: conv_compute(config, x, w, mark, sums),
+        data,
+        bb.emit(packed),
+    )
+    return bb.emit(call)
 
 
 def convolution_config(
@@ -342,15 +363,16 @@ def dense(
     shape: tuple[int, int],
     data: Expr,
     weight: GenericConst,
+    sums: str = "float32",
 ) -> relax.Var:
     """A matrix product with constant weights (K, N): a pointwise convolution of M pixels."""
     conv = dense_shape(shape, int(weight.ty.shape.values[1]))
-    config = choose_conv(conv, machine, machine.lanes)
+    config = choose_conv(conv, machine.summing(sums), machine.lanes)
     assert isinstance(config, ConvConfig)
     packed = kernel_call(
-        bb, "pack_weight", config, lambda w: pack_weight(config, _as_oihw(w)), weight
+        bb, "pack_weight", (config, sums), lambda w: pack_weight(config, _as_oihw(w), sums), weight
     )
-    return _template(bb, "dense", "conv", config, conv_compute, data, packed)
+    return _convolved(bb, "dense", config, data, packed, sums)
 
 
 def dense_shape(data: Sequence[int], outputs: int) -> ConvShape:

@@ -206,6 +206,7 @@ def _winograds(shape: ConvShape, machine: VectorMachine, data_block: int) -> lis
         (shape.kernel, shape.stride, shape.dilation) != ((3, 3), (1, 1), (1, 1))
         or data_block != machine.lanes
         or width < 2 * machine.lanes
+        or machine.half  # has too few digits for its sums
         or shape.groups % merge
     ):
         return []

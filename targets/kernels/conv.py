@@ -105,8 +105,12 @@ def merged_groups(in_channels: int, out_channels: int, groups: int, lanes: int) 
 # --- packing: OIHW weights -> weight_shape, run once when the artifact is loaded -----------------
 
 
-def pack_weight(cfg: ConvConfig, weight: te.Tensor) -> te.Tensor:
-    """OIHW -> [oc group][ic block][ky][kx][ic lane][oc lane], zero where channels do not exist."""
+def pack_weight(cfg: ConvConfig, weight: te.Tensor, sums: str = "") -> te.Tensor:
+    """OIHW -> [oc group][ic block][ky][kx][ic lane][oc lane], zero where channels do not exist.
+
+    In the type of the sums, by default their own: nothing is left to convert in the loops.
+    """
+    dtype = sums or str(weight.dtype)
     in_group, out_group = cfg.in_channels // cfg.groups, cfg.out_channels // cfg.groups
 
     def element(g: Expr, b: Expr, y: Expr, x: Expr, i: Expr, o: Expr) -> Expr:
@@ -114,7 +118,9 @@ def pack_weight(cfg: ConvConfig, weight: te.Tensor) -> te.Tensor:
         channel = (cfg.first_block(g * cfg.oc_blocks + o // cfg.lanes) + b) * cfg.data_block + i
         row = channel - out // out_group * in_group  # channel within its own group
         exists = tirx.all(out < cfg.out_channels, row >= 0, row < in_group)
-        return tirx.if_then_else(exists, weight[out, row, y, x], tirx.const(0, weight.dtype))
+        value = weight[out, row, y, x]
+        value = value if dtype == str(weight.dtype) else value.astype(dtype)
+        return tirx.if_then_else(exists, value, tirx.const(0, dtype))
 
     return te.compute(cfg.weight_shape, element, name="pack_weight")
 
@@ -123,9 +129,19 @@ def pack_weight(cfg: ConvConfig, weight: te.Tensor) -> te.Tensor:
 
 
 def conv_compute(
-    cfg: ConvConfig, data: te.Tensor, weight: te.Tensor, annotation: dict[str, str]
+    cfg: ConvConfig,
+    data: te.Tensor,
+    weight: te.Tensor,
+    annotation: dict[str, str],
+    sums: str = "",
 ) -> te.Tensor:
-    """The convolution as a plain reduction over packed operands."""
+    """The convolution as a plain reduction over packed operands, in the type of its sums."""
+    sums = sums or str(data.dtype)
+
+    def pixel(*place: Expr) -> Expr:
+        value = padded[place]
+        return value if str(data.dtype) == sums else value.astype(sums)
+
     top, left, bottom, right = cfg.padding
     spatial = 2
     before, after = [0] * len(data.shape), [0] * len(data.shape)
@@ -146,7 +162,7 @@ def conv_compute(
         where = (n, channel, row, column) + ((inner,) if cfg.data_block > 1 else ())
         width = (o % cfg.oc_blocks) * cfg.lanes + lane
         return te.sum(
-            padded[where] * weight[o // cfg.oc_blocks, blocks, ky, kx, inner, width],
+            pixel(*where) * weight[o // cfg.oc_blocks, blocks, ky, kx, inner, width],
             axis=[blocks, ky, kx, inner],
         )
 

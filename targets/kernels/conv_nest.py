@@ -35,7 +35,6 @@ from .loops import (
     balanced,
     block,
     const,
-    f32,
     fenced_span,
     lanes,
     load,
@@ -123,6 +122,11 @@ class ConvNest:
     epilogue: Epilogue
     by_element: bool
 
+    @property
+    def sum_type(self) -> str:
+        """The type of the sums."""
+        return str(self.epilogue.anchor.dtype)
+
     def group(self, n: Expr, g: Expr, band: Expr, blocks: int) -> tirx.Stmt:
         """One group of output channels over one band of rows."""
         cfg, cut = self.cfg, self.cut
@@ -158,7 +162,7 @@ class ConvNest:
         if cut.chunks == 1:
             return span(first, count, lambda y: tiles(y, self.whole_tile), "y")
         width = blocks * cfg.lanes
-        partial = scratch("partial", cut.band, cut.width, width)
+        partial = scratch("partial", cut.band, cut.width, width, dtype=self.sum_type)
 
         def chunk(c: Expr) -> tirx.Stmt:
             return span(
@@ -191,7 +195,7 @@ class ConvNest:
                         cfg.lanes,
                         lambda v: store(
                             partial,
-                            f32(0.0),
+                            tirx.const(0, self.sum_type),
                             i // (cut.width * blocks),
                             i // blocks % cut.width,
                             i % blocks * cfg.lanes + v,
@@ -269,7 +273,7 @@ class ConvNest:
     ) -> tirx.Stmt:
         """Accumulators in registers: start values, reduction over channel blocks, finish."""
         cfg = self.cfg
-        acc = Accumulators(len(tile.taps), tile.blocks, cfg.lanes)
+        acc = Accumulators(len(tile.taps), tile.blocks, cfg.lanes, dtype=self.sum_type)
         first_block = cfg.first_block(tile.group * cfg.oc_blocks)
 
         def tap(run: ChannelRun, ic: Expr, ky: Expr, kx: Expr, active: Sequence[int]) -> tirx.Stmt:
@@ -331,7 +335,7 @@ class ConvNest:
         return within(
             acc.buffers,
             [
-                *acc.start(start or (lambda *_: f32(0.0))),
+                *acc.start(start),
                 *nest,
                 *acc.each(finish),
             ],

@@ -35,6 +35,12 @@ def f32(value: float) -> Expr:
     return tirx.const(value, "float32")
 
 
+def as_type(value: Expr, dtype: str) -> Expr:
+    """A number, or a vector of them, in another type."""
+    scalar, _, width = str(value.ty.dtype).partition("x")
+    return value if scalar == dtype else value.astype(f"{dtype}x{width}" if width else dtype)
+
+
 def block(statements: Sequence[tirx.Stmt]) -> tirx.Stmt:
     """Statements one after the other."""
     return statements[0] if len(statements) == 1 else tirx.SeqStmt(list(statements))
@@ -178,6 +184,7 @@ class Accumulators:
         dtype: str = "float32",
     ) -> None:
         self.count = count
+        self.dtype = dtype
         self._shape = pixels, blocks
         # Outer loop over the longer side: the operand of the shorter side stays in few registers.
         self._by_block = blocks > pixels
@@ -240,17 +247,19 @@ class Accumulators:
         vectors = extent // self.count if by_element else 0
 
         def products(i: Expr) -> tirx.Stmt:
-            return block(self.add(lambda p, o, v: left(p, i) * right(i, o, v), pixels, blocks))
+            def product(p: Expr, o: Expr, v: Expr) -> Expr:
+                return as_type(left(p, i), self.dtype) * as_type(right(i, o, v), self.dtype)
+
+            return block(self.add(product, pixels, blocks))
 
         def of_vector(first: Expr, element: int) -> Callable[[Sum], tirx.Stmt]:
             lane = tirx.Ramp(const(0), const(1), self.count)
 
             def add(one: Sum) -> tirx.Stmt:
                 read = left(one.pixel, tirx.Ramp(first, const(1), self.count))
-                factor = tirx.Shuffle([read], [element] * self.count)
-                return one.set(
-                    lane, one.value(lane) + factor * right(first + element, one.block, lane)
-                )
+                factor = tirx.Shuffle([as_type(read, self.dtype)], [element] * self.count)
+                vector = as_type(right(first + element, one.block, lane), self.dtype)
+                return one.set(lane, one.value(lane) + factor * vector)
 
             return add
 
@@ -283,10 +292,12 @@ class Accumulators:
         pixels, blocks = map(range, self._shape)
         return [s for p in pixels for o in blocks for s in self.each(statement, [p], [o])]
 
-    def start(self, value: Callable[[Expr, Expr, Expr], Expr]) -> list[tirx.Stmt]:
-        """Every sum begins with ``value(pixel, block, lane)``."""
+    def start(self, value: Callable[[Expr, Expr, Expr], Expr] | None = None) -> list[tirx.Stmt]:
+        """Every sum begins with ``value(pixel, block, lane)``, or with 0."""
+        zero = tirx.const(0, self.dtype)
+        begin = value or (lambda *_: zero)
         return self.sums(
-            lambda one: lanes(self.count, lambda v: one.set(v, value(one.pixel, one.block, v)))
+            lambda one: lanes(self.count, lambda v: one.set(v, begin(one.pixel, one.block, v)))
         )
 
     def add(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 KIB = 1024
 
@@ -12,7 +12,8 @@ class VectorMachine:
     """The vector side of one core, and how many cores share the work.
 
     Attributes:
-        lanes: float32 lanes of one vector register; also the channel block of the blocked layout.
+        lanes: numbers of one vector register, float32 or, with ``half``, float16; also the channel
+            block of the blocked layout.
         registers: architectural vector registers.
         broadcast_operand: a multiply-add can take one lane of a register as operand (as in NEON's
             ``fmla`` by element). Of AVX-512's ``{1to16}`` LLVM makes no use in these nests.
@@ -30,6 +31,7 @@ class VectorMachine:
         float_integers: convolutions of 8-bit numbers are computed in float32
             (`float_integers.py`).
         packs_bytes: stores of bytes are written out as packed vectors (`hvx_stores.py`).
+        half: layers are computed in float16, with twice the lanes (`passes/use_half.py`).
     """
 
     lanes: int
@@ -48,6 +50,18 @@ class VectorMachine:
     dot: str = ""
     float_integers: bool = False
     packs_bytes: bool = False
+    half: bool = False
+
+    def summing(self, dtype: str) -> VectorMachine:
+        """The same machine for sums of a type: of float32 a vector takes two registers."""
+        if not self.half or dtype == "float16":
+            return self
+        return replace(self, registers=self.registers // 2, multiply_adds=self.multiply_adds / 2)
+
+    @property
+    def plain(self) -> VectorMachine:
+        """The same machine for what is computed in float32 and needs no blocks of channels."""
+        return replace(self, lanes=self.lanes // 2, half=False) if self.half else self
 
 
 @dataclass(frozen=True)

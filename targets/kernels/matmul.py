@@ -33,7 +33,6 @@ from .loops import (
     TileRun,
     block,
     const,
-    f32,
     load,
     loop,
     tile_runs,
@@ -197,7 +196,7 @@ class _MatmulNest:
         return within(
             acc.buffers,
             [
-                *acc.start(lambda *_: f32(0.0)),
+                *acc.start(),
                 products,
                 *acc.each(finish),
             ],

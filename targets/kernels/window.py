@@ -38,7 +38,6 @@ from .loops import (
     block,
     const,
     each,
-    f32,
     lanes,
     load,
     loop,
@@ -139,14 +138,14 @@ def window_compute(
         return total
 
     def average(n: Expr, b: Expr, y: Expr, x: Expr, lane: Expr) -> Expr:
-        return total[n, b, y, x, lane] / window_count(cfg, y, x)
+        return total[n, b, y, x, lane] / window_count(cfg, y, x, data.dtype)
 
     return te.compute(shape, average, name="avg_pool_divide", attrs=annotation)
 
 
 def least(dtype: str) -> Expr:
     """The maximum of nothing: of floats not the lowest finite number, as in `te.max`."""
-    return tirx.const(-inf, dtype) if dtype == "float32" else tirx.min_value(dtype)
+    return tirx.const(-inf, dtype) if "float" in str(dtype) else tirx.min_value(dtype)
 
 
 _MAXIMUM = te.comm_reducer(lambda a, b: tirx.max(a, b), lambda t: least(str(t)), name="maximum")
@@ -159,17 +158,17 @@ def _pad(cfg: WindowConfig, data: te.Tensor) -> te.Tensor:
     after = [max(0, (o - 1) * s + span - i - b) for o, s, span, i, b in sizes]
     if not any((*before, *after)):
         return data
-    value = least(data.dtype) if cfg.kind == "max" else f32(0.0)
+    value = least(data.dtype) if cfg.kind == "max" else tirx.const(0, data.dtype)
     return topi.nn.pad(data, (0, 0, *before, 0), (0, 0, *after, 0), value)
 
 
-def window_count(cfg: WindowConfig, y: Expr, x: Expr) -> Expr:
+def window_count(cfg: WindowConfig, y: Expr, x: Expr, dtype: str) -> Expr:
     """What the average at output pixel ``(y, x)`` divides by."""
     if cfg.count_include_pad:
         rows, columns = (_taps_padded(cfg, axis, place) for axis, place in enumerate((y, x)))
     else:
         rows, columns = (_taps_inside(cfg, axis, place)[1] for axis, place in enumerate((y, x)))
-    return tirx.max(const(rows * columns), const(1)).astype("float32")
+    return tirx.max(const(rows * columns), const(1)).astype(dtype)
 
 
 def _taps_padded(cfg: WindowConfig, axis: int, place: Expr) -> Index:
@@ -205,6 +204,7 @@ def write_window(
 
     ``operands`` are data, the weight if there is one, and what the epilogue reads.
     """
+    machine = machine.summing(str(operands[0].dtype))
     nest = _Nest(
         cfg,
         tile_runs(cfg.out_size[1], _tile_pixels(cfg, machine), partial(reads_of_tile, cfg)),
@@ -332,7 +332,8 @@ class _Nest:
 
     @property
     def _zero(self) -> Expr:
-        return least(str(self.operands[0].dtype)) if self.cfg.kind == "max" else f32(0.0)
+        dtype = str(self.operands[0].dtype)
+        return least(dtype) if self.cfg.kind == "max" else tirx.const(0, dtype)
 
     def _join(self, old: Expr, new: Expr) -> Expr:
         return tirx.max(old, new) if self.cfg.kind == "max" else old + new
@@ -365,10 +366,13 @@ class _Nest:
         cfg = self.cfg
         window = [i for i, (_, taps) in enumerate(run.work) if p in dict(taps)]
         cells = [p] if cfg.kind == "depthwise" else window
+        dtype = str(self.operands[0].dtype)
 
         def value(v: Expr) -> Expr:
             parts = [load(acc[i], v) for i in cells] or [self._zero]
             total = reduce(self._join, parts)
-            return total / window_count(cfg, place[2], place[3]) if cfg.kind == "avg" else total
+            return (
+                total / window_count(cfg, place[2], place[3], dtype) if cfg.kind == "avg" else total
+            )
 
         return lanes(cfg.lanes, lambda v: self.epilogue.store((*place, v), value(v)))

@@ -394,7 +394,7 @@ class _Nest:
         return within(
             acc.buffers,
             [
-                *acc.start(lambda *_: f32(0.0)),
+                *acc.start(),
                 *(
                     apart(run.block, run.blocks, lambda c, run=run: reduce(run, c), "c")
                     for run in runs

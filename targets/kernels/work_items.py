@@ -32,9 +32,9 @@ from .fused import Epilogue
 from .loops import (
     UNROLLED,
     Accumulators,
+    as_type,
     block,
     const,
-    f32,
     lanes,
     load,
     loop,
@@ -89,8 +89,9 @@ def write_conv_items(
     def item(indices: Sequence[Expr]) -> tirx.Stmt:
         n, g, y, tile = indices
         first_column = tile * cfg.pixels
-        acc = Accumulators(cfg.pixels, cfg.oc_blocks, cfg.lanes, scope="local")
-        values = scratch("d", cfg.pixels * cfg.data_block, scope="local")
+        sums = str(epilogue.anchor.dtype)
+        acc = Accumulators(cfg.pixels, cfg.oc_blocks, cfg.lanes, scope="local", dtype=sums)
+        values = scratch("d", cfg.pixels * cfg.data_block, scope="local", dtype=sums)
         first_block = const(cfg.first_block(g * cfg.oc_blocks))
 
         def reduce(ic: Expr, ky: Expr, kx: Expr) -> tirx.Stmt:
@@ -107,7 +108,9 @@ def write_conv_items(
                 def value(v: Expr) -> Expr:
                     place = (n, channel, row, column)
                     pixel = load(data, *place, v) if cfg.data_block > 1 else load(data, *place)
-                    return pixel if inside is None else tirx.if_then_else(inside, pixel, f32(0.0))
+                    pixel = as_type(pixel, sums)
+                    zero = tirx.const(0, sums)
+                    return pixel if inside is None else tirx.if_then_else(inside, pixel, zero)
 
                 return lanes(
                     cfg.data_block, lambda v: store(values, value(v), v + p * cfg.data_block)
@@ -118,7 +121,7 @@ def write_conv_items(
                     acc.add(
                         lambda p, o, v: (
                             load(values, ii + p * cfg.data_block)
-                            * load(weight, g, ic, ky, kx, ii, v + o * cfg.lanes)
+                            * as_type(load(weight, g, ic, ky, kx, ii, v + o * cfg.lanes), sums)
                         )
                     )
                 )
@@ -152,7 +155,7 @@ def write_conv_items(
         return within(
             [*acc.buffers, values],
             [
-                *acc.start(lambda *_: f32(0.0)),
+                *acc.start(),
                 nest,
                 *(finish_pixel(p) for p in range(cfg.pixels)),
             ],
@@ -214,9 +217,9 @@ def write_window_items(
 
         def result(v: Expr) -> Expr:
             total = load(acc, v)
-            return total / window_count(cfg, y, x) if cfg.kind == "avg" else total
+            return total / window_count(cfg, y, x, dtype) if cfg.kind == "avg" else total
 
-        start = least(dtype) if cfg.kind == "max" else f32(0.0)
+        start = least(dtype) if cfg.kind == "max" else tirx.const(0, dtype)
         return within(
             [acc],
             [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,13 +56,22 @@ MACHINE = vector_machine(
 )
 
 
-def convolution(shape: ConvShape, block: int = 4) -> Case:
-    every = conv_candidates(shape, MACHINE, block, 10_000)
+HALF = replace(MACHINE, lanes=8, half=True)
+
+
+def convolution(
+    shape: ConvShape,
+    block: int = 4,
+    machine: VectorMachine = MACHINE,
+    dtype: str = "float32",
+    sums: str = "float32",
+) -> Case:
+    every = conv_candidates(shape, machine.summing(sums), block, 10_000)
     config = next(c for c in every if isinstance(c, ConvConfig))
     image = (1, config.in_blocks, *shape.in_size, *((block,) if block > 1 else ()))
-    data = te.placeholder(image, name="x")
-    weight = te.placeholder(config.weight_shape, name="w")
-    out = conv_compute(config, data, weight, annotation("conv", config))
+    data = te.placeholder(image, dtype, name="x")
+    weight = te.placeholder(config.weight_shape, sums, name="w")
+    out = conv_compute(config, data, weight, annotation("conv", config), sums)
     return Case([data, weight], out, config)
 
 
@@ -74,11 +84,14 @@ def winograd(tile: int) -> Case:
     return Case([data, weight], out)
 
 
-def window(kind: str, size: int, stride: int) -> Case:
+def window(kind: str, size: int, stride: int, lanes: int = 4, dtype: str = "float32") -> Case:
     pad = (size // 2,) * 4
-    config = WindowConfig(kind, 1, 8, (13, 17), (size,) * 2, (stride,) * 2, pad, (1, 1), 4)
-    data = te.placeholder((1, 2, 13, 17, 4), name="x")
-    weight = te.placeholder((2, size, size, 4), name="w")
+    channels = 2 * lanes
+    config = WindowConfig(
+        kind, 1, channels, (13, 17), (size,) * 2, (stride,) * 2, pad, (1, 1), lanes
+    )
+    data = te.placeholder((1, 2, 13, 17, lanes), dtype, name="x")
+    weight = te.placeholder((2, size, size, lanes), dtype, name="w")
     operands = [data, weight] if kind == "depthwise" else [data]
     out = window_compute(
         config, data, weight if kind == "depthwise" else None, annotation("window", config)
@@ -124,6 +137,29 @@ CASES: dict[str, Callable[[], Case]] = {
     "softmax": lambda: softmax(37),
     "long softmax": lambda: softmax(555),
     "generic sum": generic,
+}
+
+
+def half_convolution(shape: ConvShape, block: int = 8) -> Callable[[str], Case]:
+    return lambda sums: convolution(shape, block, HALF, "float16", sums)
+
+
+def half_window(kind: str, size: int, stride: int) -> Callable[[str], Case]:
+    return lambda _sums: window(kind, size, stride, 8, "float16")
+
+
+HALF_CASES: dict[str, Callable[[str], Case]] = {
+    "1x1": half_convolution(ConvShape(1, 24, (9, 9), 40, (1, 1))),
+    "3x3": half_convolution(ConvShape(1, 16, (9, 14), 24, (3, 3), **PADDED)),
+    "strided 3x3": half_convolution(ConvShape(1, 16, (14, 14), 24, (3, 3), (2, 2), **PADDED)),
+    "groups": half_convolution(ConvShape(1, 32, (9, 9), 32, (3, 3), groups=4, **PADDED)),
+    "first layer": half_convolution(ConvShape(1, 3, (20, 20), 16, (7, 7), (2, 2)), 1),
+    "long reduction": half_convolution(ConvShape(1, 640, (3, 3), 64, (3, 3), **PADDED)),
+    "dense": half_convolution(ConvShape(1, 36, (1, 1), 20, (1, 1))),
+    "depthwise 3x3": half_window("depthwise", 3, 1),
+    "depthwise 5x5": half_window("depthwise", 5, 2),
+    "max pool": half_window("max", 3, 2),
+    "average pool": half_window("avg", 3, 1),
 }
 
 
@@ -246,3 +282,22 @@ def test_template(name: str, core: str, tmp_path: Path) -> None:
     got = emulated(library, arrays, tmp_path)
     want = here(function, arrays)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("sums", ["float16", "float32"])
+@pytest.mark.parametrize("name", HALF_CASES)
+def test_template_in_half(name: str, sums: str, core: str, tmp_path: Path) -> None:
+    """Against the sums of the same numbers in float32: float16 has 11 bits."""
+    operands, out, config = HALF_CASES[name](sums)
+    function = te.create_prim_func([*operands, out])
+    random = np.random.default_rng(0)
+    tensors = [([int(d) for d in t.shape], str(t.dtype)) for t in (*operands, out)]
+    arrays = [random.standard_normal(shape).astype(dtype) for shape, dtype in tensors]
+    if config:
+        arrays[1] *= existing(config).astype(arrays[1].dtype)
+    target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": core}
+    got = emulated(built(schedule_kernel(function, HALF), Target(target)), arrays, tmp_path)
+    want = here(function, arrays).astype("float32")
+    few = 2e-2 if tensors[-1][1] == "float16" else 1e-4
+    np.testing.assert_allclose(got.astype("float32"), want, rtol=few, atol=few * abs(want).max())

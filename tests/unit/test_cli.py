@@ -57,6 +57,14 @@ def test_a_network_is_compiled_first(files: Path, capsys: pytest.CaptureFixture[
     assert json.loads(said(capsys, "explain", str(files / "net.so"), "--json"))["regions"]
 
 
+def test_precision_for_a_core_that_is_not_here(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    core = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a76", "opt-level": 0}
+    options = ["--target", json.dumps(core), "--precision", "float16"]
+    assert "3 operators in float16" in said(capsys, "explain", str(files / "net.onnx"), *options)
+
+
 def test_times_and_timelines(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     artifact = str(files / "net.so")
     bench = said(capsys, "bench", artifact, "--repeat", "3", "--json", "--kernels")

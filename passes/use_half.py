@@ -1,0 +1,202 @@
+"""Compute in float16 between a network's ends: half the bytes, twice the lanes.
+
+    y = R.nn.relu(R.nn.conv2d(x, w))     y = R.nn.relu(R.nn.conv2d(astype(x, float16), w16))
+    z = R.nn.softmax(y)              ->  z = R.nn.softmax(astype(y, float32))
+    return z                             return z
+
+Layers, pools and what is elementwise and simple become float16; what float16 has too few digits or
+too small a range for (means over images, exponentials, constants beyond 65504, ..) stays float32
+between two conversions, which fuse into the kernels around. What only moves numbers does so in the
+type that they have. Inputs, outputs, and all that is not float32 keep their types.
+
+With ``wide_sums`` the sums of layers are float32 and are rounded once. The attribute ``halves`` of
+``main`` counts what became float16 and names what did not.
+"""
+
+from __future__ import annotations
+
+import json
+from math import prod
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+from tvm.ir import GenericConst
+from tvm_stretch.passes.name_operators import NameOperators, keep_names, source_of
+
+from tvm_stretch.ir.expressions import with_variables
+from tvm_stretch.ir.operators import BINARY, kind_of
+
+HALVES = "halves"
+"""Attribute of ``main``: JSON of how many operators compute in float16, and which do not."""
+
+WIDE, HALF = "float32", "float16"
+_LARGEST = float(np.finfo(HALF).max)
+_LAYERS = ("nn.conv2d", "matmul")
+_SIMPLE = {"nn.relu", "nn.relu6", "nn.leakyrelu", "clip", "abs", "negative", "nn.max_pool2d"}
+_SIMPLE |= BINARY - {"divide", "power"}
+_MOVES = {"reshape", "permute_dims", "concat", "split", "strided_slice", "nn.pad"}
+_MOST_SUMMANDS = 16
+"""Of an average in float16; more would lose digits."""
+
+
+@tvm.transform.module_pass(opt_level=0, name="UseHalf")
+class UseHalf:
+    """See the module docstring."""
+
+    def __init__(self, wide_sums: bool = False) -> None:
+        self.wide_sums = wide_sums
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Rewrite ``main``."""
+        mod = keep_names(mod)
+        mod = _Writer(mod, self.wide_sums).write(mod["main"])
+        return tvm.transform.Sequential(
+            [
+                relax.transform.CanonicalizeBindings(),
+                relax.transform.DeadCodeElimination(),
+                NameOperators(),
+            ]
+        )(mod)
+
+
+def describe_halves(main: relax.Function) -> str:
+    """How many operators compute in float16 and which stayed in float32, for people."""
+    text = (main.attrs or {}).get(HALVES)
+    if text is None:
+        return ""
+    formed, wide = json.loads(str(text))
+    listed = ", ".join(wide[:8]) + (f" and {len(wide) - 8} more" if len(wide) > 8 else "")
+    return f"{formed} operators in float16" + (f"; in float32: {listed}" if wide else "")
+
+
+class _Writer:
+    """Emits the bindings of one function again, each value in the types that its readers want."""
+
+    def __init__(self, mod: tvm.IRModule, wide_sums: bool) -> None:
+        self.bb = relax.BlockBuilder(_kernels(mod))
+        self.wide_sums = wide_sums
+        self.values: dict[relax.Var, relax.Expr] = {}
+        self.converted: dict[tuple[relax.Expr, str], relax.Expr] = {}
+        self.source = ""
+        self.halves = 0
+        self.wide: list[str] = []
+
+    def write(self, main: relax.Function) -> tvm.IRModule:
+        """The module with ``main`` anew."""
+        params = list(main.params)
+        self.values = {param: param for param in params}
+        with self.bb.function("main", params):
+            with self.bb.dataflow():
+                for binding in (b for block in main.body.blocks for b in block.bindings):
+                    self.source = binding.var.name
+                    self.values[binding.var] = self.emit(self.written(binding.value))
+                fields = getattr(main.body.body, "fields", [main.body.body])
+                results = [self.bb.emit_output(self.result(field)) for field in fields]
+            is_tuple = isinstance(main.body.body, relax.Tuple)
+            self.bb.emit_func_output(relax.Tuple(results) if is_tuple else results[0])
+        mod = self.bb.get()
+        found = json.dumps([self.halves, list(dict.fromkeys(self.wide))])
+        mod["main"] = mod["main"].with_attrs({**(main.attrs or {}), HALVES: found})
+        return mod
+
+    def emit(self, value: relax.Expr) -> relax.Expr:
+        """A binding that comes from the operator that is looked at."""
+        return self.bb.emit(value, name_hint=self.source)
+
+    def result(self, field: relax.Expr) -> relax.Expr:
+        """A result of the network in the type that it had."""
+        self.source = getattr(field, "name", "")
+        return self.emit(self.typed(field, str(field.ty.dtype)))
+
+    def written(self, value: relax.Expr) -> relax.Expr:
+        """The same with operands in the types that suit it."""
+        if not isinstance(value, relax.Call):
+            return with_variables(value, lambda var: self.values[var])
+        kind = kind_of(value)
+        if kind in _MOVES:
+            return self.moved(value)
+        if not _is(value, WIDE):
+            return self.call(value, WIDE)
+        if not self.fits(value, kind):
+            self.wide.append(source_of(self.source))
+            return self.call(value, WIDE)
+        self.halves += 1
+        if kind in _LAYERS and self.wide_sums:
+            return relax.op.astype(self.emit(_with_wide_sums(self.call(value, HALF), kind)), HALF)
+        return self.call(value, HALF)
+
+    def fits(self, call: relax.Call, kind: str) -> bool:
+        """Whether float16 has the digits and the range for an operator."""
+        if kind == "nn.avg_pool2d":
+            return prod(map(int, call.attrs.pool_size)) <= _MOST_SUMMANDS
+        if kind in _LAYERS and not isinstance(call.args[1], GenericConst):
+            return False  # attention: its sums and what follows them want float32
+        constants = [arg for arg in call.args if isinstance(arg, GenericConst)]
+        return kind in (*_LAYERS, *_SIMPLE) and all(map(_in_range, constants))
+
+    def moved(self, call: relax.Call) -> relax.Expr:
+        """In float16 where one of the operands is float16 already."""
+        read = (self.values[var] for var in relax.analysis.free_vars(call))
+        return self.call(call, HALF if any(_is(value, HALF) for value in read) else WIDE)
+
+    def call(self, call: relax.Call, dtype: str) -> relax.Call:
+        """The call of operands that are floats of one type."""
+
+        def operand(arg: relax.Expr) -> relax.Expr:
+            if isinstance(arg, relax.Tuple):
+                return relax.Tuple([operand(field) for field in arg.fields])
+            return self.typed(arg, dtype) if _is(arg, WIDE) else self.kept(arg)
+
+        return relax.Call(call.op, [*map(operand, call.args)], call.attrs, call.ty_args)
+
+    def kept(self, arg: relax.Expr) -> relax.Expr:
+        """What is no float32."""
+        return with_variables(arg, lambda var: self.values[var])
+
+    def typed(self, arg: relax.Expr, dtype: str) -> relax.Expr:
+        """A value or constant in one of the two types; others stay."""
+        if isinstance(arg, GenericConst):
+            return relax.const(arg.value.numpy().astype(dtype)) if dtype == HALF else arg
+        value = self.values[arg]
+        if str(value.ty.dtype) == dtype:
+            return value
+        if (value, dtype) not in self.converted:
+            self.converted[value, dtype] = self.emit(relax.op.astype(value, dtype))
+        return self.converted[value, dtype]
+
+
+def _kernels(mod: tvm.IRModule) -> tvm.IRModule:
+    """What the network calls: it stays."""
+    return tvm.IRModule({v: f for v, f in mod.functions.items() if isinstance(f, tirx.PrimFunc)})
+
+
+def _is(expr: relax.Expr, dtype: str) -> bool:
+    """Whether it is a tensor of such numbers."""
+    return isinstance(expr.ty, relax.TensorType) and str(expr.ty.dtype) == dtype
+
+
+def _in_range(constant: GenericConst) -> bool:
+    """Whether float16 has all of the numbers."""
+    array = constant.value.numpy()
+    return array.dtype.kind != "f" or bool(np.all(~np.isfinite(array) | (abs(array) <= _LARGEST)))
+
+
+def _with_wide_sums(call: relax.Call, kind: str) -> relax.Call:
+    """The same layer; its result is its float32 sums."""
+    data, weight = call.args
+    attrs = call.attrs
+    if kind == "matmul":
+        return relax.op.matmul(data, weight, out_dtype=WIDE)
+    return relax.op.nn.conv2d(
+        data,
+        weight,
+        strides=attrs.strides,
+        padding=attrs.padding,
+        dilation=attrs.dilation,
+        groups=attrs.groups,
+        data_layout=attrs.data_layout,
+        kernel_layout=attrs.kernel_layout,
+        out_layout=attrs.out_layout,
+        out_dtype=WIDE,
+    )
