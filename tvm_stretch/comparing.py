@@ -169,7 +169,7 @@ def compare_plans(
             for what, plan in given.items():
                 try:
                     models[what] = phone.load(compiled(phone, plan))
-                    models[what].random_run()
+                    models[what].timed_run()()
                 except StretchError as error:
                     models.pop(what, None)
                     refusals.append(f"{what} does not run on {name}: {last_line(error)}")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tvm
 from fake_targets import TARGET, fake_processor
 from relax_helpers import two_convolutions as network
 
 import tvm_stretch as ts
+from tvm_stretch.codegen import object_code
 from tvm_stretch.lowering.graph import Graph
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.runtime.artifact import write_weights
@@ -224,6 +228,21 @@ def test_a_graph_of_another_version_is_refused() -> None:
         Graph.from_json(text)
 
 
+def test_plans_are_linked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    linked: list[str] = []
+    create = object_code.cc.create_shared
+
+    def noted(path: str, sources: list[str]) -> None:
+        linked.append(path)
+        create(path, sources)
+
+    monkeypatch.setattr(object_code.cc, "create_shared", noted)
+    targets = [TARGET, fake_processor()]
+    plan = Plan(("cpu", "fake"), (), shares={"conv2d1": (8, 8)})
+    ts.compile(network(), targets, plans={"mine": plan}, cpu_threads=1)
+    assert len(linked) == 1
+
+
 def test_one_plan_keeps_its_name() -> None:
     plan = Plan(("cpu", "fake"), (), shares={"conv2d1": (8, 8)})
     targets = [TARGET, fake_processor()]
@@ -253,4 +272,38 @@ def test_one_plan_is_a_model_as_any_other() -> None:
     assert model.plans == {"plan": model.plan}
     model.use("plan")
     model.adapt()
+    check(model)
+
+
+def test_the_spare_remembers_all_that_were_lost() -> None:
+    """Not only the last one: plans of the others would fail again in every run."""
+    model = on_two(spare=True)
+    assert model.parts is not None
+    for device in model.parts.devices:
+        device["fail"]("r0", "gone", 10**9)
+    with pytest.warns(RuntimeWarning, match="the CPU runs everything now"):
+        check(model)
+    logs = [json.loads(device["log"]())["regions"] for device in model.parts.devices]
+    assert all(logs), "both were tried"
+    for name in (*model.plans, *model.plans):
+        model.use(name)
+        check(model)
+        assert model.lost
+    assert not any(json.loads(device["log"]())["regions"] for device in model.parts.devices)
+
+
+def test_a_run_that_was_announced_is_cancelled_and_no_other() -> None:
+    model = several()
+    announce = tvm.get_global_func("tvm_stretch.announce_run")
+    cancel = tvm.get_global_func("tvm_stretch.cancel_run")
+    announce(7)
+    cancel(7)
+    with pytest.raises(CancelledError, match="got a call of cancel"):
+        model(X)
+    cancel(7)
+    check(model)
+    announce(8)
+    cancel(7)
+    check(model)
+    cancel(8)
     check(model)

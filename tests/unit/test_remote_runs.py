@@ -13,7 +13,6 @@ import pytest
 import tvm
 
 from tvm_stretch.errors import DeviceError
-from tvm_stretch.remote import remote_model
 from tvm_stretch.remote.remote_model import RemoteExecutor, RemoteRun
 from tvm_stretch.runtime.asynchronous import BackgroundRuns, RunFuture
 
@@ -30,8 +29,9 @@ class Stub:
         self.begun = threading.Semaphore(0)  # once for each run
         self.told = threading.Event()  # to cancel
         self.end = threading.Event()
-        self.is_cancelled = threading.Event()  # the run in progress is
-        self.answers = threading.Event()  # when it is told to cancel
+        self.announced = 0  # the number of the next run
+        self.cancelled: set[int] = set()  # numbers of runs
+        self.answers = threading.Event()  # when it hears what it is told
         self.answers.set()
         self.settings: list[str] = []
         self.refused = ""
@@ -39,19 +39,26 @@ class Stub:
 
     def ask(self, _what: str, action: Callable[[Any], Any], session: int) -> Any:
         assert session == self.session
-        return action(SimpleNamespace(session=tvm.rpc.LocalSession(), cancel=self.cancel))
+        session_here = tvm.rpc.LocalSession()
+        link = SimpleNamespace(session=session_here, cancel=self.cancel, function=self.function)
+        return action(link)
 
-    def cancel(self, _seconds: float) -> bool:
+    def function(self, name: str) -> Callable[[int], None]:
+        assert name == "tvm_stretch.announce_run"
+        return lambda number: setattr(self, "announced", number)
+
+    def cancel(self, number: int, _seconds: float) -> bool:
         self.told.set()
-        self.is_cancelled.set()
-        return self.answers.wait(SECONDS)
+        is_heard = self.answers.wait(SECONDS)
+        self.cancelled.add(number)
+        return is_heard
 
     def method(self, _name: str) -> Callable[[], None]:
         def invoke() -> None:
-            self.is_cancelled.clear()
+            number, self.announced = self.announced, 0
             self.begun.release()
-            while not self.end.is_set():
-                if self.is_cancelled.wait(0.001):
+            while not self.end.wait(0.001):
+                if number in self.cancelled:
                     raise tvm.error.RPCError("expected a run to end, got a call of cancel; again")
 
         return invoke
@@ -98,7 +105,7 @@ def test_a_run_in_progress_is_cancelled_and_not_the_next(runs: Runs) -> None:
     first = runs.start()
     assert runs.device.has_begun()
     other = runs.elsewhere()
-    first.cancel()  # tells the device until the run has ended
+    first.cancel()
     with pytest.raises(CancelledError):
         first.result(SECONDS)
     assert runs.device.has_begun()
@@ -134,41 +141,25 @@ def test_a_cancel_too_early_or_too_late_is_for_its_own_run(runs: Runs, has_run: 
     assert not runs.device.told.is_set()
 
 
-def test_nobody_waits_for_a_server_that_does_not_hear(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remote_model, "_HEARD_SECONDS", 0.001)
-    runs.device.answers.clear()
-    first = runs.start()
-    assert runs.device.has_begun()
-    teller = threading.Thread(target=first.cancel)
-    teller.start()
-    with pytest.raises(CancelledError):
-        first.result(SECONDS)
-    runs.device.end.set()
-    assert runs.start().result(SECONDS) == []
-    assert teller.is_alive()
-    runs.device.answers.set()
-    teller.join()
-
-
-def test_what_comes_after_waits_until_a_cancel_was_heard(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or the device might stop the next run."""
-    monkeypatch.setattr(remote_model, "_HEARD_SECONDS", SECONDS)
+def test_a_cancel_that_is_heard_late_stops_nobody_else(runs: Runs) -> None:
+    """And nobody waits for a server that does not hear."""
     runs.device.answers.clear()
     first = runs.start()
     assert runs.device.has_begun()
     teller = threading.Thread(target=first.cancel)
     teller.start()
     assert runs.device.told.wait(SECONDS)
-    other = runs.elsewhere()
-    assert not runs.device.begun.acquire(timeout=0.05)
+    runs.device.end.set()
+    assert first.result(SECONDS) == []
+    runs.device.end.clear()
+    other = runs.start()
+    assert runs.device.has_begun()
     runs.device.answers.set()
+    teller.join()
+    time.sleep(0.02)
+    assert not other.done()
     runs.device.end.set()
     assert other.result(SECONDS) == []
-    teller.join()
 
 
 def test_settings_are_all_there_or_the_session_is_opened_again(runs: Runs) -> None:

@@ -7,6 +7,7 @@ be kept (`generate.py`); linking 60 of them takes a twentieth of a second.
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import struct
@@ -52,11 +53,15 @@ class ObjectCode:
         return MACHINES.get(machine) == platform.machine()
 
     def load(self) -> tvm.runtime.Module:
-        """Link and load the kernels into this process.
+        """Link and load the kernels into this process, once for all models of this code.
 
         Raises:
             TargetError: there is no compiler to link with, or no room for the library.
         """
+        return self._loaded
+
+    @functools.cached_property
+    def _loaded(self) -> tvm.runtime.Module:
         with writing("the kernels", TargetError), tempfile.TemporaryDirectory() as folder:
             library = Path(folder, "kernels.so")
             sources = self.write(Path(folder))

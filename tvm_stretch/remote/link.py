@@ -90,8 +90,8 @@ class Link:
         """
         return Link(session, _socket_of(session, seconds, name), name)
 
-    def cancel(self, seconds: float) -> bool:
-        """Stop what runs there, from another thread than the one that waits for it.
+    def cancel(self, number: int, seconds: float) -> bool:
+        """Stop the run that was announced so, from another thread than that which waits for it.
 
         Returns:
             Whether the device was told; only `tvm_stretch_rpc` understands it.
@@ -99,7 +99,7 @@ class Link:
         if self._seat is None:
             return False
         with contextlib.suppress(OSError):
-            return cancel(self._seat, Deadline(seconds))
+            return cancel(self._seat, number, Deadline(seconds))
         return False
 
     def function(self, name: str) -> Any:

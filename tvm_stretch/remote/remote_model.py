@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
@@ -35,18 +35,17 @@ from tvm_stretch.runtime.model import Model, require_runs
 _LONGEST_SECONDS = 1.0  # of runs that are timed with one call
 _CANCEL_SECONDS = 5.0  # that a device may take to hear of it
 _CANCELLED = "got a call of cancel"  # as the executor says it
-_CANCEL_AGAIN = 0.05  # seconds until it is told again: the run may not have begun there
-_CANCEL_TRIES = 10
-_HEARD_SECONDS = 0.5  # that the end of a run waits for a cancel that is on its way
+_NUMBERS = itertools.count(1)  # of runs
 
 
 class RemoteRun:
-    """One run on a device, and how to stop that one and no other."""
+    """One run on a device, and how to stop that one and no other: it is announced by a number."""
 
     def __init__(self) -> None:
+        self.number = next(_NUMBERS)
         self._cancelled = threading.Event()
-        self._link: Link | None = None  # while it is in progress
-        self._telling = threading.Lock()  # held while the device is told to stop it
+        self._link: Link | None = None  # from its announcement to its end
+        self._beginning = threading.Lock()
 
     @contextlib.contextmanager
     def on(self, link: Link) -> Iterator[None]:
@@ -55,7 +54,8 @@ class RemoteRun:
         Raises:
             CancelledError: it was cancelled, before or meanwhile.
         """
-        with self._telling:
+        link.function("tvm_stretch.announce_run")(self.number)
+        with self._beginning:
             if self._cancelled.is_set():
                 raise CancelledError
             self._link = link
@@ -67,19 +67,14 @@ class RemoteRun:
             raise
         finally:
             self._link = None
-            # What is on its way would stop the next run. TVM's Python server never hears of it.
-            if self._telling.acquire(timeout=_HEARD_SECONDS):
-                self._telling.release()
 
     def cancel(self) -> None:
         """Stop it, from another thread; see `RunFuture.cancel`."""
-        self._cancelled.set()
-        for _ in range(_CANCEL_TRIES):
-            with self._telling:
-                link = self._link
-                if link is None or not link.cancel(_CANCEL_SECONDS):
-                    return
-            time.sleep(_CANCEL_AGAIN)
+        with self._beginning:
+            self._cancelled.set()
+            link = self._link
+        if link is not None:  # too late, it finds nobody of this number
+            link.cancel(self.number, _CANCEL_SECONDS)
 
 
 class RemoteExecutor:
@@ -128,7 +123,6 @@ class RemoteExecutor:
         self, inputs: Sequence[tvm.runtime.Tensor], graph: Graph, run: RemoteRun | None = None
     ) -> list[tvm.runtime.Tensor]:
         """A run: every tensor crosses once, into memory that is kept there."""
-        run = run or RemoteRun()
         with self._lock:
             module = self.now()
             ports = [graph.tensors[port.tensor] for port in (*graph.inputs, *graph.outputs)]
@@ -140,7 +134,7 @@ class RemoteExecutor:
                     self._buffers = made
                 for value, buffer in zip(inputs, self._buffers, strict=False):
                     value.copyto(buffer)
-                with run.on(link):
+                with run.on(link) if run else contextlib.nullcontext():
                     module.method("invoke")(*self._buffers)
                 return [buffer.copyto(tvm.cpu()) for buffer in self._buffers[len(inputs) :]]
 

@@ -167,8 +167,8 @@ def greet(device: socket.socket, matchkey: str, deadline: Deadline, secret: str 
     return _text(device, deadline).decode(errors="replace")
 
 
-def cancel(seat: Seat, deadline: Deadline) -> bool:
-    """Ask a device to stop the run of the session that was begun with this seat.
+def cancel(seat: Seat, number: int, deadline: Deadline) -> bool:
+    """Ask a device to stop a run of the session that was begun with this seat; no other run stops.
 
     A connection of its own: while a network runs, its session hears nothing. TVM's Python server
     accepts nobody while a session lasts, so it does not answer in time.
@@ -179,7 +179,7 @@ def cancel(seat: Seat, deadline: Deadline) -> bool:
     Raises:
         OSError: it does not answer in time.
     """
-    said = f"client:{seat.matchkey} -cancel".encode()
+    said = f"client:{seat.matchkey} -cancel={number}".encode()
     with connect(seat.address, deadline) as device:
         device.sendall(struct.pack("<ii", RPC_MAGIC, len(said)) + said)
         return _number(device, deadline) == RPC_CODE_SUCCESS

@@ -471,7 +471,9 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   tvm::ffi::reflection::GlobalDef()
       .def_packed("tvm_stretch.create_executor", CreateExecutor)
       .def("tvm_stretch.fingerprint_file", FingerprintFile)
-      .def("tvm_stretch.cancel_runs", CancelAllRuns)  // for servers whose session answers nobody
+      // For servers, whose sessions answer nobody while they run something.
+      .def("tvm_stretch.announce_run", AnnounceRun)
+      .def("tvm_stretch.cancel_run", CancelRun)
       .def("ffi.Module.load_from_bytes.tvm_stretch.executor", [](const ffi::Bytes& bytes) {
         return ffi::Module(ffi::make_object<Executor>(GraphBytes::Decode(bytes)));
       });

@@ -1,6 +1,7 @@
 #include "instance.h"
 
 #include <algorithm>
+#include <atomic>
 #include <set>
 
 #include "errors.h"
@@ -44,8 +45,10 @@ void ForEachTensor(const GraphSpec& spec, const RegionSpec& region, const Visit&
 }
 
 struct Instances {
-  std::mutex mutex;  // guards `all`, and that none of it goes while it is cancelled
+  std::mutex mutex;  // guards what follows, and that no instance goes while it is cancelled
   std::set<Instance*> all;
+  std::atomic<int64_t> announced{0};  // the number of the next run
+  int64_t cancelled = 0;              // that of a run which had not begun then
 };
 
 Instances& AllInstances() {
@@ -61,10 +64,19 @@ std::vector<int64_t> ExpectedTimes(const GraphSpec& spec) {
 
 }  // namespace
 
-void CancelAllRuns() {
+void AnnounceRun(int64_t number) {
   Instances& instances = AllInstances();
   std::lock_guard<std::mutex> lock(instances.mutex);
-  for (Instance* instance : instances.all) instance->Cancel();
+  instances.announced = number;
+}
+
+void CancelRun(int64_t number) {
+  Instances& instances = AllInstances();
+  std::lock_guard<std::mutex> lock(instances.mutex);
+  instances.cancelled = number;
+  for (Instance* instance : instances.all) {
+    if (instance->number_ == number) instance->CancelHere();
+  }
 }
 
 Instance::Instance(std::shared_ptr<const Program> program)
@@ -79,6 +91,7 @@ Instance::Instance(std::shared_ptr<const Program> program)
       chooser_(ExpectedTimes(spec_)),
       cpu_(spec_, program_->kernels(), memory_),
       guards_(spec_, &cpu_.tensors()) {
+  lost_on_.resize(spec_.processors.size());
   DescribePlans();
   if (spec_.spare) spare_.emplace(spec_, program_->kernels(), &cpu_.tensors());
   lost_ = program_->lost();
@@ -185,6 +198,7 @@ void Instance::Run(bool traced) {
     is_cancelled_ = false;
     if (spare_) spare_->Reset();
   }
+  if (AllInstances().announced != 0) TakeNumber();
   Failure failure = IsLost() ? std::nullopt : RunPlans(traced);
   ran_spare_ = IsLost();
   if (ran_spare_) {
@@ -195,7 +209,19 @@ void Instance::Run(bool traced) {
     std::lock_guard<std::mutex> lock(run_mutex_);
     running_ = nullptr;
   }
+  if (number_ != 0) {
+    std::lock_guard<std::mutex> lock(AllInstances().mutex);
+    number_ = 0;
+  }
   if (failure) throw *failure;
+}
+
+// The run that begins is the one that was announced; it may be cancelled already.
+void Instance::TakeNumber() {
+  Instances& instances = AllInstances();
+  std::lock_guard<std::mutex> lock(instances.mutex);
+  number_ = instances.announced.exchange(0);
+  if (number_ != 0 && number_ == instances.cancelled) CancelHere();
 }
 
 // From now on the present plan can be cancelled; if it was already, before it began, it is again.
@@ -208,8 +234,7 @@ void Instance::Begin(bool traced) {
 
 // Runs the present plan, and others while processors fail that they can do without.
 Failure Instance::RunPlans(bool traced) {
-  std::vector<bool> without(spec_.processors.size());  // those that failed
-  if (lost_) without[lost_processor_] = true;
+  std::vector<bool> without = lost_on_;  // those that failed
   for (;;) {
     Begin(traced);
     const int64_t start = Now();
@@ -228,7 +253,7 @@ Failure Instance::RunPlans(bool traced) {
     }
     if (spare_) {
       lost_ = failure;
-      lost_processor_ = failed->processor;
+      lost_on_ = without;
     }
     return failure;
   }
@@ -255,16 +280,24 @@ Cores Instance::CoresForRun() const {
   return Without(AllowedCores(), taken_);
 }
 
-// Goes back to the plan if the processor that failed has recovered.
+// Goes back to the plans of the processors that failed and have recovered.
 void Instance::TryAgain() {
-  if (!lost_ || lost_processor_ == kCpu) return;
-  if (devices_[lost_processor_ - 1]->MayTryAgain()) lost_.reset();
+  if (!lost_ || devices_.empty()) return;
+  bool any = false;
+  for (size_t i = 0; i < devices_.size(); ++i) {
+    if (lost_on_[i + 1] && devices_[i]->MayTryAgain()) lost_on_[i + 1] = false;
+    any |= lost_on_[i + 1];
+  }
+  if (!any) lost_.reset();
 }
 
 // Whether the present plan needs a processor that is lost. Where it was lost when the model was
 // loaded, no plan has its tasks.
 bool Instance::IsLost() const {
-  return lost_ && (lost_processor_ == kCpu || plan().uses[lost_processor_]);
+  if (!lost_) return false;
+  bool uses = devices_.empty();
+  for (size_t i = 0; i < lost_on_.size(); ++i) uses |= lost_on_[i] && plan().uses[i];
+  return uses;
 }
 
 std::string Instance::Health() const {
@@ -312,6 +345,14 @@ void Instance::Cancel() {
   if (running_ == nullptr) return;
   is_cancelled_ = true;
   CancelTasks();
+  if (spare_) spare_->Cancel();
+}
+
+// The run that is in progress, although its tasks may not have been reset.
+void Instance::CancelHere() {
+  std::lock_guard<std::mutex> lock(run_mutex_);
+  is_cancelled_ = true;
+  if (running_ != nullptr) CancelTasks();
   if (spare_) spare_->Cancel();
 }
 

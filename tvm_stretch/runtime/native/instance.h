@@ -69,6 +69,8 @@ class Instance {
   void Cancel();
 
  private:
+  friend void CancelRun(int64_t number);
+
   // What a run of one plan needs.
   struct BoundPlan {
     const PlanSpec* spec;
@@ -92,6 +94,8 @@ class Instance {
   void RunTasks(const BoundPlan& plan);
   void RunSpare(bool traced);
   void CancelTasks();
+  void CancelHere();
+  void TakeNumber();
   bool TakeAnother(const std::vector<bool>& without);
   const RegionSpec* FirstFailed(const BoundPlan& plan, Failure* failure);
   ffi::Error InContext(const ffi::Error& error, const RegionSpec& region) const;
@@ -110,20 +114,25 @@ class Instance {
   std::vector<std::unique_ptr<Processor>> devices_;  // all other processors
   std::vector<std::unique_ptr<Task>> tasks_;         // one for each region
   std::optional<Spare> spare_;                       // where the CPU has kernels for it
-  Failure lost_;                  // of another processor; then only `spare_` runs plans that use it
-  size_t lost_processor_ = kCpu;  // the last that failed in a run; kCpu: it was when loading
-  Failure replaced_;              // the last after which another plan was taken
+  Failure lost_;               // of another processor; then only `spare_` runs plans that use it
+  std::vector<bool> lost_on_;  // which failed in a run; none: it was when loading
+  Failure replaced_;           // the last after which another plan was taken
   Cores affinity_;
   Cores taken_;           // by other processors
   std::mutex run_mutex_;  // guards the two below, and that only its tasks are cancelled
   const BoundPlan* running_ = nullptr;  // while a run is in progress
   bool is_cancelled_ = false;
+  int64_t number_ = 0;  // of the run, as it was announced; guarded as the list of instances is
   const BoundPlan* last_run_ = nullptr;  // whose spans there are
   bool ran_spare_ = false;               // in that run
 };
 
-// Stops the runs that are in progress in this process, whoever began them. Any thread.
-void CancelAllRuns();
+// The next run in this process is the one that the caller calls by this number, which is not 0. For
+// servers of sessions, in which one thread runs everything.
+void AnnounceRun(int64_t number);
+
+// Stops the run of this number, whether it began or will, and no other one. Any thread.
+void CancelRun(int64_t number);
 
 }  // namespace tvm_stretch
 

@@ -29,8 +29,11 @@ namespace tvm_stretch::server {
 namespace {
 
 constexpr std::chrono::milliseconds kPatience{2000};  // with somebody who connects
-// Behind the key of a session: its run is to stop. Nothing of TVM's says this.
-constexpr const char* kCancel = " -cancel";
+// Behind the key of a session, with a number: that run of it is to stop. Nothing of TVM's says
+// this.
+constexpr const char* kCancel = " -cancel=";
+constexpr const char* kDigits = "0123456789";
+constexpr size_t kMostDigits = 18;              // of a number
 constexpr int kBeat = 20, kTrackerBeats = 100;  // ms; of which so many between two questions
 
 volatile std::sig_atomic_t is_over = 0;
@@ -76,8 +79,12 @@ class Server {
     const auto said = talk.ReceiveText(kLongestGreeting);
     if (!said) return;
     if (session_ != nullptr) {
-      const bool is_its_client = SameText(*said, "client:" + session_key_ + kCancel);
-      if (is_its_client) session_->CancelRun();
+      const size_t digits =
+          said->size() - std::min(said->size(), said->find_last_not_of(kDigits) + 1);
+      const std::string number = said->substr(said->size() - digits);
+      const bool is_its_client = digits > 0 && digits <= kMostDigits &&
+                                 SameText(*said, "client:" + session_key_ + kCancel + number);
+      if (is_its_client) session_->CancelRun(std::stoll(number));
       talk.SendNumber(is_its_client ? kWelcome : kBusy);
       return;
     }

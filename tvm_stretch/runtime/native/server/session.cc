@@ -2,10 +2,10 @@
 
 #include <dirent.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -73,10 +73,10 @@ std::string PathIn(const std::string& folder, const ffi::String& name) {
 }
 
 // While the session's own thread runs a network, nobody hears what its client says.
-void CancelWhenTold(int bell) {
-  for (uint64_t count = 0; read(bell, &count, sizeof(count)) == sizeof(count);) {
-    const auto cancel = ffi::Function::GetGlobal("tvm_stretch.cancel_runs");
-    if (cancel) (*cancel)();
+void CancelWhenTold(int pipe) {
+  for (int64_t number = 0; read(pipe, &number, sizeof(number)) == sizeof(number);) {
+    const auto cancel = ffi::Function::GetGlobal("tvm_stretch.cancel_run");
+    if (cancel) (*cancel)(number);
   }
 }
 
@@ -100,10 +100,13 @@ bool LoadLibraries(const std::vector<std::string>& paths) {
 }
 
 Session::Session(Handle client, double seconds, const Options& options)
-    : client_(std::move(client)),
-      seconds_(seconds),
-      folder_(NewFolder()),
-      bell_(eventfd(0, EFD_CLOEXEC)) {
+    : client_(std::move(client)), seconds_(seconds), folder_(NewFolder()) {
+  int ends[2] = {-1, -1};
+  if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0) {  // writing never waits
+    told_ = Handle(ends[0]);
+    tell_ = Handle(ends[1]);
+    fcntl(ends[0], F_SETFL, 0);
+  }
   if (folder_.empty()) {
     std::fprintf(stderr, "no folder for a session: %s\n", std::strerror(errno));
     return;
@@ -136,7 +139,7 @@ void Session::Serve(const Options& options) {
     Provide("tvm.rpc.server.load_module", ffi::Function::FromTyped([folder](ffi::String name) {
               return ffi::Module::LoadFromFile(ffi::String(PathIn(folder, name)));
             }));
-    std::thread(CancelWhenTold, bell_.get()).detach();
+    std::thread(CancelWhenTold, told_.get()).detach();
     ffi::Function::GetGlobalRequired("rpc.ServerLoop")(static_cast<int64_t>(client_.get()));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "session: %s\n", error.what());
@@ -158,9 +161,8 @@ bool Session::IsOver() {
   return true;
 }
 
-void Session::CancelRun() const {
-  const uint64_t one = 1;
-  if (write(bell_.get(), &one, sizeof(one)) != sizeof(one)) std::perror("cancel");
+void Session::CancelRun(int64_t number) const {
+  if (write(tell_.get(), &number, sizeof(number)) != sizeof(number)) std::perror("cancel");
 }
 
 // In TVM's own words, which its client knows.

@@ -24,8 +24,8 @@ class Session {
   // Whether it is over by now; ends it when its time is up.
   bool IsOver();
 
-  // Asks the run that is in progress to stop.
-  void CancelRun() const;
+  // Asks the run that its client calls by this number to stop.
+  void CancelRun(int64_t number) const;
 
  private:
   [[noreturn]] void Serve(const Options& options);
@@ -35,7 +35,7 @@ class Session {
   double seconds_;
   std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
   std::string folder_;
-  Handle bell_;  // its process wakes when a number is written to it
+  Handle told_, tell_;  // a pipe, through which its process hears which run is to stop
   pid_t process_ = -1;
 };
 
