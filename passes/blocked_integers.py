@@ -124,7 +124,8 @@ def _round(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Expr
     *summands, factor = operands_of(call)
     if not any(map(rewriter.is_blocked, summands)) or not isinstance(factor, GenericConst):
         return None
-    blocked = by_channel(factor.value.numpy(), rewriter.lanes)
+    numbers = factor.value.numpy()
+    blocked = by_channel(numbers, rewriter.lanes) if numbers.ndim == 1 else factor  # of pixels
     return rewriter.bb.emit(
         integer_call(rewriter.bb, integer, *map(rewriter.blocked, summands), blocked)
     )

@@ -25,7 +25,7 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 from tvm_stretch.passes.name_operators import same_source, source_of
-from tvm_stretch.passes.quantised_layers import LAYERS, Layer, ints, read_layer
+from tvm_stretch.passes.quantised_layers import LAYERS, Layer, ints, read_layer, windows_of
 from tvm_stretch.passes.quantised_values import (
     EIGHT_BITS,
     Result,
@@ -316,30 +316,30 @@ class _Former(relax.PyExprMutator):
         return self.operator(x, integer, data.value)
 
     def average(self, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
-        """The mean of windows of one size: a depthwise convolution with weights of one."""
+        """The mean of windows: a depthwise convolution with weights of one."""
         data, attrs, shape = self.tensor(call.args[0]), call.attrs, shape_of(call)
-        window, padding = ints(attrs.pool_size), ints(attrs.padding)
-        if data is None or str(attrs.layout) != "NCHW" or len(shape) != 4:
+        if data is None or str(attrs.layout) != "NCHW" or len(shape) != 4 or 0 in shape:
+            return None
+        windows = windows_of(call)
+        if windows is None:
             return None
         integer = Integer(
             "conv2d",
-            result.rounding(),
-            (data.scale.zero,),
+            zeros=(data.scale.zero,),
             strides=ints(attrs.strides),
-            padding=padding,
+            padding=windows.padding,
             dilation=ints(attrs.dilation),
             groups=shape[1],
         )
-        count = np.float32(window[0] * window[1])
-        factor = np.full(shape[1], data.scale.scale / (result.scale.scale * count), "float32")
-        weight, bias = np.ones((shape[1], 1, *window), "int8"), np.zeros(shape[1], "int32")
-        made = integer_call(
-            self.builder_, integer, data.value, *map(constant, (weight, bias, factor))
-        )
-        same = [int(d) for d in made.ty_args[0].shape.values] == shape
-        if not same or (any(padding) and not attrs.count_include_pad):
-            return None  # windows at the border count fewer pixels
-        return self.keep(x, made)
+        factor = data.scale.scale / (result.scale.scale * windows.counts)
+        ones = np.ones((shape[1], 1, *ints(attrs.pool_size)), "int8")
+        operands = [data.value, constant(ones), constant(np.zeros(shape[1], "int32"))]
+        if len(np.unique(factor)) == 1:
+            integer = replace(integer, rounding=result.rounding())
+            every = np.full(shape[1], factor.flat[0], "float32")
+            return self.operator(x, integer, *operands, constant(every))
+        sums = self.operator(x, integer, *operands)
+        return self.operator(x, Integer("round", result.rounding()), sums, constant(factor))
 
     def softmax(self, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
         """Powers of the numbers, from a table, by their sum along one axis."""

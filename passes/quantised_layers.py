@@ -92,6 +92,38 @@ def read_layer(
     return Layer(integer, data, weight.value, offset, unit)
 
 
+@dataclass(frozen=True)
+class Windows:
+    """Those of an average.
+
+    Attributes:
+        padding: above, left, below and right of the image, as far as windows reach.
+        counts: how many pixels each divides by: (1, 1, rows, columns).
+    """
+
+    padding: tuple[int, int, int, int]
+    counts: np.ndarray
+
+
+def windows_of(call: relax.Call) -> Windows | None:
+    """The windows of ``nn.avg_pool2d``; None if some are empty, or count more than padding."""
+    attrs, padding, counts = call.attrs, [*ints(call.attrs.padding)], []
+    sizes = zip(shape_of(call.args[0])[2:], shape_of(call)[2:], strict=True)
+    steps = zip(*map(ints, (attrs.pool_size, attrs.strides, attrs.dilation)), strict=True)
+    for axis, ((size, results), (taps, stride, apart)) in enumerate(zip(sizes, steps, strict=True)):
+        first = np.arange(results)[:, None] * stride - padding[axis]
+        places = first + np.arange(taps) * apart
+        beyond = max(int(places.max()) + 1 - size, 0)
+        if attrs.count_include_pad and beyond > padding[axis + 2]:
+            return None
+        padding[axis + 2] = max(beyond, padding[axis + 2])
+        inside = (places >= 0) & (places < size) | bool(attrs.count_include_pad)
+        counts.append(inside.sum(1))
+    product = np.outer(*counts)[None, None].astype("float32")
+    top, left, bottom, right = padding
+    return Windows((top, left, bottom, right), product) if product.all() else None
+
+
 def _largest(weight: np.ndarray, axis: int, bias: np.ndarray) -> int:
     """What no sum of a layer exceeds; numbers without their zero point are at most 255."""
     others = tuple(i for i in range(weight.ndim) if i != axis)

@@ -146,7 +146,7 @@ def _of(kind: type[Expr] | tuple[type[Expr], ...], node: Expr | None) -> Any:
 def _shifted(node: Expr) -> tuple[Expr, int]:
     """What is shifted to the right, and how far."""
     shift = _of(tirx.RShift, node)
-    return shift.a, int(shift.b)
+    return shift.a, int(_of(tirx.IntImm, shift.b))
 
 
 def _narrow(value: Expr) -> Expr:

@@ -126,8 +126,8 @@ def integer_call(bb: relax.BlockBuilder, integer: Integer, *operands: relax.Expr
         operands: of ``conv2d`` and ``matmul``: data, weights as OIHW or (K, N), int32 bias and,
             where it rounds, float32 factor of each output channel; of ``round`` the sums, a tensor
             that is added to them where there are `Integer.factors`, and the factor of each
-            channel; of ``table`` data and the results of all 256 values; of ``softmax`` data and
-            `softmax_powers`; of others the data.
+            channel or, as (1, 1, rows, columns), pixel; of ``table`` data and the results of all
+            256 values; of ``softmax`` data and `softmax_powers`; of others the data.
     """
     types = tuple((tuple(map(int, o.ty.shape.values)), str(o.ty.dtype)) for o in operands)
     key = (integer, types)
@@ -289,12 +289,17 @@ def _round(integer: Integer, *operands: te.Tensor) -> te.Tensor:
     *summands, factor = operands
     beside = summands.pop() if integer.factors else None
 
+    def factor_at(i: Sequence[Expr]) -> Expr:
+        if len(factor.shape) == 1:
+            return factor[i[1]]
+        by_pixel = len(factor.shape) == 4
+        return factor[0, 0, i[2], i[3]] if by_pixel else factor[0, i[1], 0, 0, i[4]]
+
     def element(*i: Expr) -> Expr:
         total = summands[0][i]
         for summand in summands[1:]:
             total = total + summand[i]
-        scale = factor[i[1]] if len(factor.shape) == 1 else factor[0, i[1], 0, 0, i[4]]
-        value = total.astype("float32") * scale
+        value = total.astype("float32") * factor_at(i)
         if beside is not None:
             scale, offset = (tirx.const(f, "float32") for f in integer.factors)
             value = value + (beside[i].astype("float32") * scale + offset)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tvm
 from onnx_models import random_inputs
-from quantised_models import optimised, qdq_conv
+from quantised_models import Quantised, integers, optimised, qdq, qdq_conv
 from relax_helpers import answers
 from tvm import relax
 from tvm_stretch.targets.kernels import hvx_window
@@ -287,6 +287,15 @@ def test_quantised_convolutions_of_onnx(name: str) -> None:
     model, x = qdq_conv(*arguments, **options)
     got = np.asarray(ts.compile(model, ["hexagon"], cpu_threads=1)(x)).astype(int)
     assert np.abs(got - optimised(model, x).astype(int)).max() <= 1
+
+
+def test_sums_with_a_factor_for_each_pixel() -> None:
+    """Averages that leave padding out."""
+    x = Quantised(integers(1, 40, 6, 7), 0.0213, 3)
+    y = Quantised(np.zeros(0, "uint8"), 0.0131, 20)
+    model = qdq("AveragePool", [x], y, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
+    got = np.asarray(ts.compile(model, ["hexagon"], cpu_threads=1)(x.array)).astype(int)
+    assert np.abs(got - optimised(model, x.array).astype(int)).max() <= 1
 
 
 def integer_network(more: bool) -> tvm.IRModule:

@@ -225,6 +225,21 @@ OPERATORS: dict[str, tuple[onnx.ModelProto, list[str]]] = {
         qdq("AveragePool", [A], Quantised(Y.array, 0.0131, 20), count_include_pad=1, **POOL),
         ["integer.conv2d"],
     ),
+    "average, padding left out": (
+        qdq("AveragePool", [A], Quantised(Y.array, 0.0131, 20), **POOL),
+        ["integer.conv2d", "integer.round"],
+    ),
+    "average, last window beyond": (
+        qdq(
+            "AveragePool",
+            [A],
+            Quantised(Y.array, 0.0131, 20),
+            kernel_shape=[3, 3],
+            strides=[2, 3],
+            ceil_mode=1,
+        ),
+        ["integer.conv2d", "integer.round"],
+    ),
     "sigmoid": (qdq("Sigmoid", [SIGNED], SIGNED_Y), ["integer.table"]),
     "swish": (qdq("HardSwish", [A], Y), ["integer.table"]),
     "softmax": (qdq("Softmax", [A], LIKELY, axis=-1), ["integer.softmax"]),

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from relax_helpers import module
 from tvm import relax
 from tvm.target import Target
 from tvm_stretch.targets import hexagon
 from tvm_stretch.targets.hexagon import VERSIONS, llvm_target
+from tvm_stretch.targets.kernels.integers import (
+    Integer,
+    Rounding,
+    integer_call,
+    softmax_powers,
+)
 from tvm_stretch.targets.processors import drop_absent, make_processors
 
 import tvm_stretch as ts
@@ -50,6 +57,19 @@ def test_what_would_be_scalar_is_refused(present: None) -> None:
     assert "HVX has no division" in (why_not("int32", lambda x: relax.op.floor_divide(x, x)) or "")
     assert "HVX has no division" in (why_not("int32", lambda x: relax.op.divide(x, x)) or "")
     assert "calls a function of the host" in (why_not("int32", relax.op.sort) or "")
+
+
+def test_integer_operators_that_divide_floats_are_refused(present: None) -> None:
+    bb, dtype = relax.BlockBuilder(), "uint8"
+    x, sums = (relax.Var("x", relax.TensorType((1, 4, 8, 8), k)) for k in (dtype, "int32"))
+    rounding = Rounding(dtype, 0, 0, 255)
+    powers, factor = relax.const(softmax_powers(np.float32(0.1), 8)), relax.const(np.ones(4, "f"))
+    softmax = integer_call(bb, Integer("softmax", rounding, factors=(256.0,)), x, powers)
+    past = integer_call(bb, Integer("round", rounding, factors=(0.5, 3.0)), sums, x, factor)
+    assert "its powers are floats" in (processor().why_not(softmax) or "")
+    assert "share one factor" in (processor().why_not(past) or "")
+    own = integer_call(bb, Integer("round", rounding), sums, factor)
+    assert processor().why_not(own) is None
 
 
 def test_what_quantises_runs_everywhere(present: None) -> None:
