@@ -267,6 +267,29 @@ def test_a_tracker_that_dies_meanwhile(tracker: Tracker, start: Start, stack: Ex
     assert device.load(scaled_model())(X).shape == X.shape
 
 
+def test_a_tracker_whose_name_nobody_looks_up(tmp_path: Path) -> None:
+    """The server goes on: it refuses clients, because no tracker has lent it."""
+    (tmp_path / "names.c").write_text(
+        "#define _GNU_SOURCE\n#include <dlfcn.h>\n#include <unistd.h>\n"
+        "int getaddrinfo(const char* name, void* b, void* c, void* d) {\n"
+        "  int (*real)(const char*, void*, void*, void*) = dlsym(RTLD_NEXT, __func__);\n"
+        "  return name && name[0] == 't' ? sleep(1000), 1 : real(name, b, c, d);\n}\n"
+    )
+    hanging = tmp_path / "names.so"
+    make = ["g++", "-x", "c", "-shared", "-fPIC", "-w", "-o", hanging, tmp_path / "names.c", "-ldl"]
+    subprocess.run(make, check=True)
+    command = ["env", f"LD_PRELOAD={hanging}", *native_server()[0]]
+    began = time.monotonic()
+    phone = Phone("--tracker", "tracker.example:9190", command=command, offered=False)
+    try:
+        with socket.create_connection(("127.0.0.1", phone.port), timeout=20) as client:
+            client.sendall(struct.pack("<ii", RPC_MAGIC, 5) + b"hello")
+            assert client.recv(4)
+        assert time.monotonic() - began < 15
+    finally:
+        phone.kill()
+
+
 def test_a_tracker_that_freezes(tracker: Tracker, stack: ExitStack) -> None:
     os.kill(tracker.pid, signal.SIGSTOP)
     within(10, lambda: connect(tracker, stack, wait=0.5), "within 0.5 s, got no answer")

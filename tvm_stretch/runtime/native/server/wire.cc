@@ -6,12 +6,15 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <memory>
 #include <utility>
+#include <vector>
 
 namespace tvm_stretch::server {
 namespace {
@@ -25,6 +28,52 @@ Found Resolve(const Address& address, int flags) {
   const std::string port = std::to_string(address.port);
   if (getaddrinfo(address.host.c_str(), port.c_str(), &hints, &found) != 0) found = nullptr;
   return Found(found, freeaddrinfo);
+}
+
+// Where somebody listens.
+struct Place {
+  int family;
+  socklen_t size;
+  sockaddr_storage address;
+};
+
+void WritePlaces(const Found& found, int to) {
+  for (const addrinfo* at = found.get(); at != nullptr; at = at->ai_next) {
+    Place place{at->ai_family, at->ai_addrlen, {}};
+    if (at->ai_addrlen > sizeof(place.address)) continue;
+    std::memcpy(&place.address, at->ai_addr, at->ai_addrlen);
+    if (write(to, &place, sizeof(place)) != sizeof(place)) return;
+  }
+}
+
+// A name server that does not answer would keep us from our clients, and looking up a name has no
+// deadline: a process of its own asks, and is ended.
+std::vector<Place> Places(const Address& address, std::chrono::milliseconds patience) {
+  int ends[2] = {-1, -1};
+  if (pipe2(ends, O_CLOEXEC) != 0) return {};
+  const Handle from(ends[0]);
+  Handle to(ends[1]);
+  const pid_t process = fork();
+  if (process == 0) {
+    WritePlaces(Resolve(address, 0), to.get());
+    _exit(0);
+  }
+  to = Handle();
+  std::vector<Place> places;
+  const auto end = std::chrono::steady_clock::now() + patience;
+  for (Place place{}; process > 0;) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        end - std::chrono::steady_clock::now());
+    pollfd coming{from.get(), POLLIN, 0};
+    if (left.count() <= 0 || poll(&coming, 1, static_cast<int>(left.count())) != 1) break;
+    if (read(from.get(), &place, sizeof(place)) != sizeof(place)) break;
+    places.push_back(place);
+  }
+  if (process > 0) {
+    kill(process, SIGKILL);
+    waitpid(process, nullptr, 0);
+  }
+  return places;
 }
 
 bool IsConnected(int socket, std::chrono::milliseconds patience) {
@@ -121,11 +170,11 @@ std::optional<Address> ParseAddress(const std::string& text) {
 }
 
 Handle Connect(const Address& address, std::chrono::milliseconds patience) {
-  const Found found = Resolve(address, 0);
-  for (const addrinfo* at = found.get(); at != nullptr; at = at->ai_next) {
-    Handle made(socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  for (const Place& place : Places(address, patience)) {
+    Handle made(socket(place.family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!made.is_open()) continue;
-    const int begun = connect(made.get(), at->ai_addr, at->ai_addrlen);
+    const auto* where = reinterpret_cast<const sockaddr*>(&place.address);
+    const int begun = connect(made.get(), where, place.size);
     if (begun != 0 && (errno != EINPROGRESS || !IsConnected(made.get(), patience))) continue;
     fcntl(made.get(), F_SETFL, fcntl(made.get(), F_GETFL) & ~O_NONBLOCK);
     return made;
