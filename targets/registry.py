@@ -40,7 +40,7 @@ class ProcessorKind:
         on_device: the processor of this kind on a device that has described itself
             (native/machine.cc), beside its CPU. Raises TargetError where it has none. None for
             kinds that no device tells of.
-        by_default: whether a device is compiled for with it where nobody names targets.
+        by_default: whether it is used where nobody names targets.
         nickname: what people write for it who do not know its name; an error tells them.
     """
 
@@ -72,6 +72,11 @@ def register(kind: ProcessorKind) -> None:
 def registered() -> tuple[str, ...]:
     """Names of all kinds."""
     return tuple(_KINDS)
+
+
+def used_unasked() -> tuple[str, ...]:
+    """Names of the kinds that are used where nobody names targets."""
+    return tuple(name for name, kind in _KINDS.items() if kind.by_default)
 
 
 def nicknames() -> dict[str, str]:

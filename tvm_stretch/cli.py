@@ -390,12 +390,12 @@ def _devices(args: argparse.Namespace) -> None:
             (processor,) = make_processors(kind, None)[1]
         except StretchError as error:
             data[kind] = {"absent": str(error)}
-            lines.append(f"{kind:8}absent: {error}")
+            lines.append(f"{kind:13}absent: {error}")
             continue
         name = processor.driver or str(processor.target.attrs.get("mcpu", kind))
         threads, lanes = processor.threads, processor.machine.lanes
         data[kind] = {"name": name, "threads": threads, "lanes": lanes}
-        lines.append(f"{kind:8}{name}, {threads} thread(s), {lanes} float lanes")
+        lines.append(f"{kind:13}{name}, {threads} thread(s), {lanes} float lanes")
     _show(args, data, "\n".join(lines))
 
 

@@ -9,12 +9,15 @@ import numpy as np
 import onnx
 import pytest
 import tvm
+from described_phone import described
 from onnx import helper
 from search_helpers import costs
 from stretch_networks import BLOCKS, basic, mb_conv, network, regnet
+from tvm import rpc
 from tvm_stretch.passes.canonicalise import CanonicaliseTrainable
 from tvm_stretch.passes.detect_blocks import detect_blocks
 from tvm_stretch.passes.duplicate_and_scale import branch_operators
+from tvm_stretch.targets.registry import registered, used_unasked
 
 import tvm_stretch as ts
 from tvm_stretch import zoo
@@ -354,3 +357,17 @@ def test_for_a_phone_that_is_not_here():
     assert set(st.alone_ns) == {"cpu", "opencl", "hexagon"}
     assert len(st.candidates) > 3  # a dozen pixels are not worth a meeting there
     assert not any(c.kept for c in st.candidates if len(c.design.segments) > 1)
+
+
+def test_for_a_phone_that_is_connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default for all its processors, little cores left out; nothing is measured or compiled."""
+    monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", str(tmp_path))
+    phone = ts.connect(rpc.LocalSession(), "pixel")
+    monkeypatch.setattr(phone, "describe", described)
+    st = ts.stretch(network(basic, ((64, 2), (128, 2)), stem=32), device=phone)
+    assert set(st.alone_ns) == {"cpu", "opencl"}
+    three = ts.stretch(
+        network(basic, ((64, 2),), stem=32), ["llvm", "opencl", "little-cores"], device=phone
+    )
+    assert set(three.alone_ns) == {"cpu", "opencl", "little"}
+    assert "little-cores" in registered() and "little-cores" not in used_unasked()

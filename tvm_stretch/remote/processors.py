@@ -24,6 +24,7 @@ from tvm_stretch.targets.registry import (
     kind_of,
     registered,
     tvm_target,
+    used_unasked,
 )
 
 Targets = Sequence[TargetLike] | TargetLike | None
@@ -92,10 +93,9 @@ def _kinds_of(found: Description) -> list[Any]:
     """The CPU, and whatever else the device tells of and is used unasked."""
     kinds: list[Any] = [HOST]
     host = _host(HOST, found, 1)
-    for name in registered():
+    for name in used_unasked():
         with contextlib.suppress(TargetError):
-            is_used = name != HOST and kind_of({"kind": name}).by_default
-            if is_used and _on_device(name, found, host) is not None:
+            if name != HOST and _on_device(name, found, host) is not None:
                 kinds.append(name)
     return kinds
 

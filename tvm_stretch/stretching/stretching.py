@@ -49,7 +49,7 @@ from tvm_stretch.stretching.predict import Chain
 from tvm_stretch.stretching.rules import Rules
 from tvm_stretch.stretching.segments import Run, find_runs
 from tvm_stretch.stretching.tables import Pricing
-from tvm_stretch.targets.registry import TargetLike, registered
+from tvm_stretch.targets.registry import TargetLike, used_unasked
 
 if TYPE_CHECKING:
     from tvm_stretch.training import TrainableNetwork
@@ -214,7 +214,7 @@ def stretch(
     Args:
         source: as for ``ts.compile``.
         targets: as for ``ts.compile``; two or three of them get branches. By default one of each
-            kind that is registered, or all processors of the device.
+            kind that is registered, or all processors of the device, but not little cores.
         device: designs for that: as for ``ts.compile``; nothing is measured there.
         shapes: as for ``ts.compile``.
         cpu_threads: as for ``ts.compile``.
@@ -239,7 +239,7 @@ def stretch(
             processors, placeable = twin_processors(place, names)
             costs = twin_costs(place, processors)
         else:
-            wanted = registered() if targets is None and place is None else targets
+            wanted = used_unasked() if targets is None and place is None else targets
             found = processors_of(place, wanted, cpu_threads)
             processors, placeable = apply_verdicts(*found)
             costs = planning_costs(processors)
