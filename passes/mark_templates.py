@@ -2,7 +2,9 @@
 
     winograd_conv2d  op_pattern=8 (opaque)   ->   op_pattern=4 (elementwise followers fuse)
 
-TVM derives a PrimFunc's pattern from its blocks and calls one of several blocks opaque.
+TVM derives a PrimFunc's pattern from its blocks and calls one of several blocks opaque. Where
+stores are packed (`hvx_stores.py`) templates stay so: an addition behind the rounding of their sums
+would take them apart, and round 64 bits of one number after the other.
 """
 
 from __future__ import annotations
@@ -12,19 +14,26 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm_stretch.targets.kernels.fused import ANNOTATION
 
-_OUT_ELEMENTWISE_FUSABLE = 4
+_OUT_ELEMENTWISE_FUSABLE, _OPAQUE = 4, 8
 
 
 @tvm.transform.module_pass(opt_level=0, name="MarkTemplates")
 class MarkTemplates:
-    """See the module docstring."""
+    """See the module docstring.
+
+    Args:
+        epilogues: whether they take any.
+    """
+
+    def __init__(self, epilogues: bool = True) -> None:
+        self.pattern = _OUT_ELEMENTWISE_FUSABLE if epilogues else _OPAQUE
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Set ``op_pattern`` on every PrimFunc that holds an annotated block."""
         updated = tvm.IRModule(dict(mod.functions), attrs=mod.attrs)
         for var, func in mod.functions.items():
             if isinstance(func, tirx.PrimFunc) and _is_template(func):
-                updated.update_func(var, func.with_attr("op_pattern", _OUT_ELEMENTWISE_FUSABLE))
+                updated.update_func(var, func.with_attr("op_pattern", self.pattern))
         return updated
 
 

@@ -123,7 +123,7 @@ def hexagon_processor(said: Attributes, host: Processor) -> Processor:
         rules=_rules(),
         refuse=lambda call: why_refused(call, version, emulated=launch.runs_here),
         machine=vectors,
-        phases=(UseFixedPoint(), *kernel_phases(expand_math=True)),
+        phases=(UseFixedPoint(), *kernel_phases(expand_math=True, epilogues=False)),
         schedule=ScheduleKernels(vectors),
         build=build,
         speed=_speed(version, host),

@@ -12,17 +12,18 @@ from tvm_stretch.passes.mark_templates import MarkTemplates
 from tvm_stretch.passes.name_kernels import MarkOperators, NameKernels
 
 
-def kernel_phases(*, expand_math: bool) -> tuple[tvm.transform.Pass, ...]:
+def kernel_phases(*, expand_math: bool, epilogues: bool = True) -> tuple[tvm.transform.Pass, ...]:
     """From Relax with kernel templates to kernel-level Relax.
 
     Args:
         expand_math: whether exp, sigmoid and tanh become arithmetic on vectors; for processors
             that have no instructions for them.
+        epilogues: whether templates take what is elementwise behind them.
     """
     return (
         keep_views(),  # operators without a template to PrimFuncs; views stay operators
         relax.transform.AnnotateTIROpPattern(),
-        MarkTemplates(),  # which of them may take epilogues
+        MarkTemplates(epilogues),  # which of them may take epilogues
         MarkGathers(),  # and which compute their own indices
         MarkOperators(),
         relax.transform.FuseOps(),  # epilogues into their kernels ..

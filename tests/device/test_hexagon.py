@@ -348,6 +348,9 @@ def test_integer_operators_alone_and_beside_the_cpu(more: bool) -> None:
     want = ts.compile(mod, "llvm", cpu_threads=1)(x).astype(int)
     alone = ts.compile(mod, ["hexagon"], cpu_threads=1)
     assert np.abs(alone(x).astype(int) - want).max() <= 1
+    kernels = [node.kernel for node in alone.graph.nodes]  # what rounds takes no addition
+    assert any(kernel.startswith("integer_conv2d") for kernel in kernels), kernels
+    assert not any("conv2d_integer_add" in kernel for kernel in kernels), kernels
     regions = [PlannedRegion("first", "hexagon", ("full",))]
     regions += [PlannedRegion("second", "cpu", ("total", *(_MORE[:-1] if more else ())))]
     regions += [PlannedRegion("third", "hexagon", _MORE[-1:])] if more else []

@@ -17,6 +17,11 @@ from tvm_stretch.cost.features import (
     ConvFeatures,
     DepthwiseFeatures,
     Features,
+    GenericFeatures,
+    IntegerConvFeatures,
+    IntegerDenseFeatures,
+    IntegerDepthwiseFeatures,
+    PoolFeatures,
     RunFeatures,
     TransferFeatures,
     WinogradFeatures,
@@ -97,7 +102,8 @@ def work_of_kernel(kernel: Features) -> Work:
     """A kernel that the compiler made."""
     if isinstance(kernel, RunFeatures | TransferFeatures):
         return _NOTHING
-    values = (kernel.in_bytes + kernel.out_bytes) / _FLOAT_BYTES
+    size = _value_bytes(kernel)
+    values = (kernel.in_bytes + kernel.out_bytes) / size
     if isinstance(kernel, DepthwiseFeatures):
         taps = kernel.kernel_height_taps * kernel.kernel_width_taps
         return Work("depthwise", kernel.flops / 2, values, kernel.channels * taps)
@@ -110,11 +116,26 @@ def work_of_kernel(kernel: Features) -> Work:
         return _NOTHING
     elif not kernel.input_stages:  # what it reads is transformed already
         pixels = kernel.out_height_pixels * kernel.out_width_pixels
-        values = kernel.in_channels * pixels + kernel.out_bytes / _FLOAT_BYTES
+        values = kernel.in_channels * pixels + kernel.out_bytes / size
     family = _family(kernel.in_channels, kernel.groups, taps)
     weights = kernel.out_channels * (kernel.in_channels // kernel.groups) * taps
     groups = kernel.groups if family == "grouped" else 0
     return Work(family, kernel.flops / 2, values, weights, groups)
+
+
+def _value_bytes(kernel: Features) -> int:
+    """Of what a kernel reads and writes: 8 bits in quantised networks."""
+    if isinstance(kernel, _INTEGERS):
+        return 1
+    if isinstance(kernel, GenericFeatures):  # by what it writes, if that is more than one number
+        return max(1, min(_FLOAT_BYTES, kernel.out_bytes // max(1, kernel.out_elements)))
+    if isinstance(kernel, PoolFeatures):
+        values = kernel.channels * kernel.out_height_pixels * kernel.out_width_pixels
+        return _FLOAT_BYTES if kernel.out_bytes >= _FLOAT_BYTES * values else 1
+    return _FLOAT_BYTES
+
+
+_INTEGERS = (IntegerConvFeatures, IntegerDenseFeatures, IntegerDepthwiseFeatures)
 
 
 def work_of_group(group: Group) -> Work:
