@@ -289,7 +289,7 @@ class _Phone:
     def plan(self, mod: tvm.IRModule) -> tuple[Plan, Candidate]:
         """The plan, which says that nothing was measured, and what it was made of."""
         say("searching for plans")
-        costs = twin_costs(self.profile, self.processors)
+        costs = twin_costs(self.profile, self.processors, mod)
         candidate = best_candidate(mod, costs, self.limits)
         reason = f"{candidate.what}; predicted for {self.profile.device}, not measured"
         reason = _join(reason, self.limits.said)

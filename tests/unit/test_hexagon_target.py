@@ -142,3 +142,11 @@ def test_without_zig(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_word_for_it() -> None:
     with pytest.raises(ts.TargetError, match="got 'dsp'; write 'hexagon'"):
         make_processors(["dsp"], 1)
+
+
+def test_plans_are_for_what_runs(present: None) -> None:
+    """The emulator's speed where it is emulated, whose kernels are measured by packets."""
+    emulated, chip = processor(), processor(device="phone")
+    assert emulated.speed.cycles_per_ns < chip.speed.cycles_per_ns / 100
+    assert emulated.packet_ns == pytest.approx(1 / 1.2)
+    assert chip.packet_ns == 0.0

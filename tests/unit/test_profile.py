@@ -107,6 +107,8 @@ def test_handing_over_goes_by_way_of_the_cpu(phone: Profile) -> None:
     assert phone.hand_over("cpu", "cpu", 4000) == 0
     # A thousand float32 are 1000 bytes for the DSP, 2000 for the GPU.
     assert there == round(50e3 + 2000 / 6) and back == round(470e3 + 1000 / 1.7)
+    # As many numbers of 8 bits are a quarter of the bytes here, and as many there.
+    assert phone.hand_over("opencl", "cpu", 1000, value_bytes=1) == there
 
 
 def test_the_profile_is_what_calibrating_finds(phone: Profile) -> None:

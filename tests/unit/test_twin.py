@@ -14,7 +14,9 @@ import tvm_stretch as ts
 from tvm_stretch.cost.profile import Profile
 from tvm_stretch.cost.profile_file import load_profile, write_profile
 from tvm_stretch.errors import CostModelError, InputError, TargetError, UnsupportedError
-from tvm_stretch.search.twin import twin_costs, twin_processors
+from tvm_stretch.frontend import load_network
+from tvm_stretch.measuring.samples import Sample, chain, in_integers
+from tvm_stretch.search.twin import twin_costs, twin_processors, works_of
 
 PHONE = "snapdragon-855"
 
@@ -130,3 +132,20 @@ def test_wrong_targets(targets: list[object], error: type[Exception], message: s
 def test_the_profile_says_how_many_cores() -> None:
     with pytest.raises(InputError, match="no cpu_threads with a device, got 2"):
         ts.compile(emit(["conv"]), device=PHONE, cpu_threads=2)
+
+
+def test_a_network_of_8_bits_is_priced_as_one_of_floats(phone: Profile) -> None:
+    """What the CPU of the profile computes in 8 bits anyway takes as long however it is written."""
+    floats = Sample("conv", 64, (14, 14), 64, (3, 3), epilogue="relu")
+    (cpu, *_), _ = twin_processors(phone, ["cpu"])
+    works = [
+        next(
+            w
+            for works in works_of(load_network(chain([s])), cpu).values()
+            for w in works
+            if w.multiply_adds
+        )
+        for s in (floats, in_integers(floats))
+    ]
+    assert works[1].values == pytest.approx(works[0].values, rel=0.05)
+    assert replace(works[1], values=0.0) == replace(works[0], values=0.0)

@@ -119,22 +119,24 @@ class Profile:
             )
         return self.processors[name]
 
-    def hand_over(self, writer: str, reader: str, size: int) -> int:
+    def hand_over(self, writer: str, reader: str, size: int, value_bytes: int = 4) -> int:
         """Nanoseconds from the end of a kernel to the start of its reader.
 
         Args:
             writer: the processor of the kernel.
             reader: the processor of its reader.
-            size: of the tensor in float32, as Relax has it.
+            size: of the tensor as Relax has it.
+            value_bytes: of a value there: 4 of float32, 1 in a quantised network.
         """
         if writer == reader:
             return 0
         wider = max(BYTES[self.processor(name).precision] for name in (writer, reader))
         for transfer in self.transfers:
             if (transfer.sender, transfer.receiver) == (writer, reader):
-                moved = size * wider / _FLOAT_BYTES / transfer.bytes_per_ns
+                moved = size * wider / value_bytes / transfer.bytes_per_ns
                 return round(1e3 * transfer.us + moved)
-        return self.hand_over(writer, "cpu", size) + self.hand_over("cpu", reader, size)
+        pairs = ((writer, "cpu"), ("cpu", reader))
+        return sum(self.hand_over(*pair, size, value_bytes) for pair in pairs)
 
 
 class ProfileModel:
