@@ -47,6 +47,10 @@ print({op: nodes.count(op) for op in sorted(set(nodes))})
 # The activations are gone: where no number of a tensor is below 0, its 8 bits begin there.
 assert "Relu" not in nodes and "Clip" not in nodes
 
+# Networks that others quantised go the same way from here on: ONNX files with QuantizeLinear nodes
+# or QLinear operators, and what torchao makes (PT2E), exported by torch.export. Scales have to be
+# known now, one for each tensor or channel, of 8 bits: torch's other schemes are refused by name.
+
 section("2. Integer operators")
 # What stands between DequantizeLinear and QuantizeLinear becomes one operator of integers, before
 # constants are folded: folded, the weights would be floats again.
@@ -76,7 +80,9 @@ assert rounded[:3].tolist() == [1, 2, 3]  # -1.5 -> -2, -1.0 -> -1, -0.5 -> 0
 
 section("4. Compile, and compare")
 model = ts.compile(quantised, targets=["llvm"], cpu_threads=1)
-print(model.plan.reason)  # how many operators; and what stayed in float, if anything did
+# How many operators; and what stayed in float, if anything did: images resized linearly would, not
+# softmax, transposed convolutions or any pooling.
+print(model.plan.reason)
 assert model.plan.reason == f"{len(integers)} integer operators"
 options = onnxruntime.SessionOptions()
 options.log_severity_level = 3
