@@ -313,6 +313,7 @@ class Rewriter:
 
         y = reshape(permute_dims(reshape(x: (M, C), (1, M, C)), [0, 2, 1]), (1, C, H, W))
 
+        Or images behind each other, whose pixels go between each other (`transposed.py`).
         What is elementwise on the way is done before, in the kernel that makes the blocks.
         """
         way: list[relax.Var] = []
@@ -326,13 +327,19 @@ class Rewriter:
         channels = self.values[source].shape[1]
         if not all(self._stays_finite(step, channels) for step in steps):
             return None
-        if not _same_pixels(self.values[source].shape, new, [*steps, call]):
+        old = self.values[source].shape
+        between = _between(old, new, [*steps, call])
+        if between is None and not _same_pixels(old, new, [*steps, call]):
             return None
         value = self.blocked(source)
         for var, step in zip(way, steps, strict=True):
             if kind_of(step) not in _MOVES:
                 value = self.bb.emit(_of(value, step))
                 self.names[value] = var.name
+        if between is not None:
+            value = blocks.interleave(self.bb, value, new, between)
+            is_plain = new[1] % self.lanes > 0
+            return _Value(new, plain=value) if is_plain else _Value(new, blocked=value)
         view = self.bb.emit(relax.op.reshape(value, blocks.blocked_shape(new, self.lanes)))
         return _Value(new, blocked=view)
 
@@ -365,6 +372,23 @@ def _same_pixels(old: tuple[int, ...], new: tuple[int, ...], steps: Sequence[rel
     rows = places.reshape(image[1], -1).T
     before, after = (places, rows) if old == image else (rows, places)
     return np.array_equal(_carried(before, steps), after)
+
+
+def _between(
+    old: tuple[int, ...], new: tuple[int, ...], steps: Sequence[relax.Call]
+) -> tuple[int, int] | None:
+    """How many images ``steps`` put between each other, in rows and columns; None for others."""
+    if len(old) != 4 or len(new) != 4 or old[0] != new[0] or old[1] == new[1]:
+        return None
+    if any(b % a for a, b in zip(old[2:], new[2:], strict=True)):
+        return None
+    rows, columns = new[2] // old[2], new[3] // old[3]
+    if old[1] != new[1] * rows * columns:
+        return None
+    places = np.arange(np.prod(old)).reshape(old)
+    images = places.reshape(old[0], rows, columns, new[1], *old[2:])
+    wanted = images.transpose(0, 3, 4, 1, 5, 2).reshape(new)
+    return (rows, columns) if np.array_equal(_carried(places, steps), wanted) else None
 
 
 def _carried(array: np.ndarray, steps: Sequence[relax.Call]) -> np.ndarray:

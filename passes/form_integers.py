@@ -223,7 +223,7 @@ class _Former(relax.PyExprMutator):
             constants = map(constant, (layer.weight, layer.offset, factor))
             return self.operator(x, integer, layer.data.value, *constants)
         values = []
-        per_channel = [np.repeat(numbers, images.each) for numbers in (layer.offset, factor)]
+        per_channel = [images.per_channel(numbers) for numbers in (layer.offset, factor)]
         for image in images.weights:
             conv = replace(integer, padding=images.padding(image), groups=images.groups)
             operands = map(constant, (np.ascontiguousarray(image), *per_channel))

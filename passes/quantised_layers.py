@@ -135,7 +135,7 @@ def _transposed(call: relax.Call, layer: Layer) -> Layer | None:
     images = transposed_images(call, _apart(layer.weight, ints(call.attrs.dilation), call))
     if images is None:
         return None
-    offset = np.repeat(layer.offset, images.each)
+    offset = images.per_channel(layer.offset)
     if any(_largest(image, 0, offset) >= 2**31 for image in images.weights):
         return None
     return replace(layer, images=images)

@@ -196,7 +196,7 @@ def _transposed(call: relax.Call, weight: np.ndarray) -> _Layer | None:
         tuple(map(conv, images.weights)),
         images.back,
         1,
-        lambda numbers: _per_channel(np.repeat(numbers, images.each)),
+        lambda numbers: _per_channel(images.per_channel(numbers)),
     )
 
 

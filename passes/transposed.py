@@ -28,7 +28,8 @@ class Images:
         weights: of each, as OIHW; channels of ``groups`` groups.
         ways: of rows and columns.
         groups: of each.
-        each: channels of a convolution that belong to one of the result, next to each other.
+        each: channels of a convolution that belong to one of the result.
+        beside: these stand next to each other; otherwise image behind image.
         back: makes the result of what they compute.
     """
 
@@ -36,7 +37,12 @@ class Images:
     ways: tuple[Way, Way]
     groups: int
     each: int
+    beside: bool
     back: Callable[..., relax.Expr]
+
+    def per_channel(self, numbers: np.ndarray) -> np.ndarray:
+        """One number for each channel of the result, as the channels of a convolution want them."""
+        return (np.repeat if self.beside else np.tile)(numbers, self.each)
 
     def padding(self, weight: np.ndarray) -> tuple[int, int, int, int]:
         """Of the convolution with ``weight``: above, left, below, right."""
@@ -84,6 +90,8 @@ def transposed_images(call: relax.Call, weight: np.ndarray) -> Images | None:
     together = all(k % s == 0 for k, s in zip(kernel, strides, strict=True))
     if together:
         images = [_images(weight, strides, groups)]
+        if groups == 1:  # blocks of channels of an image then stay together
+            images = [_image_behind_image(images[0], prod(strides))]
     else:
         places = ((y, x) for y in range(strides[0]) for x in range(strides[1]))
         parts = (weight[:, :, y :: strides[0], x :: strides[1]] for y, x in places)
@@ -91,10 +99,10 @@ def transposed_images(call: relax.Call, weight: np.ndarray) -> Images | None:
 
     def back(*values: relax.Expr) -> relax.Expr:
         value = values[0] if together else relax.op.concat(list(values), axis=1)
-        return _between(value, shape, (rows, columns), strides, together)
+        return _between(value, shape, (rows, columns), strides, beside)
 
-    each = prod(strides) if together else 1
-    return Images(tuple(images), (rows, columns), groups, each, back)
+    each, beside = prod(strides) if together else 1, together and groups > 1
+    return Images(tuple(images), (rows, columns), groups, each, beside, back)
 
 
 def _between(
@@ -102,11 +110,11 @@ def _between(
     shape: Sequence[int],
     ways: Sequence[Way],
     strides: Sequence[int],
-    channels_first: bool,
+    beside: bool,
 ) -> relax.Expr:
     """Pixels of ``strides`` images, which are channels of ``value``, between each other."""
     counts = [way.count for way in ways]
-    if channels_first:
+    if beside:
         split, axes = [*shape[:2], *strides, *counts], [0, 1, 4, 2, 5, 3]
     else:
         split, axes = [shape[0], *strides, shape[1], *counts], [0, 3, 4, 1, 5, 2]
@@ -137,3 +145,8 @@ def _images(weight: np.ndarray, strides: list[int], groups: int) -> np.ndarray:
     flipped = split[:, :, :, ::-1, :, ::-1]
     ordered = flipped.transpose(0, 2, 4, 6, 1, 3, 5)
     return ordered.reshape(-1, inputs // groups, height // down, width // right)
+
+
+def _image_behind_image(weight: np.ndarray, count: int) -> np.ndarray:
+    """(O * s, I, kh, kw)  ->  (s * O, I, kh, kw)."""
+    return weight.reshape(-1, count, *weight.shape[1:]).swapaxes(0, 1).reshape(weight.shape)

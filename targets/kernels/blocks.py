@@ -132,6 +132,33 @@ def unblock(bb: relax.BlockBuilder, data: Expr, shape: Sequence[int]) -> relax.V
     return bb.emit(kernel_call(bb, "unblock_channels", tuple(shape), convert, data))
 
 
+def interleave(
+    bb: relax.BlockBuilder, data: Expr, shape: Sequence[int], between: tuple[int, int]
+) -> relax.Var:
+    """Pixels of blocked images that stand behind each other, between each other: NCHW ``shape``.
+
+    In blocks where each image's channels fill them, plain where not.
+    """
+    (rows, columns), lanes = between, int(data.ty.shape.values[-1])
+    blocks, rest = divmod(int(shape[1]), lanes)
+
+    def convert(x: te.Tensor) -> te.Tensor:
+        def plain(n: Expr, o: Expr, h: Expr, w: Expr) -> Expr:
+            c = (h % rows * columns + w % columns) * int(shape[1]) + o
+            place = (n, c // lanes, h // rows, w // columns, c % lanes)
+            return x[place]
+
+        def blocked(n: Expr, b: Expr, h: Expr, w: Expr, lane: Expr) -> Expr:
+            image = h % rows * columns + w % columns
+            place = (n, image * blocks + b, h // rows, w // columns, lane)
+            return x[place]
+
+        out = tuple(shape) if rest else blocked_shape(shape, lanes)
+        return te.compute(out, plain if rest else blocked, name="interleave")
+
+    return bb.emit(kernel_call(bb, "interleave", (tuple(shape), between), convert, data))
+
+
 def concat(
     bb: relax.BlockBuilder, parts: Sequence[Expr], widths: Sequence[int], lanes: int
 ) -> relax.Var:

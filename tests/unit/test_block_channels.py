@@ -14,6 +14,7 @@ from relax_helpers import (
 )
 from tvm import relax
 from tvm_stretch.passes.block_channels import BlockChannels
+from tvm_stretch.passes.canonicalise import Canonicalise
 from tvm_stretch.targets.kernels.machine import VectorMachine
 
 nn, op = relax.op.nn, relax.op
@@ -60,6 +61,26 @@ def test_weights_are_packed_from_constants() -> None:
             call = binding.value
             if isinstance(call, relax.Call) and "weight" in str(call.args[0]):
                 assert not isinstance(call.args[1].fields[0], relax.Var)
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(16, 1), (12, 1), (16, 2)])
+def test_pixels_of_a_transposed_convolution_move_once(channels: int, groups: int) -> None:
+    """Into blocks, where the channels of an image fill them."""
+
+    def body(x: relax.Expr) -> relax.Expr:
+        y = conv(x, 16, 16)
+        weight = random_const(16, channels // groups, 2, 3, seed=3)
+        up = nn.conv2d_transpose(y, weight, strides=(2, 3), groups=groups)
+        return conv(nn.relu(op.add(up, random_const(1, channels, 1, 1))), channels, 16)
+
+    before = Canonicalise()(module(body, (2, 16, 5, 4)))
+    after = BLOCK(before)
+    moves = [name for name in kernels(after) if name.endswith(("_channels", "interleave"))]
+    within = ["interleave"] if channels == 16 else ["interleave", "block_channels"]
+    if groups == 1:
+        assert moves == ["block_channels", *within, "unblock_channels"]
+        assert "relax.permute_dims" not in op_names(after)
+    assert_same_numerics(before, after, rtol=5e-3)
 
 
 def test_a_network_without_convolutions_is_left_alone() -> None:
