@@ -252,6 +252,14 @@ def test_measured_by_packets(tmp_path: Path) -> None:
     assert models["hexagon"].together_ratio == 1.0
 
 
+def test_probed_by_packets(tmp_path: Path) -> None:
+    """Halves that go up are no reason to refuse an operator; packets are said to be counted."""
+    lines: list[str] = []
+    found = ts.probe("hexagon", network(), cache=tmp_path / "v.json", progress=lines.append)
+    assert not any(found.reasons.values())
+    assert any("for speed, packets counted, 0.83 ns each, not timed" in line for line in lines)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", sorted(set(zoo.names()) - FULL_ONLY))
 def test_networks_of_the_zoo_alone(name: str) -> None:
