@@ -6,6 +6,9 @@
     hand-over   CPU -> OpenCL -> CPU of a ready tensor, against what the driver itself takes to
                 enqueue a kernel and wait for it
     meeting     one of 40 in a run, of small kernels on the CPU and on OpenCL in turn
+    helper      the same where there are no bells, as on GPUs of phones: a thread of ours enqueues
+                what waits for the CPU. With all our threads anywhere, on the first core, on the
+                last; and how long this one keeps a core busy for each of its regions
     parallel    a branch on each processor, against each branch alone
 
 Every answer is checked before a time is reported.
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -97,6 +101,41 @@ def meeting(rounds: int, count: int = 20) -> tuple[float, float]:
     return float(gaps[0]), float(gaps[1])
 
 
+def helper(rounds: int, count: int = 20) -> list[tuple[str, float, float]]:
+    """Microseconds of a meeting without bells, and of the helper's own work for each region.
+
+    By where all our threads may run. Memory that is copied keeps a driver from having bells.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    x = np.linspace(0, 1, SMALL, dtype="float32")
+    steps = chain([0, 1] * count + [0])
+    prepared(steps, SMALL)  # the driver's own threads begin
+    before = _threads()
+    executor = graphs.create_executor(steps, np.zeros(SMALL, "float32"))
+    executor["set_input"]("x", tvm.runtime.tensor(x))
+    executor["run"]()
+    (thread,) = _threads() - before
+    places = {"anywhere": "", "on the first core": cores[0], "on the driver's core": cores[-1]}
+    rows = []
+    for where, core in places.items():
+        executor["set_affinity"](str(core))
+        executor["run"]()
+        started = _busy_ns(thread)
+        taken = median_us(executor["run"], rounds)
+        busy = (_busy_ns(thread) - started) / rounds / count / 1e3
+        rows.append((where, taken / (2 * count), busy))
+    return rows
+
+
+def _threads() -> set[int]:
+    return {int(path.name) for path in Path("/proc/self/task").iterdir()}
+
+
+def _busy_ns(thread: int) -> int:
+    """How long a thread has kept a core busy."""
+    return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0])
+
+
 def driver(rounds: int) -> tuple[float, float]:
     """Microseconds of the driver's own enqueue, and of enqueue and wait."""
     native = ROOT / "tvm_stretch" / "runtime" / "native"
@@ -138,7 +177,13 @@ def main() -> None:
     """Print the table of the module docstring."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=300)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--helper", action="store_true", help="only the rows of the helper")
+    args = parser.parse_args()
+    rounds = args.rounds
+    if args.helper:
+        for where, each, busy in helper(rounds):
+            print(f"helper      {each:6.2f} us a meeting, {busy:.2f} us of its core: {where}")
+        return
     device = json.loads(tvm.get_global_func("tvm_stretch.opencl_devices")())[0]
     print(f"{device['name']} ({device['platform']}), memory {device['memory']}")
     one, many = prepared(chain([1]), SMALL), prepared(chain([1] * 101), SMALL)
@@ -151,6 +196,9 @@ def main() -> None:
     print(f"hand-over   {ours:6.2f} us, {ours / wait:.2f} of the driver's enqueue and wait")
     whole, beyond = meeting(rounds)
     print(f"meeting     {whole:6.2f} us in a long run, {beyond:.2f} us beyond the kernels")
+    environment = {**os.environ, "TVM_STRETCH_OPENCL_MEMORY": "mirror"}  # settled at first use
+    again = [sys.executable, "-m", "benchmarks.opencl_runtime", "--helper", "--rounds", str(rounds)]
+    subprocess.run(again, env=environment, cwd=ROOT, check=True)
     cpu, opencl, both = parallel(max(rounds // 15, 5))
     slower = max(cpu, opencl)
     print(f"parallel    CPU {cpu:.2f} ms, OpenCL {opencl:.2f} ms, both {both:.2f} ms: ", end="")

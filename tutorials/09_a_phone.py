@@ -118,7 +118,8 @@ try:
         print(f"{Path(folder, 'network.so').stat().st_size / 1e6:.1f} MB")
 
     # 9. Many phones: ts.measure(device=ts.Fleet(address, keys=["pixel-8", "mi-9"])) measures on all
-    #    of them at the same time. Here there is one.
+    #    of them at the same time, and ts.compare_plans(network, fleet) says which plan is best for
+    #    all. Here there is one.
     print(ts.Fleet(address, keys=["pixel-8"]).count())
     phone.close()
 finally:
