@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
+import shutil
+import subprocess
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import onnx_models
@@ -16,6 +21,7 @@ from tvm import relax
 from tvm.target import Target
 from tvm_stretch.passes.canonicalise import Canonicalise
 from tvm_stretch.passes.use_half import UseHalf, describe_halves
+from tvm_stretch.targets import opencl
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.kernels.choose import ConvShape
 from tvm_stretch.targets.processor import Processor
@@ -124,6 +130,30 @@ def test_a_core_that_has_it_is_asked_for() -> None:
     net = module(lambda x: relax.op.nn.conv2d(x, random_const(8, 8, 1, 1)), (1, 8, 6, 6))
     model = ts.compile(net, A76, cpu_threads=1, precision="float16")
     assert "fullfp16" in model.graph.cpu_features
+
+
+@pytest.mark.parametrize("precision", HALVES)
+def test_gpus_that_have_it(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of halves, sums as asked for; clang finds no fault with the text where there is one."""
+    texts: list[str] = []
+    made = opencl.compile_opencl
+
+    def compiled(*args: Any, **options: Any) -> str:
+        code = made(*args, **options)
+        texts.extend(json.loads(code)["sources"])
+        return code
+
+    monkeypatch.setattr(opencl, "compile_opencl", compiled)
+    net, target = onnx_models.every_template(), {"kind": "opencl", "device": "adreno"}
+    ts.compile(net, target, cpu_threads=1, precision=precision)
+    (text,) = texts
+    sums = {"float16": "half", "float16+float32": "float"}[precision]
+    assert set(re.findall(r"^ +(half|float)\d+ acc\d_ptr", text, re.MULTILINE)) == {sums}
+    if clang := shutil.which("clang") or shutil.which("clang-15"):
+        options = ["-x", "cl", "-cl-std=CL1.2", "-Xclang", "-finclude-default-header"]
+        command = [clang, *options, "-target", "spir64", "-fsyntax-only", "-"]
+        done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 3)])
