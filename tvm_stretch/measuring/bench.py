@@ -26,7 +26,8 @@ from tvm_stretch.measuring.timing import PacketCounter, Stopwatch, Timing, empty
 from tvm_stretch.progress import quiet
 from tvm_stretch.remote.device import Device
 from tvm_stretch.runtime.measure import node_packets, node_times
-from tvm_stretch.runtime.model import Executor, Model
+from tvm_stretch.runtime.model import Model
+from tvm_stretch.runtime.plans_of_model import Executor
 from tvm_stretch.targets.processor import Processor
 
 REFERENCE = Sample("conv", 64, (28, 28), 64, (1, 1), epilogue="relu")

@@ -14,14 +14,14 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tvm
 
 from tvm_stretch.errors import ArtifactError, DeviceError, InputError
 from tvm_stretch.files import as_path
-from tvm_stretch.lowering.graph import Graph, PlanSpec, Port, Tensor
+from tvm_stretch.lowering.graph import Graph, Port, Tensor
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.progress import step
 from tvm_stretch.runtime.artifact import (
@@ -33,8 +33,8 @@ from tvm_stretch.runtime.artifact import (
 )
 from tvm_stretch.runtime.asynchronous import BackgroundRuns
 from tvm_stretch.runtime.autoload import load_native_library
-from tvm_stretch.runtime.execution import find_execution
 from tvm_stretch.runtime.measure import BenchmarkResult, ProfileResult, summarize_profile
+from tvm_stretch.runtime.plans_of_model import Executor, PlansOfModel
 from tvm_stretch.runtime.report import write_report
 from tvm_stretch.runtime.timeline import Timeline, read_timeline
 from tvm_stretch.runtime.values import (
@@ -47,14 +47,7 @@ from tvm_stretch.runtime.values import (
 )
 
 
-class Executor(Protocol):
-    """The module of kind `tvm_stretch.executor`, here or on another device."""
-
-    def __getitem__(self, method: str) -> Callable[..., Any]:
-        """One of its methods: executor.cc lists them."""
-
-
-class Model:
+class Model(PlansOfModel):
     """A network bound to its kernels, its weights and memory to run in.
 
         y = model(x)                      # by position
@@ -120,93 +113,6 @@ class Model:
         if self._parts is not None:
             return self._parts.graph
         return Graph.from_json(self.module["graph"]())
-
-    @property
-    def running(self) -> Graph:
-        """The graph, without what other plans than the next run's are made of."""
-        return self.graph.of_plan(self._number())
-
-    @property
-    def plan(self) -> Plan:
-        """Which processor runs which operators, what was refused, and what fell back.
-
-        Of a model with several plans, that of the next run.
-        """
-        return self._plans[self._number()]
-
-    @property
-    def plans(self) -> dict[str, Plan]:
-        """The plans between which the model can change, by name; `in_use` is one of the names."""
-        return dict(zip(self._names, self._plans, strict=True))
-
-    @property
-    def in_use(self) -> str:
-        """The name of the plan that the next run takes."""
-        return self._names[self._number()]
-
-    def use(self, name: str) -> None:
-        """Let all runs take one of `plans`, until `adapt` is called.
-
-        Raises:
-            InputError: there is no plan of that name.
-        """
-        if name not in self._names:
-            raise InputError(
-                f"expected one of the plans {list(self._names)} for use, got {name!r}; compile "
-                "with plans= for others"
-            )
-        if self.graph.plans:
-            self._set("use_plan", self._names.index(name))
-
-    def adapt(self, factor: float = 1.3, runs: int = 3, pause: int = 16) -> None:
-        """Let runs take the plan that is the fastest at present; models with `plans` begin so.
-
-        If something else keeps a processor busy, or heat slows it down, runs become longer, and
-        another plan is tried. The one that was slow is tried again after two runs, and after
-        longer and longer pauses while that fails: such a run is right, as all are, but slow.
-
-        Args:
-            factor: slow is a run that takes more than so many times what was expected.
-            runs: so many slow ones in a row, before another plan is tried.
-            pause: the longest pause, in runs, before a plan that was slow is tried again.
-
-        Raises:
-            InputError: a number is too small.
-        """
-        if not factor > 1 or runs < 1 or pause < 1:
-            raise InputError(
-                f"expected a factor above 1 and at least 1 run for adapt, got {factor}, {runs} "
-                f"and {pause}; the defaults suit most"
-            )
-        self._set("adapt", float(factor), int(runs), int(pause))
-
-    def with_plans(self, names: Sequence[str], expected: Sequence[float]) -> Model:
-        """This model, just compiled, whose plans have names, and seconds that runs should take."""
-        assert self._parts is not None
-        only = (PlanSpec("", len(self.graph.regions), plan=self.graph.plan),)
-        plans = tuple(
-            dataclasses.replace(plan, name=name, expected_ns=round(seconds * 1e9))
-            for plan, name, seconds in zip(self.graph.plans or only, names, expected, strict=True)
-        )
-        graph = dataclasses.replace(self.graph, plans=plans)
-        return Model.from_parts(dataclasses.replace(self._parts, graph=graph))
-
-    def _number(self) -> int:
-        return int(self.module["plan"]()) if self.graph.plans else 0
-
-    @functools.cached_property
-    def _names(self) -> tuple[str, ...]:
-        return tuple(plan.name for plan in self.graph.plans) or ("plan",)
-
-    @functools.cached_property
-    def _plans(self) -> tuple[Plan, ...]:
-        found = []
-        for number in range(len(self._names)):
-            graph = self.graph.of_plan(number)
-            plan = Plan.read(graph.plan)
-            execution = find_execution(plan.processor_of(), graph)
-            found.append(dataclasses.replace(plan, execution=execution))
-        return tuple(found)
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
