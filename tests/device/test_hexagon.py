@@ -14,6 +14,7 @@ from onnx_models import random_inputs
 from quantised_models import Quantised, integers, optimised, qdq, qdq_conv
 from relax_helpers import answers
 from tvm import relax
+from tvm_stretch.targets.hexagon import VERSIONS
 from tvm_stretch.targets.kernels import hvx_window
 from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
 from tvm_stretch.targets.processors import drop_absent, make_processors
@@ -250,6 +251,21 @@ def test_measured_by_packets(tmp_path: Path) -> None:
         models = ts.measure(["hexagon"], budget=0.1, folder=tmp_path, progress=lines.append)
     assert any("packets counted, 0.83 ns each, not timed" in line for line in lines)
     assert models["hexagon"].together_ratio == 1.0
+
+
+@pytest.mark.parametrize(
+    "version",
+    [v if v in ("hexagonv65", "hexagonv75") else pytest.param(v, marks=pytest.mark.full)
+     for v in VERSIONS],
+)  # fmt: skip
+def test_integers_on_every_version(version: str) -> None:
+    """The emulator runs the code of newer ones too, as long as it has nothing but integers."""
+    mod = windows({"one": (6, 6, 3, 1, 1, 2, 2, 0)}, 7, "uint8")
+    data = np.random.default_rng(7).integers(0, 256, (1, 40, 6, 6)).astype("uint8")
+    target = {"kind": "hexagon", "mcpu": version}
+    (got,) = ts.compile(mod, [target], cpu_threads=1)(data)
+    (want,) = answers(mod, data)
+    assert np.abs(want.astype(int) - got).max() <= 1  # halves
 
 
 def test_probed_by_packets(tmp_path: Path) -> None:
