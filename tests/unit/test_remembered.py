@@ -29,6 +29,9 @@ from tvm_stretch.search.remembered import Memory, memory_of
 PROCESSORS = [cpu_processor(TARGET, 1), fake_processor("npu")]
 PLAN = Plan(("cpu", "npu"), (PlannedRegion("r0", "npu", ("relu",), (0, 7)),), reason="it is faster")
 
+ADD = PlannedRegion("r0", "cpu", ("add",), (0, 3))
+BOTH = Plan(("cpu", "npu"), (ADD, PlannedRegion("r1", "npu", ("relu",), (3, 7))))
+
 
 def network(name: str = "relu", weight: float = 1.0, size: int = 4) -> tvm.IRModule:
     bb = relax.BlockBuilder()
@@ -92,12 +95,14 @@ def test_whatever_decides_who_is_faster_counts(
     assert found is not None and found.key not in known
 
 
-def test_a_verdict_ages(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory(network()).store(PLAN)
-    now, day = time.time(), 24 * 3600.0
-    for days, plan in ((6, PLAN), (8, None), (-1, None)):
-        monkeypatch.setattr(remembered.time, "time", lambda days=days: now + days * day)
-        assert memory(network()).find() == plan
+@pytest.mark.parametrize(("plan", "hours"), [(BOTH, 7 * 24), (PLAN, 1)])
+def test_a_verdict_ages(plan: Plan, hours: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Soon, if one processor won: the others may have been busy with something else."""
+    memory(network()).store(plan)
+    now = time.time()
+    for later, known in ((0.9 * hours, plan), (1.1 * hours, None), (-0.1, None)):
+        monkeypatch.setattr(remembered.time, "time", lambda later=later: now + later * 3600)
+        assert memory(network()).find() == known
 
 
 def test_no_folder_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,9 @@
     cores, this package      ->      the plan that won, and when it did
 
 Weights count for nothing: a network that was trained further runs by the same plan. A verdict is
-good for `_DAYS`, because something may have disturbed the machine when it was measured; `decide`
-does not remember one that was close.
+good for some time, because something may have disturbed the machine when it was measured; `decide`
+does not remember one that was close. Several processors win only where all of them were there; one
+also wins while somebody else has the others, which may look like peace, so that is soon forgotten.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tvm_stretch.plan.plan import Plan
 from tvm_stretch.targets.processor import Processor
 
 _FOLDER = "plans"
-_DAYS = 7
+_SEVERAL_SECONDS, _ONE_SECONDS = 7 * 24 * 3600, 3600
 _SETTINGS = ("TVM_STRETCH_", "POCL_", "TVM_NUM_THREADS", "TVM_BIND_THREADS")
 """Variables that decide where drivers and threads run."""
 
@@ -48,11 +49,13 @@ class Memory:
         if entry is None:
             return None
         when, plan = json.loads(entry)
-        is_recent = 0 <= time.time() - when < _DAYS * 24 * 3600
         try:
-            return Plan.read(plan) if is_recent else None
+            found = Plan.read(plan)
         except PlanError:  # of another version
             return None
+        several = len({region.processor for region in found.regions}) > 1
+        is_recent = 0 <= time.time() - when < (_SEVERAL_SECONDS if several else _ONE_SECONDS)
+        return found if is_recent else None
 
     def store(self, plan: Plan) -> None:
         """Remember that this plan won just now."""
