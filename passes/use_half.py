@@ -5,9 +5,10 @@
     return z                             return z
 
 Layers, pools and what is elementwise and simple become float16; what float16 has too few digits or
-too small a range for (means over images, exponentials, constants beyond 65504, ..) stays float32
-between two conversions, which fuse into the kernels around. What only moves numbers does so in the
-type that they have. Inputs, outputs, and all that is not float32 keep their types.
+too small a range for (means over images, exponentials, squares, constants beyond 65504 or near 0,
+..) stays float32 between two conversions, which fuse into the kernels around. What only moves
+numbers does so in the type that they have. Inputs, outputs, and all that is not float32 keep their
+types.
 
 With ``wide_sums`` the sums of layers are float32 and are rounded once. The attribute ``halves`` of
 ``main`` counts what became float16 and names what did not.
@@ -31,7 +32,7 @@ HALVES = "halves"
 """Attribute of ``main``: JSON of how many operators compute in float16, and which do not."""
 
 WIDE, HALF = "float32", "float16"
-_LARGEST = float(np.finfo(HALF).max)
+_LARGEST, _LEAST = float(np.finfo(HALF).max), float(np.finfo(HALF).tiny)
 _LAYERS = ("nn.conv2d", "matmul")
 _SIMPLE = {"nn.relu", "nn.relu6", "nn.leakyrelu", "clip", "abs", "negative", "nn.max_pool2d"}
 _SIMPLE |= BINARY - {"divide", "power"}
@@ -132,6 +133,8 @@ class _Writer:
             return prod(map(int, call.attrs.pool_size)) <= _MOST_SUMMANDS
         if kind in _LAYERS and not isinstance(call.args[1], GenericConst):
             return False  # attention: its sums and what follows them want float32
+        if kind == "multiply" and call.args[0].same_as(call.args[1]):
+            return False  # a variance of 256^2 would be infinite
         constants = [arg for arg in call.args if isinstance(arg, GenericConst)]
         return kind in (*_LAYERS, *_SIMPLE) and all(map(_in_range, constants))
 
@@ -177,9 +180,13 @@ def _is(expr: relax.Expr, dtype: str) -> bool:
 
 
 def _in_range(constant: GenericConst) -> bool:
-    """Whether float16 has all of the numbers."""
+    """Whether float16 has the numbers; few near 0 do no harm, an epsilon is nothing else."""
     array = constant.value.numpy()
-    return array.dtype.kind != "f" or bool(np.all(~np.isfinite(array) | (abs(array) <= _LARGEST)))
+    if array.dtype.kind != "f":
+        return True
+    finite = abs(array[np.isfinite(array)])
+    most = finite.max(initial=0.0)
+    return bool(most == 0 or _LEAST <= most <= _LARGEST)
 
 
 def _with_wide_sums(call: relax.Call, kind: str) -> relax.Call:

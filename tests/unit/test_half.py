@@ -111,6 +111,23 @@ def test_what_has_no_room_stays() -> None:
     assert types(mod)["multiply"] == types(mod)["matmul"] == "float32"
 
 
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 300.0])
+def test_normalising_keeps_its_range(scale: float) -> None:
+    """Squares do not become infinite, and its epsilon not zero."""
+
+    def body(x: relax.Expr) -> relax.Expr:
+        op = relax.op
+        centred = op.subtract(x, op.mean(x, [1], keepdims=True))
+        variance = op.mean(op.multiply(centred, centred), [1], keepdims=True)
+        return op.divide(centred, op.sqrt(op.add(variance, relax.const(np.float32(1e-12)))))
+
+    mod = module(body, (2, 64))
+    x = np.random.default_rng(0).standard_normal((2, 64)).astype("float32") * np.float32(scale)
+    x[0] = scale  # its variance is 0
+    (want,), (got,) = (answers(m, x) for m in (Canonicalise()(mod), halved(mod)))
+    np.testing.assert_allclose(got, want, atol=1e-2)
+
+
 @pytest.mark.parametrize("precision", HALVES)
 def test_every_template(precision: str) -> None:
     source = onnx_models.every_template()
