@@ -136,12 +136,14 @@ class _Writer:
         if kind == "multiply" and call.args[0].same_as(call.args[1]):
             return False  # a variance of 256^2 would be infinite
         constants = [arg for arg in call.args if isinstance(arg, GenericConst)]
-        return kind in (*_LAYERS, *_SIMPLE) and all(map(_in_range, constants))
+        fitting = _numbers_fit(call, kind) and all(map(_in_range, constants))
+        return kind in (*_LAYERS, *_SIMPLE) and fitting
 
     def moved(self, call: relax.Call) -> relax.Expr:
         """In float16 where one of the operands is float16 already."""
         read = (self.values[var] for var in relax.analysis.free_vars(call))
-        return self.call(call, HALF if any(_is(value, HALF) for value in read) else WIDE)
+        is_half = any(_is(value, HALF) for value in read) and _numbers_fit(call, kind_of(call))
+        return self.call(call, HALF if is_half else WIDE)
 
     def call(self, call: relax.Call, dtype: str) -> relax.Call:
         """The call of operands that are floats of one type."""
@@ -177,6 +179,13 @@ def _kernels(mod: tvm.IRModule) -> tvm.IRModule:
 def _is(expr: relax.Expr, dtype: str) -> bool:
     """Whether it is a tensor of such numbers."""
     return isinstance(expr.ty, relax.TensorType) and str(expr.ty.dtype) == dtype
+
+
+def _numbers_fit(call: relax.Call, kind: str) -> bool:
+    """Whether float16 has the bounds of a clip, or what a pad puts around."""
+    numbers = [float(arg.value) for arg in call.args if isinstance(arg, tirx.FloatImm)]
+    numbers += [float(call.attrs.pad_value)] if kind == "nn.pad" else []
+    return all(abs(number) <= _LARGEST or not np.isfinite(number) for number in numbers)
 
 
 def _in_range(constant: GenericConst) -> bool:

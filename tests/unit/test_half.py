@@ -128,6 +128,19 @@ def test_normalising_keeps_its_range(scale: float) -> None:
     np.testing.assert_allclose(got, want, atol=1e-2)
 
 
+@pytest.mark.parametrize(("bound", "dtype"), [(3.4e38, "float32"), (np.inf, "float16")])
+def test_bounds_that_it_does_not_have_stay(bound: float, dtype: str) -> None:
+    """As of a clip without an upper one, which exporters write as float32's greatest number."""
+
+    def body(x: relax.Expr) -> relax.Expr:
+        return relax.op.nn.pad(relax.op.clip(x, 1, bound), [0, 0, 1, 1], pad_value=-1e30)
+
+    mod, x = module(body, (2, 4)), np.ones((2, 4), "float32")
+    (want,), (got,) = (answers(m, x) for m in (Canonicalise()(mod), halved(mod)))
+    np.testing.assert_array_equal(got, want)
+    assert types(halved(mod))["clip"] == dtype
+
+
 @pytest.mark.parametrize("precision", HALVES)
 def test_every_template(precision: str) -> None:
     source = onnx_models.every_template()
