@@ -140,10 +140,11 @@ class _Writer:
         return kind in (*_LAYERS, *_SIMPLE) and fitting
 
     def moved(self, call: relax.Call) -> relax.Expr:
-        """In float16 where one of the operands is float16 already."""
-        read = (self.values[var] for var in relax.analysis.free_vars(call))
-        is_half = any(_is(value, HALF) for value in read) and _numbers_fit(call, kind_of(call))
-        return self.call(call, HALF if is_half else WIDE)
+        """In float16 where all computed operands are: what is float32 may be too large for it."""
+        read = [self.values[var] for var in relax.analysis.free_vars(call)]
+        is_half = any(_is(value, HALF) for value in read)
+        is_half = is_half and not any(_is(value, WIDE) for value in read)
+        return self.call(call, HALF if is_half and _numbers_fit(call, kind_of(call)) else WIDE)
 
     def call(self, call: relax.Call, dtype: str) -> relax.Call:
         """The call of operands that are floats of one type."""

@@ -213,6 +213,18 @@ def test_who_does_not_have_it(target: object, precision: str, error: str) -> Non
         ts.compile(gated(), target, cpu_threads=1, precision=precision)  # type: ignore[arg-type]
 
 
+def test_float32_beside_float16_stays() -> None:
+    """What was not halved may be too large for it."""
+
+    def body(x: relax.Var) -> relax.Expr:
+        square = relax.op.multiply(x, x)
+        return relax.op.concat([relax.op.nn.relu(x), square], axis=1)
+
+    mod = module(body, (1, 2))
+    x = np.array([[400.0, 2.0]], "float32")
+    np.testing.assert_array_equal(answers(halved(mod), x)[0], [[400, 2, 160000, 4]])
+
+
 def test_networks_of_integers_and_phones_that_are_not_here() -> None:
     with pytest.raises(ts.UnsupportedError, match="expected a network of floats"):
         ts.compile(qdq_conv(8, 8, 1, 5)[0], emulated(), cpu_threads=1, precision="float16")
