@@ -79,7 +79,7 @@ def _layer(
     data: relax.Expr,
     constants: list[np.ndarray],
     block: int,
-) -> relax.Expr:
+) -> relax.Expr | None:
     if rewriter.machine.float_integers:
         return float_convolution(
             rewriter.bb, rewriter.machine, integer, shape, data, constants, block

@@ -6,14 +6,16 @@
             y = round((s + bias) * factor) + zero'
 
 It is what NN-Stretch's GPU does with a quantised network: other arithmetic, the same weights. Whole
-numbers below 2**24 are exact in float32, whatever order they are added in, so the answers are those
-of integers; sums beyond lose their last bit, which 8 bits nearly never show. Winograd's transforms
-have fractions, and are not used.
+numbers up to 2**24 are exact in float32, whatever order they are added in. Weights say which sums
+may be larger: those are computed in parts, of some input channels each, which int32 adds up. So the
+answers are those of integers. Winograd's transforms have fractions, and are not used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from tvm import relax, te, tirx
@@ -25,6 +27,9 @@ from .integer_blocks import by_channel
 from .integers import Integer
 from .machine import VectorMachine
 
+_EXACT = 2**24
+"""The greatest whole number below which float32 has all others."""
+
 
 def float_convolution(
     bb: relax.BlockBuilder,
@@ -34,8 +39,8 @@ def float_convolution(
     data: Expr,
     constants: Sequence[np.ndarray],
     data_block: int,
-) -> relax.Var:
-    """A convolution, or a dense layer as one of pixels.
+) -> relax.Var | None:
+    """A convolution, or a dense layer as one of pixels; None if its sums are not exact in float32.
 
     Args:
         bb: gets the kernels.
@@ -47,23 +52,72 @@ def float_convolution(
         data_block: channels of a block of the data.
     """
     weight, *per_channel = constants
-    zero, rounding = float(integer.zeros[0]), integer.rounding
+    zero, rounding = integer.zeros[0], integer.rounding
+    starts = exact_parts(weight, zero, str(data.ty.dtype), data_block)
+    if starts is None or (len(starts) > 1 and shape.groups > 1):
+        return None
+
+    def finished(*operands: te.Tensor) -> te.Tensor:
+        sums, (bias, *factor) = operands[: len(starts)], operands[len(starts) :]
+
+        def element(n: Expr, b: Expr, y: Expr, x: Expr, lane: Expr) -> Expr:
+            value = bias[0, b, 0, 0, lane]
+            for part in sums:
+                value = value + part[n, b, y, x, lane].astype("int32")
+            if rounding is None:
+                return value
+            return rounding.of(value.astype("float32") * factor[0][0, b, 0, 0, lane])
+
+        return te.compute(sums[0].shape, element, name="finished")
+
+    sums = []
+    for first, end in pairwise([*starts, int(data.ty.shape.values[1])]):
+        floats = bb.emit(_as_float(bb, data, zero, first, end))
+        taken = np.ascontiguousarray(weight[:, first * data_block : end * data_block])
+        own = replace(shape, in_channels=taken.shape[1] * shape.groups)
+        weights = relax.const(taken.astype("float32"))
+        sums.append(convolution(bb, machine, own, floats, weights, data_block, exact=True))
+    blocks = [by_channel(v, machine.lanes) for v in per_channel]
+    what = (rounding, len(starts))
+    return bb.emit(kernel_call(bb, "finished", what, finished, *sums, *blocks))
+
+
+def exact_parts(weight: np.ndarray, zero: int, dtype: str, block: int) -> list[int] | None:
+    """The first block of channels of each part of exact sums; None if one block is too many.
+
+    Args:
+        weight: OIHW; of groups all channels count together.
+        zero: point of the pixels.
+        dtype: of the pixels.
+        block: channels of a block.
+    """
+    limits = np.iinfo(dtype)
+    above, below = int(limits.max) - zero, zero - int(limits.min)
+    wide = weight.astype("int64")
+    more, less = (np.maximum(sign * wide, 0).sum((2, 3)) for sign in (1, -1))
+    # what sums reach on their way to either side, whatever the order; (2 * outputs, channels)
+    reached = np.concatenate([more * above + less * below, more * below + less * above])
+    padded = np.pad(reached, ((0, 0), (0, -reached.shape[1] % block)))
+    each = padded.reshape(len(padded), -1, block).sum(2)
+    starts, total = [0], np.zeros(len(each), "int64")
+    for number, own in enumerate(each.T):
+        if own.max() > _EXACT:
+            return None
+        total = total + own
+        if total.max() > _EXACT:
+            starts.append(number)
+            total = own
+    return starts
+
+
+def _as_float(bb: relax.BlockBuilder, data: Expr, zero: int, first: int, end: int) -> relax.Call:
+    """Some blocks of the pixels, without their zero point."""
 
     def as_float(x: te.Tensor) -> te.Tensor:
-        offset = tirx.const(zero, "float32")
-        return te.compute(x.shape, lambda *i: x[i].astype("float32") - offset, name="as_float")
+        offset = tirx.const(float(zero), "float32")
+        shape = (x.shape[0], end - first, *x.shape[2:])
+        return te.compute(
+            shape, lambda n, b, *i: x(n, b + first, *i).astype("float32") - offset, name="as_float"
+        )
 
-    def finished(sums: te.Tensor, bias: te.Tensor, *factor: te.Tensor) -> te.Tensor:
-        def element(n: Expr, b: Expr, y: Expr, x: Expr, lane: Expr) -> Expr:
-            value = sums[n, b, y, x, lane] + bias[0, b, 0, 0, lane]
-            if rounding is None:
-                return value.astype("int32")
-            return rounding.of(value * factor[0][0, b, 0, 0, lane])
-
-        return te.compute(sums.shape, element, name="finished")
-
-    floats = bb.emit(kernel_call(bb, "as_float", zero, as_float, data))
-    weights = relax.const(weight.astype("float32"))
-    sums = convolution(bb, machine, shape, floats, weights, data_block, exact=True)
-    blocks = [by_channel(v.astype("float32"), machine.lanes) for v in per_channel]
-    return bb.emit(kernel_call(bb, "finished", rounding, finished, sums, *blocks))
+    return kernel_call(bb, "as_float", (zero, first, end), as_float, data)

@@ -17,13 +17,14 @@ from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.targets.cpu import vector_machine
 from tvm_stretch.targets.kernels.blocks import annotation
 from tvm_stretch.targets.kernels.choose import ConvShape
+from tvm_stretch.targets.kernels.float_integers import exact_parts
 from tvm_stretch.targets.kernels.integer_conv import (
     choose_integer_conv,
     conv_dot,
     integer_conv_sums,
 )
 from tvm_stretch.targets.kernels.integer_window import IntegerWindowConfig, integer_window_sums
-from tvm_stretch.targets.kernels.integers import integer_of
+from tvm_stretch.targets.kernels.integers import Integer, integer_call, integer_of
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.templates import schedule_kernel
 from tvm_stretch.targets.processors import make_processors
@@ -72,6 +73,35 @@ def test_exact_in_float(name: str) -> None:
     assert "float32" in types and not any(map(integer_of, calls(blocked)))
     result = np.asarray(ts.compile(model, targets=[replace(host, machine=machine)])(x))
     np.testing.assert_array_equal(result, optimised(model, x))
+
+
+@pytest.mark.parametrize("channels, kernel, groups", [(1000, 1, 1), (3, 25, 1), (1600, 1, 2)])
+def test_sums_beyond_the_digits_of_float(channels: int, kernel: int, groups: int) -> None:
+    """Sums beyond 2**24, most of which the bias takes off again: no bit may be lost."""
+    dice = np.random.default_rng(0)
+    data = dice.integers(200, 256, (1, channels, kernel, kernel)).astype("uint8")
+    weight = dice.integers(90, 128, (8, channels // groups, kernel, kernel)).astype("int8")
+    bias = -228 * weight.sum((1, 2, 3), dtype="int32")
+    conv = Integer("conv2d", None, (0,), groups=groups)
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType(data.shape, "uint8"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            constants = map(relax.const, (weight, bias))
+            out = builder.emit_output(integer_call(builder, conv, x, *constants))
+        builder.emit_func_output(out)
+    mod, host = builder.get(), host_of(8)
+    machine = replace(host.machine, float_integers=True)
+    result = ts.compile(mod, targets=[replace(host, machine=machine)], cpu_threads=1)(data)
+    np.testing.assert_array_equal(result, answers(mod, data)[0])
+
+
+def test_parts_of_exact_sums() -> None:
+    """As few as may be: numbers of either sign are counted by themselves."""
+    weight = np.tile(np.array([127, -127], "int8"), 512).reshape(1, 1024, 1, 1)
+    assert exact_parts(weight, 0, "uint8", 16) == [0]
+    assert exact_parts(np.abs(weight), 0, "uint8", 16) == [0, 32]
+    assert exact_parts(weight, 128, "uint8", 16) == [0]
+    assert exact_parts(np.abs(weight[:, :1]).repeat(600, 2), 0, "uint8", 1) is None
 
 
 def test_work_items_compute_in_float() -> None:
