@@ -20,7 +20,13 @@ from tvm_stretch.build.precision import check_precision, network_in, processors_
 from tvm_stretch.cost.profile import Profile
 from tvm_stretch.cost.profile_file import load_profile
 from tvm_stretch.cost.verdicts import apply_verdicts
-from tvm_stretch.errors import DeviceError, InputError, UnsupportedError
+from tvm_stretch.errors import (
+    DeviceError,
+    InputError,
+    StretchError,
+    UnsupportedError,
+    last_line,
+)
 from tvm_stretch.frontend import load_network, load_trainable
 from tvm_stretch.passes.form_integers import describe_integers
 from tvm_stretch.plan.plan import Plan, PlanLike
@@ -35,7 +41,7 @@ from tvm_stretch.search.alternatives import (
     read_plans,
     without_each,
 )
-from tvm_stretch.search.contest import MeasureError
+from tvm_stretch.search.contest import MeasureError, trace
 from tvm_stretch.search.costs import Costs, not_asked_for, planning_costs
 from tvm_stretch.search.decide import Arena, arena_for, decide
 from tvm_stretch.search.limits import NO_LIMITS, Limits, read_limits, refuse_limits
@@ -398,8 +404,13 @@ def _fastest(mod: tvm.IRModule, machine: _Machine, observer: Observer) -> Model:
     known = None if memory is None else memory.find()
     if known is not None:
         say("building the plan that won before")
-        model = build(mod, known, processors, placeable, observer)
-        return model.with_reason(f"{known.reason}; measured before, not again")
+        try:
+            model = build(mod, known, processors, placeable, observer)
+            trace(model, 1)
+        except StretchError as error:  # nobody asked for that plan: another one is sought
+            say(f"the plan that won before is not taken: {last_line(error)}")
+        else:
+            return model.with_reason(f"{known.reason}; measured before, not again")
 
     def built(network: tvm.IRModule, candidate: Candidate) -> Model:
         say(f"building {candidate.what}")

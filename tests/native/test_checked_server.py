@@ -25,7 +25,15 @@ NUMBERS = st.one_of(
     st.integers(-(2**31), 2**31 - 1),
 ).map(lambda number: struct.pack("<i", number))
 WORDS = st.sampled_from(
-    [b"client:pixel", b"client:", b" -cancel", b" -proof=", b" -timeout=nan", b" -timeout=1e-9"]
+    [
+        b"client:pixel",
+        b"client:",
+        b" -cancel",
+        b" -cancel=7",
+        b" -proof=",
+        b" -timeout=nan",
+        b" -timeout=1e-9",
+    ]
 )
 PIECES = WORDS | st.sampled_from([b"[0, 1]", b'"pixel:', b"\0", b"[" * 99, b" "])
 TEXTS = st.lists(PIECES | st.binary(max_size=40), max_size=5).map(b"".join)
@@ -80,13 +88,21 @@ def test_only_who_knows_the_key_of_the_session_cancels_its_run(server: list[str]
 
     try:
         with connected() as early:
-            assert greeted(early, b"client:pixel -cancel") == MISMATCH  # there is no session
+            assert greeted(early, b"client:pixel -cancel=1") == MISMATCH  # there is no session
+        with connected() as early:
+            assert greeted(early, b"client:pixel -cancel") == MISMATCH  # nor of older clients
         with connected() as session:
             assert greeted(session, b"client:pixel") == RPC_MAGIC
             for said, answer in {
-                b"client:pixel -cancel": RPC_MAGIC,
-                b"client:pixels -cancel": BUSY,
-                b"client: -cancel": BUSY,
+                b"client:pixel -cancel=1": RPC_MAGIC,
+                b"client:pixel -cancel=" + b"9" * 18: RPC_MAGIC,
+                b"client:pixel -cancel=" + b"9" * 19: BUSY,
+                b"client:pixel -cancel=-1": BUSY,
+                b"client:pixel -cancel=": BUSY,
+                b"client:pixel -cancel": BUSY,
+                b"client:pixels -cancel=1": BUSY,
+                b"client: -cancel=1": BUSY,
+                b"client:pixel1": BUSY,
                 b"client:pixel": BUSY,
             }.items():
                 with connected() as other:

@@ -198,9 +198,10 @@ def test_ctrl_c_while_a_device_is_silent() -> None:
 
 
 def test_an_answer_that_is_no_answer(servers: Servers) -> None:
-    # Where an answer announces a length, as at 9,000 now, TVM's client ends the process.
-    said = measured_through(servers, 12_000, lambda data: bytes(len(data)))
-    assert re.search(LOST, said), said
+    # TVM's client may end the process, as for `test_garbage_from_any_byte_on`: where, moves with
+    # every answer that becomes longer.
+    said = measured_through(servers, 9_000, lambda data: bytes(len(data)))
+    assert said == "ended" or re.search(LOST, said), said
 
 
 @pytest.mark.parametrize("piece", PIECES)

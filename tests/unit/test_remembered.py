@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -105,6 +107,31 @@ def test_a_verdict_ages(plan: Plan, hours: float, monkeypatch: pytest.MonkeyPatc
         assert memory(network()).find() == known
 
 
+@pytest.mark.parametrize("entry", [b"{", b"null", b"[1]", b'["now", {}]', b"[0, [[]]]"])
+def test_an_entry_of_another_version_is_none(entry: bytes) -> None:
+    found = memory(network())
+    found.cache.store(found.key, entry)
+    assert found.find() is None
+
+
+def test_a_time_that_is_none_is_none() -> None:
+    found = memory(network())
+    found.cache.store(found.key, json.dumps(["now", json.loads(PLAN.to_json())]).encode())
+    assert found.find() is None
+
+
+def test_variables_hold_any_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_STRETCH_NOTE", os.fsdecode(b"\xff"))
+    memory(network()).store(PLAN)
+    assert memory(network()).find() == PLAN
+
+
+def test_measurements_that_go_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = memory(network()).key
+    monkeypatch.setattr(Path, "is_file", lambda _: True)
+    assert memory(network()).key == before
+
+
 def test_no_folder_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", "")
     assert memory_of(network(), PROCESSORS, "llvm, npu") is None
@@ -132,3 +159,22 @@ def test_what_won_is_built_without_measuring(monkeypatch: pytest.MonkeyPatch) ->
     assert len(measured) == 2 and measured[1] is None
     assert second.plan.regions == first.plan.regions == other.plan.regions
     assert second.plan.reason == "won; measured before, not again"
+
+
+@pytest.mark.parametrize(("operator", "script"), [("gone", {}), ("relu", {"fails": "device lost"})])
+def test_what_won_and_cannot_run_any_more_is_sought_anew(
+    operator: str, script: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_KINDS", dict(registry._KINDS))
+    abacus = fake_processor("abacus", regions={"r0": script})
+    registry.register(registry.ProcessorKind("abacus", lambda *_: abacus))
+    known = Plan(("cpu", "abacus"), (PlannedRegion("r0", "abacus", (operator,)),))
+    alone = Plan(("cpu", "abacus"), (PlannedRegion("r0", "cpu", ("relu",)),))
+    monkeypatch.setattr(Memory, "find", lambda _: known)
+
+    def decide(network: tvm.IRModule, *args: Any) -> Model:
+        return args[2](network, Candidate(alone, "", 0, (0, 0), Branching(network, {})))
+
+    monkeypatch.setattr(compiler, "decide", decide)
+    mod = module(lambda x: relax.op.nn.relu(x), (4,))
+    assert ts.compile(mod, [TARGET, "abacus"], cpu_threads=1).plan.regions == alone.regions

@@ -48,13 +48,14 @@ class Memory:
         entry = self.cache.find(self.key)
         if entry is None:
             return None
-        when, plan = json.loads(entry)
         try:
+            when, plan = json.loads(entry)
             found = Plan.read(plan)
-        except PlanError:  # of another version
+            age = time.time() - when
+        except (PlanError, TypeError, ValueError, RecursionError):  # of another version
             return None
         several = len({region.processor for region in found.regions}) > 1
-        is_recent = 0 <= time.time() - when < (_SEVERAL_SECONDS if several else _ONE_SECONDS)
+        is_recent = 0 <= age < (_SEVERAL_SECONDS if several else _ONE_SECONDS)
         return found if is_recent else None
 
     def store(self, plan: Plan) -> None:
@@ -82,8 +83,8 @@ def memory_of(mod: tvm.IRModule, processors: Sequence[Processor], targets: str) 
         compiler_versions(),
         _planner(),
     ]
-    found = (path.read_bytes() for path in _findings(processors))
-    return Memory(cache_of(_FOLDER), digest(*(part.encode() for part in parts), *found))
+    said = (part.encode(errors="surrogatepass") for part in parts)  # variables hold any bytes
+    return Memory(cache_of(_FOLDER), digest(*said, *_findings(processors)))
 
 
 def _network(mod: tvm.IRModule) -> str:
@@ -99,13 +100,20 @@ def _is_setting(name: str) -> bool:
     return name.startswith(_SETTINGS)
 
 
-def _findings(processors: Sequence[Processor]) -> list[Path]:
-    """The files of `ts.measure` and `ts.probe`."""
+def _findings(processors: Sequence[Processor]) -> list[bytes]:
+    """What is in the files of `ts.measure` and `ts.probe`; nothing where there is none."""
     folder = default_folder(processors[0])
     if folder is None:
         return []
     names = (f"{p.name}.{kind}" for p in processors for kind in ("json", "probe.json"))
-    return [path for path in (folder / name for name in names) if path.is_file()]
+    return [_content(folder / name) for name in names]
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # there is none, or it went meanwhile; who needs it says what is wrong
+        return b""
 
 
 @functools.cache

@@ -71,6 +71,7 @@ void AnnounceRun(int64_t number) {
 }
 
 void CancelRun(int64_t number) {
+  if (number == 0) return;  // nobody announced that
   Instances& instances = AllInstances();
   std::lock_guard<std::mutex> lock(instances.mutex);
   instances.cancelled = number;

@@ -32,6 +32,7 @@ constexpr std::chrono::milliseconds kPatience{2000};  // with somebody who conne
 // Behind the key of a session, with a number: that run of it is to stop. Nothing of TVM's says
 // this.
 constexpr const char* kCancel = " -cancel=";
+constexpr const char* kAnyCancel = " -cancel";  // older clients have no numbers
 constexpr const char* kDigits = "0123456789";
 constexpr size_t kMostDigits = 18;              // of a number
 constexpr int kBeat = 20, kTrackerBeats = 100;  // ms; of which so many between two questions
@@ -92,7 +93,7 @@ class Server {
     std::string first;
     words >> first;
     const std::string key = tracker_ == nullptr ? options_.key : tracker_->matchkey();
-    const bool is_late = said->find(kCancel) != std::string::npos;
+    const bool is_late = said->find(kAnyCancel) != std::string::npos;
     if (key.empty() || is_late || !SameText(first, "client:" + key)) {
       talk.SendNumber(kMismatch);
       return;

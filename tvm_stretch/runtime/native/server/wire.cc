@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -55,6 +56,7 @@ std::vector<Place> Places(const Address& address, std::chrono::milliseconds pati
   Handle to(ends[1]);
   const pid_t process = fork();
   if (process == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // it has our port open, which others may want after us
     WritePlaces(Resolve(address, 0), to.get());
     _exit(0);
   }
