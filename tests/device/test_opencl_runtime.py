@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -158,6 +159,19 @@ def test_trace_has_the_device_s_times() -> None:
                 assert span["queued"] <= span["submitted"] <= span["start"]
     ends = [max(span["end"] for span in spans) for spans in trace["regions"]]
     assert all(a <= b + slack for a, b in itertools.pairwise(ends))
+
+
+def test_comparing_clocks_is_no_part_of_a_trace() -> None:
+    executor = graphs.create_executor(graphs.CHAIN, weights())
+    executor["set_input"]("x", tvm.runtime.tensor(inputs(0)))
+    before, until_queued = [], []
+    for _ in range(20):
+        called = time.monotonic_ns()
+        trace = json.loads(executor["trace"]())
+        before.append(trace["start"] - called)
+        spans = itertools.chain.from_iterable(trace["regions"])
+        until_queued.append(min(s["queued"] for s in spans if "queued" in s) - trace["start"])
+    assert min(until_queued) < min(before)  # some markers pass through the device
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")

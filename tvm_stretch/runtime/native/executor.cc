@@ -366,10 +366,9 @@ void Executor::RunOn(const std::vector<const DLTensor*>& inputs,
 
 ffi::Any Executor::Trace(Args) {
   BindStaging();
-  const int64_t start = Now();
   instance_->Run(true);
   const int64_t end = Now();
-  return TraceToJSON(instance_->last_plan(), start, end, instance_->Spans());
+  return TraceToJSON(instance_->last_plan(), instance_->began(), end, instance_->Spans());
 }
 
 // As a caller measures runs, but where they happen. Whether values are fit to compute with is not

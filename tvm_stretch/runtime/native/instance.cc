@@ -231,6 +231,7 @@ void Instance::Begin(bool traced) {
   running_ = last_run_ = &plan();
   for (Task* task : running_->tasks) task->Reset(traced);
   if (is_cancelled_) CancelTasks();
+  began_ = Now();  // to trace, processors compared their clocks with ours before
 }
 
 // Runs the present plan, and others while processors fail that they can do without.
@@ -238,14 +239,13 @@ Failure Instance::RunPlans(bool traced) {
   std::vector<bool> without = lost_on_;  // those that failed
   for (;;) {
     Begin(traced);
-    const int64_t start = Now();
     RunTasks(plan());
     Failure failure;
     const RegionSpec* failed = FirstFailed(plan(), &failure);
     for (const auto& device : devices_) {
       if (failure) device->AfterFailure();
     }
-    if (!failure && !traced) chooser_.Ran(Now() - start);
+    if (!failure && !traced) chooser_.Ran(Now() - began_);
     if (failed == nullptr || failed->processor == kCpu) return failure;
     without[failed->processor] = true;
     if (TakeAnother(without)) {

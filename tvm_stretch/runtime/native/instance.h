@@ -63,6 +63,8 @@ class Instance {
 
   // What happened in the last run, a traced one: the spans of each region of its plan.
   std::vector<std::vector<Span>> Spans() const;
+  // When the last run began to compute.
+  int64_t began() const { return began_; }
   int64_t last_plan() const { return last_run_ - plans_.data(); }
 
   // Stops the run that is in progress, if there is one. Any thread.
@@ -123,6 +125,7 @@ class Instance {
   const BoundPlan* running_ = nullptr;  // while a run is in progress
   bool is_cancelled_ = false;
   int64_t number_ = 0;  // of the run, as it was announced; guarded as the list of instances is
+  int64_t began_ = 0;
   const BoundPlan* last_run_ = nullptr;  // whose spans there are
   bool ran_spare_ = false;               // in that run
 };
