@@ -2,7 +2,7 @@
 
     y = saturate(round(n * factor) + zero)
     high = n * mantissa >> 31                       # mantissa = factor * 2**(31 + bits), an int32
-    y = saturate((high + 2**(bits - 1) >> bits) + zero)
+    y = saturate(((high >> bits - 1) + 1 >> 1) + zero)   # halves up; no sum leaves an int32
 
 Factors of a layer differ from channel to channel, but not by much, so that all have the same
 `bits`; the largest mantissa has 31 bits. Twice rounding down is rounding down once: halves go up,
@@ -52,7 +52,8 @@ def rounded(number: Expr, mantissa: Expr, bits: int, rounding: Rounding) -> Expr
     """An int32 times its factor, as an integer of 8 bits."""
     product = number.astype("int64") * mantissa.astype("int64")
     high = tirx.shift_right(product, tirx.const(31, "int64")).astype("int32")
-    whole = tirx.shift_right(high + _int(1 << (bits - 1)), _int(bits))
+    doubled = tirx.shift_right(high, _int(bits - 1))
+    whole = tirx.shift_right(doubled + _int(1), _int(1))
     low, most = (_int(v - rounding.zero) for v in (rounding.low, rounding.high))
     return (tirx.max(low, tirx.min(most, whole)) + _int(rounding.zero)).astype(rounding.dtype)
 
@@ -116,17 +117,18 @@ def narrowing_of(value: Expr | None) -> Narrowing | None:
         shifted = isinstance(result.value, tirx.Add | tirx.Sub)  # TVM leaves `+ 0` out
         limits = _of(tirx.Max, result.value.a if shifted else result.value)
         inner = _of(tirx.Min, limits.b)
-        whole, bits = _shifted(inner.b)
-        halved = _of(tirx.Add, whole)
-        product, down = _shifted(_of(tirx.Cast, halved.a).value)
+        halved, last = _shifted(inner.b)
+        more = _of(tirx.Add, halved)
+        high, bits = (more.a, 1) if isinstance(more.a, tirx.Cast) else _shifted(more.a, 1)
+        product, down = _shifted(_of(tirx.Cast, high).value)
         factors = _of(tirx.Mul, product)
         number, mantissa = _narrow(factors.a), _narrow(factors.b)
         zero = int(result.value.b) if shifted else 0
-        least, most, half = map(int, (limits.a, inner.a, halved.b))
+        least, most, one = map(int, (limits.a, inner.a, more.b))
     except _OtherError:
         return None
     zero = -zero if isinstance(result.value, tirx.Sub) else zero
-    if down != 31 or half != 1 << (bits - 1) or not 1 <= bits <= _MOST_BITS:
+    if (down, one, last) != (31, 1, 1) or not 1 <= bits <= _MOST_BITS:
         return None
     rounding = Rounding(str(result.ty.dtype), zero, least + zero, most + zero)
     return Narrowing(number, mantissa, bits, rounding)
@@ -143,10 +145,10 @@ def _of(kind: type[Expr] | tuple[type[Expr], ...], node: Expr | None) -> Any:
     return node
 
 
-def _shifted(node: Expr) -> tuple[Expr, int]:
-    """What is shifted to the right, and how far."""
+def _shifted(node: Expr, more: int = 0) -> tuple[Expr, int]:
+    """What is shifted to the right, and how far, and so many bits more."""
     shift = _of(tirx.RShift, node)
-    return shift.a, int(_of(tirx.IntImm, shift.b))
+    return shift.a, int(_of(tirx.IntImm, shift.b)) + more
 
 
 def _narrow(value: Expr) -> Expr:

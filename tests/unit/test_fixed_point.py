@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import numpy as np
 import pytest
 import tvm
+from hypothesis import given
+from hypothesis import strategies as st
 from tvm import te
 from tvm_stretch.targets.kernels.fixed_point import mantissas, narrowing_of, rounded
 from tvm_stretch.targets.kernels.integers import Rounding
@@ -39,14 +44,47 @@ def test_as_float32(rounding: Rounding) -> None:
     assert (buffers[-1].numpy() != want).mean() < 1e-3  # halves go up here
 
 
+@functools.cache
+def compiled(bits: int) -> Any:
+    return tvm.compile(kernel(bits, ROUNDINGS[1]), target="llvm")["main"]
+
+
+_ENDS = st.one_of(
+    *(st.integers(0, 2**14).map(lambda d, end=end: end + d * (-1 if end > 0 else 1))
+      for end in (2**31 - 1, -(2**31))),
+    st.integers(-(2**31), 2**31 - 1),
+)  # fmt: skip
+_MANTISSAS = st.one_of(
+    st.integers(2**31 - 2**10, 2**31 - 1), st.integers(2**22, 2**31 - 1), st.just(0)
+)
+
+
+@given(
+    st.sampled_from((1, 2, 9, 15)),
+    st.lists(st.tuples(_ENDS, _MANTISSAS), min_size=1, max_size=64),
+)
+def test_rounded_exactly_up_to_the_ends_of_int32(bits: int, pairs: list[tuple[int, int]]) -> None:
+    """Sums that a bias takes near them: half a unit more must not wrap."""
+    rounding = ROUNDINGS[1]
+    number, mantissa = np.zeros((2, 4096), "int32")
+    number[: len(pairs)], mantissa[: len(pairs)] = zip(*pairs, strict=True)
+    got = tvm.runtime.tensor(np.empty(4096, rounding.dtype))
+    arrays = (number, np.zeros(4096, "int32"), mantissa)
+    compiled(bits)(*map(tvm.runtime.tensor, arrays), got)
+    for (n, m), y in zip(pairs, got.numpy(), strict=False):
+        exact = (n * m + (1 << (30 + bits)) >> (31 + bits)) + rounding.zero  # halves up
+        assert y == min(max(exact, rounding.low), rounding.high), (n, m)
+
+
+@pytest.mark.parametrize("bits", [1, 9])
 @pytest.mark.parametrize("rounding", ROUNDINGS)
-def test_found_again(rounding: Rounding) -> None:
-    body = kernel(9, rounding).body.block.body
+def test_found_again(rounding: Rounding, bits: int) -> None:
+    body = kernel(bits, rounding).body.block.body
     while not isinstance(body, tvm.s_tir.SBlockRealize):
         body = body.body
     narrowing = narrowing_of(body.block.body.value)
     assert narrowing is not None
-    assert (narrowing.bits, narrowing.rounding) == (9, rounding)
+    assert (narrowing.bits, narrowing.rounding) == (bits, rounding)
     assert narrowing_of(body.block.body.value.value) is None
 
 
