@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,8 @@ from tvm_stretch.targets.opencl_device import local_device
 
 import tvm_stretch as ts
 from tvm_stretch.lowering.graph import Graph
-from tvm_stretch.runtime.timeline import RegionTime, Timeline, chart
+from tvm_stretch.runtime.picture import draw
+from tvm_stretch.runtime.timeline import chart
 
 CHANNELS, SIZE = 64, 56
 
@@ -82,72 +82,6 @@ def show_regions(graph: Graph) -> None:
             f"{region.name:8}{graph.processors[region.processor].name:11}{len(region.nodes):<9}"
             f"{after:10}{region.receives!s:12}{list(region.sends)}"
         )
-
-
-# --- the picture: one row for each processor, time runs to the right -----------------------------
-
-
-WIDTH, LEFT, TOP, ROW = 900, 80, 46, 74
-FILL = {"kernel": "#7fb77e", "receive": "#f2c14e", "send": "#b8a13a", "wait": "#dddddd"}
-
-
-def draw(timeline: Timeline) -> str:
-    """An SVG of the run: spans as boxes, regions as frames, arrows from what a region needed."""
-    scale = (WIDTH - LEFT - 20) / timeline.duration
-    tops = {name: TOP + ROW * row for row, name in enumerate(timeline.processors)}
-    regions = {region.name: region for region in timeline.regions}
-    height = TOP + ROW * len(tops) + 24
-
-    def x(nanoseconds: int) -> float:
-        return round(LEFT + nanoseconds * scale, 1)
-
-    def box(start: int, end: int, top: float, height: float, style: str, title: str) -> str:
-        return (
-            f'<rect x="{x(start)}" y="{top}" width="{max((end - start) * scale, 0.5):.1f}" '
-            f'height="{height}" {style}><title>{escape(title)}</title></rect>'
-        )
-
-    def text(left: float, top: float, words: str, style: str = "") -> str:
-        return f'<text x="{left}" y="{top}"{style}>{escape(words)}</text>'
-
-    def draw_region(region: RegionTime) -> list[str]:
-        top = tops[region.processor]
-        shapes = []
-        for span in sorted(region.spans, key=lambda span: span.kind != "wait"):
-            title = f"{span.kind}: {span.name}, {(span.end - span.start) / 1e3:.1f} us"
-            style = f'fill="{FILL[span.kind]}" stroke="white" stroke-width="0.5"'
-            shapes.append(box(span.start, span.end, top + 16, 32, style, title))
-        if region.work:
-            frame = 'fill="none" stroke="#333"'
-            shapes.append(box(region.start, region.end, top + 13, 38, frame, region.name))
-            shapes.append(text(x(region.start), top + 9, region.name))
-        return shapes
-
-    def arrow(source: RegionTime, region: RegionTime) -> str:
-        rows = (tops[source.processor] + 32, tops[region.processor] + 32)
-        ends = f'x1="{x(source.end)}" y1="{rows[0]}" x2="{x(region.start)}" y2="{rows[1]}"'
-        return f'<line {ends} stroke="#c0392b" stroke-width="1.5" marker-end="url(#head)"/>'
-
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        'font-family="sans-serif" font-size="12">',
-        '<defs><marker id="head" markerWidth="8" markerHeight="8" refX="6" refY="3" orient="auto">'
-        '<path d="M0,0 L6,3 L0,6 z" fill="#c0392b"/></marker></defs>',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        text(LEFT, 18, f"{timeline.duration / 1e6:.2f} ms, overlap {timeline.overlap:.0%}"),
-    ]
-    for number, (kind, colour) in enumerate(FILL.items()):
-        left = WIDTH - 330 + 80 * number
-        lines.append(f'<rect x="{left}" y="8" width="12" height="12" fill="{colour}"/>')
-        lines.append(text(left + 17, 18, kind))
-    for name, top in tops.items():
-        lines.append(text(10, top + 36, name, ' font-weight="bold"'))
-        lines.append(box(0, timeline.duration, top + 16, 32, 'fill="#f6f6f6"', "idle"))
-    lines += [shape for region in timeline.regions for shape in draw_region(region)]
-    for region in timeline.regions:
-        needed = [regions[name] for name in region.after]
-        lines += [arrow(source, region) for source in needed if source.work and region.work]
-    return "\n".join([*lines, "</svg>", ""])
 
 
 # --- the tutorial --------------------------------------------------------------------------------

@@ -114,8 +114,11 @@ def test_integers(cache: str) -> None:
 @pytest.mark.skipif(shutil.which("qemu-hexagon") is None, reason="needs qemu-hexagon")
 @pytest.mark.skipif(not has_zig(), reason="needs ziglang")
 @pytest.mark.skipif(local_device() is None, reason="no OpenCL device")
-def test_three_processors(cache: str) -> None:
-    assert "packets that the DSP executed" in _run(cache, "08_integers.py")
+def test_three_processors(cache: str, tmp_path: Path) -> None:
+    assert "packets that the DSP executed" in _run(cache, "08_integers.py", tmp_path)
+    picture = (tmp_path / "three_processors.svg").read_text()
+    for name in ("cpu", "opencl", "hexagon"):
+        assert f">{name}</text>" in picture
 
 
 @pytest.mark.full

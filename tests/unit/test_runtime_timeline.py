@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
+from tvm_stretch.runtime.picture import draw
 from tvm_stretch.runtime.timeline import RegionTime, Span, Timeline
 
 
@@ -85,3 +87,21 @@ def test_trace_for_perfetto(tmp_path: Path) -> None:
     assert (waiting["ts"], waiting["dur"]) == (0.005, 0.025)
     flows = [e for e in events if e["ph"] in "sf"]
     assert len({e["id"] for e in flows}) == 2
+
+
+def test_picture() -> None:
+    """Well-formed; a box for each span, a frame for each region, arrows from others, names."""
+    short = region("at <once>", "cpu", ("kernel", 71, 72), after=("b",))
+    root = ElementTree.fromstring(draw(Timeline(80, RUN.processors, (*RUN.regions, short))))
+    tag = "{http://www.w3.org/2000/svg}"
+    titles = [title.text for title in root.iter(f"{tag}title")]
+    assert titles.count("idle") == 2
+    assert {"kernel: a.kernel, 0.0 us", "c", "at <once>"} <= set(titles)
+    assert len(titles) == 2 + 8 + 4
+    assert len(list(root.iter(f"{tag}line"))) == 2  # b -> c, b -> at once
+    names = [text.text for text in root.iter(f"{tag}text")]
+    assert {"cpu", "gpu", "a", "b", "c", "at <once>"} <= set(names)
+    assert "empty" not in names
+    assert draw(Timeline(0, ("cpu",), ()))
+    crowd = [region(f"r{i}", "cpu", ("kernel", i, i + 1)) for i in range(80)]
+    assert 20 < draw(Timeline(80, ("cpu",), tuple(crowd))).count('">r') < 40  # names do not collide
