@@ -133,6 +133,7 @@ def hexagon_processor(said: Attributes, host: Processor) -> Processor:
         runs_here=launch.runs_here,
         driver=EMULATOR if launch.runs_here else "",
         packet_ns=1 / version.ghz if launch.runs_here else 0.0,
+        remark=lambda call: _why_scalar(call, version),
     )
 
 
@@ -276,6 +277,16 @@ def why_refused(call: relax.Call, version: Version, *, emulated: bool) -> str | 
             if reason := _why_not_tensor(ty, version, emulated):
                 return f"{name}: {reason}"
     return None
+
+
+def _why_scalar(call: relax.Call, version: Version) -> str | None:
+    """Why it computes one number at a time; moving numbers is no computing."""
+    name = call.op.name.removeprefix("relax.") if isinstance(call.op, tvm.ir.Op) else ""
+    if version.vector_float or name not in _CONVERTING - {"reshape", "permute_dims"}:
+        return None
+    if all(str(ty.dtype) != "float32" for expr in (call, *call.args) for ty in _tensors(expr)):
+        return None
+    return f"float32 one number at a time, vectors of {version.cpu[7:]} hold none; those of v68 do"
 
 
 def _is_large(expr: relax.Expr) -> bool:

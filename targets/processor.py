@@ -83,6 +83,7 @@ class Processor:
         threads: cores a kernel may use.
         rules: operators with a row of their own.
         refuse: reason for refusing a call without a row, or None to take it.
+        remark: why a call that it takes is slow there, for people; None for most.
         machine: what its kernel templates need to know.
         phases: passes from Relax with kernel templates (BlockChannels) to kernel-level Relax.
         schedule: the pass that gives the PrimFuncs their loop nests.
@@ -122,6 +123,7 @@ class Processor:
     computes_half: bool = False
     device: str = ""
     packet_ns: float = 0.0
+    remark: Check = lambda _call: None
 
     @property
     def is_host(self) -> bool:

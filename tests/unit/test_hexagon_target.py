@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,9 @@ from tvm_stretch.targets.kernels.integers import (
 from tvm_stretch.targets.processors import drop_absent, make_processors
 
 import tvm_stretch as ts
+from tvm_stretch.build.placement import choose_plan
 from tvm_stretch.codegen import dsp_code
+from tvm_stretch.frontend import load_network
 
 
 @pytest.fixture
@@ -79,6 +82,27 @@ def test_what_quantises_runs_everywhere(present: None) -> None:
     assert why_not("float32", relax.op.round) is None
     assert why_not("uint8", lambda x: relax.op.astype(x, "float32")) is None
     assert "hold no float64" in (why_not("float64", relax.op.round) or "")
+
+
+def test_what_is_scalar_is_said(present: None) -> None:
+    """In the plan and its file: multiplying and rounding on v66; not moving numbers, not on v68."""
+    two = relax.const(2.0, "float32")
+
+    def quantised(x: relax.Expr) -> relax.Expr:
+        x = relax.op.round(relax.op.divide(relax.op.permute_dims(x), two))
+        return relax.op.nn.relu(relax.op.astype(x, "int32"))
+
+    main = load_network(module(quantised, (4, 8)))["main"]
+    for cpu, version in VERSIONS.items():
+        dsp = processor(device="phone", mcpu=cpu)
+        plan = choose_plan(main, ["cpu", "hexagon"], [dsp], None)
+        said = (
+            "hexagon, 3 operators (multiply, round, astype): float32 one number at a time, "
+            f"vectors of {cpu[7:]} hold none; those of v68 do"
+        )
+        assert plan.remarks == (() if version.vector_float else (said,))
+        assert (said in plan.explain()) is not version.vector_float
+        assert ts.Plan.read(json.loads(plan.to_json())) == plan
 
 
 def test_tensors_beyond_its_addresses(present: None) -> None:

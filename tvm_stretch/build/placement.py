@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from tvm import relax
 from tvm_stretch.errors import PlanError, UnsupportedError
 from tvm_stretch.ir.calls import Calls
 from tvm_stretch.passes.tag import check_plan
-from tvm_stretch.plan.plan import Plan, PlannedRegion, Refusal
+from tvm_stretch.plan.plan import Plan, PlannedRegion, Refusal, abbreviate
 from tvm_stretch.plan.regions import form_regions
 from tvm_stretch.targets.processor import Processor
 
@@ -79,7 +79,7 @@ def choose_plan(
         plan = replace(plan, regions=form_regions(main, placed))
     check_plan(plan, main)
     _check_support(plan)
-    return plan
+    return replace(plan, remarks=tuple(_remarks(main, plan, placeable)))
 
 
 def place_operators(
@@ -103,6 +103,19 @@ def find_refusals(main: relax.Function, processor: Processor) -> list[Refusal]:
     """What the processor cannot run of `main`, and why."""
     reasons = {name: processor.why_not(call) for name, call in Calls(main).calls.items()}
     return [Refusal(processor.name, n, reason) for n, reason in reasons.items() if reason]
+
+
+def _remarks(main: relax.Function, plan: Plan, placeable: Sequence[Processor]) -> Iterator[str]:
+    """What processors say of operators that they run, a line for each reason."""
+    calls, placed = Calls(main).calls, plan.processor_of()
+    for processor in placeable:
+        names: dict[str, list[str]] = {}
+        for name, call in calls.items():
+            if placed[name] == processor.name and (reason := processor.remark(call)):
+                names.setdefault(reason, []).append(name)
+        for reason, those in names.items():
+            listed = abbreviate(tuple(those))
+            yield f"{processor.name}, {len(those)} operators ({listed}): {reason}"
 
 
 def _on_one_processor(

@@ -19,8 +19,9 @@ their order, 0 for those that take no part. Regions name the operators after tha
 order in which they could run one after the other; those of one processor do run in that order, and
 operators in the order of their region. To edit shares or splits, leave `regions` out: parts then go
 to the processors that the numbers name, everything else to the first one that supports it.
-`refusals` is what the compiler found out about processors that cannot run an operator; it, `costs`,
-`reason` and each region's `why` and `predicted_ns` have no influence.
+`refusals` is what the compiler found out about processors that cannot run an operator, `remarks`
+what is slow where it runs; they, `costs`, `reason` and each region's `why` and `predicted_ns` have
+no influence.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ class Plan:
         splits: segments that are computed in bands of rows or in shares of channels.
         reason: why this plan was chosen, and against what, for people.
         costs: which cost model predicted it, for people.
+        remarks: operators that are slow where they are, and why, for people.
         execution: where its operators really run, if a model does; not part of the file.
     """
 
@@ -92,6 +94,7 @@ class Plan:
     splits: tuple[Split, ...] = ()
     reason: str = ""
     costs: str = ""
+    remarks: tuple[str, ...] = ()
     execution: Execution | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -117,6 +120,7 @@ class Plan:
             "refusals": [asdict(refusal) for refusal in self.refusals],
             "reason": self.reason,
             "costs": self.costs,
+            "remarks": self.remarks,
         }
         return json.dumps(data, indent=1) + "\n"
 
@@ -151,6 +155,7 @@ class Plan:
             lines.append(f"costs: {self.costs}")
         if self.reason:
             lines.append(self.reason)
+        lines += self.remarks
         if self.refusals:
             lines.append("refused:")
             lines.extend(_align([(r.processor, r.operator, r.reason) for r in self.refusals]))
@@ -164,7 +169,8 @@ class Plan:
 PlanLike: TypeAlias = Plan | Mapping[str, Any] | str | os.PathLike[str]
 
 
-def _abbreviate(names: tuple[str, ...], most: int = 6) -> str:
+def abbreviate(names: tuple[str, ...], most: int = 6) -> str:
+    """Their list; the first and the last of many."""
     if len(names) <= most:
         return ", ".join(names)
     return ", ".join([*names[: most - 2], "...", names[-1]])
@@ -175,7 +181,7 @@ def _row(region: PlannedRegion) -> tuple[str, ...]:
     if region.predicted_ns is not None:
         predicted = f"{(region.predicted_ns[1] - region.predicted_ns[0]) / 1e6:.3f}"
     count = str(len(region.operators))
-    names = _abbreviate(region.operators)
+    names = abbreviate(region.operators)
     return (region.name, region.processor, count, predicted, region.why, names)
 
 
@@ -194,11 +200,11 @@ def _align(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
 
 def _from_data(data: dict[str, Any], where: str) -> Plan:
     """A plan from parsed JSON, every field checked."""
-    fields = ("processors", "regions", "refusals", "shares", "splits", "reason", "costs")
-    unknown = [key for key in data if key not in fields]
+    named = ("processors", "regions", "refusals", "shares", "splits", "reason", "costs", "remarks")
+    unknown = [key for key in data if key not in named]
     if unknown:
         raise PlanError(
-            f"expected only the fields {', '.join(fields)} for {where}, got {unknown} too; "
+            f"expected only the fields {', '.join(named)} for {where}, got {unknown} too; "
             "remove what is no field of a plan"
         )
     regions = FORMAT.build_all(PlannedRegion, data.get("regions", []), "regions", where)
@@ -210,6 +216,7 @@ def _from_data(data: dict[str, Any], where: str) -> Plan:
         splits=splits_from_data(data.get("splits", []), where),
         reason=str(data.get("reason", "")),
         costs=str(data.get("costs", "")),
+        remarks=_strings(data.get("remarks", []), "remarks", where),
     )
 
 
