@@ -106,18 +106,19 @@ class Windows:
 
 
 def windows_of(call: relax.Call) -> Windows | None:
-    """The windows of ``nn.avg_pool2d``; None if some are empty, or count more than padding."""
+    """The windows of ``nn.avg_pool2d``; None if some are empty.
+
+    What lies beyond the padding, in the last windows of ``ceil_mode``, is never counted.
+    """
     attrs, padding, counts = call.attrs, [*ints(call.attrs.padding)], []
     sizes = zip(shape_of(call.args[0])[2:], shape_of(call)[2:], strict=True)
     steps = zip(*map(ints, (attrs.pool_size, attrs.strides, attrs.dilation)), strict=True)
     for axis, ((size, results), (taps, stride, apart)) in enumerate(zip(sizes, steps, strict=True)):
         first = np.arange(results)[:, None] * stride - padding[axis]
         places = first + np.arange(taps) * apart
-        beyond = max(int(places.max()) + 1 - size, 0)
-        if attrs.count_include_pad and beyond > padding[axis + 2]:
-            return None
-        padding[axis + 2] = max(beyond, padding[axis + 2])
-        inside = (places >= 0) & (places < size) | bool(attrs.count_include_pad)
+        around = (padding[axis], padding[axis + 2]) if attrs.count_include_pad else (0, 0)
+        inside = (places >= -around[0]) & (places < size + around[1])
+        padding[axis + 2] = max(int(places.max()) + 1 - size, padding[axis + 2])
         counts.append(inside.sum(1))
     product = np.outer(*counts)[None, None].astype("float32")
     top, left, bottom, right = padding

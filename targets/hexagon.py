@@ -100,6 +100,10 @@ def hexagon_processor(said: Attributes, host: Processor) -> Processor:
     if reason := _why_absent(said):
         raise TargetError(reason)
     target = llvm_target(version)
+
+    def refuse(call: relax.Call) -> str | None:
+        return why_refused(call, version, emulated=launch.runs_here)
+
     vectors = VectorMachine(
         lanes=version.vector_bytes // 4,
         registers=32,
@@ -123,8 +127,8 @@ def hexagon_processor(said: Attributes, host: Processor) -> Processor:
         kind="dsp",
         target=target,
         threads=1,
-        rules=_rules(),
-        refuse=lambda call: why_refused(call, version, emulated=launch.runs_here),
+        rules=_rules(refuse),
+        refuse=refuse,
         machine=vectors,
         phases=(UseFixedPoint(), *kernel_phases(expand_math=True, epilogues=False)),
         schedule=ScheduleKernels(vectors),
@@ -236,12 +240,17 @@ a network of floats, that is refused.
 """
 
 
-def _rules() -> tuple[OpRule, ...]:
-    """Operators that differ from the rest; all others: `why_refused`."""
+def _rules(refuse: Check) -> tuple[OpRule, ...]:
+    """Operators that differ from the rest, of which ``refuse`` says why it does not take some."""
+
+    def check(more: Check) -> Check:
+        return lambda call: refuse(call) or more(call)
+
+    dividing, divided = check(_because(_DIVISION)), check(_why_not_divided)
     return (
         *(OpRule(f"relax.{name}", check=_because(_HOST), note=_HOST) for name in HOST_ONLY),
-        *(OpRule(f"relax.{name}", check=_because(_DIVISION), note=_DIVISION) for name in _DIVIDING),
-        OpRule("relax.divide", check=_why_not_divided, note=_DIVISION + "; of floats they are"),
+        *(OpRule(f"relax.{name}", check=dividing, note=_DIVISION) for name in _DIVIDING),
+        OpRule("relax.divide", check=divided, note=_DIVISION + "; of floats they are"),
     )
 
 

@@ -255,6 +255,10 @@ OPERATORS: dict[str, tuple[onnx.ModelProto, list[str]]] = {
         transposed(6, 3, strides=[2, 2], pads=[1, 1, 1, 1], output_padding=[1, 1]),
         FOUR,
     ),
+    "transposed, output padded alone": (
+        transposed(6, 3, strides=[2, 2], output_padding=[1, 1]),
+        FOUR[:-1],
+    ),
     "transposed, dilated": (transposed(4, 3, strides=[2, 2], dilations=[2, 2]), FOUR),
     "transposed, groups": (
         transposed(8, 1, 4, strides=[2, 2]),
@@ -281,6 +285,23 @@ def test_operators_equal_onnx_runtime(name: str) -> None:
     assert [kind for kind in kinds(load_network(model)) if kind != "reshape"] == expected
     result = np.asarray(ts.compile(model, cpu_threads=1)(*arrays))
     np.testing.assert_array_equal(result, optimised(model, *arrays))
+
+
+def test_average_counts_no_pixel_beyond_its_padding() -> None:
+    """As ONNX says, and as ONNX Runtime does in float; its integers count whole windows."""
+    windows = {**POOL, "ceil_mode": 1, "count_include_pad": 1}
+    model = qdq("AveragePool", [A], Quantised(Y.array, 0.0131, 20), opset=19, **windows)
+    assert kinds(load_network(model)) == ["integer.conv2d", "integer.round"]
+    node = onnx.helper.make_node("AveragePool", ["x"], ["y"], **windows)
+    x = (A.array - np.float32(A.zero)) * np.float32(A.scale)
+    values = [onnx.helper.make_tensor_value_info(n, 1, s) for n, s in (("x", x.shape), ("y", None))]
+    graph = onnx.helper.make_graph([node], "floats", values[:1], values[1:])
+    opsets = [onnx.helper.make_opsetid("", 19)]
+    floats = optimised(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), x)
+    want = np.clip(np.rint(floats / np.float32(0.0131)) + 20, 0, 255)
+    got = np.asarray(ts.compile(model, cpu_threads=1)(A.array)).astype(int)
+    assert np.abs(got - want).max() <= 1  # halves
+    assert (got != want).mean() < 0.01
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -51,6 +52,9 @@ def test_integers_run_everywhere_and_floats_where_vectors_hold_them(present: Non
         "relax.nn.relu: vectors of v66 hold no float32; those of v68 do, and integers everywhere"
     )
     assert why_not("float32", relu, mcpu="hexagonv68", device="phone") is None
+    average = functools.partial(relax.op.nn.avg_pool2d, pool_size=(2, 2))
+    assert "hold no float32" in (why_not("float32", average) or "")
+    assert "no division" in (why_not("float32", average, mcpu="hexagonv68", device="phone") or "")
     assert "qemu-hexagon has no float32" in (why_not("float32", relu, mcpu="hexagonv68") or "")
     assert "hold no float64" in (why_not("float64", relu, mcpu="hexagonv75", device="phone") or "")
     assert "hold no int64" in (why_not("int64", relu) or "")
@@ -59,6 +63,7 @@ def test_integers_run_everywhere_and_floats_where_vectors_hold_them(present: Non
 def test_what_would_be_scalar_is_refused(present: None) -> None:
     assert "HVX has no division" in (why_not("int32", lambda x: relax.op.floor_divide(x, x)) or "")
     assert "HVX has no division" in (why_not("int32", lambda x: relax.op.divide(x, x)) or "")
+    assert "hold no float32" in (why_not("float32", lambda x: relax.op.divide(x, x)) or "")
     assert "calls a function of the host" in (why_not("int32", relax.op.sort) or "")
 
 

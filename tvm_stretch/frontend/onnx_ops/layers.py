@@ -113,17 +113,20 @@ def _conv_transpose(node: Node) -> relax.Expr:
         if more >= max(s, d):
             raise node.refuse(f"output_padding below {max(s, d)}", str(more))
     pads, extra = _transposed_padding(node, rank, stride, dilation)
+    taken = [0] * rank
+    if all(more < s for more, s in zip(extra, stride, strict=True)):  # what TVM takes
+        taken, extra = extra, taken
     result = _TRANSPOSED[rank](
         node[0],
         node[1],
         strides=stride,
         padding=[max(p, 0) for p in pads],
-        output_padding=[0] * rank,
+        output_padding=taken,
         dilation=dilation,
         groups=node.attr("group", 1),
     )
     if any(extra) or any(p < 0 for p in pads):
-        # Output padding beyond what TVM takes: rows that no input reaches are zero.
+        # Rows that no input reaches are zero.
         widths = [0] * 4
         for axis in range(rank):
             widths += [max(-pads[axis], 0), max(-pads[rank + axis], 0) + extra[axis]]
