@@ -134,6 +134,21 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
         metavar="INPUT=N,N,..",
         help="the shape of an input that the network leaves open",
     )
+    parser.add_argument(
+        "--max-share",
+        dest="max_shares",
+        action="append",
+        type=_share,
+        default=[],
+        metavar="PROCESSOR=SHARE",
+        help="how much of the work a processor may do at most: opencl=0.7",
+    )
+    parser.add_argument(
+        "--share-parts",
+        type=int,
+        metavar="N",
+        help="shares are multiples of one of so many parts: 8 for whole eighths",
+    )
     parser.add_argument("--spare", action="store_true", help="the CPU takes over if others fail")
     parser.add_argument(
         "--precision",
@@ -242,6 +257,16 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
         ) from error
 
 
+def _share(text: str) -> tuple[str, float]:
+    name, _, share = text.rpartition("=")
+    try:
+        return name, float(share)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"expected opencl=0.7 or the like, got {text!r}"
+        ) from error
+
+
 def _named_file(text: str) -> tuple[str, Path]:
     name, _, path = text.rpartition("=")
     return name, Path(path)
@@ -265,6 +290,8 @@ def _compiled(args: argparse.Namespace, network: str, **options: Any) -> ts.Mode
         cpu_threads=args.threads,
         precision=args.precision,
         spare=args.spare,
+        max_share=dict(args.max_shares) or None,
+        share_parts=args.share_parts,
         **options,
     )
 

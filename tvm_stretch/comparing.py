@@ -125,8 +125,8 @@ def compare_plans(
 
     Args:
         source: as for ``compile``.
-        devices: what ``ts.connect`` gives, at least two; or a fleet, of which one phone of each key
-            is measured.
+        devices: what ``ts.connect`` gives, at least two; or a fleet of several keys, of which one
+            phone each is measured.
         targets: the processors of each of them that may run operators; by default all.
         plans: by name; by default those that ``compile`` chooses for each of the devices.
         shapes: as for ``compile``.
@@ -137,7 +137,7 @@ def compare_plans(
         A table of latencies. It knows which plan is best for all, and what that costs.
 
     Raises:
-        InputError: the devices are none.
+        InputError: the devices are none, or only one kind.
         DeviceError: one of them fails.
     """
     given = read_plans(plans)
@@ -182,6 +182,12 @@ def compare_plans(
 
 def _phones(devices: object, stack: ExitStack) -> list[Device]:
     if isinstance(devices, Fleet):
+        if len(devices.keys) < 2:
+            raise InputError(
+                f"expected a fleet of at least two keys for devices, got only {devices.keys[0]!r}; "
+                "plans are compared between kinds of phones, so name another, or call ts.compile "
+                "for this one"
+            )
         return [stack.enter_context(devices.connect(key)) for key in devices.keys]
     listed = [*devices] if isinstance(devices, Sequence) and not isinstance(devices, str) else []
     if len(listed) < 2 or not all(isinstance(device, Device) for device in listed):

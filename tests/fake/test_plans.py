@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
+import warnings
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from pathlib import Path
@@ -11,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
-from fake_targets import TARGET, fake_processor
+from fake_targets import TARGET, fake_code, fake_processor
 from relax_helpers import two_convolutions as network
+from tvm import rpc
 
 import tvm_stretch as ts
 from tvm_stretch.codegen import object_code
@@ -164,6 +167,23 @@ def test_no_run_is_lost_when_a_processor_fails() -> None:
     model.use("quick")
     with pytest.raises(ts.DeviceError, match="got: gone"):
         model(X)
+
+
+def test_a_model_elsewhere_warns_as_one_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TVM_STRETCH_STORE", str(tmp_path))
+    monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", str(tmp_path / "cache"))
+    model = on_two()
+    assert model.parts is not None
+    fails = fake_code(mirrored=True, regions={"r0": {"fails": "gone", "failures": 1}})
+    parts = dataclasses.replace(model.parts, devices=(fails, model.parts.devices[1]))
+    there = ts.connect(rpc.LocalSession(), "pixel").load(ts.Model(model.module, parts=parts))
+    with pytest.warns(RuntimeWarning, match="a run took another plan: .*'d0'.* got: gone"):
+        check(there)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(there)
 
 
 def test_a_run_in_which_two_processors_fail_ends() -> None:

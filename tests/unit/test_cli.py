@@ -109,6 +109,20 @@ def test_measure_and_probe_get_their_options(
     assert asked == [(["llvm", {"kind": "opencl"}], 9.0, True), ("opencl", "net.onnx")]
 
 
+def test_limits_are_those_of_compile(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compiled(*_network: object, **options: object) -> None:
+        asked = {"max_share": {"opencl": 0.7, "cpu": 1.0}, "share_parts": 8}
+        assert {name: options[name] for name in asked} == asked
+        raise ts.PlanError("expected nothing else, got this; done")
+
+    monkeypatch.setattr(ts, "compile", compiled, raising=False)
+    limits = ["--max-share", "opencl=0.7", "--max-share", "cpu=1", "--share-parts", "8"]
+    assert main(["explain", "net.onnx", *limits]) == 1
+    assert capsys.readouterr().err == "tvm-stretch: expected nothing else, got this; done\n"
+
+
 def test_errors_are_one_line(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (files / "damaged.npz").write_bytes(b"PK\x03\x04")
     for wrong in (
@@ -120,6 +134,7 @@ def test_errors_are_one_line(files: Path, capsys: pytest.CaptureFixture[str]) ->
         ["compile", str(files / "absent.onnx"), "-o", "/dev/null"],
         ["explain", str(files / "net.onnx"), "-t", "openCL"],
         ["explain", str(files / "net.onnx"), "--shape", f"x={'9' * 30}"],
+        ["explain", str(files / "net.onnx"), "--max-share", "opencl=70", *TARGET],
         ["run", str(files / "net.so"), "-i", str(files / "damaged.npz")],
         ["measure", "--budget", "0"],
     ):
@@ -148,6 +163,7 @@ def test_no_work_for_what_cannot_be_written(
         ["compile", "net.onnx"],
         ["compile", "net.onnx", "-o", "net.so", "--shape", "x=large"],
         ["explain", "net.onnx", "--target", "{kind"],
+        ["explain", "net.onnx", "--max-share", "opencl=most"],
         ["explain", "net.onnx", "--target", '{"a":' * 100_000],
         ["bench", "net.so", "--repeat", "0"],
     ],

@@ -53,6 +53,11 @@ def test_nonsense_is_refused(devices: object) -> None:
         ts.compare_plans(None, devices)  # type: ignore[arg-type]
 
 
+def test_a_fleet_of_one_key_has_nothing_to_compare() -> None:
+    with pytest.raises(InputError, match="fleet of at least two keys for devices, got only 'mi'"):
+        ts.compare_plans(None, ts.Fleet("127.0.0.1:1", ["mi"]))
+
+
 def test_phones_of_one_key_are_told_apart() -> None:
     phones = [ts.Device(name, 1.0, lambda: None) for name in ("a", "b", "a")]  # type: ignore[arg-type,return-value]
     assert comparing._names(phones) == ["a", "b", "a (2)"]

@@ -20,7 +20,7 @@ from relax_helpers import module
 from small_models import random_input, scaled_model, scaled_reference
 from tvm import relax, rpc
 from tvm.rpc.base import RPC_TRACKER_MAGIC
-from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.cpu import checked_features, cpu_processor
 from tvm_stretch.targets.registry import tvm_target
 
 import tvm_stretch as ts
@@ -68,6 +68,14 @@ def test_features_that_the_system_hides_are_not_used() -> None:
     assert "mcpu" not in unknown.target() and "+dotprod" in unknown.target()["mattr"]
 
 
+def test_what_llvm_takes_for_granted_is_not_used_where_it_is_hidden() -> None:
+    """LLVM believes that whoever has `avx2` has `ssse3`: its kernels would be refused there."""
+    core = {"number": 0, **BIG, "part": ""}
+    found = described(triple="x86_64-linux-gnu", features=["avx2", "sse3"], cores=[core])
+    (host,), _ = processors_of(found, "llvm", 1)
+    assert found.lacks(checked_features(host.target)) == ()
+
+
 def test_a_description_is_a_table() -> None:
     text = str(described())
     for part in ("cores 4,5,6,7: cortex-a76, big, 2840 MHz", "little", "Adreno", "6.0 GiB"):
@@ -90,6 +98,8 @@ def test_a_description_is_a_table() -> None:
                 {"memory": "much"},
                 {"features": [1]},
                 {"features": 3},
+                {"features": ["neon", "dotprot"]},
+                {"triple": "aarch65-linux-gnu"},
                 {"opencl": 5},
                 {"opencl": [5]},
             )

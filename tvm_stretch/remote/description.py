@@ -19,10 +19,11 @@ from tvm.target import Target, codegen
 from tvm_stretch.errors import DeviceError
 from tvm_stretch.files import Format, sealed
 from tvm_stretch.runtime.autoload import load_native_library
-from tvm_stretch.targets.cpu import checked_features
+from tvm_stretch.targets.cpu import CHECKED_CPU_FEATURES, checked_features
 from tvm_stretch.targets.little import WORTH_WAITING
 
 _VERSION = 1
+_MACHINES = ("aarch64", "x86_64")
 
 FORMAT = Format(
     "tvm_stretch.device",
@@ -150,6 +151,7 @@ class Description:
         found = FORMAT.build(Description, {**data, "cores": cores}, where)
         if not cores or not _is_good(found):
             raise DeviceError(f"expected texts and numbers for {where}, got others; {FORMAT.again}")
+        _require_known(found, where)
         return found
 
     def to_file(self) -> str:
@@ -172,7 +174,10 @@ class Description:
         name = self._core_name()
         if name:
             return {**plain, "mcpu": name}
-        return {**plain, "mattr": [f"+{feature}" for feature in self.features]}
+        there = [f"+{feature}" for feature in self.features]
+        # LLVM takes some for granted where others are; a hypervisor may hide just those.
+        implied = checked_features(Target({**plain, "mattr": there}))
+        return {**plain, "mattr": there + [f"-{feature}" for feature in self.lacks(implied)]}
 
     def _core_name(self) -> str:
         if (self.triple, self.cpu, self.features) == _this_machine():
@@ -226,6 +231,25 @@ def _is_good(found: Description) -> bool:
     numbers += (device.get("max_buffer_bytes", 0) for device in found.opencl)
     are_numbers = all(isinstance(number, int) and number >= 0 for number in numbers)
     return are_numbers and all(isinstance(text, str) for text in texts)
+
+
+def _require_known(found: Description, where: str) -> None:
+    """Refuse what compiling for it would stumble over.
+
+    Raises:
+        DeviceError: its machine, or a feature, is none that kernels are made for.
+    """
+    if found.triple.partition("-")[0] not in _MACHINES:
+        raise DeviceError(
+            f"expected a machine of {' or '.join(_MACHINES)} for {where}, got {found.triple!r}; "
+            "kernels are made for no other"
+        )
+    unknown = set(found.features) - CHECKED_CPU_FEATURES
+    if unknown:
+        raise DeviceError(
+            f"expected features that kernels may use for {where}, got {sorted(unknown)[0]!r}; "
+            "install the same version of tvm_stretch there"
+        )
 
 
 @functools.cache

@@ -215,7 +215,13 @@ class RemoteModel(Model):
         run: RemoteRun | None = None,
     ) -> Any:
         outputs = [present(value) for value in self.module.invoke(inputs, self.graph, run)]
+        self._warn_once()
         return outputs[0] if len(outputs) == 1 else self._outputs_type(*outputs)
+
+    def _what_failed(self) -> str | None:
+        with contextlib.suppress(DeviceError):  # the answer is here; the next run will say so
+            return super()._what_failed()
+        return None
 
     @functools.cached_property
     def _background(self) -> BackgroundRuns:

@@ -339,12 +339,16 @@ class Model(PlansOfModel):
 
     def _run(self, present: Present, inputs: Sequence[tvm.runtime.Tensor]) -> Any:
         result = self._invoke(*inputs)
-        if not self._warned and (reason := self._what_failed()):
-            self._warned = True
-            warnings.warn(reason, RuntimeWarning, stacklevel=3)
+        self._warn_once()
         if isinstance(result, tvm.runtime.Tensor):
             return present(result)
         return self._outputs_type(*map(present, result))
+
+    def _warn_once(self) -> None:
+        """Of a run that has an answer, but did not go as was planned; for `_run`."""
+        if not self._warned and (reason := self._what_failed()):
+            self._warned = True
+            warnings.warn(reason, RuntimeWarning, stacklevel=4)
 
     def _what_failed(self) -> str | None:
         """Why a run did not go as was planned, if it still has an answer."""

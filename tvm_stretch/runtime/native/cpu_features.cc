@@ -14,7 +14,7 @@
 namespace tvm_stretch {
 namespace {
 
-// Keep in step with CHECKED_CPU_FEATURES in build/assemble.py.
+// Keep in step with CHECKED_CPU_FEATURES in targets/cpu.py.
 #if defined(__x86_64__)
 
 enum Register { kEax, kEbx, kEcx, kEdx };

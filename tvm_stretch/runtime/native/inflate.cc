@@ -57,40 +57,62 @@ class BitStream {
   int held_ = 0;
 };
 
-// Which symbol the next bits stand for, looked up at once.
+// Which symbol the next bits stand for. Short codes are looked up at once, longer ones bit by bit: a
+// table of all codes takes longer to fill than a small block to read, and strangers may send
+// nothing but small blocks.
 class HuffmanCodes {
  public:
-  explicit HuffmanCodes(const std::vector<uint8_t>& lengths) : table_(size_t{1} << kLongestCode) {
-    std::array<uint32_t, kLongestCode + 1> count{}, next{};
-    for (uint8_t length : lengths) ++count[length];
-    count[0] = 0;
+  explicit HuffmanCodes(const std::vector<uint8_t>& lengths) : symbols_(lengths.size()) {
+    for (uint8_t length : lengths) ++count_[length];
+    count_[0] = 0;
+    std::array<uint32_t, kLongestCode + 1> next{}, place{};
     for (int bits = 1; bits <= kLongestCode; ++bits) {
-      next[bits] = (next[bits - 1] + count[bits - 1]) << 1;
-      if (next[bits] + count[bits] > uint32_t{1} << bits)
+      next[bits] = (next[bits - 1] + count_[bits - 1]) << 1;
+      place[bits] = place[bits - 1] + count_[bits - 1];
+      if (next[bits] + count_[bits] > uint32_t{1} << bits)
         RefuseDeflated("more codes than there can be");
     }
     for (size_t symbol = 0; symbol < lengths.size(); ++symbol) {
       const int bits = lengths[symbol];
       if (bits == 0) continue;
+      symbols_[place[bits]++] = static_cast<uint16_t>(symbol);
       const uint32_t code = Reversed(next[bits]++, bits);
-      for (size_t i = code; i < table_.size(); i += size_t{1} << bits) {
-        table_[i] = {static_cast<uint16_t>(symbol), static_cast<uint8_t>(bits)};
+      for (size_t i = code; bits <= kQuick && i < quick_.size(); i += size_t{1} << bits) {
+        quick_[i] = {static_cast<uint16_t>(symbol), static_cast<uint8_t>(bits)};
       }
     }
   }
 
   uint16_t Next(BitStream* bits) const {
-    const Entry entry = table_[bits->Peek(kLongestCode)];
-    if (entry.bits == 0) RefuseDeflated("a code that was not announced");
+    const uint32_t seen = bits->Peek(kLongestCode);
+    const Entry entry = quick_[seen % quick_.size()];
+    if (entry.bits == 0) return NextOfMany(seen, bits);
     bits->Drop(entry.bits);
     return entry.symbol;
   }
 
  private:
+  static constexpr int kQuick = 9;  // bits
+
   struct Entry {
     uint16_t symbol = 0;
-    uint8_t bits = 0;  // 0: there is no such code
+    uint8_t bits = 0;  // 0: there is no such code, or a longer one
   };
+
+  // Codes of a length are numbers in a row, from twice the end of those that are one bit shorter.
+  uint16_t NextOfMany(uint32_t seen, BitStream* bits) const {
+    uint32_t code = 0, first = 0, place = 0;
+    for (int length = 1; length <= kLongestCode; ++length, seen >>= 1) {
+      code = code << 1 | (seen & 1);
+      if (code - first < count_[length]) {
+        bits->Drop(length);
+        return symbols_[place + code - first];
+      }
+      place += count_[length];
+      first = (first + count_[length]) << 1;
+    }
+    RefuseDeflated("a code that was not announced");
+  }
 
   static uint32_t Reversed(uint32_t code, int bits) {
     uint32_t reversed = 0;
@@ -98,7 +120,9 @@ class HuffmanCodes {
     return reversed;
   }
 
-  std::vector<Entry> table_;
+  std::array<uint32_t, kLongestCode + 1> count_{};  // of codes, by their length
+  std::vector<uint16_t> symbols_;                   // in the order of their codes
+  std::array<Entry, size_t{1} << kQuick> quick_{};
 };
 
 struct BlockCodes {
@@ -106,11 +130,14 @@ struct BlockCodes {
   HuffmanCodes distances;
 };
 
-BlockCodes FixedCodes() {
-  std::vector<uint8_t> lengths(kLiterals, 8);
-  for (size_t i = 144; i < 256; ++i) lengths[i] = 9;
-  for (size_t i = 256; i < 280; ++i) lengths[i] = 7;
-  return {HuffmanCodes(lengths), HuffmanCodes(std::vector<uint8_t>(kDistances, 5))};
+const BlockCodes& FixedCodes() {
+  static const BlockCodes codes = [] {
+    std::vector<uint8_t> lengths(kLiterals, 8);
+    for (size_t i = 144; i < 256; ++i) lengths[i] = 9;
+    for (size_t i = 256; i < 280; ++i) lengths[i] = 7;
+    return BlockCodes{HuffmanCodes(lengths), HuffmanCodes(std::vector<uint8_t>(kDistances, 5))};
+  }();
+  return codes;
 }
 
 // The codes of a block stand before it: their lengths, in a code whose lengths stand before them.
