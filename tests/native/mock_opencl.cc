@@ -135,9 +135,13 @@ cl_int _cl_mem::Map(cl_bitfield flags, size_t offset, size_t bytes) {
   }
   if (host == data) return CL_SUCCESS;
   mappings[offset] = {bytes, writes};
-  // What is equal already may be read by the host meanwhile.
-  if (std::memcmp(host + offset, data + offset, bytes) != 0) {
-    std::memcpy(host + offset, data + offset, bytes);
+  // Lines that are equal already may be read by the host meanwhile, whatever others are mapped
+  // with.
+  constexpr size_t kLine = 64;
+  for (size_t at = offset; at < offset + bytes;) {
+    const size_t piece = std::min(kLine - at % kLine, offset + bytes - at);
+    if (std::memcmp(host + at, data + at, piece) != 0) std::memcpy(host + at, data + at, piece);
+    at += piece;
   }
   return CL_SUCCESS;
 }

@@ -57,8 +57,8 @@ class BitStream {
   int held_ = 0;
 };
 
-// Which symbol the next bits stand for. Short codes are looked up at once, longer ones bit by bit: a
-// table of all codes takes longer to fill than a small block to read, and strangers may send
+// Which symbol the next bits stand for. Short codes are looked up at once, longer ones bit by bit:
+// a table of all codes takes longer to fill than a small block to read, and strangers may send
 // nothing but small blocks.
 class HuffmanCodes {
  public:
