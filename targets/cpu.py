@@ -115,12 +115,16 @@ def _refuse_name(field: str, given: str, expected: str, known: Sequence[str]) ->
 
 
 def complete_target(target: Target) -> Target:
-    """``llvm`` without a CPU means the host's own, with all its features."""
+    """``llvm`` without a CPU means the host's own, with all its features.
+
+    TVM names the host's triple only where no CPU is named.
+    """
     attrs: dict[str, Any] = dict(target.attrs)
-    if "mcpu" in attrs or "mattr" in attrs or _names_other_machine(attrs):
-        return target
     described: dict[str, Any] = json.loads(str(target))
-    return Target({**described, "mcpu": codegen.llvm_get_system_cpu()})
+    described.setdefault("mtriple", codegen.llvm_get_system_triple())
+    if not ("mcpu" in attrs or "mattr" in attrs or _names_other_machine(attrs)):
+        described["mcpu"] = codegen.llvm_get_system_cpu()
+    return Target(described)
 
 
 def _names_other_machine(attrs: Mapping[str, Any]) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import relax_helpers
 import tvm
@@ -69,6 +71,15 @@ def test_cores_and_features_that_do_not_exist(given: dict[str, object], said: st
 def test_features_that_no_core_has_by_itself_are_known() -> None:
     target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["+sve2p1", "-sme"]}
     assert make_processors([target], 1)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="cores of x86-64")
+@pytest.mark.parametrize("given", [{"mcpu": "x86-64"}, {"mattr": ["-avx"]}])
+def test_a_core_needs_no_triple(given: dict[str, object]) -> None:
+    network = relax_helpers.module(lambda x: relax.op.nn.relu(x), (1, 3, 8, 8))
+    x = np.random.default_rng(0).standard_normal((1, 3, 8, 8), "float32")
+    model = ts.compile(network, [{"kind": "llvm", **given}], cpu_threads=1)
+    np.testing.assert_array_equal(model(x), np.maximum(x, 0))
 
 
 @pytest.fixture(scope="module")
