@@ -11,6 +11,7 @@ from tvm import relax, te, tirx
 from tvm.ir import Expr, GenericConst
 
 from .choose import ConvShape, choose_conv
+from .concat import ConcatConfig
 from .conv import ConvConfig, conv_compute, pack_weight
 from .fused import ANNOTATION, ONCE
 from .machine import VectorMachine
@@ -28,7 +29,9 @@ from .winograd import (
 Config = ConvConfig | WinogradConfig | WindowConfig
 
 
-def annotation(template: str, config: Config | MatmulConfig | SoftmaxConfig) -> dict[str, str]:
+def annotation(
+    template: str, config: Config | ConcatConfig | MatmulConfig | SoftmaxConfig
+) -> dict[str, str]:
     """What a template's block carries: its name and configuration."""
     return {ANNOTATION: json.dumps({"template": template, **asdict(config)})}
 
@@ -167,6 +170,7 @@ def concat(
         return bb.emit(relax.op.concat(list(parts), axis=1))
     starts = [sum(widths[:i]) for i in range(len(widths))]
     total = sum(widths)
+    mark = annotation("concat", ConcatConfig(tuple(widths), lanes))
 
     def merge(*tensors: te.Tensor) -> te.Tensor:
         n, _, h, w, _ = tensors[0].shape
@@ -182,7 +186,8 @@ def concat(
                 end = start
             return value
 
-        return te.compute((n, -(-total // lanes), h, w, lanes), element, name="concat_channels")
+        out = (n, -(-total // lanes), h, w, lanes)
+        return te.compute(out, element, name="concat_channels", attrs=mark)
 
     return bb.emit(kernel_call(bb, "concat_channels", tuple(widths), merge, *parts))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from tvm import tirx
 
+from .concat import ConcatConfig, takes_concat, write_concat
 from .conv import ConvConfig
 from .conv_nest import write_conv
 from .fixed_point import narrowing_of
@@ -55,7 +56,7 @@ def _schedule(
     func: tirx.PrimFunc, machine: VectorMachine, fused: FusedKernel | None
 ) -> tirx.PrimFunc:
     on_items = machine.group_items > 1
-    if fused is None:
+    if fused is None or not _fits(fused, machine):
         return schedule_items(func, machine) if on_items else schedule_generic(func, machine)
     config = json.loads(fused.config)
     writers = _ITEM_WRITERS if on_items else _WRITERS
@@ -64,9 +65,19 @@ def _schedule(
     return tirx.PrimFunc(func.params, body).with_attrs(attrs)
 
 
+def _fits(fused: FusedKernel, machine: VectorMachine) -> bool:
+    """Whether the template takes the kernel, which it may leave to the generic schedule."""
+    is_concat = json.loads(fused.config)["template"] == "concat"
+    return not is_concat or takes_concat(fused, machine)
+
+
 def _tuples(config: dict[str, Any]) -> dict[str, Any]:
     """JSON knows lists only; configurations are hashable."""
     return {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
+
+
+def _concat(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+    return write_concat(ConcatConfig(**config), machine, fused)
 
 
 def _conv(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
@@ -137,6 +148,7 @@ def _window_items(config: dict[str, Any], machine: VectorMachine, fused: FusedKe
 
 Writer = Callable[[dict[str, Any], VectorMachine, FusedKernel], tirx.Stmt]
 _WRITERS: dict[str, Writer] = {
+    "concat": _concat,
     "conv": _conv,
     "integer_conv": _integer_conv,
     "integer_window": _integer_window,

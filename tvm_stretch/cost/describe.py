@@ -41,9 +41,10 @@ from tvm_stretch.targets.kernels.channel_runs import (
     winograd_runs,
 )
 from tvm_stretch.targets.kernels.choose import conv_cycles
+from tvm_stretch.targets.kernels.concat import takes_concat
 from tvm_stretch.targets.kernels.conv import ConvConfig
 from tvm_stretch.targets.kernels.dots import WORD, OfWords
-from tvm_stretch.targets.kernels.fused import ANNOTATION
+from tvm_stretch.targets.kernels.fused import ANNOTATION, split_fused
 from tvm_stretch.targets.kernels.integer_conv import IntegerConvConfig, integer_conv_cycles
 from tvm_stretch.targets.kernels.integer_window import IntegerWindowConfig
 from tvm_stretch.targets.kernels.loops import balanced
@@ -98,7 +99,7 @@ def describe_apart(
     sizes = [_bytes(param) for param in function.params]
     anchored = _anchored(function, blocks)
     if anchored is None:
-        return _generic(blocks, sizes, machine), None
+        return _generic(_as_one_copy(function, blocks, machine), sizes, machine), None
     epilogue = anchored.epilogue()
     features = template_features(anchored.config, epilogue, machine)
     if anchored.template not in _WHOLE:
@@ -381,6 +382,30 @@ def _generic(blocks: list[_Block], sizes: list[int], machine: VectorMachine) -> 
         stages=len(blocks),
         vector_lanes=machine.lanes,
     )
+
+
+def _as_one_copy(
+    function: tirx.PrimFunc, blocks: list[_Block], machine: VectorMachine
+) -> list[_Block]:
+    """A concatenation of its template, with what is behind it: shuffles of two vectors."""
+    marks = [block.mark for block in blocks if block.mark is not None]
+    if not marks or json.loads(marks[-1])["template"] != "concat":
+        return blocks
+    fused = split_fused(function)
+    if fused is None or not takes_concat(fused, machine):
+        return blocks
+    behind = [block for block in blocks if block.mark is None]
+    whole = replace(next(b for b in blocks if b.mark), loads=2, gathers=0, conditions=0)
+    for block in behind:
+        whole = replace(
+            whole,
+            arithmetic=whole.arithmetic + block.arithmetic,
+            loads=whole.loads + max(0, block.loads - 1),
+            gathers=whole.gathers + block.gathers,
+            calls=whole.calls + block.calls,
+            conditions=whole.conditions + block.conditions,
+        )
+    return [whole]
 
 
 def _blocks(function: tirx.PrimFunc, lanes: int) -> Iterator[_Block]:

@@ -1,0 +1,146 @@
+"""Concatenate channels whose parts do not end where blocks do: a shuffle for every vector.
+
+Parts of 6, 9 and 5 channels, in blocks of 4 lanes::
+
+    block 0    a[0] whole
+    block 1    shuffle(a[1], b[0])
+    block 2    shuffle(b[0], b[1])       between a part's ends all blocks are alike: one loop,
+    block 3    shuffle(b[1], b[2], c[0])   so code grows with the parts, not with the channels
+    block 4    shuffle(c[0], c[1])
+
+    for run of blocks:  for block, row, column:  out = epilogue(shuffle(vectors))
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Expr
+from tvm.ir.expr import TensorLoad
+
+from .fused import FusedKernel
+from .loops import PARALLEL, block, const, lanes, load, loop, scratch, store, unravelled, within
+from .machine import VectorMachine
+
+_LANES = (4, 8, 16)  # the vectors that OpenCL has too
+_WORTH_THREADS = 50_000  # elements that take about as long as waking another core
+
+
+@dataclass(frozen=True)
+class ConcatConfig:
+    """How many channels each part has, and the lanes of a block."""
+
+    widths: tuple[int, ...]
+    lanes: int
+
+
+@dataclass(frozen=True)
+class BlockRun:
+    """Neighbouring blocks of the result that are put together alike.
+
+    Attributes:
+        start: the first of them.
+        count: how many.
+        vectors: part and block of what the first reads; the next read the next blocks.
+        places: vector and lane that each lane comes from; lanes beyond all channels are None.
+    """
+
+    start: int
+    count: int
+    vectors: tuple[tuple[int, int], ...]
+    places: tuple[tuple[int, int] | None, ...]
+
+
+def block_runs(cfg: ConcatConfig) -> list[BlockRun]:
+    """What the blocks of the result are made of, in order."""
+    starts = [0, *accumulate(cfg.widths)]
+    sources = [divmod(i, cfg.lanes) for width in cfg.widths for i in range(width)]
+    parts = [part for part, width in enumerate(cfg.widths) for _ in range(width)]
+    runs: list[BlockRun] = []
+    for number in range(-(-starts[-1] // cfg.lanes)):
+        first = number * cfg.lanes
+        own = range(first, min(first + cfg.lanes, starts[-1]))
+        vectors = tuple(dict.fromkeys((parts[c], sources[c][0]) for c in own))
+        places = [(vectors.index((parts[c], sources[c][0])), sources[c][1]) for c in own]
+        filled = (*places, *[None] * (cfg.lanes - len(own)))
+        last = runs[-1] if runs else None
+        if last and filled == last.places:
+            following = tuple((part, at + last.count) for part, at in last.vectors)
+            if vectors == following:
+                runs[-1] = BlockRun(last.start, last.count + 1, last.vectors, last.places)
+                continue
+        runs.append(BlockRun(number, 1, vectors, filled))
+    return runs
+
+
+def takes_concat(fused: FusedKernel, machine: VectorMachine) -> bool:
+    """Whether the template fits: nothing is computed before, and the machine has such vectors."""
+    if machine.group_items > 1 or machine.packs_bytes or len(fused.blocks) != 1:
+        return False
+    config = json.loads(fused.config)
+    parts = _parts(fused)
+    return config["lanes"] in _LANES and len(parts) == len(config["widths"])
+
+
+def write_concat(cfg: ConcatConfig, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+    """The loop nest of one (fused) concatenation."""
+    n, blocks, height, width, _ = (int(d) for d in fused.epilogue.anchor.shape)
+    parts, runs = _parts(fused), block_runs(cfg)
+
+    def vector(run: BlockRun, at: Sequence[Expr]) -> tirx.Stmt:
+        image, i, y, x = at
+        lane = tirx.Ramp(const(0), const(1), cfg.lanes)
+        read = [load(parts[part], image, i + first, y, x, lane) for part, first in run.vectors]
+        dtype = str(parts[0].dtype)
+        whole = scratch("whole", cfg.lanes, dtype=dtype)
+        place = (image, i + run.start, y, x)
+        return within(
+            [whole],
+            [
+                store(whole, _shuffled(read, run.places, dtype), lane),
+                lanes(cfg.lanes, lambda v: fused.epilogue.store((*place, v), load(whole, v))),
+            ],
+        )
+
+    def of_run(run: BlockRun, image: Expr, row: Expr | None) -> tirx.Stmt:
+        def columns(i: Expr, y: Expr) -> tirx.Stmt:
+            return loop(width, lambda x: vector(run, (image, i, y, x)), "column")
+
+        def rows(i: Expr) -> tirx.Stmt:
+            return loop(height, lambda y: columns(i, y), "row") if row is None else columns(i, row)
+
+        return loop(run.count, rows, "block")
+
+    def some(image: Expr, row: Expr | None = None) -> tirx.Stmt:
+        return block([of_run(run, image, row) for run in runs])
+
+    if machine.threads > 1 and n * blocks * height * width * cfg.lanes >= _WORTH_THREADS:
+        return loop(n * height, lambda r: some(*unravelled(r, (n, height))), "rows", PARALLEL)
+    return loop(n, some, "image")
+
+
+def _shuffled(read: list[Expr], places: Sequence[tuple[int, int] | None], dtype: str) -> Expr:
+    """One vector of lanes of several; those of no vector are zero."""
+    count = len(places)
+    if places == tuple((0, lane) for lane in range(count)):
+        return read[0]
+    zeros = [tirx.Broadcast(tirx.const(0, dtype), count)] if None in places else []
+    numbers = [
+        len(read) * count if place is None else place[0] * count + place[1] for place in places
+    ]
+    return tirx.Shuffle([*read, *zeros], [const(number) for number in numbers])
+
+
+def _parts(fused: FusedKernel) -> list[tirx.Buffer]:
+    """What is concatenated, in order; a tensor may stand there twice."""
+    found: list[tirx.Buffer] = []
+    body = fused.blocks[-1].body
+    tvm_ffi.structural_walk(
+        body, (TensorLoad, lambda node: found.append(node.source)), order="post"
+    )
+    return found

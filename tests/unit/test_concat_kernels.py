@@ -1,0 +1,63 @@
+"""Concatenations whose parts end within blocks: the loop nest against numpy, at every seam."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from cpu_targets import built, cpu_of, host_of
+from tvm import relax, tirx
+from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.kernels import blocks
+from tvm_stretch.targets.kernels.concat import ConcatConfig, block_runs
+from tvm_stretch.targets.kernels.templates import schedule_kernel
+
+from tvm_stretch.cost.describe import describe
+
+
+def concat_of(widths, lanes, batch=2, size=(3, 5)):
+    """A kernel of relu(concat) in blocks, fused as in networks."""
+    bb = relax.BlockBuilder()
+    shapes = [blocks.blocked_shape((batch, width, *size), lanes) for width in widths]
+    parts = [relax.Var(f"x{i}", relax.TensorType(s, "float32")) for i, s in enumerate(shapes)]
+    with bb.function("main", parts):
+        with bb.dataflow():
+            whole = bb.emit(relax.op.nn.relu(blocks.concat(bb, parts, widths, lanes)))
+            out = bb.emit_output(whole)
+        bb.emit_func_output(out)
+    passes = relax.transform
+    mod = tvm.transform.Sequential(
+        [passes.LegalizeOps(), passes.AnnotateTIROpPattern(), passes.FuseOps(), passes.FuseTIR()]
+    )(bb.get())
+    [kernel] = [f for f in mod.functions.values() if isinstance(f, tirx.PrimFunc)]
+    return kernel
+
+
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+@pytest.mark.parametrize("widths", [(54, 54, 54), (6, 9, 5), (1, 2, 1, 3, 40), (16, 3, 64, 64)])
+def test_every_channel_stands_in_its_place(widths, lanes):
+    cpu = host_of(lanes)
+    rng = np.random.default_rng(0)
+    parts = [rng.standard_normal((2, width, 3, 5), dtype="float32") for width in widths]
+    # what stands beyond a part's channels must not come in
+    blocked = [blocks.block_array(part, lanes) for part in parts]
+    for array, width in zip(blocked, widths, strict=True):
+        array[:, -1, :, :, width % lanes or lanes :] = np.nan
+    expected = blocks.block_array(np.maximum(np.concatenate(parts, 1), 0), lanes)
+    kernel = schedule_kernel(concat_of(widths, lanes), cpu.machine)
+    assert "if_then_else" not in str(kernel)
+    out = tvm.runtime.tensor(np.full(expected.shape, 7e7, "float32"))
+    built(kernel, cpu.target)["kernel"](*map(tvm.runtime.tensor, blocked), out)
+    np.testing.assert_array_equal(out.numpy(), expected)
+
+
+def test_blocks_between_the_seams_are_one_loop():
+    runs = block_runs(ConcatConfig((54, 540, 1000), 16))
+    assert sum(run.count for run in runs) == -(-1594 // 16)
+    assert len(runs) <= 7
+
+
+def test_the_cost_model_sees_a_copy_without_conditions():
+    features = describe(concat_of((54, 54, 54), 8), cpu_processor(cpu_of(8), 1).machine)
+    assert features.conditions == 0
+    assert features.stages == 1
