@@ -99,12 +99,17 @@ def write_concat(cfg: ConcatConfig, machine: VectorMachine, fused: FusedKernel) 
         dtype = str(parts[0].dtype)
         whole = scratch("whole", cfg.lanes, dtype=dtype)
         place = (image, i + run.start, y, x)
+        filled = cfg.lanes - run.places.count(None)
+
+        def finish(v: Expr) -> tirx.Stmt:
+            value = load(whole, v)
+            if filled < cfg.lanes:
+                value = tirx.Select(v < filled, value, tirx.const(0, dtype))
+            return fused.epilogue.store((*place, v), value)
+
         return within(
             [whole],
-            [
-                store(whole, _shuffled(read, run.places, dtype), lane),
-                lanes(cfg.lanes, lambda v: fused.epilogue.store((*place, v), load(whole, v))),
-            ],
+            [store(whole, _shuffled(read, run.places), lane), lanes(cfg.lanes, finish)],
         )
 
     def of_run(run: BlockRun, image: Expr, row: Expr | None) -> tirx.Stmt:
@@ -124,16 +129,13 @@ def write_concat(cfg: ConcatConfig, machine: VectorMachine, fused: FusedKernel) 
     return loop(n, some, "image")
 
 
-def _shuffled(read: list[Expr], places: Sequence[tuple[int, int] | None], dtype: str) -> Expr:
-    """One vector of lanes of several; those of no vector are zero."""
+def _shuffled(read: list[Expr], places: Sequence[tuple[int, int] | None]) -> Expr:
+    """One vector of lanes of several; what stands in lanes of no vector does not matter."""
     count = len(places)
-    if places == tuple((0, lane) for lane in range(count)):
+    filled = [(0, lane) if place is None else place for lane, place in enumerate(places)]
+    if filled == [(0, lane) for lane in range(count)]:
         return read[0]
-    zeros = [tirx.Broadcast(tirx.const(0, dtype), count)] if None in places else []
-    numbers = [
-        len(read) * count if place is None else place[0] * count + place[1] for place in places
-    ]
-    return tirx.Shuffle([*read, *zeros], [const(number) for number in numbers])
+    return tirx.Shuffle(read, [const(vector * count + lane) for vector, lane in filled])
 
 
 def _parts(fused: FusedKernel) -> list[tirx.Buffer]:

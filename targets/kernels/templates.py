@@ -37,6 +37,7 @@ from .work_items import schedule_items, write_conv_items, write_window_items
 def schedule_kernel(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
     """The scheduled form of any PrimFunc: by its template, or by the generic schedule."""
     fused = split_fused(func)
+    fused = fused if fused is not None and _fits(fused, machine) else None
     scheduled = _schedule(func, machine, fused)
     if not machine.packs_bytes:
         return scheduled
@@ -56,7 +57,7 @@ def _schedule(
     func: tirx.PrimFunc, machine: VectorMachine, fused: FusedKernel | None
 ) -> tirx.PrimFunc:
     on_items = machine.group_items > 1
-    if fused is None or not _fits(fused, machine):
+    if fused is None:
         return schedule_items(func, machine) if on_items else schedule_generic(func, machine)
     config = json.loads(fused.config)
     writers = _ITEM_WRITERS if on_items else _WRITERS

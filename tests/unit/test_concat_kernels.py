@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import tvm
@@ -12,6 +14,7 @@ from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.concat import ConcatConfig, block_runs
 from tvm_stretch.targets.kernels.templates import schedule_kernel
 
+from tvm_stretch.codegen.opencl_code import compile_opencl
 from tvm_stretch.cost.describe import describe
 
 
@@ -61,3 +64,12 @@ def test_the_cost_model_sees_a_copy_without_conditions():
     features = describe(concat_of((54, 54, 54), 8), cpu_processor(cpu_of(8), 1).machine)
     assert features.conditions == 0
     assert features.stages == 1
+
+
+def test_opencl_c_writes_shuffles_of_several_vectors():
+    machine = cpu_processor(cpu_of(4), 1).machine
+    kernel = schedule_kernel(concat_of((6, 9, 5), 4), machine).with_attr("global_symbol", "kernel")
+    code = compile_opencl({"kernel": kernel}, tvm.target.Target("opencl"), on_cpu=True)
+    (source,) = json.loads(code)["sources"]
+    assert "(float4)(vload4" in source
+    assert "vstore4(float4(" not in source

@@ -219,9 +219,12 @@ def _exact(number: tirx.FloatImm) -> tvm.ir.Expr:
 def _vector_of_lanes(shuffle: tirx.Shuffle) -> tvm.ir.Expr:
     """``(float4)((v).s3, ..)``; TVM writes ``float4((v).s3, ..)``, which is not OpenCL C."""
     scalar, _, lanes = str(shuffle.ty.dtype).partition("x")
-    if not lanes or len(shuffle.vectors) != 1 or scalar not in _TYPE_NAMES:
+    widths = {str(vector.ty.dtype).partition("x")[2] for vector in shuffle.vectors}
+    if not lanes or len(widths) != 1 or scalar not in _TYPE_NAMES:
         return shuffle
-    picked = [tirx.Shuffle(list(shuffle.vectors), [index]) for index in shuffle.indices]
+    [width] = map(int, widths)
+    places = [divmod(int(index), width) for index in shuffle.indices]
+    picked = [tirx.Shuffle([shuffle.vectors[vector]], [lane]) for vector, lane in places]
     return tirx.call_pure_extern(str(shuffle.ty.dtype), f"({_TYPE_NAMES[scalar]}{lanes})", *picked)
 
 
