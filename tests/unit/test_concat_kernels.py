@@ -71,5 +71,5 @@ def test_opencl_c_writes_shuffles_of_several_vectors():
     kernel = schedule_kernel(concat_of((6, 9, 5), 4), machine).with_attr("global_symbol", "kernel")
     code = compile_opencl({"kernel": kernel}, tvm.target.Target("opencl"), on_cpu=True)
     (source,) = json.loads(code)["sources"]
-    assert "(float4)(vload4" in source
+    assert "vstore4((float4)(" in source
     assert "vstore4(float4(" not in source
