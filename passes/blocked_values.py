@@ -277,7 +277,7 @@ class Rewriter:
         if axis == 2:
             return _Value(shape, blocked=self.bb.emit(relax.op.concat(operands, axis=2)))
         widths = [shape_of(part)[1] for part in parts.fields]
-        return _Value(shape, blocked=blocks.concat(self.bb, operands, widths, self.lanes))
+        return _Value(shape, blocked=blocks.concat(self.bb, self.machine, operands, widths))
 
     def _slice(self, call: relax.Call) -> _Value | None:
         """Whole blocks of channels of a feature map: a view; also rows of it."""

@@ -11,7 +11,7 @@ from tvm import relax, te, tirx
 from tvm.ir import Expr, GenericConst
 
 from .choose import ConvShape, choose_conv
-from .concat import ConcatConfig
+from .concat import ConcatConfig, shuffles
 from .conv import ConvConfig, conv_compute, pack_weight
 from .fused import ANNOTATION, ONCE
 from .machine import VectorMachine
@@ -163,14 +163,18 @@ def interleave(
 
 
 def concat(
-    bb: relax.BlockBuilder, parts: Sequence[Expr], widths: Sequence[int], lanes: int
+    bb: relax.BlockBuilder,
+    machine: VectorMachine,
+    parts: Sequence[Expr],
+    widths: Sequence[int],
 ) -> relax.Var:
     """Concatenate channels; where all but the last part fill their blocks it is a view."""
+    lanes = machine.lanes
     if all(width % lanes == 0 for width in widths[:-1]):
         return bb.emit(relax.op.concat(list(parts), axis=1))
     starts = [sum(widths[:i]) for i in range(len(widths))]
     total = sum(widths)
-    mark = annotation("concat", ConcatConfig(tuple(widths), lanes))
+    mark = annotation("concat", ConcatConfig(tuple(widths), lanes)) if shuffles(machine) else {}
 
     def merge(*tensors: te.Tensor) -> te.Tensor:
         n, _, h, w, _ = tensors[0].shape
@@ -189,7 +193,7 @@ def concat(
         out = (n, -(-total // lanes), h, w, lanes)
         return te.compute(out, element, name="concat_channels", attrs=mark)
 
-    return bb.emit(kernel_call(bb, "concat_channels", tuple(widths), merge, *parts))
+    return bb.emit(kernel_call(bb, "concat_channels", (tuple(widths), bool(mark)), merge, *parts))
 
 
 # --- operators ------------------------------------------------------------------------------------

@@ -78,13 +78,18 @@ def block_runs(cfg: ConcatConfig) -> list[BlockRun]:
     return runs
 
 
+def shuffles(machine: VectorMachine) -> bool:
+    """Whether the template is for such a machine; others fuse concatenations with their readers."""
+    return machine.group_items == 1 and not machine.packs_bytes and machine.lanes in _LANES
+
+
 def takes_concat(fused: FusedKernel, machine: VectorMachine) -> bool:
     """Whether the template fits: nothing is computed before, and the machine has such vectors."""
-    if machine.group_items > 1 or machine.packs_bytes or len(fused.blocks) != 1:
+    if not shuffles(machine) or len(fused.blocks) != 1:
         return False
     config = json.loads(fused.config)
     parts = _parts(fused)
-    return config["lanes"] in _LANES and len(parts) == len(config["widths"])
+    return len(parts) == len(config["widths"])
 
 
 def write_concat(cfg: ConcatConfig, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,20 +13,22 @@ from tvm import relax, tirx
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.concat import ConcatConfig, block_runs
+from tvm_stretch.targets.kernels.fused import ANNOTATION
+from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.templates import schedule_kernel
 
 from tvm_stretch.codegen.opencl_code import compile_opencl
 from tvm_stretch.cost.describe import describe
 
 
-def concat_of(widths, lanes, batch=2, size=(3, 5)):
+def concat_of(widths, machine, batch=2, size=(3, 5)):
     """A kernel of relu(concat) in blocks, fused as in networks."""
     bb = relax.BlockBuilder()
-    shapes = [blocks.blocked_shape((batch, width, *size), lanes) for width in widths]
+    shapes = [blocks.blocked_shape((batch, width, *size), machine.lanes) for width in widths]
     parts = [relax.Var(f"x{i}", relax.TensorType(s, "float32")) for i, s in enumerate(shapes)]
     with bb.function("main", parts):
         with bb.dataflow():
-            whole = bb.emit(relax.op.nn.relu(blocks.concat(bb, parts, widths, lanes)))
+            whole = bb.emit(relax.op.nn.relu(blocks.concat(bb, machine, parts, widths)))
             out = bb.emit_output(whole)
         bb.emit_func_output(out)
     passes = relax.transform
@@ -47,7 +50,7 @@ def test_every_channel_stands_in_its_place(widths, lanes):
     for array, width in zip(blocked, widths, strict=True):
         array[:, -1, :, :, width % lanes or lanes :] = np.nan
     expected = blocks.block_array(np.maximum(np.concatenate(parts, 1), 0), lanes)
-    kernel = schedule_kernel(concat_of(widths, lanes), cpu.machine)
+    kernel = schedule_kernel(concat_of(widths, cpu.machine), cpu.machine)
     assert "if_then_else" not in str(kernel)
     out = tvm.runtime.tensor(np.full(expected.shape, 7e7, "float32"))
     built(kernel, cpu.target)["kernel"](*map(tvm.runtime.tensor, blocked), out)
@@ -61,14 +64,24 @@ def test_blocks_between_the_seams_are_one_loop():
 
 
 def test_the_cost_model_sees_a_copy_without_conditions():
-    features = describe(concat_of((54, 54, 54), 8), cpu_processor(cpu_of(8), 1).machine)
+    machine = cpu_processor(cpu_of(8), 1).machine
+    features = describe(concat_of((54, 54, 54), machine), machine)
     assert features.conditions == 0
     assert features.stages == 1
 
 
+@pytest.mark.parametrize("other", [{"group_items": 64}, {"packs_bytes": True}, {"lanes": 32}])
+def test_other_machines_fuse_concatenations_with_their_readers(other):
+    machine = VectorMachine(8, 16, False, 2**19, 1)
+    for each, marks in ((machine, 1), (replace(machine, **other), 0)):  # nor is one's the other's
+        assert str(concat_of((6, 9, 5), each)).count(ANNOTATION) == marks
+
+
 def test_opencl_c_writes_shuffles_of_several_vectors():
     machine = cpu_processor(cpu_of(4), 1).machine
-    kernel = schedule_kernel(concat_of((6, 9, 5), 4), machine).with_attr("global_symbol", "kernel")
+    kernel = schedule_kernel(concat_of((6, 9, 5), machine), machine).with_attr(
+        "global_symbol", "kernel"
+    )
     code = compile_opencl({"kernel": kernel}, tvm.target.Target("opencl"), on_cpu=True)
     (source,) = json.loads(code)["sources"]
     assert "vstore4((float4)(" in source
