@@ -8,8 +8,9 @@ python -m benchmarks.accuracy report --folder F --json accuracy.json
 Every seed draws its own images (accuracy_tasks.py) and trains the original and its stretched form
 in the same way, from random numbers; distils the one into the other; and starts the stretched form
 from the original's weights: with batch-norm statistics computed anew, with weights fitted to what
-the original computes (``training.imitate``: no labels, no training), and after two more epochs at a
-low rate. Differences are those of pairs, with 95 % intervals (Student's). What is done stays in the
+the original computes (``training.imitate``: no labels, no training), with all layers brought nearer
+to that together (``training.refine``: no labels), and after two more epochs at a low rate.
+Differences are those of pairs, with 95 % intervals (Student's). What is done stays in the
 folder: the same command goes on.
 """
 
@@ -36,7 +37,7 @@ from tvm_stretch.files import write_whole
 
 NETWORKS = ("resnet", "regnetx", "mbconv")
 TASKS = {"shapes": (3, SIZE), "digits": (1, 8)}
-MEASURES = ("alike", "distilled", "copied", "recalibrated", "imitating", "two epochs")
+MEASURES = ("alike", "distilled", "copied", "recalibrated", "imitating", "refined", "two epochs")
 
 # 97.5 % quantiles of Student's t, by degrees of freedom
 _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14)

@@ -26,6 +26,7 @@ from tvm_stretch.training import (
     fit,
     imitate,
     recalibrate,
+    refine,
 )
 from tvm_stretch.training.graph import Graph
 
@@ -83,6 +84,7 @@ class Schedule:
         epochs: of training.
         rate: the highest learning rate.
         low_rate: of the two epochs after a warm start.
+        steps: in which a warm start is refined.
         batch: images in a step.
     """
 
@@ -91,6 +93,7 @@ class Schedule:
     epochs: int = 12
     rate: float = 0.05
     low_rate: float = 0.01
+    steps: int = 400
     batch: int = 32
 
 
@@ -165,6 +168,9 @@ def trial(prepared: Prepared, data: Data, schedule: Schedule, seed: int) -> dict
     found["recalibrated"] = right(warm)
     imitate(warm, original, data.images[:2048], progress=_unheard)
     found["imitating"] = right(warm)
+    images = Batches(data.images, data.labels, augment=batches.augment)
+    refine(warm, original, images, steps=schedule.steps, seed=seed, progress=_unheard)
+    found["refined"] = right(warm)
     fit(warm, batches, epochs=2, rate=schedule.low_rate, **how)
     found["two epochs"] = right(warm)
     taught = TrainableNetwork(prepared.stretched, start)

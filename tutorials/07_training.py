@@ -93,15 +93,19 @@ print(st.best)
 section("3. Trained")
 # An ordinary torch module, whose weights are rows and columns of the given ones.  At first the
 # statistics of its batch normalisations are wrong, and channels are missing.  `imitate` fits every
-# layer to what the given network computes, by least squares: no labels, no training.  `distill`
-# lets that network teach it; your own training will do.
+# layer to what the given network computes, by least squares: no labels, no training.  `refine` goes
+# on with all layers together, by gradient descent, without labels too.  `distill` lets that network
+# teach it; your own training will do.
 net = st.to_torch()
 print([name for name, _ in net.named_parameters()][:4])
 print(f"as it comes: {ts.training.accuracy(net, tests):.2f}")
 ts.training.recalibrate(net, images)
 print(f"with statistics of its own: {ts.training.accuracy(net, tests):.2f}")
-ts.training.imitate(net, ts.training.to_torch(st.mod), images)
+original = ts.training.to_torch(st.mod)
+ts.training.imitate(net, original, images)
 print(f"imitating: {ts.training.accuracy(net, tests):.2f}")
+ts.training.refine(net, original, images, steps=50)
+print(f"refined: {ts.training.accuracy(net, tests):.2f}")
 ts.training.distill(net, teacher, loader, epochs=2, rate=0.02)
 print(f"distilled: {ts.training.accuracy(net, tests):.2f}")
 assert ts.training.accuracy(net, tests) > 0.8

@@ -54,7 +54,7 @@ def test_a_trial():
     images = torch.randn(40, 3, 12, 12, generator=random)
     labels = torch.randint(5, (40,), generator=random)
     data = Data(images[:32], labels[:32], images[32:], labels[32:])
-    rows = [trial(found, data, Schedule(epochs=2, batch=16), 1) for _ in range(2)]
+    rows = [trial(found, data, Schedule(epochs=2, batch=16, steps=2), 1) for _ in range(2)]
     for row in rows:
         assert row.pop("seconds") > 0
         assert all(value in np.arange(9) * 12.5 for value in row.values())

@@ -48,6 +48,11 @@ def test_wrong_fields():
         StretchedSegment("x", "y", (Branch("cpu", 1, 8),), "sum")
     with pytest.raises(PlanError, match="whole numbers for depth and width"):
         StretchedSegment("x", "y", (Branch("cpu", 0.5, 8),))  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="the name of a processor for each branch"):
+        StretchedSegment("x", "y", (Branch(3, 1, 8),))  # type: ignore[arg-type]
+    for lists in ([2, 1], None):
+        with pytest.raises(PlanError, match="a list of numbers for each segment for widths"):
+            Design.of_lists([("x", "y")], ["cpu"], [[1]], lists)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="a Design, the path of its file or a dict"):
         Design.read(3)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="a readable file for the design"):

@@ -279,6 +279,8 @@ def test_what_cannot_be_stretched():
         st = stretched(mod, 1, 1)
         run = st.task.chain.runs[0]
         st.judge(Design((StretchedSegment(run.start, run.end, (Branch("npu", 1, 8),)),)))
+    with pytest.raises(PlanError, match="segments that share no block"):
+        st.judge(Design((StretchedSegment(run.start, run.end, (Branch("cpu", 1, 8),)),) * 2))
     with pytest.raises(InputError, match="a number from 0 to 1 for tolerance"):
         Rules(tolerance=2)
     with pytest.raises(InputError, match="a positive number for alpha"):

@@ -80,6 +80,11 @@ class StretchedSegment:
         if not self.branches:
             raise PlanError(f"expected branches for {where}, got none; leave the segment out")
         for branch in self.branches:
+            if not isinstance(branch.processor, str):
+                raise PlanError(
+                    f"expected the name of a processor for each branch of {where}, got "
+                    f"{branch.processor!r}; name one"
+                )
             if type(branch.depth) is not int or type(branch.width) is not int:
                 raise PlanError(
                     f"expected whole numbers for depth and width of {where}, got {branch}; "
@@ -120,8 +125,14 @@ class Design:
             merge: of all segments.
 
         Raises:
-            PlanError: the lists are of unequal lengths.
+            PlanError: the lists are of unequal lengths, or are none.
         """
+        for what, lists in (("depths", depths), ("widths", widths)):
+            if not _are_lists(lists):
+                raise PlanError(
+                    f"expected a list of numbers for each segment for {what}, got {lists!r}; give "
+                    "[[2, 1], [3, 2]], say"
+                )
         if not len(segments) == len(depths) == len(widths):
             raise PlanError(
                 f"expected depths and widths for each of {len(segments)} segments, got "
@@ -162,6 +173,10 @@ class Design:
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.segments))
+
+
+def _are_lists(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(v, list | tuple) for v in value)
 
 
 DesignLike: TypeAlias = Design | Mapping[str, Any] | str | os.PathLike[str]

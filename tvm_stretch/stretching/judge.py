@@ -143,6 +143,11 @@ def _runs_of(operators: Operators, design: Design) -> dict[str, Run]:
     segment_of = {}
     for segment in design.segments:
         for block in blocks_of_segment(blocks, segment):
+            if block.output in segment_of:
+                raise PlanError(
+                    f"expected segments that share no block, got {block.output!r} in two of them; "
+                    "correct the design"
+                )
             segment_of[block.output] = segment.start
     found: dict[str, Run] = {}
     for block in blocks:

@@ -26,6 +26,7 @@ from tvm_stretch.training.data import Batches, accuracy
 from tvm_stretch.training.imitate import imitate
 from tvm_stretch.training.loop import distill, fit
 from tvm_stretch.training.network import TrainableNetwork
+from tvm_stretch.training.refine import refine
 from tvm_stretch.training.statistics import recalibrate
 from tvm_stretch.training.supernet import Supernet, fit_supernet
 
@@ -43,6 +44,7 @@ __all__ = [
     "imitate",
     "load_torch",
     "recalibrate",
+    "refine",
     "to_torch",
 ]
 

@@ -59,7 +59,7 @@ def imitate(
         InputError: there are no images, or the networks do not belong together.
         TrainingError: what they compute is not finite.
     """
-    _check(net, teacher)
+    check_belong(net, teacher)
     with undone(net), evaluating(net, teacher), reporting(progress):
         batches = list(image_batches(images))  # which a generator gives only once
         recalibrate(net, batches)
@@ -69,7 +69,7 @@ def imitate(
         recalibrate(net, batches)
 
 
-def _check(net: object, teacher: object) -> None:
+def check_belong(net: object, teacher: object) -> None:
     """Refuse networks of which one is not the other one, stretched."""
     for what, given in (("net", net), ("teacher", teacher)):
         if not isinstance(given, TrainableNetwork):
@@ -121,7 +121,7 @@ class _Imitation:
             for name, source in net.sources.items()
         }
         self._choose_channels()
-        self.fits = list(_find_fits(net))
+        self.fits = list(find_fits(net))
         self.targets = _Targets(teacher, x, self.rows, Counter(map(self._target, self.fits)))
 
     def run(self) -> None:
@@ -269,7 +269,7 @@ def _columns(values: Tensor, weight: Tensor) -> Tensor:
     return values.reshape(-1, *(1,) * (weight.ndim - 1))
 
 
-def _find_fits(net: TrainableNetwork) -> Iterator[_Fit]:
+def find_fits(net: TrainableNetwork) -> Iterator[_Fit]:
     """Convolutions and dense layers whose result something normalises, or adds biases to."""
     readers: dict[str, list[Node]] = defaultdict(list)
     place = {node.name: index for index, node in enumerate(net.graph.nodes)}

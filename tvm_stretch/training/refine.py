@@ -1,0 +1,176 @@
+"""All layers of a stretched network together, nearer to what the given one says: no labels.
+
+    teacher    x -> block -> block -> block -> says        each end of a block, and the result,
+    net        x' -> block.b0 -> block.b0 --.              is compared with the channels of the
+               `---> block.b1 ------> concat -> says'      teacher's that it stands for
+
+`imitate` fits one layer after the other, so that what lies inside a branch has to be as in the
+teacher, and what an early layer gets wrong the later ones inherit. Here a few hundred steps of
+gradient descent change all of them at once; only what leaves a block has to be right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tvm_stretch.errors import InputError, TrainingError
+from tvm_stretch.progress import Progress, reporting, say
+from tvm_stretch.training.data import device_of, evaluating, image_batches, undone
+from tvm_stretch.training.imitate import check_belong, find_fits
+from tvm_stretch.training.loop import LOOK_EVERY, repeatable, share_of_rate
+from tvm_stretch.training.network import TrainableNetwork
+from tvm_stretch.training.statistics import recalibrate
+
+STEPS = 400
+"""Of gradient descent: a few seconds to a minute for networks of small images."""
+
+BATCH = 128
+"""Images of a step where an array was given."""
+
+
+def refine(
+    net: TrainableNetwork,
+    teacher: TrainableNetwork,
+    images: Any,
+    *,
+    steps: int = STEPS,
+    rate: float = 2e-3,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> None:
+    """Bring what a stretched network computes nearer to what the given one does; after `imitate`.
+
+    Args:
+        net: what `Stretching.to_torch` gave; changed in place, in evaluation mode afterwards. If
+            this fails, it is as it was.
+        teacher: `to_torch` of the network that was stretched; moved to the device of ``net``,
+            where it stays.
+        images: an array or a tensor of some thousands, or batches: those of a loader, whose labels
+            are not read, over and over.
+        steps: of gradient descent.
+        rate: of Adam at first; it falls along a cosine.
+        seed: same seed, same device, same result.
+        progress: as for ``ts.compile``.
+
+    Raises:
+        InputError: there are no images, or the networks do not belong together.
+        TrainingError: what they compute is not finite.
+    """
+    check_belong(net, teacher)
+    if type(steps) is not int or steps < 1:
+        raise InputError(f"expected a positive number for steps, got {steps!r}; try {STEPS}")
+    if not isinstance(rate, int | float) or not 0 < rate < math.inf:
+        raise InputError(f"expected a positive number for rate, got {rate!r}; try 0.002")
+    where = device_of(net)
+    teacher.to(where)
+    if not isinstance(images, torch.Tensor) and not hasattr(images, "__array__"):
+        images = images if hasattr(images, "__len__") else list(image_batches(images))
+    try:
+        with undone(net), evaluating(teacher), reporting(progress), repeatable(where):
+            torch.manual_seed(seed)
+            net.train()
+            _descend(net, teacher, _endless(images), steps, rate)
+            recalibrate(net, images)
+    finally:
+        net.eval()
+
+
+def _descend(
+    net: TrainableNetwork,
+    teacher: TrainableNetwork,
+    batches: Iterator[Tensor],
+    steps: int,
+    rate: float,
+) -> None:
+    """Gradient descent."""
+    where, compared = device_of(net), _compared(net)
+    optimizer = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], rate)
+    total, heard = torch.zeros((), device=where), 0
+    for step in range(steps):
+        batch = next(batches).to(where, torch.float32)
+        with torch.no_grad():
+            wanted = _values(teacher, batch, {net.sources[name].tensor for name in compared})
+        for group in optimizer.param_groups:
+            group["lr"] = rate * share_of_rate((step + 0.5) / steps)
+        optimizer.zero_grad()
+        loss = _apart(net, _values(net, batch, compared), wanted, compared)
+        loss.backward()
+        optimizer.step()
+        total, heard = total + loss.detach(), heard + 1
+        if (step + 1) % LOOK_EVERY == 0 or step + 1 == steps:
+            mean = total.item() / heard
+            if not math.isfinite(mean):
+                raise TrainingError(
+                    f"expected a finite distance to the teacher, got {mean} until step {step + 1}; "
+                    "refine at a lower rate, and look for NaN among the images and the weights"
+                )
+            say(f"step {step + 1} of {steps}, {mean:.3f} of the variance apart")
+            total, heard = torch.zeros((), device=where), 0
+
+
+def _endless(images: Any) -> Iterator[Tensor]:
+    """Batches of images, in another order each time."""
+    if isinstance(images, torch.Tensor) or hasattr(images, "__array__"):
+        known = torch.as_tensor(images)
+        while len(known):
+            order = torch.randperm(len(known)).to(known.device)
+            size = min(BATCH, len(known))
+            for part in range(len(known) // size):
+                yield known[order[part * size : (part + 1) * size]]
+    else:
+        given = True
+        while given:
+            given = False
+            for batch in image_batches(images):
+                given = True
+                yield batch
+    raise InputError("expected images to refine with, got none; give some thousands")
+
+
+def _compared(net: TrainableNetwork) -> dict[str, float]:
+    """Ends of blocks and results, and how much each counts: all ends as much as all results."""
+    fits = [fit for fit in find_fits(net) if not net.sources[fit.wanted].tied]
+    summands = {fit.other for fit in fits}
+    ends = {fit.wanted for fit in fits} - summands - set(net.graph.outputs)
+    results = {name for name in net.graph.outputs if name in net.sources}
+    weights = {name: 1 / len(part) for part in (ends, results) for name in part}
+    return {node.name: weights[node.name] for node in net.graph.nodes if node.name in weights}
+
+
+def _values(
+    net: TrainableNetwork, batch: Tensor, names: Mapping[str, float] | set[str]
+) -> dict[str, Tensor]:
+    """What a network computes, of these tensors."""
+    values: dict[str, Any] = dict.fromkeys(net.graph.inputs, batch)
+    found = {}
+    for node in net.graph.nodes:
+        values[node.name] = net.compute(node, values, len(batch) // net.graph.batch)
+        if node.name in names:
+            found[node.name] = values[node.name]
+        for name in node.inputs:
+            if net.graph.last_reader.get(name) == node.name:
+                values.pop(name, None)
+    return found
+
+
+def _apart(
+    net: TrainableNetwork,
+    found: Mapping[str, Tensor],
+    wanted: Mapping[str, Tensor],
+    counts: Mapping[str, float],
+) -> Tensor:
+    """Mean squares between the networks, each as a share of the teacher's variance."""
+    total = torch.zeros((), device=next(iter(found.values())).device)
+    for name, value in found.items():
+        source, whole = net.sources[name], wanted[net.sources[name].tensor]
+        spread = whole.transpose(0, 1).flatten(1).var(1).mean() + 1e-12
+        channels = torch.as_tensor(source.channels, device=value.device)
+        known = channels >= 0
+        apart = (value[:, known] - whole[:, channels[known]]).square().mean()
+        total = total + counts[name] * apart / spread
+    return total
