@@ -48,6 +48,16 @@ def test_whole_network_equals_onnx_runtime(activations: str) -> None:
     assert np.abs(result - wanted).max() <= (0.0 if activations == "uint8" else 1.01 * steps)
 
 
+def test_bias_of_one_row() -> None:
+    """As exporters write it; ONNX Runtime's quantiser fails on it."""
+    net = Net(seed=1)
+    row = net.op("Flatten", net.input("x", (1, 3, 12, 12)))
+    dense = net.op("Gemm", row, net.weight((10, 432)), net.weight((1, 10)), transB=1)
+    model = ts.quantize(net.model(net.op("Relu", dense)), IMAGES)
+    result = np.asarray(ts.compile(model, cpu_threads=1)(IMAGES[:1]))
+    np.testing.assert_array_equal(result, optimised(model, IMAGES[:1]))
+
+
 def test_padding_with_a_number_equals_onnx_runtime() -> None:
     net = Net(seed=1)
     pads = net.constant(np.array([0, 1, 0, 0, 0, 0, 0, 0]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,6 +84,7 @@ def quantize(
         try:
             onnx.save(fold_batch_norms(model), given)
             quant_pre_process(given, prepared, skip_symbolic_shape=True)
+            _flatten_biases(prepared)
             quantiser.quantize_static(
                 prepared,
                 result,
@@ -123,6 +125,18 @@ def _model(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
             f"expected operator set {_OLDEST} or later, got {max(versions, default=1)}, which "
             f"cannot be converted ({last_line(error)}); export the model again"
         ) from error
+
+
+def _flatten_biases(path: Path) -> None:
+    """Biases of one row, which a quantiser of scales for each channel takes for one number."""
+    model = onnx.load(path)
+    rows = {w.name: w for w in model.graph.initializer if len(w.dims) == 2 and w.dims[0] == 1}
+    readers = Counter(name for node in model.graph.node for name in node.input)
+    for node in model.graph.node:
+        row = rows.get(node.input[2]) if node.op_type == "Gemm" and len(node.input) > 2 else None
+        if row is not None and readers[row.name] == 1:
+            row.dims[:] = row.dims[1:]
+    onnx.save(model, path)
 
 
 def _feeds(inputs: list[onnx.ValueInfoProto], images: Images) -> Iterator[dict[str, np.ndarray]]:
