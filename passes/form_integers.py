@@ -44,7 +44,7 @@ INTEGERS = "integers"
 
 _MOVES = (
     *("reshape", "permute_dims", "strided_slice", "take"),
-    *("max", "nn.max_pool2d", "image.resize2d"),
+    *("max", "nn.max_pool2d", "image.resize2d", "nn.pad"),
 )
 
 
@@ -141,7 +141,12 @@ class _Former(relax.PyExprMutator):
             return None if scale is None else Tensor(call.args[0], scale)
         if kind in _MOVES and _moves(call):
             inner = self.tensor(call.args[0])
-            return inner and replace(inner, value=self.moved(x, call, inner.value))
+            if inner is None:
+                return None
+            result = Result(inner.scale, *inner.scale.limits)
+            if kind == "nn.pad" and not result.holds(float(call.attrs.pad_value)):
+                return None
+            return replace(inner, value=self.moved(x, call, inner.value, result))
         split = self.split(call)
         inner = None if split is None else self.tensor(split.args[0])
         return inner and replace(inner, value=self.part(x, call, split, inner.value))
@@ -166,7 +171,7 @@ class _Former(relax.PyExprMutator):
             return self.form(call.args[0], result.clipped(low, high))
         if kind in _MOVES and _moves(call):
             inner = self.form(call.args[0], result)
-            return None if inner is None else self.moved(x, call, inner)
+            return None if inner is None else self.moved(x, call, inner, result)
         split = self.split(call)
         if split is not None:
             inner = self.form(split.args[0], result)
@@ -198,8 +203,18 @@ class _Former(relax.PyExprMutator):
         """Emit an integer operator that stands for ``x``."""
         return self.keep(x, integer_call(self.builder_, integer, *operands))
 
-    def moved(self, x: relax.Expr, call: relax.Call, value: relax.Expr) -> relax.Var:
-        """The same movement of integers."""
+    def moved(
+        self, x: relax.Expr, call: relax.Call, value: relax.Expr, result: Result
+    ) -> relax.Var:
+        """The same movement of integers, which are those of ``result``."""
+        if kind_of(call) == "nn.pad":
+            widths, mode = [int(w) for w in call.attrs.pad_width], str(call.attrs.pad_mode)
+            number = min(max(result.number(float(call.attrs.pad_value)), result.low), result.high)
+            return self.keep(x, relax.op.nn.pad(value, widths, mode, float(number)))
+        return self.same(x, call, value)
+
+    def same(self, x: relax.Expr, call: relax.Call, value: relax.Expr) -> relax.Var:
+        """The same operator of integers."""
         return self.keep(x, relax.Call(call.op, [value, *call.args[1:]], call.attrs, call.ty_args))
 
     def part(
@@ -208,7 +223,7 @@ class _Former(relax.PyExprMutator):
         """The same part of integers; what is split is split once."""
         key = (item.tuple_value, value)
         if key not in self.splits:
-            self.splits[key] = self.moved(x, split, value)
+            self.splits[key] = self.same(x, split, value)
         return self.keep(x, relax.TupleGetItem(self.splits[key], item.index))
 
     def layer(self, x: relax.Expr, _call: relax.Call, result: Result) -> relax.Expr | None:
@@ -378,6 +393,8 @@ def _moves(call: relax.Call) -> bool:
     kind = kind_of(call)
     if kind == "image.resize2d":
         return str(call.attrs.method) == "nearest_neighbor"
+    if kind == "nn.pad":
+        return bool(np.isfinite(float(call.attrs.pad_value)))
     if kind == "nn.max_pool2d":
         return str(call.attrs.layout) == "NCHW" and len(shape_of(call)) == 4
     return True

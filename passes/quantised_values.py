@@ -59,6 +59,10 @@ class Result:
             rounded = np.rint(np.float32(value) / self.scale.scale) + self.scale.zero
         return int(np.clip(rounded, *self.scale.limits))
 
+    def holds(self, value: float) -> bool:
+        """Whether some integer means ``value`` exactly."""
+        return (self.number(value) - self.scale.zero) * self.scale.scale == np.float32(value)
+
     def rounding(self, zero: int | None = None) -> Rounding:
         """How operators make them; by default they add the zero point."""
         zero = self.scale.zero if zero is None else zero

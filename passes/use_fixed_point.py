@@ -134,8 +134,16 @@ def _sum(products: Sequence[_Product], offset: float) -> Expr:
         )
     total: Expr = _int(round(offset * 2**bits) + 2 ** (bits - 1))
     for (number, _), factor in zip(products, factors, strict=True):
-        total = total + number.astype("int32") * _int(round(factor * 2**bits))
+        whole, value = round(factor * 2**bits), number.astype("int32")
+        total = total + value * _int(whole)
+        if _width(number) == 32:  # what is lost of the factor counts 2**16 times
+            rest = _int(round((factor * 2**bits - whole) * 2**_MORE))
+            total = total + (value * rest >> _int(_MORE))
     return total >> _int(bits)
+
+
+_MORE = 14
+"""Bits of a factor beyond those that sums have room for."""
 
 
 _MOST = {8: 2**8, 16: 2**16, 32: 2**16}

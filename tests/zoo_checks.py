@@ -11,6 +11,7 @@ import tvm_stretch as ts
 # Sizes that every stage survives (strides of 32; valid convolutions of the Inceptions).
 QUICK_SIZES = {
     "inception_v3": 107,
+    "inception_v4": 107,
     "lstm": 3,
     "squeezenet1_0": 67,
     "squeezenet1_1": 67,

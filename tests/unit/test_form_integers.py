@@ -172,6 +172,7 @@ def test_split_is_a_split_of_integers() -> None:
 
 
 A = Quantised(integers(1, 16, 6, 7), 0.0213, 3)
+A_AGAIN = Quantised(np.zeros(0, "uint8"), A.scale, A.zero)
 B = Quantised(integers(1, 16, 6, 7, seed=1), 0.0337, 100)
 Y = Quantised(np.zeros(0, "uint8"), 0.04, 77)
 SIGNED = Quantised(integers(1, 16, 6, 7, dtype="int8"), 0.02, -3)
@@ -209,6 +210,7 @@ def transposed(channels: int, kernel: int, groups: int = 1, **attributes: Any) -
     )
 
 
+AROUND = np.array([0, 0, 1, 2, 0, 0, 0, 1])
 FOUR = [*["integer.conv2d"] * 4, "concat", "permute_dims", "strided_slice"]
 OPERATORS: dict[str, tuple[onnx.ModelProto, list[str]]] = {
     "add": (qdq("Add", [A, B], Y), ["integer.add"]),
@@ -270,6 +272,16 @@ OPERATORS: dict[str, tuple[onnx.ModelProto, list[str]]] = {
         ["take", "take"],
     ),
     "concat": (qdq("Concat", [A, B], Y, axis=1), ["integer.table", "integer.table", "concat"]),
+    "padded": (
+        qdq("Pad", [A], A_AGAIN, constants=[AROUND]),
+        ["nn.pad"],
+    ),
+    "padded with a number": (
+        qdq(
+            "Pad", [A], Y, constants=[np.array([0, 0, 1, 2, 0, 0, 0, 1]), np.array(-0.7, "float32")]
+        ),
+        ["integer.table", "nn.pad"],
+    ),
     "gemm": (qdq("Gemm", [MATRIX], Y, constants=[ROWS], transB=1), ["integer.matmul"]),
     "matmul": (qdq("MatMul", [MATRIX], Y, constants=[DENSE]), ["integer.matmul"]),
 }

@@ -44,6 +44,21 @@ def test_one_after_the_other_and_at_the_end() -> None:
     assert kinds(folded(net.model(x))) == {"Conv": 2}
 
 
+def test_behind_several_that_stand_side_by_side() -> None:
+    """As in the factorised reductions of NASNet."""
+    net = Net()
+    x = net.input("x", (1, 8, 9, 9))
+    parts = [net.conv(x, channels, (1, 1), bias=channels == 5) for channels in (4, 5, 6)]
+    inner = net.op("Concat", *parts[:2], axis=1)
+    outer = net.op("Concat", inner, parts[2], axis=1)
+    assert kinds(folded(net.model(net.batch_norm(outer)))) == {"Conv": 3, "Concat": 2}
+    net = Net()
+    x = net.input("x", (1, 8, 9, 9))
+    pooled = net.op("MaxPool", x, kernel_shape=[3, 3], pads=[1] * 4)
+    mixed = net.op("Concat", net.conv(x, 4, (1, 1)), pooled, axis=1)
+    assert "BatchNormalization" in kinds(folded(net.model(net.batch_norm(mixed))))
+
+
 def test_weights_that_two_layers_share() -> None:
     net = Net()
     x, weight = net.input("x", (1, 4, 9, 9)), net.weight((4, 4, 3, 3))

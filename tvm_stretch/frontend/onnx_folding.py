@@ -1,6 +1,7 @@
 """Folds batch normalisations of an ONNX file into the convolutions before them.
 
-    Conv -> BatchNormalization -> Relu      becomes      Conv -> Relu
+    Conv -> BatchNormalization -> Relu              becomes      Conv -> Relu
+    Conv, Conv -> Concat -> BatchNormalization      becomes      Conv, Conv -> Concat
 
 A quantiser has to see it so: what lies between would get a scale of its own, and a kernel. ONNX
 Runtime does it from 1.31 on, versions before leave them.
@@ -33,30 +34,55 @@ def fold_batch_norms(model: onnx.ModelProto) -> onnx.ModelProto:
         return folded  # they read what they like
     reads.update(value.name for value in graph.output)
     for norm in list(graph.node):
-        conv = makers.get(norm.input[0]) if norm.op_type == "BatchNormalization" else None
-        if conv is None or conv.op_type != "Conv" or reads[norm.input[0]] > 1:
+        if norm.op_type != "BatchNormalization" or len(norm.output) > 1:
             continue
-        known = [*norm.input[1:], *conv.input[1:]]
-        if len(norm.output) > 1 or not all(name in values for name in known):
+        convs = _convolutions(norm.input[0], makers, reads)
+        known = [*norm.input[1:], *(name for conv in convs for name in conv.input[1:])]
+        if not convs or not all(name in values for name in known):
             continue
-        names = [f"{norm.output[0]}.folded.{what}" for what in ("weight", "bias")]
-        for name, array in zip(names, _folded(conv, norm, values), strict=True):
-            graph.initializer.append(numpy_helper.from_array(array, name))
-            values[name] = graph.initializer[-1]
-        conv.input[1:] = names
-        conv.output[0] = norm.output[0]
-        makers[norm.output[0]] = conv
+        first = 0
+        for index, conv in enumerate(convs):
+            count = values[conv.input[1]].dims[0]
+            names = [f"{norm.output[0]}.folded{index or ''}.{what}" for what in ("weight", "bias")]
+            part = slice(first, first + count)
+            for name, array in zip(names, _folded(conv, norm, part, values), strict=True):
+                graph.initializer.append(numpy_helper.from_array(array, name))
+                values[name] = graph.initializer[-1]
+            conv.input[1:] = names
+            first += count
+        last = makers[norm.input[0]]
+        last.output[0] = norm.output[0]
+        makers[norm.output[0]] = last
         graph.node.remove(norm)
     _drop_unread(graph)
     return folded
 
 
+def _convolutions(
+    name: str, makers: Mapping[str, onnx.NodeProto], reads: Mapping[str, int]
+) -> list[onnx.NodeProto]:
+    """Those whose channels, one behind the other, are all that a value is, and nothing else's."""
+    node = makers.get(name)
+    if node is None or reads[name] > 1:
+        return []
+    if node.op_type == "Conv":
+        return [node]
+    axis = next((a.i for a in node.attribute if a.name == "axis"), None)
+    if node.op_type != "Concat" or axis != 1:
+        return []
+    parts = [_convolutions(part, makers, reads) for part in node.input]
+    return [conv for part in parts for conv in part] if all(parts) else []
+
+
 def _folded(
-    conv: onnx.NodeProto, norm: onnx.NodeProto, values: Mapping[str, onnx.TensorProto]
+    conv: onnx.NodeProto,
+    norm: onnx.NodeProto,
+    part: slice,
+    values: Mapping[str, onnx.TensorProto],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Weight and bias of a convolution that normalises, too."""
+    """Weight and bias of a convolution that normalises, too, with ``part`` of the channels."""
     weight, *biases = (numpy_helper.to_array(values[name]) for name in conv.input[1:])
-    scale, offset, mean, variance = (numpy_helper.to_array(values[n]) for n in norm.input[1:])
+    scale, offset, mean, variance = (numpy_helper.to_array(values[n])[part] for n in norm.input[1:])
     epsilon = next((a.f for a in norm.attribute if a.name == "epsilon"), _EPSILON)
     factor = scale.astype("float64") / np.sqrt(variance.astype("float64") + epsilon)
     bias = ((biases[0] if biases else 0.0) - mean) * factor + offset
