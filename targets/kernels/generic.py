@@ -27,6 +27,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Call
 from tvm.s_tir.schedule import ScheduleError
 
+from .flat import through_memory
 from .footprint import footprint
 from .loops import STACK_BYTES
 from .machine import VectorMachine
@@ -45,6 +46,8 @@ def schedule_generic(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFu
     except (ScheduleError, TypeError):  # not a function of blocks: already scheduled, or extern
         return func
     _inline(sch)
+    if machine.packs_bytes and (flat := _flat(func, sch, machine)) is not None:
+        return flat
     for name in _block_names(sch):
         trial = sch.copy()
         try:
@@ -53,6 +56,21 @@ def schedule_generic(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFu
             continue
         sch = trial
     return sch.mod["main"]
+
+
+def _flat(func: tirx.PrimFunc, sch: s_tir.Schedule, machine: VectorMachine) -> tirx.PrimFunc | None:
+    """One elementwise block whose rows fill no vectors, though all of them together do."""
+    names, trial = _block_names(sch), sch.copy()
+    if len(names) != 1 or not _is_spatial(statement := sch.get(sch.get_sblock(names[0]))):
+        return None
+    try:
+        (axis,) = _merge_loops(trial, names[0])
+    except (ScheduleError, ValueError):
+        return None
+    lanes = _vector_lanes(statement, machine)
+    if not axis.vectorizable or axis.extent < lanes or _fits_vectors(axis, lanes):
+        return None
+    return through_memory(func, statement, axis.extent, lanes)
 
 
 def _block_names(sch: s_tir.Schedule) -> list[str]:

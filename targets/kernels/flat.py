@@ -1,0 +1,57 @@
+"""Elementwise kernels of bytes as one loop through memory, whatever their rows are.
+
+    for b, y, x, lane: out[b, y, x, lane] = f(a[b, y, x, lane])   # rows of 448 bytes
+
+    for i: for k in vectorized(128): out[0, 0, 0, 128 * i + k] = f(a[0, 0, 0, 128 * i + k])
+
+TVM makes no vector of (128 * i + k) // 448, and LLVM for Hexagon computes such loops one number at
+a time. The last index may go beyond its extent: memory goes on there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.ir import Expr
+
+from tvm_stretch.rewriting import rewrite
+
+from .loops import VECTORIZED, block, const, loop
+
+
+def through_memory(func: tirx.PrimFunc, statement: Any, count: int, lanes: int) -> tirx.PrimFunc:
+    """The function whose only block every access walks through as through one axis.
+
+    Args:
+        func: it.
+        statement: its block, whose accesses step by one or not at all.
+        count: how many elements it has.
+        lanes: of a vector; what is left has vectors of the largest half, quarter .. that fits.
+    """
+    axes = [axis.var for axis in statement.iter_vars]
+    last = max(i for i, axis in enumerate(statement.iter_vars) if int(axis.dom.extent) > 1)
+
+    def at(place: Expr) -> tirx.Stmt:
+        def value(node: tirx.Var) -> Expr:
+            found = [i for i, var in enumerate(axes) if node.same_as(var)]
+            if not found:
+                return node
+            return place if found[0] == last else tirx.const(0, node.ty.dtype)
+
+        return rewrite(statement.body, (tirx.Var, value))
+
+    def vectors(first: int, passes: int, width: int) -> tirx.Stmt:
+        def one(i: Expr) -> tirx.Stmt:
+            return loop(width, lambda k: at(const(first) + i * width + k), "lane", VECTORIZED)
+
+        return loop(passes, one)
+
+    parts, first, width = [], 0, lanes
+    while first < count:
+        passes = (count - first) // width
+        if passes:
+            parts.append(vectors(first, passes, width))
+        first, width = first + passes * width, max(1, width // 2)
+    attrs = {**(func.attrs or {}), "s_tir": True, "tirx.noalias": True}
+    return tirx.PrimFunc(func.params, block(parts)).with_attrs(attrs)

@@ -1,0 +1,60 @@
+"""Bytes whose rows fill no vectors: one loop through memory, the same numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from cpu_targets import TARGET
+from tvm import te, tirx
+from tvm_stretch.targets.kernels.generic import schedule_generic
+from tvm_stretch.targets.kernels.machine import KIB, VectorMachine
+
+HVX = VectorMachine(
+    lanes=32,
+    registers=32,
+    broadcast_operand=False,
+    l2_bytes=1024 * KIB,
+    threads=1,
+    dot="vrmpybusv",
+    packs_bytes=True,
+)
+
+
+def halved_sums(shape: tuple[int, ...], beside: tuple[int, ...]) -> tirx.PrimFunc:
+    """(a + b) / 2; `beside` is b's shape."""
+    a, b = te.placeholder(shape, "uint8", name="a"), te.placeholder(beside, "uint8", name="b")
+
+    def element(*i: tirx.Var) -> tirx.Expr:
+        other = b[tuple(v if size > 1 else 0 for v, size in zip(i, beside, strict=True))]
+        total = a[i].astype("int32") + other.astype("int32")
+        return tirx.shift_right(total, tirx.const(1, "int32")).astype("uint8")
+
+    out = te.compute(shape, element, name="out")
+    return te.create_prim_func([a, b, out], "int64").with_attr("global_symbol", "main")
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 3, 14, 14, 32), (1, 2, 7, 7, 32), (2, 3, 5, 5, 32), (1, 7, 31, 1, 3)]
+)
+def test_the_same_numbers(shape: tuple[int, ...]) -> None:
+    func = schedule_generic(halved_sums(shape, shape), HVX)
+    assert "vectorized(T.int64(128))" in func.script() or "vectorized(128)" in func.script()
+    a, b = (np.random.default_rng(seed).integers(0, 256, shape, "uint8") for seed in (0, 1))
+    out = tvm.runtime.empty(shape, "uint8")
+    code = tvm.compile(tvm.IRModule({"main": func}), target=TARGET)
+    code["main"](tvm.runtime.tensor(a), tvm.runtime.tensor(b), out)
+    np.testing.assert_array_equal(out.numpy(), (a.astype(int) + b) >> 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "beside"),
+    [
+        ((1, 3, 28, 28, 32), (1, 3, 28, 28, 32)),  # TVM makes vectors of these
+        ((1, 3, 14, 14, 32), (1, 3, 1, 1, 32)),  # one number for each channel
+        ((1, 1, 1, 3, 32), (1, 1, 1, 3, 32)),  # less than a vector
+    ],
+)
+def test_others_stay_as_they_were(shape: tuple[int, ...], beside: tuple[int, ...]) -> None:
+    text = schedule_generic(halved_sums(shape, beside), HVX).script()
+    assert "sblock" in text
