@@ -26,12 +26,13 @@ from tvm.ir import Expr
 
 from .channel_runs import ChannelRun, channel_runs, whole_run
 from .conv import ConvConfig
-from .conv_tiles import Blocking, blocking, column_segments, kernel_rows, row_tiles
+from .conv_tiles import Blocking, Taps, blocking, column_segments, kernel_rows, row_tiles
 from .fused import Epilogue
 from .loops import (
     CACHE_LINE,
     PARALLEL,
     Accumulators,
+    TileRun,
     balanced,
     block,
     const,
@@ -137,38 +138,31 @@ class ConvNest:
         if cut.rows % cut.band:
             count = tirx.min(const(cut.band), const(cut.rows) - first)
 
-        def tiles(y: Expr, tile: Callable[[Tile], tirx.Stmt]) -> tirx.Stmt:
+        def tiles(y: Expr, run_of: Callable[[int, Callable[[Expr], Tile]], tirx.Stmt]) -> tirx.Stmt:
+            def at(t: Expr, r: TileRun[Taps], before: int) -> Tile:
+                x, turn = t * r.width + r.start, (y - first) * per_row + before + t
+                return Tile(n, g, y, x, blocks, r.work, turn)
+
             return block(
                 [
-                    loop(
-                        r.count,
-                        lambda t, r=r, before=before: tile(
-                            Tile(
-                                n,
-                                g,
-                                y,
-                                t * r.width + r.start,
-                                blocks,
-                                r.work,
-                                (y - first) * per_row + before + t,
-                            )
-                        ),
-                        "tile",
-                    )
+                    run_of(r.count, lambda t, r=r, before=before: at(t, r, before))
                     for r, before in zip(runs, starts, strict=True)
                 ]
             )
 
         if cut.chunks == 1:
-            return span(first, count, lambda y: tiles(y, self.whole_tile), "y")
+            return span(first, count, lambda y: tiles(y, self.run), "y")
         width = blocks * cfg.lanes
         partial = scratch("partial", cut.band, cut.width, width, dtype=self.sum_type)
+
+        def partials(tiles: int, at: Callable[[Expr], Tile], c: Expr, y: Expr) -> tirx.Stmt:
+            return loop(tiles, lambda t: self.partial_tile(at(t), c, partial, y - first), "tile")
 
         def chunk(c: Expr) -> tirx.Stmt:
             return span(
                 first,
                 count,
-                lambda y: tiles(y, lambda tile: self.partial_tile(tile, c, partial, y - first)),
+                lambda y: tiles(y, lambda count, at: partials(count, at, c, y)),
                 "y",
             )
 
@@ -208,8 +202,19 @@ class ConvNest:
             ]
         )
 
+    def run(self, count: int, at: Callable[[Expr], Tile]) -> tirx.Stmt:
+        """Tiles beside each other that do the same work."""
+        return loop(count, lambda t: self.whole_tile(at(t)), "tile")
+
     def whole_tile(self, tile: Tile) -> tirx.Stmt:
         """Zero the accumulators, reduce over everything, hand the tile to the epilogue."""
+        reduce, finish = self.whole(tile)
+        return self.tile(tile, reduce, None, finish)
+
+    def whole(
+        self, tile: Tile
+    ) -> tuple[list[Reduction], Callable[[Expr, Expr, Expr, Expr], tirx.Stmt]]:
+        """The reduction over everything, and what hands a sum to the epilogue."""
         group = tile.group * self.cfg.oc_blocks
 
         def finish(p: Expr, o: Expr, v: Expr, value: Expr) -> tirx.Stmt:
@@ -223,7 +228,7 @@ class ConvNest:
             reduce: list[Reduction] = [(whole, const(0), self.blocks_to_read(tile, None))]
         else:
             reduce = [(run, const(run.block), run.blocks) for run in runs]
-        return self.tile(tile, reduce, None, finish)
+        return reduce, finish
 
     def runs(self, vectors: int) -> list[ChannelRun] | None:
         """Which channels so many vectors read; None where that differs from tile to tile."""

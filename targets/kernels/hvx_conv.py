@@ -21,7 +21,18 @@ from .dots import WORD
 from .fused import Epilogue
 from .hvx import LANES, bytes_at, every, high, hvx, keep, low, pair, whole, word
 from .integer_conv import IntegerConvConfig, IntegerNest, integer_blocking
-from .loops import block, const, load, loop, scratch, span, store, vectors, within
+from .loops import (
+    Accumulators,
+    block,
+    const,
+    load,
+    loop,
+    scratch,
+    span,
+    store,
+    vectors,
+    within,
+)
 from .machine import VectorMachine
 
 _ONES = 0x01010101
@@ -205,6 +216,29 @@ class _WordNest(IntegerNest):
     """Tiles that begin with what is too much in their sums."""
 
     sums: PixelSums | TapSums
+
+    def run(self, count: int, at: Callable[[Expr], Tile]) -> tirx.Stmt:
+        """The next tile begins where a tile ends: its first sums are made while that one rounds."""
+        if count == 1:
+            return self.whole_tile(at(const(0)))
+        first = at(const(0))
+        acc = Accumulators(len(first.taps), first.blocks, self.cfg.lanes, dtype="int32")
+
+        def begun(tile: Tile) -> list[tirx.Stmt]:
+            begin = self.begin(tile)
+            return acc.start(lambda p, _o, _v: begin(p))
+
+        def one(t: Expr) -> tirx.Stmt:
+            reduce, finish = self.whole(at(t))
+            return block(
+                [
+                    *self.reduction(at(t), reduce, acc),
+                    *self.finished(acc, finish),
+                    *begun(at(tirx.min(t + 1, const(count - 1)))),
+                ]
+            )
+
+        return within(acc.buffers, [*begun(first), loop(count, one, "tile")])
 
     def begin(self, tile: Tile) -> Callable[[Expr], Expr]:
         """The sums of the pixels under the taps."""

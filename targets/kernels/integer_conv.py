@@ -257,8 +257,28 @@ class IntegerNest(ConvNest):
         finish: Callable[[Expr, Expr, Expr, Expr], tirx.Stmt],
     ) -> tirx.Stmt:
         """Sums in registers: zero, reduction over channel blocks, finish."""
+        acc = Accumulators(len(tile.taps), tile.blocks, self.cfg.lanes, dtype="int32")
+        begin = self.begin(tile)
+        return within(
+            acc.buffers,
+            [
+                *acc.start(lambda p, _o, _v: begin(p)),
+                *self.reduction(tile, reduce, acc),
+                *self.finished(acc, finish),
+            ],
+        )
+
+    def finished(
+        self, acc: Accumulators, finish: Callable[[Expr, Expr, Expr, Expr], tirx.Stmt]
+    ) -> list[tirx.Stmt]:
+        """Where there are words, stores of neighbouring pixels become one."""
+        return acc.written_out(finish) if self.cfg.way.words else acc.each(finish)
+
+    def reduction(
+        self, tile: Tile, reduce: Sequence[Reduction], acc: Accumulators
+    ) -> list[tirx.Stmt]:
+        """All products of a tile."""
         cfg, way = self.cfg, self.cfg.way
-        acc = Accumulators(len(tile.taps), tile.blocks, cfg.lanes, dtype="int32")
         first_block = cfg.first_block(tile.group * cfg.oc_blocks)
         segments = column_segments(tile.taps)
         fenced = span if cfg.way.words else fenced_span  # LLVM for Hexagon never ends with fences
@@ -307,21 +327,10 @@ class IntegerNest(ConvNest):
             return span(low, count, row, "ky")
 
         apart = fenced if len(reduce) > 1 else span
-        nest = [
+        return [
             apart(begin, blocks, lambda ic, run=run: rows(run, ic), "ic")
             for run, begin, blocks in (reduce if segments else [])
         ]
-        begin = self.begin(tile)
-        # where there are words, stores of neighbouring pixels become one
-        finished = acc.written_out(finish) if way.words else acc.each(finish)
-        return within(
-            acc.buffers,
-            [
-                *acc.start(lambda p, _o, _v: begin(p)),
-                *nest,
-                *finished,
-            ],
-        )
 
     def runs(self, vectors: int) -> list[ChannelRun] | None:
         """Only whole words: what groups share a word multiply by zeros."""
