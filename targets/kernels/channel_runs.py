@@ -60,8 +60,9 @@ def channel_runs(cfg: ConvConfig, vectors: int) -> list[ChannelRun] | None:
     widths = cfg.in_channels // cfg.groups, cfg.out_channels // cfg.groups
     if merge > 1:
         full, last = (-(-groups * widths[1] // cfg.lanes) for groups in (merge, left))
-        if cfg.oc_blocks < full or last == full:
-            return None
+        reads = [-(-groups * widths[0] // cfg.lanes) for groups in (merge, left)]
+        if cfg.oc_blocks < full or (last == full and reads[0] != reads[1]):
+            return None  # else groups that do not exist have weights of zero
         if left and vectors < full:
             merge = left
     return runs_of_groups(widths, merge, cfg.lanes, vectors)
