@@ -2,25 +2,27 @@
 
     sum of x * (w + 128)  =  sum of x * w  +  128 * sum of x
 
-The last sum is the same for all output channels. Before a convolution the channels of each pixel
-are added up, 128 bytes at a time, and multiplied by -128; a tile begins with what its taps have.
+The last sum is the same for all output channels; of groups, for those of a vector, which reads all
+channels of the groups that it has a part of. Before a convolution the channels of each pixel are
+added up, 128 bytes at a time, and multiplied by -128; a tile begins with what its taps have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from tvm import tirx
 from tvm.ir import Expr, StringImm
 
+from .channel_runs import ChannelRun
 from .conv_nest import Tile, write_nest
 from .conv_tiles import column_taps, kernel_rows
 from .dots import WORD
 from .fused import Epilogue
 from .hvx import LANES, bytes_at, every, high, hvx, keep, low, pair, whole, word
-from .integer_conv import IntegerConvConfig, IntegerNest, integer_blocking
+from .integer_conv import IntegerConvConfig, IntegerNest, integer_blocking, integer_runs
 from .loops import (
     Accumulators,
     block,
@@ -81,27 +83,72 @@ class PixelSums:
             self.vectors //= 2
         self.words = self.in_pixel // self.vectors
         self.image = prod(cfg.in_size) * self.words
-        self.buffer = scratch("pixel_sums", cfg.batch * self.image + LANES, dtype="int32")
+        self.sets = sum_sets(cfg)
+        size = cfg.batch * self.sets * self.image + LANES
+        self.buffer = scratch("pixel_sums", size, dtype="int32")
 
     def write(self) -> tirx.Stmt:
         """All of them."""
+        cfg = self.cfg
+        parts = []
+        if cfg.groups == 1:
+            parts.append((0, 1, self._dense()))
+        else:
+            full, tail = divmod(cfg.out_blocks, cfg.oc_blocks)
+            parts += [(0, full, self._of_groups(cfg.oc_blocks))] if full else []
+            parts += [(full, 1, self._of_groups(tail))] if tail else []
+
+        def group(n: Expr, g: Expr, reads: Sequence[Sequence[ChannelRun]]) -> tirx.Stmt:
+            first = const(cfg.first_block(g * cfg.oc_blocks))
+            return block(
+                [self._image(n, g * cfg.oc_blocks + i, first, runs) for i, runs in enumerate(reads)]
+            )
+
+        def image(n: Expr) -> tirx.Stmt:
+            return block(
+                [
+                    span(first, count, lambda g, reads=reads: group(n, g, reads), "g")
+                    for first, count, reads in parts
+                ]
+            )
+
+        return loop(cfg.batch, image, "n")
+
+    def _dense(self) -> list[list[ChannelRun]]:
+        """All channels; what stands behind the last one may be anything."""
+        cfg = self.cfg
+        full, rest = divmod(cfg.in_channels, cfg.data_block)
+        runs = [ChannelRun(0, full, (0, cfg.data_block), (0, 1))] if full else []
+        return [[*runs, *([ChannelRun(full, 1, (0, rest), (0, 1))] if rest else [])]]
+
+    def _of_groups(self, vectors: int) -> list[list[ChannelRun]]:
+        """What each of so many vectors reads."""
+        runs = integer_runs(self.cfg, vectors)
+        assert runs is not None  # `conv_dot` has looked
+        return [[run for run in runs if v in range(*run.vectors)] for v in range(vectors)]
+
+    def _image(self, n: Expr, number: Expr, base: Expr, runs: Sequence[ChannelRun]) -> tirx.Stmt:
+        """Those of an image."""
         step = self.vectors * LANES
         count = -(-self.in_image // step)
         last = const(self.in_image - step)  # the last vectors end where the image does
 
-        def some(n: Expr, v: Expr) -> tirx.Stmt:
+        def some(v: Expr) -> tirx.Stmt:
             first = v * step
-            return self._some(n, first if count * step == self.in_image else tirx.min(first, last))
+            first = first if count * step == self.in_image else tirx.min(first, last)
+            return self._some(n, number, base, runs, first)
 
-        return loop(self.cfg.batch, lambda n: loop(count, lambda v: some(n, v), "v"), "n")
+        return loop(count, some, "v")
 
-    def _some(self, n: Expr, first: Expr) -> tirx.Stmt:
+    def _some(
+        self, n: Expr, number: Expr, base: Expr, runs: Sequence[ChannelRun], first: Expr
+    ) -> tirx.Stmt:
         """Those of the pixels that so many vectors hold, from such a word of the image on."""
         totals = vectors("total", self.vectors, LANES, dtype="int32")
         steps = [
             statement
             for i, total in enumerate(totals)
-            for statement in self._of_blocks(n, first + i * LANES, total)
+            for statement in self._of_blocks(n, base, runs, first + i * LANES, total)
         ]
         left = totals
         while len(left) > 1:
@@ -114,33 +161,42 @@ class PixelSums:
             steps.append(keep(total, whole(total) + hvx("vror", whole(total), word(WORD * step))))
             step *= 2
         scaled = whole(total) * every(-self.cfg.way.offset)
-        place = tirx.Ramp(n * self.image + first // self.vectors, const(1), LANES)
+        place = tirx.Ramp(self._first(n, number) + first // self.vectors, const(1), LANES)
         return within(totals, [*steps, store(self.buffer, scaled, place)])
 
-    def _of_blocks(self, n: Expr, first: Expr, total: tirx.Buffer) -> list[tirx.Stmt]:
+    def _of_blocks(
+        self, n: Expr, base: Expr, runs: Sequence[ChannelRun], first: Expr, total: tirx.Buffer
+    ) -> list[tirx.Stmt]:
         """A vector of words, added up over the blocks of channels."""
-        cfg = self.cfg
-        full, rest = divmod(cfg.in_channels, cfg.data_block)
-        add = "vrmpyubv" if cfg.dtype == "uint8" else "vrmpybv"
+        add = "vrmpyubv" if self.cfg.dtype == "uint8" else "vrmpybv"
 
-        def of_block(b: Expr, words: int) -> tirx.Stmt:
-            pixels = bytes_at(self.data, n, b, 0, 0, first * WORD)
-            if words < self.in_pixel:  # what stands behind the last channel may be anything
+        def of_block(b: Expr, run: ChannelRun) -> tirx.Stmt:
+            pixels = bytes_at(self.data, n, base + b, 0, 0, first * WORD)
+            begin, end = run.lanes[0] // WORD, -(-run.lanes[1] // WORD)
+            if end - begin < self.in_pixel:
                 lane = tirx.Ramp(word(0), word(1), LANES)
                 number = tirx.bitwise_and(lane, every(self.in_pixel - 1))
-                pixels = tirx.Select(number < every(words), pixels, every(0))
+                inside = number < every(end)
+                if begin:
+                    inside = tirx.bitwise_and(inside, number >= every(begin))
+                pixels = tirx.Select(inside, pixels, every(0))
             return keep(total, hvx(f"{add}.acc", whole(total), pixels, every(_ONES)))
 
-        steps = [keep(total, every(0))]
-        if full:
-            steps.append(span(0, full, lambda b: of_block(b, self.in_pixel), "ic"))
-        if rest:
-            steps.append(of_block(const(full), -(-rest // WORD)))
-        return steps
+        return [
+            keep(total, every(0)),
+            *(
+                span(run.block, run.blocks, lambda b, run=run: of_block(b, run), "ic")
+                for run in runs
+            ),
+        ]
 
-    def at(self, n: Expr, row: Expr, column: Expr, lanes: int = 1) -> Expr:
+    def _first(self, n: Expr, number: Expr) -> Expr:
+        return (n * self.sets + number) * self.image
+
+    def at(self, n: Expr, number: Expr, row: Expr, column: Expr, lanes: int = 1) -> Expr:
         """One of them, or those of some pixels of a row."""
-        place = n * self.image + (row * self.cfg.in_size[1] + column) * self.words
+        inside = (row * self.cfg.in_size[1] + column) * self.words
+        place = self._first(n, number) + inside
         return load(self.buffer, place if lanes == 1 else tirx.Ramp(place, const(1), lanes))
 
 
@@ -149,7 +205,8 @@ class TapSums:
 
     def __init__(self, cfg: IntegerConvConfig, pixels: PixelSums) -> None:
         self.cfg, self.pixels = cfg, pixels
-        self.buffer = scratch("tap_sums", cfg.batch * prod(cfg.out_size) + LANES, dtype="int32")
+        size = cfg.batch * sum_sets(cfg) * prod(cfg.out_size) + LANES
+        self.buffer = scratch("tap_sums", size, dtype="int32")
 
     def write(self) -> tirx.Stmt:
         """All of them, row by row: what a vector writes too much is written again."""
@@ -164,11 +221,12 @@ class TapSums:
         wide = [s for s in spans if s[1] >= _WORTH_VECTORS and self._steps_by_one]
         narrow = [s for s in spans if s not in wide]
 
-        def row(n: Expr, y: Expr) -> tirx.Stmt:
+        def row(n: Expr, y: Expr) -> tirx.Stmt:  # of an image, and a set of channels
             parts = [self._columns(n, y, *columns, LANES) for columns in wide]
             return block([*parts, *(self._columns(n, y, *columns, 1) for columns in narrow)])
 
-        return loop(cfg.batch, lambda n: loop(cfg.out_size[0], lambda y: row(n, y), "y"), "n")
+        images = cfg.batch * sum_sets(cfg)
+        return loop(images, lambda n: loop(cfg.out_size[0], lambda y: row(n, y), "y"), "n")
 
     @property
     def _steps_by_one(self) -> bool:
@@ -186,7 +244,7 @@ class TapSums:
         def add(x: Expr, ky: Expr, kx: int) -> tirx.Stmt:
             row = y * cfg.stride[0] + ky * cfg.dilation[0] - cfg.padding[0]
             column = x * cfg.stride[1] + kx * cfg.dilation[1] - cfg.padding[1]
-            value = load(total, ramp) + self.pixels.at(n, row, column, lanes)
+            value = load(total, ramp) + self.pixels.at(const(0), n, row, column, lanes)
             return store(total, value, ramp)
 
         def some(x: Expr) -> tirx.Stmt:
@@ -206,9 +264,14 @@ class TapSums:
         height, width = self.cfg.out_size
         return (n * height + y) * width + x
 
-    def at(self, n: Expr, y: Expr, x: Expr) -> Expr:
+    def at(self, n: Expr, number: Expr, y: Expr, x: Expr) -> Expr:
         """One of them."""
-        return load(self.buffer, self._place(n, y, x))
+        return load(self.buffer, self._place(n * sum_sets(self.cfg) + number, y, x))
+
+
+def sum_sets(cfg: IntegerConvConfig) -> int:
+    """How many sums of channels a pixel has: of groups, one for each vector of output channels."""
+    return 1 if cfg.groups == 1 else cfg.out_blocks
 
 
 @dataclass(frozen=True)
@@ -226,7 +289,7 @@ class _WordNest(IntegerNest):
 
         def begun(tile: Tile) -> list[tirx.Stmt]:
             begin = self.begin(tile)
-            return acc.start(lambda p, _o, _v: begin(p))
+            return acc.start(lambda p, o, _v: begin(p, o))
 
         def one(t: Expr) -> tirx.Stmt:
             reduce, finish = self.whole(at(t))
@@ -240,10 +303,11 @@ class _WordNest(IntegerNest):
 
         return within(acc.buffers, [*begun(first), loop(count, one, "tile")])
 
-    def begin(self, tile: Tile) -> Callable[[Expr], Expr]:
+    def begin(self, tile: Tile) -> Callable[[Expr, Expr], Expr]:
         """The sums of the pixels under the taps."""
 
-        def of_pixel(p: Expr) -> Expr:
-            return self.sums.at(tile.n, *self.pixel(tile.y, tile.x + p))
+        def of_pixel(p: Expr, o: Expr) -> Expr:
+            number = const(0) if self.cfg.groups == 1 else tile.group * self.cfg.oc_blocks + o
+            return self.sums.at(tile.n, number, *self.pixel(tile.y, tile.x + p))
 
         return of_pixel

@@ -77,7 +77,8 @@ def choose_integer_conv(
     if shape.groups > merge:
         width = shape.out_channels // shape.groups * merge // machine.lanes
         candidates = [c for c in candidates if width % c.oc_blocks == 0]
-
+    if shape.groups > 1 and config.way.offset:  # sums of pixels are those of whole runs
+        candidates = [c for c in candidates if integer_runs(c, c.oc_blocks) is not None]
     return min(candidates, key=lambda c: integer_conv_cycles(c, machine))
 
 
@@ -99,7 +100,32 @@ def conv_dot(shape: ConvShape, machine: VectorMachine, data_block: int, dtype: s
         fits = fits and shape.in_channels > data_block
     else:
         fits = shape.in_size[0] * shape.in_size[1] * data_block >= WORD * machine.lanes
-    return dense if shape.groups == 1 and fits else by_vector
+    if shape.groups > 1 and DOTS[dense].offset:
+        fits = fits and _reads_words(shape, machine, data_block)
+    elif shape.groups > 1:
+        fits = False
+    return dense if fits else by_vector
+
+
+def _reads_words(shape: ConvShape, machine: VectorMachine, data_block: int) -> bool:
+    """Whether each vector of a grouped convolution reads whole words, the same in all tiles.
+
+    Products of channels of two groups are zeros, but two start at once.
+    """
+    merge = merged_groups(shape.in_channels, shape.out_channels, shape.groups, machine.lanes)
+    width = -(-shape.out_channels // shape.groups * merge // machine.lanes)
+    fits = merge == 1 or any(width == blocks for _, blocks in register_tiles(machine))
+    if data_block != machine.lanes or shape.in_channels // shape.groups % WORD or not fits:
+        return False
+    config = ConvConfig(
+        **vars(shape),
+        lanes=machine.lanes,
+        data_block=data_block,
+        oc_blocks=width,
+        pixels=1,
+        merged_groups=merge,
+    )
+    return channel_runs(config, width) is not None
 
 
 def integer_conv_cycles(config: IntegerConvConfig, machine: VectorMachine) -> float:
@@ -245,9 +271,9 @@ class IntegerNest(ConvNest):
 
     cfg: IntegerConvConfig
 
-    def begin(self, _tile: Tile) -> Callable[[Expr], Expr]:
-        """What the sums of each pixel begin with."""
-        return lambda _p: tirx.const(0, "int32")
+    def begin(self, _tile: Tile) -> Callable[[Expr, Expr], Expr]:
+        """What the sums of each pixel and vector of channels begin with."""
+        return lambda _p, _o: tirx.const(0, "int32")
 
     def tile(
         self,
@@ -262,7 +288,7 @@ class IntegerNest(ConvNest):
         return within(
             acc.buffers,
             [
-                *acc.start(lambda p, _o, _v: begin(p)),
+                *acc.start(lambda p, o, _v: begin(p, o)),
                 *self.reduction(tile, reduce, acc),
                 *self.finished(acc, finish),
             ],
@@ -334,9 +360,14 @@ class IntegerNest(ConvNest):
 
     def runs(self, vectors: int) -> list[ChannelRun] | None:
         """Only whole words: what groups share a word multiply by zeros."""
-        found = channel_runs(self.cfg, vectors) if self.cfg.data_block > WORD else None
-        if found is None or self.cfg.data_block != self.cfg.lanes:
-            return None
-        inner = [lane for run in found for lane in run.lanes]
-        whole = all(lane % WORD == 0 for lane in inner) or self.cfg.groups == 1
-        return found if whole else [whole_run(self.cfg, vectors)]
+        return integer_runs(self.cfg, vectors)
+
+
+def integer_runs(cfg: IntegerConvConfig, vectors: int) -> list[ChannelRun] | None:
+    """What so many vectors of a tile read, in whole words; None where that differs."""
+    found = channel_runs(cfg, vectors) if cfg.data_block > WORD else None
+    if found is None or cfg.data_block != cfg.lanes:
+        return None
+    inner = [lane for run in found for lane in run.lanes]
+    whole = all(lane % WORD == 0 for lane in inner) or cfg.groups == 1
+    return found if whole else [whole_run(cfg, vectors)]

@@ -150,17 +150,27 @@ def test_what_quantises_is_computed_on_every_version() -> None:
     np.testing.assert_array_equal(got, want.astype("float32") * np.float32(0.02))
 
 
-@pytest.mark.parametrize("shape", [(3, 9, 8, 20, 2), (3, 9, 5, 20, 2), (32, 7, 5, 20, 1)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (3, 9, 8, 20, 2, 1),
+        (3, 9, 5, 20, 2, 1),
+        (32, 7, 5, 20, 1, 1),
+        (120, 4, 5, 120, 1, 5),  # groups share vectors, the last one is alone
+        (56, 5, 4, 56, 2, 7),  # the last ones fill no vector
+    ],
+)
 def test_every_pixel_is_corrected(shape: tuple[int, ...]) -> None:
     """Sums of pixels and of taps, where the last of them fill no vector: zero point 0, padded."""
-    channels, rows, columns, filters, stride = shape
+    channels, rows, columns, filters, stride, groups = shape
     dice = np.random.default_rng(3)
     data = dice.integers(0, 256, (1, channels, rows, columns)).astype("uint8")
-    weight = dice.integers(-128, 128, (filters, channels, 3, 3)).astype("int8")
+    inputs = channels // groups
+    weight = dice.integers(-128, 128, (filters, inputs, 3, 3)).astype("int8")
     bias = dice.integers(-9000, 9000, filters).astype("int32")
-    factor = (dice.uniform(0.2, 1, filters) / (375 * np.sqrt(channels))).astype("float32")
-    rounding = Rounding("uint8", 0, 0, 255)
-    conv = Integer("conv2d", rounding, (0,), strides=(stride, stride), padding=(1, 1, 1, 1))
+    factor = (dice.uniform(0.2, 1, filters) / (375 * np.sqrt(inputs))).astype("float32")
+    around = {"strides": (stride, stride), "padding": (1, 1, 1, 1), "groups": groups}
+    conv = Integer("conv2d", Rounding("uint8", 0, 0, 255), (0,), **around)
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType(data.shape, "uint8"))
     with builder.function("main", [x]):
