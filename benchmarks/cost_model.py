@@ -36,6 +36,7 @@ from tvm_stretch.measuring.bench import Bench, NetworkTiming
 from tvm_stretch.measuring.campaign import learn, open_dataset
 from tvm_stretch.measuring.dataset import Dataset, Row, at_pace, usual_pace
 from tvm_stretch.measuring.measure import measure
+from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.zoo.builder import Builder
 
 _PASSES = 4
@@ -120,7 +121,7 @@ def measure_all(
     path = folder / f"{processor.name}.networks.jsonl"
     known = {n.name for n in _read(path) if n.quiet} if path.exists() else set()
     end = time.monotonic() + seconds
-    bench = Bench([processor] if processor is host else [processor, host])
+    bench = Bench(Workshop([processor] if processor is host else [processor, host]))
     for _ in range(_PASSES):
         for name, build in _networks():
             if name in known or time.monotonic() > end:

@@ -36,6 +36,7 @@ from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.measuring.bench import Bench
 from tvm_stretch.measuring.samples import Sample, in_integers
+from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 
 needs_emulator = pytest.mark.skipif(
@@ -262,7 +263,8 @@ def test_measured_by_packets(tmp_path: Path) -> None:
     """What a bench and a campaign say of an emulated DSP: packets at its clock."""
     (host, hexagon), _ = make_processors(["llvm", "hexagon"], 1)
     samples = [in_integers(Sample("conv", 32, (6, 6), 32, epilogue="relu"))]
-    twice = [Bench([hexagon, host]).measure_samples(samples, batch=0) for _ in range(2)]
+    workshop = Workshop([hexagon, host])
+    twice = [Bench(workshop).measure(workshop.samples(samples), batch=0) for _ in range(2)]
     (row, again) = ([r for r in rows if r.features.family == "integer_conv"] for rows in twice)
     assert row == again  # no clock has a part in it
     assert row[0].nanoseconds < 10_000

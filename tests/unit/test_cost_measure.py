@@ -47,6 +47,7 @@ from tvm_stretch.measuring.samples import (
 from tvm_stretch.measuring.scenes import scene
 from tvm_stretch.measuring.timing import Stopwatch, quartile
 from tvm_stretch.measuring.transfers import measure_slowdown, measure_transfers
+from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.progress import reporting
 
 
@@ -265,26 +266,20 @@ def test_samples_of_integers() -> None:
 def test_batches_of_integers(counts: bool, tmp_path: Path) -> None:
     """Some, where a clock tells; all, where packets are counted."""
     processor = replace(host(), packet_ns=1.0) if counts else host()
-    campaign = Campaign(processor, Dataset.create(tmp_path / "x", {}), random.Random(0))
-    seen: list[str] = []
-
-    class Told:
-        def measure_samples(self, samples: list[Sample], _batch: int) -> list[Row]:
-            (dtype,) = {sample.dtype for sample in samples}
-            return seen.append(dtype) or []
-
-        def measure_scene(self, _mod: object, _batch: int) -> list[Row]:
-            return seen.append("scene") or []
-
-    for batch in range(5):
-        campaign._work(batch, Told())()
-    some = ["float32", "float32", "uint8", "float32", "scene"]
-    assert seen == (["uint8"] * 5 if counts else some)
+    campaign = Campaign(
+        FakeWorkshop(processor), Dataset.create(tmp_path / "x", {}), random.Random(0)
+    )
+    prepared = [campaign._prepare(batch) for batch in range(5)]
+    dtypes = [{sample.dtype for sample in samples} for samples in prepared]
+    some = [{"float32"}, {"float32"}, {"uint8"}, {"float32"}, set()]  # the last one is a network
+    assert dtypes == ([{"uint8"}] * 5 if counts else some)
 
 
 def test_bench_through_rpc() -> None:
-    bench = Bench([host()], ts.connect(tvm.rpc.LocalSession()))
-    rows = bench.measure_samples([Sample("conv", 16, (9, 9), 16, epilogue="relu")], 0)
+    workshop = Workshop([host()])
+    bench = Bench(workshop, ts.connect(tvm.rpc.LocalSession()))
+    prepared = workshop.samples([Sample("conv", 16, (9, 9), 16, epilogue="relu")])
+    rows = bench.measure(prepared, 0)
     assert {row.features.family for row in rows} >= {"conv"}
     assert all(row.nanoseconds > 0 for row in rows)
 
@@ -292,46 +287,56 @@ def test_bench_through_rpc() -> None:
 # --- campaigns ------------------------------------------------------------------------------------
 
 
+class FakeWorkshop(Workshop):
+    """Compiles nothing: what is prepared are the samples, none of a network."""
+
+    def __init__(self, processor: Processor) -> None:
+        super().__init__([processor])
+
+    def samples(self, samples: Sequence[Sample], apart: bool = False) -> Any:
+        return tuple(samples)
+
+    def network(self, _network: object) -> Any:
+        return ()
+
+    def halves(self, _network: object) -> Any:
+        return ()
+
+
 class FakeBench:
     """Measures at once, and dies when told to."""
 
-    def __init__(self, processor: Processor, dies_at: int = 10**9) -> None:
-        self.processor, self.dies_at = processor, dies_at
+    def __init__(self, dies_at: int = 10**9) -> None:
+        self.dies_at = dies_at
         self.asked: list[tuple[int, tuple[Sample, ...]]] = []
 
     def describe(self) -> str:
         return "fake"
 
-    def measure_samples(self, samples: list[Sample], batch: int) -> list[Row]:
-        self.asked.append((batch, tuple(samples)))
+    def measure(self, samples: tuple[Sample, ...], batch: int) -> list[Row]:
+        self.asked.append((batch, samples))
         if batch >= self.dies_at:
             raise KeyboardInterrupt
-        origin = {"batch": batch, "sample": samples[0].to_json()}
-        return rows(12, **origin)
-
-    def measure_scene(self, _network: object, batch: int) -> list[Row]:
-        self.asked.append((batch, ()))
-        if batch >= self.dies_at:
-            raise KeyboardInterrupt
-        return rows(12, batch=batch)
+        of_sample = {"sample": samples[0].to_json()} if samples else {}
+        return rows(12, batch=batch, **of_sample)
 
 
 class VanishingBench(FakeBench):
     """Its device is gone from some batch on."""
 
-    def measure_samples(self, samples: list[Sample], batch: int) -> list[Row]:
+    def measure(self, samples: tuple[Sample, ...], batch: int) -> list[Row]:
         if batch == self.dies_at:
             raise RuntimeError("RPC session closed\nConnection reset by peer")
-        return super().measure_samples(samples, batch)
+        return super().measure(samples, batch)
 
 
-def campaign(folder: Path, dies_at: int, seed: int = 3) -> FakeBench:
+def campaign(folder: Path, dies_at: int, seed: int = 3, ahead: int = 0) -> FakeBench:
     processor = host()
-    bench = FakeBench(processor, dies_at)
+    bench = FakeBench(dies_at)
     dataset = open_dataset(folder, processor)
-    run = Campaign(processor, dataset, random.Random(seed))
+    run = Campaign(FakeWorkshop(processor), dataset, random.Random(seed))
     with pytest.raises(KeyboardInterrupt):
-        run.run(bench, 60.0, {})  # type: ignore[arg-type]
+        run.run(bench, 60.0, {}, ahead)  # type: ignore[arg-type]
     return bench
 
 
@@ -346,12 +351,18 @@ def test_a_killed_campaign_goes_on_with_the_next_batch(tmp_path: Path) -> None:
     assert count == len(Dataset.open(tmp_path / "whole" / "cpu.jsonl").rows) == 48
 
 
+def test_what_is_compiled_ahead_is_the_same(tmp_path: Path) -> None:
+    """While the prior lasts; then a batch stands on what was measured before it was compiled."""
+    at_once, ahead = (campaign(tmp_path / str(n), 6, ahead=n) for n in (0, 2))
+    assert ahead.asked == at_once.asked
+
+
 def test_a_device_that_disappears_loses_nothing(tmp_path: Path) -> None:
     processor = host()
     dataset = open_dataset(tmp_path, processor)
-    run = Campaign(processor, dataset, random.Random(3))
+    run = Campaign(FakeWorkshop(processor), dataset, random.Random(3))
     with pytest.raises(DeviceError, match=r"expected cpu to be there .*reset by peer.* 24 kern"):
-        run.run(VanishingBench(processor, 2), 60.0, {})  # type: ignore[arg-type]
+        run.run(VanishingBench(2), 60.0, {})  # type: ignore[arg-type]
     assert len(Dataset.open(tmp_path / "cpu.jsonl").rows) == 24
     again = campaign(tmp_path, 3)
     assert [batch for batch, _ in again.asked] == [2, 3]
@@ -398,7 +409,7 @@ def test_bad_arguments(tmp_path: Path) -> None:
 def test_handovers_and_slowdown(is_here: bool) -> None:
     other = fake_processor("npu")
     device = None if is_here else ts.connect(tvm.rpc.LocalSession())
-    timed = Bench([other, host()], device).timed
+    timed = Bench(Workshop([other, host()]), device).timed
     rows = measure_transfers(host(), other, timed, sizes=(64, 1024), runs=5)
     pairs = {(r.features.in_bytes, r.features.from_processor) for r in rows}  # type: ignore[attr-defined]
     assert pairs == {(64, 0), (64, 1), (1024, 0), (1024, 1)}

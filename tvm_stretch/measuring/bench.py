@@ -1,10 +1,9 @@
-"""Compile samples or networks for one processor, run them there, and time every kernel."""
+"""Run samples or networks, compiled for one processor, there, and time every kernel."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,33 +11,21 @@ from typing import Any
 import numpy as np
 import tvm
 
-from tvm_stretch.build.branching import branch
-from tvm_stretch.build.pipeline import build
 from tvm_stretch.cost.context import in_place
 from tvm_stretch.cost.features import Features, RunFeatures
 from tvm_stretch.errors import DeviceError
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.calls import Calls
 from tvm_stretch.measuring.dataset import Row
-from tvm_stretch.measuring.record import Kernel, recording
-from tvm_stretch.measuring.samples import Sample, chain
+from tvm_stretch.measuring.record import Kernel
+from tvm_stretch.measuring.samples import Sample
 from tvm_stretch.measuring.timing import PacketCounter, Stopwatch, Timing, empty_caches
-from tvm_stretch.progress import quiet
+from tvm_stretch.measuring.workshop import Prepared, Workshop
 from tvm_stretch.remote.device import Device
 from tvm_stretch.runtime.measure import node_packets, node_times
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.runtime.plans_of_model import Executor
 from tvm_stretch.targets.processor import Processor
 
-REFERENCE = Sample("conv", 64, (28, 28), 64, (1, 1), epilogue="relu")
-"""The kernel that tells whether the machine is at rest; about a tenth of a millisecond."""
-
-COMPILING = threading.RLock()
-"""Held while networks are made and compiled: benches of several phones run on threads, and TVM's
-builder of networks is one for all of them."""
-
 _RUNS = 15
-_HALVED = 32  # channels
 _SECONDS = 3.0
 
 
@@ -66,53 +53,38 @@ class Bench:
     """One processor, here or behind RPC.
 
     Args:
-        processors: the one to measure; then the CPU, if that is another one.
+        workshop: compiles for it.
         device: where to run; None for this process.
     """
 
-    def __init__(self, processors: Sequence[Processor], device: Device | None = None) -> None:
-        self.processor = processors[0]
-        self.host = processors[-1]
+    def __init__(self, workshop: Workshop, device: Device | None = None) -> None:
+        self._workshop = workshop
+        self._packet_ns = workshop.processor.packet_ns
         self.device = device
         self.stopwatch: Stopwatch | PacketCounter = PacketCounter()
-        if self.processor.packet_ns:
+        if self._packet_ns:
             return
-        with COMPILING:
-            reference = self._compile(chain([REFERENCE]), self.processor)
+        reference = workshop.reference
         module, count = self._open(reference), len(reference.graph.nodes)
         self.stopwatch = Stopwatch(lambda: sum(node_times(_trace(module, count), count)))
 
     def describe(self) -> str:
         """How fast the reference kernel is at best, or what a packet takes."""
-        if self.processor.packet_ns:
-            return by_packets(self.processor)
+        if self._packet_ns:
+            return by_packets(self._workshop.processor)
         return f"reference {self.stopwatch.fastest_ns / 1e3:.1f} µs"
 
-    def measure_samples(self, samples: Sequence[Sample], batch: int) -> list[Row]:
-        """One row for every different kernel of the chain of these samples."""
-        processor, kernels = recording(self.processor)
-        with COMPILING:
-            model = self._compile(chain(samples, apart=batch % 2 == 1), processor)
-        return self._rows(model, kernels, self._open(model), batch=batch)[0]
-
-    def measure_scene(self, network: object, batch: int) -> list[Row]:
-        """Every kernel of a small network, in place; in every second batch of layers in halves."""
-        processor, kernels = recording(self.processor)
-        with COMPILING:
-            mod = load_network(network)
-            if batch % 2:
-                mod = in_halves(mod, [self.host, processor])
-            model = self._compile(mod, processor)
-        return self._rows(model, kernels, self._open(model), batch=batch)[0]
+    def measure(self, prepared: Prepared, batch: int) -> list[Row]:
+        """One row for every different kernel and place."""
+        return self._rows(prepared, batch=batch)[0]
 
     def measure_network(self, name: str, network: object) -> NetworkTiming:
         """Every kernel of the network, in place, and the network as a whole."""
-        processor, kernels = recording(self.processor)
-        model = self._compile(network, processor)
-        rows, total = self._rows(model, kernels, self._open(model), network=name)
-        features = {kernel: found.features for kernel, found in kernels.items()}
-        placed = [kernel for kernel in in_place(model.graph, features) if kernel is not None]
-        return NetworkTiming(rows, placed, total)
+        prepared = self._workshop.network(network)
+        rows, total = self._rows(prepared, network=name)
+        features = {kernel: found.features for kernel, found in prepared.kernels.items()}
+        placed = in_place(prepared.model.graph, features)
+        return NetworkTiming(rows, [kernel for kernel in placed if kernel is not None], total)
 
     def timed(self, model: Model) -> Callable[[], int]:
         """What runs the model once where the bench is, and tells the nanoseconds."""
@@ -126,14 +98,14 @@ class Bench:
             raise _no_answer("the nanoseconds of a run", text)
         return int(text)
 
-    def _rows(
-        self, model: Model, kernels: dict[str, Kernel], module: Executor, **origin: Any
-    ) -> tuple[list[Row], Timing]:
+    def _rows(self, prepared: Prepared, **origin: Any) -> tuple[list[Row], Timing]:
         """The kernels, what the run costs beside them, and the whole run.
 
         Samples run a second time with emptied caches: a network's weights come from memory.
         """
-        nodes, packet_ns = model.graph.nodes, self.processor.packet_ns
+        model, kernels = prepared.model, prepared.kernels
+        module = self._open(model)
+        nodes, packet_ns = model.graph.nodes, self._packet_ns
 
         def kernel_times() -> list[int]:
             trace = _trace(module, len(nodes))
@@ -193,15 +165,6 @@ class Bench:
             **origin,
         )
 
-    @quiet()
-    def _compile(self, network: object, processor: Processor) -> Model:
-        """Everything on the processor, but what it refuses."""
-        alone = self.host is self.processor
-        every = [processor] if alone else [self.host, processor]
-        willing = [processor] if alone else [processor, self.host]
-        with COMPILING:
-            return build(load_network(network), None, every, willing)
-
     def _open(self, model: Model) -> Executor:
         """The executor with random inputs set."""
         module = model.module if self.device is None else self.device.load(model).module
@@ -212,25 +175,6 @@ class Bench:
             value = dice.standard_normal(spec.shape) if floats else dice.integers(0, 99, spec.shape)
             module["set_input"](port.name, tvm.runtime.tensor(np.asarray(value, spec.dtype)))
         return module
-
-
-def half_shares(mod: tvm.IRModule) -> dict[str, tuple[int, ...]]:
-    """Larger convolutions, each as two halves of its output channels."""
-    shares: dict[str, tuple[int, ...]] = {}
-    for name, call in Calls(mod["main"]).calls.items():
-        if isinstance(call.op, tvm.ir.Op) and call.op.name == "relax.nn.conv2d":
-            channels = int(call.ty.shape.values[1])
-            if channels >= _HALVED and int(call.attrs.groups) == 1:
-                half = channels // 16 * 8
-                shares[name] = (half, channels - half)
-    return shares
-
-
-def in_halves(mod: tvm.IRModule, processors: Sequence[Processor]) -> tvm.IRModule:
-    """The network with its larger convolutions in halves, for one processor to compute both."""
-    shares = half_shares(mod)
-    pair = [processors[0], replace(processors[-1], name="other half")]
-    return branch(mod, shares, (), pair).mod if shares else mod
 
 
 def _trace(module: Executor, count: int) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import scipy.optimize  # noqa: F401  learning imports them late, where Ctrl-C would end the process
@@ -18,7 +17,8 @@ import xgboost  # noqa: F401
 from tvm_stretch.cost.device import fingerprint
 from tvm_stretch.cost.model import MeasuredModel, train
 from tvm_stretch.errors import DeviceError, last_line
-from tvm_stretch.measuring.bench import COMPILING, Bench
+from tvm_stretch.measuring.ahead import Ahead
+from tvm_stretch.measuring.bench import Bench
 from tvm_stretch.measuring.dataset import Dataset, Row, at_pace, usual_pace
 from tvm_stretch.measuring.samples import (
     Sample,
@@ -29,11 +29,16 @@ from tvm_stretch.measuring.samples import (
 )
 from tvm_stretch.measuring.scenes import scene
 from tvm_stretch.measuring.transfers import measure_slowdown, measure_transfers
+from tvm_stretch.measuring.workshop import COMPILING, Prepared, Workshop
 from tvm_stretch.progress import say
 from tvm_stretch.targets.processor import Processor
 
 BATCH = 12
 """Samples that are compiled together."""
+
+AHEAD = 2
+"""So many batches are compiled while a device measures another one. Not where what compiles would
+disturb what is timed: on the same machine."""
 
 _REFINE_SHARE = 0.7  # of the samples after the prior go where the model errs most
 _SCENE_EVERY = 5
@@ -107,11 +112,19 @@ def open_dataset(folder: Path, processor: Processor, resume: bool = True) -> Dat
 
 
 class Campaign:
-    """Fills the dataset of one processor: networks, the prior, then where the model errs."""
+    """Fills the dataset of one processor: networks, the prior, then where the model errs.
 
-    def __init__(self, processor: Processor, dataset: Dataset, dice: random.Random) -> None:
-        self.processor = processor
+    Args:
+        workshop: compiles for the processor.
+        dataset: what was measured, and will be.
+        dice: choose the samples.
+    """
+
+    def __init__(self, workshop: Workshop, dataset: Dataset, dice: random.Random) -> None:
+        self.processor = workshop.processor
         self.dataset = dataset
+        self._workshop = workshop
+        self._prepared: Callable[[int], Prepared] = self._prepare
         self.seed = dice.random()
         self.prior = load_prior()
         dice.shuffle(self.prior)
@@ -119,10 +132,20 @@ class Campaign:
         self._learned_from = 0
         self._lock = threading.Lock()  # guards the dataset, which several phones may fill
 
-    def run(self, bench: Bench, seconds: float, networks: Mapping[str, object]) -> None:
-        """Measure until the time is over."""
-        with whatever_happens(self.dataset, self.processor):
-            self._run(bench, time.monotonic() + seconds, networks)
+    @contextlib.contextmanager
+    def compiling_ahead(self, most: int) -> Iterator[None]:
+        """Within, so many batches are compiled before anybody measures them."""
+        with Ahead(self._prepare, self.first_batch, most) as ahead:
+            self._prepared = ahead.take
+            yield
+
+    def run(
+        self, bench: Bench, seconds: float, networks: Mapping[str, object], ahead: int = 0
+    ) -> None:
+        """Measure until the time is over; see `compiling_ahead`."""
+        end = time.monotonic() + seconds
+        with whatever_happens(self.dataset, self.processor), self.compiling_ahead(ahead):
+            self._run(bench, end, networks)
 
     def _run(self, bench: Bench, end: float, networks: Mapping[str, object]) -> None:
         self.measure_networks(bench, networks, end)
@@ -152,28 +175,32 @@ class Campaign:
 
     def measure_batch(self, batch: int, bench: Bench, end: float) -> None:
         """Measure one batch; once more if the machine was busy, and there is time."""
-        with COMPILING:
-            work = self._work(batch, bench)
-        rows = work()
+        prepared = self._prepared(batch)
+        rows = bench.measure(prepared, batch)
         if rows and not any(row.quiet for row in rows) and time.monotonic() < end:
             say(f"batch {batch}: the machine is busy; measured again")
-            rows = work()
+            rows = bench.measure(prepared, batch)
         self._add(rows, f"batch {batch}", bench)
 
-    def _work(self, batch: int, bench: Bench) -> Callable[[], list[Row]]:
-        """What to measure next: mostly samples, now and then a small network for the rest."""
+    def _prepare(self, batch: int) -> Prepared:
+        """What to measure next: mostly samples, now and then a small network for the rest.
+
+        In every second batch samples have their data far away, and layers are in halves.
+        """
         turn, place = divmod(batch, _SCENE_EVERY)
         has_integers = self._has_integers
         if self.processor.packet_ns:
             samples = [in_integers(sample) for sample in self._samples(batch)]
         elif place == _SCENE_EVERY - 1:
-            return partial(bench.measure_scene, scene(batch), batch)
+            with COMPILING:
+                small = scene(batch)
+                return self._workshop.halves(small) if batch % 2 else self._workshop.network(small)
         elif has_integers and place == _INTEGERS:
             samples = [in_integers(sample) for sample in self._samples(turn)]
         else:
             number = batch - turn * (1 + has_integers) - (has_integers and place > _INTEGERS)
             samples = [replace(s, dtype="float32") for s in self._samples(number)]
-        return partial(bench.measure_samples, samples, batch)
+        return self._workshop.samples(samples, apart=batch % 2 == 1)
 
     @property
     def _has_integers(self) -> bool:

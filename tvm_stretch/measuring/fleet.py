@@ -19,6 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +28,14 @@ from tvm_stretch.cost.model import MeasuredModel
 from tvm_stretch.errors import CostModelError, DeviceError, InputError, last_line
 from tvm_stretch.files import writing
 from tvm_stretch.measuring.bench import Bench
-from tvm_stretch.measuring.campaign import Campaign, learn, measure_together, open_dataset
+from tvm_stretch.measuring.campaign import (
+    AHEAD,
+    Campaign,
+    learn,
+    measure_together,
+    open_dataset,
+)
+from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.progress import say, step
 from tvm_stretch.remote.device import Device, connect
 from tvm_stretch.remote.processors import Targets, processors_of
@@ -293,8 +301,9 @@ def measure_fleet(
     for stage in range(stages):
         began = time.monotonic()
         at_work = [kind for kind in kinds if stage < len(kind.in_order)]
-        crews = [_crew(fleet, kind, stage, resume, networks, seed) for kind in at_work]
-        carry_out(crews, fleet.count, budget / (stages - stage))
+        with ExitStack() as stack:
+            crews = [_crew(fleet, kind, stage, resume, networks, seed, stack) for kind in at_work]
+            carry_out(crews, fleet.count, budget / (stages - stage))
         budget = max(1.0, budget - (time.monotonic() - began))
         for kind, crew in zip(at_work, crews, strict=True):
             _learn(kind, kind.in_order[stage], crew)
@@ -320,17 +329,19 @@ def _crew(
     resume: bool,
     networks: Mapping[str, object],
     seed: int,
+    stack: ExitStack,
 ) -> Crew:
     processor, host = kind.in_order[stage], kind.processors[0]
-    own = [processor] if processor is host else [processor, host]
+    workshop = Workshop([processor] if processor is host else [processor, host])
     dataset = open_dataset(kind.folder, processor, resume)
-    campaign = Campaign(processor, dataset, random.Random(f"{seed}/{kind.key}"))
+    campaign = Campaign(workshop, dataset, random.Random(f"{seed}/{kind.key}"))
+    stack.enter_context(campaign.compiling_ahead(AHEAD))
     first = threading.Lock()  # one phone of the kind measures what is measured once
 
     def begin() -> Post:
         phone = fleet.connect(kind.key)
         try:
-            bench = Bench(own, phone)
+            bench = Bench(workshop, phone)
             with first:
                 if processor is not host:
                     measure_together(dataset, host, processor, bench)

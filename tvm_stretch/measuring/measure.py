@@ -20,6 +20,7 @@ from tvm_stretch.errors import CostModelError, InputError
 from tvm_stretch.files import as_path, writing
 from tvm_stretch.measuring.bench import Bench, by_packets
 from tvm_stretch.measuring.campaign import (
+    AHEAD,
     Campaign,
     learn,
     measure_together,
@@ -28,6 +29,7 @@ from tvm_stretch.measuring.campaign import (
 )
 from tvm_stretch.measuring.dataset import require_networks
 from tvm_stretch.measuring.fleet import Fleet, measure_fleet
+from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.progress import Progress, reporting, say
 from tvm_stretch.remote.device import Device
 from tvm_stretch.remote.processors import processors_of
@@ -92,18 +94,19 @@ def measure(
     in_order = sorted(placeable, key=lambda p: p is not host)  # others may stand on its model
     with reporting(progress):
         for index, processor in enumerate(in_order):
-            own = [processor, *(p for p in processors[:1] if p is not processor)]
+            workshop = Workshop([processor, *(p for p in processors[:1] if p is not processor)])
             share = budget / (len(placeable) - index)
             start = time.monotonic()
             dataset = open_dataset(kept_in, processor, resume)
             with whatever_happens(dataset, processor):
-                bench = Bench(own, device)
+                bench = Bench(workshop, device)
                 if processor.packet_ns:
                     say(f"{processor.name}: {by_packets(processor)}; hand-overs are typical ones")
                 elif processor in others:
                     measure_together(dataset, host, processor, bench)
-            campaign = Campaign(processor, dataset, random.Random(seed))
-            campaign.run(bench, share, networks or {})
+            campaign = Campaign(workshop, dataset, random.Random(seed))
+            is_timed_here = device is None and not processor.packet_ns
+            campaign.run(bench, share, networks or {}, ahead=0 if is_timed_here else AHEAD)
             budget = max(1.0, budget - (time.monotonic() - start))
             below = models.get(host.name) if processor.on_host_cores else None
             models[processor.name] = learn(dataset, processor, below)

@@ -19,9 +19,9 @@ from tvm_stretch.cost.features import TransferFeatures
 from tvm_stretch.errors import InputError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.calls import Calls
-from tvm_stretch.measuring.bench import half_shares, in_halves
 from tvm_stretch.measuring.dataset import Row
 from tvm_stretch.measuring.timing import quartile
+from tvm_stretch.measuring.workshop import COMPILING, half_shares, in_halves
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.progress import step
 from tvm_stretch.runtime.model import Model
@@ -76,18 +76,26 @@ def measure_slowdown(host: Processor, other: Processor, timed: Timed, runs: int 
 
     Both read what both have written, and their weights from the same memory.
     """
-    network = load_network(_layers())
-    plan = Plan((host.name, other.name), (), shares=half_shares(network))
-    both = build(network, plan, [host, other], [host, other])
-    halves = in_halves(network, [host, other])
-    on_host = build(halves, None, [host], [host])
-    on_other = build(halves, None, [host, other], [other, host])
+    with COMPILING:
+        network = load_network(_layers())
+        plan = Plan((host.name, other.name), (), shares=half_shares(network))
+        both = build(network, plan, [host, other], [host, other])
+        halves = in_halves(network, [host, other])
+        on_host = build(halves, None, [host], [host])
+        on_other = build(halves, None, [host, other], [other, host])
     together, *alone = _whole_runs([timed(m) for m in (both, on_host, on_other)], runs)
     return max(1.0, together / (max(alone) / 2))
 
 
 def _chain(host: Processor, other: Processor, size: int, count: int, in_turns: bool) -> Model:
     """Operators whose tensors are ``size`` bytes, on both processors in turns or on the host."""
+    with COMPILING:
+        return _compiled_chain(host, other, size, count, in_turns)
+
+
+def _compiled_chain(
+    host: Processor, other: Processor, size: int, count: int, in_turns: bool
+) -> Model:
     bb = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((1, size // 64, 16), "float32"))
     with bb.function("main", [x]):

@@ -1,0 +1,98 @@
+"""Samples and networks, compiled for one processor; whoever has such a one can measure them."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import tvm
+
+from tvm_stretch.build.branching import branch
+from tvm_stretch.build.pipeline import build
+from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.calls import Calls
+from tvm_stretch.measuring.record import Kernel, recording
+from tvm_stretch.measuring.samples import Sample, chain
+from tvm_stretch.progress import quiet
+from tvm_stretch.runtime.model import Model
+from tvm_stretch.targets.processor import Processor
+
+COMPILING = threading.RLock()
+"""Held while networks are made and compiled: campaigns of several kinds of phones run on threads,
+and TVM's builder of networks is one for all of them."""
+
+REFERENCE = Sample("conv", 64, (28, 28), 64, (1, 1), epilogue="relu")
+"""The kernel that tells whether the machine is at rest; about a tenth of a millisecond."""
+
+_HALVED = 32  # channels
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What can be measured at once.
+
+    Attributes:
+        model: compiled.
+        kernels: what each of them is, by its name.
+    """
+
+    model: Model
+    kernels: dict[str, Kernel]
+
+
+class Workshop:
+    """Compiles for one processor.
+
+    Args:
+        processors: that one; then the CPU, if it is another one.
+    """
+
+    def __init__(self, processors: Sequence[Processor]) -> None:
+        self.processor = processors[0]
+        self.host = processors[-1]
+
+    @functools.cached_property
+    def reference(self) -> Model:
+        """What tells whether a device is at rest: once for all devices."""
+        return self.samples([REFERENCE]).model
+
+    def samples(self, samples: Sequence[Sample], apart: bool = False) -> Prepared:
+        """A chain of samples; see there for ``apart``."""
+        with COMPILING:
+            return self.network(chain(samples, apart))
+
+    def halves(self, network: object) -> Prepared:
+        """A network with its larger layers in halves, which this processor computes both."""
+        with COMPILING:
+            return self.network(in_halves(load_network(network), [self.host, self.processor]))
+
+    @quiet()
+    def network(self, network: object) -> Prepared:
+        """Everything on the processor, but what it refuses."""
+        processor, kernels = recording(self.processor)
+        alone = self.host is self.processor
+        every = [processor] if alone else [self.host, processor]
+        willing = [processor] if alone else [processor, self.host]
+        with COMPILING:
+            return Prepared(build(load_network(network), None, every, willing), kernels)
+
+
+def half_shares(mod: tvm.IRModule) -> dict[str, tuple[int, ...]]:
+    """Larger convolutions, each as two halves of its output channels."""
+    shares: dict[str, tuple[int, ...]] = {}
+    for name, call in Calls(mod["main"]).calls.items():
+        if isinstance(call.op, tvm.ir.Op) and call.op.name == "relax.nn.conv2d":
+            channels = int(call.ty.shape.values[1])
+            if channels >= _HALVED and int(call.attrs.groups) == 1:
+                half = channels // 16 * 8
+                shares[name] = (half, channels - half)
+    return shares
+
+
+def in_halves(mod: tvm.IRModule, processors: Sequence[Processor]) -> tvm.IRModule:
+    """The network with its larger convolutions in halves, for one processor to compute both."""
+    shares = half_shares(mod)
+    pair = [processors[0], replace(processors[-1], name="other half")]
+    return branch(mod, shares, (), pair).mod if shares else mod
