@@ -2,9 +2,10 @@
 
 ```
 python -m benchmarks.fleet [--phones 1 2] [--seconds 60] [--rounds 3]
+python -m benchmarks.fleet --elsewhere 3    scripted phones, which take 3 s for each batch
 ```
-Each fleet starts without anything measured or compiled. The servers and the compiling process share
-this machine's cores, so this is the worst case: phones bring cores of their own.
+Each fleet starts without anything measured or compiled. Servers here share cores with what compiles
+for them, so nothing is compiled ahead; scripted phones use none of this machine's cores.
 """
 
 from __future__ import annotations
@@ -12,21 +13,26 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import random
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import tvm
 import tvm_ffi
+from tvm_stretch.targets.processors import make_processors
 
 import tvm_stretch as ts
+from tvm_stretch.measuring.campaign import Campaign, open_dataset
 from tvm_stretch.measuring.dataset import Dataset
+from tvm_stretch.measuring.fleet import Batches, Crew, carry_out
+from tvm_stretch.measuring.workshop import Prepared, Workshop
 from tvm_stretch.runtime.autoload import find_file
 
 _KEY = "phone"
@@ -70,12 +76,49 @@ def farm(phones: int) -> Iterator[ts.Fleet]:
 
 
 def measured(phones: int, seconds: float) -> tuple[int, int, float]:
-    """Batches and kernels that so many phones measure, and how many of these were undisturbed."""
+    """Batches and kernels that so many phones measure, and which share of these undisturbed."""
     with tempfile.TemporaryDirectory() as folder, farm(phones) as fleet:
         os.environ["TVM_STRETCH_CACHE_DIR"] = folder
         ts.measure("llvm", device=fleet, budget=seconds, folder=folder, cpu_threads=1)
         rows = Dataset.open(Path(folder, _KEY, "cpu.jsonl")).rows
     return len({row.batch for row in rows}), len(rows), sum(r.quiet for r in rows) / len(rows)
+
+
+class Elsewhere:
+    """A phone that takes as long as phones do, and none of this machine's cores; a `Post`."""
+
+    def __init__(self, campaign: Campaign, seconds: float) -> None:
+        self._campaign, self._seconds = campaign, seconds
+
+    def describe(self) -> str:
+        """For messages."""
+        return f"{self._seconds:g} s a batch"
+
+    def measure(self, number: int | Prepared, _end: float) -> Any:
+        """A batch for the crew, or what is in one for the campaign."""
+        if isinstance(number, int):
+            return self._campaign.measure_batch(number, self, 0.0)  # type: ignore[arg-type]
+        time.sleep(self._seconds)
+        return []
+
+    def is_hot(self) -> bool:
+        """Never."""
+        return False
+
+    def close(self) -> None:
+        """Nothing is there."""
+
+
+def batches_elsewhere(phones: int, seconds: float, each: float, ahead: int) -> int:
+    """How many batches phones that are not here measure, with so many compiled ahead."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TVM_STRETCH_CACHE_DIR"] = folder
+        (host,), _ = make_processors("llvm", 1)
+        campaign = Campaign(Workshop([host]), open_dataset(Path(folder), host), random.Random(0))
+        crew = Crew(_KEY, lambda: Elsewhere(campaign, each), Batches(0))  # type: ignore[arg-type,return-value]
+        with campaign.compiling_ahead(ahead):
+            carry_out([crew], lambda: {_KEY: phones}, seconds)
+    return crew.measured
 
 
 def main() -> None:
@@ -84,15 +127,20 @@ def main() -> None:
     parser.add_argument("--phones", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--elsewhere", type=float, metavar="S", help="scripted phones, S a batch")
     args = parser.parse_args()
-    found: dict[int, list[int]] = {phones: [] for phones in args.phones}
-    print("| phones | batches | kernels | undisturbed | time of one's kernels |\n|" + " --- |" * 5)
-    for _ in range(args.rounds):
-        for phones in args.phones:
-            batches, kernels, quiet = measured(phones, args.seconds)
-            found[phones].append(kernels)
-            took = statistics.median(found[args.phones[0]]) / kernels
-            print(f"| {phones} | {batches} | {kernels} | {100 * quiet:.0f} % | {took:.2f} |")
+    if args.elsewhere:
+        print("| phones | batches, compiled when asked for | compiled ahead |\n|" + " --- |" * 3)
+        for phones in args.phones * args.rounds:
+            found = [
+                batches_elsewhere(phones, args.seconds, args.elsewhere, ahead) for ahead in (0, 2)
+            ]
+            print(f"| {phones} | {found[0]} | {found[1]} |", flush=True)
+        return
+    print("| phones | batches | kernels | undisturbed |\n|" + " --- |" * 4)
+    for phones in args.phones * args.rounds:
+        batches, kernels, quiet = measured(phones, args.seconds)
+        print(f"| {phones} | {batches} | {kernels} | {100 * quiet:.0f} % |", flush=True)
 
 
 if __name__ == "__main__":

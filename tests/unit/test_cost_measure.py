@@ -17,6 +17,7 @@ import pytest
 import tvm
 from cost_kernels import DEVICE, pretended, some_convs
 from cpu_targets import TARGET
+from described_phone import described
 from fake_targets import fake_processor
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +33,7 @@ from tvm_stretch.cost.planning import trained_costs
 from tvm_stretch.errors import CostModelError, DeviceError, InputError
 from tvm_stretch.measuring import transfers
 from tvm_stretch.measuring.bench import Bench
-from tvm_stretch.measuring.campaign import Campaign, open_dataset
+from tvm_stretch.measuring.campaign import Campaign, batches_ahead, open_dataset
 from tvm_stretch.measuring.dataset import Dataset, Row
 from tvm_stretch.measuring.measure import measure
 from tvm_stretch.measuring.record import recording
@@ -355,6 +356,18 @@ def test_what_is_compiled_ahead_is_the_same(tmp_path: Path) -> None:
     """While the prior lasts; then a batch stands on what was measured before it was compiled."""
     at_once, ahead = (campaign(tmp_path / str(n), 6, ahead=n) for n in (0, 2))
     assert ahead.asked == at_once.asked
+
+
+def test_batches_are_compiled_ahead_where_that_disturbs_nobody() -> None:
+    """On a phone, and where packets are counted instead of time."""
+    here = ts.connect(tvm.rpc.LocalSession()).describe()
+    counted = replace(host(), packet_ns=1.0)
+    assert [batches_ahead(host(), place) > 0 for place in (None, here, described())] == [
+        False,
+        False,
+        True,
+    ]
+    assert batches_ahead(counted, None) > 0
 
 
 def test_a_device_that_disappears_loses_nothing(tmp_path: Path) -> None:

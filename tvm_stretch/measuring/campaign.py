@@ -31,14 +31,14 @@ from tvm_stretch.measuring.scenes import scene
 from tvm_stretch.measuring.transfers import measure_slowdown, measure_transfers
 from tvm_stretch.measuring.workshop import COMPILING, Prepared, Workshop
 from tvm_stretch.progress import say
+from tvm_stretch.remote.description import Description
 from tvm_stretch.targets.processor import Processor
 
 BATCH = 12
 """Samples that are compiled together."""
 
-AHEAD = 2
-"""So many batches are compiled while a device measures another one. Not where what compiles would
-disturb what is timed: on the same machine."""
+_AHEAD = 2
+"""So many batches are compiled while a device measures another one."""
 
 _REFINE_SHARE = 0.7  # of the samples after the prior go where the model errs most
 _SCENE_EVERY = 5
@@ -109,6 +109,17 @@ def open_dataset(folder: Path, processor: Processor, resume: bool = True) -> Dat
     if resume and path.exists() and path.stat().st_size:
         return Dataset.open(path, own)
     return Dataset.create(path, own)
+
+
+def batches_ahead(processor: Processor, place: Description | None) -> int:
+    """How many batches may be compiled before they are measured: compiling disturbs what is timed.
+
+    Args:
+        processor: to measure.
+        place: the device; None for this machine.
+    """
+    is_here = place is None or place.is_like_this_machine
+    return 0 if is_here and not processor.packet_ns else _AHEAD
 
 
 class Campaign:

@@ -29,14 +29,15 @@ from tvm_stretch.errors import CostModelError, DeviceError, InputError, last_lin
 from tvm_stretch.files import writing
 from tvm_stretch.measuring.bench import Bench
 from tvm_stretch.measuring.campaign import (
-    AHEAD,
     Campaign,
+    batches_ahead,
     learn,
     measure_together,
     open_dataset,
 )
 from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.progress import say, step
+from tvm_stretch.remote.description import Description
 from tvm_stretch.remote.device import Device, connect
 from tvm_stretch.remote.processors import Targets, processors_of
 from tvm_stretch.remote.wire import Deadline, offered, parse_address
@@ -279,6 +280,7 @@ class _Kind:
     """The phones of a key: their processors, and where what is measured of them is kept."""
 
     key: str
+    description: Description
     processors: list[Processor]
     in_order: list[Processor]
     folder: Path
@@ -314,12 +316,13 @@ def _kind(
     fleet: Fleet, key: str, targets: Targets, folder: Path | None, cpu_threads: int | None
 ) -> _Kind:
     with fleet.connect(key) as phone:
+        description = phone.describe()
         processors, placeable = processors_of(phone, targets, cpu_threads)
     in_order = sorted(placeable, key=lambda p: p is not processors[0])
     kept_in = chosen_folder(None if folder is None else folder / key, processors[0])
     with writing("the measurements", CostModelError):
         kept_in.mkdir(parents=True, exist_ok=True)
-    return _Kind(key, processors, in_order, kept_in)
+    return _Kind(key, description, processors, in_order, kept_in)
 
 
 def _crew(
@@ -335,7 +338,7 @@ def _crew(
     workshop = Workshop([processor] if processor is host else [processor, host])
     dataset = open_dataset(kind.folder, processor, resume)
     campaign = Campaign(workshop, dataset, random.Random(f"{seed}/{kind.key}"))
-    stack.enter_context(campaign.compiling_ahead(AHEAD))
+    stack.enter_context(campaign.compiling_ahead(batches_ahead(processor, kind.description)))
     first = threading.Lock()  # one phone of the kind measures what is measured once
 
     def begin() -> Post:

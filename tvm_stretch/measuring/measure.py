@@ -20,8 +20,8 @@ from tvm_stretch.errors import CostModelError, InputError
 from tvm_stretch.files import as_path, writing
 from tvm_stretch.measuring.bench import Bench, by_packets
 from tvm_stretch.measuring.campaign import (
-    AHEAD,
     Campaign,
+    batches_ahead,
     learn,
     measure_together,
     open_dataset,
@@ -105,8 +105,8 @@ def measure(
                 elif processor in others:
                     measure_together(dataset, host, processor, bench)
             campaign = Campaign(workshop, dataset, random.Random(seed))
-            is_timed_here = device is None and not processor.packet_ns
-            campaign.run(bench, share, networks or {}, ahead=0 if is_timed_here else AHEAD)
+            ahead = batches_ahead(processor, None if device is None else device.describe())
+            campaign.run(bench, share, networks or {}, ahead)
             budget = max(1.0, budget - (time.monotonic() - start))
             below = models.get(host.name) if processor.on_host_cores else None
             models[processor.name] = learn(dataset, processor, below)

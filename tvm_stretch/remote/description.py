@@ -164,6 +164,11 @@ class Description:
         biggest = max(core.size for core in self.cores)
         return tuple(core for core in self.cores if core.size >= WORTH_WAITING * biggest)
 
+    @property
+    def is_like_this_machine(self) -> bool:
+        """Whether it may be the machine that this process runs on."""
+        return (self.triple, self.cpu, self.features) == _this_machine()
+
     def target(self) -> dict[str, Any]:
         """TVM's target of its CPU, with the features that it really has.
 
@@ -180,7 +185,7 @@ class Description:
         return {**plain, "mattr": there + [f"-{feature}" for feature in self.lacks(implied)]}
 
     def _core_name(self) -> str:
-        if (self.triple, self.cpu, self.features) == _this_machine():
+        if self.is_like_this_machine:
             return str(codegen.llvm_get_system_cpu())
         name = self.big_cores[0].name
         if not name:
