@@ -11,6 +11,7 @@ import torch
 from relax_helpers import module, op_names, run
 from tvm import relax
 
+from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_network
 
 F = torch.nn.functional
@@ -102,3 +103,12 @@ def test_sorts_of_relax_networks() -> None:
     got = run(load_network(mod), x)[0]
     np.testing.assert_array_equal(got, [[1, 3], [3, 4]])
     assert got.dtype == "int32"
+
+
+def test_control_flow_is_refused_as_such() -> None:
+    def either(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda y: y.relu(), lambda y: y * 2, (x,))
+
+    program = torch.export.export(Net(either), (torch.zeros(2, 3),))
+    with pytest.raises(UnsupportedError, match="without control flow, got 'cond'"):
+        load_network(program)

@@ -15,6 +15,9 @@ from tvm_stretch.frontend.torch_quantised import quantised_converters, register_
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
+_CONTROL_FLOW = ("cond", "while_loop", "scan", "associative_scan", "map_impl")
+"""What torch calls graphs with that run or not, or several times."""
+
 
 def load_torch(path: Path) -> ExportedProgram:
     """Read what ``torch.export.save`` wrote.
@@ -47,6 +50,7 @@ def read_torch(program: ExportedProgram) -> tvm.IRModule:
     """
     from tvm.relax.frontend.torch import from_exported_program
 
+    _refuse_control_flow(program)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -64,3 +68,13 @@ def read_torch(program: ExportedProgram) -> tvm.IRModule:
             f"expected an ExportedProgram of supported operators, got: {last_line(error)}; "
             "export in eval mode with torch.export.export, or through torch.onnx.export"
         ) from error
+
+
+def _refuse_control_flow(program: ExportedProgram) -> None:
+    """The importer fails somewhere within them, of something else."""
+    for node in program.graph.nodes:
+        if node.op == "call_function" and str(node.target) in _CONTROL_FLOW:
+            raise UnsupportedError(
+                f"expected a network without control flow, got {node.name!r} (torch's "
+                f"{node.target}), which chooses or repeats a part of it; export that part by itself"
+            )

@@ -39,7 +39,7 @@ def refine(
     images: Any,
     *,
     steps: int = STEPS,
-    rate: float = 2e-3,
+    rate: float = 4e-3,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> None:
@@ -65,7 +65,7 @@ def refine(
     if type(steps) is not int or steps < 1:
         raise InputError(f"expected a positive number for steps, got {steps!r}; try {STEPS}")
     if not isinstance(rate, int | float) or not 0 < rate < math.inf:
-        raise InputError(f"expected a positive number for rate, got {rate!r}; try 0.002")
+        raise InputError(f"expected a positive number for rate, got {rate!r}; try 0.004")
     where = device_of(net)
     teacher.to(where)
     if not isinstance(images, torch.Tensor) and not hasattr(images, "__array__"):
