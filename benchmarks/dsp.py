@@ -13,10 +13,11 @@ The region adds two tensors of 32 numbers, so that next to nothing is computed. 
     death seen  from SIGKILL until `Model.health` says so, while nothing runs
 
 `--packets`: executed packets (qemu counts them) of whole integer convolutions for each `vrmpy`
-that their multiply-adds need, 128 each: with padding, rounding and stores. The second number also
-has the conversions between plain and blocked layout at the ends of a network. Then those of
-depthwise convolutions, poolings and dense layers of one pixel for each load of 128 bytes that they
-need: of the pixels under each tap for 128 results, or of the weights.
+that their multiply-adds need, 128 each, none of them by zeros of other groups: with padding,
+rounding and stores. The second number also has the conversions between plain and blocked layout at
+the ends of a network. Then those of depthwise convolutions, poolings and dense layers of one pixel
+for each load of 128 bytes that they need: of the pixels under each tap for 128 results, or of the
+weights.
 `--loop`: the packets of the innermost loop of one of them (channels, filters, size, kernel), as
 LLVM wrote them; tutorials/hvx_kernels.md reads them.
 """
@@ -114,23 +115,29 @@ def death(model: ts.Model) -> float:
     return 1000 * (time.perf_counter() - start)
 
 
-LAYERS = (  # channels, output channels, rows and columns, kernel
-    (64, 64, 16, 1),
-    (128, 128, 16, 1),
-    (256, 256, 16, 1),
-    (64, 64, 16, 3),
-    (128, 128, 14, 3),
+LAYERS = (  # channels, output channels, rows and columns, kernel, groups
+    (64, 64, 16, 1, 1),
+    (128, 128, 16, 1, 1),
+    (256, 256, 16, 1, 1),
+    (64, 64, 16, 3, 1),
+    (128, 128, 14, 3, 1),
+    (72, 72, 28, 3, 3),
+    (168, 168, 28, 3, 7),
+    (408, 408, 14, 3, 17),
 )
 
 
-def layer(channels: int, outs: int, size: int, kernel: int, *, times: int) -> tvm.IRModule:
+def layer(
+    channels: int, outs: int, size: int, kernel: int, groups: int = 1, *, times: int
+) -> tvm.IRModule:
     """The same convolution `times` times, one behind the other, where shapes allow it."""
     dice = np.random.default_rng(0)
-    weight = dice.integers(-127, 128, (outs, channels, kernel, kernel)).astype("int8")
+    read = channels // groups
+    weight = dice.integers(-127, 128, (outs, read, kernel, kernel)).astype("int8")
     bias = dice.integers(-9999, 9999, outs).astype("int32")
-    factor = np.full(outs, 60 / (255 * 37 * np.sqrt(channels * kernel * kernel)), "float32")
-    padding = (kernel // 2,) * 4
-    integer = Integer("conv2d", Rounding("uint8", 120, 0, 255), (120,), padding=padding)
+    factor = np.full(outs, 60 / (255 * 37 * np.sqrt(read * kernel * kernel)), "float32")
+    around = {"padding": (kernel // 2,) * 4, "groups": groups}
+    integer = Integer("conv2d", Rounding("uint8", 120, 0, 255), (120,), **around)
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((1, channels, size, size), "uint8"))
     with builder.function("main", [x]):
@@ -144,7 +151,7 @@ def layer(channels: int, outs: int, size: int, kernel: int, *, times: int) -> tv
     return builder.get()
 
 
-def packets(shape: tuple[int, int, int, int], times: int) -> int:
+def packets(shape: tuple[int, ...], times: int) -> int:
     """Packets of a run on the emulator; the answer is compared with the CPU's."""
     mod = layer(*shape, times=times)
     model = ts.compile(mod, ["hexagon"], cpu_threads=1)
@@ -157,16 +164,15 @@ def packets(shape: tuple[int, int, int, int], times: int) -> int:
 
 def print_packets() -> None:
     """The table of `--packets`."""
-    print("| channels | size | kernel | packets for a vrmpy | with conversions |")
-    print("| ---: | ---: | ---: | ---: | ---: |")
+    print("| channels | size | kernel | groups | packets for a vrmpy | with conversions |")
+    print("| ---: | ---: | ---: | ---: | ---: | ---: |")
     for shape in LAYERS:
-        channels, outs, size, kernel = shape
-        products = channels * outs * size**2 * kernel**2 / 128
+        channels, outs, size, kernel, groups = shape
+        products = channels // groups * outs * size**2 * kernel**2 / 128
         once, thrice = packets(shape, 1), packets(shape, 3)
         inside = (thrice - once) / 2 / products
-        print(
-            f"| {channels} -> {outs} | {size} | {kernel} | {inside:.2f} | {once / products:.2f} |"
-        )
+        whole = f"{inside:.2f} | {once / products:.2f}"
+        print(f"| {channels} -> {outs} | {size} | {kernel} | {groups} | {whole} |", flush=True)
 
 
 @dataclasses.dataclass(frozen=True)
