@@ -16,6 +16,9 @@ from tvm_stretch.cost.profile_file import load_profile, write_profile
 from tvm_stretch.errors import CostModelError, InputError, TargetError, UnsupportedError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.measuring.samples import Sample, chain, in_integers
+from tvm_stretch.search import Found, twin
+from tvm_stretch.search.costs import Costs
+from tvm_stretch.search.limits import Limits
 from tvm_stretch.search.twin import twin_costs, twin_processors, works_of
 
 PHONE = "snapdragon-855"
@@ -41,6 +44,24 @@ def test_the_plan_says_that_nothing_was_measured(wide: tvm.IRModule) -> None:
     assert "int8 on cpu, float16 on opencl, int8 on hexagon" in said
     alone = ts.predict(wide, ["llvm"], device=PHONE).predicted_ns
     assert plan.predicted_ns is not None and alone is not None and plan.predicted_ns < 0.8 * alone
+
+
+def test_three_processors_are_never_predicted_slower_than_two(
+    wide: tvm.IRModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though a search of three finds nothing: the plan of two is then one of three."""
+    searched = twin.search
+
+    def blind(mod: tvm.IRModule, costs: Costs, **options: Limits) -> Found:
+        found = searched(mod, costs, **options)
+        return replace(found, rivals=()) if len(costs.processors) > 2 else found
+
+    both = ts.predict(wide, ["llvm", "hexagon"], device=PHONE)
+    monkeypatch.setattr(twin, "search", blind)
+    plan = ts.predict(wide, device=PHONE)
+    assert plan.processors == ("cpu", "opencl", "hexagon")
+    assert plan.predicted_ns is not None and both.predicted_ns is not None
+    assert plan.predicted_ns <= both.predicted_ns
 
 
 def test_costs_are_the_profile_s(phone: Profile, wide: tvm.IRModule) -> None:
