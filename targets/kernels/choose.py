@@ -205,9 +205,8 @@ def _winograds(shape: ConvShape, machine: VectorMachine, data_block: int) -> lis
     if (
         (shape.kernel, shape.stride, shape.dilation) != ((3, 3), (1, 1), (1, 1))
         or data_block != machine.lanes
-        or width < 2 * machine.lanes
+        or 2 * width < (4 if shape.groups == 1 else 3) * machine.lanes
         or machine.half  # has too few digits for its sums
-        or shape.groups % merge
     ):
         return []
     base = WinogradConfig(

@@ -16,7 +16,7 @@ import numpy as np
 from tvm import te, tirx, topi
 from tvm.ir import Expr
 
-from .loops import f32
+from .loops import const, f32
 
 Matrix = tuple[tuple[float, ...], ...]
 INPUT: dict[int, Matrix] = {
@@ -57,7 +57,7 @@ class WinogradConfig:
     """A 3x3 convolution of stride 1, the size of its tiles and of its register tile.
 
     ``merged_groups`` groups are computed as one, with zero weights between them, so that each
-    starts on a channel block.
+    starts on a channel block. What the last of these parts has less is zero weights, too.
     """
 
     batch: int
@@ -91,17 +91,28 @@ class WinogradConfig:
     @property
     def parts(self) -> int:
         """Independent convolutions: groups, after merging."""
-        return self.groups // self.merged_groups
+        return -(-self.groups // self.merged_groups)
+
+    @property
+    def part_widths(self) -> tuple[int, int]:
+        """Input and output channels of one part."""
+        widths = self.in_channels // self.groups, self.out_channels // self.groups
+        return widths[0] * self.merged_groups, widths[1] * self.merged_groups
 
     @property
     def in_blocks(self) -> int:
         """Input channel blocks of one part."""
-        return -(-self.in_channels // self.parts // self.lanes)
+        return -(-self.part_widths[0] // self.lanes)
 
     @property
     def out_blocks(self) -> int:
         """Output channel blocks of one part."""
-        return -(-self.out_channels // self.parts // self.lanes)
+        return -(-self.part_widths[1] // self.lanes)
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Input and output channel blocks of all parts."""
+        return -(-self.in_channels // self.lanes), -(-self.out_channels // self.lanes)
 
     @property
     def out_groups(self) -> int:
@@ -118,12 +129,18 @@ class WinogradConfig:
         self, part: Expr, group: Expr, block: Expr, lane: Expr, column: Expr
     ) -> tuple[Expr, Expr, Expr]:
         """Output and input channel of a packed weight in OIHW, and whether they exist."""
-        out_part, in_part = self.out_channels // self.parts, self.in_channels // self.parts
+        in_part, out_part = self.part_widths
         out, channel = group * (self.oc_blocks * self.lanes) + column, block * self.lanes + lane
         out_group, in_group = self.out_channels // self.groups, self.in_channels // self.groups
         row = channel - out // out_group * in_group  # channel within its own group
         exists = tirx.all(out < out_part, channel < in_part, row >= 0, row < in_group)
-        return part * out_part + out, row, exists
+        out = part * out_part + out
+        return out, row, tirx.all(exists, out < self.out_channels)
+
+    def existing_block(self, block: Expr) -> Expr:
+        """An input channel block; of those that the last part lacks, another one."""
+        lacks = self.parts * self.in_blocks > self.blocks[0]
+        return tirx.min(block, const(self.blocks[0] - 1)) if lacks else block
 
 
 def combine(row: Sequence[float], terms: Sequence[Expr]) -> Expr:
@@ -179,7 +196,7 @@ def transform_input(cfg: WinogradConfig, data: te.Tensor, annotation: dict[str, 
     return te.compute(
         (cfg.batch, cfg.parts * cfg.in_blocks, a * a, rows * columns, cfg.lanes),
         lambda n, c, k, t, lane: te.sum(
-            padded[n, c, t // columns * m + i, t % columns * m + j, lane]
+            padded[n, cfg.existing_block(c), t // columns * m + i, t % columns * m + j, lane]
             * into[k // a, i]
             * into[k % a, j],
             axis=[i, j],
@@ -207,14 +224,14 @@ def multiply_planes(
         )
 
     product = te.compute(
-        (cfg.batch, a * a, cfg.parts * cfg.out_blocks, rows * columns, cfg.lanes),
+        (cfg.batch, a * a, cfg.blocks[1], rows * columns, cfg.lanes),
         multiply,
         name="winograd_product",
         attrs=annotation,
     )
     p, q = te.reduce_axis((0, a), "p"), te.reduce_axis((0, a), "q")
     return te.compute(
-        (cfg.batch, cfg.parts * cfg.out_blocks, *cfg.out_size, cfg.lanes),
+        (cfg.batch, cfg.blocks[1], *cfg.out_size, cfg.lanes),
         lambda n, o, y, x, lane: te.sum(
             product[n, p * a + q, o, y // m * columns + x // m, lane]
             * outof[y % m, p]

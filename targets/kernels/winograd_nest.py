@@ -227,8 +227,11 @@ class _Nest:
             ),
             "k",
         )
+        existing: int | Expr = cfg.out_blocks
+        if cfg.parts * cfg.out_blocks > cfg.blocks[1]:
+            existing = tirx.min(const(existing), const(cfg.blocks[1]) - part * existing)
         outputs = loop(
-            cfg.out_blocks,
+            existing,
             lambda o: self.each_tile(
                 b, lambda y, x, t: self.output_tile((n, part, o), y, x, o * count + t, self.m)
             ),
@@ -245,7 +248,7 @@ class _Nest:
     ) -> tirx.Stmt:
         """``put(plane, B^T d B)`` of one tile; tiles inside the image read without tests."""
         cfg, a = self.cfg, self.cfg.alpha
-        n, c = channel
+        n, c = channel[0], cfg.existing_block(channel[1])
         top, left = y * cfg.tile - cfg.padding[0], x * cfg.tile - cfg.padding[1]
         height, width = cfg.in_size
 

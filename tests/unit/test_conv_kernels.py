@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm import te, tirx, topi
 from tvm_stretch.targets.kernels.blocks import annotation
-from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
+from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv, conv_candidates
 from tvm_stretch.targets.kernels.conv import ConvConfig, conv_compute, pack_weight
 from tvm_stretch.targets.kernels.loops import balanced
 from tvm_stretch.targets.kernels.machine import VectorMachine
@@ -162,6 +162,23 @@ def test_winograd(tile: int, padding: tuple[int, int, int, int], machine: Vector
     shape = ConvShape(2, 20, (13, 9), 37, (3, 3), padding=padding)
     config = WinogradConfig(2, 20, (13, 9), 37, padding, machine.lanes, tile, 2, 3)
     check(shape, config, machine)
+
+
+@pytest.mark.parametrize(("groups", "inner", "outer"), [(3, 24, 24), (5, 24, 40)])
+def test_winograd_of_groups_that_do_not_come_out_even(groups: int, inner: int, outer: int) -> None:
+    """Pairs of groups share their middle vector; the last group has no other."""
+    shape = ConvShape(
+        1, groups * inner, (9, 7), groups * outer, (3, 3), padding=(1, 1, 1, 1), groups=groups
+    )
+    every = conv_candidates(shape, AVX512, 16, 400)
+    config = next(c for c in every if isinstance(c, WinogradConfig) and c.tile == 4)
+    assert (config.merged_groups, groups % 2) == (2, 1)
+    check(shape, config, AVX512)
+
+
+def test_winograd_is_chosen_for_groups_of_24() -> None:
+    shape = ConvShape(1, 168, (28, 28), 168, (3, 3), padding=(1, 1, 1, 1), groups=7)
+    assert isinstance(choose_conv(shape, AVX512, 16), WinogradConfig)
 
 
 def test_the_reduction_is_cut_where_weights_outgrow_the_cache() -> None:

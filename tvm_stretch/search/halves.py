@@ -171,7 +171,7 @@ def _out_blocks(config: Config) -> int:
     if isinstance(config, WindowConfig):
         return config.blocks
     if isinstance(config, WinogradConfig):
-        return config.parts * config.out_blocks
+        return config.blocks[1]
     return config.out_blocks
 
 
