@@ -252,6 +252,18 @@ def test_parts_are_put_together_where_that_is_supported() -> None:
         assert {placed[name] for name, call in calls.items() if no_views(call)} == {"p1"}
 
 
+def test_unsure_costs_get_both_the_promising_plan_and_shares_alone() -> None:
+    given_costs = dataclasses.replace(costs(1.0, 1.0), trusted=False)
+    mod = load_network(zoo.build(QUICK))
+    chosen, shares = sorted(
+        choose(Network(mod, given_costs.kernels), given_costs), key=lambda chain: chain.only_shares
+    )
+    assert not chosen.only_shares and shares.only_shares
+    assert 0.8 * shares.ns < chosen.ns < 0.99 * shares.ns  # a little better: worth building
+    found = search(mod, given_costs)
+    assert [bool(rival.plan.splits) for rival in found.rivals] == [True, False]
+
+
 QUICK = "squeezenet1_1"
 
 

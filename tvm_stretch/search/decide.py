@@ -5,7 +5,7 @@
 
 Costs that nobody measured may be wrong by far. Then shares of output channels alone, which compute
 nothing twice, are always measured; and a run of the first plan says how fast each processor really
-is: if their ratio is another one, the search answers once more. Every processor alone is measured
+is: if their ratio is another one, the search names one more plan. Every processor alone is measured
 that comes near to the plans by then: compiling one more can take as long as all else. Measured
 costs are those of a quiet machine; a small reference network says how fast it is now (`pace.py`).
 """
@@ -82,7 +82,7 @@ def decide(
             found = search(mod, costs.corrected(factors), limits=limits)
             known = [_choices(rival) for rival, _ in entries]
             new = [rival for rival in found.rivals if _choices(rival) not in known]
-            entries += [(rival, build(mod, rival)) for rival in new]
+            entries += [(rival, build(mod, rival)) for rival in new[:1]]
     singles = found.singles[:1] if costs.trusted else _in_reach(found)
     entries[:0] = [(single, build(mod, single)) for single in singles]
     notes = found.notes if singles else ("no processor supports everything", *found.notes)
