@@ -20,6 +20,7 @@ import numpy as np
 from benchmarks.models import BenchModel, Tensors
 
 Run = Callable[[Tensors], list[np.ndarray]]
+Target = str | dict[str, str]
 
 
 def _load_onnxruntime(model: BenchModel, threads: int) -> Run:
@@ -145,17 +146,22 @@ def _load_litert(model: BenchModel, threads: int) -> Run:
     return run
 
 
-def _load_ours(model: BenchModel, threads: int) -> Run:
-    return _compile(model, ["llvm"], threads)
+def _load_ours(model: BenchModel, threads: int, mcpu: str) -> Run:
+    return _compile(model, [own_cpu(mcpu)], threads)
 
 
-def _load_both(model: BenchModel, threads: int) -> Run:
+def _load_both(model: BenchModel, threads: int, mcpu: str) -> Run:
     if threads != 2:
         raise RuntimeError("runs on two cores: one for the CPU, one for OpenCL")
-    return _compile(model, ["llvm", "opencl"], 1)
+    return _compile(model, [own_cpu(mcpu), "opencl"], 1)
 
 
-def _compile(model: BenchModel, targets: list[str], cpu_threads: int) -> Run:
+def own_cpu(mcpu: str) -> Target:
+    """The target of our kernels: this machine, or another core whose code it can run."""
+    return {"kind": "llvm", "mcpu": mcpu} if mcpu else "llvm"
+
+
+def _compile(model: BenchModel, targets: list[Target], cpu_threads: int) -> Run:
     import tvm_stretch as ts
 
     compiled = ts.compile(Path(model.path), targets, cpu_threads=cpu_threads)
@@ -171,16 +177,16 @@ REFERENCE = "ort"
 OURS = "ours"
 BOTH = "both"
 """The CPU and OpenCL (PoCL on the second core) instead of two threads."""
-LOADERS: dict[str, Callable[[BenchModel, int], Run]] = {
+_PEERS: dict[str, Callable[[BenchModel, int], Run]] = {
     REFERENCE: _load_onnxruntime,
     "openvino": _load_openvino,
     "ncnn": _load_ncnn,
     "mnn": _load_mnn,
     "executorch": _load_executorch,
     "litert": _load_litert,
-    OURS: _load_ours,
-    BOTH: _load_both,
 }
+_OWN = {OURS: _load_ours, BOTH: _load_both}
+ENGINES = (*_PEERS, *_OWN)
 PACKAGES = {
     REFERENCE: "onnxruntime",
     "openvino": "openvino",
@@ -195,6 +201,13 @@ PACKAGES = {
 
 PHONES = ("executorch", "litert")
 """What phones use; these two have an environment of their own."""
+
+
+def load(engine: str, model: BenchModel, threads: int, mcpu: str) -> Run:
+    """The model in an engine; peers use what the machine has, ours the code of ``mcpu``."""
+    if engine in _OWN:
+        return _OWN[engine](model, threads, mcpu)
+    return _PEERS[engine](model, threads)
 
 
 def python_of(engine: str) -> str:

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.engines import BOTH, LOADERS, OURS, REFERENCE, installed_version
+from benchmarks.engines import BOTH, ENGINES, OURS, REFERENCE, installed_version
 from benchmarks.models import BenchModel, prepare_model
 from benchmarks.worker import Worker
 
@@ -78,7 +78,13 @@ def difference(expected: list[np.ndarray], got: list[np.ndarray]) -> float:
 
 
 def compare_engines(
-    model: BenchModel, engines: list[str], threads: int, cores: list[int], rounds: int, rtol: float
+    model: BenchModel,
+    engines: list[str],
+    threads: int,
+    cores: list[int],
+    rounds: int,
+    rtol: float,
+    mcpu: str = "",
 ) -> list[Row]:
     """Loads, checks and times the engines on one model; failures become rows with a reason."""
     rows = {name: Row(model.name, threads, name) for name in engines}
@@ -86,7 +92,7 @@ def compare_engines(
         workers: dict[str, Worker] = {}
         for name in engines:
             try:
-                workers[name] = stack.enter_context(Worker(name, model, threads, cores))
+                workers[name] = stack.enter_context(Worker(name, model, threads, cores, mcpu))
             except RuntimeError as error:
                 rows[name].failure = str(error)
                 continue
@@ -142,7 +148,7 @@ def describe_machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "engines": {name: installed_version(name) for name in LOADERS},
+        "engines": {name: installed_version(name) for name in ENGINES},
     }
 
 
@@ -165,7 +171,7 @@ def print_table(rows: list[Row], engines: list[str]) -> None:
             print(f"  {row.model}, {row.threads} thread(s), {row.engine}: no time: {row.failure}")
 
 
-def write_json(path: Path, rows: list[Row], cores: list[int]) -> None:
+def write_json(path: Path, rows: list[Row], cores: list[int], mcpu: str) -> None:
     """All samples, medians and the machine, written whole or not at all."""
     groups = dict.fromkeys((row.model, row.threads) for row in rows)
     ratios = [
@@ -182,8 +188,9 @@ def write_json(path: Path, rows: list[Row], cores: list[int]) -> None:
         asdict(row) | {"median_ms": row.median, "fastest_ms": min(row.samples, default=None)}
         for row in rows
     ]
+    setup = {"pinned_to_cores": cores, "ours_for": mcpu or "this machine"}
     document = {
-        "machine": describe_machine() | {"pinned_to_cores": cores},
+        "machine": describe_machine() | setup,
         "runs_per_turn": RUNS_PER_TURN,
         "ratios": ratios,
         "results": results,
@@ -202,13 +209,18 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--cores", type=int, nargs="+", help="cores to use; default: 0, 1, …")
     parser.add_argument("--repeat", type=int, default=8, help="rounds; each times 5 runs")
-    parser.add_argument("--peers", default=",".join(LOADERS), help="engines, ours included")
+    parser.add_argument("--peers", default=",".join(ENGINES), help="engines, ours included")
+    parser.add_argument(
+        "--mcpu",
+        default="",
+        help="compile ours for this core; peers, and OpenCL's driver, use what the machine has",
+    )
     parser.add_argument("--rtol", type=float, default=1e-3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     options.peers = options.peers.split(",")
-    if unknown := set(options.peers) - set(LOADERS):
-        parser.error(f"expected engines among {', '.join(LOADERS)}, got {', '.join(unknown)}")
+    if unknown := set(options.peers) - set(ENGINES):
+        parser.error(f"expected engines among {', '.join(ENGINES)}, got {', '.join(unknown)}")
     if REFERENCE not in options.peers:
         options.peers.insert(0, REFERENCE)
     cores = options.cores or sorted(os.sched_getaffinity(0))
@@ -223,18 +235,26 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     machine = describe_machine()
     print(f"{machine['processor']}, {', '.join(machine['features'])}, cores {options.cores}")
+    if options.mcpu:
+        print(f"ours for {options.mcpu}; all others with what the machine has")
     rows: list[Row] = []
     for source in options.models:
         model = prepare_model(source, options.size)
         for threads in options.threads:
             cores = options.cores[:threads]
             group = compare_engines(
-                model, options.peers, threads, cores, options.repeat, options.rtol
+                model,
+                options.peers,
+                threads,
+                cores,
+                options.repeat,
+                options.rtol,
+                options.mcpu,
             )
             rows += group
             print_table(group, options.peers)
             if options.json:
-                write_json(options.json, rows, options.cores)
+                write_json(options.json, rows, options.cores, options.mcpu)
     ours = [row for row in rows if row.engine == OURS or (row.engine == BOTH and row.threads == 2)]
     return 1 if any(row.failure for row in ours) else 0
 

@@ -1,6 +1,10 @@
 """CPU and OpenCL: each alone, and both together.
 
     python -m benchmarks.two_processors resnet18 resnet50 [--stretched] --json two.json
+    python -m benchmarks.two_processors resnet18 --mcpu haswell
+
+With ``--mcpu``, the CPU's kernels are for that core; OpenCL's stay what its driver makes for this
+machine.
 
 With ``--stretched``, beside exact branching stands the best design of `ts.stretch` that has no
 fewer multiply-adds and parameters than the network has; its answers are compared with torch's.
@@ -29,6 +33,7 @@ from tvm import relax
 from tvm_stretch.targets.processors import make_processors
 
 import tvm_stretch as ts
+from benchmarks.engines import Target, own_cpu
 from benchmarks.peers import PAPER_MODELS
 from tvm_stretch import zoo
 from tvm_stretch.frontend import load_network
@@ -41,7 +46,6 @@ from tvm_stretch.stretching.stretching import Stretching
 
 _QUIET_RUNS = 100
 _CAPACITIES = (0.94, 0.96, 0.98, 1.0)
-_TARGETS = {"cpu": ["llvm"], "opencl": ["opencl"], "both": ["llvm", "opencl"]}
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,9 @@ class Timed(Outcome):
     quiet_seconds: float
 
 
-def measure_network(name: str, size: int, rounds: int, stretched: bool) -> dict[str, Timed]:
+def measure_network(
+    name: str, size: int, rounds: int, stretched: bool, cpu: Target
+) -> dict[str, Timed]:
     """Latencies of one network on the CPU, on OpenCL and on both; and of its stretched form."""
     network = zoo.build(name, size=size)
     session = onnxruntime.InferenceSession(network.SerializeToString())
@@ -61,23 +67,24 @@ def measure_network(name: str, size: int, rounds: int, stretched: bool) -> dict[
     feed = {p.name: generator.standard_normal(p.shape, dtype=np.float32) for p in ports}
     (expected,) = session.run(None, feed)
     models = {}
-    for key, targets in _TARGETS.items():
+    every = {"cpu": [cpu], "opencl": ["opencl"], "both": [cpu, "opencl"]}
+    for key, targets in every.items():
         threads = 1 if key == "cpu" else None
         models[key] = ts.compile(network, targets, cpu_threads=threads)
         got = models[key](**feed)
         error = np.abs(got - expected).max() / np.abs(expected).max()
         assert error < 1e-3, f"{name} on {key}: error {error}"
     if stretched:
-        models["stretched"] = _stretched(network, feed)
+        models["stretched"] = _stretched(network, feed, every["both"])
     pairs = [key for key in models if key not in ("cpu", "opencl")]
     planned = {key: models[key].plan.predicted_ns for key in pairs}
-    predictions = _predicted_alone(network) | planned
+    predictions = _predicted_alone(network, every["both"]) | planned
     outcomes = {
         key: _timed(models[key], outcome, predictions.get(key))
         for key, outcome in zip(models, compare(list(models.values()), rounds), strict=True)
     }
-    cpu = outcomes["cpu"]
-    pace = cpu.seconds / (cpu.predicted_seconds or float("nan"))
+    alone = outcomes["cpu"]
+    pace = alone.seconds / (alone.predicted_seconds or float("nan"))
     singles = [outcomes[key] for key in ("cpu", "opencl")]
     for key in pairs:
         both = outcomes[key]
@@ -95,15 +102,17 @@ def measure_network(name: str, size: int, rounds: int, stretched: bool) -> dict[
     return outcomes
 
 
-def _stretched(network: onnx.ModelProto, feed: Mapping[str, np.ndarray]) -> ts.Model:
+def _stretched(
+    network: onnx.ModelProto, feed: Mapping[str, np.ndarray], targets: list[Target]
+) -> ts.Model:
     """The fastest design that keeps the network's capacity, on both processors."""
     import torch
 
-    st, best = _equal_capacity(network)
+    st, best = _equal_capacity(network, targets)
     net = st.to_torch(best.design).eval()
     with torch.no_grad():
         expected = net(*map(torch.from_numpy, feed.values())).numpy()
-    model = ts.compile(st.load_torch(net), _TARGETS["both"])
+    model = ts.compile(st.load_torch(net), targets)
     error = np.abs(model(**feed) - expected).max() / np.abs(expected).max()
     assert error < 1e-3, f"stretched: error {error}"
     kept = (best.multiply_adds / st.original[0], best.parameters / st.original[1])
@@ -112,11 +121,13 @@ def _stretched(network: onnx.ModelProto, feed: Mapping[str, np.ndarray]) -> ts.M
     return model
 
 
-def _equal_capacity(network: onnx.ModelProto) -> tuple[Stretching, Candidate]:
+def _equal_capacity(
+    network: onnx.ModelProto, targets: list[Target]
+) -> tuple[Stretching, Candidate]:
     """The fastest candidate that has no less of both in all; a segment may have a little less."""
     found = []
     for capacity in _CAPACITIES:
-        st = ts.stretch(network, _TARGETS["both"], rules=ts.Rules(capacity=capacity))
+        st = ts.stretch(network, targets, rules=ts.Rules(capacity=capacity))
         work, size = st.original
         enough = [c for c in st.candidates if c.multiply_adds >= work and c.parameters >= size]
         found += [(c.ns, capacity, st, c) for c in enough if c.kept]
@@ -132,14 +143,16 @@ def _timed(model: ts.Model, outcome: Outcome, ns: int | None) -> Timed:
     )
 
 
-def _predicted_alone(network: object) -> dict[str, int | None]:
+def _predicted_alone(network: object, targets: list[Target]) -> dict[str, int | None]:
     """Nanoseconds that each processor alone is predicted to take, by its name."""
-    processors, _ = make_processors(["llvm", "opencl"], None)
+    processors, _ = make_processors(targets, None)
     found = search(load_network(network), planning_costs(processors))
     return {single.plan.regions[0].processor: single.ns for single in found.singles}
 
 
-def measure_branches(rounds: int, layers: int = 8, channels: int = 64) -> dict[str, Outcome]:
+def measure_branches(
+    rounds: int, cpu: Target, layers: int = 8, channels: int = 64
+) -> dict[str, Outcome]:
     """Two equal branches: each alone, and both, one on each processor.
 
     Their weights fit into a shared cache together, so that the processors do not meet there.
@@ -171,9 +184,9 @@ def measure_branches(rounds: int, layers: int = 8, channels: int = 64) -> dict[s
     )
     plan = Plan(("cpu", "opencl"), regions)
     models = {
-        "cpu": ts.compile(network(1), ["llvm"], cpu_threads=1),
+        "cpu": ts.compile(network(1), [cpu], cpu_threads=1),
         "opencl": ts.compile(network(1), ["opencl"]),
-        "both": ts.compile(network(2), ["llvm", "opencl"], plan=plan),
+        "both": ts.compile(network(2), [cpu, "opencl"], plan=plan),
     }
     outcomes = dict(zip(models, compare(list(models.values()), rounds), strict=True))
     slower = max(outcomes["cpu"].seconds, outcomes["opencl"].seconds)
@@ -191,6 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("models", nargs="*", default=PAPER_MODELS)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--mcpu", default="", help="compile the CPU's kernels for this core")
     parser.add_argument("--stretched", action="store_true", help="a stretched design as well")
     parser.add_argument("--branches", action="store_true", help="two equal branches as well")
     parser.add_argument("--json", type=Path)
@@ -198,10 +212,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     header = f"{'model':30}{'cpu ms':>10}{'opencl ms':>10}{'both ms':>10}{'predicted ms':>13}"
     print(f"{header}{'error':>8}{'at this pace':>14}{'quiet':>8}{'opencl/cpu':>12}{'speed-up':>10}")
     results: dict[str, Mapping[str, Outcome]] = {}
+    cpu = own_cpu(options.mcpu)
     if options.branches:
-        results["branches"] = measure_branches(options.rounds)
+        results["branches"] = measure_branches(options.rounds, cpu)
     for name in options.models:
-        outcomes = measure_network(name, options.size, options.rounds, options.stretched)
+        outcomes = measure_network(name, options.size, options.rounds, options.stretched, cpu)
         results[name] = outcomes
         if options.json:
             data = {n: {k: asdict(o) for k, o in found.items()} for n, found in results.items()}

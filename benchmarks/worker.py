@@ -23,15 +23,17 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.engines import LOADERS, PHONES, Run, python_of, setup_of
+from benchmarks.engines import PHONES, Run, load, python_of, setup_of
 from benchmarks.models import BenchModel, Tensors
 
 
 class Worker:
     """Parent's handle of one engine process; a failure there is a `RuntimeError` here."""
 
-    def __init__(self, engine: str, model: BenchModel, threads: int, cores: list[int]) -> None:
-        """Starts the process and loads the model there."""
+    def __init__(
+        self, engine: str, model: BenchModel, threads: int, cores: list[int], mcpu: str = ""
+    ) -> None:
+        """Starts the process and loads the model there; ours with code for ``mcpu``."""
         self._pipe, theirs = Pipe()
         self._process = subprocess.Popen(
             [python_of(engine), "-m", "benchmarks.worker", str(theirs.fileno())],
@@ -41,7 +43,7 @@ class Worker:
         )
         theirs.close()
         try:
-            self.load_seconds: float = self._exchange((engine, model, threads, cores))
+            self.load_seconds: float = self._exchange((engine, model, threads, cores, mcpu))
         except RuntimeError:
             self.close()
             raise
@@ -100,12 +102,12 @@ def _environment(engine: str, threads: int) -> dict[str, str]:
 
 def _serve(pipe: Connection) -> None:
     """The worker's main loop."""
-    engine, model, threads, cores = pipe.recv()
+    engine, model, threads, cores, mcpu = pipe.recv()
     os.sched_setaffinity(0, cores)  # before the engine starts its threads, which inherit it
     _silence()
     try:
         begin = time.perf_counter()
-        run = LOADERS[engine](model, threads)
+        run = load(engine, model, threads, mcpu)
         inputs = model.random_inputs()
         run(inputs)
         pipe.send((True, time.perf_counter() - begin))

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.models import BenchModel, prepare_model
 from benchmarks.peers import Row, compare_engines
+from benchmarks.share_of_peak import Share
 from benchmarks.worker import Worker
 
 # An engine that takes a "model" of one number to add; it must come from its own environment.
@@ -88,3 +89,16 @@ def test_a_missing_environment_is_named(model, monkeypatch, tmp_path):
     monkeypatch.setenv("TVM_STRETCH_PHONE_PYTHON", str(tmp_path / "none"))
     with pytest.raises(RuntimeError, match="run `make setup-phone-peers`"):
         Worker("litert", model, 1, [])
+
+
+def test_ours_are_compiled_for_the_core_that_is_named(model):
+    with pytest.raises(RuntimeError, match="expected a core of .* for mcpu, got 'hasswell'"):
+        Worker("ours", model, 1, sorted(os.sched_getaffinity(0))[:1], "hasswell")
+
+
+def test_the_share_of_the_peak_counts_direct_operations():
+    share = Share("net", 2_000_000_000)
+    for seconds in (0.1, 0.02, 0.04):
+        share.add(seconds, 1e11)
+    # 2 G multiply-adds in 40 ms are half of 100 G a second; a turn without neighbours reached all
+    assert share.row() == "| net | 2.00 | 40.00 | 100 | 200 | 0.50 | 0.90 |"
