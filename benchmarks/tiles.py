@@ -5,7 +5,7 @@
 The heaviest shapes of the networks come first. Every template and every register tile that does not
 come out the same, and that the model does not take for `--within` times as slow as the chosen one,
 is compiled, its answer compared, and its CPU time taken in turns with the others. As in a network,
-no weights are in a cache that were read in the pass before: each pass takes other ones.
+weights are in no cache: each pass takes other ones. The image is the last one's.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ import argparse
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import cycle
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -78,34 +76,50 @@ def different(shape: ConvShape, machine: VectorMachine, within: float) -> list[C
     return list(found.values())
 
 
-@cache
-def _pool() -> np.ndarray:
-    """What timed passes take for weights; aligned as the runtime has tensors."""
-    room = np.empty(POOL_BYTES // 4 + 16, "float32")
-    first = -room.ctypes.data % 64 // 4
-    aligned = room[first : first + POOL_BYTES // 4]
-    aligned[:] = np.random.default_rng(1).random(aligned.size, dtype="float32") - 0.5
-    return aligned
+class Pool:
+    """What timed passes take for weights: always what was read longest ago."""
 
+    def __init__(self) -> None:
+        """Random numbers, aligned as the runtime has tensors."""
+        room = np.empty(POOL_BYTES // 4 + 16, "float32")
+        first = -room.ctypes.data % 64 // 4
+        self._numbers = room[first : first + POOL_BYTES // 4]
+        self._numbers[:] = np.random.default_rng(1).random(self._numbers.size, "float32") - 0.5
+        self._next = 0
 
-def _other_weights(shape: tuple[int, ...]) -> Iterator[tvm.runtime.Tensor]:
-    """Weights that were not read lately, again and again."""
-    size = -(-prod(shape) // 16) * 16
-    parts = [_pool()[i * size :][: prod(shape)] for i in range(_pool().size // size)]
-    return cycle([tvm.runtime.from_dlpack(part.reshape(shape)) for part in parts[:256]])
+    def weights(self, shape: tuple[int, ...]) -> Callable[[], tvm.runtime.Tensor]:
+        """A function that finds weights of a shape."""
+        step = -(-prod(shape) // 16) * 16
+        starts = range(0, self._numbers.size - step + 1, step)
+        every = [self._numbers[i : i + prod(shape)].reshape(shape) for i in starts]
+        tensors = [tvm.runtime.from_dlpack(part) for part in every]
+
+        def oldest() -> tvm.runtime.Tensor:
+            index = -(-self._next // step)
+            if index >= len(tensors):
+                index = 0
+            self._next = (index + 1) * step
+            return tensors[index]
+
+        return oldest
 
 
 def tried(
-    config: Config, machine: VectorMachine, target: Target, x: np.ndarray, w: np.ndarray
+    config: Config,
+    machine: VectorMachine,
+    target: Target,
+    image: tvm.runtime.Tensor,
+    w: np.ndarray,
+    pool: Pool,
 ) -> Tried:
     """The compiled kernel with operands, run once."""
     function = build(config, machine, json.loads(str(target)))["kernel"]
     packed = _packed(config, w)
     out = tvm.runtime.empty(_out_shape(config), "float32")
-    image, others = tvm.runtime.tensor(_image(config, x)), _other_weights(config.weight_shape)
+    weights = pool.weights(config.weight_shape)
     function(image, tvm.runtime.tensor(packed), out)
     answer = out.numpy().copy()
-    return Tried(config, lambda: function(image, next(others), out), answer)
+    return Tried(config, lambda: function(image, weights(), out), answer)
 
 
 def _out_shape(config: Config) -> tuple[int, ...]:
@@ -136,13 +150,13 @@ def _packed(config: Config, weight: np.ndarray) -> np.ndarray:
 
 
 def race(every: list[Tried]) -> None:
-    """CPU time of each, in turns."""
+    """CPU time of each, in turns; what is twice as slow as another in two turns is left out."""
     best = float("inf")
     for turn in range(ROUNDS):
         for one in every:
-            if turn and one.time > 2 * best:
+            if turn > 1 and one is not every[0] and one.time > 2 * best:
                 continue
-            passes = max(1, int(1000 / one.time)) if turn else 1
+            passes = max(2, int(1000 / best)) if turn else 1  # as many of each
             start = time.thread_time_ns()
             for _ in range(passes):
                 one.run()
@@ -151,7 +165,7 @@ def race(every: list[Tried]) -> None:
 
 
 def measured(
-    shape: ConvShape, configs: list[Config], machine: VectorMachine, target: Target
+    shape: ConvShape, configs: list[Config], machine: VectorMachine, target: Target, pool: Pool
 ) -> list[Tried]:
     """All configurations of a shape; their answers are alike."""
     rng = np.random.default_rng(0)
@@ -159,7 +173,8 @@ def measured(
     x = rng.random((first.batch, first.in_channels, *first.in_size), dtype="float32")
     inputs = shape.in_channels // shape.groups
     w = rng.random((shape.out_channels, inputs, *shape.kernel), dtype="float32") - 0.5
-    every = [tried(config, machine, target, x, w) for config in configs]
+    image = tvm.runtime.tensor(_image(first, x))
+    every = [tried(config, machine, target, image, w, pool) for config in configs]
     scale = np.abs(every[0].answer).max()
     for one in every:
         assert np.abs(one.answer - every[0].answer).max() < 1e-3 * scale, one.config
@@ -185,11 +200,11 @@ def main() -> None:
     shapes = [s for s in counts if not isinstance(config_of(s, machine), WindowConfig)]
     shapes.sort(key=lambda shape: -counts[shape] * multiply_adds(shape))
     end = time.monotonic() + args.seconds
-    ratios, rows = [], []
+    ratios, rows, pool = [], [], Pool()
     for shape in shapes:
         if time.monotonic() > end:
             break
-        every = measured(shape, different(shape, machine, args.within), machine, target)
+        every = measured(shape, different(shape, machine, args.within), machine, target, pool)
         best = min(every, key=lambda one: one.time)
         ratios.append(every[0].time / best.time)
         chosen = f"{every[0].time:8.0f} us {form(every[0].config)}"

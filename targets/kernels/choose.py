@@ -248,5 +248,6 @@ def _winograd_cycles(c: WinogradConfig, machine: VectorMachine, step: Step) -> f
         )
     )
     transforms = tiles * c.parts * (c.in_blocks + c.out_blocks) * 4.5 * square
-    weights = 4 * square * channels * c.parts * c.out_blocks * c.lanes
-    return c.batch * (products + transforms) + weights / _WEIGHT_BYTES_PER_CYCLE
+    # They come while products are computed, as each tile asks for its share of the next ones.
+    weights = 4 * square * channels * c.parts * c.out_blocks * c.lanes / _WEIGHT_BYTES_PER_CYCLE
+    return max(c.batch * products, weights) + c.batch * transforms

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from tvm.target import Target, codegen
 from tvm_stretch.targets.cpu import cpu_processor, own_caches, vector_machine
-from tvm_stretch.targets.kernels.choose import step_cycles
+from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv, step_cycles
 from tvm_stretch.targets.kernels.machine import CORES, KIB, VectorMachine
+from tvm_stretch.targets.kernels.winograd import WinogradConfig
 
 X86, ARM = "x86_64-linux-gnu", "aarch64-linux-gnu"
 
@@ -76,3 +77,17 @@ def test_a_core_that_runs_in_order_prefers_tiles_with_few_loads() -> None:
     each = {m: [step_cycles(*tile, 0, m) / prod(tile) for tile in (tall, wide)] for m in (a55, a76)}
     assert each[a55][0] < 0.95 * each[a55][1]
     assert each[a76][0] > each[a76][1]
+
+
+def test_weights_of_winograd_come_while_it_multiplies() -> None:
+    machine = machine_of(X86, "icelake-server")
+
+    def tile(channels: int, size: int) -> int:
+        shape = ConvShape(1, channels, (size, size), channels, (3, 3), (1, 1), (1, 1, 1, 1))
+        chosen = choose_conv(shape, machine, machine.lanes)
+        assert isinstance(chosen, WinogradConfig)
+        return chosen.tile
+
+    # 9 MB of weights come in the time of the products; 38 MB take longer than a larger tile saves
+    assert tile(256, 14) == 4
+    assert tile(512, 7) == 2

@@ -92,7 +92,7 @@ def test_a_missing_environment_is_named(model, monkeypatch, tmp_path):
 
 
 def test_ours_are_compiled_for_the_core_that_is_named(model):
-    with pytest.raises(RuntimeError, match="expected a core of .* for mcpu, got 'hasswell'"):
+    with pytest.raises(RuntimeError, match=r"expected a core of .* for mcpu, got 'hasswell'"):
         Worker("ours", model, 1, sorted(os.sched_getaffinity(0))[:1], "hasswell")
 
 
