@@ -58,7 +58,7 @@ class Share:
 
 def measure(name: str, mcpu: str, peak: Peak, rounds: int) -> Share:
     """One network, its answer compared with ONNX Runtime's first."""
-    network = zoo.build(name)
+    network = zoo.build(name, size=224)  # as `layers` counts
     session = onnxruntime.InferenceSession(network.SerializeToString())
     generator = np.random.default_rng(0)
     ports = session.get_inputs()
