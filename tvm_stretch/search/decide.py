@@ -3,11 +3,12 @@
     search ──> cpu alone, 22 ms predicted        ──build, measure in turns──> the faster one,
                30 layers in shares, 12 ms                                     and why
 
-Costs that nobody measured may be wrong by far. Then shares of output channels alone, which compute
-nothing twice, are always measured; and a run of the first plan says how fast each processor really
-is: if their ratio is another one, the search names one more plan. Every processor alone is measured
-that comes near to the plans by then: compiling one more can take as long as all else. Measured
-costs are those of a quiet machine; a small reference network says how fast it is now (`pace.py`).
+Costs that nobody measured may be wrong by far. Then a run of the first plan says how fast each
+processor really is: if their ratio is another one, the search names a second plan by it; else the
+second is of shares of output channels alone, which compute nothing twice. Every processor alone is
+measured that comes near to the plans by then: compiling one more can take as long as all else.
+Measured costs are those of a quiet machine; a small reference network says how fast it is now
+(`pace.py`).
 """
 
 from __future__ import annotations
@@ -74,17 +75,18 @@ def decide(
     found = search(mod, costs, limits=limits)
     if arena is None:
         return _unmeasured(mod, found, costs.trusted, processors[0].device, build)
-    entries = [(rival, build(mod, rival)) for rival in found.rivals]
-    if entries and not costs.trusted:
-        factors = _surprise(found.rivals[0], trace(arena(entries[0][1]), _TIMELINES))
+    rivals = [(rival, build(mod, rival)) for rival in found.rivals[:1]]
+    others = found.rivals[1:]
+    if rivals and not costs.trusted:
+        first, model = rivals[0]
+        factors = _surprise(first, trace(arena(model), _TIMELINES))
         if max(factors) > _SURPRISING * min(factors):
             say("searching again, with the speeds that were found")
             found = search(mod, costs.corrected(factors), limits=limits)
-            known = [_choices(rival) for rival, _ in entries]
-            new = [rival for rival in found.rivals if _choices(rival) not in known]
-            entries += [(rival, build(mod, rival)) for rival in new[:1]]
+            others = tuple(r for r in found.rivals if _choices(r) != _choices(first))[:1]
+    rivals += [(rival, build(mod, rival)) for rival in others]
     singles = found.singles[:1] if costs.trusted else _in_reach(found)
-    entries[:0] = [(single, build(mod, single)) for single in singles]
+    entries = [*((single, build(mod, single)) for single in singles), *rivals]
     notes = found.notes if singles else ("no processor supports everything", *found.notes)
     if len(entries) == 1:
         candidate, model = entries[0]
