@@ -5,10 +5,11 @@ whose true numbers stand below, "measures" eight small networks, each run 5 % of
 any program that runs a network on one processor will do; that of TFLite is
 `benchmark_model --graph=… --use_gpu=true`.  Only the first table is another one then.
 
-Where our own kernels run on the phone (`python -m tvm.exec.rpc_server` there, `adb forward`), they
-are timed one by one instead, and the folder takes the place of the table:
+Where our own kernels run on the phone (tutorial 09), they are timed one by one instead, and the
+folder takes the place of the table:
 
-    ts.measure(["llvm", "opencl"], session=session, folder="costs")
+    phone = ts.connect("192.0.2.7:9190", "my-phone")
+    ts.measure(device=phone, folder="costs", budget=480)
     ts.calibrate("costs", device="my-phone")
 
 What comes with tvm_stretch, targets/profiles/snapdragon-855.toml, was made as here: `python -m

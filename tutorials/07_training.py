@@ -57,7 +57,7 @@ class Block(nn.Module):
 
 
 def network() -> nn.Sequential:
-    """Two stages of three blocks."""
+    """Two stages of two blocks."""
     stem = [nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
     blocks = [Block(16, 16, 1), Block(16, 16, 1), Block(16, 32, 2), Block(32, 32, 1)]
     ends = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, CLASSES)]
@@ -71,7 +71,7 @@ def stripes(count: int) -> tuple[Tensor, Tensor]:
     line = torch.arange(SIZE) * 1.0
     along = angle.cos()[:, None, None] * line[:, None] + angle.sin()[:, None, None] * line
     waves = torch.sin(1.4 * along + 6.3 * torch.rand(count, 1, 1))
-    return waves[:, None] + 1.6 * torch.randn(count, 3, SIZE, SIZE), labels
+    return waves[:, None] + 3.0 * torch.randn(count, 3, SIZE, SIZE), labels
 
 
 section("1. A trained network")

@@ -6,7 +6,7 @@
     ts.predict("mobilenet.onnx", device="my-phone.toml")
 
 The table holds latencies of whole networks, each on one processor, measured with whatever runs them
-there. Where `ts.measure(..., session=...)` timed kernels through RPC, its folder takes the place of
+there. Where `ts.measure(device=...)` timed kernels through RPC, its folder takes the place of
 the table. What cannot be told from latencies of one processor comes from another profile: names,
 targets, precisions, and what handing over takes.
 """
