@@ -350,8 +350,29 @@ def test_original_is_counted_as_the_zoo_counts():
 
 def test_refused_operators_leave_one_processor():
     known = costs(1, 1, refuse={1: lambda _call: "it is broken"})
-    with pytest.raises(UnsupportedError, match="name another target"):
+    with pytest.raises(UnsupportedError, match=r"name another target \(p1: .*: it is broken\)"):
         stretch_network(network(basic), known, (0, 1), Rules())
+
+
+def test_who_gets_no_branches_is_said():
+    known = costs(1, 1, 1, refuse={1: lambda _call: "it is broken"})
+    st = stretch_network(network(basic, STAGES, stem=32), known, (0, 1, 2), WEAK)
+    assert "p1 gets no branches: " in str(st) and "it is broken" in str(st)
+
+
+def test_designs_for_others_are_refused():
+    st = stretched(network(basic, STAGES, stem=32), 1, 1, rules=WEAK)
+    data = st.best.design.to_data()
+    data["segments"][0]["branches"][0]["processor"] = "npu"
+    for use in (st.module, st.judge):
+        with pytest.raises(PlanError, match="one of the processors .*got 'npu'"):
+            use(data)
+
+
+def test_no_rule_is_to_blame_where_one_processor_is_faster():
+    st = stretch_network(network(basic), costs(1, 1, meeting=10**8), (0, 1), WEAK)
+    with pytest.raises(UnsupportedError, match="slower than one processor alone.*is faster on one"):
+        assert st.best
 
 
 def test_for_a_phone_that_is_not_here():

@@ -92,8 +92,18 @@ class Task:
 
 def runs_all(processor: Processor, operators: Operators) -> bool:
     """Whether a processor runs the network, whose batch normalisations will be folded."""
-    calls = [op.binding.value for op in operators if op.kind != "nn.batch_norm"]
-    return not any(processor.why_not(c) for c in calls if isinstance(c, relax.Call))
+    return why_not_all(processor, operators) is None
+
+
+def why_not_all(processor: Processor, operators: Operators) -> str | None:
+    """The first reason why a processor does not run the network; None where it does."""
+    for operator in operators:
+        call = operator.binding.value
+        if operator.kind != "nn.batch_norm" and isinstance(call, relax.Call):
+            reason = processor.why_not(call)
+            if reason:
+                return f"{operator.name}: {reason}"
+    return None
 
 
 def candidate_of(
@@ -105,12 +115,8 @@ def candidate_of(
     return Candidate(design, figures.ns, figures.multiply_adds, figures.parameters, rule, what)
 
 
-def judge_design(task: Task, rules: Rules, design: Design, what: str = "") -> Candidate:
-    """Simulate a design, and ask the rules.
-
-    Raises:
-        PlanError: it does not fit the network, or names a processor that is not there.
-    """
+def refuse_unknown(design: Design, task: Task) -> None:
+    """Raise PlanError where a branch is for a processor that is not there."""
     names = [processor.name for processor in task.pricing.costs.processors]
     for name in design.processors:
         if name not in names:
@@ -118,6 +124,15 @@ def judge_design(task: Task, rules: Rules, design: Design, what: str = "") -> Ca
                 f"expected one of the processors {names} for the branches of the design, got "
                 f"{name!r}; rename it"
             )
+
+
+def judge_design(task: Task, rules: Rules, design: Design, what: str = "") -> Candidate:
+    """Simulate a design, and ask the rules.
+
+    Raises:
+        PlanError: it does not fit the network, or names a processor that is not there.
+    """
+    refuse_unknown(design, task)
     runs = _runs_of(task.chain.operators, design)
     for listed in design.segments:
         check_segment(listed, runs[listed.start].blocks)

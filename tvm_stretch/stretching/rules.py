@@ -57,7 +57,11 @@ class Rules:
         for field in fields(self):
             value = getattr(self, field.name)
             most = 1.0 if field.name in ("least_ratio", "tolerance") else float("inf")
-            if not isinstance(value, int | float) or not 0 <= value <= most:
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not 0 <= value <= most
+            ):
                 raise InputError(
                     f"expected a number from 0 to {most:g} for {field.name}, got {value!r}; see "
                     "tvm_stretch/stretching/rules.py"

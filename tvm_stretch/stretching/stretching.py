@@ -42,7 +42,9 @@ from tvm_stretch.stretching.judge import (
     Candidates,
     Task,
     judge_design,
+    refuse_unknown,
     runs_all,
+    why_not_all,
 )
 from tvm_stretch.stretching.layers import count
 from tvm_stretch.stretching.predict import Chain
@@ -68,6 +70,7 @@ class Stretching:
         task: the network in segments, what things take, and who runs what has no branches.
         places: of the processors that may get branches.
         merge: how branches are merged, if the caller said.
+        refused: processors that get no branches, and why.
     """
 
     mod: tvm.IRModule
@@ -78,6 +81,7 @@ class Stretching:
     task: Task = field(repr=False)
     places: tuple[int, ...] = ()
     merge: str | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def best(self) -> Candidate:
@@ -88,9 +92,14 @@ class Stretching:
         """
         kept = [candidate for candidate in self.candidates if candidate.kept]
         if not kept:
+            way = "give weaker rules, such as rules=Rules(capacity=0.8, tolerance=0.3)"
+            if self.candidates[0].ns > self.task.fastest_alone_ns:
+                way = (
+                    "this network is faster on one processor, unless designs may have less capacity"
+                )
             raise UnsupportedError(
-                "expected a design that the rules leave, got none; give weaker ones, such as "
-                "rules=Rules(capacity=0.8, tolerance=0.3)"
+                f"expected a design that the rules leave, got none, the fastest "
+                f"{self.candidates[0].rule}; {way}"
             )
         return kept[0]
 
@@ -166,7 +175,11 @@ class Stretching:
         return load_torch(module, net)
 
     def _chosen(self, design: DesignLike | None) -> Design:
-        return self.best.design if design is None else Design.read(design)
+        if design is None:
+            return self.best.design
+        chosen = Design.read(design)
+        refuse_unknown(chosen, self.task)
+        return chosen
 
     def front(self) -> Front:
         """Designs of more and of less capacity (NN-Stretch, figure 12); `Front.draw` draws them."""
@@ -184,10 +197,12 @@ class Stretching:
         work, size = self.original
         alone = ", ".join(f"{name} {ns / 1e6:.3f} ms" for name, ns in self.alone_ns.items())
         steps = [f"  10^{left:.1f}  {rule}" for rule, left in self.space.items()]
+        without = [f"{name} gets no branches: {reason}" for name, reason in self.refused.items()]
         return "\n".join(
             (
                 f"as it is: {alone}; {work / 1e6:.1f} M multiply-adds, "
                 f"{size / 1e6:.2f} M parameters",
+                *without,
                 "designs left after each rule:",
                 *steps,
                 str(self.candidates),
@@ -270,11 +285,14 @@ def stretch_network(
     operators = Operators(mod["main"])
     stages = find_runs(operators)
     _refuse_shared_weights(operators, stages)
-    able = [p for p in places if runs_all(costs.processors[p], operators)]
+    reasons = {p: why_not_all(costs.processors[p], operators) for p in places}
+    able = [p for p, reason in reasons.items() if reason is None]
+    refused = {costs.processors[p].name: reason for p, reason in reasons.items() if reason}
     if len(able) < 2:
         raise UnsupportedError(
             "expected two or three processors that run the network for targets, got "
             f"{[costs.processors[p].name for p in able]}; name another target"
+            + "".join(f" ({name}: {reason})" for name, reason in refused.items())
         )
     task = Task(Chain.of(operators, stages), Pricing(costs), _home(operators, stages, costs, able))
     task.pricing.learn(task.chain.layers())
@@ -286,7 +304,7 @@ def stretch_network(
     by_latency = sorted([*found, *simple], key=lambda candidate: candidate.ns)
     candidates = Candidates(sorted(by_latency, key=lambda candidate: not candidate.kept))
     seconds = time.perf_counter() - began
-    return Stretching(mod, rules, candidates, space, seconds, task, tuple(able), merge)
+    return Stretching(mod, rules, candidates, space, seconds, task, tuple(able), merge, refused)
 
 
 def _home(operators: Operators, stages: Sequence[Run], costs: Costs, able: Sequence[int]) -> int:
