@@ -275,7 +275,7 @@ def test_what_cannot_be_stretched():
     strict = stretch_network(mod, known, (0, 1), Rules(capacity=9))
     with pytest.raises(UnsupportedError, match="a design that the rules leave"):
         strict.module()
-    with pytest.raises(PlanError, match="one of the processors"):
+    with pytest.raises(PlanError, match=r"one of the processors"):
         st = stretched(mod, 1, 1)
         run = st.task.chain.runs[0]
         st.judge(Design((StretchedSegment(run.start, run.end, (Branch("npu", 1, 8),)),)))
@@ -365,13 +365,13 @@ def test_designs_for_others_are_refused():
     data = st.best.design.to_data()
     data["segments"][0]["branches"][0]["processor"] = "npu"
     for use in (st.module, st.judge):
-        with pytest.raises(PlanError, match="one of the processors .*got 'npu'"):
+        with pytest.raises(PlanError, match=r"one of the processors .*got 'npu'"):
             use(data)
 
 
 def test_no_rule_is_to_blame_where_one_processor_is_faster():
     st = stretch_network(network(basic), costs(1, 1, meeting=10**8), (0, 1), WEAK)
-    with pytest.raises(UnsupportedError, match="slower than one processor alone.*is faster on one"):
+    with pytest.raises(UnsupportedError, match=r"slower than one .*is faster on one"):
         assert st.best
 
 
