@@ -54,7 +54,7 @@ def fold_batch_norms(model: onnx.ModelProto) -> onnx.ModelProto:
         last.output[0] = norm.output[0]
         makers[norm.output[0]] = last
         graph.node.remove(norm)
-    _drop_unread(graph)
+    drop_unread(graph)
     return folded
 
 
@@ -90,7 +90,7 @@ def _folded(
     return scaled.astype(weight.dtype), bias.astype(weight.dtype)
 
 
-def _drop_unread(graph: onnx.GraphProto) -> None:
+def drop_unread(graph: onnx.GraphProto) -> None:
     """Take away initializers, and inputs that are their defaults, that nothing reads any more."""
     read = {name for node in graph.node for name in node.input}
     read |= {value.name for value in graph.output}

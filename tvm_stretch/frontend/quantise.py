@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,9 +16,10 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.version_converter
+from onnx import helper, numpy_helper
 
 from tvm_stretch.errors import InputError, InstallError, ModelError, last_line
-from tvm_stretch.frontend.onnx_folding import fold_batch_norms
+from tvm_stretch.frontend.onnx_folding import drop_unread, fold_batch_norms
 from tvm_stretch.frontend.onnx_node import dtype_of
 from tvm_stretch.frontend.onnx_reader import read_onnx
 
@@ -84,7 +84,7 @@ def quantize(
         try:
             onnx.save(fold_batch_norms(model), given)
             quant_pre_process(given, prepared, skip_symbolic_shape=True)
-            _flatten_biases(prepared)
+            _plain_biases(prepared)
             quantiser.quantize_static(
                 prepared,
                 result,
@@ -127,15 +127,30 @@ def _model(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
         ) from error
 
 
-def _flatten_biases(path: Path) -> None:
-    """Biases of one row, which a quantiser of scales for each channel takes for one number."""
+def _plain_biases(path: Path) -> None:
+    """Each dense layer adds one number of its own to each channel, and scales none of them.
+
+    The quantiser takes a row, or a single number, for what it is not, and forgets ``beta``.
+    """
     model = onnx.load(path)
-    rows = {w.name: w for w in model.graph.initializer if len(w.dims) == 2 and w.dims[0] == 1}
-    readers = Counter(name for node in model.graph.node for name in node.input)
-    for node in model.graph.node:
-        row = rows.get(node.input[2]) if node.op_type == "Gemm" and len(node.input) > 2 else None
-        if row is not None and readers[row.name] == 1:
-            row.dims[:] = row.dims[1:]
+    graph = model.graph
+    values = {value.name: value for value in graph.initializer}
+    for node in graph.node:
+        if node.op_type != "Gemm" or len(node.input) < 3 or not {*node.input[1:]} <= {*values}:
+            continue
+        said = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        bias, beta = numpy_helper.to_array(values[node.input[2]]), said.get("beta", 1.0)
+        count = values[node.input[1]].dims[0 if said.get("transB") else 1]
+        if (bias.shape == (count,) and beta == 1) or bias.shape[:-1] not in ((), (1,)):
+            continue  # the last are of images, not of channels
+        numbers = np.broadcast_to(beta * bias.reshape(-1), count).astype(bias.dtype)
+        name = f"{node.output[0]}.plain_bias"
+        graph.initializer.append(numpy_helper.from_array(numbers, name))
+        node.input[2] = name
+        kept = [a for a in node.attribute if a.name != "beta"]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+    drop_unread(graph)
     onnx.save(model, path)
 
 
