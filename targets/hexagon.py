@@ -84,7 +84,8 @@ _LONGEST_MS = 86_400_000
 _LONGEST_SPIN_US = 10_000
 """Who spins does not see that the other has died."""
 
-# What these attributes of a target mean; TVM's tags (qcom/hexagon-v66) bring the ones that follow.
+# What these attributes of a target mean; TVM's tags (qcom/hexagon-v66) bring the ones that follow,
+# which change nothing: kernels read through the second-level cache, not through a copy in VTCM.
 _OWN = ("kind", "mcpu", "device", "deadline_ms", "spin_us")
 _TAGS = ("keys", "tag", "host", "mtriple", "mattr", "num-cores", "vtcm-capacity", "llvm-options")
 
@@ -161,7 +162,7 @@ def _version(said: Attributes) -> Version:
             f"expected {', '.join(_OWN)} in target hexagon, got {unknown[0]!r}; leave it out"
         )
     cpu = said.get("mcpu", _DEFAULT)
-    if cpu not in VERSIONS:
+    if not isinstance(cpu, str) or cpu not in VERSIONS:
         raise TargetError(
             f"expected one of {', '.join(VERSIONS)} for mcpu of target hexagon, got {cpu!r}; "
             "choose the one of your device"
@@ -181,6 +182,12 @@ def _launch(said: Attributes) -> Launch:
                 f"{value!r}; leave it out for {getattr(Launch, name)}"
             )
         numbers[name] = value
+    device = said.get("device", _EMULATED_CPU)
+    if not isinstance(device, str) or not device.strip():
+        raise TargetError(
+            f"expected the name of a device for device of target hexagon, got {device!r}; leave it "
+            "out for the emulator"
+        )
     if "device" in said:
         return Launch(f"Hexagon {cpu[7:]} of {said['device']}", runs_here=False, **numbers)
     emulator = (EMULATOR, "-cpu", _EMULATED_CPU)
