@@ -13,7 +13,7 @@ quantises and dequantises the ends of a network of integers is computed so.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -224,7 +224,18 @@ def _speed(version: Version, host: Processor, *, emulated: bool) -> Speed:
     return Speed(reached / per_cycle, bytes_per_ns=10.0, start_ns=1_000.0, handover_ns=30_000.0)
 
 
-register(ProcessorKind("hexagon", hexagon_processor, _why_absent, nickname="dsp"))
+def _on_device(machine: Mapping[str, Any], _host: Processor) -> Processor:
+    raise TargetError(
+        f"expected a target that says which program runs on the DSP of {machine['name']}, got "
+        "hexagon alone, and devices do not tell of theirs; write "
+        '{"kind": "hexagon", "device": "<its name>"} for code for a chip, or {"kind": "hexagon"} '
+        f"where {EMULATOR} is installed there, too"
+    )
+
+
+register(
+    ProcessorKind("hexagon", hexagon_processor, _why_absent, nickname="dsp", on_device=_on_device)
+)
 
 
 # --- the operator table ---------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from described_phone import described
 from relax_helpers import module
 from tvm import relax
 from tvm.target import Target
@@ -26,6 +27,7 @@ import tvm_stretch as ts
 from tvm_stretch.build.placement import choose_plan
 from tvm_stretch.codegen import dsp_code
 from tvm_stretch.frontend import load_network
+from tvm_stretch.remote.processors import processors_of
 
 
 @pytest.fixture
@@ -147,6 +149,14 @@ def test_tags_of_tvm_mean_a_version(present: None) -> None:
 def test_wrong_targets(present: None, said: dict[str, Any], message: str) -> None:
     with pytest.raises(ts.TargetError, match=message):
         processor(**said)
+
+
+def test_a_phone_does_not_tell_of_its_dsp(present: None) -> None:
+    with pytest.raises(ts.TargetError, match=r'DSP of pixel, got hexagon alone.*"device"'):
+        processors_of(described(name="pixel"), ["llvm", "hexagon"], None)
+    chip = {"kind": "hexagon", "device": "its DSP"}
+    assert processors_of(described(), ["llvm", chip], None)[1][1].kind == "dsp"
+    assert all(p.kind != "dsp" for p in processors_of(described(), None, None)[0])
 
 
 def test_without_an_emulator_there_are_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
