@@ -57,6 +57,14 @@ def test_groups_of_24_channels_multiply_three_quarters():
         assert sum(run.channels * (run.vectors[1] - run.vectors[0]) for run in runs) == products
 
 
+def test_last_groups_that_fill_as_many_vectors_read_as_the_others():
+    """Four groups of 12 fill three vectors, as the three that are left do."""
+    config = choose_conv(ConvShape(1, 84, (14, 14), 84, (1, 1), groups=7), AVX512, 16)
+    assert (config.merged_groups, config.oc_blocks) == (4, 3)
+    runs = channel_runs(config, 3)
+    assert sum(run.channels * (run.vectors[1] - run.vectors[0]) for run in runs) == 3 * 24
+
+
 def test_a_tail_of_channels_is_not_read_as_a_block():
     shape = ConvShape(1, 20, (28, 28), 20, (1, 1))
     runs = channel_runs(choose_conv(shape, AVX512, 16), 2)
