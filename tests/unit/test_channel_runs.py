@@ -48,7 +48,7 @@ def test_whole_blocks_are_one_run():
 
 
 def test_groups_of_24_channels_multiply_three_quarters():
-    """Two of them in three vectors (strided, so no Winograd): 96 of 144 products, and 48 of 96 where one is left over."""
+    """Two in three vectors, no Winograd: 96 of 144 products; 48 of 96 where one is left."""
     shape = ConvShape(1, 168, (28, 28), 168, (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 7)
     config = choose_conv(shape, AVX512, 16)
     assert (config.merged_groups, config.oc_blocks) == (2, 3)
