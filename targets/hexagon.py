@@ -8,6 +8,9 @@ Kernels go through LLVM like the CPU's; `codegen/dsp_code.py` links them with a 
 executor talks to it (native/dsp). Integers run on vectors. Float does where the version has it in
 its vectors; elsewhere it is refused: one number at a time, a DSP is slower than any CPU. Only what
 quantises and dequantises the ends of a network of integers is computed so.
+
+TVM's tags (qcom/hexagon-v66) bring `vtcm-capacity` and `num-cores`, which are taken and change
+nothing: kernels read through the second-level cache, on one thread.
 """
 
 from __future__ import annotations
