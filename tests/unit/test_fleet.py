@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,9 @@ import tvm_stretch as ts
 from tvm_stretch.errors import DeviceError, InputError
 from tvm_stretch.measuring import fleet as fleets
 from tvm_stretch.measuring.dataset import Dataset
-from tvm_stretch.measuring.fleet import Batches, Crew, carry_out
+from tvm_stretch.measuring.fleet import Batches, Crew, Post, carry_out
 from tvm_stretch.measuring.samples import Sample
+from tvm_stretch.measuring.timing import Stopwatch
 
 SMALL = (Sample("conv", 8, (6, 6), 8, epilogue="relu"), Sample("dense", 16, (1, 1), 8))
 
@@ -209,3 +211,12 @@ def test_a_fleet_without_phones(farm: tuple[Tracker, list[Phone]], tmp_path: Pat
 def test_wrong_fleets(tracker: str, keys: Any) -> None:
     with pytest.raises(InputError, match="HOST:PORT of a tracker and different keys"):
         ts.Fleet(tracker, keys)
+
+
+def test_a_phone_is_hot_when_its_reference_kernel_is_slow() -> None:
+    now = [100]
+    bench: Any = SimpleNamespace(stopwatch=Stopwatch(lambda: now[0]))
+    nothing: Any = None
+    post = Post(nothing, bench, nothing)
+    for now[0], hot in ((100, False), (125, False), (126, True), (100, False)):
+        assert post.is_hot() == hot

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -25,6 +26,7 @@ from tvm.rpc.base import RPC_MAGIC
 
 import tvm_stretch as ts
 from tvm_stretch.errors import DeviceError
+from tvm_stretch.remote import uploads
 from tvm_stretch.remote.device import RemoteModule
 from tvm_stretch.runtime.model import Model
 
@@ -138,12 +140,15 @@ def test_affinity_holds_in_later_sessions(tracker: Tracker, start: Start, stack:
     answered = RemoteModule.__getitem__
 
     def noted(module: RemoteModule, method: str) -> Callable[..., object]:
-        asked.append((module.session, method))
-        return answered(module, method)
+        def called(*given: object) -> object:
+            asked.append((module.session, method, *given))
+            return answered(module, method)(*given)
+
+        return called
 
     stack.enter_context(mock.patch.object(RemoteModule, "__getitem__", noted))
     assert there(X).shape == X.shape
-    assert (2, "set_affinity") in asked and core >= 0
+    assert (2, "set_affinity", str(core)) in asked
 
 
 def test_a_store_outlives_sessions(
@@ -230,6 +235,25 @@ def test_a_phone_that_is_killed_and_another_that_comes(
     )
     start()
     np.testing.assert_array_equal(there(X), model(X))
+
+
+def test_a_phone_that_is_killed_in_mid_upload(
+    tracker: Tracker, start: Start, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phone = start()
+    device = connect(tracker, stack, wait=1.0)
+    monkeypatch.setattr(uploads, "PIECE", 1000)  # several of them for one file
+    send, offsets = uploads._send, []
+
+    def sent(asks: Any, name: str, offset: int, piece: bytes) -> int:
+        offsets.append(offset)
+        if offset:
+            phone.signal(signal.SIGKILL)
+        return send(asks, name, offset, piece)
+
+    monkeypatch.setattr(uploads, "_send", sent)
+    within(TIMEOUT + 5, lambda: device.load(scaled_model()), "^expected pixel ")
+    assert max(offsets) > 0
 
 
 def test_a_phone_that_freezes(tracker: Tracker, start: Start, stack: ExitStack) -> None:
