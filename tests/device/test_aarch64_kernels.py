@@ -32,7 +32,7 @@ from tvm_stretch.targets.kernels.matmul import choose_matmul, matmul_compute
 from tvm_stretch.targets.kernels.softmax import choose_softmax, softmax_compute
 from tvm_stretch.targets.kernels.templates import schedule_kernel
 from tvm_stretch.targets.kernels.window import WindowConfig, window_compute
-from tvm_stretch.targets.kernels.winograd import winograd_compute
+from tvm_stretch.targets.kernels.winograd import WinogradConfig, transform_weight, winograd_compute
 
 COMPILER, EMULATOR = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
 pytestmark = [
@@ -48,7 +48,7 @@ MAIN = Path(__file__).parents[1] / "native" / "run_kernel.c"
 class Case(NamedTuple):
     operands: list[te.Tensor]
     out: te.Tensor
-    config: ConvConfig | None = None
+    config: ConvConfig | WinogradConfig | None = None
 
 
 MACHINE = vector_machine(
@@ -75,13 +75,13 @@ def convolution(
     return Case([data, weight], out, config)
 
 
-def winograd(tile: int) -> Case:
-    shape = ConvShape(1, 16, (13, 11), 24, (3, 3), padding=(1, 1, 1, 1))
+def winograd(tile: int, channels: int = 16, outputs: int = 24, groups: int = 1) -> Case:
+    shape = ConvShape(1, channels, (13, 11), outputs, (3, 3), padding=(1, 1, 1, 1), groups=groups)
     config = winograd_of_tile(shape, MACHINE, tile)
-    data = te.placeholder((1, 4, 13, 11, 4), name="x")
+    data = te.placeholder((1, -(-channels // 4), 13, 11, 4), name="x")
     weight = te.placeholder(config.weight_shape, name="w")
     out = winograd_compute(config, data, weight, annotation("winograd", config))
-    return Case([data, weight], out)
+    return Case([data, weight], out, config)
 
 
 def window(kind: str, size: int, stride: int, lanes: int = 4, dtype: str = "float32") -> Case:
@@ -129,6 +129,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "dense": lambda: convolution(ConvShape(1, 36, (1, 1), 20, (1, 1))),
     "winograd 2": lambda: winograd(2),
     "winograd 4": lambda: winograd(4),
+    "winograd, groups of 6": lambda: winograd(4, 30, 30, 5),
     "depthwise 3x3": lambda: window("depthwise", 3, 1),
     "depthwise 5x5": lambda: window("depthwise", 5, 2),
     "max pool": lambda: window("max", 3, 2),
@@ -170,13 +171,16 @@ def here(function: tirx.PrimFunc, arrays: list[np.ndarray]) -> np.ndarray:
     return tensors[-1].numpy()
 
 
-def existing(config: ConvConfig) -> np.ndarray:
+def existing(config: ConvConfig | WinogradConfig) -> np.ndarray:
     """One where a packed weight exists, zero where a channel or its group does not."""
     inputs = config.in_channels // config.groups
-    ones = np.ones((config.out_channels, inputs, *config.kernel), "float32")
+    winograd = isinstance(config, WinogradConfig)
+    ones = np.ones((config.out_channels, inputs, *((3, 3) if winograd else config.kernel)), "f")
     source = te.placeholder(ones.shape, name="source")
-    packing = te.create_prim_func([source, pack_weight(config, source)])
-    return here(packing, [ones, np.empty(config.weight_shape, "float32")])
+    packed = transform_weight(config, source, {}) if winograd else pack_weight(config, source)
+    packing = te.create_prim_func([source, packed])
+    made = here(packing, [ones, np.empty(config.weight_shape, "float32")])
+    return (made != 0).astype("float32")  # of Winograd's none is zero that exists, of ones
 
 
 def emulated(library: tvm.runtime.Module, arrays: list[np.ndarray], folder: Path) -> np.ndarray:
