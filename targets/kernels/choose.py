@@ -186,8 +186,10 @@ def direct_cycles(c: ConvConfig, machine: VectorMachine, step: Step) -> float:
                 for size, times in tile_counts(width, c.pixels)
             )
     weights = c.out_groups * c.oc_blocks * c.lanes * channels * taps * 4
-    compute = cycles * rows
-    return c.batch * compute + weights / _WEIGHT_BYTES_PER_CYCLE
+    # They come while the tiles before compute, where there are several to ask for them.
+    arrive = weights / _WEIGHT_BYTES_PER_CYCLE
+    compute = c.batch * cycles * rows
+    return max(compute, arrive) if rows * width > c.pixels else compute + arrive
 
 
 def _reduction(

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
 from tvm import tirx
 from tvm.ir import Expr
 
@@ -84,9 +85,9 @@ def write_nest(nest: ConvNest, machine: VectorMachine) -> tirx.Stmt:
         )
 
     def image(n: Expr) -> tirx.Stmt:
-        nests = [groups(n, full, 1, tail)] if tail else []  # first, as short runs are
-        if full:
-            nests.append(groups(n, 0, full, cfg.oc_blocks))
+        nests = [groups(n, 0, full, cfg.oc_blocks)] if full else []
+        if tail:  # last, when the group before it has asked for its weights
+            nests.append(groups(n, full, 1, tail))
         return block(nests)
 
     return loop(cfg.batch, image, "n")
@@ -282,7 +283,8 @@ class ConvNest:
         first_block = cfg.first_block(tile.group * cfg.oc_blocks)
 
         def tap(run: ChannelRun, ic: Expr, ky: Expr, kx: Expr, active: Sequence[int]) -> tirx.Stmt:
-            return acc.add_products(
+            ahead = [] if run.lanes[0] else self.ask_ahead(tile, ic, ky, kx)
+            products = acc.add_products(
                 active,
                 lambda p, ii: load(
                     self.data, *self.input_place(tile, (p, ky, kx), first_block + ic, run.lane(ii))
@@ -294,6 +296,7 @@ class ConvNest:
                 self.by_element,
                 range(*run.vectors),
             )
+            return block([*ahead, products])
 
         def plain_tap(ky: Expr, kx: Expr, active: Sequence[int]) -> tirx.Stmt:
             """All channels of a plain image, which are few."""
@@ -324,9 +327,7 @@ class ConvNest:
         _, first, reads = reduce[0]
 
         def channels(run: ChannelRun, ic: Expr) -> tirx.Stmt:
-            rows = span(low, count, lambda ky: taps(ky, lambda *place: tap(run, ic, *place)), "ky")
-            ahead = [] if run.lanes[0] else self.ask_ahead(tile, ic)
-            return block([*ahead, rows])
+            return span(low, count, lambda ky: taps(ky, lambda *place: tap(run, ic, *place)), "ky")
 
         nest: list[tirx.Stmt] = []
         if segments and cfg.data_block == 1 and isinstance(reads, int):
@@ -346,26 +347,26 @@ class ConvNest:
             ],
         )
 
-    def ask_ahead(self, tile: Tile, ic: Expr) -> list[tirx.Stmt]:
-        """Prefetch this tile's share of the weights that come next in memory.
+    def ask_ahead(self, tile: Tile, ic: Expr, ky: Expr, kx: Expr) -> list[tirx.Stmt]:
+        """Prefetch this tile's share of the weights of a tap that come next in memory.
 
-        Only where few tiles share the weights: there memory is as busy as the multipliers. Those
-        of a 1x1 convolution stream by so evenly that the processor follows by itself.
+        Without, the first of the tiles that share weights waits for memory, and the others leave
+        it idle. Not where only one tile reads them, which needs all that memory gives.
         """
         cfg, cut = self.cfg, self.cut
-        width = cfg.oc_blocks * cfg.lanes
-        in_block = cfg.kernel[0] * cfg.kernel[1] * cfg.data_block * width
         turns = cut.band * len(balanced(cut.width, cfg.pixels))
-        lines = in_block * 4 // CACHE_LINE
-        if cfg.pointwise or turns > 2 * lines:
+        line = CACHE_LINE // np.dtype(str(self.weight.dtype)).itemsize
+        numbers = cfg.data_block * cfg.oc_blocks * cfg.lanes
+        lines = -(-numbers // line)
+        if turns == 1 or turns > 2 * lines:
             return []
         each = -(-lines // turns)
-        next_weights = min(cut.chunk, cfg.reduce_blocks) * in_block
+        next_weights = min(cut.chunk, cfg.reduce_blocks) * cfg.kernel[0] * cfg.kernel[1] * numbers
         return [
             prefetch(
                 self.weight,
-                *(tile.group, ic, 0, 0, 0),
-                next_weights + (tile.turn * each + j) * (CACHE_LINE // 4),
+                *(tile.group, ic, ky, kx, 0),
+                next_weights + (tile.turn * each + j) * line,
             )
             for j in range(each)
         ]

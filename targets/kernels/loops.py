@@ -101,10 +101,10 @@ def load(buffer: tirx.Buffer, *indices: Index) -> Expr:
 
 def prefetch(buffer: tirx.Buffer, *indices: Index) -> tirx.Stmt:
     """Ask for the cache line of ``buffer[indices]``, which need not exist."""
-    read, second_level, data = (tirx.const(value, "int32") for value in (0, 2, 1))
+    read, nearest, data = (tirx.const(value, "int32") for value in (0, 3, 1))
     address = tirx.address_of(load(buffer, *indices))
     return tirx.Evaluate(
-        tirx.call_llvm_intrin("void", "llvm.prefetch", address, read, second_level, data)
+        tirx.call_llvm_intrin("void", "llvm.prefetch", address, read, nearest, data)
     )
 
 

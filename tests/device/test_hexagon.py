@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import shutil
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -23,7 +22,7 @@ from quantised_models import (
     qdq_conv,
 )
 from relax_helpers import answers
-from tvm import relax, rpc
+from tvm import relax
 from tvm_stretch.targets.hexagon import VERSIONS
 from tvm_stretch.targets.kernels import hvx_window
 from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
@@ -108,16 +107,6 @@ def test_beside_the_cpu_and_opencl() -> None:
     assert model.health()["hexagon"]["regions"] == 4
 
 
-def test_on_a_phone_with_an_emulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process as a phone: whether it can serve a DSP is asked there."""
-    monkeypatch.setenv("TVM_STRETCH_STORE", str(tmp_path))
-    phone = ts.connect(rpc.LocalSession(), "phone-with-an-emulator")
-    assert "emulated by" in str(phone.describe())
-    model = ts.compile(network(), [{"kind": "hexagon"}], device=phone, cpu_threads=1)
-    assert model.graph.processors[1].name == "hexagon"
-    np.testing.assert_array_equal(phone.load(model)(picture()), wanted())
-
-
 def test_for_another_machine(tmp_path: Path) -> None:
     """Float in vectors, of a version that has it; nothing here runs it."""
     builder = relax.BlockBuilder()
@@ -170,23 +159,21 @@ def test_what_quantises_is_computed_on_every_version() -> None:
         (32, 7, 5, 20, 1, 1),
         (120, 4, 5, 120, 1, 5),  # groups share vectors, the last one is alone
         (56, 5, 4, 56, 2, 7),  # the last ones fill no vector
-        (56, 5, 4, 56, 1, 7, "int8"),
     ],
 )
-def test_every_pixel_is_corrected(shape: tuple[Any, ...]) -> None:
+def test_every_pixel_is_corrected(shape: tuple[int, ...]) -> None:
     """Sums of pixels and of taps, where the last of them fill no vector: zero point 0, padded."""
-    channels, rows, columns, filters, stride, groups, *signed = shape
-    dice, dtype = np.random.default_rng(3), "int8" if signed else "uint8"
-    low, high = (int(limit) for limit in (np.iinfo(dtype).min, np.iinfo(dtype).max))
-    data = dice.integers(low, high + 1, (1, channels, rows, columns)).astype(dtype)
+    channels, rows, columns, filters, stride, groups = shape
+    dice = np.random.default_rng(3)
+    data = dice.integers(0, 256, (1, channels, rows, columns)).astype("uint8")
     inputs = channels // groups
     weight = dice.integers(-128, 128, (filters, inputs, 3, 3)).astype("int8")
     bias = dice.integers(-9000, 9000, filters).astype("int32")
     factor = (dice.uniform(0.2, 1, filters) / (375 * np.sqrt(inputs))).astype("float32")
     around = {"strides": (stride, stride), "padding": (1, 1, 1, 1), "groups": groups}
-    conv = Integer("conv2d", Rounding(dtype, 0, low, high), (0,), **around)
+    conv = Integer("conv2d", Rounding("uint8", 0, 0, 255), (0,), **around)
     builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(data.shape, dtype))
+    x = relax.Var("x", relax.TensorType(data.shape, "uint8"))
     with builder.function("main", [x]):
         with builder.dataflow():
             constants = map(relax.const, (weight, bias, factor))

@@ -59,7 +59,7 @@ static size_t {_WORK_ITEM} {{
   return row * get_global_size(0) + get_global_id(0);
 }}
 #if defined(__clang__) && (defined(__x86_64__) || defined(__aarch64__))
-#define {PREFETCH}(p) __builtin_prefetch((const void*)(size_t)(p), 0, 2)
+#define {PREFETCH}(p) __builtin_prefetch((const void*)(size_t)(p), 0, 3)
 #else
 #define {PREFETCH}(p)
 #endif
