@@ -8,13 +8,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from tvm import relax
 from tvm.ir import GenericConst, Op
 from tvm_stretch.passes.blocked_integers import blocked_integer
+from tvm_stretch.passes.blocked_moves import (
+    blocked_pad,
+    blocked_slice,
+    images_between,
+    same_pixels,
+)
 from tvm_stretch.passes.share_winograd import stage_of
 from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.machine import VectorMachine
@@ -142,6 +147,7 @@ class Rewriter:
             "mean": self._mean,
             "concat": self._concat,
             "strided_slice": self._slice,
+            "nn.pad": self._pad,
             "reshape": self._reshape,
             "permute_dims": self._moved,
             "call_tir": self._winograd,
@@ -212,7 +218,10 @@ class Rewriter:
         if not self.is_blocked(call.args[0]) or call.attrs.layout != "NCHW":
             return None
         operand = self.blocked(call.args[0])
-        result = blocks.pool(self.bb, self.machine, call, operand)
+        if (stride := blocks.picked_pixels(call)) is not None:
+            result = blocks.subsample(self.bb, stride, operand)
+        else:
+            result = blocks.pool(self.bb, self.machine, call, operand)
         return _Value(tuple(shape_of(call)), blocked=result)
 
     def _mean(self, call: relax.Call) -> _Value | None:
@@ -280,22 +289,12 @@ class Rewriter:
         return _Value(shape, blocked=blocks.concat(self.bb, self.machine, operands, widths))
 
     def _slice(self, call: relax.Call) -> _Value | None:
-        """Whole blocks of channels of a feature map: a view; also rows of it."""
-        if not self.is_blocked(call.args[0]) or len(call.args) > 4:
-            return None
-        shape, lanes = tuple(shape_of(call)), self.lanes
-        axes, begin, end = ([int(field) for field in arg.fields] for arg in call.args[1:])
-        if axes == [2] and len(shape) == 4:
-            rows = relax.op.strided_slice(self.blocked(call.args[0]), [2], begin, end)
-            return _Value(shape, blocked=self.bb.emit(rows))
-        channels = shape_of(call.args[0])[1]
-        if axes != [1] or len(shape) != 4 or begin[0] % lanes or begin[0] < 0:
-            return None
-        if end[0] % lanes and end[0] != channels:
-            return None
-        first, last = begin[0] // lanes, -(-end[0] // lanes)
-        sliced = relax.op.strided_slice(self.blocked(call.args[0]), [1], [first], [last])
-        return _Value(shape, blocked=self.bb.emit(sliced))
+        made = blocked_slice(self, call) if self.is_blocked(call.args[0]) else None
+        return None if made is None else _Value(tuple(shape_of(call)), blocked=made)
+
+    def _pad(self, call: relax.Call) -> _Value | None:
+        made = blocked_pad(self, call) if self.is_blocked(call.args[0]) else None
+        return None if made is None else _Value(tuple(shape_of(call)), blocked=made)
 
     def _reshape(self, call: relax.Call) -> _Value | None:
         """(N, C, 1, 1) <-> (N, C): the same bytes where blocks are full and N is 1."""
@@ -328,8 +327,8 @@ class Rewriter:
         if not all(self._stays_finite(step, channels) for step in steps):
             return None
         old = self.values[source].shape
-        between = _between(old, new, [*steps, call])
-        if between is None and not _same_pixels(old, new, [*steps, call]):
+        between = images_between(old, new, [*steps, call])
+        if between is None and not same_pixels(old, new, [*steps, call]):
             return None
         value = self.blocked(source)
         for var, step in zip(way, steps, strict=True):
@@ -361,45 +360,6 @@ def _weights(function: relax.Function) -> set[relax.Expr]:
             if kind != "matmul" and not (is_weight and kind in _MOVES):
                 otherwise.update(relax.analysis.free_vars(binding.value))
     return found
-
-
-def _same_pixels(old: tuple[int, ...], new: tuple[int, ...], steps: Sequence[relax.Call]) -> bool:
-    """Whether ``steps`` make an image (1, C, H, W) of a matrix (H * W, C), or back."""
-    image, matrix = (old, new) if len(old) == 4 else (new, old)
-    if len(image) != 4 or image[0] != 1 or matrix != (image[2] * image[3], image[1]):
-        return False
-    places = np.arange(np.prod(image)).reshape(image)
-    rows = places.reshape(image[1], -1).T
-    before, after = (places, rows) if old == image else (rows, places)
-    return np.array_equal(_carried(before, steps), after)
-
-
-def _between(
-    old: tuple[int, ...], new: tuple[int, ...], steps: Sequence[relax.Call]
-) -> tuple[int, int] | None:
-    """How many images ``steps`` put between each other, in rows and columns; None for others."""
-    if len(old) != 4 or len(new) != 4 or old[0] != new[0] or old[1] == new[1]:
-        return None
-    if any(b % a for a, b in zip(old[2:], new[2:], strict=True)):
-        return None
-    rows, columns = new[2] // old[2], new[3] // old[3]
-    if old[1] != new[1] * rows * columns:
-        return None
-    places = np.arange(np.prod(old)).reshape(old)
-    images = places.reshape(old[0], rows, columns, new[1], *old[2:])
-    wanted = images.transpose(0, 3, 4, 1, 5, 2).reshape(new)
-    return (rows, columns) if np.array_equal(_carried(places, steps), wanted) else None
-
-
-def _carried(array: np.ndarray, steps: Sequence[relax.Call]) -> np.ndarray:
-    """Where reshapes and transpositions, and what is elementwise between them, put elements."""
-    for call in steps:
-        if kind_of(call) == "permute_dims":
-            axes = call.attrs.axes
-            array = array.transpose(None if axes is None else [int(axis) for axis in axes])
-        else:
-            array = array.reshape(shape_of(call))
-    return array
 
 
 def _static_shape(expr: relax.Expr) -> tuple[int, ...]:

@@ -248,7 +248,7 @@ def convolution(
     ``exact`` as for `choose_conv`.
     """
     if is_strided_pointwise(shape):
-        data = subsample(bb, shape, data)
+        data = subsample(bb, shape.stride, data)
     config = convolution_config(shape, machine.summing(sums), data_block, exact=exact)
     if isinstance(config, WindowConfig):
         return _depthwise(bb, config, data, weight)
@@ -349,12 +349,13 @@ def is_strided_pointwise(shape: ConvShape) -> bool:
     return pointwise and shape.stride != (1, 1) and not is_depthwise(shape)
 
 
-def subsample(bb: relax.BlockBuilder, shape: ConvShape, data: Expr) -> relax.Var:
-    """The pixels that a strided 1x1 convolution reads, next to each other.
+def subsample(bb: relax.BlockBuilder, stride: tuple[int, int], data: Expr) -> relax.Var:
+    """The pixels that a strided 1x1 window reads, next to each other.
 
-    Without this its channel blocks lie a multiple of the cache's set size apart: measured 0.5x.
+    Without this a convolution's channel blocks lie a multiple of the cache's set size apart:
+    measured 0.5x.
     """
-    rows, columns = shape.stride
+    rows, columns = stride
 
     def pick(x: te.Tensor) -> te.Tensor:
         n, c, h, w, *lane = x.shape
@@ -366,7 +367,7 @@ def subsample(bb: relax.BlockBuilder, shape: ConvShape, data: Expr) -> relax.Var
 
         return te.compute(size, pixel, name="subsample")
 
-    return bb.emit(kernel_call(bb, "subsample", shape.stride, pick, data))
+    return bb.emit(kernel_call(bb, "subsample", stride, pick, data))
 
 
 def depthwise_config(shape: ConvShape, machine: VectorMachine) -> WindowConfig:
@@ -486,3 +487,18 @@ def pool_config(machine: VectorMachine, call: relax.Call) -> WindowConfig:
         out=(out_h, out_w),
         count_include_pad=bool(attrs.count_include_pad),
     )
+
+
+def picked_pixels(call: relax.Call) -> tuple[int, int] | None:
+    """The stride of a pooling whose windows are single pixels of the image; None for others.
+
+    As a copy it is fused with those before and behind it, which then move only what it picks.
+    """
+    attrs = call.attrs
+    rows, columns = (int(step) for step in attrs.strides)
+    height, width = (int(d) for d in call.args[0].ty.shape.values[2:])
+    size = [int(d) for d in call.ty.shape.values[2:]]
+    single = all(int(k) == 1 for k in attrs.pool_size) and not any(int(p) for p in attrs.padding)
+    # rounding up may ask for windows beyond the image
+    inside = size == [-(-height // rows), -(-width // columns)]
+    return (rows, columns) if single and inside else None

@@ -57,7 +57,7 @@ def integer_convolution(
     """
     weight, bias, *factor = constants
     if is_strided_pointwise(shape):
-        data = subsample(bb, shape, data)
+        data = subsample(bb, shape.stride, data)
         size = tuple(int(d) for d in data.ty.shape.values[2:4])
         shape = replace(shape, in_size=(size[0], size[1]), stride=(1, 1))
     dtype = str(data.ty.dtype)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tvm
 from relax_helpers import (
+    Body,
     assert_same_numerics,
     assert_unchanged,
     module,
@@ -235,6 +236,51 @@ def test_bands_of_rows_stay_blocked() -> None:
     after = BLOCK(before)
     names = kernels(after)
     assert (names.count("block_channels"), names.count("unblock_channels")) == (1, 1)
+    assert_same_numerics(before, after, rtol=5e-3)
+
+
+def shift(x: relax.Expr) -> relax.Expr:
+    """The image without its first row and column: zeros take their places at the end."""
+    return op.strided_slice(nn.pad(x, [0, 0, 0, 0, 0, 1, 0, 1]), [2, 3], [1, 1], [9, 8])
+
+
+MOVES = {
+    "shift": shift,
+    "every other pixel of what was shifted": lambda x: nn.avg_pool2d(shift(x), (1, 1), (2, 2)),
+    "pixels of a maximum": lambda x: nn.max_pool2d(x, (1, 1), (3, 2)),
+    "pixels, rounded up": lambda x: nn.max_pool2d(x, (1, 1), (3, 4), ceil_mode=True),
+    "rows and columns, some backwards": lambda x: op.strided_slice(
+        x, [3, -2], [-2, 1], [0, 8], [-2, 3]
+    ),
+    "blocks of channels and rows": lambda x: op.strided_slice(x, [2, 1], [1, -12], [8, 20]),
+    "last channels": lambda x: op.strided_slice(x, [1], [8], [99]),
+    "reflected border": lambda x: nn.pad(x, [0, 0, 0, 0, 1, 2, 2, 1], "reflect"),
+    "another image": lambda x: nn.pad(x, [0, 1, 0, 0, 0, 0, 0, 0], pad_value=2.0),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_pixels_are_cut_and_padded_in_blocks(name: str) -> None:
+    before = module(lambda x: nn.relu(MOVES[name](conv(x, 8, 20))), (1, 8, 8, 7))
+    after = BLOCK(before)
+    moves = [kernel for kernel in kernels(after) if kernel.endswith("block_channels")]
+    assert moves == ["block_channels", "unblock_channels"]
+    assert_same_numerics(before, after, rtol=5e-3)
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda x: op.strided_slice(x, [1], [4], [16]),
+        lambda x: op.strided_slice(x, [1], [0], [20], [2]),
+        lambda x: nn.pad(x, [0, 0, 0, 4, 0, 0, 0, 0]),
+        lambda x: nn.max_pool2d(nn.pad(x, [0, 0, 0, 0, 1, 1, 1, 1], pad_value=-np.inf), (3, 3)),
+    ],
+)
+def test_what_parts_blocks_or_fills_lanes_with_infinity_is_plain(move: Body) -> None:
+    before = module(lambda x: move(conv(x, 8, 20)), (1, 8, 8, 7))
+    after = BLOCK(before)
+    assert kernels(after)[-1] == "unblock_channels"
     assert_same_numerics(before, after, rtol=5e-3)
 
 

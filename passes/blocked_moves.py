@@ -1,0 +1,91 @@
+"""Slices, padding and moved pixels of values in blocks of channels.
+
+y = R.strided_slice(x, rows 2 to 9 by 3, columns 1 to 9)   ->   the same of x5
+y = R.strided_slice(x, channels 8 to 24)                   ->   blocks 1 to 3 of x5
+y = R.nn.pad(x, a row below, a column to the right)        ->   the same of x5
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tvm import relax
+
+from tvm_stretch.ir.expressions import shape_of
+from tvm_stretch.ir.operators import kind_of
+
+if TYPE_CHECKING:
+    from tvm_stretch.passes.blocked_values import Rewriter
+
+
+def blocked_slice(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Pixels, images and whole blocks of channels of a blocked value; None for others."""
+    whole, lanes = shape_of(call.args[0]), rewriter.lanes
+    if len(whole) != 4 or 0 in shape_of(call):
+        return None
+    axes, begin, end, *steps = ([int(field) for field in arg.fields] for arg in call.args[1:])
+    axes = [axis % 4 for axis in axes]
+    if 1 in axes:
+        i, channels = axes.index(1), whole[1]
+        first, last, step = slice(begin[i], end[i], *(s[i] for s in steps)).indices(channels)
+        if step != 1 or first % lanes or (last % lanes and last != channels):
+            return None
+        begin[i], end[i] = first // lanes, -(-last // lanes)
+    data = rewriter.blocked(call.args[0])
+    return rewriter.bb.emit(relax.op.strided_slice(data, axes, begin, end, *steps))
+
+
+def blocked_pad(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Pixels, or images, around a blocked value; None where channels would be added."""
+    widths, attrs = [int(width) for width in call.attrs.pad_width], call.attrs
+    channels = shape_of(call.args[0])[1]
+    if len(widths) != 8 or any(widths[2:4]):
+        return None
+    # lanes that pad the channels get the number, too
+    if channels % rewriter.lanes and not isfinite(attrs.pad_value):
+        return None
+    data = rewriter.blocked(call.args[0])
+    padded = relax.op.nn.pad(data, [*widths, 0, 0], attrs.pad_mode, attrs.pad_value)
+    return rewriter.bb.emit(padded)
+
+
+def same_pixels(old: tuple[int, ...], new: tuple[int, ...], steps: Sequence[relax.Call]) -> bool:
+    """Whether ``steps`` make an image (1, C, H, W) of a matrix (H * W, C), or back."""
+    image, matrix = (old, new) if len(old) == 4 else (new, old)
+    if len(image) != 4 or image[0] != 1 or matrix != (image[2] * image[3], image[1]):
+        return False
+    places = np.arange(np.prod(image)).reshape(image)
+    rows = places.reshape(image[1], -1).T
+    before, after = (places, rows) if old == image else (rows, places)
+    return np.array_equal(_carried(before, steps), after)
+
+
+def images_between(
+    old: tuple[int, ...], new: tuple[int, ...], steps: Sequence[relax.Call]
+) -> tuple[int, int] | None:
+    """How many images ``steps`` put between each other, in rows and columns; None for others."""
+    if len(old) != 4 or len(new) != 4 or old[0] != new[0] or old[1] == new[1]:
+        return None
+    if any(b % a for a, b in zip(old[2:], new[2:], strict=True)):
+        return None
+    rows, columns = new[2] // old[2], new[3] // old[3]
+    if old[1] != new[1] * rows * columns:
+        return None
+    places = np.arange(np.prod(old)).reshape(old)
+    images = places.reshape(old[0], rows, columns, new[1], *old[2:])
+    wanted = images.transpose(0, 3, 4, 1, 5, 2).reshape(new)
+    return (rows, columns) if np.array_equal(_carried(places, steps), wanted) else None
+
+
+def _carried(array: np.ndarray, steps: Sequence[relax.Call]) -> np.ndarray:
+    """Where reshapes and transpositions, and what is elementwise between them, put elements."""
+    for call in steps:
+        if kind_of(call) == "permute_dims":
+            axes = call.attrs.axes
+            array = array.transpose(None if axes is None else [int(axis) for axis in axes])
+        else:
+            array = array.reshape(shape_of(call))
+    return array
