@@ -7,6 +7,7 @@ from tvm import relax
 from tvm_stretch.passes.expand_math import ExpandMath
 from tvm_stretch.passes.keep_nan import KeepNan
 from tvm_stretch.passes.keep_views import keep_views
+from tvm_stretch.passes.mark_cuts import MarkCuts
 from tvm_stretch.passes.mark_gathers import MarkGathers
 from tvm_stretch.passes.mark_templates import MarkTemplates
 from tvm_stretch.passes.name_kernels import MarkOperators, NameKernels
@@ -23,6 +24,7 @@ def kernel_phases(*, expand_math: bool, epilogues: bool = True) -> tuple[tvm.tra
     return (
         keep_views(),  # operators without a template to PrimFuncs; views stay operators
         relax.transform.AnnotateTIROpPattern(),
+        MarkCuts(),  # what is no epilogue, though TVM takes it for elementwise
         MarkTemplates(epilogues),  # which of them may take epilogues
         MarkGathers(),  # and which compute their own indices
         MarkOperators(),

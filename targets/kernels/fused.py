@@ -90,6 +90,8 @@ def split_fused(func: tirx.PrimFunc) -> FusedKernel | None:
     body = final.body
     if not isinstance(body, tirx.BufferStore) or not _same_place(body.indices, axes):
         return None
+    if list(map(int, body.buffer.shape)) != list(map(int, anchor.shape)):
+        return None
     for read in _loads(body.value, anchor):
         if not _same_place(read.indices, axes):
             return None

@@ -13,7 +13,7 @@ import tvm_stretch as ts
 
 CHANNELS = st.sampled_from([1, 2, 3, 5, 8, 12, 16, 17, 31, 32, 40])
 SIZES = st.integers(1, 23)
-LAYERS = ("conv", "depthwise", "pool", "add", "concat", "split", "relu")
+LAYERS = ("conv", "depthwise", "pool", "add", "concat", "split", "shift", "relu")
 SEEDS = st.integers(0, 2**16)
 EPILOGUES = ("none", "relu", "relu6", "hardswish", "sigmoid", "batch_norm", "add", "add_relu")
 
@@ -164,9 +164,7 @@ def networks(draw: st.DrawFn) -> onnx.ModelProto:
         x = draw(st.sampled_from(tensors))
         channels = net.shapes[x][1]
         same_shape = [t for t in tensors if net.shapes[t] == net.shapes[x]]
-        kind = draw(
-            st.sampled_from(["conv", "depthwise", "pool", "add", "concat", "split", "relu"])
-        )
+        kind = draw(st.sampled_from(LAYERS))
         if kind == "conv":
             y = net.conv(x, draw(CHANNELS), (3, 3), pads=[1] * 4)
         elif kind == "depthwise":
@@ -180,6 +178,8 @@ def networks(draw: st.DrawFn) -> onnx.ModelProto:
             y = net.op("Concat", x, *others, axis=1)
         elif kind == "split" and channels > 1:
             y = _split(net, x, draw(st.integers(1, channels - 1)), draw(st.booleans()))
+        elif kind == "shift":
+            y = _shift(net, x, size, [draw(st.integers(0, 2)) for _ in range(4)])
         else:
             y = net.op("Relu", x)
         tensors.append(y)
@@ -194,6 +194,15 @@ def _split(net: Net, x: str, at: int, second: bool) -> str:
     start, end = (at, net.shapes[x][1]) if second else (0, at)
     bounds = (net.constant(np.array([v], np.int64)) for v in (start, end, 1))
     return net.op("Slice", x, *bounds)
+
+
+def _shift(net: Net, x: str, size: int, pads: list[int]) -> str:
+    """Rows and columns that go at one end, and zeros at the other; the size stays."""
+    top, left, bottom, right = pads
+    padded = net.op("Pad", x, net.constant(np.array([0, 0, top, left, 0, 0, bottom, right])))
+    first = np.array([bottom, right])
+    bounds = map(net.constant, (first, first + size, np.array([2, 3])))
+    return net.op("Slice", padded, *bounds)
 
 
 @given(networks())

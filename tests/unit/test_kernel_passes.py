@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import tvm
 from relax_helpers import (
+    Body,
     assert_same_numerics,
     assert_unchanged,
     module,
@@ -19,6 +21,7 @@ from tvm_stretch.passes.keep_views import keep_views
 from tvm_stretch.passes.mark_templates import MarkTemplates
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.phases import kernel_phases
 
 from tvm_stretch.build.assemble import build_model
 
@@ -66,6 +69,28 @@ def test_templates_take_epilogues() -> None:
     assert patterns["relu"] == int(functions(before)["relu"].attrs["op_pattern"])
     fused = relax.transform.FuseTIR()(relax.transform.FuseOps()(after))
     assert any("winograd_conv2d_relu" in name for name in functions(fused))
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda x: nn.pad(x, [0, 2, 0, 3]),
+        lambda x: op.strided_slice(x, [0, 1], [0, 0], [5, 9]),
+        nn.relu,
+    ],
+    ids=["longer", "shorter", "equal"],
+)
+def test_what_ends_elsewhere_is_no_epilogue(move: Body) -> None:
+    """A template writes what it computes: past the end of less, and not all of more."""
+
+    def network(x: relax.Expr, y: relax.Expr) -> relax.Expr:
+        return move(relax.BlockBuilder.current().emit(op.matmul(x, y)))
+
+    before = module(network, (20, 4), (4, 24))
+    phases = [BlockChannels({"cpu": MACHINE}), *kernel_phases(expand_math=False)]
+    after = tvm.transform.Sequential(phases)(before)
+    assert len(functions(after)) == (1 if move is nn.relu else 2)
+    assert_same_numerics(before, ScheduleKernels(MACHINE)(after))
 
 
 def test_functions_without_a_template_are_left_alone() -> None:
