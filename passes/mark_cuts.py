@@ -20,7 +20,7 @@ class MarkCuts:
     """See the module docstring."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Set ``op_pattern`` on what is elementwise between tensors of several shapes."""
+        """Set ``op_pattern`` on what is elementwise but for its shape."""
         updated = tvm.IRModule(dict(mod.functions), attrs=mod.attrs)
         for var, func in mod.functions.items():
             if isinstance(func, tirx.PrimFunc) and _cuts(func):
@@ -29,9 +29,12 @@ class MarkCuts:
 
 
 def _cuts(func: tirx.PrimFunc) -> bool:
-    shapes = {tuple(map(str, buffer.shape)) for buffer in func.params if _is_tensor(buffer)}
-    return (func.attrs or {}).get("op_pattern") == _ELEMENTWISE and len(shapes) > 1
+    """Whether an elementwise result has the shape of nothing that it is computed from.
 
-
-def _is_tensor(param: object) -> bool:
-    return isinstance(param, tirx.Buffer)
+    What is broadcast beside an operand of the result's shape, as a bias, leaves it elementwise.
+    """
+    if (func.attrs or {}).get("op_pattern") != _ELEMENTWISE:
+        return False
+    tensors = [param for param in func.params if isinstance(param, tirx.Buffer)]
+    *operands, result = [list(map(str, tensor.shape)) for tensor in tensors]
+    return bool(operands) and result not in operands
