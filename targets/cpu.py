@@ -164,6 +164,7 @@ def vector_machine(target: Target, threads: int) -> VectorMachine:
         latency=core.latency,
         l1_bytes=caches[0],
         in_order=core.in_order,
+        asks_nearest=core.asks_nearest,
         dot=_dot(triple, target, lanes),
     )
 

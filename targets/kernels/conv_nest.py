@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import prod
 
 import numpy as np
 from tvm import tirx
@@ -57,16 +58,13 @@ def write_conv(
     epilogue: Epilogue,
 ) -> tirx.Stmt:
     """The loop nest of one (fused) convolution; ``operands`` are data, weight, epilogue inputs."""
-    by_element = machine.broadcast_operand
     data, weight = operands[:2]
-    return write_nest(
-        ConvNest(cfg, blocking(cfg, machine), data, weight, epilogue, by_element), machine
-    )
+    return write_nest(ConvNest(cfg, blocking(cfg, machine), data, weight, epilogue, machine))
 
 
-def write_nest(nest: ConvNest, machine: VectorMachine) -> tirx.Stmt:
+def write_nest(nest: ConvNest) -> tirx.Stmt:
     """All tiles of all bands and groups, shared among the threads."""
-    cfg = nest.cfg
+    cfg, machine = nest.cfg, nest.machine
     bands = -(-nest.cut.rows // nest.cut.band)
     full, tail = divmod(cfg.out_blocks, cfg.oc_blocks)
 
@@ -122,7 +120,7 @@ class ConvNest:
     data: tirx.Buffer
     weight: tirx.Buffer
     epilogue: Epilogue
-    by_element: bool
+    machine: VectorMachine
 
     @property
     def sum_type(self) -> str:
@@ -293,7 +291,7 @@ class ConvNest:
                     self.weight, tile.group, ic, ky, kx, run.lane(ii), v + o * cfg.lanes
                 ),
                 run.width,
-                self.by_element,
+                self.machine.broadcast_operand,
                 range(*run.vectors),
             )
             return block([*ahead, products])
@@ -356,7 +354,8 @@ class ConvNest:
         cfg, cut = self.cfg, self.cut
         turns = cut.band * len(balanced(cut.width, cfg.pixels))
         line = CACHE_LINE // np.dtype(str(self.weight.dtype)).itemsize
-        numbers = cfg.data_block * cfg.oc_blocks * cfg.lanes
+        inner = cfg.weight_shape[4:]
+        numbers = prod(inner)
         lines = -(-numbers // line)
         if turns == 1 or turns > 2 * lines:
             return []
@@ -365,8 +364,9 @@ class ConvNest:
         return [
             prefetch(
                 self.weight,
-                *(tile.group, ic, ky, kx, 0),
+                *(tile.group, ic, ky, kx, *(0 for _ in inner[1:])),
                 next_weights + (tile.turn * each + j) * line,
+                nearest=self.machine.asks_nearest,
             )
             for j in range(each)
         ]

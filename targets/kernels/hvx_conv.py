@@ -63,8 +63,8 @@ def write_word_conv(
         tirx.AttrStmt(cfg.batch, "compute_scope", StringImm(f"pixel_sums{number}"), part)
         for number, part in enumerate(first)
     ]
-    nest = _WordNest(cfg, cut, data, weight, epilogue, False, sums)
-    return within(buffers, [*apart, write_nest(nest, machine)])
+    nest = _WordNest(cfg, cut, data, weight, epilogue, machine, sums)
+    return within(buffers, [*apart, write_nest(nest)])
 
 
 class PixelSums:

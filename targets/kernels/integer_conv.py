@@ -257,7 +257,7 @@ def write_integer_conv(
 ) -> tirx.Stmt:
     """The loop nest of one (fused) convolution; ``operands`` are data and weight."""
     cut = integer_blocking(cfg, machine)
-    return write_nest(IntegerNest(cfg, cut, operands[0], operands[1], epilogue, False), machine)
+    return write_nest(IntegerNest(cfg, cut, operands[0], operands[1], epilogue, machine))
 
 
 def integer_blocking(cfg: IntegerConvConfig, machine: VectorMachine) -> Blocking:
@@ -337,9 +337,11 @@ class IntegerNest(ConvNest):
 
         def tap(run: ChannelRun, ic: Expr, ky: Expr, kx: Expr, active: Sequence[int]) -> tirx.Stmt:
             first, end = run.lanes[0] // WORD, -(-run.lanes[1] // WORD)
-            return unrolled(
+            ahead = [] if first or way.words else self.ask_ahead(tile, ic, ky, kx)
+            words = unrolled(
                 first, end - first, lambda at: products(run, ic, (ky, kx), active, at), "word"
             )
+            return block([*ahead, words])
 
         def rows(run: ChannelRun, ic: Expr) -> tirx.Stmt:
             def row(ky: Expr) -> tirx.Stmt:

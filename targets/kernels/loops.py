@@ -99,13 +99,14 @@ def load(buffer: tirx.Buffer, *indices: Index) -> Expr:
     return tirx.BufferLoad(buffer, [const(i) for i in indices])
 
 
-def prefetch(buffer: tirx.Buffer, *indices: Index) -> tirx.Stmt:
-    """Ask for the cache line of ``buffer[indices]``, which need not exist."""
-    read, nearest, data = (tirx.const(value, "int32") for value in (0, 3, 1))
+def prefetch(buffer: tirx.Buffer, *indices: Index, nearest: bool) -> tirx.Stmt:
+    """Ask for the cache line of ``buffer[indices]``, which need not exist.
+
+    It comes into the nearest cache or into the second one.
+    """
+    read, near, data = (tirx.const(value, "int32") for value in (0, 3 if nearest else 2, 1))
     address = tirx.address_of(load(buffer, *indices))
-    return tirx.Evaluate(
-        tirx.call_llvm_intrin("void", "llvm.prefetch", address, read, nearest, data)
-    )
+    return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, read, near, data))
 
 
 STACK_BYTES = 1020

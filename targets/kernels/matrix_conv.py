@@ -41,7 +41,7 @@ def write_matrix_conv(
 ) -> tirx.Stmt:
     """The loop nest of one (fused) convolution; ``operands`` are data and weight."""
     cut = integer_blocking(cfg, machine)
-    return write_nest(_MatrixNest(cfg, cut, operands[0], operands[1], epilogue, False), machine)
+    return write_nest(_MatrixNest(cfg, cut, operands[0], operands[1], epilogue, machine))
 
 
 class _MatrixNest(IntegerNest):

@@ -69,7 +69,7 @@ def write_winograd_input(
 ) -> tirx.Stmt:
     """The loop nest of the first stage alone."""
     rows, columns = cfg.tiles
-    nest = _Nest(cfg, data, data, Epilogue(out, out, (), None), rows, by_element=False)
+    nest = _Nest(cfg, data, data, Epilogue(out, out, (), None), rows, machine)
     kind = PARALLEL if machine.threads > 1 else SERIAL
 
     def channel(n: Expr, c: Expr) -> tirx.Stmt:
@@ -105,7 +105,7 @@ def _nest(
     epilogue: Epilogue,
 ) -> _Nest:
     data, weight = operands[:2]
-    return _Nest(cfg, data, weight, epilogue, _band(cfg, machine), machine.broadcast_operand)
+    return _Nest(cfg, data, weight, epilogue, _band(cfg, machine), machine)
 
 
 def _band(cfg: WinogradConfig, machine: VectorMachine) -> int:
@@ -149,7 +149,7 @@ class _Nest:
     weight: tirx.Buffer
     epilogue: Epilogue
     band: int
-    by_element: bool
+    machine: VectorMachine
 
     @cached_property
     def v(self) -> tirx.Buffer:
@@ -379,6 +379,7 @@ class _Nest:
                     c,
                     0,
                     next_group + (index * each + j) * (CACHE_LINE // 4),
+                    nearest=self.machine.asks_nearest,
                 )
                 for j in range(each)
             ]
@@ -387,7 +388,7 @@ class _Nest:
                 lambda p, ii: plane(k, c, t + p, run.lane(ii)),
                 lambda ii, o, z: load(self.weight, part, k, g, c, run.lane(ii), z + o * cfg.lanes),
                 run.width,
-                self.by_element,
+                self.machine.broadcast_operand,
                 range(*run.vectors),
             )
             return block([*([] if run.lanes[0] else ahead), channels])

@@ -109,3 +109,25 @@ def test_transforms_and_windows_are_loops_until_they_are_unrolled(wide: int) -> 
     assert stores(kernel(winograd_of_tile(shape, machine, 4), machine)) < 150
     depthwise = convolution_config(replace(shape, groups=64), machine, wide)
     assert stores(kernel(depthwise, machine)) < 275
+
+
+@pytest.mark.parametrize(("core", "level"), [("znver5", 3), ("sapphirerapids", 2)])
+def test_weights_that_several_tiles_read_are_asked_for_ahead(core: str, level: int) -> None:
+    """Into the nearest cache of AMD's cores, into the second one of others; never by one tile."""
+    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": core}
+    machine = vector_machine(tvm.target.Target(target), 1)
+
+    def asks(size: int) -> set[int]:
+        shape = ConvShape(1, 256, (size, size), 64, (1, 1))
+        found: set[int] = set()
+
+        def visit(call: tvm.ir.Call) -> None:
+            if getattr(call.op, "name", "") == "tirx.call_llvm_intrin":
+                found.add(int(call.args[3]))
+
+        function = kernel(choose_conv(shape, machine, 16), machine)
+        tvm_ffi.structural_walk(function.body, (tvm.ir.Call, visit))
+        return found
+
+    assert asks(7) == {level}
+    assert not asks(1)

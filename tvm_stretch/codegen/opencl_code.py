@@ -59,9 +59,9 @@ static size_t {_WORK_ITEM} {{
   return row * get_global_size(0) + get_global_id(0);
 }}
 #if defined(__clang__) && (defined(__x86_64__) || defined(__aarch64__))
-#define {PREFETCH}(p) __builtin_prefetch((const void*)(size_t)(p), 0, 3)
+#define {PREFETCH}(p, near) __builtin_prefetch((const void*)(size_t)(p), 0, near)
 #else
-#define {PREFETCH}(p)
+#define {PREFETCH}(p, near)
 #endif
 {"".join(f"#define {name}f {name}" + chr(10) for name in _C_FUNCTIONS)}#define nearbyintf rint
 """

@@ -206,7 +206,7 @@ def _portable_call(call: Call) -> tvm.ir.Expr:
     if name == "tirx.call_llvm_pure_intrin":
         return call.args[1]
     if name == "tirx.call_llvm_intrin":
-        return tirx.call_extern("void", PREFETCH, call.args[1])
+        return tirx.call_extern("void", PREFETCH, call.args[1], call.args[3])
     return call
 
 
