@@ -37,11 +37,15 @@ _BINARY = BINARY - {"divide", "power"}
 
 @dataclass
 class _Value:
-    """One tensor of the network in the layouts it exists in."""
+    """One tensor of the network in the layouts it exists in.
+
+    ``named`` is what the operator's kernel makes, where these are views of it.
+    """
 
     shape: tuple[int, ...]
     plain: relax.Expr | None = None
     blocked: relax.Expr | None = None
+    named: relax.Expr | None = None
 
 
 class Rewriter:
@@ -91,7 +95,8 @@ class Rewriter:
             plain = self.bb.emit(self.plain(value), name_hint=var.name)
             result = _Value(_static_shape(var), plain=plain)
         else:
-            made = result.plain if result.blocked is None else result.blocked
+            layouts = (result.named, result.blocked, result.plain)
+            made = next(value for value in layouts if value is not None)
             if isinstance(made, relax.Var):
                 self.names.setdefault(made, var.name)
         self.values[var] = result
@@ -208,11 +213,21 @@ class Rewriter:
         return _Value(tuple(shape_of(call)), blocked=result)
 
     def _softmax(self, call: relax.Call) -> _Value | None:
+        """Axes behind the one along which it goes are one, for the template and a view of it."""
         if not _is_f32(call):
             return None
         data, denormals = self.plain(call).args[0], call not in self.weights
-        plain = blocks.softmax(self.bb, self.machine.plain, call, data, denormals)
-        return None if plain is None else _Value(tuple(shape_of(call)), plain=plain)
+        shape, axis = tuple(shape_of(call)), int(call.attrs.axis) % len(shape_of(call))
+        merged = (*shape[: axis + 1], int(np.prod(shape[axis + 1 :])))
+        if several := len(shape) - axis > 2:
+            data = self.bb.emit(relax.op.reshape(data, merged))
+        made = blocks.softmax(self.bb, self.machine.plain, data, axis, denormals)
+        if made is None:
+            return None
+        if not several:
+            return _Value(shape, plain=made)
+        view = self.bb.emit(relax.op.reshape(made, shape))
+        return _Value(shape, plain=view, named=made)
 
     def _pool(self, call: relax.Call) -> _Value | None:
         if not self.is_blocked(call.args[0]) or call.attrs.layout != "NCHW":

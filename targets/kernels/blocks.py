@@ -436,11 +436,11 @@ def matmul(bb: relax.BlockBuilder, machine: VectorMachine, a: Expr, b: Expr) -> 
 
 
 def softmax(
-    bb: relax.BlockBuilder, machine: VectorMachine, call: relax.Call, data: Expr, denormals: bool
+    bb: relax.BlockBuilder, machine: VectorMachine, data: Expr, axis: int, denormals: bool
 ) -> relax.Var | None:
-    """Softmax along the last axis; None where no template fits."""
+    """Softmax; None where no template fits."""
     shape = tuple(int(d) for d in data.ty.shape.values)
-    config = choose_softmax(shape, int(call.attrs.axis), machine, denormals)
+    config = choose_softmax(shape, axis, machine, denormals)
     if config is None:
         return None
     mark = annotation("softmax", config)

@@ -31,6 +31,7 @@ from .flat import through_memory
 from .footprint import footprint
 from .loops import STACK_BYTES
 from .machine import VectorMachine
+from .rows import rows_of_chain
 
 _WORTH_THREADS = 50_000  # elements that take about as long as waking another core
 _LINE = 16  # elements of a cache line
@@ -48,6 +49,8 @@ def schedule_generic(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFu
     _inline(sch)
     if machine.packs_bytes and (flat := _flat(func, sch, machine)) is not None:
         return flat
+    if (chain := _by_rows(sch, machine)) is not None:
+        return chain.mod["main"]
     for name in _block_names(sch):
         trial = sch.copy()
         try:
@@ -71,6 +74,21 @@ def _flat(func: tirx.PrimFunc, sch: s_tir.Schedule, machine: VectorMachine) -> t
     if not axis.vectorizable or axis.extent < lanes or _fits_vectors(axis, lanes):
         return None
     return through_memory(func, statement, axis.extent, lanes)
+
+
+def _by_rows(sch: s_tir.Schedule, machine: VectorMachine) -> s_tir.Schedule | None:
+    """A chain of steps that fits the stack row by row, and not as a whole."""
+    names, trial = _block_names(sch), sch.copy()
+    try:
+        rows = rows_of_chain(trial, names)
+    except ScheduleError:
+        return None
+    if not rows:
+        return None
+    sizes = [int(trial.get(loop).extent) for loop in rows]
+    points = sum(_points(sch.get(sch.get_sblock(name))) for name in names)
+    _parallelize(trial, rows, sizes, points, machine)
+    return trial
 
 
 def _block_names(sch: s_tir.Schedule) -> list[str]:

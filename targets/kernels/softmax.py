@@ -1,4 +1,4 @@
-"""Softmax along the last axis, row by row, so that a row stays in the first-level cache.
+"""Softmax row by row, so that a row stays in the first-level cache.
 
     for row:                                     # parallel
       top = max of vectors of x
@@ -6,7 +6,8 @@
       for vector:  out = epilogue(power * (1 / sum))
 
 Where vectors do not divide the row, the last one ends with it; what it computes again it does not
-add again.
+add again. Along the last axis but one, vectors of neighbouring rows go the same way together, each
+lane with a row of its own.
 
 Denormal numbers, with which multiplications take a hundred times as long, are kept only where
 somebody may tell them from zero: log(softmax(x)) does, a product of matrices does not.
@@ -16,8 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from math import log, prod
+from typing import TypeAlias
 
 from tvm import te, tirx
 from tvm.ir import Expr
@@ -51,46 +53,74 @@ _NOTHING = 2.0**-150
 
 @dataclass(frozen=True)
 class SoftmaxConfig:
-    """The tensor, the lanes of a vector, and whether denormal results are kept or are 0."""
+    """The tensor, the lanes of a vector, and whether denormal results are kept or are 0.
+
+    With ``columns`` along the last axis but one, else along the last.
+    """
 
     shape: tuple[int, ...]
     lanes: int
     denormals: bool = True
+    columns: bool = False
+
+    @property
+    def outer(self) -> tuple[int, ...]:
+        """The axes before the one that is added up."""
+        return self.shape[: -2 if self.columns else -1]
+
+    @property
+    def extent(self) -> int:
+        """Of the one that is."""
+        return self.shape[len(self.outer)]
 
 
 def choose_softmax(
     shape: tuple[int, ...], axis: int, machine: VectorMachine, denormals: bool = True
 ) -> SoftmaxConfig | None:
     """None where the template does not fit."""
-    last = axis in (-1, len(shape) - 1)
-    if machine.group_items > 1 or not last or 0 in shape or shape[-1] < machine.lanes:
+    behind = len(shape) - 1 - axis % len(shape)
+    if machine.group_items > 1 or behind > 1 or 0 in shape:
         return None
-    return SoftmaxConfig(shape, machine.lanes, denormals)
+    if not behind and shape[-1] < machine.lanes // 2:  # many rows at a time are faster
+        return None
+    return SoftmaxConfig(shape, min(machine.lanes, shape[-1]), denormals, behind == 1)
 
 
 def softmax_compute(cfg: SoftmaxConfig, x: te.Tensor, annotation: dict[str, str]) -> te.Tensor:
     """What it means."""
-    rows, columns = cfg.shape[:-1], cfg.shape[-1]
-    k, j = (te.reduce_axis((0, columns), name) for name in "kj")
-    top = te.compute(rows, lambda *row: te.max(x(*row, k.var), axis=k), name="top")
-    power = te.compute(cfg.shape, lambda *at: tirx.exp(x[at] - top[at[:-1]]), name="power")
-    total = te.compute(rows, lambda *row: te.sum(power(*row, j.var), axis=j), name="total")
+    axis = len(cfg.outer)
+    rows = (*cfg.outer, *cfg.shape[axis + 1 :])
+    k, j = (te.reduce_axis((0, cfg.extent), name) for name in "kj")
+
+    def beside(row: tuple[Expr, ...], place: Expr) -> tuple[Expr, ...]:
+        return (*row[:axis], place, *row[axis:])
+
+    def of(at: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        return (*at[:axis], *at[axis + 1 :])
+
+    top = te.compute(rows, lambda *row: te.max(x(*beside(row, k.var)), axis=k), name="top")
+    power = te.compute(cfg.shape, lambda *at: tirx.exp(x[at] - top[of(at)]), name="power")
+    total = te.compute(rows, lambda *row: te.sum(power(*beside(row, j.var)), axis=j), name="total")
     return te.compute(
-        cfg.shape, lambda *at: power[at] / total[at[:-1]], name="softmax", attrs=annotation
+        cfg.shape, lambda *at: power[at] / total[of(at)], name="softmax", attrs=annotation
     )
 
 
 def write_softmax(cfg: SoftmaxConfig, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
     """The loop nest of one (fused) softmax."""
-    rows = prod(cfg.shape[:-1])
     kind = PARALLEL if machine.threads > 1 else SERIAL
-    return loop(rows, _Row(cfg, fused).write, "row", kind)
+    rows = prod(cfg.outer)
+    if not cfg.columns:
+        return loop(rows, _Row(cfg, fused).write, "row", kind)
+    vectors = -(-cfg.shape[-1] // cfg.lanes)
+    return loop(rows * vectors, lambda i: _columns(_Row(cfg, fused), i, vectors), "row", kind)
 
 
 _Place = tuple[tirx.Buffer, Expr]
 _Vector = Callable[[_Place, Expr, Expr, int], tirx.Stmt]
 """From where a lane's power stands, its column, its number, and how many lanes came before."""
 
+Stmts: TypeAlias = list[tirx.Stmt]
 _MOST_PIECES = 8  # a longer row takes so much longer than memory from the heap
 
 
@@ -202,6 +232,60 @@ class _Row:
         value = rewrite(meaning.body.value, ((TensorLoad, tirx.Var), replace))
         zero = tirx.Select(x < least, f32(0.0), value)
         return tirx.Let(x, load(data, *at) - top, zero)
+
+
+def _columns(row: _Row, number: Expr, vectors: int) -> tirx.Stmt:
+    """A vector of rows that lie beside each other."""
+    cfg, x = row.cfg, row.fused.operands[0]
+    width, extent = cfg.lanes, cfg.extent
+    outer = unravelled(number // vectors, cfg.outer)
+    first = tirx.min(number % vectors * width, const(cfg.shape[-1] - width))
+    top, total = scratch("top", width), scratch("total", width)
+    pieces = _pieces(extent, width)
+
+    def at(k: Expr, v: Expr) -> tuple[Expr, ...]:
+        return (*outer, k, first + v)
+
+    def every(vector: Callable[[Expr, tuple[Expr, ...], tirx.Buffer, Expr], tirx.Stmt]) -> Stmts:
+        """``vector(lane, place, powers, number)`` for every element of the rows."""
+
+        def one(k: Expr, powers: tirx.Buffer, start: int) -> tirx.Stmt:
+            return lanes(width, lambda v: vector(v, at(k + start, v), powers, k * width + v))
+
+        return [
+            loop(end - start, partial(one, powers=powers, start=start), "k")
+            for powers, start, end in pieces
+        ]
+
+    def exponential(v: Expr, place: tuple[Expr, ...], powers: tirx.Buffer, i: Expr) -> tirx.Stmt:
+        return store(powers, row.power(place, load(top, v)), i)
+
+    def add(v: Expr, _: tuple[Expr, ...], powers: tirx.Buffer, i: Expr) -> tirx.Stmt:
+        return store(total, load(total, v) + load(powers, i), v)
+
+    def finish(v: Expr, place: tuple[Expr, ...], powers: tirx.Buffer, i: Expr) -> tirx.Stmt:
+        value = load(powers, i)
+        if not cfg.denormals:
+            value = tirx.Select(value < load(top, v), f32(0.0), value)
+        return row.fused.epilogue.store(place, value * load(total, v))
+
+    def higher(k: Expr) -> tirx.Stmt:
+        return lanes(width, lambda v: store(top, tirx.max(load(top, v), load(x, *at(k + 1, v))), v))
+
+    tiny = lanes(width, lambda v: store(top, f32(_TINY) * load(total, v), v))
+    return within(
+        [top, total, *(powers for powers, _, _ in pieces)],
+        [
+            lanes(width, lambda v: store(top, load(x, *at(const(0), v)), v)),
+            *([loop(extent - 1, higher, "k")] if extent > 1 else []),
+            lanes(width, lambda v: store(total, f32(0.0), v)),
+            *every(exponential),
+            *every(add),
+            *([] if cfg.denormals else [tiny]),
+            lanes(width, lambda v: store(total, f32(1.0) / load(total, v), v)),
+            *every(finish),
+        ],
+    )
 
 
 def _joined(buffer: tirx.Buffer, count: int, join: Callable[[Expr, Expr], Expr]) -> Expr:

@@ -106,10 +106,19 @@ CASES: dict[str, tuple] = {
     "to_float16": (lambda x: op.astype(x, "float16"), [(3, 64)]),
     "floor_divide": (op.floor_divide, [(3, 40), (3, 40)], ["int32", "int32"]),
     "cumulative_sum": (lambda x: op.cumsum(x, 1), [(3, 40)]),
+    "running": (lambda x: added(added(added(x, 1), 2), 4), [(2, 9, 67)]),
     "topk": (lambda x: op.topk(x, 3, -1, "both", True), [(3, 40)]),
     "attention": (op.nn.attention, [(1, 16, 2, 8)] * 3),
     "of_one_element": (lambda x: op.sum(op.multiply(x, scalar(2.0))), [(1, 1)]),
 }  # fmt: skip
+
+
+def added(x, by: int):
+    """A step of a running sum along the last axis."""
+    emit = relax.BlockBuilder.current().emit
+    x = x if isinstance(x, relax.Var) else emit(x)
+    padded = emit(op.nn.pad(x, [0, 0, 0, 0, by, 0]))
+    return op.add(x, emit(op.strided_slice(padded, [2], [0], [67])))
 
 
 def prim_funcs(expression: Callable, shapes, dtypes=None) -> list[tirx.PrimFunc]:
@@ -200,6 +209,13 @@ def test_reductions_accumulate_in_registers(name, lanes, registers):
     scheduled = schedule_generic(func, machine)
     assert "T.vectorized" in scheduled.script()
     assert heap_buffers(scheduled) <= heap_buffers(func)
+
+
+def test_steps_of_a_running_sum_go_row_by_row():
+    funcs = prim_funcs(*CASES["running"])
+    scheduled = [schedule_generic(func, replace(MACHINE, threads=3)) for func in funcs]
+    assert len(funcs) == 1 and heap_buffers(funcs[0]) > 0
+    assert heap_buffers(scheduled[0]) == 0
 
 
 def test_an_exponential_is_not_computed_twice():

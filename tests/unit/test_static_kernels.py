@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import tvm
+from relax_helpers import module
+from tvm import relax, tirx
 from tvm.target import Target
+from tvm_stretch.passes.block_channels import BlockChannels
+from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.targets.cpu import vector_machine
 from tvm_stretch.targets.kernels.blocks import Config
 from tvm_stretch.targets.kernels.conv import ConvConfig
@@ -14,9 +19,12 @@ from tvm_stretch.targets.kernels.conv_tiles import blocking
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.window import WindowConfig
 from tvm_stretch.targets.kernels.winograd import WinogradConfig
+from tvm_stretch.targets.phases import kernel_phases
 
 from benchmarks.hot_loops import HotLoop, hot_loops, loop_bytes
 from benchmarks.layers import SIX, build, forms, layers
+from tests.lowered import heap_buffers
+from tvm_stretch.frontend import load_network
 
 TARGETS = {
     "avx2": {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell"},
@@ -76,3 +84,24 @@ def test_hot_loops_of_six_networks(name: str, every: bool) -> None:
             faults.append("bytes")
         wrong += [f"{form}: {what}" for what in faults]
     assert wrong == []
+
+
+ROWS = {
+    "softmax": lambda x: relax.op.nn.softmax(x, 2),
+    "softmax of columns": lambda x: relax.op.nn.softmax(x, 1),
+    "softmax of planes": lambda x: relax.op.nn.softmax(x, 0),
+    "running sums": lambda x: relax.op.cumsum(x, 2),
+    "running sums, backwards": lambda x: relax.op.flip(relax.op.cumsum(relax.op.flip(x, 2), 2), 2),
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("what", ROWS)
+def test_what_goes_along_an_axis_needs_no_heap(what: str, name: str) -> None:
+    """Its rows, or what it remembers of them, fit the stack."""
+    machine = vector_machine(Target(TARGETS[name]), 1)
+    phases = [BlockChannels({"cpu": machine}), *kernel_phases(expand_math=True)]
+    mod = tvm.transform.Sequential(phases)(load_network(module(ROWS[what], (30, 40, 197))))
+    kernels = ScheduleKernels(machine)(mod).functions.values()
+    counts = [heap_buffers(f) for f in kernels if isinstance(f, tirx.PrimFunc)]
+    assert counts and not any(counts)

@@ -1,0 +1,54 @@
+"""Compute a chain of elementwise steps row by row, so that what lies between them fits the stack.
+
+for row, column: a = x + (x one column before)        for row:
+for row, column: b = a + (a two columns before)   ->    for column: a = ..     # of one row
+for row, column: y = b + (b four columns before)        for column: b = ..
+                                                        for column: y = ..
+Running sums are such chains: each step reads its row alone, but more than one element of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+
+from .loops import STACK_BYTES
+
+
+def rows_of_chain(sch: s_tir.Schedule, names: Sequence[str]) -> list[Any]:
+    """The loops over rows, with all blocks within; none where blocks are no such chain."""
+    blocks = [sch.get(sch.get_sblock(name)) for name in names]
+    extents = [[int(axis.dom.extent) for axis in block.iter_vars] for block in blocks]
+    kinds = {axis.iter_type for block in blocks for axis in block.iter_vars}
+    if len(blocks) < 2 or kinds != {tirx.IterVar.DataPar} or any(e != extents[0] for e in extents):
+        return []
+    between = [block.writes[0].source for block in blocks[:-1]]
+    item = max(tvm.DataType(str(buffer.dtype)).itemsize for buffer in between)
+    shared = min(_own_axes(block, between) for block in blocks)
+    fitting = [r for r in range(shared + 1) if prod(extents[0][r:]) * item <= STACK_BYTES]
+    if not fitting or not fitting[0]:
+        return []
+    rows: list[Any] = sch.get_loops(sch.get_sblock(names[-1]))[: fitting[0]]
+    for name in reversed(names[:-1]):
+        sch.compute_at(sch.get_sblock(name), rows[-1])
+    return rows
+
+
+def _own_axes(block: Any, between: Sequence[tirx.Buffer]) -> int:
+    """How many leading axes a block keeps to where it reads one of ``between``, and writes."""
+    axes = [axis.var for axis in block.iter_vars]
+    regions = [read.region for read in block.reads if any(map(read.source.same_as, between))]
+    found = 0
+    for found, axis in enumerate(axes):
+        places = [region[found] for region in (*regions, block.writes[0].region)]
+        if not all(place.min.same_as(axis) and _is_one(place.extent) for place in places):
+            return found
+    return len(axes)
+
+
+def _is_one(extent: Any) -> bool:
+    return isinstance(extent, tirx.IntImm) and int(extent) == 1
