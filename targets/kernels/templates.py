@@ -10,6 +10,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import tvm
+import tvm_ffi
 from tvm import tirx
 
 from .concat import ConcatConfig, takes_concat, write_concat
@@ -38,10 +40,30 @@ def schedule_kernel(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFun
     """The scheduled form of any PrimFunc: by its template, or by the generic schedule."""
     fused = split_fused(func)
     fused = fused if fused is not None and _fits(fused, machine) else None
-    scheduled = _schedule(func, machine, fused)
+    scheduled = _with_own_copies(_schedule(func, machine, fused))
     if not machine.packs_bytes:
         return scheduled
     return pack_stores(scheduled, [] if fused is None else _constants(fused))
+
+
+def _with_own_copies(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Each `Let` with a variable of its own.
+
+    A value that the same expression reads twice, as a square of exp, stands there twice, with what
+    it names; TVM's passes take that for one name of two values, and fail.
+    """
+    stores: list[tirx.BufferStore] = []
+    tvm_ffi.structural_walk(func.body, (tirx.BufferStore, stores.append))
+    if not any(map(_names_twice, stores)):
+        return func
+    converted = tirx.transform.ConvertSSA()(tvm.IRModule({"main": func}))
+    return converted["main"]
+
+
+def _names_twice(store: tirx.BufferStore) -> bool:
+    named: list[tirx.Var] = []
+    tvm_ffi.structural_walk(store.value, (tirx.Let, lambda let: named.append(let.var)))
+    return len(named) > len({*named})
 
 
 def _constants(fused: FusedKernel) -> list[tirx.Buffer]:

@@ -7,9 +7,11 @@ import math
 import numpy as np
 import pytest
 import tvm
-from cpu_targets import TARGET
+from cpu_targets import TARGET, built
 from tvm import te, tirx, topi
 from tvm_stretch.passes.expand_math import ExpandMath
+from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.kernels.templates import schedule_kernel
 
 EXACT = {
     "exp": np.exp,
@@ -95,3 +97,17 @@ def test_functions_beside_each_other_are_expanded() -> None:
     func = te.create_prim_func([a, b, c, d, topi.tanh(sums)])
     text = ExpandMath()(tvm.IRModule({"main": func})).script()
     assert "T.tanh" not in text and "T.sigmoid" not in text
+
+
+def test_a_value_that_an_expression_reads_twice_has_copies_of_its_own() -> None:
+    """A square of sigmoid; TVM's passes failed at one name in two places."""
+    x = te.placeholder((2, 17, 7, 16), name="x")
+    gate = topi.sigmoid(x)
+    func = te.create_prim_func([x, topi.multiply(gate, gate)])
+    expanded = ExpandMath()(tvm.IRModule({"main": func}))["main"]
+    kernel = built(schedule_kernel(expanded, cpu_processor(TARGET, 1).machine))
+    values = np.linspace(-9, 9, 3808, dtype="float32").reshape(2, 17, 7, 16)
+    out = tvm.runtime.empty(values.shape, "float32")
+    kernel["kernel"](tvm.runtime.tensor(values), out)
+    exact = EXACT["sigmoid"](values)
+    np.testing.assert_allclose(out.numpy(), exact * exact, rtol=1e-6)
