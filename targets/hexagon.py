@@ -33,6 +33,7 @@ from tvm_stretch.codegen.object_code import compile_kernels
 from tvm_stretch.errors import TargetError
 from tvm_stretch.runtime.autoload import load_native_library
 
+from .hexagon_chips import Chip
 from .kernels.integers import integer_of, operands_of
 from .kernels.machine import KIB, VectorMachine
 from .phases import kernel_phases
@@ -100,9 +101,14 @@ def hexagon_processor(said: Attributes, host: Processor) -> Processor:
         TargetError: the target says what it should not, or names no device and there is no
             emulator here.
     """
-    version, launch = _version(said), _launch(said)
+    made = _of(said, host)
     if reason := _why_absent(said):
         raise TargetError(reason)
+    return made
+
+
+def _of(said: Attributes, host: Processor) -> Processor:
+    version, launch = _version(said), _launch(said)
     target = llvm_target(version)
 
     def refuse(call: relax.Call) -> str | None:
@@ -200,10 +206,7 @@ def _launch(said: Attributes) -> Launch:
 def _why_absent(said: Attributes) -> str:
     """What this machine lacks for the target; a device elsewhere only needs the linker."""
     if not has_zig():
-        return (
-            "expected zig for target hexagon, which links its programs, got none; install it with "
-            "`pip install ziglang`"
-        )
+        return _NO_ZIG
     if "device" in said or shutil.which(EMULATOR):
         return ""
     return (
@@ -227,13 +230,28 @@ def _speed(version: Version, host: Processor, *, emulated: bool) -> Speed:
     return Speed(reached / per_cycle, bytes_per_ns=10.0, start_ns=1_000.0, handover_ns=30_000.0)
 
 
-def _on_device(machine: Mapping[str, Any], _host: Processor) -> Processor:
-    raise TargetError(
-        f"expected a target that says which program runs on the DSP of {machine['name']}, got "
-        "hexagon alone, and devices do not tell of theirs; write "
-        '{"kind": "hexagon", "device": "<its name>"} for code for a chip, or {"kind": "hexagon"} '
-        f"where {EMULATOR} is installed there, too"
-    )
+_NO_ZIG = (
+    "expected zig for target hexagon, which links its programs, got none; install it with "
+    "`pip install ziglang`"
+)
+
+
+def _on_device(said: Attributes, machine: Mapping[str, Any], host: Processor) -> Processor:
+    """The device's emulator, or code for the chip that a target names."""
+    if "device" in said:
+        return hexagon_processor(said, host)
+    chip: Chip = machine["dsp"]
+    if not chip.emulator:
+        known = f"hexagon{chip.version}"
+        version = known if known in VERSIONS else f"<one of {', '.join(VERSIONS)}>"
+        raise TargetError(
+            f"expected a Hexagon on {machine['name']} that runs programs, got: {chip}; no program "
+            f"was ever sent to a real one: install {EMULATOR} there, or compile code for the chip, "
+            f'to be exported: {{"kind": "hexagon", "mcpu": "{version}", "device": "<its name>"}}'
+        )
+    if not has_zig():
+        raise TargetError(_NO_ZIG)
+    return _of(said, host)
 
 
 register(

@@ -168,8 +168,10 @@ def _host_cores(said: Attributes) -> int:
     return len(_cluster(said).cores)
 
 
-def _on_device(machine: Mapping[str, Any], host: Processor) -> Processor:
+def _on_device(said: Attributes, machine: Mapping[str, Any], host: Processor) -> Processor:
     """The little cores of a phone, by their own name if they can do all that kernels may use."""
+    if set(said) != {"kind"}:
+        return _make(said, host)
     cores: Sequence[Any] = machine["cores"]
     sizes = {core.number: core.size for core in cores}
     names = {core.number: core.name for core in cores}

@@ -118,8 +118,10 @@ def _host_cores(target: Attributes) -> int:
     return device.compute_units if device.type == "cpu" else 0
 
 
-def _on_device(machine: Mapping[str, Any], host: Processor) -> Processor:
-    """The first device that its driver tells of, with the driver's limits."""
+def _on_device(said: Attributes, machine: Mapping[str, Any], host: Processor) -> Processor:
+    """The first device of its driver, with the limits that it tells; or what a target says."""
+    if set(said) != {"kind"}:
+        return _make(said, host)
     if not machine["opencl"]:
         raise TargetError(
             f"expected an OpenCL device on {machine['name']}, got none: "

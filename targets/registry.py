@@ -37,7 +37,7 @@ class ProcessorKind:
         why_absent: why this machine lacks the target's device; empty where it has it, and for
             targets of other machines.
         host_cores: how many of the CPU's cores its driver takes.
-        on_device: the processor of this kind on a device that has described itself
+        on_device: the processor that a target means on a device that has described itself
             (native/machine.cc), beside its CPU. Raises TargetError where it has none. None for
             kinds that no device tells of.
         by_default: whether it is used where nobody names targets.
@@ -50,7 +50,7 @@ class ProcessorKind:
     host_cores: Callable[[Attributes], int] = lambda _target: 0
     by_default: bool = True
     nickname: str = ""
-    on_device: Callable[[Mapping[str, Any], Processor], Processor] | None = None
+    on_device: Callable[[Attributes, Mapping[str, Any], Processor], Processor] | None = None
 
 
 _KINDS: dict[str, ProcessorKind] = {}

@@ -23,8 +23,15 @@ GPU = {
     "max_image_height": 16384,
     "memory": "mapped",
 }
+DSP = {
+    "node": "/dev/adsprpc-smd",
+    "domains": "adsp cdsp",
+    "soc": 339,
+    "chip": "SM8150",
+    "emulator": "",
+}
 PHONE: dict[str, Any] = {
-    "version": 1,
+    "version": 2,
     "triple": "aarch64-linux-android",
     "name": "",
     "features": ["crc", "dotprod", "fullfp16", "lse", "neon", "rcpc", "rdm"],
@@ -33,6 +40,7 @@ PHONE: dict[str, Any] = {
     "free": 2 << 30,
     "opencl": [GPU],
     "why_no_opencl": "",
+    "dsp": DSP,
 }
 
 

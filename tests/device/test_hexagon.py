@@ -22,7 +22,7 @@ from quantised_models import (
     qdq_conv,
 )
 from relax_helpers import answers
-from tvm import relax
+from tvm import relax, rpc
 from tvm_stretch.targets.hexagon import VERSIONS
 from tvm_stretch.targets.kernels import hvx_window
 from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
@@ -105,6 +105,16 @@ def test_beside_the_cpu_and_opencl() -> None:
     np.testing.assert_array_equal(model(picture()), wanted())
     np.testing.assert_array_equal(model.run_async(picture()).result(), wanted())
     assert model.health()["hexagon"]["regions"] == 4
+
+
+def test_on_a_phone_with_an_emulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process as a phone: whether it can serve a DSP is asked there."""
+    monkeypatch.setenv("TVM_STRETCH_STORE", str(tmp_path))
+    phone = ts.connect(rpc.LocalSession(), "phone-with-an-emulator")
+    assert "emulated by" in str(phone.describe())
+    model = ts.compile(network(), [{"kind": "hexagon"}], device=phone, cpu_threads=1)
+    assert model.graph.processors[1].name == "hexagon"
+    np.testing.assert_array_equal(phone.load(model)(picture()), wanted())
 
 
 def test_for_another_machine(tmp_path: Path) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from described_phone import described
+import tvm
+from described_phone import DSP, described
 from relax_helpers import module
 from tvm import relax
 from tvm.target import Target
 from tvm_stretch.targets import hexagon
 from tvm_stretch.targets.hexagon import VERSIONS, llvm_target
+from tvm_stretch.targets.hexagon_chips import Chip
 from tvm_stretch.targets.kernels.integers import (
     Integer,
     Rounding,
@@ -28,6 +31,7 @@ from tvm_stretch.build.placement import choose_plan
 from tvm_stretch.codegen import dsp_code
 from tvm_stretch.frontend import load_network
 from tvm_stretch.remote.processors import processors_of
+from tvm_stretch.runtime.autoload import load_native_library
 
 
 @pytest.fixture
@@ -151,12 +155,85 @@ def test_wrong_targets(present: None, said: dict[str, Any], message: str) -> Non
         processor(**said)
 
 
-def test_a_phone_does_not_tell_of_its_dsp(present: None) -> None:
-    with pytest.raises(ts.TargetError, match=r'DSP of pixel, got hexagon alone.*"device"'):
-        processors_of(described(name="pixel"), ["llvm", "hexagon"], None)
-    chip = {"kind": "hexagon", "device": "its DSP"}
-    assert processors_of(described(), ["llvm", chip], None)[1][1].kind == "dsp"
-    assert all(p.kind != "dsp" for p in processors_of(described(), None, None)[0])
+@pytest.mark.parametrize("word", ["hexagon", {"kind": "hexagon"}])
+def test_the_dsp_of_a_phone_is_asked_for_there(
+    word: Any, monkeypatch: pytest.MonkeyPatch, present: None
+) -> None:
+    """Not here: this machine has an emulator, and that one's chip runs no programs of ours."""
+    with pytest.raises(ts.TargetError, match=r'got: Hexagon v66 of SM8150.*"mcpu": "hexagonv66"'):
+        processors_of(described(), ["llvm", word], None)
+    none = described(dsp={**DSP, "node": "", "domains": "", "soc": 0, "chip": ""})
+    with pytest.raises(ts.TargetError, match=r"Hexagon on pixel .*, got: none found.*<one of hexa"):
+        processors_of(none, ["llvm", word], None)
+    monkeypatch.setattr(hexagon.shutil, "which", lambda _name: None)  # what is here is no matter
+    emulated = described(dsp={**DSP, "emulator": "/usr/bin/qemu-hexagon"})
+    (_, dsp), _ = processors_of(emulated, ["llvm", word], None)
+    assert (dsp.kind, dsp.device, dsp.packet_ns > 0) == ("dsp", "pixel", True)
+    assert all(p.kind != "dsp" for p in processors_of(emulated, None, None)[0]), "asked for only"
+
+
+def test_what_says_more_than_its_kind_is_taken_at_its_word(present: None) -> None:
+    chip = {"kind": "hexagon", "device": "its DSP", "mcpu": "hexagonv68"}
+    (_, dsp), _ = processors_of(described(), ["llvm", chip], None)
+    assert (dsp.kind, str(dsp.target.attrs["mcpu"])) == ("dsp", "hexagonv68")
+
+
+@pytest.mark.parametrize(
+    ("files", "line"),
+    [
+        ({}, "none found (no /dev/fastrpc-cdsp, no /dev/adsprpc-smd, no cdsp that was started)"),
+        (  # Qualcomm's own drivers, Android
+            {
+                "dev/adsprpc-smd": "",
+                "sys/bus/msm_subsys/devices/subsys0/name": "modem\n",
+                "sys/bus/msm_subsys/devices/subsys1/name": "cdsp\n",
+                "sys/devices/soc0/soc_id": "339\n",
+                "sys/devices/soc0/machine": "SM8150\n",
+            },
+            "Hexagon v66 of SM8150, soc_id 339, /dev/adsprpc-smd",
+        ),
+        (  # Linux's drivers
+            {
+                "dev/fastrpc-adsp": "",
+                "dev/fastrpc-cdsp": "",
+                "sys/class/remoteproc/remoteproc0/name": "cdsp\n",
+                "sys/devices/soc0/soc_id": "519\n",
+            },
+            "Hexagon v73 of SM8550, soc_id 519, /dev/fastrpc-cdsp",
+        ),
+        (  # a new chip
+            {"dev/fastrpc-cdsp": "", "sys/devices/soc0/soc_id": "9999\n"},
+            "Hexagon of unknown version of a chip that does not say which, soc_id 9999, "
+            "/dev/fastrpc-cdsp",
+        ),
+        (  # started, but programs may not see its file
+            {"sys/class/remoteproc/remoteproc3/name": "cdsp\n"},
+            "Hexagon of unknown version of a chip that does not say which, no file to call it by",
+        ),
+        (  # the DSP for sound alone; somebody else's chip
+            {"sys/class/remoteproc/remoteproc0/name": "adsp\n", "sys/devices/soc0/soc_id": "7\n"},
+            "none found (no /dev/fastrpc-cdsp, no /dev/adsprpc-smd, no cdsp that was started)",
+        ),
+    ],
+)
+def test_what_a_system_shows_of_its_dsp(
+    files: dict[str, str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/bin:/opt/bin")
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    load_native_library()
+    describe = tvm.get_global_func("tvm_stretch.describe_dsp")
+    assert str(Chip(**json.loads(describe(str(tmp_path))))) == line
+    emulator = tmp_path / "opt" / "bin" / "qemu-hexagon"
+    emulator.parent.mkdir(parents=True)
+    emulator.write_text("")
+    assert str(Chip(**json.loads(describe(str(tmp_path))))) == line, "no program"
+    emulator.chmod(0o755)
+    found = str(Chip(**json.loads(describe(str(tmp_path)))))
+    assert found == f"{line}; emulated by /opt/bin/qemu-hexagon"
+    assert f"  dsp: {line}" in str(described(dsp=json.loads(describe(str(tmp_path)))))
 
 
 def test_without_an_emulator_there_are_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:

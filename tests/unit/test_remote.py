@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cpu_targets import TARGET
-from described_phone import BIG, PHONE, described
+from described_phone import BIG, DSP, PHONE, described
 from relax_helpers import module
 from small_models import random_input, scaled_model, scaled_reference
 from tvm import relax, rpc
@@ -60,6 +60,14 @@ def test_a_phone_becomes_processors() -> None:
     assert [p.name for p in both] == ["cpu", "opencl"] and gpu.name == "opencl"
 
 
+def test_a_kind_alone_is_the_device_s_own_however_it_is_written() -> None:
+    (cpu, opencl), _ = processors_of(described(), [{"kind": "llvm"}, {"kind": "opencl"}], None)
+    assert str(cpu.target.attrs["mcpu"]) == "cortex-a76"
+    assert opencl.machine.max_group_items == 1024
+    (_, little), _ = processors_of(described(), ["llvm", {"kind": "little-cores"}], None)
+    assert little.cores == (0, 1, 2, 3)
+
+
 def test_features_that_the_system_hides_are_not_used() -> None:
     """LLVM believes that every Cortex-A76 has `dotprod`; this one's system does not let us."""
     found = described(features=["crc", "neon"])
@@ -78,8 +86,8 @@ def test_what_llvm_takes_for_granted_is_not_used_where_it_is_hidden() -> None:
 
 def test_a_description_is_a_table() -> None:
     text = str(described())
-    for part in ("cores 4,5,6,7: cortex-a76, big, 2840 MHz", "little", "Adreno", "6.0 GiB"):
-        assert part in text
+    parts = ("cores 4,5,6,7: cortex-a76, big, 2840 MHz", "little", "Adreno", "6.0 GiB", "v66 of SM")
+    assert all(part in text for part in parts)
     assert "none (no driver)" in str(described(opencl=[], why_no_opencl="no driver"))
 
 
@@ -92,7 +100,7 @@ def test_a_description_is_a_table() -> None:
         *(
             json.dumps({**PHONE, **wrong})
             for wrong in (
-                {"version": 2},
+                {"version": 1},
                 {"cores": []},
                 {"cores": [{"number": 0, **BIG, "part": {}}]},
                 {"memory": "much"},
@@ -102,6 +110,9 @@ def test_a_description_is_a_table() -> None:
                 {"triple": "aarch65-linux-gnu"},
                 {"opencl": 5},
                 {"opencl": [5]},
+                {"dsp": 5},
+                {"dsp": {**DSP, "soc": "339"}},
+                {"dsp": {**DSP, "node": None}},
             )
         ),
     ],

@@ -20,14 +20,15 @@ from tvm_stretch.errors import DeviceError
 from tvm_stretch.files import Format, sealed
 from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.targets.cpu import CHECKED_CPU_FEATURES, checked_features
+from tvm_stretch.targets.hexagon_chips import Chip
 from tvm_stretch.targets.little import WORTH_WAITING
 
-_VERSION = 1
+_VERSION = 2
 _MACHINES = ("aarch64", "x86_64")
 
 FORMAT = Format(
     "tvm_stretch.device",
-    1,
+    2,
     "the description of a device",
     DeviceError,
     "delete the file and connect to the device again",
@@ -111,6 +112,7 @@ class Description:
         free: bytes that were free when it was asked.
         opencl: what its OpenCL devices say of themselves.
         why_no_opencl: why there is none.
+        dsp: what it shows of a Hexagon.
     """
 
     name: str
@@ -122,6 +124,7 @@ class Description:
     free: int
     opencl: tuple[dict[str, Any], ...]
     why_no_opencl: str
+    dsp: Chip
 
     @staticmethod
     def read(text: object, name: str) -> Description:
@@ -148,7 +151,8 @@ class Description:
             DeviceError: it does not have the fields of a description.
         """
         cores = FORMAT.build_all(Core, data.get("cores"), "cores", where)
-        found = FORMAT.build(Description, {**data, "cores": cores}, where)
+        dsp = FORMAT.build(Chip, data.get("dsp"), f"dsp of {where}")
+        found = FORMAT.build(Description, {**data, "cores": cores, "dsp": dsp}, where)
         if not cores or not _is_good(found):
             raise DeviceError(f"expected texts and numbers for {where}, got others; {FORMAT.again}")
         _require_known(found, where)
@@ -219,6 +223,7 @@ class Description:
             )
         if not self.opencl:
             lines.append(f"  opencl: none ({self.why_no_opencl})")
+        lines.append(f"  dsp: {self.dsp}")
         return "\n".join(lines)
 
 
@@ -229,8 +234,10 @@ def _is_good(found: Description) -> bool:
     if not all(isinstance(device, dict) for device in found.opencl):
         return False
     parts = (core.part for core in found.cores)
-    texts = (found.triple, found.cpu, found.why_no_opencl, *found.features, *parts)
-    numbers = [found.memory, found.free]
+    dsp = found.dsp
+    texts = [found.triple, found.cpu, found.why_no_opencl, *found.features, *parts]
+    texts += (dsp.node, dsp.domains, dsp.chip, dsp.emulator)
+    numbers = [found.memory, found.free, dsp.soc]
     for core in found.cores:
         numbers += (core.number, core.mhz, core.capacity, core.l1, core.l2)
     numbers += (device.get("max_buffer_bytes", 0) for device in found.opencl)

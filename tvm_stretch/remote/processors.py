@@ -19,10 +19,10 @@ from tvm_stretch.targets.cpu import HOST, cpu_processor
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import make_processors
 from tvm_stretch.targets.registry import (
+    Attributes,
     TargetLike,
     attributes,
     kind_of,
-    registered,
     tvm_target,
     used_unasked,
 )
@@ -95,15 +95,16 @@ def _kinds_of(found: Description) -> list[Any]:
     host = _host(HOST, found, 1)
     for name in used_unasked():
         with contextlib.suppress(TargetError):
-            if name != HOST and _on_device(name, found, host) is not None:
+            made = None if name == HOST else _on_device({"kind": name}, found, host)
+            if made is not None and not made.packet_ns:  # an emulator is no gain
                 kinds.append(name)
     return kinds
 
 
-def _on_device(name: str, found: Description, host: Processor) -> Processor | None:
-    """The device's processor of a kind; None for kinds that no device tells of."""
-    make = kind_of({"kind": name}).on_device
-    return None if make is None else make(vars(found), host)
+def _on_device(said: Attributes, found: Description, host: Processor) -> Processor | None:
+    """The device's processor that a target means; None for kinds that no device tells of."""
+    make = kind_of(said).on_device
+    return None if make is None else make(said, vars(found), host)
 
 
 def _is_cpu(item: Any) -> bool:
@@ -113,13 +114,15 @@ def _is_cpu(item: Any) -> bool:
 
 
 def _host(item: Any, found: Description, threads: int) -> Processor:
-    """The CPU as a target or a processor describes it; as the device does, where it is a word."""
+    """The CPU as a target or a processor describes it; as the device does, where none says more."""
     if isinstance(item, Processor):
         return item
-    return cpu_processor(tvm_target(found.target() if item == HOST else item), threads)
+    plain = attributes(item) == {"kind": HOST}
+    return cpu_processor(tvm_target(found.target() if plain else item), threads)
 
 
 def _meant(item: Any, found: Description, host: Processor) -> Any:
-    """The device's own processor where a word asks for it; anything else says it all itself."""
-    known = isinstance(item, str) and item in registered()
-    return (_on_device(item, found, host) if known else None) or item
+    """The device's own processor; a kind that no device tells of says it all itself."""
+    if isinstance(item, Processor):
+        return item
+    return _on_device(attributes(item), found, host) or item

@@ -3,18 +3,24 @@
 //   {"version": 1, "triple": "aarch64-linux-android", "name": "...", "features": ["dotprod", ...],
 //    "cores": [{"number": 0, "part": "0x41:0xd05", "mhz": 1785, "capacity": 300, "l1": 32768,
 //               "l2": 131072}, ...],
-//    "memory": 5900000000, "free": 2100000000, "opencl": [...], "why_no_opencl": ""}
+//    "memory": 5900000000, "free": 2100000000, "opencl": [...], "why_no_opencl": "",
+//    "dsp": {"node": "/dev/adsprpc-smd", "domains": "adsp cdsp", "soc": 339, "chip": "SM8150",
+//            "emulator": ""}}
 //
 // Numbers that the system does not tell are 0. targets are made of it: remote/description.py.
 #include <tvm/ffi/extra/json.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/reflection/registry.h>
+#include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <map>
+#include <set>
 #include <sstream>
 #include <string>
+#include <system_error>
 
 #include "cores.h"
 #include "cpu_features.h"
@@ -25,8 +31,15 @@ namespace {
 namespace ffi = tvm::ffi;
 namespace json = ffi::json;
 
-constexpr int64_t kVersion = 1;
+constexpr int64_t kVersion = 2;
 constexpr const char* kCores = "/sys/devices/system/cpu/cpu";
+
+// How programs call a Hexagon: Linux's driver, then Qualcomm's own, which has one for all DSPs.
+constexpr const char* kNodes[] = {"/dev/fastrpc-cdsp", "/dev/fastrpc-cdsp-secure",
+                                  "/dev/adsprpc-smd", "/dev/adsprpc-smd-secure"};
+// Where these drivers name a phone's other processors: "adsp", "cdsp", "modem".
+constexpr const char* kSubsystems[] = {"/sys/class/remoteproc", "/sys/bus/msm_subsys/devices"};
+constexpr const char* kEmulator = "qemu-hexagon";
 
 #if defined(__x86_64__)
 constexpr const char* kMachine = "x86_64";
@@ -113,6 +126,51 @@ json::Object Core(int number) {
   return object;
 }
 
+// The DSPs among a phone's other processors: "adsp cdsp".
+std::string Domains(const std::string& root) {
+  std::set<std::string> names;
+  for (const char* folder : kSubsystems) {
+    std::error_code error;
+    std::filesystem::directory_iterator entry(root + folder, error), end;
+    for (; !error && entry != end; entry.increment(error)) {
+      const std::string name = Line(entry->path().string() + "/name");
+      if (name.size() > 3 && name.compare(name.size() - 3, 3, "dsp") == 0) names.insert(name);
+    }
+  }
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : " ") + name;
+  return text;
+}
+
+// Where the emulator of a Hexagon is that a session starts (dsp/process.cc); "" without one.
+std::string Emulator(const std::string& root) {
+  const char* path = std::getenv("PATH");
+  std::istringstream folders(path == nullptr ? "" : path);
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    const std::string program = folder + "/" + kEmulator;
+    if (access((root + program).c_str(), X_OK) == 0) return program;
+  }
+  return "";
+}
+
+// What tells of a Hexagon below this folder, which is "" but in tests.
+json::Object Dsp(const std::string& root) {
+  std::string node;
+  for (const char* candidate : kNodes) {
+    if (node.empty() && access((root + candidate).c_str(), F_OK) == 0) node = candidate;
+  }
+  const std::string soc = root + "/sys/devices/soc0";
+  json::Object object;
+  object.Set(ffi::String("node"), ffi::String(node));
+  object.Set(ffi::String("domains"), ffi::String(Domains(root)));
+  object.Set(ffi::String("soc"), Number(soc + "/soc_id"));
+  object.Set(ffi::String("chip"), ffi::String(Line(soc + "/machine")));
+  object.Set(ffi::String("emulator"), ffi::String(Emulator(root)));
+  return object;
+}
+
+ffi::String DescribeDsp(const ffi::String& root) { return json::Stringify(Dsp(root)); }
+
 ffi::String DescribeMachine() {
   json::Object machine;
   machine.Set(ffi::String("version"), kVersion);
@@ -135,13 +193,16 @@ ffi::String DescribeMachine() {
   }
   machine.Set(ffi::String("opencl"), opencl);
   machine.Set(ffi::String("why_no_opencl"), ffi::String(why_not));
+  machine.Set(ffi::String("dsp"), Dsp(""));
   return json::Stringify(machine);
 }
 
 }  // namespace
 
 TVM_FFI_STATIC_INIT_BLOCK() {
-  tvm::ffi::reflection::GlobalDef().def("tvm_stretch.describe_machine", DescribeMachine);
+  tvm::ffi::reflection::GlobalDef()
+      .def("tvm_stretch.describe_dsp", DescribeDsp)
+      .def("tvm_stretch.describe_machine", DescribeMachine);
 }
 
 }  // namespace tvm_stretch

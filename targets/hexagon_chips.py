@@ -1,0 +1,74 @@
+"""Which Hexagon a phone has: what its system shows of it, and what is known of Qualcomm's chips.
+
+Chip(node="/dev/fastrpc-cdsp", domains="adsp cdsp", soc=339, chip="SM8150", emulator="").version
+    ->    "v66"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_SOCS: Mapping[int, tuple[str, str]] = {
+    321: ("SDM845", "v65"),
+    339: ("SM8150", "v66"),
+    356: ("SM8250", "v66"),
+    439: ("SM8350", "v68"),
+    457: ("SM8450", "v69"),
+    480: ("SM8450", "v69"),
+    482: ("SM8450", "v69"),
+    530: ("SM8475", "v69"),
+    531: ("SM8475", "v69"),
+    540: ("SM8475", "v69"),
+    519: ("SM8550", "v73"),
+    557: ("SM8650", "v75"),
+    577: ("SM8650", "v75"),
+}
+"""Chips by the number in /sys/devices/soc0/soc_id, which Linux lists (dt-bindings/arm/qcom,ids.h),
+and the version of the DSP for computing (cdsp) that Qualcomm gives for them: those from v68 on in
+ExecuTorch's table of chips, Hexagon 685, 690 and 698 in its developers' pages."""
+
+_COMPUTING = "cdsp"
+"""The DSP with vectors; others, for sound and sensors, have none on most chips."""
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What a device shows of its Hexagon (native/machine.cc).
+
+    Attributes:
+        node: the file through which programs call it; empty without one.
+        domains: the DSPs that the system has started, by its names: ``"adsp cdsp"``.
+        soc: number of the chip; 0 if the system does not tell.
+        chip: its name; empty likewise.
+        emulator: path of an emulator of a Hexagon; empty without one.
+    """
+
+    node: str
+    domains: str
+    soc: int
+    chip: str
+    emulator: str
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is one to compute on, not only to emulate."""
+        return bool(self.node) or _COMPUTING in self.domains.split()
+
+    @property
+    def version(self) -> str:
+        """``"v66"``; empty if there is none, or the chip is not known."""
+        return _SOCS.get(self.soc, ("", ""))[1] if self.is_there else ""
+
+    def __str__(self) -> str:
+        """One line for people."""
+        if not self.is_there:
+            said = (
+                "none found (no /dev/fastrpc-cdsp, no /dev/adsprpc-smd, no cdsp that was started)"
+            )
+        else:
+            chip = self.chip or _SOCS.get(self.soc, ("",))[0] or "a chip that does not say which"
+            number = f", soc_id {self.soc}" if self.soc else ""
+            said = f"Hexagon {self.version or 'of unknown version'} of {chip}{number}"
+            said += f", {self.node or 'no file to call it by'}"
+        return said + (f"; emulated by {self.emulator}" if self.emulator else "")
