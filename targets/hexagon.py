@@ -255,7 +255,14 @@ def _on_device(said: Attributes, machine: Mapping[str, Any], host: Processor) ->
 
 
 register(
-    ProcessorKind("hexagon", hexagon_processor, _why_absent, nickname="dsp", on_device=_on_device)
+    ProcessorKind(
+        "hexagon",
+        hexagon_processor,
+        _why_absent,
+        by_default=False,  # an emulator is no gain, and a phone's chip runs no programs of ours yet
+        nickname="dsp",
+        on_device=_on_device,
+    )
 )
 
 

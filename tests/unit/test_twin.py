@@ -8,9 +8,11 @@ from types import MappingProxyType
 
 import pytest
 import tvm
+from quantised_models import qdq_conv
 from search_helpers import emit
 
 import tvm_stretch as ts
+from tvm_stretch.codegen.dsp_code import has_zig
 from tvm_stretch.cost.profile import Profile
 from tvm_stretch.cost.profile_file import load_profile, write_profile
 from tvm_stretch.errors import CostModelError, InputError, TargetError, UnsupportedError
@@ -109,13 +111,30 @@ def test_a_model_for_the_phone(wide: tvm.IRModule) -> None:
     assert "aarch64" in str(model.graph.target)
     assert f"predicted for {PHONE}, not measured" in model.plan.reason
     assert "hexagon" not in model.plan.processors
+
+
+def test_a_processor_without_a_target(
+    phone: Profile, wide: tvm.IRModule, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Plans alone can be had for it."""
+    path = tmp_path_factory.mktemp("profile") / "odd.toml"
+    bare = {**phone.processors, "hexagon": replace(phone.processors["hexagon"], target=None)}
+    write_profile(replace(phone, processors=MappingProxyType(bare)), path)
+    plan = ts.predict(wide, ["hexagon"], device=path)
     with pytest.raises(TargetError, match="got hexagon, which this version makes no kernels for"):
-        ts.compile(
-            wide,
-            ["llvm", "hexagon"],
-            device=PHONE,
-            plan=ts.predict(wide, ["hexagon"], device=PHONE),
-        )
+        ts.compile(wide, ["llvm", "hexagon"], device=path, plan=plan)
+
+
+@pytest.mark.skipif(not has_zig(), reason="needs ziglang")
+def test_a_model_for_the_phone_and_its_dsp(tmp_path: Path) -> None:
+    """Code of the version that the profile says; floats are refused with the reason."""
+    model = ts.compile(qdq_conv(32, 32, 1, 4)[0], ["hexagon"], device=PHONE)
+    assert f"predicted for {PHONE}, not measured" in model.plan.reason
+    assert {region.processor for region in model.plan.regions} == {"hexagon"}
+    model.export(tmp_path / "net.so")
+    assert b"Hexagon v66 of snapdragon-855" in (tmp_path / "net.so").read_bytes()
+    with pytest.raises(UnsupportedError, match="vectors of v66 hold no float32"):
+        ts.compile(emit(["conv"], size=8, channels=8), ["hexagon"], device=PHONE)
 
 
 def test_what_the_profile_refuses_goes_elsewhere(

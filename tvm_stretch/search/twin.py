@@ -27,6 +27,7 @@ from tvm_stretch.search.realise import Candidate
 from tvm_stretch.targets.kernels.integers import integer_of
 from tvm_stretch.targets.processor import Build, Check, OpRule, Processor
 from tvm_stretch.targets.processors import make_processors
+from tvm_stretch.targets.registry import kind_of
 
 _HOST = "llvm"
 
@@ -59,14 +60,22 @@ def named_processors(profile: Profile, targets: object) -> list[str]:
     )
 
 
+def used_by_default(profile: Profile) -> list[str]:
+    """Names of its processors that models are made for where nobody names any."""
+    known = profile.processors.items()
+    return [name for name, of in known if of.target and kind_of(of.target).by_default]
+
+
 def twin_processors(
-    profile: Profile, wanted: Sequence[str]
+    profile: Profile, wanted: Sequence[str], *, built: bool = False
 ) -> tuple[list[Processor], list[Processor]]:
     """Processors of a device.
 
     Args:
         profile: of the device.
         wanted: names of those that operators may be placed on; ``llvm`` is the CPU.
+        built: kernels are made for them. Without, a DSP takes networks of floats too: the profile
+            predicts what they take when they are quantised.
 
     Returns:
         All processors of a model: the CPU, which holds inputs and outputs, and the others. Then
@@ -82,8 +91,8 @@ def twin_processors(
             f"expected different processors of {profile.device} for targets, got {list(wanted)}; "
             f"name some of {', '.join(profile.processors)}"
         )
-    host = _made(profile.processor("cpu"), None)
-    others = [_made(profile.processor(name), host) for name in names if name != "cpu"]
+    host = _made(profile.processor("cpu"), None, built)
+    others = [_made(profile.processor(name), host, built) for name in names if name != "cpu"]
     processors = [host if "cpu" in names else not_asked_for(host), *others]
     return processors, [p for p in processors if p.name in names]
 
@@ -143,11 +152,13 @@ def works_of(mod: tvm.IRModule, processor: Processor) -> dict[str, list[Work]]:
     }
 
 
-def _made(profile: ProcessorProfile, host: Processor | None) -> Processor:
+def _made(profile: ProcessorProfile, host: Processor | None, built: bool) -> Processor:
     """A processor of the device; for planning alone where the profile names no target."""
-    if profile.target is not None:  # its kernels' blocks of channels are as wide as the CPU's
+    target = profile.target
+    if target is not None and (built or kind_of(target).by_default):
+        # its kernels' blocks of channels are as wide as the CPU's
         beside = [] if host is None else [host]
-        made = make_processors([*beside, dict(profile.target)], profile.threads)[1][-1]
+        made = make_processors([*beside, dict(target)], profile.threads)[1][-1]
     else:
         assert host is not None  # a profile's CPU has a target
         made = replace(host, kind=profile.name, build=_unbuilt(profile.name))

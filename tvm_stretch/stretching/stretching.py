@@ -229,7 +229,8 @@ def stretch(
     Args:
         source: as for ``ts.compile``.
         targets: as for ``ts.compile``; two or three of them get branches. By default one of each
-            kind that is registered, or all processors of the device, but not little cores.
+            kind that is registered, or all processors of the device, but neither little cores nor a
+            DSP, unless a profile has one.
         device: designs for that: as for ``ts.compile``; nothing is measured there.
         shapes: as for ``ts.compile``.
         cpu_threads: as for ``ts.compile``.
