@@ -15,7 +15,6 @@ this stays as it is; the attribute ``integers`` of ``main`` names it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -23,8 +22,8 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.ir import GenericConst
-from tvm_stretch.passes.name_operators import same_source, source_of
+from tvm_stretch.passes.integer_summary import calls_of, with_integers
+from tvm_stretch.passes.name_operators import same_source
 from tvm_stretch.passes.quantised_layers import LAYERS, Layer, ints, read_layer, windows_of
 from tvm_stretch.passes.quantised_values import (
     EIGHT_BITS,
@@ -34,13 +33,10 @@ from tvm_stretch.passes.quantised_values import (
     scale_of,
 )
 from tvm_stretch.passes.tabulate import tabulated
-from tvm_stretch.targets.kernels.integers import Integer, integer_call, integer_of, softmax_powers
+from tvm_stretch.targets.kernels.integers import Integer, integer_call, softmax_powers
 
 from tvm_stretch.ir.expressions import constant, shape_of
 from tvm_stretch.ir.operators import kind_of
-
-INTEGERS = "integers"
-"""Attribute of ``main``: JSON of how many integer operators there are, and what stays in float."""
 
 _MOVES = (
     *("reshape", "permute_dims", "strided_slice", "take"),
@@ -55,7 +51,7 @@ class FormIntegers:
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Rewrite ``main``; a network without quantised tensors stays as it is."""
         main = mod["main"]
-        if not any(kind == "quantize" for kind, _ in _calls(main)):
+        if not any(kind == "quantize" for kind, _ in calls_of(main)):
             return mod
         for of_rest in (False, True):
             former = _Former(mod, of_rest=of_rest)
@@ -63,38 +59,7 @@ class FormIntegers:
             former.builder_.update_func(var, former.visit_expr(mod["main"]))
             mod = relax.transform.CanonicalizeBindings()(former.builder_.get())
             mod = relax.transform.DeadCodeElimination()(mod)
-        mod["main"] = mod["main"].with_attr(INTEGERS, json.dumps(_summary(mod["main"])))
-        return mod
-
-
-def describe_integers(main: relax.Function) -> str:
-    """How many integer operators there are and what stayed in float, for people."""
-    text = (main.attrs or {}).get(INTEGERS)
-    if text is None:
-        return ""
-    formed, floats = json.loads(str(text))
-    listed = ", ".join(floats[:8]) + (f" and {len(floats) - 8} more" if len(floats) > 8 else "")
-    return f"{formed} integer operators" + (f"; in float: {listed}" if floats else "")
-
-
-def _summary(main: relax.Function) -> tuple[int, list[str]]:
-    formed, dequantised, floats = 0, set(), []
-    results = {main.body.body, *(getattr(main.body.body, "fields", ()))}
-    for kind, binding in _calls(main):
-        call = binding.value
-        formed += integer_of(call) is not None
-        if kind == "dequantize" and not isinstance(call.args[0], GenericConst):
-            dequantised.add(binding.var)
-        elif kind != "quantize" and binding.var not in results:
-            reads = relax.analysis.free_vars(call)
-            if any(var in dequantised for var in reads):
-                floats.append(source_of(binding.var.name))
-    return formed, list(dict.fromkeys(floats))
-
-
-def _calls(function: relax.Function) -> list[tuple[str, relax.Binding]]:
-    bindings = (binding for block in function.body.blocks for binding in block.bindings)
-    return [(kind_of(b.value), b) for b in bindings if isinstance(b.value, relax.Call)]
+        return with_integers(mod)
 
 
 @relax.expr_functor.mutator

@@ -31,7 +31,7 @@ from tvm_stretch.errors import (
     last_line,
 )
 from tvm_stretch.frontend import load_network, load_trainable
-from tvm_stretch.passes.form_integers import describe_integers
+from tvm_stretch.passes.integer_summary import describe_integers
 from tvm_stretch.plan.plan import Plan, PlanLike
 from tvm_stretch.progress import Progress, reporting, say
 from tvm_stretch.remote.description import Description
@@ -56,6 +56,7 @@ from tvm_stretch.search.twin import (
     refuse_threads_of,
     twin_costs,
     twin_processors,
+    used_by_default,
 )
 from tvm_stretch.stretching.rules import Rules
 from tvm_stretch.stretching.stretching import stretch_network
@@ -289,11 +290,10 @@ class _Phone:
     ) -> None:
         self.profile = profile
         self.limits = NO_LIMITS
-        known = self.profile.processors.items()
-        names = [name for name, processor in known if unbuilt or processor.target is not None]
+        names = list(profile.processors) if unbuilt else used_by_default(profile)
         if targets is not None:
-            names = named_processors(self.profile, targets)
-        self.processors, self.placeable = twin_processors(self.profile, names)
+            names = named_processors(profile, targets)
+        self.processors, self.placeable = twin_processors(profile, names, built=not unbuilt)
 
     def plan(self, mod: tvm.IRModule) -> tuple[Plan, Branches | None]:
         """The plan, which says that nothing was measured, and its branches if they are known.

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.ao.quantization.fx._decomposed  # registers the operators
 from relax_helpers import run
-from tvm_stretch.passes.form_integers import describe_integers
+from tvm_stretch.passes.integer_summary import describe_integers
 
 import tvm_stretch as ts
 from tvm_stretch.frontend import load_network

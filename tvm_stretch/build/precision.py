@@ -16,7 +16,7 @@ from dataclasses import replace
 import tvm
 
 from tvm_stretch.errors import InputError, TargetError, UnsupportedError
-from tvm_stretch.passes.form_integers import describe_integers
+from tvm_stretch.passes.integer_summary import has_integers
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.passes.use_half import UseHalf, describe_halves
 from tvm_stretch.targets.processor import Processor
@@ -72,7 +72,7 @@ def network_in(precision: str, mod: tvm.IRModule) -> tuple[tvm.IRModule, str]:
     """
     if precision == PRECISIONS[0]:
         return mod, ""
-    if describe_integers(mod["main"]):
+    if has_integers(mod["main"]):
         raise UnsupportedError(
             f"expected a network of floats for precision={precision!r}, got one that was "
             "quantised; compile it without precision, or the network that it was made of"

@@ -28,6 +28,7 @@ from tvm_stretch.frontend.onnx_control_flow import (
     Scope,
     translate_control_flow,
 )
+from tvm_stretch.frontend.onnx_floats import Floats
 from tvm_stretch.frontend.onnx_functions import function_body
 from tvm_stretch.frontend.onnx_node import (
     CONVERTERS,
@@ -42,6 +43,7 @@ from tvm_stretch.frontend.onnx_node import (
 from tvm_stretch.frontend.onnx_qoperators import qdq_body
 from tvm_stretch.frontend.onnx_reader import OnnxNetwork
 from tvm_stretch.frontend.onnx_values import evaluate
+from tvm_stretch.passes.integer_summary import with_floats
 from tvm_stretch.passes.name_operators import from_source, name_inner, same_source
 
 _log = logging.getLogger(__name__)
@@ -66,6 +68,7 @@ class _Importer:
     translated: int = 0
     inlined: int = 0
     constants: Constants = field(init=False)
+    floats: Floats = field(default_factory=Floats)
 
     def __post_init__(self) -> None:
         self.constants = Constants(sum(w.size for w in self.network.weights.values()))
@@ -82,7 +85,7 @@ class _Importer:
                 self.bb._end_block()
                 raise
             self.bb.emit_func_output(result)
-        return name_inner(self.bb.get())
+        return with_floats(name_inner(self.bb.get()), self.floats.by_reason)
 
     def body(self, scope: Scope) -> relax.Expr:
         """The whole network as one dataflow block."""
@@ -143,6 +146,7 @@ class _Importer:
             results = self.convert(node)
         if results is None:
             results = self.inline(proto, node)
+        self.floats.see(node, results)
         for name, value in zip(node.outputs, results, strict=False):
             if name:
                 if name in expected and value is not None:

@@ -22,7 +22,7 @@ SMALL = 1 << 16
 """Nodes on more elements are computed here only if that is cheap; Relax folds the others."""
 
 _CHEAP = {
-    "Add", "Cast", "Concat", "Div", "Flatten", "Gather", "Identity", "Mul",
+    "Add", "Cast", "Concat", "DequantizeLinear", "Div", "Flatten", "Gather", "Identity", "Mul",
     "Neg", "Reshape", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze",
 }  # fmt: skip
 _BOUNDED = {"Compress", "Constant", "NonMaxSuppression", "NonZero", "Unique"}

@@ -35,7 +35,7 @@ def _dequantize(node: Node) -> relax.Expr:
     if node.attr("output_dtype", 0):
         dtype = check_dtype(dtype_of(node.attr("output_dtype")), "output_dtype")
     _check_scale(node)
-    if _is_plain(node, node.dtype(0), dtype):
+    if is_plain(node, node.dtype(0), dtype):
         scale, zero = _constants(node, node.dtype(0))
         return relax.op.dequantize(node[0], scale, zero, axis=axis, out_dtype=dtype)
     zero = _along_axis(node, 2, axis) if node.has(2) else None
@@ -50,7 +50,7 @@ def _quantize(node: Node) -> relax.Expr:
         dtype = dtype_of(node.attr("output_dtype"))
     check_dtype(dtype, f"the result of {node.op} {node.name!r}")
     _check_scale(node)
-    if _is_plain(node, dtype, node.dtype(0)):
+    if is_plain(node, dtype, node.dtype(0)):
         scale, zero = _constants(node, dtype)
         return relax.op.quantize(node[0], scale, zero, axis=axis, out_dtype=dtype)
     zero = _along_axis(node, 2, axis) if node.has(2) else None
@@ -71,7 +71,7 @@ def _check_scale(node: Node) -> None:
         )
 
 
-def _is_plain(node: Node, integer: str, real: str) -> bool:
+def is_plain(node: Node, integer: str, real: str) -> bool:
     """Whether Relax's own operators say it: constants, per tensor or along an axis, float32."""
     known = integer in ("int8", "uint8", "int16", "uint16", "int32") and real == "float32"
     constants = all(node.is_const(i) for i in (1, 2) if node.has(i))

@@ -1,0 +1,87 @@
+"""How much of a quantised network is computed in integers, and what is not and why, for people.
+
+12 integer operators; in float: resize1; in float for weights of int4: 3 (conv1, conv2, fc)
+
+`FormIntegers` leaves the first two in the attribute ``integers`` of ``main``, whoever reads a
+network the third in ``floats``: weights that are no integers of 8 bits are floats from then on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import tvm
+from tvm import relax
+from tvm.ir import GenericConst
+from tvm_stretch.passes.name_operators import source_of
+from tvm_stretch.targets.kernels.integers import integer_of
+
+from tvm_stretch.ir.operators import kind_of
+
+INTEGERS = "integers"
+"""Attribute of ``main``: JSON of how many integer operators there are, and what stays in float."""
+
+FLOATS = "floats"
+"""Attribute of ``main``: JSON of operators in float, by the reason that the file gives."""
+
+_MOST_NAMES = 8
+
+
+def with_floats(mod: tvm.IRModule, floats: Mapping[str, Sequence[str]]) -> tvm.IRModule:
+    """The module that says which operators are in float, by the reason; if there are any."""
+    if floats:
+        text = json.dumps({reason: list(names) for reason, names in floats.items()})
+        mod["main"] = mod["main"].with_attr(FLOATS, text)
+    return mod
+
+
+def with_integers(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module that says how many integer operators it has."""
+    mod["main"] = mod["main"].with_attr(INTEGERS, json.dumps(_summary(mod["main"])))
+    return mod
+
+
+def has_integers(main: relax.Function) -> bool:
+    """Whether values of the network are quantised; weights alone are floats by now."""
+    return INTEGERS in (main.attrs or {})
+
+
+def describe_integers(main: relax.Function) -> str:
+    """How many integer operators there are and what stayed in float, for people."""
+    attrs = main.attrs or {}
+    formed, rest = json.loads(str(attrs.get(INTEGERS, "[0, []]")))
+    reasons: dict[str, list[str]] = json.loads(str(attrs.get(FLOATS, "{}")))
+    if not has_integers(main) and not reasons:
+        return ""
+    known = {name for names in reasons.values() for name in names}
+    rest = [name for name in rest if name not in known]
+    said = [f"{formed} integer operators", *([f"in float: {_listed(rest)}"] if rest else [])]
+    said += [f"in float for {why}: {len(of)} ({_listed(of)})" for why, of in reasons.items()]
+    return "; ".join(said)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _summary(main: relax.Function) -> tuple[int, list[str]]:
+    formed, dequantised, floats = 0, set(), []
+    results = {main.body.body, *(getattr(main.body.body, "fields", ()))}
+    for kind, binding in calls_of(main):
+        call = binding.value
+        formed += integer_of(call) is not None
+        if kind == "dequantize" and not isinstance(call.args[0], GenericConst):
+            dequantised.add(binding.var)
+        elif kind != "quantize" and binding.var not in results:
+            reads = relax.analysis.free_vars(call)
+            if any(var in dequantised for var in reads):
+                floats.append(source_of(binding.var.name))
+    return formed, list(dict.fromkeys(floats))
+
+
+def calls_of(function: relax.Function) -> list[tuple[str, relax.Binding]]:
+    """Every call with its kind."""
+    bindings = (binding for block in function.body.blocks for binding in block.bindings)
+    return [(kind_of(b.value), b) for b in bindings if isinstance(b.value, relax.Call)]
