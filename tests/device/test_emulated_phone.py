@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
+from quantised_models import optimised
+from quantised_networks import IMAGES, grouped, residual
 from rpc_processes import Phone, Tracker
 
 import tvm_stretch as ts
@@ -108,6 +111,20 @@ def test_it_says_what_it_is(phone: ts.Device) -> None:
 def test_networks_answer_as_onnx_runtime_does(phone: ts.Device, name: str) -> None:
     there = check(phone, name, ["llvm"])
     assert there.benchmark(2).median > 0 and there.timeline(repeat=1).duration > 0
+
+
+@pytest.mark.parametrize("core", ["", "cortex-a53", "cortex-a76"])  # smmla, neither, sdot
+@pytest.mark.parametrize("network", [residual, grouped])
+def test_integers_there(
+    phone: ts.Device, network: Callable[[], onnx.ModelProto], core: str
+) -> None:
+    """Quantised networks answer as ONNX Runtime does here, number by number."""
+    model = ts.quantize(network(), IMAGES)
+    named = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": core}
+    compiled = ts.compile(model, [named if core else "llvm"], device=phone, cpu_threads=1)
+    assert "in float" not in compiled.plan.reason
+    there = phone.load(compiled)
+    np.testing.assert_array_equal(there(IMAGES[:1]), optimised(model, IMAGES[:1]))
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -3,49 +3,45 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 import torch
+from cpu_targets import HERE, host_of
 from onnx_models import Net
 from quantised_models import optimised
+from quantised_networks import IMAGES, grouped, residual
 
 import tvm_stretch as ts
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operators import kind_of
 
-IMAGES = np.random.default_rng(0).standard_normal((3, 3, 12, 12)).astype("float32")
-
-
-def network() -> onnx.ModelProto:
-    """A residual block, a depthwise layer, pooling and a dense layer."""
-    net = Net(seed=1)
-    x = net.input("x", (1, 3, 12, 12))
-    stem = net.op("Relu", net.conv(x, 16, (3, 3), pads=[1, 1, 1, 1]))
-    left = net.conv(net.op("Relu", net.conv(stem, 16, (3, 3), pads=[1, 1, 1, 1])), 16, (1, 1))
-    both = net.op("Relu", net.op("Add", left, stem))
-    deep = net.op("Relu", net.conv(both, 16, (3, 3), groups=16, strides=[2, 2], pads=[1] * 4))
-    most = net.op("MaxPool", deep, kernel_shape=[2, 2], strides=[2, 2])
-    row = net.op("Flatten", net.op("GlobalAveragePool", most))
-    return net.model(net.op("Gemm", row, net.weight((10, 16)), net.weight((10,)), transB=1))
-
 
 @pytest.mark.parametrize("activations", ["uint8", "int8"])
-def test_whole_network_equals_onnx_runtime(activations: str) -> None:
+@pytest.mark.parametrize("lanes", sorted({8, HERE}))  # AVX2, too, where this machine has more
+@pytest.mark.parametrize("network", [residual, grouped])
+def test_whole_network_equals_onnx_runtime(
+    network: Callable[[], onnx.ModelProto], lanes: int, activations: str
+) -> None:
     model = ts.quantize(network(), IMAGES, activations=activations)
-    bindings = [b for block in load_network(model)["main"].body.blocks for b in block.bindings]
-    kinds = [kind_of(b.value) for b in bindings]
-    assert kinds.count("integer.conv2d") == 4
-    assert {"integer.add", "nn.max_pool2d", "integer.mean", "integer.matmul"} <= set(kinds)
-    compiled = ts.compile(model, cpu_threads=1)
-    assert "7 integer operators" in compiled.plan.reason
+    compiled = ts.compile(model, [host_of(lanes)], cpu_threads=1)
+    layers = {residual: 7, grouped: 10}[network]
+    assert f"{layers} integer operators" in compiled.plan.reason
     assert "in float" not in compiled.plan.reason
     result, wanted = np.asarray(compiled(IMAGES[:1])), optimised(model, IMAGES[:1])
     steps = np.diff(np.unique(wanted)).min()
     # with int8 ONNX Runtime leaves layers in float, whose rounding may differ
     assert np.abs(result - wanted).max() <= (0.0 if activations == "uint8" else 1.01 * steps)
+
+
+def test_which_operators_are_formed() -> None:
+    mod = load_network(ts.quantize(residual(), IMAGES))
+    kinds = [kind_of(b.value) for block in mod["main"].body.blocks for b in block.bindings]
+    assert kinds.count("integer.conv2d") == 4
+    assert {"integer.add", "nn.max_pool2d", "integer.mean", "integer.matmul"} <= set(kinds)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +93,7 @@ def test_padding_with_a_number_equals_onnx_runtime() -> None:
 )
 def test_images_that_do_not_fit(images: Any, words: list[str]) -> None:
     with pytest.raises(ts.InputError) as error:
-        ts.quantize(network(), images)
+        ts.quantize(residual(), images)
     assert all(word in str(error.value) for word in words)
 
 
@@ -114,14 +110,14 @@ def test_network_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(onnx, "save", full)
     with pytest.raises(ts.ModelError, match=r"No space left .* room for temporary files"):
-        ts.quantize(network(), IMAGES)
+        ts.quantize(residual(), IMAGES)
 
 
 def test_other_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ts.InputError, match="'uint8' or 'int8' for activations, got 'int4'"):
-        ts.quantize(network(), IMAGES, activations="int4")
+        ts.quantize(residual(), IMAGES, activations="int4")
     with pytest.raises(ts.ModelError, match=r"QuantizeLinear .* quantised already"):
-        ts.quantize(ts.quantize(network(), IMAGES), IMAGES)
+        ts.quantize(ts.quantize(residual(), IMAGES), IMAGES)
     monkeypatch.setitem(sys.modules, "onnxruntime.quantization", None)
     with pytest.raises(ts.InstallError, match=r"pip install tvm-stretch\[quantize\]"):
-        ts.quantize(network(), IMAGES)
+        ts.quantize(residual(), IMAGES)
