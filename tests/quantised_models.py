@@ -99,6 +99,7 @@ def qdq_conv(
     weights: str = "int8",
     then: str = "",
     batch: int = 1,
+    opset: int = 17,
     **attributes: object,
 ) -> tuple[onnx.ModelProto, np.ndarray]:
     """A convolution whose results fill the range of their type, and an input for it."""
@@ -120,6 +121,7 @@ def qdq_conv(
         result,
         constants=constants,
         then=then,
+        opset=opset,
         kernel_shape=[kernel, kernel],
         group=groups,
         **attributes,

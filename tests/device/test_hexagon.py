@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import shutil
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -169,21 +170,23 @@ def test_what_quantises_is_computed_on_every_version() -> None:
         (32, 7, 5, 20, 1, 1),
         (120, 4, 5, 120, 1, 5),  # groups share vectors, the last one is alone
         (56, 5, 4, 56, 2, 7),  # the last ones fill no vector
+        (56, 5, 4, 56, 1, 7, "int8"),
     ],
 )
-def test_every_pixel_is_corrected(shape: tuple[int, ...]) -> None:
+def test_every_pixel_is_corrected(shape: tuple[Any, ...]) -> None:
     """Sums of pixels and of taps, where the last of them fill no vector: zero point 0, padded."""
-    channels, rows, columns, filters, stride, groups = shape
-    dice = np.random.default_rng(3)
-    data = dice.integers(0, 256, (1, channels, rows, columns)).astype("uint8")
+    channels, rows, columns, filters, stride, groups, *signed = shape
+    dice, dtype = np.random.default_rng(3), "int8" if signed else "uint8"
+    low, high = (int(limit) for limit in (np.iinfo(dtype).min, np.iinfo(dtype).max))
+    data = dice.integers(low, high + 1, (1, channels, rows, columns)).astype(dtype)
     inputs = channels // groups
     weight = dice.integers(-128, 128, (filters, inputs, 3, 3)).astype("int8")
     bias = dice.integers(-9000, 9000, filters).astype("int32")
     factor = (dice.uniform(0.2, 1, filters) / (375 * np.sqrt(inputs))).astype("float32")
     around = {"strides": (stride, stride), "padding": (1, 1, 1, 1), "groups": groups}
-    conv = Integer("conv2d", Rounding("uint8", 0, 0, 255), (0,), **around)
+    conv = Integer("conv2d", Rounding(dtype, 0, low, high), (0,), **around)
     builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(data.shape, "uint8"))
+    x = relax.Var("x", relax.TensorType(data.shape, dtype))
     with builder.function("main", [x]):
         with builder.dataflow():
             constants = map(relax.const, (weight, bias, factor))

@@ -126,6 +126,33 @@ def test_death_is_seen_while_nothing_runs() -> None:
     wait_until(lambda: health(model)["state"] == "failed")
 
 
+def test_a_dsp_that_freezes_while_nothing_runs() -> None:
+    """It is asked now and then whether it is there; who needs it next finds one that is."""
+    model = compiled()
+    check(model, 0)
+    pid = health(model)["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: health(model)["state"] == "failed")
+    assert health(model)["last_failure"] == "no answer within the deadline"
+    assert not is_alive(pid)
+    check(model, 1)
+    assert health(model)["starts"] == 2
+
+
+def test_its_cores_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the thread that talks to it, and so of its process; nothing else changes them."""
+    core = max(os.sched_getaffinity(0))
+    monkeypatch.setenv("TVM_STRETCH_DSP_CPUS", str(core))
+    model = compiled()
+    model.set_affinity([min(os.sched_getaffinity(0))])
+    check(model, 0)
+    assert os.sched_getaffinity(health(model)["pid"]) == {core}
+    for wrong in ("the little ones", "1023"):
+        monkeypatch.setenv("TVM_STRETCH_DSP_CPUS", wrong)
+        with pytest.raises(ts.InputError, match=rf"for TVM_STRETCH_DSP_CPUS, got '{wrong}'"):
+            compiled()(picture(0))
+
+
 def test_a_stopped_dsp_fails_at_its_deadline() -> None:
     model = compiled(deadline_ms=200)
     check(model, 0)

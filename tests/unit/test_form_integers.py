@@ -399,6 +399,15 @@ def test_operators_of_onnx_runtime_that_are_refused() -> None:
     load_network(qlinear("QLinearSoftmax", ["x0", *parameters(A), *y], A, opset=13))
 
 
+@pytest.mark.parametrize("opset", [13, *range(19, 25)])
+def test_every_operator_set_says_the_same(opset: int) -> None:
+    """What changes in QuantizeLinear and DequantizeLinear is not what quantisers write."""
+    model, _ = qdq_conv(8, 8, 3, 5, then="Relu", opset=opset)
+    assert model.opset_import[0].version == opset
+    expected = load_network(qdq_conv(8, 8, 3, 5, then="Relu")[0])
+    assert_structural_equal(load_network(model), expected)
+
+
 def test_scale_of_zero_is_refused() -> None:
     model = qdq("Relu", [Quantised(A.array, 0.0, 3)], Y)
     with pytest.raises(ts.ModelError, match=r"scales above zero for DequantizeLinear.*got 0"):

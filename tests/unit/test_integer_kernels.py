@@ -40,6 +40,7 @@ CONVOLUTIONS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "pixels apart": ((32, 24, 1, 9), {"strides": [2, 2], "zero": 200}),
     "groups that share blocks": ((48, 48, 3, 6), {"groups": 2, **PADDED}),
     "small groups": ((30, 60, 3, 6), {"groups": 5, "zero": 3, **PADDED}),
+    "small groups, signed": ((24, 40, 3, 6), {"groups": 2, "dtype": "int8", "zero": -4, **PADDED}),
     "depthwise": ((20, 20, 3, 19), {"groups": 20, "strides": [2, 2], **PADDED}),
     "depthwise, five rows": ((18, 18, 5, 9), {"groups": 18, "pads": [2, 2, 2, 2], "batch": 2}),
     "depthwise, signed": ((16, 16, 3, 9), {"groups": 16, "dtype": "int8", "dilations": [2, 2]}),

@@ -6,8 +6,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
-from cpu_targets import cpu_of
+from cpu_targets import TARGET, cpu_of
 from relax_helpers import module
 from tvm import relax
 
@@ -55,6 +56,31 @@ def test_a_clang_of_the_ndk(no_zig: None, tmp_path: Path, monkeypatch: pytest.Mo
     clang.write_text("#!/bin/sh\necho 'ld: error: undefined symbol: expf' >&2; exit 1\n")
     with pytest.raises(TargetError, match="undefined symbol: expf"):
         linker_for(ANDROID)(str(tmp_path / "out"), ["a.o"])
+
+
+def test_a_linker_that_is_given(tmp_path: Path) -> None:
+    """It gets the path and the files; whatever it raises is an error of the artifact."""
+    model = ts.compile(module(relax.op.nn.relu, (1, 16)), TARGET, cpu_threads=1)
+    files: list[str] = []
+
+    def link(output: str, inputs: list[str]) -> None:
+        files.extend(inputs)
+        linker_for("")(output, inputs)
+
+    model.export(tmp_path / "net.so", fcompile=link)
+    assert files and all(Path(name).suffix in (".o", ".S", ".c", ".cc") for name in files)
+    x = np.linspace(-1, 1, 16, dtype="float32")[None]
+    loaded = ts.load(tmp_path / "net.so")
+    np.testing.assert_array_equal(loaded(x), np.maximum(x, 0))
+
+    def fail(_output: str, _inputs: list[str]) -> None:
+        raise OSError("no licence for this linker")
+
+    with pytest.raises(ts.ArtifactError, match="no licence for this linker"):
+        model.export(tmp_path / "other.so", fcompile=fail)
+    assert not (tmp_path / "other.so").exists()
+    with pytest.raises(ts.ArtifactError, match="just compiled for export with fcompile"):
+        loaded.export(tmp_path / "other.so", fcompile=link)
 
 
 # Zig builds a part of a C library first, which takes seconds.

@@ -38,7 +38,20 @@ milliseconds Pause(int failures) {
 
 Cores ChosenCores() {
   const char* text = std::getenv(kCoresVariable);
-  return text == nullptr ? Cores() : ParseCores(text, kCoresVariable);
+  if (text == nullptr) return Cores();
+  Cores cores;
+  try {
+    cores = ParseCores(text, kCoresVariable);
+  } catch (const ffi::Error& error) {
+    throw ffi::Error(kInputError, error.message(), "");
+  }
+  if (!cores.empty() && !CoresScope(cores).active()) {
+    throw ffi::Error(kInputError,
+                     std::string("expected cores that this process may use for ") + kCoresVariable +
+                         ", got '" + text + "'; see /proc/self/status for those it may",
+                     "");
+  }
+  return cores;
 }
 
 void Futex(uint32_t* word, int operation, uint32_t value, const timespec* timeout) {
