@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from quantised_models import optimised
+from quantised_models import assert_as_onnx_runtime, optimised
 from quantised_networks import IMAGES, grouped, residual
 from rpc_processes import Phone, Tracker
 
@@ -125,6 +125,17 @@ def test_integers_there(
     assert "in float" not in compiled.plan.reason
     there = phone.load(compiled)
     np.testing.assert_array_equal(there(IMAGES[:1]), optimised(model, IMAGES[:1]))
+
+
+def test_an_emulated_dsp_there(phone: ts.Device) -> None:
+    """An emulator that an emulated phone starts."""
+    if not phone.describe().dsp.emulator:
+        pytest.skip("there is no qemu-hexagon here")
+    model = ts.quantize(residual(), IMAGES)
+    there = phone.load(ts.compile(model, ["hexagon"], device=phone))
+    assert set(there.plan.processor_of().values()) == {"hexagon"}
+    assert_as_onnx_runtime(model, {"x": IMAGES[:1]}, there(IMAGES[:1]))
+    assert there.health()["hexagon"]["packets"] > 1000
 
 
 @pytest.mark.parametrize("name", NETWORKS)
