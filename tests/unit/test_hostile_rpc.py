@@ -2,7 +2,8 @@
 
 Between us and TVM's server stands somebody who damages what it answers. TVM's client believes much
 of it: lengths that no memory holds, unknown types and addresses end the process. Nothing in this
-process can keep it from that, so such an end is allowed; waiting is not, nor any other error.
+process can keep it from that, so such an end is allowed, in a call of that client and where it is
+rare; waiting is not, nor any other end or error.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ pytest.importorskip("cloudpickle")
 
 ROOT = Path(__file__).resolve().parents[2]
 EACH = 5
+MOST_ENDS = 2
 PIECES = [pytest.param(piece, marks=pytest.mark.full) for piece in range(20)]
 
 Damage = Callable[[bytes], bytes | None]
 
 CODE = """
-import resource, sys, tempfile
+import faulthandler, resource, sys, tempfile
+faulthandler.enable(2)  # says where the process ends
 resource.setrlimit(resource.RLIMIT_AS, (32 << 30, 32 << 30))  # lengths of gigabytes are believed
 sys.path[:0] = {paths}
 import test_measure_faults as tests
@@ -168,6 +171,8 @@ def measured_through(servers: Servers, first: int, damage: Damage) -> str:
         status, text = process.wait()
     is_tvm = "Exception caught during TVMFFI" in text
     if is_tvm or status in (-signal.SIGABRT, -signal.SIGSEGV):
+        _, told, stack = text.partition("Current thread")
+        assert not told or "remote/link.py" in stack.partition("\n\n")[0], text
         return "ended"
     assert status == 0, text
     return text
@@ -201,17 +206,22 @@ def test_ctrl_c_while_a_device_is_silent() -> None:
 
 
 def test_an_answer_that_is_no_answer(servers: Servers) -> None:
-    # TVM's client may end the process, as for `test_garbage_from_any_byte_on`: where, moves with
-    # every answer that becomes longer.
+    """Zeros: packets without content, after which nothing comes."""
     said = measured_through(servers, 9_000, lambda data: bytes(len(data)))
-    assert said == "ended" or re.search(LOST, said), said
+    assert re.search(LOST, said), said
 
 
 @pytest.mark.parametrize("piece", PIECES)
 def test_garbage_from_any_byte_on(servers: Servers, piece: int) -> None:
-    """What is damaged may be a number, which is then measured."""
+    """What is damaged may be a number, which is then measured.
+
+    Of the first 40 pieces, one ended TVM's client: three of five are too many to be that.
+    """
+    ends = 0
     for seed in range(piece * EACH, (piece + 1) * EACH):
         dice = random.Random(seed)
         first = CONNECTED + round(2 ** dice.uniform(0, 15.5))
         said = measured_through(servers, first, damage_of(dice))
+        ends += said == "ended"
         assert said.strip() in ("ended", "it went well") or re.search(LOST, said), (seed, said)
+    assert ends <= MOST_ENDS
