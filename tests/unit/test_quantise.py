@@ -65,6 +65,18 @@ def test_biases_as_exporters_write_them(
     assert np.abs(result - exact).max() <= 0.05 * np.ptp(exact)
 
 
+@pytest.mark.parametrize("shape", [(3, 10), (3, 1)])
+def test_biases_of_each_image(shape: tuple[int, ...]) -> None:
+    """They are added behind the layer."""
+    net = Net(seed=1)
+    row, bias = net.op("Flatten", net.input("x", (3, 3, 12, 12))), net.weight(shape)
+    dense = net.op("Gemm", row, net.weight((10, 432)), bias, transB=1, beta=3.0)
+    given = net.model(net.op("Relu", dense))
+    result = np.asarray(ts.compile(ts.quantize(given, IMAGES), cpu_threads=1)(IMAGES))
+    exact = optimised(given, IMAGES)
+    assert np.abs(result - exact).max() <= 0.05 * np.ptp(exact)
+
+
 def test_padding_with_a_number_equals_onnx_runtime() -> None:
     net = Net(seed=1)
     pads = net.constant(np.array([0, 1, 0, 0, 0, 0, 0, 0]))

@@ -130,23 +130,33 @@ def _model(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
 def _plain_biases(path: Path) -> None:
     """Each dense layer adds one number of its own to each channel, and scales none of them.
 
-    The quantiser takes a row, or a single number, for what it is not, and forgets ``beta``.
+    The quantiser takes a row, or a single number, for what it is not, fails on numbers that images
+    have of their own, and forgets ``beta``.
     """
     model = onnx.load(path)
     graph = model.graph
     values = {value.name: value for value in graph.initializer}
-    for node in graph.node:
+    for node in list(graph.node):
         if node.op_type != "Gemm" or len(node.input) < 3 or not {*node.input[1:]} <= {*values}:
             continue
         said = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         bias, beta = numpy_helper.to_array(values[node.input[2]]), said.get("beta", 1.0)
         count = values[node.input[1]].dims[0 if said.get("transB") else 1]
-        if (bias.shape == (count,) and beta == 1) or bias.shape[:-1] not in ((), (1,)):
-            continue  # the last are of images, not of channels
-        numbers = np.broadcast_to(beta * bias.reshape(-1), count).astype(bias.dtype)
-        name = f"{node.output[0]}.plain_bias"
-        graph.initializer.append(numpy_helper.from_array(numbers, name))
-        node.input[2] = name
+        if bias.shape == (count,) and beta == 1:
+            continue
+        name, numbers = f"{node.output[0]}.plain_bias", beta * bias
+        if bias.shape[:-1] in ((), (1,)):
+            numbers = np.broadcast_to(numbers.reshape(-1), count)
+            node.input[2] = name
+        else:  # of images, not of channels: added behind
+            product, result = f"{node.output[0]}.product", node.output[0]
+            node.output[0] = product
+            del node.input[2]
+            added = helper.make_node(
+                "Add", [product, name], [result], f"{node.name or result}.bias"
+            )
+            graph.node.insert(list(graph.node).index(node) + 1, added)
+        graph.initializer.append(numpy_helper.from_array(numbers.astype(bias.dtype), name))
         kept = [a for a in node.attribute if a.name != "beta"]
         del node.attribute[:]
         node.attribute.extend(kept)
