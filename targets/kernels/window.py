@@ -6,7 +6,7 @@ whose accumulators stay in registers::
     for channel block, band of rows:             # parallel
       for y, tile of the row:                    # rows are cut into balanced tiles: 14 -> 7 + 7
         acc[pixels] = 0
-        for ky in the rows that exist:           # 3x3: unrolled away from the top and bottom border
+        for ky in the rows that exist:           # 3x3: unrolled, on x86 away from the borders
           for input pixel of the tile:           # unrolled; each is loaded once ...
             for the taps that read it:           # ... and used by all the output pixels around it
               acc[pixel] += input * weight
@@ -38,6 +38,7 @@ from .loops import (
     block,
     const,
     each,
+    fenced_span,
     lanes,
     load,
     loop,
@@ -48,6 +49,7 @@ from .loops import (
     within,
 )
 from .machine import VectorMachine
+from .row_runs import MOST_RUNS, row_runs
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,8 @@ def write_window(
         tile_runs(cfg.out_size[1], _tile_pixels(cfg, machine), partial(reads_of_tile, cfg)),
         operands,
         epilogue,
+        # by llvm-mca borders are faster; on x86 they are not, and take twice as long to compile
+        peel=machine.broadcast_operand and cfg.kind == "depthwise",
     )
     height, width = cfg.out_size
 
@@ -275,25 +279,39 @@ class _Nest:
     runs: list[TileRun[Reads]]
     operands: tuple[tirx.Buffer, ...]
     epilogue: Epilogue
+    peel: bool
 
     def row(self, n: Expr, b: Expr, y: Expr) -> tirx.Stmt:
-        """One output row; where all kernel rows lie in the image they may be unrolled."""
-        cfg = self.cfg
-        some = self._tiles((n, b, y), *_taps_inside(cfg, 0, y))
-        top, bottom = cfg.padding[0], cfg.in_size[0] + cfg.padding[0] - cfg.spans[0]
-        first, last = -(-top // cfg.stride[0]), bottom // cfg.stride[0]  # rows with all taps
-        if first > last or not _unrolls_rows(cfg):
-            return some
-        every = self._tiles((n, b, y), 0, cfg.kernel[0])
-        if first == 0 and last >= cfg.out_size[0] - 1:
-            return every
-        return tirx.IfThenElse(tirx.all(y >= first, y <= last), every, some)
+        """One output row; its kernel rows are written out where all of them lie in the image.
+
+        With ``peel`` those at the border, too.
+        """
+        runs = row_runs(self.cfg)
+        first = [run for run in runs if run.count == self.cfg.kernel[0] or self.peel]
+        if not _unrolls_rows(self.cfg) or len(first) > MOST_RUNS:
+            first = []
+
+        def tiles(low: Index, count: Index) -> tirx.Stmt:
+            return self._tiles((n, b, y), low, count)
+
+        if len(first) == len(runs):
+            last = first.pop(0)
+            body = tiles(last.low, last.count)
+        else:
+            body = tiles(*_taps_inside(self.cfg, 0, y))
+        for run in first:
+            inside = tirx.all(y >= run.start, y < run.end)
+            body = tirx.IfThenElse(inside, tiles(run.low, run.count), body)
+        return body
 
     def _tiles(self, row: tuple[Expr, ...], low: Index, count: Index) -> tirx.Stmt:
+        """All tiles of a row; LLVM would mix neighbours, with spills and stores one by one."""
+        tiles = fenced_span if self.cfg.kind == "depthwise" else span
+
         def tile(t: Expr, run: TileRun[Reads]) -> tirx.Stmt:
             return self._tile(row, t * run.width + run.start, run, (low, count))
 
-        return block([loop(run.count, partial(tile, run=run), "tile") for run in self.runs])
+        return block([tiles(0, run.count, partial(tile, run=run), "tile") for run in self.runs])
 
     def _tile(
         self, row: tuple[Expr, ...], x: Expr, run: TileRun[Reads], kernel_rows: tuple[Index, Index]
@@ -318,10 +336,12 @@ class _Nest:
         def start(cell: int) -> tirx.Stmt:
             return lanes(cfg.lanes, lambda v: store(acc[cell], self._zero, v))
 
-        if isinstance(count, int):
-            rows = kernel_row(const(0))  # begins the sums of all cells that there are
+        if isinstance(count, int) and isinstance(low, int):
+            # begins the sums of all cells that there are
+            rows = kernel_row(const(low)) if count else []
             if count > 1 and rows:
-                rows.append(each(range(1, count), lambda ky: block(kernel_row(ky))))
+                rest = range(low + 1, low + count)
+                rows.append(each(rest, lambda ky: block(kernel_row(ky))))
             reduction = rows + [start(i) for i in range(cells) if i not in started]
         else:
             started.update(range(cells))

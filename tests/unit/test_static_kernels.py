@@ -43,11 +43,11 @@ def takes_heap(config: Config, machine: VectorMachine) -> bool:
     return isinstance(config, WinogradConfig)
 
 
-def complaints(loop: HotLoop, depthwise: bool) -> list[str]:
+def complaints(loop: HotLoop, depthwise: bool, registers: int) -> list[str]:
     """What is wrong with a loop."""
-    # The sum of a depthwise layer is as short as its window, so results are many among the stores;
-    # and LLVM mixes neighbouring tiles, which is faster than to keep them apart without spills.
-    stores, spills = (1 / 5, 1 / 4) if depthwise else (0.0, 0.0)
+    # The sum of a depthwise layer is as short as its window, so results are many among the stores.
+    # On AVX2 tiles of 7, 6 and 5 pixels spill less or nothing, and take up to a tenth longer.
+    stores, spills = (1 / 5 if depthwise else 0.0, 1 / 4 if depthwise and registers < 32 else 0.0)
     found = {
         "spills": loop.spills > spills * loop.multiply_adds,
         "sums in memory": loop.stores > stores * loop.multiply_adds,
@@ -75,7 +75,8 @@ def test_hot_loops_of_six_networks(name: str, every: bool) -> None:
     for form, config in (found if every else hardest(found)).items():
         text = str(build(config, machine, target).inspect_source("asm"))
         loops = hot_loops(text)
-        faults = [c for loop in loops for c in complaints(loop, isinstance(config, WindowConfig))]
+        depthwise, registers = isinstance(config, WindowConfig), machine.registers
+        faults = [c for loop in loops for c in complaints(loop, depthwise, registers)]
         if not loops:
             faults.append("no loop that multiplies")
         if "BackendAllocWorkspace" in text and not takes_heap(config, machine):
