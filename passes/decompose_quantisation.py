@@ -11,8 +11,9 @@ from __future__ import annotations
 import numpy as np
 import tvm
 from tvm import relax
+from tvm.ir import GenericConst
 
-from tvm_stretch.ir.expressions import rewrite_functions, shape_of
+from tvm_stretch.ir.expressions import constant, rewrite_functions, shape_of
 from tvm_stretch.ir.operators import kind_of
 
 
@@ -44,12 +45,20 @@ class _Writer(relax.PyExprMutator):
 
 def _lined_up(operand: relax.Expr, shape: list[int], axis: int) -> relax.Expr:
     """Scales or zero points with the rank of what they belong to; one number stays one."""
-    if shape_of(operand) == [1]:
-        return relax.op.reshape(operand, ())
     if not shape_of(operand):
         return operand
     full = [size if i == axis else 1 for i, size in enumerate(shape)]
+    full = [] if shape_of(operand) == [1] else full
+    if isinstance(operand, GenericConst):
+        return constant(operand.value.numpy().reshape(full))
     return relax.op.reshape(operand, full)
+
+
+def _as(zero: relax.Expr, dtype: str) -> relax.Expr:
+    """Zero points of another type; constants stay constants, which kernels contain as numbers."""
+    if isinstance(zero, GenericConst):
+        return constant(zero.value.numpy().astype(dtype))
+    return relax.op.astype(zero, dtype)
 
 
 def dequantised(
@@ -58,7 +67,7 @@ def dequantised(
     """``(x - zero) * scale``, exact in integers first."""
     wide = relax.op.astype(x, "int32")
     if zero is not None:
-        wide = relax.op.subtract(wide, relax.op.astype(zero, "int32"))
+        wide = relax.op.subtract(wide, _as(zero, "int32"))
     kind = str(scale.ty.dtype)
     result = relax.op.multiply(relax.op.astype(wide, kind), scale)
     return relax.op.astype(result, dtype) if dtype != kind else result
@@ -74,7 +83,7 @@ def saturated(x: relax.Expr, zero: relax.Expr | None, dtype: str) -> relax.Expr:
     limits = np.iinfo(dtype)
     wide = relax.op.astype(relax.op.round(x), "float32")
     if zero is not None:
-        wide = relax.op.add(wide, relax.op.astype(zero, "float32"))
+        wide = relax.op.add(wide, _as(zero, "float32"))
     low, high = relax.prim_value(float(limits.min)), relax.prim_value(float(limits.max))
     result = relax.op.clip(wide, low, high)
     if limits.bits < 32:  # from float to a short type every machine casts what is outside otherwise

@@ -6,8 +6,9 @@
 
 Kernels go through LLVM like the CPU's; `codegen/dsp_code.py` links them with a server, and the
 executor talks to it (native/dsp). Integers run on vectors. Float does where the version has it in
-its vectors; elsewhere it is refused: one number at a time, a DSP is slower than any CPU. Only what
-quantises and dequantises the ends of a network of integers is computed so.
+its vectors; elsewhere it is refused: one number at a time, a DSP is slower than any CPU. Only the
+ends of a network of integers are taken: what quantises them reads the bits of floats, in vectors,
+what dequantises them computes one number at a time.
 
 TVM's tags (qcom/hexagon-v66) bring `vtcm-capacity` and `num-cores`, which are taken and change
 nothing: kernels read through the second-level cache, on one thread.
@@ -34,6 +35,7 @@ from tvm_stretch.errors import TargetError
 from tvm_stretch.runtime.autoload import load_native_library
 
 from .hexagon_chips import Chip
+from .hexagon_floats import CONVERTING, scalar_calls
 from .kernels.integers import integer_of, operands_of
 from .kernels.machine import KIB, VectorMachine
 from .phases import kernel_phases
@@ -147,7 +149,7 @@ def _of(said: Attributes, host: Processor) -> Processor:
         runs_here=launch.runs_here,
         driver=EMULATOR if launch.runs_here else "",
         packet_ns=1 / version.ghz if launch.runs_here else 0.0,
-        remark=lambda call: _why_scalar(call, version),
+        remark=lambda calls: scalar_calls(calls, version.cpu[7:], has_floats=version.vector_float),
     )
 
 
@@ -276,16 +278,6 @@ _DIVIDING: Sequence[str] = (
 )
 
 
-_CONVERTING = frozenset(
-    ("astype", "round", "clip", "add", "subtract", "multiply", "divide", "reshape", "permute_dims")
-)
-"""What quantising and dequantising consist of, at the ends of a network of integers.
-
-Every version computes float32 in its general registers, one number at a time. Of two tensors, as in
-a network of floats, that is refused.
-"""
-
-
 def _rules(refuse: Check) -> tuple[OpRule, ...]:
     """Operators that differ from the rest, of which ``refuse`` says why it does not take some."""
 
@@ -324,7 +316,7 @@ def why_refused(call: relax.Call, version: Version, *, emulated: bool) -> str | 
         return next((f"{name}: {reason}" for reason in reasons if reason), None)
     if not call.op.has_attr("FLegalize") and name not in ("relax.call_tir", "relax.shape_of"):
         return f"TVM has no implementation of {name}"
-    converts = name.removeprefix("relax.") in _CONVERTING and sum(map(_is_large, call.args)) <= 1
+    converts = name.removeprefix("relax.") in CONVERTING and sum(map(_is_large, call.args)) <= 1
     for expr in (call, *call.args):
         for ty in _tensors(expr):
             if converts and str(ty.dtype) == "float32":
@@ -332,16 +324,6 @@ def why_refused(call: relax.Call, version: Version, *, emulated: bool) -> str | 
             if reason := _why_not_tensor(ty, version, emulated):
                 return f"{name}: {reason}"
     return None
-
-
-def _why_scalar(call: relax.Call, version: Version) -> str | None:
-    """Why it computes one number at a time; moving numbers is no computing."""
-    name = call.op.name.removeprefix("relax.") if isinstance(call.op, tvm.ir.Op) else ""
-    if version.vector_float or name not in _CONVERTING - {"reshape", "permute_dims"}:
-        return None
-    if all(str(ty.dtype) != "float32" for expr in (call, *call.args) for ty in _tensors(expr)):
-        return None
-    return f"float32 one number at a time, vectors of {version.cpu[7:]} hold none; those of v68 do"
 
 
 def _is_large(expr: relax.Expr) -> bool:

@@ -15,6 +15,7 @@ from .kernels.machine import VectorMachine
 Kernels = Mapping[str, tirx.PrimFunc]
 Build = Callable[[Kernels, tvm.transform.Pass], tvm.runtime.Module]
 Check = Callable[[relax.Call], str | None]
+Remark = Callable[[Mapping[str, relax.Call]], Mapping[str, str]]
 
 
 HOST_ONLY = (
@@ -83,7 +84,7 @@ class Processor:
         threads: cores a kernel may use.
         rules: operators with a row of their own.
         refuse: reason for refusing a call without a row, or None to take it.
-        remark: why a call that it takes is slow there, for people; None for most.
+        remark: which of the calls that it takes, by their names, are slow there, and why.
         machine: what its kernel templates need to know.
         phases: passes from Relax with kernel templates (BlockChannels) to kernel-level Relax.
         schedule: the pass that gives the PrimFuncs their loop nests.
@@ -123,7 +124,7 @@ class Processor:
     computes_half: bool = False
     device: str = ""
     packet_ns: float = 0.0
-    remark: Check = lambda _call: None
+    remark: Remark = lambda _calls: {}
 
     @property
     def is_host(self) -> bool:

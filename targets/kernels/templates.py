@@ -18,6 +18,7 @@ from .concat import ConcatConfig, takes_concat, write_concat
 from .conv import ConvConfig
 from .conv_nest import write_conv
 from .fixed_point import narrowing_of
+from .float_bits import quantise_bits
 from .fused import FusedKernel, split_fused
 from .generic import schedule_generic
 from .hvx_conv import write_word_conv
@@ -43,6 +44,7 @@ def schedule_kernel(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFun
     scheduled = _with_own_copies(_schedule(func, machine, fused))
     if not machine.packs_bytes:
         return scheduled
+    scheduled = scheduled.with_body(quantise_bits(scheduled.body))
     return pack_stores(scheduled, [] if fused is None else _constants(fused))
 
 

@@ -116,6 +116,25 @@ def test_what_is_scalar_is_said(present: None) -> None:
         assert ts.Plan.read(json.loads(plan.to_json())) == plan
 
 
+def test_what_quantises_an_image_is_not_scalar(present: None) -> None:
+    """By its bits, at one scale, to 8 bits; 16 are too many."""
+
+    def remarks(scale: float, dtype: str) -> tuple[str, ...]:
+        def ends(x: relax.Expr) -> relax.Expr:
+            x = relax.op.quantize(x, relax.const(scale), relax.const(3, dtype), out_dtype=dtype)
+            x = relax.op.nn.max_pool2d(x, (2, 2))
+            return relax.op.dequantize(x, relax.const(scale), relax.const(3, dtype))
+
+        main = load_network(module(ends, (1, 4, 8, 8)))["main"]
+        return choose_plan(main, ["cpu", "hexagon"], [processor()], None).remarks
+
+    for scale in (0.02, 0.25, 1.0):
+        (said,) = remarks(scale, "uint8")
+        assert said.startswith("hexagon, ") and "divide" not in said and "round" not in said
+    (said,) = remarks(0.02, "int16")
+    assert "divide" in said and "round" in said
+
+
 def test_tensors_beyond_its_addresses(present: None) -> None:
     mod = module(relax.op.nn.relu, (1, 2**10, 2**12, 2**9), dtype="int8")
     reason = processor().why_not(mod["main"].body.blocks[0].bindings[0].value)

@@ -110,9 +110,9 @@ def _remarks(main: relax.Function, plan: Plan, placeable: Sequence[Processor]) -
     calls, placed = Calls(main).calls, plan.processor_of()
     for processor in placeable:
         names: dict[str, list[str]] = {}
-        for name, call in calls.items():
-            if placed[name] == processor.name and (reason := processor.remark(call)):
-                names.setdefault(reason, []).append(name)
+        own = {name: call for name, call in calls.items() if placed[name] == processor.name}
+        for name, reason in processor.remark(own).items():
+            names.setdefault(reason, []).append(name)
         for reason, those in names.items():
             listed = abbreviate(tuple(those))
             yield f"{processor.name}, {len(those)} operators ({listed}): {reason}"

@@ -1,0 +1,116 @@
+"""Quantising floats by their bits, for vectors that hold no floats (HVX before v68).
+
+    uint8(int32(max(0, min(255, nearbyint(x / 0.02) + 114))))     what quantises a float image
+      ->
+    sign, exponent and mantissa of x, and integers alone; the same number for every x
+
+`x / scale` lies between two integers n and n + 1, which a product of 15 by 15 bits tells well
+enough. Whether it is above n + 1/2 is what the difference `x - (2 * n + 1) * scale / 2` says: in
+units of a quarter of the scale's last bit all three are integers, and the difference is below
+2**31, so that words that wrap have it, too. Float32 rounds the quotient before it is rounded to an
+integer: what is nearer to n + 1/2 than half of that number's last bit *is* a half, and goes to the
+even one.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from tvm import tirx
+from tvm.ir import Expr
+
+from tvm_stretch.rewriting import rewrite
+
+_MOST = 511
+"""Distance of results from the zero point: beyond 512 scales, all numbers are alike."""
+
+_MOST_EXPONENT = 100
+"""Of scales: neither they nor a quarter or 512 of one leave what is normal."""
+
+_INFINITE = 0x7F800000
+"""The bits of infinity; those of NaN are more."""
+
+
+def quantise_bits(body: tirx.Stmt) -> tirx.Stmt:
+    """A scheduled kernel whose quantising by a constant scale is done in integers."""
+    return rewrite(body, (tirx.Cast, _quantised))
+
+
+def _quantised(cast: tirx.Cast) -> Expr:
+    """`cast` itself unless it makes an integer of what is rounded, moved and clipped."""
+    if str(cast.ty.dtype) != "int32" or not isinstance(cast.value, tirx.Max):
+        return cast
+    least, inner = cast.value.a, cast.value.b
+    most = inner.a if isinstance(inner, tirx.Min) else None
+    if not (isinstance(least, tirx.FloatImm) and isinstance(most, tirx.FloatImm)):
+        return cast
+    moved, zero = inner.b, 0.0
+    if isinstance(moved, tirx.Add) and isinstance(moved.b, tirx.FloatImm):
+        moved, zero = moved.a, float(moved.b.value)
+    if getattr(getattr(moved, "op", None), "name", "") != "tirx.nearbyint":
+        return cast
+    limits = zero, float(least.value), float(most.value)
+    if str(moved.ty.dtype) != "float32" or not is_saturating(*limits):
+        return cast
+    x, scale = _divided(moved.args[0])
+    return quantised(x, scale, *map(int, limits))
+
+
+def _divided(value: Expr) -> tuple[Expr, float]:
+    """What is divided by a constant, and by which."""
+    if isinstance(value, tirx.Div | tirx.Mul) and isinstance(value.b, tirx.FloatImm):
+        kind, number = "divide" if isinstance(value, tirx.Div) else "multiply", float(value.b.value)
+        if is_scaling(kind, number):
+            return value.a, number if kind == "divide" else 1 / number
+    return value, 1.0
+
+
+def is_scaling(kind: str, number: float) -> bool:
+    """Whether `quantised` divides or multiplies by a number, the latter by powers of two."""
+    digits, exponent = math.frexp(number)
+    is_exact = kind == "divide" or (kind == "multiply" and digits == 0.5)
+    return is_exact and 0.5 <= digits < 1 and abs(exponent) <= _MOST_EXPONENT
+
+
+def is_saturating(zero: float, low: float, high: float) -> bool:
+    """Whether it rounds what is clipped so behind a sum with ``zero``."""
+    is_whole = all(value.is_integer() for value in (zero, low, high))
+    return is_whole and max(abs(low - zero), abs(high - zero)) <= _MOST
+
+
+def quantised(x: Expr, scale: float, zero: int, low: int, high: int) -> Expr:
+    """An int32: `round(x / scale)`, halves to even, plus ``zero``, between ``low`` and ``high``.
+
+    NaN is 0, as where the processors that have floats make an integer of it.
+    """
+    bits = int(np.float32(scale).view("int32"))
+    exponent, mantissa = bits >> 23, bits & 0x7FFFFF | 0x800000
+    word = tirx.reinterpret("int32", x)
+    size = word & _int(0x7FFFFFFF)
+    inside = tirx.max(_int(bits - (2 << 23)), tirx.min(_int(bits + (9 << 23)), size))
+    digits = inside & _int(0x7FFFFF) | _int(0x800000)
+    left = (inside >> _int(23)) - _int(exponent - 2)  # 0 for a quarter of the scale .. 11
+    inverse = min(0x7FFF, round(2**38 / mantissa))
+    lower = (digits >> _int(9)) * _int(inverse) >> (_int(31) - left)
+    halves = lower * _int(2) + _int(1)
+    middle = _wrapping(halves) * tirx.const(2 * mantissa, "uint32")
+    above = (tirx.shift_left(_wrapping(digits), _wrapping(left)) - middle).astype("int32")
+    # half of the quotient's last bit, whose exponent is one less where x has fewer digits
+    less = (digits - _int(mantissa)) >> _int(31)
+    last = tirx.shift_right(_int(4 * mantissa), _int(26) - left - less)
+    most = last ^ (_int(0) - (lower & _int(1)))  # that goes down: -1 - last for an odd number
+    nearest = lower - (most - above >> _int(31))
+    sign = word >> _int(31)
+    result = tirx.max(_int(low), tirx.min(_int(high), (nearest ^ sign) - sign + _int(zero)))
+    is_number = (size - _int(_INFINITE + 1)) >> _int(31)
+    return result & is_number
+
+
+def _int(value: int) -> Expr:
+    return tirx.const(value, "int32")
+
+
+def _wrapping(value: Expr) -> Expr:
+    """LLVM may assume that numbers with a sign stay in their range."""
+    return value.astype("uint32")
