@@ -38,6 +38,16 @@ def test_kernels_do_not_check_their_arguments() -> None:
     assert "Mismatched" in tvm.tirx.build(doubled(), "llvm").inspect_source("ll")
 
 
+@pytest.mark.parametrize("core", ["cortex-a55", "cortex-a76"])
+def test_cores_in_order_load_vectors_one_by_one(core: str) -> None:
+    """LLVM makes pairs of loads after it has put them where they are needed later."""
+    target = tvm.target.Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": core})
+    machine = vector_machine(target, 1)
+    config = convolution_config(ConvShape(1, 64, (14, 14), 64, (1, 1)), machine, machine.lanes)
+    text = built(kernel(config, machine), target, "kernel").inspect_source("asm")
+    assert ("\tldp\tq" in text) is (core == "cortex-a76")
+
+
 def stores(function: tirx.PrimFunc) -> int:
     found: list[Any] = []
     tvm_ffi.structural_walk(function.body, (tirx.BufferStore, found.append))
@@ -108,7 +118,8 @@ def test_transforms_and_windows_are_loops_until_they_are_unrolled(wide: int) -> 
     shape = ConvShape(1, 64, (28, 28), 64, (3, 3), padding=(1, 1, 1, 1))
     assert stores(kernel(winograd_of_tile(shape, machine, 4), machine)) < 150
     depthwise = convolution_config(replace(shape, groups=64), machine, wide)
-    assert stores(kernel(depthwise, machine)) < 275
+    most = 450 if wide == 4 else 275  # on NEON the rows at borders, too
+    assert stores(kernel(depthwise, machine)) < most
 
 
 @pytest.mark.parametrize(("core", "level"), [("znver5", 3), ("sapphirerapids", 2)])

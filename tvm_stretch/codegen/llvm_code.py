@@ -19,6 +19,7 @@ from tvm.target import Target
 
 from tvm_stretch.rewriting import rewrite
 from tvm_stretch.targets.kernels.fused import ONCE
+from tvm_stretch.targets.kernels.machine import CORES
 
 _t, _s = tirx.transform, s_tir.transform
 
@@ -57,10 +58,24 @@ _LAST = (_t.LowerIntrin(),)
 
 def llvm_module(mod: tvm.IRModule, target: Target) -> tvm.runtime.Module:
     """The machine code of scheduled kernels, each under its ``global_symbol``."""
-    target = _with_level(mod, target)
+    target = _with_level(mod, _in_order(target))
     passes = [_t.BindTarget(target), *_passes(mod, target)]
     lowered = tvm.transform.Sequential(passes)(mod)
     return tvm.get_global_func("target.build.llvm")(lowered, target)
+
+
+def _in_order(target: Target) -> Target:
+    """A core that executes in order gets its loads one by one, each ahead of where it is needed.
+
+    LLVM makes pairs of them after it has put instructions in order, which moves half of them away
+    from their places; cortex-a55 and a53 load 64 bits at a time, so a pair gains nothing.
+    """
+    core = CORES.get(str(target.attrs.get("mcpu", "")))
+    if core is None or not core.in_order:
+        return target
+    described = json.loads(str(target))
+    features = [*described.get("mattr", ()), "+slow-paired-128"]
+    return Target({**described, "mattr": features})
 
 
 def _with_level(mod: tvm.IRModule, target: Target) -> Target:
