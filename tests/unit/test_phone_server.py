@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import random
 import signal
@@ -91,6 +93,23 @@ def test_sessions_one_after_the_other(tracker: Tracker, start: Start, stack: Exi
     np.testing.assert_array_equal(again.load(model)(X), model(X))
     again.close()
     np.testing.assert_array_equal(there(X), model(X))  # in a session of its own accord
+
+
+def test_a_wall_clock_that_jumps(
+    tracker: Tracker, start: Start, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody sets it, years forth and back: nothing waits for it, and no run took so long."""
+    now, jumps = time.time, itertools.cycle((0.0, -1e8, 1e8))
+    monkeypatch.setattr(time, "time", lambda: now() + next(jumps))
+    start()
+    model = scaled_model()
+    device = connect(tracker, stack)
+    there = device.load(model)
+    np.testing.assert_array_equal(there.run_async(X).result(), model(X))
+    assert all(0 < seconds < TIMEOUT for seconds in there.benchmark(5).samples)
+    assert 0 < there.timeline(repeat=1).duration < 1e9 * TIMEOUT
+    nobody = functools.partial(ts.connect, tracker.address, "nobody", wait=0.5)
+    within(5.0, nobody, match="none of that key")
 
 
 def endless_model() -> Model:
