@@ -229,6 +229,16 @@ def test_kernels_with_plain_names_compute_the_same() -> None:
     assert plain.script().isascii()
 
 
+def test_names_of_many_operators_are_short_enough_for_files() -> None:
+    """PoCL makes folders of them, and ended the process at one of 400 letters."""
+    names = {
+        str(named_kernel("multiply_" * 99, kernel(factor), None).attrs["global_symbol"])
+        for factor in (2.0, 3.0)
+    }
+    assert len(names) == 2
+    assert all(len(name) < 150 for name in names)
+
+
 @pytest.mark.parametrize("what", ["kernel", "target", "schedule", "options", "settings", "sources"])
 def test_what_the_key_depends_on(folder: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     coder = Coder()

@@ -189,6 +189,16 @@ def test_vectors_of_lanes_are_vectors_of_opencl() -> None:
     assert "(float4)((" in launch["source"] and " float4(" not in launch["source"]
 
 
+def test_bytes_of_a_table_are_a_vector() -> None:
+    """TVM would shift them into one number; more than four have no room there."""
+    n = (tirx.const(16, "int64"),)
+    table, at, out = (tirx.decl_buffer(n, "uint8", name) for name in ("table", "at", "out"))
+    lanes = tirx.Ramp(tirx.const(0, "int64"), tirx.const(1, "int64"), 16)
+    found = tirx.BufferLoad(table, [tirx.BufferLoad(at, [lanes]).astype("int64x16")])
+    (launch,) = launches(tirx.PrimFunc([table, at, out], tirx.BufferStore(out, found, [lanes])))
+    assert "(uchar16)(" in launch["source"] and "<<" not in launch["source"]
+
+
 def chosen(condition: str, value: str) -> tirx.PrimFunc:
     """16 lanes that a condition of some type chooses: of booleans that are read, or compared."""
     n = (tirx.const(16, "int64"),)

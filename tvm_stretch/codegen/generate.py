@@ -34,6 +34,8 @@ from tvm_stretch.rewriting import rewrite
 from tvm_stretch.targets import kernels as templates
 
 _NAME_DIGITS = 12
+_LONGEST_STEM = 120
+"""Letters: PoCL names folders after kernels, and ends the process if that is too long."""
 
 
 def named_kernel(
@@ -43,7 +45,7 @@ def named_kernel(
 
     ``hint``: what else its code depends on.
     """
-    stem = "_".join(re.sub(r"\d+$", "", word) or word for word in name.split("_"))
+    stem = "_".join(re.sub(r"\d+$", "", word) or word for word in name.split("_"))[:_LONGEST_STEM]
     same = _with_plain_names(function)
     identity = digest(_text(same), (_schedule_key(schedule) + hint).encode()).hex()[:_NAME_DIGITS]
     return same.with_attr("global_symbol", f"{stem}_{identity}")

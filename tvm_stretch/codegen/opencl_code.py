@@ -34,6 +34,7 @@ import numpy as np
 import tvm
 from tvm import tirx
 from tvm.ir import IRModule
+from tvm.ir.expr import TensorLoad
 from tvm.target import Target
 
 from tvm_stretch.errors import UnsupportedError
@@ -195,6 +196,7 @@ def _source(call: DeviceCall, target: Target) -> str:
         (tirx.FloatImm, _exact),
         (tirx.Broadcast, _splat),
         (tirx.Shuffle, _vector_of_lanes),
+        (TensorLoad, _gathered),
     )
     build = tvm.get_global_func("target.build.opencl")
     return str(build(IRModule({call.entry: lowered.with_body(body)}), target).inspect_source())
@@ -226,6 +228,23 @@ def _vector_of_lanes(shuffle: tirx.Shuffle) -> tvm.ir.Expr:
     places = [divmod(int(index), width) for index in shuffle.indices]
     picked = [tirx.Shuffle([shuffle.vectors[vector]], [lane]) for vector, lane in places]
     return tirx.call_pure_extern(str(shuffle.ty.dtype), f"({_TYPE_NAMES[scalar]}{lanes})", *picked)
+
+
+def _gathered(load: TensorLoad) -> tvm.ir.Expr:
+    """``(uchar16)(t[(i).s0], ..)``; TVM writes bytes that do not lie side by side as one number."""
+    dtype = str(load.ty.dtype)
+    scalar, _, lanes = dtype.partition("x")
+    last = load.indices[-1]
+    beside = isinstance(last, tirx.Ramp) and int(last.stride) == 1
+    if scalar not in ("int8", "uint8") or beside or not str(last.ty.dtype).endswith(f"x{lanes}"):
+        return load
+    places = tirx.Var("places", str(last.ty.dtype))
+    picked = [
+        tirx.BufferLoad(load.source, [*load.indices[:-1], tirx.Shuffle([places], [lane])])
+        for lane in range(int(lanes))
+    ]
+    made = tirx.call_pure_extern(dtype, f"({_TYPE_NAMES[scalar]}{lanes})", *picked)
+    return tirx.Let(places, last, made)
 
 
 def _splat(vector: tirx.Broadcast) -> tvm.ir.Expr:
