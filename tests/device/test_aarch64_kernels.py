@@ -106,8 +106,8 @@ def matmul(a: tuple[int, ...], b: tuple[int, ...]) -> Case:
     return Case([left, right], matmul_compute(config, left, right, annotation("matmul", config)))
 
 
-def softmax(columns: int) -> Case:
-    config = choose_softmax((3, columns), -1, MACHINE)
+def softmax(columns: int, axis: int = -1) -> Case:
+    config = choose_softmax((3, columns), axis, MACHINE)
     assert config is not None
     data = te.placeholder((3, columns), name="x")
     return Case([data], softmax_compute(config, data, annotation("softmax", config)))
@@ -137,6 +137,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "matmul": lambda: matmul((2, 7, 10), (2, 10, 21)),
     "softmax": lambda: softmax(37),
     "long softmax": lambda: softmax(555),
+    "softmax of columns": lambda: softmax(37, 0),
     "generic sum": generic,
 }
 
