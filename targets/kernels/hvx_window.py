@@ -54,6 +54,9 @@ _BAND_BYTES = 1 << 16
 
 _STRIDES = (1, 2)
 
+_TOGETHER = 8
+"""Vectors of a row of maxima that are written out one behind the other."""
+
 
 def write_hvx_depthwise(
     cfg: IntegerWindowConfig, operands: tuple[tirx.Buffer, ...], epilogue: Epilogue
@@ -226,11 +229,24 @@ def _unpadded(cfg: IntegerWindowConfig) -> WindowConfig:
     return WindowConfig(**{**values, "in_size": size, "padding": (0, 0, 0, 0), "out": None})
 
 
-def _tiles(width: int, tile: int, body: Callable[[Expr], tirx.Stmt]) -> tirx.Stmt:
-    """``body`` for the first pixel of each tile of a row; the last one ends with the row."""
-    full, rest = divmod(width, tile)
-    tiles = [hidden_loop(full, lambda t: body(t.astype("int64") * tile), "tile")]
-    return block([*tiles, body(const(width - tile))] if rest else tiles)
+def _tiles(width: int, body: Callable[[Expr], tirx.Stmt]) -> tirx.Stmt:
+    """``body`` for the first pixel of each four of a row; the last four end with the row.
+
+    A few of them are written out together: each loads, deals and stores while others wait.
+    """
+    firsts = [*range(0, width - PIXELS, PIXELS), width - PIXELS]
+    passes, rest = divmod(len(firsts), _TOGETHER)
+    if width % PIXELS and not rest:
+        passes, rest = passes - 1, _TOGETHER
+    if passes <= 1:
+        return block([body(const(first)) for first in firsts])
+
+    def some(i: Expr) -> tirx.Stmt:
+        start = i.astype("int64") * (PIXELS * _TOGETHER)
+        return block([body(start + k * PIXELS) for k in range(_TOGETHER)])
+
+    left = [body(const(first)) for first in firsts[passes * _TOGETHER :]]
+    return block([hidden_loop(passes, some, "tile"), *left])
 
 
 # --- maximum pooling ------------------------------------------------------------------------------
@@ -294,9 +310,8 @@ class _Pool:
         """One output row: the maxima of its columns, then of neighbours among them."""
         width = self.cfg.in_size[1]
 
-        def four(v: Expr) -> tirx.Stmt:
-            at = tirx.min(v * PIXELS, const(width - PIXELS)) if width % PIXELS else v * PIXELS
-            return keep_bytes(self.columns, self._below(n, b, y, at), (at + self.before) * LANES)
+        def four(x: Expr) -> tirx.Stmt:
+            return keep_bytes(self.columns, self._below(n, b, y, x), (x + self.before) * LANES)
 
         def result(x: Expr) -> tirx.Stmt:
             def column(x: Expr) -> Expr:
@@ -304,8 +319,8 @@ class _Pool:
 
             return keep_bytes(self.out, self._beside(x, column), n, b, y, x, 0)
 
-        results = _tiles(self.cfg.out_size[1], PIXELS, result)
-        return results if self.is_direct else block([loop(-(-width // PIXELS), four, "v"), results])
+        results = _tiles(self.cfg.out_size[1], result)
+        return results if self.is_direct else block([_tiles(width, four), results])
 
     def _below(self, n: Expr, b: Expr, y: Expr, column: Expr) -> Expr:
         """Of the rows of a window; a row outside is one that counts anyway."""
