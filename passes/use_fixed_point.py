@@ -16,9 +16,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import tvm
 from tvm import tirx
 from tvm.ir import Expr
+from tvm_stretch.targets.kernels.fixed_point import halves_up, mantissas
 from tvm_stretch.targets.kernels.integers import ROUNDING_BITS
 
 from tvm_stretch.errors import UnsupportedError
@@ -113,7 +115,11 @@ def _factor(factor: Expr) -> _Factor:
 
 
 def _product(number: Expr, factor: Expr) -> Expr:
-    """Rounded to nearest, halves up."""
+    """Rounded to nearest, halves up; by a constant as `hvx_stores` knows it again."""
+    if isinstance(factor, tirx.FloatImm):
+        found = mantissas(np.array([factor.value], "float32"))
+        if found is not None:
+            return halves_up(number.astype("int32"), _int(int(found[0][0])), found[1])
     parts = _factor(factor)
     most = _int(2**31 - 1) >> parts.before  # what is larger is far beyond 8 bits anyway
     moved = tirx.max(-most, tirx.min(most, number.astype("int32"))) << parts.before

@@ -50,12 +50,17 @@ def mantissas(factor: np.ndarray) -> tuple[np.ndarray, int] | None:
 
 def rounded(number: Expr, mantissa: Expr, bits: int, rounding: Rounding) -> Expr:
     """An int32 times its factor, as an integer of 8 bits."""
+    whole = halves_up(number, mantissa, bits)
+    low, most = (_int(v - rounding.zero) for v in (rounding.low, rounding.high))
+    return (tirx.max(low, tirx.min(most, whole)) + _int(rounding.zero)).astype(rounding.dtype)
+
+
+def halves_up(number: Expr, mantissa: Expr, bits: int) -> Expr:
+    """An int32 times its factor, rounded."""
     product = number.astype("int64") * mantissa.astype("int64")
     high = tirx.shift_right(product, tirx.const(31, "int64")).astype("int32")
     doubled = tirx.shift_right(high, _int(bits - 1))
-    whole = tirx.shift_right(doubled + _int(1), _int(1))
-    low, most = (_int(v - rounding.zero) for v in (rounding.low, rounding.high))
-    return (tirx.max(low, tirx.min(most, whole)) + _int(rounding.zero)).astype(rounding.dtype)
+    return tirx.shift_right(doubled + _int(1), _int(1))
 
 
 @dataclass(frozen=True)
@@ -155,6 +160,8 @@ def _narrow(value: Expr) -> Expr:
     """What TVM made an int64, part by part."""
     if isinstance(value, tirx.Add):
         return _narrow(value.a) + _narrow(value.b)
+    if isinstance(value, tirx.IntImm):
+        return _int(int(value))
     return _of(tirx.Cast, value).value
 
 

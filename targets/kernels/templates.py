@@ -22,6 +22,7 @@ from .float_bits import quantise_bits
 from .fused import FusedKernel, split_fused
 from .generic import schedule_generic
 from .hvx_conv import write_word_conv
+from .hvx_mean import mean_nest
 from .hvx_stores import pack_stores
 from .hvx_window import takes_pool, write_hvx_depthwise, write_hvx_pool
 from .integer_conv import IntegerConvConfig, write_integer_conv
@@ -81,11 +82,13 @@ def _schedule(
     func: tirx.PrimFunc, machine: VectorMachine, fused: FusedKernel | None
 ) -> tirx.PrimFunc:
     on_items = machine.group_items > 1
-    if fused is None:
+    body = mean_nest(func) if fused is None and machine.packs_bytes else None
+    if fused is None and body is None:
         return schedule_items(func, machine) if on_items else schedule_generic(func, machine)
-    config = json.loads(fused.config)
-    writers = _ITEM_WRITERS if on_items else _WRITERS
-    body = writers[config.pop("template")](_tuples(config), machine, fused)
+    if fused is not None:
+        config = json.loads(fused.config)
+        writers = _ITEM_WRITERS if on_items else _WRITERS
+        body = writers[config.pop("template")](_tuples(config), machine, fused)
     attrs = {**(func.attrs or {}), "s_tir": True, "tirx.noalias": True}
     return tirx.PrimFunc(func.params, body).with_attrs(attrs)
 

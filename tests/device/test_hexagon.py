@@ -243,6 +243,47 @@ WINDOWS = {
 }
 
 
+MEANS = ((1, 160, 7, 7), (2, 48, 2, 3), (1, 32, 33, 32), (1, 32, 2, 2), (1, 32, 1, 3))
+"""Five blocks of channels, a last pixel; two images; more than halves hold; too few pixels."""
+
+
+@pytest.mark.parametrize(("zero", "dtype"), [(120, "uint8"), (-3, "int8")])
+def test_means_and_maxima_of_blocks(zero: int, dtype: str) -> None:
+    """Behind a convolution, whose result is in blocks; large numbers fill the halves. Long rows."""
+    limits, builder = np.iinfo(dtype), relax.BlockBuilder()
+    rounding = Rounding(dtype, zero, int(limits.min), int(limits.max))
+    inputs = [relax.Var(f"x{i}", relax.TensorType(s, dtype)) for i, s in enumerate(MEANS)]
+    inputs.append(relax.Var("wide", relax.TensorType((1, 32, 5, 134), dtype)))
+    results = []
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            for x in inputs:
+                channels, rows, columns = (int(size) for size in x.ty.shape.values[1:])
+                one = np.ones((channels, 1, 1, 1), "int8"), np.zeros(channels, "int32")
+                constants = map(relax.const, (*one, np.ones(channels, "float32")))
+                same = Integer("conv2d", rounding, (zero,), groups=channels)
+                y = builder.emit(integer_call(builder, same, x, *constants))
+                if columns < 100:
+                    mean = Integer("mean", rounding, (zero,), (0.8713 / (rows * columns),))
+                    results.append(builder.emit(integer_call(builder, mean, y)))
+                    continue
+                for stride in (1, 2):  # 134 and 67 columns: groups of vectors, some left, one again
+                    pool = relax.op.nn.max_pool2d(y, (3, 3), (stride,) * 2, (1,) * 4)
+                    results.append(builder.emit(pool))
+            out = builder.emit_output(relax.Tuple(results))
+        builder.emit_func_output(out)
+    dice, mod = np.random.default_rng(7), builder.get()
+    data = [
+        dice.integers(limits.max - 40, limits.max + 1, [int(d) for d in x.ty.shape.values])
+        for x in inputs
+    ]
+    data = [x.astype(dtype) for x in data]
+    got = ts.compile(mod, ["hexagon"], cpu_threads=1)(*data)
+    for right, ours in zip(answers(mod, *data), got, strict=True):
+        assert np.abs(right.astype(int) - ours).max() <= 1  # halves
+        assert (right != ours).mean() < 0.02
+
+
 @pytest.mark.parametrize("zero, dtype", [(120, "uint8"), (-3, "int8")])
 def test_windows(zero: int, dtype: str) -> None:
     """What lies around the image, bands, signed pixels; maxima of columns and of rows."""

@@ -1,0 +1,167 @@
+"""Means of images of 8-bit numbers on HVX.
+
+    for four blocks of channels:
+      for four pixels: halves of each block += their bytes     # the even ones, and the odd ones
+      sums of each block = halves of the same channel, added up as words
+      out = rounded(sums)                                      # of four blocks: a vector
+
+A half holds the sum of 257 bytes without a sign; those with one are taken 128 larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.ir import Expr
+from tvm.ir.expr import TensorLoad
+
+from .fused import Epilogue
+from .hvx import LANES, VECTOR, bytes_at, every, every_byte, high, hvx, keep, low, pair, whole, word
+from .loops import block, const, lanes, load, loop, span, store, vectors, within
+
+_PIXELS = VECTOR // LANES
+_TOGETHER = 4
+"""Blocks of channels: their results fill a vector."""
+
+_MOST = 256
+"""Vectors that are added up in halves, and one more."""
+
+_BOTH = tirx.Ramp(const(0), const(1), 2 * LANES)
+_ONES = 0x01010101
+
+
+def mean_nest(func: tirx.PrimFunc) -> tirx.Stmt | None:
+    """The loop nest of an integer mean of pixels in blocks of channels; None for all else."""
+    found = _mean_of(func)
+    if found is None:
+        return None
+    nest = _Mean(*found)
+    images, blocks = (int(extent) for extent in nest.data.shape[:2])
+    full, rest = divmod(blocks, _TOGETHER)
+
+    def image(n: Expr) -> tirx.Stmt:
+        parts = [span(0, full, lambda g: nest.blocks(n, g * _TOGETHER, _TOGETHER))] if full else []
+        left = [nest.blocks(n, const(full * _TOGETHER), rest)] if rest else []
+        return block([*parts, *left])
+
+    return loop(images, image, "image")
+
+
+def _mean_of(func: tirx.PrimFunc) -> tuple[tirx.Buffer, Epilogue] | None:
+    """What it reads, and what becomes of the sums."""
+    sch = s_tir.Schedule(tvm.IRModule({"main": func}))
+    blocks = [sch.get(b) for b in sch.get_child_blocks(sch.get_sblock("root"))]
+    if len(blocks) != 2 or not all(isinstance(b.body, tirx.BufferStore) for b in blocks):
+        return None
+    sums, rounded = blocks
+    data, axes = _added(sums.body), [axis.var for axis in sums.iter_vars]
+    if data is None or len(axes) != 7 or not _is_image(data.source):
+        return None
+    image, channels, _, _, lane, *pixel = axes
+    extents = [int(axis.dom.extent) for axis in sums.iter_vars]
+    whole_images = extents[5:] == [int(extent) for extent in data.source.shape[2:4]]
+    read = _are(data.indices, [image, channels, *pixel, lane])
+    out, places = rounded.body, [axis.var for axis in rounded.iter_vars]
+    if not (whole_images and read and extents[2:4] == [1, 1] and _are(out.indices, places)):
+        return None
+    if not _are(sums.body.indices, axes[:5]):
+        return None
+    return data.source, Epilogue(sums.body.buffer, out.buffer, tuple(places), out.value)
+
+
+def _added(step: tirx.BufferStore) -> TensorLoad | None:
+    """What is added to a sum of int32, if that is all that happens."""
+    total = step.value
+    if not isinstance(total, tirx.Add) or not isinstance(total.b, tirx.Cast):
+        return None
+    before, added = total.a, total.b.value
+    is_sum = isinstance(before, TensorLoad) and before.source.same_as(step.buffer)
+    if not is_sum or not isinstance(added, TensorLoad) or str(total.ty.dtype) != "int32":
+        return None
+    return added
+
+
+def _is_image(data: tirx.Buffer) -> bool:
+    """Blocks of 32 channels of 8 bits, of four pixels and more."""
+    shape = [int(extent) for extent in data.shape]
+    is_bytes = str(data.dtype) in ("uint8", "int8")
+    return is_bytes and len(shape) == 5 and shape[4] == LANES and shape[2] * shape[3] >= _PIXELS
+
+
+def _are(indices: Sequence[Expr], variables: Sequence[tirx.Var]) -> bool:
+    return len(indices) == len(variables) and all(
+        index.same_as(var) for index, var in zip(indices, variables, strict=True)
+    )
+
+
+class _Mean:
+    """Writes the sums of some blocks of channels, and their rounding."""
+
+    def __init__(self, data: tirx.Buffer, epilogue: Epilogue) -> None:
+        self.data, self.epilogue = data, epilogue
+        self.pixels = int(data.shape[2]) * int(data.shape[3])
+        self.more = 0 if str(data.dtype) == "uint8" else 128
+
+    def blocks(self, n: Expr, first: Expr, count: int) -> tirx.Stmt:
+        """So many blocks of channels, side by side."""
+        sums = vectors("sum", count, LANES, dtype="int32")
+        halves = vectors("halves", count, 2 * LANES, dtype="int32")
+        places = [(n, first + k) for k in range(count)]
+        steps = [keep(total, every(-self.more * self.pixels)) for total in sums]
+        full, rest = divmod(self.pixels, _PIXELS)
+        for start in range(0, full, _MOST):
+            passes = min(_MOST, full - start)
+            steps += [store(both, tirx.Broadcast(word(0), 2 * LANES), _BOTH) for both in halves]
+
+            def some(v: Expr, start: int = start) -> tirx.Stmt:
+                at = (v + start) * VECTOR
+                return block(
+                    [_add(h, self._bytes(p, at)) for h, p in zip(halves, places, strict=True)]
+                )
+
+            steps.append(loop(passes, some, "v"))
+            if rest and start + passes == full:
+                steps += [_add(h, self._last(p, rest)) for h, p in zip(halves, places, strict=True)]
+            steps += [
+                keep(total, whole(total) + _words(both))
+                for total, both in zip(sums, halves, strict=True)
+            ]
+        steps += [self._rounded(p, total) for p, total in zip(places, sums, strict=True)]
+        return within([*sums, *halves], steps)
+
+    def _bytes(self, place: tuple[Expr, Expr], at: Expr) -> Expr:
+        """Four pixels, without a sign."""
+        pixels = bytes_at(self.data, *place, 0, 0, at)
+        return tirx.bitwise_xor(pixels, every_byte(0x80)) if self.more else pixels
+
+    def _last(self, place: tuple[Expr, Expr], count: int) -> Expr:
+        """The last pixels, fewer than four."""
+        pixels = self._bytes(place, const((self.pixels - _PIXELS) * LANES))
+        lane = tirx.Ramp(word(0), word(1), LANES)
+        return tirx.Select(lane >= every((_PIXELS - count) * LANES // 4), pixels, every(0))
+
+    def _rounded(self, place: tuple[Expr, Expr], total: tirx.Buffer) -> tirx.Stmt:
+        return lanes(
+            LANES, lambda v: self.epilogue.store((*place, const(0), const(0), v), load(total, v))
+        )
+
+
+def _add(halves: tirx.Buffer, pixels: Expr) -> tirx.Stmt:
+    """Even bytes to the first vector's halves, odd ones to those of the second."""
+    return store(halves, pair("vmpybus.acc", load(halves, _BOTH), pixels, word(_ONES)), _BOTH)
+
+
+def _words(halves: tirx.Buffer) -> Expr:
+    """A sum for each of 32 channels, of four pixels whose channels are 8 words each."""
+    even, odd = (part(load(halves, _BOTH)) for part in (low, high))
+    first, second = (tirx.bitwise_and(part, every(0xFFFF)) for part in (even, odd))
+    third, fourth = (hvx("vlsrw", part, word(16)) for part in (even, odd))
+    return _joined(_joined(first, third), _joined(second, fourth))
+
+
+def _joined(one: Expr, other: Expr) -> Expr:
+    """Words of two vectors in turns; those of their first halves plus those of their second."""
+    both = pair("vshuffvdd", other, one, word(-4))
+    return low(both) + high(both)
