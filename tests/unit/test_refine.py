@@ -85,7 +85,14 @@ def test_a_generator_gives_all_its_images():
 
 
 @pytest.mark.parametrize(
-    ("images", "error"), [([], InputError), (iter(()), InputError), (IMAGES / 0, TrainingError)]
+    ("images", "error"),
+    [
+        ([], InputError),
+        (iter(()), InputError),
+        ([IMAGES[0]], InputError),
+        (IMAGES[:, :2], InputError),
+        (IMAGES / 0, TrainingError),
+    ],
 )
 def test_a_failure_changes_nothing(images, error):
     net, teacher = pair("basic", "concat")

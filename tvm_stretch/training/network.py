@@ -104,7 +104,7 @@ class TrainableNetwork(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Any:
         """Compute the network; inputs in the order of the graph."""
-        values, times = self._bound(inputs)
+        values, times = self.bound(inputs)
         for node in self.graph.nodes:
             values[node.name] = self.compute(node, values, times)
             for name in node.inputs:
@@ -142,8 +142,12 @@ class TrainableNetwork(nn.Module):
         """Whether an operator of this name holds such a weight."""
         return f"{name}:{role}" in self._places
 
-    def _bound(self, inputs: tuple[Tensor, ...]) -> tuple[dict[str, Any], int]:
-        """Inputs by name, and how many times the written batch they are."""
+    def bound(self, inputs: tuple[Tensor, ...]) -> tuple[dict[str, Any], int]:
+        """Inputs by name, and how many times the written batch they are.
+
+        Raises:
+            InputError: they are others than the network takes.
+        """
         wanted = self.graph.inputs
         if len(inputs) != len(wanted):
             raise InputError(

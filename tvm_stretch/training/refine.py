@@ -146,10 +146,10 @@ def _values(
     net: TrainableNetwork, batch: Tensor, names: Mapping[str, float] | set[str]
 ) -> dict[str, Tensor]:
     """What a network computes, of these tensors."""
-    values: dict[str, Any] = dict.fromkeys(net.graph.inputs, batch)
+    values, times = net.bound((batch,))
     found = {}
     for node in net.graph.nodes:
-        values[node.name] = net.compute(node, values, len(batch) // net.graph.batch)
+        values[node.name] = net.compute(node, values, times)
         if node.name in names:
             found[node.name] = values[node.name]
         for name in node.inputs:
