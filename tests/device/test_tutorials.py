@@ -106,7 +106,7 @@ def test_training(cache: str) -> None:
 
 def test_integers(cache: str) -> None:
     text = _run(cache, "08_integers.py", "--without-dsp")
-    assert "8 of 21 operators are integer operators" in text
+    assert "8 of 19 operators are integer operators" in text
     assert "largest difference from ONNX Runtime: 0.0 steps" in text
 
 
