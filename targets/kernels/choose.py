@@ -18,7 +18,7 @@ from .winograd import WinogradConfig
 
 _LOADS_REACHED = 0.8  # of what the ports could, as seen in measurements
 _L2_BYTES_PER_CYCLE = 24
-_WEIGHT_BYTES_PER_CYCLE = 8  # weights of a whole network do not stay in any cache; partly hidden
+_WEIGHT_BYTES_PER_CYCLE = 8  # weights of a whole network do not stay in any cache
 
 
 Step = Callable[[int, int, int, VectorMachine], float]

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 
-import numpy as np
 from tvm import tirx
 from tvm.ir import Expr
 
@@ -31,18 +30,18 @@ from .conv import ConvConfig
 from .conv_tiles import Blocking, Taps, blocking, column_segments, kernel_rows, row_tiles
 from .fused import Epilogue
 from .loops import (
-    CACHE_LINE,
     PARALLEL,
     Accumulators,
     TileRun,
+    ask_ahead,
     balanced,
     block,
     const,
     fenced_span,
     lanes,
+    line_numbers,
     load,
     loop,
-    prefetch,
     scratch,
     span,
     store,
@@ -281,7 +280,7 @@ class ConvNest:
         first_block = cfg.first_block(tile.group * cfg.oc_blocks)
 
         def tap(run: ChannelRun, ic: Expr, ky: Expr, kx: Expr, active: Sequence[int]) -> tirx.Stmt:
-            ahead = [] if run.lanes[0] else self.ask_ahead(tile, ic, ky, kx)
+            ahead = [] if run.lanes[0] else self.weights_ahead(tile, ic, ky, kx)
             products = acc.add_products(
                 active,
                 lambda p, ii: load(
@@ -345,7 +344,7 @@ class ConvNest:
             ],
         )
 
-    def ask_ahead(self, tile: Tile, ic: Expr, ky: Expr, kx: Expr) -> list[tirx.Stmt]:
+    def weights_ahead(self, tile: Tile, ic: Expr, ky: Expr, kx: Expr) -> list[tirx.Stmt]:
         """Prefetch this tile's share of the weights of a tap that come next in memory.
 
         Without, the first of the tiles that share weights waits for memory, and the others leave
@@ -353,23 +352,14 @@ class ConvNest:
         """
         cfg, cut = self.cfg, self.cut
         turns = cut.band * len(balanced(cut.width, cfg.pixels))
-        line = CACHE_LINE // np.dtype(str(self.weight.dtype)).itemsize
         inner = cfg.weight_shape[4:]
-        numbers = prod(inner)
-        lines = -(-numbers // line)
-        if turns == 1 or turns > 2 * lines:
+        count = prod(inner)
+        if turns == 1 or turns > 2 * -(-count // line_numbers(self.weight)):
             return []
-        each = -(-lines // turns)
-        next_weights = min(cut.chunk, cfg.reduce_blocks) * cfg.kernel[0] * cfg.kernel[1] * numbers
-        return [
-            prefetch(
-                self.weight,
-                *(tile.group, ic, ky, kx, *(0 for _ in inner[1:])),
-                next_weights + (tile.turn * each + j) * line,
-                nearest=self.machine.asks_nearest,
-            )
-            for j in range(each)
-        ]
+        ahead = min(cut.chunk, cfg.reduce_blocks) * cfg.kernel[0] * cfg.kernel[1] * count
+        place = (tile.group, ic, ky, kx, *(0 for _ in inner[1:]), ahead)
+        nearest = self.machine.asks_nearest
+        return ask_ahead(self.weight, place, count, (tile.turn, turns), nearest=nearest)
 
     def pixel(self, y: Expr, x: Expr) -> tuple[Expr, Expr]:
         """Row and column of the output that the nest's row ``y`` and pixel ``x`` stand for."""

@@ -22,6 +22,8 @@ from tvm.ir import Expr
 
 from tvm_stretch.rewriting import rewrite
 
+from .hvx import word
+
 _MOST = 511
 """Distance of results from the zero point: beyond 512 scales, all numbers are alike."""
 
@@ -86,29 +88,25 @@ def quantised(x: Expr, scale: float, zero: int, low: int, high: int) -> Expr:
     """
     bits = int(np.float32(scale).view("int32"))
     exponent, mantissa = bits >> 23, bits & 0x7FFFFF | 0x800000
-    word = tirx.reinterpret("int32", x)
-    size = word & _int(0x7FFFFFFF)
-    inside = tirx.max(_int(bits - (2 << 23)), tirx.min(_int(bits + (9 << 23)), size))
-    digits = inside & _int(0x7FFFFF) | _int(0x800000)
-    left = (inside >> _int(23)) - _int(exponent - 2)  # 0 for a quarter of the scale .. 11
+    whole = tirx.reinterpret("int32", x)
+    size = whole & word(0x7FFFFFFF)
+    inside = tirx.max(word(bits - (2 << 23)), tirx.min(word(bits + (9 << 23)), size))
+    digits = inside & word(0x7FFFFF) | word(0x800000)
+    left = (inside >> word(23)) - word(exponent - 2)  # 0 for a quarter of the scale .. 11
     inverse = min(0x7FFF, round(2**38 / mantissa))
-    lower = (digits >> _int(9)) * _int(inverse) >> (_int(31) - left)
-    halves = lower * _int(2) + _int(1)
+    lower = (digits >> word(9)) * word(inverse) >> (word(31) - left)
+    halves = lower * word(2) + word(1)
     middle = _wrapping(halves) * tirx.const(2 * mantissa, "uint32")
     above = (tirx.shift_left(_wrapping(digits), _wrapping(left)) - middle).astype("int32")
     # half of the quotient's last bit, whose exponent is one less where x has fewer digits
-    less = (digits - _int(mantissa)) >> _int(31)
-    last = tirx.shift_right(_int(4 * mantissa), _int(26) - left - less)
-    most = last ^ (_int(0) - (lower & _int(1)))  # that goes down: -1 - last for an odd number
-    nearest = lower - (most - above >> _int(31))
-    sign = word >> _int(31)
-    result = tirx.max(_int(low), tirx.min(_int(high), (nearest ^ sign) - sign + _int(zero)))
-    is_number = (size - _int(_INFINITE + 1)) >> _int(31)
+    less = (digits - word(mantissa)) >> word(31)
+    last = tirx.shift_right(word(4 * mantissa), word(26) - left - less)
+    most = last ^ (word(0) - (lower & word(1)))  # that goes down: -1 - last for an odd number
+    nearest = lower - (most - above >> word(31))
+    sign = whole >> word(31)
+    result = tirx.max(word(low), tirx.min(word(high), (nearest ^ sign) - sign + word(zero)))
+    is_number = (size - word(_INFINITE + 1)) >> word(31)
     return result & is_number
-
-
-def _int(value: int) -> Expr:
-    return tirx.const(value, "int32")
 
 
 def _wrapping(value: Expr) -> Expr:

@@ -88,12 +88,12 @@ def split_fused(func: tirx.PrimFunc) -> FusedKernel | None:
     final = sch.get(followers[-1])
     axes = tuple(axis.var for axis in final.iter_vars)
     body = final.body
-    if not isinstance(body, tirx.BufferStore) or not _same_place(body.indices, axes):
+    if not isinstance(body, tirx.BufferStore) or not same_place(body.indices, axes):
         return None
     if list(map(int, body.buffer.shape)) != list(map(int, anchor.shape)):
         return None
     for read in _loads(body.value, anchor):
-        if not _same_place(read.indices, axes):
+        if not same_place(read.indices, axes):
             return None
     return FusedKernel(config, operands, meaning, Epilogue(anchor, body.buffer, axes, body.value))
 
@@ -117,7 +117,8 @@ def _needed(blocks: Sequence[s_tir.SBlock]) -> list[tirx.Buffer]:
     return needed
 
 
-def _same_place(indices: Sequence[Expr], axes: Sequence[tirx.Var]) -> bool:
+def same_place(indices: Sequence[Expr], axes: Sequence[tirx.Var]) -> bool:
+    """Whether what is read or written there is the element of these axes."""
     return len(indices) == len(axes) and all(
         i.same_as(a) for i, a in zip(indices, axes, strict=True)
     )

@@ -10,14 +10,12 @@ A half holds the sum of 257 bytes without a sign; those with one are taken 128 l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import tvm
 from tvm import s_tir, tirx
 from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 
-from .fused import Epilogue
+from .fused import Epilogue, same_place
 from .hvx import LANES, VECTOR, bytes_at, every, every_byte, high, hvx, keep, low, pair, whole, word
 from .loops import block, const, lanes, load, loop, span, store, vectors, within
 
@@ -62,11 +60,11 @@ def _mean_of(func: tirx.PrimFunc) -> tuple[tirx.Buffer, Epilogue] | None:
     image, channels, _, _, lane, *pixel = axes
     extents = [int(axis.dom.extent) for axis in sums.iter_vars]
     whole_images = extents[5:] == [int(extent) for extent in data.source.shape[2:4]]
-    read = _are(data.indices, [image, channels, *pixel, lane])
+    read = same_place(data.indices, [image, channels, *pixel, lane])
     out, places = rounded.body, [axis.var for axis in rounded.iter_vars]
-    if not (whole_images and read and extents[2:4] == [1, 1] and _are(out.indices, places)):
+    if not (whole_images and read and extents[2:4] == [1, 1] and same_place(out.indices, places)):
         return None
-    if not _are(sums.body.indices, axes[:5]):
+    if not same_place(sums.body.indices, axes[:5]):
         return None
     return data.source, Epilogue(sums.body.buffer, out.buffer, tuple(places), out.value)
 
@@ -88,12 +86,6 @@ def _is_image(data: tirx.Buffer) -> bool:
     shape = [int(extent) for extent in data.shape]
     is_bytes = str(data.dtype) in ("uint8", "int8")
     return is_bytes and len(shape) == 5 and shape[4] == LANES and shape[2] * shape[3] >= _PIXELS
-
-
-def _are(indices: Sequence[Expr], variables: Sequence[tirx.Var]) -> bool:
-    return len(indices) == len(variables) and all(
-        index.same_as(var) for index, var in zip(indices, variables, strict=True)
-    )
 
 
 class _Mean:

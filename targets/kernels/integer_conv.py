@@ -337,7 +337,7 @@ class IntegerNest(ConvNest):
 
         def tap(run: ChannelRun, ic: Expr, ky: Expr, kx: Expr, active: Sequence[int]) -> tirx.Stmt:
             first, end = run.lanes[0] // WORD, -(-run.lanes[1] // WORD)
-            ahead = [] if first or way.words else self.ask_ahead(tile, ic, ky, kx)
+            ahead = [] if first or way.words else self.weights_ahead(tile, ic, ky, kx)
             words = unrolled(
                 first, end - first, lambda at: products(run, ic, (ky, kx), active, at), "word"
             )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Generic, TypeAlias, TypeVar
 
+import numpy as np
 from tvm import tirx
 from tvm.ir import Expr
 
@@ -99,14 +100,33 @@ def load(buffer: tirx.Buffer, *indices: Index) -> Expr:
     return tirx.BufferLoad(buffer, [const(i) for i in indices])
 
 
-def prefetch(buffer: tirx.Buffer, *indices: Index, nearest: bool) -> tirx.Stmt:
-    """Ask for the cache line of ``buffer[indices]``, which need not exist.
+def line_numbers(buffer: tirx.Buffer) -> int:
+    """Elements of a cache line."""
+    return CACHE_LINE // np.dtype(str(buffer.dtype)).itemsize
 
-    It comes into the nearest cache or into the second one.
+
+def ask_ahead(
+    buffer: tirx.Buffer,
+    place: Sequence[Index],
+    count: int,
+    turn: tuple[Expr, int],
+    *,
+    nearest: bool,
+) -> list[tirx.Stmt]:
+    """Prefetch one turn's share of ``count`` elements from a place on, which need not exist.
+
+    ``turn``: its number, and of how many. They come into the nearest cache or into the second one.
     """
+    (number, turns), line, (*outer, first) = turn, line_numbers(buffer), place
+    each = -(-count // (line * turns))
     read, near, data = (tirx.const(value, "int32") for value in (0, 3 if nearest else 2, 1))
-    address = tirx.address_of(load(buffer, *indices))
-    return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, read, near, data))
+
+    def ask(j: int) -> tirx.Stmt:
+        address = tirx.address_of(load(buffer, *outer, first + (number * each + j) * line))
+        call = tirx.call_llvm_intrin("void", "llvm.prefetch", address, read, near, data)
+        return tirx.Evaluate(call)
+
+    return [ask(j) for j in range(each)]
 
 
 STACK_BYTES = 1020

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from math import log, prod
-from typing import TypeAlias
 
 from tvm import te, tirx
 from tvm.ir import Expr
@@ -120,7 +119,9 @@ _Place = tuple[tirx.Buffer, Expr]
 _Vector = Callable[[_Place, Expr, Expr, int], tirx.Stmt]
 """From where a lane's power stands, its column, its number, and how many lanes came before."""
 
-Stmts: TypeAlias = list[tirx.Stmt]
+_Element = Callable[[Expr, tuple[Expr, ...], tirx.Buffer, Expr], tirx.Stmt]
+"""A lane, where its element stands, the buffer of its power, and the number of that there."""
+
 _MOST_PIECES = 8  # a longer row takes so much longer than memory from the heap
 
 
@@ -246,11 +247,11 @@ def _columns(row: _Row, number: Expr, vectors: int) -> tirx.Stmt:
     def at(k: Expr, v: Expr) -> tuple[Expr, ...]:
         return (*outer, k, first + v)
 
-    def every(vector: Callable[[Expr, tuple[Expr, ...], tirx.Buffer, Expr], tirx.Stmt]) -> Stmts:
-        """``vector(lane, place, powers, number)`` for every element of the rows."""
+    def every(element: _Element) -> list[tirx.Stmt]:
+        """``element`` for every one of the rows."""
 
         def one(k: Expr, powers: tirx.Buffer, start: int) -> tirx.Stmt:
-            return lanes(width, lambda v: vector(v, at(k + start, v), powers, k * width + v))
+            return lanes(width, lambda v: element(v, at(k + start, v), powers, k * width + v))
 
         return [
             loop(end - start, partial(one, powers=powers, start=start), "k")

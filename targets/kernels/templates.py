@@ -82,13 +82,14 @@ def _schedule(
     func: tirx.PrimFunc, machine: VectorMachine, fused: FusedKernel | None
 ) -> tirx.PrimFunc:
     on_items = machine.group_items > 1
-    body = mean_nest(func) if fused is None and machine.packs_bytes else None
-    if fused is None and body is None:
-        return schedule_items(func, machine) if on_items else schedule_generic(func, machine)
     if fused is not None:
         config = json.loads(fused.config)
         writers = _ITEM_WRITERS if on_items else _WRITERS
         body = writers[config.pop("template")](_tuples(config), machine, fused)
+    elif machine.packs_bytes and (mean := mean_nest(func)) is not None:
+        body = mean
+    else:
+        return schedule_items(func, machine) if on_items else schedule_generic(func, machine)
     attrs = {**(func.attrs or {}), "s_tir": True, "tirx.noalias": True}
     return tirx.PrimFunc(func.params, body).with_attrs(attrs)
 

@@ -20,11 +20,11 @@ from tvm.ir import Expr
 from .channel_runs import ChannelRun, winograd_runs
 from .fused import Epilogue
 from .loops import (
-    CACHE_LINE,
     PARALLEL,
     SERIAL,
     Accumulators,
     Square,
+    ask_ahead,
     balanced,
     block,
     const,
@@ -34,7 +34,6 @@ from .loops import (
     lanes,
     load,
     loop,
-    prefetch,
     scratch,
     span,
     store,
@@ -359,30 +358,20 @@ class _Nest:
         planes: tuple[Plane, tirx.Buffer],
         turn: tuple[Expr, int],
     ) -> tirx.Stmt:
-        """``turn`` is the number of this tile among those that read the same weights."""
-        cfg, (plane, m), (index, turns) = self.cfg, planes, turn
+        """``turn``: number of this tile among those that read the same weights, and how many."""
+        cfg, (plane, m) = self.cfg, planes
         (part, k, g), (t, count), (pixels, blocks) = place, tiles, shape
         acc = Accumulators(pixels, blocks, cfg.lanes)
 
-        lines = blocks * cfg.lanes**2 * 4 // CACHE_LINE
-        each = -(-lines // turns)
-
         def reduce(run: ChannelRun, c: Expr) -> tirx.Stmt:
-            # Every tile asks for its share of the weights that come next in memory.
             next_group = cfg.in_blocks * cfg.lanes**2 * cfg.oc_blocks
-            ahead = [
-                prefetch(
-                    self.weight,
-                    part,
-                    k,
-                    g,
-                    c,
-                    0,
-                    next_group + (index * each + j) * (CACHE_LINE // 4),
-                    nearest=self.machine.asks_nearest,
-                )
-                for j in range(each)
-            ]
+            ahead = ask_ahead(
+                self.weight,
+                (part, k, g, c, 0, next_group),
+                blocks * cfg.lanes**2,
+                turn,
+                nearest=self.machine.asks_nearest,
+            )
             channels = acc.add_products(
                 range(pixels),
                 lambda p, ii: plane(k, c, t + p, run.lane(ii)),

@@ -58,9 +58,9 @@ def stores(function: tirx.PrimFunc) -> int:
 def test_tiles_are_loops_until_they_are_unrolled(wide: int) -> None:
     """Each pass before looks at each statement."""
     machine = vector_machine(cpu_of(wide), 1)
-    config = choose_conv(ConvShape(1, 256, (14, 14), 64, (1, 1)), machine, wide)
+    config = choose_conv(ConvShape(1, 256, (14, 14), 192, (1, 1)), machine, wide)
     assert config.pixels * config.oc_blocks >= 8
-    assert stores(kernel(config, machine)) <= config.pixels * config.oc_blocks
+    assert stores(kernel(config, machine)) < config.pixels * config.oc_blocks
 
 
 @pytest.mark.parametrize("shape", [(3, 20), (20, 3), (1, 1)])

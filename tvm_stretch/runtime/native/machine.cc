@@ -1,6 +1,6 @@
 // What a machine is, asked by those who compile for it: `tvm_stretch.describe_machine`.
 //
-//   {"version": 1, "triple": "aarch64-linux-android", "name": "...", "features": ["dotprod", ...],
+//   {"version": 2, "triple": "aarch64-linux-android", "name": "...", "features": ["dotprod", ...],
 //    "cores": [{"number": 0, "part": "0x41:0xd05", "mhz": 1785, "capacity": 300, "l1": 32768,
 //               "l2": 131072}, ...],
 //    "memory": 5900000000, "free": 2100000000, "opencl": [...], "why_no_opencl": "",
