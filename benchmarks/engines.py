@@ -153,6 +153,11 @@ def _load_ours(model: BenchModel, threads: int, mcpu: str) -> Run:
 def _load_both(model: BenchModel, threads: int, mcpu: str) -> Run:
     if threads != 2:
         raise RuntimeError("runs on two cores: one for the CPU, one for OpenCL")
+    from tvm_stretch.targets.processors import drop_absent
+
+    _, missing = drop_absent(["opencl", "llvm"])
+    if missing:  # the compiler would go on without it
+        raise RuntimeError(missing)
     return _compile(model, [own_cpu(mcpu), "opencl"], 1)
 
 

@@ -102,3 +102,11 @@ def test_the_share_of_the_peak_counts_direct_operations():
         share.add(seconds, 1e11)
     # 2 G multiply-adds in 40 ms are half of 100 G a second; a turn without neighbours reached all
     assert share.row() == "| net | 2.00 | 40.00 | 100 | 200 | 0.50 | 0.90 |"
+
+
+def test_both_processors_are_not_one(model: BenchModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a variable names no device, the compiler goes on without OpenCL: not this benchmark."""
+    monkeypatch.setenv("TVM_STRETCH_OPENCL_DEVICE", "there is none such")
+    cores = sorted(os.sched_getaffinity(0))[:1]
+    _, row = compare_engines(model, ["ort", "both"], 2, cores, rounds=1, rtol=1e-3)
+    assert "opencl left out" in row.failure and not row.samples
