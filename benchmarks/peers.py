@@ -85,6 +85,7 @@ def compare_engines(
     rounds: int,
     rtol: float,
     mcpu: str = "",
+    avx2: bool = False,
 ) -> list[Row]:
     """Loads, checks and times the engines on one model; failures become rows with a reason."""
     rows = {name: Row(model.name, threads, name) for name in engines}
@@ -92,12 +93,14 @@ def compare_engines(
         workers: dict[str, Worker] = {}
         for name in engines:
             try:
-                workers[name] = stack.enter_context(Worker(name, model, threads, cores, mcpu))
+                workers[name] = stack.enter_context(Worker(name, model, threads, cores, mcpu, avx2))
             except RuntimeError as error:
                 rows[name].failure = str(error)
                 continue
             rows[name].load_seconds = workers[name].load_seconds
         _check_answers(workers, rows, rtol)
+        if avx2:
+            _check_registers(workers, rows)
         for turn in range(rounds):
             names = list(workers)
             first = turn % max(len(names), 1)
@@ -120,6 +123,20 @@ def _check_answers(workers: dict[str, Worker], rows: dict[str, Row], rtol: float
             rows[name].max_error = error
             if error > rtol:
                 rows[name].failure = f"wrong answer: relative error {error:.1e} > {rtol:g}"
+        if rows[name].failure:
+            workers.pop(name).close()
+
+
+def _check_registers(workers: dict[str, Worker], rows: dict[str, Row]) -> None:
+    """Removes every engine from `workers` that computes with AVX-512 all the same."""
+    for name in list(workers):
+        try:
+            share = workers[name].share_of_avx512()
+        except RuntimeError as failure:
+            rows[name].failure = str(failure)
+        else:
+            if share:
+                rows[name].failure = f"AVX-512 in use: in {share:.0%} of samples of registers"
         if rows[name].failure:
             workers.pop(name).close()
 
@@ -171,7 +188,7 @@ def print_table(rows: list[Row], engines: list[str]) -> None:
             print(f"  {row.model}, {row.threads} thread(s), {row.engine}: no time: {row.failure}")
 
 
-def write_json(path: Path, rows: list[Row], cores: list[int], mcpu: str) -> None:
+def write_json(path: Path, rows: list[Row], setup: dict[str, Any]) -> None:
     """All samples, medians and the machine, written whole or not at all."""
     groups = dict.fromkeys((row.model, row.threads) for row in rows)
     ratios = [
@@ -188,7 +205,6 @@ def write_json(path: Path, rows: list[Row], cores: list[int], mcpu: str) -> None
         asdict(row) | {"median_ms": row.median, "fastest_ms": min(row.samples, default=None)}
         for row in rows
     ]
-    setup = {"pinned_to_cores": cores, "ours_for": mcpu or "this machine"}
     document = {
         "machine": describe_machine() | setup,
         "runs_per_turn": RUNS_PER_TURN,
@@ -215,12 +231,19 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         default="",
         help="compile ours for this core; peers, and OpenCL's driver, use what the machine has",
     )
+    parser.add_argument(
+        "--only-avx2",
+        action="store_true",
+        help="tell peers that the machine has no AVX-512 (only_avx2.py); needs --mcpu",
+    )
     parser.add_argument("--rtol", type=float, default=1e-3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     options.peers = options.peers.split(",")
     if unknown := set(options.peers) - set(ENGINES):
         parser.error(f"expected engines among {', '.join(ENGINES)}, got {', '.join(unknown)}")
+    if options.only_avx2 and not options.mcpu:
+        parser.error("expected --mcpu with --only-avx2, got none; name a core without AVX-512")
     if REFERENCE not in options.peers:
         options.peers.insert(0, REFERENCE)
     cores = options.cores or sorted(os.sched_getaffinity(0))
@@ -236,7 +259,8 @@ def main(arguments: list[str] | None = None) -> int:
     machine = describe_machine()
     print(f"{machine['processor']}, {', '.join(machine['features'])}, cores {options.cores}")
     if options.mcpu:
-        print(f"ours for {options.mcpu}; all others with what the machine has")
+        others = "AVX2" if options.only_avx2 else "what the machine has"
+        print(f"ours for {options.mcpu}; all others with {others}")
     rows: list[Row] = []
     for source in options.models:
         model = prepare_model(source, options.size)
@@ -250,11 +274,17 @@ def main(arguments: list[str] | None = None) -> int:
                 options.repeat,
                 options.rtol,
                 options.mcpu,
+                options.only_avx2,
             )
             rows += group
             print_table(group, options.peers)
             if options.json:
-                write_json(options.json, rows, options.cores, options.mcpu)
+                setup = {
+                    "pinned_to_cores": options.cores,
+                    "ours_for": options.mcpu or "this machine",
+                    "only_avx2": options.only_avx2,
+                }
+                write_json(options.json, rows, setup)
     ours = [row for row in rows if row.engine == OURS or (row.engine == BOTH and row.threads == 2)]
     return 1 if any(row.failure for row in ours) else 0
 

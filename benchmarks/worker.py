@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import only_avx2
 from benchmarks.engines import PHONES, Run, load, python_of, setup_of
 from benchmarks.models import BenchModel, Tensors
 
@@ -31,14 +32,23 @@ class Worker:
     """Parent's handle of one engine process; a failure there is a `RuntimeError` here."""
 
     def __init__(
-        self, engine: str, model: BenchModel, threads: int, cores: list[int], mcpu: str = ""
+        self,
+        engine: str,
+        model: BenchModel,
+        threads: int,
+        cores: list[int],
+        mcpu: str = "",
+        avx2: bool = False,
     ) -> None:
-        """Starts the process and loads the model there; ours with code for ``mcpu``."""
+        """Starts the process and loads the model there; ours with code for ``mcpu``.
+
+        With ``avx2``, peers are told that there is no AVX-512.
+        """
         self._pipe, theirs = Pipe()
         self._process = subprocess.Popen(
             [python_of(engine), "-m", "benchmarks.worker", str(theirs.fileno())],
             cwd=Path(__file__).parents[1],
-            env=_environment(engine, threads),
+            env=_environment(engine, threads) | (only_avx2.environment(engine) if avx2 else {}),
             pass_fds=[theirs.fileno()],
         )
         theirs.close()
@@ -56,6 +66,10 @@ class Worker:
     def times(self, warmup: int, runs: int) -> list[float]:
         """Milliseconds of `runs` calls after `warmup` calls."""
         return self._ask(("times", warmup, runs))
+
+    def share_of_avx512(self) -> float:
+        """How much of the time registers of AVX-512 are in use, with ``avx2``."""
+        return self._ask(("share of AVX-512", 0, 0))
 
     def close(self) -> None:
         """Ends the process."""
@@ -122,6 +136,8 @@ def _serve(pipe: Connection) -> None:
         try:
             if what == "outputs":
                 pipe.send((True, [np.array(output) for output in run(inputs)]))
+            elif what == "share of AVX-512":
+                pipe.send((True, only_avx2.share_of_avx512(lambda: run(inputs))))
             else:
                 pipe.send((True, _time_calls(run, inputs, warmup, runs)))
         except Exception as error:
