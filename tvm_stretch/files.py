@@ -11,10 +11,12 @@ is found before anything believes it.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import re
+import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -97,16 +99,45 @@ def write_whole(path: Path, content: str | bytes) -> None:
     unique = f"{os.getpid()}.{threading.get_ident()}"
     temporary = path.with_name(f".{path.name}.{unique}{TEMPORARY}")
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("wb") as file, held(temporary):
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+            temporary.replace(path)
     except OSError as error:
         error.filename = str(path)  # which the user knows
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def held(temporary: Path) -> Iterator[None]:
+    """While somebody writes a temporary file or folder; `remove_abandoned` leaves it alone.
+
+    Its age would not do: clocks jump, and differ between machines that share a folder.
+    """
+    handle = os.open(temporary, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks: nothing is removed there
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def remove_abandoned(temporary: Path) -> None:
+    """Remove a temporary file or folder if who wrote it was killed."""
+    with contextlib.suppress(OSError):  # somebody holds it, or has removed it
+        handle = os.open(temporary, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if temporary.is_dir():
+                shutil.rmtree(temporary, ignore_errors=True)
+            else:
+                temporary.unlink()
+        finally:
+            os.close(handle)
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ import tvm_stretch as ts
 import tvm_stretch.runtime.asynchronous
 from tvm_stretch.codegen import kernel_cache as caching
 from tvm_stretch.errors import ArtifactError
+from tvm_stretch.files import held
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -98,8 +99,9 @@ def test_what_a_killed_export_left_is_removed(tmp_path: Path) -> None:
     for folder in (old, new):
         folder.mkdir()
         (folder / "weights.bin").write_bytes(b"half")
-    os.utime(old, (0, 0))
-    compiled(8).export(path)
+    os.utime(new, (0, 0))  # by a clock that is behind, or was
+    with held(new):
+        compiled(8).export(path)
     assert sorted(tmp_path.iterdir()) == [new, path]
 
 

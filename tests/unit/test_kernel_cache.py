@@ -23,6 +23,7 @@ from tvm_stretch.codegen import generate as generation
 from tvm_stretch.codegen import kernel_cache as caching
 from tvm_stretch.codegen.generate import generate, named_kernel
 from tvm_stretch.codegen.kernel_cache import KernelCache, digest
+from tvm_stretch.files import held
 
 TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 1})
 HOST = cpu_processor(TARGET, 1)
@@ -140,12 +141,13 @@ def test_the_folder_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         first.store(key, bytes(72))  # with its header 100 bytes
         os.utime(tmp_path / key.hex(), (time.time() - 1000 + age,) * 2)
     (tmp_path / ".old.tmp").write_bytes(b"of a killed process")
-    os.utime(tmp_path / ".old.tmp", (0, 0))
-    (tmp_path / ".new.tmp").write_bytes(b"of a process that writes right now")
+    (tmp_path / ".new.tmp").write_bytes(b"of a process that writes right now, with a clock of old")
+    os.utime(tmp_path / ".new.tmp", (0, 0))
     monkeypatch.setattr(caching, "_FOLDER_BYTES", 900)
     second = KernelCache(tmp_path)
     assert second.find(keys[0]) is not None  # used just now, so that it stays
-    second.store(OTHER, b"more")
+    with held(tmp_path / ".new.tmp"):
+        second.store(OTHER, b"more")
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {key.hex() for key in (keys[0], *keys[7:], OTHER)} | {".new.tmp"}
 

@@ -21,18 +21,16 @@ import functools
 import hashlib
 import os
 import threading
-import time
 from collections import OrderedDict
 from pathlib import Path
 
-from tvm_stretch.files import TEMPORARY, cache_folder, write_whole
+from tvm_stretch.files import TEMPORARY, cache_folder, remove_abandoned, write_whole
 
 _MAGIC = b"TVMSTRK1"
 _DIGEST_BYTES = 20
 _HEADER_BYTES = len(_MAGIC) + _DIGEST_BYTES
 _MEMORY_BYTES = 2**27
 _FOLDER_BYTES = 2**29
-_STALE_SECONDS = 3600.0
 
 
 def digest(*parts: bytes) -> bytes:
@@ -106,14 +104,14 @@ class KernelCache:
 
 def _tidy(folder: Path) -> None:
     """Remove what killed processes left behind and, if there is too much, the oldest half."""
-    now, entries = time.time(), []
+    entries = []
     for path in folder.iterdir():
         with contextlib.suppress(OSError):  # another process removed it
+            if path.suffix == TEMPORARY:
+                remove_abandoned(path)
+                continue
             status = path.stat()
-            if path.suffix != TEMPORARY:
-                entries.append((status.st_mtime, status.st_size, path))
-            elif status.st_mtime < now - _STALE_SECONDS:
-                path.unlink()
+            entries.append((status.st_mtime, status.st_size, path))
     total = sum(size for _, size, _ in entries)
     if total <= _FOLDER_BYTES:
         return

@@ -18,7 +18,6 @@ import platform
 import shutil
 import struct
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,12 +30,10 @@ from tvm.runtime import _ffi_api
 from tvm_stretch.codegen.linking import linker_for
 from tvm_stretch.codegen.object_code import MACHINES, ObjectCode, object_file
 from tvm_stretch.errors import ArtifactError, RunError, TargetError
-from tvm_stretch.files import writing
+from tvm_stretch.files import held, remove_abandoned, writing
 from tvm_stretch.lowering.graph import Graph
 from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.runtime.seal import check_seal, seal
-
-_STALE_SECONDS = 3600.0
 
 EXECUTOR_KIND = "tvm_stretch.executor"
 
@@ -195,8 +192,10 @@ def _written_beside(path: Path) -> Iterator[Path]:
         )
     _remove_leftovers(path)
     with writing("the artifact", ArtifactError):
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as name:
-            folder = Path(name)
+        with (
+            tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as name,
+            held(folder := Path(name)),
+        ):
             yield folder
             written = folder / path.name
             with written.open("rb+") as file:
@@ -212,9 +211,8 @@ def _written_beside(path: Path) -> Iterator[Path]:
 def _remove_leftovers(path: Path) -> None:
     """Remove the temporary folders of processes that were killed while they wrote this file."""
     for folder in path.parent.glob(f".{glob.escape(path.name)}.*"):
-        with contextlib.suppress(OSError):  # another process removed it
-            if folder.is_dir() and folder.stat().st_mtime < time.time() - _STALE_SECONDS:
-                shutil.rmtree(folder, ignore_errors=True)
+        if folder.is_dir():
+            remove_abandoned(folder)
 
 
 def open_artifact(path: Path) -> tvm.runtime.Module:

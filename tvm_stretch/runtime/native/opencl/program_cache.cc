@@ -1,9 +1,9 @@
 #include "program_cache.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -54,13 +54,15 @@ void SyncFolder(const std::string& folder) {
   close(handle);
 }
 
-// What processes left behind that were killed while they wrote.
-void RemoveOldTemporaries(const std::string& folder) {
+// What processes left behind that were killed while they wrote: nobody locks it. Clocks jump.
+void RemoveAbandoned(const std::string& folder) {
   std::error_code error;
-  auto limit = fs::file_time_type::clock::now() - std::chrono::hours(1);
   for (const auto& entry : fs::directory_iterator(folder, error)) {
-    bool is_temporary = entry.path().filename().string().find(kTemporary) != std::string::npos;
-    if (is_temporary && entry.last_write_time(error) < limit) fs::remove(entry.path(), error);
+    if (entry.path().filename().string().find(kTemporary) == std::string::npos) continue;
+    int file = open(entry.path().c_str(), O_RDONLY | O_CLOEXEC);
+    if (file < 0) continue;
+    if (flock(file, LOCK_EX | LOCK_NB) == 0) fs::remove(entry.path(), error);
+    close(file);
   }
 }
 
@@ -79,7 +81,7 @@ ProgramCache::ProgramCache() : folder_(Folder().string()) {
   if (folder_.empty()) return;
   std::error_code error;
   fs::create_directories(folder_, error);
-  RemoveOldTemporaries(folder_);
+  RemoveAbandoned(folder_);
 }
 
 std::string ProgramCache::PathOf(const std::string& key) const {
@@ -119,15 +121,16 @@ void ProgramCache::Store(const std::string& key, const std::string& binary) cons
   std::string temporary = path + kTemporary + "XXXXXX";
   int file = mkstemp(temporary.data());
   if (file < 0) return;
+  flock(file, LOCK_EX);  // where there are no locks nothing is taken for abandoned, either
   bool is_written =
       WriteAll(file, std::string(reinterpret_cast<const char*>(&header), sizeof(header))) &&
       WriteAll(file, content) && fsync(file) == 0;
-  is_written = close(file) == 0 && is_written;
   if (is_written && std::rename(temporary.c_str(), path.c_str()) == 0) {
     SyncFolder(folder_);
   } else {
     unlink(temporary.c_str());
   }
+  close(file);
 }
 
 void ProgramCache::Remove(const std::string& key) const {
