@@ -80,6 +80,9 @@ def speed_of_cores(threads: int) -> Speed:
     return replace(CORE, cycles_per_ns=CORE.cycles_per_ns * (1.0 + 0.75 * (threads - 1)))
 
 
+_OTHER_TRIPLES = ("aarch64-linux-gnu", "x86_64-linux-gnu")
+
+
 def _check_names(target: Target) -> None:
     """LLVM itself ignores a core or a feature that it does not know.
 
@@ -92,7 +95,13 @@ def _check_names(target: Target) -> None:
     cores = list(map(str, codegen.llvm_get_cpu_archlist(bare)))
     core = str(target.attrs.get("mcpu", ""))
     # LLVM lists no second names, as apple-m1 is one, but knows what such a core has
-    if core and core not in cores and _features(triple, mcpu=core) == _features(triple):
+    if core and core not in cores and not _is_core(core, triple):
+        for other in _OTHER_TRIPLES:
+            if _is_core(core, other):
+                raise TargetError(
+                    f"expected a core of {triple} for mcpu, got {core!r}; to compile for such a "
+                    f"machine say so beside it: 'mtriple': {other!r}"
+                )
         _refuse_name("mcpu", core, f"a core of {triple}", cores)
     for given in map(str, target.attrs.get("mattr", ())):
         name = given[1:]
@@ -100,6 +109,11 @@ def _check_names(target: Target) -> None:
             known = {word for core in cores for word in _features(triple, mcpu=core)}
             written = [sign + word for sign in "+-" for word in known]
             _refuse_name("mattr", given, f"+ or - and a feature of {triple}", written)
+
+
+def _is_core(name: str, triple: str) -> bool:
+    """Whether LLVM knows what such a core has."""
+    return _features(triple, mcpu=name) != _features(triple)
 
 
 def _features(triple: str, **described: Any) -> set[str]:
