@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -98,8 +98,13 @@ def write_whole(path: Path, content: str | bytes) -> None:
         return
     unique = f"{os.getpid()}.{threading.get_ident()}"
     temporary = path.with_name(f".{path.name}.{unique}{TEMPORARY}")
+
+    def make() -> Path:
+        temporary.touch()
+        return temporary
+
     try:
-        with temporary.open("wb") as file, held(temporary):
+        with held(make), temporary.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -112,18 +117,36 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 @contextlib.contextmanager
-def held(temporary: Path) -> Iterator[None]:
+def held(make: Callable[[], Path]) -> Iterator[Path]:
     """While somebody writes a temporary file or folder; `remove_abandoned` leaves it alone.
 
     Its age would not do: clocks jump, and differ between machines that share a folder.
+
+    Args:
+        make: makes it; once more if it is taken for abandoned before it is held.
     """
-    handle = os.open(temporary, os.O_RDONLY)
+    handle = None
+    while handle is None:
+        handle = _hold(temporary := make())
     try:
-        with contextlib.suppress(OSError):  # a file system without locks: nothing is removed there
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        yield temporary
     finally:
         os.close(handle)
+
+
+def _hold(temporary: Path) -> int | None:
+    """Lock it; None if it is not there any more."""
+    try:
+        handle = os.open(temporary, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    with contextlib.suppress(OSError):  # a file system without locks: nothing is removed there
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(handle), temporary.stat()):
+            return handle
+    os.close(handle)
+    return None
 
 
 def remove_abandoned(temporary: Path) -> None:

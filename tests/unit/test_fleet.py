@@ -16,8 +16,9 @@ import pytest
 from rpc_processes import Phone, Tracker
 
 import tvm_stretch as ts
-from tvm_stretch.errors import DeviceError, InputError
+from tvm_stretch.errors import CostModelError, DeviceError, InputError
 from tvm_stretch.measuring import fleet as fleets
+from tvm_stretch.measuring.campaign import measuring_into
 from tvm_stretch.measuring.dataset import Dataset
 from tvm_stretch.measuring.fleet import Batches, Crew, Post, carry_out
 from tvm_stretch.measuring.samples import Sample
@@ -180,6 +181,8 @@ def test_a_fleet_of_which_one_is_killed(
         said.append(line)
         if " in all" in line and phones[0].is_running:
             phones[0].signal(signal.SIGKILL)
+            with pytest.raises(CostModelError, match="for these measurements alone, got another"):
+                ts.measure(["llvm"], budget=1, folder=tmp_path / "pixel", cpu_threads=1)
 
     models = ts.measure(
         ["llvm"], device=fleet, budget=3, folder=tmp_path, cpu_threads=1, progress=heard
@@ -189,6 +192,8 @@ def test_a_fleet_of_which_one_is_killed(
     blocks = [batch for batch, _ in itertools.groupby(row.batch for row in rows)]
     assert blocks and len(set(blocks)) == len(blocks), "every batch once, in one piece"
     assert (tmp_path / "pixel" / "cpu.json").is_file()
+    with measuring_into(tmp_path / "pixel"):
+        pass  # it is over, and the next campaign can begin
 
 
 def test_a_fleet_without_phones(farm: tuple[Tracker, list[Phone]], tmp_path: Path) -> None:

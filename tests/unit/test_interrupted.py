@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import fresh_process
@@ -26,7 +27,7 @@ import tvm_stretch as ts
 import tvm_stretch.runtime.asynchronous
 from tvm_stretch.codegen import kernel_cache as caching
 from tvm_stretch.errors import ArtifactError
-from tvm_stretch.files import held
+from tvm_stretch.files import held, remove_abandoned
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -100,9 +101,29 @@ def test_what_a_killed_export_left_is_removed(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "weights.bin").write_bytes(b"half")
     os.utime(new, (0, 0))  # by a clock that is behind, or was
-    with held(new):
+    with held(lambda: new):
         compiled(8).export(path)
     assert sorted(tmp_path.iterdir()) == [new, path]
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
+def test_what_is_removed_before_it_is_held_is_made_anew(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    names = iter(["first", "second"])
+
+    def made() -> Path:
+        make(path := tmp_path / next(names))
+        if path.name == "first":
+            remove_abandoned(path)  # as another process that starts just then
+        return path
+
+    with held(made) as found:
+        assert found == tmp_path / "second"
+        remove_abandoned(found)
+        assert found.exists()
+    remove_abandoned(found)
+    assert not found.exists()
 
 
 def test_ctrl_c_while_modules_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,7 +146,7 @@ def test_the_folder_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(caching, "_FOLDER_BYTES", 900)
     second = KernelCache(tmp_path)
     assert second.find(keys[0]) is not None  # used just now, so that it stays
-    with held(tmp_path / ".new.tmp"):
+    with held(lambda: tmp_path / ".new.tmp"):
         second.store(OTHER, b"more")
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {key.hex() for key in (keys[0], *keys[7:], OTHER)} | {".new.tmp"}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
+import os
 import random
 import threading
 import time
@@ -16,7 +18,8 @@ import xgboost  # noqa: F401
 
 from tvm_stretch.cost.device import fingerprint
 from tvm_stretch.cost.model import MeasuredModel, train
-from tvm_stretch.errors import DeviceError, last_line
+from tvm_stretch.errors import CostModelError, DeviceError, last_line
+from tvm_stretch.files import writing
 from tvm_stretch.measuring.ahead import Ahead
 from tvm_stretch.measuring.bench import Bench
 from tvm_stretch.measuring.dataset import Dataset, Row, at_pace, usual_pace
@@ -101,6 +104,36 @@ def learn(
         below=below,
         intervals=intervals,
     )
+
+
+@contextlib.contextmanager
+def measuring_into(folder: Path) -> Iterator[None]:
+    """Nobody else measures into the folder meanwhile, which is made if it is not there.
+
+    Two campaigns would number their batches alike, and measure each twice.
+
+    Raises:
+        CostModelError: somebody does, or it cannot be made.
+    """
+    with writing("the measurements", CostModelError):
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise CostModelError(
+            f"expected {folder} for these measurements alone, got another campaign that is "
+            "writing to it; wait until it is over, or name another folder"
+        ) from error
+    except OSError:  # a file system without locks
+        pass
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)  # processes that were forked have the handle, too
+        os.close(handle)
 
 
 def open_dataset(folder: Path, processor: Processor, resume: bool = True) -> Dataset:

@@ -25,14 +25,14 @@ from pathlib import Path
 
 from tvm_stretch.cost.device import chosen_folder
 from tvm_stretch.cost.model import MeasuredModel
-from tvm_stretch.errors import CostModelError, DeviceError, InputError, last_line
-from tvm_stretch.files import writing
+from tvm_stretch.errors import DeviceError, InputError, last_line
 from tvm_stretch.measuring.bench import Bench
 from tvm_stretch.measuring.campaign import (
     Campaign,
     batches_ahead,
     learn,
     measure_together,
+    measuring_into,
     open_dataset,
 )
 from tvm_stretch.measuring.workshop import Workshop
@@ -299,6 +299,22 @@ def measure_fleet(
 ) -> dict[str, MeasuredModel]:
     """As ``ts.measure``, of all phones of a fleet at the same time; see there."""
     kinds = [_kind(fleet, key, targets, folder, cpu_threads) for key in fleet.keys]
+    with ExitStack() as stack:
+        for kind in kinds:
+            stack.enter_context(measuring_into(kind.folder))
+        _measure_kinds(fleet, kinds, budget, resume, networks, seed)
+    return {f"{kind.key}/{name}": model for kind in kinds for name, model in kind.models.items()}
+
+
+def _measure_kinds(
+    fleet: Fleet,
+    kinds: Sequence[_Kind],
+    budget: float,
+    resume: bool,
+    networks: Mapping[str, object],
+    seed: int,
+) -> None:
+    """One processor of each kind after the other, the CPU first."""
     stages = max(len(kind.in_order) for kind in kinds)
     for stage in range(stages):
         began = time.monotonic()
@@ -309,7 +325,6 @@ def measure_fleet(
         budget = max(1.0, budget - (time.monotonic() - began))
         for kind, crew in zip(at_work, crews, strict=True):
             _learn(kind, kind.in_order[stage], crew)
-    return {f"{kind.key}/{name}": model for kind in kinds for name, model in kind.models.items()}
 
 
 def _kind(
@@ -320,8 +335,6 @@ def _kind(
         processors, placeable = processors_of(phone, targets, cpu_threads)
     in_order = sorted(placeable, key=lambda p: p is not processors[0])
     kept_in = chosen_folder(None if folder is None else folder / key, processors[0])
-    with writing("the measurements", CostModelError):
-        kept_in.mkdir(parents=True, exist_ok=True)
     return _Kind(key, description, processors, in_order, kept_in)
 
 

@@ -16,14 +16,15 @@ from collections.abc import Mapping, Sequence
 
 from tvm_stretch.cost.device import chosen_folder
 from tvm_stretch.cost.model import MeasuredModel
-from tvm_stretch.errors import CostModelError, InputError
-from tvm_stretch.files import as_path, writing
+from tvm_stretch.errors import InputError
+from tvm_stretch.files import as_path
 from tvm_stretch.measuring.bench import Bench, by_packets
 from tvm_stretch.measuring.campaign import (
     Campaign,
     batches_ahead,
     learn,
     measure_together,
+    measuring_into,
     open_dataset,
     whatever_happens,
 )
@@ -69,7 +70,8 @@ def measure(
 
     Raises:
         InputError: the budget is not positive, or the device is none.
-        CostModelError: the folder's measurements are damaged or from another device.
+        CostModelError: the folder's measurements are damaged or from another device, or somebody
+            else measures into it right now.
         DeviceError: a device disappeared, or answers what cannot be: what was measured is kept, and
             another call goes on with it.
     """
@@ -86,13 +88,11 @@ def measure(
             )
     processors, placeable = processors_of(device, targets, cpu_threads)
     kept_in = chosen_folder(folder, processors[0])
-    with writing("the measurements", CostModelError):
-        kept_in.mkdir(parents=True, exist_ok=True)
     models: dict[str, MeasuredModel] = {}
     host = processors[0]
     others = [p for p in placeable if p is not host]
     in_order = sorted(placeable, key=lambda p: p is not host)  # others may stand on its model
-    with reporting(progress):
+    with reporting(progress), measuring_into(kept_in):
         for index, processor in enumerate(in_order):
             workshop = Workshop([processor, *(p for p in processors[:1] if p is not processor)])
             share = budget / (len(placeable) - index)

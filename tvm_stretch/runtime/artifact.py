@@ -192,15 +192,17 @@ def _written_beside(path: Path) -> Iterator[Path]:
         )
     _remove_leftovers(path)
     with writing("the artifact", ArtifactError):
-        with (
-            tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as name,
-            held(folder := Path(name)),
-        ):
-            yield folder
-            written = folder / path.name
-            with written.open("rb+") as file:
-                os.fsync(file.fileno())
-            written.replace(path)
+        with held(
+            lambda: Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        ) as folder:
+            try:
+                yield folder
+                written = folder / path.name
+                with written.open("rb+") as file:
+                    os.fsync(file.fileno())
+                written.replace(path)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
         folder_handle = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder_handle)

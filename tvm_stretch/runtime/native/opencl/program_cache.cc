@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -66,6 +67,24 @@ void RemoveAbandoned(const std::string& folder) {
   }
 }
 
+/*!
+ * \brief Create a temporary file beside one, and lock it, so that nobody takes it for abandoned.
+ *
+ * Who starts between the two removes it: then it has no name any more, and another is made. Where
+ * there are no locks nothing is taken for abandoned, either.
+ */
+int CreateHeld(const std::string& path, std::string* temporary) {
+  for (;;) {
+    *temporary = path + kTemporary + "XXXXXX";
+    int file = mkstemp(temporary->data());
+    if (file < 0) return file;
+    flock(file, LOCK_EX);
+    struct stat found;
+    if (fstat(file, &found) != 0 || found.st_nlink > 0) return file;
+    close(file);
+  }
+}
+
 }  // namespace
 
 std::string UserCaches() {
@@ -118,10 +137,9 @@ void ProgramCache::Store(const std::string& key, const std::string& binary) cons
   header.binary_bytes = binary.size();
   header.fingerprint = Fingerprint(content.data(), content.size());
   const std::string path = PathOf(key);
-  std::string temporary = path + kTemporary + "XXXXXX";
-  int file = mkstemp(temporary.data());
+  std::string temporary;
+  int file = CreateHeld(path, &temporary);
   if (file < 0) return;
-  flock(file, LOCK_EX);  // where there are no locks nothing is taken for abandoned, either
   bool is_written =
       WriteAll(file, std::string(reinterpret_cast<const char*>(&header), sizeof(header))) &&
       WriteAll(file, content) && fsync(file) == 0;
