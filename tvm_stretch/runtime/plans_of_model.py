@@ -91,13 +91,14 @@ class PlansOfModel(abc.ABC):
         """Let runs take the plan that is the fastest at present; models with `plans` begin so.
 
         If something else keeps a processor busy, or heat slows it down, runs become longer, and
-        another plan is tried. The one that was slow is tried again after two runs, and after
-        longer and longer pauses while that fails: such a run is right, as all are, but slow.
+        another plan is tried. The one that was slow is tried again after a pause: such a run is
+        right, as all are, but perhaps slow.
 
         Args:
             factor: slow is a run that takes more than so many times what was expected.
-            runs: so many slow ones in a row, before another plan is tried.
-            pause: the longest pause, in runs, before a plan that was slow is tried again.
+            runs: so many slow ones, of which each fast one takes one back, before another plan is
+                tried.
+            pause: after so many runs a plan that was slow is tried again.
 
         Raises:
             InputError: a number is too small.

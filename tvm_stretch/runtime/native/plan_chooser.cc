@@ -67,12 +67,13 @@ void PlanChooser::Ran(int64_t nanoseconds) {
   Choose(std::vector<bool>(known_.size(), true));
 }
 
-// One run tells whether a plan that is tried is still slow; one that was fast may have a bad run.
+// One run tells whether a plan that is tried is still slow; one that was fast may have a bad run,
+// and on a core that somebody else keeps busy a good one now and then.
 void PlanChooser::Note(double taken) {
   Known& plan = known_[plan_];
   if (taken <= patience_.factor * Usual(plan)) {
     plan.now = plan.last = 0;
-    plan.pause = slow_runs_ = 0;
+    slow_runs_ = std::max<int64_t>(slow_runs_ - 1, 0);
   } else if (is_trial_) {
     LeaveAlone(taken);
   } else if (plan.now != 0) {
@@ -88,9 +89,8 @@ void PlanChooser::Note(double taken) {
 void PlanChooser::LeaveAlone(double taken) {
   Known& plan = known_[plan_];
   const bool recovers = taken < kRecovering * plan.last;
-  plan.pause = recovers ? 1 : std::min(std::max<int64_t>(2, 2 * plan.pause), patience_.pause);
   plan.now = plan.last = taken;
-  plan.tried_at = run_ + plan.pause;
+  plan.tried_at = run_ + (recovers ? 1 : patience_.pause);
 }
 
 bool PlanChooser::Failed(const std::vector<bool>& usable) {
