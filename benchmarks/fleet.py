@@ -5,7 +5,9 @@ python -m benchmarks.fleet [--phones 1 2] [--seconds 60] [--rounds 3]
 python -m benchmarks.fleet --elsewhere 3    scripted phones, which take 3 s for each batch
 ```
 Each fleet starts without anything measured or compiled. Servers here share cores with what compiles
-for them, so nothing is compiled ahead; scripted phones use none of this machine's cores.
+for them, so nothing is compiled ahead; scripted phones use none of this machine's cores. The last column says
+of how many of its kernels the model predicts the same as the first one, within an interval of
+either.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +32,9 @@ import tvm_ffi
 from tvm_stretch.targets.processors import make_processors
 
 import tvm_stretch as ts
+from tvm_stretch.cost.model import MeasuredModel
 from tvm_stretch.measuring.campaign import Campaign, open_dataset
-from tvm_stretch.measuring.dataset import Dataset
+from tvm_stretch.measuring.dataset import Dataset, Row
 from tvm_stretch.measuring.fleet import Batches, Crew, carry_out
 from tvm_stretch.measuring.workshop import Prepared, Workshop
 from tvm_stretch.runtime.autoload import find_file
@@ -75,13 +79,45 @@ def farm(phones: int) -> Iterator[ts.Fleet]:
         yield ts.Fleet(address, [_KEY])
 
 
-def measured(phones: int, seconds: float) -> tuple[int, int, float]:
-    """Batches and kernels that so many phones measure, and which share of these undisturbed."""
+@dataclass(frozen=True)
+class Campaigned:
+    """What a fleet has measured."""
+
+    rows: Sequence[Row]
+    model: MeasuredModel
+    idle: float
+
+    def describe(self) -> str:
+        """Batches, kernels, which share of these undisturbed, and how idle the cores were."""
+        rows = self.rows
+        batches, quiet = len({row.batch for row in rows}), sum(r.quiet for r in rows) / len(rows)
+        return f"{batches} | {len(rows)} | {quiet:.0%} | {self.idle:.0%}"
+
+    def agrees_with(self, other: Campaigned) -> float:
+        """The share of its kernels that both models predict within each other's interval."""
+        kernels = [row.features for row in self.rows]
+        pairs = zip(self.model.predict_all(kernels), other.model.predict_all(kernels), strict=True)
+        both = [
+            a.low <= b.nanoseconds <= a.high or b.low <= a.nanoseconds <= b.high for a, b in pairs
+        ]
+        return sum(both) / len(both)
+
+
+def _idle_seconds() -> float:
+    """Of all cores since they started."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    return (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")
+
+
+def measured(phones: int, seconds: float) -> Campaigned:
+    """What so many phones measure in the time."""
     with tempfile.TemporaryDirectory() as folder, farm(phones) as fleet:
         os.environ["TVM_STRETCH_CACHE_DIR"] = folder
-        ts.measure("llvm", device=fleet, budget=seconds, folder=folder, cpu_threads=1)
+        began, idle = time.monotonic(), _idle_seconds()
+        models = ts.measure("llvm", device=fleet, budget=seconds, folder=folder, cpu_threads=1)
+        taken = (time.monotonic() - began) * (os.cpu_count() or 1)
         rows = Dataset.open(Path(folder, _KEY, "cpu.jsonl")).rows
-    return len({row.batch for row in rows}), len(rows), sum(r.quiet for r in rows) / len(rows)
+    return Campaigned(rows, models[f"{_KEY}/cpu"], (_idle_seconds() - idle) / taken)
 
 
 class Elsewhere:
@@ -137,10 +173,15 @@ def main() -> None:
             ]
             print(f"| {phones} | {found[0]} | {found[1]} |", flush=True)
         return
-    print("| phones | batches | kernels | undisturbed |\n|" + " --- |" * 4)
+    print(
+        "| phones | batches | kernels | undisturbed | cores idle | as the first |\n|" + " --- |" * 6
+    )
+    first = None
     for phones in args.phones * args.rounds:
-        batches, kernels, quiet = measured(phones, args.seconds)
-        print(f"| {phones} | {batches} | {kernels} | {100 * quiet:.0f} % |", flush=True)
+        found = measured(phones, args.seconds)
+        first = first or found
+        alike = found.agrees_with(first)
+        print(f"| {phones} | {found.describe()} | {alike:.0%} |", flush=True)
 
 
 if __name__ == "__main__":
