@@ -5,9 +5,9 @@ python -m benchmarks.fleet [--phones 1 2] [--seconds 60] [--rounds 3]
 python -m benchmarks.fleet --elsewhere 3    scripted phones, which take 3 s for each batch
 ```
 Each fleet starts without anything measured or compiled. Servers here share cores with what compiles
-for them, so nothing is compiled ahead; scripted phones use none of this machine's cores. The last column says
-of how many of its kernels the model predicts the same as the first one, within an interval of
-either.
+for them, so nothing is compiled ahead; scripted phones use none of this machine's cores. The last
+column says of how many of its kernels the model predicts the same as the first one, within an
+interval of either.
 """
 
 from __future__ import annotations
