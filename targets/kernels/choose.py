@@ -19,6 +19,9 @@ from .winograd import WinogradConfig
 _LOADS_REACHED = 0.8  # of what the ports could, as seen in measurements
 _L2_BYTES_PER_CYCLE = 24
 _WEIGHT_BYTES_PER_CYCLE = 8  # weights of a whole network do not stay in any cache
+_TRANSFORM_CYCLES = {2: 2.5, 4: 7.0}
+"""Of Winograd's tiles, for each vector of a plane and both transforms: F(2x2) only adds, two terms
+each; F(4x4) has twice as many, and factors."""
 
 
 Step = Callable[[int, int, int, VectorMachine], float]
@@ -249,7 +252,8 @@ def _winograd_cycles(c: WinogradConfig, machine: VectorMachine, step: Step) -> f
             for size, times in tile_counts(tiles, c.pixels)
         )
     )
-    transforms = tiles * c.parts * (c.in_blocks + c.out_blocks) * 4.5 * square
+    vectors = tiles * c.parts * (c.in_blocks + c.out_blocks) * square
+    transforms = vectors * _TRANSFORM_CYCLES[c.tile]
     # They come while products are computed, as each tile asks for its share of the next ones.
     weights = 4 * square * channels * c.parts * c.out_blocks * c.lanes / _WEIGHT_BYTES_PER_CYCLE
     return max(c.batch * products, weights) + c.batch * transforms
