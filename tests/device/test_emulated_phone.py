@@ -6,6 +6,7 @@ With `make phone-opencl` it has an OpenCL driver as well, PoCL for arm64.
 from __future__ import annotations
 
 import os
+import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from hostile_clients import greet_badly, has_session, talk_nonsense
 from quantised_models import assert_as_onnx_runtime, optimised
 from quantised_networks import IMAGES, grouped, residual
 from rpc_processes import Phone, Tracker
@@ -31,14 +33,12 @@ NETWORKS = ["squeezenet1_1", "resnet18", "mobilenet_v3_small"]
 pytestmark = pytest.mark.full
 
 
-@contextmanager
-def emulated(system: Path, libraries: Sequence[Path], **environment: object) -> Iterator[ts.Device]:
-    """A phone that has this system and its libraries, through a tracker of this machine."""
+def command_of(system: Path, libraries: Sequence[Path], **environment: object) -> list[str]:
+    """Of a server that has this system and its libraries."""
     if not shutil.which("qemu-aarch64") or not system.is_dir():
         pytest.skip(f"there is no qemu-user here, or no {system}")
     if not (FOLDER / "tvm_stretch_rpc").is_file():
         pytest.skip("`make phone` was not called")
-    pytest.importorskip("ziglang")
     places = ":".join(map(str, [FOLDER, *libraries]))
     command = ["qemu-aarch64", "-L", str(system)]
     for name, value in {"LD_LIBRARY_PATH": places, **environment}.items():
@@ -46,6 +46,13 @@ def emulated(system: Path, libraries: Sequence[Path], **environment: object) -> 
     command += [str(FOLDER / "tvm_stretch_rpc")]
     for name in ("libtvm_runtime.so", "libtvm_stretch_runtime.so"):
         command += ["--library", str(FOLDER / name)]
+    return command
+
+
+@contextmanager
+def emulated(command: list[str]) -> Iterator[ts.Device]:
+    """A phone through a tracker of this machine."""
+    pytest.importorskip("ziglang")
     tracker = Tracker()
     served = Phone("--tracker", tracker.address, command=command)
     try:
@@ -59,7 +66,7 @@ def emulated(system: Path, libraries: Sequence[Path], **environment: object) -> 
 @pytest.fixture(scope="module")
 def phone() -> Iterator[ts.Device]:
     """A phone with a CPU."""
-    with emulated(SYSTEM, []) as device:
+    with emulated(command_of(SYSTEM, [])) as device:
         yield device
 
 
@@ -78,7 +85,7 @@ def phone_with_opencl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ts.D
         "PATH": f"{folder}:{os.environ['PATH']}",
     }
     places = [libraries, SYSTEM_WITH_OPENCL / "lib/aarch64-linux-gnu"]
-    with emulated(SYSTEM_WITH_OPENCL, places, **environment) as device:
+    with emulated(command_of(SYSTEM_WITH_OPENCL, places, **environment)) as device:
         yield device
 
 
@@ -167,3 +174,14 @@ def test_an_error_of_ours_comes_back(phone: ts.Device) -> None:
         with pytest.raises(ts.DeviceError, match="expected 64 digits"):
             phone.call("to find it", "tvm_stretch.store_path", "nothing")
     assert phone.session_number == 1
+
+
+def test_hostile_bytes_there() -> None:
+    """They end no more than their own sessions."""
+    served = Phone(command=command_of(SYSTEM, []))
+    try:
+        greet_badly(served.port, random.Random(2))
+        talk_nonsense(served.port, random.Random(3))
+        assert has_session(served.port) and served.is_running
+    finally:
+        served.kill()

@@ -21,9 +21,10 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from hostile_clients import greet_badly, has_session, talk_nonsense
 from rpc_processes import Phone, Tracker, native_server
 from small_models import build, random_input, scaled_model
-from tvm import relax, rpc, te, tirx
+from tvm import relax, te, tirx
 from tvm.rpc.base import RPC_MAGIC
 
 import tvm_stretch as ts
@@ -369,26 +370,9 @@ def test_a_session_has_its_time(tracker: Tracker, start: Start, stack: ExitStack
 # --- hostile clients ------------------------------------------------------------------------------
 
 
-def bad_greetings(dice: random.Random) -> Iterator[bytes]:
-    magic = struct.pack("<i", RPC_MAGIC)
-    yield b""
-    yield magic
-    yield magic + struct.pack("<i", 0)
-    yield magic + struct.pack("<i", -1)
-    yield magic + struct.pack("<i", 1 << 30) + b"x" * 100
-    yield magic + struct.pack("<i", 6) + b"client"
-    yield magic + struct.pack("<i", 5) + b"\0\0\0\0\0"
-    yield magic + struct.pack("<i", 20) + b"client:pixel -timeou"
-    for _ in range(40):
-        yield dice.randbytes(dice.randrange(64))
-        yield magic + dice.randbytes(dice.randrange(64))
-
-
 def test_hostile_bytes_on_the_port(tracker: Tracker, start: Start, stack: ExitStack) -> None:
     phone = start()
-    for greeting in bad_greetings(random.Random(0)):
-        with socket.create_connection(("127.0.0.1", phone.port), timeout=3) as client:
-            client.sendall(greeting)
+    greet_badly(phone.port, random.Random(0))
     with socket.create_connection(("127.0.0.1", phone.port)):  # says nothing, and stays
         assert connect(tracker, stack, wait=20.0).describe().cores
     assert phone.is_running
@@ -398,22 +382,8 @@ def test_hostile_bytes_in_a_session(stack: ExitStack) -> None:
     """They may end that session, and nothing else."""
     phone = Phone()
     stack.callback(phone.kill)
-    dice = random.Random(1)
-    said = b"client:pixel"
-    for _ in range(10):
-        with socket.create_connection(("127.0.0.1", phone.port), timeout=5) as client:
-            client.sendall(struct.pack("<ii", RPC_MAGIC, len(said)) + said)
-            (code,) = struct.unpack("<i", client.recv(4))
-            if code == RPC_MAGIC:
-                client.sendall(struct.pack("<q", dice.randrange(1, 1 << 8)) + dice.randbytes(300))
-    for _ in range(100):
-        try:
-            rpc.connect("127.0.0.1", phone.port, "pixel")
-            break
-        except Exception:
-            time.sleep(0.05)
-    else:
-        raise AssertionError("no session any more")
+    talk_nonsense(phone.port, random.Random(1))
+    assert has_session(phone.port)
     assert phone.is_running
 
 
