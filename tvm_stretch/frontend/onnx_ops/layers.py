@@ -140,20 +140,19 @@ def _transposed_padding(
     """Padding of a transposed convolution, and the rows to add at the end of each axis.
 
     Output padding first takes back padding at the end; what is left adds rows of zeros.
+    ``auto_pad`` cuts down to ``size * stride`` rows and, as in ONNX Runtime, adds none where there
+    are fewer.
     """
     extra = list(node.attr("output_padding", [0] * rank))
     reach = [(k - 1) * d + 1 for k, d in zip(node.shape(1)[2:], dilation, strict=True)]
     size = node.shape()[2:]
     wanted = node.attr("output_shape")
     mode = node.attr("auto_pad", "NOTSET")
+    whole = [s * (n - 1) + e + r for s, n, e, r in zip(stride, size, extra, reach, strict=True)]
     if wanted is None and mode in ("SAME_UPPER", "SAME_LOWER"):
-        wanted = [n * s for n, s in zip(size, stride, strict=True)]
+        wanted = [min(n * s, w) for n, s, w in zip(size, stride, whole, strict=True)]
     if wanted is not None:
-        wanted = list(wanted)[-rank:]
-        totals = [
-            s * (n - 1) + e + r - w
-            for s, n, e, r, w in zip(stride, size, extra, reach, wanted, strict=True)
-        ]
+        totals = [w - v for w, v in zip(whole, list(wanted)[-rank:], strict=True)]
         extra = [e + max(-t, 0) for e, t in zip(extra, totals, strict=True)]
         pads = split_padding([max(t, 0) for t in totals], lower=mode != "SAME_UPPER")
     else:
