@@ -84,6 +84,22 @@ def test_a_generator_gives_all_its_images():
     refine(net, teacher, (batch for batch in [IMAGES]), steps=3)
 
 
+def test_a_last_batch_of_one_image_is_left_out():
+    """Its results would have no variance: NaN."""
+    nets, teacher = zip(*(pair("basic", "concat") for _ in range(2)), strict=True)
+    refine(nets[0], teacher[0], [IMAGES], steps=2)
+    refine(nets[1], teacher[0], [IMAGES, IMAGES[:1]], steps=2)
+    assert all(map(torch.equal, nets[0].state_dict().values(), nets[1].state_dict().values()))
+
+
+@pytest.mark.parametrize("images", [IMAGES[:1], IMAGES[:1].numpy(), [IMAGES[:1], IMAGES[1:2]]])
+def test_single_images_are_too_few_to_begin(images, monkeypatch):
+    net, teacher = pair("basic", "concat")
+    monkeypatch.setattr(TrainableNetwork, "compute", lambda *_: pytest.fail("it computes"))
+    with pytest.raises(InputError, match="at least two images to refine with"):
+        refine(net, teacher, images, steps=2)
+
+
 @pytest.mark.parametrize(
     ("images", "error"),
     [

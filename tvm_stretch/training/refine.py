@@ -51,14 +51,14 @@ def refine(
         teacher: `to_torch` of the network that was stretched; moved to the device of ``net``,
             where it stays.
         images: an array or a tensor of some thousands, or batches: those of a loader, whose labels
-            are not read, over and over.
+            are not read, over and over. Batches of a single image are left out.
         steps: of gradient descent.
         rate: of Adam at first; it falls along a cosine.
         seed: same seed, same device, same result.
         progress: as for ``ts.compile``.
 
     Raises:
-        InputError: there are no images, or the networks do not belong together.
+        InputError: there are no two images, or the networks do not belong together.
         TrainingError: what they compute is not finite.
     """
     check_belong(net, teacher)
@@ -69,7 +69,7 @@ def refine(
     where = device_of(net)
     teacher.to(where)
     if not isinstance(images, torch.Tensor) and not hasattr(images, "__array__"):
-        images = images if hasattr(images, "__len__") else list(image_batches(images))
+        images = _Several(images if hasattr(images, "__len__") else list(image_batches(images)))
     try:
         with undone(net), evaluating(teacher), reporting(progress), repeatable(where):
             torch.manual_seed(seed)
@@ -113,23 +113,40 @@ def _descend(
             total, heard = torch.zeros((), device=where), 0
 
 
-def _endless(images: Any) -> Iterator[Tensor]:
+class _Several:
+    """Batches of a loader but those of one image, as its last may be: one shows no variance."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for batch in image_batches(self.loader):
+            if len(batch) > 1:
+                yield batch
+
+
+def _endless(images: Tensor | _Several) -> Iterator[Tensor]:
     """Batches of images, in another order each time."""
-    if isinstance(images, torch.Tensor) or hasattr(images, "__array__"):
+    if isinstance(images, _Several):
+        given = True
+        while given:
+            given = False
+            for batch in images:
+                given = True
+                yield batch
+        got = "no such batch"
+    else:
         known = torch.as_tensor(images)
-        while len(known):
+        while len(known) > 1:
             order = torch.randperm(len(known)).to(known.device)
             size = min(BATCH, len(known))
             for part in range(len(known) // size):
                 yield known[order[part * size : (part + 1) * size]]
-    else:
-        given = True
-        while given:
-            given = False
-            for batch in image_batches(images):
-                given = True
-                yield batch
-    raise InputError("expected images to refine with, got none; give some thousands")
+        got = str(len(known))
+    raise InputError(
+        f"expected batches of at least two images to refine with, got {got}; give some thousands "
+        "of images: normalisations and the distance to the teacher need how they differ"
+    )
 
 
 def _compared(net: TrainableNetwork) -> dict[str, float]:
