@@ -101,6 +101,13 @@ def live_bytes(graph: Graph) -> int:
 
 def build(make: Callable[[relax.BlockBuilder, list[relax.Var]], object], *shapes: tuple) -> Lowered:
     """Lower the function that `make` emits; it returns what the function returns."""
+    return lower(kernel_module(make, *shapes))
+
+
+def kernel_module(
+    make: Callable[[relax.BlockBuilder, list[relax.Var]], object], *shapes: tuple
+) -> tvm.IRModule:
+    """The function that `make` emits."""
     builder = relax.BlockBuilder()
     params = [relax.Var(f"x{i}", relax.TensorType(s, "float32")) for i, s in enumerate(shapes)]
     with builder.function("main", params):
@@ -111,7 +118,20 @@ def build(make: Callable[[relax.BlockBuilder, list[relax.Var]], object], *shapes
             else:
                 result = [builder.emit_output(item) for item in result]
         builder.emit_func_output(result)
-    return lower(builder.get())
+    return builder.get()
+
+
+def test_tensors_begin_where_a_processor_wants_them() -> None:
+    def make(builder: relax.BlockBuilder, params: list[relax.Var]) -> relax.Expr:
+        a, b = (negative(builder, x) for x in params)
+        return add(builder, negative(builder, add(builder, a, b)), a)
+
+    mod = kernel_module(make, (3, 5), (3, 5))
+    for alignment, bytes_needed in ((64, 3 * 64), (128, 3 * 128)):
+        graph = lower(mod, alignment=alignment).graph
+        offsets = [tensor.offset for tensor in graph.tensors if tensor.kind == "arena"]
+        assert len(offsets) > 2 and all(offset % alignment == 0 for offset in offsets)
+        assert graph.arena_bytes == bytes_needed
 
 
 def negative(builder: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:

@@ -14,6 +14,7 @@ from tvm import tirx
 from tvm_stretch.codegen.generate import named_kernel
 from tvm_stretch.codegen.object_code import compile_kernels, link
 from tvm_stretch.errors import TargetError
+from tvm_stretch.ir.views import ALIGNMENT
 from tvm_stretch.lowering.graph import COPY_KERNEL, CPU, Graph, Node, ProcessorSpec
 from tvm_stretch.lowering.lower import lower
 from tvm_stretch.lowering.strides import with_strides
@@ -73,6 +74,7 @@ def build_model(
         threads=threads,
         output_names=output_names,
         weights=weights,
+        alignment=max([ALIGNMENT, *(4 * device.machine.lanes for device in devices)]),
     )
     plans = [plan, *(other.plan for other in others)]
     graph = dataclasses.replace(

@@ -24,6 +24,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.ir.views import ALIGNMENT
 from tvm_stretch.lowering.graph import CPU, Graph, Guard, PlanSpec, Port, ProcessorSpec, Region
 from tvm_stretch.lowering.regions import Links, RegionSteps, happens_before, link_regions
 from tvm_stretch.lowering.views import DraftNode, TensorTable, View, place_buffers
@@ -52,6 +53,7 @@ def lower(
     threads: int = 1,
     output_names: Sequence[str] | None = None,
     weights: WeightsBlob | None = None,
+    alignment: int = ALIGNMENT,
 ) -> Lowered:
     """Turn the function `main` of kernel-level Relax into a graph.
 
@@ -64,13 +66,15 @@ def lower(
         threads: how many threads the kernels were scheduled for.
         output_names: names of the outputs; by default the attribute `output_names` of `main`.
         weights: begun with the network's constants; by default they come in order of their use.
+        alignment: tensors of the arena start at such multiples of bytes; parts of others need not.
 
     Raises:
         UnsupportedError: `main` holds anything else, or a shape is not static.
     """
     weights = weights or WeightsBlob()
     walk = Walk(mod, [processor.name for processor in processors], weights)
-    drafts = [_draft(walk if one is mod else walk.over(one)) for one in (mod, *others)]
+    walks = [walk, *(walk.over(one) for one in others)]
+    drafts = [_draft(one, alignment) for one in walks]
     read = [view for draft in drafts for step in draft.steps for view in step.inputs]
     prepared_bytes = place_buffers(walk.prepare, "prepared", kept=read)
     table, first = TensorTable(), drafts[0]
@@ -123,13 +127,14 @@ class _Draft:
         return [step for region in self.regions for step in region.steps]
 
 
-def _draft(walk: Walk) -> _Draft:
+def _draft(walk: Walk, alignment: int) -> _Draft:
     """The walk over one module, and where everything is in the arena."""
     outputs = walk.visit_main(relax.analysis.remove_all_unused(walk.mod["main"]))
     regions = [r for r in walk.regions if r.steps] or [RegionSteps("main", 0)]
     links, before = link_regions(regions, outputs)
     steps = [step for region in regions for step in region.steps]
-    arena_bytes = place_buffers(steps, "arena", earlier=happens_before(regions, before))
+    order = happens_before(regions, before)
+    arena_bytes = place_buffers(steps, "arena", earlier=order, alignment=alignment)
     walk.done.extend(regions)
     return _Draft(walk.inputs, outputs, regions, links, arena_bytes)
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tvm_stretch.ir.views import dtype_bytes
+from tvm_stretch.ir.views import ALIGNMENT, dtype_bytes
 from tvm_stretch.lowering.graph import Node, Tensor, TensorKind
 from tvm_stretch.lowering.memory_plan import find_lifetimes, plan_memory
 
@@ -158,6 +158,7 @@ def place_buffers(
     *,
     earlier: Sequence[int] | None = None,
     kept: Iterable[View] = (),
+    alignment: int = ALIGNMENT,
 ) -> int:
     """Set the offsets of all buffers of this kind; returns how much memory they need.
 
@@ -167,6 +168,7 @@ def place_buffers(
         earlier: for each step, the steps (bits) that happen before it; by default all the ones
             that stand before it.
         kept: what must still be there after the last step.
+        alignment: they begin at multiples of so many bytes.
     """
     numbers: dict[Buffer, int] = {}
 
@@ -179,7 +181,7 @@ def place_buffers(
     if earlier is not None:
         earlier = [*earlier, (1 << len(steps)) - 1]
     lifetimes = find_lifetimes([buffer.bytes for buffer in numbers], accesses, earlier)
-    plan = plan_memory(lifetimes)
+    plan = plan_memory(lifetimes, alignment)
     for buffer, offset in zip(numbers, plan.offsets, strict=True):
         buffer.offset = offset
     return plan.total
