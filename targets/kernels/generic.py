@@ -66,6 +66,9 @@ def _flat(func: tirx.PrimFunc, sch: s_tir.Schedule, machine: VectorMachine) -> t
     names, trial = _block_names(sch), sch.copy()
     if len(names) != 1 or not _is_spatial(statement := sch.get(sch.get_sblock(names[0]))):
         return None
+    regions = (*statement.reads, *statement.writes)
+    if any(len(region.source.strides) for region in regions):
+        return None  # between the rows of a view lie those of others
     try:
         (axis,) = _merge_loops(trial, names[0])
     except (ScheduleError, ValueError):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from cpu_targets import TARGET
 from tvm import te, tirx
 from tvm_stretch.targets.kernels.generic import schedule_generic
 from tvm_stretch.targets.kernels.machine import KIB, VectorMachine
+
+from tvm_stretch.lowering.strides import with_strides
 
 HVX = VectorMachine(
     lanes=32,
@@ -45,6 +48,21 @@ def test_the_same_numbers(shape: tuple[int, ...]) -> None:
     code = tvm.compile(tvm.IRModule({"main": func}), target=TARGET)
     code["main"](tvm.runtime.tensor(a), tvm.runtime.tensor(b), out)
     np.testing.assert_array_equal(out.numpy(), (a.astype(int) + b) >> 1)
+
+
+def test_views_with_gaps_keep_to_their_rows() -> None:
+    """Bands of a larger image: four rows of eight."""
+    shape, whole = (1, 2, 4, 7, 32), (1, 2, 8, 7, 32)
+    gaps = tuple(int(np.prod(whole[i + 1 :])) for i in range(5))
+    func = schedule_generic(with_strides(halved_sums(shape, shape), [gaps, gaps, gaps]), HVX)
+    a, b = (np.random.default_rng(seed).integers(0, 256, whole, "uint8") for seed in (0, 1))
+    images = [tvm.runtime.tensor(image) for image in (a, b, np.full(whole, 9, "uint8"))]
+    bands = [tvm_ffi.from_dlpack(np.from_dlpack(image)[:, :, :4]) for image in images]
+    code = tvm.compile(tvm.IRModule({"main": func}), target=TARGET)
+    code["main"](*bands)
+    want = np.full(whole, 9)
+    want[:, :, :4] = (a.astype(int) + b)[:, :, :4] >> 1
+    np.testing.assert_array_equal(images[2].numpy(), want)
 
 
 @pytest.mark.parametrize(
