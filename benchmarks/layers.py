@@ -14,9 +14,10 @@ import tvm
 from onnx import shape_inference
 from tvm import te, tirx
 from tvm.target import Target
-from tvm_stretch.targets.kernels.blocks import Config, annotation, convolution_config, dense_shape
+from tvm_stretch.targets.kernels.blocks import annotation
 from tvm_stretch.targets.kernels.choose import ConvShape
 from tvm_stretch.targets.kernels.conv import ConvConfig, conv_compute
+from tvm_stretch.targets.kernels.layer_configs import Config, convolution_config, dense_shape
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.templates import schedule_kernel
 from tvm_stretch.targets.kernels.window import WindowConfig, window_compute

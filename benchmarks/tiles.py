@@ -25,9 +25,9 @@ import tvm
 from tvm import te
 from tvm.target import Target
 from tvm_stretch.targets.cpu import complete_target, vector_machine
-from tvm_stretch.targets.kernels.blocks import Config
 from tvm_stretch.targets.kernels.choose import ConvShape, conv_candidates, conv_cycles
 from tvm_stretch.targets.kernels.conv import pack_weight
+from tvm_stretch.targets.kernels.layer_configs import Config
 from tvm_stretch.targets.kernels.loops import balanced
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.window import WindowConfig

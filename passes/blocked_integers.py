@@ -27,6 +27,7 @@ from tvm_stretch.targets.kernels.integers import (
     integer_of,
     operands_of,
 )
+from tvm_stretch.targets.kernels.layer_configs import LONGEST, dense_shape, is_depthwise
 
 from tvm_stretch.ir.expressions import shape_of
 
@@ -56,9 +57,9 @@ def _conv2d(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Exp
     if constants is None or not isinstance(data, relax.Var):
         return None
     shape = conv_shape(integer, shape_of(data), constants[0].shape)
-    if max(shape.kernel) > blocks.LONGEST or min(*shape_of(data), *shape_of(call)) < 1:
+    if max(shape.kernel) > LONGEST or min(*shape_of(data), *shape_of(call)) < 1:
         return None
-    is_written_out = blocks.is_depthwise(shape) and not rewriter.machine.float_integers
+    is_written_out = is_depthwise(shape) and not rewriter.machine.float_integers
     if is_written_out and np.prod(shape.kernel) > LARGEST_WINDOW:
         return None
     few = shape.in_channels < rewriter.lanes and shape.groups == 1
@@ -92,7 +93,7 @@ def _matmul(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Exp
     if constants is None or not isinstance(data, relax.Var) or min(shape_of(data)) < 1:
         return None
     weight, *by_output = constants
-    shape = blocks.dense_shape(shape_of(data), weight.shape[1])
+    shape = dense_shape(shape_of(data), weight.shape[1])
     oihw = np.ascontiguousarray(weight.T)[:, :, None, None]
     layer = [oihw, *by_output]
     return _layer(rewriter, integer, shape, rewriter.blocked(data), layer, rewriter.lanes)

@@ -22,6 +22,7 @@ from tvm_stretch.passes.blocked_moves import (
 )
 from tvm_stretch.passes.share_winograd import stage_of
 from tvm_stretch.targets.kernels import blocks
+from tvm_stretch.targets.kernels.layer_configs import conv_shape, picked_pixels
 from tvm_stretch.targets.kernels.machine import VectorMachine
 
 from tvm_stretch.ir.expressions import count_uses, shape_of, with_variables
@@ -172,7 +173,7 @@ class Rewriter:
         attrs, sums = call.attrs, str(call.ty.dtype)
         if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NCHW", "OIHW", "NCHW"):
             return None
-        shape = blocks.conv_shape(call)
+        shape = conv_shape(call)
         if shape is None:
             return None
         value = self.values[data]
@@ -233,7 +234,7 @@ class Rewriter:
         if not self.is_blocked(call.args[0]) or call.attrs.layout != "NCHW":
             return None
         operand = self.blocked(call.args[0])
-        if (stride := blocks.picked_pixels(call)) is not None:
+        if (stride := picked_pixels(call)) is not None:
             result = blocks.subsample(self.bb, stride, operand)
         else:
             result = blocks.pool(self.bb, self.machine, call, operand)

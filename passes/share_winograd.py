@@ -25,8 +25,8 @@ from typing import Any
 import tvm
 from tvm import relax, te, tirx
 from tvm.ir import Expr, GenericConst, Op
-from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv, winograd_of_tile
+from tvm_stretch.targets.kernels.layer_configs import conv_shape
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.winograd import (
     WinogradConfig,
@@ -190,7 +190,7 @@ def _shared_stages(
     for binding in bindings:
         if not _is_plain_conv(binding.value):
             continue
-        shape = blocks.conv_shape(binding.value)
+        shape = conv_shape(binding.value)
         if shape is None or shape.groups > 1 or shape.kernel != (3, 3):
             continue
         key = (binding.value.args[0], shape.padding, shape.stride, shape.dilation)

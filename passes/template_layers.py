@@ -22,7 +22,7 @@ import tvm
 from tvm import relax
 from tvm_stretch.passes.name_operators import same_source
 from tvm_stretch.passes.transposed import transposed_images
-from tvm_stretch.targets.kernels.blocks import LONGEST
+from tvm_stretch.targets.kernels.layer_configs import LONGEST
 
 from tvm_stretch.ir.expressions import (
     constant,

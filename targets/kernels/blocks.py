@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import numpy as np
 from tvm import relax, te, tirx
@@ -14,6 +14,13 @@ from .choose import ConvShape, choose_conv
 from .concat import ConcatConfig, shuffles
 from .conv import ConvConfig, conv_compute, pack_weight
 from .fused import ANNOTATION, ONCE
+from .layer_configs import (
+    Config,
+    convolution_config,
+    dense_shape,
+    is_strided_pointwise,
+    pool_config,
+)
 from .machine import VectorMachine
 from .matmul import MatmulConfig, choose_matmul, matmul_compute
 from .softmax import SoftmaxConfig, choose_softmax, softmax_compute
@@ -25,8 +32,6 @@ from .winograd import (
     transform_weight,
     winograd_compute,
 )
-
-Config = ConvConfig | WinogradConfig | WindowConfig
 
 
 def annotation(
@@ -199,39 +204,6 @@ def concat(
 # --- operators ------------------------------------------------------------------------------------
 
 
-LONGEST = 32
-"""Taps of a kernel along an axis: transforms of sound have 256, for which TVM takes minutes."""
-
-
-def conv_shape(call: relax.Call) -> ConvShape | None:
-    """The convolution of a Relax call; None where no template fits."""
-    data, weight, attrs = *call.args, call.attrs
-    n, c, h, w = (int(d) for d in data.ty.shape.values)
-    o, _, kh, kw = (int(d) for d in weight.ty.shape.values)
-    if (
-        max(kh, kw) > LONGEST
-        or min(n, c, h, w, o) < 1
-        or any(int(d) < 1 for d in call.ty.shape.values)
-    ):
-        return None
-
-    def pair(values: Sequence[int]) -> tuple[int, int]:
-        return int(values[0]), int(values[1])
-
-    top, left, bottom, right = (int(p) for p in attrs.padding)
-    return ConvShape(
-        n,
-        c,
-        (h, w),
-        o,
-        (kh, kw),
-        pair(attrs.strides),
-        (top, left, bottom, right),
-        pair(attrs.dilation),
-        int(attrs.groups),
-    )
-
-
 def convolution(
     bb: relax.BlockBuilder,
     machine: VectorMachine,
@@ -274,24 +246,6 @@ def _convolved(
         bb.emit(packed),
     )
     return bb.emit(call)
-
-
-def convolution_config(
-    shape: ConvShape, machine: VectorMachine, data_block: int, *, exact: bool = False
-) -> Config:
-    """The configuration of the kernel that computes a convolution; its pixels may be gathered."""
-    if is_depthwise(shape):
-        return depthwise_config(shape, machine)
-    return choose_conv(gathered(shape), machine, data_block, exact=exact)
-
-
-def gathered(shape: ConvShape) -> ConvShape:
-    """The convolution of the pixels that it reads, where they are gathered before."""
-    if not is_strided_pointwise(shape):
-        return shape
-    rows, columns = shape.stride
-    size = (-(-shape.in_size[0] // rows), -(-shape.in_size[1] // columns))
-    return replace(shape, in_size=size, stride=(1, 1))
 
 
 def _winograd_weight(
@@ -338,17 +292,6 @@ def _template(
     return bb.emit(call)
 
 
-def is_depthwise(shape: ConvShape) -> bool:
-    """Whether every channel is convolved by itself."""
-    return shape.groups > 1 and shape.groups == shape.in_channels == shape.out_channels
-
-
-def is_strided_pointwise(shape: ConvShape) -> bool:
-    """Whether its pixels are gathered first; a depthwise one reads each of them only once."""
-    pointwise = shape.kernel == (1, 1) and not any(shape.padding)
-    return pointwise and shape.stride != (1, 1) and not is_depthwise(shape)
-
-
 def subsample(bb: relax.BlockBuilder, stride: tuple[int, int], data: Expr) -> relax.Var:
     """The pixels that a strided 1x1 window reads, next to each other.
 
@@ -368,21 +311,6 @@ def subsample(bb: relax.BlockBuilder, stride: tuple[int, int], data: Expr) -> re
         return te.compute(size, pixel, name="subsample")
 
     return bb.emit(kernel_call(bb, "subsample", stride, pick, data))
-
-
-def depthwise_config(shape: ConvShape, machine: VectorMachine) -> WindowConfig:
-    """The window that a depthwise convolution is."""
-    return WindowConfig(
-        kind="depthwise",
-        batch=shape.batch,
-        channels=shape.in_channels,
-        in_size=shape.in_size,
-        kernel=shape.kernel,
-        stride=shape.stride,
-        padding=shape.padding,
-        dilation=shape.dilation,
-        lanes=machine.lanes,
-    )
 
 
 def _depthwise(
@@ -410,12 +338,6 @@ def dense(
         bb, "pack_weight", (config, sums), lambda w: pack_weight(config, _as_oihw(w), sums), weight
     )
     return _convolved(bb, "dense", config, data, packed, sums)
-
-
-def dense_shape(data: Sequence[int], outputs: int) -> ConvShape:
-    """The convolution that a matrix product is."""
-    rows, channels = data
-    return ConvShape(1, channels, (rows, 1), outputs, (1, 1))
 
 
 def _as_oihw(weight: te.Tensor) -> te.Tensor:
@@ -462,43 +384,3 @@ def pool(bb: relax.BlockBuilder, machine: VectorMachine, call: relax.Call, data:
             data,
         )
     )
-
-
-def pool_config(machine: VectorMachine, call: relax.Call) -> WindowConfig:
-    """The configuration of a pooling."""
-    attrs = call.attrs
-    n, c, h, w = (int(d) for d in call.args[0].ty.shape.values)
-    kind = call.op.name.removeprefix("relax.nn.").removesuffix("_pool2d")
-    out_h, out_w = (int(d) for d in call.ty.shape.values[2:])
-    top, left, _, _ = (int(p) for p in attrs.padding)
-    kernel, stride, dilation = (
-        (int(v[0]), int(v[1])) for v in (attrs.pool_size, attrs.strides, attrs.dilation)
-    )
-    return WindowConfig(
-        kind=kind,
-        batch=n,
-        channels=c,
-        in_size=(h, w),
-        kernel=kernel,
-        stride=stride,
-        padding=(top, left, int(attrs.padding[2]), int(attrs.padding[3])),
-        dilation=dilation,
-        lanes=machine.lanes,
-        out=(out_h, out_w),
-        count_include_pad=bool(attrs.count_include_pad),
-    )
-
-
-def picked_pixels(call: relax.Call) -> tuple[int, int] | None:
-    """The stride of a pooling whose windows are single pixels of the image; None for others.
-
-    As a copy it is fused with those before and behind it, which then move only what it picks.
-    """
-    attrs = call.attrs
-    rows, columns = (int(step) for step in attrs.strides)
-    height, width = (int(d) for d in call.args[0].ty.shape.values[2:])
-    size = [int(d) for d in call.ty.shape.values[2:]]
-    single = all(int(k) == 1 for k in attrs.pool_size) and not any(int(p) for p in attrs.padding)
-    # rounding up may ask for windows beyond the image
-    inside = size == [-(-height // rows), -(-width // columns)]
-    return (rows, columns) if single and inside else None

@@ -12,10 +12,6 @@ from tvm.ir import Expr
 from .blocks import (
     annotation,
     block_array,
-    depthwise_config,
-    gathered,
-    is_depthwise,
-    is_strided_pointwise,
     kernel_call,
     subsample,
 )
@@ -31,6 +27,7 @@ from .integer_conv import (
 )
 from .integer_window import IntegerWindowConfig, integer_window_sums, pack_integer_window
 from .integers import Integer, Rounding
+from .layer_configs import depthwise_config, gathered, is_depthwise, is_strided_pointwise
 from .machine import VectorMachine
 
 LARGEST_WINDOW = 128

@@ -13,9 +13,9 @@ from relax_helpers import module, random_const
 from tvm import relax, te, tirx
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.targets.cpu import vector_machine
-from tvm_stretch.targets.kernels.blocks import convolution_config
 from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv, winograd_of_tile
 from tvm_stretch.targets.kernels.fused import ONCE
+from tvm_stretch.targets.kernels.layer_configs import convolution_config
 from tvm_stretch.targets.kernels.loops import (
     Accumulators,
     f32,

@@ -13,9 +13,9 @@ from tvm.target import Target
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.targets.cpu import vector_machine
-from tvm_stretch.targets.kernels.blocks import Config
 from tvm_stretch.targets.kernels.conv import ConvConfig
 from tvm_stretch.targets.kernels.conv_tiles import blocking
+from tvm_stretch.targets.kernels.layer_configs import Config
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.window import WindowConfig
 from tvm_stretch.targets.kernels.winograd import WinogradConfig

@@ -47,12 +47,12 @@ from tvm_stretch.targets.kernels.dots import WORD, OfWords
 from tvm_stretch.targets.kernels.fused import ANNOTATION, split_fused
 from tvm_stretch.targets.kernels.integer_conv import IntegerConvConfig, integer_conv_cycles
 from tvm_stretch.targets.kernels.integer_window import IntegerWindowConfig
+from tvm_stretch.targets.kernels.layer_configs import Config
 from tvm_stretch.targets.kernels.loops import balanced
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.window import WindowConfig
 from tvm_stretch.targets.kernels.winograd import WinogradConfig
 
-Config = ConvConfig | WinogradConfig | WindowConfig
 _WHOLE: dict[str, type[Any]] = {
     "conv": ConvConfig,
     "winograd": WinogradConfig,

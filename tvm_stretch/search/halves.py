@@ -17,18 +17,23 @@ from math import prod
 from typing import Literal
 
 from tvm_stretch.build.kernels import GroupKernel
-from tvm_stretch.cost.describe import Anchored, Config, Epilogue, template_features
+from tvm_stretch.cost.describe import Anchored, Epilogue, template_features
 from tvm_stretch.cost.features import Features, GenericFeatures
 from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.ir.operators import CONVOLUTIONS, Operator
 from tvm_stretch.passes.row_windows import window
-from tvm_stretch.targets.kernels.blocks import conv_shape, convolution_config, dense_shape
 from tvm_stretch.targets.kernels.choose import ConvShape
 from tvm_stretch.targets.kernels.conv import ConvConfig
 from tvm_stretch.targets.kernels.dots import OfWords
 from tvm_stretch.targets.kernels.integer_blocks import integer_config
 from tvm_stretch.targets.kernels.integers import conv_shape as integer_conv_shape
 from tvm_stretch.targets.kernels.integers import integer_of
+from tvm_stretch.targets.kernels.layer_configs import (
+    Config,
+    conv_shape,
+    convolution_config,
+    dense_shape,
+)
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.window import WindowConfig
 from tvm_stretch.targets.kernels.winograd import WinogradConfig

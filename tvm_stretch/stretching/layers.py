@@ -16,18 +16,19 @@ from math import prod
 
 from tvm.ir import GenericConst
 
-from tvm_stretch.cost.describe import Config, Epilogue, describe_copy, template_features
+from tvm_stretch.cost.describe import Epilogue, describe_copy, template_features
 from tvm_stretch.cost.features import Features
 from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.operators import BINARY, Operator, Operators, remember
 from tvm_stretch.passes.block_widths import BlockWidths, UnequalWidthsError
-from tvm_stretch.targets.kernels.blocks import (
+from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
+from tvm_stretch.targets.kernels.layer_configs import (
+    Config,
     conv_shape,
     convolution_config,
     dense_shape,
     pool_config,
 )
-from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.window import WindowConfig
 
