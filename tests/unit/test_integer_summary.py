@@ -59,6 +59,31 @@ def test_weights_that_no_integer_operator_takes_are_counted(
     np.testing.assert_array_equal(answers(mod, x)[0], want[None])
 
 
+@pytest.mark.parametrize(("bits", "reads"), [(0, "float"), (8, "quantised")])
+def test_weights_of_eight_bits_alone_are_counted(bits: int, reads: str) -> None:
+    """Beside values in float they are floats; what reads quantised values, turned over, is not."""
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["quantised"]),
+        helper.make_node("Relu", ["x"], ["float"]),
+        helper.make_node("Reshape", [reads, "shape"], ["v"]),
+        helper.make_node("DequantizeLinear", ["w", "s"], ["f"]),
+        helper.make_node("MatMul", ["v", "f"], ["y"], name="fc"),
+    ]
+    ends = [helper.make_tensor_value_info(n, 1, s) for n, s in (("x", [2, 4]), ("y", None))]
+    tensors = [
+        numpy_helper.from_array(np.float32(0.25), "s"),
+        numpy_helper.from_array(np.int8(0), "z"),
+        numpy_helper.from_array(np.array([1, 8], "int64"), "shape"),
+        numpy_helper.from_array(np.arange(24, dtype="int8").reshape(8, 3), "w"),
+    ]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], tensors)
+    mod = load_network(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
+    taken = "1 integer operators"
+    alone = "0 integer operators; in float for weights of int8 beside values in float: 1 (fc)"
+    assert describe_integers(mod["main"]) == (taken if bits else alone)
+
+
 def test_who_reads_weights_of_four_bits_is_named_once() -> None:
     """Its values of eight bits were dequantised, too, and it is the weights that count."""
     weight = Quantised(np.ones((4, 8, 1, 1), ml_dtypes.int4), 0.5, 0)

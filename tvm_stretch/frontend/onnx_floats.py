@@ -1,5 +1,7 @@
 """Operators of an ONNX network whose quantised operands no integer operator takes, and why.
 
+Weights of 8 bits are such where the values that they meet are not quantised.
+
 w = DequantizeLinear(int4)     v = Transpose(w)     y = MatMul(x, v)  "fc"
     ->
 {"weights of int4": ["fc"]}
@@ -30,15 +32,23 @@ class Floats:
     by_reason: dict[str, list[str]] = field(default_factory=dict)
     _reasons: dict[int, tuple[Value, str]] = field(default_factory=dict)
     """By the identity of a value, which is kept: another one could be at the same place."""
+    _quantised: dict[int, Value] = field(default_factory=dict)
+    """Values that integer operators take, in the same way."""
 
     def see(self, node: Node, results: Sequence[Value | None]) -> None:
         """What a node was translated to."""
         reason = _why(node) or self._of_operands(node)
-        if not reason or node.op == "QuantizeLinear":
+        known = {id(value): value for value in results if value is not None}
+        if node.op == "QuantizeLinear":
             return
         if node.op == "DequantizeLinear" or self._are_weights(node):
-            self._reasons |= {id(value): (value, reason) for value in results if value is not None}
-        else:
+            if reason:
+                self._reasons |= {key: (value, reason) for key, value in known.items()}
+            elif not node.is_const(0):
+                self._quantised |= known
+        elif node.op in _MOVES and self._reads_quantised(node):
+            self._quantised |= known
+        elif reason and not (reason.endswith(_ALONE) and self._reads_quantised(node)):
             names = self.by_reason.setdefault(reason, [])
             if (name := node.name or node.op) not in names:
                 names.append(name)
@@ -46,6 +56,9 @@ class Floats:
     def _of_operands(self, node: Node) -> str:
         found = (self._reasons.get(id(value)) for value in node.inputs if value is not None)
         return next((known[1] for known in found if known), "")
+
+    def _reads_quantised(self, node: Node) -> bool:
+        return any(id(value) in self._quantised for value in node.inputs if value is not None)
 
     def _are_weights(self, node: Node) -> bool:
         """Whether it only computes with constants: weights that are moved before they are used."""
@@ -60,6 +73,9 @@ class Floats:
 
 
 _WEIGHTS = "weights"
+_ALONE = "beside values in float"
+_MOVES = ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+"""Of quantised values these make quantised ones."""
 
 
 def _why(node: Node) -> str:
@@ -73,4 +89,4 @@ def _why(node: Node) -> str:
         return f"{what} of {kind}"
     if not is_plain(node, kind, "float32"):
         return f"{what} with scales of {node.dtype(1)}, or computed ones"
-    return ""
+    return f"{what} of {kind} {_ALONE}" if kind in EIGHT_BITS and node.is_const(0) else ""
