@@ -21,6 +21,7 @@ import tvm
 from tvm import tirx
 from tvm.ir import Expr
 from tvm_stretch.targets.kernels.fixed_point import halves_up, mantissas
+from tvm_stretch.targets.kernels.hvx import word
 from tvm_stretch.targets.kernels.integers import ROUNDING_BITS
 
 from tvm_stretch.errors import UnsupportedError
@@ -52,7 +53,7 @@ def _rounded_in_integers(expr: tirx.Add | tirx.Sub) -> Expr:
         whole = _product(*products[0])
     else:
         whole = _sum(products, offset)
-    return tirx.max(_int(low), tirx.min(_int(high), whole)) + _int(zero)
+    return tirx.max(word(low), tirx.min(word(high), whole)) + word(zero)
 
 
 def _rounding(expr: tirx.Add | tirx.Sub) -> tuple[int, int, Expr] | None:
@@ -107,10 +108,10 @@ class _Factor:
 def _factor(factor: Expr) -> _Factor:
     """A float32 that is not negative, taken apart by its bits."""
     bits = tirx.reinterpret("int32", factor)
-    mantissa = (bits & _int(0x7FFFFF) | _int(0x800000)) << _int(7)
-    shift = _int(125) - (bits >> _int(23))
+    mantissa = (bits & word(0x7FFFFF) | word(0x800000)) << word(7)
+    shift = word(125) - (bits >> word(23))
     return _Factor(
-        mantissa, tirx.max(_int(0), _int(1) - shift), tirx.max(_int(1), tirx.min(_int(31), shift))
+        mantissa, tirx.max(word(0), word(1) - shift), tirx.max(word(1), tirx.min(word(31), shift))
     )
 
 
@@ -119,12 +120,12 @@ def _product(number: Expr, factor: Expr) -> Expr:
     if isinstance(factor, tirx.FloatImm):
         found = mantissas(np.array([factor.value], "float32"))
         if found is not None:
-            return halves_up(number.astype("int32"), _int(int(found[0][0])), found[1])
+            return halves_up(number.astype("int32"), word(int(found[0][0])), found[1])
     parts = _factor(factor)
-    most = _int(2**31 - 1) >> parts.before  # what is larger is far beyond 8 bits anyway
+    most = word(2**31 - 1) >> parts.before  # what is larger is far beyond 8 bits anyway
     moved = tirx.max(-most, tirx.min(most, number.astype("int32"))) << parts.before
     high = moved.astype("int64") * parts.mantissa.astype("int64") >> tirx.const(32, "int64")
-    half = _int(1) << (parts.shift - _int(1))
+    half = word(1) << (parts.shift - word(1))
     return (high.astype("int32") + half) >> parts.shift
 
 
@@ -138,14 +139,14 @@ def _sum(products: Sequence[_Product], offset: float) -> Expr:
             f"expected factors below {2**20} of an integer operator on this processor, got "
             f"{max(factors)}; place it on the CPU"
         )
-    total: Expr = _int(round(offset * 2**bits) + 2 ** (bits - 1))
+    total: Expr = word(round(offset * 2**bits) + 2 ** (bits - 1))
     for (number, _), factor in zip(products, factors, strict=True):
         whole, value = round(factor * 2**bits), number.astype("int32")
-        total = total + value * _int(whole)
+        total = total + value * word(whole)
         if _width(number) == 32:  # what is lost of the factor counts 2**16 times
-            rest = _int(round((factor * 2**bits - whole) * 2**_MORE))
-            total = total + (value * rest >> _int(_MORE))
-    return total >> _int(bits)
+            rest = word(round((factor * 2**bits - whole) * 2**_MORE))
+            total = total + (value * rest >> word(_MORE))
+    return total >> word(bits)
 
 
 _MORE = 14
@@ -167,7 +168,3 @@ def _number(factor: Expr) -> float:
             "place the operator on the CPU"
         )
     return float(factor.value)
-
-
-def _int(value: int) -> Expr:
-    return tirx.const(value, "int32")

@@ -22,14 +22,12 @@ from tvm.ir import Expr
 
 from tvm_stretch.errors import StretchError
 
+from .hvx import every, every_byte, hvx, word
 from .integers import Rounding
 
 _MOST_BITS = 15
 _LEAST_DIGITS = 22
 """Of the mantissa of the smallest factor that counts."""
-
-_LANES = 32
-_KIND = f"int32x{_LANES}"
 
 
 def mantissas(factor: np.ndarray) -> tuple[np.ndarray, int] | None:
@@ -51,16 +49,16 @@ def mantissas(factor: np.ndarray) -> tuple[np.ndarray, int] | None:
 def rounded(number: Expr, mantissa: Expr, bits: int, rounding: Rounding) -> Expr:
     """An int32 times its factor, as an integer of 8 bits."""
     whole = halves_up(number, mantissa, bits)
-    low, most = (_int(v - rounding.zero) for v in (rounding.low, rounding.high))
-    return (tirx.max(low, tirx.min(most, whole)) + _int(rounding.zero)).astype(rounding.dtype)
+    low, most = (word(v - rounding.zero) for v in (rounding.low, rounding.high))
+    return (tirx.max(low, tirx.min(most, whole)) + word(rounding.zero)).astype(rounding.dtype)
 
 
 def halves_up(number: Expr, mantissa: Expr, bits: int) -> Expr:
     """An int32 times its factor, rounded."""
     product = number.astype("int64") * mantissa.astype("int64")
     high = tirx.shift_right(product, tirx.const(31, "int64")).astype("int32")
-    doubled = tirx.shift_right(high, _int(bits - 1))
-    return tirx.shift_right(doubled + _int(1), _int(1))
+    doubled = tirx.shift_right(high, word(bits - 1))
+    return tirx.shift_right(doubled + word(1), word(1))
 
 
 @dataclass(frozen=True)
@@ -84,30 +82,30 @@ class Narrowing:
 
     def product(self, number: Expr, mantissa: Expr) -> Expr:
         """The high word of a product, of vectors."""
-        low = _hvx("vmpyewuh", number, mantissa)
-        return _hvx("vmpyowh.sacc", low, number, mantissa)
+        low = hvx("vmpyewuh", number, mantissa)
+        return hvx("vmpyowh.sacc", low, number, mantissa)
 
     def narrowed(self, four: Sequence[Expr]) -> Expr:
         """The bytes of four vectors of such words, one behind the other.
 
         Each step puts elements of two vectors side by side; dealt twice, they stand in order.
         """
-        rounding, shift = self.rounding, _int(self.bits)
-        zero = _every(rounding.zero & 0xFFFF | (rounding.zero & 0xFFFF) << 16)
-        halves = [_hvx("vasrwhrndsat", four[i + 2], four[i], shift) for i in (0, 1)]
-        first, second = (_hvx("vaddhsat", half, zero) for half in halves)
+        rounding, shift = self.rounding, word(self.bits)
+        zero = every(rounding.zero & 0xFFFF | (rounding.zero & 0xFFFF) << 16)
+        halves = [hvx("vasrwhrndsat", four[i + 2], four[i], shift) for i in (0, 1)]
+        first, second = (hvx("vaddhsat", half, zero) for half in halves)
         unsigned = rounding.dtype == "uint8"
         if unsigned:
-            whole = _hvx("vsathub", second, first)
+            whole = hvx("vsathub", second, first)
         else:
-            whole = _hvx("vasrhbsat", second, first, _int(0))
-        whole = _hvx("vdealb", _hvx("vdealb", whole))
+            whole = hvx("vasrhbsat", second, first, word(0))
+        whole = hvx("vdealb", hvx("vdealb", whole))
         kind = "ub" if unsigned else "b"
         least, most = (0, 255) if unsigned else (-128, 127)
         if rounding.low > least:
-            whole = _hvx(f"vmax{kind}", whole, _every_byte(rounding.low))
+            whole = hvx(f"vmax{kind}", whole, every_byte(rounding.low))
         if rounding.high < most:
-            whole = _hvx(f"vmin{kind}", whole, _every_byte(rounding.high))
+            whole = hvx(f"vmin{kind}", whole, every_byte(rounding.high))
         return whole
 
 
@@ -161,22 +159,5 @@ def _narrow(value: Expr) -> Expr:
     if isinstance(value, tirx.Add):
         return _narrow(value.a) + _narrow(value.b)
     if isinstance(value, tirx.IntImm):
-        return _int(int(value))
+        return word(int(value))
     return _of(tirx.Cast, value).value
-
-
-def _hvx(name: str, *operands: Expr) -> Expr:
-    return tirx.call_llvm_pure_intrin(_KIND, f"llvm.hexagon.V6.{name}.128B", *operands)
-
-
-def _int(value: int) -> Expr:
-    return tirx.const(value, "int32")
-
-
-def _every(value: int) -> Expr:
-    signed = value - (1 << 32) if value >= 1 << 31 else value
-    return tirx.Broadcast(_int(signed), _LANES)
-
-
-def _every_byte(value: int) -> Expr:
-    return _every((value & 0xFF) * 0x01010101)

@@ -84,11 +84,10 @@ def word(value: int) -> Expr:
 
 
 def every(value: int) -> Expr:
-    """The same int32 in all words."""
-    return tirx.Broadcast(word(value), LANES)
+    """The same 32 bits in all words; those of ``value - 2**32`` where that is an int32."""
+    return tirx.Broadcast(word(value - (1 << 32) if value >= 1 << 31 else value), LANES)
 
 
 def every_byte(value: int) -> Expr:
     """The same number of 8 bits in all bytes."""
-    number = (value & 0xFF) * 0x01010101
-    return every(number - (1 << 32) if number >= 1 << 31 else number)
+    return every((value & 0xFF) * 0x01010101)

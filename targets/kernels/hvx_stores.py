@@ -25,13 +25,10 @@ from tvm.tirx.buffer import is_buffer_var
 from tvm_stretch.rewriting import rewrite
 
 from .fixed_point import Narrowing, narrowing_of
+from .hvx import LANES, VECTOR, hvx, keep, keep_bytes, whole
 from .loops import block, const, load, store, vectors, within
 
-_LANES = 32
 _PIXELS = 4
-_BYTES = _PIXELS * _LANES
-_KIND = f"int32x{_LANES}"
-_RAMP = tirx.Ramp(const(0), const(1), _LANES)
 
 
 def pack_stores(func: tirx.PrimFunc, constants: Sequence[tirx.Buffer] = ()) -> tirx.PrimFunc:
@@ -58,7 +55,7 @@ def pack_stores(func: tirx.PrimFunc, constants: Sequence[tirx.Buffer] = ()) -> t
 
 def _aligned(buffer: tirx.Buffer) -> tirx.Buffer:
     shape, dtype, scope = buffer.shape, str(buffer.dtype), buffer.ty.storage_scope
-    return tirx.decl_buffer(shape, dtype, buffer.name, scope=scope, data_alignment=_BYTES)
+    return tirx.decl_buffer(shape, dtype, buffer.name, scope=scope, data_alignment=VECTOR)
 
 
 @dataclass(frozen=True)
@@ -86,12 +83,12 @@ def _store_of(statement: tirx.Stmt) -> _Store | None:
     if not isinstance(statement, tirx.For) or statement.kind != tirx.ForKind.VECTORIZED:
         return None
     into = statement.body
-    if int(statement.extent) != _LANES or not isinstance(into, tirx.BufferStore):
+    if int(statement.extent) != LANES or not isinstance(into, tirx.BufferStore):
         return None
     is_byte = str(into.buffer.dtype) in ("uint8", "int8") and isinstance(into.value, tirx.Cast)
     if not is_byte or not into.indices[-1].same_as(statement.loop_var):
         return None
-    if str(into.value.value.ty.dtype) != "int32" or int(into.buffer.shape[-1]) != _LANES:
+    if str(into.value.value.ty.dtype) != "int32" or int(into.buffer.shape[-1]) != LANES:
         return None
     place: Expr = const(0)
     for index, extent in zip(into.indices[:-1], into.buffer.shape[:-1], strict=True):
@@ -135,7 +132,7 @@ def _pack(row: Sequence[_Store]) -> tirx.Stmt:
     """Neighbouring pixels, four at a time."""
     first = row[0].narrowing
     same = all(s.narrowing is not None and s.narrowing.same(first) for s in row)
-    totals = vectors("packed", len(row), _LANES, dtype="int32")
+    totals = vectors("packed", len(row), LANES, dtype="int32")
     if first is None or not same:
         kept = [s.keep(b, s.into.value.value) for s, b in zip(row, totals, strict=True)]
         statements = [
@@ -144,13 +141,12 @@ def _pack(row: Sequence[_Store]) -> tirx.Stmt:
             for statement in _store_bytes(row, start, _evens(_four(totals, start)))
         ]
         return within(totals, [*kept, *statements])
-    factors = vectors("factor", 1, _LANES, dtype="int32")
+    factors = vectors("factor", 1, LANES, dtype="int32")
     steps = []
     for s, total in zip(row, totals, strict=True):
         assert s.narrowing is not None
         steps += [s.keep(total, s.narrowing.number), s.keep(factors[0], s.narrowing.mantissa)]
-        product = first.product(load(total, _RAMP), load(factors[0], _RAMP))
-        steps.append(store(total, product, _RAMP))
+        steps.append(keep(total, first.product(whole(total), whole(factors[0]))))
     for start in _starts(len(row)):
         steps += _store_bytes(row, start, first.narrowed(_four(totals, start)))
     return within([*totals, *factors], steps)
@@ -163,19 +159,17 @@ def _starts(pixels: int) -> list[int]:
 
 def _four(buffers: Sequence[tirx.Buffer], start: int) -> list[Expr]:
     """Four vectors; the last one again and again where there are not so many."""
-    return [load(buffers[min(start + i, len(buffers) - 1)], _RAMP) for i in range(_PIXELS)]
+    return [whole(buffers[min(start + i, len(buffers) - 1)]) for i in range(_PIXELS)]
 
 
-def _store_bytes(row: Sequence[_Store], start: int, whole: Expr) -> list[tirx.Stmt]:
+def _store_bytes(row: Sequence[_Store], start: int, packed: Expr) -> list[tirx.Stmt]:
     """One to four neighbouring pixels."""
     first = row[start].into
     *place, _ = first.indices
     dtype, pixels = str(first.buffer.dtype), min(_PIXELS, len(row))
     if pixels == _PIXELS:
-        lanes = tirx.Ramp(const(0), const(1), _BYTES)
-        value = tirx.reinterpret(f"{dtype}x{_BYTES}", whole)
-        return [store(first.buffer, value, *place, lanes)]
-    (words,) = vectors("bytes", 1, _LANES, dtype="int32")
+        return [keep_bytes(first.buffer, packed, *place, 0)]
+    (words,) = vectors("bytes", 1, LANES, dtype="int32")
     parts = [
         store(
             first.buffer,
@@ -183,9 +177,9 @@ def _store_bytes(row: Sequence[_Store], start: int, whole: Expr) -> list[tirx.St
             *place,
             tirx.Ramp(const(4 * number), const(1), 4),
         )
-        for number in range(pixels * _LANES // 4)
+        for number in range(pixels * LANES // 4)
     ]
-    return [within([words], [store(words, whole, _RAMP), *parts])]
+    return [within([words], [keep(words, packed), *parts])]
 
 
 def _evens(four: Sequence[Expr]) -> Expr:
@@ -196,4 +190,4 @@ def _evens(four: Sequence[Expr]) -> Expr:
 
 def _even(size: str, high: Expr, low: Expr) -> Expr:
     """The lower halves of the elements of two vectors, `low`'s first."""
-    return tirx.call_llvm_pure_intrin(_KIND, f"llvm.hexagon.V6.vpacke{size}.128B", high, low)
+    return hvx(f"vpacke{size}", high, low)
