@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import relax
+from tvm.ir import GenericConst
 from tvm_stretch.passes.integer_summary import calls_of, with_integers
 from tvm_stretch.passes.name_operators import same_source
 from tvm_stretch.passes.quantised_layers import LAYERS, Layer, ints, read_layer, windows_of
@@ -39,7 +40,7 @@ from tvm_stretch.ir.expressions import constant, shape_of
 from tvm_stretch.ir.operators import kind_of
 
 _MOVES = (
-    *("reshape", "permute_dims", "strided_slice", "take"),
+    *("reshape", "permute_dims", "broadcast_to", "strided_slice", "take"),
     *("max", "nn.max_pool2d", "image.resize2d", "nn.pad"),
 )
 
@@ -180,7 +181,12 @@ class _Former(relax.PyExprMutator):
 
     def same(self, x: relax.Expr, call: relax.Call, value: relax.Expr) -> relax.Var:
         """The same operator of integers."""
-        return self.keep(x, relax.Call(call.op, [value, *call.args[1:]], call.attrs, call.ty_args))
+        others = call.args[1:]
+        if kind_of(call) == "take" and isinstance(others[0], GenericConst):
+            places = others[0].value.numpy()
+            if np.abs(places).max(initial=0) < 2**31:
+                others = [constant(places.astype("int32"))]  # a DSP has none of 64 bits
+        return self.keep(x, relax.Call(call.op, [value, *others], call.attrs, call.ty_args))
 
     def part(
         self, x: relax.Expr, item: relax.TupleGetItem, split: relax.Call, value: relax.Expr
@@ -349,6 +355,7 @@ class _Former(relax.PyExprMutator):
             return None  # a constant of more dimensions adds some
         with np.errstate(all="ignore"):
             wide = np.rint(values / scale.scale) + np.float32(scale.zero)
+        wide[np.isnan(wide)] = result.low  # as ONNX Runtime does it
         table = np.clip(wide, result.low, result.high).astype(scale.dtype)
         return self.operator(x, Integer("table"), data.value, constant(table))
 

@@ -27,25 +27,48 @@ def _softplus(x: np.ndarray) -> np.ndarray:
     return np.logaddexp(x, np.float32(0))
 
 
+def _gelu(x: np.ndarray) -> np.ndarray:
+    return np.float32(0.5) * x * (1 + _erf(x * np.float32(math.sqrt(0.5))))
+
+
+def _gelu_tanh(x: np.ndarray) -> np.ndarray:
+    inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)
+    return np.float32(0.5) * x * (1 + np.tanh(inner))
+
+
+_erf = np.vectorize(math.erf, otypes=["float32"])
+
 _FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {
     "abs": np.abs,
     "add": np.add,
+    "ceil": np.ceil,
+    "cos": np.cos,
     "divide": np.divide,
-    "erf": np.vectorize(math.erf),
+    "erf": _erf,
     "exp": np.exp,
+    "floor": np.floor,
+    "greater": np.greater,
+    "less": np.less,
     "log": np.log,
     "maximum": np.maximum,
     "minimum": np.minimum,
     "multiply": np.multiply,
     "negative": np.negative,
+    "nn.gelu": _gelu,
+    "nn.gelu_tanh": _gelu_tanh,
     "nn.relu": lambda x: np.maximum(x, 0),
     "nn.silu": lambda x: x * _sigmoid(x),
     "nn.softplus": _softplus,
+    "power": np.power,
+    "round": np.rint,
     "sigmoid": _sigmoid,
+    "sign": np.sign,
+    "sin": np.sin,
     "sqrt": np.sqrt,
     "square": np.square,
     "subtract": np.subtract,
     "tanh": np.tanh,
+    "where": np.where,
 }
 
 
@@ -102,7 +125,7 @@ def tabulated(
         result = value(x, 0)
     if result is None or len(sources) != 1 or result.shape != (256,):
         return None
-    return next(iter(sources.values())), np.nan_to_num(result)
+    return next(iter(sources.values())), result
 
 
 def _numbers(scale: Any) -> np.ndarray:
@@ -117,4 +140,5 @@ def _of(kind: str, call: relax.Call, values: list[Any]) -> np.ndarray:
         return np.clip(values[0], low, high)
     if kind == "nn.leakyrelu":
         return np.where(values[0] < 0, values[0] * np.float32(call.attrs.alpha), values[0])
-    return np.asarray(_FUNCTIONS[kind](*values)).astype("float32")
+    made = np.asarray(_FUNCTIONS[kind](*values))
+    return made if made.dtype == bool else made.astype("float32")

@@ -245,6 +245,17 @@ OPERATORS: dict[str, tuple[onnx.ModelProto, list[str]]] = {
     ),
     "sigmoid": (qdq("Sigmoid", [SIGNED], SIGNED_Y), ["integer.table"]),
     "swish": (qdq("HardSwish", [A], Y), ["integer.table"]),
+    "tanh": (qdq("Tanh", [A], Y), ["integer.table"]),
+    "gelu": (qdq("Gelu", [A], Y, opset=20), ["integer.table"]),
+    "softplus": (qdq("Softplus", [A], Y), ["integer.table"]),
+    "root, of negative numbers too": (qdq("Sqrt", [A], Y), ["integer.table"]),
+    "power": (qdq("Pow", [A], Y, constants=[np.float32([3])]), ["integer.table"]),
+    "floor": (qdq("Floor", [A], Y), ["integer.table"]),
+    "expand": (
+        qdq("Expand", [A], A_AGAIN, constants=[np.array([3, *A.array.shape])]),
+        ["broadcast_to"],
+    ),
+    "gather": (qdq("Gather", [A], A_AGAIN, constants=[np.array([1, -1])], axis=1), ["take"]),
     "softmax": (qdq("Softmax", [A], LIKELY, axis=-1), ["integer.softmax"]),
     "softmax, signed": (
         qdq("Softmax", [SIGNED], SIGNED_LIKELY, axis=1),
