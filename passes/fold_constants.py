@@ -34,22 +34,22 @@ def constant_bindings(function: relax.Function) -> list[relax.VarBinding]:
     variables: set[relax.Var] = set()
     for block in function.body.blocks:
         for binding in block.bindings:
-            if isinstance(binding, relax.VarBinding) and _is_constant(binding.value, variables):
+            if isinstance(binding, relax.VarBinding) and is_constant(binding.value, variables):
                 variables.add(binding.var)
                 found.append(binding)
     return found
 
 
-def _is_constant(value: relax.Expr, constants: set[relax.Var]) -> bool:
-    """Whether the compiler can compute ``value`` itself."""
+def is_constant(value: relax.Expr, constants: set[relax.Var]) -> bool:
+    """Whether ``value`` depends on constants only: the compiler can compute it."""
     if isinstance(value, relax.Var):
         return value in constants
     if isinstance(value, relax.Tuple):
-        return all(_is_constant(field, constants) for field in value.fields)
+        return all(is_constant(field, constants) for field in value.fields)
     if isinstance(value, relax.TupleGetItem):
-        return _is_constant(value.tuple_value, constants)
+        return is_constant(value.tuple_value, constants)
     if isinstance(value, relax.Call):
-        return all(_is_constant(arg, constants) for arg in value.args)
+        return all(is_constant(arg, constants) for arg in value.args)
     return True
 
 

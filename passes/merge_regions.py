@@ -16,7 +16,8 @@ from collections.abc import Mapping
 
 import tvm
 from tvm import relax, tirx
-from tvm.ir import GenericConst, GlobalVar
+from tvm.ir import GlobalVar
+from tvm_stretch.passes.fold_constants import constant_bindings, is_constant
 from tvm_stretch.passes.partition_regions import PROCESSOR
 
 
@@ -57,7 +58,7 @@ class _Linker(relax.PyExprMutator):
 
     def link(self, function: relax.Function) -> relax.Function:
         """``function`` with its kernels in the merged module."""
-        self.constants = _constants(function)
+        self.constants = {binding.var for binding in constant_bindings(function)}
         return self.visit_expr(function)
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
@@ -87,29 +88,6 @@ class _Caller(relax.PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         args = [self.visit_expr(arg) for arg in call.args]
         return relax.Call(self.regions[call.op.name_hint], args)
-
-
-def is_constant(expr: relax.Expr, constants: set[relax.Var]) -> bool:
-    """Whether all tensors that ``expr`` reads are constants, or computed from constants only."""
-    if isinstance(expr, relax.Var):
-        return expr in constants
-    if isinstance(expr, relax.Tuple):
-        return all(is_constant(field, constants) for field in expr.fields)
-    if isinstance(expr, relax.TupleGetItem):
-        return is_constant(expr.tuple_value, constants)
-    if isinstance(expr, relax.Call):
-        return all(is_constant(a, constants) for a in expr.args if not isinstance(a, GlobalVar))
-    return isinstance(expr, GenericConst) or not hasattr(expr.ty, "dtype")
-
-
-def _constants(function: relax.Function) -> set[relax.Var]:
-    """The variables that hold what constants alone decide."""
-    found: set[relax.Var] = set()
-    for block in function.body.blocks:
-        for binding in block.bindings:
-            if is_constant(binding.value, found):
-                found.add(binding.var)
-    return found
 
 
 def kernels_of(mod: tvm.IRModule, processor: str) -> tvm.IRModule:

@@ -10,6 +10,7 @@ import numpy as np
 import opencl_graphs as graphs
 import pytest
 import tvm
+from fingerprints import fingerprint
 
 from tvm_stretch.files import held
 
@@ -71,28 +72,6 @@ def test_damaged_and_foreign_entries_are_rebuilt(cache: Path) -> None:
         rebuilt = (cache / name).read_bytes()
         assert rebuilt != damaged
         assert rebuilt[:8] == b"TVMSTRB1"
-
-
-def fingerprint(data: bytes) -> int:
-    """As in native/memory.cc."""
-    mask, prime = (1 << 64) - 1, 0x9E3779B97F4A7C15
-
-    def mix(lane: int, word: int) -> int:
-        lane = ((lane ^ word) * prime) & mask
-        return lane ^ (lane >> 29)
-
-    lanes = [1, 2, 3, len(data)]
-    whole = len(data) // 32 * 32
-    for start in range(0, whole, 32):
-        for i in range(4):
-            word = int.from_bytes(data[start + 8 * i : start + 8 * i + 8], "little")
-            lanes[i] = mix(lanes[i], word)
-    for byte in data[whole:]:
-        lanes[0] = mix(lanes[0], byte)
-    result = 0
-    for lane in lanes:
-        result = mix(result, lane)
-    return result
 
 
 def key_of(entry: bytes) -> bytes:

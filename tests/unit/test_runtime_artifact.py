@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
+from fingerprints import fingerprint
 from small_models import WEIGHT, kernel_ir, random_input, scaled_model, scaled_reference
 from tvm import topi
 from tvm.support import cc
@@ -276,26 +277,6 @@ def test_damaged_bytes(artifact: Path, tmp_path: Path, old: bytes, new: bytes) -
     path.write_bytes(data.replace(old, new)[:-24])
     seal(path)  # damaged before it was written: graph and weights have fingerprints of their own
     refused(path, "damaged")
-
-
-def fingerprint(data: bytes) -> int:
-    """The same as `Fingerprint` in memory.cc."""
-    mask, prime = 2**64 - 1, 0x9E3779B97F4A7C15
-
-    def mix(lane: int, word: int) -> int:
-        lane = ((lane ^ word) * prime) & mask
-        return lane ^ (lane >> 29)
-
-    lanes = [1, 2, 3, len(data)]
-    whole = len(data) // 32 * 32
-    for i, (word,) in enumerate(struct.iter_unpack("<Q", data[:whole])):
-        lanes[i % 4] = mix(lanes[i % 4], word)
-    for byte in data[whole:]:
-        lanes[0] = mix(lanes[0], byte)
-    result = 0
-    for lane in lanes:
-        result = mix(result, lane)
-    return result
 
 
 def test_other_version(model: Model, artifact: Path, tmp_path: Path) -> None:

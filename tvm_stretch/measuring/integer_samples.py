@@ -18,17 +18,10 @@ _STEPS = 40.0
 """Of a result: its usual distance from the zero point."""
 
 
-def integer_data(
-    bb: relax.BlockBuilder, sample: Sample, number: relax.Expr, dice: np.random.Generator
+def integer_image(
+    bb: relax.BlockBuilder, sample: Sample, data: relax.Expr, dice: np.random.Generator
 ) -> relax.Expr:
-    """What a sample's anchor reads, made of one number."""
-    if sample.kind == "dense":
-        data = bb.emit(relax.op.reshape(number, (1, 1)))
-        return bb.emit(relax.op.broadcast_to(data, (sample.in_size[0], sample.in_channels)))
-    data = bb.emit(relax.op.broadcast_to(number, (1, sample.in_channels, *sample.in_size)))
-    if sample.kind in ("conv", "depthwise"):
-        return data
-    # poolings keep the layout they find, so something must have made blocked data before them
+    """An image in blocked layout: what a convolution of single pixels makes of one."""
     return bb.emit(_convolution(bb, sample, data, dice, 1, groups=sample.in_channels))
 
 

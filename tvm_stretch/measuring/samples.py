@@ -26,7 +26,7 @@ from tvm import relax, s_tir, tirx
 from tvm_stretch.cost.describe import read_config
 from tvm_stretch.cost.features import MEASUREMENTS
 from tvm_stretch.errors import CostModelError
-from tvm_stretch.measuring.integer_samples import integer_data, integer_result
+from tvm_stretch.measuring.integer_samples import integer_image, integer_result
 from tvm_stretch.targets.kernels.dots import OfWords
 from tvm_stretch.targets.kernels.fused import ANNOTATION
 from tvm_stretch.targets.kernels.window import WindowConfig
@@ -266,14 +266,14 @@ def chain(samples: Sequence[Sample], apart: bool = False) -> tvm.IRModule:
     x = relax.Var("x", relax.TensorType((1, 1, 1, 1), samples[0].dtype))
     dice = np.random.default_rng(0)
     is_float = samples[0].dtype == "float32"
-    make, run = (_data, _result) if is_float else (integer_data, integer_result)
+    run = _result if is_float else integer_result
     join = relax.op.add if is_float else relax.op.maximum
     with bb.function("main", [x]):
         with bb.dataflow():
-            made = [make(bb, item, x, dice) for item in samples] if apart else []
+            made = [_data(bb, item, x, dice) for item in samples] if apart else []
             value: relax.Expr = x
             for index, item in enumerate(samples):
-                data = made[index] if apart else make(bb, item, value, dice)
+                data = made[index] if apart else _data(bb, item, value, dice)
                 number = run(bb, item, data, value, dice)
                 value = bb.emit(join(value, number)) if apart else number
             result = bb.emit_output(value)
@@ -292,6 +292,8 @@ def _data(
     if sample.kind in ("conv", "depthwise"):
         return data
     # poolings keep the layout they find, so something must have made blocked data before them
+    if sample.dtype != "float32":
+        return integer_image(bb, sample, data, dice)
     few = bb.emit(relax.op.strided_slice(data, [1], [0], [8])) if sample.in_channels > 8 else data
     weight = _constant(dice, (sample.in_channels, min(8, sample.in_channels), 1, 1))
     return bb.emit(relax.op.nn.conv2d(few, weight))
