@@ -5,7 +5,8 @@
 TVM calls a kernel opaque that reads at computed places. What is fused into it is computed again for
 every element that it writes, which costs nothing for an index beside the memory that it fetches
 (`guard_operators.py` puts five operators before each gather), but more for the data: where another
-kernel that could be fused makes these, the gather stays as it was.
+kernel that could be fused makes these, the gather stays as it was. So do tables of integers where
+`hvx_table.py` looks them up in vectors, which it does with those alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, s_tir, tirx
 from tvm.ir.expr import TensorLoad
+from tvm_stretch.targets.kernels.hvx_table import lookup_of
 
 from tvm_stretch.ir.operators import kind_of
 
@@ -25,14 +27,21 @@ _INJECTIVE, _OPAQUE = 2, 8
 
 @tvm.transform.module_pass(opt_level=0, name="MarkGathers")
 class MarkGathers:
-    """See the module docstring."""
+    """See the module docstring.
+
+    Args:
+        tables: whether tables of integers are marked too.
+    """
+
+    def __init__(self, tables: bool = True) -> None:
+        self.tables = tables
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Set ``op_pattern`` on every gather whose data no kernel makes that would be fused."""
         data_of = {
             var: _gathered(func)
             for var, func in mod.functions.items()
-            if isinstance(func, tirx.PrimFunc) and _pattern(func) == _OPAQUE
+            if isinstance(func, tirx.PrimFunc) and self._may_fuse(func)
         }
         marked = {var for var, data in data_of.items() if data}
         for func in mod.functions.values():
@@ -42,6 +51,9 @@ class MarkGathers:
         for var in marked:
             updated.update_func(var, mod[var].with_attr("op_pattern", _INJECTIVE))
         return updated
+
+    def _may_fuse(self, func: tirx.PrimFunc) -> bool:
+        return _pattern(func) == _OPAQUE and (self.tables or lookup_of(func) is None)
 
 
 def _pattern(func: tirx.PrimFunc) -> int:

@@ -19,14 +19,15 @@ def kernel_phases(*, expand_math: bool, epilogues: bool = True) -> tuple[tvm.tra
     Args:
         expand_math: whether exp, sigmoid and tanh become arithmetic on vectors; for processors
             that have no instructions for them.
-        epilogues: whether templates take what is elementwise behind them.
+        epilogues: whether templates take what is elementwise behind them, and tables what is
+            beside them.
     """
     return (
         keep_views(),  # operators without a template to PrimFuncs; views stay operators
         relax.transform.AnnotateTIROpPattern(),
         MarkCuts(),  # what is no epilogue, though TVM takes it for elementwise
         MarkTemplates(epilogues),  # which of them may take epilogues
-        MarkGathers(),  # and which compute their own indices
+        MarkGathers(tables=epilogues),  # and which compute their own indices
         MarkOperators(),
         relax.transform.FuseOps(),  # epilogues into their kernels ..
         NameKernels(),  # .. which are named after their operators

@@ -24,6 +24,7 @@ from .generic import schedule_generic
 from .hvx_conv import write_word_conv
 from .hvx_mean import mean_nest
 from .hvx_stores import pack_stores
+from .hvx_table import table_nest
 from .hvx_window import takes_pool, write_hvx_depthwise, write_hvx_pool
 from .integer_conv import IntegerConvConfig, write_integer_conv
 from .integer_window import IntegerWindowConfig, write_integer_window
@@ -86,8 +87,8 @@ def _schedule(
         config = json.loads(fused.config)
         writers = _ITEM_WRITERS if on_items else _WRITERS
         body = writers[config.pop("template")](_tuples(config), machine, fused)
-    elif machine.packs_bytes and (mean := mean_nest(func)) is not None:
-        body = mean
+    elif machine.packs_bytes and (nest := mean_nest(func) or table_nest(func)) is not None:
+        body = nest
     else:
         return schedule_items(func, machine) if on_items else schedule_generic(func, machine)
     attrs = {**(func.attrs or {}), "s_tir": True, "tirx.noalias": True}

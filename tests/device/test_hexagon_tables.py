@@ -1,0 +1,107 @@
+"""Tables of 8-bit numbers on Hexagon: looked up in vectors, the very results."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import tvm
+from relax_helpers import answers
+from tvm import relax
+from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
+
+import tvm_stretch as ts
+from tvm_stretch.codegen.dsp_code import has_zig
+from tvm_stretch.plan.plan import Plan, PlannedRegion
+from tvm_stretch.plan.splits import RowSplit
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("qemu-hexagon") is None, reason="needs qemu-hexagon"),
+    pytest.mark.skipif(not has_zig(), reason="needs ziglang"),
+]
+
+
+def numbers(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:
+    """Any of the type."""
+    limits = np.iinfo(dtype)
+    return np.random.default_rng(seed).integers(limits.min, limits.max + 1, shape).astype(dtype)
+
+
+def same(builder: relax.BlockBuilder, x: relax.Expr, name: str) -> relax.Var:
+    """A convolution that leaves its input as it is, in blocks of channels."""
+    dtype, channels = str(x.ty.dtype), int(x.ty.shape.values[1])
+    limits = np.iinfo(dtype)
+    rounding = Rounding(dtype, 0, int(limits.min), int(limits.max))
+    one = np.ones((channels, 1, 1, 1), "int8"), np.zeros(channels, "int32")
+    constants = map(relax.const, (*one, np.ones(channels, "float32")))
+    integer = Integer("conv2d", rounding, (0,), groups=channels)
+    return builder.emit(integer_call(builder, integer, x, *constants), name_hint=name)
+
+
+SHAPES = ((2, 128), (1, 3, 7, 19), (1, 127), (1, 40, 5, 7), (1, 32, 1, 1))
+"""A vector each; some numbers are left; too few for a vector; in blocks; a block of one pixel."""
+
+
+@pytest.mark.parametrize(("dtype", "of"), [("uint8", "uint8"), ("int8", "int8"), ("int8", "uint8")])
+def test_tables(dtype: str, of: str) -> None:
+    """Plain and in blocks, alone and beside a product."""
+    builder, table = relax.BlockBuilder(), relax.const(numbers((256,), of))
+    inputs = [relax.Var(f"x{i}", relax.TensorType(s, dtype)) for i, s in enumerate(SHAPES)]
+    results = []
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            for x, shape in zip(inputs, SHAPES, strict=True):
+                y = same(builder, x, "same") if shape[1] in (32, 40) else x
+                results.append(builder.emit(integer_call(builder, Integer("table"), y, table)))
+            out = builder.emit_output(relax.Tuple(results))
+        builder.emit_func_output(out)
+    data = [numbers(shape, dtype, seed) for seed, shape in enumerate(SHAPES)]
+    model = ts.compile(builder.get(), ["hexagon"], cpu_threads=1)
+    for ours, right in zip(model(*data), answers(builder.get(), *data), strict=True):
+        np.testing.assert_array_equal(ours, right)
+
+
+def gated(shape: tuple[int, ...], *, times_itself: bool) -> tvm.IRModule:
+    """A table, perhaps times what it is of, between convolutions."""
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType(shape, "uint8"))
+    times = Integer("multiply", Rounding("uint8", 0, 0, 255), (3, 5), (0.0117, 3.0))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = same(builder, x, "first")
+            table = relax.const(numbers((256,), "uint8"))
+            gate = integer_call(builder, Integer("table"), y, table)
+            z = builder.emit(gate, name_hint="gate")
+            if times_itself:
+                z = builder.emit(integer_call(builder, times, y, z), name_hint="times")
+            out = builder.emit_output(same(builder, z, "last"))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def test_packets_of_a_table_and_a_product() -> None:
+    """One number after the other, each took 1.5 packets for the table and 5 with the product."""
+    mod, x = gated((1, 32, 16, 16), times_itself=True), numbers((1, 32, 16, 16), "uint8", 1)
+    model = ts.compile(mod, ["hexagon"], cpu_threads=1)
+    (want,) = answers(mod, x)
+    assert np.abs(model(x).astype(int) - want).max() <= 1  # halves
+    kernels = {kernel.kernel: kernel.packets / x.size for kernel in model.profile(1).kernels}
+    assert sum(found for name, found in kernels.items() if "table" in name) < 0.12, kernels
+    assert sum(found for name, found in kernels.items() if "multiply" in name) < 0.4, kernels
+
+
+def test_bands_of_rows() -> None:
+    """Views with gaps: between a band's blocks of channels lie those of the other one."""
+    mod, x = gated((1, 64, 8, 7), times_itself=False), numbers((1, 64, 8, 7), "uint8", 2)
+    bands = ("gate.r0.first.0to6", "gate.r0"), ("gate.r1.first.6to8", "gate.r1")
+    regions = [
+        PlannedRegion(f"r{number}", "hexagon", operators)
+        for number, operators in enumerate((("first",), *bands, ("gate", "conv2d")))
+    ]
+    plan = Plan(("hexagon", "cpu"), tuple(regions), splits=(RowSplit("first", "gate", (1, 3)),))
+    model = ts.compile(mod, ["hexagon", "llvm"], plan=plan, cpu_threads=1)
+    tables = [node for node in model.graph.nodes if "table" in node.kernel]
+    assert len(tables) == 2
+    for node in tables:
+        assert all(model.graph.tensors[i].strides for i in (node.inputs[0], node.outputs[0]))
+    np.testing.assert_array_equal(model(x), *answers(mod, x))
