@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tvm_stretch.ir.views import ALIGNMENT, dtype_bytes
@@ -216,3 +216,47 @@ class TensorTable:
         start = root.offset + view.layout.start
         found = self._windows.get((root.kind, root.index, start, view.bytes))
         return self.add(view) if found is None else found
+
+
+def is_readable(view: View) -> bool:
+    """Whether kernels may read or write the tensor where it is."""
+    layout = view.find_layout()
+    return layout is not None and layout.start % ALIGNMENT == 0
+
+
+def band(source: View, shape: tuple[int, ...], axis: int, offset: int) -> View:
+    """The part of `source` that starts `offset` bytes after it, cut along one axis."""
+    outer = math.prod(shape[:axis])
+    if outer == 1:
+        return View(source.buffer, shape, source.dtype, source.offset + offset)
+    size = math.prod(shape) * dtype_bytes(source.dtype)
+    band = Buffer(
+        size,
+        source.buffer.kind,
+        offset=source.offset + offset,
+        parent=source.buffer,
+        run=size // outer,
+        pitch=source.bytes // outer,
+    )
+    return View(band, shape, source.dtype)
+
+
+def gapless_pieces(source: View, target: View) -> Iterator[tuple[View, View]]:
+    """Tensors without gaps of which `source` and `target`, of one size, are made."""
+    if source.layout.is_dense and target.layout.is_dense:
+        yield source, target
+        return
+    runs = [view.layout.runs() for view in (source, target)]
+    ends = [set(itertools.accumulate(stop - start for start, stop in run)) for run in runs]
+    cuts = sorted({0, *ends[0], *ends[1]})
+    for start, stop in itertools.pairwise(cuts):
+        read, written = (
+            View(view.buffer, (stop - start,), "uint8", view.offset + start)
+            for view in (source, target)
+        )
+        yield read, written
+
+
+def ancestors(buffer: Buffer) -> list[Buffer]:
+    """The buffer and all that it is a part of."""
+    return [buffer, *(ancestors(buffer.parent) if buffer.parent is not None else ())]

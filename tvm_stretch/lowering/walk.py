@@ -20,7 +20,16 @@ from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.views import ALIGNMENT, dtype_bytes
 from tvm_stretch.lowering.graph import COPY_KERNEL, TensorKind
 from tvm_stretch.lowering.regions import RegionSteps
-from tvm_stretch.lowering.views import Buffer, DraftNode, View, new_view
+from tvm_stretch.lowering.views import (
+    Buffer,
+    DraftNode,
+    View,
+    ancestors,
+    band,
+    gapless_pieces,
+    is_readable,
+    new_view,
+)
 from tvm_stretch.lowering.weights import WeightsBlob
 from tvm_stretch.passes.name_operators import show_dots
 
@@ -193,7 +202,7 @@ class Walk:
 
     def copy(self, source: View, target: View, name: str) -> View:
         """Record a copy, piece by piece where one of them has gaps; returns the target."""
-        pieces, name = list(_pieces(source, target)), show_dots(name)
+        pieces, name = list(gapless_pieces(source, target)), show_dots(name)
         for index, (read, written) in enumerate(pieces):
             label = name if len(pieces) == 1 else f"{name}.{index}"
             step = DraftNode(COPY_KERNEL, label, (read,), (written,))
@@ -228,7 +237,7 @@ class Walk:
         views, offset = [], 0
         for part_type in call.ty.fields:
             shape, dtype = tensor_type(part_type, name)
-            views.append(self.view(_band(source, shape, axis, offset), shape, 0, name))
+            views.append(self.view(band(source, shape, axis, offset), shape, 0, name))
             offset += math.prod(shape[axis:]) * dtype_bytes(dtype)
         return tuple(views)
 
@@ -251,7 +260,7 @@ class Walk:
             return self.view(source, shape, offset, name)
         if len(shortened) > 1:
             raise _refuse(f"strided_slice along axes {shortened}", name)
-        return self.view(_band(source, shape, shortened[0], offset), shape, 0, name)
+        return self.view(band(source, shape, shortened[0], offset), shape, 0, name)
 
     def visit_concat(self, call: relax.Call, name: str) -> View:
         """One buffer; each part is written there by its producer, or else copied."""
@@ -262,7 +271,7 @@ class Walk:
         whole = new_view("prepared" if constant else "arena", shape, dtype)
         offset = 0
         for index, part in enumerate(parts):
-            slot = _band(whole, part.shape, axis, offset)
+            slot = band(whole, part.shape, axis, offset)
             if not self.move(part, slot):
                 self.copy(part, slot, f"{name}.part{index}")
             offset += part.bytes // math.prod(shape[:axis])
@@ -298,7 +307,7 @@ class Walk:
         steps = [step for region in regions for step in region.steps] + self.prepare
         recorded = itertools.chain.from_iterable((*step.inputs, *step.outputs) for step in steps)
         for view in itertools.chain(recorded, _views(self.values.values())):
-            if buffer in _ancestors(view.buffer):
+            if buffer in ancestors(view.buffer):
                 yield view
 
     def claim_output(self, index: int, value: Any) -> View:
@@ -365,50 +374,6 @@ def _integers(expr: Any, name: str) -> list[int]:
         return [int(getattr(item, "value", item)) for item in expr.fields]
     except (AttributeError, TypeError) as error:
         raise _refuse("strided_slice with bounds that are not constant", name) from error
-
-
-def is_readable(view: View) -> bool:
-    """Whether kernels may read or write the tensor where it is."""
-    layout = view.find_layout()
-    return layout is not None and layout.start % ALIGNMENT == 0
-
-
-def _band(source: View, shape: tuple[int, ...], axis: int, offset: int) -> View:
-    """The part of `source` that starts `offset` bytes after it, cut along one axis."""
-    outer = math.prod(shape[:axis])
-    if outer == 1:
-        return View(source.buffer, shape, source.dtype, source.offset + offset)
-    size = math.prod(shape) * dtype_bytes(source.dtype)
-    band = Buffer(
-        size,
-        source.buffer.kind,
-        offset=source.offset + offset,
-        parent=source.buffer,
-        run=size // outer,
-        pitch=source.bytes // outer,
-    )
-    return View(band, shape, source.dtype)
-
-
-def _pieces(source: View, target: View) -> Iterator[tuple[View, View]]:
-    """Tensors without gaps of which `source` and `target`, of one size, are made."""
-    if source.layout.is_dense and target.layout.is_dense:
-        yield source, target
-        return
-    runs = [view.layout.runs() for view in (source, target)]
-    ends = [set(itertools.accumulate(stop - start for start, stop in run)) for run in runs]
-    cuts = sorted({0, *ends[0], *ends[1]})
-    for start, stop in itertools.pairwise(cuts):
-        read, written = (
-            View(view.buffer, (stop - start,), "uint8", view.offset + start)
-            for view in (source, target)
-        )
-        yield read, written
-
-
-def _ancestors(buffer: Buffer) -> list[Buffer]:
-    """The buffer and all that it is a part of."""
-    return [buffer, *(_ancestors(buffer.parent) if buffer.parent is not None else ())]
 
 
 def _views(values: Iterable[Any]) -> Iterator[View]:
