@@ -21,8 +21,9 @@ from tvm_stretch.build.branching import branch
 from tvm_stretch.build.kernels import GroupKernel, KernelLevel, kernels_alone
 from tvm_stretch.build.pipeline import lower_regions
 from tvm_stretch.build.placement import choose_plan
-from tvm_stretch.cost.describe import describe, describe_copy
+from tvm_stretch.cost.describe import describe
 from tvm_stretch.cost.features import Features
+from tvm_stretch.cost.statements import describe_copy
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operator_graph import Group

@@ -20,8 +20,9 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.build.pipeline import lower_regions
-from tvm_stretch.cost.describe import Anchored, describe_apart, describe_copy, result_shape
+from tvm_stretch.cost.describe import Anchored, describe_apart, result_shape
 from tvm_stretch.cost.features import Features
+from tvm_stretch.cost.statements import describe_copy
 from tvm_stretch.ir.operator_graph import OperatorGraph
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.lowering.graph import COPY_KERNEL

@@ -7,24 +7,17 @@ fused_conv2d_add_relu  (annotation: template conv, 64 -> 64 channels, tile 6 x 2
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-import tvm
-import tvm_ffi
-from tvm import s_tir, tirx
-from tvm.ir import Call
-from tvm.ir.expr import TensorLoad
+from tvm import tirx
 
 from tvm_stretch.cost.features import (
     ConvFeatures,
     DenseFeatures,
     DepthwiseFeatures,
     Features,
-    GenericFeatures,
     IntegerConvFeatures,
     IntegerDenseFeatures,
     IntegerDepthwiseFeatures,
@@ -32,6 +25,7 @@ from tvm_stretch.cost.features import (
     WindowFeatures,
     WinogradFeatures,
 )
+from tvm_stretch.cost.statements import Statement, generic_features, statements_of
 from tvm_stretch.ir.views import dtype_bytes
 from tvm_stretch.targets.kernels.channel_runs import (
     ChannelRun,
@@ -41,10 +35,8 @@ from tvm_stretch.targets.kernels.channel_runs import (
     winograd_runs,
 )
 from tvm_stretch.targets.kernels.choose import conv_cycles
-from tvm_stretch.targets.kernels.concat import takes_concat
 from tvm_stretch.targets.kernels.conv import ConvConfig
 from tvm_stretch.targets.kernels.dots import WORD, OfWords
-from tvm_stretch.targets.kernels.fused import ANNOTATION, split_fused
 from tvm_stretch.targets.kernels.integer_conv import IntegerConvConfig, integer_conv_cycles
 from tvm_stretch.targets.kernels.integer_window import IntegerWindowConfig
 from tvm_stretch.targets.kernels.layer_configs import Config
@@ -68,7 +60,6 @@ _CONVS: dict[tuple[bool, bool], type[ConvFeatures]] = {
 }
 """By whether they are of integers, and of few pixels."""
 _PARTS = {"winograd_input": WinogradConfig, "winograd_product": WinogradConfig}
-_ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min, tirx.Select)
 
 
 @dataclass(frozen=True)
@@ -95,11 +86,11 @@ def describe_apart(
     function: tirx.PrimFunc, machine: VectorMachine
 ) -> tuple[Features, Anchored | None]:
     """Features of one fused kernel; and its template and what is behind it, if it has one."""
-    blocks = list(_blocks(function, machine.lanes))
+    statements = list(statements_of(function, machine.lanes))
     sizes = [_bytes(param) for param in function.params]
-    anchored = _anchored(function, blocks)
+    anchored = _anchored(function, statements)
     if anchored is None:
-        return _generic(_as_one_copy(function, blocks, machine), sizes, machine), None
+        return generic_features(function, statements, sizes, machine), None
     epilogue = anchored.epilogue()
     features = template_features(anchored.config, epilogue, machine)
     if anchored.template not in _WHOLE:
@@ -136,42 +127,20 @@ class Anchored:
         return Epilogue(self.flops, read, self.out_bytes)
 
 
-def _anchored(function: tirx.PrimFunc, blocks: list[_Block]) -> Anchored | None:
-    last = max((i for i, block in enumerate(blocks) if block.mark), default=None)
-    config = None if last is None else read_config(str(blocks[last].mark))
+def _anchored(function: tirx.PrimFunc, statements: list[Statement]) -> Anchored | None:
+    last = max((i for i, block in enumerate(statements) if block.mark), default=None)
+    config = None if last is None else read_config(str(statements[last].mark))
     if config is None or last is None:
         return None
-    template = json.loads(str(blocks[last].mark))["template"]
+    template = json.loads(str(statements[last].mark))["template"]
     weightless = template == "winograd_input" or getattr(config, "kind", "depthwise") != "depthwise"
     behind = function.params[1 if weightless else 2 : -1]
     return Anchored(
         template,
         config,
-        sum(float(block.elements * block.arithmetic) for block in blocks[last + 1 :]),
+        sum(float(block.elements * block.arithmetic) for block in statements[last + 1 :]),
         tuple((_shape(param), _bytes(param) // max(1, prod(_shape(param)))) for param in behind),
         _bytes(function.params[-1]),
-    )
-
-
-def describe_copy(size: int, machine: VectorMachine) -> GenericFeatures:
-    """Features of the executor's own copy of ``size`` bytes."""
-    return GenericFeatures(
-        flops=0.0,
-        in_bytes=size,
-        weight_bytes=0,
-        out_bytes=size,
-        epilogue_flops=0.0,
-        model_cycles=size / 16,
-        out_elements=size // 4,
-        steps=size // 4,
-        loads=size // 4,
-        gathers=0,
-        calls=0,
-        conditions=0,
-        reduce_steps=1,
-        inner_elements=max(1, size // 4),
-        stages=1,
-        vector_lanes=machine.lanes,
     )
 
 
@@ -340,125 +309,6 @@ def _taps_inside(cfg: WindowConfig, axis: int) -> float:
         for tap in range(cfg.kernel[axis])
     )
     return inside / (cfg.out_size[axis] * cfg.kernel[axis])
-
-
-# --- everything that no template knows ------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Block:
-    """One statement of a PrimFunc and the loops around it."""
-
-    mark: str | None
-    elements: int
-    reduce: int
-    inner: int
-    arithmetic: int
-    loads: int
-    gathers: int
-    calls: int
-    conditions: int
-
-
-def _generic(blocks: list[_Block], sizes: list[int], machine: VectorMachine) -> GenericFeatures:
-    steps = sum(block.elements for block in blocks)
-    last = blocks[-1] if blocks else _Block(None, 0, 1, 1, 0, 0, 0, 0, 0)
-    work = sum(b.elements * (b.arithmetic + b.loads + 20 * b.calls + 2) for b in blocks)
-    return GenericFeatures(
-        flops=float(sum(block.elements * block.arithmetic for block in blocks)),
-        in_bytes=sum(sizes[:-1]),
-        weight_bytes=0,
-        out_bytes=sizes[-1] if sizes else 0,
-        epilogue_flops=0.0,
-        model_cycles=work / machine.lanes,
-        out_elements=last.elements // max(1, last.reduce),
-        steps=steps,
-        loads=sum(block.elements * block.loads for block in blocks),
-        gathers=sum(block.elements * block.gathers for block in blocks),
-        calls=sum(block.elements * block.calls for block in blocks),
-        conditions=sum(block.elements * block.conditions for block in blocks),
-        reduce_steps=max((block.reduce for block in blocks), default=1),
-        inner_elements=last.inner,
-        stages=len(blocks),
-        vector_lanes=machine.lanes,
-    )
-
-
-def _as_one_copy(
-    function: tirx.PrimFunc, blocks: list[_Block], machine: VectorMachine
-) -> list[_Block]:
-    """A concatenation of its template, with what is behind it: shuffles of two vectors."""
-    marks = [block.mark for block in blocks if block.mark is not None]
-    if not marks or json.loads(marks[-1])["template"] != "concat":
-        return blocks
-    fused = split_fused(function)
-    if fused is None or not takes_concat(fused, machine):
-        return blocks
-    behind = [block for block in blocks if block.mark is None]
-    whole = replace(next(b for b in blocks if b.mark), loads=2, gathers=0, conditions=0)
-    for block in behind:
-        whole = replace(
-            whole,
-            arithmetic=whole.arithmetic + block.arithmetic,
-            loads=whole.loads + max(0, block.loads - 1),
-            gathers=whole.gathers + block.gathers,
-            calls=whole.calls + block.calls,
-            conditions=whole.conditions + block.conditions,
-        )
-    return [whole]
-
-
-def _blocks(function: tirx.PrimFunc, lanes: int) -> Iterator[_Block]:
-    """The statements of a function of blocks, in order."""
-    found: list[s_tir.SBlock] = []
-    tvm_ffi.structural_walk(function.body, (s_tir.SBlock, found.append), order="post")
-    for block in found:
-        if block.name_hint != "root" or len(block.iter_vars):
-            yield _block(block, lanes)
-
-
-def _block(block: s_tir.SBlock, lanes: int) -> _Block:
-    extents = [int(axis.dom.extent) for axis in block.iter_vars]
-    reduced = [
-        extent for extent, axis in zip(extents, block.iter_vars, strict=True) if axis.iter_type == 2
-    ]
-    counts = dict.fromkeys(("arithmetic", "loads", "gathers", "calls", "conditions"), 0)
-
-    def visit(node: Any) -> None:
-        if isinstance(node, TensorLoad):
-            counts["loads"] += 1
-            counts["gathers"] += _pieces(node, lanes) - 1
-        elif isinstance(node, Call):
-            name = node.op.name if isinstance(node.op, tvm.ir.Op) else ""
-            if name == "prim.if_then_else":
-                counts["conditions"] += 1
-            elif "float" in str(node.ty):
-                counts["calls"] += 1
-        elif isinstance(node, _ARITHMETIC) and "float" in str(node.ty):
-            counts["arithmetic"] += 1
-
-    tvm_ffi.structural_walk(block.body, visit, order="post")
-    mark = block.annotations.get(ANNOTATION)
-    return _Block(
-        mark=None if mark is None else str(mark),
-        elements=prod(extents),
-        reduce=prod(reduced),
-        inner=extents[-1] if extents else 1,
-        **counts,
-    )
-
-
-def _pieces(load: TensorLoad, lanes: int) -> int:
-    """In how many pieces the lanes of a vector are read, if all follow the last index.
-
-    ``x[.., lane]``: 1; ``x[.., (lane + 4) % 8]``: 2; ``x[.., (lane + 3) % 8]``: 8
-    """
-    shifts: list[int] = []
-    if len(load.indices):
-        tvm_ffi.structural_walk(
-            load.indices[-1], (tirx.IntImm, lambda number: shifts.append(int(number.value)))
-        )
-    return lanes // math.gcd(lanes, *shifts) if shifts else 1
 
 
 def _shape(param: Any) -> tuple[int, ...]:

@@ -16,8 +16,9 @@ from math import prod
 
 from tvm.ir import GenericConst
 
-from tvm_stretch.cost.describe import Epilogue, describe_copy, template_features
+from tvm_stretch.cost.describe import Epilogue, template_features
 from tvm_stretch.cost.features import Features
+from tvm_stretch.cost.statements import describe_copy
 from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.operators import BINARY, Operator, Operators, remember
 from tvm_stretch.passes.block_widths import BlockWidths, UnequalWidthsError
