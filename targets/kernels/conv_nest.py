@@ -25,13 +25,13 @@ from math import prod
 from tvm import tirx
 from tvm.ir import Expr
 
+from .accumulators import Accumulators
 from .channel_runs import ChannelRun, channel_runs, whole_run
 from .conv import ConvConfig
 from .conv_tiles import Blocking, Taps, blocking, column_segments, kernel_rows, row_tiles
 from .fused import Epilogue
 from .loops import (
     PARALLEL,
-    Accumulators,
     TileRun,
     ask_ahead,
     balanced,

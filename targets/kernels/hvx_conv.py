@@ -16,6 +16,7 @@ from math import prod
 from tvm import tirx
 from tvm.ir import Expr, StringImm
 
+from .accumulators import Accumulators
 from .channel_runs import ChannelRun
 from .conv_nest import Tile, write_nest
 from .conv_tiles import column_taps, kernel_rows
@@ -23,18 +24,7 @@ from .dots import WORD
 from .fused import Epilogue
 from .hvx import LANES, bytes_at, every, high, hvx, keep, low, pair, whole, word
 from .integer_conv import IntegerConvConfig, IntegerNest, integer_blocking, integer_runs
-from .loops import (
-    Accumulators,
-    block,
-    const,
-    load,
-    loop,
-    scratch,
-    span,
-    store,
-    vectors,
-    within,
-)
+from .loops import block, const, load, loop, scratch, span, store, vectors, within
 from .machine import VectorMachine
 
 _ONES = 0x01010101

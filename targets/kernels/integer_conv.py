@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 from tvm import te, tirx, topi
 from tvm.ir import Expr
 
+from .accumulators import Accumulators, Sum
 from .channel_runs import ChannelRun, channel_runs, whole_run
 from .choose import ConvShape, register_tiles, step_cycles, tile_counts
 from .choose import direct_cycles as cycles_of_tiles
@@ -23,7 +24,7 @@ from .conv_nest import ConvNest, Reduction, Tile, write_nest
 from .conv_tiles import Blocking, blocking, column_segments, kernel_rows
 from .dots import DOTS, WORD, OfWords, by_vectors
 from .fused import Epilogue
-from .loops import Accumulators, Sum, block, const, fenced_span, load, span, unrolled, within
+from .loops import block, const, fenced_span, load, span, unrolled, within
 from .machine import VectorMachine
 
 

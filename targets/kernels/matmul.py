@@ -24,12 +24,12 @@ from math import prod
 from tvm import te, tirx
 from tvm.ir import Expr
 
+from .accumulators import Accumulators
 from .choose import register_tiles, step_cycles, tile_counts
 from .fused import Epilogue, FusedKernel
 from .loops import (
     PARALLEL,
     SERIAL,
-    Accumulators,
     TileRun,
     block,
     const,

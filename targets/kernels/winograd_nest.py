@@ -17,13 +17,12 @@ from functools import cached_property, partial
 from tvm import tirx
 from tvm.ir import Expr
 
+from .accumulators import Accumulators, Square
 from .channel_runs import ChannelRun, winograd_runs
 from .fused import Epilogue
 from .loops import (
     PARALLEL,
     SERIAL,
-    Accumulators,
-    Square,
     ask_ahead,
     balanced,
     block,

@@ -27,21 +27,10 @@ from tvm.target import Target
 
 from tvm_stretch.rewriting import rewrite
 
+from .accumulators import Accumulators
 from .conv import ConvConfig
 from .fused import Epilogue
-from .loops import (
-    UNROLLED,
-    Accumulators,
-    as_type,
-    block,
-    const,
-    lanes,
-    load,
-    loop,
-    scratch,
-    store,
-    within,
-)
+from .loops import UNROLLED, as_type, block, const, lanes, load, loop, scratch, store, within
 from .machine import VectorMachine
 from .window import WindowConfig, least, window_count
 

@@ -13,16 +13,11 @@ from relax_helpers import module, random_const
 from tvm import relax, te, tirx
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.targets.cpu import vector_machine
+from tvm_stretch.targets.kernels.accumulators import Accumulators
 from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv, winograd_of_tile
 from tvm_stretch.targets.kernels.fused import ONCE
 from tvm_stretch.targets.kernels.layer_configs import convolution_config
-from tvm_stretch.targets.kernels.loops import (
-    Accumulators,
-    f32,
-    neighbours,
-    store,
-    within,
-)
+from tvm_stretch.targets.kernels.loops import f32, neighbours, store, within
 
 from benchmarks.layers import kernel
 from tvm_stretch.codegen import llvm_code

@@ -1,0 +1,231 @@
+"""Sums of a register tile, and other vectors that are to become registers.
+
+acc = Accumulators(pixels=5, blocks=2, count=16)       # 10 vectors
+within(acc.buffers, [*acc.start(), acc.add_products(..), *acc.each(finish)])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from tvm import tirx
+from tvm.ir import Expr
+
+from .loops import (
+    STACK_BYTES,
+    as_type,
+    balanced,
+    block,
+    const,
+    each,
+    lanes,
+    load,
+    loop,
+    neighbours,
+    scratch,
+    store,
+    unrolled,
+)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """One vector of sums of a register tile: its pixel, its output block, and where it lies."""
+
+    pixel: Expr
+    block: Expr
+    buffer: tirx.Buffer
+    row: Expr
+    column: Expr
+
+    def value(self, lane: Expr) -> Expr:
+        """The sum of one lane, or of several with a ramp."""
+        return load(self.buffer, self.row, self.column, lane)
+
+    def set(self, lane: Expr, value: Expr) -> tirx.Stmt:
+        """Store it."""
+        return store(self.buffer, value, self.row, self.column, lane)
+
+
+class Accumulators:
+    """The registers of one tile: ``pixels`` x ``blocks`` vectors of sums.
+
+    What happens to each of them is written as loops that TVM unrolls late: every pass before would
+    have to look at each of the statements. Then each has a constant place, so LLVM makes registers.
+    """
+
+    def __init__(
+        self,
+        pixels: int,
+        blocks: int,
+        count: int,
+        scope: str = "global",
+        dtype: str = "float32",
+    ) -> None:
+        self.count = count
+        self.dtype = dtype
+        self._shape = pixels, blocks
+        # Outer loop over the longer side: the operand of the shorter side stays in few registers.
+        self._by_block = blocks > pixels
+        outer, inner = sorted(self._shape, reverse=True)
+        most = max(1, STACK_BYTES // (inner * count * 4))
+        parts = balanced(outer, most)
+        self._starts = list(accumulate(parts[:-1], initial=0))
+        self.buffers = [
+            scratch(f"acc{i}", size, inner, count, scope=scope, dtype=dtype)
+            for i, size in enumerate(parts)
+        ]
+
+    def sums(
+        self,
+        statement: Callable[[Sum], tirx.Stmt],
+        pixels: Sequence[int] | None = None,
+        blocks: Sequence[int] | None = None,
+    ) -> list[tirx.Stmt]:
+        """``statement`` for the sums of some pixels and output blocks, by default of all."""
+        rows, columns = (
+            range(size) if wanted is None else wanted
+            for size, wanted in zip(self._shape, (pixels, blocks), strict=True)
+        )
+        if self._by_block:
+            rows, columns = columns, rows
+
+        def one(row: Expr, column: Expr, start: int, buffer: tirx.Buffer) -> tirx.Stmt:
+            place = (column, row) if self._by_block else (row, column)
+            return statement(Sum(*place, buffer, row - start, column))
+
+        def some(inside: range, beside: range, start: int, buffer: tirx.Buffer) -> tirx.Stmt:
+            return each(inside, lambda r: each(beside, lambda c: one(r, c, start, buffer)))
+
+        return [
+            some(inside, beside, start, buffer)
+            for start, buffer in zip(self._starts, self.buffers, strict=True)
+            for inside in neighbours([r for r in rows if 0 <= r - start < int(buffer.shape[0])])
+            for beside in neighbours(columns)
+        ]
+
+    def add_products(
+        self,
+        pixels: Sequence[int],
+        left: Callable[[Expr, Expr], Expr],
+        right: Callable[[Expr, Expr, Expr], Expr],
+        extent: int,
+        by_element: bool,
+        blocks: range | None = None,
+    ) -> tirx.Stmt:
+        """Add ``left(pixel, i) * right(i, block, lane)`` for all ``i`` below ``extent``.
+
+        Args:
+            pixels: whose sums they are.
+            left: of neighbours in memory.
+            right: the vectors that they are multiplied with.
+            extent: how many.
+            by_element: read vectors of what is left and multiply by an element at a time.
+            blocks: to whose sums they are added; by default all.
+        """
+        vectors = extent // self.count if by_element else 0
+
+        def products(i: Expr) -> tirx.Stmt:
+            def product(p: Expr, o: Expr, v: Expr) -> Expr:
+                return as_type(left(p, i), self.dtype) * as_type(right(i, o, v), self.dtype)
+
+            return block(self.add(product, pixels, blocks))
+
+        def of_vector(first: Expr, element: int) -> Callable[[Sum], tirx.Stmt]:
+            lane = tirx.Ramp(const(0), const(1), self.count)
+
+            def add(one: Sum) -> tirx.Stmt:
+                read = left(one.pixel, tirx.Ramp(first, const(1), self.count))
+                factor = tirx.Shuffle([as_type(read, self.dtype)], [element] * self.count)
+                vector = as_type(right(first + element, one.block, lane), self.dtype)
+                return one.set(lane, one.value(lane) + factor * vector)
+
+            return add
+
+        def vector(first: Expr) -> tirx.Stmt:
+            each = (self.sums(of_vector(first, i), pixels, blocks) for i in range(self.count))
+            return block([statement for statements in each for statement in statements])
+
+        parts = [loop(vectors, lambda i: vector(i * self.count), "ii")] if vectors else []
+        if rest := extent - vectors * self.count:
+            parts.append(unrolled(extent - rest, rest, products, "ii"))
+        return block(parts)
+
+    def each(
+        self,
+        statement: Callable[[Expr, Expr, Expr, Expr], tirx.Stmt],
+        pixels: Sequence[int] | None = None,
+        blocks: Sequence[int] | None = None,
+    ) -> list[tirx.Stmt]:
+        """``statement(pixel, block, lane, sum)`` as a vector operation, for every sum."""
+
+        def vector(one: Sum) -> tirx.Stmt:
+            return lanes(self.count, lambda v: statement(one.pixel, one.block, v, one.value(v)))
+
+        return self.sums(vector, pixels, blocks)
+
+    def written_out(
+        self, statement: Callable[[Expr, Expr, Expr, Expr], tirx.Stmt]
+    ) -> list[tirx.Stmt]:
+        """As `each`, without loops: for passes that look at neighbouring statements."""
+        pixels, blocks = map(range, self._shape)
+        return [s for p in pixels for o in blocks for s in self.each(statement, [p], [o])]
+
+    def start(self, value: Callable[[Expr, Expr, Expr], Expr] | None = None) -> list[tirx.Stmt]:
+        """Every sum begins with ``value(pixel, block, lane)``, or with 0."""
+        zero = tirx.const(0, self.dtype)
+        begin = value or (lambda *_: zero)
+        return self.sums(
+            lambda one: lanes(self.count, lambda v: one.set(v, begin(one.pixel, one.block, v)))
+        )
+
+    def add(
+        self,
+        value: Callable[[Expr, Expr, Expr], Expr],
+        pixels: Sequence[int] | None = None,
+        blocks: Sequence[int] | None = None,
+    ) -> list[tirx.Stmt]:
+        """Add ``value(pixel, block, lane)`` to the sums of some pixels and output blocks."""
+
+        def increase(one: Sum, v: Expr) -> tirx.Stmt:
+            return one.set(v, one.value(v) + value(one.pixel, one.block, v))
+
+        return self.sums(lambda one: lanes(self.count, lambda v: increase(one, v)), pixels, blocks)
+
+
+class Square:
+    """Vectors in rows and columns, whose loops are unrolled late; parts of it fit the stack."""
+
+    def __init__(self, name: str, rows: int, columns: int, count: int) -> None:
+        parts = balanced(rows, max(1, STACK_BYTES // (columns * count * 4)))
+        self.buffers = [scratch(f"{name}{i}", n, columns, count) for i, n in enumerate(parts)]
+
+    def store(self, row: int, column: Expr, lane: Expr, value: Expr) -> tirx.Stmt:
+        """Store one lane."""
+        part, place = self._place(row)
+        return store(self.buffers[part], value, place, column, lane)
+
+    def rows(
+        self, body: Callable[[Expr, Callable[[int, Expr], Expr]], tirx.Stmt]
+    ) -> list[tirx.Stmt]:
+        """``body(row, of)`` for every row; ``of(column, lane)`` is what was stored in it."""
+        start, found = 0, []
+        for buffer in self.buffers:
+            size = int(buffer.shape[0])
+
+            def one(r: Expr, buffer: tirx.Buffer = buffer, start: int = start) -> tirx.Stmt:
+                return body(r, lambda j, z: load(buffer, r - start, j, z))
+
+            found.append(each(range(start, start + size), one))
+            start += size
+        return found
+
+    def _place(self, row: int) -> tuple[int, int]:
+        """Which buffer a row is in, and where."""
+        part = 0
+        while row >= int(self.buffers[part].shape[0]):
+            row -= int(self.buffers[part].shape[0])
+            part += 1
+        return part, row
