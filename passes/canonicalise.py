@@ -15,6 +15,7 @@ from tvm_stretch.passes.decompose_quantisation import DecomposeQuantisation
 from tvm_stretch.passes.fold_batch_norm import FoldBatchNorm
 from tvm_stretch.passes.fold_constants import FoldConstants
 from tvm_stretch.passes.form_integers import FormIntegers
+from tvm_stretch.passes.join_tables import JoinTables
 from tvm_stretch.passes.name_operators import NameOperators
 from tvm_stretch.passes.simplify_operators import SimplifyOperators
 from tvm_stretch.passes.template_layers import TemplateLayers
@@ -23,6 +24,7 @@ PHASES = [
     relax.transform.CanonicalizeBindings(),
     SimplifyOperators(),
     FormIntegers(),  # before constants are folded
+    JoinTables(),
     DecomposeQuantisation(),
     # Before the general decomposition, which would leave four operators per batch normalisation.
     FoldBatchNorm(),

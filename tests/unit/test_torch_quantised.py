@@ -83,7 +83,11 @@ LAYERS: dict[str, tuple[Net, str]] = {
         "integer.round",
     ),
     "add": (Net(lambda x: x + quantised(F.relu(x), 0.01)), "integer.add"),
-    "multiply": (Net(lambda x: x * quantised(torch.sigmoid(x), 1 / 256, -128)), "integer.multiply"),
+    "multiply": (
+        Net(lambda x: x * quantised(torch.sigmoid(x), 1 / 256, -128)[:, :1]),
+        "integer.multiply",
+    ),
+    "product": (Net(lambda x: x * quantised(torch.sigmoid(x), 1 / 256, -128)), "integer.table"),
     "mean": (Net(lambda x: F.adaptive_avg_pool2d(x, 1)), "integer.mean"),
     "maximum": (Net(lambda x: F.max_pool2d(x, 3, 2, 1)), "nn.max_pool2d"),
     "concat": (Net(lambda x: torch.cat([x, F.hardtanh(x, 0.0, 6.0)], 1)), "concat"),

@@ -1,0 +1,98 @@
+"""Integer operators of one tensor that a table is of, as one table.
+
+    s = R.call_tir(integer_table, (x, sigmoid))
+    y = R.call_tir(integer_multiply, (x, s))     # swish: x times its sigmoid, rounded twice
+        ->
+    y = R.call_tir(integer_table, (x, swish))    # the same 256 results
+
+A number is looked up anyway; that its product is known, too, costs nothing. What a table and
+nothing else computes of `x` is the same with two tables behind each other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir import GenericConst
+from tvm_stretch.passes.integer_summary import has_integers, with_integers
+from tvm_stretch.targets.kernels.integers import (
+    Integer,
+    integer_call,
+    integer_of,
+    operands_of,
+    rounding_of,
+)
+
+from tvm_stretch.ir.expressions import constant, shape_of
+
+
+@tvm.transform.module_pass(opt_level=0, name="JoinTables")
+class JoinTables:
+    """See the module docstring."""
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Rewrite ``main``; a network without integers stays as it is."""
+        if not has_integers(mod["main"]):
+            return mod
+        joiner = _Joiner(mod)
+        joiner.builder_.update_func(mod.get_global_var("main"), joiner.visit_expr(mod["main"]))
+        return with_integers(relax.transform.DeadCodeElimination()(joiner.builder_.get()))
+
+
+_Lookup = tuple[relax.Expr, np.ndarray]
+"""A tensor, and what each of its numbers becomes, from the least one on."""
+
+
+@relax.expr_functor.mutator
+class _Joiner(relax.PyExprMutator):
+    """Replaces products and tables whose operands are tables of one tensor, or that tensor."""
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        integer = integer_of(call)
+        if integer is None or integer.kind not in ("multiply", "table"):
+            return call
+        found = self.product(call, integer) if integer.kind == "multiply" else self.chain(call)
+        if found is None or shape_of(found[0]) != shape_of(call):
+            return call
+        return integer_call(self.builder_, Integer("table"), found[0], constant(found[1]))
+
+    def lookup(self, x: relax.Expr) -> _Lookup:
+        """What ``x`` is a table of: itself, if it is none."""
+        call = self.lookup_binding(x) if isinstance(x, relax.Var) else x
+        integer = integer_of(call)
+        if integer is not None and integer.kind == "table":
+            data, table = operands_of(call)
+            if isinstance(table, GenericConst):
+                return data, table.value.numpy()
+        limits = np.iinfo(str(x.ty.dtype))
+        return x, np.arange(limits.min, limits.max + 1).astype(str(x.ty.dtype))
+
+    def chain(self, call: relax.Call) -> _Lookup | None:
+        """A table of a table."""
+        between, last = self.lookup(call)
+        if between is call:
+            return None
+        data, first = self.lookup(between)
+        index = first.astype("int32") - np.iinfo(first.dtype).min
+        return None if data is between else (data, last[index])
+
+    def product(self, call: relax.Call, integer: Integer) -> _Lookup | None:
+        """A product of which a factor at least is a table."""
+        operands = operands_of(call)
+        (data, first), (other, second) = map(self.lookup, operands)
+        if not data.same_as(other) or all(map(data.same_as, operands)):
+            return None
+        return data, _multiplied(integer, first, second)
+
+
+def _multiplied(integer: Integer, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """As the operator's kernel multiplies and rounds them, in float32."""
+    factor, offset = np.array(integer.factors, "float32")
+    zero_a, zero_b = integer.zeros
+    rounding = rounding_of(integer)
+    product = (a.astype("int32") - zero_a) * (b.astype("int32") - zero_b)
+    whole = np.rint(product.astype("float32") * factor + offset)
+    low, high = rounding.low - rounding.zero, rounding.high - rounding.zero
+    return (np.clip(whole, low, high) + rounding.zero).astype(rounding.dtype)
