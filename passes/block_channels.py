@@ -19,10 +19,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 from tvm_stretch.passes.blocked_values import Rewriter
 from tvm_stretch.passes.name_operators import Renamer
 from tvm_stretch.targets.kernels.machine import VectorMachine
+
+from tvm_stretch.ir.expressions import builder_with_kernels
 
 
 @tvm.transform.module_pass(opt_level=0, name="BlockChannels")
@@ -49,14 +51,9 @@ class BlockChannels:
         return self.machines[str((function.attrs or {}).get("processor", first))]
 
 
-def _kernels(mod: tvm.IRModule) -> tvm.IRModule:
-    """What the network calls already: it stays."""
-    return tvm.IRModule({v: f for v, f in mod.functions.items() if isinstance(f, tirx.PrimFunc)})
-
-
 def _rewrite_main(mod: tvm.IRModule, options: BlockChannels) -> tvm.IRModule:
     main = mod["main"]
-    rewriter = Rewriter(options.machine(main), relax.BlockBuilder(_kernels(mod)))
+    rewriter = Rewriter(options.machine(main), builder_with_kernels(mod))
     bb = rewriter.bb
     with bb.function("main", list(main.params), attrs=dict(main.attrs or {})):
         with bb.dataflow():
@@ -70,7 +67,7 @@ def _rewrite_main(mod: tvm.IRModule, options: BlockChannels) -> tvm.IRModule:
 
 def _rewrite_regions(mod: tvm.IRModule, options: BlockChannels) -> tvm.IRModule:
     """Rewrite region after region; then `main`, which calls them with other types."""
-    main, bb = mod["main"], relax.BlockBuilder(_kernels(mod))
+    main, bb = mod["main"], builder_with_kernels(mod)
     bindings = [binding for group in main.body.blocks for binding in group.bindings]
     calls = [b for b in bindings if isinstance(b.value, relax.Call)]
     names = {b.var: b.value for b in bindings if not isinstance(b.value, relax.Call)}

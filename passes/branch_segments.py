@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tvm
-from tvm_stretch.passes.branches import Replacement, kernels_of, replace_segments
+from tvm_stretch.passes.branches import Replacement, replace_segments
 from tvm_stretch.passes.split_channels import channel_branches
 from tvm_stretch.passes.split_rows import row_branches
 
+from tvm_stretch.ir.expressions import builder_with_kernels
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.plan.splits import RowSplit, Split
 
@@ -26,7 +27,7 @@ def branch_segments(
         UnsupportedError: A segment cannot be split, and why.
         InputError: Ratios or names are none, or two segments share an operator.
     """
-    operators, builder = Operators(mod["main"]), kernels_of(mod)
+    operators, builder = Operators(mod["main"]), builder_with_kernels(mod)
     segments = tuple(
         row_branches(operators, split, builder)
         if isinstance(split, RowSplit)

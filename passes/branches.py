@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 
 from tvm_stretch.errors import InputError, UnsupportedError
 from tvm_stretch.ir.operators import Operator, Operators, remember
@@ -78,14 +78,6 @@ def _open(start: str, end: str, what: str) -> UnsupportedError:
     return UnsupportedError(
         f"expected one tensor in and one out for segment {start!r} -> {end!r}, got: {what}; "
         "cut at meeting points"
-    )
-
-
-def kernels_of(mod: tvm.IRModule) -> relax.BlockBuilder:
-    """What gets the kernels of integer operators that passes make; it has those of ``mod``."""
-    functions = mod.functions.items()
-    return relax.BlockBuilder(
-        tvm.IRModule({v: f for v, f in functions if isinstance(f, tirx.PrimFunc)})
     )
 
 

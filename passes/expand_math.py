@@ -15,6 +15,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Expr, Op
 from tvm.ir.expr import TensorLoad
+from tvm_stretch.targets.kernels.loops import f32
 
 from tvm_stretch.rewriting import rewrite, rewrite_kernels
 
@@ -103,15 +104,11 @@ class _Expansion:
         )
 
 
-def _f32(value: float) -> Expr:
-    return tirx.const(value, "float32")
-
-
 def _polynomial(x: Expr, terms: tuple[float, ...]) -> Expr:
     """``terms[0] + x * (terms[1] + x * (...))``."""
-    total = _f32(terms[-1])
+    total = f32(terms[-1])
     for term in reversed(terms[:-1]):
-        total = total * x + _f32(term)
+        total = total * x + f32(term)
     return total
 
 
@@ -123,15 +120,15 @@ def _let(name: str, value: Expr, body: Callable[[tirx.Var], Expr]) -> Expr:
 
 def _clamp(x: tirx.Var, low: float, high: float) -> Expr:
     """``x`` within bounds; NaN stays NaN, since comparisons with it are false."""
-    raised = tirx.Select(x < _f32(low), _f32(low), x)
-    return tirx.Select(x > _f32(high), _f32(high), raised)
+    raised = tirx.Select(x < f32(low), f32(low), x)
+    return tirx.Select(x > f32(high), f32(high), raised)
 
 
 def _exp(x: Expr, name: str) -> Expr:
     """2^n * e^r with r in [-ln2/2, ln2/2]; in two factors, so that n may be -150 or 128."""
 
     def scaled(clamped: Expr, n: Expr) -> Expr:
-        r = clamped - n * _f32(_LN2_HIGH) - n * _f32(_LN2_LOW)
+        r = clamped - n * f32(_LN2_HIGH) - n * f32(_LN2_LOW)
         return _let(
             "whole",
             n.astype("int32"),
@@ -143,7 +140,7 @@ def _exp(x: Expr, name: str) -> Expr:
         )
 
     def reduced(clamped: Expr) -> Expr:
-        n = tirx.floor(clamped * _f32(_LOG2_E) + _f32(0.5))
+        n = tirx.floor(clamped * f32(_LOG2_E) + f32(0.5))
         return _let("n", n, lambda n: scaled(clamped, n))
 
     return _let(name, x, lambda x: _let("clamped", _clamp(x, -104.0, 89.0), reduced))
@@ -154,7 +151,7 @@ def _power_of_two(exponent: Expr) -> Expr:
 
 
 def _sigmoid(x: Expr, name: str) -> Expr:
-    return _f32(1.0) / (_f32(1.0) + _exp(_f32(0.0) - x, name))
+    return f32(1.0) / (f32(1.0) + _exp(f32(0.0) - x, name))
 
 
 def _odd_rational(

@@ -27,12 +27,12 @@ from itertools import accumulate, pairwise
 import tvm
 from tvm import relax
 from tvm.ir import GenericConst, Op
-from tvm_stretch.passes.branches import kernels_of, with_body
+from tvm_stretch.passes.branches import with_body
 from tvm_stretch.targets.kernels.integers import integer_of
 
 from tvm_stretch.errors import InputError
 from tvm_stretch.ir.convolutions import conv2d_like, operator_like, weights_of
-from tvm_stretch.ir.expressions import shape_of, with_variables
+from tvm_stretch.ir.expressions import builder_with_kernels, shape_of, with_variables
 from tvm_stretch.ir.operators import CONVOLUTIONS, OF_ONE, OF_TWO, kind_of, operands
 
 Widths = tuple[int, ...]
@@ -106,7 +106,7 @@ def split_outputs(mod: tvm.IRModule, shares: Mapping[str, Sequence[int]]) -> tvm
         return mod
     main = mod["main"]
     bindings = [binding for block in main.body.blocks for binding in block.bindings]
-    builder = kernels_of(mod)
+    builder = builder_with_kernels(mod)
     unknown = set(shares) - {binding.var.name for binding in bindings}
     if unknown:
         raise InputError(

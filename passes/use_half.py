@@ -25,7 +25,7 @@ from tvm import relax, tirx
 from tvm.ir import GenericConst
 from tvm_stretch.passes.name_operators import NameOperators, keep_names, source_of
 
-from tvm_stretch.ir.expressions import with_variables
+from tvm_stretch.ir.expressions import builder_with_kernels, with_variables
 from tvm_stretch.ir.operators import BINARY, kind_of
 
 HALVES = "halves"
@@ -75,7 +75,7 @@ class _Writer:
     """Emits the bindings of one function again, each value in the types that its readers want."""
 
     def __init__(self, mod: tvm.IRModule, wide_sums: bool) -> None:
-        self.bb = relax.BlockBuilder(_kernels(mod))
+        self.bb = builder_with_kernels(mod)
         self.wide_sums = wide_sums
         self.values: dict[relax.Var, relax.Expr] = {}
         self.converted: dict[tuple[relax.Expr, str], relax.Expr] = {}
@@ -170,11 +170,6 @@ class _Writer:
         if (value, dtype) not in self.converted:
             self.converted[value, dtype] = self.emit(relax.op.astype(value, dtype))
         return self.converted[value, dtype]
-
-
-def _kernels(mod: tvm.IRModule) -> tvm.IRModule:
-    """What the network calls: it stays."""
-    return tvm.IRModule({v: f for v, f in mod.functions.items() if isinstance(f, tirx.PrimFunc)})
 
 
 def _is(expr: relax.Expr, dtype: str) -> bool:

@@ -32,6 +32,7 @@ from tvm_stretch.passes.use_fixed_point import UseFixedPoint
 from tvm_stretch.codegen.dsp_code import Launch, dsp_code, has_zig, hexagon_linker
 from tvm_stretch.codegen.object_code import compile_kernels
 from tvm_stretch.errors import TargetError
+from tvm_stretch.ir.expressions import tensor_types
 from tvm_stretch.runtime.autoload import load_native_library
 
 from .hexagon_chips import Chip
@@ -312,13 +313,13 @@ def why_refused(call: relax.Call, version: Version, *, emulated: bool) -> str | 
         return f"{name}: sums of this DSP share one factor, and here each channel has its own"
     if integer is not None:  # its factors are floats, which UseFixedPoint takes apart
         data = [operand for operand in operands_of(call) if not isinstance(operand, GenericConst)]
-        reasons = (_why_not_tensor(ty, version, emulated) for e in data for ty in _tensors(e))
+        reasons = (_why_not_tensor(ty, version, emulated) for e in data for ty in tensor_types(e))
         return next((f"{name}: {reason}" for reason in reasons if reason), None)
     if not call.op.has_attr("FLegalize") and name not in ("relax.call_tir", "relax.shape_of"):
         return f"TVM has no implementation of {name}"
     converts = name.removeprefix("relax.") in CONVERTING and sum(map(_is_large, call.args)) <= 1
     for expr in (call, *call.args):
-        for ty in _tensors(expr):
+        for ty in tensor_types(expr):
             if converts and str(ty.dtype) == "float32":
                 continue
             if reason := _why_not_tensor(ty, version, emulated):
@@ -328,16 +329,11 @@ def why_refused(call: relax.Call, version: Version, *, emulated: bool) -> str | 
 
 def _is_large(expr: relax.Expr) -> bool:
     """Whether it is computed, and not a single number."""
-    shapes = [ty.shape for ty in _tensors(expr)]
+    shapes = [ty.shape for ty in tensor_types(expr)]
     return not isinstance(expr, GenericConst) and any(
         not isinstance(shape, relax.ShapeExpr) or any(dim != 1 for dim in shape.values)
         for shape in shapes
     )
-
-
-def _tensors(expr: relax.Expr) -> list[relax.TensorType]:
-    types = expr.ty.fields if isinstance(expr.ty, relax.TupleType) else [expr.ty]
-    return [ty for ty in types if isinstance(ty, relax.TensorType)]
 
 
 def _why_not_tensor(ty: relax.TensorType, version: Version, emulated: bool) -> str | None:

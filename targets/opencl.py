@@ -18,6 +18,7 @@ from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 
 from tvm_stretch.codegen.opencl_code import compile_opencl
 from tvm_stretch.errors import TargetError
+from tvm_stretch.ir.expressions import tensor_types
 from tvm_stretch.runtime.autoload import load_native_library
 
 from .cpu import speed_of_cores
@@ -171,13 +172,10 @@ def _refuse(call: relax.Call, device: OpenCLDevice) -> str | None:
     name = call.op.name
     if not call.op.has_attr("FLegalize") and name not in ("relax.call_tir", "relax.shape_of"):
         return f"TVM has no implementation of {name}"
-    reasons = (_why_not_tensor(ty, device) for expr in (call, *call.args) for ty in _tensors(expr))
+    reasons = (
+        _why_not_tensor(ty, device) for expr in (call, *call.args) for ty in tensor_types(expr)
+    )
     return next((f"{name}: {reason}" for reason in reasons if reason is not None), None)
-
-
-def _tensors(expr: relax.Expr) -> list[relax.TensorType]:
-    types = expr.ty.fields if isinstance(expr.ty, relax.TupleType) else [expr.ty]
-    return [ty for ty in types if isinstance(ty, relax.TensorType)]
 
 
 def _why_not_tensor(ty: relax.TensorType, device: OpenCLDevice) -> str | None:

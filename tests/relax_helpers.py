@@ -97,6 +97,11 @@ def assert_unchanged(transform: tvm.transform.Pass, mod: tvm.IRModule) -> None:
     assert_structural_equal(transform(mod), mod, map_free_vars=True)
 
 
+def binding_names(mod: tvm.IRModule, function: str = "main") -> list[str]:
+    """Names of all that a function binds, in order."""
+    return [b.var.name for block in mod[function].body.blocks for b in block.bindings]
+
+
 def op_names(mod: tvm.IRModule) -> list[str]:
     """Names of the operators that ``main`` calls, in order."""
     names = []

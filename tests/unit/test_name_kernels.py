@@ -7,10 +7,9 @@ import json
 import numpy as np
 import onnx
 import pytest
-import tvm
 from fake_targets import TARGET, fake_processor
 from onnx import helper, numpy_helper
-from relax_helpers import module, random_const
+from relax_helpers import binding_names, module, random_const
 from tvm import relax
 from tvm_stretch.passes.name_kernels import MarkOperators, NameKernels
 
@@ -96,15 +95,11 @@ def test_what_has_no_name_helps_the_next_operator_or_the_last() -> None:
         bb.emit_func_output(last)
     lowered = relax.transform.LegalizeOps()(bb.get())
     after = NameKernels()(relax.transform.FuseOps()(MarkOperators()(lowered)))
-    assert variables(after) == ["chosen.softmax", "chosen", "chosen.softmax.2"]
+    assert binding_names(after) == ["chosen.softmax", "chosen", "chosen.softmax.2"]
 
 
 def test_a_function_without_names_takes_those_of_its_kernels() -> None:
     mod = module(lambda x: relax.op.nn.softmax(relax.op.add(x, random_const(8))), (4, 8))
     lowered = relax.transform.AnnotateTIROpPattern()(relax.transform.LegalizeOps()(mod))
     after = NameKernels()(relax.transform.FuseOps()(MarkOperators()(lowered)))
-    assert all(name.rstrip("0123456789") not in ("lv", "gv") for name in variables(after))
-
-
-def variables(mod: tvm.IRModule) -> list[str]:
-    return [binding.var.name for block in mod["main"].body.blocks for binding in block.bindings]
+    assert all(name.rstrip("0123456789") not in ("lv", "gv") for name in binding_names(after))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from relax_helpers import assert_unchanged, module, random_const
+from relax_helpers import assert_unchanged, binding_names, module, random_const
 from tvm import relax
 from tvm.ir import assert_structural_equal
 from tvm.script import ir as I
@@ -16,10 +16,6 @@ from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operators import Operators
 
 
-def names(mod) -> list[str]:
-    return [b.var.name for block in mod["main"].body.blocks for b in block.bindings]
-
-
 def test_made_up_names_become_names_of_operators():
     weight = random_const(3, 3, 3, 3)
 
@@ -29,7 +25,7 @@ def test_made_up_names_become_names_of_operators():
 
     before = module(body, (1, 3, 9, 9))
     after = NameOperators()(before)
-    assert names(after) == ["conv2d", "relu", "conv2d1", "relu1"]
+    assert binding_names(after) == ["conv2d", "relu", "conv2d1", "relu1"]
     assert_structural_equal(after, before, map_free_vars=True)
     assert_unchanged(NameOperators(), after)
 
@@ -47,7 +43,7 @@ def test_chosen_names_stay():
             return gv
 
     after = NameOperators()(Before)
-    assert names(after) == ["relu1", "mine", "relu2"]
+    assert binding_names(after) == ["relu1", "mine", "relu2"]
     assert [param.name for param in after["main"].params] == ["x", "relu"]
 
 
@@ -65,7 +61,7 @@ def test_repeated_names_become_unique():
     mod = relax.transform.Normalize()(ts_module(function))
     with pytest.raises(InputError, match="unique names of operators, got 'same' twice"):
         Operators(mod["main"])
-    assert names(NameOperators()(mod)) == ["same", "exp", "exp1", "out"]
+    assert binding_names(NameOperators()(mod)) == ["same", "exp", "exp1", "out"]
 
 
 def ts_module(function):

@@ -12,7 +12,14 @@ from cpu_targets import TARGET
 from hypothesis import given
 from hypothesis import strategies as st
 from random_networks import networks, plans
-from relax_helpers import answers, assert_same_numerics, module, random_const, random_inputs
+from relax_helpers import (
+    answers,
+    assert_same_numerics,
+    binding_names,
+    module,
+    random_const,
+    random_inputs,
+)
 from tvm import relax
 from tvm.ir import assert_structural_equal
 from tvm.script import ir as I
@@ -114,7 +121,7 @@ def test_operators_keep_their_names_and_main_its_attributes() -> None:
     mod = Before.clone()
     mod["main"] = mod["main"].with_attr("output_names", ["y"])
     after = partition(mod, CUT)
-    names = [b.var.name for block in after["r1"].body.blocks for b in block.bindings]
+    names = binding_names(after, "r1")
     assert names == ["relu", "add"]
     assert list(after["main"].attrs["output_names"]) == ["y"]
     assert "regions" not in after["main"].attrs
@@ -124,7 +131,7 @@ def test_operators_run_in_the_order_of_the_plan() -> None:
     mod = module(lambda x: relax.op.add(relax.op.nn.relu(x), relax.op.negative(x)), (1, 4))
     mod = NameOperators()(relax.transform.ToNonDataflow()(mod))
     after = partition(mod, plan(("r0", "cpu", ["negative", "relu", "add"])))
-    names = [b.var.name for block in after["r0"].body.blocks for b in block.bindings]
+    names = binding_names(after, "r0")
     assert names == ["negative", "relu", "add"]
     assert_same_numerics(mod, after)
 

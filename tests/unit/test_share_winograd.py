@@ -13,7 +13,7 @@ from tvm_stretch.passes.share_winograd import ShareWinograd, share_winograd, sta
 from tvm_stretch.passes.split_outputs import split_outputs
 from tvm_stretch.targets.kernels.machine import VectorMachine
 
-from tests.relax_helpers import answers, random_inputs
+from tests.relax_helpers import answers, binding_names, random_inputs
 
 AVX2 = VectorMachine(8, 16, False, 512 * 1024, 1)
 GPU = VectorMachine(8, 16, False, 512 * 1024, 1, group_items=64)
@@ -40,10 +40,6 @@ def two_layers(
     return builder.get()
 
 
-def names(mod: tvm.IRModule) -> list[str]:
-    return [b.var.name for block in mod["main"].body.blocks for b in block.bindings]
-
-
 def same_answers(before: tvm.IRModule, after: tvm.IRModule) -> None:
     inputs = random_inputs(before)
     for expected, got in zip(answers(before, *inputs), answers(after, *inputs), strict=True):
@@ -53,7 +49,7 @@ def same_answers(before: tvm.IRModule, after: tvm.IRModule) -> None:
 def test_each_processor_transforms_what_it_wrote() -> None:
     split = split_outputs(two_layers(), {"a": (40, 24), "c": (16, 16)})
     shared = share_winograd(split, [AVX2, AVX2])
-    assert names(shared) == [
+    assert binding_names(shared) == [
         *("x.tiles", "a.p0", "a.p1", "r.p0", "r.p1"),
         *("r.tiles.p0", "r.tiles.p1", "r.tiles", "c.p0", "c.p1", "c", "c.out"),
     ]
@@ -104,7 +100,7 @@ def test_a_tensor_with_other_readers_stays() -> None:
     body = relax.SeqExpr([relax.DataflowBlock(bindings)], relax.Tuple([main.body.body, extra]))
     body = relax.BlockBuilder().normalize(body)
     split["main"] = relax.Function(main.params, body)
-    assert "r" in names(ShareWinograd([AVX2])(split))
+    assert "r" in binding_names(ShareWinograd([AVX2])(split))
 
 
 @settings(max_examples=4)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from relax_helpers import assert_same_numerics, assert_unchanged, module, op_names, random_const
+from relax_helpers import (
+    assert_same_numerics,
+    assert_unchanged,
+    binding_names,
+    module,
+    op_names,
+    random_const,
+)
 from tvm import relax
 from tvm_stretch.passes.name_operators import NameOperators
 from tvm_stretch.passes.split_outputs import SplitOutputs, split_outputs
@@ -36,15 +43,10 @@ def named(build: object, shape: tuple[int, ...]) -> object:
     return NameOperators()(module(build, shape))
 
 
-def names(mod: object) -> list[str]:
-    """Names of all bindings."""
-    return [b.var.name for block in mod["main"].body.blocks for b in block.bindings]
-
-
 def test_what_works_by_channel_stays_in_parts() -> None:
     before = named(inverted_bottleneck, (1, 16, 6, 6))
     after = SplitOutputs({"conv2d": (32, 16), "conv2d4": (8, 8)})(before)
-    found = names(after)
+    found = binding_names(after)
     assert {"conv2d.p0", "conv2d.p1", "conv2d1.p0", "relu1.p1", "mean.p0"} <= set(found)
     assert op_names(after).count("relax.concat") == 3  # for squeeze, project, and the result
     assert_same_numerics(before, after)

@@ -24,6 +24,7 @@ from tvm.ir import GenericConst
 from tvm_stretch.cost.device import check_device, default_folder, fingerprint
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import Format, sealed, write_whole, writing
+from tvm_stretch.ir.expressions import tensor_types
 from tvm_stretch.targets.processor import OpRule, Processor
 
 FORMAT = Format(
@@ -155,9 +156,8 @@ def operator_class(call: relax.Call) -> str:
             words.append(argument.name_hint.rstrip("0123456789"))
             continue
         held = "const" if isinstance(argument, GenericConst) else "tensor"
-        types = argument.ty.fields if isinstance(argument.ty, relax.TupleType) else [argument.ty]
-        for ty in types:
-            if isinstance(ty, relax.TensorType) and ty.shape is not None:
+        for ty in tensor_types(argument):
+            if ty.shape is not None:
                 sizes = ",".join(_size_class(int(size)) for size in ty.shape.values)
                 words.append(f"{held}:{ty.dtype}[{sizes}]")
     words.append(_attributes(call))

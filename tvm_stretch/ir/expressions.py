@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import GenericConst
 
 Rewriter = Callable[[tvm.IRModule, relax.Function], relax.Function]
@@ -15,6 +15,12 @@ Rewriter = Callable[[tvm.IRModule, relax.Function], relax.Function]
 def shape_of(expr: relax.Expr) -> list[int]:
     """The static shape of a tensor expression."""
     return [int(dim) for dim in expr.ty.shape.values[:]]  # a slice is one call, not one for each
+
+
+def tensor_types(expr: relax.Expr) -> list[relax.TensorType]:
+    """The type of a tensor, or those of a tuple of tensors; of anything else none."""
+    types = expr.ty.fields if isinstance(expr.ty, relax.TupleType) else [expr.ty]
+    return [ty for ty in types if isinstance(ty, relax.TensorType)]
 
 
 def is_float(expr: relax.Expr) -> bool:
@@ -62,6 +68,14 @@ def with_variables(expr: relax.Expr, replace: Callable[[relax.Var], relax.Expr])
         args = [with_variables(arg, replace) for arg in expr.args[:]]
         return relax.Call(expr.op, args, expr.attrs, expr.ty_args, ret_ty=expr.ty)
     return expr
+
+
+def builder_with_kernels(mod: tvm.IRModule) -> relax.BlockBuilder:
+    """What gets the functions and kernels that a pass makes; it has the kernels of ``mod``."""
+    functions = mod.functions.items()
+    return relax.BlockBuilder(
+        tvm.IRModule({v: f for v, f in functions if isinstance(f, tirx.PrimFunc)})
+    )
 
 
 def rewrite_functions(mod: tvm.IRModule, rewrite: Rewriter) -> tvm.IRModule:

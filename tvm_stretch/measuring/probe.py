@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 
 from tvm_stretch.build.pipeline import build
 from tvm_stretch.cost.device import chosen_folder, fingerprint
@@ -35,7 +35,7 @@ from tvm_stretch.cost.verdicts import (
 from tvm_stretch.errors import CostModelError, TargetError, UnsupportedError
 from tvm_stretch.files import as_path
 from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.expressions import shape_of, with_variables
+from tvm_stretch.ir.expressions import builder_with_kernels, shape_of, with_variables
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.measuring.bench import by_packets
 from tvm_stretch.passes.block_channels import BlockChannels
@@ -229,8 +229,7 @@ def _alone(trial: Trial) -> tuple[tvm.IRModule, list[str]]:
     Tensors become inputs, constants stay. Those that are in blocks of channels in the network come
     from operators that write such blocks and change nothing.
     """
-    kernels = {v: f for v, f in trial.mod.functions.items() if isinstance(f, tirx.PrimFunc)}
-    bb = relax.BlockBuilder(tvm.IRModule(kernels))
+    bb = builder_with_kernels(trial.mod)
     params: dict[relax.Var, relax.Var] = {}
     before: list[str] = []
 
