@@ -53,5 +53,10 @@ def through_memory(func: tirx.PrimFunc, statement: Any, count: int, lanes: int) 
         if passes:
             parts.append(vectors(first, passes, width))
         first, width = first + passes * width, max(1, width // 2)
+    return scheduled(func, block(parts))
+
+
+def scheduled(func: tirx.PrimFunc, body: tirx.Stmt) -> tirx.PrimFunc:
+    """The function with a loop nest that is written out."""
     attrs = {**(func.attrs or {}), "s_tir": True, "tirx.noalias": True}
-    return tirx.PrimFunc(func.params, block(parts)).with_attrs(attrs)
+    return tirx.PrimFunc(func.params, body).with_attrs(attrs)

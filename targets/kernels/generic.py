@@ -27,6 +27,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Call
 from tvm.s_tir.schedule import ScheduleError
 
+from .across_pixels import across_pixels
 from .flat import through_memory
 from .footprint import footprint
 from .loops import STACK_BYTES
@@ -62,7 +63,7 @@ def schedule_generic(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFu
 
 
 def _flat(func: tirx.PrimFunc, sch: s_tir.Schedule, machine: VectorMachine) -> tirx.PrimFunc | None:
-    """One elementwise block whose rows fill no vectors, though all of them together do."""
+    """One elementwise block whose rows fill no vectors, though several of them do."""
     names, trial = _block_names(sch), sch.copy()
     if len(names) != 1 or not _is_spatial(statement := sch.get(sch.get_sblock(names[0]))):
         return None
@@ -70,10 +71,12 @@ def _flat(func: tirx.PrimFunc, sch: s_tir.Schedule, machine: VectorMachine) -> t
     if any(len(region.source.strides) for region in regions):
         return None  # between the rows of a view lie those of others
     try:
-        (axis,) = _merge_loops(trial, names[0])
+        axis, *more = _merge_loops(trial, names[0])
     except (ScheduleError, ValueError):
         return None
     lanes = _vector_lanes(statement, machine)
+    if more:
+        return across_pixels(func, statement, lanes)
     if not axis.vectorizable or axis.extent < lanes or _fits_vectors(axis, lanes):
         return None
     return through_memory(func, statement, axis.extent, lanes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -76,6 +76,20 @@ def hidden_loop(count: int, body: Callable[[Expr], tirx.Stmt], name: str) -> tir
 def moved(value: Expr) -> Expr:
     """The same vector, in a loop of which LLVM makes no call of ``memcpy`` or ``memset``."""
     return hvx("vassign", value)
+
+
+def again(words: Sequence[Expr]) -> Expr:
+    """A vector in which some int32, 1, 2, 4 .. of them, stand one time after the other.
+
+    LLVM shuffles bytes with a sign wrongly there, so that it gets no shuffle to see.
+    """
+    made = every(0)
+    for one in reversed(words):
+        made = hvx("vinsertwr", hvx("vror", made, word(VECTOR - 4)), one)
+    size = 4 * len(words)
+    while size < VECTOR:
+        made, size = hvx("vor", made, hvx("vror", made, word(VECTOR - size))), 2 * size
+    return made
 
 
 def word(value: int) -> Expr:

@@ -90,6 +90,29 @@ def test_packets_of_a_table_and_a_product() -> None:
     assert sum(found for name, found in kernels.items() if "multiply" in name) < 0.4, kernels
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_gates(dtype: str) -> None:
+    """A number for each channel, of which 32 lie side by side; the last pixels fill no vector."""
+    limits, shapes = np.iinfo(dtype), ((1, 96, 7, 7), (1, 96, 1, 1))
+    builder = relax.BlockBuilder()
+    inputs = [relax.Var(f"x{i}", relax.TensorType(s, dtype)) for i, s in enumerate(shapes)]
+    rounding = Rounding(dtype, 0, int(limits.min), int(limits.max))
+    times = Integer("multiply", rounding, (int(limits.min) + 3, 5), (0.0117, 3.0))
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            operands = [same(builder, x, f"same{i}") for i, x in enumerate(inputs)]
+            product = builder.emit(integer_call(builder, times, *operands))
+            out = builder.emit_output(same(builder, product, "last"))
+        builder.emit_func_output(out)
+    data = [numbers(shape, dtype, seed) for seed, shape in enumerate(shapes)]
+    model = ts.compile(builder.get(), ["hexagon"], cpu_threads=1)
+    (want,) = answers(builder.get(), *data)
+    off = np.abs(model(*data).astype(int) - want)
+    assert off.max() <= 1 and np.mean(off > 0) < 0.01  # halves
+    packets = [k.packets for k in model.profile(1).kernels if "multiply" in k.kernel]
+    assert len(packets) == 1 and packets[0] < 0.5 * data[0].size  # 5 one after the other
+
+
 def test_bands_of_rows() -> None:
     """Views with gaps: between a band's blocks of channels lie those of the other one."""
     mod, x = gated((1, 64, 8, 7), times_itself=False), numbers((1, 64, 8, 7), "uint8", 2)

@@ -69,10 +69,29 @@ def test_views_with_gaps_keep_to_their_rows() -> None:
     ("shape", "beside"),
     [
         ((1, 3, 28, 28, 32), (1, 3, 28, 28, 32)),  # TVM makes vectors of these
-        ((1, 3, 14, 14, 32), (1, 3, 1, 1, 32)),  # one number for each channel
+        ((1, 3, 14, 14, 32), (1, 3, 1, 14, 32)),  # the same in all rows, of which one is no vector
+        ((1, 3, 14, 1, 12), (1, 3, 1, 1, 12)),  # of twelve numbers, no vector
+        ((1, 3, 1, 3, 32), (1, 3, 1, 1, 32)),  # three pixels
         ((1, 1, 1, 3, 32), (1, 1, 1, 3, 32)),  # less than a vector
     ],
 )
 def test_others_stay_as_they_were(shape: tuple[int, ...], beside: tuple[int, ...]) -> None:
     text = schedule_generic(halved_sums(shape, beside), HVX).script()
     assert "sblock" in text
+
+
+@pytest.mark.parametrize(("pixel", "words"), [((32,), 8), ((2, 4), 2)])
+def test_what_all_pixels_share_fills_a_vector(pixel: tuple[int, ...], words: int) -> None:
+    """`tests/device/test_hexagon_tables.py` has the numbers."""
+    text = schedule_generic(halved_sums((1, 3, 7, 7, *pixel), (1, 3, 1, 1, *pixel)), HVX).script()
+    assert text.count("vinsertwr") % words == 0 < text.count("vinsertwr")
+    assert "vectorized(T.int64(128))" in text or "vectorized(128)" in text
+
+
+def test_words_are_read_of_bytes_alone() -> None:
+    """A number of 32 bits for each channel."""
+    a = te.placeholder((1, 3, 7, 7, 32), "uint8", name="a")
+    b = te.placeholder((1, 3, 1, 1, 32), "int32", name="b")
+    out = te.compute(a.shape, lambda *i: (b[i[0], i[1], 0, 0, i[4]] >> 1).astype("uint8") + a[i])
+    func = te.create_prim_func([a, b, out], "int64").with_attr("global_symbol", "main")
+    assert "vinsertwr" not in schedule_generic(func, HVX).script()
