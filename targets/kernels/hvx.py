@@ -105,3 +105,16 @@ def every(value: int) -> Expr:
 def every_byte(value: int) -> Expr:
     """The same number of 8 bits in all bytes."""
     return every((value & 0xFF) * 0x01010101)
+
+
+def dense_axes(buffer: tirx.Buffer) -> int:
+    """How many of the last axes lie behind each other without gaps."""
+    shape, strides = [int(e) for e in buffer.shape], [int(s) for s in buffer.strides]
+    if not strides:
+        return len(shape)
+    step, count = 1, 0
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if stride != step:
+            break
+        step, count = step * extent, count + 1
+    return count

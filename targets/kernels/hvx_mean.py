@@ -16,7 +16,21 @@ from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 
 from .fused import Epilogue, same_place
-from .hvx import LANES, VECTOR, bytes_at, every, every_byte, high, hvx, keep, low, pair, whole, word
+from .hvx import (
+    LANES,
+    VECTOR,
+    bytes_at,
+    dense_axes,
+    every,
+    every_byte,
+    high,
+    hvx,
+    keep,
+    low,
+    pair,
+    whole,
+    word,
+)
 from .loops import block, const, lanes, load, loop, span, store, vectors, within
 
 _PIXELS = VECTOR // LANES
@@ -82,9 +96,11 @@ def _added(step: tirx.BufferStore) -> TensorLoad | None:
 
 
 def _is_image(data: tirx.Buffer) -> bool:
-    """Blocks of 32 channels of 8 bits, of four pixels and more."""
+    """Blocks of 32 channels of 8 bits, of four pixels and more, behind each other."""
     shape = [int(extent) for extent in data.shape]
     is_bytes = str(data.dtype) in ("uint8", "int8")
+    if dense_axes(data) < 3:
+        return False  # a view of some columns
     return is_bytes and len(shape) == 5 and shape[4] == LANES and shape[2] * shape[3] >= _PIXELS
 
 

@@ -27,7 +27,7 @@ from tvm.ir.expr import TensorLoad
 from tvm.s_tir.schedule import ScheduleError
 
 from .fused import same_place
-from .hvx import LANES, VECTOR, bytes_at, hvx, keep, keep_bytes, whole, word
+from .hvx import LANES, VECTOR, bytes_at, dense_axes, hvx, keep, keep_bytes, whole, word
 from .loops import const, loop, unravelled, vectors, within
 
 _RESULTS = 256
@@ -83,7 +83,7 @@ def table_nest(func: tirx.PrimFunc) -> tirx.Stmt | None:
     if found is None:
         return None
     shape = [int(extent) for extent in found.out.shape]
-    dense = min(_dense_axes(buffer) for buffer in (found.data, found.out))
+    dense = min(dense_axes(buffer) for buffer in (found.data, found.out))
     outer, run = shape[: len(shape) - dense], prod(shape[len(shape) - dense :])
     if run < VECTOR:
         return None
@@ -114,16 +114,3 @@ def _looked_up(numbers: Expr, halves: list[tirx.Buffer]) -> Expr:
         half = whole(halves[part // _OF_VECTOR])
         found = hvx("vlutvvb.oracci", found, numbers, half, word(part))
     return found
-
-
-def _dense_axes(buffer: tirx.Buffer) -> int:
-    """How many of the last axes lie behind each other without gaps."""
-    shape, strides = [int(e) for e in buffer.shape], [int(s) for s in buffer.strides]
-    if not strides:
-        return len(shape)
-    step, count = 1, 0
-    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if stride != step:
-            break
-        step, count = step * extent, count + 1
-    return count

@@ -128,3 +128,28 @@ def test_bands_of_rows() -> None:
     for node in tables:
         assert all(model.graph.tensors[i].strides for i in (node.inputs[0], node.outputs[0]))
     np.testing.assert_array_equal(model(x), *answers(mod, x))
+
+
+@pytest.mark.parametrize("kind", ["mean", "multiply", "table"])
+def test_views_of_columns(kind: str) -> None:
+    """Between the rows lie columns that are cut off."""
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType((1, 64, 8, 8), "uint8"))
+    rounding = Rounding("uint8", 0, 0, 255)
+    integer = {
+        "mean": Integer("mean", rounding, (0,), (1 / 31.7,)),
+        "multiply": Integer("multiply", rounding, (3, 5), (0.0117, 3.0)),
+        "table": Integer("table"),
+    }[kind]
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = same(builder, x, "first")
+            cut = builder.emit(relax.op.strided_slice(y, [3], [2], [6]))
+            other = {"multiply": [cut], "table": [relax.const(numbers((256,), "uint8"))]}
+            z = builder.emit(integer_call(builder, integer, cut, *other.get(kind, [])))
+            out = builder.emit_output(same(builder, z, "last"))
+        builder.emit_func_output(out)
+    data = numbers((1, 64, 8, 8), "uint8", 4)
+    model = ts.compile(builder.get(), ["hexagon"], cpu_threads=1)
+    assert any(model.graph.tensors[i].strides for node in model.graph.nodes for i in node.inputs)
+    (want,) = answers(builder.get(), data)
+    assert np.abs(model(data).astype(int) - want).max() <= 1  # halves
