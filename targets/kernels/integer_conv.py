@@ -53,6 +53,10 @@ _MOST_PIXELS = 8
 """Of a tile where bytes are stored four pixels at a time: rows are cut into 4 to 8 then."""
 
 
+_MOST_SUMS = 8
+"""Of a tile of words, behind a kernel of one pixel: more leave no registers to round others."""
+
+
 @lru_cache(maxsize=4096)
 def choose_integer_conv(
     shape: ConvShape, machine: VectorMachine, data_block: int, dtype: str, dot: str
@@ -78,9 +82,17 @@ def choose_integer_conv(
     if shape.groups > merge:
         width = shape.out_channels // shape.groups * merge // machine.lanes
         candidates = [c for c in candidates if width % c.oc_blocks == 0]
+    if config.pointwise and config.way.offset and shape.groups == 1:
+        candidates = [c for c in candidates if _rounds_beside(c)]
     if shape.groups > 1 and config.way.offset:  # sums of pixels are those of whole runs
         candidates = [c for c in candidates if integer_runs(c, c.oc_blocks) is not None]
     return min(candidates, key=lambda c: integer_conv_cycles(c, machine))
+
+
+def _rounds_beside(c: IntegerConvConfig) -> bool:
+    """Whether a short tile's bytes fill vectors, and are made while the next one is added up."""
+    fits = c.pixels >= WORD and c.pixels * c.oc_blocks <= _MOST_SUMS
+    return fits and c.out_blocks % c.oc_blocks == 0
 
 
 def conv_dot(shape: ConvShape, machine: VectorMachine, data_block: int, dtype: str) -> str:
