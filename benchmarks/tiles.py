@@ -80,16 +80,22 @@ class Pool:
     """What timed passes take for weights: always what was read longest ago."""
 
     def __init__(self) -> None:
-        """Random numbers, aligned as the runtime has tensors."""
-        room = np.empty(POOL_BYTES // 4 + 16, "float32")
+        """Random numbers."""
+        self._fill(POOL_BYTES // 4)
+
+    def _fill(self, count: int) -> None:
+        """So many, aligned as the runtime has tensors."""
+        room = np.empty(count + 16, "float32")
         first = -room.ctypes.data % 64 // 4
-        self._numbers = room[first : first + POOL_BYTES // 4]
-        self._numbers[:] = np.random.default_rng(1).random(self._numbers.size, "float32") - 0.5
+        self._numbers = room[first : first + count]
+        self._numbers[:] = np.random.default_rng(1).random(count, "float32") - 0.5
         self._next = 0
 
     def weights(self, shape: tuple[int, ...]) -> Callable[[], tvm.runtime.Tensor]:
         """A function that finds weights of a shape."""
         step = -(-prod(shape) // 16) * 16
+        if step > self._numbers.size:  # those of VGG-16's first dense layer
+            self._fill(step)
         starts = range(0, self._numbers.size - step + 1, step)
         every = [self._numbers[i : i + prod(shape)].reshape(shape) for i in starts]
         tensors = [tvm.runtime.from_dlpack(part) for part in every]
