@@ -31,6 +31,7 @@ from tvm_stretch.targets.processors import drop_absent, make_processors
 from zoo_checks import quick_size
 
 import tvm_stretch as ts
+from benchmarks import dsp
 from tvm_stretch import zoo
 from tvm_stretch.codegen.dsp_code import has_zig
 from tvm_stretch.frontend import load_network
@@ -313,6 +314,15 @@ def test_packets_of_kernels() -> None:
     each = sum(kernel.packets for kernel in profile.kernels)
     assert model.health()["hexagon"]["packets"] - before == pytest.approx(runs * each, rel=0.01)
     assert "packets" in repr(profile)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("shape", [(64, 64, 16, 1), (512, 512, 7, 1), (64, 64, 16, 3)])
+def test_packets_of_products(shape: tuple[int, int, int, int]) -> None:
+    """At most 0.75 for each vrmpy that a convolution needs, with its rounding and stores."""
+    channels, outs, size, kernel = shape
+    once, thrice = (dsp.packets((*shape, 1), times) for times in (1, 3))
+    assert (thrice - once) / 2 <= 0.75 * channels * outs * size**2 * kernel**2 / 128
 
 
 def test_measured_by_packets(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from tvm.target import Target
 from tvm_stretch.targets import hexagon
 from tvm_stretch.targets.hexagon import VERSIONS, llvm_target
 from tvm_stretch.targets.hexagon_chips import Chip
+from tvm_stretch.targets.kernels.choose import ConvShape
+from tvm_stretch.targets.kernels.integer_conv import choose_integer_conv, conv_dot
 from tvm_stretch.targets.kernels.integers import (
     Integer,
     Rounding,
@@ -64,6 +66,19 @@ def test_integers_run_everywhere_and_floats_where_vectors_hold_them(present: Non
     assert "qemu-hexagon has no float32" in (why_not("float32", relu, mcpu="hexagonv68") or "")
     assert "hold no float64" in (why_not("float64", relu, mcpu="hexagonv75", device="phone") or "")
     assert "hold no int64" in (why_not("int64", relu) or "")
+
+
+@pytest.mark.parametrize(("channels", "side"), [(64, 16), (96, 14), (512, 7), (1024, 7)])
+def test_tiles_of_pixels_alone_round_while_others_are_added_up(
+    present: None, channels: int, side: int
+) -> None:
+    """Also where all tiles wait for their weights alike: the first one has a single pixel."""
+    machine = processor().machine
+    shape = ConvShape(1, channels, (side, side), channels, (1, 1))
+    dot = conv_dot(shape, machine, machine.lanes, "uint8")
+    chosen = choose_integer_conv(shape, machine, machine.lanes, "uint8", dot)
+    assert chosen.pixels >= 4 and chosen.pixels * chosen.oc_blocks == 8
+    assert channels // machine.lanes % chosen.oc_blocks == 0
 
 
 def test_what_would_be_scalar_is_refused(present: None) -> None:
