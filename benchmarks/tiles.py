@@ -1,6 +1,6 @@
 """How far the tile that is chosen for a convolution is from the best of all, measured here.
 
-    python -m benchmarks.tiles [--mcpu haswell] [--seconds 300 --skip 0] [--json f] [networks…]
+    python -m benchmarks.tiles [--mcpu haswell] [--seconds 300 --skip 0 --every 1] [--json f] [networks…]
 
 The heaviest shapes of the networks come first. Every template and every register tile that does not
 come out the same, and that the model does not take for `--within` times as slow as the chosen one,
@@ -195,6 +195,7 @@ def main() -> None:
     parser.add_argument("--mcpu", default="")
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--skip", type=int, default=0, help="so many of the heaviest shapes")
+    parser.add_argument("--every", type=int, default=1, help="one shape of so many, to share them")
     parser.add_argument("--within", type=float, default=2.0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -208,7 +209,7 @@ def main() -> None:
     shapes.sort(key=lambda shape: -counts[shape] * multiply_adds(shape))
     end = time.monotonic() + args.seconds
     ratios, rows, pool = [], [], Pool()
-    for shape in shapes[args.skip :]:
+    for shape in shapes[args.skip :: args.every]:
         if time.monotonic() > end:
             break
         every = measured(shape, different(shape, machine, args.within), machine, target, pool)

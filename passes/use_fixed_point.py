@@ -8,18 +8,21 @@ a unit more, and shifted, is the exact product rounded to nearest. It differs fr
 halves, which go up instead of to even, and where float32 itself rounds the product to a half.
 
 Sums of several products, as of an addition, share one scale; each number has 8 or 9 bits there.
+Of two numbers of 8 bits nothing differs but halves (`targets/kernels/fitted_sum.py`).
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import tvm
 from tvm import tirx
 from tvm.ir import Expr
+from tvm_stretch.targets.kernels.fitted_sum import fitted_sum
 from tvm_stretch.targets.kernels.fixed_point import halves_up, mantissas
 from tvm_stretch.targets.kernels.hvx import word
 from tvm_stretch.targets.kernels.integers import ROUNDING_BITS
@@ -52,7 +55,7 @@ def _rounded_in_integers(expr: tirx.Add | tirx.Sub) -> Expr:
     if len(products) == 1 and offset == 0.0:
         whole = _product(*products[0])
     else:
-        whole = _sum(products, offset)
+        whole = _sum(value, products, offset, (low, high))
     return tirx.max(word(low), tirx.min(word(high), whole)) + word(zero)
 
 
@@ -129,24 +132,49 @@ def _product(number: Expr, factor: Expr) -> Expr:
     return (high.astype("int32") + half) >> parts.shift
 
 
-def _sum(products: Sequence[_Product], offset: float) -> Expr:
+def _sum(
+    value: Expr, products: Sequence[_Product], offset: float, limits: tuple[int, int]
+) -> Expr:
     """All in units of 2**-bits, so that none of it leaves int32; rounded to nearest, halves up."""
+    numbers = [number for number, _ in products]
     factors = [_number(factor) for _, factor in products]
-    largest = sum(_MOST[_width(n)] * abs(f) for (n, _), f in zip(products, factors, strict=True))
+    largest = sum(_MOST[_width(n)] * abs(f) for n, f in zip(numbers, factors, strict=True))
     bits = min(29, math.floor(30 - math.log2(max(largest + abs(offset), 1e-9))))
     if bits < 1:
         raise UnsupportedError(
             f"expected factors below {2**20} of an integer operator on this processor, got "
             f"{max(factors)}; place it on the CPU"
         )
-    total: Expr = word(round(offset * 2**bits) + 2 ** (bits - 1))
-    for (number, _), factor in zip(products, factors, strict=True):
-        whole, value = round(factor * 2**bits), number.astype("int32")
-        total = total + value * word(whole)
+    last = round(offset * 2**bits) + 2 ** (bits - 1)
+    wholes = [round(factor * 2**bits) for factor in factors]
+    if [_width(number) for number in numbers] == [8, 8]:
+        every = [_all_of(number) for number in numbers]
+        of_all = functools.partial(_in_float32, value)
+        wholes, last = fitted_sum(every, factors, of_all, limits, bits) or (wholes, last)
+    total: Expr = word(last)
+    for number, factor, whole in zip(numbers, factors, wholes, strict=True):
+        total = total + number.astype("int32") * word(whole)
         if _width(number) == 32:  # what is lost of the factor counts 2**16 times
             rest = word(round((factor * 2**bits - whole) * 2**_MORE))
-            total = total + (value * rest >> word(_MORE))
+            total = total + (number.astype("int32") * rest >> word(_MORE))
     return total >> word(bits)
+
+
+def _all_of(number: Expr) -> np.ndarray:
+    """What an integer of 8 bits can be."""
+    of_type = np.iinfo(str(number.ty.dtype))
+    return np.arange(of_type.min, of_type.max + 1)
+
+
+def _in_float32(value: Expr, numbers: Iterator[np.ndarray]) -> np.ndarray:
+    """What `_linear` takes apart, computed: each rounding of float32 where the operator has it."""
+    if isinstance(value, tirx.FloatImm):
+        return np.float32(value.value)
+    if isinstance(value, tirx.Add):
+        return _in_float32(value.a, numbers) + _in_float32(value.b, numbers)
+    if isinstance(value, tirx.Mul):
+        return _in_float32(value.a, numbers) * np.float32(value.b.value)
+    return next(numbers).astype("float32")
 
 
 _MORE = 14
