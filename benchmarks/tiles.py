@@ -1,11 +1,12 @@
 """How far the tile that is chosen for a convolution is from the best of all, measured here.
 
-    python -m benchmarks.tiles [--mcpu haswell] [--seconds 300 --skip 0 --every 1] [--json f] [networks…]
+    python -m benchmarks.tiles [--mcpu haswell] [--seconds 300] [--json f] [networks…]
 
-The heaviest shapes of the networks come first. Every template and every register tile that does not
-come out the same, and that the model does not take for `--within` times as slow as the chosen one,
-is compiled, its answer compared, and its CPU time taken in turns with the others. As in a network,
-weights are in no cache: each pass takes other ones. The image is the last one's.
+The heaviest shapes of the networks come first; `--skip` and `--every` leave some to others. Every
+template and every register tile that does not come out the same, and that the model does not take
+for `--within` times as slow as the chosen one, is compiled, its answer compared, and its CPU time
+taken in turns with the others. As in a network, weights are in no cache: each pass takes other
+ones. The image is the last one's.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from tvm.ir import GenericConst
 from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.choose import ConvShape
 from tvm_stretch.targets.kernels.dots import WORD
-from tvm_stretch.targets.kernels.float_integers import float_convolution
+from tvm_stretch.targets.kernels.float_integers import float_average, float_convolution
 from tvm_stretch.targets.kernels.integer_blocks import (
     LARGEST_WINDOW,
     by_channel,
@@ -120,6 +120,14 @@ def _of_one(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Exp
     return rewriter.bb.emit(integer_call(rewriter.bb, integer, rewriter.blocked(data), *others))
 
 
+def _average(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Expr | None:
+    """Windows that are no longer than those of convolutions."""
+    data, counts = operands_of(call)
+    if not rewriter.is_blocked(data) or max(integer.kernel) > LONGEST:
+        return None
+    return float_average(rewriter.bb, rewriter.machine, integer, rewriter.blocked(data), counts)
+
+
 def _round(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Expr | None:
     """Sums in blocks; the factor of each channel too."""
     *summands, factor = operands_of(call)
@@ -138,6 +146,7 @@ _RULES: dict[str, Callable[[Rewriter, relax.Call, Integer], relax.Expr | None]] 
     "add": _elementwise,
     "multiply": _elementwise,
     "mean": _of_one,
+    "average": _average,
     "round": _round,
     "softmax": lambda *_: None,  # along the last axis of the plain layout
     "table": _of_one,

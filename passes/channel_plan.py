@@ -230,7 +230,10 @@ def _keeps_sums(operator: Operator, reads: Mapping[str, Held]) -> bool:
     return operator.kind == "add" and same_shape and no_parts and exact
 
 
-_BY_CHANNELS = {"integer.mean", "nn.avg_pool2d", "nn.max_pool2d", *OF_ONE, *OF_TWO}
+_BY_CHANNELS = {
+    *("integer.average", "integer.mean", "nn.avg_pool2d", "nn.max_pool2d"),
+    *(*OF_ONE, *OF_TWO),
+}
 _MEANS = {"mean", "integer.mean"}
 
 

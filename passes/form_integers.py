@@ -302,7 +302,6 @@ class _Former(relax.PyExprMutator):
         return self.operator(x, integer, data.value)
 
     def average(self, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
-        """The mean of windows: a depthwise convolution with weights of one."""
         data, attrs, shape = self.tensor(call.args[0]), call.attrs, shape_of(call)
         if data is None or str(attrs.layout) != "NCHW" or len(shape) != 4 or 0 in shape:
             return None
@@ -310,22 +309,16 @@ class _Former(relax.PyExprMutator):
         if windows is None:
             return None
         integer = Integer(
-            "conv2d",
-            zeros=(data.scale.zero,),
+            "average",
+            result.rounding(),
+            (data.scale.zero,),
+            (float(data.scale.scale), float(result.scale.scale)),
             strides=ints(attrs.strides),
             padding=windows.padding,
             dilation=ints(attrs.dilation),
-            groups=shape[1],
+            kernel=ints(attrs.pool_size),
         )
-        factor = data.scale.scale / (result.scale.scale * windows.counts)
-        ones = np.ones((shape[1], 1, *ints(attrs.pool_size)), "int8")
-        operands = [data.value, constant(ones), constant(np.zeros(shape[1], "int32"))]
-        if len(np.unique(factor)) == 1:
-            integer = replace(integer, rounding=result.rounding())
-            every = np.full(shape[1], factor.flat[0], "float32")
-            return self.operator(x, integer, *operands, constant(every))
-        sums = self.operator(x, integer, *operands)
-        return self.operator(x, Integer("round", result.rounding()), sums, constant(factor))
+        return self.operator(x, integer, data.value, constant(windows.counts))
 
     def softmax(self, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
         """Powers of the numbers, from a table, by their sum along one axis."""

@@ -98,7 +98,7 @@ class Windows:
 
     Attributes:
         padding: above, left, below and right of the image, as far as windows reach.
-        counts: how many pixels each divides by: (1, 1, rows, columns).
+        counts: how many pixels each divides by: (1, 1, rows, columns), or one for all.
     """
 
     padding: tuple[int, int, int, int]
@@ -121,6 +121,8 @@ def windows_of(call: relax.Call) -> Windows | None:
         padding[axis + 2] = max(int(places.max()) + 1 - size, padding[axis + 2])
         counts.append(inside.sum(1))
     product = np.outer(*counts)[None, None].astype("float32")
+    if len(np.unique(product)) == 1:
+        product = product[:, :, :1, :1]
     top, left, bottom, right = padding
     return Windows((top, left, bottom, right), product) if product.all() else None
 

@@ -15,6 +15,7 @@ from tvm_stretch.passes.branches import Span
 from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.operators import CONVOLUTIONS, OF_ONE, OF_TWO, Operator, operands, remember
 
+AVERAGE = "integer.average"
 _POOLS = {"nn.avg_pool2d", "nn.max_pool2d"}
 
 
@@ -56,6 +57,8 @@ def window(operator: Operator) -> Window | None:
         kernel = operator.arg_shapes[1][2]
     elif operator.kind in _POOLS:
         kernel = int(operator.call.attrs.pool_size[0])
+    elif operator.kind == AVERAGE:
+        kernel = operator.attributes.kernel[0]
     else:
         return None
     attrs = operator.attributes
@@ -91,7 +94,7 @@ def why_not_by_rows(operator: Operator) -> str | None:
     return None if reason is None else f"{kind} {operator.name!r}: {reason}"
 
 
-_BY_ROWS = {"concat", *CONVOLUTIONS, *_POOLS, *OF_ONE, *OF_TWO}
+_BY_ROWS = {"concat", AVERAGE, *CONVOLUTIONS, *_POOLS, *OF_ONE, *OF_TWO}
 
 
 def _spread(arg: relax.Expr, shape: tuple[int, ...]) -> bool:

@@ -67,7 +67,12 @@ def kept_widths(call: relax.Call, widths: Widths) -> Widths | None:
             return None
         out_group = out_channels // _groups(call)
         return tuple(width // in_group * out_group for width in widths)
-    if kind in OF_ONE or kind in ("nn.max_pool2d", "nn.avg_pool2d", "integer.mean"):
+    if kind in OF_ONE or kind in (
+        "nn.max_pool2d",
+        "nn.avg_pool2d",
+        "integer.average",
+        "integer.mean",
+    ):
         return widths
     if kind == "mean" and _keeps_channels(call):
         return widths

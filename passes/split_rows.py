@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from tvm import relax
 from tvm.ir import GenericConst
 from tvm_stretch.passes.branches import Emitter, Replacement, Span, closed_segment, share
-from tvm_stretch.passes.row_windows import why_not_by_rows, window
+from tvm_stretch.passes.row_windows import AVERAGE, why_not_by_rows, window
 
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.convolutions import conv2d_like, operator_like
@@ -172,7 +172,9 @@ class _Band:
             return operator_like(builder, call, args)
         _, left, most, right = (int(p) for p in attrs.padding)
         top, bottom = sliding.padding(rows)
-        if operator.kind in CONVOLUTIONS:
+        if operator.kind == AVERAGE:
+            args[1] = _constant_rows(args[1], rows)  # of the result: what its sums are divided by
+        if operator.kind in {AVERAGE, *CONVOLUTIONS}:
             return conv2d_like(builder, call, args, padding=[top, left, bottom, right])
         function = getattr(relax.op.nn, operator.kind.removeprefix("nn."))
         return function(

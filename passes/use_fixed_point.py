@@ -132,9 +132,7 @@ def _product(number: Expr, factor: Expr) -> Expr:
     return (high.astype("int32") + half) >> parts.shift
 
 
-def _sum(
-    value: Expr, products: Sequence[_Product], offset: float, limits: tuple[int, int]
-) -> Expr:
+def _sum(value: Expr, products: Sequence[_Product], offset: float, limits: tuple[int, int]) -> Expr:
     """All in units of 2**-bits, so that none of it leaves int32; rounded to nearest, halves up."""
     numbers = [number for number, _ in products]
     factors = [_number(factor) for _, factor in products]
@@ -167,14 +165,17 @@ def _all_of(number: Expr) -> np.ndarray:
 
 
 def _in_float32(value: Expr, numbers: Iterator[np.ndarray]) -> np.ndarray:
-    """What `_linear` takes apart, computed: each rounding of float32 where the operator has it."""
+    """What `_linear` takes apart, as multiply-adds of float32 compute it: a sum rounds once."""
     if isinstance(value, tirx.FloatImm):
-        return np.float32(value.value)
+        return np.float64(np.float32(value.value))
+    if isinstance(value, tirx.Mul):  # exact, of numbers of 8 and 24 bits
+        return next(numbers) * np.float64(np.float32(value.b.value))
     if isinstance(value, tirx.Add):
-        return _in_float32(value.a, numbers) + _in_float32(value.b, numbers)
-    if isinstance(value, tirx.Mul):
-        return _in_float32(value.a, numbers) * np.float32(value.b.value)
-    return next(numbers).astype("float32")
+        a, b = _in_float32(value.a, numbers), _in_float32(value.b, numbers)
+        if isinstance(value.a, tirx.Mul) and isinstance(value.b, tirx.Mul):
+            b = b.astype("float32")  # one of both is no part of the multiply-add
+        return (a + b).astype("float32").astype("float64")
+    return next(numbers)
 
 
 _MORE = 14

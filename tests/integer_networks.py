@@ -10,6 +10,7 @@ import tvm
 from branch_networks import Layer, fits
 from tvm import relax
 from tvm_stretch.passes.name_operators import NameOperators
+from tvm_stretch.passes.quantised_layers import ints, windows_of
 from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
 
 UNSIGNED = Rounding("uint8", 7, 0, 255)
@@ -65,9 +66,7 @@ class IntegerNetwork:
         if kind == "conv":
             return self._any_conv(x, channels, layer)
         if kind.endswith("pool2d"):
-            _, size, stride, padding, ceil_mode, _ = layer
-            pool = relax.op.nn.max_pool2d(x, size, stride, list(padding), ceil_mode=ceil_mode)
-            return self.builder.emit(pool)
+            return self._pool(layer, x)
         if kind == "residual":
             y = self.conv(x, channels, (3, 3), padding=(1, 1, 1, 1))
             return self._add(y, self.conv(x, channels, (1, 1)) if layer[2] else x)
@@ -82,6 +81,27 @@ class IntegerNetwork:
             return self._table(x)
         shape = (1, 1, height, 1) if kind == "rows" else (1, channels, 1, 1)
         return self._add(x, relax.const(self.numbers(shape, "uint8")))
+
+    def _pool(self, layer: Layer, x: relax.Var) -> relax.Var:
+        kind, size, stride, padding, ceil_mode, include = layer
+        options = {"strides": stride, "padding": list(padding), "ceil_mode": ceil_mode}
+        if "max" in kind:
+            return self.builder.emit(relax.op.nn.max_pool2d(x, size, **options))
+        floats = relax.Var("floats", relax.TensorType(x.ty.shape, "float32"))
+        pool = relax.op.nn.avg_pool2d(floats, size, count_include_pad=include, **options)
+        call = self.builder.normalize(pool)
+        windows = windows_of(call)
+        assert windows is not None
+        integer = Integer(
+            "average",
+            UNSIGNED,
+            (int(self.rng.integers(0, 9)),),
+            (0.0213, 0.0213),
+            strides=ints(call.attrs.strides),
+            padding=windows.padding,
+            kernel=ints(call.attrs.pool_size),
+        )
+        return self.emit(integer, x, relax.const(windows.counts))
 
     def _any_conv(self, x: relax.Var, channels: int, layer: Layer) -> relax.Var:
         _, kernel, stride, padding, dilation, groups, filters = layer

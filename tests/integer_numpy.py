@@ -68,8 +68,29 @@ def _mean(integer: Integer, x: np.ndarray) -> np.ndarray:
     return _finished(integer, sums, np.float32(integer.factors[0]))
 
 
+def _average(integer: Integer, x: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Floats are added row by row."""
+    top, left, bottom, right = integer.padding
+    (sy, sx), (dy, dx), (kh, kw) = integer.strides, integer.dilation, integer.kernel
+    of_x, of_y = np.float32(integer.factors)
+    floats = (x.astype("int32") - integer.zeros[0]).astype("float32") * of_x
+    padded = np.pad(floats, ((0, 0), (0, 0), (top, bottom), (left, right)))
+    spans = ((kh - 1) * dy + 1, (kw - 1) * dx + 1)
+    seen = sliding_window_view(padded, spans, axis=(2, 3))[:, :, ::sy, ::sx, ::dy, ::dx]
+    total = np.zeros(seen.shape[:4], "float32")
+    for y, x in np.ndindex(kh, kw):
+        total = total + seen[..., y, x]
+    assert integer.rounding is not None
+    whole = np.rint(total / counts / of_y + np.float32(integer.rounding.zero))
+    return np.clip(whole, integer.rounding.low, integer.rounding.high).astype(
+        integer.rounding.dtype
+    )
+
+
 def _round(integer: Integer, *operands: np.ndarray) -> np.ndarray:
     *summands, factor = operands
+    if factor.ndim == 4:  # of each pixel
+        return _finished(integer, sum(s.astype("int64") for s in summands), factor)
     total = sum(s.astype("int64") for s in summands)
     return _finished(integer, total, factor.reshape(-1, *[1] * (total.ndim - 2)))
 
@@ -95,6 +116,7 @@ INTEGERS = {
         "add": _add,
         "multiply": _multiply,
         "mean": _mean,
+        "average": _average,
         "round": _round,
         "table": _table,
     }.items()

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import onnx
+from onnx_models import random_inputs
 
 import tvm_stretch as ts
+from tvm_stretch import zoo
 
 # Sizes that every stage survives (strides of 32; valid convolutions of the Inceptions).
 QUICK_SIZES = {
@@ -49,3 +52,10 @@ def assert_every_operator_is_in_one_node(model: ts.Model) -> None:
 def quick_size(name: str) -> int:
     """An input that does not take long."""
     return QUICK_SIZES.get(name, DEFAULT_QUICK_SIZE)
+
+
+def quantised_network(name: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A network of the zoo in 8 bits, and an image that it was not quantised with."""
+    network = zoo.build(name, size=quick_size(name))
+    *images, other = (random_inputs(network, seed) for seed in range(3))
+    return ts.quantize(network, images), other

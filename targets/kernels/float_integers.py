@@ -1,4 +1,4 @@
-"""Integer convolutions computed in float32, for processors without products of 8-bit numbers.
+"""Integer operators computed in float32: averages, and convolutions where no bytes are multiplied.
 
     y = integer_conv2d(x, w, bias, factor)
         ->  a = float(x - zero)                    # behind whatever makes x
@@ -9,6 +9,14 @@ It is what NN-Stretch's GPU does with a quantised network: other arithmetic, the
 numbers up to 2**24 are exact in float32, whatever order they are added in. Weights say which sums
 may be larger: those are computed in parts, of some input channels each, which int32 adds up. So the
 answers are those of integers. Winograd's transforms have fractions, and are not used.
+
+    y = integer_average(x, counts)
+        ->  a = float(x - zero) * scale            # behind whatever makes x
+            s = conv2d(a, 1.0)                     # of each channel: sums row by row
+            y = round(s / counts / scale' + zero')
+
+Here every rounding is the one of ONNX Runtime, in its order: half of the means of four numbers end
+in .5, .25 or .75 before they are rounded, and the last digit of the sum decides.
 """
 
 from __future__ import annotations
@@ -24,7 +32,7 @@ from tvm.ir import Expr
 from .blocks import convolution, kernel_call
 from .choose import ConvShape
 from .integer_blocks import by_channel
-from .integers import Integer
+from .integers import Integer, averages, rounding_of
 from .machine import VectorMachine
 
 _EXACT = 2**24
@@ -72,7 +80,7 @@ def float_convolution(
 
     sums = []
     for first, end in pairwise([*starts, int(data.ty.shape.values[1])]):
-        floats = bb.emit(_as_float(bb, data, zero, first, end))
+        floats = bb.emit(_as_float(bb, data, zero, (first, end)))
         taken = np.ascontiguousarray(weight[:, first * data_block : end * data_block])
         own = replace(shape, in_channels=taken.shape[1] * shape.groups)
         weights = relax.const(taken.astype("float32"))
@@ -80,6 +88,35 @@ def float_convolution(
     blocks = [by_channel(v, machine.lanes) for v in per_channel]
     what = (rounding, len(starts))
     return bb.emit(kernel_call(bb, "finished", what, finished, *sums, *blocks))
+
+
+def float_average(
+    bb: relax.BlockBuilder, machine: VectorMachine, integer: Integer, data: Expr, counts: Expr
+) -> relax.Var:
+    """The means of windows of integers in blocked layout; ``counts`` as in `integers._average`."""
+    batch, blocks, height, width, lanes = (int(d) for d in data.ty.shape.values)
+    channels = blocks * lanes
+    shape = ConvShape(
+        batch,
+        channels,
+        (height, width),
+        channels,
+        integer.kernel,
+        integer.strides,
+        integer.padding,
+        integer.dilation,
+        groups=channels,
+    )
+    of_data, of_result = integer.factors
+
+    def finished(sums: te.Tensor, divided: te.Tensor) -> te.Tensor:
+        return averages(sums, divided, of_result, rounding_of(integer))
+
+    floats = bb.emit(_as_float(bb, data, integer.zeros[0], (0, blocks), of_data))
+    ones = relax.const(np.ones((channels, 1, *integer.kernel), "float32"))
+    sums = convolution(bb, machine, shape, floats, ones, lanes, exact=True)
+    what = (integer.rounding, integer.factors)
+    return bb.emit(kernel_call(bb, "averaged", what, finished, sums, counts))
 
 
 def exact_parts(weight: np.ndarray, zero: int, dtype: str, block: int) -> list[int] | None:
@@ -110,14 +147,23 @@ def exact_parts(weight: np.ndarray, zero: int, dtype: str, block: int) -> list[i
     return starts
 
 
-def _as_float(bb: relax.BlockBuilder, data: Expr, zero: int, first: int, end: int) -> relax.Call:
-    """Some blocks of the pixels, without their zero point."""
+def _as_float(
+    bb: relax.BlockBuilder,
+    data: Expr,
+    zero: int,
+    blocks: tuple[int, int],
+    scale: float | None = None,
+) -> relax.Call:
+    """Some blocks of the pixels, without their zero point; times their scale, if it is given."""
+    first, end = blocks
 
     def as_float(x: te.Tensor) -> te.Tensor:
         offset = tirx.const(float(zero), "float32")
-        shape = (x.shape[0], end - first, *x.shape[2:])
-        return te.compute(
-            shape, lambda n, b, *i: x(n, b + first, *i).astype("float32") - offset, name="as_float"
-        )
 
-    return kernel_call(bb, "as_float", (zero, first, end), as_float, data)
+        def element(n: Expr, b: Expr, *i: Expr) -> Expr:
+            value = x(n, b + first, *i).astype("float32") - offset
+            return value if scale is None else value * tirx.const(scale, "float32")
+
+        return te.compute((x.shape[0], end - first, *x.shape[2:]), element, name="as_float")
+
+    return kernel_call(bb, "as_float", (zero, blocks, scale), as_float, data)

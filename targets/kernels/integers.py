@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -65,15 +65,17 @@ class Integer:
 
     Attributes:
         kind: ``conv2d``, ``matmul``, ``add``, ``multiply``, ``mean`` (of rows and columns),
-            ``table``, ``softmax`` (along the last axis), or ``round`` (of sums that several
-            ``conv2d`` made).
+            ``average`` (of windows), ``table``, ``softmax`` (along the last axis), or ``round``
+            (of sums that several ``conv2d`` made).
         rounding: how results become integers; None for a ``conv2d`` or ``matmul`` that leaves its
             sums.
         zeros: zero points of the computed inputs.
         factors: of ``add`` one for each input, of ``multiply`` one, and then what is added; of
-            ``mean`` and ``softmax`` one; of ``round`` that of a tensor beside the sums and what is
-            added, if there is one. Those of ``conv2d`` and ``matmul`` are an operand.
+            ``mean`` and ``softmax`` one; of ``average`` the scales of data and result; of ``round``
+            that of a tensor beside the sums and what is added, if there is one. Those of
+            ``conv2d`` and ``matmul`` are an operand.
         strides, padding, dilation, groups: of ``conv2d``; padding is the zero point.
+        kernel: rows and columns of the windows of ``average``, which has the former, too.
     """
 
     kind: str
@@ -84,6 +86,7 @@ class Integer:
     padding: tuple[int, int, int, int] = (0, 0, 0, 0)
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
+    kernel: tuple[int, int] = (1, 1)
 
     def to_json(self) -> str:
         """For `ATTRIBUTE`."""
@@ -127,7 +130,8 @@ def integer_call(bb: relax.BlockBuilder, integer: Integer, *operands: relax.Expr
             where it rounds, float32 factor of each output channel; of ``round`` the sums, a tensor
             that is added to them where there are `Integer.factors`, and the factor of each
             channel or, as (1, 1, rows, columns), pixel; of ``table`` data and the results of all
-            256 values; of ``softmax`` data and `softmax_powers`; of others the data.
+            256 values; of ``softmax`` data and `softmax_powers`; of ``average`` data and, as
+            (1, 1, rows, columns) or one for all, what each sum is divided by; of others the data.
     """
     types = tuple((tuple(map(int, o.ty.shape.values)), str(o.ty.dtype)) for o in operands)
     key = (integer, types)
@@ -285,6 +289,47 @@ def _mean(integer: Integer, data: te.Tensor) -> te.Tensor:
     return _rounded(integer, sums, lambda *place: (sums[place] + bias, factor))
 
 
+def _average(integer: Integer, data: te.Tensor, counts: te.Tensor) -> te.Tensor:
+    """As ONNX Runtime averages: sums of floats, whose last digits decide about halves."""
+    n, c, h, w, *lanes = data.shape
+    top, left, bottom, right = integer.padding
+    (sy, sx), (dy, dx), (kh, kw) = integer.strides, integer.dilation, integer.kernel
+    of_data = tirx.const(integer.factors[0], "float32")
+    rows = (int(h) + top + bottom - (kh - 1) * dy - 1) // sy + 1
+    columns = (int(w) + left + right - (kw - 1) * dx - 1) // sx + 1
+    axes = [te.reduce_axis((0, extent), name) for extent, name in ((kh, "ky"), (kw, "kx"))]
+
+    def number(i: Expr, k: Expr, y: Expr, x: Expr, *lane: Expr) -> Expr:
+        inside = tirx.all(y >= top, y < h + top, x >= left, x < w + left)
+        place = (i, k, y - top, x - left, *lane)
+        value = _int32(data[place]) - _int32(integer.zeros[0])
+        return tirx.if_then_else(inside, value, _int32(0)) if any(integer.padding) else value
+
+    def total(i: Expr, k: Expr, y: Expr, x: Expr, *lane: Expr) -> Expr:
+        ky, kx = axes
+        summand = number(i, k, y * sy + ky * dy, x * sx + kx * dx, *lane).astype("float32")
+        # rounded before it is added: what stands between leaves no multiply-add to LLVM
+        return te.sum(tirx.min(tirx.max_value("float32"), summand * of_data), axis=axes)
+
+    sums = te.compute((n, c, rows, columns, *lanes), total, name="sums")
+    return averages(sums, counts, integer.factors[1], rounding_of(integer))
+
+
+def averages(sums: te.Tensor, counts: te.Tensor, scale: float, rounding: Rounding) -> te.Tensor:
+    """Sums of windows divided by what they count, in units of `scale`, as integers.
+
+    Halves go to the even one of those that have their zero point already.
+    """
+    of_result, zero = (tirx.const(float(v), "float32") for v in (scale, rounding.zero))
+    by_pixel = any(int(extent) > 1 for extent in counts.shape)
+
+    def element(*place: Expr) -> Expr:
+        count = counts[0, 0, place[2], place[3]] if by_pixel else counts[0, 0, 0, 0]
+        return replace(rounding, zero=0).of(sums[place] / count / of_result + zero)
+
+    return te.compute(sums.shape, element, name="average")
+
+
 def _round(integer: Integer, *operands: te.Tensor) -> te.Tensor:
     *summands, factor = operands
     beside = summands.pop() if integer.factors else None
@@ -351,6 +396,7 @@ def _softmax(integer: Integer, data: te.Tensor, powers: te.Tensor) -> te.Tensor:
 
 
 _MEANINGS: dict[str, Callable[..., te.Tensor]] = {
+    "average": _average,
     "conv2d": _conv2d,
     "matmul": _matmul,
     "add": _add,

@@ -9,10 +9,8 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import onnx
 import pytest
 import tvm
-from onnx_models import random_inputs
 from operator_checks import computed, every_value, one_by_one
 from quantised_models import (
     Quantised,
@@ -28,7 +26,7 @@ from tvm_stretch.targets.hexagon import VERSIONS
 from tvm_stretch.targets.kernels import hvx_window
 from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
 from tvm_stretch.targets.processors import drop_absent, make_processors
-from zoo_checks import quick_size
+from zoo_checks import quantised_network
 
 import tvm_stretch as ts
 from benchmarks import dsp
@@ -367,13 +365,6 @@ def test_probed_by_packets(tmp_path: Path) -> None:
 
 _FLOATS = {"lstm"}
 """Its products are added before they are quantised, and no layer is convolved."""
-
-
-def quantised_network(name: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """A network of the zoo in 8 bits, and an image that it was not quantised with."""
-    network = zoo.build(name, size=quick_size(name))
-    *images, other = (random_inputs(network, seed) for seed in range(3))
-    return ts.quantize(network, images), other
 
 
 @pytest.mark.full

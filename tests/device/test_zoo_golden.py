@@ -8,13 +8,16 @@ weights or many hundred operators run only there, and those whose relatives run 
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from cpu_targets import TARGET
 from onnx_models import random_inputs, run_onnxruntime
+from quantised_models import optimised
 from zoo_checks import (
     FULL_ONLY,
     assert_every_operator_is_in_one_node,
     assert_same_logits,
+    quantised_network,
     quick_size,
 )
 
@@ -61,3 +64,15 @@ def test_small_input(name: str):
 @pytest.mark.parametrize("name", sorted(zoo.names()))
 def test_published_input(name: str):
     compare_with_onnxruntime(name, None, "llvm")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", zoo.names())
+def test_in_8_bits(name: str):
+    """Within a step of ONNX Runtime's logits: not even the order of sums differs."""
+    quantised, image = quantised_network(name)
+    want = optimised(quantised, *image.values())
+    got = ts.compile(quantised, targets=["llvm"])(**image)
+    step = np.diff(np.unique(want)).min()
+    assert np.abs(got - want).max() <= 1.01 * step
+    assert got.argmax() == want.argmax()

@@ -174,6 +174,7 @@ def test_split_is_a_split_of_integers() -> None:
 
 A = Quantised(integers(1, 16, 6, 7), 0.0213, 3)
 A_AGAIN = Quantised(np.zeros(0, "uint8"), A.scale, A.zero)
+OF_ZERO = Quantised(A.array, A.scale, 0)
 B = Quantised(integers(1, 16, 6, 7, seed=1), 0.0337, 100)
 Y = Quantised(np.zeros(0, "uint8"), 0.04, 77)
 SIGNED = Quantised(integers(1, 16, 6, 7, dtype="int8"), 0.02, -3)
@@ -222,15 +223,24 @@ OPERATORS: dict[str, tuple[onnx.ModelProto, list[str]]] = {
     "maximum": (qdq("MaxPool", [A], Quantised(Y.array, 0.0213, 3), **POOL), ["nn.max_pool2d"]),
     "average": (
         qdq("AveragePool", [A], Quantised(Y.array, 0.0131, 20), kernel_shape=[2, 3]),
-        ["integer.conv2d"],
+        ["integer.average"],
     ),
     "average, padded": (
         qdq("AveragePool", [A], Quantised(Y.array, 0.0131, 20), count_include_pad=1, **POOL),
-        ["integer.conv2d"],
+        ["integer.average"],
     ),
     "average, padding left out": (
         qdq("AveragePool", [A], Quantised(Y.array, 0.0131, 20), **POOL),
-        ["integer.conv2d", "integer.round"],
+        ["integer.average"],
+    ),
+    # a quarter of these means are halves
+    "average, halves": (
+        qdq("AveragePool", [A], A_AGAIN, kernel_shape=[2, 2]),
+        ["integer.average"],
+    ),
+    "average, halves, from zero": (
+        qdq("AveragePool", [OF_ZERO], Quantised(OF_ZERO.array, 0.0426, 0), kernel_shape=[2, 2]),
+        ["integer.average"],
     ),
     "average, last window beyond": (
         qdq(
@@ -241,7 +251,7 @@ OPERATORS: dict[str, tuple[onnx.ModelProto, list[str]]] = {
             strides=[2, 3],
             ceil_mode=1,
         ),
-        ["integer.conv2d", "integer.round"],
+        ["integer.average"],
     ),
     "sigmoid": (qdq("Sigmoid", [SIGNED], SIGNED_Y), ["integer.table"]),
     "swish": (qdq("HardSwish", [A], Y), ["integer.table"]),
@@ -315,7 +325,7 @@ def test_average_counts_no_pixel_beyond_its_padding() -> None:
     """As ONNX says, and as ONNX Runtime does in float; its integers count whole windows."""
     windows = {**POOL, "ceil_mode": 1, "count_include_pad": 1}
     model = qdq("AveragePool", [A], Quantised(Y.array, 0.0131, 20), opset=19, **windows)
-    assert kinds(load_network(model)) == ["integer.conv2d", "integer.round"]
+    assert kinds(load_network(model)) == ["integer.average"]
     node = onnx.helper.make_node("AveragePool", ["x"], ["y"], **windows)
     x = (A.array - np.float32(A.zero)) * np.float32(A.scale)
     values = [onnx.helper.make_tensor_value_info(n, 1, s) for n, s in (("x", x.shape), ("y", None))]

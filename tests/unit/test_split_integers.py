@@ -58,6 +58,7 @@ def ends(mod) -> tuple[str, str]:
 
 @given(ROW_LAYERS, st.integers(6, 30), RATIOS)
 @example(BLOCK[:2], 9, [1, 1])
+@example([("avg_pool2d", 3, 2, (1, 1, 1, 1), True, False)], 9, [2, 1, 1])
 def test_rows(layers, height, ratios) -> None:
     mod = network(layers, (1, 4, height, 6))
     assume(mod is not None)
@@ -75,6 +76,7 @@ def test_channels(layers, ratios, first) -> None:
 
 @given(ROW_LAYERS, st.integers(1, 3), st.booleans())
 @example(BLOCK, 2, True)
+@example([BLOCK[1], ("avg_pool2d", 2, 1, (0, 1, 0, 1), False, True)], 1, False)
 def test_shares(layers, part, three) -> None:
     mod = network(layers, (1, 8, 9, 6))
     assume(mod is not None)

@@ -22,6 +22,7 @@ from tvm_stretch.errors import UnsupportedError
 
 COUNT = 16
 ROUNDING = Rounding("uint8", 11, 0, 255)
+FACTORS = (0.3717345, 0.0131457, -9.1312)
 
 
 def without_floats(element: Any, *dtypes: str) -> tirx.PrimFunc:
@@ -43,7 +44,9 @@ def kernel(kind: str) -> Any:
         return ROUNDING.of(n.astype("float32") * tirx.const(0.0043, "float32") + 77.0)
 
     def sum_of_two(a: Any, b: Any) -> Any:
-        first = a.astype("float32") * tirx.const(0.3717345, "float32") + tirx.const(-9.1312, "float32")
+        first = a.astype("float32") * tirx.const(0.3717345, "float32") + tirx.const(
+            -9.1312, "float32"
+        )
         return ROUNDING.of(b.astype("float32") * tirx.const(0.0131457, "float32") + first)
 
     def sum_with_one(a: Any, b: Any) -> Any:
@@ -91,9 +94,10 @@ def test_channels_that_do_not_exist_have_factor_zero() -> None:
 
 
 def in_float32(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """What the kernel of a sum says, one rounding after the other."""
-    first, second, offset = np.float32((0.3717345, 0.0131457, -9.1312))
-    value = b.astype("float32") * second + (a.astype("float32") * first + offset)
+    """What the kernel of a sum says, in multiply-adds that round once."""
+    first, second, offset = np.float64(np.float32(FACTORS))
+    inner = (a * first + offset).astype("float32")
+    value = (b * second + inner).astype("float32")
     return np.clip(np.rint(value) + ROUNDING.zero, 0, 255).astype("uint8")
 
 

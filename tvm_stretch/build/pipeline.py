@@ -21,6 +21,7 @@ from tvm_stretch.files import as_path, write_whole, writing
 from tvm_stretch.ir.culprit import blaming
 from tvm_stretch.lowering.walk import REGION
 from tvm_stretch.lowering.weights import WeightsBlob
+from tvm_stretch.passes.average_by_sums import AverageBySums
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.merge_regions import kernels_of, merge_regions
 from tvm_stretch.passes.partition_regions import PROCESSOR, PartitionRegions
@@ -126,7 +127,10 @@ def _lowered(
     observer.see("TagOperators", mod)
     mod = _apply(PartitionRegions(), mod)
     observer.see("PartitionRegions", mod, partitioned=True)
-    mod = _apply(BlockChannels({p.name: p.machine for p in processors}), mod)
+    machines = {p.name: p.machine for p in processors}
+    mod = _apply(AverageBySums(machines), mod)
+    observer.see("AverageBySums", mod, partitioned=True)
+    mod = _apply(BlockChannels(machines), mod)
     observer.see("BlockChannels", mod, partitioned=True)
     parts = {p.name: _run_phases(p, _regions_of(mod, p), observer) for p in processors}
     mod = merge_regions(mod["main"], parts)

@@ -1,0 +1,75 @@
+"""Averages of integers without floats, for processors whose vectors hold none.
+
+    y = R.call_tir(integer_average, (x, counts))
+        ->
+    sums = R.call_tir(integer_conv2d, (x, ones, zeros))        # each channel with weights of one
+    y = R.call_tir(integer_round, (sums, factors))             # of each pixel
+
+One factor for all pixels is that of the convolution. `integers._average` adds floats, as ONNX
+Runtime does it, whose rounding decides where a mean is a half; here halves go where
+`UseFixedPoint` sends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm_stretch.targets.kernels.integers import (
+    Integer,
+    integer_call,
+    integer_of,
+    operands_of,
+    rounding_of,
+)
+from tvm_stretch.targets.kernels.machine import VectorMachine
+
+from tvm_stretch.ir.expressions import constant, shape_of
+
+
+@tvm.transform.module_pass(opt_level=0, name="AverageBySums")
+class AverageBySums:
+    """See the module docstring; ``machines`` says by processor whose regions are rewritten."""
+
+    def __init__(self, machines: Mapping[str, VectorMachine]) -> None:
+        self.rounds = {name for name, machine in machines.items() if machine.packs_bytes}
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Rewrite the regions of processors that round in integers."""
+        writer = _Writer(mod)
+        for var, function in mod.functions.items():
+            attrs = getattr(function, "attrs", None) or {}
+            if isinstance(function, relax.Function) and str(attrs.get("processor")) in self.rounds:
+                writer.builder_.update_func(var, writer.visit_expr(function))
+        return writer.builder_.get() if writer.found else mod
+
+
+@relax.expr_functor.mutator
+class _Writer(relax.PyExprMutator):
+    found = False
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        integer = integer_of(call)
+        if integer is None or integer.kind != "average":
+            return call
+        self.found = True
+        data, counts = operands_of(call)
+        channels = shape_of(data)[1]
+        of_data, of_result = map(np.float32, integer.factors)
+        factor = of_data / (of_result * counts.value.numpy())
+        sums = replace(
+            integer, kind="conv2d", rounding=None, factors=(), groups=channels, kernel=(1, 1)
+        )
+        ones = constant(np.ones((channels, 1, *integer.kernel), "int8"))
+        operands = [data, ones, constant(np.zeros(channels, "int32"))]
+        if factor.size == 1:
+            every = constant(np.full(channels, factor.flat[0], "float32"))
+            rounded = replace(sums, rounding=integer.rounding)
+            return integer_call(self.builder_, rounded, *operands, every)
+        summed = self.builder_.emit(integer_call(self.builder_, sums, *operands))
+        rounding = Integer("round", rounding_of(integer))
+        return integer_call(self.builder_, rounding, summed, constant(factor))
