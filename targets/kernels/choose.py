@@ -19,6 +19,10 @@ from .winograd import WinogradConfig
 _LOADS_REACHED = 0.8  # of what the ports could, as seen in measurements
 _L2_BYTES_PER_CYCLE = 24
 _WEIGHT_BYTES_PER_CYCLE = 8  # weights of a whole network do not stay in any cache
+_WIDE = 0.05
+"""Of the time in which weights arrive, for each vector beyond `_NARROW` that a tile reads at once
+and that no tile before has asked for; as measured in dense layers of one row."""
+_NARROW = 4
 _HIDDEN = 1e-3
 """Of two that wait for their weights alike, the one that computes less."""
 
@@ -133,7 +137,7 @@ def step_cycles(pixels: int, blocks: int, slab: int, machine: VectorMachine) -> 
     loads = (blocks + pixels * each) / (machine.loads * _LOADS_REACHED)
     streamed = streamed_cycles(blocks, slab, machine)
     issued = multiply_adds + loads if machine.in_order else max(multiply_adds, loads)
-    return max(issued, streamed, machine.latency) + 0.04 * (pixels + blocks)
+    return max(issued, streamed, machine.latency) + 0.05 * pixels + 0.04 * blocks
 
 
 def streamed_cycles(blocks: int, slab: int, machine: VectorMachine) -> float:
@@ -196,7 +200,7 @@ def direct_cycles(c: ConvConfig, machine: VectorMachine, step: Step) -> float:
     arrive = weights / _WEIGHT_BYTES_PER_CYCLE
     compute = c.batch * cycles * rows
     if rows * width <= c.pixels:
-        return compute + arrive
+        return compute + arrive * (1 + _WIDE * max(0, c.oc_blocks - _NARROW))
     return max(compute, arrive) + _HIDDEN * compute
 
 
