@@ -15,8 +15,9 @@ answers are those of integers. Winograd's transforms have fractions, and are not
             s = conv2d(a, 1.0)                     # of each channel: sums row by row
             y = round(s / counts / scale' + zero')
 
-Here every rounding is the one of ONNX Runtime, in its order: half of the means of four numbers end
-in .5, .25 or .75 before they are rounded, and the last digit of the sum decides.
+Here every rounding is the one of ONNX Runtime, in its order: of four numbers one mean in four is a
+half, and the last digit of the sum decides. (A GPU whose divisions are wrong in that digit may
+round such a mean the other way.)
 """
 
 from __future__ import annotations

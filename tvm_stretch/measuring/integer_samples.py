@@ -41,7 +41,7 @@ def integer_result(
         return bb.emit(relax.op.reshape(_first(bb, out), (1, 1, 1, 1)))
     if sample.kind in ("conv", "depthwise"):
         out = bb.emit(_convolution(bb, sample, data, dice, None, groups=sample.groups))
-    elif sample.kind in ("max", "avg"):  # an average is a convolution in integers
+    elif sample.kind in ("max", "avg"):  # an average is no kernel of its own
         settings = {"strides": sample.stride, "dilation": sample.dilation}
         padding = sample.padding
         out = bb.emit(relax.op.nn.max_pool2d(data, sample.kernel, padding=padding, **settings))
