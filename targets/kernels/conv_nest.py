@@ -28,7 +28,15 @@ from tvm.ir import Expr
 from .accumulators import Accumulators
 from .channel_runs import ChannelRun, channel_runs, whole_run
 from .conv import ConvConfig
-from .conv_tiles import Blocking, Taps, blocking, column_segments, kernel_rows, row_tiles
+from .conv_tiles import (
+    Blocking,
+    Taps,
+    blocking,
+    column_segments,
+    kernel_rows,
+    row_tiles,
+    rows_at_borders,
+)
 from .fused import Epilogue
 from .loops import (
     PARALLEL,
@@ -348,10 +356,17 @@ class ConvNest:
         """Prefetch this tile's share of the weights of a tap that come next in memory.
 
         Without, the first of the tiles that share weights waits for memory, and the others leave
-        it idle. Not where only one tile reads them, which needs all that memory gives.
+        it idle. Not where only one tile reads them, which needs all that memory gives. There are
+        shares for as many rows as have all taps; what a row at the border passes over, another
+        row asks for, whose turn comes again.
         """
         cfg, cut = self.cfg, self.cut
-        turns = cut.band * len(balanced(cut.width, cfg.pixels))
+        per_row = len(balanced(cut.width, cfg.pixels))
+        borders = rows_at_borders(cfg)
+        if 2 * borders > cut.band:  # each of the others would ask for too much
+            borders = 0
+        turns = (cut.band - borders) * per_row
+        turn = tile.turn % turns if borders else tile.turn
         inner = cfg.weight_shape[4:]
         count = prod(inner)
         if turns == 1 or turns > 2 * -(-count // line_numbers(self.weight)):
@@ -359,7 +374,7 @@ class ConvNest:
         ahead = min(cut.chunk, cfg.reduce_blocks) * cfg.kernel[0] * cfg.kernel[1] * count
         place = (tile.group, ic, ky, kx, *(0 for _ in inner[1:]), ahead)
         nearest = self.machine.asks_nearest
-        return ask_ahead(self.weight, place, count, (tile.turn, turns), nearest=nearest)
+        return ask_ahead(self.weight, place, count, (turn, turns), nearest=nearest)
 
     def pixel(self, y: Expr, x: Expr) -> tuple[Expr, Expr]:
         """Row and column of the output that the nest's row ``y`` and pixel ``x`` stand for."""

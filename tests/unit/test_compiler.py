@@ -222,10 +222,11 @@ def test_dump_shows_every_phase(tmp_path: Path) -> None:
     mod = network(residual)
     compile_with(mod, alternating(mod), dump_dir=tmp_path)
     names = [path.name.split("-", 1)[1] for path in sorted(tmp_path.iterdir())]
-    assert names[:4] == [
+    assert names[:5] == [
         "canonical.py",
         "TagOperators.py",
         "PartitionRegions.py",
+        "AverageBySums.py",
         "BlockChannels.py",
     ]
     assert "cpu-FuseOps.py" in names and "fake-FuseOps.py" in names

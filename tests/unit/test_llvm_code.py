@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import pytest
 import tvm
 import tvm_ffi
@@ -13,13 +16,14 @@ from relax_helpers import module, random_const
 from tvm import relax, te, tirx
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.targets.cpu import vector_machine
+from tvm_stretch.targets.kernels import conv_nest
 from tvm_stretch.targets.kernels.accumulators import Accumulators
 from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv, winograd_of_tile
 from tvm_stretch.targets.kernels.fused import ONCE
 from tvm_stretch.targets.kernels.layer_configs import convolution_config
 from tvm_stretch.targets.kernels.loops import f32, neighbours, store, within
 
-from benchmarks.layers import kernel
+from benchmarks.layers import build, kernel
 from tvm_stretch.codegen import llvm_code
 
 
@@ -137,3 +141,34 @@ def test_weights_that_several_tiles_read_are_asked_for_ahead(core: str, level: i
 
     assert asks(7) == {level}
     assert not asks(1)
+
+
+LINE = 16
+"""Numbers of a cache's line."""
+
+
+@pytest.mark.parametrize(("size", "stride"), [((5, 5), 1), ((7, 14), 1), ((7, 14), 2)])
+def test_rows_at_borders_leave_no_weight_unasked(size: tuple[int, int], stride: int) -> None:
+    """They pass over taps, so that their shares of these are asked for by other rows."""
+    machine = vector_machine(cpu_of(8), 1)
+    strides, padding = (stride, stride), (1, 1, 1, 1)
+    shape = ConvShape(1, 16, size, 32, (3, 3), strides, padding)
+    config = choose_conv(shape, machine, 8, exact=True)
+
+    def mark(
+        buffer: tirx.Buffer, place: Sequence[Any], count: int, turn: Any, **_: bool
+    ) -> list[tirx.Stmt]:
+        """Zeros where a share would be of the tile's own weights."""
+        (number, turns), zero = turn, f32(0.0)
+        each = -(-count // (LINE * turns))
+        lines = [(number * each + j) * LINE for j in range(each)]
+        marks = [(at < count, store(buffer, zero, *place[:-1], at)) for at in lines]
+        return [tirx.IfThenElse(inside, marked, None) for inside, marked in marks]
+
+    with mock.patch.object(conv_nest, "ask_ahead", mark):
+        function = build(config, machine, {"kind": "llvm"})["kernel"]
+    weight = tvm.runtime.tensor(np.ones(config.weight_shape, "float32"))
+    data = tvm.runtime.tensor(np.ones((1, 2, *size, 8), "float32"))
+    function(data, weight, tvm.runtime.empty((1, 4, *config.out_size, 8), "float32"))
+    taps = weight.numpy().reshape(-1, int(np.prod(config.weight_shape[4:])))
+    assert not taps[:, ::LINE].any()
