@@ -30,6 +30,10 @@ _TRANSFORM_CYCLES = {2: 2.5, 4: 7.0}
 """Of Winograd's tiles, for each vector of a plane and both transforms: F(2x2) only adds, two terms
 each; F(4x4) has twice as many, and factors."""
 
+_CROWDED, _ROOMY = 0.05, 20
+"""Of Winograd's products with 32 registers (AVX-512): cycles for each register beyond so many, as
+tiles of 7 to 9 pixels by 2 vectors measure 1 to 8 % faster than those of 13. Not of direct ones."""
+
 
 Step = Callable[[int, int, int, VectorMachine], float]
 """Cycles of an input channel of a tile: of pixels, output blocks, bytes of the weights it reads."""
@@ -247,7 +251,14 @@ def _winograds(shape: ConvShape, machine: VectorMachine, data_block: int) -> lis
     ]
 
 
-def _winograd_cycles(c: WinogradConfig, machine: VectorMachine, step: Step) -> float:
+def _winograd_cycles(c: WinogradConfig, machine: VectorMachine, known: Step) -> float:
+    is_wide = machine.registers > 16 and not machine.broadcast_operand
+
+    def step(pixels: int, blocks: int, slab: int, machine: VectorMachine) -> float:
+        registers = pixels * blocks + min(pixels, blocks)
+        crowded = _CROWDED * max(0, registers - _ROOMY) if is_wide else 0.0
+        return known(pixels, blocks, slab, machine) + crowded
+
     tiles = c.tiles[0] * c.tiles[1]
     square, channels = c.alpha**2, c.in_blocks * c.lanes
     groups = c.parts * c.out_blocks / c.oc_blocks
