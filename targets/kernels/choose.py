@@ -30,9 +30,9 @@ _TRANSFORM_CYCLES = {2: 2.5, 4: 7.0}
 """Of Winograd's tiles, for each vector of a plane and both transforms: F(2x2) only adds, two terms
 each; F(4x4) has twice as many, and factors."""
 
-_CROWDED, _ROOMY = 0.05, 20
-"""Of Winograd's products with 32 registers (AVX-512): cycles for each register beyond so many, as
-tiles of 7 to 9 pixels by 2 vectors measure 1 to 8 % faster than those of 13. Not of direct ones."""
+_CROWDED, _ROOMY = 0.03, 20
+"""With 32 registers (AVX-512), cycles of a step for each register beyond so many: tiles of 6 to 9
+pixels by 2 or 3 vectors measure 1 to 8 % faster than those that fill all."""
 
 
 Step = Callable[[int, int, int, VectorMachine], float]
@@ -100,10 +100,10 @@ def winograd_of_tile(shape: ConvShape, machine: VectorMachine, tile: int) -> Win
 def conv_cycles(
     config: ConvConfig | WinogradConfig, machine: VectorMachine, step: Step | None = None
 ) -> float:
-    """Cycles of one core by the model of this file; ``step`` may know better than `step_cycles`."""
+    """Cycles of one core by the model of this file; ``step`` may know better than `_conv_step`."""
     if isinstance(config, WinogradConfig):
-        return _winograd_cycles(config, machine, step or step_cycles)
-    return direct_cycles(config, machine, step or step_cycles)
+        return _winograd_cycles(config, machine, step or _conv_step)
+    return direct_cycles(config, machine, step or _conv_step)
 
 
 _ITEM_PIXELS = 4  # of one work-item: enough to use its weights more than once
@@ -142,6 +142,13 @@ def step_cycles(pixels: int, blocks: int, slab: int, machine: VectorMachine) -> 
     streamed = streamed_cycles(blocks, slab, machine)
     issued = multiply_adds + loads if machine.in_order else max(multiply_adds, loads)
     return max(issued, streamed, machine.latency) + 0.05 * pixels + 0.04 * blocks
+
+
+def _conv_step(pixels: int, blocks: int, slab: int, machine: VectorMachine) -> float:
+    """The same of a convolution of floats."""
+    registers = 0 if machine.broadcast_operand else pixels * blocks + min(pixels, blocks)
+    crowded = _CROWDED * max(0, registers - _ROOMY)
+    return step_cycles(pixels, blocks, slab, machine) + crowded
 
 
 def streamed_cycles(blocks: int, slab: int, machine: VectorMachine) -> float:
@@ -251,14 +258,7 @@ def _winograds(shape: ConvShape, machine: VectorMachine, data_block: int) -> lis
     ]
 
 
-def _winograd_cycles(c: WinogradConfig, machine: VectorMachine, known: Step) -> float:
-    is_wide = machine.registers > 16 and not machine.broadcast_operand
-
-    def step(pixels: int, blocks: int, slab: int, machine: VectorMachine) -> float:
-        registers = pixels * blocks + min(pixels, blocks)
-        crowded = _CROWDED * max(0, registers - _ROOMY) if is_wide else 0.0
-        return known(pixels, blocks, slab, machine) + crowded
-
+def _winograd_cycles(c: WinogradConfig, machine: VectorMachine, step: Step) -> float:
     tiles = c.tiles[0] * c.tiles[1]
     square, channels = c.alpha**2, c.in_blocks * c.lanes
     groups = c.parts * c.out_blocks / c.oc_blocks
