@@ -28,15 +28,7 @@ from tvm.ir import Expr
 from .accumulators import Accumulators
 from .channel_runs import ChannelRun, channel_runs, whole_run
 from .conv import ConvConfig
-from .conv_tiles import (
-    Blocking,
-    Taps,
-    blocking,
-    column_segments,
-    kernel_rows,
-    row_tiles,
-    rows_at_borders,
-)
+from .conv_tiles import Blocking, Taps, blocking, column_segments, kernel_rows, row_tiles
 from .fused import Epilogue
 from .loops import (
     PARALLEL,
@@ -56,6 +48,7 @@ from .loops import (
     within,
 )
 from .machine import VectorMachine
+from .row_runs import row_runs
 
 
 def write_conv(
@@ -362,7 +355,7 @@ class ConvNest:
         """
         cfg, cut = self.cfg, self.cut
         per_row = len(balanced(cut.width, cfg.pixels))
-        borders = rows_at_borders(cfg)
+        borders = sum(run.end - run.start for run in row_runs(cfg) if run.count < cfg.kernel[0])
         if 2 * borders > cut.band:  # each of the others would ask for too much
             borders = 0
         turns = (cut.band - borders) * per_row

@@ -110,10 +110,3 @@ def kernel_rows(cfg: ConvConfig, y: Expr) -> tuple[int | Expr, int | Expr]:
     low = tirx.max(const(0), tirx.floordiv(above + (step - 1), step))
     below = tirx.floordiv(above + (cfg.in_size[0] + step - 1), step)
     return low, tirx.max(const(0), tirx.min(const(cfg.kernel[0]), below) - low)
-
-
-def rows_at_borders(cfg: ConvConfig) -> int:
-    """How many output rows have taps outside of the image."""
-    stride, reach = cfg.stride[0], (cfg.kernel[0] - 1) * cfg.dilation[0]
-    first = [y * stride - cfg.padding[0] for y in range(cfg.out_size[0])]
-    return sum(row < 0 or row + reach >= cfg.in_size[0] for row in first)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .conv import ConvConfig
     from .window import WindowConfig
 
 MOST_RUNS = 3
@@ -25,7 +26,7 @@ class RowRun:
     count: int
 
 
-def row_runs(cfg: WindowConfig) -> list[RowRun]:
+def row_runs(cfg: WindowConfig | ConvConfig) -> list[RowRun]:
     """All output rows."""
     step, runs = cfg.dilation[0], list[RowRun]()
     for y in range(cfg.out_size[0]):
