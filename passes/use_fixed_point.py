@@ -146,9 +146,7 @@ def _sum(value: Expr, products: Sequence[_Product], offset: float, limits: tuple
     last = round(offset * 2**bits) + 2 ** (bits - 1)
     wholes = [round(factor * 2**bits) for factor in factors]
     if [_width(number) for number in numbers] == [8, 8]:
-        every = [_all_of(number) for number in numbers]
-        of_all = functools.partial(_in_float32, value)
-        wholes, last = fitted_sum(every, factors, of_all, limits, bits) or (wholes, last)
+        wholes, last = _fitted(_formula(value), tuple(factors), limits, bits) or (wholes, last)
     total: Expr = word(last)
     for number, factor, whole in zip(numbers, factors, wholes, strict=True):
         total = total + number.astype("int32") * word(whole)
@@ -158,24 +156,49 @@ def _sum(value: Expr, products: Sequence[_Product], offset: float, limits: tuple
     return total >> word(bits)
 
 
-def _all_of(number: Expr) -> np.ndarray:
-    """What an integer of 8 bits can be."""
-    of_type = np.iinfo(str(number.ty.dtype))
-    return np.arange(of_type.min, of_type.max + 1)
+_Formula = float | tuple[str, float] | tuple["_Formula", "_Formula"]
+"""A number, numbers of a type times a factor, or a sum: what `_linear` takes apart."""
 
 
-def _in_float32(value: Expr, numbers: Iterator[np.ndarray]) -> np.ndarray:
-    """What `_linear` takes apart, as multiply-adds of float32 compute it: a sum rounds once."""
+def _formula(value: Expr) -> _Formula:
     if isinstance(value, tirx.FloatImm):
-        return np.float64(np.float32(value.value))
-    if isinstance(value, tirx.Mul):  # exact, of numbers of 8 and 24 bits
-        return next(numbers) * np.float64(np.float32(value.b.value))
+        return float(value.value)
     if isinstance(value, tirx.Add):
-        a, b = _in_float32(value.a, numbers), _in_float32(value.b, numbers)
-        if isinstance(value.a, tirx.Mul) and isinstance(value.b, tirx.Mul):
-            b = b.astype("float32")  # one of both is no part of the multiply-add
-        return (a + b).astype("float32").astype("float64")
-    return next(numbers)
+        return _formula(value.a), _formula(value.b)
+    number, factor = (
+        (value.a, float(value.b.value)) if isinstance(value, tirx.Mul) else (value, 1.0)
+    )
+    return str(number.value.ty.dtype), factor
+
+
+@functools.lru_cache(maxsize=1024)  # a search lowers the same addition again and again
+def _fitted(
+    formula: _Formula, factors: tuple[float, ...], limits: tuple[int, int], bits: int
+) -> tuple[list[int], int] | None:
+    """Integers for the sum of two numbers of 8 bits, if there are some."""
+    every = [np.arange(np.iinfo(d).min, np.iinfo(d).max + 1) for d in _types(formula)]
+    return fitted_sum(every, factors, functools.partial(_in_float32, formula), limits, bits)
+
+
+def _types(formula: _Formula) -> Iterator[str]:
+    """Of the numbers, in order."""
+    if isinstance(formula, tuple) and isinstance(formula[0], str):
+        yield formula[0]
+    elif isinstance(formula, tuple):
+        for part in formula:
+            yield from _types(part)
+
+
+def _in_float32(formula: _Formula, numbers: Iterator[np.ndarray]) -> np.ndarray:
+    """What the operator computes in multiply-adds of float32, where a sum rounds once."""
+    if isinstance(formula, float):
+        return np.float64(np.float32(formula))
+    if isinstance(formula[0], str):  # exact, of numbers of 8 and 24 bits
+        return next(numbers) * np.float64(np.float32(formula[1]))
+    a, b = (_in_float32(part, numbers) for part in formula)
+    if all(isinstance(part, tuple) and isinstance(part[0], str) for part in formula):
+        b = b.astype("float32")  # one of both is no part of the multiply-add
+    return (a + b).astype("float32").astype("float64")
 
 
 _MORE = 14
