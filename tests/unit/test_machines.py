@@ -91,3 +91,19 @@ def test_weights_of_winograd_come_while_it_multiplies() -> None:
     # 9 MB of weights come in the time of the products; 38 MB take longer than a larger tile saves
     assert tile(256, 14) == 4
     assert tile(512, 7) == 2
+
+
+@pytest.mark.parametrize(
+    ("core", "shape", "tile"),
+    [
+        ("haswell", ConvShape(1, 240, (1, 1), 960, (1, 1)), (1, 4)),
+        ("haswell", ConvShape(1, 192, (12, 12), 192, (1, 7), padding=(0, 3, 0, 3)), (3, 4)),
+        ("znver5", ConvShape(1, 128, (28, 28), 128, (3, 3), padding=(1, 1, 1, 1)), (9, 2)),
+        ("znver5", ConvShape(1, 408, (14, 14), 408, (1, 1)), (6, 3)),
+    ],
+)
+def test_tiles_that_were_measured_best(core: str, shape: ConvShape, tile: tuple[int, int]) -> None:
+    """Few vectors of one row; of equal ones fewer pixels; registers left free on AVX-512."""
+    machine = machine_of(X86, core)
+    config = choose_conv(shape, machine, machine.lanes)
+    assert (config.pixels, config.oc_blocks) == tile
