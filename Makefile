@@ -106,8 +106,13 @@ build/phone/arm64-system/unpacked.stamp:
 demo: setup
 	$(BIN)/python -m benchmarks.demo
 
+PYTEST_OPTIONS := -n 2 --dist worksteal
+
+# Some of them again as other x86 machines would run them: tests/another_machine.py.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) tests
+	$(BIN)/python tests/another_machine.py avx2 $(PYTEST_OPTIONS)
+	$(BIN)/python tests/another_machine.py 16-lanes $(PYTEST_OPTIONS)
 
 # kernels for phones run emulated where these packages are; elsewhere those tests are skipped
 test-full: setup
@@ -115,7 +120,9 @@ test-full: setup
 	  dpkg -s $(FULL_PACKAGES) >/dev/null 2>&1 || \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(FULL_PACKAGES) || true; \
 	fi
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "full or not full" --hypothesis-profile=full tests
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) -m "full or not full" --hypothesis-profile=full tests
+	$(BIN)/python tests/another_machine.py avx2 $(PYTEST_OPTIONS)
+	$(BIN)/python tests/another_machine.py 16-lanes $(PYTEST_OPTIONS)
 
 # mypy sees the package as the wheel installs it, with passes/ and targets/ inside.
 lint: setup

@@ -18,7 +18,10 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 os.environ.setdefault("TVM_STRETCH_CACHE_DIR", "")
 
 import pytest
+from another_machine import pretend
 from hypothesis import HealthCheck, settings
+
+pretend()
 
 # A shell that starts us in the background has Ctrl-C ignored, by our children too.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import helper, numpy_helper
+from onnx_models import session
 
 
 @dataclass
@@ -163,13 +163,9 @@ def _kind(array: np.ndarray) -> int:
 
 def optimised(model: onnx.ModelProto, *inputs: np.ndarray) -> np.ndarray:
     """What ONNX Runtime's optimised session computes: it rounds otherwise than without."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    names = [value.name for value in session.get_inputs()]
-    return session.run(None, dict(zip(names, inputs, strict=True)))[0]
+    optimiser = session(model, optimised=True)
+    names = [value.name for value in optimiser.get_inputs()]
+    return optimiser.run(None, dict(zip(names, inputs, strict=True)))[0]
 
 
 def assert_as_onnx_runtime(

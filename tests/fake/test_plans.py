@@ -15,6 +15,7 @@ import pytest
 import tvm
 from fake_targets import TARGET, fake_code, fake_processor
 from relax_helpers import two_convolutions as network
+from rounding import assert_rounded
 from tvm import rpc
 
 import tvm_stretch as ts
@@ -33,7 +34,7 @@ def want(x: np.ndarray = X) -> np.ndarray:
 
 
 def check(model: ts.Model, x: np.ndarray = X) -> None:
-    np.testing.assert_allclose(model(x), want(x), rtol=1e-5, atol=1e-5)
+    assert_rounded(network(), [x], model(x), want(x))
 
 
 def several(**script: object) -> ts.Model:
@@ -68,7 +69,7 @@ def runs_until(model: ts.Model, name: str, most: int = 40) -> int:
     for count in itertools.count():
         if model.in_use == name or count == most:
             return count
-        np.testing.assert_allclose(model(X), want(), rtol=1e-5, atol=1e-5)
+        check(model)
     raise AssertionError
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_networks import networks, plans
 from relax_helpers import random_inputs
+from rounding import assert_rounded
 
 import tvm_stretch as ts
 from tvm_stretch.frontend import load_network
@@ -38,6 +39,4 @@ def test_random_placements(data: st.DataObject) -> None:
     several = ts.compile(mod, [TARGET, *fakes], plan=plan, cpu_threads=1)
     for seed in range(3):
         inputs = random_inputs(mod, seed)
-        for want, got in zip(outputs(single, inputs), outputs(several, inputs), strict=True):
-            scale = 1e-5 * max(1.0, np.abs(want).max(initial=0))
-            np.testing.assert_allclose(got, want, rtol=1e-5, atol=scale)
+        assert_rounded(mod, inputs, outputs(several, inputs), outputs(single, inputs))

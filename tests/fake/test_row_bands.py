@@ -7,6 +7,7 @@ import pytest
 from cpu_targets import ALL_LANES, TARGET, host_of
 from fake_targets import fake_processor
 from relax_helpers import answers, module
+from rounding import assert_rounded
 from tvm import relax
 from tvm_stretch.targets.cpu import cpu_processor
 
@@ -79,7 +80,7 @@ def test_bands_of_several_processors(size: int, ratios: tuple[int, ...], lanes: 
     x = np.random.default_rng(1).standard_normal((1, channels, size, size)).astype("float32")
     (expected,) = answers(mod, x)
     for _ in range(3):
-        np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-5)
+        assert_rounded(mod, [x], model(x), expected)
 
 
 def test_bands_that_begin_between_cache_lines_are_copied() -> None:
@@ -98,4 +99,4 @@ def test_bands_that_begin_between_cache_lines_are_copied() -> None:
     x = np.random.default_rng(1).standard_normal((1, 16, 14, 14)).astype("float32")
     (expected,) = answers(mod, x)
     model = ts.compile(mod, [HOST, fake_processor()], plan=plan)
-    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-5)
+    assert_rounded(mod, [x], model(x), expected)

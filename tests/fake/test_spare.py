@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from fake_targets import TARGET, fake_processor
 from relax_helpers import two_convolutions as network
+from rounding import assert_rounded
 
 import tvm_stretch as ts
 from tvm_stretch.plan.plan import Plan
@@ -27,7 +28,7 @@ def shared(**script: object) -> ts.Model:
 
 def check(model: ts.Model, x: np.ndarray = X) -> None:
     want = ts.compile(network(), TARGET, cpu_threads=1)(x)
-    np.testing.assert_allclose(model(x), want, rtol=1e-5, atol=1e-5)
+    assert_rounded(network(), [x], model(x), want)
 
 
 def region_of(model: ts.Model) -> str:
