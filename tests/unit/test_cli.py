@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -70,6 +72,7 @@ def test_times_and_timelines(files: Path, capsys: pytest.CaptureFixture[str]) ->
     bench = said(capsys, "bench", artifact, "--repeat", "3", "--json", "--kernels")
     assert len(json.loads(bench)["samples_ms"]) == 3
     assert json.loads(bench)["kernels"]
+    assert json.loads(bench)["p99_ms"] >= json.loads(bench)["p90_ms"] > 0
     assert "3 runs" in said(capsys, "bench", artifact, "--repeat", "3")
     trace = files / "trace.json"
     text = said(capsys, "timeline", artifact, "-o", str(trace))
@@ -86,7 +89,7 @@ def test_the_processors_of_this_machine(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_measure_and_probe_get_their_options(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[object] = []
 
@@ -102,15 +105,16 @@ def test_measure_and_probe_get_their_options(
     monkeypatch.setattr(ts, "probe", probe, raising=False)
     measured = said(capsys, "measure", "-t", "llvm", "-t", '{"kind": "opencl"}', "--budget", "9")
     assert measured == "cpu: learned conv\n"
-    assert said(capsys, "probe", "opencl", "net.onnx").splitlines() == [
+    network = str(files / "net.onnx")
+    assert said(capsys, "probe", network, "-t", "opencl").splitlines() == [
         "2 kinds of operators tried, 1 do not run",
         "nn.conv2d: compile: no",
     ]
-    assert asked == [(["llvm", {"kind": "opencl"}], 9.0, True), ("opencl", "net.onnx")]
+    assert asked == [(["llvm", {"kind": "opencl"}], 9.0, True), ("opencl", network)]
 
 
 def test_limits_are_those_of_compile(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def compiled(*_network: object, **options: object) -> None:
         asked = {"max_share": {"opencl": 0.7, "cpu": 1.0}, "share_parts": 8}
@@ -119,7 +123,7 @@ def test_limits_are_those_of_compile(
 
     monkeypatch.setattr(ts, "compile", compiled, raising=False)
     limits = ["--max-share", "opencl=0.7", "--max-share", "cpu=1", "--share-parts", "8"]
-    assert main(["explain", "net.onnx", *limits]) == 1
+    assert main(["explain", str(files / "net.onnx"), *limits]) == 1
     assert capsys.readouterr().err == "tvm-stretch: expected nothing else, got this; done\n"
 
 
@@ -132,6 +136,12 @@ def test_errors_are_one_line(files: Path, capsys: pytest.CaptureFixture[str]) ->
         ["run", str(files / "net.so"), "-i", str(files / "x.npy"), "-o", "/no/such/folder/y"],
         ["timeline", str(files / "net.so"), "-o", "/no/such/folder/y"],
         ["compile", str(files / "absent.onnx"), "-o", "/dev/null"],
+        ["bench", str(files / "net.so"), "--plan", "plan.json"],
+        ["explain", str(files / "net.so"), "-t", "opencl", "--threads", "2"],
+        ["run", str(files / "net.so"), "--precision", "float16", "--spare"],
+        ["run", str(files / "net.so"), "--device", "snapdragon-855"],
+        ["compare", str(files / "net.onnx"), "--device", "snapdragon-855"],
+        ["quantize", str(files / "net.onnx"), "--images", "/no/images.npy", "-o", "/dev/null"],
         ["explain", str(files / "net.onnx"), "-t", "openCL"],
         ["explain", str(files / "net.onnx"), "--shape", f"x={'9' * 30}"],
         ["explain", str(files / "net.onnx"), "--max-share", "opencl=70", *TARGET],
@@ -183,3 +193,74 @@ def test_completion(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     pytest.importorskip("shtab")
     script = said(capsys, "completion", "bash")
     assert "_pos_0_choices=(compile run " in script and "compile__o_COMPGEN" in script
+
+
+def test_an_artifact_is_compiled_already(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", str(files / "net.so"), "-t", "llvm", "--threads", "1"]) == 1
+    error = capsys.readouterr().err
+    assert "got --target, --threads; give the network instead" in error
+
+
+def test_help_imports_neither_tvm_nor_numpy() -> None:
+    """TVM takes three seconds; a process of its own, because this one has it already."""
+    code = (
+        "import sys, time; from tvm_stretch.cli import main\n"
+        "try: main(['compile', '--help'])\n"
+        "except SystemExit: pass\n"
+        "assert not {'tvm', 'numpy', 'tvm_ffi'} & set(sys.modules)\n"
+        "assert main(['compile', 'absent.onnx', '-o', '/dev/null']) == 1\n"
+        "assert 'tvm' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "usage: tvm-stretch compile" in done.stdout
+
+
+def test_predictions_and_quantised_networks(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network, plan = str(files / "net.onnx"), files / "plan.json"
+    text = said(capsys, "predict", network, "--device", "snapdragon-855", "-o", str(plan))
+    assert "predicted for snapdragon-855" in text and ts.Plan.read(plan).regions
+    images, quantised = files / "images.npy", files / "int8.onnx"
+    np.save(images, np.random.default_rng(0).standard_normal((3, 4, 8, 8)).astype("float32"))
+    assert str(quantised) in said(
+        capsys, "quantize", network, "--images", str(images), "-o", str(quantised)
+    )
+    assert "integer operators" in said(capsys, "explain", str(quantised), *TARGET)
+
+
+def test_calibrate_stretch_and_compare_get_their_options(
+    files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network, asked = str(files / "net.onnx"), {}
+
+    def noted(name: str, result: object) -> Callable[..., object]:
+        def call(*given: object, **options: object) -> object:
+            asked[name] = (given, options)
+            return result
+
+        return call
+
+    written: list[object] = []
+    best = SimpleNamespace(design=SimpleNamespace(write=written.append))
+    found = SimpleNamespace(best=best, candidates=[])
+    table = SimpleNamespace(devices=("a", "b"), seconds={}, best="a", plan=best.design)
+    monkeypatch.setattr(
+        ts, "calibrate", noted("calibrate", SimpleNamespace(write=written.append)), raising=False
+    )
+    monkeypatch.setattr(ts, "stretch", noted("stretch", found), raising=False)
+    monkeypatch.setattr(ts, "connect", lambda tracker, key: f"{key} of {tracker}", raising=False)
+    monkeypatch.setattr(ts, "compare_plans", noted("compare", table), raising=False)
+    out = ["-o", str(files / "out")]
+    said(capsys, "calibrate", "t.csv", "--network", f"R-50={network}", "--name", "mine", *out)
+    said(capsys, "stretch", network, "-t", "llvm", "-t", "opencl", *out)
+    phones = ["--device", "h:1/pixel-8", "--device", "h:1/mi-9"]
+    said(capsys, "compare", network, *phones, *out)
+    assert asked["calibrate"] == (
+        ("t.csv", {"R-50": network}),
+        {"device": "mine", "like": "snapdragon-855"},
+    )
+    assert asked["stretch"][0] == (network, ["llvm", "opencl"])
+    assert asked["compare"][0] == (network, ["pixel-8 of h:1", "mi-9 of h:1"], None)
+    assert written == [str(files / "out")] * 3

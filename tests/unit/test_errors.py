@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ALLOWED = {
     ("tvm_stretch/__init__.py", "AttributeError"),  # Python's own word for a missing name
     ("tvm_stretch/training/__init__.py", "AttributeError"),
-    ("tvm_stretch/cli.py", "argparse.ArgumentTypeError"),  # argparse's for a wrong option
+    ("tvm_stretch/cli/arguments.py", "argparse.ArgumentTypeError"),  # argparse's for a wrong option
     *(("tvm_stretch/remote/link.py", f"{kind}Error") for kind in ("Connection", "Timeout")),
     *(("tvm_stretch/remote/wire.py", f"{k}Error") for k in ("Connection", "Timeout", "Value")),
 }

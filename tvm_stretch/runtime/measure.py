@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tvm_stretch.errors import InputError
 from tvm_stretch.lowering.graph import Graph
 
 
@@ -29,12 +31,25 @@ class BenchmarkResult:
         first, _, third = statistics.quantiles(self.samples, n=4, method="inclusive")
         return third - first
 
+    def percentile(self, percent: float) -> float:
+        """The latency that so many of a hundred runs stay within, 99 for p99.
+
+        Raises:
+            InputError: ``percent`` is not between 0 and 100.
+        """
+        if not 0 <= percent <= 100:
+            raise InputError(f"expected 0 to 100 for percent, got {percent!r}; 99 for p99")
+        ordered = sorted(self.samples)
+        return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
     def __repr__(self) -> str:
-        """Median, spread, fastest and slowest, in milliseconds."""
+        """Median, how far runs are apart, percentiles, fastest and slowest, in milliseconds."""
+        p90, p99 = (self.percentile(percent) * 1e3 for percent in (90, 99))
         return (
-            f"{self.median * 1e3:.3f} ms (spread {self.spread * 1e3:.3f} ms, "
-            f"{min(self.samples) * 1e3:.3f} to {max(self.samples) * 1e3:.3f} ms, "
-            f"{len(self.samples)} runs)"
+            f"median {self.median * 1e3:.3f} ms (the middle half of the runs lies within "
+            f"{self.spread * 1e3:.3f} ms), p90 {p90:.3f} ms, p99 {p99:.3f} ms, "
+            f"{min(self.samples) * 1e3:.3f} to {max(self.samples) * 1e3:.3f} ms in "
+            f"{len(self.samples)} runs"
         )
 
 
