@@ -31,6 +31,8 @@ from .integer_window import IntegerWindowConfig, write_integer_window
 from .machine import VectorMachine
 from .matmul import MatmulConfig, write_matmul
 from .matrix_conv import write_matrix_conv
+from .recurrent import STEPS
+from .recurrent_nest import write_recurrence
 from .softmax import SoftmaxConfig, write_softmax
 from .window import WindowConfig, write_window
 from .winograd import WinogradConfig
@@ -87,6 +89,8 @@ def _schedule(
         config = json.loads(fused.config)
         writers = _ITEM_WRITERS if on_items else _WRITERS
         body = writers[config.pop("template")](_tuples(config), machine, fused)
+    elif STEPS in (func.attrs or {}):
+        body = write_recurrence(func, machine)
     elif machine.packs_bytes and (nest := mean_nest(func) or table_nest(func)) is not None:
         body = nest
     else:

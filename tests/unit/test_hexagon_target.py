@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tvm
 from described_phone import DSP, described
+from recurrent_networks import layer_of
 from relax_helpers import module
 from tvm import relax
 from tvm.target import Target
@@ -32,6 +33,7 @@ import tvm_stretch as ts
 from tvm_stretch.build.placement import choose_plan
 from tvm_stretch.codegen import dsp_code
 from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.operators import Operators
 from tvm_stretch.remote.processors import processors_of
 from tvm_stretch.runtime.autoload import load_native_library
 
@@ -99,6 +101,13 @@ def test_integer_operators_that_divide_floats_are_refused(present: None) -> None
     assert "share one factor" in (processor().why_not(past) or "")
     own = integer_call(bb, Integer("round", rounding), sums, factor)
     assert processor().why_not(own) is None
+
+
+def test_recurrent_layers_are_refused(present: None) -> None:
+    main = load_network(layer_of("RNN", 4).model()[0])["main"]
+    call = next(o.call for o in Operators(main) if o.kind == "recurrent.rnn")
+    floats = processor(mcpu="hexagonv68", device="phone")
+    assert floats.why_not(call) == "recurrent layers have no kernels for HVX"
 
 
 def test_what_quantises_runs_everywhere(present: None) -> None:

@@ -229,6 +229,18 @@ def test_vectors_are_chosen_by_what_is_as_wide(condition: str, value: str, vecto
     assert ("vload16" in launch["source"]) == vectors
 
 
+def test_what_all_lanes_choose_alike_is_a_condition() -> None:
+    """TVM makes a vector of 1 of it, and `select` of OpenCL C asks the highest bit of each lane."""
+    rows = (tirx.const(4, "int64"), tirx.const(16, "int64"))
+    ends, data = te.placeholder(rows[:1], "int32"), te.placeholder(rows, "float32")
+    zero = tirx.const(0, "float32")
+    out = te.compute(rows, lambda i, j: tirx.Select(ends[i] > 0, data[i, j], zero), name="out")
+    schedule = s_tir.Schedule(te.create_prim_func([ends, data, out]))
+    schedule.vectorize(schedule.get_loops("out")[-1])
+    (launch,) = launches(schedule.mod["main"])
+    assert "vload16" in launch["source"] and "select(" not in launch["source"]
+
+
 @pytest.mark.parametrize("given", ["float32", "bool"])
 def test_truth_of_a_vector_is_no_number(given: str) -> None:
     """True is -1 in vectors of OpenCL."""

@@ -215,6 +215,7 @@ def _portable_vector(loop: tirx.For) -> tirx.Stmt:
     if loop.kind != tirx.ForKind.VECTORIZED:
         return loop
     extent = int(loop.extent)
+    loop = _chosen_once(loop)
     widths = _VECTOR_LANES if _has_vectors(loop) else ()
     width = next((lanes for lanes in widths if extent % lanes == 0), 1)
     if width == extent:
@@ -226,6 +227,22 @@ def _portable_vector(loop: tirx.For) -> tirx.Stmt:
     if width > 1:
         body = tirx.For(lane, zero, zero + width, tirx.ForKind.VECTORIZED, body)
     return tirx.For(step, zero, zero + extent // width, tirx.ForKind.SERIAL, body)
+
+
+def _chosen_once(loop: tirx.For) -> tirx.For:
+    """What all lanes choose alike becomes a condition.
+
+    TVM would copy the truth into a vector, as 1 and not as -1, and OpenCL C asks the highest bit.
+    """
+    differs = _lane_variables(loop)
+
+    def chosen(select: tirx.Select) -> tvm.ir.Expr:
+        if _mentions(select.condition, differs):
+            return select
+        return tirx.if_then_else(select.condition, select.true_value, select.false_value)
+
+    body = rewrite(loop.body, (tirx.Select, chosen))
+    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body)
 
 
 _COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
@@ -264,7 +281,7 @@ def _has_vectors(loop: tirx.For) -> bool:
 
 
 def _lane_variables(loop: tirx.For) -> list[tirx.Var]:
-    """The loop's variable, and those of blocks inside that follow it."""
+    """The loop's variable, and what follows it: variables of blocks inside, and of values."""
     found = [loop.loop_var]
 
     def visit(realized: s_tir.SBlockRealize) -> None:
@@ -272,7 +289,12 @@ def _lane_variables(loop: tirx.For) -> list[tirx.Var]:
             if _mentions(value, found):
                 found.append(axis.var)
 
-    tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, visit))
+    def named(let: tirx.Let) -> None:
+        if _mentions(let.value, found):
+            found.append(let.var)
+
+    walks = [(s_tir.SBlockRealize, visit), (tirx.Let, named)]
+    tvm_ffi.structural_walk(loop.body, walks, order="pre")
     return found
 
 

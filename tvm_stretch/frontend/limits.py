@@ -28,7 +28,7 @@ MOST_OPERATORS = 10_000
 """After functions are inlined and loops unrolled; NASNet-Large has about 1,500."""
 
 MOST_ITERATIONS = 1024
-"""Of a loop or a recurrent layer; more would make a network that takes minutes to compile."""
+"""Of a loop; more would make a network that takes minutes to compile."""
 
 
 def too_large(what: str, shape: Sequence[int], most: int) -> UnsupportedError | None:

@@ -21,6 +21,7 @@ from tvm.ir import GenericConst, Op
 from tvm_stretch.errors import InputError
 from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.targets.kernels.integers import integer_of, operands_of
+from tvm_stretch.targets.kernels.recurrent import recurrence_of
 
 Result = TypeVar("Result")
 
@@ -86,7 +87,10 @@ class Operator:
 
     @cached_property
     def multiply_adds(self) -> int:
-        """Multiply-adds of convolutions and matrix products, 0 for everything else."""
+        """Multiply-adds of convolutions, matrix products and recurrences, 0 for everything else."""
+        recurrence = recurrence_of(self.call)
+        if recurrence is not None:
+            return recurrence.multiply_adds
         if self.kind in ("integer.matmul", "integer.conv2d"):
             weight = shape_of(operands_of(self.call)[1])
             return prod(self.shape) * prod(weight[1:] if len(weight) == 4 else weight[:1])
@@ -199,19 +203,24 @@ def remember(function: Callable[..., Result]) -> Callable[..., Result]:
 def kind_of(expr: relax.Expr) -> str:
     """``nn.conv2d`` for a call of relax.nn.conv2d, the class's name for other expressions.
 
-    ``integer.conv2d`` for an integer operator, which is a call of a kernel.
+    ``integer.conv2d`` for an integer operator, ``recurrent.lstm`` for a recurrent layer, which are
+    calls of kernels.
     """
     if isinstance(expr, relax.Call) and isinstance(expr.op, Op):
         integer = integer_of(expr)
         if integer is not None:
             return f"integer.{integer.kind}"
+        recurrence = recurrence_of(expr)
+        if recurrence is not None:
+            return f"recurrent.{recurrence.kind}"
         return expr.op.name.removeprefix("relax.")
     return type(expr).__name__
 
 
 def operands(call: relax.Call) -> list[relax.Expr]:
-    """What an operator reads: of integer operators, not the kernel that says what they mean."""
-    return list(call.args[:]) if integer_of(call) is None else operands_of(call)
+    """What an operator reads: not the kernel that says what an operator of ours means."""
+    is_kernel = integer_of(call) is not None or recurrence_of(call) is not None
+    return operands_of(call) if is_kernel else list(call.args[:])
 
 
 def _variables(expr: relax.Expr) -> tuple[str, ...]:

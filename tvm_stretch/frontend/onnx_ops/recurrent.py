@@ -1,185 +1,210 @@
-"""LSTM, GRU and RNN, unrolled: the number of steps is static.
+"""LSTM, GRU and RNN: one product for the inputs of all steps, one kernel for the steps.
 
-for each step:  gates = x_t @ W.T + h @ R.T + b
+    given = x @ W.T + b                     # (steps * batch, features) @ (features, gates)
+    y = R.call_tir(lstm, (given, R, ..))    # `targets/kernels/recurrent.py`
+
+Both directions are one product and one kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 from tvm import relax
 
-from tvm_stretch.frontend.limits import MOST_ITERATIONS
-from tvm_stretch.frontend.onnx_node import Node, Value, as_expr, converter
+from tvm_stretch.frontend.onnx_node import Node, Value, as_expr, converter, static_shape
 from tvm_stretch.frontend.onnx_ops.movement import reshape
+from tvm_stretch.targets.kernels.recurrent import (
+    FUNCTIONS,
+    UNITS,
+    Recurrence,
+    recurrent_call,
+)
 
-_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
-_ACTIVATIONS: dict[str, Callable[[relax.Expr], relax.Expr]] = {
-    "sigmoid": relax.op.sigmoid,
-    "tanh": relax.op.tanh,
-    "relu": relax.op.nn.relu,
-}
-_DEFAULTS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"], "RNN": ["tanh"]}
+_DEFAULTS = {"lstm": ["sigmoid", "tanh", "tanh"], "gru": ["sigmoid", "tanh"], "rnn": ["tanh"]}
+_BACKWARDS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+_WIDENED = ("float16", "bfloat16")
+"""Types in which a state would lose digits with every step."""
 
 
 @converter("LSTM", "GRU", "RNN")
 def _recurrent(node: Node) -> tuple[relax.Expr, ...]:
-    if node.attr("layout", 0):
-        return _batch_first(node)
-    if node.shape()[0] > MOST_ITERATIONS:
-        raise node.refuse(f"at most {MOST_ITERATIONS} steps", str(node.shape()[0]))
-    if node.has(4):
-        lengths = node.const(4, "sequence_lens")
-        if (lengths != node.shape()[0]).any():
-            raise node.refuse("sequences of full length", f"sequence_lens {lengths.tolist()}")
-    if node.attr("clip") is not None or node.attr("input_forget", 0):
-        raise node.refuse("no clip and no input_forget", "one of them")
-    direction = node.attr("direction", "forward")
-    count = 2 if direction == "bidirectional" else 1
-    results = [
-        _Direction(node, d).run(backwards=direction == "reverse" or d == 1) for d in range(count)
-    ]
-    steps, batch, hidden = node.shape()[0], node.shape()[1], node.shape(2)[2]
-    every = [node.emit(reshape(r[0], [steps, 1, batch, hidden])) for r in results]
-    last = [[node.emit(reshape(r[i], [1, batch, hidden])) for r in results] for i in (1, 2)]
-    joined = [_join(every, 1), _join(last[0], 0)]
-    return (*joined, _join(last[1], 0)) if node.op == "LSTM" else tuple(joined)
+    batch_first = bool(node.attr("layout", 0))
+    inputs = {i: node.inputs[i] for i in range(len(node.inputs)) if node.has(i)}
+    dtype = node.dtype()
+    for i in inputs.keys() - {4}:
+        if batch_first and i in (0, 5, 6):
+            inputs[i] = _permuted(node, inputs[i], (1, 0, 2))
+        if dtype in _WIDENED:
+            inputs[i] = node.emit(relax.op.astype(as_expr(inputs[i]), "float32"))
+    every, *states = _Layer(node, inputs).results()
+    if batch_first:
+        every = relax.op.permute_dims(every, [2, 0, 1, 3])
+        states = [relax.op.permute_dims(state, [1, 0, 2]) for state in states]
+    results = (every, *states)
+    if dtype in _WIDENED:
+        results = tuple(relax.op.astype(node.emit(result), dtype) for result in results)
+    return results
 
 
-def _batch_first(node: Node) -> tuple[relax.Expr, ...]:
-    """Layout 1 has the batch in front, also in the states."""
+class _Layer:
+    """One node with time in front, and what it reads by the number of the input."""
 
-    def swapped(value: Value | None) -> relax.Expr | None:
-        return (
-            None if value is None else node.emit(relax.op.permute_dims(as_expr(value), [1, 0, 2]))
+    def __init__(self, node: Node, inputs: dict[int, Value]) -> None:
+        self.node, self.inputs = node, inputs
+        shape = self.steps, self.batch, self.features = _shape(node, inputs, 0)
+        if 0 in shape:
+            raise node.refuse("a sequence that is not empty", f"the shape {shape}")
+        self.layer = self._described()
+        self.directions = len(self.layer.backwards)
+
+    def _described(self) -> Recurrence:
+        node, kind = self.node, self.node.op.lower()
+        backwards = _BACKWARDS.get(direction := node.attr("direction", "forward"))
+        if backwards is None:
+            raise node.refuse(f"one of {', '.join(_BACKWARDS)} for direction", repr(direction))
+        return Recurrence(
+            kind,
+            self.steps,
+            self.batch,
+            _shape(node, self.inputs, 2)[2],
+            backwards,
+            _activations(node, kind, len(backwards)),
+            clip=float(node.attr("clip", 0.0)),
+            reset_after=kind == "gru" and bool(node.attr("linear_before_reset", 0)),
+            input_forget=kind == "lstm" and bool(node.attr("input_forget", 0)),
+            peepholes=kind == "lstm" and 7 in self.inputs,
+            lengths=self._has_lengths(),
         )
 
-    node.inputs = [swapped(v) if i in (0, 5, 6) else v for i, v in enumerate(node.inputs)]
-    node.attrs = {**node.attrs, "layout": 0}
-    every, *last = (node.emit(result) for result in _recurrent(node))
-    every = relax.op.permute_dims(every, [2, 0, 1, 3])
-    return (every, *(relax.op.permute_dims(state, [1, 0, 2]) for state in last))
+    def _has_lengths(self) -> bool:
+        """Whether sequences may end before the last step."""
+        lengths = self.inputs.get(4)
+        if not isinstance(lengths, np.ndarray):
+            return lengths is not None
+        if ((lengths < 0) | (lengths > self.steps)).any():
+            most = f"at most {self.steps}, the number of steps, for sequence_lens"
+            raise self.node.refuse(most, str(lengths.tolist()))
+        return bool((lengths != self.steps).any())
 
+    def results(self) -> list[relax.Expr]:
+        """Every hidden state, the last ones and, of an LSTM, the last cell states."""
+        layer, node = self.layer, self.node
+        made = node.emit(recurrent_call(node.bb, layer, *map(as_expr, self.operands())))
 
-def _join(parts: list[relax.Expr], axis: int) -> relax.Expr:
-    return parts[0] if len(parts) == 1 else relax.op.concat(parts, axis)
+        def steps(begin: int, end: int) -> relax.Expr:
+            taken = relax.op.strided_slice(made, [0, 3], [begin, 0], [end, layer.hidden])
+            return node.emit(taken)
 
+        state = [self.directions, self.batch, layer.hidden]
+        last = range(self.steps, self.steps + layer.states)
+        return [steps(0, self.steps), *(reshape(steps(i, i + 1), state) for i in last)]
 
-class _Direction:
-    """One direction of a recurrent layer."""
+    def operands(self) -> list[Value]:
+        """What the kernel reads, in the order of `Recurrence.operands`."""
+        layer, directions = self.layer, self.directions
+        gates = (directions, layer.gates, layer.hidden)
+        bias = self.padded(3, (directions, 2, *gates[1:]), 3)
+        blocks = (directions, layer.gates, layer.padded // UNITS, UNITS, layer.hidden)
+        weight = self.padded(2, (*gates, layer.hidden), 2)
+        weight = _permuted(self.node, _reshaped(self.node, weight, blocks), (0, 2, 4, 1, 3))
+        state = (directions, self.batch, layer.hidden)
+        found = [self.given(bias), weight, self.padded(5, state, 2)]
+        if layer.kind == "lstm":
+            found.append(self.padded(6, state, 2))
+        if layer.peepholes:
+            found.append(self.padded(7, (directions, 3, layer.hidden), 2))
+        if layer.reset_after:
+            own = _taken(self.node, _taken(self.node, bias, 1, 1), 2, 2)
+            found.append(_reshaped(self.node, own, (directions, layer.padded)))
+        if layer.lengths:
+            found.append(self.inputs[4])
+        return found
 
-    def __init__(self, node: Node, index: int) -> None:
-        self.node = node
-        self.hidden = node.shape(2)[2]
-        names = [bytes(a).decode().lower() for a in node.attrs.get("activations", [])]
-        per = len(_DEFAULTS[node.op])
-        chosen = names[index * per : (index + 1) * per] or _DEFAULTS[node.op]
-        if any(name not in _ACTIVATIONS for name in chosen):
-            raise node.refuse(f"activations among {sorted(_ACTIVATIONS)}", str(chosen))
-        self.functions = [_ACTIVATIONS[name] for name in chosen]
-        gates = _GATES[node.op] * self.hidden
-        features = node.shape()[2]
-        self.weight = self.transposed(1, index, [gates, features])
-        self.recurrence = self.transposed(2, index, [gates, self.hidden])
-        self.bias = self.part(3, index, [2, gates]) if node.has(3) else None
-        self.h = self.state(5, index)
-        self.c = self.state(6, index) if node.op == "LSTM" else None
-        self.peepholes = (
-            self.part(7, index, [3, self.hidden]) if node.op == "LSTM" and node.has(7) else None
+    def given(self, bias: Value) -> relax.Expr:
+        """What every step gets of its input: one product for all of them."""
+        layer, node, features = self.layer, self.node, self.features
+        columns = self.directions * layer.gates * layer.padded
+        weight = self.padded(1, (self.directions, layer.gates, layer.hidden, features), 2)
+        weight = _reshaped(node, _permuted(node, weight, (3, 0, 1, 2)), (features, columns))
+        rows = node.emit(reshape(as_expr(self.inputs[0]), [self.steps * self.batch, features]))
+        product = node.emit(relax.op.matmul(rows, as_expr(weight)))
+        if 3 in self.inputs:
+            added = _reshaped(node, self.added(bias), (1, columns))
+            product = node.emit(relax.op.add(product, as_expr(added)))
+        shape = [self.steps, self.batch, self.directions, layer.gates, layer.padded]
+        return node.emit(reshape(product, shape))
+
+    def added(self, bias: Value) -> Value:
+        """The biases of inputs and states; of the latter those that a gate does not multiply."""
+        node, kept = self.node, np.ones((1, 1, self.layer.gates, 1), self.dtype)
+        if self.layer.reset_after:
+            kept[:, :, 2] = 0
+        own, back = (_taken(node, bias, 1, i) for i in (0, 1))
+        if isinstance(own, np.ndarray) and isinstance(back, np.ndarray):
+            return own + back * kept
+        return node.emit(
+            relax.op.add(as_expr(own), relax.op.multiply(as_expr(back), as_expr(kept)))
         )
 
-    def part(self, index: int, direction: int, shape: list[int]) -> relax.Expr:
-        """The parameters of one direction."""
-        value = self.node.inputs[index]
+    def padded(self, index: int, shape: tuple[int, ...], axis: int) -> Value:
+        """An input of this shape, with padded hidden units along an axis; zeros if left out."""
+        missing = self.layer.padded - self.layer.hidden
+        widths = [(0, missing if i == axis else 0) for i in range(len(shape))]
+        value = self.inputs.get(index)
+        if value is None:
+            value = np.zeros(shape, self.dtype)
+        value = _reshaped(self.node, value, shape)
         if isinstance(value, np.ndarray):
-            return as_expr(value[direction].reshape(shape))
-        taken = relax.op.strided_slice(value, [0], [direction], [direction + 1])
-        return self.node.emit(reshape(taken, shape))
+            return np.pad(value, widths)
+        flat = [width for pair in widths for width in pair]
+        return self.node.emit(relax.op.nn.pad(value, flat)) if missing else value
 
-    def transposed(self, index: int, direction: int, shape: list[int]) -> relax.Expr:
-        """Weights as matmul wants them; constants are transposed here."""
-        value = self.node.inputs[index]
-        if isinstance(value, np.ndarray):
-            return as_expr(np.ascontiguousarray(value[direction].T))
-        return self.node.emit(relax.op.permute_dims(self.part(index, direction, shape)))
+    @property
+    def dtype(self) -> str:
+        value = self.inputs[0]
+        return str(value.dtype if isinstance(value, np.ndarray) else value.ty.dtype)
 
-    def state(self, index: int, direction: int) -> relax.Expr:
-        shape = [self.node.shape()[1], self.hidden]
-        if self.node.has(index):
-            return self.part(index, direction, shape)
-        return as_expr(np.zeros(shape, self.node.dtype()))
 
-    def row(self, matrix: relax.Expr, index: int, length: int) -> relax.Expr:
-        taken = relax.op.strided_slice(matrix, [0], [index], [index + 1])
-        return self.node.emit(reshape(taken, [1, length]))
+def _activations(node: Node, kind: str, directions: int) -> tuple[tuple[str, ...], ...]:
+    """The names of the functions of each direction."""
+    default = _DEFAULTS[kind]
+    given = [bytes(name).decode().lower() for name in node.attrs.get("activations", [])]
+    chosen = given or default * directions
+    if len(chosen) != directions * len(default) or any(name not in FUNCTIONS for name in chosen):
+        expected = f"{len(default)} activations for each direction, of {', '.join(FUNCTIONS)}"
+        raise node.refuse(expected, str(chosen))
+    per = len(default)
+    return tuple(tuple(chosen[i * per : (i + 1) * per]) for i in range(directions))
 
-    def gate(self, gates: relax.Expr, index: int) -> relax.Expr:
-        first = index * self.hidden
-        return relax.op.strided_slice(gates, [1], [first], [first + self.hidden])
 
-    def run(self, *, backwards: bool) -> tuple[relax.Expr, relax.Expr, relax.Expr]:
-        """Every hidden state, the last one and the last cell state."""
-        node = self.node
-        steps, batch, features = node.shape()
-        states: list[relax.Expr] = []
-        width = _GATES[node.op] * self.hidden
-        for step in reversed(range(steps)) if backwards else range(steps):
-            x = relax.op.strided_slice(node[0], [0], [step], [step + 1])
-            x = node.emit(reshape(x, [batch, features]))
-            given = relax.op.matmul(x, self.weight)
-            if self.bias is not None:
-                given = relax.op.add(given, self.row(self.bias, 0, width))
-            getattr(self, f"step_{node.op.lower()}")(node.emit(given), width)
-            states.append(self.h)
-        if backwards:
-            states.reverse()
-        every = relax.op.concat(states, 0) if len(states) > 1 else states[0]
-        return every, self.h, self.c if self.c is not None else self.h
+# --- constants are moved here, computed tensors by operators ---
 
-    def recurrent(self, width: int) -> relax.Expr:
-        """``h @ R.T + Rb``."""
-        result = relax.op.matmul(self.h, self.recurrence)
-        if self.bias is not None:
-            result = relax.op.add(result, self.row(self.bias, 1, width))
-        return self.node.emit(result)
 
-    def step_rnn(self, given: relax.Expr, width: int) -> None:
-        """``h = f(x + h)``."""
-        self.h = self.node.emit(self.functions[0](relax.op.add(given, self.recurrent(width))))
+def _shape(node: Node, inputs: dict[int, Value], index: int) -> list[int]:
+    """The shape of an input, which must have three dimensions."""
+    value = inputs[index]
+    shape = list(value.shape) if isinstance(value, np.ndarray) else static_shape(value)
+    if len(shape) != 3:
+        raise node.refuse(f"three dimensions for input {index}", str(shape))
+    return shape
 
-    def step_gru(self, given: relax.Expr, width: int) -> None:
-        """Gates z, r, h; the new state is ``(1 - z) * n + z * h``."""
-        f, g = self.functions
-        back = self.recurrent(width)
-        z = self.node.emit(f(relax.op.add(self.gate(given, 0), self.gate(back, 0))))
-        r = self.node.emit(f(relax.op.add(self.gate(given, 1), self.gate(back, 1))))
-        if self.node.attr("linear_before_reset", 0):
-            candidate = relax.op.multiply(r, self.gate(back, 2))
-        else:
-            first = 2 * self.hidden
-            weight = relax.op.strided_slice(self.recurrence, [1], [first], [first + self.hidden])
-            candidate = relax.op.matmul(relax.op.multiply(r, self.h), weight)
-            if self.bias is not None:
-                candidate = relax.op.add(candidate, self.gate(self.row(self.bias, 1, width), 2))
-        n = self.node.emit(g(relax.op.add(self.gate(given, 2), candidate)))
-        kept = relax.op.multiply(z, relax.op.subtract(self.h, n))
-        self.h = self.node.emit(relax.op.add(n, kept))
 
-    def step_lstm(self, given: relax.Expr, width: int) -> None:
-        """Gates i, o, f, c; peepholes look at the cell state."""
-        f, g, h = self.functions
-        gates = self.node.emit(relax.op.add(given, self.recurrent(width)))
-        i = self.node.emit(f(self.peep(self.gate(gates, 0), 0)))
-        forget = self.node.emit(f(self.peep(self.gate(gates, 2), 2)))
-        new = relax.op.multiply(i, g(self.gate(gates, 3)))
-        self.c = self.node.emit(relax.op.add(relax.op.multiply(forget, self.c), new))
-        o = self.node.emit(f(self.peep(self.gate(gates, 1), 1)))
-        self.h = self.node.emit(relax.op.multiply(o, h(self.c)))
+def _reshaped(node: Node, value: Value, shape: Sequence[int]) -> Value:
+    if isinstance(value, np.ndarray):
+        return value.reshape(shape)
+    return node.emit(reshape(value, list(shape)))
 
-    def peep(self, gate: relax.Expr, index: int) -> relax.Expr:
-        if self.peepholes is None:
-            return gate
-        return relax.op.add(
-            gate, relax.op.multiply(self.row(self.peepholes, index, self.hidden), self.c)
-        )
+
+def _permuted(node: Node, value: Value, order: Sequence[int]) -> Value:
+    if isinstance(value, np.ndarray):
+        return value.transpose(order)
+    return node.emit(relax.op.permute_dims(value, list(order)))
+
+
+def _taken(node: Node, value: Value, axis: int, index: int) -> Value:
+    """One of an axis, which stays."""
+    if isinstance(value, np.ndarray):
+        return value.take([index], axis)
+    return node.emit(relax.op.strided_slice(value, [axis], [index], [index + 1]))
