@@ -160,6 +160,84 @@ def test_external_data_of_a_proto(folder: Path) -> None:
     check(onnx.load(_external(folder), load_external_data=False), ModelError, "'w'", "path")
 
 
+def _external_tensor(folder: Path, value: float) -> onnx.TensorProto:
+    """Six numbers in a file of the folder."""
+    folder.mkdir(exist_ok=True)
+    stored = numpy_helper.from_array(np.full((2, 3), value, "f"), "inner")
+    onnx.external_data_helper.set_external_data(stored, "inner.bin")
+    (folder / "inner.bin").write_bytes(stored.raw_data)
+    stored.ClearField("raw_data")
+    return stored
+
+
+def _in_a_branch(stored: onnx.TensorProto) -> onnx.ModelProto:
+    """``y = x + inner``, where ``inner`` is an initialiser of the branch that is taken."""
+    add = helper.make_node("Add", ["x", "inner"], ["z"])
+    taken = helper.make_graph([add], "taken", [], [tensor("z")], [stored])
+    other = helper.make_graph([helper.make_node("Neg", ["x"], ["z"])], "other", [], [tensor("z")])
+    branch = helper.make_node("If", ["yes"], ["y"], then_branch=taken, else_branch=other)
+    return model(branch, constants={"yes": np.array(True)})
+
+
+def _in_a_function(stored: onnx.TensorProto) -> onnx.ModelProto:
+    """The same, where it is a constant of a function of the model."""
+    body = [
+        helper.make_node("Constant", [], ["c"], value=stored),
+        helper.make_node("Add", ["a", "c"], ["b"]),
+    ]
+    function = helper.make_function(
+        "own", "Shift", ["a"], ["b"], body, [helper.make_opsetid("", 18)]
+    )
+    proto = model(helper.make_node("Shift", ["x"], ["y"], domain="own"), domains={"": 18, "own": 1})
+    proto.functions.append(function)
+    return proto
+
+
+def _in_a_nested_branch(stored: onnx.TensorProto) -> onnx.ModelProto:
+    """A branch in a branch, and there a constant."""
+    inside = [
+        helper.make_node("Constant", [], ["c"], value=stored),
+        helper.make_node("Add", ["x", "c"], ["z"]),
+    ]
+    graph = helper.make_graph(inside, "inner", [], [tensor("z")])
+    again = helper.make_node("If", ["yes"], ["w"], then_branch=graph, else_branch=graph)
+    outer = helper.make_graph([again], "outer", [], [tensor("w")])
+    branch = helper.make_node("If", ["yes"], ["y"], then_branch=outer, else_branch=outer)
+    return model(branch, constants={"yes": np.array(True)})
+
+
+INNER = [_in_a_branch, _in_a_function, _in_a_nested_branch]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("place", INNER)
+def test_inner_external_data_lie_beside_the_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, place: Callable, elsewhere: bool
+) -> None:
+    """Also where the current folder has a file of that name."""
+    path = folder / "model" / "net.onnx"
+    proto = place(_external_tensor(path.parent, 7.0))
+    path.write_bytes(proto.SerializeToString())
+    (folder / "here").mkdir()
+    if elsewhere:
+        _external_tensor(folder / "here", 1000.0)
+    monkeypatch.chdir(folder / "here")
+    (got,) = run(load_network(path), np.ones((2, 3), "f"))
+    np.testing.assert_array_equal(got, np.full((2, 3), 8.0, "f"))
+
+
+@pytest.mark.parametrize("place", INNER)
+def test_inner_external_data_missing_or_of_a_proto(folder: Path, place: Callable) -> None:
+    proto = place(_external_tensor(folder, 7.0))
+    path = folder / "net.onnx"
+    path.write_bytes(proto.SerializeToString())
+    check(proto, ModelError, "'inner'", "pass the path")
+    (folder / "inner.bin").write_bytes(b"\0" * 7)
+    check(path, ModelError, "'inner'")
+    (folder / "inner.bin").unlink()
+    check(path, ModelError, "'inner'", "external data file")
+
+
 def _sequence_input() -> onnx.ModelProto:
     value = helper.make_tensor_sequence_value_info("x", FLOAT, None)
     return model(helper.make_node("SequenceLength", ["x"], ["y"]), inputs=[value])

@@ -9,7 +9,7 @@ written to disk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,6 +76,11 @@ def read_onnx(source: str | Path | bytes | onnx.ModelProto) -> OnnxNetwork:
         )
     _check_opset(model)
     weights = _read_weights(model.graph, folder)
+    for tensor in _inner_external_tensors(model):
+        if folder is not None:  # the model is ours: the caller gave its path
+            _embed(tensor, folder)
+        else:
+            _read_tensor(tensor.name, tensor, folder)
     try:
         network = _copy_without_large_weights(model, weights)
     except (google.protobuf.message.Error, onnx.checker.ValidationError) as error:
@@ -170,6 +175,43 @@ def _read_weights(graph: onnx.GraphProto, folder: Path | None) -> dict[str, np.n
     return weights
 
 
+def _inner_external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """External tensors of graphs inside of nodes, of functions, and of other attributes.
+
+    Those of the main graph are weights, which `_read_weights` keeps out of the proto.
+    """
+    weights = [*model.graph.initializer, *(tensor for _, tensor in _constant_nodes(model.graph))]
+    known = {id(tensor) for tensor in weights}
+    bodies: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
+    while bodies:
+        body = bodies.pop()
+        attributes = [attribute for node in body.node for attribute in node.attribute]
+        for attribute in attributes:
+            bodies += [attribute.g] if attribute.HasField("g") else attribute.graphs
+        tensors = [*getattr(body, "initializer", ()), *_tensors_of(attributes)]
+        yield from (
+            tensor
+            for tensor in tensors
+            if onnx.external_data_helper.uses_external_data(tensor) and id(tensor) not in known
+        )
+
+
+def _tensors_of(attributes: Iterable[onnx.AttributeProto]) -> Iterator[onnx.TensorProto]:
+    for attribute in attributes:
+        sparse = list(attribute.sparse_tensors)
+        if attribute.HasField("sparse_tensor"):
+            sparse.append(attribute.sparse_tensor)
+        yield from ([attribute.t] if attribute.HasField("t") else attribute.tensors)
+        for tensor in sparse:
+            yield from (tensor.values, tensor.indices)
+
+
+def _embed(tensor: onnx.TensorProto, folder: Path) -> None:
+    """Put the data of an external tensor into it."""
+    _read_tensor(tensor.name, tensor, folder)  # raises if they are not there, or too few
+    onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+
+
 def _read_tensor(name: str, tensor: onnx.TensorProto, folder: Path | None) -> np.ndarray | None:
     """Return the value of a large or external tensor, None for a small one."""
     external = onnx.external_data_helper.uses_external_data(tensor)
@@ -186,7 +228,7 @@ def _read_tensor(name: str, tensor: onnx.TensorProto, folder: Path | None) -> np
             "the model"
         )
     try:
-        return onnx.numpy_helper.to_array(tensor, str(folder or ""))
+        return onnx.numpy_helper.to_array(tensor, str(folder))
     except (OSError, ValueError, TypeError, onnx.checker.ValidationError) as error:
         reason = str(error).splitlines()[0]
         hint = (
