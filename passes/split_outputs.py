@@ -149,6 +149,7 @@ class _Splitter:
         self.values: dict[relax.Var, _Value] = {}
         self.bindings: list[relax.Binding] = []
         self.cut: set[str] = set()
+        self.results: dict[relax.Expr, relax.Var] = {}
         self._slices: dict[tuple[relax.Expr, Widths], list[relax.Expr]] = {}
         self.builder = builder
 
@@ -174,10 +175,9 @@ class _Splitter:
         whole = self._whole(expr)
         if not isinstance(whole, relax.DataflowVar):
             return whole
-        name = f"{whole.name}.out"
-        var = relax.Var(name, whole.ty)
-        self._emit(var, whole)
-        return var
+        if whole not in self.results:  # a network may return a tensor twice
+            self.results[whole] = self._emit(relax.Var(f"{whole.name}.out", whole.ty), whole)
+        return self.results[whole]
 
     def _emit(self, var: relax.Var, expr: relax.Expr) -> relax.Var:
         self.bindings.append(relax.VarBinding(var, self.builder.normalize(expr)))

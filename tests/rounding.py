@@ -38,12 +38,17 @@ SIGMAS = 8.0
 _TRANSFORMS = 12.0
 """Additions of Winograd's transforms, of pixels, weights and sums, beside those over channels."""
 
-_WITHOUT_SIGNS = {"subtract": lambda _, x, y: x + y, "negative": lambda _, x: x}
-"""Squares only add up."""
+_WITHOUT_SIGNS = {
+    "subtract": lambda _, x, y: x + y,
+    "negative": lambda _, x: x,
+    "sigmoid": lambda _, x: x + 1,
+}
+"""Squares only add up; a sigmoid is at most 1, and its slope at most 1."""
 
 _SUMS = {"nn.avg_pool2d", "mean"}
 _OTHERS = {"nn.relu", "add", "subtract", "negative", "multiply", "nn.max_pool2d"}
 _OTHERS |= {"concat", "split", "flatten", "reshape", "strided_slice"}
+_OTHERS |= {"sigmoid", "permute_dims"}
 
 
 def winograd_gain(tile: int) -> float:

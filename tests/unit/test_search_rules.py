@@ -6,10 +6,13 @@ import pytest
 from cpu_targets import ALL_LANES
 from hypothesis import given
 from hypothesis import strategies as st
+from relax_helpers import random_const
 from search_helpers import costs, emit
+from tvm import relax
 
+from tvm_stretch.frontend import load_network
 from tvm_stretch.search.chain import ChainSearch
-from tvm_stretch.search.clock import Clock, Step
+from tvm_stretch.search.clock import Clock, Step, Written
 from tvm_stretch.search.options import Options
 from tvm_stretch.search.pieces import Network
 from tvm_stretch.search.rules import ALPHAS, amortised, apportion, straggles
@@ -86,7 +89,7 @@ def test_no_straggler_among_the_options(lanes: int) -> None:
     options = [o for p in found.pieces for o in (*splitting.rows([p]), *splitting.channels(p))]
     assert options
     for option in options:
-        inside = {step.tensor.removesuffix(".band") for step in option.steps}
+        inside = {s.tensor if isinstance(s.tensor, str) else s.tensor[1] for s in option.steps}
         groups = [group for group in found.graph.groups if group.name in inside]
         alone = sum(splitting.costs.whole(group, 0) for group in groups)
         for place in (0, 1):
@@ -111,3 +114,34 @@ def test_dear_meetings_make_longer_segments() -> None:
         chains = ChainSearch(Network(mod, given_costs.kernels), given_costs)
         lengths.append(max(max(spans, default=0) for spans in chains._spans))
     assert lengths[0] < lengths[1]
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_a_dense_block_behind_a_stem_is_searched(layers: int) -> None:
+    """Its concat holds what the segment begins with, which no kernel of the segment makes."""
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 3, 64, 64), "float32"))
+
+    def conv(value: relax.Expr, outputs: int, kernel: int, stride: int = 1) -> relax.Expr:
+        weight = random_const(outputs, int(value.ty.shape.values[1]), kernel, kernel)
+        return bb.emit(relax.op.nn.conv2d(value, weight, strides=stride, padding=kernel // 2))
+
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            y = bb.emit(relax.op.nn.relu(conv(x, 64, 3, 2)))
+            for _ in range(layers):
+                inner = bb.emit(relax.op.nn.relu(conv(bb.emit(relax.op.nn.relu(y)), 128, 1)))
+                y = bb.emit(relax.op.concat([y, conv(inner, 32, 3)], axis=1))
+            out = bb.emit_output(relax.op.nn.avg_pool2d(conv(y, 48, 1), [2, 2], [2, 2]))
+        bb.emit_func_output(out)
+    given_costs = costs(1.0, 1.0)
+    found = Network(load_network(bb.get()), given_costs.kernels)
+    splitting = Splitting(found, given_costs)
+    blocks = [piece for piece in found.pieces if piece.end.startswith("concat")]
+    assert len(blocks) == layers
+    for block in blocks:
+        (option,) = splitting.rows([block])
+        written = {tensor: [Written(0, 0, 0)] for tensor in block.entries}
+        clock = Clock([0, 0], given_costs.hand_over, written)
+        clock.run(option.steps)
+        assert set(block.exits) <= set(clock.tensors)

@@ -89,3 +89,17 @@ def test_grouped_bottlenecks_keep_their_numbers(
     widths = (cut, 32 - cut) if not three else (cut // 2, cut - cut // 2, 32 - cut)
     after = SplitOutputs({"conv2d": widths, "matmul": (4, 6)})(before)
     assert_same_numerics(before, after)
+
+
+def test_a_result_that_is_returned_twice() -> None:
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 8, 7, 5), "float32"))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            out = bb.emit_output(conv(x, 8, 32))
+        bb.emit_func_output(relax.Tuple([out, out]))
+    before = NameOperators()(bb.get())
+    after = split_outputs(before, {"conv2d": (24, 8)})
+    names = binding_names(after)
+    assert len(names) == len(set(names))
+    assert_same_numerics(before, after)

@@ -13,6 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+Tensor = str | tuple[str, str]
+"""A tensor of the network by its name; or what it is, and of which tensor: a band, or a cut."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -28,10 +31,10 @@ class Step:
         joins: whether what it writes takes the place of the parts that it reads.
     """
 
-    tensor: str
+    tensor: Tensor
     place: int
     ns: int
-    reads: tuple[tuple[str, int | None], ...]
+    reads: tuple[tuple[Tensor, int | None], ...]
     bytes: int
     part: int | None = None
     joins: bool = False
@@ -54,7 +57,7 @@ class Clock:
 
     free: list[int]
     hand_over: Callable[[int, int, int], int]
-    tensors: dict[str, list[Written]]
+    tensors: dict[Tensor, list[Written]]
 
     def copy(self) -> Clock:
         """Another clock with the same past."""

@@ -155,7 +155,8 @@ def complete(operators: Operators, placed: Mapping[str, int]) -> dict[str, int]:
 def _reasons(network: Network, options: Sequence[Option], names: Iterable[str]) -> dict[str, str]:
     """Why each operator runs where it does: what was chosen for the kernel that it came from."""
     of_group = {name: option.what for option in options for name in option.placed}
-    of_group |= {step.tensor: option.what for option in options for step in option.steps}
+    steps = [(step.tensor, option.what) for option in options for step in option.steps]
+    of_group |= {name: what for name, what in steps if isinstance(name, str)}
     of_operator = {op: of_group[g] for op, g in network.group_of.items() if g in of_group}
     found = {}
     for name in names:

@@ -117,22 +117,24 @@ class Splitting:
         owners = taking_part(split)[1]
         for index, (place, rows) in enumerate(zip(owners, plan.rows, strict=True)):
             first = len(steps)
-            cut = f"{split.start}.cut"
+            cut = ("cut", split.start)
             sources = tuple((name, None) for name in network.graph.sources((split.start,)))
             steps.append(Step(cut, place, 0, sources, plan.bytes_read[index], place))
             for group in groups:
                 begin, finish = rows[group.anchor.name]
                 fraction = (finish - begin) / group.anchor.shape[2]
-                reads = {(f"{r}.band" if r in inside else cut, place) for r in network.reads(group)}
+                reads = {(("band", r) if r in inside else cut, place) for r in network.reads(group)}
                 ns = costs.part(group, place, "rows", fraction)
                 size = round(group.bytes * fraction)
-                name = f"{group.name}.band"
-                steps.append(Step(name, place, ns, tuple(reads), size, place))
+                band = ("band", group.name)
+                steps.append(Step(band, place, ns, tuple(reads), size, place))
             times[place] = sum(step.ns for step in steps[first:])
         home = max(owners, key=lambda place: split.ratios[place])
         for end in ends:
+            # A concat at the end may hold what the segment begins with: bands of it are cut, too.
+            bands = ("band", end) if end in inside else cut
             whole = network.operators.bytes(end)
-            steps.append(Step(end, home, 0, ((f"{end}.band", None),), whole))
+            steps.append(Step(end, home, 0, ((bands, None),), whole, joins=True))
         return tuple(steps), times
 
     # --- channels ---

@@ -1,0 +1,90 @@
+"""Whatever a network looks like, the search knows where each tensor is, and its plans are right."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import tvm
+from cpu_targets import TARGET
+from fake_targets import fake_processor
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from relax_helpers import answers, random_inputs
+from rounding import assert_rounded
+from search_helpers import costs
+from search_networks import LAYERS, searched_networks
+from tvm import relax
+from tvm_stretch.passes.tag import check_plan
+
+import tvm_stretch as ts
+from tvm_stretch.build.branching import branch
+from tvm_stretch.ir.operators import Operators
+from tvm_stretch.ir.views import PIECES
+from tvm_stretch.search import search
+from tvm_stretch.search.costs import Costs
+from tvm_stretch.search.limits import NO_LIMITS, Limits
+
+THEMES = {
+    "dense": ["stem", "dense", "affine", "pool", "convolution"],
+    "joins": ["convolution", "fork", "halves", "join", "residual"],
+    "channels": ["convolution", "gate", "grouped", "residual", "shuffle"],
+    "any": sorted(LAYERS),
+}
+FULL = settings().max_examples >= 100
+SPEED = st.sampled_from([0.5, 1.0, 1.0, 3.0])
+MEETING = st.sampled_from([0, 10, 300, 20_000])
+LIMITS = st.sampled_from([NO_LIMITS, NO_LIMITS, Limits({1: 0.4}), Limits({}, 8)])
+
+
+def refuses(call: relax.Call) -> str | None:
+    return "no such thing here" if "pool" in call.op.name or "concat" in call.op.name else None
+
+
+@st.composite
+def given_costs(draw: st.DrawFn) -> Costs:
+    speeds = draw(st.lists(SPEED, min_size=2, max_size=3))
+    refuse = {1: refuses} if draw(st.integers(0, 4)) == 0 else {}
+    found = costs(*speeds, meeting=draw(MEETING), refuse=refuse)
+    return dataclasses.replace(found, trusted=draw(st.booleans()))
+
+
+def check_search(mod: tvm.IRModule, known: Costs, limits: Limits) -> None:
+    """Every plan is of operators that are there, and each part is where it belongs."""
+    found = search(mod, known, most=2, limits=limits)
+    assert found.singles or found.rivals
+    for candidate in (*found.singles, *found.rivals):
+        plan = candidate.plan
+        branched = branch(mod, plan.shares, plan.splits, known.processors)
+        check_plan(plan, branched.mod["main"])
+        assert plan.predicted_ns is not None and 0 <= plan.predicted_ns <= candidate.ns
+        places, operators = plan.processor_of(), Operators(branched.mod["main"])
+        moved = {n for n, p in branched.owners.items() if places[n] != plan.processors[p]}
+        assert all(operators[name].kind in PIECES for name in moved), moved
+
+
+def check_answers(mod: tvm.IRModule, known: Costs) -> None:
+    """What the search would build is built, and computes what the network says."""
+    inputs = random_inputs(mod)
+    fakes = [fake_processor(processor.name) for processor in known.processors[1:]]
+    for rival in search(mod, known).rivals:
+        got = ts.compile(mod, [TARGET, *fakes], plan=rival.plan)(*inputs)
+        want = answers(mod, *inputs)
+        assert_rounded(mod, inputs, list(got) if isinstance(got, tuple) else got, want)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@settings(max_examples=1_000 if FULL else 12)
+@given(data=st.data())
+def test_every_network_is_searched(theme: str, data: st.DataObject) -> None:
+    mod = data.draw(searched_networks(THEMES[theme], 8 if FULL else 4))
+    check_search(mod, data.draw(given_costs()), data.draw(LIMITS))
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@settings(max_examples=100 if FULL else 2)
+@given(data=st.data())
+def test_every_plan_computes_its_network(theme: str, data: st.DataObject) -> None:
+    check_answers(
+        data.draw(searched_networks(THEMES[theme], 6 if FULL else 4)), data.draw(given_costs())
+    )
