@@ -6,7 +6,7 @@
 
 A comparison with NaN is false, and then ``T.max`` gives its second operand, as the instruction of
 the processor does: what is computed stands there, if the other one is constant. A running maximum
-skips NaN, like ONNX Runtime's pooling, and starts from infinity.
+keeps NaN that it has found and starts from infinity; `kernels/nan.py` lets it take new NaN.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from .hexagon_chips import Chip
 from .hexagon_floats import CONVERTING, scalar_calls
 from .kernels.integers import integer_of, operands_of
 from .kernels.machine import KIB, VectorMachine
-from .kernels.recurrent import recurrence_of
+from .kernels.steps import kind_of_steps
 from .phases import kernel_phases
 from .processor import HOST_ONLY, Check, Kernels, OpRule, Processor, Speed
 from .registry import Attributes, ProcessorKind, register
@@ -316,8 +316,8 @@ def why_refused(call: relax.Call, version: Version, *, emulated: bool) -> str | 
         data = [operand for operand in operands_of(call) if not isinstance(operand, GenericConst)]
         reasons = (_why_not_tensor(ty, version, emulated) for e in data for ty in tensor_types(e))
         return next((f"{name}: {reason}" for reason in reasons if reason), None)
-    if recurrence_of(call) is not None:
-        return "recurrent layers have no kernels for HVX"
+    if (steps := kind_of_steps(call)) is not None:
+        return f"{steps}: its steps need each other, one number at a time"
     if not call.op.has_attr("FLegalize") and name not in ("relax.call_tir", "relax.shape_of"):
         return f"TVM has no implementation of {name}"
     converts = name.removeprefix("relax.") in CONVERTING and sum(map(_is_large, call.args)) <= 1

@@ -22,7 +22,7 @@ from tvm_stretch.ir.expressions import tensor_types
 from tvm_stretch.runtime.autoload import load_native_library
 
 from .cpu import speed_of_cores
-from .kernels.recurrent import recurrence_of
+from .kernels.steps import WHY_NOT_ON_A_GPU, kind_of_steps
 from .opencl_device import (
     FAMILIES,
     OpenCLDevice,
@@ -158,9 +158,6 @@ _SCATTERS = ("scatter_elements", "scatter_nd")
 _RACE = "TVM's kernel for OpenCL updates elements that other work-items have yet to copy"
 
 
-_STEPS = "a recurrent layer's steps wait for each other, which work-groups of a GPU cannot"
-
-
 def _racing(call: relax.Call) -> str:
     return f"{call.op.name}: {_RACE}"
 
@@ -173,8 +170,8 @@ def _refuse(call: relax.Call, device: OpenCLDevice) -> str | None:
     """Whatever TVM can legalise runs, within the limits of the device."""
     if not isinstance(call.op, tvm.ir.Op):
         return None
-    if recurrence_of(call) is not None and device.type != "cpu":
-        return _STEPS
+    if device.type != "cpu" and (steps := kind_of_steps(call)) is not None:
+        return f"{steps}: {WHY_NOT_ON_A_GPU}"
     name = call.op.name
     if not call.op.has_attr("FLegalize") and name not in ("relax.call_tir", "relax.shape_of"):
         return f"TVM has no implementation of {name}"

@@ -30,6 +30,8 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from .steps import steps_call
+
 ATTRIBUTE = "recurrent"
 """Of a call of `relax.call_tir`: JSON of the `Recurrence` that it computes."""
 
@@ -148,10 +150,9 @@ def recurrence_of(call: Any) -> Recurrence | None:
 def recurrent_call(bb: relax.BlockBuilder, layer: Recurrence, *operands: relax.Expr) -> relax.Call:
     """The call of a recurrent layer on what `Recurrence.operands` names; ``bb`` gets the kernel."""
     dtype = str(operands[0].ty.dtype)
-    kernel = bb.add_func(recurrent_kernel(layer, dtype), layer.kind)
-    call = relax.call_tir(kernel, list(operands), relax.TensorType(layer.result, dtype))
-    attrs = tvm.ir.make_node("ir.DictAttrs", **{ATTRIBUTE: layer.to_json()})
-    return relax.Call(call.op, call.args, attrs, call.ty_args)
+    kernel, result = recurrent_kernel(layer, dtype), relax.TensorType(layer.result, dtype)
+    described = {ATTRIBUTE: layer.to_json()}
+    return steps_call(bb, f"recurrent.{layer.kind}", kernel, operands, result, **described)
 
 
 # --- meaning: what the kernel computes ------------------------------------------------------------

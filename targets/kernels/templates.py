@@ -31,6 +31,7 @@ from .integer_window import IntegerWindowConfig, write_integer_window
 from .machine import VectorMachine
 from .matmul import MatmulConfig, write_matmul
 from .matrix_conv import write_matrix_conv
+from .nan import take_nan
 from .recurrent import STEPS
 from .recurrent_nest import write_recurrence
 from .softmax import SoftmaxConfig, write_softmax
@@ -94,7 +95,10 @@ def _schedule(
     elif machine.packs_bytes and (nest := mean_nest(func) or table_nest(func)) is not None:
         body = nest
     else:
-        return schedule_items(func, machine) if on_items else schedule_generic(func, machine)
+        if on_items:  # TVM joins what work-items found by itself
+            return schedule_items(func, machine)
+        scheduled = schedule_generic(func, machine)
+        return scheduled.with_body(take_nan(scheduled.body))
     attrs = {**(func.attrs or {}), "s_tir": True, "tirx.noalias": True}
     return tirx.PrimFunc(func.params, body).with_attrs(attrs)
 

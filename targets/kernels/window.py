@@ -49,6 +49,7 @@ from .loops import (
     within,
 )
 from .machine import VectorMachine
+from .nan import maximum
 from .row_runs import MOST_RUNS, row_runs
 
 
@@ -356,7 +357,7 @@ class _Nest:
         return least(dtype) if self.cfg.kind == "max" else tirx.const(0, dtype)
 
     def _join(self, old: Expr, new: Expr) -> Expr:
-        return tirx.max(old, new) if self.cfg.kind == "max" else old + new
+        return maximum(old, new) if self.cfg.kind == "max" else old + new
 
     def _tap(
         self,

@@ -32,6 +32,7 @@ from .conv import ConvConfig
 from .fused import Epilogue
 from .loops import UNROLLED, as_type, block, const, lanes, load, loop, scratch, store, within
 from .machine import VectorMachine
+from .nan import maximum
 from .window import WindowConfig, least, window_count
 
 _THREAD_BINDING = tirx.ForKind.THREAD_BINDING
@@ -195,7 +196,7 @@ def write_window_items(
             def add(v: Expr) -> tirx.Stmt:
                 pixel = load(data, n, b, row, column, v)
                 if cfg.kind == "max":
-                    return store(acc, tirx.max(pixel, load(acc, v)), v)
+                    return store(acc, maximum(load(acc, v), pixel), v)
                 if cfg.kind == "depthwise":
                     pixel = pixel * load(operands[1], b, ky, kx, v)
                 return store(acc, load(acc, v) + pixel, v)

@@ -107,7 +107,7 @@ def test_recurrent_layers_are_refused(present: None) -> None:
     main = load_network(layer_of("RNN", 4).model()[0])["main"]
     call = next(o.call for o in Operators(main) if o.kind == "recurrent.rnn")
     floats = processor(mcpu="hexagonv68", device="phone")
-    assert floats.why_not(call) == "recurrent layers have no kernels for HVX"
+    assert "its steps need each other" in (floats.why_not(call) or "")
 
 
 def test_what_quantises_runs_everywhere(present: None) -> None:

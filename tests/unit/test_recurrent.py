@@ -159,10 +159,10 @@ def test_other_types(dtype: str) -> None:
 def test_gpus_leave_it_to_the_cpu() -> None:
     gpu = {"kind": "opencl", "device": "adreno"}
     model, _ = layer_of("LSTM", 8).model()
-    with pytest.raises(UnsupportedError, match="steps wait for each other"):
+    with pytest.raises(UnsupportedError, match="steps need each other"):
         ts.compile(model, [gpu])
     text = ts.compile(model, [TARGET, gpu]).plan.explain()
-    assert "steps wait for each other" in text
+    assert "steps need each other" in text
 
 
 @pytest.mark.parametrize(

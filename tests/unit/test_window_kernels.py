@@ -161,13 +161,15 @@ def pool_config(kind, x, attributes, out):
 @pytest.mark.parametrize(("kind", "attributes"), POOLS)
 @pytest.mark.parametrize("special", [None, np.nan, np.inf, -np.inf])
 def test_pool_equals_onnx_runtime(kind, attributes, special):
-    if kind == "max" and np.isnan(special or 0) and "dilations" in attributes:
-        pytest.skip("which NaN survives a maximum depends on its order, here another one")
     x = np.random.default_rng(0).standard_normal((1, 10, 14, 13), dtype="float32")
     if special is not None:
         x[0, :, 5::6, 4::5] = special
     operator = {"max": "MaxPool", "avg": "AveragePool"}[kind]
     expected = onnx_run(operator, [x], **attributes)
+    if kind == "max" and np.isnan(special or 0):  # of which ONNX Runtime keeps some and loses some
+        reached = onnx_run(operator, [np.isnan(x).astype("float32")], **attributes) > 0
+        others = onnx_run(operator, [np.nan_to_num(x, nan=-np.inf)], **attributes)
+        expected = np.where(reached, np.nan, others)
     config = pool_config(kind, x, attributes, expected.shape[2:])
     out = (1, config.blocks, *config.out_size, 8)
     y = unblock(run(build(config, AVX2)[1], block(x, 8), shape=out), 10)

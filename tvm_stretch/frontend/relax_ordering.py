@@ -1,6 +1,7 @@
 """Sorting and running sums of Relax networks, out of operators that every target has.
 
 topk(x, 2)[1], argsort(x), sort(x)   ->   what `onnx_ops.ordering` makes of TopK
+argmax(x, 1), argmin(x, 1)           ->   what it makes of ArgMax and ArgMin
 cumsum(x, 1), cumprod(x, 1)          ->   what it makes of CumSum and CumProd
 median(x: int8)                      ->   median(astype(x, int32)), which TVM's runtime can sort
 """
@@ -13,11 +14,12 @@ from tvm import relax
 
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend.onnx_node import CONVERTERS, Node
-from tvm_stretch.frontend.onnx_ops import ordering  # noqa: F401  registers the converter
+from tvm_stretch.frontend.onnx_ops.ordering import place_of_extreme
 from tvm_stretch.ir.operators import kind_of
 
 _SORTS = {"topk", "argsort", "sort"}
 _RUNNING = {"cumsum": "CumSum", "cumprod": "CumProd"}
+_PLACES = {"argmax", "argmin"}
 _NARROW = {"bool", "int8", "uint8", "int16", "uint16"}
 
 
@@ -29,10 +31,12 @@ def expand_ordering(mod: tvm.IRModule) -> tvm.IRModule:
     """
     blocks = mod["main"].body.blocks
     calls = [binding.value for block in blocks for binding in block.bindings]
-    if not any(kind_of(call) in {*_SORTS, *_RUNNING, "median"} for call in calls):
+    if not any(kind_of(call) in {*_SORTS, *_RUNNING, *_PLACES, "median"} for call in calls):
         return mod
-    mod = mod.clone()
-    mod["main"] = _Expander(mod).visit_expr(mod["main"])
+    expander = _Expander(mod)
+    main = expander.visit_expr(mod["main"])
+    mod = expander.builder_.get()  # with the kernels that it made
+    mod["main"] = main
     return mod
 
 
@@ -47,6 +51,8 @@ class _Expander(relax.PyExprMutator):
             return self.running(call, _RUNNING[name])
         if name == "median":
             return self.median(call)
+        if name in _PLACES:
+            return self.place(call)
         if name not in _SORTS:
             return call
         attrs, shape = call.attrs, call.args[0].ty.shape.values
@@ -72,6 +78,25 @@ class _Expander(relax.PyExprMutator):
         )
         values = self.builder_.emit(values)
         return self.builder_.emit(relax.op.astype(values, "bool")) if is_bool else values, indices
+
+    def place(self, call: relax.Call) -> relax.Expr:
+        """Of the largest or least along an axis, or of all numbers if none is given."""
+        x, axis, keepdims = call.args[0], call.attrs.axis, bool(call.attrs.keepdims)
+        if axis is None:
+            x, keepdims = self.builder_.emit(relax.op.flatten(x)), False
+        if str(x.ty.dtype) == "bool":
+            x = self.builder_.emit(relax.op.astype(x, "uint8"))
+        node = Node(kind_of(call), "", 18, [x], {}, ["place"], self.builder_)
+        found = place_of_extreme(
+            node,
+            int(axis or 0) % node.rank(),
+            largest=kind_of(call) == "argmax",
+            last=False,
+            keepdims=keepdims,
+        )
+        if axis is None:
+            found = relax.op.reshape(self.builder_.emit(found), call.ty.shape)
+        return found
 
     def median(self, call: relax.Call) -> relax.Expr:
         """Of numbers that TVM's runtime can sort."""

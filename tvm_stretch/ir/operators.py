@@ -22,6 +22,7 @@ from tvm_stretch.errors import InputError
 from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.targets.kernels.integers import integer_of, operands_of
 from tvm_stretch.targets.kernels.recurrent import recurrence_of
+from tvm_stretch.targets.kernels.steps import kind_of_steps
 
 Result = TypeVar("Result")
 
@@ -210,16 +211,16 @@ def kind_of(expr: relax.Expr) -> str:
         integer = integer_of(expr)
         if integer is not None:
             return f"integer.{integer.kind}"
-        recurrence = recurrence_of(expr)
-        if recurrence is not None:
-            return f"recurrent.{recurrence.kind}"
+        steps = kind_of_steps(expr)
+        if steps is not None:
+            return steps
         return expr.op.name.removeprefix("relax.")
     return type(expr).__name__
 
 
 def operands(call: relax.Call) -> list[relax.Expr]:
     """What an operator reads: not the kernel that says what an operator of ours means."""
-    is_kernel = integer_of(call) is not None or recurrence_of(call) is not None
+    is_kernel = integer_of(call) is not None or kind_of_steps(call) is not None
     return operands_of(call) if is_kernel else list(call.args[:])
 
 

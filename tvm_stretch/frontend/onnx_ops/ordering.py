@@ -1,18 +1,22 @@
-"""Running sums and products, and the largest elements, out of operators that every target has.
+"""Running sums and products, the first elements of an order, and the place of the largest.
 
 TVM's own need routines of its runtime, which a network that runs alone on a phone does not carry.
 """
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from tvm import relax
 
 from tvm_stretch.frontend.onnx_node import Node, as_expr, converter
 from tvm_stretch.frontend.onnx_ops.elementwise import constant
+from tvm_stretch.frontend.onnx_ops.movement import reshape
+from tvm_stretch.targets.kernels.ordering import top_k_call
 
-MOST_SORTED = 4096
-"""Every element is compared with every other."""
+MOST_SORTED = 1 << 30
+"""K times the elements of a row: if they come in the worst order, each moves K others."""
 
 
 @converter("CumSum", "CumProd")
@@ -40,28 +44,55 @@ def _cumulate(node: Node) -> relax.Expr:
 
 @converter("TopK")
 def _top_k(node: Node) -> tuple[relax.Expr, ...]:
-    """An element's place is the number of elements that come before it: larger, or equal and left.
-
-    x = [3, 9, 5], k = 2   ->   places [2, 0, 1]   ->   indices [1, 2], values [9, 5]
-    """
+    """The places of the first ``k``, and what stands there."""
     k = int(node.const(1, "K").item()) if node.opset >= 10 else int(node.attr("k"))
-    axis, rank = node.axis(-1), node.rank()
-    extent = node.shape()[axis]
-    if extent > MOST_SORTED:
-        raise node.refuse(f"at most {MOST_SORTED} elements to sort", str(extent))
-    last = [*(i for i in range(rank) if i != axis), axis]
-    x = node.emit(relax.op.permute_dims(node[0], last))
-    this, other = relax.op.expand_dims(x, rank), relax.op.expand_dims(x, rank - 1)
-    this, other = node.emit(this), node.emit(other)
-    before = relax.op.greater if node.attr("largest", 1) else relax.op.less
-    left = as_expr(np.tri(extent, extent, -1, dtype="bool"))
-    tie = relax.op.logical_and(relax.op.equal(other, this), left)
-    beats = node.emit(relax.op.logical_or(before(other, this), tie))
-    place = node.emit(relax.op.sum(relax.op.astype(beats, "int64"), [rank]))
-    wanted = constant(np.arange(k)[:, None], "int64")
-    hit = node.emit(relax.op.equal(relax.op.expand_dims(place, rank - 1), wanted))
-    found = relax.op.where(hit, constant(np.arange(extent), "int64"), constant(0, "int64"))
-    back = [last.index(i) for i in range(rank)]
-    indices = node.emit(relax.op.permute_dims(node.emit(relax.op.sum(found, [rank])), back))
+    axis, shape = node.axis(-1), node.shape()
+    extent = shape[axis]
+    if not 0 <= k <= extent:
+        raise node.refuse(f"K from 0 to {extent}, the number of elements", str(k))
+    if k == 0:
+        nothing = [0 if i == axis else size for i, size in enumerate(shape)]
+        return tuple(as_expr(np.zeros(nothing, dtype)) for dtype in (node.dtype(), "int64"))
+    if k * extent > MOST_SORTED:
+        raise node.refuse(f"at most {MOST_SORTED} for K times elements", f"{k} times {extent}")
+    last = [*(i for i in range(len(shape)) if i != axis), axis]
+    moved = node.emit(relax.op.permute_dims(node[0], last))
+    matrix = node.emit(reshape(moved, [math.prod(shape) // extent, extent]))
+    largest = bool(node.attr("largest", 1))
+    places = node.emit(top_k_call(node.bb, matrix, k, largest=largest))
+    places = node.emit(reshape(places, [*(shape[i] for i in last[:-1]), k]))
+    indices = node.emit(relax.op.permute_dims(places, [last.index(i) for i in range(len(shape))]))
     indices = node.emit(relax.op.clip(indices, 0, extent - 1))  # nobody has to check them again
     return node.emit(relax.op.gather_elements(node[0], indices, axis)), indices
+
+
+@converter("ArgMax", "ArgMin")
+def _arg(node: Node) -> relax.Expr:
+    return place_of_extreme(
+        node,
+        node.axis(0),
+        largest=node.op == "ArgMax",
+        last=bool(node.attr("select_last_index", 0)),
+        keepdims=bool(node.attr("keepdims", 1)),
+    )
+
+
+def place_of_extreme(
+    node: Node, axis: int, *, largest: bool, last: bool, keepdims: bool
+) -> relax.Expr:
+    """The first or last place of the largest or least number along an axis, or of NaN.
+
+    TVM's own compares pairs of a number and its place: NaN makes any pair win, in no vectors.
+    """
+    x, shape = node[0], node.shape()
+    most = relax.op.max if largest else relax.op.min
+    found = relax.op.equal(x, node.emit(most(x, axis=[axis], keepdims=True)))
+    if "float" in node.dtype():
+        found = relax.op.logical_or(found, relax.op.isnan(x))
+    extent = shape[axis]
+    along = [extent if i == axis else 1 for i in range(len(shape))]
+    places = constant(np.arange(extent).reshape(along), "int32")
+    nowhere = constant(-1 if last else extent, "int32")
+    marked = node.emit(relax.op.where(node.emit(found), places, nowhere))
+    chosen = (relax.op.max if last else relax.op.min)(marked, axis=[axis], keepdims=keepdims)
+    return relax.op.astype(node.emit(chosen), "int64")

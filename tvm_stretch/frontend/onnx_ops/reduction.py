@@ -6,7 +6,7 @@ import numpy as np
 from tvm import relax
 
 from tvm_stretch.frontend.onnx_node import Node, Value, converter
-from tvm_stretch.frontend.onnx_ops.elementwise import cast, constant
+from tvm_stretch.frontend.onnx_ops.elementwise import cast
 
 _REDUCE = {
     "ReduceMean": relax.op.mean, "ReduceSum": relax.op.sum, "ReduceMax": relax.op.max,
@@ -35,12 +35,23 @@ def _reduce(node: Node) -> Value:
         x = relax.op.abs(x)
     if node.dtype() == "bool":
         x = relax.op.astype(x, "int8")
+    if node.op == "ReduceMean" and "int" in node.dtype():
+        return _mean_of_integers(node, axes, keepdims=keepdims)
     result = function(x, axis=axes, keepdims=keepdims) if axes else x
     if node.op == "ReduceL2":
         result = relax.op.sqrt(result)
     elif node.op == "ReduceLogSum":
         result = relax.op.log(result)
     return cast(node, node.emit(result), "bool") if node.dtype() == "bool" else result
+
+
+def _mean_of_integers(node: Node, axes: list[int], *, keepdims: bool) -> relax.Expr:
+    """In float64, as ONNX Runtime and NumPy do: a sum may be larger than the mean's type."""
+    if not axes:
+        return node[0]
+    wide = node.emit(relax.op.astype(node[0], "float64"))
+    mean = node.emit(relax.op.mean(wide, axis=axes, keepdims=keepdims))
+    return relax.op.astype(mean, node.dtype())
 
 
 def _log_sum_exp(node: Node, axes: list[int], *, keepdims: bool) -> relax.Expr:
@@ -76,17 +87,3 @@ def _of_nothing(node: Node, axes: list[int], *, keepdims: bool) -> np.ndarray:
         if keepdims or axis not in axes
     ]
     return np.full(shape, neutral, dtype)
-
-
-@converter("ArgMax", "ArgMin")
-def _arg(node: Node) -> relax.Expr:
-    function = relax.op.argmax if node.op == "ArgMax" else relax.op.argmin
-    axis = node.axis(0)
-    last = bool(node.attr("select_last_index", 0))
-    x = relax.op.flip(node[0], axis) if last else node[0]
-    found = node.emit(function(x, axis=axis, keepdims=bool(node.attr("keepdims", 1))))
-    # TVM starts from place -1, and stays there if nothing exceeds the infinity it starts from.
-    found = relax.op.maximum(found, constant(0, "int64"))
-    if last:
-        found = relax.op.subtract(constant(node.shape()[axis] - 1, "int64"), found)
-    return found

@@ -1,0 +1,170 @@
+"""TopK, ArgMax and maxima: their order, NaN, and integers whose sums are larger than they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from cpu_targets import TARGET
+from onnx import helper, numpy_helper
+from onnx_models import run_onnxruntime
+from relax_helpers import module, run
+from tvm import relax
+from tvm_stretch.targets.opencl_device import local_device
+
+import tvm_stretch as ts
+from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.frontend import load_network
+
+NAN, INF = np.nan, np.inf
+NUMBERS = np.float32(
+    [
+        [NAN, NAN, NAN, NAN],
+        [1, NAN, 3, 3],
+        [NAN, 2, 1, 2],
+        [3, 2, 2, NAN],
+        [-INF, NAN, INF, NAN],
+        [INF, 1, 2, -INF],
+        [-INF, -INF, -INF, -INF],
+        [0, 0, 0, 0],
+    ]
+)
+LONG = np.random.default_rng(0).standard_normal((3, 70)).astype("float32")
+LONG[[0, 1, 2], [33, 0, 69]] = NAN
+
+
+def one(op: str, x: np.ndarray, *constants: np.ndarray, outputs: int = 1, **attributes: object):
+    """A model of one node."""
+    weights = [numpy_helper.from_array(c, f"c{i}") for i, c in enumerate(constants)]
+    names = [f"y{i}" for i in range(outputs)]
+    node = helper.make_node(op, ["x", *(w.name for w in weights)], names, **attributes)
+    kind = helper.np_dtype_to_tensor_dtype(x.dtype)
+    graph = helper.make_graph(
+        [node],
+        "net",
+        [helper.make_tensor_value_info("x", kind, x.shape)],
+        [helper.make_empty_tensor_value_info(name) for name in names],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def answers(model: onnx.ModelProto, x: np.ndarray, target: object = TARGET) -> list[np.ndarray]:
+    result = ts.compile(model, [target], cpu_threads=1)(x)
+    return list(result) if isinstance(result, tuple) else [result]
+
+
+TARGETS = [
+    TARGET,
+    pytest.param(
+        "opencl", marks=pytest.mark.skipif(local_device() is None, reason="no OpenCL device")
+    ),
+]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=["llvm", "opencl"])
+@pytest.mark.parametrize("largest", [0, 1])
+@pytest.mark.parametrize("x", [NUMBERS, LONG], ids=["short", "long"])
+def test_top_k_is_onnx_runtimes(x: np.ndarray, largest: int, target: object) -> None:
+    model = one("TopK", x, np.array([3]), outputs=2, largest=largest)
+    for want, got in zip(run_onnxruntime(model, {"x": x}), answers(model, x, target), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_top_k_along_an_axis(axis: int) -> None:
+    x = np.random.default_rng(1).integers(0, 5, (4, 6, 5)).astype("int32")  # with many equals
+    model = one("TopK", x, np.array([4]), outputs=2, axis=axis)
+    for want, got in zip(run_onnxruntime(model, {"x": x}), answers(model, x), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("order", ["random", "ascending", "descending"])
+def test_top_k_of_many(order: str) -> None:
+    """As RT-DETR asks for it."""
+    x = np.random.default_rng(0).standard_normal((1, 8_400)).astype("float32")
+    x = {"random": x, "ascending": np.sort(x), "descending": np.sort(x)[:, ::-1].copy()}[order]
+    model = one("TopK", x, np.array([300]), outputs=2)
+    values, indices = answers(model, x)
+    places = np.argsort(-x, kind="stable")[:, :300]
+    np.testing.assert_array_equal(indices, places)
+    np.testing.assert_array_equal(values, np.take_along_axis(x, places, 1))
+
+
+def test_all_of_a_row_are_sorted_and_none_too() -> None:
+    mod = module(lambda x: relax.op.argsort(x, 1), (2, 50))
+    x = np.random.default_rng(0).standard_normal((2, 50)).astype("float32")
+    np.testing.assert_array_equal(run(load_network(mod), x)[0], np.argsort(x))
+    values, indices = answers(one("TopK", x, np.array([0]), outputs=2), x)
+    assert values.shape == indices.shape == (2, 0)
+
+
+def test_what_top_k_refuses() -> None:
+    x = np.zeros((1, 40_000), "float32")
+    with pytest.raises(UnsupportedError, match="at most 1073741824 for K times elements"):
+        load_network(one("TopK", x, np.array([40_000]), outputs=2))
+    gpu = {"kind": "opencl", "device": "adreno"}
+    plan = ts.compile(one("TopK", x, np.array([3]), outputs=2), [TARGET, gpu]).plan
+    assert "ordering.top_k: its steps need each other" in plan.explain()
+
+
+PLACES = {
+    ("ArgMax", 0): lambda x, axis: np.argmax(x, axis),
+    ("ArgMin", 0): lambda x, axis: np.argmin(x, axis),
+    ("ArgMax", 1): lambda x, axis: x.shape[axis] - 1 - np.argmax(np.flip(x, axis), axis),
+    ("ArgMin", 1): lambda x, axis: x.shape[axis] - 1 - np.argmin(np.flip(x, axis), axis),
+}
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(("op", "last"), PLACES)
+@pytest.mark.parametrize("x", [NUMBERS, LONG], ids=["short", "long"])
+def test_places_of_extremes_are_numpys(x: np.ndarray, op: str, last: int, axis: int) -> None:
+    model = one(op, x, axis=axis, keepdims=0, select_last_index=last)
+    np.testing.assert_array_equal(answers(model, x)[0], PLACES[op, last](x, axis))
+    without = np.nan_to_num(x, nan=0.5)
+    want = run_onnxruntime(model, {"x": without})[0]
+    np.testing.assert_array_equal(answers(model, without)[0], want)
+
+
+def test_places_of_relax_networks() -> None:
+    mod = module(lambda x: relax.op.argmax(x, 1, keepdims=True), NUMBERS.shape)
+    compiled = ts.compile(mod, [TARGET])
+    np.testing.assert_array_equal(compiled(NUMBERS), NUMBERS.argmax(1)[:, None])
+    mod = module(lambda x: relax.op.argmin(x), NUMBERS.shape)
+    assert ts.compile(mod, [TARGET])(NUMBERS) == NUMBERS.argmin()
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=["llvm", "opencl"])
+@pytest.mark.parametrize("axes", [[0], [1], [0, 1]])
+@pytest.mark.parametrize("x", [NUMBERS, LONG, LONG.repeat(9, 0)], ids=["short", "long", "wide"])
+def test_nan_passes_through_extremes(x: np.ndarray, axes: list[int], target: object) -> None:
+    for op, function in (("ReduceMax", np.max), ("ReduceMin", np.min)):
+        model = one(op, x, np.array(axes), keepdims=0)
+        np.testing.assert_array_equal(answers(model, x, target)[0], function(x, tuple(axes)))
+
+
+def test_nan_passes_through_pools() -> None:
+    x = np.random.default_rng(0).standard_normal((1, 20, 6, 6)).astype("float32")
+    x[0, 3, 2, 2], x[0, 5], x[0, 6] = NAN, NAN, -INF
+    windows = np.lib.stride_tricks.sliding_window_view(x, (2, 2), (2, 3))
+    model = one("MaxPool", x, kernel_shape=[2, 2])
+    np.testing.assert_array_equal(answers(model, x)[0], windows.max((-1, -2)))
+    model = one("GlobalMaxPool", x)
+    np.testing.assert_array_equal(answers(model, x)[0], x.max((2, 3), keepdims=True))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_means_of_integers_whose_sum_is_too_large(dtype: str) -> None:
+    most = np.iinfo(dtype).max
+    rows = [[most, 1, 5], [-most - 1, -1, -7], [most // 2] * 3, [-7, -8, -2], [7, 8, 2]]
+    x = np.array(rows, dtype)
+    model = one("ReduceMean", x, np.array([1]))
+    np.testing.assert_array_equal(answers(model, x)[0], run_onnxruntime(model, {"x": x})[0])
+
+
+def test_sums_of_integers_wrap_around() -> None:
+    """As ONNX's reference and NumPy do: the README lists it among the differences."""
+    x = np.int32([[2**31 - 1, 1, 5], [-(2**31), -1, -7]])
+    (got,) = answers(one("ReduceSum", x, np.array([1]), keepdims=0), x)
+    np.testing.assert_array_equal(got, x.sum(1, dtype="int32"))
