@@ -1,47 +1,87 @@
-# `make setup` once; every other target calls it and it costs nothing when nothing changed.
-# EXTRAS: what to install beside the package. CI needs no peers, so it leaves `bench` out.
+# `make setup` once; every other target calls what it needs of it, and that costs nothing when
+# nothing changed. EXTRAS: what to install beside the package. Peers are `make bench`'s.
 PYTHON ?= python3
-EXTRAS ?= test,dev,torch,bench
+EXTRAS ?= test,dev,torch
 VENV := .venv
 BIN := $(VENV)/bin
 comma := ,
 STAMP := $(VENV)/setup-$(subst $(comma),-,$(EXTRAS)).stamp
+DEMO := $(VENV)/demo.stamp
+DEVICES := $(VENV)/devices.stamp
 
 SOURCES := -name "*.c" -o -name "*.cc" -o -name "*.h"
 NATIVE := $(shell find tvm_stretch/runtime/native tvm_stretch/runtime/dsp tvm_stretch/scheduling/native \
   $(SOURCES))
 CXX_FILES := $(shell find tvm_stretch tests benchmarks $(SOURCES))
+PACKAGE := pyproject.toml CMakeLists.txt $(NATIVE)
+TOOL_PACKAGES := cmake g++
+DEMO_PACKAGES := pocl-opencl-icd
+DEVICE_PACKAGES := $(DEMO_PACKAGES) libgtest-dev qemu-user
 FULL_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross
-SYSTEM_PACKAGES := cmake g++ libgtest-dev pocl-opencl-icd qemu-user
 
 # One thread pool per process: tests run side by side, and TVM must not re-pin the caller's thread.
 export TVM_BIND_THREADS ?= 0
 
-.PHONY: setup native-tests setup-phone-peers phone phone-opencl demo test test-full lint format bench bench-static \
-  wheel clean
+.PHONY: setup setup-parts setup-peers native-tests zig-library setup-phone-peers phone phone-opencl \
+  demo test test-full lint format bench bench-static wheel clean
 
-setup: $(STAMP) native-tests
+# System packages and Python's are fetched at the same time, and so are compiled what only tests
+# need: the C++ tests under sanitizers, and zig's C library for Hexagon.
+setup:
+	@$(MAKE) --no-print-directory -j2 setup-parts
+
+setup-parts: $(STAMP) native-tests zig-library
+
+say = @echo "setup: $(1)"
+
+# Debian packages $(1), where this is Debian and we may install.
+install = \
+  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+    dpkg -s $(1) >/dev/null 2>&1 || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+      apt-get install -y -qq --no-install-recommends $(1) >/dev/null; }; \
+  fi
+
+# The environment, and what the package is built with. Debian's Python comes without what `venv` needs.
+$(BIN)/python:
+	$(call say,a virtual environment in $(VENV))
+	@$(call install,$(TOOL_PACKAGES))
+	@for tool in cmake g++; do command -v $$tool >/dev/null || echo "missing: $$tool" >&2; done
+	@$(PYTHON) -c "import ensurepip" 2>/dev/null || { $(call install,python3-venv); }
+	@$(PYTHON) -m venv $(VENV)
+
+# `--no-compile`: what is imported is compiled then, which is a small part.
+pip_install = $(BIN)/python -m pip install --quiet --no-compile \
+  --config-settings=cmake.define.TVM_STRETCH_QUICK_BUILD=ON --editable '.[$(1)]'
+
+$(STAMP): $(PACKAGE) | $(BIN)/python
+	$(call say,Python packages ($(EXTRAS)) and the C++ executor: the longest step)
+	@$(call pip_install,$(EXTRAS))
+	@touch $@ $(DEMO)
+
+# What `make demo` needs: the package, ONNX Runtime to compare with, and an OpenCL device.
+$(DEMO): $(PACKAGE) | $(BIN)/python
+	$(call say,TVM$(comma) ONNX Runtime$(comma) PoCL and the C++ executor: the longest step)
+	@{ $(call install,$(DEMO_PACKAGES)); } & $(call pip_install,quantize) && wait
+	@touch $@
+
+$(DEVICES): | $(BIN)/python
+	$(call say,system packages: $(DEVICE_PACKAGES))
+	@$(call install,$(DEVICE_PACKAGES))
+	@touch $@
 
 # the C++ tests under sanitizers, which take longer to compile than to run; tests/native runs them
-native-tests: $(STAMP)
+native-tests: $(STAMP) $(DEVICES)
 	@test ! -e /usr/include/gtest/gtest.h || $(BIN)/python tests/native/build_native.py
 
-$(STAMP): pyproject.toml CMakeLists.txt $(NATIVE)
-	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  dpkg -s $(SYSTEM_PACKAGES) >/dev/null 2>&1 || \
-	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(SYSTEM_PACKAGES); }; \
-	else \
-	  for tool in cmake g++; do command -v $$tool >/dev/null || echo "missing: $$tool" >&2; done; \
-	fi
-	@# Debian's Python comes without what `venv` needs
-	@test -x $(BIN)/python || $(PYTHON) -c "import ensurepip" 2>/dev/null || \
-	  { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
-	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv; } || \
-	  { echo "missing: python3-venv" >&2; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
-	@# zig builds its C library for Hexagon once, which takes a minute
+# zig builds its C library for Hexagon once, which takes a minute
+zig-library: $(STAMP)
 	@! $(BIN)/python -c "import ziglang" 2>/dev/null || $(BIN)/python -m tvm_stretch.codegen.dsp_code
+
+setup-peers: $(VENV)/peers.stamp
+
+$(VENV)/peers.stamp: pyproject.toml | setup
+	$(call say,the engines that `make bench` compares with)
+	@$(call pip_install,bench)
 	@touch $@
 
 # two more peers for `make bench`: their wishes for other packages differ from ours
@@ -103,7 +143,7 @@ build/phone/arm64-system/unpacked.stamp:
 	rm -r $(@D)/packages
 	touch $@
 
-demo: setup
+demo: $(DEMO)
 	$(BIN)/python -m benchmarks.demo
 
 PYTEST_OPTIONS := -n 2 --dist worksteal
@@ -144,7 +184,7 @@ format: setup
 bench-static: setup
 	$(BIN)/python -m benchmarks.static_kernels
 
-bench: setup
+bench: setup-peers
 	$(BIN)/python -m benchmarks.peers --json peers.json
 
 # What could be published, in dist/. The wheel is built from the sdist. libtvm_ffi is not put into
