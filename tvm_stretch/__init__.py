@@ -19,6 +19,7 @@ from tvm_stretch.errors import (
     InstallError,
     ModelError,
     PlanError,
+    RunCancelledError,
     RunError,
     ScheduleError,
     StretchError,
@@ -58,6 +59,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "Rules",
+    "RunCancelledError",
     "RunError",
     "ScheduleError",
     "StretchError",
@@ -108,7 +110,15 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'tvm_stretch' has no attribute {name!r}")
     with ctrl_c_waits():  # C++ may end the process if it is interrupted while it is imported
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        try:
+            return getattr(importlib.import_module(_LAZY[name]), name)
+        except RuntimeError as error:
+            if "after shutdown" not in str(error):  # as threading says it, to torch for example
+                raise
+            raise InstallError(
+                f"expected the first use of tvm_stretch before the interpreter ends, got: {error}; "
+                f"use tvm_stretch.{name} earlier, too"
+            ) from error
 
 
 def __dir__() -> list[str]:

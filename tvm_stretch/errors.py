@@ -6,6 +6,7 @@ values and the way out.
 
 from __future__ import annotations
 
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -55,6 +56,15 @@ class InputError(StretchError):
 
 class RunError(StretchError):
     """A run cannot begin: memory is missing, or the model belongs to another process."""
+
+
+class RunCancelledError(StretchError, CancelledError, kind="RunCancelled"):
+    """A run was stopped by `cancel` of its future."""
+
+    def __init__(
+        self, message: str = "expected the run to end, got a call of cancel; run it again"
+    ) -> None:
+        super().__init__(message)
 
 
 class DeviceError(StretchError):

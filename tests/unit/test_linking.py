@@ -16,7 +16,7 @@ import tvm_stretch as ts
 from tvm_stretch.codegen import linking
 from tvm_stretch.codegen.linking import linker_for
 from tvm_stretch.errors import TargetError
-from tvm_stretch.runtime.artifact import machine_of
+from tvm_stretch.runtime.artifact import machine_of, read_artifact
 
 ANDROID, LINUX = "aarch64-linux-android", "aarch64-linux-gnu"
 
@@ -89,7 +89,7 @@ def test_zig_links_for_phones(triple: str, tmp_path: Path) -> None:
     pytest.importorskip("ziglang")
     path = tmp_path / "model.so"
     foreign_model(triple).export(path)
-    assert machine_of(path) == "aarch64"
+    assert machine_of(read_artifact(path)) == "aarch64"
     readelf = shutil.which("readelf")
     if triple == ANDROID and readelf:
         found = subprocess.run(

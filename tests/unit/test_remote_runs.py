@@ -82,18 +82,18 @@ class Runs:
     def __init__(self) -> None:
         self.device: Any = Stub()
         self.executor = RemoteExecutor(self.device, lambda: self.device)
-        self._background = BackgroundRuns(self.invoke)
+        self._background = BackgroundRuns()
 
     def invoke(self, run: RemoteRun | None = None) -> list[Any]:
         return self.executor.invoke([], NOTHING, run)
 
     def start(self) -> RunFuture:
         run = RemoteRun()
-        return self._background.start((run,), run.cancel)
+        return self._background.start(lambda: self.invoke(run), run.cancel)
 
     def elsewhere(self) -> RunFuture:
         """A run of another thread."""
-        return BackgroundRuns(self.invoke).start(())
+        return BackgroundRuns().start(self.invoke, lambda: None)
 
 
 @pytest.fixture

@@ -14,11 +14,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fresh_process
 import numpy as np
 import pytest
 import tvm
 from fingerprints import fingerprint
-from small_models import WEIGHT, kernel_ir, random_input, scaled_model, scaled_reference
+from small_models import WEIGHT, build, kernel_ir, random_input, scaled_model, scaled_reference
 from tvm import topi
 from tvm.support import cc
 from tvm_stretch.targets.cpu import CHECKED_CPU_FEATURES
@@ -65,21 +66,99 @@ def test_pickle_and_copy(model: Model, artifact: Path) -> None:
             np.testing.assert_array_equal(copy.copy(again)(X), model(X))
 
 
-def test_export_when_the_file_is_gone(artifact: Path, tmp_path: Path) -> None:
-    gone = tmp_path / "gone.so"
-    gone.write_bytes(artifact.read_bytes())
-    loaded = load(gone)
-    gone.unlink()
-    with pytest.raises(ArtifactError, match="that the model was loaded from"):
-        loaded.export(tmp_path / "copy.so")
+@pytest.mark.parametrize("later", ["another network", "nothing", "gone"])
+def test_what_was_loaded_is_what_is_copied(artifact: Path, tmp_path: Path, later: str) -> None:
+    """Whatever stands under that path by then."""
+    path = tmp_path / "model.so"
+    path.write_bytes(artifact.read_bytes())
+    loaded = load(path)
+    if later == "another network":
+        squared_model().export(path)
+        assert load(path)(X)[0, 0, 0, 0] == X[0, 0, 0, 0] ** 2
+    elif later == "nothing":
+        path.write_bytes(b"")
+    else:
+        path.unlink()
+    loaded.export(tmp_path / "again.so")
+    instance = loaded.create_instance()
+    copies = (
+        pickle.loads(pickle.dumps(loaded)),
+        copy.deepcopy(loaded),
+        load(tmp_path / "again.so"),
+    )
+    for again in (loaded, instance, *copies, pickle.loads(pickle.dumps(copies[0]))):
+        np.testing.assert_allclose(again(X), scaled_reference(X), 1e-5)
 
 
-def test_model_outlives_its_file(artifact: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "gone.so"
-    copy.write_bytes(artifact.read_bytes())
-    loaded = load(copy)
-    copy.unlink()
-    np.testing.assert_allclose(loaded(X), scaled_reference(X), 1e-5)
+def squared_model() -> Model:
+    """Inputs and outputs as of `scaled_model`."""
+    return build(
+        lambda b, p: [b.emit_te(topi.multiply, p[0], p[0])], {"x": (tuple(X.shape), "float32")}
+    )
+
+
+def test_a_file_that_is_cut_off_later(artifact: Path, tmp_path: Path) -> None:
+    """Neither code nor weights are of the file: a process ends with SIGBUS for less."""
+    code = f"""
+        import os, shutil
+        from small_models import random_input, scaled_reference
+        from tvm_stretch.runtime.model import load
+        shutil.copy({str(artifact)!r}, path := {str(tmp_path / "model.so")!r})
+        loaded, x = load(path), random_input()
+        os.truncate(path, 100)
+        assert abs(loaded(x) - scaled_reference(x)).max() < 1e-5
+        assert abs(loaded.create_instance()(x) - scaled_reference(x)).max() < 1e-5
+    """
+    fresh_process.run(code)
+
+
+def open_descriptors() -> set[str]:
+    return {str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.exists()}
+
+
+def test_what_is_no_regular_file(tmp_path: Path) -> None:
+    """Others have no end, or nobody who writes."""
+    pipe = tmp_path / "pipe.so"
+    os.mkfifo(pipe)
+    before = open_descriptors()
+    for path in (pipe, Path("/dev/zero"), Path("/dev/null"), tmp_path):
+        refused(path, "expected a regular file for ")
+    endless = tmp_path / "endless.so"
+    endless.touch()
+    os.truncate(endless, 1 << 42)  # of a few bytes on the disk
+    refused(endless, "64-bit ELF")
+    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("kilobytes", [0, 20, 100])
+def test_no_memory_to_look_at_it(artifact: Path, kilobytes: int) -> None:
+    code = f"""
+        import resource
+        from pathlib import Path
+        import tvm_stretch as ts
+        def used():
+            return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        ts.load({str(artifact)!r})
+        resource.setrlimit(resource.RLIMIT_AS, (used() + ({kilobytes} << 10), -1))
+        try:
+            ts.load({str(artifact)!r})
+        except ts.RunError as error:
+            assert " free memory" in str(error), error
+        resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+        ts.load({str(artifact)!r})
+    """
+    fresh_process.run(code)
+
+
+def test_a_fork_that_ends_leaves_the_bytes_to_its_parent(model: Model) -> None:
+    again = pickle.loads(pickle.dumps(model))
+    child = os.fork()
+    if child == 0:
+        del again
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    np.testing.assert_array_equal(copy.deepcopy(again)(X), model(X))
 
 
 def loaded_libraries() -> int:
@@ -172,7 +251,6 @@ def test_truncated_file(artifact: Path, tmp_path: Path, share: float) -> None:
 
 def test_no_file_and_no_artifact(tmp_path: Path) -> None:
     refused(tmp_path / "missing.so", "readable file")
-    refused(tmp_path, "readable file")
     text = tmp_path / "text.so"
     text.write_text("not a library, but longer than the header of one is. " * 5)
     refused(text, "64-bit ELF")
@@ -191,7 +269,8 @@ def test_other_architecture(artifact: Path, tmp_path: Path) -> None:
     data = bytearray(artifact.read_bytes())
     struct.pack_into("<H", data, 18, 164)
     path = tmp_path / "other.so"
-    path.write_bytes(data)
+    path.write_bytes(data[:-24])
+    seal(path)
     refused(path, "hexagon")
 
 

@@ -130,13 +130,18 @@ class Device:
             link = self._link
             return link.ask(what, lambda: action(link), seconds or self.timeout)
 
-    def upload(self, path: Path, ending: str) -> str:
+    def upload(self, path: Path, ending: str, what: str = "") -> str:
         """Have a file there, by what is in it; returns its name.
+
+        Args:
+            path: the file.
+            ending: of its name there.
+            what: what progress calls it, if not by its name.
 
         Raises:
             DeviceError: the device does not take it.
         """
-        name, sent = stored(self, path, ending)
+        name, sent = stored(self, path, ending, what or path.name)
         self.sent_bytes += sent
         return name
 

@@ -18,14 +18,14 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from tvm import error as tvm_error
 from tvm import rpc
 
-from tvm_stretch.errors import DeviceError, last_line
+from tvm_stretch.errors import DeviceError, RunCancelledError, last_line
 from tvm_stretch.progress import ended, step
 from tvm_stretch.remote.wire import Deadline, Seat, cancel, connect, greet, readable, receive
 
@@ -124,7 +124,7 @@ class Link:
             raise failed(self.name, what, "no session any more")
         try:
             return action() if self._socket is None else self._meanwhile(action, seconds)
-        except CancelledError:  # the device has answered; it said so
+        except RunCancelledError:  # the device has answered; it said so
             raise
         except Exception as error:
             is_here = self._socket is None  # TVM's LocalSession: nothing is on its way

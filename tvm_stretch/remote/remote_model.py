@@ -10,39 +10,43 @@ The executor is opened again when its session was lost.
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import tvm
 
-from tvm_stretch.errors import ArtifactError, DeviceError
+from tvm_stretch.errors import ArtifactError, DeviceError, RunCancelledError
 from tvm_stretch.files import as_path, writing
 from tvm_stretch.lowering.graph import Graph
 from tvm_stretch.progress import step
 from tvm_stretch.remote.device import Device, RemoteModule
 from tvm_stretch.remote.link import Link
-from tvm_stretch.runtime.artifact import Parts, machine_of, write_artifact, write_weights
-from tvm_stretch.runtime.asynchronous import BackgroundRuns
+from tvm_stretch.runtime.artifact import (
+    Parts,
+    machine_of,
+    read_artifact,
+    write_artifact,
+    write_weights,
+)
+from tvm_stretch.runtime.asynchronous import RUN_NUMBERS
 from tvm_stretch.runtime.measure import BenchmarkResult
 from tvm_stretch.runtime.model import Model, require_runs
+from tvm_stretch.runtime.private_copy import PrivateCopy
 
 _LONGEST_SECONDS = 1.0  # of runs that are timed with one call
 _CANCEL_SECONDS = 5.0  # that a device may take to hear of it
 _CANCELLED = "got a call of cancel"  # as the executor says it
-_NUMBERS = itertools.count(1)  # of runs
 
 
 class RemoteRun:
     """One run on a device, and how to stop that one and no other: it is announced by a number."""
 
     def __init__(self) -> None:
-        self.number = next(_NUMBERS)
+        self.number = next(RUN_NUMBERS)
         self._cancelled = threading.Event()
         self._link: Link | None = None  # from its announcement to its end
         self._beginning = threading.Lock()
@@ -52,18 +56,18 @@ class RemoteRun:
         """While it is in progress there.
 
         Raises:
-            CancelledError: it was cancelled, before or meanwhile.
+            RunCancelledError: it was cancelled, before or meanwhile.
         """
         link.function("tvm_stretch.announce_run")(self.number)
         with self._beginning:
             if self._cancelled.is_set():
-                raise CancelledError
+                raise RunCancelledError
             self._link = link
         try:
             yield
         except tvm.error.RPCError as error:
             if self._cancelled.is_set() and _CANCELLED in str(error):
-                raise CancelledError from error
+                raise RunCancelledError from error
             raise
         finally:
             self._link = None
@@ -162,7 +166,8 @@ class RemoteModel(Model):
     def run_async(self, /, *args: object, **kwargs: object) -> Future[Any]:
         """As of `Model`."""
         run = RemoteRun()
-        return self._background.start((*self._bind(args, kwargs), run), run.cancel)
+        bound = self._bind(args, kwargs)
+        return self._background.start(lambda: self._run(*bound, run), run.cancel)
 
     def timed_run(self) -> Callable[[], float]:
         """As of `Model`, by the device's clock."""
@@ -185,7 +190,7 @@ class RemoteModel(Model):
         """Another model with the same weights and its own scratch memory, there."""
         parent = self.module
         made = RemoteExecutor(parent.device, lambda: parent.now()["create_instance"]())
-        return RemoteModel(made, parts=self._parts, path=self._path)
+        return RemoteModel(made, parts=self._parts, artifact=self._artifact)
 
     def _with_inputs(self) -> RemoteModule:
         """The module after a run; that of a later session would lack inputs."""
@@ -223,10 +228,6 @@ class RemoteModel(Model):
             return super()._what_failed()
         return None
 
-    @functools.cached_property
-    def _background(self) -> BackgroundRuns:
-        return BackgroundRuns(self._run)
-
     def _set(self, method: str, *given: Any) -> None:
         self.module.keep(method, *given)
 
@@ -239,11 +240,15 @@ def load_there(device: Device, model: Model | str | Path) -> RemoteModel:
         executor = RemoteExecutor(device, lambda: _open_parts(device, parts))
         made = RemoteModel(executor, parts=parts)
     else:
-        path = model.path if isinstance(model, Model) else as_path(model, "the artifact")
-        assert path is not None  # of a model that was loaded
-        _require_machine(device, machine_of(path))
-        executor = RemoteExecutor(device, lambda: _open_file(device, path))
-        made = RemoteModel(executor, path=path)
+        artifact = (
+            model.artifact
+            if isinstance(model, Model)
+            else read_artifact(as_path(model, "the artifact"))
+        )
+        assert artifact is not None  # of a model that was loaded
+        _require_machine(device, machine_of(artifact))
+        executor = RemoteExecutor(device, lambda: _open_artifact(device, artifact))
+        made = RemoteModel(executor, artifact=artifact)
     executor.now()
     return made
 
@@ -287,13 +292,7 @@ def _open_parts(device: Device, parts: Parts) -> RemoteModule:
     return module
 
 
-def _open_file(device: Device, path: Path) -> RemoteModule:
-    try:
-        uploaded = device.upload(path, ".so")
-    except OSError as error:
-        raise ArtifactError(
-            f"expected a readable file for the artifact, got {error}; check the path"
-        ) from error
-    module = device.open_library(uploaded)
+def _open_artifact(device: Device, artifact: PrivateCopy) -> RemoteModule:
+    module = device.open_library(device.upload(artifact.path, ".so", "the artifact"))
     module["load"]()
     return module

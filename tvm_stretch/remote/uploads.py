@@ -1,6 +1,6 @@
 """Files on a device by what is in them: whatever it has already is not sent again.
 
-    stored(device, path, ".so")      "0a1b...9f.so", which `tvm_stretch.store_path` finds there
+    stored(device, path, ".so", "it")    "0a1b...9f.so", which `tvm_stretch.store_path` finds there
 
 Pieces that become clearly shorter, as code does and weights do not, are deflated. The device keeps
 the files: a server of ours beyond the session, TVM's Python server as long as the
@@ -34,7 +34,7 @@ class Asks(Protocol):
         """The answer of a global function there."""
 
 
-def stored(device: Asks, path: Path, ending: str) -> tuple[str, int]:
+def stored(device: Asks, path: Path, ending: str, what: str) -> tuple[str, int]:
     """Have a file on the device.
 
     Returns:
@@ -52,7 +52,7 @@ def stored(device: Asks, path: Path, ending: str) -> tuple[str, int]:
         size = path.stat().st_size
         pieces, sent = max(1, -(-size // PIECE)), 0
         for number in range(pieces):
-            count(f"sending {path.name}: piece", number + 1, pieces)
+            count(f"sending {what}: piece", number + 1, pieces)
             sent += _send(device, name, number * PIECE, file.read(PIECE))
     load_native_library()
     total = tvm.get_global_func("tvm_stretch.fingerprint_file")(str(path), size)

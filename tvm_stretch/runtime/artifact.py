@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import tvm
@@ -33,7 +34,8 @@ from tvm_stretch.errors import ArtifactError, RunError, TargetError
 from tvm_stretch.files import held, remove_abandoned, writing
 from tvm_stretch.lowering.graph import Graph
 from tvm_stretch.runtime.autoload import load_native_library
-from tvm_stretch.runtime.seal import check_seal, seal
+from tvm_stretch.runtime.private_copy import PrivateCopy
+from tvm_stretch.runtime.seal import check_seal, require_seal, seal
 
 EXECUTOR_KIND = "tvm_stretch.executor"
 
@@ -167,16 +169,10 @@ def _write_weights(folder: Path, weights: tvm.runtime.Tensor) -> Path:
     return source
 
 
-def copy_artifact(source: Path, path: Path) -> None:
-    """Copy an artifact; the copy appears complete or not at all."""
-    try:
-        original = source.open("rb")
-    except OSError as error:
-        raise ArtifactError(
-            f"expected the artifact that the model was loaded from, got {error}; compile it again"
-        ) from error
-    with original, _written_beside(path) as folder, (folder / path.name).open("wb") as copy:
-        shutil.copyfileobj(original, copy, 1 << 20)
+def copy_artifact(source: PrivateCopy, path: Path) -> None:
+    """Write an artifact that was loaded; the copy appears complete or not at all."""
+    with _written_beside(path) as folder:
+        shutil.copyfile(source.path, folder / path.name)
 
 
 @contextlib.contextmanager
@@ -217,31 +213,63 @@ def _remove_leftovers(path: Path) -> None:
             remove_abandoned(folder)
 
 
-def open_artifact(path: Path) -> tvm.runtime.Module:
-    """Open and check an artifact; its weights are prepared when this returns.
+def read_artifact(path: Path) -> PrivateCopy:
+    """The bytes of an artifact, which are what `Model.export` wrote.
 
     Raises:
-        ArtifactError: the file is missing, truncated, damaged, no artifact, or made for another
-            version or processor.
+        ArtifactError: the file is missing, no regular one, truncated, damaged or no artifact.
+        RunError: there is no memory for it.
     """
-    machine = machine_of(path)
+    copy = PrivateCopy.of_file(path, _check_frame)
+    check_artifact(copy)
+    return copy
+
+
+def check_artifact(copy: PrivateCopy) -> None:
+    """Refuse damage, which the system's loader would not survive."""
+    with copy.path.open("rb") as file:
+        _check_frame(file, copy.name)
+    check_seal(copy.path, copy.name)
+
+
+def _check_frame(file: BinaryIO, name: str) -> None:
+    """What is quickly looked at, before many bytes are."""
+    read_machine(file, name)
+    require_seal(file, name)
+
+
+def open_artifact(artifact: PrivateCopy) -> tvm.runtime.Module:
+    """The executor of an artifact; its weights are prepared when this returns.
+
+    Raises:
+        ArtifactError: it was made for another version or processor, or is none.
+        RunError: memory is missing.
+    """
+    machine = machine_of(artifact)
     if machine != platform.machine():
         raise ArtifactError(
-            f"expected an artifact for {platform.machine()} for {path}, got one for {machine}; "
-            "compile for this machine"
+            f"expected an artifact for {platform.machine()} for {artifact.name}, got one for "
+            f"{machine}; compile for this machine"
         )
-    check_seal(path)
     try:
-        module = _load_library(path)
+        module = _load_library(artifact.path)
     except Exception as error:  # tvm-ffi maps C++ errors onto many Python types
+        if _NO_MEMORY in str(error):
+            raise RunError(
+                f"expected {artifact.size} bytes of free memory for {artifact.name}, got none; "
+                "free some"
+            ) from error
         raise ArtifactError(_explain(error)) from error
     if module.kind != EXECUTOR_KIND:
         raise ArtifactError(
-            f"expected an artifact of tvm_stretch for {path}, got a library of kind "
+            f"expected an artifact of tvm_stretch for {artifact.name}, got a library of kind "
             f"{module.kind}; open it with tvm.runtime.load_module"
         )
     load_executor(module)
     return module
+
+
+_NO_MEMORY = "Cannot allocate memory"  # as the system's loader says it
 
 
 def _load_library(path: Path) -> tvm.runtime.Module:
@@ -250,8 +278,8 @@ def _load_library(path: Path) -> tvm.runtime.Module:
     The system's loader goes by names: it would answer with the library that stood there before.
     """
     with tempfile.TemporaryDirectory() as folder:
-        link = Path(folder, path.name).with_suffix(".so")
-        link.symlink_to(path.resolve())
+        link = Path(folder, "model.so")
+        link.symlink_to(path)
         # TVM's load_module follows the link, and keeps every library until the process ends.
         return tvm_ffi.load_module(link, keep_module_alive=False)
 
@@ -280,38 +308,39 @@ _SEGMENT = struct.Struct("<IIQQQQQQ")
 _LOAD_SEGMENT = 1
 
 
-def machine_of(path: Path) -> str:
+def machine_of(artifact: PrivateCopy) -> str:
+    """The machine that an artifact is for, as `platform.machine` names them."""
+    with artifact.path.open("rb") as file:
+        return read_machine(file, artifact.name)
+
+
+def read_machine(file: BinaryIO, name: str) -> str:
     """The machine that a library is for, as `platform.machine` names them.
 
     Raises:
         ArtifactError: `dlopen` would crash on the file: it maps a truncated one and dies when
             reading it.
     """
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            header = file.read(_ELF.size)
-            if len(header) < _ELF.size or header[:6] != b"\x7fELF\x02\x01":
-                raise ArtifactError(
-                    f"expected a 64-bit ELF library for {path}, got {header[:8]!r}; "
-                    "give the path of an exported model"
-                )
-            fields = _ELF.unpack(header)
-            machine, program_offset, section_offset = fields[4], fields[7], fields[8]
-            segment_size, segments, section_size, sections = fields[11:15]
-            file.seek(min(program_offset, size))  # beyond it, a file refuses some numbers itself
-            table = file.read(segment_size * segments)
-    except OSError as error:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    header = file.read(_ELF.size)
+    if len(header) < _ELF.size or header[:6] != b"\x7fELF\x02\x01":
         raise ArtifactError(
-            f"expected a readable file for the artifact, got {error}; check the path"
-        ) from error
+            f"expected a 64-bit ELF library for {name}, got {header[:8]!r}; "
+            "give the path of an exported model"
+        )
+    fields = _ELF.unpack(header)
+    machine, program_offset, section_offset = fields[4], fields[7], fields[8]
+    segment_size, segments, section_size, sections = fields[11:15]
+    file.seek(min(program_offset, size))  # beyond it, a file refuses some numbers itself
+    table = file.read(segment_size * segments)
     ends = [section_offset + section_size * sections, program_offset + segment_size * segments]
     if len(table) == segment_size * segments and segment_size == _SEGMENT.size:
         rows = _SEGMENT.iter_unpack(table)
         ends += [row[2] + row[5] for row in rows if row[0] == _LOAD_SEGMENT]
     if max(ends) > size:
         raise ArtifactError(
-            f"expected at least {max(ends)} bytes for {path}, got {size}; "
+            f"expected at least {max(ends)} bytes for {name}, got {size}; "
             "the file is truncated: copy or export it again"
         )
     return MACHINES.get(machine, f"machine {machine}")

@@ -2,39 +2,53 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
 from typing import Any
 
+import tvm
 import tvm_ffi
 
-from tvm_stretch.errors import RunError, tell_tvm
+from tvm_stretch.errors import RunCancelledError, RunError, tell_tvm
 
 tell_tvm()
-tvm_ffi.register_error("RunCancelled", CancelledError)  # see errors.h
 # Most of a compile is our passes, which TVM calls: Ctrl-C in them would be a RuntimeError.
 tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
+
+RUN_NUMBERS = itertools.count(1)
+"""Of runs that can be cancelled; no two in this process have the same."""
 
 
 class RunFuture(Future[Any]):
     """The outputs of a run that goes on in the background."""
 
-    def __init__(self, stop: Callable[[RunFuture], None]) -> None:
+    def __init__(self, stop: Callable[[], None]) -> None:
         super().__init__()
         self._stop = stop
         self._process = os.getpid()
 
     def result(self, timeout: float | None = None) -> Any:
-        """The outputs, as of a call."""
+        """The outputs, as of a call.
+
+        Raises:
+            RunCancelledError: it was cancelled, before or meanwhile.
+        """
         self._require_thread()
-        return super().result(timeout)
+        try:
+            return super().result(timeout)
+        except CancelledError as error:
+            raise _as_ours(error) from None
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """What a call would raise."""
         self._require_thread()
-        return super().exception(timeout)
+        try:
+            return super().exception(timeout)
+        except CancelledError as error:
+            raise _as_ours(error) from None
 
     def _require_thread(self) -> None:
         if self._process != os.getpid() and not self.done():
@@ -44,60 +58,89 @@ class RunFuture(Future[Any]):
             )
 
     def cancel(self) -> bool:
-        """Stop the run.
+        """Stop the run, and no other one.
 
         Returns:
             Whether the run was still waiting for its turn: then it never begins. One in progress
             is asked to stop, and its regions that have not begun never do: `result()` then raises
-            `CancelledError`, unless the last region had begun already.
+            `RunCancelledError`, unless the last region had begun already.
         """
         if super().cancel():
             return True
-        self._stop(self)
+        if not self.done():
+            self._stop()
         return False
+
+
+def _as_ours(error: CancelledError) -> RunCancelledError:
+    return error if isinstance(error, RunCancelledError) else RunCancelledError()
+
+
+class LocalRun:
+    """A run in this process that can be stopped, whether its turn has come or will."""
+
+    def __init__(self) -> None:
+        self._number = next(RUN_NUMBERS)
+        self._cancelled = threading.Event()
+
+    def __call__(self, action: Callable[[], Any]) -> Any:
+        """The result of an action that runs a model once, on this thread.
+
+        Raises:
+            RunCancelledError: it was cancelled, before or meanwhile.
+        """
+        announce = tvm.get_global_func("tvm_stretch.announce_run")
+        announce(self._number)
+        try:
+            if self._cancelled.is_set():
+                raise RunCancelledError
+            return action()
+        finally:
+            announce(0)  # the next run of this thread is another one
+
+    def cancel(self) -> None:
+        """Stop it, from another thread."""
+        self._cancelled.set()
+        tvm.get_global_func("tvm_stretch.cancel_run")(self._number)
 
 
 class BackgroundRuns:
     """Runs of one instance of a model, one after the other, on a thread of their own."""
 
-    def __init__(self, run: Callable[..., Any], stop: Callable[[], None] | None = None) -> None:
-        """Call `run` for outputs; `stop` ends whatever call is in progress, at once."""
-        self._run = run
-        self._stop = stop
+    def __init__(self) -> None:
         self._begin()
 
     def _begin(self) -> None:
+        from concurrent.futures import ThreadPoolExecutor  # not while the interpreter ends
+
         self._process = os.getpid()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tvm_stretch")
-        self._lock = threading.Lock()  # guards `_current`, and that it is the one that is stopped
-        self._current: RunFuture | None = None
 
-    def start(self, arguments: Sequence[Any], stop: Callable[[], None] | None = None) -> RunFuture:
-        """Run when all earlier runs are done; `stop` ends this run alone, and may take its time."""
+    def start(self, run: Callable[[], Any], stop: Callable[[], None]) -> RunFuture:
+        """Run when all earlier runs are done; `stop` ends this run alone, and may take its time.
+
+        Raises:
+            RunError: the interpreter is ending.
+        """
         if self._process != os.getpid():
             self._begin()  # a fork has no threads but the one that forked
-        future = RunFuture(self._stop_current if stop is None else lambda _: stop())
-        self._thread.submit(self._work, future, arguments)
+        future = RunFuture(stop)
+        try:
+            self._thread.submit(_work, future, run)
+        except RuntimeError as error:
+            raise RunError(
+                f"expected an interpreter that goes on for run_async, got: {error}; call the "
+                "model itself, or begin the run earlier"
+            ) from error
         return future
 
-    def _stop_current(self, future: RunFuture) -> None:
-        """Ask the run to stop if it is in progress."""
-        with self._lock:
-            if self._current is future and self._stop is not None:
-                self._stop()
 
-    def _work(self, future: RunFuture, arguments: Sequence[Any]) -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        with self._lock:
-            self._current = future
-        try:
-            result, error = self._run(*arguments), None
-        except BaseException as caught:  # whatever it is belongs to who asks for the result
-            result, error = None, caught
-        with self._lock:
-            self._current = None
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
+def _work(future: RunFuture, run: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = run()
+    except BaseException as caught:  # whatever it is belongs to who asks for the result
+        future.set_exception(caught)
+    else:
+        future.set_result(result)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 from functools import cache
 from pathlib import Path
@@ -37,3 +38,13 @@ def load_native_library() -> None:
     """Load the library once; loading registers its functions with tvm-ffi."""
     tell_tvm()
     ctypes.CDLL(str(find_file("lib/libtvm_stretch_runtime.so")), ctypes.RTLD_LOCAL)
+    _outlive_daemon_threads()
+
+
+def _outlive_daemon_threads() -> None:
+    """Keep threads that are in a run when Python ends from coming back to it; see calls.h."""
+    import tvm_ffi
+
+    end_calls = tvm_ffi.get_global_func("tvm_stretch.end_calls")
+    if end_calls.release_gil:  # else no other thread is in a run then, and would keep the lock
+        atexit.register(end_calls)

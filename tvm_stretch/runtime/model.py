@@ -10,7 +10,6 @@ import math
 import tempfile
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -26,15 +25,18 @@ from tvm_stretch.plan.plan import Plan
 from tvm_stretch.progress import step
 from tvm_stretch.runtime.artifact import (
     Parts,
+    check_artifact,
     copy_artifact,
     load_executor,
     open_artifact,
+    read_artifact,
     write_artifact,
 )
-from tvm_stretch.runtime.asynchronous import BackgroundRuns
+from tvm_stretch.runtime.asynchronous import BackgroundRuns, LocalRun
 from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.runtime.measure import BenchmarkResult, ProfileResult, summarize_profile
 from tvm_stretch.runtime.plans_of_model import Executor, PlansOfModel
+from tvm_stretch.runtime.private_copy import PrivateCopy
 from tvm_stretch.runtime.report import write_report
 from tvm_stretch.runtime.timeline import Timeline, read_timeline
 from tvm_stretch.runtime.values import (
@@ -63,18 +65,18 @@ class Model(PlansOfModel):
         module: Executor,
         *,
         parts: Parts | None = None,
-        path: Path | None = None,
+        artifact: PrivateCopy | None = None,
     ) -> None:
         """Wrap an executor; `load` and `build_model` are the ways to get one.
 
         Args:
             module: a module of kind `tvm_stretch.executor`.
             parts: what `export` has to write, for a model that was just compiled.
-            path: the artifact that the model was loaded from.
+            artifact: what the model was loaded from.
         """
         self.module = module
         self._parts = parts
-        self._path = path
+        self._artifact = artifact
         self._warned = False  # that a processor is lost, or made a run take another plan
 
     @classmethod
@@ -103,9 +105,9 @@ class Model(PlansOfModel):
         return self._parts
 
     @property
-    def path(self) -> Path | None:
-        """The artifact that it was loaded from, if it was."""
-        return self._path
+    def artifact(self) -> PrivateCopy | None:
+        """What it was loaded from, if it was; what stands under that path may be another by now."""
+        return self._artifact
 
     @functools.cached_property
     def graph(self) -> Graph:
@@ -172,12 +174,14 @@ class Model(PlansOfModel):
         Runs of one model follow each other; the inputs must not change before theirs is done.
 
         Returns:
-            The future of the outputs; `cancel` also stops a run that is in progress.
+            The future of the outputs; `cancel` also stops a run that is in progress, and no other.
 
         Raises:
             InputError: an input is missing, unknown or has the wrong shape, dtype or device.
+            RunError: the interpreter is ending.
         """
-        return self._background.start(self._bind(args, kwargs))
+        run, bound = LocalRun(), self._bind(args, kwargs)
+        return self._background.start(lambda: run(lambda: self._run(*bound)), run.cancel)
 
     def timed_run(self) -> Callable[[], float]:
         """Set every input to noise; returns what runs the network and tells the seconds."""
@@ -285,7 +289,7 @@ class Model(PlansOfModel):
     def create_instance(self) -> Model:
         """Another model with the same weights and its own scratch memory."""
         instance = self.module["create_instance"]()
-        return Model(instance, parts=self._parts, path=self._path)
+        return Model(instance, parts=self._parts, artifact=self._artifact)
 
     def export(self, path: str | Path, *, fcompile: Callable[..., object] | None = None) -> None:
         """Write the artifact: one shared library that `load` and TVM's `load_module` open.
@@ -303,16 +307,18 @@ class Model(PlansOfModel):
         path = as_path(path, "the artifact")
         if self._parts is not None:
             write_artifact(path, self._parts, fcompile)
-        elif self._path is not None and fcompile is None:
-            copy_artifact(self._path, path)
+        elif self._artifact is not None and fcompile is None:
+            copy_artifact(self._artifact, path)
         else:
             raise ArtifactError(
                 "expected a model that was just compiled for export with fcompile, got one that "
-                f"was loaded from {self._path}; compile it again"
+                "was loaded; compile it again"
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For `pickle` and `copy`: the artifact, from which a new model is loaded."""
+        if self._artifact is not None:
+            return _load_bytes, (self._artifact.read(),)
         with tempfile.TemporaryDirectory() as folder:
             self.export(path := Path(folder, "model.so"))
             return _load_bytes, (path.read_bytes(),)
@@ -364,7 +370,7 @@ class Model(PlansOfModel):
 
     @functools.cached_property
     def _background(self) -> BackgroundRuns:
-        return BackgroundRuns(self._run, self.module["cancel"])
+        return BackgroundRuns()
 
     @functools.cached_property
     def _input_specs(self) -> dict[str, Tensor]:
@@ -440,27 +446,31 @@ def load(path: str | Path) -> Model:
     Raises:
         ArtifactError: the file is missing, truncated, damaged, no artifact, made for another
             version or processor, or does not run as its plan says.
+        RunError: there is no memory for it: a loaded model keeps the bytes of its artifact.
     """
     load_native_library()
     path = as_path(path, "the artifact")
-    model = Model(open_artifact(path), path=path.resolve())
+    return _opened(read_artifact(path))
+
+
+def _load_bytes(data: bytes) -> Model:
+    """The model of an artifact's bytes, which `pickle` has."""
+    load_native_library()
+    artifact = PrivateCopy.of_bytes("a pickled model", data)
+    check_artifact(artifact)
+    return _opened(artifact)
+
+
+def _opened(artifact: PrivateCopy) -> Model:
+    """The model of an artifact that was checked."""
+    model = Model(open_artifact(artifact), artifact=artifact)
     if model.graph.plan:
         for plan in model.plans.values():
-            _check_execution(plan, path)
+            _check_execution(plan, artifact.name)
     return model
 
 
-def _load_bytes(artifact: bytes) -> Model:
-    """The model of an artifact's bytes; they stay in a file as long as it lives, for `export`."""
-    folder = tempfile.TemporaryDirectory()
-    path = Path(folder.name, "model.so")
-    path.write_bytes(artifact)
-    model = load(path)
-    weakref.finalize(model, folder.cleanup)
-    return model
-
-
-def _check_execution(plan: Plan, path: Path) -> None:
+def _check_execution(plan: Plan, path: str) -> None:
     """Refuse an artifact that would not run as its plan says."""
     if plan.execution is not None and plan.execution.strays:
         raise ArtifactError(

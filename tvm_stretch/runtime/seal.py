@@ -8,8 +8,10 @@ damage would crash the process, at the latest when a kernel runs: it is found be
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
+from typing import BinaryIO
 
 import tvm
 
@@ -27,27 +29,47 @@ def seal(path: Path) -> None:
         file.write(_SEAL.pack(_MAGIC, size, _fingerprint(path, size)))
 
 
-def check_seal(path: Path) -> None:
+def require_seal(file: BinaryIO, name: str) -> tuple[int, int]:
+    """Size and fingerprint of the library, as the end of the file says.
+
+    Raises:
+        ArtifactError: it was never sealed, or is longer or shorter now.
+    """
+    size = file.seek(0, os.SEEK_END) - _SEAL.size
+    file.seek(max(size, 0))
+    magic, sealed, fingerprint = _SEAL.unpack(file.read().rjust(_SEAL.size, b"\0"))
+    if magic != _MAGIC:
+        raise ArtifactError(
+            f"expected an artifact of tvm_stretch for {name}, got a library without the end that "
+            "Model.export writes; export it again, and do not strip it"
+        )
+    if sealed != size:
+        raise _damaged(name)
+    return sealed, fingerprint
+
+
+def check_seal(path: Path, name: str) -> None:
     """Refuse a file that is not what `seal` has seen.
+
+    Args:
+        path: the file, which nobody changes meanwhile.
+        name: what the user calls it.
 
     Raises:
         ArtifactError: it is damaged, truncated, or was never sealed.
+        RunError: there is no memory to look at it.
     """
     with path.open("rb") as file:
-        size = file.seek(0, 2) - _SEAL.size
-        file.seek(max(size, 0))
-        end = file.read()
-    magic, sealed, fingerprint = _SEAL.unpack(end.rjust(_SEAL.size, b"\0"))
-    if magic != _MAGIC:
-        raise ArtifactError(
-            f"expected an artifact of tvm_stretch for {path}, got a library without the end that "
-            "Model.export writes; export it again, and do not strip it"
-        )
-    if sealed != size or fingerprint != _fingerprint(path, size):
-        raise ArtifactError(
-            f"expected the bytes that were exported for {path}, got damaged ones; "
-            "copy or export it again"
-        )
+        size, fingerprint = require_seal(file, name)
+    if fingerprint != _fingerprint(path, size):
+        raise _damaged(name)
+
+
+def _damaged(name: str) -> ArtifactError:
+    return ArtifactError(
+        f"expected the bytes that were exported for {name}, got damaged ones; "
+        "copy or export it again"
+    )
 
 
 def _fingerprint(path: Path, size: int) -> int:

@@ -12,8 +12,6 @@
 #include <sstream>
 #include <utility>
 
-#include "errors.h"
-
 namespace tvm_stretch {
 
 namespace ffi = tvm::ffi;
@@ -92,15 +90,8 @@ void ThreadCores::Set(const Cores& cores) {
 // Cores that went offline meanwhile leave it where it is.
 void ThreadCores::Apply() const { (void)Move(thread_, wanted_.empty() ? before_ : wanted_); }
 
-void CheckThreads(int threads) {
-  if (threads == 1) return;
-  thread_local const pid_t process = getpid();  // a pool belongs to one thread
-  if (process != getpid()) throw ForkError("a model with several threads");
-}
-
 void UseThreads(int threads) {
   if (threads == 1) return;
-  CheckThreads(threads);
   // The workers share the cores: nothing is pinned, so several instances do not end up on the same
   // core, and an outer `taskset` is respected.
   thread_local std::pair<int, Cores> configured{1, {}};

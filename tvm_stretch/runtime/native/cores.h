@@ -56,10 +56,6 @@ class ThreadCores {
   Cores wanted_;
 };
 
-// Throws RunError if the calling thread's pool of TVM was left behind in the process that this one
-// is a fork of: work for it would wait forever.
-void CheckThreads(int threads);
-
 // Gives TVM's thread pool of the calling thread `threads` workers, on the cores that the calling
 // thread may use now. One thread: the kernels are serial and the pool is never touched.
 void UseThreads(int threads);

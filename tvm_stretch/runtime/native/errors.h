@@ -18,11 +18,10 @@ inline constexpr const char* kDeviceError = "DeviceError";
 inline constexpr const char* kRunCancelled = "RunCancelled";
 
 // A fork has the memory of its parent, but neither its threads nor those of its drivers.
-inline tvm::ffi::Error ForkError(const std::string& what) {
+inline tvm::ffi::Error ForkError() {
   return tvm::ffi::Error(kRunError,
-                         "expected " + what +
-                             " in the process that began to use it, got a fork of that one; load "
-                             "the model in the new process, or start processes with spawn",
+                         "expected a model in the process that began to use it, got a fork of that "
+                         "one; start processes with spawn, and load the model there",
                          "");
 }
 

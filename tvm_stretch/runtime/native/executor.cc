@@ -32,8 +32,10 @@
 #include <sstream>
 #include <string_view>
 
+#include "calls.h"
 #include "cpu_features.h"
 #include "errors.h"
+#include "forked.h"
 #include "instance.h"
 #include "ports.h"
 #include "program.h"
@@ -80,9 +82,15 @@ class Executor final : public ffi::ModuleObj {
   ffi::Function Locked(Method method) {
     auto self = ffi::GetObjectPtr<ffi::Object>(this);  // the function keeps the module alive
     return ffi::Function::FromPacked([self, this, method](Args args, ffi::Any* result) {
+      const CallScope scope;
       const std::unique_lock<std::mutex> lock = Lock();
+      const auto call = [&] { *result = (this->*method)(args); };
       try {
-        *result = (this->*method)(args);
+        if (spec_.threads > 1 && IsForkedThread()) {
+          OnThreadOfThisProcess(call);
+        } else {
+          call();
+        }
       } catch (const std::bad_alloc&) {
         throw NoMemoryError();
       }
@@ -143,6 +151,7 @@ void RequireCount(const ffi::PackedArgs& args, int low, int high, const char* me
 }
 
 ffi::Optional<ffi::Function> Executor::GetFunction(const ffi::String& name) {
+  const CallScope scope;
   if (name == "set_input") return Locked(&Executor::SetInput);
   if (name == "run") return Locked(&Executor::Run);
   if (name == "get_output") return Locked(&Executor::GetOutput);
@@ -178,7 +187,7 @@ std::unique_lock<std::mutex> Executor::Lock() {
   const std::lock_guard<std::mutex> one(moving);
   if (process_ == getpid()) return std::unique_lock<std::mutex>(mutex_);
   std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-  if (!lock || BelongsToFork()) throw ForkError("a model");
+  if (!lock || BelongsToFork()) throw ForkError();
   process_ = getpid();
   return lock;
 }
@@ -226,6 +235,7 @@ Instance& Executor::instance() {
 ffi::Function Executor::CancelFunction() {
   auto self = ffi::GetObjectPtr<ffi::Object>(this);
   return ffi::Function::FromTyped([self, this]() {
+    const CallScope scope;
     if (Instance* instance = running_) instance->Cancel();
   });
 }
@@ -234,11 +244,12 @@ ffi::Function Executor::CancelFunction() {
 ffi::Function Executor::HealthFunction() {
   auto self = ffi::GetObjectPtr<ffi::Object>(this);
   return ffi::Function::FromTyped([self, this]() {
+    const CallScope scope;
     if (running_ == nullptr) {
       const std::unique_lock<std::mutex> lock = Lock();
       instance();
     }
-    if (BelongsToFork()) throw ForkError("a model");
+    if (BelongsToFork()) throw ForkError();
     return ffi::String(running_.load()->Health());
   });
 }

@@ -1,8 +1,9 @@
 #include "instance.h"
 
 #include <algorithm>
-#include <atomic>
+#include <map>
 #include <set>
+#include <utility>
 
 #include "errors.h"
 
@@ -44,12 +45,20 @@ void ForEachTensor(const GraphSpec& spec, const RegionSpec& region, const Visit&
   }
 }
 
+struct AnnouncedRun {
+  bool is_cancelled = false;
+  Instance* instance = nullptr;  // since it began
+};
+
 struct Instances {
   std::mutex mutex;  // guards what follows, and that no instance goes while it is cancelled
   std::set<Instance*> all;
-  std::atomic<int64_t> announced{0};  // the number of the next run
-  int64_t cancelled = 0;              // that of a run which had not begun then
+  std::map<int64_t, AnnouncedRun> announced;  // until they end
+  int64_t cancelled = 0;                      // before it was announced
 };
+
+// The number of the next run that this thread begins.
+thread_local int64_t next_number = 0;
 
 Instances& AllInstances() {
   static Instances& instances = *new Instances();
@@ -67,17 +76,28 @@ std::vector<int64_t> ExpectedTimes(const GraphSpec& spec) {
 void AnnounceRun(int64_t number) {
   Instances& instances = AllInstances();
   std::lock_guard<std::mutex> lock(instances.mutex);
-  instances.announced = number;
+  instances.announced.erase(next_number);
+  next_number = number;
+  if (number != 0) instances.announced[number] = {number == instances.cancelled, nullptr};
 }
 
 void CancelRun(int64_t number) {
   if (number == 0) return;  // nobody announced that
   Instances& instances = AllInstances();
   std::lock_guard<std::mutex> lock(instances.mutex);
-  instances.cancelled = number;
-  for (Instance* instance : instances.all) {
-    if (instance->number_ == number) instance->CancelHere();
+  auto found = instances.announced.find(number);
+  if (found == instances.announced.end()) {
+    instances.cancelled = number;
+    return;
   }
+  found->second.is_cancelled = true;
+  if (found->second.instance != nullptr) found->second.instance->CancelHere();
+}
+
+void CancelAllRuns() {
+  Instances& instances = AllInstances();
+  std::lock_guard<std::mutex> lock(instances.mutex);
+  for (Instance* instance : instances.all) instance->Cancel();
 }
 
 Instance::Instance(std::shared_ptr<const Program> program)
@@ -192,14 +212,13 @@ void Instance::BindRegions(BoundPlan* plan) {
 }
 
 void Instance::Run(bool traced) {
-  CheckThreads(spec_.threads);  // while nothing has begun
   TryAgain();
   {
     std::lock_guard<std::mutex> lock(run_mutex_);
     is_cancelled_ = false;
     if (spare_) spare_->Reset();
   }
-  if (AllInstances().announced != 0) TakeNumber();
+  if (next_number != 0) TakeNumber();
   Failure failure = IsLost() ? std::nullopt : RunPlans(traced);
   ran_spare_ = IsLost();
   if (ran_spare_) {
@@ -210,10 +229,7 @@ void Instance::Run(bool traced) {
     std::lock_guard<std::mutex> lock(run_mutex_);
     running_ = nullptr;
   }
-  if (number_ != 0) {
-    std::lock_guard<std::mutex> lock(AllInstances().mutex);
-    number_ = 0;
-  }
+  if (number_ != 0) ForgetNumber();
   if (failure) throw *failure;
 }
 
@@ -221,8 +237,16 @@ void Instance::Run(bool traced) {
 void Instance::TakeNumber() {
   Instances& instances = AllInstances();
   std::lock_guard<std::mutex> lock(instances.mutex);
-  number_ = instances.announced.exchange(0);
-  if (number_ != 0 && number_ == instances.cancelled) CancelHere();
+  number_ = std::exchange(next_number, 0);
+  AnnouncedRun& run = instances.announced[number_];
+  run.instance = this;
+  if (run.is_cancelled) CancelHere();
+}
+
+void Instance::ForgetNumber() {
+  Instances& instances = AllInstances();
+  std::lock_guard<std::mutex> lock(instances.mutex);
+  instances.announced.erase(std::exchange(number_, 0));
 }
 
 // From now on the present plan can be cancelled; if it was already, before it began, it is again.

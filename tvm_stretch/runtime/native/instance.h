@@ -72,6 +72,7 @@ class Instance {
 
  private:
   friend void CancelRun(int64_t number);
+  friend void CancelAllRuns();
 
   // What a run of one plan needs.
   struct BoundPlan {
@@ -98,6 +99,7 @@ class Instance {
   void CancelTasks();
   void CancelHere();
   void TakeNumber();
+  void ForgetNumber();
   bool TakeAnother(const std::vector<bool>& without);
   const RegionSpec* FirstFailed(const BoundPlan& plan, Failure* failure);
   ffi::Error InContext(const ffi::Error& error, const RegionSpec& region) const;
@@ -124,18 +126,22 @@ class Instance {
   std::mutex run_mutex_;  // guards the two below, and that only its tasks are cancelled
   const BoundPlan* running_ = nullptr;  // while a run is in progress
   bool is_cancelled_ = false;
-  int64_t number_ = 0;  // of the run, as it was announced; guarded as the list of instances is
+  int64_t number_ = 0;  // of the run, as it was announced; 0: it was not
   int64_t began_ = 0;
   const BoundPlan* last_run_ = nullptr;  // whose spans there are
   bool ran_spare_ = false;               // in that run
 };
 
-// The next run in this process is the one that the caller calls by this number, which is not 0. For
-// servers of sessions, in which one thread runs everything.
+// The next run that this thread begins is the one that others call by this number. 0: it has none,
+// and one that was announced before never begins.
 void AnnounceRun(int64_t number);
 
-// Stops the run of this number, whether it began or will, and no other one. Any thread.
+// Stops the run of this number, whether it began or will, and no other one. Any thread. Of those
+// that were not even announced, only the last is remembered.
 void CancelRun(int64_t number);
+
+// Stops whatever is in progress in this process.
+void CancelAllRuns();
 
 }  // namespace tvm_stretch
 

@@ -162,6 +162,7 @@ int64_t FingerprintFile(const ffi::String& path, int64_t bytes) {
                    ? MAP_FAILED
                    : mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE | kPopulate, fd, 0);
   if (fd >= 0) close(fd);
+  if (data == MAP_FAILED && fd >= 0 && errno == ENOMEM) RefuseMemory(bytes);
   if (data == MAP_FAILED) {
     TVM_FFI_THROW(RuntimeError) << "expected a file of " << bytes << " bytes in '" << path
                                 << "', got: " << std::strerror(errno) << "; check the file";

@@ -1,6 +1,7 @@
 #include "build.h"
 
 #include <tvm/ffi/function.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
@@ -76,7 +77,8 @@ std::string BinaryOf(const Program& program) {
   return code == CL_SUCCESS ? binary : "";
 }
 
-// Tells the user that the driver is compiling, once that takes noticeably long.
+// Tells the user that the driver is compiling, once that takes noticeably long: whoever asked to be
+// told, else the terminal, if there is one.
 class Progress {
  public:
   explicit Progress(size_t total) : total_(total) {}
@@ -86,7 +88,7 @@ class Progress {
     next_ = Clock::now() + kInterval;
     if (auto report = ffi::Function::GetGlobal("tvm_stretch.opencl_progress")) {
       (*report)(static_cast<int64_t>(done), static_cast<int64_t>(total_));
-    } else {
+    } else if (isatty(STDERR_FILENO) == 1) {
       std::fprintf(stderr, "tvm_stretch: compiled %zu of %zu OpenCL programs\n", done, total_);
     }
   }

@@ -13,7 +13,8 @@ namespace tvm_stretch::opencl {
 
 // One program per source, in their order; taken from the cache on disk where it has them. Throws
 // DeviceError with the compiler's log. Long builds are reported: to the global function
-// `tvm_stretch.opencl_progress`(programs done, programs in all) if there is one, else on stderr.
+// `tvm_stretch.opencl_progress`(programs done, programs in all) if there is one, else on a
+// terminal.
 std::vector<Program> BuildPrograms(const Device& device, const std::vector<std::string>& sources,
                                    const std::string& options);
 

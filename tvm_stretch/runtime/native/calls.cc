@@ -1,0 +1,120 @@
+#include "calls.h"
+
+#include <pthread.h>
+#include <tvm/ffi/reflection/registry.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "instance.h"
+#include "processor.h"
+
+namespace tvm_stretch {
+namespace {
+
+constexpr std::chrono::seconds kLongestWait{2};  // for a kernel that is in progress
+constexpr std::chrono::milliseconds kPause{1};
+// Who has returned from a call may still wait for the interpreter's lock, to go on in Python.
+constexpr int64_t kReturning = 100'000'000;  // ns
+
+// A thread that has called.
+struct Caller {
+  Caller();
+  ~Caller();
+
+  std::atomic<int> depth{0};  // of calls in progress
+  std::atomic<bool> stays{false};
+  std::atomic<int64_t> returned{0};  // when the last call did
+};
+
+struct Callers {
+  std::mutex mutex;  // guards what follows
+  std::set<Caller*> all;
+};
+
+Callers& AllCallers() {
+  static Callers& callers = *new Callers();
+  return callers;
+}
+
+Caller::Caller() {
+  std::lock_guard<std::mutex> lock(AllCallers().mutex);
+  AllCallers().all.insert(this);
+}
+
+Caller::~Caller() {
+  std::lock_guard<std::mutex> lock(AllCallers().mutex);
+  AllCallers().all.erase(this);
+}
+
+Caller& ThisCaller() {
+  thread_local Caller caller;
+  return caller;
+}
+
+std::atomic<Caller*> ender{nullptr};
+
+void StayIfEnding(Caller* caller) {
+  if (ender == nullptr || ender == caller) return;
+  caller->stays = true;
+  for (;;) pause();
+}
+
+bool IsAway(const Caller* caller) {
+  if (caller->stays || caller == ender) return true;
+  return caller->depth == 0 && Now() - caller->returned > kReturning;
+}
+
+bool AreAllAway() {
+  std::lock_guard<std::mutex> lock(AllCallers().mutex);
+  return std::all_of(AllCallers().all.begin(), AllCallers().all.end(), IsAway);
+}
+
+// In a fork there are no other threads.
+void OnlyThisThread() {
+  Caller& caller = ThisCaller();
+  AllCallers().all = {&caller};
+  AllCallers().mutex.unlock();
+}
+
+[[maybe_unused]] const int at_fork = pthread_atfork(
+    [] {
+      ThisCaller();
+      AllCallers().mutex.lock();
+    },
+    [] { AllCallers().mutex.unlock(); }, OnlyThisThread);
+
+}  // namespace
+
+CallScope::CallScope() {
+  Caller& caller = ThisCaller();
+  ++caller.depth;
+  StayIfEnding(&caller);
+}
+
+CallScope::~CallScope() {
+  Caller& caller = ThisCaller();
+  caller.returned = Now();
+  --caller.depth;
+  StayIfEnding(&caller);
+}
+
+void EndCalls() {
+  ender = &ThisCaller();
+  CancelAllRuns();
+  const auto end = std::chrono::steady_clock::now() + kLongestWait;
+  while (!AreAllAway() && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+TVM_FFI_STATIC_INIT_BLOCK() {
+  tvm::ffi::reflection::GlobalDef().def("tvm_stretch.end_calls", EndCalls);
+}
+
+}  // namespace tvm_stretch
