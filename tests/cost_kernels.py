@@ -21,7 +21,7 @@ def conv(channels: int, size: int = 28, kernel: int = 1, outputs: int | None = N
     shape = ConvShape(
         1, channels, (size, size), outputs or channels, (kernel, kernel), (1, 1), (pad,) * 4
     )
-    return template_features(choose_conv(shape, MACHINE, 8), Epilogue(), MACHINE)
+    return template_features(choose_conv(shape, MACHINE, 8), Epilogue(), MACHINE, 4)
 
 
 def some_convs(count: int, seed: int = 0) -> list[Features]:

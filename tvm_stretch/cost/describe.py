@@ -92,7 +92,7 @@ def describe_apart(
     if anchored is None:
         return generic_features(function, statements, sizes, machine), None
     epilogue = anchored.epilogue()
-    features = template_features(anchored.config, epilogue, machine)
+    features = template_features(anchored.config, epilogue, machine, anchored.item_bytes)
     if anchored.template not in _WHOLE:
         features = _part_of_winograd(features, anchored.template, sizes, epilogue)
     return features, anchored
@@ -113,6 +113,7 @@ class Anchored:
         flops: of what is fused behind it.
         operands: shapes of what that reads beside the template's result, and bytes of an element.
         out_bytes: of the kernel's result.
+        item_bytes: of an element of what the template reads.
     """
 
     template: str
@@ -120,6 +121,7 @@ class Anchored:
     flops: float
     operands: tuple[tuple[tuple[int, ...], int], ...]
     out_bytes: int
+    item_bytes: int
 
     def epilogue(self) -> Epilogue:
         """What is fused behind the template."""
@@ -139,8 +141,9 @@ def _anchored(function: tirx.PrimFunc, statements: list[Statement]) -> Anchored 
         template,
         config,
         sum(float(block.elements * block.arithmetic) for block in statements[last + 1 :]),
-        tuple((_shape(param), _bytes(param) // max(1, prod(_shape(param)))) for param in behind),
+        tuple((_shape(param), dtype_bytes(str(param.dtype))) for param in behind),
         _bytes(function.params[-1]),
+        dtype_bytes(str(function.params[0].dtype)),
     )
 
 
@@ -154,21 +157,25 @@ def read_config(mark: str) -> Config | None:
     return config
 
 
-def template_features(config: Config, epilogue: Epilogue, machine: VectorMachine) -> Features:
-    """Features of a kernel of one of the templates."""
+def template_features(
+    config: Config, epilogue: Epilogue, machine: VectorMachine, item: int
+) -> Features:
+    """Features of a kernel of one of the templates, whose numbers have ``item`` bytes.
+
+    Weights of integers may be wider than their pixels, which counts little.
+    """
     if isinstance(config, WinogradConfig):
-        return _winograd(config, epilogue, machine)
+        return _winograd(config, epilogue, machine, item)
     if isinstance(config, WindowConfig):
-        return _window(config, epilogue)
-    return _conv(config, epilogue, machine)
+        return _window(config, epilogue, item)
+    return _conv(config, epilogue, machine, item)
 
 
-def _conv(cfg: ConvConfig, epilogue: Epilogue, machine: VectorMachine) -> ConvFeatures:
+def _conv(cfg: ConvConfig, epilogue: Epilogue, machine: VectorMachine, item: int) -> ConvFeatures:
     height, width = cfg.out_size
     taps = cfg.kernel[0] * cfg.kernel[1]
     dense = cfg.kernel == (1, 1) and cfg.in_size[1] == 1
     row = height * width if cfg.pointwise else width
-    item = _item_bytes(cfg)
     return _CONVS[isinstance(cfg, OfWords), dense](
         flops=2.0 * _outputs(cfg) * cfg.in_channels // cfg.groups * taps,
         in_bytes=item * cfg.batch * cfg.in_blocks * cfg.data_block * prod(cfg.in_size)
@@ -194,6 +201,7 @@ def _conv(cfg: ConvConfig, epilogue: Epilogue, machine: VectorMachine) -> ConvFe
         tail_pixels=min(balanced(row, cfg.pixels)),
         tail_out_vectors=cfg.out_blocks % cfg.oc_blocks,
         vector_lanes=cfg.lanes,
+        item_bytes=item,
     )
 
 
@@ -209,20 +217,17 @@ def _cycles(cfg: ConvConfig, machine: VectorMachine) -> float:
     return conv_cycles(cfg, machine)
 
 
-def _item_bytes(cfg: ConvConfig | WindowConfig) -> int:
-    """Of a pixel; weights of integers may be wider than that, which counts little."""
-    return 1 if isinstance(cfg, OfWords) else 4
-
-
-def _winograd(cfg: WinogradConfig, epilogue: Epilogue, machine: VectorMachine) -> WinogradFeatures:
+def _winograd(
+    cfg: WinogradConfig, epilogue: Epilogue, machine: VectorMachine, item: int
+) -> WinogradFeatures:
     height, width = cfg.out_size
     tiles = prod(cfg.tiles)
     outputs = cfg.parts * cfg.out_blocks * cfg.lanes
     return WinogradFeatures(
         flops=18.0 * _outputs(cfg) * cfg.in_channels // cfg.groups,
-        in_bytes=4 * cfg.batch * cfg.in_channels * prod(cfg.in_size) + epilogue.bytes,
-        weight_bytes=4 * cfg.alpha**2 * cfg.in_blocks * cfg.lanes * outputs,
-        out_bytes=epilogue.out_bytes or 4 * cfg.batch * outputs * height * width,
+        in_bytes=item * cfg.batch * cfg.in_channels * prod(cfg.in_size) + epilogue.bytes,
+        weight_bytes=item * cfg.alpha**2 * cfg.in_blocks * cfg.lanes * outputs,
+        out_bytes=epilogue.out_bytes or item * cfg.batch * outputs * height * width,
         epilogue_flops=epilogue.flops,
         model_cycles=conv_cycles(cfg, machine),
         in_channels=cfg.in_channels,
@@ -238,6 +243,7 @@ def _winograd(cfg: WinogradConfig, epilogue: Epilogue, machine: VectorMachine) -
         register_out_vectors=cfg.oc_blocks,
         tail_tiles=min(balanced(tiles, cfg.pixels)),
         vector_lanes=cfg.lanes,
+        item_bytes=item,
     )
 
 
@@ -263,12 +269,11 @@ def _outputs(cfg: ConvConfig | WinogradConfig) -> int:
     return cfg.batch * cfg.out_channels * prod(cfg.out_size)
 
 
-def _window(cfg: WindowConfig, epilogue: Epilogue) -> WindowFeatures:
+def _window(cfg: WindowConfig, epilogue: Epilogue, item: int) -> WindowFeatures:
     height, width = cfg.out_size
     taps = prod(cfg.kernel)
     outputs = cfg.batch * cfg.blocks * cfg.lanes * height * width
-    depthwise, item = cfg.kind == "depthwise", _item_bytes(cfg)
-    integers = isinstance(cfg, OfWords)
+    depthwise, integers = cfg.kind == "depthwise", isinstance(cfg, OfWords)
     inside = [_taps_inside(cfg, axis) for axis in (0, 1)]
     values: dict[str, Any] = {
         "flops": (2.0 if depthwise else 1.0) * outputs * taps,
@@ -286,6 +291,7 @@ def _window(cfg: WindowConfig, epilogue: Epilogue) -> WindowFeatures:
         "dilation_pixels": max(cfg.dilation),
         "outside_taps_permille": round(1000 * (1 - inside[0] * inside[1])),
         "vector_lanes": cfg.lanes,
+        "item_bytes": item,
     }
     if depthwise:
         return (IntegerDepthwiseFeatures if integers else DepthwiseFeatures)(**values)

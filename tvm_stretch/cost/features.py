@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import Format
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Raise it whenever a field of a feature class changes; files of another version are refused."""
 
 MEASUREMENTS = Format(
@@ -29,7 +29,7 @@ _TYPICAL_ROUND_BYTES = 128 << 20
 _LARGEST = 2**62
 _AT_LEAST_ONE = frozenset(
     {
-        *("vector_lanes", "tile_pixels", "tile_out_vectors", "groups"),
+        *("vector_lanes", "item_bytes", "tile_pixels", "tile_out_vectors", "groups"),
         *("merged_groups", "register_tiles", "register_out_vectors"),
         *("out_height_pixels", "out_width_pixels", "tiles"),
     }
@@ -50,7 +50,8 @@ class Features:
         round_bytes: what the processor touches between two runs of the kernel, a whole network as
             a rule. It decides in which memory the weights are found.
         reuse_bytes: what it touched since the kernel's inputs were read or written, on average.
-        vector_lanes: float32 in a vector of the processor; what is counted in vectors has them.
+        vector_lanes: numbers in a vector of the processor; what is counted in vectors has them.
+        item_bytes: of a number that it reads: 4 of float32, 2 of float16, 1 of 8-bit integers.
     """
 
     family: ClassVar[str] = ""
@@ -64,6 +65,7 @@ class Features:
     round_bytes: int = field(default=_TYPICAL_ROUND_BYTES, kw_only=True)
     reuse_bytes: int = field(default=0, kw_only=True)
     vector_lanes: int = field(default=8, kw_only=True)
+    item_bytes: int = field(default=4, kw_only=True)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ def phases(kernel: Features) -> Phases:
 
 def hints(kernel: Features) -> list[float]:
     """Ratios that trees would otherwise have to find: how well registers and caches are used."""
-    elements = max(1.0, kernel.out_bytes / 4)
+    elements = max(1.0, kernel.out_bytes / kernel.item_bytes)
     found = [kernel.epilogue_flops / elements, kernel.flops / max(1, kernel.total_bytes)]
     if isinstance(kernel, ConvFeatures):
         found.append(kernel.flops / (32 * max(1.0, _tile_cycles(kernel)[0])))
@@ -70,10 +70,11 @@ def _memory(kernel: Features) -> Phases:
     """Weights from where the rest of the network left them, inputs from where they were written."""
     weights, read, written = kernel.weight_bytes, kernel.in_bytes, kernel.out_bytes
     if isinstance(kernel, GenericFeatures):
-        read = min(read, 4 * kernel.loads)  # a slice reads a part
+        read = min(read, kernel.item_bytes * kernel.loads)  # a slice reads a part
     beyond_l2 = _missing(kernel.round_bytes, _L2_BYTES)
     beyond_l3 = _missing(kernel.round_bytes, _L3_BYTES)
     since = kernel.reuse_bytes + read  # the end of a tensor pushes its beginning out
+    cheap = _CHEAP * written / kernel.item_bytes
     return {
         "weights_memory": weights * beyond_l3 / 12,
         "weights_cache": weights * beyond_l2 * (1 - beyond_l3) / 30,
@@ -82,8 +83,8 @@ def _memory(kernel: Features) -> Phases:
         "input_memory": read * _missing(since, _L3_BYTES) / 12,
         "output": written / 30,
         "large_output": written * _missing(written, _L2_BYTES) / 12,
-        "epilogue": min(kernel.epilogue_flops, _CHEAP * written / 4) / 20,
-        "functions": max(0.0, kernel.epilogue_flops - _CHEAP * written / 4) / 20,
+        "epilogue": min(kernel.epilogue_flops, cheap) / 20,
+        "functions": max(0.0, kernel.epilogue_flops - cheap) / 20,
     }
 
 
@@ -124,7 +125,8 @@ def _tile_cycles(kernel: ConvFeatures) -> tuple[float, float, float]:
 def _slab_bytes(kernel: ConvFeatures) -> float:
     """Weights of one group of output channels, which every tile reads."""
     taps = kernel.kernel_height_taps * kernel.kernel_width_taps
-    return 4.0 * kernel.tile_out_vectors * kernel.vector_lanes * kernel.reduce_lanes * taps
+    width = kernel.item_bytes * kernel.tile_out_vectors * kernel.vector_lanes
+    return float(width * kernel.reduce_lanes * taps)
 
 
 def _winograd(kernel: WinogradFeatures) -> Phases:
@@ -140,7 +142,7 @@ def _winograd(kernel: WinogradFeatures) -> Phases:
         for size in balanced(kernel.tiles, kernel.register_tiles)
     )
     product = square * parts * kernel.reduce_lanes * steps
-    between = 4.0 * square * kernel.tiles * (inputs + outputs) * lanes
+    between = kernel.item_bytes * square * kernel.tiles * (inputs + outputs) * lanes
     return {
         "multiply": kernel.product_stages * product / _GIGAHERTZ,
         "input_transform": kernel.input_stages * kernel.tiles * parts * inputs * square / 2,

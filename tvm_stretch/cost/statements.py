@@ -19,6 +19,7 @@ from tvm.ir import Call
 from tvm.ir.expr import TensorLoad
 
 from tvm_stretch.cost.features import GenericFeatures
+from tvm_stretch.ir.views import dtype_bytes
 from tvm_stretch.targets.kernels.concat import takes_concat
 from tvm_stretch.targets.kernels.fused import ANNOTATION, split_fused
 from tvm_stretch.targets.kernels.machine import VectorMachine
@@ -71,6 +72,7 @@ def generic_features(
         inner_elements=last.inner,
         stages=len(statements),
         vector_lanes=machine.lanes,
+        item_bytes=dtype_bytes(str(function.params[0].dtype)) if sizes else 4,
     )
 
 

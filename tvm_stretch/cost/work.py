@@ -18,10 +18,6 @@ from tvm_stretch.cost.features import (
     DepthwiseFeatures,
     Features,
     GenericFeatures,
-    IntegerConvFeatures,
-    IntegerDenseFeatures,
-    IntegerDepthwiseFeatures,
-    PoolFeatures,
     RunFeatures,
     TransferFeatures,
     WinogradFeatures,
@@ -124,18 +120,10 @@ def work_of_kernel(kernel: Features) -> Work:
 
 
 def _value_bytes(kernel: Features) -> int:
-    """Of what a kernel reads and writes: 8 bits in quantised networks."""
-    if isinstance(kernel, _INTEGERS):
-        return 1
+    """Of what a kernel reads and writes."""
     if isinstance(kernel, GenericFeatures):  # by what it writes, if that is more than one number
         return max(1, min(_FLOAT_BYTES, kernel.out_bytes // max(1, kernel.out_elements)))
-    if isinstance(kernel, PoolFeatures):
-        values = kernel.channels * kernel.out_height_pixels * kernel.out_width_pixels
-        return _FLOAT_BYTES if kernel.out_bytes >= _FLOAT_BYTES * values else 1
-    return _FLOAT_BYTES
-
-
-_INTEGERS = (IntegerConvFeatures, IntegerDenseFeatures, IntegerDepthwiseFeatures)
+    return kernel.item_bytes
 
 
 def work_of_group(group: Group) -> Work:

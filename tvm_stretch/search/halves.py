@@ -65,7 +65,8 @@ def half_of(
         if kernel.anchored is not None:
             config = _half_config(group.anchor, kernel.anchored.config, along, extent, machine)
             epilogue = _half_epilogue(kernel.anchored, config, along)
-            found.append(template_features(config, epilogue, machine))
+            item = kernel.anchored.item_bytes
+            found.append(template_features(config, epilogue, machine, item))
         elif along == "rows":
             found.append(_fewer_rows(kernel, group.anchor, extent))
         elif along == "outputs" and has_template:
@@ -204,7 +205,7 @@ def _fewer_rows(kernel: GroupKernel, anchor: Operator, extent: int) -> Features:
 
 _UNSCALED = (
     *("reduce_steps", "inner_elements", "stages"),
-    *("round_bytes", "reuse_bytes", "vector_lanes"),
+    *("round_bytes", "reuse_bytes", "vector_lanes", "item_bytes"),
 )
 
 

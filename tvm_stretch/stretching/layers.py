@@ -37,6 +37,7 @@ Channels = Callable[[str], int]
 """How many channels a tensor has."""
 
 _ELEMENTWISE_FLOPS = 2.0
+_FLOAT_BYTES = 4
 """For each result of a convolution: what it adds, and an activation."""
 
 
@@ -98,16 +99,17 @@ class Layer:
 def _features(layer: Layer, machine: VectorMachine) -> Features:
     if layer.kind == "pool":
         assert layer.source is not None
-        return template_features(pool_config(machine, layer.source.call), Epilogue(), machine)
+        pool = pool_config(machine, layer.source.call)
+        return template_features(pool, Epilogue(), machine, _FLOAT_BYTES)
     if layer.shape is None:
         return describe_copy(layer.bytes, machine)
     flops = _ELEMENTWISE_FLOPS * layer.out_pixels * layer.shape.out_channels
     epilogue = Epilogue(flops, layer.bytes)
     if layer.kind == "dense":
         config = choose_conv(layer.shape, machine, machine.lanes)
-        return template_features(config, epilogue, machine)
+        return template_features(config, epilogue, machine, _FLOAT_BYTES)
     block = 1 if layer.shape.in_channels < 4 else machine.lanes  # an image is no blocks yet
-    return template_features(_config(layer.shape, machine, block), epilogue, machine)
+    return template_features(_config(layer.shape, machine, block), epilogue, machine, _FLOAT_BYTES)
 
 
 def _config(shape: ConvShape, machine: VectorMachine, block: int) -> Config:
