@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from relax_helpers import module, op_names, random_const, run
 from tvm import relax
 
+from tvm_stretch.cli.arguments import parser
 from tvm_stretch.errors import InputError, ModelError, UnsupportedError
 from tvm_stretch.frontend import load_network
 
@@ -257,6 +261,37 @@ def test_relax_module_with_shapes_that_do_not_fit(
     with pytest.raises(error) as caught:
         load_network(mod, shapes)
     assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("dims", "said"),
+    [
+        ([["N", 3, 4]], 'shapes={"x0": (1, 3, 4)}, or --shape x0=1,3,4 on the command line'),
+        ([["N", 3], ["N", 5], [2, 2]], '"x0": (1, 3), "x1": (1, 5)}, or --shape x0=1,3 --shape'),
+        ([["N", 3, "H", "W"]], '"x0": (1, 3, 224, 224)}'),
+        ([["N", 3, "frames", 8]], "with your numbers for frames"),
+        ([[2, 3], ["N", "N"]], 'shapes={"x1": (1, 1)}, or --shape x1=1,1 on the command line'),
+    ],
+)
+def test_what_closes_open_dimensions_is_ready_to_paste(dims: list[list], said: str) -> None:
+    names = [f"x{i}" for i in range(len(dims))]
+    nodes = [node("ReduceMax", name, f"y{name}", keepdims=0) for name in names]
+    proto = model(nodes, [info(n, d) for n, d in zip(names, dims, strict=True)], ["yx0"])
+    with pytest.raises(ModelError) as caught:
+        load_network(proto)
+    message = str(caught.value)
+    assert said in message
+    shapes = ast.literal_eval(re.search(r"shapes=(\{.*?\})", message)[1])
+    load_network(proto, shapes)
+    words = shlex.split(re.search(r"--shape .*(?= on the command line)", message)[0])
+    given = dict(parser().parse_args(["compile", "net.onnx", "-o", "net.so", *words]).shapes)
+    assert given == shapes
+
+
+def test_a_relax_module_says_what_closes_its_dimensions() -> None:
+    mod = module(lambda x: relax.op.nn.relu(x), ("n", 3, "m"))
+    with pytest.raises(ModelError, match=r'"x0": \(1, 3, 100\)\}.* with your numbers for m'):
+        load_network(mod)
 
 
 def test_relax_module_without_main() -> None:

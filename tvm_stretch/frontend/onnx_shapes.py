@@ -7,7 +7,9 @@ Shapes that the graph computes become constants when it is translated, so that a
 
 from __future__ import annotations
 
+import json
 import operator
+import shlex
 from collections.abc import Mapping, Sequence
 
 import onnx
@@ -42,7 +44,8 @@ def fix_shapes(network: OnnxNetwork, shapes: Mapping[str, Sequence[int]] | None)
         if name in wanted:
             _set_shape(by_name[name], wanted[name], bound)
     for name in names:
-        _close_shape(by_name[name], bound)
+        _bind_names(by_name[name], bound)
+    _refuse_open([by_name[name] for name in names])
     network.inputs = [by_name[name] for name in names]
     del network.model.graph.value_info[:]
     for output in network.model.graph.output:
@@ -102,24 +105,76 @@ def _set_shape(value: onnx.ValueInfoProto, wanted: list[int], bound: dict[str, i
         tensor.shape.dim.add().dim_value = size
 
 
-def _close_shape(value: onnx.ValueInfoProto, bound: dict[str, int]) -> None:
-    """Fill named dimensions that ``shapes`` fixed elsewhere; refuse what stays open."""
-    tensor = value.type.tensor_type
-    example = f'shapes={{"{value.name}": (...)}}'
-    if not tensor.HasField("shape"):
-        raise ModelError(
-            f"expected a static shape for input {value.name!r}, got unknown rank; pass {example}"
-        )
-    for index, dim in enumerate(tensor.shape.dim):
-        if dim.WhichOneof("value") != "dim_value":
-            if dim.dim_param not in bound:
-                label = dim.dim_param or "unnamed"
-                raise ModelError(
-                    f"expected a static shape for input {value.name!r}, got "
-                    f"{describe_shape(value)} "
-                    f"with dimension {index} ({label}) left open; pass {example}"
-                )
+def _bind_names(value: onnx.ValueInfoProto, bound: dict[str, int]) -> None:
+    """Fill named dimensions that ``shapes`` fixes elsewhere."""
+    for dim in value.type.tensor_type.shape.dim:
+        if dim.WhichOneof("value") == "dim_param" and dim.dim_param in bound:
             dim.dim_value = bound[dim.dim_param]
+
+
+def _refuse_open(values: Sequence[onnx.ValueInfoProto]) -> None:
+    """Refuse dimensions that stay open, with a way to close those of all inputs."""
+    given = {v.name: _dimensions(v) for v in values}
+    for value in values:
+        dims = given[value.name]
+        if dims is None:
+            raise ModelError(
+                f"expected a static shape for input {value.name!r}, got unknown rank; pass "
+                f"{how_to_close(given)}"
+            )
+        left = [str(dim) for dim in dims if not isinstance(dim, int)]
+        if left:
+            raise ModelError(
+                f"expected a static shape for input {value.name!r}, got {describe_shape(value)} "
+                f"with {' and '.join(left)} left open; pass {how_to_close(given)}"
+            )
+
+
+Dimensions = Sequence[int | str]
+"""Sizes, and names of those that are open."""
+
+_EXAMPLE, _PIXELS = 100, 224
+"""Numbers for open dimensions: of steps in time and the like, and of images."""
+
+
+def _dimensions(value: onnx.ValueInfoProto) -> Dimensions | None:
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    return [
+        dim.dim_value
+        if dim.WhichOneof("value") == "dim_value"
+        else dim.dim_param or f"dimension {i} of {value.name!r}"
+        for i, dim in enumerate(tensor.shape.dim)
+    ]
+
+
+def how_to_close(given: Mapping[str, Dimensions | None]) -> str:
+    """What to pass for the inputs that have open dimensions, to be copied into a call or a shell.
+
+    ``{"x": ["N", 3, "frames"]}`` -> ``shapes={"x": (1, 3, 100)}, or --shape x=1,3,100 on the
+    command line, with your numbers for frames``. A first dimension counts the inputs of a batch:
+    one is what most people want.
+    """
+    numbers: dict[int | str, int] = {d[0]: 1 for d in given.values() if d and isinstance(d[0], str)}
+    guessed: list[str] = []
+    shapes: dict[str, list[int]] = {}
+    for name, dims in given.items():
+        if dims is None:
+            return f"shapes={{{json.dumps(name)}: (...)}}"
+        left = [dim for dim in dims if isinstance(dim, str)]
+        is_image = len(dims) == 4 and all(isinstance(dim, str) for dim in dims[2:])
+        for dim in left:
+            if dim not in numbers:
+                numbers[dim] = _PIXELS if is_image else _EXAMPLE
+                guessed.append(dim)
+        if left:
+            shapes[name] = [dim if isinstance(dim, int) else numbers[dim] for dim in dims]
+    call = ", ".join(f"{json.dumps(n)}: {tuple(s)}" for n, s in shapes.items())
+    words = (shlex.quote(f"{n}={','.join(map(str, s))}") for n, s in shapes.items())
+    command = " ".join(f"--shape {word}" for word in words)
+    own = f", with your numbers for {' and '.join(guessed)}" if guessed else ""
+    return f"shapes={{{call}}}, or {command} on the command line{own}"
 
 
 def describe_shape(value: onnx.ValueInfoProto) -> str:

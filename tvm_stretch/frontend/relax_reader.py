@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.errors import InputError, ModelError, UnsupportedError
-from tvm_stretch.frontend.onnx_shapes import sizes_of
+from tvm_stretch.frontend.onnx_shapes import how_to_close, sizes_of
 from tvm_stretch.frontend.relax_ordering import expand_ordering
 
 
@@ -38,8 +38,7 @@ def read_relax(
     bindings = _bind_dimensions(main.params, dict(shapes or {}))
     if bindings:
         mod = relax.transform.BindSymbolicVars(bindings, "main")(mod)
-    for param in mod["main"].params:
-        _check_static(param)
+    _check_static(mod["main"].params)
     return expand_ordering(mod)
 
 
@@ -89,15 +88,24 @@ def _dimensions(param: relax.Var) -> list[tvm.ir.Expr] | None:
     return None if shape is None else list(shape.values)
 
 
-def _check_static(param: relax.Var) -> None:
-    if not isinstance(param.ty, relax.TensorType):
-        raise UnsupportedError(
-            f"expected a tensor for input {param.name!r}, got {param.ty}; pass tensors one by one"
-        )
+def _check_static(params: Sequence[relax.Var]) -> None:
+    for param in params:
+        if not isinstance(param.ty, relax.TensorType):
+            raise UnsupportedError(
+                f"expected a tensor for input {param.name!r}, got {param.ty}; pass tensors one by "
+                "one"
+            )
+    given = {param.name: _sizes(param) for param in params}
+    for param in params:
+        dims = given[param.name]
+        if dims is None or not all(isinstance(d, int) for d in dims):
+            raise ModelError(
+                f"expected a static shape for input {param.name!r}, got {param.ty} with an open "
+                f"dimension; pass {how_to_close(given)}"
+            )
+
+
+def _sizes(param: relax.Var) -> list[int | str] | None:
+    """Sizes, and the names of open dimensions."""
     dims = _dimensions(param)
-    if dims is None or not all(isinstance(d, tvm.tirx.IntImm) for d in dims):
-        raise ModelError(
-            f"expected a static shape for input {param.name!r}, got {param.ty} with an open "
-            "dimension; "
-            f'pass shapes={{"{param.name}": (...)}}'
-        )
+    return dims and [int(d) if isinstance(d, tvm.tirx.IntImm) else str(d) for d in dims]
