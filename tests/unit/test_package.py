@@ -18,7 +18,7 @@ else:
     tomllib = pytest.importorskip("tomli")
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("tvm_stretch", "passes", "targets", "tests", "tutorials", "benchmarks")
+FOLDERS = ("tvm_stretch", "passes", "targets", "tests", "tutorials", "benchmarks", "docs")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -51,9 +51,10 @@ def test_what_judges_the_code_is_pinned(project: dict[str, Any]) -> None:
     assert {"ruff", "mypy", "clang-format"} <= pinned
 
 
-def test_readme_names_all_dependencies(project: dict[str, Any]) -> None:
+def test_the_page_on_installing_names_all_dependencies(project: dict[str, Any]) -> None:
     """For those who install them by hand, to have the small xgboost."""
-    line = re.search(r"^pip install (.*xgboost-cpu)$", README, re.MULTILINE)
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    line = re.search(r"^pip install (.*xgboost-cpu)$", page, re.MULTILINE)
     assert line is not None
     by_hand = line[1].replace('"', "").split()
     assert by_hand == [name.replace("xgboost", "xgboost-cpu") for name in project["dependencies"]]
@@ -66,18 +67,25 @@ def test_readme_stands_alone() -> None:
     assert [target for target in targets if not target.startswith("https://")] == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+DOCS = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *DOCS])
 def test_pages_name_what_there_is(page: str) -> None:
     """By the path, or by the last part of it where the sentence says the folder."""
     words = re.findall(
         r"`([\w/.]+(?:\.(?:py|md|cc|h|svg|toml)|/))`", (ROOT / page).read_text("utf-8")
     )
-    assert words
     made = {"dist/"}  # by `make wheel`
     there = [str(path) for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
     named = {word for word in set(words) - made if not (ROOT / word).exists()}
     missing = [w for w in named if not any(path.endswith(f"/{w.rstrip('/')}") for path in there)]
     assert missing == []
+    assert len((ROOT / page).read_text("utf-8").splitlines()) <= 150
+
+
+def test_the_readme_names_every_page() -> None:
+    assert [page for page in DOCS if f"`{page}`" not in README] == []
 
 
 def test_sdist_brings_what_tests_need(tmp_path: Path) -> None:
@@ -90,7 +98,7 @@ def test_sdist_brings_what_tests_need(tmp_path: Path) -> None:
         str(path.relative_to(ROOT))
         for folder in FOLDERS
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in {".py", ".cc", ".h", ".json", ".txt", ".svg"} and path.is_file()
+        if path.suffix in {".py", ".cc", ".h", ".json", ".md", ".txt", ".svg"} and path.is_file()
     }
     around = {"CMakeLists.txt", "Makefile", "LICENSE", "CHANGELOG.md", ".clang-format", ".ci/run"}
     assert (sources | around) - names == set()
