@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -121,6 +122,8 @@ def tvm_target(item: str | Attributes | Target) -> Target:
     Raises:
         TargetError: TVM knows no such kind, or no such attribute of it.
     """
+    if not isinstance(item, Target):
+        _refuse_foreign(item)
     try:
         return Target(dict(item) if isinstance(item, Mapping) else item)
     except (ValueError, TypeError, RuntimeError) as error:
@@ -135,6 +138,17 @@ def tvm_target(item: str | Attributes | Target) -> Target:
             f"expected a TVM target for targets, got {item!r}; "
             f"use a kind such as 'llvm', a dict, a tag or a Target ({_last_line(error)})"
         ) from error
+
+
+def _refuse_foreign(item: str | Attributes) -> None:
+    """Kinds that TVM knows and nobody registered: it would look for their drivers, and warn."""
+    said: Any = item
+    if isinstance(item, str) and item.lstrip().startswith("{"):
+        with suppress(ValueError, RecursionError):  # no JSON: TVM says what is wrong with it
+            said = json.loads(item)
+    kind = said.get("kind") if isinstance(said, Mapping) else said
+    if isinstance(kind, str) and kind not in _KINDS and kind in Target.list_kinds():
+        kind_of({"kind": kind})
 
 
 def _names() -> str:

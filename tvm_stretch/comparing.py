@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from tvm_stretch.arguments import named_arguments
 from tvm_stretch.compiler import compile
 from tvm_stretch.errors import DeviceError, InputError, StretchError, last_line
 from tvm_stretch.measuring.fleet import Fleet
@@ -111,6 +112,7 @@ class PlanTable:
         return f"best for all: {best}, which costs {', '.join(said)}"
 
 
+@named_arguments
 def compare_plans(
     source: object,
     devices: Sequence[Device] | Fleet,

@@ -16,10 +16,11 @@ from typing import Literal
 
 import tvm
 
+from tvm_stretch.arguments import named_arguments
 from tvm_stretch.build.branching import Branching as Branches
 from tvm_stretch.build.pipeline import Observer, build
 from tvm_stretch.build.placement import fit_processors
-from tvm_stretch.build.precision import check_precision, network_in, processors_in
+from tvm_stretch.build.precision import network_in, processors_in, read_precision
 from tvm_stretch.cost.profile import Profile
 from tvm_stretch.cost.profile_file import load_profile
 from tvm_stretch.cost.verdicts import apply_verdicts
@@ -67,6 +68,7 @@ from tvm_stretch.targets.registry import TargetLike
 Branching = Literal["exact", "stretch"]
 
 
+@named_arguments
 def compile(
     source: object,
     targets: Sequence[TargetLike] | TargetLike | None = None,
@@ -142,7 +144,7 @@ def compile(
     if plan is not None:
         refuse_limits(max_share, share_parts, "where plans are given")
     _check_branching(branching, plan)
-    check_precision(precision)
+    precision = read_precision(precision)
     with reporting(progress):
         place = place_of(device)
         if isinstance(place, Profile):
@@ -247,11 +249,12 @@ def _network(
     warnings.warn(
         "branching='stretch' compiles another architecture, whose weights were not trained: its "
         "answers mean nothing yet. Train the module of ts.stretch(...) and compile that",
-        stacklevel=4,
+        stacklevel=5,
     )
     return load_network(found.module()), f"stretched, weights not trained: {best.design}"
 
 
+@named_arguments
 def predict(
     source: object,
     targets: Sequence[TargetLike] | TargetLike | None = None,

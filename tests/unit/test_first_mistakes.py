@@ -83,6 +83,33 @@ def test_a_core_needs_no_triple(given: dict[str, object]) -> None:
     np.testing.assert_array_equal(model(x), np.maximum(x, 0))
 
 
+@pytest.mark.parametrize(
+    "given",
+    ["cuda", "rocm", {"kind": "cuda"}, '{"kind": "rocm", "mcpu": "gfx900"}', {"kind": "vulkan"}],
+)
+def test_kinds_of_tvm_that_are_not_ours(given: object, capfd: pytest.CaptureFixture[str]) -> None:
+    """TVM would look for their drivers, and warn of what it does not find."""
+    with pytest.raises(ts.TargetError, match=r"llvm or opencl, got '.*'; choose one of these"):
+        make_processors([given], 1)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: ts.compile("x.onnx", target="llvm"), "compile, got target=; did you mean targets"),
+        (lambda: ts.compile("x.onnx", threads=2), "got threads=; did you mean cpu_threads="),
+        (lambda: ts.compile("x.onnx", zzz=2), "got zzz=; there are source, targets, device,"),
+        (lambda: ts.predict("x.onnx", devices="a"), "predict, got devices=; did you mean device="),
+        (lambda: ts.measure(target="llvm"), "measure, got target=; did you mean targets="),
+        (lambda: ts.load(file="a.so"), "load, got file=; there are path"),
+    ],
+)
+def test_arguments_that_there_are_not(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(ts.InputError, match=f"^expected an argument of .*{said}"):
+        call()
+
+
 @pytest.fixture(scope="module")
 def model() -> ts.Model:
     """The function max(x, 0)."""

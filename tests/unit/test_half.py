@@ -29,7 +29,7 @@ from tvm_stretch.targets.processor import Processor
 import tvm_stretch as ts
 from benchmarks.hot_loops import hot_loops
 from benchmarks.layers import build, config_of
-from tvm_stretch.build.precision import PRECISIONS, processors_in
+from tvm_stretch.build.precision import PRECISIONS, processors_in, read_precision
 from tvm_stretch.ir.calls import Calls
 from tvm_stretch.ir.operators import kind_of
 
@@ -205,12 +205,33 @@ def test_loops_multiply_eight_halves_without_spills(shape: tuple[int, int]) -> N
     [
         (TARGET, "float16", "expected processors that compute in float16 .* got cpu"),
         ({**A76, "mcpu": "cortex-a53"}, "float16", "fullfp16, such as cortex-a76"),
-        ({"kind": "opencl", "device": "adreno"}, "fp16", "expected one of 'float32', 'float16'"),
+        ({"kind": "opencl", "device": "adreno"}, "int8", "expected one of 'float32', 'float16'"),
     ],
 )
 def test_who_does_not_have_it(target: object, precision: str, error: str) -> None:
     with pytest.raises(ts.StretchError, match=error):
         ts.compile(gated(), target, cpu_threads=1, precision=precision)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("fp16", "float16"),
+        ("half", "float16"),
+        ("F16", "float16"),
+        ("fp32", "float32"),
+        ("half+float", "float16+float32"),
+        ("float16+float32", "float16+float32"),
+    ],
+)
+def test_other_names_of_precisions(given: str, meant: str) -> None:
+    assert read_precision(given) == meant
+
+
+@pytest.mark.parametrize("given", [None, 16, "float16+float16", "int8", ""])
+def test_what_is_no_precision(given: object) -> None:
+    with pytest.raises(ts.InputError, match=r"expected one of .* for precision, got"):
+        read_precision(given)  # type: ignore[arg-type]
 
 
 def test_float32_beside_float16_stays() -> None:

@@ -18,7 +18,7 @@ SOURCES = {
 # From the ground up, as ARCHITECTURE.md draws them; a name covers what stands below it.
 ROOMS = (
     ("errors",),
-    ("files", "progress", "rewriting"),
+    ("arguments", "files", "progress", "rewriting"),
     ("targets.kernels", "targets.processor"),
     ("ir",),
     ("plan",),

@@ -24,17 +24,27 @@ from tvm_stretch.targets.processor import Processor
 PRECISIONS = ("float32", "float16", "float16+float32")
 
 
-def check_precision(precision: str) -> None:
-    """Refuse what is none of `PRECISIONS`.
+_SHORT = {
+    **dict.fromkeys(("fp16", "f16", "half"), "float16"),
+    **dict.fromkeys(("fp32", "f32", "single", "float"), "float32"),
+}
+"""Other names that people know for the types."""
+
+
+def read_precision(precision: str) -> str:
+    """The one of `PRECISIONS` that is meant: ``fp16`` or ``half`` is ``float16``.
 
     Raises:
-        InputError: it is another one.
+        InputError: there is no such one.
     """
-    if precision not in PRECISIONS:
+    types = str(precision).lower().split("+")
+    found = "+".join(_SHORT.get(name, name) for name in types)
+    if found not in PRECISIONS:
         listed = ", ".join(map(repr, PRECISIONS))
         raise InputError(
             f"expected one of {listed} for precision, got {precision!r}; see ts.compile"
         )
+    return found
 
 
 def processors_in(

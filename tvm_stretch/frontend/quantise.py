@@ -18,6 +18,7 @@ import onnx
 import onnx.version_converter
 from onnx import helper, numpy_helper
 
+from tvm_stretch.arguments import named_arguments
 from tvm_stretch.errors import InputError, InstallError, ModelError, last_line
 from tvm_stretch.frontend.onnx_folding import drop_unread, fold_batch_norms
 from tvm_stretch.frontend.onnx_node import dtype_of
@@ -28,6 +29,7 @@ _OLDEST = 13
 """The first operator set that knows a scale for each channel."""
 
 
+@named_arguments
 def quantize(
     source: str | Path | bytes | onnx.ModelProto,
     images: Images,

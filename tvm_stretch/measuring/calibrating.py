@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tvm_stretch.arguments import named_arguments
 from tvm_stretch.cost.calibrate import Calibration, Latency, calibrate_profile, read_latencies
 from tvm_stretch.cost.features import RunFeatures, TransferFeatures
 from tvm_stretch.cost.profile import Profile
@@ -31,6 +32,7 @@ from tvm_stretch.progress import Progress, count, reporting
 from tvm_stretch.search.twin import twin_processors, works_of
 
 
+@named_arguments
 def calibrate(
     latencies: str | os.PathLike[str],
     networks: Mapping[str, object] | None = None,

@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 
+from tvm_stretch.arguments import named_arguments
 from tvm_stretch.cost.device import chosen_folder
 from tvm_stretch.cost.model import MeasuredModel
 from tvm_stretch.errors import InputError
@@ -37,6 +38,7 @@ from tvm_stretch.remote.processors import processors_of
 from tvm_stretch.targets.registry import TargetLike
 
 
+@named_arguments
 def measure(
     targets: Sequence[TargetLike] | TargetLike | None = None,
     *,

@@ -22,6 +22,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_stretch.arguments import named_arguments
 from tvm_stretch.build.pipeline import build
 from tvm_stretch.cost.device import chosen_folder, fingerprint
 from tvm_stretch.cost.verdicts import (
@@ -68,6 +69,7 @@ class Trial:
     blocked: frozenset[str] = frozenset()
 
 
+@named_arguments
 def probe(
     target: TargetLike,
     model: object,

@@ -21,6 +21,7 @@ import numpy as np
 import tvm
 from tvm import rpc
 
+from tvm_stretch.arguments import named_arguments
 from tvm_stretch.errors import DeviceError, InputError, last_line
 from tvm_stretch.files import cache_folder, write_whole
 from tvm_stretch.progress import say
@@ -220,6 +221,7 @@ def _sent(link: Link, argument: Any) -> Any:
 # --- connecting -----------------------------------------------------------------------------------
 
 
+@named_arguments
 def connect(
     where: str | rpc.RPCSession,
     key: str | None = None,

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import tvm
 
+from tvm_stretch.arguments import named_arguments
 from tvm_stretch.errors import ArtifactError, DeviceError, InputError
 from tvm_stretch.files import as_path
 from tvm_stretch.lowering.graph import Graph, Port, Tensor
@@ -440,6 +441,7 @@ def require_runs(repeat: int) -> None:
         raise InputError(f"expected at least 1 for repeat, got {repeat!r}; measure at least once")
 
 
+@named_arguments
 def load(path: str | Path) -> Model:
     """Open an artifact that `Model.export` wrote.
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tvm
 
+from tvm_stretch.arguments import named_arguments
 from tvm_stretch.cost.profile import Profile
 from tvm_stretch.cost.verdicts import apply_verdicts
 from tvm_stretch.errors import InputError, PlanError, UnsupportedError
@@ -210,6 +211,7 @@ class Stretching:
         )
 
 
+@named_arguments
 def stretch(
     source: object,
     targets: Sequence[TargetLike] | TargetLike | None = None,

@@ -1,0 +1,36 @@
+"""Names of arguments that a function does not have, refused with the one that is meant.
+
+    ts.compile(network, target="llvm")
+        ->   InputError: expected an argument of compile, got target=; did you mean targets=?
+
+Python's own TypeError names none.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from tvm_stretch.errors import InputError
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def named_arguments(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """The function, which refuses others; see the module docstring."""
+    names = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        unknown = next((name for name in kwargs if name not in names), None)
+        if unknown is not None:
+            alike = difflib.get_close_matches(unknown.lower(), names, 1)
+            way = f"did you mean {alike[0]}=?" if alike else f"there are {', '.join(names)}"
+            raise InputError(f"expected an argument of {function.__name__}, got {unknown}=; {way}")
+        return function(*args, **kwargs)
+
+    return checked
