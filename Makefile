@@ -168,6 +168,7 @@ test-full: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tests/plain_words.py
 	@rm -rf build/types && mkdir -p build/types && cp -r tvm_stretch build/types/ \
 	  && cp -r passes targets build/types/tvm_stretch/
 	MYPYPATH=build/types $(BIN)/mypy -p tvm_stretch
