@@ -20,6 +20,7 @@
 #include "mock_opencl.h"
 
 #include <algorithm>
+#include <csignal>
 
 namespace tvm_stretch::opencl {
 namespace {
@@ -286,6 +287,8 @@ cl_program clCreateProgramWithBinary(cl_context context, cl_uint, const cl_devic
 cl_int clReleaseProgram(cl_program program) { return program->Release(), CL_SUCCESS; }
 cl_int clBuildProgram(cl_program, cl_uint, const cl_device_id*, const char*, ProgramCallback,
                       void*) {
+  if (Wants(" slow-build ")) std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+  if (Wants(" takes-signals ")) std::signal(SIGUSR1, [](int) {});
   return Script::Get().Next("BuildProgram");
 }
 cl_int clGetProgramInfo(cl_program program, cl_uint what, size_t bytes, void* to, size_t* size) {

@@ -4,7 +4,12 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <unistd.h>
 
+#include <csignal>
+#include <cstdlib>
+#include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -125,6 +130,41 @@ TEST_P(OpenCLMock, FailuresOfOthers) {
     ++failed;
   }
   EXPECT_GT(failed, 20);
+}
+
+// More words for the driver.
+class Also {
+ public:
+  explicit Also(const char* word) {
+    const char* words = std::getenv("MOCK_OPENCL");
+    if (words != nullptr) before_ = words;
+    setenv("MOCK_OPENCL", (before_.value_or("") + " " + word).c_str(), 1);
+  }
+  ~Also() { before_ ? setenv("MOCK_OPENCL", before_->c_str(), 1) : unsetenv("MOCK_OPENCL"); }
+
+ private:
+  std::optional<std::string> before_;
+};
+
+TEST_P(OpenCLMock, TheProgramKeepsItsSignalHandlers) {
+  const auto own = [](int) {};
+  const auto before = std::signal(SIGUSR1, own);
+  const Also takes("takes-signals");
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([] { Invoke(CreateOn(Graph(1)), 1, 2); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(std::signal(SIGUSR1, before), static_cast<void (*)(int)>(own));
+}
+
+// Progress is for terminals.
+TEST_P(OpenCLMock, ASlowBuildSaysNothingToAPipe) {
+  if (isatty(STDERR_FILENO) == 1) GTEST_SKIP() << "this is a terminal";
+  const Also slow("slow-build");
+  ::testing::internal::CaptureStderr();
+  Invoke(CreateOn(Graph(1)), 1, 2);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
 }
 
 TEST_P(OpenCLMock, Traces) {

@@ -8,6 +8,7 @@
 
 #include "pocl_cache.h"
 #include "program_cache.h"
+#include "signal_handlers.h"
 
 namespace tvm_stretch::opencl {
 namespace {
@@ -113,6 +114,7 @@ T KernelLimit(const Device& device, const Kernel& kernel, cl_uint what) {
 
 std::vector<Program> BuildPrograms(const Device& device, const std::vector<std::string>& sources,
                                    const std::string& options) {
+  const KeepsSignalHandlers handlers;
   const ProgramCache cache;
   const bool is_pocl_cached = KeepsItsPrograms(device.info);
   const bool is_cached = cache.is_on() && !is_pocl_cached;

@@ -12,6 +12,7 @@
 
 #include "handle.h"
 #include "host_cores.h"
+#include "signal_handlers.h"
 
 namespace tvm_stretch::opencl {
 namespace {
@@ -139,6 +140,7 @@ void PutWantedFirst(Devices* devices) {
 Devices FindDevices() {
   Devices devices;
   HostCoresScope cores;  // PoCL starts its workers when it is first asked for devices
+  const KeepsSignalHandlers handlers;
   for (cl_platform_id platform : TheDriver().platforms) {
     cl_uint count = 0;
     if (CL().GetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 0, nullptr, &count) != CL_SUCCESS) continue;

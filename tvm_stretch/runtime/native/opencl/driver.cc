@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "host_cores.h"
+#include "signal_handlers.h"
 
 namespace tvm_stretch::opencl {
 namespace {
@@ -93,7 +94,8 @@ struct Loaded {
 
 Loaded Load() {
   // Drivers for the host's own CPU start their threads now: on their share of the cores.
-  HostCoresScope cores;
+  const HostCoresScope cores;
+  const KeepsSignalHandlers handlers;
   Loaded loaded;
   auto attempt = [&loaded](const char* name) {
     auto driver = std::make_unique<Driver>();
