@@ -9,15 +9,19 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
+#include <list>
 #include <memory>
 #include <sstream>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "options.h"
 #include "secret.h"
@@ -28,17 +32,26 @@
 namespace tvm_stretch::server {
 namespace {
 
-constexpr std::chrono::milliseconds kPatience{2000};  // with somebody who connects
+constexpr std::chrono::seconds kPatience{2};  // with somebody who connects
+constexpr size_t kMostGuests = 64;            // who have not said everything yet
+constexpr size_t kMostAtOnce = 16;            // who come in, before the others are heard again
 // Behind the key of a session, with a number: that run of it is to stop. Nothing of TVM's says
 // this.
 constexpr const char* kCancel = " -cancel=";
 constexpr const char* kAnyCancel = " -cancel";  // older clients have no numbers
 constexpr const char* kDigits = "0123456789";
-constexpr size_t kMostDigits = 18;              // of a number
-constexpr int kBeat = 20, kTrackerBeats = 100;  // ms; of which so many between two questions
+constexpr size_t kMostDigits = 18;  // of a number
+constexpr int kBeat = 20;           // ms between two looks at the session
 
 volatile std::sig_atomic_t is_over = 0;
 void End(int) { is_over = 1; }
+
+// Somebody who connected, and what is to come until he is one of ours or goes again.
+struct Guest {
+  Talk talk;
+  std::chrono::steady_clock::time_point until;
+  bool has_greeted = false;
+};
 
 class Server {
  public:
@@ -49,65 +62,101 @@ class Server {
                                          options_.advertised);
   }
 
+  // Nobody is waited for: neither guests nor the tracker keep others from being heard.
   void Run() {
-    for (; is_over == 0; ++beat_) {
-      if (session_ != nullptr && session_->IsOver()) {
-        session_ = nullptr;
-        beat_ = 0;
+    while (is_over == 0) {
+      if (session_ != nullptr && session_->IsOver()) session_ = nullptr;
+      if (tracker_ != nullptr && session_ == nullptr) KeepOffer();
+      Listen();
+      for (auto guest = guests_.begin(); guest != guests_.end();) {
+        guest = HasGone(&*guest) ? guests_.erase(guest) : std::next(guest);
       }
-      if (tracker_ != nullptr && session_ == nullptr && beat_ % kTrackerBeats == 0) KeepOffer();
-      pollfd waiting{listener_.get(), POLLIN, 0};
-      if (poll(&waiting, 1, kBeat) == 1)
-        Greet(Handle(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)));
+      Admit();
     }
   }
 
  private:
   void KeepOffer() {
-    if (tracker_->Stands()) return;
-    const bool was_offered = is_offered_;
-    is_offered_ = tracker_->Offer();
-    if (is_offered_ != was_offered) {
-      std::fprintf(stderr, is_offered_ ? "offered as %s\n" : "no tracker for %s\n",
-                   options_.key.c_str());
+    const bool was_there = tracker_->is_there();
+    tracker_->Step();
+    if (tracker_->is_there() == was_there) return;
+    std::fprintf(stderr, was_there ? "no tracker for %s\n" : "offered as %s\n",
+                 options_.key.c_str());
+  }
+
+  // Until somebody has said something, or the next beat.
+  void Listen() const {
+    std::vector<pollfd> waiting{{listener_.get(), POLLIN, 0}};
+    if (tracker_ != nullptr && session_ == nullptr) {
+      waiting.push_back({tracker_->socket(), POLLIN, 0});
+    }
+    for (const Guest& guest : guests_) waiting.push_back({guest.talk.socket(), POLLIN, 0});
+    poll(waiting.data(), waiting.size(), kBeat);
+  }
+
+  // Where too many say nothing, who came first has had most time for it.
+  void Admit() {
+    for (size_t i = 0; i < kMostAtOnce; ++i) {
+      Handle client(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      if (!client.is_open()) {
+        if ((errno == EMFILE || errno == ENFILE) && !guests_.empty()) guests_.pop_front();
+        return;
+      }
+      if (guests_.size() == kMostGuests) guests_.pop_front();
+      guests_.push_back({Talk(std::move(client)), std::chrono::steady_clock::now() + kPatience});
     }
   }
 
-  // Somebody connects; who is not who the tracker sent, or does not know the secret, goes again.
-  void Greet(Handle client) {
-    const Talk talk(client.get(), kPatience);
-    if (!client.is_open() || talk.ReceiveNumber() != kRpcMagic) return;
-    const auto said = talk.ReceiveText(kLongestGreeting);
-    if (!said) return;
-    if (session_ != nullptr) {
-      const size_t digits =
-          said->size() - std::min(said->size(), said->find_last_not_of(kDigits) + 1);
-      const std::string number = said->substr(said->size() - digits);
-      const bool is_its_client = digits > 0 && digits <= kMostDigits &&
-                                 SameText(*said, "client:" + session_key_ + kCancel + number);
-      if (is_its_client) session_->CancelRun(std::stoll(number));
-      talk.SendNumber(is_its_client ? kWelcome : kBusy);
-      return;
+  // Whether a guest is to go, because of what he said, or did not say.
+  bool HasGone(Guest* guest) {
+    Talk& talk = guest->talk;
+    if (!guest->has_greeted) {
+      const auto magic = talk.TakeNumber();
+      if (magic && *magic != kRpcMagic) return true;
+      guest->has_greeted = magic.has_value();
     }
-    std::istringstream words(*said);
+    if (guest->has_greeted) {
+      if (const auto said = talk.TakeText(kLongestGreeting)) return Greet(&talk, *said), true;
+    }
+    return talk.is_over() || std::chrono::steady_clock::now() > guest->until;
+  }
+
+  // Who is not who the tracker sent, or does not know the secret, hears so.
+  void Greet(Talk* talk, const std::string& said) {
+    if (session_ != nullptr) return CancelFor(talk, said);
+    std::istringstream words(said);
     std::string first;
     words >> first;
     const std::string key = tracker_ == nullptr ? options_.key : tracker_->matchkey();
-    const bool is_late = said->find(kAnyCancel) != std::string::npos;
+    const bool is_late = said.find(kAnyCancel) != std::string::npos;
     if (key.empty() || is_late || !SameText(first, "client:" + key)) {
-      talk.SendNumber(kMismatch);
-      return;
+      return talk->SendNumber(kMismatch);
     }
     if (tracker_ != nullptr) tracker_->Taken();  // a key is good for one attempt
     double seconds = options_.session_limit;
-    if (!Agrees(&words, key, &seconds)) {
-      talk.SendNumber(kMismatch);
-      beat_ = -1;  // another offer, now
-      return;
-    }
-    if (!talk.SendNumber(kWelcome) || !talk.SendText("server:" + options_.key)) return;
-    session_ = std::make_unique<Session>(std::move(client), seconds, options_);
+    if (!Agrees(&words, key, &seconds)) return talk->SendNumber(kMismatch);
+    talk->SendNumber(kWelcome);
+    talk->SendText("server:" + options_.key);
+    if (talk->is_over()) return;
     session_key_ = key;
+    session_ = std::make_unique<Session>(talk->Release(), seconds, options_, [this] { Leave(); });
+  }
+
+  // While there is a session, its client may say which of its runs is to stop.
+  void CancelFor(Talk* talk, const std::string& said) const {
+    const size_t digits = said.size() - std::min(said.size(), said.find_last_not_of(kDigits) + 1);
+    const std::string number = said.substr(said.size() - digits);
+    const bool is_its_client = digits > 0 && digits <= kMostDigits &&
+                               SameText(said, "client:" + session_key_ + kCancel + number);
+    if (is_its_client) session_->CancelRun(std::stoll(number));
+    talk->SendNumber(is_its_client ? kWelcome : kBusy);
+  }
+
+  // In a session's own process, which would keep connections of others open.
+  void Leave() {
+    listener_ = Handle();
+    guests_.clear();
+    tracker_ = nullptr;
   }
 
   // "-timeout=60 -proof=0a1b..", behind the key: the proof decides, if we have a secret. A client
@@ -128,8 +177,7 @@ class Server {
   std::unique_ptr<Tracker> tracker_;
   std::unique_ptr<Session> session_;
   std::string session_key_;  // with which it began
-  bool is_offered_ = false;
-  int beat_ = 0;
+  std::list<Guest> guests_;  // who came first stands first
 };
 
 // Sessions work in folders of their own: paths become absolute. The store is there from now on.

@@ -28,9 +28,11 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-// A client that vanished, its network for example, is noticed after 35 s.
+// A client that vanished, its network for example, is noticed after 35 s, and so is one that takes
+// nothing of what we send.
 void NoticeItsEnd(int socket) {
-  const int yes = 1, idle = 20, every = 5, tries = 3;
+  const int yes = 1, idle = 20, every = 5, tries = 3, unheard = 1000 * (idle + every * tries);
+  setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &unheard, sizeof(unheard));
   setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
   setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof(yes));
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
@@ -80,8 +82,13 @@ void CancelWhenTold(int pipe) {
   }
 }
 
-void Provide(const char* name, ffi::Function function) {
-  ffi::Function::SetGlobal(name, function, true);
+void ProvideFilesIn(const std::string& folder) {
+  auto work = [folder](ffi::String name) { return ffi::String(PathIn(folder, name)); };
+  auto load = [folder](ffi::String name) {
+    return ffi::Module::LoadFromFile(ffi::String(PathIn(folder, name)));
+  };
+  ffi::Function::SetGlobal("tvm.rpc.server.workpath", ffi::Function::FromTyped(work), true);
+  ffi::Function::SetGlobal("tvm.rpc.server.load_module", ffi::Function::FromTyped(load), true);
 }
 
 }  // namespace
@@ -99,7 +106,8 @@ bool LoadLibraries(const std::vector<std::string>& paths) {
   return false;
 }
 
-Session::Session(Handle client, double seconds, const Options& options)
+Session::Session(Handle client, double seconds, const Options& options,
+                 const std::function<void()>& leave)
     : client_(std::move(client)), seconds_(seconds), folder_(NewFolder()) {
   int ends[2] = {-1, -1};
   if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0) {  // writing never waits
@@ -113,7 +121,10 @@ Session::Session(Handle client, double seconds, const Options& options)
   }
   NoticeItsEnd(client_.get());
   process_ = fork();
-  if (process_ == 0) Serve(options);
+  if (process_ == 0) {
+    leave();
+    Serve(options);
+  }
   if (process_ > 0) setpgid(process_, process_);
 }
 
@@ -131,20 +142,18 @@ void Session::Serve(const Options& options) {
   setenv("TVM_STRETCH_STORE", (options.store.empty() ? folder_ : options.store).c_str(), 1);
   setenv("TVM_STRETCH_STORE_BYTES", std::to_string(options.store_limit).c_str(), 1);
   int status = chdir(folder_.c_str());
-  try {
-    const std::string folder = folder_;
-    Provide("tvm.rpc.server.workpath", ffi::Function::FromTyped([folder](ffi::String name) {
-              return ffi::String(PathIn(folder, name));
-            }));
-    Provide("tvm.rpc.server.load_module", ffi::Function::FromTyped([folder](ffi::String name) {
-              return ffi::Module::LoadFromFile(ffi::String(PathIn(folder, name)));
-            }));
-    std::thread(CancelWhenTold, told_.get()).detach();
-    ffi::Function::GetGlobalRequired("rpc.ServerLoop")(static_cast<int64_t>(client_.get()));
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "session: %s\n", error.what());
-    status = 1;
-  }
+  const std::string folder = folder_;
+  // Not on this thread: the executor takes the first one of a fork for that of another process.
+  std::thread([&] {
+    try {
+      ProvideFilesIn(folder);
+      std::thread(CancelWhenTold, told_.get()).detach();
+      ffi::Function::GetGlobalRequired("rpc.ServerLoop")(static_cast<int64_t>(client_.get()));
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "session: %s\n", error.what());
+      status = 1;
+    }
+  }).join();
   _exit(status);
 }
 
@@ -169,7 +178,7 @@ void Session::CancelRun(int64_t number) const {
 void Session::SayTimeIsUp() {
   kill(process_, SIGSTOP);  // nothing of its own in between
   pollfd taker{client_.get(), POLLOUT, 0};
-  if (poll(&taker, 1, 1000) != 1) return;  // it takes nothing, and everybody would wait for it
+  if (poll(&taker, 1, 0) != 1) return;  // it takes nothing, and everybody would wait for it
   std::ostringstream text;
   text << "RPCSessionTimeoutError: Your " << seconds_
        << "s session has expired, try to increase the \"session_timeout\" value.";

@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <functional>
 #include <string>
 
 #include "options.h"
@@ -14,8 +15,10 @@ namespace tvm_stretch::server {
 
 class Session {
  public:
-  // Begins to serve a client that was greeted. `seconds`: after which it is ended; 0 never.
-  Session(Handle client, double seconds, const Options& options);
+  // Begins to serve a client that was greeted. `seconds`: after which it is ended; 0 never. `leave`
+  // is called in its own process, which is to close what is not its business.
+  Session(Handle client, double seconds, const Options& options,
+          const std::function<void()>& leave);
   // Ends its process, and removes its folder.
   ~Session();
   Session(const Session&) = delete;

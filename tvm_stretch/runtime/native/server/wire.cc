@@ -1,26 +1,19 @@
 #include "wire.h"
 
-#include <fcntl.h>
-#include <netdb.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstring>
-#include <memory>
-#include <utility>
-#include <vector>
 
 namespace tvm_stretch::server {
 namespace {
 
-using Found = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+constexpr int kBacklog = 128;  // strangers who connected while we were busy
+
+}  // namespace
 
 Found Resolve(const Address& address, int flags) {
   addrinfo hints{}, *found = nullptr;
@@ -30,63 +23,6 @@ Found Resolve(const Address& address, int flags) {
   if (getaddrinfo(address.host.c_str(), port.c_str(), &hints, &found) != 0) found = nullptr;
   return Found(found, freeaddrinfo);
 }
-
-// Where somebody listens.
-struct Place {
-  int family;
-  socklen_t size;
-  sockaddr_storage address;
-};
-
-void WritePlaces(const Found& found, int to) {
-  for (const addrinfo* at = found.get(); at != nullptr; at = at->ai_next) {
-    Place place{at->ai_family, at->ai_addrlen, {}};
-    if (at->ai_addrlen > sizeof(place.address)) continue;
-    std::memcpy(&place.address, at->ai_addr, at->ai_addrlen);
-    if (write(to, &place, sizeof(place)) != sizeof(place)) return;
-  }
-}
-
-// A name server that does not answer would keep us from our clients, and looking up a name has no
-// deadline: a process of its own asks, and is ended.
-std::vector<Place> Places(const Address& address, std::chrono::milliseconds patience) {
-  int ends[2] = {-1, -1};
-  if (pipe2(ends, O_CLOEXEC) != 0) return {};
-  const Handle from(ends[0]);
-  Handle to(ends[1]);
-  const pid_t process = fork();
-  if (process == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);  // it has our port open, which others may want after us
-    WritePlaces(Resolve(address, 0), to.get());
-    _exit(0);
-  }
-  to = Handle();
-  std::vector<Place> places;
-  const auto end = std::chrono::steady_clock::now() + patience;
-  for (Place place{}; process > 0;) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-        end - std::chrono::steady_clock::now());
-    pollfd coming{from.get(), POLLIN, 0};
-    if (left.count() <= 0 || poll(&coming, 1, static_cast<int>(left.count())) != 1) break;
-    if (read(from.get(), &place, sizeof(place)) != sizeof(place)) break;
-    places.push_back(place);
-  }
-  if (process > 0) {
-    kill(process, SIGKILL);
-    waitpid(process, nullptr, 0);
-  }
-  return places;
-}
-
-bool IsConnected(int socket, std::chrono::milliseconds patience) {
-  pollfd waiting{socket, POLLOUT, 0};
-  int fault = 0;
-  socklen_t size = sizeof(fault);
-  return poll(&waiting, 1, static_cast<int>(patience.count())) == 1 &&
-         getsockopt(socket, SOL_SOCKET, SO_ERROR, &fault, &size) == 0 && fault == 0;
-}
-
-}  // namespace
 
 Handle& Handle::operator=(Handle&& other) noexcept {
   if (this != &other) {
@@ -102,58 +38,51 @@ Handle::~Handle() {
 
 int Handle::Release() { return std::exchange(number_, -1); }
 
-bool Talk::Wait(short events) const {
-  for (;;) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-        end_ - std::chrono::steady_clock::now());
-    if (left.count() <= 0) return false;
-    pollfd waiting{socket_, events, 0};
-    const int ready = poll(&waiting, 1, static_cast<int>(left.count()));
-    if (ready == 1) return true;
-    if (ready == 0 || errno != EINTR) return false;
-  }
+void Talk::Send(const void* data, size_t bytes) {
+  const ssize_t sent = send(socket_.get(), data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent != static_cast<ssize_t>(bytes)) is_over_ = true;
 }
 
-bool Talk::Send(const void* data, size_t bytes) const {
-  for (const char* at = static_cast<const char*>(data); bytes > 0;) {
-    if (!Wait(POLLOUT)) return false;
-    const ssize_t sent = send(socket_, at, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent < 0 && (errno == EAGAIN || errno == EINTR)) continue;
-    if (sent <= 0) return false;
-    at += sent;
-    bytes -= static_cast<size_t>(sent);
-  }
-  return true;
+void Talk::SendText(const std::string& text) {
+  SendNumber(static_cast<int32_t>(text.size()));
+  Send(text.data(), text.size());
 }
 
-bool Talk::Receive(void* data, size_t bytes) const {
-  for (char* at = static_cast<char*>(data); bytes > 0;) {
-    if (!Wait(POLLIN)) return false;
-    const ssize_t got = recv(socket_, at, bytes, MSG_DONTWAIT);
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;
-    if (got <= 0) return false;
-    at += got;
-    bytes -= static_cast<size_t>(got);
+// Whether so many bytes are there.
+bool Talk::Fill(size_t bytes) {
+  while (taken_.size() < bytes && !is_over_) {
+    char piece[4096];
+    const size_t most = std::min(sizeof(piece), bytes - taken_.size());
+    const ssize_t got = recv(socket_.get(), piece, most, MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EAGAIN) return false;
+    if (got <= 0) is_over_ = true;
+    if (got > 0) taken_.append(piece, static_cast<size_t>(got));
   }
-  return true;
+  return !is_over_;
 }
 
-std::optional<int32_t> Talk::ReceiveNumber() const {
+std::optional<int32_t> Talk::TakeNumber() {
   int32_t number = 0;
-  if (!Receive(&number, sizeof(number))) return std::nullopt;
+  if (!Fill(sizeof(number))) return std::nullopt;
+  std::memcpy(&number, taken_.data(), sizeof(number));
+  taken_.clear();
   return number;
 }
 
-bool Talk::SendText(const std::string& text) const {
-  return SendNumber(static_cast<int32_t>(text.size())) && Send(text.data(), text.size());
-}
-
-std::optional<std::string> Talk::ReceiveText(int32_t longest) const {
-  const auto size = ReceiveNumber();
-  if (!size || *size < 0 || *size > longest) return std::nullopt;
-  std::string text(static_cast<size_t>(*size), 0);
-  if (!Receive(text.data(), text.size())) return std::nullopt;
-  return text;
+std::optional<std::string> Talk::TakeText(int32_t longest) {
+  if (!size_) {
+    const auto size = TakeNumber();
+    if (!size) return std::nullopt;
+    if (*size < 0 || *size > longest) {
+      is_over_ = true;
+      return std::nullopt;
+    }
+    size_ = static_cast<size_t>(*size);
+  }
+  if (!Fill(*size_)) return std::nullopt;
+  size_.reset();
+  return std::exchange(taken_, "");
 }
 
 std::optional<Address> ParseAddress(const std::string& text) {
@@ -171,26 +100,13 @@ std::optional<Address> ParseAddress(const std::string& text) {
   return address;
 }
 
-Handle Connect(const Address& address, std::chrono::milliseconds patience) {
-  for (const Place& place : Places(address, patience)) {
-    Handle made(socket(place.family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!made.is_open()) continue;
-    const auto* where = reinterpret_cast<const sockaddr*>(&place.address);
-    const int begun = connect(made.get(), where, place.size);
-    if (begun != 0 && (errno != EINPROGRESS || !IsConnected(made.get(), patience))) continue;
-    fcntl(made.get(), F_SETFL, fcntl(made.get(), F_GETFL) & ~O_NONBLOCK);
-    return made;
-  }
-  return Handle();
-}
-
 Handle Listen(const Address& address) {
   const Found found = Resolve(address, AI_PASSIVE);
   for (const addrinfo* at = found.get(); at != nullptr; at = at->ai_next) {
-    Handle made(socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    Handle made(socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     const int yes = 1;
     setsockopt(made.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-    if (bind(made.get(), at->ai_addr, at->ai_addrlen) == 0 && listen(made.get(), 8) == 0) {
+    if (bind(made.get(), at->ai_addr, at->ai_addrlen) == 0 && listen(made.get(), kBacklog) == 0) {
       return made;
     }
   }

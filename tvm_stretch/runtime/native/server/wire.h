@@ -1,11 +1,14 @@
-// Messages of TVM's RPC and of its tracker, as far as they begin sessions; all of it in time.
+// Messages of TVM's RPC and of its tracker, as far as they begin sessions; none is waited for.
 #ifndef TVM_STRETCH_SERVER_WIRE_H_
 #define TVM_STRETCH_SERVER_WIRE_H_
 
-#include <chrono>
+#include <netdb.h>
+
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 namespace tvm_stretch::server {
 
@@ -32,25 +35,33 @@ class Handle {
   int number_;
 };
 
-// Sends and receives until a moment, whatever the other side does.
+// A conversation that never waits: what is not there yet is asked for again later.
 class Talk {
  public:
-  Talk(int socket, std::chrono::milliseconds patience)
-      : socket_(socket), end_(std::chrono::steady_clock::now() + patience) {}
+  explicit Talk(Handle socket) : socket_(std::move(socket)) {}
 
-  bool Send(const void* data, size_t bytes) const;
-  bool Receive(void* data, size_t bytes) const;
-  bool SendNumber(int32_t number) const { return Send(&number, sizeof(number)); }
-  std::optional<int32_t> ReceiveNumber() const;
+  // All at once; who does not read what we said before has lost us.
+  void SendNumber(int32_t number) { Send(&number, sizeof(number)); }
   // Texts go with their length in front.
-  bool SendText(const std::string& text) const;
-  std::optional<std::string> ReceiveText(int32_t longest) const;
+  void SendText(const std::string& text);
+
+  // What has come, once all of it has; nothing beyond it is read.
+  std::optional<int32_t> TakeNumber();
+  std::optional<std::string> TakeText(int32_t longest);
+
+  // The other side is gone, does not read, or says too much.
+  bool is_over() const { return is_over_; }
+  int socket() const { return socket_.get(); }
+  Handle Release() { return std::move(socket_); }
 
  private:
-  bool Wait(short events) const;
+  void Send(const void* data, size_t bytes);
+  bool Fill(size_t bytes);
 
-  int socket_;
-  std::chrono::steady_clock::time_point end_;
+  Handle socket_;
+  std::string taken_;           // of what is coming
+  std::optional<size_t> size_;  // of the text that is coming
+  bool is_over_ = false;
 };
 
 struct Address {
@@ -61,8 +72,11 @@ struct Address {
 // "192.0.2.7:9190" or "[::1]:9190".
 std::optional<Address> ParseAddress(const std::string& text);
 
-// Not open where nobody answers in time.
-Handle Connect(const Address& address, std::chrono::milliseconds patience);
+using Found = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+// Where an address leads; null where nowhere. May take long, without AI_NUMERICHOST.
+Found Resolve(const Address& address, int flags);
+
 // Not open where the address is not ours, or taken. Port 0 takes any.
 Handle Listen(const Address& address);
 int PortOf(const Handle& listener);
