@@ -13,6 +13,7 @@ from tvm import relax
 
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.operators import Operators
 
 F = torch.nn.functional
 Function = Callable[[torch.Tensor], "torch.Tensor | tuple[torch.Tensor, ...]"]
@@ -84,6 +85,46 @@ def test_same_as_torch(name: str) -> None:
     for got, want in zip(run(mod, x.numpy())[: len(expected)], expected, strict=True):
         assert got.dtype == want.numpy().dtype
         np.testing.assert_allclose(got, want.numpy(), rtol=1e-5, atol=1e-5)
+
+
+RECURRENT = {
+    "lstm": (torch.nn.LSTM, {"num_layers": 2, "bidirectional": True, "batch_first": True}),
+    "gru": (torch.nn.GRU, {"num_layers": 2}),
+    "gru without bias": (torch.nn.GRU, {"bias": False, "bidirectional": True}),
+    "rnn": (torch.nn.RNN, {"batch_first": True}),
+    "rnn of relu": (torch.nn.RNN, {"nonlinearity": "relu", "bidirectional": True}),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.filterwarnings("ignore:The tensor attributes")
+def test_recurrent_layers(name: str) -> None:
+    """Weights of a state add up to less than an eighth, so that steps make errors smaller."""
+    kind, options = RECURRENT[name]
+    features, hidden = 3, 6
+    net = kind(features, hidden, **options).eval()
+    dice = torch.Generator().manual_seed(0)
+    for weight in net.parameters():
+        torch.nn.init.uniform_(weight, -1 / (8 * hidden), 1 / (8 * hidden), generator=dice)
+    x = torch.randn(2, 5, features, generator=dice).clamp(-1, 1)
+    mod = load_network(torch.export.export(net, (x,)))
+    kinds = [operator.kind for operator in Operators(mod["main"])]
+    assert sum(k.startswith("recurrent.") for k in kinds) == options.get("num_layers", 1)
+    with torch.no_grad():
+        y, states = net.double()(x.double())
+    want = [y, *(states if isinstance(states, tuple) else (states,))]
+    # all numbers are below 1; each step rounds sums and 32 ulps of activations, each layer again
+    bound = 2 * (features + 2 * hidden + 34) * 2.0**-24 * 8
+    for expected, got in zip(want, run(mod, x.numpy()), strict=True):
+        np.testing.assert_allclose(got, expected.numpy(), rtol=0, atol=bound)
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")
+def test_projections_of_lstms_are_refused() -> None:
+    net = torch.nn.LSTM(3, 6, proj_size=2).eval()
+    program = torch.export.export(net, (torch.zeros(4, 1, 3),))
+    with pytest.raises(UnsupportedError, match="expected an LSTM without projection"):
+        load_network(program)
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])

@@ -6,6 +6,7 @@ x // 2, div(x, y, rounding_mode) both operands in the result's type
 (x > 0).cumsum(1)                sums of booleans are integers
 x.unfold(2, 3, 1)                windows of 3: their elements are taken by constant indices
 fold(x, (8, 8), 3)               each pixel is the sum of elements taken by constant indices
+lstm(x, (h, c), weights, ..)     one layer behind the other: `torch_recurrent.py`
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tvm import relax
 
+from tvm_stretch.frontend.torch_recurrent import RECURRENT
+
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-_KEPT = ("col2im", "unfold")
+_KEPT = ("col2im.default", "unfold.default")
 """What torch would write in terms of strides, or of additions to places in memory."""
 
 
@@ -31,8 +34,9 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
     import torch
 
     table = torch.export.default_decompositions()
-    for name in _KEPT:
-        table.pop(getattr(torch.ops.aten, name).default, None)
+    for name in (*_KEPT, *RECURRENT):
+        operator, _, overload = name.partition(".")
+        table.pop(getattr(getattr(torch.ops.aten, operator), overload), None)
     return program.run_decompositions(table)
 
 

@@ -54,7 +54,7 @@ def quantised_converters(program: ExportedProgram) -> dict[str, Callable[[Any, A
     Raises:
         UnsupportedError: its scheme is not one of 8 bits with constant scales.
     """
-    values = _constants(program)
+    values = constants_of(program)
     for node in program.graph.nodes:
         known = getattr(node.target, "namespace", "") in _NAMESPACES
         if known and node.target.__name__ != _CONVERTS:
@@ -67,7 +67,7 @@ def quantised_converters(program: ExportedProgram) -> dict[str, Callable[[Any, A
     return {_CONVERTS: _convert, **dict.fromkeys(_KNOWN, written)}
 
 
-def _constants(program: ExportedProgram) -> dict[str, torch.Tensor]:
+def constants_of(program: ExportedProgram) -> dict[str, torch.Tensor]:
     """Weights and other constants by the name of their node."""
     signature = program.graph_signature
     given = {**program.constants, **program.state_dict}

@@ -11,6 +11,7 @@ import tvm
 from tvm_stretch.errors import ModelError, StretchError, UnsupportedError, last_line
 from tvm_stretch.frontend.torch_operators import converters, decomposed
 from tvm_stretch.frontend.torch_quantised import quantised_converters, register_quantised
+from tvm_stretch.frontend.torch_recurrent import recurrent_converters
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -58,7 +59,11 @@ def read_torch(program: ExportedProgram) -> tvm.IRModule:
             return from_exported_program(
                 program,
                 unwrap_unit_return_tuple=True,
-                custom_convert_map={**converters(), **quantised_converters(program)},
+                custom_convert_map={
+                    **converters(),
+                    **recurrent_converters(program),
+                    **quantised_converters(program),
+                },
                 run_ep_decomposition=False,
             )
     except StretchError:

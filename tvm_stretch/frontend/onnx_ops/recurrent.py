@@ -37,7 +37,7 @@ def _recurrent(node: Node) -> tuple[relax.Expr, ...]:
         if batch_first and i in (0, 5, 6):
             inputs[i] = _permuted(node, inputs[i], (1, 0, 2))
         if dtype in _WIDENED:
-            inputs[i] = node.emit(relax.op.astype(as_expr(inputs[i]), "float32"))
+            inputs[i] = _widened(node, inputs[i])
     every, *states = _Layer(node, inputs).results()
     if batch_first:
         every = relax.op.permute_dims(every, [2, 0, 1, 3])
@@ -201,6 +201,12 @@ def _permuted(node: Node, value: Value, order: Sequence[int]) -> Value:
     if isinstance(value, np.ndarray):
         return value.transpose(order)
     return node.emit(relax.op.permute_dims(value, list(order)))
+
+
+def _widened(node: Node, value: Value) -> Value:
+    if isinstance(value, np.ndarray):
+        return value.astype("float32")
+    return node.emit(relax.op.astype(value, "float32"))
 
 
 def _taken(node: Node, value: Value, axis: int, index: int) -> Value:
