@@ -39,7 +39,7 @@ def blocked_integer(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """The blocked result of an integer operator; None where it belongs to the plain layout."""
     integer = integer_of(call)
     machine = rewriter.machine
-    if integer is None or (machine.group_items > 1 and not machine.float_integers):
+    if integer is None or (machine.gpu is not None and not machine.float_integers):
         return None
     return _RULES[integer.kind](rewriter, call, integer)
 

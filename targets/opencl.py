@@ -15,6 +15,7 @@ import tvm
 from tvm import relax
 from tvm.target import Target
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
+from tvm_stretch.targets.kernels.gpu.groups import QUAD
 
 from tvm_stretch.codegen.opencl_code import compile_opencl
 from tvm_stretch.errors import TargetError
@@ -34,9 +35,6 @@ from .opencl_device import (
 from .phases import kernel_phases
 from .processor import HOST_ONLY, Kernels, OpRule, Processor, Speed
 from .registry import Attributes, ProcessorKind, register, tvm_target
-
-_GROUP_ITEMS = 64
-"""Enough to fill the widest wavefronts of phones; small enough for every device."""
 
 # A phone's GPU, in orders of magnitude: 20 cycles of a core with 4 lanes and two multiply-adds are
 # 320 GFLOP/s, about a third of the peak of an Adreno 640 (Snapdragon 855: 0.9 TFLOP/s); memory is
@@ -59,9 +57,8 @@ def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> P
     machine = replace(
         host.machine,
         threads=device.compute_units if on_cpu else 1,
-        group_items=1 if on_cpu else min(_GROUP_ITEMS, device.max_group_size),
-        max_group_items=device.max_group_size,
-        local_bytes=device.local_bytes,
+        gpu=None if on_cpu else device.machine,
+        lanes=host.machine.lanes if on_cpu else QUAD,
         dot="",  # what LLVM has instructions for, OpenCL C cannot say
         float_integers=True,
     )

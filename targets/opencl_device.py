@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
 from tvm.target import Target
+from tvm_stretch.targets.kernels.gpu.families import describe_gpu
+from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
 
 from tvm_stretch.errors import TargetError
 from tvm_stretch.runtime.autoload import load_native_library
@@ -33,6 +35,7 @@ class OpenCLDevice:
         fp64: double precision arithmetic.
         max_group_size: work-items of one work-group.
         local_bytes: memory that the work-items of a group share.
+        local_on_chip: that memory is one of its own, not a part of the device's memory.
         compute_units: work-groups that run at the same time.
         max_buffer_bytes: the largest tensor, and the largest scratch memory of a kernel.
         image_size: width and height of the largest image; (0, 0) where there are none.
@@ -44,9 +47,16 @@ class OpenCLDevice:
     fp64: bool = False
     max_group_size: int = 256
     local_bytes: int = 32 * 1024
+    local_on_chip: bool = True
     compute_units: int = 1
     max_buffer_bytes: int = 2**31 - 1
     image_size: tuple[int, int] = (0, 0)
+
+    @property
+    def machine(self) -> GpuMachine:
+        """What kernel templates need to know of it, a GPU."""
+        limits = self.max_group_size, self.local_bytes, self.local_on_chip
+        return describe_gpu(self.name, self.compute_units, *limits)
 
 
 PHONE_GPU = OpenCLDevice("gpu", "a phone's GPU", fp16=True, max_buffer_bytes=128 * 2**20)
@@ -54,7 +64,7 @@ PHONE_GPU = OpenCLDevice("gpu", "a phone's GPU", fp16=True, max_buffer_bytes=128
 
 FAMILIES: Mapping[str, OpenCLDevice] = {
     "gpu": PHONE_GPU,
-    "mali": PHONE_GPU,
+    "mali": replace(PHONE_GPU, name="a Mali GPU", local_on_chip=False),
     "adreno": OpenCLDevice(
         "gpu", "an Adreno GPU", fp16=True, max_buffer_bytes=256 * 2**20, image_size=(16384, 16384)
     ),
@@ -93,6 +103,7 @@ def described_device(found: Mapping[str, Any]) -> OpenCLDevice:
         fp64=found["fp64"],
         max_group_size=found["max_group_size"],
         local_bytes=found["local_bytes"],
+        local_on_chip=found["local_is_fast"],
         compute_units=found["compute_units"],
         max_buffer_bytes=found["max_buffer_bytes"],
         image_size=(found["max_image_width"], found["max_image_height"])

@@ -16,6 +16,7 @@ GPU = {
     "fp64": False,
     "max_group_size": 1024,
     "local_bytes": 32768,
+    "local_is_fast": True,
     "compute_units": 2,
     "max_buffer_bytes": 1 << 30,
     "has_images": True,

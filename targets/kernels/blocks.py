@@ -18,7 +18,7 @@ from .layer_configs import (
     Config,
     convolution_config,
     dense_shape,
-    is_strided_pointwise,
+    gathers_pixels,
     pool_config,
 )
 from .machine import VectorMachine
@@ -219,7 +219,7 @@ def convolution(
 
     ``exact`` as for `choose_conv`.
     """
-    if is_strided_pointwise(shape):
+    if gathers_pixels(shape, machine):
         data = subsample(bb, shape.stride, data)
     config = convolution_config(shape, machine.summing(sums), data_block, exact=exact)
     if isinstance(config, WindowConfig):
@@ -236,7 +236,7 @@ def convolution(
 def _convolved(
     bb: relax.BlockBuilder, name: str, config: ConvConfig, data: Expr, packed: Expr, sums: str
 ) -> relax.Var:
-    mark = annotation("conv", config)
+    mark = annotation(config.template, config)
     call = kernel_call(
         bb,
         name,
@@ -319,7 +319,7 @@ def _depthwise(
     packed = kernel_call(
         bb, "pack_depthwise", config, lambda w: pack_depthwise_weight(config, w), weight
     )
-    return _template(bb, "depthwise_conv2d", "window", config, window_compute, data, packed)
+    return _template(bb, "depthwise_conv2d", config.template, config, window_compute, data, packed)
 
 
 def dense(
@@ -374,7 +374,7 @@ def softmax(
 def pool(bb: relax.BlockBuilder, machine: VectorMachine, call: relax.Call, data: Expr) -> relax.Var:
     """Max or average pooling."""
     config = pool_config(machine, call)
-    mark = annotation("window", config)
+    mark = annotation(config.template, config)
     return bb.emit(
         kernel_call(
             bb,

@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from .channel_runs import ChannelRun, channel_runs, whole_run, winograd_runs
 from .conv import ConvConfig, merged_groups
+from .gpu.choose import choose_group_conv
 from .machine import VectorMachine
 from .winograd import WinogradConfig
 
@@ -72,8 +73,8 @@ def choose_conv(
         data_block: channels of a block of the data.
         exact: of whole numbers it computes whole numbers: it is not Winograd's.
     """
-    if machine.group_items > 1:
-        return _for_work_items(shape, machine, data_block)
+    if machine.gpu is not None:
+        return choose_group_conv(_config(shape, machine, data_block), machine.gpu)
     if exact:
         directs = _directs(shape, machine, data_block)
         return min(directs, key=lambda config: conv_cycles(config, machine))
@@ -104,14 +105,6 @@ def conv_cycles(
     if isinstance(config, WinogradConfig):
         return _winograd_cycles(config, machine, step or _conv_step)
     return direct_cycles(config, machine, step or _conv_step)
-
-
-_ITEM_PIXELS = 4  # of one work-item: enough to use its weights more than once
-
-
-def _for_work_items(shape: ConvShape, machine: VectorMachine, data_block: int) -> ConvConfig:
-    config = _config(shape, machine, data_block)
-    return replace(config, pixels=min(_ITEM_PIXELS, config.out_size[1]))
 
 
 def register_tiles(machine: VectorMachine) -> list[tuple[int, int]]:

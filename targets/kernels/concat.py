@@ -80,7 +80,7 @@ def block_runs(cfg: ConcatConfig) -> list[BlockRun]:
 
 def shuffles(machine: VectorMachine) -> bool:
     """Whether the template is for such a machine; others fuse concatenations with their readers."""
-    return machine.group_items == 1 and not machine.packs_bytes and machine.lanes in _LANES
+    return machine.gpu is None and not machine.packs_bytes and machine.lanes in _LANES
 
 
 def takes_concat(fused: FusedKernel, machine: VectorMachine) -> bool:

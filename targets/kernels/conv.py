@@ -7,8 +7,9 @@ The loop nest is in `conv_nest.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import gcd
+from typing import Any, ClassVar
 
 from tvm import te, tirx, topi
 from tvm.ir import Expr
@@ -38,6 +39,8 @@ class ConvConfig:
     oc_blocks: int
     pixels: int
     merged_groups: int = 1
+
+    template: ClassVar[str] = "conv"
 
     @property
     def out_size(self) -> tuple[int, int]:
@@ -89,6 +92,11 @@ class ConvConfig:
             return 0
         width = self.out_channels // self.groups * self.merged_groups // self.lanes
         return out_block // width * self.reduce_blocks
+
+
+def layer_of(cfg: ConvConfig) -> dict[str, Any]:
+    """The fields of a convolution, without those that a kind of kernel adds."""
+    return {field.name: getattr(cfg, field.name) for field in fields(ConvConfig)}
 
 
 def merged_groups(in_channels: int, out_channels: int, groups: int, lanes: int) -> int:

@@ -27,7 +27,7 @@ from .integer_conv import (
 )
 from .integer_window import IntegerWindowConfig, integer_window_sums, pack_integer_window
 from .integers import Integer, Rounding
-from .layer_configs import depthwise_config, gathered, is_depthwise, is_strided_pointwise
+from .layer_configs import depthwise_config, gathered, gathers_pixels, is_depthwise
 from .machine import VectorMachine
 
 LARGEST_WINDOW = 128
@@ -53,7 +53,7 @@ def integer_convolution(
         constants: weights as OIHW, bias and, unless sums are wanted, factor.
     """
     weight, bias, *factor = constants
-    if is_strided_pointwise(shape):
+    if gathers_pixels(shape, machine):
         data = subsample(bb, shape.stride, data)
         size = tuple(int(d) for d in data.ty.shape.values[2:4])
         shape = replace(shape, in_size=(size[0], size[1]), stride=(1, 1))
@@ -99,7 +99,7 @@ def integer_config(
     """The configuration of the kernel that computes a convolution; its pixels may be gathered."""
     if is_depthwise(shape):
         return _depthwise_config(shape, machine, dtype)
-    shape = gathered(shape)
+    shape = gathered(shape, machine)
     dot = conv_dot(shape, machine, data_block, dtype)
     if DOTS[dot].is_matrix:
         shape = shape.padded()

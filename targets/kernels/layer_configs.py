@@ -15,6 +15,7 @@ from tvm import relax
 
 from .choose import ConvShape, choose_conv
 from .conv import ConvConfig
+from .gpu.choose import choose_group_window
 from .machine import VectorMachine
 from .window import WindowConfig
 from .winograd import WinogradConfig
@@ -60,12 +61,12 @@ def convolution_config(
     """The configuration of the kernel that computes a convolution; its pixels may be gathered."""
     if is_depthwise(shape):
         return depthwise_config(shape, machine)
-    return choose_conv(gathered(shape), machine, data_block, exact=exact)
+    return choose_conv(gathered(shape, machine), machine, data_block, exact=exact)
 
 
-def gathered(shape: ConvShape) -> ConvShape:
+def gathered(shape: ConvShape, machine: VectorMachine) -> ConvShape:
     """The convolution of the pixels that it reads, where they are gathered before."""
-    if not is_strided_pointwise(shape):
+    if not gathers_pixels(shape, machine):
         return shape
     rows, columns = shape.stride
     size = (-(-shape.in_size[0] // rows), -(-shape.in_size[1] // columns))
@@ -77,15 +78,19 @@ def is_depthwise(shape: ConvShape) -> bool:
     return shape.groups > 1 and shape.groups == shape.in_channels == shape.out_channels
 
 
-def is_strided_pointwise(shape: ConvShape) -> bool:
-    """Whether its pixels are gathered first; a depthwise one reads each of them only once."""
+def gathers_pixels(shape: ConvShape, machine: VectorMachine) -> bool:
+    """Whether the pixels of a strided 1x1 convolution are gathered first.
+
+    A depthwise one reads each of them only once, and a GPU brings them into local memory anyway.
+    """
     pointwise = shape.kernel == (1, 1) and not any(shape.padding)
-    return pointwise and shape.stride != (1, 1) and not is_depthwise(shape)
+    strided = pointwise and shape.stride != (1, 1) and not is_depthwise(shape)
+    return strided and machine.gpu is None
 
 
 def depthwise_config(shape: ConvShape, machine: VectorMachine) -> WindowConfig:
     """The window that a depthwise convolution is."""
-    return WindowConfig(
+    config = WindowConfig(
         kind="depthwise",
         batch=shape.batch,
         channels=shape.in_channels,
@@ -96,6 +101,7 @@ def depthwise_config(shape: ConvShape, machine: VectorMachine) -> WindowConfig:
         dilation=shape.dilation,
         lanes=machine.lanes,
     )
+    return config if machine.gpu is None else choose_group_window(config, machine.gpu)
 
 
 def dense_shape(data: Sequence[int], outputs: int) -> ConvShape:
@@ -114,7 +120,7 @@ def pool_config(machine: VectorMachine, call: relax.Call) -> WindowConfig:
     kernel, stride, dilation = (
         (int(v[0]), int(v[1])) for v in (attrs.pool_size, attrs.strides, attrs.dilation)
     )
-    return WindowConfig(
+    config = WindowConfig(
         kind=kind,
         batch=n,
         channels=c,
@@ -127,6 +133,7 @@ def pool_config(machine: VectorMachine, call: relax.Call) -> WindowConfig:
         out=(out_h, out_w),
         count_include_pad=bool(attrs.count_include_pad),
     )
+    return config if machine.gpu is None else choose_group_window(config, machine.gpu)
 
 
 def picked_pixels(call: relax.Call) -> tuple[int, int] | None:

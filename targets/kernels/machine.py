@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from .gpu.machine import GpuMachine
+
 KIB = 1024
 
 
@@ -19,9 +21,7 @@ class VectorMachine:
             ``fmla`` by element). Of AVX-512's ``{1to16}`` LLVM makes no use in these nests.
         l2_bytes: private second-level cache of one core.
         threads: cores a kernel may use.
-        group_items: work-items of a work-group on a GPU; 1 for a core that runs loops.
-        max_group_items: the most work-items that a group may have, on a GPU.
-        local_bytes: memory that the work-items of a group share, on a GPU.
+        gpu: the GPU, of a processor that runs work-groups; None for cores that run loops.
         multiply_adds: of vectors, that start in a cycle.
         loads: of vectors, in a cycle.
         latency: cycles from one multiply-add to the next of the same sum.
@@ -41,9 +41,7 @@ class VectorMachine:
     broadcast_operand: bool
     l2_bytes: int
     threads: int
-    group_items: int = 1
-    max_group_items: int = 1
-    local_bytes: int = 0
+    gpu: GpuMachine | None = None
     multiply_adds: float = 2.0
     loads: float = 2.0
     latency: int = 4

@@ -78,7 +78,7 @@ def choose_matmul(
 ) -> MatmulConfig | None:
     """The fastest tile by the model of `choose.py`; None where the template does not fit."""
     base = MatmulConfig(a, b, machine.lanes)
-    if machine.group_items > 1 or 0 in (*a, *b) or base.size[2] < machine.lanes:
+    if machine.gpu is not None or 0 in (*a, *b) or base.size[2] < machine.lanes:
         return None
     tiles = (replace(base, rows=p, vectors=o) for p, o in register_tiles(machine))
     return min(tiles, key=lambda config: _cycles(config, machine))

@@ -78,7 +78,7 @@ def choose_softmax(
 ) -> SoftmaxConfig | None:
     """None where the template does not fit."""
     behind = len(shape) - 1 - axis % len(shape)
-    if machine.group_items > 1 or behind > 1 or 0 in shape:
+    if machine.gpu is not None or behind > 1 or 0 in shape:
         return None
     if not behind and shape[-1] < machine.lanes // 2:  # many rows at a time are faster
         return None

@@ -15,12 +15,18 @@ import tvm_ffi
 from tvm import tirx
 
 from .concat import ConcatConfig, takes_concat, write_concat
-from .conv import ConvConfig
+from .conv import ConvConfig, layer_of
 from .conv_nest import write_conv
 from .fixed_point import narrowing_of
 from .float_bits import quantise_bits
-from .fused import FusedKernel, split_fused
+from .fused import Epilogue, FusedKernel, split_fused
 from .generic import schedule_generic
+from .gpu.conv import GroupConvConfig, write_group_conv
+from .gpu.dense import RowConfig, write_row
+from .gpu.groups import WHOLE_QUADS
+from .gpu.item_conv import ItemConvConfig, write_item_conv
+from .gpu.rules import schedule_items
+from .gpu.window import GroupWindowConfig, write_group_window
 from .hvx_conv import write_word_conv
 from .hvx_mean import mean_nest
 from .hvx_stores import pack_stores
@@ -35,11 +41,12 @@ from .nan import take_nan
 from .recurrent import STEPS
 from .recurrent_nest import write_recurrence
 from .softmax import SoftmaxConfig, write_softmax
-from .window import WindowConfig, write_window
+from .window import WindowConfig, window_of, write_window
 from .winograd import WinogradConfig
 from .winograd_nest import write_winograd, write_winograd_input, write_winograd_product
 from .winograd_weight import write_weight_transform
-from .work_items import schedule_items, write_conv_items, write_window_items
+
+Writer = Callable[[dict[str, Any], VectorMachine, FusedKernel], tirx.Stmt]
 
 
 def schedule_kernel(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
@@ -85,22 +92,21 @@ def _constants(fused: FusedKernel) -> list[tirx.Buffer]:
 def _schedule(
     func: tirx.PrimFunc, machine: VectorMachine, fused: FusedKernel | None
 ) -> tirx.PrimFunc:
-    on_items = machine.group_items > 1
+    marks: dict[str, Any] = {"s_tir": True, "tirx.noalias": True}
     if fused is not None:
         config = json.loads(fused.config)
-        writers = _ITEM_WRITERS if on_items else _WRITERS
-        body = writers[config.pop("template")](_tuples(config), machine, fused)
+        body = _WRITERS[config.pop("template")](_tuples(config), machine, fused)
+        marks |= {WHOLE_QUADS: True} if machine.gpu is not None else {}
     elif STEPS in (func.attrs or {}):
         body = write_recurrence(func, machine)
     elif machine.packs_bytes and (nest := mean_nest(func) or table_nest(func)) is not None:
         body = nest
+    elif machine.gpu is not None:  # TVM joins what work-items found by itself
+        return schedule_items(func, machine.gpu)
     else:
-        if on_items:  # TVM joins what work-items found by itself
-            return schedule_items(func, machine)
         scheduled = schedule_generic(func, machine)
         return scheduled.with_body(take_nan(scheduled.body))
-    attrs = {**(func.attrs or {}), "s_tir": True, "tirx.noalias": True}
-    return tirx.PrimFunc(func.params, body).with_attrs(attrs)
+    return tirx.PrimFunc(func.params, body).with_attrs({**(func.attrs or {}), **marks})
 
 
 def _fits(fused: FusedKernel, machine: VectorMachine) -> bool:
@@ -176,18 +182,32 @@ def _integer_window(
     return write_integer_window(cfg, machine, fused.operands, fused.epilogue)
 
 
-def _conv_items(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-    return write_conv_items(ConvConfig(**config), machine, fused.operands, fused.epilogue)
+def _of_gpu(
+    kind: type[Any], write: Callable[[Any, tuple[tirx.Buffer, ...], Epilogue], tirx.Stmt]
+) -> Writer:
+    """A template of GPUs; cores that take over from one compute the same with their loops."""
+
+    def one(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        cfg = kind(**config)
+        if machine.gpu is not None:
+            return write(cfg, fused.operands, fused.epilogue)
+        if isinstance(cfg, WindowConfig):
+            return write_window(
+                WindowConfig(**window_of(cfg)), machine, fused.operands, fused.epilogue
+            )
+        loops = ConvConfig(**{**layer_of(cfg), "pixels": 1})
+        return write_conv(loops, machine, fused.operands, fused.epilogue)
+
+    return one
 
 
-def _window_items(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-    return write_window_items(WindowConfig(**config), machine, fused.operands, fused.epilogue)
-
-
-Writer = Callable[[dict[str, Any], VectorMachine, FusedKernel], tirx.Stmt]
 _WRITERS: dict[str, Writer] = {
     "concat": _concat,
     "conv": _conv,
+    GroupConvConfig.template: _of_gpu(GroupConvConfig, write_group_conv),
+    ItemConvConfig.template: _of_gpu(ItemConvConfig, write_item_conv),
+    RowConfig.template: _of_gpu(RowConfig, write_row),
+    GroupWindowConfig.template: _of_gpu(GroupWindowConfig, write_group_window),
     "integer_conv": _integer_conv,
     "integer_window": _integer_window,
     "matmul": _matmul,
@@ -198,4 +218,3 @@ _WRITERS: dict[str, Writer] = {
     "winograd_weight": _winograd_weight,
     "window": _window,
 }
-_ITEM_WRITERS: dict[str, Writer] = {"conv": _conv_items, "window": _window_items}

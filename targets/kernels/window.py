@@ -22,10 +22,10 @@ average over existing pixels right without a mask.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial, reduce
 from math import inf, prod
-from typing import TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from tvm import te, tirx, topi
 from tvm.ir import Expr
@@ -76,6 +76,8 @@ class WindowConfig:
     out: tuple[int, int] | None = None
     count_include_pad: bool = False
 
+    template: ClassVar[str] = "window"
+
     @property
     def spans(self) -> tuple[int, int]:
         """Height and width of the image under one window."""
@@ -97,6 +99,11 @@ class WindowConfig:
     def blocks(self) -> int:
         """Vectors of channels, the last one perhaps partly empty."""
         return -(-self.channels // self.lanes)
+
+
+def window_of(cfg: WindowConfig) -> dict[str, Any]:
+    """The fields of a window, without those that a kind of kernel adds."""
+    return {field.name: getattr(cfg, field.name) for field in fields(WindowConfig)}
 
 
 # --- packing --------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.concat import ConcatConfig, block_runs
 from tvm_stretch.targets.kernels.fused import ANNOTATION
+from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.templates import schedule_kernel
 
@@ -70,7 +71,7 @@ def test_the_cost_model_sees_a_copy_without_conditions():
     assert features.stages == 1
 
 
-@pytest.mark.parametrize("other", [{"group_items": 64}, {"packs_bytes": True}, {"lanes": 32}])
+@pytest.mark.parametrize("other", [{"gpu": GpuMachine(4)}, {"packs_bytes": True}, {"lanes": 32}])
 def test_other_machines_fuse_concatenations_with_their_readers(other):
     machine = VectorMachine(8, 16, False, 2**19, 1)
     for each, marks in ((machine, 1), (replace(machine, **other), 0)):  # nor is one's the other's

@@ -18,6 +18,7 @@ from tvm_stretch.targets.cpu import vector_machine
 from tvm_stretch.targets.kernels.blocks import annotation
 from tvm_stretch.targets.kernels.choose import ConvShape
 from tvm_stretch.targets.kernels.float_integers import exact_parts
+from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
 from tvm_stretch.targets.kernels.integer_conv import (
     choose_integer_conv,
     conv_dot,
@@ -121,7 +122,7 @@ def calls(mod: tvm.IRModule) -> list[Any]:
 
 def test_work_items_leave_integers_as_they_are() -> None:
     mod = load_network(qdq_conv(16, 16, 3, 9)[0])
-    gpu = VectorMachine(4, 32, False, 2**20, 1, group_items=64)
+    gpu = VectorMachine(4, 32, False, 2**20, 1, gpu=GpuMachine(4))
     after = BlockChannels({"gpu": gpu})(mod)
     assert op_names(after) == ["relax.call_tir"]
     assert integer_of(calls(after)[0]) is not None

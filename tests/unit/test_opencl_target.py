@@ -167,8 +167,8 @@ def local_bytes(model: ts.Model) -> int:
     """The most local memory of any kernel."""
     source = model.module.imports[1].inspect_source()
     kernels = re.findall(r"^__kernel .*\n(.*)", source, re.M)
-    arrays = [re.findall(r"__local long \w+\[(\d+)\]", kernel) for kernel in kernels]
-    return max(sum(8 * int(count) for count in counts) for counts in arrays)
+    arrays = [re.findall(r"__local float4 \w+\[(\d+)\]", kernel) for kernel in kernels]
+    return max(sum(16 * int(count) for count in counts) for counts in arrays)
 
 
 def test_what_work_items_share_is_loaded_after_the_barrier() -> None:

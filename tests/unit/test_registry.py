@@ -113,7 +113,7 @@ def test_unknown_kinds_and_kinds_twice(kinds: dict[str, ProcessorKind]) -> None:
 
 
 OWN_FILES = {
-    "opencl": ("targets/opencl", "targets/kernels/work_items.py"),
+    "opencl": ("targets/opencl", "targets/kernels/gpu/rules.py"),
     "hexagon": (
         "targets/hexagon",
         "tvm_stretch/codegen/object_code.py",

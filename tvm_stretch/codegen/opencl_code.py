@@ -39,10 +39,12 @@ from tvm.target import Target
 
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.rewriting import rewrite
+from tvm_stretch.targets.kernels.gpu.groups import WHOLE_QUADS
 
 from .bells import BELL_ARGUMENT, BELL_PRELUDE, DOORBELL, doorbell_launch, kernel_text
 from .generate import generate
 from .private_memory import whole_lines
+from .whole_quads import WHOLE_QUADS_PRELUDE, access_whole_quads
 from .work_groups import PREFETCH, DeviceCall, device_calls
 
 _C_FUNCTIONS = (
@@ -65,7 +67,7 @@ static size_t {_WORK_ITEM} {{
 #define {PREFETCH}(p, near)
 #endif
 {"".join(f"#define {name}f {name}" + chr(10) for name in _C_FUNCTIONS)}#define nearbyintf rint
-"""
+{WHOLE_QUADS_PRELUDE}"""
 
 
 @dataclass(frozen=True)
@@ -120,12 +122,13 @@ def compile_opencl(
 
 def _launches(name: str, function: tirx.PrimFunc, target: Target, on_cpu: bool) -> list[Launch]:
     calls = device_calls(name, function, target, wide_indices=on_cpu)
+    whole = WHOLE_QUADS in (function.attrs or {})
     if not calls:
         raise UnsupportedError(f"expected work for kernel {name}, got none; remove the operator")
-    return [_launch(call, target, bells=on_cpu) for call in calls]
+    return [_launch(call, target, bells=on_cpu, whole=whole) for call in calls]
 
 
-def _launch(call: DeviceCall, target: Target, *, bells: bool) -> Launch:
+def _launch(call: DeviceCall, target: Target, *, bells: bool, whole: bool) -> Launch:
     """A function as TVM writes it, called by a kernel that knows where its tensors start."""
     entry, work = call.entry, f"{call.entry}_work"
     params: list[str] = []
@@ -134,7 +137,9 @@ def _launch(call: DeviceCall, target: Target, *, bells: bool) -> Launch:
     args: list[tuple[str, int]] = [BELL_ARGUMENT] if bells else []
     scratch = call.scratch
     items = math.prod(call.extents.values())
-    text = _source(call, target).replace(f"__kernel void {entry}(", f"static void {work}(")
+    text = _source(call, target, whole=whole).replace(
+        f"__kernel void {entry}(", f"static void {work}("
+    )
     for place, (param, (kind, number)) in enumerate(
         zip(call.function.params, call.memory, strict=True)
     ):
@@ -146,7 +151,7 @@ def _launch(call: DeviceCall, target: Target, *, bells: bool) -> Launch:
             text = text.replace(
                 f"__global {pointer}", f"__local {pointer}".replace(" restrict", "")
             )
-            shared.append(f"__local long {name}[{-(-number // 8)}];")
+            shared.append(f"__local float4 {name}[{-(-number // 16)}];")
             pointers.append(f"(__local void*){name}")
             continue
         if kind == "buffer":
@@ -178,8 +183,8 @@ def _item_bytes(pointer: tvm.ir.Var) -> int:
 
 
 def _type_name(pointer: tvm.ir.Var) -> str:
-    dtype = str(pointer.ty.element_type.dtype)
-    return _TYPE_NAMES.get(dtype, dtype)
+    scalar, _, lanes = str(pointer.ty.element_type.dtype).partition("x")
+    return _TYPE_NAMES.get(scalar, scalar) + lanes
 
 
 def _three(extents: Mapping[str, int], prefix: str) -> tuple[int, int, int]:
@@ -187,7 +192,7 @@ def _three(extents: Mapping[str, int], prefix: str) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _source(call: DeviceCall, target: Target) -> str:
+def _source(call: DeviceCall, target: Target, *, whole: bool) -> str:
     t = tirx.transform
     lower = tvm.transform.Sequential([t.LowerWarpMemory(), t.StmtSimplify(), t.LowerIntrin()])
     lowered = lower(IRModule({call.entry: call.function}))[call.entry]
@@ -198,6 +203,7 @@ def _source(call: DeviceCall, target: Target) -> str:
         (tirx.Shuffle, _vector_of_lanes),
         (TensorLoad, _gathered),
     )
+    body = access_whole_quads(body) if whole else body
     build = tvm.get_global_func("target.build.opencl")
     return str(build(IRModule({call.entry: lowered.with_body(body)}), target).inspect_source())
 

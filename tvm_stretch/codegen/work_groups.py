@@ -66,7 +66,8 @@ def device_calls(
     """
     function = _bind_everything(function).with_attr("global_symbol", name)
     bound = tirx.transform.BindTarget(Target(target, host="llvm"))(IRModule({name: function}))
-    split = tvm.transform.Sequential(_pipeline(wide_indices))(bound)
+    own_barriers = _has_barriers(function)
+    split = tvm.transform.Sequential(_pipeline(wide_indices, own_barriers))(bound)
     host = split[name]
     tensors = _Tensors(host)
     found: list[DeviceCall] = []
@@ -200,6 +201,18 @@ def _mentions_threads(body: tirx.Stmt) -> bool:
     return bool(found)
 
 
+def _has_barriers(function: tirx.PrimFunc) -> bool:
+    """Whether a kernel says itself where its work-items wait for each other."""
+    found: list[Call] = []
+
+    def visit(call: Call) -> None:
+        if getattr(call.op, "name", "") == "tirx.tvm_storage_sync":
+            found.append(call)
+
+    tvm_ffi.structural_walk(function.body, (Call, visit))
+    return bool(found)
+
+
 def _portable_call(call: Call) -> tvm.ir.Expr:
     """LLVM's intrinsics: a prefetch is a macro of the prelude, a fence is only for LLVM."""
     name = getattr(call.op, "name", "")
@@ -311,9 +324,11 @@ def _comparisons(condition: tvm.ir.Expr, differs: Sequence[tirx.Var]) -> list[An
     return [comparison for comparison in found if _mentions(comparison, differs)]
 
 
-def _pipeline(wide_indices: bool) -> Sequence[tvm.transform.Pass]:
+def _pipeline(wide_indices: bool, own_barriers: bool) -> Sequence[tvm.transform.Pass]:
     t, s = tirx.transform, s_tir.transform
     narrow = [] if wide_indices else [t.NarrowDataType(32)]
+    # It cannot tell two halves of a buffer apart, and would add barriers between them.
+    barriers = [] if own_barriers else [s.ThreadSync("shared")]
     return [
         s.CanonicalizeLoop(),
         s.LowerCrossThreadReduction(),
@@ -338,7 +353,7 @@ def _pipeline(wide_indices: bool) -> Sequence[tvm.transform.Pass]:
         t.RemoveNoOp(),
         s.RewriteUnsafeSelect(),
         t.AnnotateEntryFunc(),
-        s.ThreadSync("shared"),
+        *barriers,
         s.LowerThreadAllreduce(),
         t.SplitHostDevice(),
     ]

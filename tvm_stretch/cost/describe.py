@@ -37,6 +37,11 @@ from tvm_stretch.targets.kernels.channel_runs import (
 from tvm_stretch.targets.kernels.choose import conv_cycles
 from tvm_stretch.targets.kernels.conv import ConvConfig
 from tvm_stretch.targets.kernels.dots import WORD, OfWords
+from tvm_stretch.targets.kernels.gpu.choose import group_conv_cycles
+from tvm_stretch.targets.kernels.gpu.conv import GroupConvConfig
+from tvm_stretch.targets.kernels.gpu.dense import RowConfig
+from tvm_stretch.targets.kernels.gpu.item_conv import ItemConvConfig
+from tvm_stretch.targets.kernels.gpu.window import GroupWindowConfig
 from tvm_stretch.targets.kernels.integer_conv import IntegerConvConfig, integer_conv_cycles
 from tvm_stretch.targets.kernels.integer_window import IntegerWindowConfig
 from tvm_stretch.targets.kernels.layer_configs import Config
@@ -51,6 +56,10 @@ _WHOLE: dict[str, type[Any]] = {
     "window": WindowConfig,
     "integer_conv": IntegerConvConfig,
     "integer_window": IntegerWindowConfig,
+    GroupConvConfig.template: GroupConvConfig,
+    ItemConvConfig.template: ItemConvConfig,
+    RowConfig.template: RowConfig,
+    GroupWindowConfig.template: GroupWindowConfig,
 }
 _CONVS: dict[tuple[bool, bool], type[ConvFeatures]] = {
     (False, False): ConvFeatures,
@@ -214,6 +223,8 @@ def _runs(cfg: ConvConfig) -> list[ChannelRun]:
 def _cycles(cfg: ConvConfig, machine: VectorMachine) -> float:
     if isinstance(cfg, IntegerConvConfig):
         return integer_conv_cycles(cfg, machine)
+    if machine.gpu is not None:
+        return group_conv_cycles(cfg, machine.gpu)
     return conv_cycles(cfg, machine)
 
 

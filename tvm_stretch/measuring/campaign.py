@@ -250,7 +250,7 @@ class Campaign:
     def _has_integers(self) -> bool:
         """Whether it has kernels for 8-bit numbers; GPUs compute them in float32."""
         machine = self.processor.machine
-        return machine.group_items == 1 and not machine.float_integers
+        return machine.gpu is None and not machine.float_integers
 
     def _add(self, rows: Sequence[Row], what: str, bench: Bench) -> None:
         with self._lock:

@@ -98,6 +98,7 @@ constexpr cl_uint CL_PROGRAM_BINARIES = 0x1166;
 constexpr cl_uint CL_PROGRAM_BUILD_LOG = 0x1183;
 constexpr cl_uint CL_KERNEL_NUM_ARGS = 0x1191;
 constexpr cl_uint CL_KERNEL_WORK_GROUP_SIZE = 0x11B0;
+constexpr cl_uint CL_KERNEL_COMPILE_WORK_GROUP_SIZE = 0x11B1;
 constexpr cl_uint CL_KERNEL_LOCAL_MEM_SIZE = 0x11B2;
 
 constexpr cl_uint CL_EVENT_COMMAND_EXECUTION_STATUS = 0x11D3;

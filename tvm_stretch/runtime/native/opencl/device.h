@@ -46,6 +46,7 @@ struct DeviceInfo {
   size_t max_image_height = 0;
   bool unified = false;
   cl_bitfield svm = 0;
+  bool last_event_tells = false;  // a command that fails is the end of all those behind it
 
   bool Has(const std::string& extension) const;
   bool is_cpu() const { return (type & CL_DEVICE_TYPE_CPU) != 0; }

@@ -204,7 +204,10 @@ std::unique_ptr<Processor> OpenCLProgram::CreateInstance(const MemoryMap& memory
 }
 
 std::shared_ptr<char> OpenCLProgram::AllocateBlock(size_t bytes) const {
-  if (device_.memory == MemoryKind::kMapped) return DriversMemory::Allocate(device_, bytes);
+  // Of a mirror it is the host's side: copies from and to what the driver allocated are direct.
+  const bool is_drivers =
+      device_.memory == MemoryKind::kMapped || device_.memory == MemoryKind::kMirror;
+  if (is_drivers) return DriversMemory::Allocate(device_, bytes);
   if (device_.memory != MemoryKind::kFine || CL().SVMAlloc == nullptr || bytes == 0) return nullptr;
   const cl_context context = device_.context;
   const cl_bitfield flags = CL_MEM_READ_WRITE | CL_MEM_SVM_FINE_GRAIN_BUFFER;
@@ -286,7 +289,7 @@ std::unique_ptr<Task> OpenCLProcessor::Bind(const RegionSpec& region,
   if (has_bells_) AddDoorbells(bell_buffer, &commands);
   ++num_bound_;
   auto task = std::make_unique<OpenCLTask>(&submitters_.back(), last_, region, std::move(commands),
-                                           after, bell);
+                                           after, bell, device_.info.last_event_tells);
   submitters_.back().Add(task.get(), !has_bells_ && !after.empty());
   last_ = task.get();
   return task;

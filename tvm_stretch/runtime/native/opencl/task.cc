@@ -48,14 +48,16 @@ int32_t CountWorkItems(const std::vector<Command>& commands) {
 }  // namespace
 
 OpenCLTask::OpenCLTask(Submitter* submitter, OpenCLTask* previous, const RegionSpec& region,
-                       std::vector<Command> commands, const std::vector<Task*>& after, Bell* bell)
+                       std::vector<Command> commands, const std::vector<Task*>& after, Bell* bell,
+                       bool last_event_tells)
     : submitter_(submitter),
       previous_(previous),
       region_(region),
       commands_(std::move(commands)),
       num_after_(static_cast<int>(after.size())),
       bell_(bell),
-      work_items_(CountWorkItems(commands_)) {
+      work_items_(CountWorkItems(commands_)),
+      last_event_tells_(last_event_tells || bell != nullptr) {
   events_.reserve(commands_.size() + 1);
   for (Task* task : after) {
     task->OnComplete([this](const Failure& failure) { OnDependency(failure); });
@@ -136,7 +138,7 @@ void OpenCLTask::Submit(cl_command_queue queue, const QueueClock* clock) {
 
 Failure OpenCLTask::EnqueueAll(cl_command_queue queue) {
   for (size_t i = 0; i < commands_.size(); ++i) {
-    const bool wants_event = traced_ || bell_ == nullptr || i + 1 == commands_.size();
+    const bool wants_event = traced_ || !last_event_tells_ || i + 1 == commands_.size();
     cl_event event = nullptr;
     cl_int code = Enqueue(commands_[i], queue, wants_event ? &event : nullptr);
     if (event != nullptr) events_.emplace_back(event);

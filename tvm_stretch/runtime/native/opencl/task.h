@@ -26,7 +26,8 @@ class Submitter;
 class OpenCLTask final : public Task {
  public:
   OpenCLTask(Submitter* submitter, OpenCLTask* previous, const RegionSpec& region,
-             std::vector<Command> commands, const std::vector<Task*>& after, Bell* bell);
+             std::vector<Command> commands, const std::vector<Task*>& after, Bell* bell,
+             bool last_event_tells);
   ~OpenCLTask() override;
 
   void Reset(bool traced) override;
@@ -64,6 +65,7 @@ class OpenCLTask final : public Task {
   const int num_after_;
   Bell* const bell_;  // null: other regions are waited for by the host
   const int32_t work_items_;
+  const bool last_event_tells_;  // else each command's is asked whether it failed
 
   std::atomic<bool> started_{false};
   std::atomic<bool> cancelled_{false};

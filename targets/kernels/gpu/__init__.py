@@ -1,0 +1,1 @@
+"""Kernels for GPUs, one template a file."""

@@ -1,0 +1,113 @@
+"""A dense layer of one row on a GPU: its time is that of reading the weights once.
+
+for each work-group:                          # a few output channels
+  for row of weights, one for each line of items:       # neighbours read neighbours
+    acc += data[row] * weight[row][channels]
+  acc of all lines are added in local memory
+  out = epilogue(acc)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tvm import tirx
+from tvm.ir import Expr
+
+from ..conv import ConvConfig
+from ..fused import Epilogue
+from ..loops import as_type, block, const, load, loop, store, within
+from .groups import (
+    QUAD,
+    barrier,
+    finish_quad,
+    launch,
+    load_quad,
+    places,
+    quads,
+    splat,
+    when,
+    zeros,
+)
+
+_AHEAD = 4  # rows that an item asks for at once
+
+
+@dataclass(frozen=True)
+class RowConfig(ConvConfig):
+    """A product of one row with a matrix; ``oc_blocks`` are those of a group.
+
+    Attributes:
+        lines: work-items of a group that add up the same outputs.
+    """
+
+    lines: int = 32
+
+    template: ClassVar[str] = "group_row"
+
+    @property
+    def width(self) -> int:
+        """Output channels of a group."""
+        return self.oc_blocks * self.lanes
+
+    @property
+    def group_items(self) -> int:
+        """Work-items of a group."""
+        return self.lines * self.width // QUAD
+
+    @property
+    def rows(self) -> int:
+        """Numbers that a sum adds up."""
+        return self.reduce_blocks * self.data_block
+
+
+def write_row(cfg: RowConfig, operands: tuple[tirx.Buffer, ...], epilogue: Epilogue) -> tirx.Stmt:
+    """The kernel of a dense layer of one row."""
+    data, weight = operands[:2]
+    sums = str(epilogue.anchor.dtype)
+    across = cfg.width // QUAD
+    acc = quads("acc", 1, dtype=sums)
+    parts = quads("parts", cfg.lines, across, dtype=sums, scope="shared")
+
+    def product(row: Expr, column: Expr, group: Expr) -> tirx.Stmt:
+        pixel = as_type(load(data, 0, row // cfg.data_block, 0, 0, row % cfg.data_block), sums)
+        factor = load_quad(weight, group, 0, 0, 0, row, column * QUAD)
+        return store(acc, load(acc, 0) + splat(pixel) * factor, 0)
+
+    def body(group: Expr, item: Expr) -> tirx.Stmt:
+        line, column = places(item, (cfg.lines, across))
+        turns, rest = divmod(cfg.rows, cfg.lines)
+        rounds, left = divmod(turns, _AHEAD)
+
+        def ahead(first: Expr, count: int) -> tirx.Stmt:
+            rows = [line + (first + i) * cfg.lines for i in range(count)]
+            return block([product(row, column, group) for row in rows])
+
+        steps = [loop(rounds, lambda i: ahead(i * _AHEAD, _AHEAD), "round")] if rounds else []
+        steps += [ahead(const(rounds * _AHEAD), left)] if left else []
+        if rest:
+            last = line + turns * cfg.lines
+            steps.append(when(last < cfg.rows, product(last, column, group)))
+        return within(
+            [acc, parts],
+            [
+                store(acc, zeros(sums), 0),
+                *steps,
+                store(parts, load(acc, 0), line, column),
+                barrier(),
+                when(line < 1, finish(group, column)),
+            ],
+        )
+
+    def finish(group: Expr, column: Expr) -> tirx.Stmt:
+        added = [
+            store(acc, load(acc, 0) + load(parts, line, column), 0) for line in range(1, cfg.lines)
+        ]
+        quad, each = group * across + column, cfg.lanes // QUAD
+        place = [const(0), quad // each, const(0), const(0), quad % each * QUAD]
+        stores = block(finish_quad(epilogue, place, load(acc, 0), "result"))
+        fits = cfg.out_groups * cfg.oc_blocks == cfg.out_blocks
+        return block([*added, when(None if fits else place[1] < cfg.out_blocks, stores)])
+
+    return launch(cfg.out_groups, cfg.group_items, body)

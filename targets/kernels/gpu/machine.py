@@ -1,0 +1,36 @@
+"""What kernel templates need to know of a GPU, and the facts of those that are known by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB = 1024
+
+
+@dataclass(frozen=True)
+class GpuMachine:
+    """A GPU: what its driver says of it, and what its maker does.
+
+    Attributes:
+        units: compute units: work-groups run on one each.
+        wave: work-items that take their steps together.
+        multiply_adds: of float32, that start in a cycle of one unit.
+        unit_items: work-items that one unit holds at a time.
+        unit_registers: of 32 bits, that these share.
+        unit_local_bytes: local memory that the groups on one unit share.
+        max_group_items: the most work-items that a group may have.
+        local_bytes: the most local memory that a group may have.
+        local_on_chip: local memory is a memory of its own, not a part of the device's memory.
+        plain_items: work-items of a group that shares nothing.
+    """
+
+    units: int
+    wave: int = 32
+    multiply_adds: int = 128
+    unit_items: int = 1024
+    unit_registers: int = 32 * KIB
+    unit_local_bytes: int = 32 * KIB
+    max_group_items: int = 256
+    local_bytes: int = 32 * KIB
+    local_on_chip: bool = True
+    plain_items: int = 64

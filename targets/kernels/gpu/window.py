@@ -1,0 +1,201 @@
+"""Depthwise convolution and pooling on a GPU: a work-item keeps a small tile in registers.
+
+for item in work-items:                  # neighbours in a row are neighbours here
+  acc[rows][columns] = 0                 # of one quad of channels
+  for row of the image under the tile:
+    pixels[..] = data, or what changes nothing outside the image      # each loaded once
+    acc += pixels * weight               # for all the windows that it is in
+  out = epilogue(acc)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+from tvm import tirx
+from tvm.ir import Expr
+
+from ..fused import Epilogue
+from ..loops import block, const, load, loop, store, within
+from ..nan import maximum
+from ..window import WindowConfig, least, window_count
+from .groups import (
+    QUAD,
+    chosen,
+    every,
+    finish_quad,
+    launch,
+    load_quad,
+    places,
+    quads,
+    splat,
+    when,
+    zeros,
+)
+
+_WRITTEN_OUT = 64
+"""Taps of a tile; larger windows are loops of one pixel an item."""
+
+
+@dataclass(frozen=True)
+class GroupWindowConfig(WindowConfig):
+    """A window and the tile that a work-item computes.
+
+    Attributes:
+        tile: rows and columns of outputs.
+        group_items: work-items of a group.
+    """
+
+    tile: tuple[int, int] = (1, 1)
+    group_items: int = 64
+
+    template: ClassVar[str] = "group_window"
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """Rows and columns of tiles."""
+        (height, width), (rows, columns) = self.out_size, self.tile
+        return -(-height // rows), -(-width // columns)
+
+    @property
+    def work_items(self) -> int:
+        """All of them."""
+        return self.batch * self.blocks * (self.lanes // QUAD) * prod(self.tiles)
+
+
+def write_group_window(
+    cfg: GroupWindowConfig, operands: tuple[tirx.Buffer, ...], epilogue: Epilogue
+) -> tirx.Stmt:
+    """The kernel of a window."""
+    window = _Window(cfg, operands, epilogue)
+    items = min(cfg.group_items, cfg.work_items)
+
+    def item(group: Expr, item: Expr) -> tirx.Stmt:
+        number = group * items + item
+        fits = cfg.work_items % items == 0
+        return when(None if fits else number < cfg.work_items, window.write(number))
+
+    return launch(-(-cfg.work_items // items), items, item)
+
+
+class _Window:
+    """What one item does."""
+
+    def __init__(
+        self, cfg: GroupWindowConfig, operands: tuple[tirx.Buffer, ...], epilogue: Epilogue
+    ) -> None:
+        self.cfg, self.operands, self.epilogue = cfg, operands, epilogue
+        self.dtype = str(operands[0].dtype)
+        self.acc = quads("window", *cfg.tile, dtype=self.dtype)
+        self.pixels = quads("pixels", self._span(1), dtype=self.dtype)
+        self.nothing = splat(least(self.dtype)) if cfg.kind == "max" else zeros(self.dtype)
+
+    def _span(self, axis: int) -> int:
+        """Rows, or columns, of the image under a tile."""
+        cfg = self.cfg
+        return (cfg.tile[axis] - 1) * cfg.stride[axis] + cfg.spans[axis]
+
+    def write(self, number: Expr) -> tirx.Stmt:
+        """The item's statements."""
+        cfg = self.cfg
+        each = cfg.lanes // QUAD
+        n, b, part, row, column = places(number, (cfg.batch, cfg.blocks, each, *cfg.tiles))
+        where, y, x = (n, b, part * QUAD), row * cfg.tile[0], column * cfg.tile[1]
+        rows, columns = map(range, cfg.tile)
+        taps = self._loops if prod(cfg.tile) * prod(cfg.kernel) > _WRITTEN_OUT else self._taps
+        return within(
+            [self.acc, self.pixels],
+            [
+                *(store(self.acc, self.nothing, r, c) for r in rows for c in columns),
+                *taps(where, y, x),
+                *(s for r in rows for c in columns for s in self._finish(where, y, x, r, c)),
+            ],
+        )
+
+    def _taps(self, where: tuple[Expr, ...], y: Expr, x: Expr) -> list[tirx.Stmt]:
+        """Every row of the image under the tile, one after the other."""
+        cfg, found = self.cfg, []
+        top = y * cfg.stride[0] - cfg.padding[0]
+        left = x * cfg.stride[1] - cfg.padding[1]
+        for line in range(self._span(0)):
+            readers = [
+                (r, t) for r in range(cfg.tile[0]) if (t := self._tap(0, line, r)) is not None
+            ]
+            if not readers:
+                continue
+            for i in range(self._span(1)):
+                taps = [(c, t) for c in range(cfg.tile[1]) if (t := self._tap(1, i, c)) is not None]
+                if not taps:
+                    continue
+                found.append(store(self.pixels, self._pixel(where, top + line, left + i), i))
+                for r, ky in readers:
+                    for c, kx in taps:
+                        found.append(
+                            self._add(where, load(self.pixels, i), const(ky), const(kx), r, c)
+                        )
+        return found
+
+    def _tap(self, axis: int, place: int, output: int) -> int | None:
+        """Which tap of an output's window reads a row or column under the tile."""
+        cfg = self.cfg
+        tap, rest = divmod(place - output * cfg.stride[axis], cfg.dilation[axis])
+        return tap if rest == 0 and 0 <= tap < cfg.kernel[axis] else None
+
+    def _loops(self, where: tuple[Expr, ...], y: Expr, x: Expr) -> list[tirx.Stmt]:
+        """Every tap of every output, in loops."""
+        cfg = self.cfg
+
+        def tap(r: int, c: int, ky: Expr, kx: Expr) -> tirx.Stmt:
+            row = (y + r) * cfg.stride[0] + ky * cfg.dilation[0] - cfg.padding[0]
+            column = (x + c) * cfg.stride[1] + kx * cfg.dilation[1] - cfg.padding[1]
+            read = store(self.pixels, self._pixel(where, row, column), 0)
+            return block([read, self._add(where, load(self.pixels, 0), ky, kx, r, c)])
+
+        def taps(r: int, c: int) -> tirx.Stmt:
+            return loop(
+                cfg.kernel[0],
+                lambda ky: loop(cfg.kernel[1], lambda kx: tap(r, c, ky, kx), "kx"),
+                "ky",
+            )
+
+        return [taps(r, c) for r in range(cfg.tile[0]) for c in range(cfg.tile[1])]
+
+    def _pixel(self, where: tuple[Expr, ...], row: Expr, column: Expr) -> Expr:
+        inside = every(self._inside(0, row), self._inside(1, column))
+        n, b, lane = where
+        return chosen(inside, load_quad(self.operands[0], n, b, row, column, lane), self.nothing)
+
+    def _inside(self, axis: int, place: Expr) -> Expr | None:
+        """Whether a row or column is one of the image; None where all are."""
+        cfg = self.cfg
+        before, size = cfg.padding[axis], cfg.in_size[axis]
+        last = (cfg.tiles[axis] * cfg.tile[axis] - 1) * cfg.stride[axis] - before
+        if before == 0 and last + cfg.spans[axis] <= size:
+            return None
+        return tirx.all(place >= 0, place < size)
+
+    def _add(
+        self, where: tuple[Expr, ...], pixel: Expr, ky: Expr, kx: Expr, r: int, c: int
+    ) -> tirx.Stmt:
+        acc = load(self.acc, r, c)
+        if self.cfg.kind == "max":
+            return store(self.acc, maximum(acc, pixel), r, c)
+        if self.cfg.kind == "depthwise":
+            _, b, lane = where
+            pixel = pixel * load_quad(self.operands[1], b, ky, kx, lane)
+        return store(self.acc, acc + pixel, r, c)
+
+    def _finish(self, where: tuple[Expr, ...], y: Expr, x: Expr, r: int, c: int) -> list[tirx.Stmt]:
+        cfg = self.cfg
+        n, b, lane = where
+        value = load(self.acc, r, c)
+        if cfg.kind == "avg":
+            value = value / splat(window_count(cfg, y + r, x + c, self.dtype))
+        stores = block(
+            finish_quad(self.epilogue, (n, b, y + r, x + c, lane), value, f"result{r}_{c}")
+        )
+        rows = y + r < cfg.out_size[0] if cfg.out_size[0] % cfg.tile[0] else None
+        columns = x + c < cfg.out_size[1] if cfg.out_size[1] % cfg.tile[1] else None
+        return [when(every(rows, columns), stores)]

@@ -1,0 +1,282 @@
+"""Kernels for GPUs: plain sums against what an OpenCL device computes, at borders and odd channels.
+
+Where the device is a CPU (PoCL), it runs the kernels of GPUs here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import tvm
+from fake_targets import TARGET
+from relax_helpers import module, random_const, random_inputs, run
+from tvm import relax
+from tvm.target import Target
+from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.kernels import choose, layer_configs
+from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
+from tvm_stretch.targets.kernels.conv import ConvConfig
+from tvm_stretch.targets.kernels.gpu.choose import (
+    Tile,
+    choose_group_window,
+    group_conv_candidates,
+    group_conv_cycles,
+    tiled,
+)
+from tvm_stretch.targets.kernels.gpu.conv import GroupConvConfig
+from tvm_stretch.targets.kernels.gpu.dense import RowConfig
+from tvm_stretch.targets.kernels.gpu.families import FAMILIES, describe_gpu, family_of
+from tvm_stretch.targets.kernels.gpu.item_conv import ItemConvConfig
+from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
+from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.window import WindowConfig
+from tvm_stretch.targets.opencl import opencl_processor
+from tvm_stretch.targets.opencl_device import OpenCLDevice, local_device
+
+import tvm_stretch as ts
+
+LARGE = OpenCLDevice("gpu", "NVIDIA of the test", max_group_size=512, local_bytes=48 * 1024)
+WITHOUT_LOCAL = replace(LARGE, local_on_chip=False)
+H100 = describe_gpu("NVIDIA H100 80GB HBM3", 132, 1024, 48 * 1024, True)
+needs_device = pytest.mark.skipif(local_device() is None, reason="no OpenCL device")
+
+
+def check(mod: tvm.IRModule, device: OpenCLDevice = LARGE) -> None:
+    """The network on the device, against TVM's virtual machine."""
+    inputs = random_inputs(mod)
+    processor = opencl_processor(Target("opencl"), cpu_processor(TARGET, 1), device)
+    result = ts.compile(mod, [processor])(*inputs)
+    np.testing.assert_allclose(result, run(mod, *inputs)[0], rtol=1e-4, atol=1e-4)
+
+
+@contextmanager
+def tile_of(*numbers: int) -> Iterator[None]:
+    """Convolutions get this tile."""
+
+    def chosen(layer: ConvConfig, _gpu: GpuMachine) -> ConvConfig:
+        return tiled(layer, Tile(*numbers))
+
+    with patch.object(choose, "choose_group_conv", chosen):
+        choose.choose_conv.cache_clear()
+        yield
+    choose.choose_conv.cache_clear()
+
+
+def convolution(
+    shape: tuple[int, ...], out: int, kernel: int, *, residual: bool = False, **attrs: Any
+) -> tvm.IRModule:
+    """A convolution with bias, perhaps something added, and relu."""
+    weight = random_const(out, shape[1] // attrs.get("groups", 1), kernel, kernel)
+    bias = random_const(1, out, 1, 1)
+
+    def build(x: relax.Expr, *more: relax.Expr) -> relax.Expr:
+        y = relax.op.add(relax.op.nn.conv2d(x, weight, **attrs), bias)
+        return relax.op.nn.relu(relax.op.add(y, more[0]) if more else y)
+
+    return module(build, shape, *([(shape[0], out, *shape[2:])] if residual else []))
+
+
+@needs_device
+@pytest.mark.parametrize(
+    ("mod", "tile"),
+    [
+        # down, across, pixels, quads, depth, slices, splits
+        (convolution((1, 3, 13, 17), 10, 3, strides=2, padding=1), (8, 2, 2, 1, 2, 1, 1)),
+        (convolution((2, 20, 9, 7), 24, 3, padding=1, residual=True), (8, 2, 1, 2, 2, 4, 1)),
+        (convolution((1, 36, 7, 7), 68, 1), (16, 4, 2, 1, 1, 2, 3)),
+        (convolution((1, 12, 8, 9), 24, 3, strides=2, padding=(0, 1, 1, 0)), (8, 2, 1, 1, 8, 2, 2)),
+        (convolution((1, 8, 9, 9), 8, 3, padding=2, dilation=2), (32, 2, 4, 1, 1, 1, 1)),
+        (convolution((1, 32, 10, 10), 64, 3, padding=1, groups=2), (8, 4, 1, 2, 2, 2, 1)),
+        (convolution((1, 10, 6, 6), 15, 3, padding=1, groups=5), (8, 1, 1, 1, 1, 1, 2)),
+        (convolution((3, 16, 12, 5), 33, 1, strides=2), (8, 8, 8, 2, 2, 1, 1)),
+    ],
+)
+def test_convolutions_of_groups(mod: tvm.IRModule, tile: tuple[int, ...]) -> None:
+    with tile_of(*tile):
+        check(mod)
+
+
+@needs_device
+@pytest.mark.parametrize("device", [LARGE, WITHOUT_LOCAL])
+def test_what_the_model_chooses(device: OpenCLDevice) -> None:
+    check(convolution((1, 24, 15, 14), 30, 3, padding=1, residual=True), device)
+
+
+@needs_device
+@pytest.mark.parametrize(("channels", "outputs"), [(130, 51), (64, 8), (3, 5)])
+def test_a_row(channels: int, outputs: int) -> None:
+    weight, bias = random_const(channels, outputs), random_const(1, outputs)
+    check(module(lambda x: relax.op.add(relax.op.matmul(x, weight), bias), (1, channels)))
+
+
+@contextmanager
+def window_of(tile: tuple[int, int], items: int) -> Iterator[None]:
+    """Windows get this tile."""
+
+    def chosen(layer: WindowConfig, gpu: GpuMachine) -> WindowConfig:
+        return replace(choose_group_window(layer, gpu), tile=tile, group_items=items)
+
+    with patch.object(layer_configs, "choose_group_window", chosen):
+        yield
+
+
+@needs_device
+@pytest.mark.parametrize(
+    ("kernel", "attrs", "tile"),
+    [
+        (3, {"padding": 1}, (1, 1)),
+        (3, {"padding": 1, "strides": 2}, (2, 2)),
+        (5, {"padding": 2, "strides": (1, 2)}, (1, 3)),
+        (3, {"padding": 2, "dilation": 2}, (4, 1)),
+        (9, {"padding": 4}, (1, 1)),
+    ],
+)
+def test_depthwise(kernel: int, attrs: dict[str, Any], tile: tuple[int, int]) -> None:
+    with window_of(tile, 32):
+        check(convolution((2, 21, 11, 10), 21, kernel, groups=21, **attrs))
+
+
+@needs_device
+@pytest.mark.parametrize("tile", [(1, 1), (2, 3)])
+@pytest.mark.parametrize(
+    ("pool", "attrs"),
+    [
+        ("max_pool2d", {"pool_size": 3, "strides": 2, "padding": 1}),
+        ("max_pool2d", {"pool_size": 2, "strides": 2, "ceil_mode": True}),
+        ("avg_pool2d", {"pool_size": 3, "strides": 1, "padding": 1}),
+        ("avg_pool2d", {"pool_size": 3, "strides": 2, "padding": 1, "count_include_pad": True}),
+    ],
+)
+def test_pooling(pool: str, attrs: dict[str, Any], tile: tuple[int, int]) -> None:
+    weight = random_const(12, 12, 1, 1)
+
+    def build(x: relax.Expr) -> relax.Expr:
+        return getattr(relax.op.nn, pool)(relax.op.nn.conv2d(x, weight), **attrs)
+
+    with window_of(tile, 64):
+        check(module(build, (1, 12, 9, 11)))
+
+
+# --- the choice -----------------------------------------------------------------------------------
+
+SHAPES = (
+    ConvShape(1, 64, (56, 56), 64, (3, 3), (1, 1), (1, 1, 1, 1)),
+    ConvShape(1, 512, (7, 7), 512, (3, 3), (1, 1), (1, 1, 1, 1)),
+    ConvShape(1, 3, (224, 224), 64, (7, 7), (2, 2), (3, 3, 3, 3)),
+    ConvShape(1, 168, (28, 28), 168, (3, 3), (1, 1), (1, 1, 1, 1), groups=7),
+    ConvShape(16, 256, (14, 14), 1024, (1, 1)),
+)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("limits", [(1024, 48), (256, 32), (128, 8)])
+def test_choices_stay_within_limits(shape: ConvShape, limits: tuple[int, int]) -> None:
+    items, kibibytes = limits
+    gpu = GpuMachine(8, max_group_items=items, local_bytes=kibibytes * 1024)
+    machine = VectorMachine(4, 32, False, 2**20, 1, gpu=gpu)
+    config = choose_conv(shape, machine, 1 if shape.in_channels == 3 else 4)
+    assert isinstance(config, GroupConvConfig)
+    assert config.group_items <= items
+    assert config.local_bytes <= gpu.local_bytes
+
+
+def layer(shape: ConvShape) -> ConvConfig:
+    return ConvConfig(**vars(shape), lanes=4, data_block=4, oc_blocks=1, pixels=1)
+
+
+def test_few_outputs_are_shared_among_many_items() -> None:
+    """A layer of 49 pixels must reach all units of a large GPU."""
+    config = group_conv_candidates(layer(SHAPES[1]), H100, 1)[0]
+    assert isinstance(config, GroupConvConfig)
+    groups = config.tiles * config.out_groups * config.splits
+    assert groups >= 100
+    assert config.slices * config.splits >= 4
+
+
+def test_many_outputs_are_not() -> None:
+    config = group_conv_candidates(layer(SHAPES[4]), H100, 1)[0]
+    assert isinstance(config, GroupConvConfig)
+    assert config.splits == 1
+    assert config.pixels * config.item_quads >= 8
+
+
+def test_candidates_are_sorted_by_the_model() -> None:
+    found = group_conv_candidates(layer(SHAPES[0]), H100, 20)
+    cycles = [group_conv_cycles(config, H100) for config in found]
+    assert cycles == sorted(cycles)
+    assert len(set(found)) == 20
+
+
+def test_rows_and_devices_without_local_memory_have_their_own() -> None:
+    row = layer(ConvShape(1, 1280, (1, 1), 1000, (1, 1)))
+    assert isinstance(group_conv_candidates(row, H100, 1)[0], RowConfig)
+    mali = replace(H100, local_on_chip=False)
+    assert isinstance(group_conv_candidates(row, mali, 1)[0], ItemConvConfig)
+    tiny = GpuMachine(1, max_group_items=1, local_bytes=0)
+    assert isinstance(group_conv_candidates(layer(SHAPES[0]), tiny, 1)[0], ItemConvConfig)
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("NVIDIA H100 80GB HBM3", "NVIDIA"),
+        ("QUALCOMM Adreno(TM) 640", "Adreno"),
+        ("QUALCOMM Adreno(TM) 530", "Adreno 5xx"),
+        ("Mali-G76", "Mali Bifrost"),
+        ("Mali-G78 r0p1", "Mali Valhall"),
+        ("Immortalis-G720", "Mali Valhall and 5th generation"),
+        ("Samsung Xclipse 920", "Xclipse"),
+        ("PowerVR B-Series BXM-8-256", "PowerVR"),
+        ("Intel(R) Iris(R) Xe Graphics", "Intel"),
+        ("AMD Radeon RX 7900", "AMD"),
+    ],
+)
+def test_families_by_name(name: str, family: str) -> None:
+    found = family_of(name)
+    assert found is not None
+    assert found.name == family
+
+
+def test_nothing_is_assumed_of_other_names() -> None:
+    assert family_of("a GPU of next year") is None
+    assert all(family.source for family in FAMILIES)
+
+
+def test_code_of_a_convolution() -> None:
+    """Vectors are loaded whole, and one barrier stands between a slab and the next."""
+    with tile_of(8, 4, 2, 1, 2, 1, 1):
+        processor = opencl_processor(Target("opencl"), cpu_processor(TARGET, 1), LARGE)
+        model = ts.compile(convolution((1, 16, 8, 8), 16, 3, padding=1), [processor])
+    source = model.module.imports[1].inspect_source()
+    (text,) = re.findall(
+        r"^static void fused_conv2d\w*_work\([^)]*\) \{\n(.*?)^\}", source, re.M | re.S
+    )
+    assert text.count("barrier(CLK_LOCAL_MEM_FENCE)") == 2
+    assert "*(__global const float4*)" in text
+    assert "tvm_stretch_store_float4(" in text
+    assert not re.search(r"vload4\(0, \w+_ptr \+ .*w_ptr", text)
+
+
+@needs_device
+@pytest.mark.parametrize("tile", [(1, 1), (2, 2)])
+def test_maxima_let_nan_through(tile: tuple[int, int]) -> None:
+    weight = relax.const(np.eye(4, dtype="float32").reshape(4, 4, 1, 1))
+
+    def build(x: relax.Expr) -> relax.Expr:
+        return relax.op.nn.max_pool2d(relax.op.nn.conv2d(x, weight), pool_size=2, strides=2)
+
+    mod = module(build, (1, 4, 4, 4))
+    x = np.zeros((1, 4, 4, 4), "float32")
+    x[0, :, 1, 2] = np.nan
+    processor = opencl_processor(Target("opencl"), cpu_processor(TARGET, 1), LARGE)
+    with window_of(tile, 64):
+        result = ts.compile(mod, [processor])(x)
+    assert np.isnan(result[0, :, 0, 1]).all()
+    assert np.isfinite(result[0, :, 1]).all()
