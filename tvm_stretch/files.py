@@ -11,19 +11,23 @@ is found before anything believes it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
-import threading
+import stat
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from tvm_stretch.errors import InputError, StretchError
+from tvm_stretch.trusted import warn_not_trusted, why_not_trusted
 
 Kind = TypeVar("Kind")
 
@@ -32,12 +36,29 @@ _SEAL = re.compile(rb'\{"fingerprint": "([0-9a-f]{32})",')
 TEMPORARY = ".tmp"
 """How the name of a file ends that is not complete yet."""
 
+MOST_BYTES = 2**28
+"""Of a file that we wrote: plans and cost models have some megabytes at most."""
+
+_MOST_LETTERS = 200
+"""Of a name that becomes part of another; file systems take 255."""
+
 
 def cache_folder(part: str) -> Path | None:
-    """The folder for a part of what we keep; None where the user wants no files.
+    """The folder for a part of what we keep; None where there is none that can be trusted.
 
     In ``$TVM_STRETCH_CACHE_DIR``, which may be empty for none; by default in the user's cache.
+    Where others may write, whatever lies there may be theirs: that is said once.
     """
+    folder = _named_folder(part)
+    reason = why_not_trusted(folder) if folder is not None else None
+    if reason is None:
+        return folder
+    warn_not_trusted(reason)
+    return None
+
+
+def _named_folder(part: str) -> Path | None:
+    """What the environment says."""
     own = os.environ.get("TVM_STRETCH_CACHE_DIR")
     if own is not None:
         return Path(own) / part if own else None
@@ -78,6 +99,41 @@ def check_place(path: Path, what: str) -> None:
         )
 
 
+def open_regular(path: Path, flags: int = 0) -> BinaryIO:
+    """Open a file to read it; a device or a pipe, which may have no end, is an OSError."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, _KINDS.get(stat.S_IFMT(mode), "no regular file"), str(path))
+    return os.fdopen(handle, "rb")
+
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+} | dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device")
+
+
+def read_whole(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The content of a regular file; an OSError if it has more bytes than any that we write."""
+    with open_regular(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"a file of more than {most} bytes", str(path))
+    return content
+
+
+def reason_of(error: OSError) -> str:
+    """What the system says of a file, as the end of ``expected .., got``."""
+    path = error.filename
+    if error.errno == errno.ENOENT:
+        return f"no file at {path}"
+    said = error.strerror or str(error)
+    return f"{said[:1].lower()}{said[1:]}" + (f" at {path}" if path else "")
+
+
 def read_text(path: Path, what: str, error: type[StretchError], encoding: str = "utf-8") -> str:
     """A text that people wrote.
 
@@ -85,77 +141,93 @@ def read_text(path: Path, what: str, error: type[StretchError], encoding: str = 
         StretchError: `error`, if there is none.
     """
     try:
-        return path.read_text(encoding)
-    except (OSError, UnicodeDecodeError) as fault:
+        return read_whole(path).decode(encoding)
+    except OSError as fault:
+        raise error(f"expected {what}, got {reason_of(fault)}; check the path") from fault
+    except UnicodeDecodeError as fault:
         raise error(f"expected {what}, got {fault}; check the path") from fault
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file that appears complete or not at all: to another name, flushed, renamed."""
-    data = content.encode() if isinstance(content, str) else content
+    """As `replace_whole`, where a user says: `/dev/stdout` or a pipe is not replaced."""
     if path.exists() and not path.is_file():
-        path.write_bytes(data)  # `/dev/stdout`, a pipe: nothing may take its place
-        return
-    unique = f"{os.getpid()}.{threading.get_ident()}"
-    temporary = path.with_name(f".{path.name}.{unique}{TEMPORARY}")
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    else:
+        replace_whole(path, content)
 
-    def make() -> Path:
-        temporary.touch()
-        return temporary
 
+def replace_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
+    """Write a file that appears complete or not at all: to another name, flushed, renamed.
+
+    Args:
+        path: the file; whatever is there is replaced.
+        content: of it.
+        mode: who may do what with it, as far as the umask allows.
+    """
+    temporary = None
     try:
-        with held(make), temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        with held(lambda: _new_beside(path, mode)) as (temporary, handle):
+            with os.fdopen(os.dup(handle), "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+            os.fsync(handle)
             temporary.replace(path)
     except OSError as error:
         error.filename = str(path)  # which the user knows
         raise
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _new_beside(path: Path, mode: int) -> tuple[Path, int]:
+    """A temporary file that was not there, whose name nobody can guess."""
+    name = f".{path.name[:_MOST_LETTERS]}.{secrets.token_hex(8)}{TEMPORARY}"
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return path.with_name(name), os.open(path.with_name(name), flags, mode)
 
 
 @contextlib.contextmanager
-def held(make: Callable[[], Path]) -> Iterator[Path]:
+def held(make: Callable[[], tuple[Path, int]]) -> Iterator[tuple[Path, int]]:
     """While somebody writes a temporary file or folder; `remove_abandoned` leaves it alone.
 
     Its age would not do: clocks jump, and differ between machines that share a folder.
 
     Args:
-        make: makes it; once more if it is taken for abandoned before it is held.
+        make: makes and opens it; once more if it is taken for abandoned before it is held.
     """
-    handle = None
-    while handle is None:
-        handle = _hold(temporary := make())
+    temporary, handle = make()
+    while not _hold(temporary, handle):
+        os.close(handle)
+        temporary, handle = make()
     try:
-        yield temporary
+        yield temporary, handle
     finally:
         os.close(handle)
 
 
-def _hold(temporary: Path) -> int | None:
-    """Lock it; None if it is not there any more."""
-    try:
-        handle = os.open(temporary, os.O_RDONLY)
-    except FileNotFoundError:
-        return None
+def new_folder(parent: Path, prefix: str) -> tuple[Path, int]:
+    """A temporary folder for `held`."""
+    folder = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
+    return folder, os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _hold(temporary: Path, handle: int) -> bool:
+    """Lock it; False if it is not there any more."""
     with contextlib.suppress(OSError):  # a file system without locks: nothing is removed there
         fcntl.flock(handle, fcntl.LOCK_EX)
-    with contextlib.suppress(FileNotFoundError):
-        if os.path.samestat(os.fstat(handle), temporary.stat()):
-            return handle
-    os.close(handle)
-    return None
+    try:
+        return os.path.samestat(os.fstat(handle), temporary.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def remove_abandoned(temporary: Path) -> None:
     """Remove a temporary file or folder if who wrote it was killed."""
     with contextlib.suppress(OSError):  # somebody holds it, or has removed it
-        handle = os.open(temporary, os.O_RDONLY)
+        handle = os.open(temporary, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if temporary.is_dir():
+            if stat.S_ISDIR(os.fstat(handle).st_mode):
                 shutil.rmtree(temporary, ignore_errors=True)
             else:
                 temporary.unlink()
@@ -169,8 +241,11 @@ def writing(what: str, error: type[StretchError]) -> Iterator[None]:
     try:
         yield
     except OSError as caught:
+        said = reason_of(caught)
+        if caught.errno == errno.ENOENT and caught.filename is not None:
+            said = f"no folder for {caught.filename}"
         raise error(
-            f"expected a place to write {what} to, got {caught}; check the path, or make room"
+            f"expected a place to write {what} to, got {said}; check the path, or make room"
         ) from caught
 
 
@@ -220,10 +295,10 @@ class Format:
             StretchError: `error`, if the file cannot be read or is none of this format and version.
         """
         try:
-            content = path.read_bytes()
+            content = read_whole(path)
         except OSError as error:
             raise self.error(
-                f"expected a readable file for {self.what}, got {error}; "
+                f"expected a readable file for {self.what}, got {reason_of(error)}; "
                 f"check the path, or {self.again}"
             ) from error
         where = f"{self.what} in {path}"

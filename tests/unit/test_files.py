@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
+import secrets
+import socket
 import stat
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from tvm_stretch.errors import PlanError
-from tvm_stretch.files import Format, sealed, write_whole, writing
+from tvm_stretch.files import (
+    TEMPORARY,
+    Format,
+    cache_folder,
+    read_text,
+    remove_abandoned,
+    sealed,
+    write_whole,
+    writing,
+)
+from tvm_stretch.trusted import make_folder, warn_not_trusted, why_not_trusted
 
 FORMAT = Format("test.point", 3, "the point", PlanError, "draw it again")
 
@@ -104,7 +119,7 @@ def test_sealed_files_are_refused_when_a_byte_has_changed(tmp_path: Path) -> Non
 
 
 def test_a_full_disk_is_an_error_of_ours() -> None:
-    says = r"^expected a place to write the point to, got .*No space.*; check the path, or make"
+    says = r"^expected a place to write the point to, got no space.*; check the path, or make"
     with (
         pytest.raises(PlanError, match=says),
         writing("the point", PlanError),
@@ -127,3 +142,103 @@ def test_other_fields_are_refused(item: object, got: str) -> None:
     says = r"^expected the fields at and perhaps name and colour for points\[1\] of x, got "
     with pytest.raises(PlanError, match=f"{says}{got}; draw it again$"):
         FORMAT.build_all(Point, [{"at": [1, 2]}, item], "points", "x")
+
+
+# --- what is no file, and what others may write ---------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["/dev/zero", "pipe", "socket", "folder", "huge"])
+def test_only_files_are_read(tmp_path: Path, kind: str) -> None:
+    """A device without an end, a pipe that nobody writes to: an error at once."""
+    path = Path(kind) if kind.startswith("/") else tmp_path / kind
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "huge":
+        path.touch()
+        os.truncate(path, 2**40)
+    elif kind == "socket":
+        with contextlib.chdir(tmp_path), socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(kind)
+    with pytest.raises(PlanError, match=rf"^expected a readable file .*, got .* at {path}; check"):
+        FORMAT.read(path)
+    with pytest.raises(PlanError, match=r"^expected the point, got .*; check the path"):
+        read_text(path, "the point", PlanError)
+
+
+def test_no_name_of_a_temporary_file_is_guessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever guesses it lays a symbolic link there, and its target is overwritten."""
+    victim, path = tmp_path / "victim", tmp_path / "point.json"
+    victim.write_text("precious")
+    (tmp_path / f".point.json.{os.getpid()}.{threading.get_ident()}{TEMPORARY}").symlink_to(victim)
+    write_whole(path, "new")
+    assert (path.read_text(), victim.read_text()) == ("new", "precious")
+
+    monkeypatch.setattr(secrets, "token_hex", lambda _bytes: "guessed")
+    (tmp_path / f".point.json.guessed{TEMPORARY}").symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        write_whole(path, "newer")
+    assert (path.read_text(), victim.read_text()) == ("new", "precious")
+
+
+def test_pipes_and_links_among_temporary_files_are_no_hindrance(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.tmp")
+    (tmp_path / "kept").write_text("precious")
+    (tmp_path / "link.tmp").symlink_to(tmp_path / "kept")
+    for path in tmp_path.glob("*.tmp"):
+        remove_abandoned(path)
+    assert (tmp_path / "kept").read_text() == "precious"
+    assert not (tmp_path / "pipe.tmp").exists()
+
+
+def test_folders_that_others_may_write_are_not_trusted(tmp_path: Path) -> None:
+    folder = tmp_path / "home" / "cache" / "kernels"
+    make_folder(folder)
+    assert why_not_trusted(folder) is None
+    assert why_not_trusted(folder / "not" / "there") is None
+    for place in (folder, folder.parent, folder.parent.parent):
+        for mode in (0o777, 0o775, 0o757):
+            place.chmod(mode)
+            assert f"others may write to {place} (mode {mode:o})" == why_not_trusted(folder)
+        place.chmod(0o755)
+    (tmp_path / "link").symlink_to(folder.parent)
+    folder.parent.chmod(0o777)
+    assert why_not_trusted(tmp_path / "link" / "kernels") is not None
+    folder.parent.chmod(0o1777)  # as /tmp: what is ours there stays ours
+    assert why_not_trusted(folder) is None
+    assert why_not_trusted(folder.parent) is not None, "anybody may add files"
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert why_not_trusted(tmp_path / "loop" / "kernels") is not None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_folders_of_others_are_not_trusted(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    os.chown(folder, 65534, 65534)
+    assert why_not_trusted(folder / "kernels") == f"{folder} belongs to user 65534"
+
+
+def test_folders_are_made_for_us_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        make_folder(tmp_path / "a" / "b")
+    finally:
+        os.umask(before)
+    assert why_not_trusted(tmp_path / "a" / "b") is None
+
+
+def test_it_is_said_once_that_a_cache_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_not_trusted.cache_clear()
+    monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", str(tmp_path))
+    assert cache_folder("kernels") == tmp_path / "kernels"
+    tmp_path.chmod(0o777)
+    assert [cache_folder("kernels"), cache_folder("plans")] == [None, None]
+    (record,) = caplog.records
+    assert re.match(r"expected a cache folder .*, got none: .*; nothing is kept", record.message)
+    assert f"{tmp_path} (mode 777)" in record.message and "chmod go-w" in record.message

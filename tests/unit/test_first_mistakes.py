@@ -131,7 +131,10 @@ MISTAKES: dict[str, tuple[Callable[[ts.Model, Path], object], str]] = {
     "seconds as text": (lambda _m, _p: ts.measure(budget="9"), "for budget, got '9'"),
     "export nowhere": (lambda m, _p: m.export(None), "path of the artifact, got NoneType"),
     "export to a folder": (lambda m, p: m.export(p), "got the folder"),
-    "a trace nowhere": (lambda m, p: m.timeline(p / "no" / "t"), "write the trace .*no/t'; check"),
+    "a trace nowhere": (
+        lambda m, p: m.timeline(p / "no" / "t"),
+        "write the trace .*no folder for .*no/t; check",
+    ),
 }
 
 

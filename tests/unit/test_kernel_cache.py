@@ -110,6 +110,25 @@ def test_a_folder_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
     assert KernelCache(cache.folder).find(KEY) is None
 
 
+@pytest.mark.parametrize("what", ["mode", "link", "pipe", "folder"])
+def test_entries_that_others_may_have_written_are_none(tmp_path: Path, what: str) -> None:
+    KernelCache(tmp_path).store(KEY, b"code")
+    path = tmp_path / KEY.hex()
+    if what == "mode":
+        path.chmod(0o666)
+    else:
+        path.rename(tmp_path / "elsewhere")
+        if what == "link":
+            path.symlink_to(tmp_path / "elsewhere")
+        elif what == "pipe":
+            os.mkfifo(path)
+        else:
+            path.mkdir()
+    assert KernelCache(tmp_path).find(KEY) is None
+    KernelCache(tmp_path).store(KEY, b"code")
+    assert KernelCache(tmp_path).find(KEY) == (None if what == "folder" else b"code")
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
 def test_a_read_only_folder_is_read(tmp_path: Path) -> None:
     KernelCache(tmp_path).store(KEY, b"code")
@@ -146,7 +165,7 @@ def test_the_folder_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(caching, "_FOLDER_BYTES", 900)
     second = KernelCache(tmp_path)
     assert second.find(keys[0]) is not None  # used just now, so that it stays
-    with held(lambda: tmp_path / ".new.tmp"):
+    with held(lambda: (tmp_path / ".new.tmp", os.open(tmp_path / ".new.tmp", os.O_RDONLY))):
         second.store(OTHER, b"more")
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {key.hex() for key in (keys[0], *keys[7:], OTHER)} | {".new.tmp"}
@@ -339,6 +358,27 @@ def test_damaged_entries_are_built_again(folder: Path) -> None:
     model = ts.compile(network, cpu_threads=1)
     np.testing.assert_array_equal(model(x), expected)
     assert [path.read_bytes() for path in entries] == before
+
+
+def test_forged_code_in_a_folder_of_all_is_not_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digest of an entry can be computed by who forges it."""
+    ts.compile(small(), cpu_threads=1)
+    entries = {path: path.read_bytes() for path in folder.iterdir()}
+    for path in entries:
+        forged = b"not even machine code"
+        key = bytes.fromhex(path.name)
+        path.write_bytes(caching._MAGIC + digest(key, forged) + forged)
+        path.chmod(0o666)
+    folder.chmod(0o777)
+    forget()
+    x = np.random.default_rng(0).standard_normal((1, 8, 8, 8)).astype("float32")
+    given = ts.compile(small(), cpu_threads=1)(x)
+    monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", "")
+    forget()
+    np.testing.assert_array_equal(given, ts.compile(small(), cpu_threads=1)(x))
+    assert all(path.read_bytes() not in (entries[path], b"") for path in entries), "left alone"
 
 
 def test_no_folder_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

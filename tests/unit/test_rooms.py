@@ -17,7 +17,7 @@ SOURCES = {
 
 # From the ground up, as ARCHITECTURE.md draws them; a name covers what stands below it.
 ROOMS = (
-    ("errors",),
+    ("errors", "trusted"),
     ("arguments", "files", "progress", "rewriting"),
     ("targets.kernels", "targets.processor"),
     ("ir",),

@@ -7,7 +7,9 @@ Two layers: this process's memory, and a folder. A file of the folder is one ent
     magic | digest of key and code | code
 
 An entry appears complete or not at all, and one that is damaged, or was written for another key,
-is as good as none. So any number of processes may share the folder, and any may be killed.
+is as good as none. So any number of processes may share the folder, and any may be killed. What an
+entry says of itself keeps nobody from forging one: code comes only from folders and files that
+nobody else may write to (`trusted.py`).
 
 The folder is ``$TVM_STRETCH_CACHE_DIR/kernels``, by default ``tvm_stretch/kernels`` in the user's
 cache; the empty string means none. If it grows beyond `_FOLDER_BYTES`, the entries that were not
@@ -24,7 +26,14 @@ import threading
 from collections import OrderedDict
 from pathlib import Path
 
-from tvm_stretch.files import TEMPORARY, cache_folder, remove_abandoned, write_whole
+from tvm_stretch.files import (
+    TEMPORARY,
+    cache_folder,
+    open_regular,
+    remove_abandoned,
+    replace_whole,
+)
+from tvm_stretch.trusted import is_ours, make_folder
 
 _MAGIC = b"TVMSTRK1"
 _DIGEST_BYTES = 20
@@ -84,7 +93,10 @@ class KernelCache:
             return None
         path = self.folder / key.hex()
         try:
-            entry = path.read_bytes()
+            with open_regular(path, os.O_NOFOLLOW) as file:
+                if not is_ours(os.fstat(file.fileno())):
+                    return None
+                entry = file.read(_FOLDER_BYTES)
         except OSError:
             return None
         code = entry[_HEADER_BYTES:]
@@ -95,11 +107,11 @@ class KernelCache:
         return code
 
     def _write(self, folder: Path, key: bytes, code: bytes) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         if not self._tidied:
             self._tidied = True
             _tidy(folder)
-        write_whole(folder / key.hex(), _MAGIC + digest(key, code) + code)
+        replace_whole(folder / key.hex(), _MAGIC + digest(key, code) + code, mode=0o644)
 
 
 def _tidy(folder: Path) -> None:
@@ -110,7 +122,7 @@ def _tidy(folder: Path) -> None:
             if path.suffix == TEMPORARY:
                 remove_abandoned(path)
                 continue
-            status = path.stat()
+            status = path.lstat()
             entries.append((status.st_mtime, status.st_size, path))
     total = sum(size for _, size, _ in entries)
     if total <= _FOLDER_BYTES:

@@ -29,8 +29,9 @@ from tvm_stretch.cost.family import (
 from tvm_stretch.cost.features import SCHEMA_VERSION, Features, RunFeatures, TransferFeatures
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.errors import CostModelError
-from tvm_stretch.files import Format, sealed, write_whole, writing
+from tvm_stretch.files import Format, replace_whole, sealed, writing
 from tvm_stretch.targets.processor import Speed
+from tvm_stretch.trusted import make_folder
 
 FORMAT = Format(
     "tvm_stretch.cost_model",
@@ -98,8 +99,8 @@ class MeasuredModel:
         """Write the file; it appears complete or not at all."""
         path = Path(path)
         with writing("the cost model", CostModelError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, sealed(json.dumps(self._to_json(), separators=(",", ":"))))
+            make_folder(path.parent)
+            replace_whole(path, sealed(json.dumps(self._to_json(), separators=(",", ":"))))
 
     def _to_json(self) -> dict[str, Any]:
         return {

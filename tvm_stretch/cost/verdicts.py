@@ -23,9 +23,10 @@ from tvm.ir import GenericConst
 
 from tvm_stretch.cost.device import check_device, default_folder, fingerprint
 from tvm_stretch.errors import CostModelError
-from tvm_stretch.files import Format, sealed, write_whole, writing
+from tvm_stretch.files import Format, replace_whole, sealed, writing
 from tvm_stretch.ir.expressions import tensor_types
 from tvm_stretch.targets.processor import OpRule, Processor
+from tvm_stretch.trusted import make_folder
 
 FORMAT = Format(
     "tvm_stretch.probe",
@@ -83,8 +84,8 @@ class Verdicts:
         reasons = dict(sorted(self.reasons.items()))
         data = {**FORMAT.head, "device": self.device, "reasons": reasons}
         with writing(FORMAT.what, CostModelError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, sealed(json.dumps(data, indent=1) + "\n"))
+            make_folder(path.parent)
+            replace_whole(path, sealed(json.dumps(data, indent=1) + "\n"))
 
     @staticmethod
     def read(path: Path, device: Mapping[str, Any]) -> Verdicts:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import tvm
 
 from tvm_stretch.errors import ModelError, StretchError, UnsupportedError, last_line
+from tvm_stretch.frontend.torch_archive import safe_archive
 from tvm_stretch.frontend.torch_operators import converters, decomposed
 from tvm_stretch.frontend.torch_quantised import quantised_converters, register_quantised
 from tvm_stretch.frontend.torch_recurrent import recurrent_converters
@@ -21,20 +22,23 @@ _CONTROL_FLOW = ("cond", "while_loop", "scan", "associative_scan", "map_impl")
 
 
 def load_torch(path: Path) -> ExportedProgram:
-    """Read what ``torch.export.save`` wrote.
+    """Read what ``torch.export.save`` wrote; nothing in it is run.
 
     Raises:
         ModelError: There is no such file, torch cannot read it, or there is no torch.
     """
     if not path.is_file():
         raise ModelError(
-            f"expected a file of torch.export.save, got no file {path}; check the path"
+            f"expected a file of torch.export.save, got no file at {path}; check the path"
         )
     try:
+        register_quantised()
+        archive = safe_archive(path)
         import torch
 
-        register_quantised()
-        return torch.export.load(path)
+        return torch.export.load(archive)
+    except StretchError:
+        raise
     except Exception as error:  # whatever its parts raise
         raise ModelError(
             f"expected a file of torch.export.save, got {path} ({last_line(error)}); save the "

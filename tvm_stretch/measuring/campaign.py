@@ -36,6 +36,7 @@ from tvm_stretch.measuring.workshop import COMPILING, Prepared, Workshop
 from tvm_stretch.progress import say
 from tvm_stretch.remote.description import Description
 from tvm_stretch.targets.processor import Processor
+from tvm_stretch.trusted import make_folder
 
 BATCH = 12
 """Samples that are compiled together."""
@@ -116,7 +117,7 @@ def measuring_into(folder: Path) -> Iterator[None]:
         CostModelError: somebody does, or it cannot be made.
     """
     with writing("the measurements", CostModelError):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

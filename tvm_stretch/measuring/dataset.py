@@ -20,8 +20,9 @@ from typing import Any
 from tvm_stretch.cost.device import check_device
 from tvm_stretch.cost.features import MEASUREMENTS, Features, from_json, to_json
 from tvm_stretch.errors import CostModelError, InputError
-from tvm_stretch.files import write_whole, writing
+from tvm_stretch.files import read_whole, reason_of, replace_whole, writing
 from tvm_stretch.measuring.samples import Sample
+from tvm_stretch.trusted import make_folder
 
 
 def require_networks(networks: object) -> None:
@@ -93,6 +94,9 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value) and bool(value >= 0)
 
 
+_MOST_BYTES = 2**31
+"""Of a file of measurements; a line has some hundred."""
+
 _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "nanoseconds": ("a positive integer", lambda value: type(value) is int and value > 0),
     "spread": ("a number", _is_number),
@@ -135,8 +139,8 @@ class Dataset:
         dataset = Dataset(Path(path), device, [])
         head = json.dumps({**MEASUREMENTS.head, "device": dataset.device}, separators=(",", ":"))
         with writing(MEASUREMENTS.what, CostModelError):
-            dataset.path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(dataset.path, head + "\n")
+            make_folder(dataset.path.parent)
+            replace_whole(dataset.path, head + "\n")
         return dataset
 
     @staticmethod
@@ -152,10 +156,10 @@ class Dataset:
         """
         path = Path(path)
         try:
-            content = path.read_bytes()
+            content = read_whole(path, _MOST_BYTES)
         except OSError as error:
             raise CostModelError(
-                f"expected measurements in {path}, got {error}; run ts.measure first"
+                f"expected measurements in {path}, got {reason_of(error)}; run ts.measure first"
             ) from error
         whole = content[: content.rfind(b"\n") + 1]
         if len(whole) < len(content):

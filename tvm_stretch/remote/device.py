@@ -23,12 +23,13 @@ from tvm import rpc
 
 from tvm_stretch.arguments import named_arguments
 from tvm_stretch.errors import DeviceError, InputError, last_line
-from tvm_stretch.files import cache_folder, write_whole
+from tvm_stretch.files import cache_folder, replace_whole
 from tvm_stretch.progress import say
 from tvm_stretch.remote.description import FORMAT, Description
 from tvm_stretch.remote.link import Link, failed
 from tvm_stretch.remote.uploads import stored
 from tvm_stretch.remote.wire import Address, Deadline, offered, parse_address, request
+from tvm_stretch.trusted import make_folder
 
 if TYPE_CHECKING:
     from tvm_stretch.remote.remote_model import RemoteModel
@@ -336,8 +337,8 @@ def _remember(description: Description) -> None:
     path = _path_of(description.name)
     if path is not None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, description.to_file())
+            make_folder(path.parent)
+            replace_whole(path, description.to_file())
         except OSError as error:  # it will be asked again
             say(f"the description of {description.name} is not kept: {error}")
 

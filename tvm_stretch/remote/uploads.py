@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import tvm
 
+from tvm_stretch.files import open_regular
 from tvm_stretch.progress import count
 from tvm_stretch.runtime.autoload import load_native_library
 
@@ -44,7 +45,7 @@ def stored(device: Asks, path: Path, ending: str, what: str) -> tuple[str, int]:
         DeviceError: it does not take the file, for lack of room for example.
         OSError: the file cannot be read here.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         name = _digest(file.read) + ending
         if device.call("to take an upload", "tvm_stretch.store_has", name):
             return name, 0

@@ -31,7 +31,7 @@ from tvm.runtime import _ffi_api
 from tvm_stretch.codegen.linking import linker_for
 from tvm_stretch.codegen.object_code import MACHINES, ObjectCode, object_file
 from tvm_stretch.errors import ArtifactError, RunError, TargetError
-from tvm_stretch.files import held, remove_abandoned, writing
+from tvm_stretch.files import held, new_folder, remove_abandoned, writing
 from tvm_stretch.lowering.graph import Graph
 from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.runtime.private_copy import PrivateCopy
@@ -188,9 +188,7 @@ def _written_beside(path: Path) -> Iterator[Path]:
         )
     _remove_leftovers(path)
     with writing("the artifact", ArtifactError):
-        with held(
-            lambda: Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-        ) as folder:
+        with held(lambda: new_folder(path.parent, f".{path.name}.")) as (folder, _):
             try:
                 yield folder
                 written = folder / path.name

@@ -21,6 +21,7 @@ from tvm_ffi import libinfo
 
 from tvm_stretch.errors import InstallError
 from tvm_stretch.runtime.autoload import find_file, load_native_library
+from tvm_stretch.trusted import make_folder, why_not_trusted
 
 _HEADERS = ("processor.h", "graph.h", "bound_graph.h", "memory.h")
 
@@ -44,9 +45,14 @@ def build_processor(source: str | os.PathLike[str], folder: str | os.PathLike[st
     made_of = [" ".join(command).encode(), source.read_bytes(), *headers]
     name = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in made_of)).hexdigest()
     library = folder / f"lib{source.stem}-{name[:12]}.so"
+    if reason := why_not_trusted(folder):
+        raise InstallError(
+            "expected a folder that only this user can write to for a library that is run, got "
+            f"one that is not: {reason}; name another folder"
+        )
     if library.is_file():
         return library
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with tempfile.TemporaryDirectory(dir=folder) as unfinished:
         made = Path(unfinished) / library.name
         _run([command[0], str(source), *command[1:], "-o", str(made)])

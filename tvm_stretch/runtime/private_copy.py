@@ -12,17 +12,16 @@ checked, then opened; and these bytes are what a loaded model exports.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
 import shutil
-import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 from tvm_stretch.errors import ArtifactError, RunError
+from tvm_stretch.files import open_regular, reason_of
 
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _NO_ROOM = (errno.ENOMEM, errno.ENOSPC, errno.EFBIG, errno.EMFILE, errno.ENFILE)
@@ -70,14 +69,14 @@ class PrivateCopy:
             ArtifactError: it cannot be read, or is no regular file: others may have no end.
         """
         try:
-            with _regular_file(path) as file:
+            with open_regular(path) as file:
                 check(file, str(path))
                 size = file.seek(0, os.SEEK_END)
                 file.seek(0)
                 return cls(str(path), lambda copy: shutil.copyfileobj(file, copy, 1 << 20), size)
         except OSError as error:
             raise ArtifactError(
-                f"expected a readable file for the artifact, got {error}; check the path"
+                f"expected a readable file for the artifact, got {reason_of(error)}; check the path"
             ) from error
 
     @property
@@ -92,18 +91,3 @@ class PrivateCopy:
     def __del__(self) -> None:
         if self._file >= 0:
             os.close(self._file)
-
-
-@contextlib.contextmanager
-def _regular_file(path: Path) -> Iterator[BinaryIO]:
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe may have no writer
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise ArtifactError(
-                f"expected a regular file for {path}, got another kind; give the path of an "
-                "exported model"
-            )
-        with os.fdopen(handle, "rb", closefd=False) as file:
-            yield file
-    finally:
-        os.close(handle)

@@ -26,7 +26,7 @@ from tvm_stretch.codegen.generate import compiler_versions
 from tvm_stretch.codegen.kernel_cache import KernelCache, cache_of, digest
 from tvm_stretch.cost.device import default_folder, fingerprint
 from tvm_stretch.errors import PlanError
-from tvm_stretch.files import cache_folder
+from tvm_stretch.files import cache_folder, read_whole
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.targets.processor import Processor
 
@@ -111,7 +111,7 @@ def _findings(processors: Sequence[Processor]) -> list[bytes]:
 
 def _content(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_whole(path)
     except OSError:  # there is none, or it went meanwhile; who needs it says what is wrong
         return b""
 

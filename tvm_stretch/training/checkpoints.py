@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from tvm_stretch.errors import TrainingError
-from tvm_stretch.files import write_whole, writing
+from tvm_stretch.files import open_regular, reason_of, write_whole, writing
 from tvm_stretch.training.data import device_of
 
 _NAME = b"tvm_stretch.checkpoint 1"
@@ -83,10 +83,12 @@ def read_checkpoint(
 
 def _read(path: Path, net: nn.Module) -> dict[str, Any]:
     try:
-        head, _, content = path.read_bytes().partition(b"\n")
+        with open_regular(path) as file:
+            head, _, content = file.read().partition(b"\n")
     except OSError as error:
         raise TrainingError(
-            f"expected a readable checkpoint, got {error}; check the path, or remove the file"
+            f"expected a readable checkpoint, got {reason_of(error)}; check the path, or remove "
+            "the file"
         ) from error
     if head != b"%s %s" % (_NAME, _digest(content)):
         got = "a damaged one" if head.startswith(_NAME) else "another kind of file"

@@ -1,0 +1,73 @@
+"""Whether a folder or file of our caches is ours alone: what lies there is run as machine code.
+
+    /home/me/.cache/tvm_stretch/kernels   drwx------ me       trusted
+    /tmp/cache/kernels                    drwxrwxrwx nobody   not trusted, said once
+
+As ssh does with its keys: a folder is trusted if nobody but its user and root may write to it, or
+to any folder above it. Folders such as /tmp, in which all may create and none may remove what
+belongs to others, are no danger above a folder that is ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import stat
+from pathlib import Path
+
+_LOG = logging.getLogger("tvm_stretch")
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def why_not_trusted(folder: Path) -> str | None:
+    """Who else may write to a folder or one above it; None if nobody may.
+
+    Folders that are not there yet are made by us, for us alone.
+    """
+    try:
+        path = folder.resolve()  # of symbolic links the folders count that they lead to
+        below: os.stat_result | None = None
+        for place in (path, *path.parents):
+            try:
+                found = place.lstat()
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            if found.st_uid not in (os.geteuid(), 0):
+                return f"{place} belongs to user {found.st_uid}"
+            shared = bool(found.st_mode & _OTHERS_WRITE)
+            if shared and (below is None or not found.st_mode & stat.S_ISVTX):
+                return f"others may write to {place} (mode {stat.S_IMODE(found.st_mode):o})"
+            below = found
+    except (OSError, RuntimeError) as error:  # a loop of symbolic links
+        return f"{folder} cannot be looked at ({error})"
+    return None
+
+
+def is_ours(file: os.stat_result) -> bool:
+    """Whether nobody but this user and root can have written a file."""
+    return (
+        stat.S_ISREG(file.st_mode)
+        and file.st_uid in (os.geteuid(), 0)
+        and not file.st_mode & _OTHERS_WRITE
+    )
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it; whatever the umask, nobody else may write there."""
+    if folder.is_dir():
+        return
+    if folder.parent != folder:
+        make_folder(folder.parent)
+    folder.mkdir(mode=0o755, exist_ok=True)
+
+
+@functools.cache
+def warn_not_trusted(reason: str) -> None:
+    """Say it once in a process."""
+    _LOG.warning(
+        "expected a cache folder that only this user can write to, got none: %s; nothing is kept "
+        "there or taken from there. Take the right to write from others (chmod go-w), or name "
+        "another folder in TVM_STRETCH_CACHE_DIR",
+        reason,
+    )
