@@ -27,7 +27,6 @@ def why_not_trusted(folder: Path) -> str | None:
     """
     try:
         path = folder.resolve()  # of symbolic links the folders count that they lead to
-        below: os.stat_result | None = None
         for place in (path, *path.parents):
             try:
                 found = place.lstat()
@@ -35,10 +34,9 @@ def why_not_trusted(folder: Path) -> str | None:
                 continue
             if found.st_uid not in (os.geteuid(), 0):
                 return f"{place} belongs to user {found.st_uid}"
-            shared = bool(found.st_mode & _OTHERS_WRITE)
-            if shared and (below is None or not found.st_mode & stat.S_ISVTX):
+            is_above_and_sticky = place != path and found.st_mode & stat.S_ISVTX
+            if found.st_mode & _OTHERS_WRITE and not is_above_and_sticky:
                 return f"others may write to {place} (mode {stat.S_IMODE(found.st_mode):o})"
-            below = found
     except (OSError, RuntimeError) as error:  # a loop of symbolic links
         return f"{folder} cannot be looked at ({error})"
     return None

@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import fresh_process
 import numpy as np
 import opencl_graphs as graphs
 import pytest
@@ -128,3 +129,33 @@ def test_leftovers_of_killed_processes_are_removed(cache: Path) -> None:
         check()
     assert not old.exists()
     assert new.exists()
+
+
+def test_forged_programs_in_a_folder_of_all_are_not_run(cache: Path) -> None:
+    check()
+    for name, (entry, _) in entries(cache).items():
+        (cache / name).write_bytes(sealed(key_of(entry), b"no program at all"))
+    forged = entries(cache)
+    cache.chmod(0o777)
+    check()
+    assert entries(cache) == forged, "neither read, which the driver would refuse, nor written"
+
+
+def test_pocl_gets_a_folder_of_its_own_where_others_may_write(tmp_path: Path) -> None:
+    """It runs the machine code that it finds; without HOME it looks into /tmp."""
+    shared, temporary = tmp_path / "shared", tmp_path / "temporary"
+    for folder in (shared, temporary):
+        folder.mkdir()
+    shared.chmod(0o777)
+    code = f"""
+import sys
+sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parent.parent)]}
+import test_opencl_runtime_cache as tests
+tests.check()
+"""
+    said = fresh_process.run(code, POCL_CACHE_DIR=str(shared), TMPDIR=str(temporary))
+    assert list(shared.iterdir()) == []
+    assert "name another folder in POCL_CACHE_DIR" in said
+    device = json.loads(tvm.get_global_func("tvm_stretch.opencl_devices")())[0]
+    is_pocl = device["platform"] == "Portable Computing Language"
+    assert any(temporary.glob("tvm_stretch_pocl_*/*")) or not is_pocl

@@ -1,5 +1,6 @@
 // The parts of the OpenCL runtime that need no device: cache, code, cores. Devices: tests/device.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <tvm/ffi/extra/module.h>
 #include <unistd.h>
 
@@ -99,6 +100,41 @@ TEST_F(ProgramCacheTest, WithoutAFolderThereIsNoCache) {
   ProgramCache blocked;
   blocked.Store("key", "binary");
   EXPECT_EQ(blocked.Find("key"), "");
+}
+
+TEST_F(ProgramCacheTest, TakesNothingWhereOthersMayWrite) {
+  ProgramCache().Store("key", "binary");
+  for (const fs::path& place : {folder_, folder_ / "opencl"}) {
+    fs::permissions(place, fs::perms::all);
+    EXPECT_FALSE(ProgramCache().is_on()) << place;
+    EXPECT_EQ(ProgramCache().Find("key"), "");
+    fs::permissions(place, fs::perms::owner_all);
+  }
+  EXPECT_EQ(ProgramCache().Find("key"), "binary");
+  fs::permissions(OnlyEntry(), fs::perms::others_write, fs::perm_options::add);
+  EXPECT_EQ(ProgramCache().Find("key"), "");
+}
+
+TEST_F(ProgramCacheTest, NeitherFollowsLinksNorWaitsForPipes) {
+  ProgramCache cache;
+  cache.Store("key", "binary");
+  const fs::path entry = OnlyEntry();
+  fs::rename(entry, folder_ / "elsewhere");
+  fs::create_symlink(folder_ / "elsewhere", entry);
+  EXPECT_EQ(cache.Find("key"), "");
+  fs::remove(entry);
+  ASSERT_EQ(mkfifo(entry.c_str(), 0600), 0);
+  ASSERT_EQ(mkfifo((entry.string() + ".tmpAAAAAA").c_str(), 0600), 0);
+  EXPECT_EQ(ProgramCache().Find("key"), "");
+  cache.Store("key", "newer");
+  EXPECT_EQ(cache.Find("key"), "newer");
+}
+
+TEST_F(ProgramCacheTest, MakesFoldersForThisUserAlone) {
+  const mode_t before = umask(0);
+  ProgramCache().Store("key", "binary");
+  umask(before);
+  EXPECT_EQ(ProgramCache().Find("key"), "binary");
 }
 
 constexpr const char* kCode = R"({"options": "-w", "sources": ["A", "B"], "kernels": {"f": [

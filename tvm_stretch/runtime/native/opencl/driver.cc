@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "host_cores.h"
+#include "pocl_cache.h"
 #include "signal_handlers.h"
 
 namespace tvm_stretch::opencl {
@@ -96,6 +97,7 @@ Loaded Load() {
   // Drivers for the host's own CPU start their threads now: on their share of the cores.
   const HostCoresScope cores;
   const KeepsSignalHandlers handlers;
+  GuardPoclCache();
   Loaded loaded;
   auto attempt = [&loaded](const char* name) {
     auto driver = std::make_unique<Driver>();

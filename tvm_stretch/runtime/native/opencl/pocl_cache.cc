@@ -1,6 +1,7 @@
 #include "pocl_cache.h"
 
 #include <link.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <cstdlib>
@@ -8,8 +9,10 @@
 #include <filesystem>
 #include <fstream>
 #include <mutex>
+#include <string>
 
 #include "program_cache.h"
+#include "trusted.h"
 
 namespace tvm_stretch::opencl {
 namespace {
@@ -52,6 +55,16 @@ bool IsWholeBitcode(std::ifstream& file, uint64_t bytes) {
   return place == bytes && bytes > sizeof(magic);
 }
 
+// A folder that goes when the process ends that made it.
+struct Removed {
+  std::string folder;
+  pid_t owner;
+  ~Removed() {
+    std::error_code error;
+    if (getpid() == owner) fs::remove_all(folder, error);
+  }
+};
+
 bool IsWhole(const fs::path& path) {
   std::error_code error;
   const bool is_library = path.extension() == ".so";
@@ -90,10 +103,20 @@ bool KeepsItsPrograms(const DeviceInfo& info) {
          (own == nullptr || std::strcmp(own, "0") != 0);
 }
 
-void PreparePoclCache() {
+void GuardPoclCache() {
+  const std::string folder = PoclFolder().string();
+  if (IsTrusted(folder)) return;
+  SayNotTrusted(folder, "POCL_CACHE_DIR");
   std::error_code error;
+  std::string own = (fs::temp_directory_path(error) / "tvm_stretch_pocl_XXXXXX").string();
+  if (mkdtemp(own.data()) == nullptr) return;
+  setenv("POCL_CACHE_DIR", own.c_str(), 1);
+  static const Removed removed{own, getpid()};
+}
+
+void PreparePoclCache() {
   const fs::path folder = PoclFolder();
-  fs::create_directories(folder, error);
+  MakeFolder(folder.string());
   static std::once_flag is_checked;
   std::call_once(is_checked, RemoveDamaged, folder);
 }

@@ -5,15 +5,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <mutex>
 
 #include "../memory.h"
+#include "trusted.h"
 
 namespace tvm_stretch::opencl {
 namespace {
@@ -22,8 +21,6 @@ namespace fs = std::filesystem;
 
 constexpr char kEntryMagic[8] = {'T', 'V', 'M', 'S', 'T', 'R', 'B', '1'};
 constexpr const char* kTemporary = ".tmp";
-constexpr mode_t kOthersWrite = S_IWGRP | S_IWOTH;
-constexpr uint64_t kMostBytes = uint64_t{1} << 30;
 
 // An entry is this, the key, the binary.
 struct EntryHeader {
@@ -39,56 +36,6 @@ fs::path Folder() {
   }
   const std::string caches = UserCaches();
   return caches.empty() ? fs::path() : fs::path(caches) / "tvm_stretch/opencl";
-}
-
-// Whether nobody but this user and root may write to a folder or one above it; `tvm_stretch/trusted.py`
-// says why, and what does not count. What is not there yet is made by us.
-bool IsTrusted(const fs::path& folder) {
-  std::error_code error;
-  bool is_below_ours = false;
-  for (fs::path place = fs::weakly_canonical(folder, error);; place = place.parent_path()) {
-    struct stat found;
-    if (error) return false;
-    if (lstat(place.c_str(), &found) == 0) {
-      if (found.st_uid != geteuid() && found.st_uid != 0) return false;
-      const bool is_sticky = (found.st_mode & S_ISVTX) != 0;
-      if ((found.st_mode & kOthersWrite) != 0 && !(is_below_ours && is_sticky)) return false;
-      is_below_ours = true;
-    } else if (errno != ENOENT && errno != ENOTDIR) {
-      return false;
-    }
-    if (place == place.parent_path()) return true;
-  }
-}
-
-// Whatever the umask, nobody else may write there.
-void MakeFolder(const fs::path& folder) {
-  std::error_code error;
-  if (fs::is_directory(folder, error)) return;
-  if (folder != folder.parent_path()) MakeFolder(folder.parent_path());
-  mkdir(folder.c_str(), 0755);
-}
-
-// The whole of a file that only this user can have written; "" of anything else, pipes for example.
-std::string ReadOwn(const std::string& path) {
-  std::string content;
-  int file = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
-  if (file < 0) return content;
-  struct stat found;
-  if (fstat(file, &found) == 0 && S_ISREG(found.st_mode) &&
-      (found.st_uid == geteuid() || found.st_uid == 0) && (found.st_mode & kOthersWrite) == 0 &&
-      static_cast<uint64_t>(found.st_size) <= kMostBytes) {
-    content.resize(static_cast<size_t>(found.st_size));
-    size_t done = 0;
-    while (done < content.size()) {
-      const ssize_t got = read(file, content.data() + done, content.size() - done);
-      if (got <= 0) break;
-      done += static_cast<size_t>(got);
-    }
-    content.resize(done);
-  }
-  close(file);
-  return content;
 }
 
 bool WriteAll(int file, const std::string& bytes) {
@@ -151,8 +98,7 @@ std::string UserCaches() {
 ProgramCache::ProgramCache() : folder_(Folder().string()) {
   if (folder_.empty()) return;
   if (!IsTrusted(folder_)) {
-    static std::once_flag is_said;
-    std::call_once(is_said, [this] { SayNotTrusted(folder_); });
+    SayNotTrusted(folder_, "TVM_STRETCH_CACHE_DIR");
     folder_.clear();
     return;
   }
