@@ -122,7 +122,7 @@ def test_what_is_no_regular_file(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     before = open_descriptors()
     for path in (pipe, Path("/dev/zero"), Path("/dev/null"), tmp_path):
-        refused(path, "expected a regular file for ")
+        refused(path, "expected a readable file for the artifact, got a ")
     endless = tmp_path / "endless.so"
     endless.touch()
     os.truncate(endless, 1 << 42)  # of a few bytes on the disk
