@@ -3,11 +3,11 @@
     y = R.call_tir(integer_average, (x, counts))
         ->
     sums = R.call_tir(integer_conv2d, (x, ones, zeros))        # each channel with weights of one
-    y = R.call_tir(integer_round, (sums, factors))             # of each pixel
+    y = R.call_tir(integer_round, (sums, factors))             # a factor for each pixel
 
-One factor for all pixels is that of the convolution. `integers._average` adds floats, as ONNX
-Runtime does it, whose rounding decides where a mean is a half; here halves go where
-`UseFixedPoint` sends them.
+If all pixels have the same factor, the convolution rounds with it and no second kernel is needed.
+`integers._average` adds floats, as ONNX Runtime does, and the rounding of these floats decides
+which means count as halves; here halves go where `UseFixedPoint` sends them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tvm_stretch.ir.expressions import constant, shape_of
 
 @tvm.transform.module_pass(opt_level=0, name="AverageBySums")
 class AverageBySums:
-    """See the module docstring; ``machines`` says by processor whose regions are rewritten."""
+    """See the module docstring; only regions of ``machines`` that pack bytes are rewritten."""
 
     def __init__(self, machines: Mapping[str, VectorMachine]) -> None:
         self.rounds = {name for name, machine in machines.items() if machine.packs_bytes}

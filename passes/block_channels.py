@@ -7,11 +7,12 @@
     y = R.call_tir(winograd, (x5, u))                # x5: (1, 8, 56, 56, 8)
     z = R.nn.relu(R.add(y, b5))                      # b5: (1, 8, 1, 1, 8)
 
-A value is converted at most once and only where an operator needs the other layout; a region hands
-its results on as it has them, so that nothing is converted between processors.  Matrices
-(M, C) count as images of M pixels, (1, C, M, 1), so that dense layers share the kernels of
-convolutions.
-Channels that do not fill a block are padded with lanes that stay finite and meet zero weights.
+A value is converted at most once, and only where an operator needs the other layout. A region
+passes results on in the layout in which it computed them, so that processors exchange values
+without conversions. Matrices (M, C) count as images of M pixels, (1, C, M, 1), so that dense layers
+share the kernels of
+convolutions.  Channels that do not fill a block are padded with lanes whose values stay finite and
+are multiplied by weights of zero.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from tvm_stretch.ir.expressions import builder_with_kernels
 
 @tvm.transform.module_pass(opt_level=0, name="BlockChannels")
 class BlockChannels:
-    """See the module docstring; ``machines`` gives each processor's width of a block and tiles.
+    """See the module docstring; ``machines`` gives the block width and tiles of each processor.
 
-    A function without the attribute ``processor`` belongs to the first machine. Between machines
-    of different width values are plain.
+    A function without the attribute ``processor`` belongs to the first machine. Values that pass
+    between machines of different block widths have the plain layout.
     """
 
     def __init__(self, machines: Mapping[str, VectorMachine]) -> None:
@@ -42,7 +43,7 @@ class BlockChannels:
         """Rewrite ``main``, or the regions that it calls."""
         regions = [f for f in mod.functions.values() if isinstance(f, relax.Function)]
         rewrite = _rewrite_regions if len(regions) > 1 else _rewrite_main
-        # what nobody reads in plain layout after all would keep others from being fused
+        # a plain copy without readers would keep other operators from being fused
         return relax.transform.DeadCodeElimination()(rewrite(mod, self))
 
     def machine(self, function: relax.Function) -> VectorMachine:
@@ -66,14 +67,14 @@ def _rewrite_main(mod: tvm.IRModule, options: BlockChannels) -> tvm.IRModule:
 
 
 def _rewrite_regions(mod: tvm.IRModule, options: BlockChannels) -> tvm.IRModule:
-    """Rewrite region after region; then `main`, which calls them with other types."""
+    """Rewrite each region, then `main`, because the types of its calls have changed."""
     main, bb = mod["main"], builder_with_kernels(mod)
     bindings = [binding for group in main.body.blocks for binding in group.bindings]
     calls = [b for b in bindings if isinstance(b.value, relax.Call)]
     names = {b.var: b.value for b in bindings if not isinstance(b.value, relax.Call)}
 
     def origin(expr: relax.Expr) -> tuple[relax.Expr, int]:
-        """Which result of which call a value of `main` is."""
+        """The call, and the index of its result, that computes a value of `main`."""
         while expr in names:
             expr = names[expr]
         return (expr.tuple_value, expr.index) if isinstance(expr, relax.TupleGetItem) else (expr, 0)
@@ -115,7 +116,7 @@ def _read_in_other_blocks(
     origin: Callable[[relax.Expr], tuple[relax.Expr, int]],
     options: BlockChannels,
 ) -> set[tuple[relax.Expr, int]]:
-    """Results of regions that a region on a machine of another width reads."""
+    """Results of regions that a region on a machine of another block width reads."""
     lanes = {binding.var: options.machine(mod[binding.value.op]).lanes for binding in calls}
     return {
         origin(arg)
@@ -126,7 +127,7 @@ def _read_in_other_blocks(
 
 
 def _named(mod: tvm.IRModule, names: Mapping[relax.Var, str]) -> tvm.IRModule:
-    """Variables that stand for an operator's result get the operator's name."""
+    """Give variables that hold an operator's result the operator's name."""
     renamed = mod.clone()
     for var, function in mod.functions.items():
         if isinstance(function, relax.Function):
@@ -135,7 +136,7 @@ def _named(mod: tvm.IRModule, names: Mapping[relax.Var, str]) -> tvm.IRModule:
 
 
 def _retyped_main(mod: tvm.IRModule, bb: relax.BlockBuilder) -> tvm.IRModule:
-    """The same calls of the new regions."""
+    """`main` with the same calls of the new regions."""
     main, regions = mod["main"], {v.name_hint: v for v in bb.get().functions}
     renamed: dict[relax.Var, relax.Expr] = {}
 
@@ -158,7 +159,7 @@ def _retyped_main(mod: tvm.IRModule, bb: relax.BlockBuilder) -> tvm.IRModule:
 
 
 def _fields(expr: relax.Expr) -> list[relax.Expr]:
-    """The results behind what a function returns."""
+    """The results that a function returns, as a list."""
     return list(expr.fields) if isinstance(expr, relax.Tuple) else [expr]
 
 

@@ -1,13 +1,13 @@
-"""How many channels every tensor of a block has when the block is made narrower.
+"""Compute how many channels every tensor of a block has when the block is made narrower.
 
     x: 64 -> conv 3x3: 64 -> conv 3x3: 64 -> add -> y: 64         a block of ResNet
-    x: 96 -> conv 3x3: 32 -> conv 3x3: 32 -> add -> y: 32         with width 32, behind 96 channels
-      `------> 1x1: 32 ---------------------^                     x does not fit any more
+    x: 96 -> conv 3x3: 32 -> conv 3x3: 32 -> add -> y: 32         width 32, input of 96 channels
+      `------> 1x1: 32 ---------------------^                     x no longer fits
 
 Tensors whose channels correspond have one size: those before and after elementwise operators,
-depthwise convolutions and pools, and the summands of a sum. A block's result has the width that is
-asked for, a concatenation shares it out among its parts, and what lies inside follows: in
-proportion to the block's input where it is wider than both ends (MBConv) or a gate, otherwise in
+depthwise convolutions and pools, and the summands of a sum. The block's result has the requested
+width; a concatenation divides its width among its parts. The tensors inside follow: a tensor that
+is wider than both ends (MBConv), or a gate, in proportion to the block's input, others in
 proportion to its result.
 """
 
@@ -29,12 +29,12 @@ _SHUFFLE = {"reshape", "permute_dims"}
 
 
 class UnequalWidthsError(StretchError):
-    """The block passes channels of its input on: it has to be as wide as what it reads."""
+    """The block passes channels of its input on, so its result must be as wide as its input."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One of the tensors that a split makes: which, of what, and the sizes of all of them."""
+    """One result of a split: the tensor that is split, the result's index, and all sizes."""
 
     source: str
     index: int
@@ -42,14 +42,15 @@ class Piece:
 
 
 class BlockWidths:
-    """The ties between the channels of one block.
+    """Which tensors of one block have equal numbers of channels.
 
     Args:
         operators: of the network, batch normalisations not folded.
-        members: of the block, in program order; the last one computes its result.
+        members: operators of the block in program order; the last one computes its result.
 
     Raises:
-        UnsupportedError: it reads several tensors, or an operator's channels are not understood.
+        UnsupportedError: the block reads several tensors, or the channels of an operator cannot be
+            derived from those of its input.
     """
 
     def __init__(self, operators: Operators, members: Sequence[Operator]) -> None:
@@ -75,7 +76,7 @@ class BlockWidths:
     # --- which tensors belong together ---
 
     def root(self, name: str) -> str:
-        """The tensor that stands for all that have as many channels as this one."""
+        """The tensor that represents all tensors with as many channels as this one."""
         while self._parent.get(name, name) != name:
             name = self._parent[name]
         return name
@@ -83,7 +84,7 @@ class BlockWidths:
     def channels(self, name: str) -> int:
         """Channels in the original network."""
         shape = self.operators.shape(name)
-        if not shape:  # a batch normalisation's tuple: as many as what it reads
+        if not shape:  # the tuple of a batch normalisation has as many channels as its input
             return self.channels(self.operators[name].inputs[0])
         return shape[1] * shape[2] if len(shape) == 5 else shape[1]
 
@@ -96,7 +97,7 @@ class BlockWidths:
         self._parent[self.root(one)] = self.root(other)
 
     def _tie(self, member: Operator) -> None:
-        """Join the result of an operator with what has its channels."""
+        """Join the result of an operator with tensors that have the same channels."""
         kind, name, inputs = member.kind, member.name, member.inputs
         if kind == "nn.conv2d":
             self._tie_conv(member)
@@ -105,7 +106,7 @@ class BlockWidths:
         elif kind in _SAME_CHANNELS or (kind in BINARY and len(inputs) == 1):
             self._join(name, inputs[0])
         elif kind in BINARY and len(inputs) == 2:
-            pass  # when all else is tied: `_tie_sums`
+            pass  # tied last, by `_tie_sums`
         elif kind == "concat" and int(member.call.attrs.axis) in (1, 1 - len(member.shape)):
             self.parts[name] = inputs
         elif kind == "split" and int(member.call.attrs.axis) in (1, -3):
@@ -144,7 +145,7 @@ class BlockWidths:
             raise self._not_understood(item, f"it is a part of {source.kind}")
 
     def _is_shuffle(self, member: Operator) -> bool:
-        """Channels into groups and back, or the two exchanged: a channel shuffle."""
+        """Whether channels are grouped or ungrouped, or both axes swapped: a channel shuffle."""
         before, after = self.operators.shape(member.inputs[0]), member.shape
         if member.kind == "permute_dims":
             return [int(axis) for axis in member.call.attrs.axes] == SHUFFLE
@@ -152,7 +153,7 @@ class BlockWidths:
         return len(longer) == 5 and (longer[0], longer[1] * longer[2], *longer[3:]) == shorter
 
     def _tie_sums(self) -> None:
-        """Tie operators of two tensors; the block's own input may be one that no longer fits."""
+        """Tie operators of two tensors; one of them may be the block's input, which may not fit."""
         for member in self.members:
             if member.kind not in BINARY or len(member.inputs) != 2:
                 continue
@@ -196,25 +197,25 @@ class BlockWidths:
         return any(self.channels(self.root(m.name)) > ends for m in self.members)
 
     def is_inside(self, root: str) -> bool:
-        """Whether these tensors are neither read nor made by the block, nor parts of others."""
+        """Whether no such tensor is the block's input, its result, a part or a piece."""
         parts = [n for names in self.parts.values() for n in names]
         fixed = [self.start, self.end, *self.parts, *parts, *self.pieces]
         return root not in {self.root(name) for name in fixed}
 
     def unit_of(self, root: str) -> int:
-        """Channels of a group in this class of tensors, 1 if there are none."""
+        """Channels of a group in this class of tensors; 1 without grouped convolutions."""
         return lcm(*(g for name, g in self._groups.items() if self.root(name) == root))
 
     def sizes(self, read: int, width: int) -> dict[str, int]:
         """Channels of every class of tensors, by its root.
 
         Args:
-            read: channels of what the block reads.
+            read: channels of the block's input.
             width: channels of its result.
 
         Raises:
             UnequalWidthsError: the block only exists for ``read == width``.
-            PlanError: a grouped convolution cannot be so wide.
+            PlanError: a grouped convolution cannot have this width.
         """
         start, end = self.root(self.start), self.root(self.end)
         if start == end and read != width:
@@ -242,7 +243,7 @@ class BlockWidths:
                 found.setdefault(self.root(name), _portions(whole, piece.sizes)[piece.index])
 
     def _size_parts(self, name: str, found: dict[str, int]) -> None:
-        """Share the width of a concatenation out among its parts."""
+        """Divide the width of a concatenation among its parts."""
         total = found.get(self.root(name))
         if total is None:
             return
@@ -253,7 +254,7 @@ class BlockWidths:
                 raise UnequalWidthsError
 
     def _inside(self, root: str, read: int, width: int) -> int:
-        """Channels of what is neither the block's input nor its result."""
+        """Channels of a tensor that is neither the block's input nor its result."""
         own = self.channels(root)
         before, after = self.channels(self.start), self.width
         is_gate = self.operators.shape(root)[2:] == (1, 1) != self.operators.shape(self.end)[2:]
@@ -276,7 +277,7 @@ def _field_channels(field: relax.Type) -> int:
 
 
 def _portions(total: int, sizes: Sequence[int]) -> list[int]:
-    """``total`` in the proportions of ``sizes``; the last one gets what rounding leaves."""
+    """``total`` in the proportions of ``sizes``; the last number absorbs the rounding."""
     whole, cuts, done = sum(sizes), [], 0
     for size in sizes:
         done += size

@@ -1,4 +1,4 @@
-"""Integer operators with a layout for each value: as `blocked_values.py` does it with others.
+"""Re-emit integer operators with a layout for each value, as `blocked_values.py` does for others.
 
 y = R.call_tir(integer_conv2d, (x, w, b, f))   ->   y5 = R.call_tir(integer_conv2d, (x5, w5, ..))
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def blocked_integer(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """The blocked result of an integer operator; None where it belongs to the plain layout."""
+    """The blocked result of an integer operator; None if it needs the plain layout."""
     integer = integer_of(call)
     machine = rewriter.machine
     if integer is None or (machine.gpu is not None and not machine.float_integers):
@@ -45,7 +45,7 @@ def blocked_integer(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 
 def _constants(call: relax.Call) -> list[np.ndarray] | None:
-    """Weights, bias and factor."""
+    """Weights, bias and factor; None if one of them is computed."""
     operands = operands_of(call)[1:]
     if not all(isinstance(operand, GenericConst) for operand in operands):
         return None
@@ -100,7 +100,7 @@ def _matmul(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Exp
 
 
 def _elementwise(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Expr | None:
-    """Both operands blocked: of the same shape, or one number for each channel."""
+    """An operator on two blocked operands: of the same shape, or one number for each channel."""
     operands, shape = operands_of(call), shape_of(call)
     if len(shape) not in (2, 4) or not any(map(rewriter.is_blocked, operands)):
         return None
@@ -112,8 +112,8 @@ def _elementwise(rewriter: Rewriter, call: relax.Call, integer: Integer) -> rela
     return rewriter.bb.emit(integer_call(rewriter.bb, integer, *both))
 
 
-def _of_one(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Expr | None:
-    """What computes each channel from itself."""
+def _channelwise(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Expr | None:
+    """An operator that computes each channel from the same channel of its input."""
     data, *others = operands_of(call)
     if not rewriter.is_blocked(data):
         return None
@@ -121,7 +121,7 @@ def _of_one(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Exp
 
 
 def _average(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Expr | None:
-    """Windows that are no longer than those of convolutions."""
+    """An average over windows that are no longer than those of convolutions."""
     data, counts = operands_of(call)
     if not rewriter.is_blocked(data) or max(integer.kernel) > LONGEST:
         return None
@@ -129,7 +129,7 @@ def _average(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Ex
 
 
 def _round(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Expr | None:
-    """Sums in blocks; the factor of each channel too."""
+    """A rounding of blocked sums, whose factors of channels are blocked too."""
     *summands, factor = operands_of(call)
     if not any(map(rewriter.is_blocked, summands)) or not isinstance(factor, GenericConst):
         return None
@@ -145,9 +145,9 @@ _RULES: dict[str, Callable[[Rewriter, relax.Call, Integer], relax.Expr | None]] 
     "matmul": _matmul,
     "add": _elementwise,
     "multiply": _elementwise,
-    "mean": _of_one,
+    "mean": _channelwise,
     "average": _average,
     "round": _round,
     "softmax": lambda *_: None,  # along the last axis of the plain layout
-    "table": _of_one,
+    "table": _channelwise,
 }

@@ -1,8 +1,8 @@
-"""Slices, padding and moved pixels of values in blocks of channels.
+"""Slice, pad and move pixels of values in blocks of channels.
 
-y = R.strided_slice(x, rows 2 to 9 by 3, columns 1 to 9)   ->   the same of x5
+y = R.strided_slice(x, rows 2 to 9 by 3, columns 1 to 9)   ->   the same slice of x5
 y = R.strided_slice(x, channels 8 to 24)                   ->   blocks 1 to 3 of x5
-y = R.nn.pad(x, a row below, a column to the right)        ->   the same of x5
+y = R.nn.pad(x, a row below, a column to the right)        ->   the same padding of x5
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def blocked_slice(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """Pixels, images and whole blocks of channels of a blocked value; None for others."""
+    """A slice of pixels, images or whole blocks of channels; None if it cuts a block."""
     whole, lanes = shape_of(call.args[0]), rewriter.lanes
     if len(whole) != 4 or 0 in shape_of(call):
         return None
@@ -39,12 +39,12 @@ def blocked_slice(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 
 def blocked_pad(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """Pixels, or images, around a blocked value; None where channels would be added."""
+    """A blocked value with pixels or images around it; None if channels would be added."""
     widths, attrs = [int(width) for width in call.attrs.pad_width], call.attrs
     channels = shape_of(call.args[0])[1]
     if len(widths) != 8 or any(widths[2:4]):
         return None
-    # lanes that pad the channels get the number, too
+    # lanes that pad the channels would hold the pad value too
     if channels % rewriter.lanes and not isfinite(attrs.pad_value):
         return None
     data = rewriter.blocked(call.args[0])
@@ -53,7 +53,7 @@ def blocked_pad(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 
 def same_pixels(old: tuple[int, ...], new: tuple[int, ...], steps: Sequence[relax.Call]) -> bool:
-    """Whether ``steps`` make an image (1, C, H, W) of a matrix (H * W, C), or back."""
+    """Whether ``steps`` turn an image (1, C, H, W) into a matrix (H * W, C), or back."""
     image, matrix = (old, new) if len(old) == 4 else (new, old)
     if len(image) != 4 or image[0] != 1 or matrix != (image[2] * image[3], image[1]):
         return False
@@ -66,7 +66,7 @@ def same_pixels(old: tuple[int, ...], new: tuple[int, ...], steps: Sequence[rela
 def images_between(
     old: tuple[int, ...], new: tuple[int, ...], steps: Sequence[relax.Call]
 ) -> tuple[int, int] | None:
-    """How many images ``steps`` put between each other, in rows and columns; None for others."""
+    """How many images ``steps`` interleave in rows and columns; None if they do not."""
     if len(old) != 4 or len(new) != 4 or old[0] != new[0] or old[1] == new[1]:
         return None
     if any(b % a for a, b in zip(old[2:], new[2:], strict=True)):
@@ -81,7 +81,7 @@ def images_between(
 
 
 def _carried(array: np.ndarray, steps: Sequence[relax.Call]) -> np.ndarray:
-    """Where reshapes and transpositions, and what is elementwise between them, put elements."""
+    """Where reshapes and transpositions put elements; elementwise operators move none."""
     for call in steps:
         if kind_of(call) == "permute_dims":
             axes = call.attrs.axes

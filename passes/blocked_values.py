@@ -1,9 +1,10 @@
-"""The operators of one function, re-emitted with a layout for each value.
+"""Re-emit the operators of one function with a layout for each value.
 
     y = R.nn.conv2d(x, w)   ->   y5 = R.call_tir(conv, (x5, w5))     # x5: x in blocks, made once
     z = R.reshape(y, ...)   ->   z = R.reshape(unblock(y5), ...)     # only where it must be plain
 
-`block_channels.py` decides which functions, and in which layout their parameters and results are.
+`block_channels.py` decides which functions are rewritten, and the layouts of parameters and
+results.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.ir.expressions import count_uses, shape_of, with_variables
 from tvm_stretch.ir.operators import BINARY, UNARY, kind_of
 
-# Padding lanes hold what these make of 0, and must stay finite: the next layer adds 0 times that.
+# Padding lanes hold the results of these for 0. They must stay finite: the next layer adds 0 times
+# them.
 _UNARY = UNARY - {"astype", "log", "rsqrt"}
 _FULL_LANES_ONLY = {"exp", "nn.softplus", "sqrt"}
-"""Of any number, as ``relu(x) - 5`` makes of 0, they may not be finite: only without padding."""
+"""Not finite for some numbers, such as ``relu(x) - 5`` makes of 0: blocked only without padding."""
 _MOVES = {"reshape", "permute_dims"}
 _BINARY = BINARY - {"divide", "power"}
 
@@ -40,7 +42,7 @@ _BINARY = BINARY - {"divide", "power"}
 class _Value:
     """One tensor of the network in the layouts it exists in.
 
-    ``named`` is what the operator's kernel makes, where these are views of it.
+    ``named`` is the result of the operator's kernel, if the other layouts are views of it.
     """
 
     shape: tuple[int, ...]
@@ -58,19 +60,19 @@ class Rewriter:
         self.values: dict[relax.Var, _Value] = {}
         self.names: dict[relax.Var, str] = {}
         self.moves: dict[relax.Var, relax.Call] = {}
-        """Reshapes, transpositions and what is elementwise behind them, by what they make."""
+        """By result: reshapes, transpositions, and unary operators that may lie between them."""
         self.uses: dict[relax.Var, int] = {}
         self.weights: set[relax.Expr] = set()
         self.converted = False
         self.bb = bb
 
     def blocked_parameter(self, param: relax.Var) -> relax.Var:
-        """A parameter that takes the value of ``param`` in the blocked layout."""
+        """A parameter that receives the value of ``param`` in the blocked layout."""
         shape = blocks.blocked_shape(_static_shape(param), self.lanes)
         return relax.Var(param.name, relax.TensorType(shape, str(param.ty.dtype)))
 
     def bind_parameter(self, param: relax.Var, new: relax.Var) -> None:
-        """``new`` is the parameter that stands for ``param``, in either layout."""
+        """Record that parameter ``new`` replaces ``param``, in either layout."""
         shape = _static_shape(param)
         is_plain = _static_shape(new) == shape
         value = _Value(shape, plain=new) if is_plain else _Value(shape, blocked=new)
@@ -132,12 +134,12 @@ class Rewriter:
     # --- operators ---
 
     def _is_float(self, expr: relax.Expr) -> bool:
-        """Whether templates of layers compute such numbers."""
+        """Whether templates of layers compute this type of numbers."""
         dtype = str(expr.ty.dtype)
         return dtype == "float32" or (dtype == "float16" and self.machine.half)
 
     def _blocked_call(self, call: relax.Call) -> _Value | None:
-        """The call on blocked operands, or None if it belongs to the plain layout."""
+        """The call on blocked operands, or None if it needs the plain layout."""
         if not isinstance(call.op, Op) or not isinstance(call.ty, relax.TensorType):
             return None
         name = kind_of(call)
@@ -214,7 +216,7 @@ class Rewriter:
         return _Value(tuple(shape_of(call)), blocked=result)
 
     def _softmax(self, call: relax.Call) -> _Value | None:
-        """Axes behind the one along which it goes are one, for the template and a view of it."""
+        """The template expects one axis after the softmax axis, so several are merged by views."""
         if not _is_f32(call):
             return None
         data, denormals = self.plain(call).args[0], call not in self.weights
@@ -252,14 +254,14 @@ class Rewriter:
     def _unary(self, call: relax.Call) -> _Value | None:
         if not self.is_blocked(call.args[0]) or not self._stays_finite(call, shape_of(call)[1]):
             return None
-        emitted = self.bb.emit(_of(self.blocked(call.args[0]), call))
+        emitted = self.bb.emit(_with_operand(self.blocked(call.args[0]), call))
         return _Value(tuple(shape_of(call)), blocked=emitted)
 
     def _stays_finite(self, call: relax.Call, channels: int) -> bool:
         return kind_of(call) not in _FULL_LANES_ONLY or channels % self.lanes == 0
 
     def _binary(self, call: relax.Call) -> _Value | None:
-        """Both operands blocked: same shape, per channel, or one number."""
+        """An operator of two blocked operands: same shape, one number a channel, or one number."""
         if not any(self.is_blocked(arg) for arg in call.args) or not self._is_float(call):
             return None
         shape = tuple(shape_of(call))
@@ -313,7 +315,7 @@ class Rewriter:
         return None if made is None else _Value(tuple(shape_of(call)), blocked=made)
 
     def _reshape(self, call: relax.Call) -> _Value | None:
-        """(N, C, 1, 1) <-> (N, C): the same bytes where blocks are full and N is 1."""
+        """(N, C, 1, 1) <-> (N, C): the same bytes if blocks are full and N is 1."""
         if not self.is_blocked(call.args[0]):
             return self._moved(call)
         old, new = tuple(shape_of(call.args[0])), tuple(shape_of(call))
@@ -324,12 +326,12 @@ class Rewriter:
         return _Value(new, blocked=self.blocked(call.args[0]))
 
     def _moved(self, call: relax.Call) -> _Value | None:
-        """A matrix of pixels as the image of them, or back: the same bytes in blocks of channels.
+        """A matrix (M, C) as an image of M pixels, or back: in blocks of channels a view.
 
         y = reshape(permute_dims(reshape(x: (M, C), (1, M, C)), [0, 2, 1]), (1, C, H, W))
 
-        Or images behind each other, whose pixels go between each other (`transposed.py`).
-        What is elementwise on the way is done before, in the kernel that makes the blocks.
+        Or several images whose pixels are interleaved (`transposed.py`). Elementwise operators in
+        between are moved before the reshapes, into the kernel that computes the blocks.
         """
         way: list[relax.Var] = []
         source = call.args[0]
@@ -349,7 +351,7 @@ class Rewriter:
         value = self.blocked(source)
         for var, step in zip(way, steps, strict=True):
             if kind_of(step) not in _MOVES:
-                value = self.bb.emit(_of(value, step))
+                value = self.bb.emit(_with_operand(value, step))
                 self.names[value] = var.name
         if between is not None:
             value = blocks.interleave(self.bb, value, new, between)
@@ -359,13 +361,13 @@ class Rewriter:
         return _Value(new, blocked=view)
 
 
-def _of(value: relax.Expr, call: relax.Call) -> relax.Call:
-    """The same of another value."""
+def _with_operand(value: relax.Expr, call: relax.Call) -> relax.Call:
+    """``call`` with another first operand."""
     return relax.Call(call.op, [value, *call.args[1:]], call.attrs, call.ty_args)
 
 
 def _weights(function: relax.Function) -> set[relax.Expr]:
-    """What only products of matrices read, perhaps moved: they add it up with larger numbers."""
+    """Values that only matrix products read, perhaps moved: added to larger numbers there."""
     otherwise = set(relax.analysis.free_vars(function.body.body))
     found: set[relax.Expr] = set()
     for group in reversed(function.body.blocks):

@@ -24,8 +24,8 @@ def branch_segments(
     """The branched module, and for each split the names of its branches' operators.
 
     Raises:
-        UnsupportedError: A segment cannot be split, and why.
-        InputError: Ratios or names are none, or two segments share an operator.
+        UnsupportedError: A segment cannot be split; the message says why.
+        InputError: Ratios or names are invalid, or two segments share an operator.
     """
     operators, builder = Operators(mod["main"]), builder_with_kernels(mod)
     segments = tuple(

@@ -1,4 +1,4 @@
-"""What both ways of exact branching share: bands, results, and putting branches into `main`.
+"""Shared by both kinds of exact branching: bands, results, and putting branches into `main`.
 
 conv = R.nn.conv2d(x, w)           x.r0.0to9 = R.strided_slice(x, ..)
 y = R.nn.relu(conv)          ->    conv.r0 = R.nn.conv2d(x.r0.0to9, w, ..)
@@ -24,7 +24,7 @@ Span = tuple[int, int]
 
 
 def share(total: int, ratios: Sequence[float], unit: int = 1) -> tuple[Span, ...]:
-    """Cut ``range(total)`` in the given ratios; cuts lie at multiples of ``unit``.
+    """Cut ``range(total)`` in the given ratios, at multiples of ``unit``.
 
     >>> share(56, (2, 1)), share(64, (0.3, 0.7), unit=8)
     (((0, 37), (37, 56)), ((0, 16), (16, 64)))
@@ -49,12 +49,12 @@ def share(total: int, ratios: Sequence[float], unit: int = 1) -> tuple[Span, ...
     return spans
 
 
-@remember  # a search asks once per ratio
+@remember  # a search asks once for each ratio
 def closed_segment(operators: Operators, start: str, end: str) -> tuple[Operator, ...]:
-    """The operators between two tensors, if nothing else goes in or out.
+    """The operators between two tensors, if they exchange no other tensor with the rest.
 
     Raises:
-        UnsupportedError: They read another tensor, or another operator reads one of theirs.
+        UnsupportedError: The operators read another tensor, or an operator outside reads theirs.
     """
     members = operators.between(start, end)
     names = {member.name for member in members}
@@ -82,10 +82,10 @@ def _open(start: str, end: str, what: str) -> UnsupportedError:
 
 
 class Emitter:
-    """Collects the bindings that take the place of a segment.
+    """Collects the bindings that replace a segment.
 
     Args:
-        builder: gets the kernels of integer operators.
+        builder: receives the kernels of integer operators.
     """
 
     def __init__(self, builder: relax.BlockBuilder) -> None:
@@ -93,7 +93,7 @@ class Emitter:
         self.builder = builder
 
     def emit(self, name: str, value: relax.Expr) -> relax.Var:
-        """Bind ``value`` to a new variable of this very name."""
+        """Bind ``value`` to a new variable with exactly this name."""
         value = self.builder.normalize(value)
         return self._bind(relax.DataflowVar(name, value.ty), value)
 
@@ -110,15 +110,15 @@ class Emitter:
 
 @dataclass(frozen=True, eq=False)
 class Replacement:
-    """A branched segment before it is put into the network.
+    """A branched segment that is not yet part of the network.
 
     Attributes:
-        end: the last operator of the segment; the bindings go where it stands.
+        end: the last operator of the segment; the bindings are inserted in its place.
         removed: names of the segment's operators.
-        bindings: what takes their place.
+        bindings: replace the removed operators.
         branches: for each branch the names of its operators, in program order.
-        joins: names of the operators of the segment that run once: those that bring the branches
-            together and those that follow before the segment's end. In program order.
+        joins: names of the segment's operators that run once, in program order: those that join the
+            branches, and those that follow until the segment's end.
     """
 
     end: str
@@ -131,7 +131,7 @@ class Replacement:
 def replace_segments(
     mod: tvm.IRModule, segments: Sequence[Replacement], builder: relax.BlockBuilder
 ) -> tvm.IRModule:
-    """Put branched segments into `main`, each where its last operator stood."""
+    """Put branched segments into `main`, each in the place of its last operator."""
     removed: set[str] = set()
     for segment in segments:
         twice = removed & segment.removed
@@ -154,7 +154,7 @@ def replace_segments(
 
 
 def with_body(mod: tvm.IRModule, body: relax.SeqExpr, builder: relax.BlockBuilder) -> tvm.IRModule:
-    """``mod`` with another body of ``main``, and the kernels that it calls."""
+    """``mod`` with another body of ``main`` and the kernels that the body calls."""
     main = mod["main"]
     function = relax.Function(main.params, builder.normalize(body), main.ret_ty, main.is_pure)
     updated = mod.clone()

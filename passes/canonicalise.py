@@ -1,10 +1,10 @@
-"""Bring a network into the canonical form that the rest of the compiler starts from.
+"""Bring a network into the canonical form from which the rest of the compiler starts.
 
     conv2d, add(reshape(const)), batch_norm, clip(0, inf), dropout, divide(x, 6)
         ->   conv2d, add(const), relu, multiply(x, 1/6)
 
-Only inference operators are left, constants are folded, equal things are written equally, and
-every operator has a name of its own.
+Only inference operators are left, constants are folded, equal computations are written the same
+way, and every operator has a name of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PHASES = [
     FormIntegers(),  # before constants are folded
     JoinTables(),
     DecomposeQuantisation(),
-    # Before the general decomposition, which would leave four operators per batch normalisation.
+    # Before the general decomposition, which makes four operators of each batch normalisation.
     FoldBatchNorm(),
     relax.transform.DecomposeOpsForInference(),
     FoldConstants(),
@@ -51,7 +51,7 @@ TRAINABLE_PHASES = [
     relax.transform.DeadCodeElimination(),
     NameOperators(),
 ]
-"""As above, but nothing is folded into weights: batch normalisations can still be trained."""
+"""The same without folding into weights, so that batch normalisations can still be trained."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="Canonicalise")
@@ -65,7 +65,7 @@ class Canonicalise:
 
 @tvm.transform.module_pass(opt_level=0, name="CanonicaliseTrainable")
 class CanonicaliseTrainable:
-    """As `Canonicalise`, for a network that may still change: batch normalisations stay."""
+    """`Canonicalise` for a network that will be trained: batch normalisations stay."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Run the phases in order."""

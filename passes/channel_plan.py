@@ -1,16 +1,16 @@
-"""Decide who computes which channels when a segment is split by channels.
+"""Decide which branch computes which channels when a segment is split by channels.
 
     tensor            held as
     x                 ONCE    one tensor that every branch may read
     conv   (1x1)      COPY    every branch computes all of it
-    conv1  (3x3)      PART    a branch computes some channels: it has some of the filters
-    conv2  (1x1)      SUM     a branch computes a summand of all: it has some of the input channels
+    conv1  (3x3)      PART    each branch computes some channels: it has some of the filters
+    conv2  (1x1)      SUM     each branch computes a summand: it has some of the input channels
     conv2 + bias, x   SUM     added by the first branch only
-    relu of these     ONCE    the branches meet: summands are added, parts put together
+    relu of the sum   ONCE    the branches meet: summands are added, parts are concatenated
 
-Counting dense convolutions from the segment's end, the last one reads parts and makes summands, the
-one before it makes parts. What comes earlier is repeated by every branch, or split with a meeting
-behind it, as `ChannelSplit.first` says.
+Counted from the segment's end, the last dense convolution reads parts and computes summands, and
+the one before it computes parts. Every branch repeats the convolutions before these, or they are
+split and followed by a meeting, as `ChannelSplit.first` says.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Form(Enum):
 
 @dataclass(frozen=True)
 class Held:
-    """A form; for parts, the channels of each branch."""
+    """How branches hold one tensor; for parts, with the channels of each branch."""
 
     form: Form
     spans: tuple[Span, ...] = ()
@@ -60,14 +60,14 @@ _ONCE, _COPY, _SUM = Held(Form.ONCE), Held(Form.COPY), Held(Form.SUM)
 
 @dataclass(frozen=True)
 class ChannelStep:
-    """One operator of the segment.
+    """What the branches do for one operator of the segment.
 
     Attributes:
         operator: its name.
-        joins: tensors that the branches bring together before it.
-        result: how its result is held.
-        reads: how each operand is held when it runs.
-        channels: for convolutions that read some of their input channels, those of each branch.
+        joins: operands that are joined before it, with the form in which branches held them.
+        result: how branches hold its result.
+        reads: how branches hold each operand when the operator runs.
+        channels: the input channels of each branch, for convolutions that read only some of them.
     """
 
     operator: str
@@ -78,11 +78,11 @@ class ChannelStep:
 
 
 def plan_channel_split(operators: Operators, split: ChannelSplit) -> tuple[ChannelStep, ...]:
-    """The operators of the segment in program order, and what branches hold of their results.
+    """The operators of the segment in program order, with the form of each result.
 
     Raises:
-        UnsupportedError: The segment cannot be split, and why.
-        InputError: The ratios, or the names of the tensors, are none.
+        UnsupportedError: The segment cannot be split; the message says why.
+        InputError: The ratios or the names of the tensors are invalid.
     """
     if split.block < 1 or split.first not in ("repeat", "split"):
         raise InputError(
@@ -103,13 +103,13 @@ def plan_channel_split(operators: Operators, split: ChannelSplit) -> tuple[Chann
 
 
 class _Walk:
-    """Follows the forms of tensors through a segment."""
+    """Decides on forms of tensors, in program order of a segment."""
 
     def __init__(self, split: ChannelSplit, members: Sequence[Operator]) -> None:
         self.split = split
         self.levels = _levels(members)
         convs = [member for member in members if member.kind in CONVOLUTIONS]
-        # Whether parts will come to the last dense convolution, so that it makes summands.
+        # Whether parts reach the last dense convolution, which then computes summands.
         self.ends_in_sums = any(self.levels.get(conv.name, 0) for conv in convs)
         widths = [_group_width(conv) for conv in convs if not _is_dense(conv)]
         self.unit = math.lcm(split.block, *widths)
@@ -117,7 +117,7 @@ class _Walk:
         self.channels: tuple[Span, ...] = ()
 
     def step(self, operator: Operator) -> ChannelStep:
-        """Decide on one operator; its operands may have to be joined first."""
+        """Decide on one operator; if its operands have to be joined first, the step lists them."""
         joins: dict[str, Held] = {}
         while True:
             reads = {name: self.held.get(name, _ONCE) for name in operator.inputs}
@@ -132,7 +132,7 @@ class _Walk:
         return ChannelStep(operator.name, tuple(joins.items()), result, reads, self.channels)
 
     def _result(self, operator: Operator, reads: Mapping[str, Held]) -> Held | list[str]:
-        """The form of the result, or the operands that have to be joined first."""
+        """The form of the result, or the operands that must be joined first."""
         if operator.kind in CONVOLUTIONS:
             return self._conv2d(operator, operator.inputs[0], reads)
         sums = [name for name, held in reads.items() if held.form is Form.SUM]
@@ -165,7 +165,7 @@ class _Walk:
         return Held(Form.PART, self._share(conv.shape[1]))
 
     def _grouped(self, conv: Operator, held: Held) -> Held:
-        """Groups are shared out: input and output channels together."""
+        """Divide the groups among branches: input and output channels together."""
         width = _group_width(conv)
         inputs = conv.arg_shapes[0][1]
         self.channels = held.spans if held.form is Form.PART else self._share(inputs)
@@ -177,7 +177,7 @@ class _Walk:
         return share(channels, self.split.ratios, self.unit)
 
 
-@remember  # a search asks again and again
+@remember  # a search asks many times
 def _is_plain(conv: Operator) -> bool:
     """Whether the weights are a constant whose first axes are output and input channels."""
     if not isinstance(operands(conv.call)[1], GenericConst):
@@ -197,10 +197,10 @@ def _group_width(conv: Operator) -> int:
 
 
 def _levels(members: Sequence[Operator]) -> dict[str, int]:
-    """How many dense convolutions follow each tensor, on the longest way.
+    """How many dense convolutions follow each tensor on the longest path.
 
-    Ways through a global mean (squeeze-excite) do not count. Before a concatenation channels
-    should be parts, as before one more convolution.
+    Paths through a global mean (squeeze-excite) do not count. A concatenation counts as one more
+    convolution, because its operands should be parts.
     """
     levels = {members[-1].name: 0}
     for operator in reversed(members):
@@ -215,7 +215,7 @@ def _levels(members: Sequence[Operator]) -> dict[str, int]:
 
 
 def _keeps_sums(operator: Operator, reads: Mapping[str, Held]) -> bool:
-    """Whether the operator may work on summands: what is added is added by one branch."""
+    """Whether the operator may work on summands: only one branch adds the other operand."""
     args = operator.call.args if operator.kind in BINARY else ()
     same_shape = all(
         shape == operator.shape
@@ -226,7 +226,7 @@ def _keeps_sums(operator: Operator, reads: Mapping[str, Held]) -> bool:
     if operator.kind == "multiply":
         return constants == 1
     no_parts = all(held.form is not Form.PART for held in reads.values())
-    exact = str(operator.call.ty.dtype).startswith("float")  # integers are rounded first
+    exact = str(operator.call.ty.dtype).startswith("float")  # integer operators round their sums
     return operator.kind == "add" and same_shape and no_parts and exact
 
 
@@ -238,7 +238,7 @@ _MEANS = {"mean", "integer.mean"}
 
 
 def _keeps_parts(operator: Operator, spans: Iterable[tuple[Span, ...]]) -> bool:
-    """Whether channels of the result need only the same channels of the operands."""
+    """Whether each channel of the result needs only the same channel of the operands."""
     shared = list(spans)
     if len(operator.shape) != 4 or len(shared) != 1 or operator.shape[1] != shared[0][-1][1]:
         return False

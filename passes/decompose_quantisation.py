@@ -1,9 +1,10 @@
-"""Write quantising and dequantising that no integer operator took as arithmetic.
+"""Write the quantising and dequantising that is left as arithmetic.
 
     y = R.dequantize(x, s, z)   ->   y = (x as int32 - z) as float32 * s
     y = R.quantize(x, s, z)     ->   y = clip(round(x / s) + z, 0, 255) as uint8
 
-Behind this pass they are operators as any other: constants are folded, kernels fuse them.
+`FormIntegers` has made integer operators of the others. The arithmetic consists of ordinary
+operators, so its constants are folded and kernels fuse it.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ class _Writer(relax.PyExprMutator):
         x, scale, zero = call.args
         rank, axis = len(shape_of(x)), int(call.attrs.axis)
         scale, zero = (
-            self.builder_.normalize(_lined_up(operand, shape_of(x), axis % max(rank, 1)))
+            self.builder_.normalize(_aligned(operand, shape_of(x), axis % max(rank, 1)))
             for operand in (scale, zero)
         )
         write = quantised if kind == "quantize" else dequantised
         return write(x, scale, zero, str(call.ty.dtype))
 
 
-def _lined_up(operand: relax.Expr, shape: list[int], axis: int) -> relax.Expr:
-    """Scales or zero points with the rank of what they belong to; one number stays one."""
+def _aligned(operand: relax.Expr, shape: list[int], axis: int) -> relax.Expr:
+    """Scales or zero points with the rank of their tensor; a single number stays a scalar."""
     if not shape_of(operand):
         return operand
     full = [size if i == axis else 1 for i, size in enumerate(shape)]
@@ -54,8 +55,8 @@ def _lined_up(operand: relax.Expr, shape: list[int], axis: int) -> relax.Expr:
     return relax.op.reshape(operand, full)
 
 
-def _as(zero: relax.Expr, dtype: str) -> relax.Expr:
-    """Zero points of another type; constants stay constants, which kernels contain as numbers."""
+def _zero_as(zero: relax.Expr, dtype: str) -> relax.Expr:
+    """Zero points in another type; constants stay constants, which kernels inline."""
     if isinstance(zero, GenericConst):
         return constant(zero.value.numpy().astype(dtype))
     return relax.op.astype(zero, dtype)
@@ -64,10 +65,10 @@ def _as(zero: relax.Expr, dtype: str) -> relax.Expr:
 def dequantised(
     x: relax.Expr, scale: relax.Expr, zero: relax.Expr | None, dtype: str
 ) -> relax.Expr:
-    """``(x - zero) * scale``, exact in integers first."""
+    """``(x - zero) * scale``; the subtraction is exact, in integers."""
     wide = relax.op.astype(x, "int32")
     if zero is not None:
-        wide = relax.op.subtract(wide, _as(zero, "int32"))
+        wide = relax.op.subtract(wide, _zero_as(zero, "int32"))
     kind = str(scale.ty.dtype)
     result = relax.op.multiply(relax.op.astype(wide, kind), scale)
     return relax.op.astype(result, dtype) if dtype != kind else result
@@ -83,9 +84,9 @@ def saturated(x: relax.Expr, zero: relax.Expr | None, dtype: str) -> relax.Expr:
     limits = np.iinfo(dtype)
     wide = relax.op.astype(relax.op.round(x), "float32")
     if zero is not None:
-        wide = relax.op.add(wide, _as(zero, "float32"))
+        wide = relax.op.add(wide, _zero_as(zero, "float32"))
     low, high = relax.prim_value(float(limits.min)), relax.prim_value(float(limits.max))
     result = relax.op.clip(wide, low, high)
-    if limits.bits < 32:  # from float to a short type every machine casts what is outside otherwise
+    if limits.bits < 32:  # machines differ in how they cast floats out of range to short types
         result = relax.op.astype(result, "int32")
     return relax.op.astype(result, dtype)

@@ -1,16 +1,16 @@
-"""Find the repeated blocks of a network and the stages they form, from structure alone.
+"""Find the repeated blocks of a network, and the stages that they form, from structure alone.
 
     conv, pool, [1x1 3x3 1x1 +] x 3, [1x1 3x3 1x1 +] x 4, .. -> 16 blocks in 4 stages
 
 A block is, in this order of preference:
 
-* a segment whose ways fork and join: residual blocks, Inception modules; also the cells of NASNet,
-  which read the two cells before them and so lie in one segment;
+* a segment whose paths fork and join: residual blocks, Inception modules; also each cell of NASNet,
+  which reads the two cells before it, so that all cells lie in one segment;
 * a chain that looks like the inside of a residual block, with or without its first layer and a
   squeeze-excite gate: the strided blocks of MobileNet, which have no residual;
 * a chain of different layers that repeats: depthwise and pointwise convolution of MobileNetV1, the
   squeeze layer and the fork of SqueezeNet;
-* if there is nothing of these, each convolution: VGG.
+* in a network without any of these, each convolution: VGG.
 
 A stage is a run of blocks whose results have one shape.
 """
@@ -33,20 +33,20 @@ from tvm_stretch.passes.detect_meeting_points import (
 from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.operators import Operator, Operators
 
-# Letters of layers in patterns of chains.
+# The letter of each layer in patterns of chains.
 _POINT, _DEPTH, _GROUP, _DENSE, _FORK, _GATE, _OTHER = "PDGCFSx"
 _CONVS = _POINT + _DEPTH + _GROUP + _DENSE
 
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of the network that repeats.
+    """A repeated piece of the network.
 
     Attributes:
-        inputs: tensors that it reads from outside, one unless blocks read two blocks before them.
+        inputs: tensors that it reads; one, unless blocks read the two blocks before them.
         output: the tensor that it computes.
-        operators: in program order.
-        layers: its convolutions along the longest way, such as ``1x1 dw3x3 1x1``.
+        operators: names in program order.
+        layers: its convolutions along the longest path, such as ``1x1 dw3x3 1x1``.
         shape: of ``output``.
     """
 
@@ -96,11 +96,11 @@ def detect_blocks(mod: tvm.IRModule | relax.Function | Operators) -> tuple[Block
 
 @dataclass(frozen=True)
 class _Unit:
-    """A segment, or a cell of one, with the letter it has in patterns."""
+    """A segment, or one cell of a segment, with its letter in patterns."""
 
     members: tuple[Operator, ...]
     letter: str
-    body: str = ""  # letters along the longest way of a residual fork
+    body: str = ""  # letters along the longest path of a residual fork
 
 
 def _units(operators: Operators, found: MeetingPoints) -> Iterator[_Unit]:
@@ -118,13 +118,13 @@ def _units(operators: Operators, found: MeetingPoints) -> Iterator[_Unit]:
 
 
 def _letter(core: Sequence[Operator]) -> str:
-    """What kind of layer a segment is."""
+    """The letter of the kind of layer that a segment is."""
     forks = any(len(operator.inputs) > 1 for operator in core)
     if not forks:
         convs = [operator for operator in core if operator.kind == "nn.conv2d"]
         return _layer_letter(convs[0]) if len(convs) == 1 else _OTHER
     if {len(operator.shape) for operator in (core[0], core[-1]) if operator.shape} != {4}:
-        return _OTHER  # a split, which is a tuple, may begin it
+        return _OTHER  # a split, whose result is a tuple, may be the first operator
     pooled = any(operator.kind == "mean" for operator in core)
     return _GATE if core[-1].kind == "multiply" and pooled else _FORK
 
@@ -137,7 +137,7 @@ def _layer_letter(conv: Operator) -> str:
 
 
 def _longest_way(members: Sequence[Operator]) -> list[Operator]:
-    """The most convolutions in a row; ways through a global mean (gates) do not count."""
+    """The path with most convolutions; paths through a global mean (gates) do not count."""
     ways: dict[str, list[Operator]] = {}
     gates: set[str] = set()
     for operator in members:
@@ -168,7 +168,7 @@ def _spans(units: Sequence[_Unit]) -> list[tuple[int, int]]:
 
 
 def _match(letters: str, position: int, pattern: str) -> int:
-    """How many units from ``position`` on are ``pattern``, gates between its layers included."""
+    """How many units from ``position`` on match ``pattern``, with gates between its layers."""
     end = position
     for letter in pattern:
         while end > position and letters[end : end + 1] == _GATE:
@@ -180,7 +180,7 @@ def _match(letters: str, position: int, pattern: str) -> int:
 
 
 def _repeated(letters: str) -> set[str]:
-    """The shortest pattern of different layers that stands twice in a row, if there is one."""
+    """The shortest pattern of different layers that occurs twice in a row, if there is one."""
     for period in range(2, len(letters) // 2 + 1):
         for begin in range(len(letters) - 2 * period + 1):
             pattern = letters[begin : begin + period]
@@ -203,7 +203,7 @@ def _block(operators: Operators, members: Sequence[Operator]) -> Block:
 
 
 def _layer_name(conv: Operator) -> str:
-    """``dw3x3``, ``g5x5``, ``1x1``."""
+    """``dw3x3`` for depthwise, ``g5x5`` for grouped, ``1x1`` for dense convolutions."""
     kernel = shape_of(conv.call.args[1])
     prefix = {_DEPTH: "dw", _GROUP: "g"}.get(_layer_letter(conv), "")
     return f"{prefix}{kernel[2]}x{kernel[3]}"

@@ -1,9 +1,9 @@
 """Cut a segment into cells that each read the two cells before them, as in NASNet.
 
-    x -> cell -> cell -> cell -> y        no tensor but x and y carries everything,
+    x -> cell -> cell -> cell -> y        no tensor but x and y separates the network,
       `-----^-----^-----^                 yet the pieces between the joins are alike
 
-A cut lies behind a concatenation, or a sum, where at most two tensors wait for a reader.
+A cut follows a concatenation or sum after which at most two tensors are still to be read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def split_into_cells(operators: Operators, members: Sequence[Operator]) -> list[
 
 
 def _cut(operators: Operators, members: Sequence[Operator]) -> list[list[Operator]]:
-    """Pieces between the joins; sets of operators are bits of integers."""
+    """Pieces between the joins; sets of operators are bit sets in integers."""
     bit = {member.name: 1 << index for index, member in enumerate(members)}
     outside = 1 << len(members)
     leading, read_by = {}, {}
@@ -41,9 +41,9 @@ def _cut(operators: Operators, members: Sequence[Operator]) -> list[list[Operato
     for join in members:
         if join.kind not in _JOINS or len(join.inputs) < 2:
             continue
-        before = leading[join.name]  # everything that the join needs
+        before = leading[join.name]  # everything that the join depends on
         waiting = (1 for m in members if before & bit[m.name] and read_by[m.name] & ~before)
-        # Cuts are nested: what does not need the piece before it stands beside it.
+        # Cuts are nested: a join that does not depend on the previous piece lies beside it.
         if before & done == done and sum(waiting) <= 2:
             cells.append([m for m in members if before & ~done & bit[m.name]])
             done = before
@@ -55,7 +55,7 @@ def _cut(operators: Operators, members: Sequence[Operator]) -> list[list[Operato
 
 
 def _structure(cell: Sequence[Operator]) -> str:
-    """The same for cells that differ only in sizes, widths and strides."""
+    """A digest, equal for cells that differ only in sizes, widths and strides."""
     digests: dict[str, str] = {}
     for operator in cell:
         operands = [digests.get(name, "input") for name in operator.inputs]

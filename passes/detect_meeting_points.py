@@ -1,10 +1,10 @@
-"""Find the tensors of a network where all ways from its input to its output join.
+"""Find the tensors of a network where all paths from its input to its output join.
 
     x -> conv -> relu -> conv -> add -> relu -> y        points: x, first relu, y
                     `------------^
 
-A tensor is a meeting point if everything computed later reads it or what follows from it. Bias
-and activation belong to the layer before them, so that no point separates what one kernel computes.
+A tensor is a meeting point if everything computed later depends on it alone. Bias and activation
+belong to the layer before them, so that no point separates operators that one kernel computes.
 Between two neighbouring points lies a segment: work that several processors may share.
 """
 
@@ -24,15 +24,15 @@ from tvm_stretch.ir.views import RESHAPES
 DEFAULT_ALPHA = 0.1
 
 SHUFFLE = [0, 2, 1, 3, 4]
-"""Axes of images whose channels stand in groups, groups and channels exchanged."""
+"""Axes of images with channels in groups, in the order that exchanges groups and channels."""
 
-# What belongs to the layer before it; batch normalisations only stand where they can be trained.
+# Operators that belong to the layer before; batch normalisations occur only in trainable networks.
 _FOLLOWING = POINTWISE | RESHAPES | {"nn.batch_norm", "TupleGetItem"}
 
 
 @dataclass(frozen=True)
 class MeetingPoint:
-    """A tensor where all ways join."""
+    """A tensor where all paths join."""
 
     tensor: str
     shape: tuple[int, ...]
@@ -41,13 +41,13 @@ class MeetingPoint:
 
 @dataclass(frozen=True)
 class Segment:
-    """What lies between two meeting points.
+    """The operators between two meeting points.
 
     Attributes:
-        start: the tensor that it reads.
-        end: the tensor that it computes.
-        operators: in program order; the last one computes ``end``.
-        core: how many of them come before the trailing pointwise operators that follow a chain.
+        start: the tensor that they read.
+        end: the tensor that they compute.
+        operators: names in program order; the last one computes ``end``.
+        core: the number of operators before the trailing pointwise ones.
         multiply_adds: of all operators together.
     """
 
@@ -67,7 +67,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class MeetingPoints:
-    """The chain of segments of a network; empty if it has several inputs that never meet."""
+    """The chain of segments of a network; empty if several inputs never meet."""
 
     segments: tuple[Segment, ...]
 
@@ -101,7 +101,7 @@ def detect_meeting_points(mod: tvm.IRModule | relax.Function | Operators) -> Mee
 
 
 def as_operators(mod: tvm.IRModule | relax.Function | Operators) -> Operators:
-    """The operators of ``main``, of a function, or just what was given."""
+    """The operators of ``main`` or of a function; `Operators` are returned as given."""
     if isinstance(mod, Operators):
         return mod
     return Operators(mod["main"] if isinstance(mod, tvm.IRModule) else mod)
@@ -114,8 +114,8 @@ def _point(operators: Operators, tensor: str) -> MeetingPoint:
 def _articulations(operators: Operators) -> Iterator[tuple[str, list[Operator]]]:
     """Tensors that alone are alive after their operator, each with the operators up to it.
 
-    In program order everything before a meeting point leads to it and everything after it comes
-    from it, so that at its place no other tensor can be waiting for a reader.
+    In program order everything before a meeting point leads to it, and everything after it depends
+    on it, so no other tensor is still to be read there.
     """
     waiting = {name: len(readers) for name, readers in operators.readers.items()}
     for name in operators.outputs:
@@ -140,7 +140,7 @@ def _articulations(operators: Operators) -> Iterator[tuple[str, list[Operator]]]
 def _merge_pointwise(
     operators: Operators, articulations: Sequence[tuple[str, list[Operator]]]
 ) -> Iterator[tuple[str, list[Operator], int]]:
-    """Join what is pointwise with what comes before it; the number counts the operators before."""
+    """Join pointwise operators with the layer before them; also yields the number of the others."""
     pending: tuple[str, list[Operator], int] | None = None
     for name, members in articulations:
         follows = all(_belongs_to_layer(member) for member in members)
@@ -155,7 +155,7 @@ def _merge_pointwise(
 
 
 def _belongs_to_layer(operator: Operator) -> bool:
-    """Whether an operator goes with the layer before it: a channel shuffle does too."""
+    """Whether an operator belongs to the layer before it, as a channel shuffle also does."""
     if operator.kind == "permute_dims":
         return [int(axis) for axis in operator.call.attrs.axes or ()] == SHUFFLE
     return operator.kind in _FOLLOWING
@@ -170,14 +170,14 @@ def amortise(
     """The largest set of points whose communication is worth its segment (NN-Stretch, equation 4).
 
     Between two chosen points the operators take at least ``1 / alpha`` times as long as bringing
-    the tensor at their end to the other processors. Of several largest sets, the one with the
-    least communication. First and last point always belong to it.
+    the tensor at their end to the other processors. Among the largest sets, the one with the least
+    communication is chosen. It always contains the first and the last point.
 
     Args:
         found: all points of the network.
-        latency_ns: of each operator; those that are not listed cost nothing.
-        transfer_ns: time to exchange a tensor of so many bytes.
-        alpha: communication per computation that is worth it.
+        latency_ns: of each operator; operators that are not listed cost nothing.
+        transfer_ns: time to exchange a tensor of the given number of bytes.
+        alpha: the greatest ratio of communication to computation.
     """
     if not alpha > 0:
         raise InputError(f"expected a positive number for alpha, got {alpha}; the papers use 0.1")

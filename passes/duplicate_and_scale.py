@@ -2,21 +2,21 @@
 
     x -> block -> block -> block -> y            64 channels, three blocks
 
-    x -> block.b0 -> block.b0 ------> concat y    merge "concat": 32 + 64 channels; what comes
-    `--> block.b1 -> block.b1 ---------^          next reads all 96
+    x -> block.b0 -> block.b0 ------> concat y    merge "concat": 32 + 64 channels; the operators
+    `--> block.b1 -> block.b1 ---------^          that follow read all 96
 
     x -> block.b0 -> block.b0 -> 1x1 -> concat y  "restore": 32 -> 32 and 64 -> 32 channels, so that
     `--> block.b1 -> block.b1 -> 1x1 ---^         64 are left, as before
 
-    x -> 1x1 -> block.b0 -> ...                   "project": what a branch reads is narrowed too
+    x -> 1x1 -> block.b0 -> ...                   "project": the branch's input is narrowed too
 
 The function changes: this is a new network that has to be trained. Its weights start from those of
-the given one (scale_operators.py), each branch from other channels; batch normalisations stay,
-since they have to learn new statistics. The first block of a segment stays; of the others, those
-that are left are spread evenly. Where a block adds what it reads and that has become wider or
-narrower, a 1x1 convolution stands between, as networks have it at the ends of their stages.
+the given network (scale_operators.py), each branch from other channels. Batch normalisations stay,
+since they have to learn new statistics. A branch keeps the first block of a segment and others at
+even distances. Where a block adds its input, which has become wider or narrower, a 1x1 convolution
+is inserted, as networks have one where their stages end.
 
-``main`` gets the attribute `BRANCHES`: the operators of each processor's branches.
+The attribute `BRANCHES` of ``main`` lists the operators of each processor's branches.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from tvm_stretch.plan.sources import Source
 BRANCHES = "tvm_stretch.branches"
 
 NOISE = 0.01
-"""How far a branch's weights are from those that another one has too, in their deviation: branches
-that are equal would stay equal, whatever they are trained with."""
+"""Deviation of the noise on weights that two branches share, relative to that of the weights:
+equal branches would stay equal however they are trained."""
 
 LEAST_RATIO = 0.1
-"""Depths and widths are at least this much of the original's (NN-Stretch, table 2), at most 1."""
+"""The least depth and width, relative to the original's (NN-Stretch, table 2); the most is 1."""
 
 
 def duplicate_and_scale(
@@ -56,10 +56,10 @@ def duplicate_and_scale(
     """The network that a design describes.
 
     Args:
-        mod: with batch normalisations, as `frontend.load_trainable` leaves it.
+        mod: with batch normalisations, as `frontend.load_trainable` returns it.
         design: which segments have which branches.
-        warm: weights start from those of ``mod``; otherwise all of them are random, after He.
-        seed: of what is random.
+        warm: weights start from those of ``mod``; otherwise all are random, after He.
+        seed: of the random numbers.
         noise: added to the weights of every branch but the first.
 
     Raises:
@@ -72,13 +72,13 @@ def duplicate_and_scale(
 def with_sources(
     mod: tvm.IRModule, design: Design, warm: bool = True, seed: int = 0, noise: float = NOISE
 ) -> tuple[tvm.IRModule, dict[str, Source]]:
-    """As `duplicate_and_scale`, and which channels of ``mod`` each tensor stands for."""
+    """As `duplicate_and_scale`, with the channels of ``mod`` from which each tensor comes."""
     stretcher = _Stretcher(mod, design, warm, seed, noise)
     return stretcher.run(), stretcher.scaler.sources
 
 
 def branch_operators(mod: tvm.IRModule) -> dict[str, list[str]]:
-    """The names of the operators in the branches of each processor."""
+    """By processor, the names of the operators in its branches."""
     recorded = (mod["main"].attrs or {}).get(BRANCHES)
     return {} if recorded is None else dict(json.loads(str(recorded)))
 
@@ -107,7 +107,7 @@ def blocks_of_segment(blocks: Sequence[Block], segment: StretchedSegment) -> tup
 
 
 def kept_blocks(count: int, depth: int) -> list[int]:
-    """Which of ``count`` blocks a branch of ``depth`` has: the first, the last, and evenly between.
+    """Which of ``count`` blocks a branch of ``depth`` keeps: first, last and evenly between.
 
     >>> kept_blocks(6, 3)
     [0, 2, 5]
@@ -116,10 +116,10 @@ def kept_blocks(count: int, depth: int) -> list[int]:
 
 
 def check_segment(segment: StretchedSegment, blocks: Sequence[BlockWidths]) -> None:
-    """Refuse depths and widths that are none.
+    """Refuse invalid depths and widths.
 
     Raises:
-        PlanError: they are out of bounds.
+        PlanError: a depth or width is out of bounds.
     """
     where = f"the segment {segment.start!r} -> {segment.end!r}"
     width, depth = blocks[-1].width, len(blocks)
@@ -139,14 +139,14 @@ def check_segment(segment: StretchedSegment, blocks: Sequence[BlockWidths]) -> N
 
 @dataclass(frozen=True)
 class _Span:
-    """Consecutive blocks, and the branches that take their place."""
+    """Consecutive blocks and the branches that replace them."""
 
     blocks: tuple[Block, ...]
     segment: StretchedSegment
 
 
 class _Stretcher:
-    """Goes through ``main`` and emits it anew."""
+    """Re-emits ``main`` with branches."""
 
     def __init__(
         self, mod: tvm.IRModule, design: Design, warm: bool, seed: int, noise: float
@@ -161,7 +161,7 @@ class _Stretcher:
         self.spans = self._find_spans(design)
 
     def _find_spans(self, design: Design) -> dict[str, _Span]:
-        """What is emitted at once, by the first operator: the design's segments, other blocks."""
+        """Runs of blocks by their first operator: the segments of the design, single blocks."""
         spans: dict[str, _Span] = {}
         taken: set[str] = set()
         for segment in design.segments:
@@ -204,7 +204,7 @@ class _Stretcher:
     # --- segments ---
 
     def _emit_span(self, span: _Span) -> bool:
-        """Emit a run of blocks with its branches; False where nothing about it changes."""
+        """Emit a run of blocks with its branches; False if nothing about it changes."""
         segment, count = span.segment, len(span.segment.branches)
         listed = bool(segment.branches[0].processor)
         try:
@@ -249,7 +249,7 @@ class _Stretcher:
     def _enter(
         self, segment: StretchedSegment, last: BlockWidths, source: Value, index: int
     ) -> Value:
-        """The 1x1 convolution before a branch: to as much of what it reads as it has of width."""
+        """The 1x1 convolution before a branch, which narrows its input in proportion."""
         branch, count = segment.branches[index], len(segment.branches)
         before = self.operators.shape(segment.start)[1]
         size = narrowed(source.channels, branch.width, last.width)
@@ -261,7 +261,7 @@ class _Stretcher:
     def _restore(
         self, segment: StretchedSegment, last: BlockWidths, value: Value, index: int
     ) -> Value:
-        """The 1x1 convolution behind a branch: to its share of the original channels."""
+        """The 1x1 convolution after a branch, to its share of the original channels."""
         count, width = len(segment.branches), last.width
         share = width // count
         if value.channels == share:
@@ -305,7 +305,7 @@ class _Stretcher:
         skip: str,
         suffix: str,
     ) -> Mapping[str, Value]:
-        """The operands of a sum, the skipping one as wide as the other."""
+        """The operands of a sum, with the skip connection made as wide as the other."""
         (other,) = (name for name in add.inputs if name != skip)
         wanted = values[other]
         if values[skip].channels == wanted.channels:
@@ -316,7 +316,7 @@ class _Stretcher:
 
 
 def narrowed(channels: int, width: int, original: int) -> int:
-    """As much of ``channels`` as a branch has of the original width, to a multiple of 8.
+    """``channels`` in proportion to a branch's width, rounded to a multiple of 8.
 
     >>> narrowed(32, 40, 56)
     24

@@ -20,7 +20,7 @@ from tvm_stretch.targets.kernels.loops import f32
 from tvm_stretch.rewriting import rewrite, rewrite_kernels
 
 _LOG2_E = 1.4426950408889634
-_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2, the first one is short
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; the first has few bits
 _EXP_TERMS = (1.0, 1.0, 0.5, 1.6666665e-1, 4.1665796e-2, 8.3334519e-3, 1.3981999e-3, 1.9875691e-4)
 # tanh(x) = x * P(x^2) / Q(x^2) for |x| < 7.9, beyond which it is 1 in float32
 _TANH_P = (
@@ -53,8 +53,8 @@ _ERF_Q = (
 
 _ARGUMENT = "argument"
 _DEEPEST = 2
-"""Functions of each other that are expanded; a third is a call for each lane. To learn of copies,
-TVM's code generator puts their values into each other: it takes minutes for three functions."""
+"""How deep nested functions are expanded; a third one is called for each lane. To analyse
+let-bindings, TVM's code generator substitutes them: that takes minutes for three functions."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="ExpandMath")
@@ -72,13 +72,13 @@ def _expanded(body: tirx.Stmt) -> tirx.Stmt:
 
 
 class _Expansion:
-    """The functions of one kernel, which knows how many of each other are in every buffer."""
+    """Expands the functions of one kernel, and counts how deep they are nested in each buffer."""
 
     def __init__(self) -> None:
         self._depth_of: dict[object, int] = {}
 
     def expand(self, call: Call) -> Expr:
-        """The call, or what it is written as."""
+        """The expansion of a call; the call itself if it has none."""
         name = call.op.name if isinstance(call.op, Op) else ""
         if name not in _EXPANSIONS or str(call.ty.dtype) != "float32":
             return call
@@ -88,7 +88,7 @@ class _Expansion:
         return _EXPANSIONS[name](call.args[0], f"{_ARGUMENT}{depth}")
 
     def remember(self, store: tirx.BufferStore) -> tirx.BufferStore:
-        """What reads this buffer may become one expression with its value."""
+        """Record the depth of a stored value: readers of the buffer may be fused with it."""
         self._depth_of[store.buffer] = self._depth(store.value)
         return store
 
@@ -113,7 +113,7 @@ def _polynomial(x: Expr, terms: tuple[float, ...]) -> Expr:
 
 
 def _let(name: str, value: Expr, body: Callable[[tirx.Var], Expr]) -> Expr:
-    """``body`` of one copy of ``value``: nested expansions would otherwise grow exponentially."""
+    """``body`` of one copy of ``value``; without it nested expansions would grow exponentially."""
     var = tirx.Var(name, str(value.ty.dtype))
     return tirx.Let(var, value, body(var))
 
@@ -125,7 +125,7 @@ def _clamp(x: tirx.Var, low: float, high: float) -> Expr:
 
 
 def _exp(x: Expr, name: str) -> Expr:
-    """2^n * e^r with r in [-ln2/2, ln2/2]; in two factors, so that n may be -150 or 128."""
+    """2^n * e^r with r in [-ln2/2, ln2/2]; 2^n as two factors, since n may be -150 or 128."""
 
     def scaled(clamped: Expr, n: Expr) -> Expr:
         r = clamped - n * f32(_LN2_HIGH) - n * f32(_LN2_LOW)
@@ -157,7 +157,7 @@ def _sigmoid(x: Expr, name: str) -> Expr:
 def _odd_rational(
     x: Expr, name: str, limit: float, numerator: tuple[float, ...], denominator: tuple[float, ...]
 ) -> Expr:
-    """``x P(x^2) / Q(x^2)`` of x within ``limit``."""
+    """``x P(x^2) / Q(x^2)``, with ``x`` clamped to ``limit``."""
 
     def ratio(clamped: Expr) -> Expr:
         return _let(

@@ -6,7 +6,7 @@
 
 with ``s = gamma / sqrt(var + epsilon)`` and ``t = beta - mean * s``. The layer may be a
 convolution (also grouped, depthwise or transposed) or a matmul with constant weights. A batch
-normalisation with no such layer before it, or whose layer feeds others too, becomes
+normalisation that follows no such layer, or whose layer has other readers, becomes
 ``add(multiply(x, s), t)``.
 """
 
@@ -36,7 +36,7 @@ _MATMUL = Op.get("relax.matmul")
 
 
 def channel_axis(layer: relax.Call) -> int:
-    """Axis of the layer's result that its weights' outputs run along."""
+    """The axis of the layer's result that holds its output channels."""
     if layer.op == _MATMUL:
         return len(shape_of(layer)) - 1
     return str(layer.attrs.out_layout or layer.attrs.data_layout).index("C")
@@ -45,7 +45,7 @@ def channel_axis(layer: relax.Call) -> int:
 def per_channel(value: np.ndarray, shape: list[int], axis: int) -> np.ndarray | None:
     """``value`` as one number per channel; None if it varies along another axis.
 
-    (1, 8, 1, 1), (8, 1, 1) or () beside a result of shape (2, 8, 4, 4)  ->  (8,)
+    (1, 8, 1, 1), (8, 1, 1) or () for a result of shape (2, 8, 4, 4)  ->  (8,)
     """
     if value.ndim > len(shape):
         return None
@@ -64,7 +64,7 @@ def scale_weight(layer: relax.Call, weight: np.ndarray, scale: np.ndarray) -> np
     if layer.op in _CONVS:
         shape = [-1 if i == out else 1 for i in range(weight.ndim)]
         return (weight * scale.reshape(shape)).astype(weight.dtype)
-    # A transposed convolution holds (in, out / groups, ..): group g is a slice of the inputs.
+    # Weights of a transposed convolution are (in, out / groups, ..): group g is a slice of inputs.
     groups = int(layer.attrs.groups)
     into = layout.index("I")
     moved = np.moveaxis(weight, (into, out), (0, 1))
@@ -76,7 +76,7 @@ def scale_weight(layer: relax.Call, weight: np.ndarray, scale: np.ndarray) -> np
 
 @relax.expr_functor.mutator
 class _Folder(relax.PyExprMutator):
-    """Rewrites one function; `uses` says which values nobody else reads."""
+    """Rewrites one function; `uses` counts the readers of each value."""
 
     def __init__(self, mod: tvm.IRModule, uses: dict[relax.Var, int]) -> None:
         super().__init__(mod)
@@ -114,7 +114,7 @@ class _Folder(relax.PyExprMutator):
         return (self.scale if call.op == _MULTIPLY else self.shift)(call.args[0], value)
 
     def scale(self, x: relax.Expr, factor: np.ndarray) -> relax.Expr:
-        """``x * factor``, inside the layer that makes ``x`` if that is legal."""
+        """``x * factor``, folded into the layer that computes ``x`` if that is legal."""
         before = self.private(x)
         bias = self.bias(before)
         layer = before if bias is None else self.private(before.args[0])
@@ -130,7 +130,7 @@ class _Folder(relax.PyExprMutator):
         )
 
     def shift(self, x: relax.Expr, bias: np.ndarray) -> relax.Expr:
-        """``x + bias``, in one addition with a constant added before."""
+        """``x + bias``, merged with a constant that was added before."""
         before = self.private(x)
         earlier = self.bias(before)
         if earlier is not None:
@@ -140,7 +140,7 @@ class _Folder(relax.PyExprMutator):
         return relax.op.add(x, relax.const(bias, str(bias.dtype)))
 
     def scaled_layer(self, layer: relax.Call | None, factor: np.ndarray) -> relax.Call | None:
-        """``layer`` with scaled weights; None if that is no layer, or no factor per channel."""
+        """``layer`` with scaled weights; None if it is no layer, or no factor per channel."""
         if layer is None or layer.op not in (*_CONVS, *_TRANSPOSED, _MATMUL):
             return None
         weight = constant_value(layer.args[1], self.definition)
@@ -162,7 +162,7 @@ class _Folder(relax.PyExprMutator):
         return constant_value(call.args[1], self.definition)
 
     def private(self, x: relax.Expr) -> Any:
-        """The call that makes ``x`` if nobody else reads ``x``."""
+        """The call that computes ``x`` if ``x`` has one reader."""
         call = self.definition(x)
         alone = isinstance(x, relax.Var) and self.uses.get(x, 2) == 1
         return call if alone and isinstance(call, relax.Call) else None
@@ -171,7 +171,7 @@ class _Folder(relax.PyExprMutator):
         return self.lookup_binding(x) if isinstance(x, relax.Var) else x
 
     def keep(self, value: relax.Expr, replaced: relax.Expr) -> relax.Var:
-        """Bind ``value``, of which the caller is the only reader, in the place of ``replaced``."""
+        """Bind ``value``, which only the caller reads, in place of ``replaced``."""
         var = self.builder_.emit(value, name_hint=same_source(replaced))
         self.uses[var] = 1
         return var
@@ -179,8 +179,8 @@ class _Folder(relax.PyExprMutator):
 
 def _times(bias: np.ndarray, scale: np.ndarray | None, rank: int, axis: int) -> np.ndarray:
     """``bias`` times one factor per channel."""
-    lined_up = np.asarray(scale, "float64").reshape([-1 if i == axis else 1 for i in range(rank)])
-    return (bias.astype("float64") * lined_up).astype(bias.dtype)
+    aligned = np.asarray(scale, "float64").reshape([-1 if i == axis else 1 for i in range(rank)])
+    return (bias.astype("float64") * aligned).astype(bias.dtype)
 
 
 @tvm.transform.module_pass(opt_level=0, name="FoldBatchNorm")

@@ -1,10 +1,11 @@
-"""Compute what depends on constants only.
+"""Compute operators that depend on constants only.
 
     lv = R.multiply(c1, c2)
     lv1 = R.add(x, lv)         ->    lv1 = R.add(x, c3)
 
-TVM's own folding makes a kernel of every operator before it asks whether the operands are constant,
-which takes longer than everything else here; so it only gets to see what is.
+TVM's FoldConstant makes a kernel of every operator before it asks whether the operands are
+constant, which takes longer than all other passes together; so it only receives operators that are
+constant.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def is_constant(value: relax.Expr, constants: set[relax.Var]) -> bool:
 
 
 def _computed(bindings: list[relax.VarBinding]) -> dict[relax.Var, relax.Expr]:
-    """The values of ``bindings``, which depend on nothing else, where TVM can compute them."""
+    """The values of ``bindings``, which depend on nothing else, if TVM can compute them."""
     values = relax.Tuple([binding.var for binding in bindings])
     result = relax.Var("values", values.ty)
     block = relax.DataflowBlock([*bindings, relax.VarBinding(result, values)])
@@ -67,7 +68,7 @@ def _computed(bindings: list[relax.VarBinding]) -> dict[relax.Var, relax.Expr]:
 
 
 def _with_values(function: relax.Function, values: dict[relax.Var, relax.Expr]) -> relax.Function:
-    """``function`` with ``values`` bound instead of what computes them."""
+    """``function`` with ``values`` bound instead of the calls that compute them."""
 
     def bound(binding: relax.Binding) -> relax.Binding:
         value = values.get(binding.var)

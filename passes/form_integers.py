@@ -1,4 +1,4 @@
-"""Turn what a quantised network computes between dequantising and quantising into integers.
+"""Replace the computation between dequantising and quantising by integer operators.
 
     a = R.dequantize(x, 0.02, 3)
     b = R.nn.relu(R.add(R.nn.conv2d(a, R.dequantize(w, ..)), R.dequantize(b, ..)))
@@ -6,11 +6,11 @@
         ->
     y = R.call_tir(integer_conv2d, (x, w, b, factor))      # kernels/integers.py
 
-Convolutions, dense layers, sums, products, means and softmax become integer operators; what only
-moves numbers, and the maximum, is done with the integers themselves; whatever is elementwise
-between is a table of 256 results.  This has to happen before constants are folded, which makes
-floats of weights.  Sums of a layer that no quantising follows become floats.  What fits none of
-this stays as it is; the attribute ``integers`` of ``main`` names it.
+Convolutions, dense layers, sums, products, means and softmax become integer operators. Operators
+that only move numbers, and the maximum, work on the integers themselves; an elementwise chain
+becomes a table of 256 results.  This has to happen before constants are folded, which turns weights
+into floats.  Sums of a layer that no quantising follows are converted to floats.  Everything
+else stays as it is; the attribute ``integers`` of ``main`` names these operators.
 """
 
 from __future__ import annotations
@@ -67,14 +67,15 @@ class FormIntegers:
 class _Former(relax.PyExprMutator):
     """Replaces each quantising whose operand can be computed in integers.
 
-    Or, of the rest, each layer of integers: no quantising follows it, so its sums become floats.
+    With ``of_rest`` it replaces the layers that are left: no quantising follows them, so their sums
+    are converted to floats.
     """
 
     def __init__(self, mod: tvm.IRModule, *, of_rest: bool) -> None:
         super().__init__(mod)
         self.of_rest = of_rest
         self.splits: dict[tuple[relax.Expr, relax.Expr], relax.Var] = {}
-        """Splits of integers, by the split of floats and what is split instead."""
+        """Splits of integers, by the split of floats that they replace and their operand."""
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
@@ -88,14 +89,14 @@ class _Former(relax.PyExprMutator):
         formed = self.form(call.args[0], Result(scale, *scale.limits))
         return call if formed is None else formed
 
-    # --- what stands in the network ---
+    # --- reading the network ---
 
     def definition(self, x: relax.Expr) -> Any:
-        """What ``x`` is bound to."""
+        """The expression that ``x`` is bound to."""
         return self.lookup_binding(x) if isinstance(x, relax.Var) else x
 
     def scale(self, call: relax.Call, dtype: str) -> Scale | None:
-        """Scale and zero point of a (de)quantising per tensor."""
+        """Scale and zero point of a (de)quantising with one scale for the tensor."""
         return scale_of(call, dtype, self.definition)
 
     def tensor(self, x: relax.Expr) -> Tensor | None:
@@ -118,16 +119,16 @@ class _Former(relax.PyExprMutator):
         return inner and replace(inner, value=self.part(x, call, split, inner.value))
 
     def split(self, item: Any) -> relax.Call | None:
-        """The split that ``item`` is a part of."""
+        """The split of which ``item`` is a result."""
         if not isinstance(item, relax.TupleGetItem):
             return None
         call = self.definition(item.tuple_value)
         return call if kind_of(call) == "split" else None
 
-    # --- what it becomes ---
+    # --- emitting integers ---
 
     def form(self, x: relax.Expr, result: Result) -> relax.Expr | None:
-        """The integers of ``x``; None where they cannot be computed without floats."""
+        """The integers of ``x``; None if they cannot be computed without floats."""
         call = self.definition(x)
         kind = kind_of(call)
         if kind == "nn.relu":
@@ -162,17 +163,17 @@ class _Former(relax.PyExprMutator):
         return self.table(x, result) if formed is None else formed
 
     def keep(self, x: relax.Expr, value: relax.Expr) -> relax.Var:
-        """Bind what stands for ``x``: it gets the name of the same operator."""
+        """Bind the replacement of ``x``, under the name of the same operator."""
         return self.builder_.emit(value, name_hint=same_source(x))
 
     def operator(self, x: relax.Expr, integer: Integer, *operands: relax.Expr) -> relax.Var:
-        """Emit an integer operator that stands for ``x``."""
+        """Emit an integer operator that replaces ``x``."""
         return self.keep(x, integer_call(self.builder_, integer, *operands))
 
     def moved(
         self, x: relax.Expr, call: relax.Call, value: relax.Expr, result: Result
     ) -> relax.Var:
-        """The same movement of integers, which are those of ``result``."""
+        """The same movement of integers, whose scale and limits are those of ``result``."""
         if kind_of(call) == "nn.pad":
             widths, mode = [int(w) for w in call.attrs.pad_width], str(call.attrs.pad_mode)
             number = min(max(result.number(float(call.attrs.pad_value)), result.low), result.high)
@@ -180,25 +181,25 @@ class _Former(relax.PyExprMutator):
         return self.same(x, call, value)
 
     def same(self, x: relax.Expr, call: relax.Call, value: relax.Expr) -> relax.Var:
-        """The same operator of integers."""
+        """The same operator on integers."""
         others = call.args[1:]
         if kind_of(call) == "take" and isinstance(others[0], GenericConst):
             places = others[0].value.numpy()
             if np.abs(places).max(initial=0) < 2**31:
-                others = [constant(places.astype("int32"))]  # a DSP has none of 64 bits
+                others = [constant(places.astype("int32"))]  # DSPs have no indices of 64 bits
         return self.keep(x, relax.Call(call.op, [value, *others], call.attrs, call.ty_args))
 
     def part(
         self, x: relax.Expr, item: relax.TupleGetItem, split: relax.Call, value: relax.Expr
     ) -> relax.Var:
-        """The same part of integers; what is split is split once."""
+        """The same result of a split of integers; each split is emitted once."""
         key = (item.tuple_value, value)
         if key not in self.splits:
             self.splits[key] = self.same(x, split, value)
         return self.keep(x, relax.TupleGetItem(self.splits[key], item.index))
 
     def layer(self, x: relax.Expr, _call: relax.Call, result: Result) -> relax.Expr | None:
-        """A convolution or dense layer with constant weights, perhaps with a bias behind it."""
+        """A convolution or dense layer with constant weights, and a bias if one follows."""
         layer = self.read(x)
         if layer is None:
             return None
@@ -217,7 +218,7 @@ class _Former(relax.PyExprMutator):
         return self.keep(x, images.back(*values))
 
     def read(self, x: relax.Expr) -> Layer | None:
-        """The layer that computes ``x``, with what is added behind it."""
+        """The layer that computes ``x``, with the bias that is added to it."""
         call = self.definition(x)
         if kind_of(call) in LAYERS:
             return read_layer(call, None, self.tensor, self.definition)
@@ -230,7 +231,7 @@ class _Former(relax.PyExprMutator):
         return None
 
     def in_float(self, call: relax.Call) -> relax.Expr:
-        """A layer of integers whose result is float."""
+        """A layer in integers whose result is float; ``call`` itself if it is none."""
         layer = self.read(call) if kind_of(call) in LAYERS else None
         if layer is None or layer.images is not None:
             return call
@@ -241,7 +242,7 @@ class _Former(relax.PyExprMutator):
         return relax.op.multiply(self.builder_.emit(sums), constant(unit))
 
     def past(self, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
-        """A convolution that no quantising follows, plus a tensor: rounded once, as their sum."""
+        """A convolution plus a tensor: they are added before the only rounding."""
         for before, other in (call.args, reversed(call.args)):
             layer, beside = self.read(before), self.tensor(other)
             if layer is None or beside is None or layer.integer.kind != "conv2d" or layer.images:
@@ -260,7 +261,7 @@ class _Former(relax.PyExprMutator):
         return None
 
     def add(self, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
-        """A bias behind a layer, or a sum of two tensors."""
+        """A layer with its bias, or a sum of two tensors."""
         formed = self.layer(x, call, result)
         if formed is not None:
             return formed
@@ -268,7 +269,7 @@ class _Former(relax.PyExprMutator):
         if a is None or b is None:
             return self.past(x, call, result)
         first, second = (t.scale.scale / result.scale.scale for t in (a, b))
-        # ONNX Runtime's code has one rounding where it multiplies and adds
+        # ONNX Runtime's compiled code multiplies and adds with one rounding (a fused multiply-add)
         taken = np.float64(first) * a.scale.zero + second * np.float32(b.scale.zero)
         offset = np.float32(result.scale.zero) - np.float32(taken)
         factors = (float(first), float(second), float(offset))
@@ -321,7 +322,7 @@ class _Former(relax.PyExprMutator):
         return self.operator(x, integer, data.value, constant(windows.counts))
 
     def softmax(self, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
-        """Powers of the numbers, from a table, by their sum along one axis."""
+        """Exponentials, from a table, divided by their sum along one axis."""
         data, shape = self.tensor(call.args[0]), shape_of(call)
         if data is None or len(shape) < 2 or 0 in shape:
             return None
@@ -331,30 +332,30 @@ class _Former(relax.PyExprMutator):
         if axis != last:
             value = self.keep(x, relax.op.permute_dims(value, order))
         powers = constant(softmax_powers(data.scale.scale, shape[axis]))
-        # as ONNX Runtime does it, which divides by no scale but multiplies by a whole number
+        # as ONNX Runtime does, which multiplies by a whole number instead of dividing by the scale
         factor = np.floor(np.float32(1) / result.scale.scale)
         integer = Integer("softmax", result.rounding(), factors=(float(factor),))
         made = self.operator(x, integer, value, powers)
         return made if axis == last else self.keep(x, relax.op.permute_dims(made, order))
 
     def table(self, x: relax.Expr, result: Result) -> relax.Expr | None:
-        """What is elementwise from one tensor on: its result for each of the 256 numbers."""
+        """An elementwise chain from one tensor, as a table of its results for the 256 numbers."""
         scale = result.scale
         found = tabulated(x, self.definition, self.tensor)
         if found is None:
             return None
         data, values = found
         if shape_of(data.value) != shape_of(x):
-            return None  # a constant of more dimensions adds some
+            return None  # a constant of higher rank has broadcast it
         with np.errstate(all="ignore"):
             wide = np.rint(values / scale.scale) + np.float32(scale.zero)
-        wide[np.isnan(wide)] = result.low  # as ONNX Runtime does it
+        wide[np.isnan(wide)] = result.low  # as ONNX Runtime does
         table = np.clip(wide, result.low, result.high).astype(scale.dtype)
         return self.operator(x, Integer("table"), data.value, constant(table))
 
 
 def _moves(call: relax.Call) -> bool:
-    """Whether a call that may compute only chooses numbers."""
+    """Whether a call of a kind in `_MOVES` only selects numbers and computes none."""
     kind = kind_of(call)
     if kind == "image.resize2d":
         return str(call.attrs.method) == "nearest_neighbor"

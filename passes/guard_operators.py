@@ -1,16 +1,16 @@
-"""Keep integers that would reach foreign memory, or kill the process, from doing so.
+"""Keep integers from reading foreign memory or killing the process.
 
     take(x, i)     ->   take(x, min(max(where(i < 0, i + 4, i), 0), 3))     guard: i in [-4, 3]
     divide(a, b)   ->   divide(a, where(b == 0, 1, b))                      guard: b is not 0
 
-Nothing that a kernel does with such a value can go wrong then, on no processor; the answer is of no
-use. So the attribute ``guards`` of ``main`` says what the values have to be, and the executor looks
-at them after each run. It finds them among the inputs; computed ones become results of ``main``
-behind those that the caller gets. Constants are checked here.
+No kernel can fail on such a value any more, on any processor, but the answer is useless. Therefore
+the attribute ``guards`` of ``main`` lists the values that are allowed, and the executor checks them
+after each run. It finds the values among the inputs; computed ones become further results of
+``main``, after the caller's. Constants are checked here.
 
-Negative indices count from the end, also where Relax does not say what they do. Indices that are
-clipped into their range already are left alone, and those of operators that say what to do with
-others (``take`` in any mode but ``fast``).
+Negative indices count from the end, also where Relax does not define them. Indices that are
+clipped into their range already are left alone, and so are operators that define what other indices
+mean (``take`` in any mode but ``fast``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tvm_stretch.ir.expressions import constant, constant_value, shape_of
 from tvm_stretch.ir.operators import kind_of
 
 GUARDS = "guards"
-"""The attribute of ``main``: JSON of how many results the caller gets, and a list of `Guard`."""
+"""The attribute of ``main``: JSON of the number of the caller's results and a list of `Guard`."""
 
 _SAME_VALUES = ("reshape", "expand_dims", "squeeze", "flatten", "permute_dims", "broadcast_to")
 _DIVISIONS = ("divide", "floor_divide", "mod", "floor_mod")
@@ -40,14 +40,14 @@ _DIVISIONS = ("divide", "floor_divide", "mod", "floor_mod")
 
 @dataclass(frozen=True)
 class Guard:
-    """What the values of a tensor have to be.
+    """The values that are allowed in a tensor.
 
     Attributes:
-        input: its name, if it is an input; else
-        result: its place among the results of ``main``.
-        low: least value, for each place in the last dimension if there are several.
-        high: greatest value; both are empty for values that must not be zero.
-        what: for messages.
+        input: name of the tensor if it is an input, otherwise empty.
+        result: otherwise its position among the results of ``main``.
+        low: least value; several values if each position in the last dimension has its own.
+        high: greatest value; both are empty if the values must not be zero.
+        what: describes the tensor in messages.
     """
 
     input: str
@@ -58,7 +58,7 @@ class Guard:
 
 
 def read_guards(main: relax.Function) -> tuple[int | None, list[Guard]]:
-    """How many results the caller gets (None: all), and what values have to be."""
+    """How many results the caller gets (None: all), and the guards."""
     text = (main.attrs or {}).get(GUARDS)
     if text is None:
         return None, []
@@ -87,10 +87,10 @@ def guard_operators(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def settle_guards(mod: tvm.IRModule) -> tvm.IRModule:
-    """Check what has become constant meanwhile, and drop the results that were there for it.
+    """Check guarded values that have become constant, and drop their additional results.
 
     Raises:
-        ModelError: as of `guard_operators`.
+        ModelError: as `guard_operators`.
     """
     main = mod["main"]
     count, guards = read_guards(main)
@@ -134,13 +134,13 @@ class _Rewriter:
                 self._visit(binding)
 
     def function(self) -> relax.Function:
-        """``main`` with what was found."""
+        """``main`` with guards."""
         fields = [*map(self._output, self.results), *self.kept]
         blocks = [relax.DataflowBlock(self.bindings)]
         return _returning(self.main, blocks, fields, len(self.results), [*self.guards.values()])
 
     def _output(self, result: relax.Expr) -> relax.Var:
-        """A variable that may be read outside of the dataflow block."""
+        """A variable that can be read outside of the dataflow block."""
         result = self._builder.normalize(result)
         name = result.name if isinstance(result, relax.Var) else "lv"
         var = relax.Var(name, result.ty)
@@ -170,7 +170,7 @@ class _Rewriter:
         return var
 
     def definition(self, expr: relax.Expr) -> relax.Expr:
-        """What a variable is bound to."""
+        """The expression that a variable is bound to."""
         while isinstance(expr, relax.Var) and expr in self._values:
             expr = self._values[expr]
         return expr
@@ -182,32 +182,33 @@ class _Rewriter:
     def inside(
         self, index: relax.Expr, extents: Sequence[int], least: Sequence[int], most: Sequence[int]
     ) -> relax.Expr:
-        """An index from 0 on that is in its range whatever `index` is, which is guarded.
+        """A non-negative index that is in range for all values of `index`, which gets a guard.
 
         Args:
-            index: what the network gives.
-            extents: what is added to negative indices, along the last dimension if it is several.
+            index: the index that the network computes.
+            extents: numbers to add to negative indices; several for the positions of the last
+                dimension.
             least: the least index that is allowed.
-            most: the greatest one.
+            most: the greatest index that is allowed.
         """
         dtype = str(index.ty.dtype)
         value = self.constant(index)
         if value is not None:
             _check(value, least, most, f"the indices of {self._name}")
-            return _const(np.where(value < 0, value + _few(extents), value), dtype)
+            return _const(np.where(value < 0, value + _scalar_or_array(extents), value), dtype)
         if self._is_inside(index, most):
             return index
         self._guard(index, least, most)
         moved = index
         if any(low < 0 for low in least):
-            shifted = self.emit(relax.op.add(index, _const(_few(extents), dtype)))
+            shifted = self.emit(relax.op.add(index, _const(_scalar_or_array(extents), dtype)))
             negative = self.emit(relax.op.less(index, _const(0, dtype)))
             moved = self.emit(relax.op.where(negative, shifted, index))
         above = self.emit(relax.op.maximum(moved, _const(0, dtype)))
-        return self.emit(relax.op.minimum(above, _const(_few(most), dtype)))
+        return self.emit(relax.op.minimum(above, _const(_scalar_or_array(most), dtype)))
 
     def divisor(self, call: relax.Call) -> relax.Expr | None:
-        """A divisor by which everything can be divided; None if there is nothing to do."""
+        """A divisor that is safe for every dividend; None if the given one is."""
         dividend, divisor = call.args
         dtype = str(divisor.ty.dtype)
         if "int" not in dtype:
@@ -222,9 +223,10 @@ class _Rewriter:
         if value is None:
             self._guard(divisor, (), ())
             bad = self.emit(relax.op.equal(divisor, _const(0, dtype)))
-        if signed:  # the one quotient that is too large: it wraps, as by division by 1
+        if signed:  # the quotient least / -1 overflows: it wraps, as when dividing by 1
             minus = self.emit(relax.op.equal(divisor, _const(-1, dtype)))
-            # TVM believes that no integer is the least one: a comparison would be false.
+            # TVM's simplifier assumes that no integer is the least one, so a comparison would be
+            # false.
             rest = self.emit(relax.op.bitwise_xor(dividend, _const(np.iinfo(dtype).min, dtype)))
             smallest = self.emit(relax.op.equal(rest, _const(0, dtype)))
             wraps = self.emit(relax.op.logical_and(minus, smallest))
@@ -241,7 +243,7 @@ class _Rewriter:
         self.guards[key] = Guard(name, place, tuple(low), tuple(high), what)
 
     def _origin(self, tensor: relax.Expr) -> relax.Expr:
-        """Where the values of a tensor come from."""
+        """The tensor from which a tensor's values come, before reshapes and wider types."""
         value = self.definition(tensor)
         while kind_of(value) in _SAME_VALUES or _widens(value):
             tensor = value.args[0]
@@ -249,7 +251,7 @@ class _Rewriter:
         return tensor
 
     def _result(self, tensor: relax.Expr) -> int:
-        """The place of a tensor among the results; a new one if it is none of them yet."""
+        """The position of a tensor among the results; it is added if it is none of them yet."""
         for place, result in enumerate([*self.results, *self.kept]):
             if self.definition(result).same_as(self.definition(tensor)):
                 return place
@@ -265,7 +267,7 @@ class _Rewriter:
 
 
 def _check(value: np.ndarray, low: Sequence[int], high: Sequence[int], what: str) -> None:
-    """Refuse constants as the executor refuses values of inputs (guard.cc)."""
+    """Refuse constants as the executor (guard.cc) refuses values of inputs."""
     wrong = (value < np.array(low)) | (value > np.array(high)) if low else value == 0
     if not wrong.any():
         return
@@ -301,8 +303,8 @@ def _const(value: Any, dtype: str) -> relax.Expr:
     return constant(np.asarray(value, dtype))
 
 
-def _few(values: Sequence[int]) -> Any:
-    """One number, or one for each place in the last dimension."""
+def _scalar_or_array(values: Sequence[int]) -> Any:
+    """One number, or an array with one for each position in the last dimension."""
     return values[0] if len(values) == 1 else np.array(values)
 
 
@@ -350,7 +352,7 @@ def _take(rewriter: _Rewriter, call: relax.Call) -> relax.Expr | None:
     axis = call.attrs.axis
     extent = math.prod(shape_of(x)) if axis is None else shape_of(x)[int(axis)]
     safe = rewriter.inside(index, *_from_both_ends([extent]))
-    return relax.op.take(x, safe, axis, mode="clip")  # TVM warns of the other mode
+    return relax.op.take(x, safe, axis, mode="clip")  # TVM warns of mode "fast"
 
 
 def _along_axis(rewriter: _Rewriter, call: relax.Call) -> relax.Expr | None:

@@ -1,9 +1,10 @@
-"""How much of a quantised network is computed in integers, and what is not and why, for people.
+"""Summarise which operators of a quantised network compute in integers, which do not, and why.
 
 12 integer operators; in float: resize1; in float for weights of int4: 3 (conv1, conv2, fc)
 
-`FormIntegers` leaves the first two in the attribute ``integers`` of ``main``, whoever reads a
-network the third in ``floats``: weights that are no integers of 8 bits are floats from then on.
+`FormIntegers` leaves the first two in the attribute ``integers`` of ``main``. The frontend that
+read the network leaves the third in ``floats``: weights that are not integers of 8 bits become
+floats.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from tvm_stretch.targets.kernels.integers import integer_of
 from tvm_stretch.ir.operators import kind_of
 
 INTEGERS = "integers"
-"""Attribute of ``main``: JSON of how many integer operators there are, and what stays in float."""
+"""Attribute of ``main``: JSON of the number of integer operators, and the names left in float."""
 
 FLOATS = "floats"
-"""Attribute of ``main``: JSON of operators in float, by the reason that the file gives."""
+"""Attribute of ``main``: JSON of operators in float, by the reason, which the file gives."""
 
 _MOST_NAMES = 8
 
 
 def with_floats(mod: tvm.IRModule, floats: Mapping[str, Sequence[str]]) -> tvm.IRModule:
-    """The module that says which operators are in float, by the reason; if there are any."""
+    """Record in the module which operators are in float, by the reason, if there are any."""
     if floats:
         text = json.dumps({reason: list(names) for reason, names in floats.items()})
         mod["main"] = mod["main"].with_attr(FLOATS, text)
@@ -37,18 +38,18 @@ def with_floats(mod: tvm.IRModule, floats: Mapping[str, Sequence[str]]) -> tvm.I
 
 
 def with_integers(mod: tvm.IRModule) -> tvm.IRModule:
-    """The module that says how many integer operators it has."""
+    """Record in the module how many integer operators it has."""
     mod["main"] = mod["main"].with_attr(INTEGERS, json.dumps(_summary(mod["main"])))
     return mod
 
 
 def has_integers(main: relax.Function) -> bool:
-    """Whether values of the network are quantised; weights alone are floats by now."""
+    """Whether values of the network are quantised; weights alone have become floats."""
     return INTEGERS in (main.attrs or {})
 
 
 def describe_integers(main: relax.Function) -> str:
-    """How many integer operators there are and what stayed in float, for people."""
+    """The number of integer operators and the operators in float, as text for people."""
     attrs = main.attrs or {}
     formed, rest = json.loads(str(attrs.get(INTEGERS, "[0, []]")))
     reasons: dict[str, list[str]] = json.loads(str(attrs.get(FLOATS, "{}")))
@@ -56,9 +57,9 @@ def describe_integers(main: relax.Function) -> str:
         return ""
     known = {name for names in reasons.values() for name in names}
     rest = [name for name in rest if name not in known]
-    said = [f"{formed} integer operators", *([f"in float: {_listed(rest)}"] if rest else [])]
-    said += [f"in float for {why}: {len(of)} ({_listed(of)})" for why, of in reasons.items()]
-    return "; ".join(said)
+    texts = [f"{formed} integer operators", *([f"in float: {_listed(rest)}"] if rest else [])]
+    texts += [f"in float for {why}: {len(of)} ({_listed(of)})" for why, of in reasons.items()]
+    return "; ".join(texts)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -82,6 +83,6 @@ def _summary(main: relax.Function) -> tuple[int, list[str]]:
 
 
 def calls_of(function: relax.Function) -> list[tuple[str, relax.Binding]]:
-    """Every call with its kind."""
+    """Every binding of a call, with the call's kind."""
     bindings = (binding for block in function.body.blocks for binding in block.bindings)
     return [(kind_of(b.value), b) for b in bindings if isinstance(b.value, relax.Call)]

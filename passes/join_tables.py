@@ -1,12 +1,12 @@
-"""Integer operators of one tensor that a table is of, as one table.
+"""Join integer operators of one tensor into one table.
 
     s = R.call_tir(integer_table, (x, sigmoid))
     y = R.call_tir(integer_multiply, (x, s))     # swish: x times its sigmoid, rounded twice
         ->
     y = R.call_tir(integer_table, (x, swish))    # the same 256 results
 
-A number is looked up anyway; that its product is known, too, costs nothing. What a table and
-nothing else computes of `x` is the same with two tables behind each other.
+The number is looked up in a table anyway, so a table that contains the product costs nothing more.
+Two tables in sequence become one too, where the values of `x` have no other use.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class JoinTables:
 
 
 _Lookup = tuple[relax.Expr, np.ndarray]
-"""A tensor, and what each of its numbers becomes, from the least one on."""
+"""A tensor, and the result for each of its possible numbers, from the least one up."""
 
 
 @relax.expr_functor.mutator
 class _Joiner(relax.PyExprMutator):
-    """Replaces products and tables whose operands are tables of one tensor, or that tensor."""
+    """Replaces products and tables whose operands are one tensor or tables of it."""
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
@@ -59,7 +59,7 @@ class _Joiner(relax.PyExprMutator):
         return integer_call(self.builder_, Integer("table"), found[0], constant(found[1]))
 
     def lookup(self, x: relax.Expr) -> _Lookup:
-        """What ``x`` is a table of: itself, if it is none."""
+        """The tensor and table that compute ``x``; ``x`` and the identity if it is no table."""
         call = self.lookup_binding(x) if isinstance(x, relax.Var) else x
         integer = integer_of(call)
         if integer is not None and integer.kind == "table":
@@ -79,7 +79,7 @@ class _Joiner(relax.PyExprMutator):
         return None if data is between else (data, last[index])
 
     def product(self, call: relax.Call, integer: Integer) -> _Lookup | None:
-        """A product of which a factor at least is a table."""
+        """A product with at least one factor that is a table."""
         operands = operands_of(call)
         (data, first), (other, second) = map(self.lookup, operands)
         if not data.same_as(other) or all(map(data.same_as, operands)):
@@ -88,7 +88,7 @@ class _Joiner(relax.PyExprMutator):
 
 
 def _multiplied(integer: Integer, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """As the operator's kernel multiplies and rounds them, in float32."""
+    """Multiply and round as the operator's kernel does, in float32."""
     factor, offset = np.array(integer.factors, "float32")
     zero_a, zero_b = integer.zeros
     rounding = rounding_of(integer)

@@ -1,12 +1,13 @@
-"""Let NaN and infinities through maximum and minimum.
+"""Propagate NaN and infinities through maximum and minimum.
 
     y[i] = T.max(x[i], 0)           ->   y[i] = T.max(0, x[i])
     m[0] = T.max(m[0], x[i])        ->   m[0] = T.max(x[i], m[0])
     T.init(): m[0] = -3.4028e38     ->   T.init(): m[0] = -inf
 
-A comparison with NaN is false, and then ``T.max`` gives its second operand, as the instruction of
-the processor does: what is computed stands there, if the other one is constant. A running maximum
-keeps NaN that it has found and starts from infinity; `kernels/nan.py` lets it take new NaN.
+A comparison with NaN is false, and ``T.max`` then returns its second operand, as the processor's
+instruction does. The computed operand stands there, if the other one is constant. A running maximum
+keeps a NaN that it has found and starts from minus infinity; `kernels/nan.py` lets it accept new
+NaN.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def _keep_nan(body: tirx.Stmt) -> tirx.Stmt:
             running.extend(region.source for region in block.writes)
 
     def swap(expr: tirx.Max | tirx.Min) -> Expr:
-        """What may be NaN first or second; see the module docstring."""
+        """Put the operand that may be NaN second; see the module docstring."""
         bound = isinstance(expr.b, tirx.FloatImm) and not isinstance(expr.a, tirx.FloatImm)
         first = expr.a.source if isinstance(expr.a, TensorLoad) else None
         runs = first is not None and any(first.same_as(buffer) for buffer in running)
@@ -52,7 +53,7 @@ def _keep_nan(body: tirx.Stmt) -> tirx.Stmt:
 
 
 def _from_infinity(block: s_tir.SBlock) -> s_tir.SBlock:
-    """Start from infinity instead of the largest number."""
+    """Start a running maximum from infinity instead of the largest number."""
     start = block.init
     if not isinstance(start, tirx.BufferStore) or not isinstance(start.value, tirx.FloatImm):
         return block

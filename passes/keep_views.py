@@ -1,11 +1,11 @@
-"""Legalise every operator to a PrimFunc, except those that only look at memory another way.
+"""Legalise every operator to a PrimFunc, except those that are views of memory.
 
 R.nn.relu(x)                          ->  R.call_tir(relu, (x,))
 R.reshape(x, (1, 64))                 stays: a second tensor on the same bytes
 R.concat((a, b), axis=1), one image   stays: a and b are written next to each other
-R.strided_slice(x, rows 8 to 16)      stays: in each block of channels, a piece of its rows
+R.strided_slice(x, rows 8 to 16)      stays: some rows of each block of channels
 
-Pieces stay where they begin at multiples of what kernels need; otherwise they are copied.
+Slices stay views if they begin at the alignment that kernels need; otherwise they are copied.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Keep what cuts or extends a tensor out of the kernels that compute it.
+"""Keep operators that cut or extend a tensor out of the kernels that compute it.
 
     pad      op_pattern=0 (elementwise)   ->   op_pattern=2 (injective)
 
-A slice from the first element on, or padding behind the last, reads each element where it writes
-it, so TVM takes it for elementwise and fuses it into the template before it: that writes all of its
-own result, which may be more or less than what is left of it.
+A slice from the first element on, or padding after the last, reads each element where it writes it,
+so TVM takes it for elementwise and fuses it into the template before it. The template would then
+write all of its own result, which has another size than the fused one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class MarkCuts:
     """See the module docstring."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Set ``op_pattern`` on what is elementwise but for its shape."""
+        """Set ``op_pattern`` of operators that are elementwise except for their shape."""
         updated = tvm.IRModule(dict(mod.functions), attrs=mod.attrs)
         for var, func in mod.functions.items():
             if isinstance(func, tirx.PrimFunc) and _cuts(func):
@@ -29,9 +29,9 @@ class MarkCuts:
 
 
 def _cuts(func: tirx.PrimFunc) -> bool:
-    """Whether an elementwise result has the shape of nothing that it is computed from.
+    """Whether an elementwise result has another shape than all of its operands.
 
-    What is broadcast beside an operand of the result's shape, as a bias, leaves it elementwise.
+    An operand that is broadcast beside one of the result's shape, such as a bias, is no cut.
     """
     if (func.attrs or {}).get("op_pattern") != _ELEMENTWISE:
         return False

@@ -1,12 +1,12 @@
-"""Let gathers compute the indices that they read, instead of a kernel before them.
+"""Let gathers compute the indices that they read instead of reading them from another kernel.
 
     take      op_pattern=8 (opaque)   ->   op_pattern=2 (elementwise indices fuse into it)
 
-TVM calls a kernel opaque that reads at computed places. What is fused into it is computed again for
-every element that it writes, which costs nothing for an index beside the memory that it fetches
-(`guard_operators.py` puts five operators before each gather), but more for the data: where another
-kernel that could be fused makes these, the gather stays as it was. So do tables of integers where
-`hvx_table.py` looks them up in vectors, which it does with those alone.
+TVM calls a kernel opaque if it reads at computed positions. A fused operand is computed again for
+every element that the gather writes. For an index this costs nothing next to the memory access
+(`guard_operators.py` puts five operators before each gather), but it does for the data: a gather
+stays opaque if a kernel that could be fused computes its data. Integer tables stay opaque too where
+`hvx_table.py` looks them up in vectors, which works for unfused tables only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class MarkGathers:
         self.tables = tables
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Set ``op_pattern`` on every gather whose data no kernel makes that would be fused."""
+        """Set ``op_pattern`` of every gather whose data no fusable kernel computes."""
         data_of = {
             var: _gathered(func)
             for var, func in mod.functions.items()
@@ -61,7 +61,7 @@ def _pattern(func: tirx.PrimFunc) -> int:
 
 
 def _gathered(func: tirx.PrimFunc) -> list[int]:
-    """Which parameters are read where others say; none if the function does anything else."""
+    """The parameters that are read at loaded positions; none if the function does anything else."""
     blocks: list[s_tir.SBlock] = []
     tvm_ffi.structural_walk(func.body, (s_tir.SBlock, blocks.append), order="post")
     inner = [block for block in blocks if block.name_hint != "root"]
@@ -89,7 +89,7 @@ def _loads(exprs: Sequence[tvm.ir.Expr]) -> list[TensorLoad]:
 def _fed_by_kernels(
     mod: tvm.IRModule, func: relax.Function, data_of: dict[Any, list[int]]
 ) -> set[Any]:
-    """Gathers that are given data somewhere that a kernel makes which fuses into others."""
+    """Gathers that somewhere receive data from a kernel that TVM fuses into others."""
     kernels: dict[relax.Var, relax.Call] = {}
     fed = set()
     for block in func.body.blocks:

@@ -2,9 +2,10 @@
 
     winograd_conv2d  op_pattern=8 (opaque)   ->   op_pattern=4 (elementwise followers fuse)
 
-TVM derives a PrimFunc's pattern from its blocks and calls one of several blocks opaque. Where
-stores are packed (`hvx_stores.py`) templates stay so: an addition behind the rounding of their sums
-would take them apart, and round 64 bits of one number after the other.
+TVM derives a PrimFunc's pattern from its blocks and calls a function of several blocks opaque.
+Where stores are packed (`hvx_stores.py`), templates stay opaque: an addition after the rounding of
+their sums would break the pattern of packed stores, and the rounding would work on single numbers
+of 64 bits.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class MarkTemplates:
     """See the module docstring.
 
     Args:
-        epilogues: whether they take any.
+        epilogues: whether templates take epilogues.
     """
 
     def __init__(self, epilogues: bool = True) -> None:

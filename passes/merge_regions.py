@@ -1,4 +1,4 @@
-"""Put the regions of all processors back into one module, every kernel with one owner.
+"""Merge the regions of all processors into one module; every kernel gets one owner.
 
     cpu:     r0: call_tir(conv2d, ..)        r0: call_tir(conv2d, ..)
     opencl:  r1: call_tir(pack, (w,))   ->   r1: call_tir(pack, (w,))
@@ -6,8 +6,8 @@
                                              conv2d, pack: processor = "cpu"
                                              conv2d1: processor = "opencl"
 
-Names of kernels become unique. What only reads constants runs on the CPU, once, when the model is
-loaded: its kernels belong to the CPU, wherever the region runs, and equal ones become one.
+Names of kernels become unique. Kernels that only read constants run on the CPU once, when the model
+is loaded, so they belong to the CPU wherever their region runs, and equal ones become one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def merge_regions(main: relax.Function, parts: Mapping[str, tvm.IRModule]) -> tv
 
     Args:
         main: calls each region by its name.
-        parts: for each processor, the CPU first, its regions and their kernels.
+        parts: regions and kernels of each processor, the CPU first.
     """
     host = next(iter(parts))
     builder = relax.BlockBuilder()
@@ -57,7 +57,7 @@ class _Linker(relax.PyExprMutator):
         self.added: dict[tuple[str, str], GlobalVar] = {}
 
     def link(self, function: relax.Function) -> relax.Function:
-        """``function`` with its kernels in the merged module."""
+        """``function``, calling kernels of the merged module."""
         self.constants = {binding.var for binding in constant_bindings(function)}
         return self.visit_expr(function)
 

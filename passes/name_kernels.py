@@ -11,8 +11,8 @@
     conv_1 + relu_1 = fused_conv2d_relu(x, conv_1.pack_weight)
     relu_1.unblock_channels = R.call_tir(unblock_channels, (conv_1 + relu_1,))
 
-What has no name helps the next operator, or the last one. FuseOps makes up names for its results,
-but keeps attributes of calls; FuseTIR keeps the names and drops those attributes.
+Calls without a name help the next named operator, or the last one. FuseOps invents names for its
+results but keeps attributes of calls; FuseTIR keeps the names and drops those attributes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class MarkOperators:
     """See the module docstring; to be run right before FuseOps."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Give each kernel call the name of the operator it is, or helps."""
+        """Record in each kernel call the operator that it computes or helps."""
         return _each_function(mod, lambda function: _Marker(mod, _owners(function)))
 
 
@@ -50,7 +50,7 @@ class NameKernels:
 
 
 def _each_function(mod: tvm.IRModule, mutator: Callable[[relax.Function], Any]) -> tvm.IRModule:
-    """Rewrite every Relax function but those that FuseOps made."""
+    """Rewrite every Relax function except those that FuseOps made."""
     updated = mod.clone()
     for var, function in mod.functions.items():
         if isinstance(function, relax.Function) and "Primitive" not in (function.attrs or {}):
@@ -70,7 +70,7 @@ def _is_kernel_call(value: object) -> bool:
 
 
 def _owners(function: relax.Function) -> dict[relax.Var, str]:
-    """The operator that each variable without a name helps: the next one, or the last."""
+    """The operator that each unnamed variable helps: the next named one, or the last."""
     bindings = _bindings(function)
     named = [b.var.name for b in bindings if not is_made_up(b.var.name)]
     owner = named[-1] if named else ""
@@ -107,7 +107,7 @@ def _names(
 ) -> dict[relax.Var, str]:
     names: dict[relax.Var, str] = {}
     for binding in _bindings(function):
-        if binding.value in names:  # a result of the function; will be the only variable
+        if binding.value in names:  # a result of the function, which replaces the variable
             names[binding.var] = names[binding.value]
             continue
         calls, kernel = _kernel_calls(mod, binding.value)
@@ -119,7 +119,7 @@ def _names(
 
 
 def _kernel_calls(mod: tvm.IRModule, value: relax.Expr) -> tuple[list[relax.Call], str]:
-    """What one kernel will compute, and its name."""
+    """The calls that one kernel will compute, and the kernel's name."""
     if _is_kernel_call(value):
         return [value], value.args[0].name_hint
     if isinstance(value, relax.Call) and isinstance(value.op, GlobalVar):

@@ -1,12 +1,12 @@
-"""Give every operator a name of its own: plans, branches and timelines speak of them by name.
+"""Give every operator a unique name, by which plans, branches and timelines refer to it.
 
     lv = R.nn.conv2d(x, w)           conv2d = R.nn.conv2d(x, w)
     lv = R.add(lv, b)          ->    add = R.add(conv2d, b)
     lv2 = R.nn.conv2d(lv, v)         conv2d1 = R.nn.conv2d(add, v)
 
-Names that somebody chose (not ``lv7``, ``gv``) stay where they are unique. A frontend whose
-operators have names says from which one each binding comes (`from_source`): the convolution among
-them, or else the last one, gets that name, the others are told apart by what they do.
+Names that a person chose (not ``lv7``, ``gv``) stay if they are unique. A frontend whose operators
+have names records the operator of each binding (`from_source`): the convolution among an operator's
+bindings, or else the last one, gets its name, and the others get a suffix that says what they do.
 
     lv = R.nn.conv2d(x, w)   from conv1           conv1 = R.nn.conv2d(x, w)
     lv1 = R.add(lv, b)       from conv1     ->    conv1.add = R.add(conv1, b)
@@ -42,12 +42,12 @@ def source_of(name: str) -> str:
 
 
 def same_source(expr: relax.Expr) -> str:
-    """The hint for a binding that takes the place of the variable ``expr``."""
+    """The hint for a binding that replaces the variable ``expr``."""
     return expr.name if isinstance(expr, relax.Var) and _SOURCE.fullmatch(expr.name) else ""
 
 
 def name_inner(mod: tvm.IRModule) -> tvm.IRModule:
-    """Give bindings that TVM's builder made of nested calls the source of the outer one."""
+    """Give bindings that TVM's builder made for nested calls the source of the outer call."""
     source, names = "", {}
     for block in mod["main"].body.blocks:
         for binding in reversed(block.bindings):
@@ -70,22 +70,22 @@ def rename_variables(mod: tvm.IRModule, names: dict[relax.Var, str]) -> tvm.IRMo
 
 
 def keep_names(mod: tvm.IRModule) -> tvm.IRModule:
-    """Let every binding of ``main`` be an operator of the frontend: passes then keep their names.
+    """Mark every binding of ``main`` as an operator of the frontend, so that passes keep its name.
 
     conv = R.nn.conv2d(x, w); bn = R.nn.batch_norm(conv, ..)[0]   ->   conv::, bn::
-        folded, and named again: conv, bn (what is added)
+        after folding, and naming again: conv, bn (the addition)
     """
     bindings = [binding for block in mod["main"].body.blocks for binding in block.bindings]
     return rename_variables(mod, {b.var: from_source(source_of(b.var.name)) for b in bindings})
 
 
 def hide_dots(name: str) -> str:
-    """A hint that stays: TVM's builder makes underscores of dots."""
+    """A hint that TVM's builder keeps: it replaces dots by underscores."""
     return name.replace(".", _DOT)
 
 
 def show_dots(name: str) -> str:
-    """The name behind `hide_dots`."""
+    """The name that `hide_dots` was given."""
     return name.replace(_DOT, ".")
 
 
@@ -103,11 +103,11 @@ class Renamer(relax.PyExprMutator):
         self.names = names
 
     def visit_var_def_(self, var: relax.Var) -> relax.Var:
-        """Where a result is bound."""
+        """Rename a variable that is a result of the function."""
         return self._renamed(var)
 
     def visit_dataflow_var_def_(self, var: relax.DataflowVar) -> relax.Var:
-        """Where anything else is bound."""
+        """Rename any other variable."""
         return self._renamed(var)
 
     def _renamed(self, var: relax.Var) -> relax.Var:
@@ -146,7 +146,7 @@ def choose_names(function: relax.Function) -> dict[relax.Var, str]:
 
 
 def _heads(bindings: Sequence[relax.Binding]) -> dict[str, relax.Var]:
-    """The binding of each of the frontend's operators that gets its name."""
+    """By operator of the frontend, the binding that gets its name."""
     heads: dict[str, relax.Binding] = {}
     for binding in bindings:
         match = _SOURCE.fullmatch(binding.var.name)
@@ -159,7 +159,7 @@ def _heads(bindings: Sequence[relax.Binding]) -> dict[str, relax.Var]:
 
 
 def _wanted(binding: relax.Binding, heads: Mapping[str, relax.Var]) -> str:
-    """The name of a binding, if nothing else has it."""
+    """The name that a binding gets unless another binding has it."""
     name = binding.var.name
     match = _SOURCE.fullmatch(name)
     if match is not None:
@@ -170,7 +170,7 @@ def _wanted(binding: relax.Binding, heads: Mapping[str, relax.Var]) -> str:
 
 
 def _stem(value: relax.Expr) -> str:
-    """``conv2d`` of R.nn.conv2d."""
+    """``conv2d`` for R.nn.conv2d."""
     return kind_of(value).rpartition(".")[2].lower()
 
 

@@ -15,8 +15,8 @@
         add = r1(conv2d)
         return add
 
-Whatever crosses between regions is a tensor, a parameter on one side and a result on the other.
-Several results make a tuple; constants stay where they are used.
+Only tensors cross between regions, as a result of one and a parameter of the other.
+Several results form a tuple; constants stay where they are used.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PartitionRegions:
 
 @dataclass
 class _Region:
-    """One region, and what crosses its border."""
+    """One region with the tensors that enter and leave it."""
 
     name: str
     processor: str
@@ -64,7 +64,7 @@ class _Region:
 
 
 def _find_regions(main: relax.Function) -> list[_Region]:
-    """The regions in their order, with what each one reads and hands on."""
+    """The regions in order, with the tensors that each reads and returns."""
     calls = Calls(main)
     regions = [
         _Region(str(name), str(processor), [str(o) for o in operators], calls)
@@ -72,7 +72,7 @@ def _find_regions(main: relax.Function) -> list[_Region]:
     ]
     owner = {name: region for region in regions for name in region.operators}
 
-    def hand_on(leaf: Leaf) -> None:
+    def add_result(leaf: Leaf) -> None:
         producer = owner.get(leaf.var.name)
         if producer is not None and leaf not in producer.results:
             producer.results.append(leaf)
@@ -82,15 +82,15 @@ def _find_regions(main: relax.Function) -> list[_Region]:
             for leaf in calls.leaves(calls.calls[name]):
                 if owner.get(leaf.var.name) is not region and leaf not in region.params:
                     region.params[leaf] = relax.Var(leaf.name, leaf.type)
-                    hand_on(leaf)
+                    add_result(leaf)
     for leaf in calls.leaves(calls.result):
-        hand_on(leaf)
+        add_result(leaf)
     return regions
 
 
 def _outline(region: _Region) -> relax.Function:
     """The function of a region."""
-    builder = relax.BlockBuilder()  # one of its own: operators keep their names
+    builder = relax.BlockBuilder()  # a new builder, so that operators keep their names
     values: dict[Leaf, relax.Expr] = dict(region.params)
 
     def value(leaf: Leaf) -> relax.Expr:

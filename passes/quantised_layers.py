@@ -1,4 +1,4 @@
-"""Convolutions and dense layers of a quantised network: their integers and what these mean.
+"""Read convolutions and dense layers of a quantised network: their integers and the scales.
 
 R.add(R.nn.conv2d(R.dequantize(x, ..), R.dequantize(w, ..)), R.dequantize(b, ..))
 ->
@@ -28,12 +28,12 @@ class Layer:
     """A layer with constant weights.
 
     Attributes:
-        integer: what computes its sums.
+        integer: the operator that computes its sums.
         data: its input.
-        weight: int8, as `integer` takes it; of `images` they have their own.
-        offset: what is added to the sums of each channel.
-        unit: what a sum of each channel is worth.
-        images: the convolutions that a transposed one consists of.
+        weight: int8, as `integer` takes it; unused if there are `images`, which have weights.
+        offset: added to the sums of each channel.
+        unit: the number that one step of a channel's sums stands for.
+        images: for a transposed convolution, the convolutions that compute it.
     """
 
     integer: Integer
@@ -50,13 +50,13 @@ def read_layer(
     tensor: Callable[[relax.Expr], Tensor | None],
     definition: Definition,
 ) -> Layer | None:
-    """A convolution or dense layer, and what is added behind it; None where floats are needed.
+    """A convolution or dense layer and its bias; None if it needs floats.
 
     Args:
         call: one of `LAYERS`.
-        bias: an operand of an addition behind it.
-        tensor: the integers that an expression is dequantised from.
-        definition: what a variable is bound to.
+        bias: the other operand, if an addition follows.
+        tensor: returns the integers that an expression is dequantised from.
+        definition: returns the expression that a variable is bound to.
     """
     kind = kind_of(call)
     if not (_is_matrix(call) if kind == "matmul" else _is_nchw(call)):
@@ -66,7 +66,7 @@ def read_layer(
     if data is None or weight is None:
         return None
     scales = weight.scale
-    if kind == "nn.conv2d_transpose":  # those of a group, which all groups share
+    if kind == "nn.conv2d_transpose":  # the scales of one group, which all groups share
         scales = np.tile(scales, int(call.attrs.groups))
     unit = data.scale.scale * scales
     offset = bias_of(bias, call, unit, definition)
@@ -94,11 +94,11 @@ def read_layer(
 
 @dataclass(frozen=True)
 class Windows:
-    """Those of an average.
+    """The windows of an average.
 
     Attributes:
         padding: above, left, below and right of the image, as far as windows reach.
-        counts: how many pixels each divides by: (1, 1, rows, columns), or one for all.
+        counts: number of pixels in each average: (1, 1, rows, columns), or one number for all.
     """
 
     padding: tuple[int, int, int, int]
@@ -108,7 +108,7 @@ class Windows:
 def windows_of(call: relax.Call) -> Windows | None:
     """The windows of ``nn.avg_pool2d``; None if some are empty.
 
-    What lies beyond the padding, in the last windows of ``ceil_mode``, is never counted.
+    Pixels beyond the padding, in the last windows of ``ceil_mode``, are never counted.
     """
     attrs, padding, counts = call.attrs, [*ints(call.attrs.padding)], []
     sizes = zip(shape_of(call.args[0])[2:], shape_of(call)[2:], strict=True)
@@ -128,7 +128,7 @@ def windows_of(call: relax.Call) -> Windows | None:
 
 
 def _largest(weight: np.ndarray, axis: int, bias: np.ndarray) -> int:
-    """What no sum of a layer exceeds; numbers without their zero point are at most 255."""
+    """An upper bound of a layer's sums; numbers without their zero point are at most 255."""
     others = tuple(i for i in range(weight.ndim) if i != axis)
     sums = np.abs(weight, dtype="int16").sum(others, dtype="int64")
     return int((255 * sums + np.abs(bias.astype("int64"))).max())
@@ -145,7 +145,7 @@ def _transposed(call: relax.Call, layer: Layer) -> Layer | None:
 
 
 def _apart(weight: np.ndarray, dilation: tuple[int, int], call: relax.Call) -> np.ndarray:
-    """IOHW with zeros between the taps, and behind them where a stride would pass over some."""
+    """IOHW with zeros between taps for dilation, and after them up to the stride."""
     kernel = zip(weight.shape[2:], dilation, strict=True)
     reach = [(taps - 1) * apart + 1 for taps, apart in kernel]
     wide = np.zeros((*weight.shape[:2], *map(max, reach, ints(call.attrs.strides))), weight.dtype)
@@ -163,5 +163,5 @@ def _is_matrix(call: relax.Call) -> bool:
 
 
 def ints(values: Any) -> Any:
-    """A tuple of as many numbers."""
+    """``values`` as a tuple of ints."""
     return tuple(int(v) for v in values)

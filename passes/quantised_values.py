@@ -1,4 +1,4 @@
-"""What the numbers of a quantised network mean: of tensors, of constants, of results.
+"""Read what the numbers of a quantised network stand for: tensors, constants, results.
 
 R.dequantize(x: uint8, 0.02, 3)       ->   Tensor(x, Scale(0.02, 3, "uint8"))
 R.dequantize(w: int8, [0.1, ..], 0)   ->   Weight(w, [0.1, ..])
@@ -21,12 +21,12 @@ from tvm_stretch.ir.operators import kind_of
 EIGHT_BITS = ("int8", "uint8")
 
 Definition = Callable[[relax.Expr], Any]
-"""What a variable is bound to; anything else is itself."""
+"""Returns the expression that a variable is bound to, and other expressions unchanged."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """What the numbers of an integer tensor mean: ``(number - zero) * scale``."""
+    """The value of the numbers of an integer tensor: ``(number - zero) * scale``."""
 
     scale: np.float32
     zero: int
@@ -41,42 +41,42 @@ class Scale:
 
 @dataclass(frozen=True)
 class Result:
-    """Integers that are wanted: of which scale, and between which of them an activation cuts."""
+    """Requested integers: their scale, and the limits at which an activation clips them."""
 
     scale: Scale
     low: int
     high: int
 
     def clipped(self, low: float, high: float) -> Result:
-        """Behind ``clip(x, low, high)`` of what the integers mean: rounding keeps the order."""
+        """The result of ``clip(x, low, high)`` in integers: rounding keeps the order."""
         least, most = (self.number(v) for v in (low, high))
         low_, high_ = min(max(self.low, least), self.high), max(min(self.high, most), self.low)
         return replace(self, low=low_, high=high_)
 
     def number(self, value: float) -> int:
-        """The integer that ``value`` becomes."""
+        """The integer for ``value``."""
         with np.errstate(over="ignore"):
             rounded = np.rint(np.float32(value) / self.scale.scale) + self.scale.zero
         return int(np.clip(rounded, *self.scale.limits))
 
     def holds(self, value: float) -> bool:
-        """Whether some integer means ``value`` exactly."""
+        """Whether an integer stands for ``value`` exactly."""
         return (self.number(value) - self.scale.zero) * self.scale.scale == np.float32(value)
 
     def rounding(self, zero: int | None = None) -> Rounding:
-        """How operators make them; by default they add the zero point."""
+        """The rounding to these integers; operators add the zero point unless one is given."""
         zero = self.scale.zero if zero is None else zero
         return Rounding(self.scale.dtype, zero, self.low, self.high)
 
     @property
     def cuts(self) -> bool:
-        """Whether some numbers of the type are left out."""
+        """Whether the limits exclude numbers of the type."""
         return (self.low, self.high) != self.scale.limits
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """An integer tensor and what it means."""
+    """An integer tensor and its scale."""
 
     value: relax.Expr
     scale: Scale
@@ -91,7 +91,7 @@ class Weight:
 
 
 def scale_of(call: relax.Call, dtype: str, definition: Definition) -> Scale | None:
-    """Scale and zero point of a (de)quantising per tensor; None for any other."""
+    """Scale and zero point of a (de)quantising with one scale for the tensor; None otherwise."""
     scale, zero = (definition(arg) for arg in call.args[1:])
     if not isinstance(scale, GenericConst) or not isinstance(zero, GenericConst):
         return None
@@ -102,7 +102,7 @@ def scale_of(call: relax.Call, dtype: str, definition: Definition) -> Scale | No
 
 
 def numbers_of(x: relax.Expr, definition: Definition) -> tuple[np.ndarray, np.ndarray] | None:
-    """A constant as ``numbers * scales``; of what is not quantised the numbers are floats."""
+    """A constant as ``numbers * scales``; without quantisation, floats with scales of 1."""
     value = definition(x)
     if isinstance(value, GenericConst):
         array = value.value.numpy()
@@ -126,13 +126,13 @@ def numbers_of(x: relax.Expr, definition: Definition) -> tuple[np.ndarray, np.nd
     full = [1] * array.ndim
     if scale.value.numpy().size > 1:
         full[int(value.attrs.axis)] = -1
-    lined_up = [part.value.numpy().reshape(full) for part in (scale, zero)]
-    scales = np.broadcast_to(lined_up[0].astype("float32"), array.shape)
-    return array.astype("int64") - lined_up[1].astype("int64"), scales
+    aligned = [part.value.numpy().reshape(full) for part in (scale, zero)]
+    scales = np.broadcast_to(aligned[0].astype("float32"), array.shape)
+    return array.astype("int64") - aligned[1].astype("int64"), scales
 
 
 def weight_of(x: relax.Expr, axis: int, definition: Definition) -> Weight | None:
-    """Weights of 8 bits without zero point, one scale for each index of ``axis``."""
+    """8-bit weights without zero point and with one scale for each index of ``axis``."""
     found = numbers_of(x, definition)
     if found is None or found[0].dtype.kind == "f" or not found[0].size:
         return None
@@ -147,7 +147,7 @@ def weight_of(x: relax.Expr, axis: int, definition: Definition) -> Weight | None
 def bias_of(
     bias: relax.Expr | None, call: relax.Call, scale: np.ndarray, definition: Definition
 ) -> np.ndarray | None:
-    """What a layer adds, as int32 in units of ``scale``; None if it is no number per channel.
+    """A layer's bias as int32 in units of ``scale``; None if it is not one number per channel.
 
     Channels are the second axis of ``call``'s result.
     """
@@ -161,8 +161,8 @@ def bias_of(
     if numbers.size not in (1, full[1]):
         return None
     units = scales.reshape(-1).astype("float64") / scale
-    units[np.abs(units - 1) < 1e-5] = 1.0  # written with fewer digits
+    units[np.abs(units - 1) < 1e-5] = 1.0  # the file may round scales to fewer digits
     rounded = np.rint(numbers.reshape(-1) * units)
     if not np.abs(rounded).max(initial=0) < 2**31:
-        return None  # or NaN
+        return None  # too large, or NaN
     return rounded.astype("int32")

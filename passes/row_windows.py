@@ -1,7 +1,7 @@
-"""Which rows of its operands an operator needs for some rows of its result.
+"""Compute which rows of its operands an operator needs for some rows of its result.
 
 3x3 convolution, stride 2, padding 1, 112 rows:   rows 20..28 need rows 39..56
-rows 0..20 need rows 0..40 and one of zeros
+rows 0..20 need rows 0..40 and one row of zeros
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _POOLS = {"nn.avg_pool2d", "nn.max_pool2d"}
 
 @dataclass(frozen=True)
 class Window:
-    """The rows that slide over an operand.
+    """How the rows that an operator reads slide over its operand.
 
     Attributes:
-        extent: rows from the first to the last one read for one row of the result.
-        stride: rows it moves for the next row of the result.
+        extent: rows from the first to the last that one row of the result reads.
+        stride: rows from one window to the next.
         above: rows of padding above the operand.
         height: rows of the operand.
     """
@@ -41,7 +41,7 @@ class Window:
         return max(0, begin), min(self.height, end)
 
     def padding(self, rows: Span) -> tuple[int, int]:
-        """Rows of padding above and below what ``reads`` says."""
+        """Rows of padding above and below the rows that ``reads`` returns."""
         begin, end = self._range(rows)
         return max(0, -begin), max(0, end - self.height)
 
@@ -50,9 +50,9 @@ class Window:
         return begin, begin + (rows[1] - rows[0] - 1) * self.stride + self.extent
 
 
-@remember  # a search asks again and again
+@remember  # a search asks many times
 def window(operator: Operator) -> Window | None:
-    """The window of a convolution or a pool, None for operators that read row by row."""
+    """The window of a convolution or pool; None for operators that read row by row."""
     if operator.kind in CONVOLUTIONS:
         kernel = operator.arg_shapes[1][2]
     elif operator.kind in _POOLS:
@@ -72,7 +72,7 @@ def window(operator: Operator) -> Window | None:
 
 @remember
 def why_not_by_rows(operator: Operator) -> str | None:
-    """The reason why rows of the result cannot be computed from rows of the operands."""
+    """Why rows of the result cannot be computed from rows of the operands; None if they can."""
     reason = None
     kind, call = operator.kind, operator.call
     if kind not in _BY_ROWS:

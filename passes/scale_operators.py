@@ -1,13 +1,13 @@
-"""Emit operators of a network again, with other channels and the weights that belong to these.
+"""Emit operators of a network again with other channels, and with the weights of these channels.
 
     conv = R.nn.conv2d(x, w)      # x: 64 channels, w: (128, 64, 3, 3)
         ->
     conv.b1 = R.nn.conv2d(x.b1, w[48:128, 0:64] / 2)      # x.b1 holds each of x's channels twice
 
-Every value knows its origin: which channel of the original tensor each of its channels stands for,
--1 for those that are new. Weights are rows and columns of the original ones by these origins; a
-channel that is read several times counts in parts, so that the sums stay. What has no origin is
-random, after He, from a seed.
+Every value records its origin: for each of its channels the channel of the original tensor, or -1
+for a new channel. Weights are rows and columns of the original ones, selected by these origins. If
+a channel is read several times, its weights are divided by that number, so that sums stay the same.
+Weights of new channels are random, after He, from a seed.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Value:
     """A tensor of the new network.
 
     Attributes:
-        var: that holds it.
-        origin: of its channels, those of axis 1.
+        var: variable that holds the tensor.
+        origin: of its channels, which are axis 1.
     """
 
     var: relax.Var
@@ -46,14 +46,15 @@ class Value:
 
     @property
     def channels(self) -> int:
-        """Size of axis 1; of a tensor in groups of channels, of all of them."""
+        """Size of axis 1; for a tensor with grouped channels the number of all channels."""
         return len(self.origin)
 
 
 def window(total: int, size: int, index: int, count: int, unit: int = 1) -> Origin:
-    """The channels that branch ``index`` of ``count`` starts from; beyond ``total``, new ones.
+    """The channels from which branch ``index`` of ``count`` starts; -1 beyond ``total``.
 
-    First and last branch hold the first and the last channels, so that all are in one of them.
+    First and last branch hold the first and the last channels, so that every channel is in a
+    branch.
 
     >>> window(8, 6, 1, 2)
     array([2, 3, 4, 5, 6, 7])
@@ -65,14 +66,14 @@ def window(total: int, size: int, index: int, count: int, unit: int = 1) -> Orig
 
 
 class _Emitter(Emitter):
-    """Variables of these names are results of the function."""
+    """Binds the names in ``results`` to variables that the function may return."""
 
     def __init__(self, results: Sequence[str]) -> None:
         super().__init__(relax.BlockBuilder())
         self._results = frozenset(results)
 
     def emit(self, name: str, value: relax.Expr) -> relax.Var:
-        """Bind ``value`` to a new variable of this very name."""
+        """Bind ``value`` to a new variable with exactly this name."""
         value = self.builder.normalize(value)
         kind = relax.Var if name in self._results else relax.DataflowVar
         return self._bind(kind(name, value.ty), value)
@@ -80,14 +81,14 @@ class _Emitter(Emitter):
 
 @dataclass
 class Scaler:
-    """Emits operators in the place of a network's, into one list of bindings.
+    """Emits replacements for a network's operators into one list of bindings.
 
     Attributes:
         operators: of the original network.
         warm: whether weights start from the original ones.
-        rng: of what is new.
-        noise: what is added to these, in their deviation; it may change between operators.
-        sources: of all that was emitted.
+        rng: generates new weights and noise.
+        noise: on copied weights, relative to their deviation; it may change between operators.
+        sources: origin of every tensor that was emitted.
     """
 
     operators: Operators
@@ -121,13 +122,13 @@ class Scaler:
 
         Args:
             operator: of the original network.
-            values: what stands for the tensors that it reads.
+            values: replacements of the tensors that it reads.
             name: of the result.
-            origin: of the result's channels, where the operator does not decide them; a
-                convolution then computes all that it computed.
+            origin: of the result's channels, unless the operator determines them; without it a
+                convolution computes all original channels.
 
         Raises:
-            UnsupportedError: the operator cannot be told for other channels.
+            UnsupportedError: the operator does not work with other channels.
         """
         found = self._again(operator, values, name, origin)
         self.sources[name] = Source(operator.name, found.origin)
@@ -144,19 +145,19 @@ class Scaler:
         if not changed:
             return self._as_it_was(operator, values, name)
         if len(operator.shape) not in (2, 4) or not reads:
-            raise _not_told(operator)
+            raise _cannot_scale(operator)
         return self._elementwise(operator, values, reads, name)
 
     def conv_norm(self, source: Value, tensor: str, origin: Origin, name: str) -> Value:
         """A new 1x1 convolution and batch normalisation, without activation.
 
-        Where it starts from what is there, it passes channels on: each of its own is the mean of
-        those that have its origin.
+        With warm weights it passes channels on: each of its channels is the mean of the input
+        channels that have its origin.
 
         Args:
-            source: what it reads.
-            tensor: of the original network, some of whose channels it makes of that.
-            origin: which of them.
+            source: its input.
+            tensor: of the original network; the result stands for some of its channels.
+            origin: these channels.
             name: of the convolution.
         """
         identity = np.eye(self._channels(tensor), dtype="float32")[:, :, None, None]
@@ -190,7 +191,7 @@ class Scaler:
             result = data.origin
             groups, rest = divmod(data.channels * conv.groups, conv.shape[1])
             if conv.shape[1] != conv.arg_shapes[0][1] or rest:
-                raise _not_told(conv)
+                raise _cannot_scale(conv)
             columns = np.arange(weight.shape[1])
             scaled = self._weight(weight, result, columns)
         call = conv2d_like(
@@ -237,14 +238,14 @@ class Scaler:
         self, concat: Operator, reads: Sequence[Value], name: str, _: Origin | None
     ) -> Value:
         if int(concat.call.attrs.axis) not in (1, 1 - len(concat.shape)):
-            raise _not_told(concat)
+            raise _cannot_scale(concat)
         starts = np.cumsum([0, *(self.operators.shape(n)[1] for n in concat.inputs)])
         pieces = zip(reads, starts, strict=False)
         origin = [np.where(v.origin < 0, -1, v.origin + begin) for v, begin in pieces]
         return self.join(reads, name, np.concatenate(origin))
 
     def join(self, values: Sequence[Value], name: str, origin: Origin) -> Value:
-        """Put tensors beside each other."""
+        """Concatenate tensors along their channels."""
         call = relax.op.concat([value.var for value in values], axis=1)
         self.sources[name] = Source(name, origin)
         return Value(self.emitter.emit(name, call), origin)
@@ -265,7 +266,7 @@ class Scaler:
             spread = data.origin[:, None] * pixels + np.arange(pixels)
             origin = np.where(data.origin[:, None] < 0, -1, spread).reshape(-1)
         elif not self.is_as_before(reshape.inputs[0], data):
-            raise _not_told(reshape)
+            raise _cannot_scale(reshape)
         else:
             origin = np.arange(after[1] if len(after) > 1 else 0)
         call = relax.op.reshape(data.var, shape)
@@ -277,7 +278,7 @@ class Scaler:
         (data,) = reads
         if len(permute.shape) != 5:
             if not self.is_as_before(permute.inputs[0], data):
-                raise _not_told(permute)
+                raise _cannot_scale(permute)
             return self._as_it_was(permute, {permute.inputs[0]: data}, name)
         rows, columns = self.operators.shape(permute.inputs[0])[1:3]
         now = int(data.var.ty.shape.values[1])
@@ -291,7 +292,7 @@ class Scaler:
     ) -> Value:
         data = reads[0]
         if len(reads) != 1 or not isinstance(matmul.call.args[1], GenericConst):
-            raise _not_told(matmul)
+            raise _cannot_scale(matmul)
         weight = self._constant(matmul, 1)  # (inputs, outputs)
         if len(matmul.arg_shapes[0]) != 2 or weight.ndim != 2:
             return self._matmul_of_others(matmul, data, weight, name)
@@ -307,9 +308,9 @@ class Scaler:
         return Value(self.emitter.emit(name, call), np.arange(shape[1]))
 
     def _matmul_of_others(self, matmul: Operator, data: Value, weight: Array, name: str) -> Value:
-        """One that sums over another axis than channels: these may not change."""
+        """A product that sums over another axis than channels, which must then be unchanged."""
         if not self.is_as_before(matmul.inputs[0], data):
-            raise _not_told(matmul)
+            raise _cannot_scale(matmul)
         if not self.warm:
             turned = np.swapaxes(weight, 0, -1)  # outputs first
             weight = np.swapaxes(self._random(turned.shape), 0, -1).astype(weight.dtype)
@@ -323,11 +324,11 @@ class Scaler:
         reads: Sequence[Value],
         name: str,
     ) -> Value:
-        """Operators that keep channels apart; constants for each of them are cut as they are."""
+        """An operator that keeps channels apart; its constants per channel are cut likewise."""
         origin = reads[0].origin
         widths = {v.channels for v in reads if v.channels > 1}
         if len(widths) > 1:
-            raise _not_told(operator)
+            raise _cannot_scale(operator)
 
         def operand(arg: relax.Expr) -> relax.Expr:
             if isinstance(arg, relax.Var):
@@ -342,12 +343,12 @@ class Scaler:
         return Value(self.emitter.emit(name, again), origin)
 
     def _as_it_was(self, operator: Operator, values: Mapping[str, Value], name: str) -> Value:
-        """What reads nothing that changed stays."""
+        """An operator whose operands are unchanged."""
         again = with_variables(operator.binding.value, lambda var: values[var.name].var)
         return Value(self.emitter.emit(name, again), np.arange(self._channels(operator.name)))
 
     def is_as_before(self, name: str, value: Value) -> bool:
-        """Whether a value has just the channels of the original tensor."""
+        """Whether a value has exactly the channels of the original tensor."""
         shape = self.operators.shape(name)
         return len(shape) < 2 or (
             value.channels == shape[1] and bool((value.origin == np.arange(shape[1])).all())
@@ -358,11 +359,11 @@ class Scaler:
     def _constant(self, operator: Operator, index: int) -> Array:
         arg = operator.call.args[index]
         if not isinstance(arg, GenericConst):
-            raise _not_told(operator)
+            raise _cannot_scale(operator)
         return np.asarray(arg.value.numpy())
 
     def _weight(self, weight: Array, rows: Origin, columns: Origin) -> Array:
-        """Rows and columns of a weight (outputs first); columns that are read twice count half."""
+        """Rows and columns of a weight (outputs first); columns that are read twice are halved."""
         shape = (len(rows), len(columns), *weight.shape[2:])
         if not self.warm:
             return self._random(shape)
@@ -375,7 +376,7 @@ class Scaler:
         return np.ascontiguousarray(found.astype(weight.dtype))
 
     def _random(self, shape: tuple[int, ...]) -> Array:
-        """After He: the variance of what is summed stays."""
+        """Random weights after He, which keep the variance of activations."""
         spread = np.sqrt(2.0 / max(1, int(np.prod(shape[1:]))))
         return (self.rng.standard_normal(shape) * spread).astype("float32")
 
@@ -384,7 +385,7 @@ class Scaler:
         return np.where(known, values[origin], default).astype(values.dtype)
 
     def _cut(self, arg: GenericConst, origin: Origin, rank: int) -> relax.Expr:
-        """A constant beside a tensor of ``rank``, where it varies along the channels."""
+        """A constant operand beside a tensor of ``rank``, cut if it varies along the channels."""
         shape = shape_of(arg)
         axis = len(shape) - rank + 1
         if axis < 0 or shape[axis] == 1:
@@ -397,12 +398,12 @@ class Scaler:
 
 
 def _times(origin: Origin, channels: int) -> Array:
-    """How often the original channel of each one is read."""
+    """For each channel, how often its original channel is read."""
     times = np.bincount(origin[origin >= 0], minlength=channels).astype("float32")
     return np.maximum(times, 1)[origin]
 
 
-def _not_told(operator: Operator) -> UnsupportedError:
+def _cannot_scale(operator: Operator) -> UnsupportedError:
     return UnsupportedError(
         f"expected operators whose channels can be scaled, got {operator.name!r} "
         f"({operator.kind}), which reads a tensor that is stretched; stretch other segments"

@@ -1,4 +1,4 @@
-"""Schedule every PrimFunc for one CPU: a template's loop nest, or the generic schedule.
+"""Schedule every PrimFunc for one CPU, as a template's loop nest or by the generic schedule.
 
 for n, o, y, x, lane, ic in T.grid(...): conv2d block, bias block, relu block
 ->  a register-tiled nest

@@ -1,4 +1,4 @@
-"""Transform the input of Winograd convolutions once where several of them read it.
+"""Transform the input of Winograd convolutions once if several of them read it.
 
     b = R.concat((b.p0, b.p1), axis=1)       b.tiles.p0 = R.call_tir(winograd_input, (b.p0,))
     c.p0 = R.nn.conv2d(b, w0)                b.tiles.p1 = R.call_tir(winograd_input, (b.p1,))
@@ -6,11 +6,11 @@
                                              c.p0 = R.call_tir(winograd_product, (b.tiles, w0))
                                              c.p1 = R.call_tir(winograd_product, (b.tiles, w1))
 
-The transform takes channel by channel, so each processor transforms what it wrote itself and the
-processors meet no more often than before; without this pass every part of the convolution repeats
+The transform works on each channel alone, so each processor transforms its own channels and the
+processors meet no more often than before. Without this pass every part of the convolution repeats
 the transform of all channels (measured: 15 % of a half).  The transformed tensor is an image too,
-with ``tile + 2`` squared rows and one column for each tile.  Its kernels say in plain loops what
-they mean; ``BlockChannels`` replaces them by templates.
+with ``tile + 2`` squared rows and one column for each tile.  Its kernels state in plain loops what
+they compute; ``BlockChannels`` replaces them by templates.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class WinogradStage:
 
 
 def stage_of(func: tirx.PrimFunc) -> WinogradStage | None:
-    """What a kernel of this pass is; None for all others."""
+    """The stage that a kernel of this pass computes; None for other kernels."""
     text = (func.attrs or {}).get(STAGE)
     if text is None:
         return None
@@ -79,8 +79,8 @@ def share_winograd(mod: tvm.IRModule, machines: Sequence[VectorMachine]) -> tvm.
 
     Args:
         mod: a canonical module, after its layers were split.
-        machines: of the processors that may run the convolutions. Only what all of them compute by
-            Winograd's way is rewritten.
+        machines: of the processors that may run the convolutions. Only convolutions for which all
+            of them choose Winograd are rewritten.
     """
     rewriter = _Rewriter(mod, machines)
     if not rewriter.stages:
@@ -138,8 +138,8 @@ class _Rewriter:
         return updated
 
     def _tiles(self, data: relax.Var, stage: WinogradStage) -> relax.Var:
-        """The transformed tensor: of each part on its own, then put together."""
-        # Convolutions share a transform whatever they make of it.
+        """The transformed tensor: its parts are transformed separately and concatenated."""
+        # Convolutions share a transform whatever their output channels are.
         stage = replace(stage, shape=replace(stage.shape, out_channels=stage.shape.in_channels))
         known = self.tiles.get((data, stage))
         if known is not None:
@@ -185,7 +185,7 @@ class _Rewriter:
 def _shared_stages(
     bindings: Sequence[relax.Binding], machines: Sequence[VectorMachine]
 ) -> Iterator[tuple[relax.Var, WinogradStage]]:
-    """The convolutions that read the same tensor in the same tiles, at least two of them."""
+    """Groups of at least two convolutions that read the same tensor in the same tiles."""
     groups: dict[tuple[Any, ...], list[tuple[relax.Var, ConvShape]]] = {}
     for binding in bindings:
         if not _is_plain_conv(binding.value):
@@ -228,11 +228,11 @@ def _is_channel_concat(expr: relax.Expr) -> bool:
     )
 
 
-# --- what the kernels mean ------------------------------------------------------------------------
+# --- the kernels in plain loops -------------------------------------------------------------------
 
 
 def _config(shape: ConvShape, lanes: int, tile: int) -> WinogradConfig:
-    """What the first stage has to know; one lane: every channel is a block of its own."""
+    """The configuration that the first stage needs; with one lane every channel is a block."""
     return WinogradConfig(
         shape.batch,
         shape.in_channels,
@@ -247,7 +247,7 @@ def _config(shape: ConvShape, lanes: int, tile: int) -> WinogradConfig:
 
 
 def _suffix(part: relax.Expr, index: int) -> str:
-    """The part's own ``.p1``, so that its owner transforms it; those of other concats have none."""
+    """The part's own ``.p1``, by which its owner transforms it; other operands get their index."""
     found = re.search(r"\.p\d+$", part.name if isinstance(part, relax.Var) else "")
     return found.group() if found else f".{index}"
 

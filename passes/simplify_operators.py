@@ -1,4 +1,4 @@
-"""Write equal things equally, one operator at a time.
+"""Write equal computations equally, one operator at a time.
 
     add(const, x)                    ->   add(x, const)
     divide(x, 6.0), subtract(x, c)   ->   multiply(x, 1/6), add(x, -c)
@@ -13,7 +13,7 @@
     add(x: (1, 8, 4, 4), b: (8, 1, 1))   ->   add(x, b: (1, 8, 1, 1))
     add(a, b), multiply(a, b), of booleans   ->   logical_or(a, b), logical_and(a, b)
 
-Data types other than floating point are left alone where rounding or wrapping could differ.
+Types other than floating point are left alone where rounding or wrapping could differ.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from tvm_stretch.ir.views import RESHAPES
 
 _AVERAGE_POOLS = {f"nn.adaptive_avg_pool{rank}d" for rank in (1, 2, 3)}
 _LONG = 1 << 16
-"""Longer ranges would make the artifact larger."""
+"""Longer ranges stay operators, because constants would make the artifact larger."""
 
 _CONVS = {f"nn.conv{rank}d" for rank in (1, 2, 3)}
 _ROUNDINGS = "floor ceil round trunc sign floor_divide floor_mod mod"
 _COMPARISONS = "equal not_equal less less_equal greater greater_equal"
 _STEPS = {"quantize", *_ROUNDINGS.split(), *_COMPARISONS.split()}
-"""Operators that make much of the last bit: 41 * (1 / 41) is less than 1."""
+"""Operators that are sensitive to the last bit: 41 * (1 / 41) is less than 1."""
 _MOVES = {"permute_dims", "broadcast_to", "concat", "split", "strided_slice", "take", "where"}
 _LOCAL = {*RESHAPES, *_MOVES, *POINTWISE}
-"""Operators that compute an element from few: it is exact only if these are."""
+"""Operators whose elements depend on few elements, and are exact only if these are."""
 
 
 def _exact(function: relax.Function) -> set[relax.Var]:
-    """What is read by steps, and by casts to integers, perhaps through local operators."""
+    """Variables that steps and casts to integers read, directly or through local operators."""
     found: set[relax.Var] = set()
     for block in reversed(function.body.blocks):
         for binding in reversed(block.bindings):
@@ -65,16 +65,16 @@ def _exact(function: relax.Function) -> set[relax.Var]:
 
 @relax.expr_functor.mutator
 class _Simplifier(relax.PyExprMutator):
-    """Visits each call after its arguments; a rule returns None where it does not apply."""
+    """Visits each call after its arguments; a rule returns None if it does not apply."""
 
     def __init__(self, mod: tvm.IRModule, exact: set[relax.Var]) -> None:
         super().__init__(mod)
         self.must_be_exact = exact
         self.exact = False
-        """Whether the binding that is visited must keep its last bit."""
+        """Whether the visited binding must keep its last bit."""
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        """Remember which it is."""
+        """Record whether the binding must be exact."""
         self.exact = binding.var in self.must_be_exact
         super().visit_var_binding_(binding)
 
@@ -84,7 +84,7 @@ class _Simplifier(relax.PyExprMutator):
         for rule in rules:
             simpler = rule(self, call)
             if simpler is not None:
-                # What a rule returns may itself be simpler still.
+                # The result of a rule may match another rule.
                 simpler = self.builder_.normalize(simpler)
                 return self.again(simpler) if isinstance(simpler, relax.Call) else simpler
         return call
@@ -104,7 +104,7 @@ class _Simplifier(relax.PyExprMutator):
         return call
 
     def definition(self, x: relax.Expr) -> Any:
-        """What ``x`` is bound to."""
+        """The expression that ``x`` is bound to."""
         return self.lookup_binding(x) if isinstance(x, relax.Var) else x
 
     def value(self, x: relax.Expr) -> np.ndarray | None:
@@ -122,7 +122,7 @@ _OF_BOOLEANS = {
 
 
 def of_booleans(_s: _Simplifier, call: relax.Call) -> relax.Expr | None:
-    """``add(a, b) -> logical_or(a, b)`` of booleans, as in NumPy; TVM has no such sums."""
+    """``add(a, b) -> logical_or(a, b)`` for booleans, as in NumPy; TVM does not add booleans."""
     if str(call.ty.dtype) != "bool":
         return None
     return _OF_BOOLEANS[kind_of(call)](*call.args)
@@ -136,7 +136,7 @@ def constant_right(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
 
 
 def constant_rank(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
-    """Constants get the rank of the result; those of one element get rank 0."""
+    """Give constants the rank of the result, and constants of one element rank 0."""
     value, rank = s.value(call.args[1]), len(shape_of(call))
     if (
         value is None
@@ -153,7 +153,7 @@ def constant_rank(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
 def divide_to_multiply(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     """``x / c -> x * (1 / c)`` unless the reciprocal leaves the range of normal numbers.
 
-    Nor where a step follows, which would take what is a bit less than 1 for 0; but powers of two.
+    If the result must be exact, only for powers of two: a step would turn a bit less than 1 into 0.
     """
     value = s.value(call.args[1])
     if value is None or not is_float(call) or s.value(call.args[0]) is not None:
@@ -222,7 +222,7 @@ def bounds_of(s: _Simplifier, call: Any) -> tuple[float, float] | None:
 
 
 def merge_clips(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
-    """A chain of clips is one clip; one that starts at zero and never ends is relu."""
+    """A chain of clips becomes one clip; a clip from zero to infinity becomes relu."""
     bounds = bounds_of(s, call)
     if bounds is None:
         return None
@@ -243,7 +243,7 @@ def merge_clips(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
 
 
 def reshape_chain(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
-    """Reshapes of reshapes are one, constants are reshaped here, and the same shape is none."""
+    """Merge reshapes of reshapes, reshape constants, and drop reshapes to the same shape."""
     shape = shape_of(call)
     x = call.args[0]
     value = s.value(x)
@@ -259,7 +259,7 @@ def reshape_chain(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
 
 
 def transpose(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
-    """Transposes of transposes are one; one that only moves axes of size 1 is a reshape."""
+    """Merge transposes of transposes; a transpose that only moves axes of size 1 is a reshape."""
     rank = len(shape_of(call))
     order = _order(call, rank)
     x = call.args[0]
@@ -282,7 +282,7 @@ def _order(call: relax.Call, rank: int) -> list[int]:
 
 
 def drop_identity(_s: _Simplifier, call: relax.Call) -> relax.Expr | None:
-    """Casts to the same type, slices of everything, padding by nothing: no operator at all."""
+    """Drop casts to the same type, slices of everything and padding by nothing."""
     x = call.args[0]
     same = str(call.ty.dtype) == str(x.ty.dtype) and shape_of(call) == shape_of(x)
     if not same:
@@ -307,7 +307,7 @@ def global_average(_s: _Simplifier, call: relax.Call) -> relax.Expr | None:
 
 
 def mean_axes(_s: _Simplifier, call: relax.Call) -> relax.Expr | None:
-    """Axes from the front and in order; without keepdims a reshape follows."""
+    """Axes counted from the front and in order; without keepdims a reshape follows."""
     rank = len(shape_of(call.args[0]))
     given = None if call.attrs.axis is None else [int(axis) for axis in call.attrs.axis]
     axes = list(range(rank)) if given is None else sorted(axis % rank for axis in given)
@@ -349,7 +349,7 @@ def padding_into_conv(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
 
 
 def constant_range(_s: _Simplifier, call: relax.Call) -> relax.Expr | None:
-    """``arange(0, 3, 1) -> [0, 1, 2]``, so that what follows can be folded."""
+    """``arange(0, 3, 1) -> [0, 1, 2]``, so that operators that read it can be folded."""
     known = all(isinstance(arg, tvm.tirx.IntImm | tvm.tirx.FloatImm) for arg in call.args)
     if not known or shape_of(call)[0] > _LONG:
         return None

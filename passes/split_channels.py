@@ -7,9 +7,9 @@
     y.c0 = R.add(R.nn.conv2d(h.c0, w[:, :40]), b)      conv1.c1 = R.nn.conv2d(h.c1, w[:, 40:])
     y = R.add(y.c0, conv1.c1)
 
-Bias and residual count once, in the first branch. What the branches hold of each tensor, and where
-they meet, is decided in channel_plan.py. Sums are added in another order than before, so that the
-result is equal up to rounding; those of integers are exact and rounded where the branches meet:
+Only the first branch adds bias and residual. channel_plan.py decides what the branches hold of each
+tensor and where they meet. Sums are added in another order than before, so the result is equal up
+to rounding; sums of integers are exact and are rounded where the branches meet:
 
     y = R.call_tir(integer_round, (y.c0, y.c1, factor))    # y.c0, y.c1: sums in int32
 """
@@ -59,7 +59,7 @@ def channel_branches(
 class _Segment:
     """Emits the operators of all branches.
 
-    Branches stand one after the other up to a meeting, so that each is a region of its own.
+    Branches are emitted one after the other up to a meeting, so that each is a region of its own.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class _Segment:
         self.pending = [Emitter(builder) for _ in range(branches)]
         self.names: list[list[str]] = [[] for _ in range(branches)]
         self.once: list[str] = []
-        self.values: dict[str, list[relax.Var]] = {}  # what each branch holds of a tensor
+        self.values: dict[str, list[relax.Var]] = {}  # by tensor, the variable of each branch
         self.slices: dict[tuple[str, int, Span], relax.Var] = {}
 
     def join(self, tensor: str, held: Held) -> None:
-        """Bring the branches together in the network's own variable."""
+        """Join the branches in the network's own variable."""
         parts = self.values.pop(tensor)
         self._flush()
         if held.form is Form.PART:
@@ -126,7 +126,7 @@ class _Segment:
         return self.pending[index].emit(f"{operator.name}.c{index}", value)
 
     def _summands(self, index: int, operator: Operator, step: ChannelStep) -> list[relax.Expr]:
-        """Operands of an addition in one branch: what is no summand belongs to the first."""
+        """Operands of an addition in one branch; the first branch also adds full tensors."""
         summands = []
         for arg in operator.call.args:
             is_summand = isinstance(arg, relax.Var) and step.reads[arg.name].form is Form.SUM
@@ -174,26 +174,26 @@ class _Segment:
         return arg
 
     def _whole(self, index: int, tensor: str) -> relax.Var:
-        """All that a branch holds of a tensor."""
+        """Everything that a branch holds of a tensor."""
         if tensor in self.values:
             return self.values[tensor][index]
         return self.operators.variables[tensor]
 
     def _channels(self, index: int, tensor: str, held: Held, span: Span) -> relax.Var:
-        """Some channels of a tensor: the branch's own part, or a slice."""
+        """Some channels of a tensor: the branch's own part or a slice."""
         if held.form is Form.PART:
             return self.values[tensor][index]
         key = (tensor, index, span)
         if key not in self.slices:
             begin, end = span
             cut = relax.op.strided_slice(self._whole(index, tensor), [1], [begin], [end])
-            # named after the segment: another one may read these channels too
+            # named after the segment, because another segment may read these channels too
             label = f"{self.end}.c{index}.{tensor}.{begin}to{end}"
             self.slices[key] = self.pending[index].emit(label, cut)
         return self.slices[key]
 
 
 def _is_rounded(call: relax.Call) -> bool:
-    """Whether a convolution of integers rounds its sums; what is a summand already does not."""
+    """Whether a convolution of integers rounds its sums; summands are not rounded."""
     integer = integer_of(call)
     return integer is not None and integer.rounding is not None

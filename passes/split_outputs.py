@@ -1,4 +1,4 @@
-"""Give each processor a share of the output channels of the convolutions and dense layers.
+"""Give each processor a share of the output channels of convolutions and dense layers.
 
     a = R.nn.conv2d(x, w)            # 64 channels      a.p0 = R.nn.conv2d(x, w[:40])
     b = R.add(a, bias)                              ->  a.p1 = R.nn.conv2d(x, w[40:])
@@ -7,15 +7,15 @@
                                                         b = R.concat((b.p0, b.p1), axis=1)
                                                         c.p0 = R.nn.conv2d(b, v[:..])  ..
 
-What works channel by channel (elementwise operators, pooling, depthwise and grouped convolutions)
-stays in parts; a tensor is put together only where an operator reads all of its channels.  In the
-blocked layout both the concat and the slices are views, so nothing is computed twice or copied;
+Operators that work channel by channel (elementwise operators, pooling, depthwise and grouped
+convolutions) stay in parts; parts are concatenated only where an operator reads all channels.  In
+the blocked layout both the concat and the slices are views, so nothing is computed twice or copied;
 the price is that the processors meet before every operator that reads all channels.
 
-Part k is named ``.pk``. A share of 0 channels makes no part: where shares belong to processors,
-some of them may leave a layer to the others.
+Part k is named ``.pk``. A share of 0 channels makes no part, so that a processor may leave a layer
+to the others.
 
-The numbers are those of the whole: each output channel is computed as before.
+The result is the same, because each output channel is computed as before.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _Parts = tuple[Widths, list[relax.Expr]]
 
 
 def part_name(name: str, part: int) -> str:
-    """Name of one part of an operator."""
+    """Name of a part of an operator."""
     return f"{name}.p{part}"
 
 
 def can_be_shared(call: relax.Call) -> bool:
-    """Whether shares of its output channels can be given: dense, with constant weights."""
+    """Whether its output channels can be divided: it is dense and has constant weights."""
     kind = kind_of(call)
     if kind in CONVOLUTIONS:
         return _is_plain_conv(call) and _groups(call) == 1
@@ -56,9 +56,9 @@ def can_be_shared(call: relax.Call) -> bool:
 
 
 def kept_widths(call: relax.Call, widths: Widths) -> Widths | None:
-    """Channels of each part of an operator whose first operand in parts has these.
+    """Channels of each part of an operator's result, if its operand has parts of ``widths``.
 
-    None where it reads all channels, so that its operands have to be put together.
+    None if it reads all channels, so that the parts of its operands must be concatenated.
     """
     kind = kind_of(call)
     if kind in CONVOLUTIONS and _is_plain_conv(call) and _groups(call) > 1:
@@ -85,9 +85,9 @@ class _Value:
     """A tensor of the network: whole, in parts of channels, or both.
 
     Attributes:
-        whole: all of it.
-        parts: those that have channels.
-        widths: channels of every part, 0 for those that do not exist.
+        whole: the whole tensor.
+        parts: the parts that have channels.
+        widths: channels of every part, 0 for parts that do not exist.
     """
 
     whole: relax.Expr | None = None
@@ -100,12 +100,12 @@ def split_outputs(mod: tvm.IRModule, shares: Mapping[str, Sequence[int]]) -> tvm
 
     Args:
         mod: a canonical module with unique names.
-        shares: for each convolution or dense layer to cut, how many output channels each processor
-            computes. Other operators follow what they read.
+        shares: for each convolution or dense layer to split, the number of output channels of each
+            processor. Other operators follow their operands.
 
     Raises:
-        InputError: an unknown operator, one that cannot be cut, or shares that are not its
-            channels.
+        InputError: an unknown operator, one that cannot be split, or shares that do not add up to
+            its channels.
     """
     if not shares:
         return mod
@@ -156,7 +156,7 @@ class _Splitter:
     # --- bindings ---
 
     def bind(self, var: relax.Var, expr: relax.Expr) -> None:
-        """Re-emit ``var = expr``, in parts where that is possible."""
+        """Re-emit ``var = expr``, in parts if possible."""
         parts = self._parts_of(var, expr) if isinstance(expr, relax.Call) else None
         if parts is None:
             self._emit(var, self._whole(expr))
@@ -169,7 +169,7 @@ class _Splitter:
         self.values[var] = _Value(parts=found, widths=tuple(w and next(channels) for w in widths))
 
     def output(self, expr: relax.Expr) -> relax.Expr:
-        """The function's result outside of the dataflow block."""
+        """The function's result, as a variable outside of the dataflow block."""
         if isinstance(expr, relax.Tuple):
             return relax.Tuple([self.output(field) for field in expr.fields])
         whole = self._whole(expr)
@@ -202,7 +202,7 @@ class _Splitter:
         return value.whole
 
     def _in_parts(self, expr: relax.Expr, widths: Widths) -> list[relax.Expr]:
-        """An operand as parts of these widths: its own, or slices."""
+        """An operand in parts of these widths: its own parts, or slices."""
         value = self.values.get(expr)
         if value is not None and value.widths == widths:
             return list(value.parts)
@@ -218,7 +218,7 @@ class _Splitter:
         return self._slices[whole, widths]
 
     def _widths(self, expr: relax.Expr) -> Widths:
-        """Widths of the parts that a value is in; empty where it is whole."""
+        """Widths of a value's parts; empty if it is whole."""
         value = self.values.get(expr)
         return () if value is None else value.widths
 
@@ -239,7 +239,7 @@ class _Splitter:
         return self._binary(call, widths) if kind in OF_TWO else self._channelwise(call)
 
     def _layer(self, var: relax.Var, call: relax.Call) -> _Parts:
-        """A dense convolution or a matrix product: each part has some of the filters."""
+        """A dense convolution or matrix product; each part has some of the filters."""
         widths = self.shares[var.name]
         _check_shares(var.name, widths, shape_of(call)[1])
         self.cut.add(var.name)
@@ -251,7 +251,7 @@ class _Splitter:
         ]
 
     def _grouped(self, call: relax.Call) -> _Parts:
-        """Whole groups go with the channels that they read."""
+        """A grouped convolution; whole groups go with the channels that they read."""
         data, weight, *_ = operands(call)
         widths = self._widths(data)
         out_channels, in_group, *_ = shape_of(weight)
@@ -270,7 +270,7 @@ class _Splitter:
         ]
 
     def _binary(self, call: relax.Call, widths: Widths) -> _Parts | None:
-        """Both operands in the parts of the first that is in parts."""
+        """An operator of two operands, both in the parts of the first operand that has parts."""
         shape = tuple(shape_of(call))
         found = []
         for arg in operands(call):
@@ -285,7 +285,7 @@ class _Splitter:
     def _operand(
         self, arg: relax.Expr, widths: Widths, shape: tuple[int, ...]
     ) -> list[relax.Expr] | None:
-        """What each part of an elementwise operator reads."""
+        """The operand of each part of an elementwise operator; None if it cannot be split."""
         own = tuple(shape_of(arg))
         aligned = (1,) * (len(shape) - len(own)) + own
         if len(aligned) != len(shape):
@@ -322,7 +322,7 @@ def _keeps_channels(call: relax.Call) -> bool:
 
 
 def _owners(widths: Widths) -> list[int]:
-    """Which parts exist."""
+    """Indices of the parts that exist."""
     return [index for index, width in enumerate(widths) if width]
 
 

@@ -1,4 +1,4 @@
-"""Compute a group of layers in bands of rows, so that several processors share it.
+"""Compute a group of layers in bands of rows, so that several processors share the work.
 
     y = R.nn.conv2d(x, w, padding=1)           # x, y: (1, 64, 56, 56)
         ->
@@ -8,9 +8,10 @@
     y.r1 = R.nn.conv2d(x.r1.36to56, w, padding=(0, 1, 1, 1))      # 19 rows
     y = R.concat((y.r0, y.r1), axis=2)
 
-Walking back from its rows of the result, a branch finds which rows of every tensor it needs and
-computes just these; rows near a cut are computed on both sides (the halo). Nothing is exchanged
-before the end of the group. Each element is computed as before, so that the result is the same.
+A branch starts from its rows of the result and derives backwards which rows of every tensor it
+needs. It computes only these; rows near a cut are computed by both branches (the halo). Processors
+exchange nothing before the end of the group. Each element is computed as before, so the result is
+the same.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tvm_stretch.plan.splits import RowSplit
 
 @dataclass(frozen=True)
 class RowPlan:
-    """What each branch of a row split computes and reads.
+    """The rows that each branch of a row split computes and reads.
 
     Attributes:
         rows: for each branch, the rows of each tensor that it needs.
@@ -44,11 +45,11 @@ class RowPlan:
 
 
 def plan_row_split(operators: Operators, split: RowSplit) -> RowPlan:
-    """Work out the bands without building them.
+    """Compute the bands without building them.
 
     Raises:
-        UnsupportedError: The segment cannot be split, and why.
-        InputError: The ratios, or the names of the tensors, are none.
+        UnsupportedError: The segment cannot be split; the message says why.
+        InputError: The ratios or the names of the tensors are invalid.
     """
     members = closed_segment(operators, split.start, split.end)
     for member in members:
@@ -69,7 +70,7 @@ def plan_row_split(operators: Operators, split: RowSplit) -> RowPlan:
 
 
 def _walk_back(members: tuple[Operator, ...], end: str, band: Span) -> dict[str, Span]:
-    """The rows of every tensor that ``band`` of the last one needs."""
+    """The rows of every tensor that ``band`` of the segment's result needs."""
     needed = {end: band}
     for member in reversed(members):
         read = _reads(member, needed[member.name])
@@ -146,7 +147,7 @@ class _Band:
         self.computed[operator.name] = self.emitter.emit(operator.name + self.suffix, value)
 
     def tensor(self, name: str, rows: Span) -> relax.Var:
-        """Rows of a tensor, cut out of those that are there if these are more."""
+        """Rows of a tensor, sliced if more rows exist."""
         if name in self.computed:
             whole, (begin, end) = self.computed[name], self.needed[name]
         else:
@@ -156,7 +157,7 @@ class _Band:
             return whole
         if (name, rows) not in self.slices:
             cut = relax.op.strided_slice(whole, [2], [rows[0] - begin], [rows[1] - begin])
-            # named after the segment: another one may read these rows too
+            # named after the segment, because another segment may read these rows too
             label = f"{self.end}{self.suffix}.{name}.{rows[0]}to{rows[1]}"
             self.slices[name, rows] = self.emitter.emit(label, cut)
         return self.slices[name, rows]
@@ -173,7 +174,7 @@ class _Band:
         _, left, most, right = (int(p) for p in attrs.padding)
         top, bottom = sliding.padding(rows)
         if operator.kind == AVERAGE:
-            args[1] = _constant_rows(args[1], rows)  # of the result: what its sums are divided by
+            args[1] = _constant_rows(args[1], rows)  # counts of pixels for these rows of results
         if operator.kind in {AVERAGE, *CONVOLUTIONS}:
             return conv2d_like(builder, call, args, padding=[top, left, bottom, right])
         function = getattr(relax.op.nn, operator.kind.removeprefix("nn."))
@@ -181,7 +182,7 @@ class _Band:
             args[0],
             pool_size=[int(k) for k in attrs.pool_size],
             strides=[int(s) for s in attrs.strides],
-            # what only ``ceil_mode`` adds is no padding: an average does not count it
+            # rows that only ``ceil_mode`` adds are no padding, because averages do not count them
             padding=[top, left, min(bottom, most), right],
             dilation=[int(d) for d in attrs.dilation],
             ceil_mode=bool(attrs.ceil_mode),
@@ -197,7 +198,7 @@ class _Band:
 
 
 def _constant_rows(constant: GenericConst, rows: Span) -> relax.Expr:
-    """A constant that differs from row to row is cut like a tensor."""
+    """A constant operand; if its rows differ, only ``rows`` of it."""
     shape = shape_of(constant)
     if len(shape) < 2 or shape[-2] == 1:
         return constant

@@ -1,4 +1,4 @@
-"""What an elementwise expression makes of every number that its 8-bit input can have.
+"""Compute the results of an elementwise expression for all numbers of its 8-bit input.
 
 y = sigmoid(dequantize(x: uint8, 0.1, 128))   ->   x, [2.76e-06, 3.05e-06, .. 256 float32]
 """
@@ -16,7 +16,7 @@ from tvm.ir import GenericConst
 from tvm_stretch.ir.operators import kind_of
 
 _DEEPEST = 16
-"""Operators between the input and the result; no activation has more."""
+"""The most operators between input and result; no activation has more."""
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
@@ -86,12 +86,12 @@ def tabulated(
     definition: Callable[[relax.Expr], Any],
     tensor: Callable[[relax.Expr], Tensor | None],
 ) -> tuple[Tensor, np.ndarray] | None:
-    """The one tensor that ``x`` is computed from, and the results; None for anything else.
+    """The one tensor that ``x`` is computed from, and the 256 results; None for anything else.
 
     Args:
         x: an expression.
-        definition: what a variable is bound to.
-        tensor: the integers that an expression is dequantised from.
+        definition: returns the expression that a variable is bound to.
+        tensor: returns the integers that an expression is dequantised from.
     """
     sources: dict[relax.Expr, Tensor] = {}
     known: dict[relax.Expr, np.ndarray | None] = {}
@@ -119,7 +119,7 @@ def tabulated(
         values = [value(arg, depth + 1) for arg in operands]
         if any(v is None for v in values):
             return None
-        return _of(kind, call, values)
+        return _results(kind, call, values)
 
     with np.errstate(all="ignore"):
         result = value(x, 0)
@@ -129,12 +129,12 @@ def tabulated(
 
 
 def _numbers(scale: Any) -> np.ndarray:
-    """What the 256 numbers mean, from the least."""
+    """The values of the 256 numbers, from the least one up."""
     low, high = scale.limits
     return (np.arange(low, high + 1) - scale.zero).astype("float32") * scale.scale
 
 
-def _of(kind: str, call: relax.Call, values: list[Any]) -> np.ndarray:
+def _results(kind: str, call: relax.Call, values: list[Any]) -> np.ndarray:
     if kind == "clip":
         low, high = (np.float32(float(arg.value)) for arg in call.args[1:])
         return np.clip(values[0], low, high)

@@ -1,9 +1,9 @@
-"""Write a plan down in the network: which region of which processor each operator belongs to.
+"""Record a plan in the network: to which region and processor each operator belongs.
 
     main(x): conv2d, relu   ->   main(x), attribute "regions" = [["r0", "cpu", ["conv2d", "relu"]]]
 
-Tagging is all that a partitioner does; ``PartitionRegions`` then cuts along the tags. The tags are
-an attribute of ``main`` because operators cannot carry any.
+A partitioner only tags; ``PartitionRegions`` then cuts along the tags. The tags are an attribute of
+``main`` because operators cannot carry any.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class TagOperators:
 
 
 def check_plan(plan: Plan, main: relax.Function) -> None:
-    """Whether every operator of ``main`` is planned once, after all that it reads.
+    """Check that every operator of ``main`` is planned once, after all operators that it reads.
 
-    To be called before the pass: an error that leaves a pass loses its type.
+    Call it before the pass, because an error that leaves a pass loses its type.
 
     Raises:
         PlanError: it is not.
@@ -72,7 +72,7 @@ def check_plan(plan: Plan, main: relax.Function) -> None:
 
 
 def _or_leave_out(plan: Plan) -> str:
-    """What helps after shares or splits were edited: their parts have other names then."""
+    """Advice for edited shares or splits, whose parts have other names than the plan's regions."""
     if not plan.shares and not plan.splits:
         return ""
     return ", or leave the plan's regions out: they are then formed from its shares and splits"
@@ -81,11 +81,11 @@ def _or_leave_out(plan: Plan) -> str:
 def _misordered(
     source: str, reader: str, region_of: Mapping[str, str], reads: Mapping[str, list[str]]
 ) -> PlanError:
-    """Why ``reader``, which reads ``source``, must not come first."""
+    """The error that ``reader``, which reads ``source``, comes first."""
     first, second = region_of[source], region_of[reader]
     if first == second:
         return PlanError(
-            f"expected {source!r} before {reader!r} in region {first!r}, got it behind; "
+            f"expected {source!r} before {reader!r} in region {first!r}, got it after; "
             f"{reader!r} reads it: change their order"
         )
     needs: dict[str, set[str]] = {}
@@ -97,13 +97,13 @@ def _misordered(
             f"each need the other's results ({reader!r} reads {source!r}); split one of them"
         )
     return PlanError(
-        f"expected region {first!r} before region {second!r}, got it behind; "
+        f"expected region {first!r} before region {second!r}, got it after; "
         f"{reader!r} reads {source!r}: change their order"
     )
 
 
 def _reachable(start: str, needs: Mapping[str, set[str]]) -> set[str]:
-    """The regions that ``start`` needs, directly or not."""
+    """The regions that ``start`` needs, directly or through others."""
     found: set[str] = set()
     open_ends = [start]
     while open_ends:

@@ -1,13 +1,13 @@
-"""Write layers as those that kernel templates know.
+"""Rewrite layers as layers that kernel templates know.
 
     y = matmul(x: (2, 50, 64), w)    ->   y = reshape(matmul(reshape(x, (100, 64)), w), (2, 50, 32))
     y = conv1d(x, w)                 ->   y = reshape(conv2d(reshape(x, (N, C, 1, L)), w1), ..)
-    y = conv2d(x: (N, C, L, 1), w)   ->   the same: tiles of registers run along rows
+    y = conv2d(x: (N, C, L, 1), w)   ->   the same: register tiles extend along rows
     y = conv2d_transpose(x, w, strides=2)
                                      ->   y = reshape(permute_dims(reshape(conv2d(x, w1))))
                                           see `transposed.py`
 
-A bias and an activation behind such a layer move to where it is computed, and become its epilogue.
+A bias and an activation that follow such a layer move before the reshapes and become its epilogue.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _BINARY = {"relax.add", "relax.multiply"}
 
 @dataclass(frozen=True)
 class _Layer:
-    """What computes a value in another shape, and the way back.
+    """Layers that compute a value in another shape, and how to convert the value back.
 
     Attributes:
-        values: layers that a template knows, or what follows them.
-        back: makes the network's value of them.
-        axis: of the channels, in the network's value.
-        channels: makes an operand of each of `values` of one number per channel.
+        values: layers that a template knows, or elementwise operators on their results.
+        back: makes the network's value of ``values``.
+        axis: the channel axis of the network's value.
+        channels: turns one number per channel into an operand for each of ``values``.
     """
 
     values: tuple[relax.Expr, ...]
@@ -56,17 +56,17 @@ class _Layer:
 
 @relax.expr_functor.mutator
 class _Writer(relax.PyExprMutator):
-    """Rewrites one function; `uses` says which values nobody else reads."""
+    """Rewrites one function; `uses` counts the readers of each value."""
 
     def __init__(self, mod: tvm.IRModule, uses: dict[relax.Var, int]) -> None:
         super().__init__(mod)
         self.uses = uses
         self.source = ""
         self.layers: dict[relax.Var, _Layer] = {}
-        """By what the last call of the way back reads, which nothing else does."""
+        """By the operand of the last call that converts back; nothing else reads that operand."""
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        """Whatever is emitted for a binding comes from the same operator of the frontend."""
+        """Name everything that is emitted for a binding after the same operator of the frontend."""
         self.source = same_source(binding.var)
         super().visit_var_binding_(binding)
 
@@ -75,7 +75,7 @@ class _Writer(relax.PyExprMutator):
         name = getattr(call.op, "name", "")
         if name in _UNARY | _BINARY:
             layer = self.moved(call, name)
-        elif name in _LAYERS and str(call.ty.dtype) == "float32" and _is_other(call, name):
+        elif name in _LAYERS and str(call.ty.dtype) == "float32" and _needs_rewriting(call, name):
             weight = constant_value(call.args[1], self.definition)
             layer = None if weight is None else _LAYERS[name](call, weight)
         else:
@@ -88,7 +88,7 @@ class _Writer(relax.PyExprMutator):
         return result
 
     def moved(self, call: relax.Call, name: str) -> _Layer | None:
-        """An elementwise call behind a layer whose result nobody else reads."""
+        """An elementwise call that alone reads a layer's result, as part of the layer."""
         x, *others = call.args
         made = self.definition(x)
         known = isinstance(made, relax.Call) and made.args
@@ -105,7 +105,7 @@ class _Writer(relax.PyExprMutator):
         return replace(layer, values=tuple(moved))
 
     def operand(self, layer: _Layer, value: np.ndarray, rank: int) -> relax.Expr | None:
-        """A constant of one number, or one per channel, for the layer's shape."""
+        """A constant with one number, or one per channel, in the layer's shape."""
         if value.size == 1:
             return constant(value.reshape(()))
         full = (1,) * (rank - value.ndim) + value.shape
@@ -117,8 +117,8 @@ class _Writer(relax.PyExprMutator):
         return self.lookup_binding(x) if isinstance(x, relax.Var) else x
 
 
-def _is_other(call: relax.Call, name: str) -> bool:
-    """Whether no template takes it well as it is: of images, only those of one column."""
+def _needs_rewriting(call: relax.Call, name: str) -> bool:
+    """Whether templates are slow or missing for it: of 2-D convolutions, images of one column."""
     if name != "relax.nn.conv2d":
         return True
     sizes = zip(shape_of(call.args[0])[2:], shape_of(call.args[1])[2:], strict=True)
@@ -127,7 +127,7 @@ def _is_other(call: relax.Call, name: str) -> bool:
 
 
 def _matmul(call: relax.Call, weight: np.ndarray) -> _Layer | None:
-    """A matrix of all rows, times the weights."""
+    """A product of a matrix of all rows with the weights."""
     shape = shape_of(call.args[0])
     if len(shape) < 3 or weight.ndim != 2 or 0 in shape:
         return None
@@ -142,7 +142,7 @@ def _matmul(call: relax.Call, weight: np.ndarray) -> _Layer | None:
 
 
 def _conv1d(call: relax.Call, weight: np.ndarray) -> _Layer | None:
-    """An image of one row."""
+    """A convolution of an image of one row."""
     attrs = call.attrs
     if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NCW", "OIW", "NCW"):
         return None
@@ -152,7 +152,7 @@ def _conv1d(call: relax.Call, weight: np.ndarray) -> _Layer | None:
 
 
 def _column(call: relax.Call, weight: np.ndarray) -> _Layer | None:
-    """An image of one column, as one of one row."""
+    """A convolution of an image of one column, as one of one row."""
     attrs = call.attrs
     top, left, bottom, right = attrs.padding
     if (attrs.data_layout, attrs.kernel_layout) != ("NCHW", "OIHW") or left or right:
@@ -161,7 +161,7 @@ def _column(call: relax.Call, weight: np.ndarray) -> _Layer | None:
 
 
 def _row(call: relax.Call, weight: np.ndarray, padding: Sequence[int]) -> _Layer:
-    """A convolution along the first axis behind the channels, the only one that is not 1."""
+    """A convolution along the axis after the channels, all other spatial axes being 1."""
     attrs, (batch, channels, length) = call.attrs, shape_of(call.args[0])[:3]
     row = relax.op.reshape(call.args[0], relax.ShapeExpr([batch, channels, 1, length]))
     result = relax.ShapeExpr(shape_of(call))
@@ -182,7 +182,7 @@ def _per_channel(numbers: np.ndarray) -> np.ndarray:
 
 
 def _transposed(call: relax.Call, weight: np.ndarray) -> _Layer | None:
-    """A convolution that makes the pixels between as channels."""
+    """Convolutions that compute interleaved pixels as channels."""
     apart = any(int(d) != 1 for d in call.attrs.dilation)
     images = None if apart else transposed_images(call, weight)
     if images is None:

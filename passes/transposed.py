@@ -1,11 +1,11 @@
-"""A transposed convolution as convolutions.
+"""Write a transposed convolution as convolutions.
 
     y = conv2d_transpose(x, w, strides=2)   ->   y = reshape(permute_dims(reshape(conv2d(x, w1))))
 
-One of stride s makes s x s images, each a convolution of its input, whose pixels lie between each
-other: here they are channels first.  Where the stride divides the kernel that is one convolution;
-elsewhere images have taps of their own, and are convolutions of their own (in float, taps of zero
-would make NaN of infinities).
+A transposed convolution of stride s consists of s x s images with interleaved pixels, each a
+convolution of the input; here the images are channels at first.  If the stride divides the kernel,
+one convolution computes all images. Otherwise images have different numbers of taps and are
+separate convolutions (with zeros as taps, infinities in float would become NaN).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tvm_stretch.ir.expressions import shape_of
 
 @dataclass(frozen=True)
 class Images:
-    """The convolutions that a transposed one consists of.
+    """The convolutions that compute a transposed one.
 
     Attributes:
-        weights: of each, as OIHW; channels of ``groups`` groups.
-        ways: of rows and columns.
-        groups: of each.
-        each: channels of a convolution that belong to one of the result.
-        beside: these stand next to each other; otherwise image behind image.
-        back: makes the result of what they compute.
+        weights: of each convolution, as OIHW; its channels are in ``groups`` groups.
+        ways: geometry of rows and columns.
+        groups: of each convolution.
+        each: channels of a convolution for one channel of the result.
+        beside: whether these are neighbours; otherwise channels are ordered by image.
+        back: makes the result of the convolutions' results.
     """
 
     weights: tuple[np.ndarray, ...]
@@ -41,11 +41,11 @@ class Images:
     back: Callable[..., relax.Expr]
 
     def per_channel(self, numbers: np.ndarray) -> np.ndarray:
-        """One number for each channel of the result, as the channels of a convolution want them."""
+        """One number for each channel of the result, in the order of a convolution's channels."""
         return (np.repeat if self.beside else np.tile)(numbers, self.each)
 
     def padding(self, weight: np.ndarray) -> tuple[int, int, int, int]:
-        """Of the convolution with ``weight``: above, left, below, right."""
+        """Padding of the convolution with ``weight``: above, left, below, right."""
         above, left = (
             taps - 1 - way.left_out for taps, way in zip(weight.shape[2:], self.ways, strict=True)
         )
@@ -54,13 +54,13 @@ class Images:
 
 @dataclass(frozen=True)
 class Way:
-    """Of one axis.
+    """The geometry of one axis.
 
     Attributes:
-        left_out: pixels of each image before the first that is computed.
-        after: padding behind the input.
+        left_out: pixels of each image that are not computed, before the first one.
+        after: padding after the input.
         count: pixels of each image.
-        skip: pixels of the result that go first.
+        skip: pixels that are computed but cut off before the result.
     """
 
     left_out: int
@@ -70,11 +70,11 @@ class Way:
 
 
 def transposed_images(call: relax.Call, weight: np.ndarray) -> Images | None:
-    """The convolutions that compute ``call`` with ``weight``; None where there are none.
+    """The convolutions that compute ``call`` with ``weight``; None if there are none.
 
     Args:
-        call: of ``nn.conv2d_transpose``.
-        weight: as IOHW, its taps side by side whatever the dilation of ``call`` is.
+        call: a call of ``nn.conv2d_transpose``.
+        weight: as IOHW, with its taps already dilated.
     """
     attrs, shape = call.attrs, shape_of(call)
     strides, kernel = [int(s) for s in attrs.strides], weight.shape[2:]
@@ -90,7 +90,7 @@ def transposed_images(call: relax.Call, weight: np.ndarray) -> Images | None:
     together = all(k % s == 0 for k, s in zip(kernel, strides, strict=True))
     if together:
         images = [_images(weight, strides, groups)]
-        if groups == 1:  # blocks of channels of an image then stay together
+        if groups == 1:  # so that blocks of channels hold one image
             images = [_image_behind_image(images[0], prod(strides))]
     else:
         places = ((y, x) for y in range(strides[0]) for x in range(strides[1]))
@@ -112,7 +112,7 @@ def _between(
     strides: Sequence[int],
     beside: bool,
 ) -> relax.Expr:
-    """Pixels of ``strides`` images, which are channels of ``value``, between each other."""
+    """Interleave the pixels of ``strides`` images, which are channels of ``value``."""
     counts = [way.count for way in ways]
     if beside:
         split, axes = [*shape[:2], *strides, *counts], [0, 1, 4, 2, 5, 3]
@@ -129,7 +129,7 @@ def _between(
 
 
 def _way(size: int, kernel: int, stride: int, cut: int, out: int) -> Way:
-    """Results that ``cut`` leaves out are not computed, but for those that share a pixel."""
+    """Geometry of an axis; pixels in ``cut`` are only computed along with others."""
     left_out = min(cut // stride, max(kernel // stride, 1) - 1)
     skip = cut - left_out * stride
     after = max(-(-(skip + out) // stride) + left_out - size, 0)
@@ -137,7 +137,7 @@ def _way(size: int, kernel: int, stride: int, cut: int, out: int) -> Way:
 
 
 def _images(weight: np.ndarray, strides: list[int], groups: int) -> np.ndarray:
-    """(I, O / g, kh, kw)  ->  (O * sh * sw, I / g, kh / sh, kw / sw), taps from the end."""
+    """(I, O / g, kh, kw)  ->  (O * sh * sw, I / g, kh / sh, kw / sw), taps in reverse order."""
     (inputs, outputs, height, width), (down, right) = weight.shape, strides
     split = weight.reshape(
         groups, inputs // groups, outputs, height // down, down, width // right, right

@@ -1,14 +1,14 @@
-"""Rounding of integer operators in integers, for processors whose vectors hold no floats.
+"""Round in integers, for processors whose vectors hold no floats.
 
     round(float(n) * factor) + zero   ->   (high word of n * mantissa + half) >> shift, + zero
 
-`integers.Rounding.of` says in float32 how sums become 8-bit numbers, as ONNX Runtime does it.
-Here a factor becomes 31 bits of mantissa and a shift: the high word of a product of 64 bits, half
-a unit more, and shifted, is the exact product rounded to nearest. It differs from float32 in
+`integers.Rounding.of` rounds sums to 8-bit numbers in float32, as ONNX Runtime does.
+Here a factor becomes a mantissa of 31 bits and a shift: the high word of the 64-bit product, plus
+half a unit, shifted right, is the exact product rounded to nearest. It differs from float32 for
 halves, which go up instead of to even, and where float32 itself rounds the product to a half.
 
-Sums of several products, as of an addition, share one scale; each number has 8 or 9 bits there.
-Of two numbers of 8 bits nothing differs but halves (`targets/kernels/fitted_sum.py`).
+Sums of several products, as in an addition, share one scale, in which each number has 8 or 9 bits.
+For two numbers of 8 bits only halves differ (`targets/kernels/fitted_sum.py`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class UseFixedPoint:
 
 
 def _rounded_in_integers(expr: tirx.Add | tirx.Sub) -> Expr:
-    """`expr` itself unless it is what ends `Rounding.of`: bits plus or minus a number."""
+    """`expr` itself unless it ends a `Rounding.of`: float bits plus or minus a number."""
     found = _rounding(expr)
     if found is None:
         return expr
@@ -60,7 +60,7 @@ def _rounded_in_integers(expr: tirx.Add | tirx.Sub) -> Expr:
 
 
 def _rounding(expr: tirx.Add | tirx.Sub) -> tuple[int, int, Expr] | None:
-    """Least and greatest number and what is rounded."""
+    """Least and greatest number, and the expression that is rounded."""
     bits = expr.a
     is_bits = getattr(getattr(bits, "op", None), "name", "") == "tirx.reinterpret"
     if not (is_bits and isinstance(expr.b, tirx.IntImm) and isinstance(bits.args[0], tirx.Add)):
@@ -79,7 +79,7 @@ _Product = tuple[Expr, Expr]
 
 
 def _linear(value: Expr) -> tuple[list[_Product], float]:
-    """The products and the number that a value is the sum of; no products if it is none.
+    """The products and the number whose sum a value is; no products if it is no such sum.
 
     >>> _linear(float(a) * 0.5 + (float(b) * 2.0 + 3.0))
     ([(a, 0.5), (b, 2.0)], 3.0)
@@ -101,7 +101,7 @@ def _linear(value: Expr) -> tuple[list[_Product], float]:
 
 @dataclass(frozen=True)
 class _Factor:
-    """mantissa * 2**-(32 + shift), of what was moved to the left before."""
+    """mantissa * 2**-(32 + shift), for a number that was shifted left by ``before``."""
 
     mantissa: Expr
     before: Expr
@@ -109,7 +109,7 @@ class _Factor:
 
 
 def _factor(factor: Expr) -> _Factor:
-    """A float32 that is not negative, taken apart by its bits."""
+    """A non-negative float32, split into mantissa and exponent."""
     bits = tirx.reinterpret("int32", factor)
     mantissa = (bits & word(0x7FFFFF) | word(0x800000)) << word(7)
     shift = word(125) - (bits >> word(23))
@@ -119,13 +119,13 @@ def _factor(factor: Expr) -> _Factor:
 
 
 def _product(number: Expr, factor: Expr) -> Expr:
-    """Rounded to nearest, halves up; by a constant as `hvx_stores` knows it again."""
+    """Rounded to nearest, halves up; if constant, in the form that `hvx_stores` recognises."""
     if isinstance(factor, tirx.FloatImm):
         found = mantissas(np.array([factor.value], "float32"))
         if found is not None:
             return halves_up(number.astype("int32"), word(int(found[0][0])), found[1])
     parts = _factor(factor)
-    most = word(2**31 - 1) >> parts.before  # what is larger is far beyond 8 bits anyway
+    most = word(2**31 - 1) >> parts.before  # larger numbers are far beyond 8 bits anyway
     moved = tirx.max(-most, tirx.min(most, number.astype("int32"))) << parts.before
     high = moved.astype("int64") * parts.mantissa.astype("int64") >> tirx.const(32, "int64")
     half = word(1) << (parts.shift - word(1))
@@ -133,7 +133,7 @@ def _product(number: Expr, factor: Expr) -> Expr:
 
 
 def _sum(value: Expr, products: Sequence[_Product], offset: float, limits: tuple[int, int]) -> Expr:
-    """All in units of 2**-bits, so that none of it leaves int32; rounded to nearest, halves up."""
+    """Sum in units of 2**-bits, so that everything fits int32; rounded to nearest, halves up."""
     numbers = [number for number, _ in products]
     factors = [_number(factor) for _, factor in products]
     largest = sum(_MOST[_width(n)] * abs(f) for n, f in zip(numbers, factors, strict=True))
@@ -150,14 +150,14 @@ def _sum(value: Expr, products: Sequence[_Product], offset: float, limits: tuple
     total: Expr = word(last)
     for number, factor, whole in zip(numbers, factors, wholes, strict=True):
         total = total + number.astype("int32") * word(whole)
-        if _width(number) == 32:  # what is lost of the factor counts 2**16 times
+        if _width(number) == 32:  # the lost bits of the factor count 2**16 times
             rest = word(round((factor * 2**bits - whole) * 2**_MORE))
             total = total + (number.astype("int32") * rest >> word(_MORE))
     return total >> word(bits)
 
 
 _Formula = float | tuple[str, float] | tuple["_Formula", "_Formula"]
-"""A number, numbers of a type times a factor, or a sum: what `_linear` takes apart."""
+"""A number, numbers of a type times a factor, or a sum: the structure that `_linear` reads."""
 
 
 def _formula(value: Expr) -> _Formula:
@@ -171,17 +171,17 @@ def _formula(value: Expr) -> _Formula:
     return str(number.value.ty.dtype), factor
 
 
-@functools.lru_cache(maxsize=1024)  # a search lowers the same addition again and again
+@functools.lru_cache(maxsize=1024)  # a search lowers the same addition many times
 def _fitted(
     formula: _Formula, factors: tuple[float, ...], limits: tuple[int, int], bits: int
 ) -> tuple[list[int], int] | None:
-    """Integers for the sum of two numbers of 8 bits, if there are some."""
+    """Integers for the sum of two 8-bit numbers, if suitable ones exist."""
     every = [np.arange(np.iinfo(d).min, np.iinfo(d).max + 1) for d in _types(formula)]
     return fitted_sum(every, factors, functools.partial(_in_float32, formula), limits, bits)
 
 
 def _types(formula: _Formula) -> Iterator[str]:
-    """Of the numbers, in order."""
+    """The types of the numbers, in order."""
     if isinstance(formula, tuple) and isinstance(formula[0], str):
         yield formula[0]
     elif isinstance(formula, tuple):
@@ -190,23 +190,23 @@ def _types(formula: _Formula) -> Iterator[str]:
 
 
 def _in_float32(formula: _Formula, numbers: Iterator[np.ndarray]) -> np.ndarray:
-    """What the operator computes in multiply-adds of float32, where a sum rounds once."""
+    """The operator's result in float32 multiply-adds, each of which rounds once."""
     if isinstance(formula, float):
         return np.float64(np.float32(formula))
-    if isinstance(formula[0], str):  # exact, of numbers of 8 and 24 bits
+    if isinstance(formula[0], str):  # exact, because numbers have 8 and 24 bits
         return next(numbers) * np.float64(np.float32(formula[1]))
     a, b = (_in_float32(part, numbers) for part in formula)
     if all(isinstance(part, tuple) and isinstance(part[0], str) for part in formula):
-        b = b.astype("float32")  # one of both is no part of the multiply-add
+        b = b.astype("float32")  # one of both products is not part of the multiply-add
     return (a + b).astype("float32").astype("float64")
 
 
 _MORE = 14
-"""Bits of a factor beyond those that sums have room for."""
+"""Additional bits of a factor, beyond those that fit into sums."""
 
 
 _MOST = {8: 2**8, 16: 2**16, 32: 2**16}
-"""What numbers of so many bits are at most: those of 32 are products of two of 8."""
+"""The greatest number of each bit width; numbers of 32 bits are products of two of 8."""
 
 
 def _width(number: Expr) -> int:

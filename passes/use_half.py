@@ -1,17 +1,17 @@
-"""Compute in float16 between a network's ends: half the bytes, twice the lanes.
+"""Compute in float16 inside a network: half the bytes, twice the lanes.
 
     y = R.nn.relu(R.nn.conv2d(x, w))     y = R.nn.relu(R.nn.conv2d(astype(x, float16), w16))
     z = R.nn.softmax(y)              ->  z = R.nn.softmax(astype(y, float32))
     return z                             return z
 
-Layers, pools and what is elementwise and simple become float16; what float16 has too few digits or
-too small a range for (means over images, exponentials, squares, constants beyond 65504 or near 0,
-..) stays float32 between two conversions, which fuse into the kernels around. What only moves
-numbers does so in the type that they have. Inputs, outputs, and all that is not float32 keep their
-types.
+Layers, pools and simple elementwise operators become float16. Operators for which float16 has too
+few digits or too small a range (means over images, exponentials, squares, constants beyond 65504 or
+near 0, ..) stay float32 between two conversions, which fuse into neighbouring kernels. Operators
+that only move numbers keep the type of their operands. Inputs, outputs, and all types other than
+float32 stay.
 
 With ``wide_sums`` the sums of layers are float32 and are rounded once. The attribute ``halves`` of
-``main`` counts what became float16 and names what did not.
+``main`` counts the operators in float16 and names the others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from tvm_stretch.ir.expressions import builder_with_kernels, with_variables
 from tvm_stretch.ir.operators import BINARY, kind_of
 
 HALVES = "halves"
-"""Attribute of ``main``: JSON of how many operators compute in float16, and which do not."""
+"""Attribute of ``main``: JSON of the number of operators in float16, and the names of the
+others."""
 
 WIDE, HALF = "float32", "float16"
 _LARGEST, _LEAST = float(np.finfo(HALF).max), float(np.finfo(HALF).tiny)
@@ -38,7 +39,7 @@ _SIMPLE = {"nn.relu", "nn.relu6", "nn.leakyrelu", "clip", "abs", "negative", "nn
 _SIMPLE |= BINARY - {"divide", "power"}
 _MOVES = {"reshape", "permute_dims", "concat", "split", "strided_slice", "nn.pad"}
 _MOST_SUMMANDS = 16
-"""Of an average in float16; more would lose digits."""
+"""Most summands of an average in float16; more would lose digits."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="UseHalf")
@@ -62,7 +63,7 @@ class UseHalf:
 
 
 def describe_halves(main: relax.Function) -> str:
-    """How many operators compute in float16 and which stayed in float32, for people."""
+    """How many operators compute in float16, and which stayed in float32, as text for people."""
     text = (main.attrs or {}).get(HALVES)
     if text is None:
         return ""
@@ -72,7 +73,7 @@ def describe_halves(main: relax.Function) -> str:
 
 
 class _Writer:
-    """Emits the bindings of one function again, each value in the types that its readers want."""
+    """Re-emits the bindings of one function, each value in the types that its readers need."""
 
     def __init__(self, mod: tvm.IRModule, wide_sums: bool) -> None:
         self.bb = builder_with_kernels(mod)
@@ -84,14 +85,14 @@ class _Writer:
         self.wide: list[str] = []
 
     def write(self, main: relax.Function) -> tvm.IRModule:
-        """The module with ``main`` anew."""
+        """The module with the new ``main``."""
         params = list(main.params)
         self.values = {param: param for param in params}
         with self.bb.function("main", params):
             with self.bb.dataflow():
                 for binding in (b for block in main.body.blocks for b in block.bindings):
                     self.source = binding.var.name
-                    self.values[binding.var] = self.emit(self.written(binding.value))
+                    self.values[binding.var] = self.emit(self.rewritten(binding.value))
                 fields = getattr(main.body.body, "fields", [main.body.body])
                 results = [self.bb.emit_output(self.result(field)) for field in fields]
             is_tuple = isinstance(main.body.body, relax.Tuple)
@@ -102,16 +103,16 @@ class _Writer:
         return mod
 
     def emit(self, value: relax.Expr) -> relax.Expr:
-        """A binding that comes from the operator that is looked at."""
+        """Bind a value to a variable named after the operator that is being rewritten."""
         return self.bb.emit(value, name_hint=self.source)
 
     def result(self, field: relax.Expr) -> relax.Expr:
-        """A result of the network in the type that it had."""
+        """A result of the network in its original type."""
         self.source = getattr(field, "name", "")
         return self.emit(self.typed(field, str(field.ty.dtype)))
 
-    def written(self, value: relax.Expr) -> relax.Expr:
-        """The same with operands in the types that suit it."""
+    def rewritten(self, value: relax.Expr) -> relax.Expr:
+        """The same expression with operands in suitable types."""
         if not isinstance(value, relax.Call):
             return with_variables(value, lambda var: self.values[var])
         kind = kind_of(value)
@@ -132,22 +133,22 @@ class _Writer:
         if kind == "nn.avg_pool2d":
             return prod(map(int, call.attrs.pool_size)) <= _MOST_SUMMANDS
         if kind in _LAYERS and not isinstance(call.args[1], GenericConst):
-            return False  # attention: its sums and what follows them want float32
+            return False  # attention: its sums, and the softmax after them, need float32
         if kind == "multiply" and call.args[0].same_as(call.args[1]):
-            return False  # a variance of 256^2 would be infinite
+            return False  # a variance: 256^2 would be infinite
         constants = [arg for arg in call.args if isinstance(arg, GenericConst)]
         fitting = _numbers_fit(call, kind) and all(map(_in_range, constants))
         return kind in (*_LAYERS, *_SIMPLE) and fitting
 
     def moved(self, call: relax.Call) -> relax.Expr:
-        """In float16 where all computed operands are: what is float32 may be too large for it."""
+        """In float16 if all computed operands are: a float32 operand may be too large for it."""
         read = [self.values[var] for var in relax.analysis.free_vars(call)]
         is_half = any(_is(value, HALF) for value in read)
         is_half = is_half and not any(_is(value, WIDE) for value in read)
         return self.call(call, HALF if is_half and _numbers_fit(call, kind_of(call)) else WIDE)
 
     def call(self, call: relax.Call, dtype: str) -> relax.Call:
-        """The call of operands that are floats of one type."""
+        """The call with all float operands in one type."""
 
         def operand(arg: relax.Expr) -> relax.Expr:
             if isinstance(arg, relax.Tuple):
@@ -157,11 +158,11 @@ class _Writer:
         return relax.Call(call.op, [*map(operand, call.args)], call.attrs, call.ty_args)
 
     def kept(self, arg: relax.Expr) -> relax.Expr:
-        """What is no float32."""
+        """An operand that is not float32."""
         return with_variables(arg, lambda var: self.values[var])
 
     def typed(self, arg: relax.Expr, dtype: str) -> relax.Expr:
-        """A value or constant in one of the two types; others stay."""
+        """A float value or constant, converted to ``dtype``."""
         if isinstance(arg, GenericConst):
             return relax.const(arg.value.numpy().astype(dtype)) if dtype == HALF else arg
         value = self.values[arg]
@@ -173,19 +174,19 @@ class _Writer:
 
 
 def _is(expr: relax.Expr, dtype: str) -> bool:
-    """Whether it is a tensor of such numbers."""
+    """Whether an expression is a tensor of this type."""
     return isinstance(expr.ty, relax.TensorType) and str(expr.ty.dtype) == dtype
 
 
 def _numbers_fit(call: relax.Call, kind: str) -> bool:
-    """Whether float16 has the bounds of a clip, or what a pad puts around."""
+    """Whether the bounds of a clip, or the value of a pad, are in the range of float16."""
     numbers = [float(arg.value) for arg in call.args if isinstance(arg, tirx.FloatImm)]
     numbers += [float(call.attrs.pad_value)] if kind == "nn.pad" else []
     return all(abs(number) <= _LARGEST or not np.isfinite(number) for number in numbers)
 
 
 def _in_range(constant: GenericConst) -> bool:
-    """Whether float16 has the numbers; few near 0 do no harm, an epsilon is nothing else."""
+    """Whether float16 has the numbers; a few near 0 do no harm, but an epsilon would vanish."""
     array = constant.value.numpy()
     if array.dtype.kind != "f":
         return True
@@ -195,7 +196,7 @@ def _in_range(constant: GenericConst) -> bool:
 
 
 def _with_wide_sums(call: relax.Call, kind: str) -> relax.Call:
-    """The same layer; its result is its float32 sums."""
+    """The same layer, returning its float32 sums."""
     data, weight = call.args
     attrs = call.attrs
     if kind == "matmul":

@@ -1,7 +1,7 @@
-"""Check what must hold between any two phases after partitioning.
+"""Check the rules that hold between any two phases after partitioning.
 
 * the module is well-formed Relax,
-* ``main`` only calls regions, each exactly once, and makes and takes tuples,
+* ``main`` only calls regions, each exactly once, and builds and reads tuples,
 * a region names a processor, calls no other function, and each of its operators runs there,
 * a module without ``main`` holds the regions of one processor,
 * so data passes between processors only as parameters and results of regions.
@@ -23,16 +23,16 @@ from tvm_stretch.ir.calls import Calls
 
 
 class VerifyError(StretchError):
-    """A pass broke a rule that the passes behind it rely on."""
+    """A pass broke a rule on which later passes rely."""
 
 
 def verify(mod: tvm.IRModule, processors: Sequence[Processor]) -> None:
     """Check the rules of the module docstring.
 
-    A function and no pass: an error that leaves a pass loses its type.
+    This is a function and no pass, because an error that leaves a pass loses its type.
 
     Raises:
-        VerifyError: some are broken; the message names them all.
+        VerifyError: rules are broken; the message names all of them.
     """
     by_name = {processor.name: processor for processor in processors}
     problems = list(_check_regions(mod, by_name))
@@ -89,7 +89,7 @@ def _check_region(
 
 
 def _is_region(var: GlobalVar, function: object) -> bool:
-    """Not ``main``, no kernel, and not what FuseOps makes of operators that become one kernel."""
+    """Whether it is a region: not ``main``, no kernel, and no group that FuseOps made."""
     if not isinstance(function, relax.Function) or var.name_hint == "main":
         return False
     return "Primitive" not in (function.attrs or {})
