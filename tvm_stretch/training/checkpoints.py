@@ -1,7 +1,7 @@
-"""Checkpoints: complete or not there, of one network and one way to train it.
+"""Checkpoints of training: written atomically, each for one network and one set of settings.
 
 tvm_stretch.checkpoint 1 <fingerprint of the rest>
-what torch.save writes: {"graph": .., "settings": .., "epoch": .., "net": .., "optimizer": ..}
+output of torch.save: {"graph": .., "settings": .., "epoch": .., "net": .., "optimizer": ..}
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAME = b"tvm_stretch.checkpoint 1"
 
 
 def graph_of_module(net: nn.Module) -> str:
-    """Tells networks apart; of modules that are not ours, by their weights' names and shapes."""
+    """A fingerprint of the network; other modules are told apart by names and shapes of weights."""
     if known := getattr(net, "fingerprint", None):
         return str(known)
     shapes = [(key, tuple(value.shape)) for key, value in net.state_dict().items()]
@@ -58,10 +58,11 @@ def read_checkpoint(
     optimizer: torch.optim.Optimizer,
     settings: Mapping[str, Any],
 ) -> int:
-    """Go on from a checkpoint: how many epochs are done.
+    """Load a checkpoint into the network and optimizer; return the number of finished epochs.
 
     Raises:
-        TrainingError: the file is none, or of another network or way to train.
+        TrainingError: the file is not a checkpoint, or belongs to another network or other
+            settings.
     """
     state = _read(path, net)
     if state["graph"] != graph_of_module(net):

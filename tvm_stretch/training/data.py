@@ -1,4 +1,4 @@
-"""Batches of images, and what a network makes of them."""
+"""Batches of images for training, and a network's accuracy on them."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch import Tensor, nn
 from tvm_stretch.errors import InputError
 
 _BATCH = 128
-"""Images that are computed at once where an array was given."""
+"""Images per batch if the caller gave one array."""
 
 Loader: TypeAlias = Iterable[Any]
-"""Gives pairs of images and labels, once an epoch: a ``DataLoader``, `Batches`, a list."""
+"""An iterable of (images, labels), iterated once an epoch: a ``DataLoader``, `Batches`, a list."""
 
 
 class Batches:
-    """Images and labels that are in memory, in batches; a ``DataLoader`` of one line.
+    """Batches of images and labels that are in memory; simpler than a ``DataLoader``.
 
     Args:
-        images: all of them, on the device where they will be needed.
-        labels: a number for each.
-        size: of a batch. What is left over at the end of an epoch is left out, unless it is all.
-        shuffled: in another order every epoch, which torch's seed decides.
-        augment: changes a batch of images.
+        images: all images, on the device that trains.
+        labels: the class number of each image.
+        size: images per batch. A smaller batch at the end of an epoch is dropped while shuffled.
+        shuffled: whether each epoch has another order, drawn from torch's generator.
+        augment: a function that is applied to each batch of images.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class Batches:
 
 
 def module(net: object, what: str) -> nn.Module:
-    """A network that torch knows.
+    """Check that an argument is a torch module with float32 weights, and return it.
 
     Raises:
-        InputError: it is something else, or of another precision than images get.
+        InputError: it is not a torch module, or its weights have another type.
     """
     if not isinstance(net, nn.Module):
         raise InputError(
@@ -82,7 +82,7 @@ def module(net: object, what: str) -> nn.Module:
 
 @contextlib.contextmanager
 def evaluating(*nets: nn.Module) -> Iterator[None]:
-    """Within, networks are in evaluation mode; afterwards each of their layers is as it was."""
+    """Context of evaluation mode; each layer gets its former mode back at the end."""
     modes = [(layer, layer.training) for net in nets for layer in net.modules()]
     try:
         for net in nets:
@@ -94,15 +94,15 @@ def evaluating(*nets: nn.Module) -> Iterator[None]:
 
 
 def device_of(net: nn.Module) -> torch.device:
-    """Where a module's weights are."""
+    """The device that holds a module's weights; the CPU if it has none."""
     return next((value.device for value in net.parameters()), torch.device("cpu"))
 
 
 def place(device: str | torch.device | None, net: nn.Module) -> torch.device:
-    """The device that a caller names; by default where the module is.
+    """The torch device that the caller names; by default the module's.
 
     Raises:
-        InputError: torch has none.
+        InputError: torch has no such device.
     """
     try:
         found = device_of(net) if device is None else torch.device(device)
@@ -116,10 +116,10 @@ def place(device: str | torch.device | None, net: nn.Module) -> torch.device:
 
 
 def labelled(loader: Loader, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of images with labels, on a device.
+    """Move each batch of images and labels of a loader to a device.
 
     Raises:
-        InputError: there are none, or they are something else.
+        InputError: the loader gives no batches, or batches that are not images and labels.
     """
     if not isinstance(loader, Iterable):
         raise InputError(
@@ -152,7 +152,7 @@ def labelled(loader: Loader, device: torch.device) -> Iterator[tuple[Tensor, Ten
 
 @torch.no_grad()
 def accuracy(net: nn.Module, loader: Loader) -> float:
-    """The share of images, from 0 to 1, whose label is what the network says."""
+    """The share of images, from 0 to 1, that the network classifies correctly."""
     device = device_of(module(net, "net"))
     right = torch.zeros((), dtype=torch.int64, device=device)
     total = 0
@@ -164,7 +164,7 @@ def accuracy(net: nn.Module, loader: Loader) -> float:
 
 
 def image_batches(images: Any) -> Iterator[Tensor]:
-    """Images without labels: those of an array, in pieces, or of a loader."""
+    """Batches of images without labels, taken from an array or from a loader."""
     if isinstance(images, np.ndarray | Tensor):
         tensor = torch.as_tensor(images)
         yield from tensor.tensor_split(number_of_batches(images)) if len(tensor) else ()
@@ -179,7 +179,7 @@ def image_batches(images: Any) -> Iterator[Tensor]:
 
 
 def number_of_batches(images: Any) -> int:
-    """How many `image_batches` gives, 0 where that is not known."""
+    """The number of batches that `image_batches` gives, 0 if it is unknown."""
     if isinstance(images, np.ndarray | Tensor):
         return -(-len(images) // _BATCH)
     return len(images) if hasattr(images, "__len__") else 0
@@ -187,7 +187,7 @@ def number_of_batches(images: Any) -> int:
 
 @contextlib.contextmanager
 def undone(*nets: nn.Module) -> Iterator[None]:
-    """Within, an error leaves the networks as they were."""
+    """Context that restores the networks' weights if its body raises an error."""
     before = [{name: value.clone() for name, value in net.state_dict().items()} for net in nets]
     try:
         yield

@@ -1,4 +1,4 @@
-"""Relax -> torch -> Relax."""
+"""A Relax network as a torch module, and trained weights back into Relax."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def to_torch(
     design: Mapping[str, Any] | None = None,
     sources: Mapping[str, Source] | None = None,
 ) -> TrainableNetwork:
-    """A network as a torch module with its weights and batch normalisations, to be trained.
+    """Convert a network to a torch module with its weights and batch normalisations, for training.
 
     Args:
-        source: as for ``ts.compile``; what a stretching made, too.
-        design: of a stretching, as JSON; it stays with the module.
-        sources: of a stretching, likewise.
+        source: as for ``ts.compile``, or the module of a stretching.
+        design: the design of a stretching, as JSON; the module keeps it.
+        sources: the sources of a stretching; the module keeps them too.
 
     Raises:
         UnsupportedError: the network has an operator that cannot be trained here.
@@ -36,32 +36,32 @@ def to_torch(
 
 
 def load_torch(source: Any, net: object) -> tvm.IRModule:
-    """The network with the weights of a torch module that `to_torch` made of it.
+    """Put the weights of a torch module that `to_torch` made back into the Relax network.
 
     Args:
-        source: what `to_torch` was given.
-        net: what it gave, trained.
+        source: the network that was given to `to_torch`.
+        net: the module that `to_torch` returned, trained.
 
     Raises:
-        InputError: it is another module, weights are missing, or are no finite numbers.
+        InputError: ``net`` is of another network, or weights are missing or not finite.
     """
     mod = source if isinstance(source, tvm.IRModule) else load_trainable(source)
     graph, _ = graph_of(mod)
     known = as_network(net)
     if known.graph.fingerprint != graph.fingerprint:
         raise InputError(
-            f"expected the torch module of this network, got one of {_told(known)} where this has "
-            f"{len(graph.nodes)} operators and {len(graph.weights)} weights; give what to_torch "
+            f"expected the torch module of this network, got one of {_size_text(known)} where this "
+            f"has {len(graph.nodes)} operators and {len(graph.weights)} weights; give what to_torch "
             "made of the same network and design"
         )
     return with_weights(mod, _weights(known))
 
 
 def as_network(net: object) -> TrainableNetwork:
-    """What `to_torch` gave.
+    """Check that a module came from `to_torch`, and return it.
 
     Raises:
-        InputError: it is something else.
+        InputError: it did not.
     """
     if isinstance(net, TrainableNetwork):
         return net
@@ -72,12 +72,12 @@ def as_network(net: object) -> TrainableNetwork:
     )
 
 
-def _told(net: TrainableNetwork) -> str:
+def _size_text(net: TrainableNetwork) -> str:
     return f"{len(net.graph.nodes)} operators and {len(net.graph.weights)} weights"
 
 
 def _weights(net: TrainableNetwork) -> dict[str, np.ndarray]:
-    """All weights by the graph's names, checked."""
+    """All weights by the graph's names, after checks of shapes and values."""
     state = net.state_dict()
     wanted = {net.weight_key(weight.name): weight for weight in net.graph.weights}
     counters = {key for key in state if key.endswith(".num_batches_tracked")}

@@ -1,10 +1,10 @@
-"""A network as plain data, which torch can run and which needs no TVM: operators and their weights.
+"""A network as plain data, without TVM: operators and weights, which network.py runs in torch.
 
     Node("conv_0", "nn.conv2d", ("x", "conv_0:weight"), {"strides": (2, 2), ..}, (1, 64, 32, 32))
     Weight("conv_0:weight", "conv_0", "weight", (64, 3, 3, 3), True)
 
-Values have names: inputs, weights (``layer:role``), results of nodes. relax_graph.py makes such a
-graph of Relax; network.py runs it.
+Each value has a name: inputs, weights (``layer:role``) and results of nodes. relax_graph.py
+converts Relax to such a graph.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Weight:
     """A constant of the network.
 
     Attributes:
-        name: of the value.
+        name: the name of the value.
         layer: the node that reads it.
-        role: what it is there: ``weight``, ``bias``, ``running_mean``, ..
-        shape: of the array.
+        role: its role in that node: ``weight``, ``bias``, ``running_mean``, ..
+        shape: the shape of the array.
         trained: whether training changes it.
     """
 
@@ -43,11 +43,11 @@ class Node:
     """One operator.
 
     Attributes:
-        name: of its result.
-        kind: of the operator, as Relax calls it.
-        inputs: names of values.
-        attrs: numbers, lists of numbers, words.
-        shape: of the result, for the batch that the network was written for.
+        name: the name of its result.
+        kind: Relax's name of the operator.
+        inputs: names of the values that it reads.
+        attrs: attributes: numbers, lists of numbers, strings.
+        shape: the shape of the result, for the batch that the network was written for.
     """
 
     name: str
@@ -59,13 +59,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """A network without the numbers of its weights.
+    """A network without the values of its weights.
 
     Attributes:
-        inputs: shapes by name, in order.
-        weights: what it holds.
-        nodes: in an order in which they can be computed.
-        outputs: names of values.
+        inputs: shapes of the inputs by name, in order.
+        weights: its weights.
+        nodes: operators, topologically ordered.
+        outputs: names of the values that it returns.
         is_tuple: whether it returns its outputs as a tuple.
     """
 
@@ -77,7 +77,7 @@ class Graph:
 
     @cached_property
     def last_reader(self) -> dict[str, str]:
-        """After which node a value is not needed any more."""
+        """The node after which a value can be freed, by value."""
         last = {name: node.name for node in self.nodes for name in node.inputs}
         return {name: reader for name, reader in last.items() if name not in self.outputs}
 
@@ -98,11 +98,11 @@ class Graph:
 
     @property
     def batch(self) -> int:
-        """Of the inputs, as the network was written."""
+        """The batch size that the network was written for."""
         return next((shape[0] for shape in self.inputs.values() if shape), 1)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Differs where anything but the numbers of the weights differs."""
+        """A hash of all but the values of the weights."""
         text = json.dumps(asdict(self), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,16 +1,16 @@
-"""A stretched network says what the given one says, as far as it can: least squares, no labels.
+"""Fits a stretched network to the outputs of the given one by least squares, without labels.
 
     teacher    x -> conv -> norm -> y            64 channels
-    branch     x' -> conv.b1 -> norm.b1 -> y'    40 of these, from an x' that lacks some
+    branch     x' -> conv.b1 -> norm.b1 -> y'    40 of these, from an x' that lacks channels
 
-Layer by layer, front to back, a convolution of the stretched network gets the weights with which
-the normalisation behind it is nearest to the teacher's channels that it stands for, on what the
-stretched network really computes in front of it. So it makes up for channels and blocks that are
-missing, and for the mistakes of the layers before it. Where a sum follows, the summand that is
-computed last makes up for the other one.
+Layers are fitted in topological order. Each convolution gets the weights that bring the output of
+the following normalisation nearest to the teacher's channels that it stands for, given the inputs
+that the stretched network really computes. A layer therefore compensates for missing channels and
+blocks, and for errors of earlier layers. If a sum follows, the summand that is computed last
+compensates for the other one.
 
-Which channels of the teacher stand inside a block is free: those are taken of which the next
-layer's part in the branch reads most.
+The channels inside a block may be any of the teacher's: a branch takes the channels that contribute
+most to its next layer.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from tvm_stretch.training.network import TrainableNetwork
 from tvm_stretch.training.statistics import recalibrate
 
 ROWS = 50_000
-"""Pixels that a layer is fitted to."""
+"""The number of pixels that a layer is fitted to."""
 
 RIDGE = 1e-3
-"""How strongly weights keep to what they start from, per mean square of what the layer reads."""
+"""How strongly weights are held at their start values, relative to the inputs' mean square."""
 
 
 @torch.no_grad()
@@ -46,22 +46,22 @@ def imitate(
     images: Any,
     progress: Progress | None = None,
 ) -> None:
-    """Fit the weights of a stretched network to what the given one computes; nothing is trained.
+    """Fit the weights of a stretched network to the given one's activations; nothing is trained.
 
     Args:
-        net: what `Stretching.to_torch` gave; changed in place. If this fails, it is as it was.
+        net: the module of `Stretching.to_torch`; changed in place, restored after an error.
         teacher: `to_torch` of the network that was stretched; moved to the device of ``net``,
             where it stays.
-        images: as for `recalibrate`; some hundreds, which are computed all at once.
+        images: as for `recalibrate`; some hundreds, computed as one batch.
         progress: as for ``ts.compile``.
 
     Raises:
         InputError: there are no images, or the networks do not belong together.
-        TrainingError: what they compute is not finite.
+        TrainingError: an activation is not finite.
     """
     check_belong(net, teacher)
     with undone(net), evaluating(net, teacher), reporting(progress):
-        batches = list(image_batches(images))  # which a generator gives only once
+        batches = list(image_batches(images))  # a generator can be read only once
         recalibrate(net, batches)
         x = torch.cat(batches).to(device_of(net), torch.float32)
         teacher.to(x.device)
@@ -70,7 +70,7 @@ def imitate(
 
 
 def check_belong(net: object, teacher: object) -> None:
-    """Refuse networks of which one is not the other one, stretched."""
+    """Refuse ``net`` unless it is a stretching of ``teacher``."""
     for what, given in (("net", net), ("teacher", teacher)):
         if not isinstance(given, TrainableNetwork):
             raise InputError(
@@ -98,9 +98,10 @@ class _Fit:
 
     Attributes:
         layer: a convolution or matrix product.
-        result: the normalisation behind it, or the sum with biases.
-        wanted: what is to be as the teacher's: that, or the sum with another tensor.
-        other: the other summand, if it is known before the layer.
+        result: the normalisation that follows, or the addition of biases.
+        wanted: the value to bring near to the teacher's: ``result``, or its sum with another
+            tensor.
+        other: the other summand, if it is computed before the layer.
     """
 
     layer: Node
@@ -110,7 +111,7 @@ class _Fit:
 
 
 class _Imitation:
-    """Computes both networks side by side."""
+    """Computes both networks in step and fits layer after layer."""
 
     def __init__(self, net: TrainableNetwork, teacher: TrainableNetwork, x: Tensor) -> None:
         self.net, self.teacher, self.x = net, teacher, x
@@ -135,7 +136,7 @@ class _Imitation:
     # --- which channels ---
 
     def _choose_channels(self) -> None:
-        """Inside of blocks, those of which most is read."""
+        """Choose the channels inside each block that contribute most to the next layer."""
         for tied, energy in self._energies().items():
             members = [name for name, source in self.sources.items() if source.tied == tied]
             unit = self.sources[members[0]].unit
@@ -149,7 +150,7 @@ class _Imitation:
             self.channels.update(dict.fromkeys(members, chosen))
 
     def _energies(self) -> dict[str, Tensor]:
-        """By class of tied tensors: the teacher's variance of each channel times what reads it."""
+        """By class of tied tensors: each channel's variance times its readers' squared weights."""
         readers = [
             node
             for node in self.net.graph.nodes
@@ -161,7 +162,7 @@ class _Imitation:
         ]
         wanted = {self.sources[node.inputs[0]].tensor for node in readers}
         spread = {
-            name: self.rows.of(values[name]).var(0)
+            name: self.rows.take(values[name]).var(0)
             for node, values in _before(self.teacher, self.x)
             for name in wanted.intersection(node.inputs)
         }
@@ -180,11 +181,11 @@ class _Imitation:
         return self.sources[fit.wanted].tensor
 
     def _fit(self, fit: _Fit, values: Mapping[str, Tensor]) -> None:
-        """Give a layer other weights."""
+        """Fit the weights of one layer."""
         layer, data = fit.layer, values[fit.layer.inputs[0]]
         target = self.targets.take(self._target(fit))[:, self.channels[fit.wanted].clamp_min(0)]
         if fit.other:
-            target = target - self.rows.of(values[fit.other])
+            target = target - self.rows.take(values[fit.other])
         held, start = self._held(fit), self._start(fit)
         groups = layer.attrs.get("groups", 1)
         read = self.rows.windows(layer, data, tuple(held.shape[2:]))
@@ -206,7 +207,7 @@ class _Imitation:
         return weight if fit.layer.kind == "nn.conv2d" else weight.mT
 
     def _start(self, fit: _Fit) -> Tensor:
-        """What the teacher's layer has between these channels, as its normalisation scales it."""
+        """The teacher's weights between these channels, times its normalisation's scale."""
         layer, result = fit.layer, fit.result
         if layer.kind == "matmul" or not self._is_given(layer):
             return self._held(fit) * _scale(self.net, result, self._held(fit))
@@ -221,18 +222,18 @@ class _Imitation:
         return weight[:, taken] * share[:, None, None]
 
     def _is_given(self, layer: Node) -> bool:
-        """Whether the teacher has this layer; new ones only make what something makes there."""
+        """Whether the teacher has this layer; a new one only stands for a teacher's tensor."""
         source = self.sources[layer.name]
         return not source.is_new and self.teacher.holds(source.tensor)
 
     def _scaled(self, name: str) -> Tensor:
-        """The weights of a teacher's convolution, as the normalisation behind it scales them."""
+        """The weights of a teacher's convolution, with the following normalisation's scale."""
         weight = self.teacher.weight_of(name)
         readers = [node for node in self.teacher.graph.nodes if name in node.inputs]
         return weight * _scale(self.teacher, readers[0], weight)
 
     def _put(self, fit: _Fit, held: Tensor, weights: Tensor, offsets: Tensor, data: Tensor) -> None:
-        """Write weights; before a normalisation they keep their size, which that makes up for."""
+        """Write the weights. Before a normalisation they keep their norm; its scale compensates."""
         known = self.channels[fit.result.name] >= 0
         if fit.result.kind != BATCH_NORM:
             held[known] = weights[known]
@@ -243,7 +244,7 @@ class _Imitation:
         factor = sizes[0] / sizes[1]
         held[known] = (weights * _columns(factor, weights))[known]
         made = self.net.compute(fit.layer, {fit.layer.inputs[0]: data}, len(data))
-        variance, mean = torch.var_mean(self.rows.of(made), 0)
+        variance, mean = torch.var_mean(self.rows.take(made), 0)
         norm = self.net.norm_of(fit.result.name)
         deviation = (variance + norm.eps).sqrt()
         for old, new in (
@@ -257,7 +258,7 @@ class _Imitation:
 
 
 def _scale(net: TrainableNetwork, result: Node, weight: Tensor) -> Tensor:
-    """What a normalisation multiplies each channel by, to be multiplied with weights."""
+    """The factor of each channel in a normalisation, shaped to multiply weights."""
     if result.kind != BATCH_NORM:
         return torch.ones((), device=weight.device)
     norm = net.norm_of(result.name)
@@ -270,7 +271,7 @@ def _columns(values: Tensor, weight: Tensor) -> Tensor:
 
 
 def find_fits(net: TrainableNetwork) -> Iterator[_Fit]:
-    """Convolutions and dense layers whose result something normalises, or adds biases to."""
+    """Convolutions and dense layers that a normalisation or an addition of biases follows."""
     readers: dict[str, list[Node]] = defaultdict(list)
     place = {node.name: index for index, node in enumerate(net.graph.nodes)}
     for node in net.graph.nodes:
@@ -299,7 +300,7 @@ def find_fits(net: TrainableNetwork) -> Iterator[_Fit]:
 
 
 def _before(net: TrainableNetwork, x: Tensor) -> Iterator[tuple[Node, Mapping[str, Tensor]]]:
-    """Each operator, before it is computed, with the values that somebody still reads."""
+    """Each operator before it is computed, with the values that are still live."""
     values: dict[str, Tensor] = dict.fromkeys(net.graph.inputs, x)
     for node in net.graph.nodes:
         yield node, values
@@ -310,38 +311,38 @@ def _before(net: TrainableNetwork, x: Tensor) -> Iterator[tuple[Node, Mapping[st
 
 
 class _Rows:
-    """Pixels of all images as rows: some of them, the same for all tensors of one size."""
+    """Takes a sample of pixels as rows: the same pixels of all tensors of one size."""
 
     def __init__(self, images: int) -> None:
-        self.each = -(-ROWS // images)
+        self.pixels_per_image = -(-ROWS // images)
 
-    def of(self, values: Tensor) -> Tensor:
-        """Of a tensor whose second axis are channels."""
+    def take(self, values: Tensor) -> Tensor:
+        """Sampled rows of a tensor whose second axis is the channels."""
         if values.ndim == 2:
             return values
         columns = values.flatten(2)
-        return self._some(columns).transpose(1, 2).flatten(0, 1)
+        return self._sampled(columns).transpose(1, 2).flatten(0, 1)
 
     def windows(self, layer: Node, data: Tensor, kernel: tuple[int, ...]) -> Tensor:
-        """All that a layer reads for each of these pixels of its result."""
+        """The inputs that a layer reads for each sampled pixel of its result."""
         if layer.kind == "matmul":
             return data
         top, left, bottom, right = layer.attrs["padding"]
         padded = functional.pad(data, (left, right, top, bottom))
         strides, dilation = layer.attrs["strides"], layer.attrs["dilation"]
         columns = functional.unfold(padded, kernel, dilation=dilation, stride=strides)
-        return self._some(columns).transpose(1, 2).flatten(0, 1)
+        return self._sampled(columns).transpose(1, 2).flatten(0, 1)
 
-    def _some(self, columns: Tensor) -> Tensor:
+    def _sampled(self, columns: Tensor) -> Tensor:
         pixels = columns.shape[2]
-        if pixels <= self.each:
+        if pixels <= self.pixels_per_image:
             return columns
         random = torch.Generator().manual_seed(pixels)
-        return columns[:, :, torch.randperm(pixels, generator=random)[: self.each]]
+        return columns[:, :, torch.randperm(pixels, generator=random)[: self.pixels_per_image]]
 
 
 class _Targets:
-    """What the teacher computes, when it is asked for; kept as long as somebody will ask."""
+    """The teacher's activations, computed on demand and kept until their last use."""
 
     def __init__(
         self, teacher: TrainableNetwork, x: Tensor, rows: _Rows, uses: Counter[str]
@@ -360,10 +361,10 @@ class _Targets:
     def _keep(self, values: Mapping[str, Tensor]) -> None:
         for name in values:
             if self.uses[name] and name not in self.known:
-                self.known[name] = self.rows.of(values[name])
+                self.known[name] = self.rows.take(values[name])
 
     def take(self, name: str) -> Tensor:
-        """Rows of a tensor."""
+        """Sampled rows of a tensor; the caller's use is counted."""
         while name not in self.known:
             next(self.run)
         found = self.known[name]
@@ -374,12 +375,12 @@ class _Targets:
 
 
 def _least_squares(read: Tensor, wanted: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights and offsets, for each group, that make ``wanted`` of what is read.
+    """Weights and offsets, for each group, that map ``read`` nearest to ``wanted``.
 
     Args:
         read: groups x rows x inputs.
         wanted: groups x rows x outputs.
-        start: groups x inputs x outputs; what the rows do not decide stays.
+        start: groups x inputs x outputs; kept in directions that the rows do not determine.
     """
     at, level = read.mean(1, keepdim=True), wanted.mean(1, keepdim=True)
     centred = read - at

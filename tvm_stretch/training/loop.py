@@ -1,10 +1,10 @@
-"""Training: as the paper does it (SGD with momentum, half a period of a cosine), and distillation.
+"""Training as in the paper (SGD with momentum, a cosine schedule), and distillation.
 
     fit(net, loader, epochs=30, rate=0.1)
     distill(net, teacher, loader, epochs=30)          # loss + alpha * T^2 * weighted soft labels
 
-Every epoch has its own seed, so that a run that was cut off and goes on from its checkpoint ends
-with the very weights of one that was not.
+Every epoch has its own seed, so a run that is resumed from a checkpoint ends with exactly the
+weights of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tvm_stretch.training.data import Loader, device_of, evaluating, labelled, m
 
 ALPHA = 2.5
 TEMPERATURE = 2.0
-"""Of weighted soft labels (Zhou et al., 2021), which NN-Stretch uses; theirs for ImageNet."""
+"""Constants of weighted soft labels (Zhou et al., 2021) for ImageNet, which NN-Stretch uses."""
 
 WARM_UP = 0.05
-"""The share of the training in which the rate rises."""
+"""The share of the training during which the learning rate rises."""
 
 LOOK_EVERY = 50
-"""After so many steps the loss is shown, and looked at."""
+"""The number of steps between two checks and reports of the loss."""
 
 _RANGES = (
     ("rate", 1e-12, math.inf),
@@ -41,10 +41,10 @@ _RANGES = (
     ("weight_decay", 0, math.inf),
     ("seed", 0, 2**32),
 )
-"""Settings, and what they may be."""
+"""Settings and their ranges."""
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Of images, what the network says of them, and labels."""
+"""A function of images, the network's outputs for them, and labels."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class Settings:
     Attributes:
         epochs: how often all images are seen.
         rate: the highest learning rate.
-        momentum: of SGD.
-        weight_decay: of weights; scales and offsets have none.
-        seed: of everything that is random.
-        loss: what is minimised.
+        momentum: the momentum of SGD.
+        weight_decay: the decay of weights; scales and offsets have none.
+        seed: the seed of all random numbers.
+        loss: the name of the loss, which a checkpoint records.
     """
 
     epochs: int
@@ -96,18 +96,18 @@ def fit(
     checkpoint: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> list[float]:
-    """Train a network to tell labels; the mean loss of every epoch of this call.
+    """Train a network to classify; returns the mean loss of every epoch of this call.
 
     Args:
         net: changed in place; in evaluation mode afterwards.
         loader: gives pairs of images and labels, once an epoch.
         epochs: how often all images are seen.
-        rate: the highest learning rate; it falls along a cosine. 0.01 for what is warm.
-        momentum: of SGD.
-        weight_decay: of weights.
-        seed: same seed, same device, same result.
-        device: by default where the network is; it stays there.
-        checkpoint: a file that is written after every epoch, from which the same call goes on.
+        rate: the highest learning rate; it falls along a cosine. Use 0.01 after a warm start.
+        momentum: the momentum of SGD.
+        weight_decay: the decay of weights.
+        seed: the same seed on the same device gives the same result.
+        device: where to train, by default the network's device; the network stays there.
+        checkpoint: a file that is written after every epoch, from which the same call resumes.
         progress: as for ``ts.compile``.
 
     Raises:
@@ -116,8 +116,8 @@ def fit(
     """
     settings = Settings(epochs, rate, momentum, weight_decay, seed, "labels")
 
-    def loss(_images: Tensor, said: Tensor, labels: Tensor) -> Tensor:
-        return functional.cross_entropy(said, labels)
+    def loss(_images: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(logits, labels)
 
     return train(net, loader, loss, settings, device, checkpoint, progress)
 
@@ -138,15 +138,15 @@ def distill(
     checkpoint: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> list[float]:
-    """As `fit`, and what a teacher says counts too: weighted soft labels.
+    """Like `fit`, with a teacher's weighted soft labels added to the loss.
 
     Args:
         net: as for `fit`.
-        teacher: the network that was stretched, trained; its mode and its weights stay.
+        teacher: the trained network that was stretched; its mode and weights do not change.
         loader: as for `fit`.
         epochs: as for `fit`.
-        alpha: how much what the teacher says counts, beside the labels.
-        temperature: logits are divided by it.
+        alpha: the weight of the teacher's soft labels, beside the labels.
+        temperature: the divisor of the logits.
         rate: as for `fit`.
         momentum: as for `fit`.
         weight_decay: as for `fit`.
@@ -163,35 +163,35 @@ def distill(
     where = place(device, module(net, "net"))
     module(teacher, "teacher").to(where)
 
-    def loss(images: Tensor, said: Tensor, labels: Tensor) -> Tensor:
+    def loss(images: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         with torch.no_grad():
             taught = teacher(images)
-        if taught.shape != said.shape:
+        if taught.shape != logits.shape:
             raise InputError(
                 f"expected a teacher of the same classes, got {tuple(taught.shape)} beside "
-                f"{tuple(said.shape)}; give the network that was stretched"
+                f"{tuple(logits.shape)}; give the network that was stretched"
             )
-        hard = functional.cross_entropy(said, labels)
-        return hard + alpha * weighted_soft_labels(said, taught, labels, temperature)
+        hard = functional.cross_entropy(logits, labels)
+        return hard + alpha * weighted_soft_labels(logits, taught, labels, temperature)
 
     with evaluating(teacher):
         return train(net, loader, loss, settings, where, checkpoint, progress)
 
 
 def weighted_soft_labels(
-    said: Tensor, taught: Tensor, labels: Tensor, temperature: float
+    logits: Tensor, taught: Tensor, labels: Tensor, temperature: float
 ) -> Tensor:
-    """The loss against a teacher's words; where the teacher knows better, they count more.
+    """The loss against a teacher's soft labels; a sample counts more where the teacher is better.
 
     A sample's weight is 1 - exp(-student's loss / teacher's loss).
     """
     soft = functional.softmax(taught / temperature, 1)
-    each = -(soft * functional.log_softmax(said / temperature, 1)).sum(1)
+    losses = -(soft * functional.log_softmax(logits / temperature, 1)).sum(1)
     with torch.no_grad():
-        own = functional.cross_entropy(said, labels, reduction="none")
+        own = functional.cross_entropy(logits, labels, reduction="none")
         its = functional.cross_entropy(taught, labels, reduction="none")
         weight = 1 - torch.exp(-own / (its + 1e-7))
-    return temperature**2 * (weight * each).mean()
+    return temperature**2 * (weight * losses).mean()
 
 
 def train(
@@ -203,7 +203,7 @@ def train(
     checkpoint: str | os.PathLike[str] | None,
     progress: Progress | None,
 ) -> list[float]:
-    """As `fit`, with any loss."""
+    """The loop of `fit`, with any loss."""
     where = place(device, module(net, "net"))
     net.to(where)
     optimizer = _optimizer(net, settings)
@@ -234,7 +234,7 @@ def _epoch(
     settings: Settings,
     epoch: int,
 ) -> float:
-    """Train for an epoch; the mean loss. A GPU is asked for it from time to time only."""
+    """Train for an epoch and return the mean loss; reading it seldom saves a GPU's waits."""
     where = device_of(net)
     length = len(loader) if isinstance(loader, Sized) else 0
     total, steps = torch.zeros((), device=where), 0
@@ -243,10 +243,10 @@ def _epoch(
         for group in optimizer.param_groups:
             group["lr"] = settings.rate * share_of_rate((epoch + part) / settings.epochs)
         optimizer.zero_grad()
-        said = net(images)
+        logits = net(images)
         if not steps:
-            _check_classes(said, labels)
-        found = loss(images, said, labels)
+            _check_classes(logits, labels)
+        found = loss(images, logits, labels)
         found.backward()
         optimizer.step()
         total += found.detach()
@@ -256,13 +256,13 @@ def _epoch(
     return _report(total, steps, settings, epoch)
 
 
-def _check_classes(said: Tensor, labels: Tensor) -> None:
-    """Looked at once an epoch: a GPU would have to be waited for."""
-    if said.ndim != 2 or not 0 <= int(labels.min()) <= int(labels.max()) < said.shape[1]:
+def _check_classes(logits: Tensor, labels: Tensor) -> None:
+    """Check labels against outputs, for the first batch only: a check waits for the GPU."""
+    if logits.ndim != 2 or not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[1]:
         raise InputError(
             f"expected labels below the network's number of classes, got {int(labels.min())} to "
-            f"{int(labels.max())} where it says {tuple(said.shape)}; give the numbers of classes, "
-            "from 0 on"
+            f"{int(labels.max())} for outputs of {tuple(logits.shape)}; give the numbers of "
+            "classes, from 0 on"
         )
 
 
@@ -309,7 +309,7 @@ def _optimizer(net: nn.Module, settings: Settings) -> torch.optim.Optimizer:
 
 @contextlib.contextmanager
 def repeatable(device: torch.device) -> Iterator[None]:
-    """Within, the same seed gives the same numbers; afterwards torch's generators are as before."""
+    """Context in which a seed decides all numbers; torch's generators are restored at the end."""
     devices = [device] if device.type == "cuda" else []
     with (
         torch.random.fork_rng(devices),

@@ -1,4 +1,4 @@
-"""A graph as a torch module: ordinary parameters, batch normalisations that torch knows.
+"""A graph as a torch module with ordinary parameters and torch's batch normalisations.
 
 net = TrainableNetwork(graph, weights)
 net.conv_1_b0.weight        # the layer that Relax calls conv_1.b0
@@ -24,25 +24,25 @@ _NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNo
 
 
 class Layer(nn.Module):
-    """The weights of an operator; `TrainableNetwork.forward` computes it."""
+    """The weights of an operator, which `TrainableNetwork.forward` computes."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.kind = kind
 
     def extra_repr(self) -> str:
-        """The operator, and shapes of its weights."""
+        """The operator and the shapes of its weights."""
         held = [*self.named_parameters(), *self.named_buffers()]
         return ", ".join([self.kind, *(f"{name}={tuple(value.shape)}" for name, value in held)])
 
 
 class TrainableNetwork(nn.Module):
-    """What `to_torch` gives; returns what the network returns.
+    """The torch module that `to_torch` makes; its results are those of the network.
 
-    It takes batches of any size, where the first axis of all that it computes is the batch.
+    It takes batches of any size if the first axis of every value is the batch.
 
     Attributes:
-        graph: what it computes.
+        graph: its operators.
         design: which design of a stretching it has, as JSON; None for other networks.
         sources: which channels of the given network its tensors stand for, if it was stretched.
     """
@@ -90,20 +90,20 @@ class TrainableNetwork(nn.Module):
 
     @property
     def fingerprint(self) -> str:
-        """Differs where anything but the numbers of the weights differs."""
+        """A hash of all but the values of the weights."""
         return self.graph.fingerprint
 
     def weight_key(self, name: str) -> str:
-        """Where `state_dict` has a weight of the graph."""
+        """The key of a graph's weight in `state_dict`."""
         return ".".join(self._places[name])
 
     @property
     def weight_names(self) -> tuple[str, ...]:
-        """Of the graph's weights."""
+        """The graph's names of its weights."""
         return tuple(self._places)
 
     def forward(self, *inputs: Tensor) -> Any:
-        """Compute the network; inputs in the order of the graph."""
+        """Compute the network; inputs have the graph's order."""
         values, times = self.bound(inputs)
         for node in self.graph.nodes:
             values[node.name] = self.compute(node, values, times)
@@ -117,9 +117,9 @@ class TrainableNetwork(nn.Module):
         """The result of an operator.
 
         Args:
-            node: of the graph.
-            values: what it reads, but for weights.
-            times: the batch, in those that the graph was written for.
+            node: an operator of the graph.
+            values: the values that it reads, without weights.
+            times: the batch as a multiple of the batch that the graph was written for.
         """
         read = [values[n] if n in values else self._weight(n) for n in node.inputs]
         if node.kind == BATCH_NORM:
@@ -133,20 +133,20 @@ class TrainableNetwork(nn.Module):
         return found
 
     def weight_of(self, name: str, role: str = "weight") -> Tensor:
-        """What an operator holds, to be read or written."""
+        """A weight of an operator, to be read or written."""
         held = getattr(self.get_submodule(self._layer_of[name]), role)
         assert isinstance(held, Tensor)
         return held.data
 
     def holds(self, name: str, role: str = "weight") -> bool:
-        """Whether an operator of this name holds such a weight."""
+        """Whether an operator has a weight of this role."""
         return f"{name}:{role}" in self._places
 
     def bound(self, inputs: tuple[Tensor, ...]) -> tuple[dict[str, Any], int]:
-        """Inputs by name, and how many times the written batch they are.
+        """The inputs by name, and their batch as a multiple of the graph's.
 
         Raises:
-            InputError: they are others than the network takes.
+            InputError: their number or shapes are not those of the network.
         """
         wanted = self.graph.inputs
         if len(inputs) != len(wanted):

@@ -1,4 +1,4 @@
-"""What each operator of a graph computes, in torch.
+"""The operators of a graph, computed in torch.
 
 Each function reads the node, the batch factor (how many times the batch that the network was
 written for) and the tensors.
@@ -19,7 +19,7 @@ Compute = Callable[..., Any]
 
 
 def _padded(x: Tensor, padding: Sequence[int], value: float = 0.0) -> tuple[Tensor, Any]:
-    """Torch's layers pad both sides alike; what is left over is padded before."""
+    """Pad explicitly if the sides differ, because torch's layers pad both sides alike."""
     rank = len(padding) // 2
     before, after = padding[:rank], padding[rank:]
     if tuple(before) == tuple(after):
@@ -129,15 +129,15 @@ def _broadcast(node: Node, times: int, x: Tensor) -> Tensor:
 
 
 def _resized(shape: tuple[int, ...], times: int) -> tuple[int, ...]:
-    """A shape of a batch that is so many times as large."""
+    """A shape with its batch multiplied by ``times``."""
     return (shape[0] * times, *shape[1:]) if shape else shape
 
 
 def _slice(node: Node, _: int, x: Tensor) -> Tensor:
     attrs = node.attrs
     index = [slice(None)] * x.ndim
-    each = zip(attrs["axes"], attrs["begin"], attrs["end"], attrs["strides"], strict=True)
-    for axis, begin, end, stride in each:
+    ranges = zip(attrs["axes"], attrs["begin"], attrs["end"], attrs["strides"], strict=True)
+    for axis, begin, end, stride in ranges:
         index[axis] = slice(begin, end, stride)
     return x[tuple(index)]
 
@@ -179,8 +179,8 @@ def _astype(node: Node, _: int, x: Tensor) -> Tensor:
     return x.to(getattr(torch, node.attrs["dtype"]))
 
 
-def _of(function: Callable[..., Tensor]) -> Compute:
-    """A function of tensors alone."""
+def _tensors_only(function: Callable[..., Tensor]) -> Compute:
+    """Adapt a torch function that takes only tensors."""
     return lambda _node, _times, *tensors: function(*tensors)
 
 
@@ -191,14 +191,14 @@ _SAME_NAME = (
 )
 
 OPERATORS: Mapping[str, Compute] = {
-    **{name: _of(getattr(torch, name)) for name in _SAME_NAME},
-    "power": _of(torch.pow),
-    "nn.relu": _of(functional.relu),
-    "nn.relu6": _of(functional.relu6),
-    "nn.silu": _of(functional.silu),
-    "nn.softplus": _of(functional.softplus),
-    "nn.gelu": _of(functional.gelu),
-    "nn.gelu_tanh": _of(lambda x: functional.gelu(x, approximate="tanh")),
+    **{name: _tensors_only(getattr(torch, name)) for name in _SAME_NAME},
+    "power": _tensors_only(torch.pow),
+    "nn.relu": _tensors_only(functional.relu),
+    "nn.relu6": _tensors_only(functional.relu6),
+    "nn.silu": _tensors_only(functional.silu),
+    "nn.softplus": _tensors_only(functional.softplus),
+    "nn.gelu": _tensors_only(functional.gelu),
+    "nn.gelu_tanh": _tensors_only(lambda x: functional.gelu(x, approximate="tanh")),
     "nn.leakyrelu": _leaky,
     "nn.softmax": _softmax,
     "nn.conv1d": _conv,

@@ -1,12 +1,12 @@
-"""All layers of a stretched network together, nearer to what the given one says: no labels.
+"""Gradient descent on all layers of a stretched network towards the given one, without labels.
 
-    teacher    x -> block -> block -> block -> says        each end of a block, and the result,
+    teacher    x -> block -> block -> block -> result      each end of a block, and the result,
     net        x' -> block.b0 -> block.b0 --.              is compared with the channels of the
-               `---> block.b1 ------> concat -> says'      teacher's that it stands for
+               `---> block.b1 ------> concat -> result'    teacher's that it stands for
 
-`imitate` fits one layer after the other, so that what lies inside a branch has to be as in the
-teacher, and what an early layer gets wrong the later ones inherit. Here a few hundred steps of
-gradient descent change all of them at once; only what leaves a block has to be right.
+`imitate` fits one layer after the other: values inside a branch have to match the teacher's, and
+later layers inherit the errors of earlier ones. Here a few hundred steps of gradient descent change
+all layers at once, and only values that leave a block have to match.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tvm_stretch.training.network import TrainableNetwork
 from tvm_stretch.training.statistics import recalibrate
 
 STEPS = 400
-"""Of gradient descent: a few seconds to a minute for networks of small images."""
+"""Steps of gradient descent: a few seconds to a minute for networks of small images."""
 
 BATCH = 128
-"""Images of a step where an array was given."""
+"""Images per step if the caller gave one array."""
 
 
 def refine(
@@ -43,23 +43,23 @@ def refine(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> None:
-    """Bring what a stretched network computes nearer to what the given one does; after `imitate`.
+    """Bring a stretched network's values nearer to the given one's, after `imitate`.
 
     Args:
-        net: what `Stretching.to_torch` gave; changed in place, in evaluation mode afterwards. If
-            this fails, it is as it was.
+        net: the module of `Stretching.to_torch`; changed in place, in evaluation mode afterwards,
+            restored after an error.
         teacher: `to_torch` of the network that was stretched; moved to the device of ``net``,
             where it stays.
-        images: an array or a tensor of some thousands, or batches: those of a loader, whose labels
-            are not read, over and over. Batches of a single image are left out.
-        steps: of gradient descent.
-        rate: of Adam at first; it falls along a cosine.
-        seed: same seed, same device, same result.
+        images: an array or a tensor of some thousands, or a loader that is read over and over; its
+            labels are ignored, and so are batches of one image.
+        steps: the number of steps of gradient descent.
+        rate: Adam's first learning rate; it falls along a cosine.
+        seed: the same seed on the same device gives the same result.
         progress: as for ``ts.compile``.
 
     Raises:
-        InputError: there are no two images, or the networks do not belong together.
-        TrainingError: what they compute is not finite.
+        InputError: there are fewer than two images, or the networks do not belong together.
+        TrainingError: an activation is not finite.
     """
     check_belong(net, teacher)
     if type(steps) is not int or steps < 1:
@@ -87,7 +87,7 @@ def _descend(
     steps: int,
     rate: float,
 ) -> None:
-    """Gradient descent."""
+    """Run the steps of gradient descent."""
     where, compared = device_of(net), _compared(net)
     optimizer = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], rate)
     total, heard = torch.zeros((), device=where), 0
@@ -114,7 +114,7 @@ def _descend(
 
 
 class _Several:
-    """Batches of a loader but those of one image, as its last may be: one shows no variance."""
+    """The batches of a loader, without batches of one image, which has no variance."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
@@ -126,7 +126,7 @@ class _Several:
 
 
 def _endless(images: Tensor | _Several) -> Iterator[Tensor]:
-    """Batches of images, in another order each time."""
+    """Batches of images without end, an array's in another order each time."""
     if isinstance(images, _Several):
         given = True
         while given:
@@ -150,7 +150,7 @@ def _endless(images: Tensor | _Several) -> Iterator[Tensor]:
 
 
 def _compared(net: TrainableNetwork) -> dict[str, float]:
-    """Ends of blocks and results, and how much each counts: all ends as much as all results."""
+    """The weight of each end of a block and of each result; both kinds weigh the same in total."""
     fits = [fit for fit in find_fits(net) if not net.sources[fit.wanted].tied]
     summands = {fit.other for fit in fits}
     ends = {fit.wanted for fit in fits} - summands - set(net.graph.outputs)
@@ -162,7 +162,7 @@ def _compared(net: TrainableNetwork) -> dict[str, float]:
 def _values(
     net: TrainableNetwork, batch: Tensor, names: Mapping[str, float] | set[str]
 ) -> dict[str, Tensor]:
-    """What a network computes, of these tensors."""
+    """The values of the named tensors."""
     values, times = net.bound((batch,))
     found = {}
     for node in net.graph.nodes:
@@ -181,7 +181,7 @@ def _apart(
     wanted: Mapping[str, Tensor],
     counts: Mapping[str, float],
 ) -> Tensor:
-    """Mean squares between the networks, each as a share of the teacher's variance."""
+    """The mean squared distance of the networks, as a share of the teacher's variance."""
     total = torch.zeros((), device=next(iter(found.values())).device)
     for name, value in found.items():
         source, whole = net.sources[name], wanted[net.sources[name].tensor]

@@ -1,10 +1,10 @@
-"""Trainable Relax -> a graph and its weights, and weights back into Relax.
+"""Converts trainable Relax to a graph and its weights, and puts weights back into Relax.
 
-    lv = R.nn.batch_norm(x, gamma, beta, mean, var)      ->     one node "bn", whose result is
-    bn = lv[0]                                                  that of the item
+    lv = R.nn.batch_norm(x, gamma, beta, mean, var)      ->     one node "bn", with the result
+    bn = lv[0]                                                  of lv[0]
 
-What is trained: weights of convolutions and matrix products, scales and offsets of normalisations,
-biases (constants of several elements that are added). Other constants stay as they are.
+Training changes weights of convolutions and matrix products, scales and offsets of normalisations,
+and biases (constants of several elements that are added). Other constants do not change.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "permute_dims": ("axes",),
     "split": ("axis",),
 }
-"""Attributes that network.py reads, of operators that have some."""
+"""The attributes that operators.py and network.py read, by operator."""
 
 _PLAIN = POINTWISE | {"matmul", "reshape", "expand_dims", "squeeze", "broadcast_to"}
-_PLAIN = (_PLAIN | {"strided_slice", "TupleGetItem"}) - {"round"}  # torch has no gradient of it
+_PLAIN = (_PLAIN | {"strided_slice", "TupleGetItem"}) - {"round"}  # torch's round has no gradient
 
 _LAYOUTS = {"data_layout": ("NCHW", "NCW"), "kernel_layout": ("OIHW", "OIW", "IOHW")}
 _LAYOUTS |= {"layout": ("NCHW",)}
@@ -69,10 +69,10 @@ _STATISTICS = ("running_mean", "running_var")
 
 
 def graph_of(mod: tvm.IRModule) -> tuple[Graph, Arrays]:
-    """A network that torch can run, and the numbers of its weights by their names.
+    """A network that torch can run, and the values of its weights by name.
 
     Args:
-        mod: as `frontend.load_trainable` or a stretching pass leaves it.
+        mod: the result of `frontend.load_trainable` or of a stretching pass.
 
     Raises:
         UnsupportedError: it has an operator that cannot be trained here.
@@ -81,10 +81,10 @@ def graph_of(mod: tvm.IRModule) -> tuple[Graph, Arrays]:
 
 
 def with_weights(mod: tvm.IRModule, arrays: Mapping[str, np.ndarray]) -> tvm.IRModule:
-    """The module with other numbers for its weights.
+    """The module with other values of its weights.
 
     Args:
-        mod: what `graph_of` has read.
+        mod: the module that `graph_of` has read.
         arrays: a value for every weight, by its name.
     """
     main = mod["main"]
@@ -119,7 +119,7 @@ def _replaced(
 
 
 class _Reader:
-    """Goes through ``main`` once."""
+    """Reads ``main`` once and collects nodes and weights."""
 
     def __init__(self, mod: tvm.IRModule) -> None:
         self.main = mod["main"]
@@ -189,7 +189,7 @@ class _Reader:
 
 
 def layer_name(operators: Operators, operator: Operator) -> str:
-    """The operator's, or that of what a batch normalisation computes."""
+    """The operator's name; for a batch normalisation the name of its first result."""
     if operator.kind == BATCH_NORM:
         items = [operators[n] for n in operators.readers[operator.name]]
         return next((i.name for i in items if int(i.binding.value.index) == 0), operator.name)
@@ -260,7 +260,7 @@ _SPECIAL: Mapping[str, Callable[[Operator], dict[str, Any]]] = {
 
 
 def _plain(value: Any) -> Any:
-    """Numbers, words and tuples of an attribute of TVM."""
+    """An attribute of TVM as plain numbers, strings and tuples."""
     if value is None or isinstance(value, bool | str):
         return value
     if hasattr(value, "value"):

@@ -1,4 +1,4 @@
-"""Statistics of batch normalisations, computed anew: all that a warm start needs at first."""
+"""Recomputes the statistics of batch normalisations, the first step of a warm start."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Moments:
     squares: Tensor | float = 0.0
 
     def add(self, values: Tensor) -> None:
-        """The values of a batch, whose channels are the second axis."""
+        """Add the values of a batch, whose second axis is the channels."""
         columns = values.transpose(0, 1).flatten(1)
         number = columns.shape[1]
         if number < 2:
@@ -50,17 +50,16 @@ class _Moments:
 
 @torch.no_grad()
 def recalibrate(net: nn.Module, images: Any, progress: Progress | None = None) -> None:
-    """Give the batch normalisations the mean and variance of these images; no weight changes.
+    """Set the statistics of batch normalisations to those of these images; no weight changes.
 
     Args:
-        net: changed in place; it stays in training or evaluation mode. If this fails, it is as
-            it was.
-        images: an array or a tensor of a few hundred or more, or batches: those of a loader, whose
-            labels are not read.
+        net: changed in place, restored after an error; its training or evaluation mode stays.
+        images: an array or a tensor of a few hundred or more, or a loader, whose labels are
+            ignored.
         progress: as for ``ts.compile``.
 
     Raises:
-        InputError: there are no images, or a batch is a single one.
+        InputError: there are no images, or a normalisation sees a single value per channel.
         TrainingError: the statistics are not finite.
     """
     layers = [layer for layer in module(net, "net").modules() if isinstance(layer, _BatchNorm)]
@@ -87,7 +86,7 @@ def recalibrate(net: nn.Module, images: Any, progress: Progress | None = None) -
 
 @contextlib.contextmanager
 def _watching(norms: dict[_BatchNorm, _Moments]) -> Iterator[None]:
-    """Within, these normalise by what they see, which is added up."""
+    """Context in which normalisations use each batch's own statistics and collect its moments."""
 
     def see(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         assert isinstance(layer, _BatchNorm)

@@ -1,4 +1,4 @@
-"""A supernet: all candidates of a stretching trained at once, with shared weights (BigNAS).
+"""A supernet (BigNAS) trains all candidates of a stretching at once, with shared weights.
 
     candidate 0    conv_1.b0  12 x 16        shared    conv_1.b0  16 x 16
     candidate 1    conv_1.b0  16 x 8                   the first rows and columns of each
@@ -8,10 +8,10 @@
     fit_supernet(supernet, loader, epochs=30)
     net = supernet.candidate(3); recalibrate(net, images); accuracy(net, tests)
 
-Weights of one name are one weight, as large as the largest; a candidate's are its first rows. Its
-columns are those of the channels that it reads: who computed them and which of his they are. What
-a chain of residual blocks adds up counts as computed by the first, so that branches of other
-depths read and leave the same.
+Weights of the same name share one weight of the largest size; a candidate uses its first rows.
+Columns follow the channels that a layer reads: each channel is known by the operator that computed
+it and its index there. The sums of a chain of residual blocks count as computed by the first block,
+so branches of different depths read and write the same channels.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from tvm_stretch.training.loop import Settings, train
 from tvm_stretch.training.network import TrainableNetwork
 
 Layout: TypeAlias = tuple[tuple[str, int], ...]
-"""Whose channels a tensor has: who computed them, and how many of his first ones."""
+"""The channels of a tensor: for each operator that computed some, how many of its first ones."""
 
 _MIXES = ("nn.conv1d", "nn.conv2d", "nn.conv2d_transpose", "matmul", "TupleGetItem", "permute_dims")
-"""After these, channels are others."""
+"""Operators whose result has channels of its own."""
 
 
 class Supernet(nn.Module):
-    """See the module docstring; called, it says what its largest candidate says.
+    """See the module docstring; a call computes the largest candidate.
 
     Attributes:
-        nets: the candidates as they were given; their weights are not used any more.
-        largest: the position of that with the most parameters.
-        smallest: of that with the fewest.
+        nets: the candidates; their own weights are no longer used.
+        largest: the position of the candidate with the most parameters.
+        smallest: the position of the candidate with the fewest.
     """
 
     def __init__(self, nets: Sequence[TrainableNetwork]) -> None:
@@ -56,7 +56,7 @@ class Supernet(nn.Module):
                 f"expected two or more designs of one network for nets, got {len(nets)}; give "
                 "st.to_torch(candidate.design) for several candidates"
             )
-        self.nets = list(nets)  # no part of this module: their weights would be trained too
+        self.nets = list(nets)  # a list, not a ModuleList: torch would train their weights too
         by_size = sorted(range(len(nets)), key=lambda index: _size(nets[index]))
         self.smallest, self.largest = by_size[0], by_size[-1]
         layouts = [_axes_of_weights(net.graph) for net in nets]
@@ -77,7 +77,7 @@ class Supernet(nn.Module):
         unions: Mapping[tuple[str, int], tuple[str, ...]],
         full: Mapping[str, int],
     ) -> None:
-        """Give a weight of a candidate its place in a shared one, and its numbers to that."""
+        """Map a candidate's weight into the shared one, and copy its values there."""
         places, sizes = [], []
         for axis, length in enumerate(weight.shape):
             if axis not in axes:
@@ -98,7 +98,7 @@ class Supernet(nn.Module):
         self._places[index][self.nets[index].weight_key(weight.name)] = (key, places)
 
     def weights(self, index: int) -> dict[str, Tensor]:
-        """What a candidate has of the shared weights, by the keys of its own."""
+        """A candidate's part of the shared weights, by its own keys."""
         found = {}
         for name, (key, places) in self._places[index].items():
             value: Tensor = self.shared[key]
@@ -110,31 +110,31 @@ class Supernet(nn.Module):
 
     @property
     def fingerprint(self) -> str:
-        """Differs where anything but the numbers of the weights differs."""
+        """A hash of all but the values of the weights."""
         text = " ".join(net.graph.fingerprint for net in self.nets)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def get_extra_state(self) -> list[dict[str, Tensor]]:
-        """Statistics of the candidates, each of which has its own."""
+        """The statistics of normalisations, which each candidate has by itself."""
         return [dict(net.named_buffers()) for net in self.nets]
 
     def set_extra_state(self, state: list[dict[str, Tensor]]) -> None:
-        """Take what `get_extra_state` gave."""
+        """Restore the result of `get_extra_state`."""
         for net, buffers in zip(self.nets, state, strict=True):
             net.load_state_dict({**net.state_dict(), **buffers})
 
     def say(self, index: int, images: Tensor) -> Tensor:
-        """What a candidate says."""
+        """The output of a candidate."""
         net = self.nets[index].to(images.device).train(self.training)
         result: Tensor = functional_call(net, self.weights(index), (images,))
         return result
 
     def forward(self, images: Tensor) -> Tensor:
-        """What the largest candidate says."""
+        """The output of the largest candidate."""
         return self.say(self.largest, images)
 
     def candidate(self, index: int) -> TrainableNetwork:
-        """A candidate by itself, with copies of its weights: to be recalibrated or trained."""
+        """A candidate with copies of its weights, to be recalibrated or trained by itself."""
         net = self.nets[index]
         values = {name: net.state_dict()[net.weight_key(name)] for name in net.weight_names}
         found = TrainableNetwork(net.graph, values, net.design)
@@ -157,15 +157,15 @@ def fit_supernet(
     checkpoint: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> list[float]:
-    """Train all candidates by the sandwich rule: the largest, the smallest, and some by chance.
+    """Train all candidates by the sandwich rule: the largest, the smallest and random ones.
 
-    The largest learns from labels, the others from what the largest says.
+    The largest learns from the labels, the others from the largest one's outputs.
 
     Args:
         supernet: changed in place.
         loader: as for `fit`.
         epochs: as for `fit`.
-        sampled: how many candidates by chance in every step.
+        sampled: the number of random candidates in every step.
         rate: as for `fit`.
         momentum: as for `fit`.
         weight_decay: as for `fit`.
@@ -178,9 +178,9 @@ def fit_supernet(
     settings = Settings(epochs, rate, momentum, weight_decay, seed, what)
     count = len(supernet.nets)
 
-    def loss(images: Tensor, said: Tensor, labels: Tensor) -> Tensor:
-        found = functional.cross_entropy(said, labels)
-        taught = functional.softmax(said.detach(), 1)
+    def loss(images: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        found = functional.cross_entropy(logits, labels)
+        taught = functional.softmax(logits.detach(), 1)
         chosen = {supernet.smallest, *torch.randint(count, (sampled,)).tolist()}
         for index in sorted(chosen - {supernet.largest}):
             found = found + functional.cross_entropy(supernet.say(index, images), taught)
@@ -193,11 +193,11 @@ def _size(net: nn.Module) -> int:
     return sum(value.numel() for value in net.parameters())
 
 
-# --- whose channels ---
+# --- channels by the operator that computed them ---
 
 
 def _axes_of_weights(graph: Graph) -> dict[str, dict[int, Layout]]:
-    """For every weight the axes that are channels, with whose channels they are."""
+    """The axes of each weight that are channels, with their layouts."""
     held = {weight.name: weight for weight in graph.weights}
     layouts: dict[str, Layout] = {
         name: ((name, shape[1]),) for name, shape in graph.inputs.items() if len(shape) > 1
@@ -214,7 +214,7 @@ def _axes_of_weights(graph: Graph) -> dict[str, dict[int, Layout]]:
 
 
 def _layout(node: Node, reads: Sequence[Layout], order: Mapping[str, int]) -> Layout:
-    """Whose channels a node's result has."""
+    """The layout of a node's result."""
     channels = node.shape[1] if len(node.shape) > 1 else 0
     if node.kind == "concat" and node.attrs["axis"] == 1:
         return tuple(part for layout in reads for part in layout)
@@ -226,7 +226,7 @@ def _layout(node: Node, reads: Sequence[Layout], order: Mapping[str, int]) -> La
 
 
 def _axes(node: Node, weight: Weight, read: Layout, own: Layout) -> dict[int, Layout]:
-    """Of one weight."""
+    """The axes of one weight that are channels, with their layouts."""
     if node.kind in ("nn.conv1d", "nn.conv2d"):
         return {0: own} if node.attrs["groups"] > 1 else {0: own, 1: read}
     if node.kind == "matmul":
@@ -239,7 +239,7 @@ def _axes(node: Node, weight: Weight, read: Layout, own: Layout) -> dict[int, La
 
 
 def _full_counts(layouts: Sequence[Mapping[str, Mapping[int, Layout]]]) -> dict[str, int]:
-    """How many channels each producer has in the candidate where it has the most."""
+    """The largest number of channels that each producer has in any candidate."""
     found: dict[str, int] = {}
     for axes in (axes for own in layouts for axes in own.values()):
         for producer, count in (part for layout in axes.values() for part in layout):
@@ -250,7 +250,7 @@ def _full_counts(layouts: Sequence[Mapping[str, Mapping[int, Layout]]]) -> dict[
 def _unions(
     layouts: Sequence[Mapping[str, Mapping[int, Layout]]],
 ) -> dict[tuple[str, int], tuple[str, ...]]:
-    """All producers that a weight's axis has in some candidate."""
+    """The producers that each weight's axis has in any candidate."""
     found: dict[tuple[str, int], dict[str, None]] = {}
     for own in layouts:
         for name, axes in own.items():
