@@ -1,1 +1,1 @@
-"""`ts.stretch()`: NN-Stretch, designs of branched networks that are predicted to be fast."""
+"""`ts.stretch()` (NN-Stretch): designs of branched networks that are predicted to be fast."""

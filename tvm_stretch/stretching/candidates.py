@@ -1,4 +1,4 @@
-"""Candidates: the best designs of a network, for each set of processors."""
+"""Finds candidates: the best designs of a network for each set of processors."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MOST_SIMULATED = 20
 def find_candidates(
     task: Task, able: Sequence[int], rules: Rules, merge: str | None
 ) -> tuple[list[Candidate], dict[str, float]]:
-    """Candidates for every set of two or three processors, and how many designs each rule left.
+    """Candidates for each set of processors, and the number of designs after each rule.
 
     Args:
         task: the network.
         able: the places of processors that may get branches.
-        rules: what prunes.
+        rules: the rules that prune designs.
         merge: how branches are merged; by default as each block suggests.
     """
     blocks = sum(run.depth for run in task.chain.runs)
@@ -55,12 +55,12 @@ def find_candidates(
 
 
 def _cut(task: Task, able: Sequence[int], rules: Rules) -> tuple[Run, ...]:
-    """The stages, cut further where equation 4 says that it is worth it."""
+    """The stages, cut further where equation 4 allows another meeting point."""
     runs, costs = task.chain.runs, task.pricing.costs
     latency = {}
     for block in (block for run in runs for block in run.blocks):
         layers = block_layers(block, block.channels(block.start), block.width)
-        each = (task.pricing.nanoseconds(layers, place, together=False) for place in able)
-        latency[block.end] = round(min(each))
+        alone = (task.pricing.nanoseconds(layers, place, together=False) for place in able)
+        latency[block.end] = round(min(alone))
     cut = cut_runs(runs, latency, lambda size: costs.meeting(able, size), rules.alpha)
     return runs if len(cut) == len(runs) else cut

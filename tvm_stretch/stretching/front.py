@@ -1,9 +1,9 @@
-"""Latency over capacity: what more or fewer multiply-adds and parameters take (figure 12).
+"""Latency over capacity: designs with more or fewer multiply-adds and parameters (figure 12).
 
 ms
-20 |                         *  as it is, on the fastest processor
+20 |                         *  unstretched, on the fastest processor
 15 |               o  o  o
-10 |     o  o  o                  designs of which none is faster and larger
+10 |     o  o  o                  designs; no design is both faster and larger
 +-------------------------- share of the original's capacity
 """
 
@@ -23,10 +23,10 @@ from tvm_stretch.stretching.layers import count
 from tvm_stretch.stretching.rules import Rules
 
 CAPACITIES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3)
-"""That designs are searched for, of the original's; see `Rules.capacity`."""
+"""Capacities to search designs for, as shares of the original's; see `Rules.capacity`."""
 
 _APART = 0.03
-"""By how much the capacities of two designs differ at least."""
+"""The least difference between the capacities of two designs."""
 
 _Place = Callable[[float, float], tuple[float, float]]
 
@@ -35,12 +35,12 @@ _WIDTH, _HEIGHT, _LEFT, _TOP = 520, 300, 56, 24
 
 @dataclass(frozen=True)
 class Front:
-    """Designs of which no other one is both faster and larger.
+    """The Pareto front: designs such that no other one is both faster and larger.
 
     Attributes:
         points: the candidates, the smallest first.
-        original: multiply-adds and parameters of the network as it is.
-        alone_ns: what that takes on the fastest processor.
+        original: multiply-adds and parameters of the unstretched network.
+        alone_ns: its latency on the fastest processor.
     """
 
     points: tuple[Candidate, ...]
@@ -48,7 +48,7 @@ class Front:
     alone_ns: int
 
     def share(self, candidate: Candidate) -> float:
-        """Capacity of the original's: multiply-adds or parameters, whichever are fewer."""
+        """Capacity as a share of the original's: the smaller of multiply-adds and parameters."""
         work, size = self.original
         return min(candidate.multiply_adds / work, candidate.parameters / size)
 
@@ -63,7 +63,7 @@ class Front:
         return "\n".join((*head, f"| 1.00 | {self.alone_ns / 1e6:.2f} | x1.00 | as it is |", *rows))
 
     def svg(self) -> str:
-        """The picture: a dot for each design, a star for the network as it is."""
+        """The picture: a dot for each design, a star for the unstretched network."""
         dots = [(self.share(point), point.ns / 1e6) for point in self.points]
         star = (1.0, self.alone_ns / 1e6)
         right, high = (1.1 * max(values) for values in zip(*dots, star, strict=True))
@@ -96,7 +96,7 @@ class Front:
 
 
 def _axes(place: _Place, right: float, high: float) -> Iterator[str]:
-    """Two lines with numbers at them."""
+    """The two axes with their numbers."""
     corners = " ".join(f"{x},{y}" for x, y in (place(0, high), place(0, 0), place(right, 0)))
     yield f'<polyline points="{corners}" fill="none" stroke="#666"/>'
     for tenth in range(2, int(10 * right) + 1, 2):
@@ -120,8 +120,8 @@ def find_front(task: Task, places: Sequence[int], rules: Rules, merge: str | Non
 
     Args:
         task: the network.
-        places: of processors that may get branches.
-        rules: what prunes; the capacity is another one each time.
+        places: the places of processors that may get branches.
+        rules: the rules that prune designs; each search sets another capacity.
         merge: how branches are merged; by default as each block suggests.
     """
     original = count(task.chain.layers())
@@ -137,7 +137,7 @@ def find_front(task: Task, places: Sequence[int], rules: Rules, merge: str | Non
 def _thinned(
     every: Iterable[Candidate], share: Callable[[Candidate], float]
 ) -> tuple[Candidate, ...]:
-    """Those of which none is faster and larger; of such that are nearly as large, the fastest."""
+    """The Pareto front, with only the fastest of designs that are nearly as large."""
     best: list[Candidate] = []
     for candidate in sorted(every, key=lambda c: (-share(c), c.ns)):
         if not best or candidate.ns < best[-1].ns:

@@ -1,4 +1,4 @@
-"""What is known of a design: its latency, its capacity, and which rule would prune it."""
+"""Judges a design: its latency, its capacity, and the rule that would prune it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from tvm_stretch.targets.processor import Processor
 
 @dataclass(frozen=True)
 class Candidate:
-    """A design and what is known of it.
+    """A design with its predictions.
 
     Attributes:
         design: the design.
         ns: predicted latency.
-        multiply_adds: of the whole network.
-        parameters: of the whole network.
-        rule: which rule prunes it, empty if none does.
-        what: in words.
+        multiply_adds: multiply-adds of the whole network.
+        parameters: parameters of the whole network.
+        rule: the rule that prunes it, empty if none does.
+        what: a description, empty if there is none.
     """
 
     design: Design
@@ -66,12 +66,12 @@ class Candidates(tuple[Candidate, ...]):
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is stretched.
+    """The network to stretch, with its costs.
 
     Attributes:
         chain: the network in stages.
-        pricing: of its layers.
-        home: the place of the processor that runs what has no branches.
+        pricing: the costs of its layers.
+        home: the place of the processor that runs operators outside of branches.
     """
 
     chain: Chain
@@ -79,24 +79,24 @@ class Task:
     home: int
 
     def alone_ns(self, place: int) -> int:
-        """What the network as it is takes on one processor."""
+        """The latency of the unstretched network on one processor."""
         return round(self.pricing.nanoseconds(self.chain.layers(), place, together=False))
 
     @cached_property
     def fastest_alone_ns(self) -> int:
-        """The same on the fastest of those that run all of it."""
+        """The latency on the fastest processor that supports the whole network."""
         operators = self.chain.operators
         processors = enumerate(self.pricing.costs.processors)
         return min(self.alone_ns(place) for place, p in processors if runs_all(p, operators))
 
 
 def runs_all(processor: Processor, operators: Operators) -> bool:
-    """Whether a processor runs the network, whose batch normalisations will be folded."""
+    """Whether a processor supports the network once batch normalisations are folded."""
     return why_not_all(processor, operators) is None
 
 
 def why_not_all(processor: Processor, operators: Operators) -> str | None:
-    """The first reason why a processor does not run the network; None where it does."""
+    """The first reason why a processor does not support the network, or None."""
     for operator in operators:
         call = operator.binding.value
         if operator.kind != "nn.batch_norm" and isinstance(call, relax.Call):
@@ -109,14 +109,14 @@ def why_not_all(processor: Processor, operators: Operators) -> str | None:
 def candidate_of(
     task: Task, design: Design, figures: Figures, rule: str = "", what: str = ""
 ) -> Candidate:
-    """A design with its figures; what is slower than one processor is no use."""
+    """A candidate with its predictions, pruned if it is slower than one processor."""
     if not rule and figures.ns > task.fastest_alone_ns:
         rule = f"slower than one processor alone ({task.fastest_alone_ns / 1e6:.3f} ms)"
     return Candidate(design, figures.ns, figures.multiply_adds, figures.parameters, rule, what)
 
 
 def refuse_unknown(design: Design, task: Task) -> None:
-    """Raise PlanError where a branch is for a processor that is not there."""
+    """Raise PlanError if a branch names an unknown processor."""
     names = [processor.name for processor in task.pricing.costs.processors]
     for name in design.processors:
         if name not in names:
@@ -127,10 +127,10 @@ def refuse_unknown(design: Design, task: Task) -> None:
 
 
 def judge_design(task: Task, rules: Rules, design: Design, what: str = "") -> Candidate:
-    """Simulate a design, and ask the rules.
+    """Simulate a design and apply the rules.
 
     Raises:
-        PlanError: it does not fit the network, or names a processor that is not there.
+        PlanError: it does not fit the network, or names an unknown processor.
     """
     refuse_unknown(design, task)
     runs = _runs_of(task.chain.operators, design)
@@ -153,7 +153,7 @@ def judge_design(task: Task, rules: Rules, design: Design, what: str = "") -> Ca
 
 
 def _runs_of(operators: Operators, design: Design) -> dict[str, Run]:
-    """The design's segments, and every other block, by their starts in the network's order."""
+    """The design's segments and all other blocks in the network's order, by the value they read."""
     blocks = detect_blocks(operators)
     segment_of = {}
     for segment in design.segments:

@@ -1,10 +1,10 @@
-"""What blocks of any width consist of, in layers that cost something, without building them.
+"""The layers of blocks of any width, for predictions, without building the blocks.
 
     basic block, 96 -> 32 channels     conv 3x3 96 -> 32, conv 3x3 32 -> 32, conv 1x1 96 -> 32
     depth 3                            and conv 3x3 32 -> 32 four times more
 
-The multiply-adds and parameters are exact, as passes/duplicate_and_scale.py would build it; kernels
-are what the templates choose for the shapes, with elementwise operators behind them in proportion.
+Multiply-adds and parameters are exactly those that passes/duplicate_and_scale.py would build.
+Templates choose the kernels for the shapes; the epilogue's cost is proportional to the result.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.window import WindowConfig
 
 Channels = Callable[[str], int]
-"""How many channels a tensor has."""
+"""Gives the number of channels of a tensor."""
 
 _ELEMENTWISE_FLOPS = 2.0
 _FLOAT_BYTES = 4
-"""For each result of a convolution: what it adds, and an activation."""
+"""Elementwise work per element of a convolution's result: an addition and an activation."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,14 @@ class Layer:
 
     Attributes:
         kind: ``conv``, ``dense``, ``pool`` or ``copy``.
-        shape: of a convolution, or of the one that a matrix product is.
-        bytes: that a copy moves, or that is read beside a convolution's input.
-        source: a pool, by whose attributes its kernel is chosen.
+        shape: the shape of a convolution; a matrix product is described as one.
+        bytes: bytes that a copy moves, or that a convolution's epilogue reads.
+        source: a pool, whose attributes decide its kernel.
         has_norm: whether a batch normalisation follows, which has parameters of its own.
-        biases: parameters that are added for each channel.
+        biases: biases, one for each channel.
 
-    Layers of the same kernel are equal, whatever is folded into their weights later.
+    Layers with the same kernel are equal, because normalisations and biases are folded into
+    weights.
     """
 
     kind: str
@@ -75,7 +76,7 @@ class Layer:
 
     @property
     def multiply_adds(self) -> int:
-        """Of a convolution or matrix product."""
+        """The multiply-adds of a convolution or matrix product."""
         return 0 if self.shape is None else self.out_pixels * self._weights
 
     @property
@@ -91,7 +92,7 @@ class Layer:
         return shape.out_channels * shape.in_channels // shape.groups * prod(shape.kernel)
 
     def features(self, machine: VectorMachine) -> Features:
-        """Its kernel, as cost models see it."""
+        """The features of its kernel for cost models."""
         return _features(self, machine)
 
 
@@ -108,12 +109,12 @@ def _features(layer: Layer, machine: VectorMachine) -> Features:
     if layer.kind == "dense":
         config = choose_conv(layer.shape, machine, machine.lanes)
         return template_features(config, epilogue, machine, _FLOAT_BYTES)
-    block = 1 if layer.shape.in_channels < 4 else machine.lanes  # an image is no blocks yet
+    block = 1 if layer.shape.in_channels < 4 else machine.lanes  # an image is not blocked yet
     return template_features(_config(layer.shape, machine, block), epilogue, machine, _FLOAT_BYTES)
 
 
 def _config(shape: ConvShape, machine: VectorMachine, block: int) -> Config:
-    """The template of a convolution, with the register tile of one with about as many channels.
+    """The template of a convolution, with the tile that suits the next powers of two of channels.
 
     Choosing a tile takes milliseconds, and a search asks for hundreds of widths.
     """
@@ -123,7 +124,7 @@ def _config(shape: ConvShape, machine: VectorMachine, block: int) -> Config:
     read, made = (1 << (n - 1).bit_length() for n in channels)
     near = replace(shape, in_channels=read, out_channels=made)
     config = convolution_config(near, machine, block)
-    assert not isinstance(config, WindowConfig)  # those have a group for each channel
+    assert not isinstance(config, WindowConfig)  # a WindowConfig has a group for each channel
     return replace(config, in_channels=channels[0], out_channels=channels[1])
 
 
@@ -151,8 +152,8 @@ def block_layers(block: BlockWidths, read: int, width: int) -> list[Layer]:
     """The layers of one block.
 
     Args:
-        block: its ties.
-        read: channels of what it reads.
+        block: the block, with its tied widths.
+        read: channels of its input.
         width: channels of its result.
     """
     norm = has_norms(block.operators)
@@ -177,9 +178,9 @@ def outside_layers(
     """The layers of operators that are not scaled.
 
     Args:
-        operators: of the network.
-        names: which of them.
-        widths: channels of the tensors that are stretched.
+        operators: the operators of the network.
+        names: the operators to describe.
+        widths: channels of stretched tensors.
     """
     found: list[Layer] = []
     for name in names:
@@ -188,7 +189,7 @@ def outside_layers(
 
 
 def channels_of(operators: Operators, name: str, widths: Mapping[str, int]) -> int:
-    """Channels of a tensor that is not scaled itself, but may come from one that is."""
+    """Channels of a tensor that is not scaled itself, but may be computed from a scaled one."""
     if name in widths:
         return widths[name]
     shape = operators.shape(name)
@@ -211,7 +212,7 @@ def channels_of(operators: Operators, name: str, widths: Mapping[str, int]) -> i
 def _add_layer(
     operators: Operators, member: Operator, found: list[Layer], channels: Channels
 ) -> None:
-    """Append what an operator costs, or let it count with the convolution before it."""
+    """Append the layer of an operator, or add its cost to the convolution before it."""
     kind, inputs = member.kind, member.inputs
     if kind == "nn.conv2d":
         shape = _shape_of(member)
@@ -249,7 +250,7 @@ def _with_channels(shape: ConvShape, read: int, width: int) -> ConvShape:
 def _add_sum(
     operators: Operators, member: Operator, found: list[Layer], channels: Channels
 ) -> None:
-    """A residual is read by the convolution's kernel; a gate is a kernel of its own."""
+    """Add a residual to the convolution's epilogue; a gate is a kernel of its own."""
     size = _bytes(operators, member.name, channels)
     is_gate = any(operators.shape(n)[2:] != member.shape[2:] for n in member.inputs)
     if is_gate or not found:
@@ -265,6 +266,6 @@ def _bytes(operators: Operators, name: str, channels: Channels) -> int:
 
 
 def _varies(member: Operator) -> bool:
-    """Whether a constant beside the tensor has a number for each channel."""
+    """Whether a constant operand has a value for each channel."""
     constants = [arg for arg in member.call.args if isinstance(arg, GenericConst)]
     return any(max(shape_of(arg), default=1) > 1 for arg in constants)

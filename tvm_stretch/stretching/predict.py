@@ -1,4 +1,4 @@
-"""What a design takes, and what it has: simulated layer by layer, as the executor runs branches.
+"""Predicts a design's latency by simulating its branches as the executor runs them.
 
 cpu     [stem][64 -> 80, 3 blocks ....][144 -> ..
 opencl        [64 -> 64, 3 blocks ...] [144 -> ..
@@ -20,12 +20,12 @@ from tvm_stretch.stretching.tables import Pricing
 
 @dataclass(frozen=True)
 class Chain:
-    """The runs of a network and what stands between them.
+    """The runs of a network and the operators between them.
 
     Attributes:
-        operators: of the network.
-        runs: in order.
-        between: operators before the first run, between two, and behind the last one.
+        operators: the operators of the network.
+        runs: the runs, in order.
+        between: operators before the first run, between two runs, and after the last one.
     """
 
     operators: Operators
@@ -34,7 +34,7 @@ class Chain:
 
     @staticmethod
     def of(operators: Operators, runs: Sequence[Run]) -> Chain:
-        """Sort the operators outside of the runs."""
+        """Assign each operator outside of the runs to its gap."""
         position = {m.name: i for i, r in enumerate(runs) for b in r.blocks for m in b.members}
         names: list[list[str]] = [[] for _ in range(len(runs) + 1)]
         current = 0
@@ -56,13 +56,13 @@ class Chain:
 
 @dataclass(frozen=True)
 class Figures:
-    """What is known of a design.
+    """The predictions of a design.
 
     Attributes:
         ns: predicted latency.
-        multiply_adds: of the whole network.
-        parameters: of the whole network.
-        busy: nanoseconds of each processor.
+        multiply_adds: multiply-adds of the whole network.
+        parameters: parameters of the whole network.
+        busy: nanoseconds that each processor works.
     """
 
     ns: int
@@ -77,8 +77,8 @@ def predict(chain: Chain, design: Design, pricing: Pricing, home: int) -> Figure
     Args:
         chain: the network.
         design: its segments are runs of the chain.
-        pricing: of layers.
-        home: of the processor that runs what has no branches.
+        pricing: the costs of layers.
+        home: the place of the processor that runs operators outside of branches.
     """
     timeline = _Timeline(chain, pricing, home)
     segments = {segment.start: segment for segment in design.segments}
@@ -97,7 +97,7 @@ def predict(chain: Chain, design: Design, pricing: Pricing, home: int) -> Figure
 
 @dataclass
 class _Timeline:
-    """Jobs in the order in which they run; `heads` are those whose results are read next."""
+    """Jobs in execution order; `heads` are the jobs whose results the next one reads."""
 
     chain: Chain
     pricing: Pricing
@@ -130,7 +130,7 @@ class _Timeline:
         return self._add(name, place, ns, self.heads, size)
 
     def outside(self, names: Sequence[str]) -> None:
-        """What belongs to no run, as one job: the other processors wait for it anyway."""
+        """Add operators outside of runs as one job; the other processors wait for it anyway."""
         layers = outside_layers(self.chain.operators, names, self.widths)
         if layers:
             last = names[-1]
@@ -138,7 +138,7 @@ class _Timeline:
             self.heads = (self._job(last, self.home, layers, size, alone=True),)
 
     def run(self, run: Run, segment: StretchedSegment | None) -> None:
-        """A segment with its branches, or as it is."""
+        """Add a run: its branches if it is stretched, else one job."""
         read = channels_of(self.chain.operators, run.start, self.widths)
         if segment is None:
             whole = run.first_layers(read, run.width, "concat", 1)
@@ -166,7 +166,7 @@ class _Timeline:
         return self.chain.operators.bytes(name) * channels // shape[1]
 
     def simulate(self) -> Simulation:
-        """Run all jobs."""
+        """Simulate all jobs."""
         self._add("outputs", 0, 0.0, self.heads, 0)
         readers: dict[int, list[int]] = {i: [] for i in range(len(self.jobs))}
         for reader, read in enumerate(self.reads):

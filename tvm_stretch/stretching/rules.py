@@ -1,14 +1,15 @@
-"""The rules of NN-Stretch (section 4) for new architectures, and how many designs each leaves.
+"""The rules by which NN-Stretch (section 4) prunes new architectures.
 
-latency     equation 4   a meeting point within a stage is worth what a meeting costs (α)
+latency     equation 4   a meeting point within a stage costs at most α of its segment
             equation 5   no branch takes longer than β times the fastest processor for the segment
             equation 6   multiply-adds of the branches in proportion to the processors' speeds
 accuracy    structure    ends of stages are meeting points
             capacity     a segment keeps its multiply-adds and parameters
             bounds       no branch is less than a share of the depth, or of the width
 
-The paper's own designs contradict some of them (α, and the tolerance of equation 6), so that all
-numbers are the user's. Preferences, depth for wide processors, only decide between equals.
+The paper's own designs contradict some rules (α, and the tolerance of equation 6), so users may set
+all numbers. Preferences (depth for one kind of processor, width for another) only decide between
+nearly equal designs.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from tvm_stretch.stretching.tables import Array
 Mask = NDArray[np.bool_]
 
 _RATIOS = 10
-"""0.1 to 1.0 (table 2)."""
+"""The number of ratios in table 2, 0.1 to 1.0."""
 
 PREFERENCE = 0.01
-"""How much of its time a branch may lose for the shape that its processor prefers."""
+"""The share of its time that a branch may lose for the shape that its processor prefers."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,13 @@ class Rules:
     """The numbers of the rules.
 
     Attributes:
-        alpha: what a meeting within a stage may cost, per computation of its segment.
-        beta: see equation 5.
+        alpha: the most that a meeting within a stage may cost, as a share of its segment's time.
+        beta: the factor of equation 5.
         tolerance: how far a branch's share of the multiply-adds may be from its processor's share
             of the speed.
-        capacity: least multiply-adds and parameters of a stretched segment, of the original's.
-        least_ratio: least depth and width of a branch, of the original's.
+        capacity: least multiply-adds and parameters of a stretched segment, as a share of the
+            original's.
+        least_ratio: least depth and width of a branch, as a share of the original's.
     """
 
     alpha: float = DEFAULT_ALPHA
@@ -72,22 +74,22 @@ class Rules:
 
 @dataclass(frozen=True)
 class Judged:
-    """Combinations of branches of one segment: which of them each rule leaves.
+    """Which combinations of branches of one segment each rule keeps.
 
     Attributes:
-        keeps: by name of the rule.
+        keeps: a mask of combinations, by the rule's name.
     """
 
     keeps: dict[str, Mask]
 
     @property
     def kept(self) -> Mask:
-        """What all of them leave."""
+        """The combinations that all rules keep."""
         every = list(self.keeps.values())
         return np.logical_and.reduce(every)
 
     def left(self) -> dict[str, int]:
-        """How many combinations are left after each rule, one after the other."""
+        """The number of combinations that are left after each rule, applied in order."""
         masks = accumulate(self.keeps.values(), np.logical_and)
         return {name: int(mask.sum()) for name, mask in zip(self.keeps, masks, strict=True)}
 
@@ -96,10 +98,10 @@ def judge(branches: Sequence[Sequence[Array]], originals: Sequence[Array], rules
     """Apply the rules to combinations of branches.
 
     Args:
-        branches: of each processor: nanoseconds, multiply-adds and parameters, in arrays that
+        branches: for each processor nanoseconds, multiply-adds and parameters, as arrays that
             broadcast against each other.
-        originals: the same of the whole segment, on each processor.
-        rules: their numbers.
+        originals: the same three numbers of the whole segment, on each processor.
+        rules: the numbers of the rules.
     """
     ns, work, size = zip(*branches, strict=True)
     alone = min(float(original[0]) for original in originals)
@@ -126,8 +128,8 @@ def judge(branches: Sequence[Sequence[Array]], originals: Sequence[Array], rules
 def space_of_table_2(blocks: int, processors: int) -> float:
     """The decimal logarithm of the number of designs, before any rule.
 
-    Every block may end a segment, every segment has one to as many branches as there are
-    processors, each with one of ten depths and of ten widths (NN-Stretch, table 2).
+    Every block may end a segment. A segment has between one branch and a branch for each processor,
+    and each branch one of ten depths and ten widths (NN-Stretch, table 2).
     """
-    each = sum(_RATIOS ** (2 * branches) for branches in range(1, processors + 1))
-    return log10(sum(comb(blocks - 1, m - 1) * each**m for m in range(1, blocks + 1)))
+    choices = sum(_RATIOS ** (2 * branches) for branches in range(1, processors + 1))
+    return log10(sum(comb(blocks - 1, m - 1) * choices**m for m in range(1, blocks + 1)))

@@ -1,10 +1,10 @@
-"""Dynamic programming over the segments: which branches each should have.
+"""Finds the branches of each segment by dynamic programming over the segments.
 
     64 channels -> [segment 1] -> 96 or 112 or 128 channels -> [segment 2] -> ..
 
-Where branches are concatenated, what a segment leaves decides what the next one reads: that is the
-state. For each state the few fastest pasts are kept, and of each segment's combinations that the
-rules leave the few fastest for each number of channels.
+The state is the number of channels that the next segment reads: if branches are concatenated, a
+segment's branches decide it. The search keeps the few fastest pasts of each state, and, of the
+combinations of a segment that the rules keep, the few fastest for each number of channels.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from tvm_stretch.stretching.tables import Array, Pricing, Table
 NDInt = NDArray[np.int64]
 
 _PER_WIDTH, _PASTS = 2, 6
-"""How many combinations of a segment are kept for each number of channels, and pasts of a state."""
+"""The numbers of kept combinations for each number of channels, and of kept pasts of a state."""
 
 
 @dataclass(frozen=True)
 class Past:
-    """Branches of the segments so far; None for one that stays as it is."""
+    """The branches of the segments so far; None for an unstretched segment."""
 
     ns: float
     segments: tuple[StretchedSegment | None, ...]
 
     @property
     def design(self) -> Design:
-        """As a design."""
+        """The design of the stretched segments."""
         return Design(tuple(segment for segment in self.segments if segment is not None))
 
 
@@ -48,10 +48,10 @@ class Search:
 
     Attributes:
         runs: the segments.
-        pricing: of their layers.
-        places: of the processors that get branches.
-        home: of the processor that runs everything else.
-        rules: what prunes.
+        pricing: the costs of their layers.
+        places: the places of the processors that get branches.
+        home: the place of the processor that runs everything else.
+        rules: the rules that prune designs.
         merge: how branches are merged; by default as each segment suggests.
     """
 
@@ -64,7 +64,7 @@ class Search:
 
     @property
     def costs(self) -> Costs:
-        """What things take."""
+        """The costs of kernels and transfers."""
         return self.pricing.costs
 
     def best(self, most: int) -> tuple[list[Design], dict[str, float]]:
@@ -94,15 +94,15 @@ class Search:
         return Table(run, self.pricing, self.places, merge, self.rules.least_ratio)
 
     def _is_fed(self, index: int) -> bool:
-        """Whether a segment reads just what the one before it computes, perhaps through a pool."""
+        """Whether a segment reads only the result of the one before it, perhaps through a pool."""
         if not 0 < index < len(self.runs):
             return False
         return _passes_on(self.runs[index].operators, self.runs[index - 1].end, self.runs[index])
 
     def _entry(self, index: int) -> float:
-        """What it takes to bring what a segment reads from the home to its other processors.
+        """The time to bring a segment's input from the home to its other processors.
 
-        Nothing where it is what the segment before it computed: that is counted there.
+        It is 0 if the segment before computed the input, because its meeting includes the time.
         """
         run = self.runs[index]
         if index and self.runs[index - 1].end == run.start:
@@ -159,7 +159,7 @@ def _passes_on(operators: Operators, end: str, run: Run) -> bool:
 
 
 class _Segment:
-    """All combinations of branches of one segment."""
+    """The combinations of branches of one segment."""
 
     def __init__(self, search: Search, table: Table, reads: tuple[int, int], entry: float) -> None:
         self.search, self.table, self.run = search, table, table.run
@@ -178,19 +178,19 @@ class _Segment:
 
     def _judged(self, read: int) -> tuple[list[tuple[Array, ...]], Judged]:
         branches = [
-            tuple(self._axis(row, index) for row in options.at(read))
+            tuple(self._axis(row, index) for row in options.figures(read))
             for index, options in enumerate(self.options)
         ]
         return branches, judge(branches, self.originals, self.search.rules)
 
     def counts(self) -> dict[str, int]:
-        """How many combinations each rule leaves, for the channels that the original reads."""
+        """The number of combinations after each rule, for the channels that the original reads."""
         size = int(np.prod([len(options.depths) for options in self.options]))
         _, judged = self._judged(self.run.read)
         return {"bounds, widths in steps": size, **judged.left()}
 
     def choices(self, read: int) -> Iterator[tuple[int, float, StretchedSegment | None]]:
-        """Channels of the result, nanoseconds and branches of what is worth keeping."""
+        """Channels of the result, nanoseconds and branches of each combination to keep."""
         yield self.run.width, self._unstretched(read), None
         branches, judged = self._judged(read)
         mask = judged.kept
@@ -209,7 +209,7 @@ class _Segment:
             where, outs = np.delete(where, first, 0), np.delete(outs, first)
 
     def _unstretched(self, read: int) -> float:
-        """The segment on one processor, reading so many channels."""
+        """Nanoseconds of the segment on one processor if it reads ``read`` channels."""
         own, home = self.run.read, self.search.home
         if read == own:
             return float(self.alone[0])
@@ -220,7 +220,7 @@ class _Segment:
         return float(self.alone[0]) + more
 
     def _dislike(self) -> Array:
-        """0 to 1: deep for a processor that likes wide operators, wide for one that does not."""
+        """How far shapes are from their processors' preferences, 0 to 1."""
         total: Array = np.zeros([1] * len(self.options))
         for index, options in enumerate(self.options):
             host = self.search.costs.processors[self.search.places[index]].is_host

@@ -1,9 +1,9 @@
-"""The segments of a network that may be stretched, and what their branches consist of.
+"""The segments of a network that may be stretched, and the layers of their branches.
 
     resnet34, stage ends:  64 channels x 3 blocks, 128 x 4, 256 x 6, 512 x 3
 
-Ends of stages are always meeting points, which keeps the skeleton of the network; equation 4 of
-NN-Stretch says which others are worth what a meeting costs.
+Ends of stages are always meeting points, which keeps the skeleton of the network. Equation 4 of
+NN-Stretch decides which other meeting points are worth their cost.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Run:
     """A run of blocks of one stage, from one meeting point to the next.
 
     Attributes:
-        operators: of the network.
-        blocks: in order.
-        stage: to which stage of the network it belongs.
+        operators: the operators of the network.
+        blocks: its blocks, in order.
+        stage: the index of its stage in the network.
     """
 
     operators: Operators
@@ -54,7 +54,7 @@ class Run:
 
     @property
     def depth(self) -> int:
-        """Blocks of the original."""
+        """The number of blocks of the original."""
         return len(self.blocks)
 
     @property
@@ -64,15 +64,15 @@ class Run:
 
     @property
     def read(self) -> int:
-        """Channels of what the original reads."""
+        """Channels of the original's input."""
         return self.blocks[0].channels(self.start)
 
     @cached_property
     def merge(self) -> str:
-        """How branches are merged if nobody says: as the published designs do it.
+        """How branches are merged by default, as in the published designs.
 
-        Blocks that expand what they read would grow with a concatenation, those that pass it on
-        must be as wide as it is.
+        Blocks that expand their input would grow with a concatenation, and blocks that pass it on
+        must keep its width.
         """
         if any(block.expands for block in self.blocks):
             return "project"
@@ -94,7 +94,7 @@ class Run:
         return self.width // len(widths) * len(widths)
 
     def first_layers(self, read: int, width: int, merge: str, branches: int) -> list[Layer]:
-        """What a branch of any depth has: 1x1 convolutions at its ends, the first block."""
+        """The layers that do not depend on depth: 1x1 convolutions at the ends, the first block."""
         norm, found = has_norms(self.operators), []
         if branches > 1 and merge == "project":
             size = narrowed(read, width, self.width)
@@ -106,11 +106,11 @@ class Run:
         return [*found, *block_layers(self.blocks[0], read, width)]
 
     def others(self, depth: int) -> list[BlockWidths]:
-        """The blocks of a branch but the first."""
+        """The blocks of a branch without the first."""
         return [self.blocks[k] for k in kept_blocks(self.depth, depth)[1:]]
 
     def other_layers(self, depth: int, width: int) -> list[Layer]:
-        """Their layers."""
+        """The layers of `others`."""
         return [layer for b in self.others(depth) for layer in block_layers(b, width, width)]
 
     def layers(self, segment: StretchedSegment, index: int, read: int) -> list[Layer]:
@@ -120,16 +120,16 @@ class Run:
         return first + self.other_layers(branch.depth, branch.width)
 
     def original(self) -> list[Layer]:
-        """The layers of the segment as it is."""
+        """The layers of the unstretched segment."""
         first = self.first_layers(self.read, self.width, "concat", 1)
         return first + self.other_layers(self.depth, self.width)
 
 
 def find_runs(operators: Operators) -> tuple[Run, ...]:
-    """The stages of a network, each as one run.
+    """The stages of a network, each as one run; a stage that forks inside gives several.
 
     Raises:
-        UnsupportedError: there are no blocks, or none that can be scaled.
+        UnsupportedError: there are no blocks, or no block can be scaled.
     """
     found, reasons = [], []
     for number, stage in enumerate(detect_stages(operators)):
@@ -153,7 +153,7 @@ def find_runs(operators: Operators) -> tuple[Run, ...]:
 
 
 def _consecutive(blocks: Sequence[Block]) -> list[list[Block]]:
-    """Blocks each of which reads the one before it."""
+    """The blocks in chains, in which each block reads only the one before it."""
     found = [[blocks[0]]]
     for before, block in pairwise(blocks):
         if block.inputs == (before.output,):
@@ -169,13 +169,13 @@ def cut_runs(
     meeting_ns: Callable[[int], int],
     alpha: float,
 ) -> tuple[Run, ...]:
-    """The runs, also cut where equation 4 says that a meeting is worth it.
+    """The runs, cut further where equation 4 allows another meeting point.
 
     Args:
         runs: the stages.
-        block_ns: what each block takes on the fastest processor, by the name of its result.
-        meeting_ns: what a meeting takes, by bytes of the tensor.
-        alpha: communication per computation that is worth it.
+        block_ns: the time of each block on the fastest processor, by the name of its result.
+        meeting_ns: the time of a meeting for a tensor of this number of bytes.
+        alpha: the most communication per computation.
     """
     found = []
     for run in runs:

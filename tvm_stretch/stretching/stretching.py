@@ -1,13 +1,13 @@
-"""``stretch()``: NN-Stretch, a new architecture of several branches that has to be trained.
+"""``stretch()`` (NN-Stretch) makes a new architecture of several branches, to be trained.
 
     st = ts.stretch("resnet34.onnx", targets=["llvm", "opencl"])
-    print(st.candidates)            # designs, what is predicted of them, what was pruned and why
+    print(st.candidates)            # designs with predictions, and the rule that pruned each
     module = st.module()            # Relax, the best design, weights from the given network
     net = st.to_torch()             # the same as a torch module, to be trained; then st.load_torch
     st.judge("design.json")         # any other design
 
-segments.py finds the segments, search.py the designs that rules.py leaves, predict.py simulates the
-best of them, passes/duplicate_and_scale.py builds one.
+segments.py finds the segments, search.py the best designs that rules.py allows; predict.py
+simulates them and passes/duplicate_and_scale.py builds one.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stretching:
-    """A network and the designs that may take its place.
+    """A network and the designs that may replace it.
 
     Attributes:
-        mod: the network, batch normalisations not folded.
-        rules: what prunes designs.
-        candidates: the best designs, simulated; and what the simplest ones come to.
-        space: how many designs there are after each rule, as decimal logarithms.
-        seconds: that the search took.
-        task: the network in segments, what things take, and who runs what has no branches.
-        places: of the processors that may get branches.
-        merge: how branches are merged, if the caller said.
-        refused: processors that get no branches, and why.
+        mod: the network; its batch normalisations are not folded.
+        rules: the rules that prune designs.
+        candidates: the best designs and the simplest ones, simulated.
+        space: the decimal logarithm of the number of designs that are left after each rule.
+        seconds: the duration of the search.
+        task: the network in segments, with costs.
+        places: the places of the processors that may get branches.
+        merge: how branches are merged, if the caller chose it.
+        refused: the reason of each processor that gets no branches.
     """
 
     mod: tvm.IRModule
@@ -89,29 +89,29 @@ class Stretching:
         """The fastest candidate that no rule prunes.
 
         Raises:
-            UnsupportedError: there is none.
+            UnsupportedError: the rules prune all candidates.
         """
         kept = [candidate for candidate in self.candidates if candidate.kept]
         if not kept:
-            way = "give weaker rules, such as rules=Rules(capacity=0.8, tolerance=0.3)"
+            hint = "give weaker rules, such as rules=Rules(capacity=0.8, tolerance=0.3)"
             if self.candidates[0].ns > self.task.fastest_alone_ns:
-                way = (
+                hint = (
                     "this network is faster on one processor, unless designs may have less capacity"
                 )
             raise UnsupportedError(
                 f"expected a design that the rules leave, got none, the fastest "
-                f"{self.candidates[0].rule}; {way}"
+                f"{self.candidates[0].rule}; {hint}"
             )
         return kept[0]
 
     @cached_property
     def original(self) -> tuple[int, int]:
-        """Multiply-adds and parameters of the network as it is."""
+        """Multiply-adds and parameters of the unstretched network."""
         return count(self.task.chain.layers())
 
     @cached_property
     def alone_ns(self) -> dict[str, int]:
-        """What the network as it is takes on each processor that runs all of it."""
+        """The unstretched network's latency on each processor that supports all of it."""
         return {
             processor.name: self.task.alone_ns(place)
             for place, processor in enumerate(self.task.pricing.costs.processors)
@@ -125,8 +125,8 @@ class Stretching:
 
         Args:
             design: by default the best candidate's.
-            warm_start: weights start from those of the given network.
-            seed: of weights that are random.
+            warm_start: whether weights start from those of the given network.
+            seed: the seed of random weights.
         """
         return self._built(self._chosen(design), warm_start, seed)[0]
 
@@ -140,10 +140,10 @@ class Stretching:
     def to_torch(
         self, design: DesignLike | None = None, *, warm_start: bool = True, seed: int = 0
     ) -> TrainableNetwork:
-        """As `module`, as a torch module: to be trained, then given to `load_torch`.
+        """Like `module`, as a torch module to train and give to `load_torch`.
 
         Raises:
-            InstallError: there is no torch.
+            InstallError: torch is not installed.
         """
         from tvm_stretch.training import to_torch
 
@@ -152,10 +152,10 @@ class Stretching:
         return to_torch(module, chosen.to_data(), sources)
 
     def load_torch(self, net: TrainableNetwork) -> tvm.IRModule:
-        """What `to_torch` gave, trained, as Relax: for ``ts.compile``.
+        """Convert the trained module of `to_torch` to Relax, for ``ts.compile``.
 
         Raises:
-            InputError: it is another module, weights are missing, or are no finite numbers.
+            InputError: ``net`` is of another network, or weights are missing or not finite.
         """
         from tvm_stretch.training import load_torch
         from tvm_stretch.training.exchange import as_network
@@ -183,14 +183,14 @@ class Stretching:
         return chosen
 
     def front(self) -> Front:
-        """Designs of more and of less capacity (NN-Stretch, figure 12); `Front.draw` draws them."""
+        """Designs of various capacities (NN-Stretch, figure 12); `Front.draw` draws them."""
         return find_front(self.task, self.places, self.rules, self.merge)
 
     def judge(self, design: DesignLike, what: str = "") -> Candidate:
-        """What is predicted of a design, and which rule would prune it.
+        """The predictions of a design, and the rule that would prune it.
 
         Raises:
-            PlanError: it does not fit the network, or names a processor that is not there.
+            PlanError: it does not fit the network, or names an unknown processor.
         """
         return judge_design(self.task, self.rules, Design.read(design), what)
 
@@ -225,24 +225,24 @@ def stretch(
 ) -> Stretching:
     """Find designs of several branches, one for each processor, for a sequential network.
 
-    They are new architectures and have to be trained. To compile one: ``ts.compile`` of its module
-    after training; ``ts.compile(source, branching="stretch")`` only tells its latency.
+    Designs are new architectures that have to be trained: compile a design's module after training.
+        ``ts.compile(source, branching="stretch")`` is only good for measuring latency.
 
     Args:
         source: as for ``ts.compile``.
-        targets: as for ``ts.compile``; two or three of them get branches. By default one of each
-            kind that is registered, or all processors of the device, but neither little cores nor a
-            DSP, unless a profile has one.
-        device: designs for that: as for ``ts.compile``; nothing is measured there.
+        targets: as for ``ts.compile``; two or three of them get branches. The default is one
+            processor of each registered kind, or all of the device; little cores and DSPs take part
+            by default only if a profile has them.
+        device: the device to design for, as for ``ts.compile``; nothing is measured on it.
         shapes: as for ``ts.compile``.
         cpu_threads: as for ``ts.compile``.
-        rules: what prunes designs; by default the paper's numbers.
+        rules: the rules that prune designs; by default with the paper's numbers.
         merge: how branches are merged (plan/design.py); by default as each block suggests.
         progress: as for ``ts.compile``.
 
     Raises:
-        UnsupportedError: the network has no blocks that can be stretched, or there are not two
-            processors for it.
+        UnsupportedError: the network has no blocks that can be stretched, or fewer than two
+            processors support it.
     """
     if not isinstance(rules, Rules | None):
         raise InputError(
@@ -274,13 +274,13 @@ def stretch_network(
     rules: Rules,
     merge: str | None = None,
 ) -> Stretching:
-    """As `stretch`, of what `load_trainable` gives, with known costs.
+    """Like `stretch`, for a module of `load_trainable` and with known costs.
 
     Args:
         mod: the network.
-        costs: of the model's processors.
-        places: of those that operators may be placed on.
-        rules: what prunes designs.
+        costs: the costs of the model's processors.
+        places: the places that operators may be placed on.
+        rules: the rules that prune designs.
         merge: how branches are merged.
     """
     say("searching for designs")
@@ -311,7 +311,7 @@ def stretch_network(
 
 
 def _home(operators: Operators, stages: Sequence[Run], costs: Costs, able: Sequence[int]) -> int:
-    """The processor that is fastest with what has no branches."""
+    """The place of the fastest processor for operators outside of branches."""
     outside, pricing = Chain.of(operators, stages).outside(), Pricing(costs)
     return min(able, key=lambda place: pricing.nanoseconds(outside, place, together=False))
 
@@ -319,7 +319,7 @@ def _home(operators: Operators, stages: Sequence[Run], costs: Costs, able: Seque
 def _simple_designs(
     task: Task, able: Sequence[int], merge: str | None
 ) -> Iterator[tuple[str, Design]]:
-    """What one would try first (NN-Stretch, tables 8 and 9)."""
+    """The simple designs that NN-Stretch compares with (tables 8 and 9)."""
     names = [task.pricing.costs.processors[place].name for place in able[:3]]
     runs = task.chain.runs
 
@@ -347,7 +347,7 @@ def _simple_designs(
 
 
 def _refuse_shared_weights(operators: Operators, stages: Sequence[Run]) -> None:
-    """Weights that several blocks share would be several after stretching."""
+    """Refuse weights that several blocks share: stretching would make them different."""
     block_of = {m.name: b.end for run in stages for b in run.blocks for m in b.members}
     seen: dict[tuple[tuple[int, ...], bytes], tuple[str, str, Any]] = {}
     for operator in operators:

@@ -1,8 +1,8 @@
-"""What the branches of a segment cost, for all depths and widths that a search looks at.
+"""The costs of a segment's branches for all depths and widths that a search tries.
 
 width             32    48    64
-first block       0.9   1.6   2.5 ms    of a branch on the CPU that reads 64 channels; in
-five others       3.1   6.8  11.9       between, a straight line through two numbers of channels
+first block       0.9   1.6   2.5 ms    a branch on the CPU that reads 64 channels;
+five others       3.1   6.8  11.9       costs are linear in the channels that are read
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ Array = NDArray[np.float64]
 
 _MOST_WIDTHS, _MOST_DEPTHS = 12, 6
 _FEWER_WIDTHS, _FEWER_DEPTHS = 9, 5
-"""Of two branches, and of three: what is looked at grows with the third power."""
+"""Limits for two branches, and lower ones for three, as the combinations multiply."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Branches of one segment on one processor; all arrays have one entry for each.
+    """The possible branches of one segment on one processor; arrays have an entry for each.
 
     Attributes:
-        depths: blocks.
-        widths: channels.
+        depths: numbers of blocks.
+        widths: numbers of channels.
         fixed: nanoseconds, multiply-adds and parameters of a branch that reads ``low`` channels.
-        slope: what one channel more adds to these.
-        low: see ``fixed``.
+        slope: the increase of ``fixed`` for each further channel that is read.
+        low: the number of channels read for ``fixed``.
     """
 
     depths: Array
@@ -44,28 +44,28 @@ class Options:
     slope: Array
     low: int
 
-    def at(self, read: int) -> Array:
-        """Nanoseconds, multiply-adds and parameters of each, if ``read`` channels are read."""
+    def figures(self, read: int) -> Array:
+        """Nanoseconds, multiply-adds and parameters of each branch that reads ``read`` channels."""
         found: Array = self.fixed + self.slope * (read - self.low)
         return found
 
 
 class Pricing:
-    """Asks the cost models about layers, in batches."""
+    """The costs of layers, asked of the cost models in batches."""
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
         self._blocks: dict[tuple[BlockWidths, int, int], Array] = {}
 
     def learn(self, layers: Iterable[Layer]) -> None:
-        """Ask for many layers at once: that is much faster than one by one."""
+        """Ask for many layers at once, which is much faster than one by one."""
         distinct = dict.fromkeys(layers)
         for place, processor in enumerate(self.costs.processors):
             kernels = dict.fromkeys(layer.features(processor.machine) for layer in distinct)
             self.costs.of(list(kernels), place)
 
     def nanoseconds(self, layers: Iterable[Layer], place: int, together: bool = True) -> float:
-        """Layers on a processor, one after the other; others may work meanwhile."""
+        """The time of layers in sequence on a processor, while others work if ``together``."""
         machine = self.costs.processors[place].machine
         total = self.costs.of([layer.features(machine) for layer in layers], place)
         return total * (self.costs.together[place] if together else 1.0)
@@ -75,7 +75,7 @@ class Pricing:
         return np.asarray([self.nanoseconds(layers, place, together), *count(layers)], "float64")
 
     def block(self, block: BlockWidths, width: int, place: int) -> Array:
-        """The same of one block that reads as many channels as it computes."""
+        """`figures` of one block that reads as many channels as it computes."""
         key = (block, width, place)
         if key not in self._blocks:
             self._blocks[key] = self.figures(block_layers(block, width, width), place)
@@ -83,7 +83,7 @@ class Pricing:
 
 
 def unit_of(run: Run, lanes: int) -> int:
-    """Widths are multiples of this: whole groups, whole vectors where the segment has many."""
+    """The unit of widths: whole groups, and whole vectors if the segment has many channels."""
     own = lcm(*(block.unit for block in run.blocks))
     for preferred in (lanes, 8):
         unit = lcm(own, preferred)
@@ -106,7 +106,7 @@ def depths_of(run: Run, least: float, branches: int) -> list[int]:
 
 
 def _spread(values: Sequence[int], most: int) -> list[int]:
-    """At most so many of them, the first and the last too, evenly between."""
+    """At most ``most`` values, evenly spaced, with the first and the last."""
     if len(values) <= most:
         return list(values)
     places = [round(i * (len(values) - 1) / (most - 1)) for i in range(most)]
@@ -118,10 +118,10 @@ class Table:
 
     Args:
         run: the segment.
-        pricing: of its layers.
-        places: of the processors that take part.
-        merge: of its branches.
-        least: depths and widths are at least this much of the original's.
+        pricing: the costs of its layers.
+        places: the places of the processors that take part.
+        merge: how its branches are merged.
+        least: the least depth and width, as a share of the original's.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Table:
         yield from self.run.original()
 
     def options(self, place: int, reads: tuple[int, int]) -> Options:
-        """The options of one processor, for segments that read between so many channels."""
+        """The options of one processor, for the fewest and the most channels read."""
         low, high = reads
         rows = []
         for width in self.widths[place]:
@@ -167,5 +167,5 @@ class Table:
         )
 
     def original(self, place: int) -> Array:
-        """Nanoseconds, multiply-adds and parameters of the segment as it is."""
+        """Nanoseconds, multiply-adds and parameters of the unstretched segment."""
         return self.pricing.figures(self.run.original(), place, together=False)

@@ -51,8 +51,8 @@ def load_torch(source: Any, net: object) -> tvm.IRModule:
     if known.graph.fingerprint != graph.fingerprint:
         raise InputError(
             f"expected the torch module of this network, got one of {_size_text(known)} where this "
-            f"has {len(graph.nodes)} operators and {len(graph.weights)} weights; give what to_torch "
-            "made of the same network and design"
+            f"has {len(graph.nodes)} operators and {len(graph.weights)} weights; give what "
+            "to_torch made of the same network and design"
         )
     return with_weights(mod, _weights(known))
 
