@@ -1,9 +1,9 @@
-"""Names of arguments that a function does not have, refused with the one that is meant.
+"""Refuses unknown keyword arguments and suggests the one that was meant.
 
     ts.compile(network, target="llvm")
         ->   InputError: expected an argument of compile, got target=; did you mean targets=?
 
-Python's own TypeError names none.
+Python's own TypeError suggests nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 def named_arguments(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """The function, which refuses others; see the module docstring."""
+    """The function with a check of its keyword arguments; see the module docstring."""
     names = list(inspect.signature(function).parameters)
 
     @functools.wraps(function)

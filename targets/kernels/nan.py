@@ -1,10 +1,10 @@
-"""Let NaN through running maxima and minima.
+"""Propagate NaN through maximum and minimum reductions.
 
     m[0] = T.max(x[i], m[0])    ->    m[0] = T.Select(x[i] <= inf, T.max(x[i], m[0]), x[i])
 
-A comparison with NaN is false, and then ``T.max`` gives its second operand: what was found before.
-So NaN that was found stays, and one that comes has to be taken by itself. Kernels are changed after
-they are scheduled, because TVM splits only reductions that it knows.
+Comparisons with NaN are false, and ``T.max`` then returns its second operand, the accumulator. So
+an accumulated NaN stays, but a new NaN needs its own condition. The rewrite runs after scheduling,
+because ``rfactor`` accepts only reductions that TVM has registered.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tvm_stretch.rewriting import rewrite
 
 
 def maximum(found: Expr, value: Expr) -> Expr:
-    """The larger one, or NaN."""
+    """The maximum of an accumulator and a value; NaN if one of them is NaN."""
     return _or_nan(value, tirx.max(value, found))
 
 
 def _or_nan(value: Expr, otherwise: Expr) -> Expr:
-    """Everything but NaN is at most infinity; of ``value == value`` TVM thinks that it is true."""
+    """Compares with infinity, because TVM simplifies ``value == value`` to true."""
     dtype = str(value.ty.dtype).partition("x")[0]
     if "float" not in dtype:
         return otherwise
@@ -33,7 +33,7 @@ def _or_nan(value: Expr, otherwise: Expr) -> Expr:
 
 
 def take_nan(body: tirx.Stmt) -> tirx.Stmt:
-    """The same with NaN taken into every maximum and minimum that runs through memory."""
+    """``body`` with NaN propagated by every store of the form ``m[i] = max(x, m[i])``."""
 
     def taken(store: tirx.BufferStore) -> tirx.BufferStore:
         value = store.value

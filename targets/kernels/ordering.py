@@ -1,14 +1,14 @@
-"""The places of the k largest or least numbers of each row, in order.
+"""TopK: the indices of the k largest or smallest values of each row, in order.
 
     x = [3, 9, 5, 9], k = 2   ->   [1, 3]
 
-    for place in row:                          # the best k so far, sorted
-      if there is room, or x[place] comes before the last one:
-        where = how many of them stay before x[place]      # by bisection: the first of equals stay
-        move the rest back by one, and put it there
+    for place in row:                          # `kept`: the best k values so far, sorted
+      if place < k or x[place] precedes kept[k - 1]:
+        where = number of kept values that precede x[place]    # bisection; ties keep their order
+        shift the values from `where` on by one, and insert x[place]
 
-Few numbers of a long row get in, so that it takes about as long as reading the row. NaN counts as
-larger than everything, as in ONNX Runtime, NumPy and PyTorch.
+Few values of a long row are inserted, so the time is about that of reading the row. NaN is larger
+than every number, as in ONNX Runtime, NumPy and PyTorch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .steps import steps_call
 
 
 def top_k_call(bb: relax.BlockBuilder, x: relax.Expr, k: int, *, largest: bool) -> relax.Call:
-    """The int64 places of the first ``k`` of each row of a matrix."""
+    """The int64 indices of the first ``k`` values of each row of a matrix."""
     rows, extent = (int(d) for d in x.ty.shape.values)
     kernel = _kernel(rows, extent, k, str(x.ty.dtype), largest=largest)
     return steps_call(bb, "ordering.top_k", kernel, [x], relax.TensorType((rows, k), "int64"))
@@ -37,7 +37,7 @@ def _kernel(rows: int, extent: int, k: int, dtype: str, *, largest: bool) -> tir
         x = T.arg("x", tirx.decl_buffer(_long(rows, extent), dtype, "x"))
         places = T.arg("places", tirx.decl_buffer(_long(rows, k), "int64", "places"))
         kept = T.sblock_alloc_buffer(_long(k), dtype)
-        ends = T.sblock_alloc_buffer(_long(2), "int64")  # of a bisection: TIR has no variables
+        ends = T.sblock_alloc_buffer(_long(2), "int64")  # bounds of the bisection
         with T.grid(*_long(rows, extent)) as (row, place), T.sblock("insert"):
             row = T.axis.spatial(*_long(rows), row)
             place = T.axis.opaque(*_long(extent), place)
@@ -58,7 +58,7 @@ def _kernel(rows: int, extent: int, k: int, dtype: str, *, largest: bool) -> tir
 def _bisect(
     value: Expr, kept: tirx.Buffer, ends: tirx.Buffer, count: Expr, *, largest: bool
 ) -> None:
-    """Make ``ends[0]`` the number of those kept that stay before a value."""
+    """Set ``ends[0]`` to the number of kept values that precede a value."""
     T.buffer_store(ends, tirx.const(0, "int64"), [0])
     T.buffer_store(ends, count, [1])
     halvings = _long(0, int(kept.shape[0]).bit_length())
@@ -72,7 +72,7 @@ def _bisect(
 
 
 def _before(a: Expr, b: Expr, *, largest: bool) -> Expr:
-    """Whether one number comes before another; none comes before its equal."""
+    """Whether ``a`` strictly precedes ``b``."""
     less, greater = (a < b, a > b)
     if "float" in str(a.ty.dtype):
         nan = [tirx.isnan(x) for x in (a, b)]

@@ -1,19 +1,19 @@
-"""LSTM, GRU and RNN: one kernel that steps through time, and how it stands in Relax.
+"""LSTM, GRU and RNN: one kernel computes all steps of a layer; this file defines it as a PrimFunc.
 
     y = R.call_tir(lstm, (given, weight, h0, c0))      # attrs: {"recurrent": "{..}"}
 
-    for step:                                          # given[t] = x[t] @ W + bias, made before
+    for step:                                          # given[t] = x[t] @ W + bias, computed before
       gates = given[t] + h @ weight                    # a plain sum over the hidden units
       c = sigmoid(gates[forget]) * c + sigmoid(gates[input]) * tanh(gates[cell])
       h = y[t] = sigmoid(gates[output]) * tanh(c)
 
-The kernel says this in plain loops, which stock TVM can run; `recurrent_nest.py` makes vectors of
-the sums and of the arithmetic behind them. The call's attribute holds the `Recurrence`, for passes
-that look for operators.
+The PrimFunc consists of plain loops, which stock TVM can run. `recurrent_nest.py` schedules it: it
+vectorises the sums and the arithmetic that follows them. The call carries the `Recurrence` as an
+attribute, so that passes recognise the operator.
 
-Hidden units are padded to whole blocks of `UNITS` with weights of zero, so that vectors of 4, 8 and
-16 lanes divide them. The padding stays finite, and no real unit reads it. The weights of a block
-lie in the order in which they are read.
+Hidden units are padded with zero weights to a multiple of `UNITS`, so that vectors of 4, 8 and 16
+lanes divide them. Nothing reads padded units, so schedules may leave them out. The weights of each
+block of units are stored in the order in which the kernel reads them.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from tvm.script.ir_builder import tirx as T
 from .steps import steps_call
 
 ATTRIBUTE = "recurrent"
-"""Of a call of `relax.call_tir`: JSON of the `Recurrence` that it computes."""
+"""The attribute of a `relax.call_tir` call that holds its `Recurrence` as JSON."""
 
 STEPS = "tvm_stretch.steps"
-"""Attribute of kernels that step through time, which `recurrent_nest.py` schedules."""
+"""The attribute of PrimFuncs that `recurrent_nest.py` schedules: the units without padding."""
 
 UNITS = 16
-"""Hidden units whose weights lie beside each other: a multiple of all widths of float vectors."""
+"""Hidden units per block of weights: a multiple of every vector width."""
 
 GATES = {"lstm": 4, "gru": 3, "rnn": 1}
-"""In ONNX's order: i, o, f, c; z, r, h; one."""
+"""The number of gates. Their order is ONNX's: i, o, f, c for LSTM; z, r, h for GRU."""
 
 FUNCTIONS: dict[str, Callable[[Expr], Expr]] = {
     "sigmoid": tirx.sigmoid,
     "tanh": tirx.tanh,
     "relu": lambda x: tirx.max(x, tirx.const(0, str(x.ty.dtype))),
 }
-"""Activations by their names in ONNX, in lower case."""
+"""Activations by their ONNX names in lower case."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,15 @@ class Recurrence:
 
     Attributes:
         kind: ``lstm``, ``gru`` or ``rnn``.
-        steps, batch, hidden: its sizes; ``hidden`` without padding.
-        backwards: for each direction, whether it begins with the last step.
+        steps, batch, hidden: the sizes of the layer; ``hidden`` excludes padding.
+        backwards: for each direction, whether it starts at the last step.
         activations: for each direction, the names of its functions in ONNX's order.
-        clip: the largest magnitude of what goes into activations of gates; 0 for any.
-        reset_after: of a GRU, the reset gate multiplies the product and not the state before it
-            (ONNX's ``linear_before_reset``).
-        input_forget: of an LSTM, the forget gate is one minus the input gate.
-        peepholes: of an LSTM, gates also see the cell state.
-        lengths: each sequence has a length of its own.
+        clip: bounds the inputs of the gates' activations to [-clip, clip]; 0 means no bound.
+        reset_after: the reset gate of a GRU multiplies the product with the state instead of the
+            state (ONNX's ``linear_before_reset``).
+        input_forget: the forget gate of an LSTM is one minus the input gate.
+        peepholes: the gates of an LSTM also read the cell state.
+        lengths: an operand gives the length of each sequence.
     """
 
     kind: str
@@ -83,26 +83,26 @@ class Recurrence:
 
     @property
     def gates(self) -> int:
-        """Sums for each hidden unit and step."""
+        """The number of gates."""
         return GATES[self.kind]
 
     @property
     def padded(self) -> int:
-        """Hidden units with padding."""
+        """The number of hidden units with padding."""
         return -(-self.hidden // UNITS) * UNITS
 
     @property
     def states(self) -> int:
-        """Tensors that a step hands to the next one."""
+        """The number of states that one step passes to the next: two for LSTM."""
         return 2 if self.kind == "lstm" else 1
 
     @property
     def multiply_adds(self) -> int:
-        """Of the products with states."""
+        """Multiply-adds of the products with the hidden state."""
         return self.steps * self.batch * len(self.backwards) * self.gates * self.hidden**2
 
     def operands(self, dtype: str) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Shape and type of each operand by its name, in order."""
+        """The shape and type of each operand by name, in order."""
         directions, units = len(self.backwards), self.padded
         state = (directions, self.batch, units)
         shapes: dict[str, tuple[tuple[int, ...], str]] = {
@@ -122,7 +122,7 @@ class Recurrence:
 
     @property
     def result(self) -> tuple[int, ...]:
-        """Of the result: every step's hidden state, then the last one, then the cell state."""
+        """The shape of the result: hidden states of all steps, then the last states."""
         return (self.steps + self.states, len(self.backwards), self.batch, self.padded)
 
     def to_json(self) -> str:
@@ -140,7 +140,7 @@ class Recurrence:
 
 
 def recurrence_of(call: Any) -> Recurrence | None:
-    """Which recurrent layer a call is; None for everything else."""
+    """The recurrent layer that a call computes; None for other calls."""
     attrs = getattr(call, "attrs", None)
     if not isinstance(attrs, tvm.ir.DictAttrs) or ATTRIBUTE not in attrs:
         return None
@@ -148,18 +148,18 @@ def recurrence_of(call: Any) -> Recurrence | None:
 
 
 def recurrent_call(bb: relax.BlockBuilder, layer: Recurrence, *operands: relax.Expr) -> relax.Call:
-    """The call of a recurrent layer on what `Recurrence.operands` names; ``bb`` gets the kernel."""
+    """Calls the layer's kernel, which is added to ``bb``, with `Recurrence.operands`."""
     dtype = str(operands[0].ty.dtype)
     kernel, result = recurrent_kernel(layer, dtype), relax.TensorType(layer.result, dtype)
     described = {ATTRIBUTE: layer.to_json()}
     return steps_call(bb, f"recurrent.{layer.kind}", kernel, operands, result, **described)
 
 
-# --- meaning: what the kernel computes ------------------------------------------------------------
+# --- the PrimFunc ---------------------------------------------------------------------------------
 
 
 def recurrent_kernel(layer: Recurrence, dtype: str) -> tirx.PrimFunc:
-    """The layer in plain loops, one nest for each statement of a step."""
+    """The layer as plain loops: each statement of a step has its own loop nest."""
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         tensors = {
             name: T.arg(name, tirx.decl_buffer(_long(shape), kind, name))
@@ -172,7 +172,7 @@ def recurrent_kernel(layer: Recurrence, dtype: str) -> tirx.PrimFunc:
             reset = T.sblock_alloc_buffer(_long((layer.batch, layer.padded)), dtype)
         for direction in range(len(layer.backwards)):
             _Direction(layer, direction, tensors, sums, reset).write()
-    return builder.get().with_attr(STEPS, True)
+    return builder.get().with_attr(STEPS, layer.hidden)
 
 
 def _long(shape: Sequence[int]) -> list[Expr]:
@@ -181,7 +181,7 @@ def _long(shape: Sequence[int]) -> list[Expr]:
 
 @dataclass(frozen=True)
 class _At:
-    """Where a statement is: the number of its step in the sequence, its sequence and its unit."""
+    """The position of a statement: time step, sequence and hidden unit."""
 
     t: Expr
     b: Expr
@@ -193,9 +193,9 @@ _Value = Callable[[_At], Expr]
 
 @dataclass(frozen=True)
 class _Direction:
-    """Writes the loops of one direction with the builder that is open.
+    """Emits the loops of one direction into the current IRBuilder.
 
-    While they step, ``y[steps]`` is the hidden state and ``y[steps + 1]`` the cell state.
+    The loops keep the hidden state in ``y[steps]`` and the cell state in ``y[steps + 1]``.
     """
 
     layer: Recurrence
@@ -205,7 +205,7 @@ class _Direction:
     reset: tirx.Buffer | None
 
     def write(self) -> None:
-        """The first states, then all steps."""
+        """Initialise the states, then loop over the steps."""
         layer = self.layer
         first = {"h0": self.h, "c0": self.c}
         for name in ("h0", "c0")[: layer.states]:
@@ -228,11 +228,11 @@ class _Direction:
         return str(self.sums.dtype)
 
     def y(self, at: _At) -> Expr:
-        """The hidden state of this step."""
+        """The hidden state that this step computes."""
         return self.tensors["y"][at.t, self.index, at.b, at.j]
 
     def h(self, at: _At) -> Expr:
-        """The hidden state of the step before."""
+        """The hidden state that the previous step computed."""
         return self.tensors["y"][self.layer.steps, self.index, at.b, at.j]
 
     def c(self, at: _At) -> Expr:
@@ -240,7 +240,7 @@ class _Direction:
         return self.tensors["y"][self.layer.steps + 1, self.index, at.b, at.j]
 
     def gate(self, number: int) -> _Value:
-        """What goes into the activation of a gate."""
+        """The input of a gate's activation."""
         return lambda at: self.clipped(self.sums[at.b, number, at.j])
 
     def clipped(self, value: Expr) -> Expr:
@@ -253,7 +253,7 @@ class _Direction:
         return FUNCTIONS[self.layer.activations[self.index][number]]
 
     def lasts(self, at: _At) -> Expr | None:
-        """Whether the step is within the length of its sequence; None if every one is."""
+        """Whether the step is within the sequence; None if all sequences have full length."""
         if not self.layer.lengths:
             return None
         return at.t < self.tensors["lengths"][at.b].astype("int64")
@@ -268,7 +268,7 @@ class _Direction:
         value: _Value,
         condition: Callable[[_At], Expr | None] = lambda _: None,
     ) -> None:
-        """``target = value`` for every unit of every sequence, where a condition holds."""
+        """Emit ``target = value`` for every unit of every sequence that meets the condition."""
         layer = self.layer
         with T.grid(*_long((layer.batch, layer.padded))) as (b, j), T.sblock(name):
             step = t if t is None else T.axis.opaque(*_long((layer.steps,)), t)
@@ -284,7 +284,7 @@ class _Direction:
     def products(
         self, t: Expr, gates: range, state: _Value, start: Callable[[_At, Expr], Expr]
     ) -> None:
-        """The sums of some gates: what they start with and the product with a state."""
+        """Emit ``sums = start + state @ weight`` for some of the gates."""
         layer, weight = self.layer, self.tensors["weight"]
         blocks = layer.padded // UNITS
         extents = _long((layer.batch, len(gates), blocks, UNITS, layer.hidden))
@@ -309,7 +309,7 @@ class _Direction:
         self.each("hidden", t, self.y, lambda at: self.function(0)(self.gate(0)(at)))
 
     def lstm(self, t: Expr) -> None:
-        """Gates i, o, f, c; peepholes look at the cell state."""
+        """Gates i, o, f, c; peepholes read the cell state."""
         f, g, h = map(self.function, range(3))
         self.products(t, range(4), self.h, self.given)
 
@@ -337,7 +337,7 @@ class _Direction:
         """Gates z, r, h; the new state is ``(1 - z) * n + z * h``."""
         f, g = map(self.function, range(2))
         reset = self.reset
-        if reset is None:  # the product's own bias takes part in the reset
+        if reset is None:  # the reset gate also multiplies the bias of the product
 
             def start(at: _At, gate: Expr) -> Expr:
                 own = self.tensors["bias"][self.index, at.j]

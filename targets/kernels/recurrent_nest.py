@@ -1,14 +1,14 @@
-"""The loop nest of a layer that steps through time: its plain loops with vectors over units.
+"""Schedules the PrimFuncs of `recurrent.py`: vectors over hidden units, sums in registers.
 
     for step:
       for tile of units, tile of sequences:          # the product with the state
         acc[sequence][gate, vector] = given          # in registers over all of k
         for k:  acc += broadcast(state[k]) * weight[k]
         sums = acc
-      for sequence:  for vector:  cell = ..          # every other statement, as it stands there
+      for sequence:  for vector:  cell = ..          # other statements keep their expressions
 
-A step needs all of the one before, so nothing runs in parallel. Each tile reads the weights of its
-units once and in their order, from the second-level cache where they fit it.
+Each step depends on the previous one, so the kernel runs on one thread. A tile reads the weights of
+its units once per step and sequentially, from the L2 cache if they fit.
 """
 
 from __future__ import annotations
@@ -26,24 +26,28 @@ from .accumulators import Accumulators
 from .choose import register_tiles, step_cycles, tile_counts
 from .loops import block, const, lanes, load, loop, store, tile_runs, within
 from .machine import VectorMachine
-from .recurrent import UNITS
+from .recurrent import STEPS, UNITS
 
 
 def write_recurrence(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt:
-    """The scheduled body of a kernel of `recurrent.py`."""
+    """The scheduled body of a PrimFunc of `recurrent.py`."""
     root = func.body.block
     width = min(machine.plain.lanes, UNITS)
-    body = _Nest(machine.plain, width).written(root.body)
+    vectors = -(-int(func.attrs[STEPS]) // width)
+    body = _Nest(machine.plain, width, vectors).written(root.body)
     return within(list(root.alloc_buffers), [body])
 
 
 @dataclass(frozen=True)
 class _Nest:
+    """Writes the loops for vectors of ``width`` lanes, ``vectors`` of which hold all units."""
+
     machine: VectorMachine
     width: int
+    vectors: int
 
     def written(self, statement: tirx.Stmt) -> tirx.Stmt:
-        """Loops over time stay; each block inside gets a nest of its own."""
+        """The loops over time stay; each block inside them gets a new loop nest."""
         if isinstance(statement, tirx.SeqStmt):
             return block([self.written(part) for part in statement.seq])
         loops, inner = _loops_of(statement)
@@ -68,17 +72,16 @@ class _Nest:
 
             return lanes(self.width, lane)
 
-        vectors = int(units.extent) // self.width
         return loop(
             int(batch.extent),
-            lambda b: loop(vectors, lambda i: vector(b, i * self.width), "vector"),
+            lambda b: loop(self.vectors, lambda i: vector(b, i * self.width), "vector"),
             "sequence",
         )
 
     def products(self, statement: s_tir.SBlock, realized: Mapping[Any, Expr]) -> tirx.Stmt:
-        """Every sum of one step."""
+        """The products of one step."""
         step, *axes = statement.iter_vars
-        batch, gates, blocks, _, depth = (int(axis.dom.extent) for axis in axes)
+        batch, gates, _, _, depth = (int(axis.dom.extent) for axis in axes)
         product = _Product(
             statement,
             {step.var: realized[step.var]},
@@ -86,8 +89,7 @@ class _Nest:
             self.width,
             self.machine.broadcast_operand,
         )
-        vectors = blocks * UNITS // self.width
-        rows, width = _tile(batch, vectors, gates, depth, self.machine)
+        rows, width = _tile(batch, self.vectors, gates, depth, self.machine)
         return block(
             [
                 loop(
@@ -98,7 +100,7 @@ class _Nest:
                     ),
                     "tile",
                 )
-                for units in tile_runs(vectors, width, lambda *_: None)
+                for units in tile_runs(self.vectors, width, lambda *_: None)
                 for sequences in tile_runs(batch, rows, lambda *_: None)
             ]
         )
@@ -107,7 +109,7 @@ class _Nest:
 def _tile(
     batch: int, vectors: int, gates: int, depth: int, machine: VectorMachine
 ) -> tuple[int, int]:
-    """Sequences and vectors of units of a tile, by the model of `choose.py`."""
+    """The size of a tile in sequences and vectors, by the cost model of `choose.py`."""
 
     def cycles(tile: tuple[int, int]) -> float:
         rows, width = tile
@@ -127,10 +129,10 @@ class _Product:
 
     Attributes:
         statement: the block.
-        realized: the value of its step.
-        size: gates, and how many products each sum has.
-        width: lanes of a vector.
-        by_element: as for `Accumulators.add_products`.
+        realized: the time step by its block variable.
+        size: the number of gates, and of products per sum.
+        width: the number of lanes of a vector.
+        by_element: see `Accumulators.add_products`.
     """
 
     statement: s_tir.SBlock
@@ -140,17 +142,17 @@ class _Product:
     by_element: bool
 
     def at(self, value: Any, *places: Expr) -> Any:
-        """The block's expression or statement for places along its axes behind the step."""
+        """An expression of the block with values for its axes; the step is already known."""
         axes = self.statement.iter_vars[1:]
         known = {axis.var: place for axis, place in zip(axes, places, strict=False)}
         return _replaced(value, {**self.realized, **known})
 
     def load(self, element: Any, *places: Expr) -> Expr:
-        """The load of an element, or of a vector where a place is one."""
+        """A load at these places; it loads a vector if one of them is a ramp."""
         return load(element.source, *(self.at(index, *places) for index in element.indices))
 
     def tile(self, sequences: tuple[Expr, int], units: tuple[Expr, int]) -> tirx.Stmt:
-        """The sums of some sequences and vectors of units; both are given as start and number."""
+        """The sums of a tile; sequences and vectors of units are given as (start, count)."""
         (gates, depth), (row, rows), (first, vectors) = self.size, sequences, units
         acc = Accumulators(rows, gates * vectors, self.width, dtype=self.dtype)
         zero, each_block = const(0), UNITS // self.width
@@ -188,7 +190,7 @@ class _Product:
 
 
 def _loops_of(statement: tirx.Stmt) -> tuple[list[tirx.For], tirx.Stmt]:
-    """The loops around a statement, and what is in them: a block, or several statements."""
+    """The loops around a statement, and their body: a block, or several statements."""
     loops: list[tirx.For] = []
     while isinstance(statement, tirx.For):
         loops.append(statement)

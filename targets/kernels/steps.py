@@ -1,10 +1,10 @@
-"""Operators that are one kernel whose steps need each other, and how they stand in Relax.
+"""Operators with one sequential kernel, and their Relax calls.
 
     y = R.call_tir(lstm, (given, ..))          # attrs: {"kind": "recurrent.lstm", ..}
     places = R.call_tir(top_k, (x,))           # attrs: {"kind": "ordering.top_k"}
 
-The kernel says in plain loops what it computes; stock TVM can run it. Nothing of it can run beside
-another part of it, so it belongs on a CPU.
+The PrimFunc consists of plain loops, which stock TVM can run. Each step depends on the previous
+one, so the kernel cannot use the work-items of a GPU and runs on a CPU.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import tvm
 from tvm import relax, tirx
 
 KIND = "kind"
-"""Attribute of a call of `relax.call_tir`: what it computes, as `ir.operators.kind_of` says it."""
+"""The attribute of a `relax.call_tir` call that `ir.operators.kind_of` returns."""
 
-WHY_NOT_ON_A_GPU = "its steps need each other, so that a GPU would compute them on one work-item"
+WHY_NOT_ON_A_GPU = "its steps need each other, so a GPU would compute them on one work-item"
 
 
 def steps_call(
@@ -29,7 +29,7 @@ def steps_call(
     result: relax.TensorType,
     **described: str,
 ) -> relax.Call:
-    """The call of such a kernel, which ``bb`` gets; more attributes may describe it."""
+    """Calls a sequential kernel, which is added to ``bb``; ``described`` are further attributes."""
     var = bb.add_func(kernel, kind.rpartition(".")[2])
     call = relax.call_tir(var, list(operands), result)
     attrs = tvm.ir.make_node("ir.DictAttrs", **{KIND: kind, **described})
@@ -37,6 +37,6 @@ def steps_call(
 
 
 def kind_of_steps(call: Any) -> str | None:
-    """The kind of such a call; None for everything else."""
+    """The kind of a call of a sequential kernel; None for other calls."""
     attrs = getattr(call, "attrs", None)
     return str(attrs[KIND]) if isinstance(attrs, tvm.ir.DictAttrs) and KIND in attrs else None

@@ -105,7 +105,7 @@ def test_vectors_compute_what_the_plain_loops_say(name: str, machine: str) -> No
         out = tvm.runtime.tensor(np.full(layer.result, np.nan, "float32"))
         inputs = [tvm.runtime.tensor(value) for value in numbers_for(layer)]
         built(kernel)["kernel"](*inputs, out)
-        results.append(out.numpy())
+        results.append(out.numpy()[..., : layer.hidden])
     # all numbers are below 3 (three steps); a step adds hidden + 2 roundings, and its activations'
     bound = layer.steps * 3 * (layer.hidden + 2 + 16) * 2.0**-23
     np.testing.assert_allclose(*results, rtol=0, atol=bound)

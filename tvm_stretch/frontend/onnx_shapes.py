@@ -134,7 +134,7 @@ Dimensions = Sequence[int | str]
 """Sizes, and names of those that are open."""
 
 _EXAMPLE, _PIXELS = 100, 224
-"""Numbers for open dimensions: of steps in time and the like, and of images."""
+"""Suggested sizes for open dimensions: of time steps and the like, and of images."""
 
 
 def _dimensions(value: onnx.ValueInfoProto) -> Dimensions | None:
@@ -150,11 +150,11 @@ def _dimensions(value: onnx.ValueInfoProto) -> Dimensions | None:
 
 
 def how_to_close(given: Mapping[str, Dimensions | None]) -> str:
-    """What to pass for the inputs that have open dimensions, to be copied into a call or a shell.
+    """Arguments that fix the open dimensions of all inputs, ready to paste into a call or a shell.
 
     ``{"x": ["N", 3, "frames"]}`` -> ``shapes={"x": (1, 3, 100)}, or --shape x=1,3,100 on the
-    command line, with your numbers for frames``. A first dimension counts the inputs of a batch:
-    one is what most people want.
+    command line, with your numbers for frames``. A first dimension is taken for the batch size, for
+    which 1 is suggested.
     """
     numbers: dict[int | str, int] = {d[0]: 1 for d in given.values() if d and isinstance(d[0], str)}
     guessed: list[str] = []

@@ -1,10 +1,10 @@
-"""LSTM, GRU and RNN of torch as ONNX's layers, one for each of torch's, both directions together.
+"""Translates torch's LSTM, GRU and RNN to ONNX's operators, one per layer.
 
     y, h, c = aten.lstm(x, (h0, c0), weights, ..)     # two layers
         ->  y1, h1, c1 = LSTM(x, W1, R1, B1, h0[:1], c0[:1])
             y2, h2, c2 = LSTM(y1, W2, R2, B2, h0[1:], c0[1:])
 
-Torch and TVM's importer would write out every step.
+Torch's decomposition and TVM's importer would unroll the steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Converter = Callable[[Any, Any], relax.Expr]
 
-# Torch's gates in ONNX's order: of i, f, g, o the first, last, second, third.
+# The positions of ONNX's gates in torch's order, which is i, f, g, o for LSTM and r, z, n for GRU.
 _ORDER = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
 _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "lstm.input": ("LSTM", {}),
@@ -34,15 +34,15 @@ _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "rnn_relu.input": ("RNN", {"activations": [b"Relu"]}),
 }
 RECURRENT = tuple(_KINDS)
-"""Torch's names of the operators."""
+"""The torch operators that this file translates."""
 
 
 def recurrent_converters(program: ExportedProgram) -> dict[str, Converter]:
-    """By torch's name, as TVM's importer wants them."""
+    """Converters for TVM's importer by torch's operator names."""
     constants = constants_of(program)
 
     def weight(argument: Any) -> np.ndarray:
-        """The parameter that a node of the graph stands for, as an array."""
+        """The value of a parameter node."""
         value = constants.get(argument.name)
         if value is None:
             raise UnsupportedError(
@@ -75,7 +75,7 @@ def recurrent_converters(program: ExportedProgram) -> dict[str, Converter]:
 
 
 class _Stack:
-    """Writes layers of one operator, one behind the other."""
+    """Emits a stack of layers of one operator."""
 
     def __init__(
         self, op: str, attributes: dict[str, Any], directions: int, bb: relax.BlockBuilder
@@ -99,7 +99,7 @@ class _Stack:
         *,
         batch_first: bool,
     ) -> relax.Var:
-        """What the last layer makes of every step, and the last states of all layers."""
+        """A tuple: the last layer's output at every step, then the last states of all layers."""
         if batch_first:
             x = self.emit(relax.op.permute_dims(x, [1, 0, 2]))
         found: list[list[relax.Expr]] = [[] for _ in states]
@@ -121,7 +121,7 @@ class _Stack:
     def layer(
         self, x: relax.Expr, states: Sequence[relax.Expr], weights: Sequence[np.ndarray]
     ) -> list[relax.Expr]:
-        """The results of one layer, as ONNX's node gives them."""
+        """The results of one layer, as of ONNX's operator."""
         per = len(weights) // self.directions
         w, r, *biases = (np.stack([*map(self.ordered, weights[i::per])]) for i in range(per))
         bias = np.concatenate(biases, 1) if biases else None
@@ -131,6 +131,6 @@ class _Stack:
         return [self.emit(result) for result in CONVERTERS[self.op](node)]
 
     def ordered(self, weight: np.ndarray) -> np.ndarray:
-        """Rows of torch's gates in ONNX's order."""
+        """The rows of a weight with the gates in ONNX's order."""
         gates = np.split(weight, len(_ORDER[self.op]))
         return np.concatenate([gates[gate] for gate in _ORDER[self.op]])

@@ -1,9 +1,9 @@
-"""LSTM, GRU and RNN: one product for the inputs of all steps, one kernel for the steps.
+"""LSTM, GRU and RNN: one matrix product for the inputs of all steps, one kernel for the steps.
 
     given = x @ W.T + b                     # (steps * batch, features) @ (features, gates)
     y = R.call_tir(lstm, (given, R, ..))    # `targets/kernels/recurrent.py`
 
-Both directions are one product and one kernel.
+A bidirectional layer also has one product and one kernel.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tvm_stretch.targets.kernels.recurrent import (
 _DEFAULTS = {"lstm": ["sigmoid", "tanh", "tanh"], "gru": ["sigmoid", "tanh"], "rnn": ["tanh"]}
 _BACKWARDS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 _WIDENED = ("float16", "bfloat16")
-"""Types in which a state would lose digits with every step."""
+"""Types that are computed in float32, because states lose digits at every step."""
 
 
 @converter("LSTM", "GRU", "RNN")
@@ -49,7 +49,7 @@ def _recurrent(node: Node) -> tuple[relax.Expr, ...]:
 
 
 class _Layer:
-    """One node with time in front, and what it reads by the number of the input."""
+    """One node. ``inputs`` holds its given inputs by position, with time as the first axis."""
 
     def __init__(self, node: Node, inputs: dict[int, Value]) -> None:
         self.node, self.inputs = node, inputs
@@ -79,7 +79,7 @@ class _Layer:
         )
 
     def _has_lengths(self) -> bool:
-        """Whether sequences may end before the last step."""
+        """Whether a sequence may be shorter than the number of steps."""
         lengths = self.inputs.get(4)
         if not isinstance(lengths, np.ndarray):
             return lengths is not None
@@ -89,7 +89,7 @@ class _Layer:
         return bool((lengths != self.steps).any())
 
     def results(self) -> list[relax.Expr]:
-        """Every hidden state, the last ones and, of an LSTM, the last cell states."""
+        """The hidden states of all steps, the last one and, for LSTM, the last cell state."""
         layer, node = self.layer, self.node
         made = node.emit(recurrent_call(node.bb, layer, *map(as_expr, self.operands())))
 
@@ -102,7 +102,7 @@ class _Layer:
         return [steps(0, self.steps), *(reshape(steps(i, i + 1), state) for i in last)]
 
     def operands(self) -> list[Value]:
-        """What the kernel reads, in the order of `Recurrence.operands`."""
+        """The operands of the kernel, in the order of `Recurrence.operands`."""
         layer, directions = self.layer, self.directions
         gates = (directions, layer.gates, layer.hidden)
         bias = self.padded(3, (directions, 2, *gates[1:]), 3)
@@ -123,7 +123,7 @@ class _Layer:
         return found
 
     def given(self, bias: Value) -> relax.Expr:
-        """What every step gets of its input: one product for all of them."""
+        """The product of all steps' inputs with W, plus biases."""
         layer, node, features = self.layer, self.node, self.features
         columns = self.directions * layer.gates * layer.padded
         weight = self.padded(1, (self.directions, layer.gates, layer.hidden, features), 2)
@@ -137,7 +137,7 @@ class _Layer:
         return node.emit(reshape(product, shape))
 
     def added(self, bias: Value) -> Value:
-        """The biases of inputs and states; of the latter those that a gate does not multiply."""
+        """The sum of the biases, without those that a GRU's reset gate multiplies."""
         node, kept = self.node, np.ones((1, 1, self.layer.gates, 1), self.dtype)
         if self.layer.reset_after:
             kept[:, :, 2] = 0
@@ -149,7 +149,7 @@ class _Layer:
         )
 
     def padded(self, index: int, shape: tuple[int, ...], axis: int) -> Value:
-        """An input of this shape, with padded hidden units along an axis; zeros if left out."""
+        """An input with this shape, padded along the axis of hidden units; zeros if left out."""
         missing = self.layer.padded - self.layer.hidden
         widths = [(0, missing if i == axis else 0) for i in range(len(shape))]
         value = self.inputs.get(index)
@@ -179,7 +179,7 @@ def _activations(node: Node, kind: str, directions: int) -> tuple[tuple[str, ...
     return tuple(tuple(chosen[i * per : (i + 1) * per]) for i in range(directions))
 
 
-# --- constants are moved here, computed tensors by operators ---
+# --- the same for constants, in NumPy, and for computed tensors, as operators ---
 
 
 def _shape(node: Node, inputs: dict[int, Value], index: int) -> list[int]:
@@ -210,7 +210,7 @@ def _widened(node: Node, value: Value) -> Value:
 
 
 def _taken(node: Node, value: Value, axis: int, index: int) -> Value:
-    """One of an axis, which stays."""
+    """The slice of size 1 at an index of an axis."""
     if isinstance(value, np.ndarray):
         return value.take([index], axis)
     return node.emit(relax.op.strided_slice(value, [axis], [index], [index + 1]))
