@@ -28,10 +28,11 @@ def branch_segments(
         InputError: Ratios or names are invalid, or two segments share an operator.
     """
     operators, builder = Operators(mod["main"]), builder_with_kernels(mod)
+    taken = {*operators.params, *(operator.name for operator in operators)}
     segments = tuple(
-        row_branches(operators, split, builder)
+        row_branches(operators, split, builder, taken)
         if isinstance(split, RowSplit)
-        else channel_branches(operators, split, builder)
+        else channel_branches(operators, split, builder, taken)
         for split in splits
     )
     return replace_segments(mod, segments, builder), segments

@@ -10,7 +10,7 @@ z = R.exp(y)
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -19,6 +19,7 @@ from tvm import relax
 
 from tvm_stretch.errors import InputError, UnsupportedError
 from tvm_stretch.ir.operators import Operator, Operators, remember
+from tvm_stretch.ir.provenance import free_name
 
 Span = tuple[int, int]
 
@@ -86,14 +87,20 @@ class Emitter:
 
     Args:
         builder: receives the kernels of integer operators.
+        origins: of each new variable, by its name, the tensor of the network that it is a part of.
+        taken: names that are no longer free.
     """
 
-    def __init__(self, builder: relax.BlockBuilder) -> None:
+    def __init__(
+        self, builder: relax.BlockBuilder, origins: dict[str, str], taken: set[str]
+    ) -> None:
         self.bindings: list[relax.Binding] = []
-        self.builder = builder
+        self.builder, self.origins, self.taken = builder, origins, taken
 
-    def emit(self, name: str, value: relax.Expr) -> relax.Var:
-        """Bind ``value`` to a new variable with exactly this name."""
+    def emit(self, name: str, value: relax.Expr, of: str) -> relax.Var:
+        """Bind ``value`` to a new variable of this name, if it is free."""
+        name = free_name(name, self.taken)
+        self.origins[name] = of
         value = self.builder.normalize(value)
         return self._bind(relax.DataflowVar(name, value.ty), value)
 
@@ -119,6 +126,7 @@ class Replacement:
         branches: for each branch the names of its operators, in program order.
         joins: names of the segment's operators that run once, in program order: those that join the
             branches, and those that follow until the segment's end.
+        origins: what each new operator is a part of, or puts together.
     """
 
     end: str
@@ -126,6 +134,7 @@ class Replacement:
     bindings: tuple[relax.Binding, ...]
     branches: tuple[tuple[str, ...], ...]
     joins: tuple[str, ...]
+    origins: Mapping[str, str]
 
 
 def replace_segments(

@@ -12,19 +12,20 @@
     relu_1.unblock_channels = R.call_tir(unblock_channels, (conv_1 + relu_1,))
 
 Calls without a name help the next named operator, or the last one. FuseOps invents names for its
-results but keeps attributes of calls; FuseTIR keeps the names and drops those attributes.
+results but keeps attributes of calls; FuseTIR keeps the names and drops those attributes. So each
+function gets a table of what its names stand for (`ir/provenance.py`): the names are for people.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import tvm
 from tvm import relax
 from tvm.ir import GlobalVar
 from tvm_stretch.passes.name_operators import Renamer, is_made_up, show_dots
+
+from tvm_stretch.ir.provenance import KERNELS, Provenance, free_name, with_table
 
 _OPERATOR = "tvm_stretch.operator"
 _HELPS = "tvm_stretch.helps"
@@ -36,7 +37,10 @@ class MarkOperators:
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Record in each kernel call the operator that it computes or helps."""
-        return _each_function(mod, lambda function: _Marker(mod, _owners(function)))
+        updated = mod.clone()
+        for var, function in _functions(mod):
+            updated[var] = _Marker(mod, _owners(function)).visit_expr(function)
+        return updated
 
 
 @tvm.transform.module_pass(opt_level=0, name="NameKernels")
@@ -44,18 +48,23 @@ class NameKernels:
     """See the module docstring; to be run between FuseOps and FuseTIR."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Rename the variables that calls of kernels are bound to."""
-        taken: Counter[str] = Counter()
-        return _each_function(mod, lambda function: Renamer(mod, _names(mod, function, taken)))
+        """Rename the variables that calls of kernels are bound to, and say what they stand for."""
+        taken: set[str] = set()
+        updated = mod.clone()
+        for var, function in _functions(mod):
+            names, table = _named(mod, function, taken)
+            renamed = Renamer(mod, names).visit_expr(function)
+            updated[var] = with_table(renamed, KERNELS, table)
+        return updated
 
 
-def _each_function(mod: tvm.IRModule, mutator: Callable[[relax.Function], Any]) -> tvm.IRModule:
-    """Rewrite every Relax function except those that FuseOps made."""
-    updated = mod.clone()
-    for var, function in mod.functions.items():
-        if isinstance(function, relax.Function) and "Primitive" not in (function.attrs or {}):
-            updated[var] = mutator(function).visit_expr(function)
-    return updated
+def _functions(mod: tvm.IRModule) -> list[tuple[GlobalVar, relax.Function]]:
+    """Every Relax function except those that FuseOps made."""
+    return [
+        (var, function)
+        for var, function in mod.functions.items()
+        if isinstance(function, relax.Function) and "Primitive" not in (function.attrs or {})
+    ]
 
 
 def _bindings(function: relax.Function) -> list[relax.Binding]:
@@ -102,20 +111,34 @@ class _Marker(relax.PyExprMutator):
 # --- names ----------------------------------------------------------------------------------------
 
 
-def _names(
-    mod: tvm.IRModule, function: relax.Function, taken: Counter[str]
-) -> dict[relax.Var, str]:
+def _named(
+    mod: tvm.IRModule, function: relax.Function, taken: set[str]
+) -> tuple[dict[relax.Var, str], dict[str, Provenance]]:
+    """New names of variables, and what each name of the function stands for."""
     names: dict[relax.Var, str] = {}
+    table: dict[str, Provenance] = {}
+    nameless: list[str] = []
     for binding in _bindings(function):
-        if binding.value in names:  # a result of the function, which replaces the variable
-            names[binding.var] = names[binding.value]
+        var, value = binding.var, binding.value
+        if value in names:  # a result of the function, which replaces the variable
+            names[var] = names[value]
             continue
-        calls, kernel = _kernel_calls(mod, binding.value)
+        calls, kernel = _kernel_calls(mod, value)
         if calls:
-            name = _name(calls, kernel)
-            taken[name] += 1
-            names[binding.var] = name if taken[name] == 1 else f"{name}.{taken[name]}"
-    return names
+            found = _provenance(calls)
+            names[var] = free_name(_label(found, kernel), taken)
+            table[names[var]] = found
+        elif is_made_up(var.name):
+            nameless.append(var.name)
+            continue
+        else:  # a view: where it has to be copied, that is for its own sake
+            found = Provenance(helpers=(show_dots(var.name),))
+            table[var.name] = found
+        table.update(dict.fromkeys(nameless, Provenance(helpers=found.served[:1])))
+        nameless.clear()
+    last = next(reversed(table.values()), Provenance())
+    table.update(dict.fromkeys(nameless, Provenance(helpers=last.served[-1:])))
+    return names, table
 
 
 def _kernel_calls(mod: tvm.IRModule, value: relax.Expr) -> tuple[list[relax.Call], str]:
@@ -130,11 +153,17 @@ def _kernel_calls(mod: tvm.IRModule, value: relax.Expr) -> tuple[list[relax.Call
     return [], ""
 
 
-def _name(calls: list[relax.Call], kernel: str) -> str:
+def _provenance(calls: list[relax.Call]) -> Provenance:
+    """The operators of a kernel; or the one that it helps."""
     marks = [dict(call.attrs or {}) for call in calls]
-    operators = [show_dots(str(mark[_OPERATOR])) for mark in marks if _OPERATOR in mark]
-    if operators:
-        return " + ".join(operators)
-    helped = next((show_dots(str(mark[_HELPS])) for mark in marks if mark.get(_HELPS)), "")
+    operators = tuple(show_dots(str(mark[_OPERATOR])) for mark in marks if _OPERATOR in mark)
+    helped = (show_dots(str(mark[_HELPS])) for mark in marks if mark.get(_HELPS))
+    return Provenance(operators) if operators else Provenance((), tuple(helped)[:1])
+
+
+def _label(provenance: Provenance, kernel: str) -> str:
+    """What people read."""
+    if provenance.operators:
+        return " + ".join(provenance.operators)
     kind = kernel.rstrip("0123456789")  # TVM numbers kernels of one kind
-    return f"{helped}.{kind}" if helped else kind
+    return ".".join((*provenance.helpers, kind))

@@ -23,8 +23,13 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.ir.operators import kind_of
+from tvm_stretch.ir.provenance import SOURCES, Provenance, table_of, with_table
+
+REGION = "region_"
+"""What the functions of a plan's regions begin with: kernels are not called so, nor operators."""
 
 _MADE_UP = re.compile(r"([lg]v|::)\d*")
+_RESERVED = re.compile(rf"([lg]v|::)\d*|{REGION}[^.]*")
 _SOURCE = re.compile(r"(?s:(?P<source>.+))::\d*")
 _HEAVY = ("nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.conv2d_transpose", "matmul")
 _DOT = "\N{ONE DOT LEADER}"
@@ -123,8 +128,18 @@ class NameOperators:
     """See the module docstring."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Rename the bindings of ``main``."""
-        return rename_variables(mod, choose_names(mod["main"]))
+        """Rename the bindings of ``main``, and keep where they come from (`SOURCES`)."""
+        names = choose_names(mod["main"])
+        if not names:
+            return mod
+        sources = table_of(mod["main"], SOURCES)
+        for var, name in names.items():
+            if _SOURCE.fullmatch(var.name) and name != source_of(var.name):
+                sources[name] = Provenance((source_of(var.name),))
+        renamed = rename_variables(mod, names)
+        if sources:
+            renamed["main"] = with_table(renamed["main"], SOURCES, sources)
+        return renamed
 
 
 def choose_names(function: relax.Function) -> dict[relax.Var, str]:
@@ -164,9 +179,9 @@ def _wanted(binding: relax.Binding, heads: Mapping[str, relax.Var]) -> str:
     match = _SOURCE.fullmatch(name)
     if match is not None:
         source = show_dots(match["source"])
-        is_head = heads[match["source"]].same_as(binding.var)
+        is_head = heads[match["source"]].same_as(binding.var) and not _RESERVED.fullmatch(source)
         return source if is_head else f"{source}.{_stem(binding.value)}"
-    return _stem(binding.value) if is_made_up(name) else name
+    return _stem(binding.value) if _RESERVED.fullmatch(name) else show_dots(name)
 
 
 def _stem(value: relax.Expr) -> str:

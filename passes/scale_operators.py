@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import relax
 from tvm.ir import GenericConst
-from tvm_stretch.passes.branches import Emitter
 
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.convolutions import conv2d_like
@@ -65,18 +64,21 @@ def window(total: int, size: int, index: int, count: int, unit: int = 1) -> Orig
     return np.where(found < total, found, -1)
 
 
-class _Emitter(Emitter):
+class _Emitter:
     """Binds the names in ``results`` to variables that the function may return."""
 
     def __init__(self, results: Sequence[str]) -> None:
-        super().__init__(relax.BlockBuilder())
+        self.bindings: list[relax.Binding] = []
+        self.builder = relax.BlockBuilder()
         self._results = frozenset(results)
 
     def emit(self, name: str, value: relax.Expr) -> relax.Var:
         """Bind ``value`` to a new variable with exactly this name."""
         value = self.builder.normalize(value)
         kind = relax.Var if name in self._results else relax.DataflowVar
-        return self._bind(kind(name, value.ty), value)
+        var = kind(name, value.ty)
+        self.bindings.append(relax.VarBinding(var, value))
+        return var
 
 
 @dataclass
@@ -95,7 +97,7 @@ class Scaler:
     warm: bool
     rng: np.random.Generator
     noise: float = 0.0
-    emitter: Emitter = field(init=False)
+    emitter: _Emitter = field(init=False)
     sources: dict[str, Source] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -16,7 +16,6 @@ they compute; ``BlockChannels`` replaces them by templates.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -36,6 +35,7 @@ from tvm_stretch.targets.kernels.winograd import (
 )
 
 from tvm_stretch.ir.expressions import count_uses, shape_of
+from tvm_stretch.ir.provenance import PARTS, Provenance, free_name, table_of, with_table
 
 STAGE = "tvm_stretch.winograd"
 """Attribute of the plain kernels: JSON of a `WinogradStage`."""
@@ -113,6 +113,8 @@ class _Rewriter:
         self.tiles: dict[tuple[relax.Var, WinogradStage], relax.Var] = {}
         self.stages = dict(_shared_stages(self.bindings, machines))
         self.emitted: list[relax.Binding] = []
+        self.parts = table_of(self.main, PARTS)
+        self.taken = {binding.var.name for binding in self.bindings}
 
     def rewritten(self) -> tvm.IRModule:
         """The module with the convolutions in two stages."""
@@ -134,7 +136,8 @@ class _Rewriter:
         function = relax.Function(main.params, body, main.ret_ty, main.is_pure)
         updated = self.builder.get()
         main_var = updated.get_global_var("main")
-        updated.update_func(main_var, function.with_attrs(dict(main.attrs or {})))
+        function = function.with_attrs(dict(main.attrs or {}))
+        updated.update_func(main_var, with_table(function, PARTS, self.parts))
         return updated
 
     def _tiles(self, data: relax.Var, stage: WinogradStage) -> relax.Var:
@@ -148,28 +151,40 @@ class _Rewriter:
         name = f"{data.name}.tiles{count or ''}"
         parts = self.concats.get(data)
         if parts is None:
-            found = self._transform(name, data, stage)
+            found = self._transform(name, data, stage, Provenance((data.name,)))
         else:
             each = [
-                self._transform(f"{name}{_suffix(part, index)}", part, stage)
+                self._transform_part(name, index, part, stage, data)
                 for index, part in enumerate(parts)
             ]
-            found = self._bind(name, relax.op.concat(each, axis=1))
+            found = self._bind(name, relax.op.concat(each, axis=1), Provenance((data.name,)))
         self.tiles[data, stage] = found
         return found
 
-    def _transform(self, name: str, data: relax.Expr, stage: WinogradStage) -> relax.Var:
+    def _transform_part(
+        self, name: str, index: int, data: relax.Expr, stage: WinogradStage, whole: relax.Var
+    ) -> relax.Var:
+        """One of the parts of a concat: whoever computes it transforms it too."""
+        part = self.parts.get(data.name) if isinstance(data, relax.Var) else None
+        if part is None or part.part is None:
+            return self._transform(f"{name}.{index}", data, stage, Provenance((whole.name,)))
+        return self._transform(f"{name}.p{part.part}", data, stage, part)
+
+    def _transform(
+        self, name: str, data: relax.Expr, stage: WinogradStage, of: Provenance
+    ) -> relax.Var:
         channels = shape_of(data)[1]
         shape = replace(stage.shape, in_channels=channels, out_channels=channels)
         config = _config(shape, 1, stage.tile)
         rows, columns = config.tiles
         planes = (config.batch, channels, config.alpha**2, rows * columns)
         own = replace(stage, shape=shape)
-        return self._bind(name, self._call(own, [data], relax.TensorType(planes, "float32")))
+        return self._bind(name, self._call(own, [data], relax.TensorType(planes, "float32")), of)
 
-    def _bind(self, name: str, expr: relax.Expr) -> relax.Var:
+    def _bind(self, name: str, expr: relax.Expr, of: Provenance) -> relax.Var:
         expr = self.builder.normalize(expr)
-        var = relax.DataflowVar(name, expr.ty)
+        var = relax.DataflowVar(free_name(name, self.taken), expr.ty)
+        self.parts[var.name] = of
         self.emitted.append(relax.VarBinding(var, expr))
         return var
 
@@ -244,12 +259,6 @@ def _config(shape: ConvShape, lanes: int, tile: int) -> WinogradConfig:
         oc_blocks=1,
         pixels=1,
     )
-
-
-def _suffix(part: relax.Expr, index: int) -> str:
-    """The part's own ``.p1``, by which its owner transforms it; other operands get their index."""
-    found = re.search(r"\.p\d+$", part.name if isinstance(part, relax.Var) else "")
-    return found.group() if found else f".{index}"
 
 
 @lru_cache(maxsize=512)

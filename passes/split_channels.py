@@ -35,11 +35,11 @@ from tvm_stretch.plan.splits import ChannelSplit
 
 
 def channel_branches(
-    operators: Operators, split: ChannelSplit, builder: relax.BlockBuilder
+    operators: Operators, split: ChannelSplit, builder: relax.BlockBuilder, taken: set[str]
 ) -> Replacement:
     """The bindings of the branches (see the module docstring)."""
     steps = plan_channel_split(operators, split)
-    segment = _Segment(operators, split.end, len(split.ratios), builder)
+    segment = _Segment(operators, split.end, len(split.ratios), Emitter(builder, {}, taken))
     for step in steps:
         for tensor, held in step.joins:
             segment.join(tensor, held)
@@ -53,6 +53,7 @@ def channel_branches(
         bindings=tuple(segment.emitter.bindings),
         branches=tuple(tuple(names) for names in segment.names),
         joins=tuple(segment.once),
+        origins=segment.emitter.origins,
     )
 
 
@@ -62,14 +63,14 @@ class _Segment:
     Branches are emitted one after the other up to a meeting, so that each is a region of its own.
     """
 
-    def __init__(
-        self, operators: Operators, end: str, branches: int, builder: relax.BlockBuilder
-    ) -> None:
-        self.builder = builder
-        self.emitter = Emitter(builder)
+    def __init__(self, operators: Operators, end: str, branches: int, emitter: Emitter) -> None:
+        self.builder = emitter.builder
+        self.emitter = emitter
         self.operators = operators
         self.end = end
-        self.pending = [Emitter(builder) for _ in range(branches)]
+        self.pending = [
+            Emitter(emitter.builder, emitter.origins, emitter.taken) for _ in range(branches)
+        ]
         self.names: list[list[str]] = [[] for _ in range(branches)]
         self.once: list[str] = []
         self.values: dict[str, list[relax.Var]] = {}  # by tensor, the variable of each branch
@@ -85,9 +86,9 @@ class _Segment:
             value = rounded_sum(self.builder, self.operators[tensor].call, parts)
         else:
             for index, summand in enumerate(parts[1:-1], start=1):
-                label = f"{tensor}.sum{index}"
-                parts[0] = self.emitter.emit(label, relax.op.add(parts[0], summand))
-                self.once.append(label)
+                added = relax.op.add(parts[0], summand)
+                parts[0] = self.emitter.emit(f"{tensor}.sum{index}", added, tensor)
+                self.once.append(parts[0].name)
             value = relax.op.add(parts[0], parts[-1])
         self.emitter.emit_as(self.operators.variables[tensor], value)
         self.once.append(tensor)
@@ -123,7 +124,7 @@ class _Segment:
         else:
             args = [self._operand(index, operator, step, arg) for arg in operands(operator.call)]
             value = operator_like(self.builder, operator.call, args)
-        return self.pending[index].emit(f"{operator.name}.c{index}", value)
+        return self.pending[index].emit(f"{operator.name}.c{index}", value, operator.name)
 
     def _summands(self, index: int, operator: Operator, step: ChannelStep) -> list[relax.Expr]:
         """Operands of an addition in one branch; the first branch also adds full tensors."""
@@ -189,7 +190,7 @@ class _Segment:
             cut = relax.op.strided_slice(self._whole(index, tensor), [1], [begin], [end])
             # named after the segment, because another segment may read these channels too
             label = f"{self.end}.c{index}.{tensor}.{begin}to{end}"
-            self.slices[key] = self.pending[index].emit(label, cut)
+            self.slices[key] = self.pending[index].emit(label, cut, tensor)
         return self.slices[key]
 
 

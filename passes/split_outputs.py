@@ -12,8 +12,8 @@ convolutions) stay in parts; parts are concatenated only where an operator reads
 the blocked layout both the concat and the slices are views, so nothing is computed twice or copied;
 the price is that the processors meet before every operator that reads all channels.
 
-Part k is named ``.pk``. A share of 0 channels makes no part, so that a processor may leave a layer
-to the others.
+Part k is named ``.pk``, and ``main`` gets the table `PARTS` of what each name is a part of. A share
+of 0 channels makes no part, so that a processor may leave a layer to the others.
 
 The result is the same, because each output channel is computed as before.
 """
@@ -34,6 +34,7 @@ from tvm_stretch.errors import InputError
 from tvm_stretch.ir.convolutions import conv2d_like, operator_like, weights_of
 from tvm_stretch.ir.expressions import builder_with_kernels, shape_of, with_variables
 from tvm_stretch.ir.operators import CONVOLUTIONS, OF_ONE, OF_TWO, kind_of, operands
+from tvm_stretch.ir.provenance import PARTS, Provenance, free_name, table_of, with_table
 
 Widths = tuple[int, ...]
 _Parts = tuple[Widths, list[relax.Expr]]
@@ -119,6 +120,8 @@ def split_outputs(mod: tvm.IRModule, shares: Mapping[str, Sequence[int]]) -> tvm
             "use the names of the canonical module"
         )
     splitter = _Splitter({name: tuple(widths) for name, widths in shares.items()}, builder)
+    splitter.parts = table_of(main, PARTS)
+    splitter.taken = {p.name for p in main.params} | {binding.var.name for binding in bindings}
     for binding in bindings:
         splitter.bind(binding.var, binding.value)
     uncut = set(shares) - splitter.cut
@@ -128,7 +131,10 @@ def split_outputs(mod: tvm.IRModule, shares: Mapping[str, Sequence[int]]) -> tvm
             f"got {sorted(uncut)}; remove them, other operators follow what they read"
         )
     result = splitter.output(main.body.body)
-    return with_body(mod, relax.SeqExpr([relax.DataflowBlock(splitter.bindings)], result), builder)
+    body = relax.SeqExpr([relax.DataflowBlock(splitter.bindings)], result)
+    updated = with_body(mod, body, builder)
+    updated["main"] = with_table(updated["main"], PARTS, splitter.parts)
+    return updated
 
 
 @tvm.transform.module_pass(opt_level=0, name="SplitOutputs")
@@ -150,6 +156,8 @@ class _Splitter:
         self.bindings: list[relax.Binding] = []
         self.cut: set[str] = set()
         self.results: dict[relax.Expr, relax.Var] = {}
+        self.taken: set[str] = set()
+        self.parts: dict[str, Provenance] = {}
         self._slices: dict[tuple[relax.Expr, Widths], list[relax.Expr]] = {}
         self.builder = builder
 
@@ -163,8 +171,10 @@ class _Splitter:
             self.values[var] = _Value(whole=var)
             return
         widths, calls = parts
-        names = [part_name(var.name, owner) for owner in _owners(widths)]
-        found = tuple(self._emit_new(name, call) for name, call in zip(names, calls, strict=True))
+        found = tuple(
+            self._emit_part(var.name, var.name, owner, call)
+            for owner, call in zip(_owners(widths), calls, strict=True)
+        )
         channels = iter(shape_of(part)[1] for part in found)
         self.values[var] = _Value(parts=found, widths=tuple(w and next(channels) for w in widths))
 
@@ -176,12 +186,19 @@ class _Splitter:
         if not isinstance(whole, relax.DataflowVar):
             return whole
         if whole not in self.results:  # a network may return a tensor twice
-            self.results[whole] = self._emit(relax.Var(f"{whole.name}.out", whole.ty), whole)
+            name = free_name(f"{whole.name}.out", self.taken)
+            self.results[whole] = self._emit(relax.Var(name, whole.ty), whole)
         return self.results[whole]
 
     def _emit(self, var: relax.Var, expr: relax.Expr) -> relax.Var:
         self.bindings.append(relax.VarBinding(var, self.builder.normalize(expr)))
         return var
+
+    def _emit_part(self, name: str, of: str, owner: int, expr: relax.Expr) -> relax.Var:
+        """A part that is the owner's, of an operator of the network."""
+        name = free_name(part_name(name, owner), self.taken)
+        self.parts[name] = Provenance((of,), part=owner, owner=owner)
+        return self._emit_new(name, expr)
 
     def _emit_new(self, name: str, expr: relax.Expr) -> relax.Var:
         expr = self.builder.normalize(expr)
@@ -209,8 +226,10 @@ class _Splitter:
         whole = self._whole(expr)
         if (whole, widths) not in self._slices:
             self._slices[whole, widths] = [
-                self._emit_new(
-                    part_name(f"{whole.name}.{begin}to{end}", owner),
+                self._emit_part(
+                    f"{whole.name}.{begin}to{end}",
+                    whole.name,
+                    owner,
                     relax.op.strided_slice(whole, axes=[1], begin=[begin], end=[end]),
                 )
                 for owner, (begin, end) in zip(_owners(widths), _ranges(widths), strict=True)

@@ -96,11 +96,13 @@ def _bytes(operators: Operators, tensor: str, needed: Mapping[str, Span]) -> int
     return operators.bytes(tensor) // operators.shape(tensor)[2] * (end - begin)
 
 
-def row_branches(operators: Operators, split: RowSplit, builder: relax.BlockBuilder) -> Replacement:
+def row_branches(
+    operators: Operators, split: RowSplit, builder: relax.BlockBuilder, taken: set[str]
+) -> Replacement:
     """The bindings of the branches (see the module docstring)."""
     plan = plan_row_split(operators, split)
     members = closed_segment(operators, split.start, split.end)
-    emitter = Emitter(builder)
+    emitter = Emitter(builder, {}, taken)
     branches, parts = [], []
     for index, needed in enumerate(plan.rows):
         first = len(emitter.bindings)
@@ -117,6 +119,7 @@ def row_branches(operators: Operators, split: RowSplit, builder: relax.BlockBuil
         bindings=tuple(emitter.bindings),
         branches=tuple(branches),
         joins=(split.end,),
+        origins=emitter.origins,
     )
 
 
@@ -144,7 +147,8 @@ class _Band:
         rows = self.needed[operator.name]
         read = _reads(operator, rows)
         value = self._call(operator, rows, read)
-        self.computed[operator.name] = self.emitter.emit(operator.name + self.suffix, value)
+        name = operator.name + self.suffix
+        self.computed[operator.name] = self.emitter.emit(name, value, operator.name)
 
     def tensor(self, name: str, rows: Span) -> relax.Var:
         """Rows of a tensor, sliced if more rows exist."""
@@ -159,7 +163,7 @@ class _Band:
             cut = relax.op.strided_slice(whole, [2], [rows[0] - begin], [rows[1] - begin])
             # named after the segment, because another segment may read these rows too
             label = f"{self.end}{self.suffix}.{name}.{rows[0]}to{rows[1]}"
-            self.slices[name, rows] = self.emitter.emit(label, cut)
+            self.slices[name, rows] = self.emitter.emit(label, cut, name)
         return self.slices[name, rows]
 
     def _call(self, operator: Operator, rows: Span, read: Span) -> relax.Expr:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from pathlib import Path
 
 import tvm
@@ -13,6 +12,7 @@ from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.processor import Check, Kernels, Processor
 
 import tvm_stretch as ts
+from tvm_stretch.build.branching import branch
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.runtime.native_processor import build_processor, load_processor
 
@@ -69,22 +69,21 @@ def replay(mod: tvm.IRModule, plan: Plan, host: Processor) -> ts.Model:
     names = [f"twin_{name}" for name in plan.processors]
     fakes = [fake_processor(name, target=host.target, regions=lasting) for name in names]
     assert not (plan.shares and plan.splits), "parts of shares are named after places, which move"
+    shares = {name: (0, *widths) for name, widths in plan.shares.items()}
+    splits = (dataclasses.replace(split, ratios=(0, *split.ratios)) for split in plan.splits)
+    count = len(names)
+    parts = (
+        branch(mod, own, (), [host] * number).parts
+        for own, number in ((plan.shares, count), (shares, count + 1))
+    )
+    renamed = dict(zip(*parts, strict=True))
     regions = (
         dataclasses.replace(
             region,
             processor=f"twin_{region.processor}",
-            operators=tuple(
-                map(_one_place_on, region.operators) if plan.shares else region.operators
-            ),
+            operators=tuple(renamed.get(name, name) for name in region.operators),
         )
         for region in plan.regions
     )
-    shares = {name: (0, *widths) for name, widths in plan.shares.items()}
-    splits = (dataclasses.replace(split, ratios=(0, *split.ratios)) for split in plan.splits)
     moved = Plan((host.name, *names), tuple(regions), shares=shares, splits=tuple(splits))
     return ts.compile(mod, [host, *fakes], plan=moved)
-
-
-def _one_place_on(operator: str) -> str:
-    """``conv2d.p0`` -> ``conv2d.p1``."""
-    return re.sub(r"\.p(\d+)", lambda found: f".p{int(found[1]) + 1}", operator)

@@ -244,8 +244,8 @@ def test_a_plan_may_change_while_it_is_traced(method: str, monkeypatch: pytest.M
 
 
 def test_a_graph_of_another_version_is_refused() -> None:
-    text = several().graph.to_json().replace('"version":3', '"version":2', 1)
-    with pytest.raises(ts.ArtifactError, match=r"3\) for the format and version .* 2\)"):
+    text = several().graph.to_json().replace('"version":4', '"version":3', 1)
+    with pytest.raises(ts.ArtifactError, match=r"4\) for the format and version .* 3\)"):
         Graph.from_json(text)
 
 

@@ -55,9 +55,9 @@ TEST_P(WrongGraph, IsRefused) {
 INSTANTIATE_TEST_SUITE_P(
     Fields, WrongGraph,
     ::testing::Values(
-        Case{"\"version\":3", "\"version\":4", "got version 4"},
-        Case{"\"version\":3", "\"version\":\"3\"", "version"},
-        Case{"tvm_stretch.graph", "other", "version 3"},
+        Case{"\"version\":4", "\"version\":5", "got version 5"},
+        Case{"\"version\":4", "\"version\":\"4\"", "version"},
+        Case{"tvm_stretch.graph", "other", "version 4"},
         Case{"\"threads\":1", "\"threads\":0", "threads"},
         Case{"\"arena_bytes\":128", "\"arena_bytes\":64", "tensors[5]"},
         Case{"\"weights_bytes\":128", "\"weights_bytes\":127", "tensors[2]"},

@@ -16,6 +16,7 @@ from tvm_stretch import zoo
 from tvm_stretch.build.branching import branch
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.calls import Calls
+from tvm_stretch.ir.provenance import Provenance
 from tvm_stretch.lowering.graph import Graph
 from tvm_stretch.plan.execution import Execution, Stray
 from tvm_stretch.plan.plan import Plan
@@ -103,7 +104,7 @@ def test_a_kernel_in_another_region_is_found(model: ts.Model) -> None:
     )
     execution = doctored(model, regions=regions).plan.execution
     assert execution is not None
-    named = model.graph.nodes[stray].name.split(" + ")
+    named = model.graph.nodes[stray].provenance.operators
     assert execution.strays == tuple(Stray(name, "cpu", "fake") for name in named)
 
 
@@ -114,7 +115,7 @@ def test_a_kernel_that_a_run_leaves_out_is_found(model: ts.Model) -> None:
     del trace["regions"][0][0]
     execution = read_timeline(model.graph, trace, model.plan).execution
     assert execution is not None
-    names = model.graph.nodes[model.graph.regions[0].nodes[0]].name.split(" + ")
+    names = model.graph.nodes[model.graph.regions[0].nodes[0]].provenance.served
     assert execution.strays == tuple(Stray(name, "cpu", NOWHERE) for name in names)
 
 
@@ -134,9 +135,11 @@ def test_an_artifact_that_does_not_run_as_planned_is_refused(
         ts.load(tmp_path / "damaged.so")
 
 
-def test_helpers_and_names_with_dots_belong_to_their_operator() -> None:
+def test_helpers_belong_to_their_operator_and_names_mean_nothing() -> None:
     planned = {"a.b": "cpu", "a.b.add": "fake", "c": "fake", "view": "cpu"}
-    graph = named_graph({0: ["a.b.pack_weight", "a.b"], 1: ["a.b.add + c", "c.copy.2", "gv"]})
+    first = [Provenance(helpers=("a.b",)), Provenance(("a.b",))]
+    second = [Provenance(("a.b.add", "c")), Provenance(helpers=("c",)), Provenance()]
+    graph = graph_of({0: first, 1: second})
     assert find_execution(planned, graph) == Execution(4, (), ("view",))
     assert str(find_execution(planned, graph)) == "0 of 4 operators fell back"
     assert find_execution(planned, graph, ran=[0, 1, 3, 4]).strays == (
@@ -145,15 +148,15 @@ def test_helpers_and_names_with_dots_belong_to_their_operator() -> None:
     )
 
 
-def named_graph(kernels: dict[int, list[str]]) -> Graph:
-    """Regions of both processors whose kernels have these names."""
+def graph_of(kernels: dict[int, list[Provenance]]) -> Graph:
+    """Regions of both processors with such kernels, all called after another operator."""
     from tvm_stretch.lowering.graph import CPU, Node, ProcessorSpec, Region
 
-    nodes = [Node("k", name, (), ()) for names in kernels.values() for name in names]
+    nodes = [Node("k", "view", (), (), one) for listed in kernels.values() for one in listed]
     ids = iter(range(len(nodes)))
     regions = [
-        Region(f"r{p}", p, tuple(next(ids) for _ in names), (), (), ())
-        for p, names in kernels.items()
+        Region(f"r{p}", p, tuple(next(ids) for _ in listed), (), (), ())
+        for p, listed in kernels.items()
     ]
     processors = (CPU, ProcessorSpec("fake", "fake"))
     return Graph((), (), (), (), tuple(nodes), processors, tuple(regions), 0, 0, 0)

@@ -359,9 +359,9 @@ def test_damaged_bytes(artifact: Path, tmp_path: Path, old: bytes, new: bytes) -
 
 
 def test_other_version(model: Model, artifact: Path, tmp_path: Path) -> None:
-    """What a later version would write: a sound file, but of version 3."""
+    """What a later version would write: a sound file, but of version 5."""
     old = model.graph.to_json().encode()
-    new = old.replace(b'"version":3', b'"version":4', 1)
+    new = old.replace(b'"version":4', b'"version":5', 1)
     assert new != old
     data = artifact.read_bytes()
     for before, after in ((fingerprint(old), fingerprint(new)),):
@@ -371,7 +371,7 @@ def test_other_version(model: Model, artifact: Path, tmp_path: Path) -> None:
     path = tmp_path / "later.so"
     path.write_bytes(data.replace(old, new)[:-24])
     seal(path)
-    refused(path, "expected version 3 .* got version 4")
+    refused(path, "expected version 4 .* got version 5")
 
 
 def test_export_into_a_missing_folder(model: Model, tmp_path: Path) -> None:

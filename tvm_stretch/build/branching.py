@@ -6,26 +6,26 @@ shares {"conv2d": (40, 24)}             conv2d.p0, relu.p0            0
 splits [RowSplit("x", "y", (3, 0, 2))]  conv2d1.r0, add.r0            0
                                         conv2d1.r1, add.r1            2
 
-What puts parts together (concat, sums) is nobody's part: the plan says where it runs.
+What puts parts together (concat, sums) is nobody's part: the plan says where it runs. What each new
+operator is a part of stands in the table `PARTS` of ``main``, too.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import tvm
 
 from tvm_stretch.errors import InputError, PlanError
-from tvm_stretch.ir.calls import Calls
+from tvm_stretch.ir.provenance import PARTS, Provenance, table_of, with_table
 from tvm_stretch.passes.branch_segments import branch_segments
+from tvm_stretch.passes.branches import Replacement
 from tvm_stretch.passes.share_winograd import share_winograd
 from tvm_stretch.passes.split_outputs import split_outputs
 from tvm_stretch.plan.splits import Split, taking_part
 from tvm_stretch.targets.processor import Processor
-
-_PART = re.compile(r"\.p(\d+)$")
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,16 @@ class Branching:
 
     Attributes:
         mod: canonical Relax after the passes.
-        owners: the processor, by its place, of every operator that is a part.
+        parts: of every operator that is new, what it is a part of, and whose.
     """
 
     mod: tvm.IRModule
-    owners: Mapping[str, int]
+    parts: Mapping[str, Provenance]
+
+    @cached_property
+    def owners(self) -> dict[str, int]:
+        """The processor, by its place, of every operator that is a part."""
+        return {n: part.owner for n, part in self.parts.items() if part.owner is not None}
 
 
 def branch(
@@ -61,7 +66,6 @@ def branch(
     """
     if not shares and not splits:
         return Branching(mod, {})
-    known = set(Calls(mod["main"]).calls)
     reduced = [taking_part(split) for split in splits]
     try:
         mod, segments = branch_segments(mod, [split for split, _ in reduced])
@@ -74,14 +78,26 @@ def branch(
         mod = share_winograd(split_outputs(mod, shares), [p.machine for p in processors])
     except InputError as error:
         raise PlanError(str(error)) from error
-    owners = {
-        name: owner
-        for segment, (_, places) in zip(segments, reduced, strict=True)
-        for names, owner in zip(segment.branches, places, strict=True)
-        for name in names
-    }
-    for name in Calls(mod["main"]).calls:
-        part = None if name in known else _PART.search(name)
-        if part is not None:
-            owners[name] = int(part.group(1))
-    return Branching(mod, owners)
+    parts = table_of(mod["main"], PARTS)
+    for segment, (_, places) in zip(segments, reduced, strict=True):
+        parts.update(_parts_of(segment, places))
+    parts = {name: replace(part, operators=_origin(part, parts)) for name, part in parts.items()}
+    mod = mod.clone()
+    mod["main"] = with_table(mod["main"], PARTS, parts)
+    return Branching(mod, parts)
+
+
+def _parts_of(segment: Replacement, places: Sequence[int]) -> dict[str, Provenance]:
+    """What the new operators of a split segment are parts of."""
+    found = {name: Provenance((origin,)) for name, origin in segment.origins.items()}
+    for part, (names, owner) in enumerate(zip(segment.branches, places, strict=True)):
+        for name in names:
+            found[name] = Provenance((segment.origins[name],), part=part, owner=owner)
+    return found
+
+
+def _origin(part: Provenance, parts: Mapping[str, Provenance]) -> tuple[str, ...]:
+    """The operator of the canonical network behind a part, which may be one of another part."""
+    while part.operators[0] in parts:
+        part = parts[part.operators[0]]
+    return part.operators

@@ -6,8 +6,8 @@
                                                                       subsample          (opencl)
                                                                       conv2d             (opencl)
 
-Kernels carry the names of the operators in them, or of the operator that they help. An operator
-without a kernel is a view. The kernels of a group are described before they are scheduled, when
+Kernels say which operators are in them, or which one they help. An operator without a kernel is a
+view. The kernels of a group are described before they are scheduled, when
 they still say what they compute.
 """
 
@@ -26,7 +26,6 @@ from tvm_stretch.cost.statements import describe_copy
 from tvm_stretch.ir.operator_graph import OperatorGraph
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.lowering.graph import COPY_KERNEL
-from tvm_stretch.lowering.views import DraftNode
 from tvm_stretch.lowering.walk import Walk
 from tvm_stretch.lowering.weights import UnreadWeights
 from tvm_stretch.plan.plan import Plan, PlannedRegion
@@ -125,21 +124,10 @@ def kernels_of_plan(
                     described = describe_apart(function, machine)
                     known[key] = GroupKernel(*described, result_shape(function))
                 kernel = known[key]
-            inside = _operators_in(step, operators)
+            inside = tuple(name for name in step.provenance.served if name in operators)
             if inside:
-                found.append((inside, len(inside) > 1 or inside[0] == step.name, kernel))
+                found.append((inside, bool(step.provenance.operators), kernel))
     return _grouped(lowered, operators, found)
-
-
-def _operators_in(step: DraftNode, operators: Operators) -> tuple[str, ...]:
-    """The operators that a kernel computes, or the one that it helps."""
-    found = []
-    for name in step.name.split(" + "):
-        while name and name not in operators:
-            name = name.rpartition(".")[0]
-        if name:
-            found.append(name)
-    return tuple(found)
 
 
 def _grouped(

@@ -29,8 +29,9 @@ from typing import Any, Literal, get_args
 
 from tvm_stretch.errors import ArtifactError
 from tvm_stretch.files import Format
+from tvm_stretch.ir.provenance import Provenance, to_data
 
-FORMAT = Format("tvm_stretch.graph", 3, "the graph", ArtifactError, "export the model again")
+FORMAT = Format("tvm_stretch.graph", 4, "the graph", ArtifactError, "export the model again")
 COPY_KERNEL = "tvm_stretch.copy"
 """Name of the one kernel that every processor brings itself: bytes of input 0 to output 0."""
 
@@ -62,12 +63,21 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Node:
-    """One kernel call; `inputs` and `outputs` are tensor ids, in the order of its arguments."""
+    """One kernel call.
+
+    Attributes:
+        kernel: the name of its function.
+        name: for people.
+        inputs: tensor ids, in the order of its arguments.
+        outputs: tensor ids, behind those.
+        provenance: which operators of the plan it computes or helps.
+    """
 
     kernel: str
     name: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    provenance: Provenance = field(default_factory=Provenance)
 
 
 @dataclass(frozen=True)
@@ -212,6 +222,9 @@ class Graph:
         for tensor in data["tensors"]:
             if not tensor["strides"]:
                 del tensor["strides"]
+        for kind in ("prepare", "nodes"):
+            for node, written in zip(getattr(self, kind), data[kind], strict=True):
+                written["provenance"] = to_data(node.provenance)
         return json.dumps({**FORMAT.head, **data}, separators=(",", ":"))
 
     @staticmethod
@@ -232,7 +245,27 @@ class Graph:
                     f"expected one of {get_args(TensorKind)} for the kind of a tensor, got "
                     f"{tensor.kind!r}; export the model again"
                 )
+        for key in ("prepare", "nodes"):
+            parts[key] = tuple(replace(n, provenance=_provenance(n.provenance)) for n in parts[key])
         return FORMAT.build(Graph, {**data, **parts}, "the graph")
+
+
+def _provenance(data: Any) -> Provenance:
+    """Of a node, from JSON."""
+    found = FORMAT.build(Provenance, data, "the provenance of a node of the graph")
+    names = (*_names(found.operators), *_names(found.helpers))
+    numbers = {type(found.part), type(found.owner)} - {int, type(None)}
+    if numbers or not all(isinstance(name, str) for name in names):
+        raise ArtifactError(
+            f"expected names and numbers for the provenance of a node, got {data!r:.200}; export "
+            "the model again"
+        )
+    return found
+
+
+def _names(value: object) -> tuple[object, ...]:
+    """What should be names; none of them is one if this is no list."""
+    return value if isinstance(value, tuple) else (None,)
 
 
 _PARTS: dict[str, type[Any]] = {

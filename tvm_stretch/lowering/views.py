@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tvm_stretch.ir.provenance import Provenance
 from tvm_stretch.ir.views import ALIGNMENT, dtype_bytes
 from tvm_stretch.lowering.graph import Node, Tensor, TensorKind
 from tvm_stretch.lowering.memory_plan import find_lifetimes, plan_memory
@@ -142,6 +143,7 @@ class DraftNode:
 
     kernel: str
     name: str
+    provenance: Provenance
     inputs: tuple[View, ...]
     outputs: tuple[View, ...]
 
@@ -208,7 +210,7 @@ class TensorTable:
     def add_step(self, step: DraftNode) -> Node:
         """The node of a step."""
         inputs, outputs = (tuple(map(self.add, views)) for views in (step.inputs, step.outputs))
-        return Node(step.kernel, step.name, inputs, outputs)
+        return Node(step.kernel, step.name, inputs, outputs, step.provenance)
 
     def add_window(self, view: View) -> int:
         """Number of a tensor on the same bytes; what it takes them for does not matter."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tvm
@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.ir.provenance import KERNELS, PARTS, Provenance, table_of
 from tvm_stretch.ir.views import ALIGNMENT, dtype_bytes
 from tvm_stretch.lowering.graph import COPY_KERNEL, TensorKind
 from tvm_stretch.lowering.regions import RegionSteps
@@ -31,10 +32,7 @@ from tvm_stretch.lowering.views import (
     new_view,
 )
 from tvm_stretch.lowering.weights import WeightsBlob
-from tvm_stretch.passes.name_operators import show_dots
-
-REGION = "region_"
-"""What the functions of a plan's regions begin with, so that they are never called as kernels."""
+from tvm_stretch.passes.name_operators import REGION, show_dots
 
 
 @dataclass
@@ -49,6 +47,7 @@ class Walk:
         kernels: the functions of all kernels, by the names that steps have for them.
         done: the regions of walks over other forms of the network.
         regions: all other kernels, by region.
+        provenance: of what is being visited.
     """
 
     mod: tvm.IRModule
@@ -64,6 +63,7 @@ class Walk:
     regions: list[RegionSteps] = field(default_factory=list)
     region: RegionSteps | None = None
     names: dict[str, str] = field(default_factory=dict)
+    provenance: Provenance = field(default_factory=Provenance)
 
     def over(self, mod: tvm.IRModule) -> Walk:
         """A walk over another form of the network: what is made of constants is common to both."""
@@ -120,10 +120,12 @@ class Walk:
     def visit_function(self, function: relax.Function, arguments: Sequence[Any]) -> Any:
         """The value that a function returns."""
         self.values.update(zip(function.params, arguments, strict=True))
+        kernels, parts = table_of(function, KERNELS), table_of(self.mod["main"], PARTS)
         for block in function.body.blocks:
             for binding in block.bindings:
                 if not isinstance(binding, relax.VarBinding):
                     raise _refuse(type(binding).__name__, binding.var.name)
+                self.provenance = kernels.get(binding.var.name, Provenance()).in_part(parts)
                 self.values[binding.var] = self.visit(binding.value, binding.var.name)
         return self.visit(function.body.body, "the result")
 
@@ -185,7 +187,7 @@ class Walk:
             outputs = self.run_once(kernel, name, inputs, types)
         else:
             outputs = tuple(new_view("arena", *t) for t in types)
-            self.record(DraftNode(kernel, name, inputs, outputs))
+            self.record(DraftNode(kernel, name, self.provenance, inputs, outputs))
         return outputs if several else outputs[0]
 
     def run_once(
@@ -196,16 +198,17 @@ class Walk:
         key = (function, *((v.buffer, v.offset, v.shape, v.dtype) for v in inputs))
         if key not in self.prepared:
             outputs = tuple(new_view("prepared", *t) for t in types)
-            self.prepare.append(DraftNode(kernel, name, inputs, outputs))
+            self.prepare.append(DraftNode(kernel, name, self.provenance, inputs, outputs))
             self.prepared[key] = outputs
         return self.prepared[key]
 
     def copy(self, source: View, target: View, name: str) -> View:
         """Record a copy, piece by piece where one of them has gaps; returns the target."""
+        helping = replace(self.provenance, operators=(), helpers=self.provenance.served[:1])
         pieces, name = list(gapless_pieces(source, target)), show_dots(name)
         for index, (read, written) in enumerate(pieces):
             label = name if len(pieces) == 1 else f"{name}.{index}"
-            step = DraftNode(COPY_KERNEL, label, (read,), (written,))
+            step = DraftNode(COPY_KERNEL, label, helping, (read,), (written,))
             if target.buffer.root.is_constant:
                 self.prepare.append(step)
             else:
@@ -319,7 +322,7 @@ class Walk:
             buffer.kind, buffer.index = "output", index
             return value
         target = new_view("output", value.shape, value.dtype, index)
-        self.region = self.region_to_copy(buffer.root)
+        self.region, self.provenance = self.region_to_copy(buffer.root), Provenance()
         self.copy(value, target, f"output{index}.copy")
         self.region = None
         return target

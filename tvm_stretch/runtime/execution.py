@@ -4,14 +4,13 @@
             r2 cpu: conv2                    and            r2 opencl: kernel "conv2"
         -> 1 of 4 operators fell back: conv2 from cpu to opencl
 
-Kernels have the names of the operators in them (`passes/name_kernels.py`): "conv1 + relu1", and
-"conv1.pack_weight" for what only helps conv1. An operator without a kernel is a view, or was
+Nodes say which operators they compute, or help. An operator without a kernel is a view, or was
 computed once when the model was loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 from tvm_stretch.lowering.graph import Graph
 from tvm_stretch.plan.execution import Execution, Stray
@@ -35,7 +34,7 @@ def find_execution(
         processor = graph.processors[region.processor].name
         for node in region.nodes:
             where = processor if ran is None or node in ran else NOWHERE
-            for operator in _operators(graph.nodes[node].name, planned):
+            for operator in graph.nodes[node].provenance.served:
                 found.setdefault(operator, set()).add(where)
     strays = tuple(
         Stray(operator, processor, where)
@@ -44,12 +43,3 @@ def find_execution(
     )
     without = tuple(operator for operator in planned if operator not in found)
     return Execution(len(planned), strays, without)
-
-
-def _operators(kernel: str, planned: Collection[str]) -> Iterator[str]:
-    """The planned operators that a kernel computes or helps."""
-    for name in kernel.split(" + "):
-        while name and name not in planned:
-            name = name.rpartition(".")[0]
-        if name:
-            yield name

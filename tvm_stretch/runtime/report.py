@@ -118,7 +118,7 @@ def _node_data(graph: Graph, node: Node) -> dict[str, Any]:
     outputs = [graph.tensors[i] for i in node.outputs]
     return {
         "name": node.name,
-        "operators": node.name.split(" + "),
+        "operators": list(node.provenance.operators) or [node.name],
         "kernel": node.kernel,
         "kind": kernel.removeprefix("fused_"),
         "inputs": [_shape(t) for t in inputs if t.kind not in ("constant", "prepared")],

@@ -7,6 +7,7 @@ stem, classifier            as of any network: on one processor, or in shares of
 
 from __future__ import annotations
 
+from tvm_stretch.ir.provenance import SOURCES, table_of
 from tvm_stretch.passes.duplicate_and_scale import branch_operators
 from tvm_stretch.search.chain import ChainSearch
 from tvm_stretch.search.costs import Costs
@@ -24,9 +25,12 @@ def as_designed(
     if not recorded or not set(recorded) <= set(names):
         return None
     owner = {name: names.index(who) for who, listed in recorded.items() for name in listed}
+    sources = table_of(network.mod["main"], SOURCES)
     designed: dict[str, int] = {}
     for group in network.graph.groups:
-        place = owner.get(_known_part(group.name, owner))
+        # a normalisation may have been folded into what is added behind a convolution
+        (source,) = sources[group.name].operators if group.name in sources else (group.name,)
+        place = owner.get(group.name, owner.get(source))
         if place is None:
             continue
         if costs.whole(group, place) is None:
@@ -42,10 +46,3 @@ def _refusal(network: Network, costs: Costs, name: str, place: int) -> str:
     group = next(group for group in network.graph.groups if group.name == name)
     reasons = (costs.processors[place].why_not(operator.call) for operator in group.operators)
     return next(filter(None, reasons), "refused")
-
-
-def _known_part(name: str, known: dict[str, int]) -> str:
-    """``conv.b1`` of ``conv.b1.add``, if only that is known."""
-    while name not in known and "." in name:
-        name = name.rpartition(".")[0]
-    return name

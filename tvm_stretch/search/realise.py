@@ -21,6 +21,7 @@ from tvm_stretch.build.kernels import KernelLevel, kernels_of_plan
 from tvm_stretch.ir.calls import Calls
 from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.ir.operators import Operator, Operators
+from tvm_stretch.ir.provenance import Provenance
 from tvm_stretch.ir.views import PIECES
 from tvm_stretch.passes.share_winograd import stage_of
 from tvm_stretch.plan.plan import Plan, PlannedRegion
@@ -109,7 +110,7 @@ def realise(
             schedule = refined
     plan = Plan(
         tuple(processor.name for processor in processors),
-        schedule.predict(_reasons(network, options, placed)),
+        schedule.predict(_reasons(network, options, placed, branched.parts)),
         shares=shares,
         splits=splits,
         costs=costs.source,
@@ -152,7 +153,12 @@ def complete(operators: Operators, placed: Mapping[str, int]) -> dict[str, int]:
     return {op.name: found[op.name] for op in operators if isinstance(op.binding.value, relax.Call)}
 
 
-def _reasons(network: Network, options: Sequence[Option], names: Iterable[str]) -> dict[str, str]:
+def _reasons(
+    network: Network,
+    options: Sequence[Option],
+    names: Iterable[str],
+    parts: Mapping[str, Provenance],
+) -> dict[str, str]:
     """Why each operator runs where it does: what was chosen for the kernel that it came from."""
     of_group = {name: option.what for option in options for name in option.placed}
     steps = [(step.tensor, option.what) for option in options for step in option.steps]
@@ -160,9 +166,7 @@ def _reasons(network: Network, options: Sequence[Option], names: Iterable[str]) 
     of_operator = {op: of_group[g] for op, g in network.group_of.items() if g in of_group}
     found = {}
     for name in names:
-        base = name
-        while base not in of_operator and "." in base:
-            base = base.rpartition(".")[0]
+        (base,) = parts[name].operators if name in parts else (name,)
         if base in of_operator:
             found[name] = of_operator[base]
     return found

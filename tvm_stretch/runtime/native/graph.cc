@@ -11,7 +11,7 @@ namespace {
 
 namespace json = ffi::json;
 
-constexpr int64_t kFormatVersion = 3;
+constexpr int64_t kFormatVersion = 4;
 constexpr int64_t kMaxBytes = int64_t{1} << 40;
 constexpr int64_t kMaxThreads = 1024;
 

@@ -1,0 +1,90 @@
+"""Where an operator or a kernel comes from, as data: names are for people, and may hold anything.
+
+    conv2d.p1 in `main`    Provenance(("conv2d",), part=1, owner=1)       a part of an operator
+    conv2d.p1 + relu.p1    Provenance(("conv2d.p1", "relu.p1"), (), 1, 1)     a kernel
+    conv2d.p1.pack_weight  Provenance((), ("conv2d.p1",), 1, 1)      what helps one
+
+Relax has no place for this beside an operator, and TVM's passes drop attributes of calls; so it
+stands in tables by the names of variables, which are attributes of functions: `SOURCES` and `PARTS`
+of ``main``, `KERNELS` of each function that calls kernels.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from tvm import relax
+
+SOURCES = "tvm_stretch.sources"
+"""Of operators that have not the name of the frontend's operator that they come from."""
+PARTS = "tvm_stretch.parts"
+"""Of operators that are new since a plan's shares and splits were carried out."""
+KERNELS = "tvm_stretch.kernels"
+"""Of all that is computed or copied."""
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """See the module docstring.
+
+    Attributes:
+        operators: what it computes, or computes a part of.
+        helpers: the operators that it only helps, such as by packing their weights.
+        part: which part of them it is, where they were split; None for all of them.
+        owner: the place of the processor that a plan gave the part to.
+    """
+
+    operators: tuple[str, ...] = ()
+    helpers: tuple[str, ...] = ()
+    part: int | None = None
+    owner: int | None = None
+
+    @property
+    def served(self) -> tuple[str, ...]:
+        """The operators that it computes, or else those that it helps."""
+        return self.operators or self.helpers
+
+    def in_part(self, parts: Mapping[str, Provenance]) -> Provenance:
+        """The same kernel, with the part that its operators are, if they are one."""
+        found = next((parts[name] for name in self.served if name in parts), None)
+        return self if found is None else replace(self, part=found.part, owner=found.owner)
+
+
+def with_table(
+    function: relax.Function, key: str, table: Mapping[str, Provenance]
+) -> relax.Function:
+    """The function with a table in one of its attributes."""
+    return function.with_attr(key, json.dumps({name: to_data(p) for name, p in table.items()}))
+
+
+def table_of(function: relax.Function, key: str) -> dict[str, Provenance]:
+    """The table that `with_table` wrote; empty if there is none."""
+    text = (function.attrs or {}).get(key)
+    data: dict[str, dict[str, Any]] = {} if text is None else json.loads(str(text))
+    return {
+        name: Provenance(
+            tuple(item.get("operators", ())),
+            tuple(item.get("helpers", ())),
+            item.get("part"),
+            item.get("owner"),
+        )
+        for name, item in data.items()
+    }
+
+
+def to_data(provenance: Provenance) -> dict[str, Any]:
+    """A JSON object of what is not empty."""
+    return {key: value for key, value in asdict(provenance).items() if value not in ((), None)}
+
+
+def free_name(wanted: str, taken: set[str]) -> str:
+    """The name, or the first free one with a number behind it; it is taken then."""
+    name, number = wanted, 1
+    while name in taken:
+        number += 1
+        name = f"{wanted}.{number}"
+    taken.add(name)
+    return name
