@@ -4,8 +4,8 @@
     >>> result = schedule_heft(problem)
     >>> result.makespan, result.lower_bound, result.placement
 
-Every scheduler has this signature: `schedule` of `anneal.py`, which takes its time, and those of
-`baselines`. A compilation asks for HEFT and refines what it has (`refine.py`).
+Every scheduler has this signature: the slow `schedule` of `anneal.py`, and those of `baselines`. A
+compilation runs HEFT and refines its own plans (`refine.py`).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     HEFT, StarPU, one processor, … ──> the best three ──anneal──> the best ──anneal──> result
 
 Fewer processors are tried too, so that another processor never makes a network slower; operators
-that may be split are tried in the parts of µLayer and CoDL. No compilation takes that time: it
-starts from its own plan (`refine.py`).
+that may be split are also tried in the parts of µLayer and CoDL. A compilation does not spend this
+time: it starts from its own plan (`refine.py`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tvm_stretch.scheduling.refine import anneal
 from tvm_stretch.scheduling.result import Result, Scheduler, result_of
 from tvm_stretch.scheduling.simulate import Simulation, simulate
 
-# Steps of the local search (operators run in trials; 20 to 40 ns each), for every set of
+# Steps of the local search (operators simulated in trials; 20 to 40 ns each), for every set of
 # processors that is tried.
 _STEPS_PER_PAIR, _MOST_STEPS = 2_000, 6_000_000
 _TRIALS = 3
-# A schedule in parts is worth improving if it takes less than this many times the best whole one.
+# A schedule with split operators is improved only if its time is below the best one's times this.
 _PROMISING = 1.25
 
 _HEURISTICS = (schedule_heft, schedule_starpu, schedule_single)
@@ -48,12 +48,12 @@ def schedule(problem: Problem) -> Result:
             split = _simulation(baseline(problem))
             if _makespan(split) < _PROMISING * _makespan(best):
                 best = _fastest([best, anneal(split, steps // 2)])
-    lower_bound(problem)  # kept with the problem; a part of what we report, so of the time it takes
+    lower_bound(problem)  # cached in the problem; computed here to count in the time
     return result_of("ours", best, began)
 
 
 def _whole_operators(problem: Problem, steps: int) -> Simulation:
-    """Without splitting anything."""
+    """The best schedule without split operators."""
     if len(problem.processors) == 1:
         return _simulation(schedule_single(problem))  # any order takes as long
     starts = [_simulation(scheduler(problem)) for scheduler in _HEURISTICS]
@@ -73,7 +73,7 @@ def _merged_heft(problem: Problem) -> Simulation:
 
 
 def _with_fewer_processors(problem: Problem, steps: int) -> list[Simulation]:
-    """Schedules that leave one processor idle, for each that the network can do without."""
+    """Schedules that leave one processor idle, for each processor that no operator requires."""
     simulations = []
     for idle in range(len(problem.processors)):
         kept = [p for p in range(len(problem.processors)) if p != idle]
@@ -121,4 +121,4 @@ def _fastest(simulations: Sequence[Simulation]) -> Simulation:
 
 
 SCHEDULERS: dict[str, Scheduler] = {**BASELINES, "ours": schedule}
-"""Those for any graph, by their names."""
+"""All schedulers that take any graph, by name."""

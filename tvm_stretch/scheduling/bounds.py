@@ -1,4 +1,4 @@
-"""Times that no schedule can beat.
+"""Lower bounds of the makespan.
 
 Load: for weights w >= 0 of the processors that sum to 1, the makespan T is at least every
 processor's load, so T >= sum of w[p] * load[p] >= sum over operators of min over p w[p] * cost[p].
@@ -7,8 +7,8 @@ The best weights give the linear relaxation; a grid of them comes close and need
 Path: an operator on processor p starts after each operator that it reads, on whichever q, has
 finished and its result has been received; the longest path takes the best q at every step.
 
-Segments: everything between two operators u and v (after u, before v) has to run between them, so
-bounds add up along a chain of operators:
+Segments: all operators between u and v (after u, before v) have to run between them, so bounds add
+up along a chain of operators:
 
     u ──> [a b c] ──> v ──> [d e] ──> w     T >= time(a b c, v) + time(d e, w) + ...
 
@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from tvm_stretch.scheduling.problem import Problem
 
-# Operators that split a graph best; the bound looks at every pair of them.
+# The number of operators that split a graph best; the bound considers every pair of them.
 _HUBS = 48
 
 
@@ -40,7 +40,7 @@ def lower_bound(problem: Problem) -> int:
 
 
 def critical_path(problem: Problem) -> int:
-    """The longest path, every operator and every transfer on it where that is fastest."""
+    """The longest path if every operator runs where the path is shortest."""
     if not problem.operators:
         return 0
     every_start = np.zeros((1, len(problem.processors)))
@@ -80,7 +80,7 @@ def _close(
     loads: npt.NDArray[np.float64],
     path: npt.NDArray[np.float64],
 ) -> int:
-    """From the last hub to the end of the network."""
+    """Add the way from the last hub to the end of the network."""
     total = float(loads.sum(axis=1).max())
     for k, hub in enumerate(hubs):
         rest = max(float((loads @ before[hub]).max()), float(path[k].max()))
@@ -109,11 +109,12 @@ def _paths_from(problem: Problem, hubs: list[int]) -> npt.NDArray[np.float64]:
 def _finishes(
     problem: Problem, hubs: dict[int, int], start: npt.NDArray[np.float64]
 ) -> list[npt.NDArray[np.float64]]:
-    """By operator, ``[k, p]``: when it has finished on p, no earlier than its paths from hub k.
+    """By operator, ``[k, p]``: its earliest finish on p, by its paths from hub k.
 
     Args:
-        problem: whose paths.
-        hubs: operators that have just finished in their row, wherever they may run.
+        problem: the problem.
+        hubs: operators with their row, in which they finish at 0 on each processor that supports
+            them.
         start: by row and processor, when operators without predecessors may start.
     """
     costs = _cost_table(problem)
@@ -124,7 +125,7 @@ def _finishes(
             before = finish[problem.tensors[t].producer]
             transfer = np.array(problem.transfer_ns[t], dtype=np.float64)
             ready = np.maximum(ready, (before[:, :, None] + transfer).min(axis=1))
-        # Rows that do not reach the operator say nothing, not even where it is not supported.
+        # Rows without a path to the operator stay unknown, even where it is not supported.
         known = np.isfinite(ready)
         finish[operator] = np.where(known, np.where(known, ready, 0) + costs[operator], ready)
         if operator in hubs:
@@ -144,7 +145,7 @@ def _weighted_costs(problem: Problem) -> npt.NDArray[np.float64]:
     """``[w, i]``: the cheapest weighted cost of operator i for the w-th choice of weights."""
     costs = _cost_table(problem)
     weights = _weights(len(problem.processors))  # [weights, processors]
-    with np.errstate(invalid="ignore"):  # 0 * inf: a processor of no weight that supports nothing
+    with np.errstate(invalid="ignore"):  # 0 * inf: weight 0, unsupported
         weighted = weights[:, None, :] * costs[None, :, :]
     weighted[np.isnan(weighted)] = np.inf
     return weighted.min(axis=2)

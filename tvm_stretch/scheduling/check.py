@@ -1,4 +1,4 @@
-"""An independent check of schedules: no code of the simulator or of a scheduler decides here."""
+"""An independent check of schedules, which shares no code with simulator and schedulers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tvm_stretch.scheduling.result import Result
 
 
 def check_schedule(problem: Problem, result: Result) -> None:
-    """Raise unless the result is a schedule of the problem that can be run as predicted.
+    """Raise an error unless the result is a schedule of the problem that runs as predicted.
 
     Raises:
         ScheduleError: names the first rule that the result breaks.
@@ -59,7 +59,7 @@ def _check_placement(problem: Problem, result: Result) -> None:
 
 
 def _receive_times(problem: Problem, result: Result) -> list[int]:
-    """What each operator spends on receiving: per tensor, the first reader in the queue pays."""
+    """The time each operator spends receiving: per tensor, the first reader in the queue pays."""
     received = [0] * len(problem.operators)
     for tensor in problem.tensors:
         source = result.placement[tensor.producer]
@@ -79,7 +79,7 @@ def _check_queue(
     queue: tuple[int, ...],
     received: list[int],
 ) -> None:
-    """One operator at a time, in order, each for as long as it takes."""
+    """Check that operators run one at a time, in order, each for its cost."""
     free = 0
     for operator in queue:
         name = problem.operators[operator].name
@@ -106,24 +106,24 @@ def _check_dependencies(problem: Problem, result: Result) -> None:
 
 
 def _check_split(problem: Problem, parts: Problem) -> None:
-    """Whether ``parts`` computes the network of ``problem``, some operators in shares."""
+    """Check that ``parts`` is the network of ``problem`` with some operators in shares."""
     _require(
         (problem.processors, problem.transfers, problem.caching)
         == (parts.processors, parts.transfers, parts.caching),
         "expected the same processors and transfers for the parts, got others",
     )
-    of: dict[str, list[int]] = {operator.name: [] for operator in problem.operators}
+    parts_of: dict[str, list[int]] = {operator.name: [] for operator in problem.operators}
     for index, part in enumerate(parts.operators):
         name = part.whole or part.name
-        _require(name in of, f"expected a part of an operator, got {part.name} of {name}")
-        of[name].append(index)
+        _require(name in parts_of, f"expected a part of an operator, got {part.name} of {name}")
+        parts_of[name].append(index)
     for operator in problem.operators:
-        _check_shares(problem, operator, [parts.operators[i] for i in of[operator.name]])
-    _check_part_tensors(problem, parts, of)
+        _check_shares(problem, operator, [parts.operators[i] for i in parts_of[operator.name]])
+    _check_part_tensors(problem, parts, parts_of)
 
 
 def _check_shares(problem: Problem, whole: Job, parts: list[Job]) -> None:
-    """Each part takes at least its share of the whole's time, where it may run."""
+    """Check that a part takes at least its share of the whole's time on each processor."""
     total = sum(part.share for part in parts)
     _require(total == 1, f"expected shares of {whole.name} that sum to 1, got {total}")
     _require(
@@ -144,8 +144,8 @@ def _check_shares(problem: Problem, whole: Job, parts: list[Job]) -> None:
             )
 
 
-def _check_part_tensors(problem: Problem, parts: Problem, of: dict[str, list[int]]) -> None:
-    """Every part reads every part of what the whole reads, or recomputes what it does not read."""
+def _check_part_tensors(problem: Problem, parts: Problem, parts_of: dict[str, list[int]]) -> None:
+    """Check that a part reads each part of the whole's inputs, or recomputes those it lacks."""
     sizes: dict[tuple[int, int], int] = {}  # bytes that one part reads of another
     for tensor in parts.tensors:
         for reader in tensor.consumers:
@@ -153,8 +153,10 @@ def _check_part_tensors(problem: Problem, parts: Problem, of: dict[str, list[int
             sizes[pair] = sizes.get(pair, 0) + tensor.bytes
     needed: dict[tuple[int, int], Fraction] = {}
     for tensor in problem.tensors:
-        for source in of[problem.operators[tensor.producer].name]:
-            for reader in (r for c in tensor.consumers for r in of[problem.operators[c].name]):
+        for source in parts_of[problem.operators[tensor.producer].name]:
+            for reader in (
+                r for c in tensor.consumers for r in parts_of[problem.operators[c].name]
+            ):
                 share = parts.operators[source].share * tensor.bytes
                 needed[source, reader] = needed.get((source, reader), Fraction(0)) + share
     for (source, reader), size in needed.items():
@@ -165,18 +167,18 @@ def _check_part_tensors(problem: Problem, parts: Problem, of: dict[str, list[int
                 f"{parts.operators[reader].name}, got {sizes[source, reader]}",
             )
         else:
-            _check_recomputed(problem, parts, of, source, reader)
+            _check_recomputed(problem, parts, parts_of, source, reader)
 
 
 def _check_recomputed(
-    problem: Problem, parts: Problem, of: dict[str, list[int]], source: int, reader: int
+    problem: Problem, parts: Problem, parts_of: dict[str, list[int]], source: int, reader: int
 ) -> None:
-    """A part may do without another's if the part that it reads computed enough beside its own."""
+    """Check that a part that does not read another's result reads one that recomputed it."""
     producer = parts.operators[source].whole
     share, supported = parts.operators[reader].share, _only_processor(parts.operators[reader])
     twin = [
         part
-        for part in (parts.operators[i] for i in of.get(producer, []))
+        for part in (parts.operators[i] for i in parts_of.get(producer, []))
         if _only_processor(part) == supported and part.share == share
     ]
     whole = {op.name: op for op in problem.operators}

@@ -1,4 +1,4 @@
-"""HEFT (Topcuoglu, Hariri, Wu 2002): longest remaining path first, earliest finish, into gaps."""
+"""HEFT (Topcuoglu, Hariri, Wu 2002): longest remaining path first, each to its earliest finish."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tvm_stretch.scheduling.simulate import simulate
 
 
 def schedule_heft(problem: Problem) -> Result:
-    """HEFT, with received tensors kept as the problem says."""
+    """Schedule with HEFT; `Problem.caching` decides whether received tensors are kept."""
     began = time.perf_counter_ns()
     plan = _Plan(problem)
     ranks = remaining_paths(problem)
@@ -24,7 +24,7 @@ def schedule_heft(problem: Problem) -> Result:
 
 
 def remaining_paths(problem: Problem) -> list[float]:
-    """The longest path from each operator to the end, of mean costs and mean transfers."""
+    """The longest path from each operator to the end, with mean costs and mean transfers."""
     count = len(problem.processors)
     pairs = max(1, count * (count - 1))
     transfer = [0.0] * len(problem.operators)  # by producer: its most expensive tensor
@@ -40,7 +40,7 @@ def remaining_paths(problem: Problem) -> list[float]:
 
 
 class _Plan:
-    """Slots per processor, sorted by time."""
+    """The occupied slots of each processor, sorted by time."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -49,7 +49,7 @@ class _Plan:
         self.finish: dict[int, int] = {}
 
     def insert(self, operator: int) -> None:
-        """Put an operator where it finishes first."""
+        """Place an operator on the processor where it finishes first."""
         options = [self._earliest(operator, p) for p in self.problem.supported[operator]]
         finish, start, processor = min(options)
         insort(self.slots[processor], (start, finish, operator))
@@ -57,7 +57,7 @@ class _Plan:
         self.finish[operator] = finish
 
     def _earliest(self, operator: int, processor: int) -> tuple[int, int, int]:
-        """The first gap that holds the operator: finish, start, processor."""
+        """The first gap that fits the operator, as (finish, start, processor)."""
         problem = self.problem
         ready = max((self.finish[p] for p in problem.predecessors[operator]), default=0)
         duration = problem.cost(operator, processor) + self._receive_ns(operator, processor)
@@ -71,7 +71,7 @@ class _Plan:
         return start + duration, start, processor
 
     def _receive_ns(self, operator: int, processor: int) -> int:
-        """What it would receive, unless an operator that is already there does."""
+        """The time to receive its inputs, without tensors that the processor holds already."""
         problem = self.problem
         total = 0
         for t in problem.reads[operator]:

@@ -1,4 +1,4 @@
-"""The local search in C++ (`native/`): arrays of a problem in, a better schedule out."""
+"""Calls the local search in C++ (`native/`) with a problem as arrays."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def improve(simulation: Simulation, *, steps: int, heat: float, seed: int = 0) -
 
     Args:
         simulation: a complete schedule to start from.
-        steps: how many operators the search may run in its trials; decides how long it takes.
-        heat: nanoseconds of delay that it accepts at first, to leave local optima.
-        seed: of its random choices.
+        steps: how many operators the search may simulate in its trials; this decides its duration.
+        heat: nanoseconds of delay that the search accepts at first, to leave local optima.
+        seed: the seed of its random choices.
     """
     problem = simulation.problem
     if not problem.operators:
@@ -65,7 +65,7 @@ class _Position(dict[int, int]):
 
 
 def _arrays(problem: Problem) -> list[Array | int]:
-    """What the C function takes, in its order, up to `caching`."""
+    """The arguments of the C function, in its order, up to `caching`."""
     known: list[Array | int] | None = problem.__dict__.get("_native_arrays")
     if known is None:
         costs = [[-1 if c is None else c for c in op.costs] for op in problem.operators]
@@ -86,7 +86,7 @@ def _arrays(problem: Problem) -> list[Array | int]:
 
 
 def _lists(values: Sequence[Sequence[int]]) -> tuple[Array, Array]:
-    """Lists behind one another, and where each begins."""
+    """The index where each list begins, and the lists concatenated."""
     begin = [0, *accumulate(map(len, values))]
     flat = [value for row in values for value in row]
     return np.array(begin, dtype=np.int64), np.array(flat, dtype=np.int64)

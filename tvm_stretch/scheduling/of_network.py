@@ -1,4 +1,4 @@
-"""A network as a scheduling problem, and a schedule as processors of its operators."""
+"""Converts a network to a scheduling problem, and a schedule to processors of operators."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def problem_of(
         graph: the network's kernels.
         processors: their names.
         costs: nanoseconds on each processor by group, None where unsupported.
-        transfers: of each pair of processors.
+        transfers: the costs of each pair of processors.
         caching: whether processors keep tensors that they received.
-        launch: what every kernel of a processor takes.
+        launch: the fixed nanoseconds of every kernel, by processor.
         splittable: whether schedulers may split operators by channels.
     """
     at_home = (0, *[None] * (len(processors) - 1))
@@ -72,7 +72,7 @@ def problem_of(
 def processors_of(graph: OperatorGraph, result: Result) -> dict[str, str]:
     """The processor of every operator by a schedule of `problem_of`, for `form_regions`.
 
-    A view runs where it is read first, or else where what it looks at was written.
+    A view runs on the processor of its first reader, or else on that of its source.
     """
     names = result.problem.processors
     placed = {

@@ -1,15 +1,15 @@
-"""What a scheduler is given: operators, tensors, processors, and what everything costs.
+"""The input of a scheduler: operators, tensors, processors and their costs.
 
     conv ──t0──> relu ──t1──> add        operators in any order, tensors with their bytes
       └──────────t0───────────^          one tensor may be read by several operators
 
-Times are integer nanoseconds.  They mean the same to schedulers, the simulator and the checker:
+Times are integer nanoseconds. Schedulers, the simulator and the checker share these rules:
 
 * A processor runs its operators one after the other, in the order of the schedule.
-* An operator starts when its processor is free and everything that it reads is written.
+* An operator starts when its processor is free and all tensors that it reads are written.
 * Before it computes, it receives each tensor that another processor wrote; the receiving processor
   is busy meanwhile (HOPE, equation 1).  With tensor caching a processor receives a tensor once.
-* What enters and leaves the network belongs to one processor: ``Job("outputs", (0, None))``
+* Inputs and outputs of the network belong to one processor: ``Job("outputs", (0, None))``
   is an operator of no cost that only the first processor supports.
 """
 
@@ -29,14 +29,14 @@ class Job:
     """An operator of a problem: one of the network, or one fused kernel.
 
     Attributes:
-        name: how plans and messages call it; unique.
+        name: its name in plans and messages; unique.
         costs: nanoseconds on each processor; None where the processor does not support it.
         splittable: whether its output can be computed in shares, each on another processor.
-        pointwise: whether each element depends on the elements at its place alone, so that a share
-            of it needs the same share of what it reads and nothing else.
+        pointwise: whether each element depends only on the elements at the same index, so a share
+            needs only the same share of each input.
         halo: rows that it reads beyond those of a band, as a share of all rows; 1 if all of them.
         whole: name of the operator that this is a part of (`baselines/split.py`).
-        share: of the whole's work.
+        share: its share of the whole's work.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Tensor:
-    """An operator's result, and who reads it."""
+    """An operator's result and its readers."""
 
     name: str
     bytes: int
@@ -60,7 +60,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class TransferCost:
-    """Nanoseconds to receive so many bytes: measured points, linear between and beyond them."""
+    """Nanoseconds to receive a number of bytes: measured points, linear between and beyond them."""
 
     points: tuple[tuple[int, int], ...] = ((0, 0),)
 
@@ -78,7 +78,7 @@ FREE = TransferCost()
 
 
 def linear_transfer(fixed_ns: int, bytes_per_us: int) -> TransferCost:
-    """A fixed cost and a bandwidth."""
+    """The cost of a transfer with a fixed cost and a bandwidth."""
     megabyte = 1_000_000
     return TransferCost(((0, fixed_ns), (megabyte, fixed_ns + megabyte * 1000 // bytes_per_us)))
 
@@ -90,11 +90,11 @@ class Problem:
     Attributes:
         processors: their names.
         operators: in any order; everything else refers to them by position.
-        tensors: what they hand each other.
+        tensors: the tensors between operators.
         transfers: ``transfers[p][q]``, the cost of receiving on ``q`` what ``p`` wrote.
-        caching: whether a processor keeps what it received.
-        launch: nanoseconds of each processor that every kernel takes, however small; a part of the
-            operators' costs that does not shrink when an operator is split.
+        caching: whether a processor keeps tensors that it received.
+        launch: the fixed nanoseconds of every kernel, by processor; this part of the operators'
+            costs does not shrink when an operator is split.
     """
 
     processors: tuple[str, ...]
@@ -105,7 +105,7 @@ class Problem:
     launch: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what no schedule can answer."""
+        """Refuse a problem that has no schedule."""
         self._check_processors()
         for operator in self.operators:
             self._check_costs(operator)
@@ -183,7 +183,7 @@ class Problem:
                 raise ScheduleError(f"expected each {what} once, got {value!r} twice; rename one")
             seen.add(value)
 
-    # Views on the same facts, each computed once.
+    # Derived views, each computed once.
 
     @cached_property
     def reads(self) -> tuple[tuple[int, ...], ...]:
@@ -261,11 +261,11 @@ class Problem:
         return cost
 
     def fastest(self, operator: int) -> int:
-        """The processor on which an operator takes least."""
+        """The processor on which an operator is fastest."""
         return min(self.supported[operator], key=lambda p: self.cost(operator, p))
 
     def mean_cost(self, operator: int) -> float:
-        """Mean over the processors that support the operator."""
+        """The mean cost over the processors that support the operator."""
         supported = self.supported[operator]
         return sum(self.cost(operator, p) for p in supported) / len(supported)
 

@@ -1,4 +1,4 @@
-"""What a scheduler answers, and the check that it is an answer."""
+"""The result of a scheduler."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Result:
     """A schedule.
 
     Attributes:
-        scheduler: who made it.
-        problem: what was scheduled: the problem given, or that problem with operators split
+        scheduler: the name of the scheduler.
+        problem: the problem that was scheduled: the given one, or that problem with operators split
             into parts (`tvm_stretch.scheduling.baselines.split`).
         placement: the processor of each operator.
         order: the operators of each processor, in the order in which they run.
-        start: predicted nanoseconds at which each operator begins to receive what it reads.
-        finish: predicted nanoseconds at which its result is there.
+        start: predicted nanoseconds at which each operator begins to receive its inputs.
+        finish: predicted nanoseconds at which its result is written.
         makespan: the last finish.
-        runtime_ns: what scheduling took.
-        proved: whether the scheduler knows that nothing is faster.
+        runtime_ns: the duration of scheduling.
+        proved: whether the scheduler proved that no schedule is faster.
         pieces: how a solver ended with each piece of the network (`baselines/ilp.py`).
     """
 
@@ -45,16 +45,18 @@ class Result:
 
     @property
     def lower_bound(self) -> int:
-        """No schedule of `problem` takes less."""
+        """Nanoseconds that every schedule of `problem` takes at least."""
         if self.proved:
             return self.makespan
         if any(operator.whole for operator in self.problem.operators):
-            return critical_path(self.problem)  # the better bound is for networks that are whole
+            return critical_path(
+                self.problem
+            )  # the better bound holds only without split operators
         return lower_bound(self.problem)
 
     @property
     def status(self) -> Status:
-        """Optimal if proved or as low as the bound, else feasible."""
+        """Optimal if proved, or if the makespan equals the bound; else feasible."""
         return "optimal" if self.lower_bound == self.makespan else "feasible"
 
     @property
@@ -64,7 +66,7 @@ class Result:
 
     @property
     def sequence(self) -> tuple[int, ...]:
-        """All operators by start: a topological order that holds every processor's order."""
+        """All operators by start: a topological order that keeps every processor's order."""
         rank = {op: i for queue in self.order for i, op in enumerate(queue)}
         topological = {op: i for i, op in enumerate(self.problem.sequence)}
         return tuple(
@@ -78,13 +80,13 @@ Scheduler: TypeAlias = Callable[[Problem], Result]
 def result_of(
     scheduler: str, simulation: Simulation, began_ns: int, *, optimal: bool = False
 ) -> Result:
-    """The result that a complete simulation stands for.
+    """The result of a complete simulation.
 
     Args:
-        scheduler: who made it.
-        simulation: holds every operator.
+        scheduler: the name of the scheduler.
+        simulation: a simulation of every operator.
         began_ns: `time.perf_counter_ns` when scheduling began.
-        optimal: whether it is proved that nothing is faster.
+        optimal: whether it is proved that no schedule is faster.
     """
     problem = simulation.problem
     indices = range(len(problem.operators))

@@ -1,4 +1,4 @@
-"""When everything runs, given a placement and an order on each processor.
+"""Simulates when each operator runs, given a placement and an order on each processor.
 
 cpu     [conv1]······[recv conv2|add]
 opencl  [recv conv1|conv2]
@@ -30,7 +30,7 @@ class Simulation:
         self.free = [0] * len(self.problem.processors)
 
     def copy(self) -> Simulation:
-        """Another simulation with the same past."""
+        """A copy that can grow independently."""
         twin = Simulation(self.problem, dict(self.placement), dict(self.start), dict(self.finish))
         twin.order = [list(queue) for queue in self.order]
         twin.free = list(self.free)
@@ -38,7 +38,7 @@ class Simulation:
         return twin
 
     def ready(self, operator: int) -> int:
-        """When everything that the operator reads is finished."""
+        """The time at which all inputs of the operator are written."""
         return max((self.finish[p] for p in self.problem.predecessors[operator]), default=0)
 
     def to_receive(self, operator: int, processor: int) -> list[int]:
@@ -52,22 +52,22 @@ class Simulation:
         ]
 
     def receive_ns(self, operator: int, processor: int) -> int:
-        """How long receiving them takes."""
+        """The time to receive the tensors of `to_receive`."""
         return sum(self.transfer_to(t, processor) for t in self.to_receive(operator, processor))
 
     def transfer_to(self, tensor: int, processor: int) -> int:
-        """What receiving a tensor that is written takes."""
+        """The time to receive a tensor that is written already."""
         source = self.placement[self.problem.tensors[tensor].producer]
         return self.problem.transfer_ns[tensor][source][processor]
 
     def finish_on(self, operator: int, processor: int) -> int:
-        """When the operator would finish as the next one of the processor."""
+        """The time at which the operator would finish as the processor's next one."""
         begin = max(self.free[processor], self.ready(operator))
         duration = self.receive_ns(operator, processor) + self.problem.cost(operator, processor)
         return begin + duration
 
     def append(self, operator: int, processor: int) -> int:
-        """Run the operator as the next one of the processor; returns when it finishes."""
+        """Run the operator as the processor's next one, and return its finish time."""
         begin = max(self.free[processor], self.ready(operator))
         received = self.to_receive(operator, processor)
         end = begin + self.problem.cost(operator, processor)
@@ -119,7 +119,7 @@ def simulate(
 
 
 def run_sequence(problem: Problem, placement: Sequence[int], sequence: Iterable[int]) -> Simulation:
-    """Run the operators in one order over all processors (topological)."""
+    """Run the operators in one topological order over all processors."""
     simulation = Simulation(problem)
     for operator in sequence:
         simulation.append(operator, placement[operator])

@@ -1,7 +1,8 @@
 """Networks of the papers as ONNX models with seeded random weights.
 
-``build("resnet50")`` gives what a framework's exporter would give for the trained network: the same
-graph (``BatchNormalization`` not yet folded), other numbers. Needs only ``onnx`` and NumPy.
+``build("resnet50")`` gives the graph that a framework's exporter would write for the trained
+network (``BatchNormalization`` not yet folded), with other weights. It needs only ``onnx`` and
+NumPy.
 
     >>> from tvm_stretch import zoo
     >>> model = zoo.build("resnet18")        # input "x" [1, 3, 224, 224], output "logits" [1, 1000]

@@ -6,9 +6,9 @@
     BatchNormalization(..., gamma, beta, mean, var)           inference statistics
     Relu(...)
 
-Weights are random, but a network with random weights and arbitrary BN statistics overflows or dies
-within a few dozen layers. So every :class:`Tensor` carries its value for a small random input, and
-each BN gets the scale measured there. Activations then stay of order 1 at any depth.
+Weights are random. With arbitrary BN statistics, activations would overflow or vanish within a few
+dozen layers, so every :class:`Tensor` carries its value for a small random input, and each BN gets
+the scale measured there. Activations then stay of order 1 at any depth.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ IR_VERSION = 8
 BN_EPSILON = 1e-5
 
 Pair = int | tuple[int, int]
-#: ``"same"``: TensorFlow's rule, possibly one more at the end; ``None``: ``kernel // 2`` each side.
+#: ``"same"``: TensorFlow's rule, possibly one more at the end; ``None``: ``kernel // 2`` per side.
 Pad = int | tuple[int, int] | str | None
 
-# Chosen so that with seed 0 no network has a top-1 class that only just leads.
+# Chosen so that with seed 0 the top-1 class of every network leads clearly.
 _STREAM = 2
 # Pixels along each side of the sample that tensors carry.
 _PROBE_SIZE = 96
-# Part of a filter's mean weight that is taken away. Activations are mostly positive, so with none
-# taken away all inputs give nearly the same logits; with all of it, a constant error in a whole
-# tensor would go unseen.
+# The share of a filter's mean weight that is subtracted. Activations are mostly positive, so
+# without it all inputs would give nearly the same logits; with the whole mean subtracted, a
+# constant error in a whole tensor would go unseen.
 _CENTRED = 0.75
-# He's 2 for a ReLU, made up for the part of its output's power that centring takes away.
+# He's 2 for a ReLU, raised by the power that centring removes.
 _GAIN = 2.85
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A value in the graph, and what it is for the sample."""
+    """A value in the graph, and its value for the sample."""
 
     name: str
     shape: tuple[int, ...]
@@ -220,9 +220,9 @@ class Builder:
 
     def batch_norm(self, x: Tensor, scale: float = 1.0) -> Tensor:
         """Batch normalisation with the scale measured on the sample."""
-        # One variance for the layer: few pixels per channel would make each look too small. Around
-        # zero, not around each channel's mean: that would let small differences grow by a fifth in
-        # every layer, until float rounding decides the logits of a deep network.
+        # One variance for the layer, because few pixels per channel would make each one too small.
+        # It is taken around zero: around each channel's mean, small differences would grow by a
+        # fifth in every layer, until float rounding decides the logits of a deep network.
         spread = np.float32(probe.power(x.probe))
         jitter = self._rng.uniform(0.8, 1.25, (2, x.channels)).astype(np.float32)
         gamma, beta = np.float32(scale) * jitter[0], np.float32(scale) * self.offsets(x.channels)
@@ -244,7 +244,7 @@ class Builder:
         offsets = self.offsets(units)
         bias = self.constant(f"{name}.bias", offsets)
         out = self.node("Gemm", [x.name, f"{name}.weight", bias], transB=1)[0]
-        # A flattened feature map is smaller in the sample; its values repeated are as good.
+        # A flattened feature map is smaller in the sample, so its values are repeated.
         sample = np.resize(x.probe, (1, features)) @ weight.T + offsets
         return self.act(Tensor(out, (x.shape[0], units), sample), act)
 
@@ -289,7 +289,7 @@ class Builder:
         return Tensor(out, shape, np.concatenate([part.probe for part in parts], axis=1))
 
     def halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The first and the last half of the channels."""
+        """Split the channels into their first and their last half."""
         half = x.channels // 2
         sizes = self.constant(f"halves.{half}", np.array([half, half], np.int64))
         names = self.node("Split", [x.name, sizes], outputs=2, axis=1)
@@ -298,7 +298,7 @@ class Builder:
         return Tensor(names[0], shape, first), Tensor(names[1], shape, last)
 
     def shuffle(self, x: Tensor, groups: int) -> Tensor:
-        """Channels in so many groups, group and place within it exchanged."""
+        """Shuffle channels: transpose the group and the position within it."""
         batch, channels, *size = x.shape
         apart = np.array([batch, groups, channels // groups, *size], np.int64)
         shapes = [
@@ -318,8 +318,8 @@ class Builder:
 
     def shift(self, x: Tensor) -> Tensor:
         """Drop the first row and column and append zeros: the size stays."""
-        # Zeros first: a Pad in front of a pool is folded into it by ONNX Runtime, which then
-        # refuses padding as large as the window.
+        # The zeros come first: ONNX Runtime folds a Pad into a following pool, and then refuses
+        # padding as large as the window.
         pads = self.constant("shift.pads", np.array([0, 0, 0, 0, 0, 0, 1, 1], np.int64))
         padded = self.node("Pad", [x.name, pads])[0]
         one = self.constant("shift.begin", np.array([1, 1], np.int64))

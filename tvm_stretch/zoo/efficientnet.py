@@ -28,7 +28,7 @@ _STAGES = (
 
 @dataclass(frozen=True)
 class _Style:
-    """What differs between EfficientNet and EfficientNet-Lite."""
+    """The differences between EfficientNet and EfficientNet-Lite."""
 
     act: str
     pad: Pad
@@ -66,7 +66,7 @@ def _efficientnet(
     ends = width if style.scale_ends else 1.0
     x = b.conv_bn(x, round_channels(32 * ends), 3, 2, pad=style.pad, act=style.act)
     for stage, (expand, kernel, stride, channels, blocks) in enumerate(_STAGES):
-        # Lite does not repeat the first and the last stage more often either.
+        # Lite does not scale the depth of the first and the last stage either.
         fixed = not style.scale_ends and stage in (0, len(_STAGES) - 1)
         repeats = blocks if fixed else math.ceil(blocks * depth)
         for index in range(repeats):

@@ -1,4 +1,4 @@
-"""What the zoo knows of a network: its published figures and the function that builds it."""
+"""An entry of the zoo: a network's published figures and the function that builds it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class NetworkInfo:
     source: str
 
     def sample_shape(self, size: int | None = None) -> tuple[int, ...]:
-        """Shape of one sample when ``size`` takes the place of the published size."""
+        """Shape of one sample if ``size`` replaces the published size."""
         return tuple(size if size and d == self.size else d for d in self.input_shape)
 
 

@@ -37,7 +37,7 @@ def _smooth(b: Builder, x: Tensor) -> Tensor:
 
 
 def _fork(b: Builder, x: Tensor, filters: int) -> Tensor:
-    """1x3 beside 3x1."""
+    """A 1x3 and a 3x1 convolution, concatenated."""
     return b.concat([_conv(b, x, filters, (1, 3)), _conv(b, x, filters, (3, 1))])
 
 

@@ -52,7 +52,7 @@ class _Gate:
     def __init__(self, b: Builder, name: str, features: int) -> None:
         self.b, self.name = b, name
         self.from_input = b.weight(f"{name}.input.weight", (features, _UNITS), 1.0 / features)
-        # States are smaller than inputs; weights twice as large let them count as much.
+        # States are smaller than inputs; weights twice as large make up for it.
         self.from_state = b.weight(f"{name}.state.weight", (_UNITS, _UNITS), 4.0 / _UNITS)
         offsets = b.offsets(_UNITS)
         self.bias = Tensor(b.constant(f"{name}.bias", offsets), (_UNITS,), offsets)

@@ -1,4 +1,4 @@
-"""Schedulers of others, for comparison, and where `tvm_stretch.scheduling.anneal` starts from.
+"""Published schedulers, for comparison and as starting points of `tvm_stretch.scheduling.anneal`.
 
 No compilation imports them; `ilp.py` needs SciPy.
 """
@@ -27,7 +27,7 @@ __all__ = [
     "schedule_starpu",
 ]
 
-# Any graph; the exhaustive scheduler and the program of the whole graph are for small ones only.
+# These take any graph; the exhaustive scheduler and the program of the whole graph take small ones.
 BASELINES: dict[str, Scheduler] = {
     "single": schedule_single,
     "MOSAIC": schedule_mosaic,

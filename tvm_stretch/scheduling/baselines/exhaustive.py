@@ -1,4 +1,4 @@
-"""Every placement and every order, cut where the rest cannot win any more; for small graphs."""
+"""Branch and bound over every placement and every order; for small graphs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ LARGEST = 12
 
 
 def schedule_exhaustive(problem: Problem) -> Result:
-    """The optimum.
+    """Find the optimal schedule.
 
     Raises:
-        ScheduleError: more than `LARGEST` operators.
+        ScheduleError: the problem has more than `LARGEST` operators.
     """
     if len(problem.operators) > LARGEST:
         raise ScheduleError(
@@ -30,7 +30,7 @@ def schedule_exhaustive(problem: Problem) -> Result:
 
 
 class _Search:
-    """Grows simulations in the order of starts, so that each schedule is met once."""
+    """Grows simulations in the order of starts, so that each schedule is visited once."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem

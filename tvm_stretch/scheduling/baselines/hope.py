@@ -18,13 +18,13 @@ from tvm_stretch.scheduling.problem import Problem
 from tvm_stretch.scheduling.result import Result, result_of
 from tvm_stretch.scheduling.simulate import Simulation
 
-# What the solver may take for one piece if its limit of nodes does not end it before: a guard only,
-# so that answers do not depend on what else the machine does.
+# The solver's time for one piece. The limit of nodes should end it earlier, so that answers do not
+# depend on the machine's load; this is only a guard.
 _SECONDS_PER_PIECE = 300.0
 
 
 def schedule_hope_lp(problem: Problem) -> Result:
-    """HOPE:LP. Each piece starts with the processors and tensors as the pieces before left them.
+    """HOPE:LP: pieces are solved in order, each after the schedule of the pieces before it.
 
     The solver has a limit of nodes; `Result.pieces` says how it ended with each piece.
     """
@@ -46,7 +46,7 @@ def schedule_ilp(problem: Problem) -> Result:
 
 
 def schedule_hope_gs(problem: Problem) -> Result:
-    """HOPE:GS."""
+    """HOPE:GS, the greedy search."""
     began = time.perf_counter_ns()
     merged = merge_short_operators(problem)
     simulation = _greedy(merged.problem)
@@ -73,9 +73,9 @@ def _greedy(problem: Problem) -> Simulation:
 
 
 def _best_mapping(simulation: Simulation, operators: Sequence[int]) -> tuple[int, ...]:
-    """The processors on which the last of the operators finishes first; then the other ones.
+    """The processors with the earliest last finish, then with the least sum of finishes.
 
-    Nothing that the operators read is written by one of them.
+    None of the operators may read another one's result.
     """
     problem = simulation.problem
     ready = [simulation.ready(op) for op in operators]

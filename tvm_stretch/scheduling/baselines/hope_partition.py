@@ -1,7 +1,7 @@
-"""HOPE, algorithm 1: cut a graph at an upward rank, again and again, until the pieces are small.
+"""HOPE, algorithm 1: cut a graph at an upward rank, recursively, until the pieces are small.
 
-The upward rank of an operator is the length of the longest path to it.  Everything up to a rank
-goes first, so the pieces stand in a topological order.
+The upward rank of an operator is the length of the longest path to it. Operators up to a rank go
+first, so the pieces are in a topological order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _partition(problem: Problem, operators: Sequence[int], piece: int) -> list[t
         return [tuple(operators)] if operators else []
     ranks = _upward_ranks(problem, operators)
     cut = _best_cut(Counter(ranks.values()))
-    if cut is None:  # all of one rank: nothing separates them
+    if cut is None:  # all have one rank, so no cut separates them
         return [tuple(operators)]
     first = [op for op in operators if ranks[op] <= cut]
     second = [op for op in operators if ranks[op] > cut]

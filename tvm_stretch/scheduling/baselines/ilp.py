@@ -13,11 +13,11 @@ on q, on p), so that a processor receives a tensor once:
     sum over readers i of x[t,i,q,p] >= b[producer,q] + b[k,p] - 1   for every reader k
     start[k] >= end[i] - M (1 - x[t,i,q,p]) - M (1 - b[k,p])         k reads t after i received it
 
-Starts and ends have bounds, as a list schedule is known and nothing has to be slower: no operator
-starts before the shortest path to it ends, or ends too late for the shortest path from it.  The
-bounds are a little wider than that: the solver works with tolerances, and would call a program
-infeasible in which only a schedule as long as the known one is left.  M is as large as these bounds
-ask for.
+Starts and ends have bounds, because the result has to be at least as fast as a known list schedule:
+no operator starts before the shortest path to it ends, or ends too late for the shortest path from
+it. The bounds are slightly wider than that: the solver works with tolerances, and would call a
+program infeasible if its only solutions are as long as the known schedule. M is as small as these
+bounds allow.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from scipy.sparse import csr_array
 
 from tvm_stretch.scheduling.simulate import Simulation
 
-# Of the solver's search, where its time is limited: a limit that does not depend on the machine.
+# The limit of the solver's search nodes if its time is limited: the same on every machine.
 _NODES = 200
 _KNOWN = 1000.0  # times are scaled so that the list schedule of the piece takes this long
 _HORIZON = 1.01 * _KNOWN
-_ROUNDED = 1 - 1e-9  # of bounds, that rounding should not make infeasible
+_ROUNDED = 1 - 1e-9  # a factor of bounds, so that rounding does not make them infeasible
 
 
 PieceEnd: TypeAlias = Literal["proved", "found", "list"]
-"""How solving a piece ended: nothing is faster; the best that was found before the nodes ran out;
-or the list schedule, because the solver found nothing that is faster."""
+"""How solving a piece ended: proved optimal, the best solution within the limit of nodes, or the
+list schedule because the solver found none that is as fast."""
 
 
 def solve_piece(
@@ -50,10 +50,10 @@ def solve_piece(
     """Append the operators of a piece to the simulation so that the last one finishes first.
 
     Args:
-        simulation: holds everything that the piece depends on.
+        simulation: a simulation of all operators that the piece depends on.
         piece: operators in topological order.
-        seconds: what the solver may take; limits its nodes too, and lets it end as soon as nothing
-            can be faster by more than a thousandth.
+        seconds: the solver's time; if given, its nodes are limited too, and it ends at a gap of a
+            thousandth.
     """
     if not piece:
         return "proved"
@@ -86,7 +86,7 @@ def _end(simulation: Simulation, piece: Sequence[int]) -> int:
 def _solved(
     simulation: Simulation, piece: Sequence[int], program: _Program, values: np.ndarray
 ) -> Simulation:
-    """A copy of the simulation with the piece as the solver has it."""
+    """A copy of the simulation with the solver's schedule of the piece appended."""
     placement = {
         i: max(program.problem.supported[i], key=lambda p: values[program.on[i, p]]) for i in piece
     }
@@ -104,9 +104,9 @@ def _replay(
     start: Mapping[int, float],
     end: Mapping[int, float],
 ) -> None:
-    """Append in the order of the middles, exact in integers and never before a predecessor.
+    """Append operators in the order of their middles, with exact integers, after predecessors.
 
-    Starts would not tell an operator of no length from the one that starts when it ends.
+    The order of starts would be ambiguous for an operator of zero length and the next one.
     """
     remaining = list(piece)
     while remaining:
@@ -121,7 +121,7 @@ def _replay(
 
 
 class _Program:
-    """The variables and rows of one piece."""
+    """The variables and constraints of one piece."""
 
     def __init__(self, simulation: Simulation, piece: Sequence[int], latest: int) -> None:
         self.simulation, self.piece, self.problem = simulation, piece, simulation.problem
@@ -186,7 +186,7 @@ class _Program:
         return (time - self.base) * self.scale
 
     def _heads(self, least: Mapping[int, float]) -> dict[int, float]:
-        """No operator starts earlier."""
+        """The earliest start of each operator."""
         heads: dict[int, float] = {}
         for i in self.piece:
             heads[i] = (
@@ -201,7 +201,7 @@ class _Program:
         return heads
 
     def _tails(self, least: Mapping[int, float]) -> dict[int, float]:
-        """What the piece takes at least after each operator."""
+        """The least time from the end of each operator to the end of the piece."""
         tails = dict.fromkeys(self.piece, 0.0)
         for i in reversed(self.piece):
             for before in self.problem.predecessors[i]:
@@ -216,10 +216,10 @@ class _Program:
         """``later`` starts after ``earlier`` ends if no binary of ``unless`` frees it.
 
         Args:
-            later: an operator.
-            earlier: another one.
-            unless: binaries: -1 where the rule needs a one, 1 where it needs a zero.
-            free: how many of them have to be one.
+            later: the operator that has to wait.
+            earlier: the operator that it waits for.
+            unless: binaries with signs: -1 if the rule needs a one, 1 if it needs a zero.
+            free: how many binaries have to be one.
         """
         most = self.upper[self.end[earlier]] - self.lower[self.start[later]]
         if most > 0:
@@ -227,14 +227,14 @@ class _Program:
             self._at_least(row | {b: sign * most for b, sign in unless.items()}, -free * most)
 
     def _place_once(self, i: int) -> None:
-        """(6), and what computing takes, for (1)."""
+        """Add (6), and the costs of computing for (1)."""
         supported = self.problem.supported[i]
         self._equal({self.on[i, p]: 1.0 for p in supported}, 1.0)
         for p in supported:
             self.durations[i][self.on[i, p]] = -self.problem.cost(i, p) * self.scale
 
     def _start_when_ready(self, i: int) -> None:
-        """(3), and after what earlier pieces left on the processors."""
+        """Add (3), and start after the earlier pieces on each processor."""
         for before in self.problem.predecessors[i]:
             if before in self.inside:
                 self._at_least({self.start[i]: 1.0, self.end[before]: -1.0}, 0.0)
@@ -246,7 +246,7 @@ class _Program:
                 self._at_least({self.start[i]: 1.0, self.on[i, p]: -free}, 0.0)
 
     def _receive(self, t: int) -> None:
-        """Transfers of one tensor to each processor that reads it."""
+        """Add the transfers of one tensor to each processor that reads it."""
         tensor = self.problem.tensors[t]
         readers = [i for i in tensor.consumers if i in self.inside]
         for q, p in self._routes(t):
@@ -261,7 +261,7 @@ class _Program:
                     self._after_it_was_received(i, p, receive)
 
     def _routes(self, t: int) -> Iterator[tuple[int, int]]:
-        """From where to where the tensor may have to travel, at a cost."""
+        """Pairs of processors between which the tensor may need a transfer that costs time."""
         producer = self.problem.tensors[t].producer
         inside = producer in self.inside
         sources = (
@@ -290,7 +290,7 @@ class _Program:
                 self._not_before(reader, i, {received: -1.0, self.on[reader, p]: -1.0}, 2)
 
     def _one_at_a_time(self) -> None:
-        """(5), for pairs that no path orders."""
+        """Add (5) for pairs that no path orders."""
         ordered = self._ordered_pairs()
         for i, k in combinations(self.piece, 2):
             shared = set(self.problem.supported[i]) & set(self.problem.supported[k])
@@ -303,7 +303,7 @@ class _Program:
                 self._not_before(k, i, {before: -1.0} | both, 3)
 
     def _load(self) -> None:
-        """T >= what every used processor has to do: implied, but it helps the solver."""
+        """Add T >= load of every used processor, which is implied but helps the solver."""
         for p in range(len(self.problem.processors)):
             on = [self.on[i, p] for i in self.piece if p in self.problem.supported[i]]
             free = min(_HORIZON, max(0.0, self._scaled(self.simulation.free[p])))

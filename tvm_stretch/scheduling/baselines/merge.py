@@ -2,8 +2,8 @@
 
 conv -> relu -> add      becomes      [conv relu] -> add
 
-Only among operators that the same processors support: the network's inputs, which the CPU alone
-holds, would otherwise keep what reads them there.
+Both operators must have the same supported processors. Otherwise the network's inputs, which only
+the CPU supports, would keep their readers on the CPU.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tvm_stretch.scheduling.problem import Job, Problem, Tensor
 from tvm_stretch.scheduling.simulate import Simulation, run_sequence
 
-# Short means: less than this share of the network's mean operator, on every processor.
+# An operator is short if it takes less than this share of the mean operator on every processor.
 _SHORT = 0.1
 
 
@@ -25,7 +25,7 @@ class Merged:
     groups: tuple[tuple[int, ...], ...]
 
     def expand(self, problem: Problem, simulation: Simulation) -> Simulation:
-        """The schedule of the merged operators, as one of the operators they stand for."""
+        """Expand a schedule of the merged operators to the original ones."""
         placement = [0] * len(problem.operators)
         sequence: list[int] = []
         position = {op: i for i, op in enumerate(simulation.finish)}  # in which they were appended

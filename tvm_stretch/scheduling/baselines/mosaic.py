@@ -3,10 +3,10 @@
     conv1 conv2 | conv3 add conv4 | fc        slices run one after the other
        cpu      |      opencl     | cpu
 
-Dynamic programming over (last operator, processor) of a slice; a slice costs its operators and the
-transfer of every tensor that it reads of earlier ones, as if the slice before it held them all. An
-operator that the slice's processor does not support starts a new slice. The network is linear in
-program order, so that branches stand behind one another.
+Dynamic programming over (last operator, processor) of a slice; the cost of a slice is its operators
+and the transfers of all tensors from earlier slices, as if the slice before held them all. An
+operator that the slice's processor does not support starts a new slice. The network is linearised
+in program order, so branches run one after the other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Array = npt.NDArray[np.int64]
 
 
 def schedule_mosaic(problem: Problem) -> Result:
-    """The best slices; nothing runs at the same time as anything else."""
+    """Schedule the best slices; operators never run at the same time."""
     began = time.perf_counter_ns()
     simulation = Simulation(problem)
     sequence = _program_order(problem)
@@ -39,7 +39,7 @@ def schedule_mosaic(problem: Problem) -> Result:
 
 
 def _program_order(problem: Problem) -> list[int]:
-    """Operators by their positions, as far as what they read allows."""
+    """A topological order that keeps to the operators' positions where possible."""
     waiting = [len(before) for before in problem.predecessors]
     heap = [operator for operator, count in enumerate(waiting) if count == 0]
     order = []
@@ -69,12 +69,12 @@ def _slices(problem: Problem, sequence: list[int]) -> list[int]:
 
 
 class _Table:
-    """What the first operators take at least, by the processor of the last slice.
+    """The least time of the first operators, by the processor of the last slice.
 
     Attributes:
-        least: by processor and how many operators.
-        choices: by how many operators and processor, where the last slice begins, and the
-            processor of the one before.
+        least: the time by processor and number of operators.
+        choices: by number of operators and processor, where the last slice begins, and the
+            processor of the slice before.
     """
 
     def __init__(self, problem: Problem, sequence: list[int]) -> None:
@@ -83,15 +83,15 @@ class _Table:
         self.least: Array = np.full((count, length + 1), _NEVER)
         self.least[:, 0] = 0
         self.choices: dict[tuple[int, int], tuple[int, int]] = {}
-        self._inside: Array = np.zeros((count, length), np.int64)  # of slices by their beginning
+        self._inside: Array = np.zeros((count, length), np.int64)  # cost of the slice, by its begin
         self._received: Array = np.zeros((count, count, length), np.int64)
-        self._known: dict[int, int] = {}  # by tensor, where it was written or read last
+        self._known: dict[int, int] = {}  # by tensor, its last writer's or reader's position
 
     def extend(self, place: int) -> None:
         """Take the next operator into every slice that may end with it."""
         problem, operator = self.problem, self.sequence[place]
         for t in problem.reads[operator]:
-            first = self._known[t] + 1  # slices that begin before have it
+            first = self._known[t] + 1  # slices that begin earlier hold it
             for p, row in enumerate(problem.transfer_ns[t]):
                 for q, transfer in enumerate(row):
                     self._received[p, q, first : place + 1] += transfer

@@ -1,4 +1,4 @@
-"""Everything on one processor; what it does not support falls back to the fastest that does."""
+"""All on one processor; unsupported operators run on the fastest one that supports them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tvm_stretch.scheduling.simulate import Simulation, run_sequence
 
 
 def schedule_single(problem: Problem) -> Result:
-    """The best single processor."""
+    """Schedule on the best single processor."""
     began = time.perf_counter_ns()
     simulations = [_all_on(problem, p) for p in range(len(problem.processors))]
     best = min(simulations, key=lambda t: max(t.finish.values(), default=0))

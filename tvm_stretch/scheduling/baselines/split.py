@@ -1,13 +1,14 @@
-"""Layers computed in parts, each on another processor; µLayer and CoDL, which work this way.
+"""µLayer and CoDL: layers computed in parts, each on another processor.
 
     conv 8 ms on cpu, 4 ms on gpu   ->   conv@cpu 1/3, 2.7 ms    conv@gpu 2/3, 2.7 ms
 
-A layer is an operator with all that is computed point by point behind it: bias, activation.  Its
-parts exchange nothing before its end.
+A layer is an operator with the pointwise operators that follow: bias, activation. Its parts
+exchange no data before its end.
 
-Channels (µLayer): each part of a layer reads the whole input, so every layer exchanges what others
-wrote, once.  Rows (CoDL): inside a chain of layers a part reads only the rows of its own processor,
-and computes those rows more that the windows behind it reach for; parts meet at the chain's end.
+Channels (µLayer): each part of a layer reads the whole input, so parts exchange their results once
+after every layer. Rows (CoDL): inside a chain of layers a part reads only rows of its own
+processor, and also computes the halo rows that the following windows read; parts meet at the
+chain's end.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from tvm_stretch.scheduling.problem import Job, Problem, Tensor
 from tvm_stretch.scheduling.result import Result, result_of
 from tvm_stretch.scheduling.simulate import Simulation
 
-# Shares are multiples of 1/16: channels come in blocks.
+# Shares are multiples of 1/16, because channels come in blocks.
 _GRAIN = 16
 _LONGEST_CHAIN = 8
 
 Layer = tuple[int, ...]
-"""Operators: the first decides what the layer is, the others follow point by point."""
+"""The operators of a layer: its anchor, then the pointwise operators that follow."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class SplitChain:
     """Layers, each the only reader of the one before, cut into the same shares.
 
     Attributes:
-        layers: one for a split by channels.
+        layers: the layers, only one in a split by channels.
         shares: processor -> share; they sum to 1.
     """
 
@@ -45,22 +46,22 @@ class SplitChain:
 
     @cached_property
     def operators(self) -> tuple[int, ...]:
-        """Of all layers."""
+        """The operators of all layers."""
         return tuple(operator for layer in self.layers for operator in layer)
 
 
 def schedule_mulayer(problem: Problem) -> Result:
     """µLayer (Kim et al. 2019): every layer on all processors, in shares that finish together.
 
-    A layer that no split makes faster stays whole.  Synchronisation is not in the estimate, which
-    is what makes small layers slow.
+    A layer that no split makes faster stays whole. The estimate ignores synchronisation, so small
+    layers become slow.
     """
     began = time.perf_counter_ns()
     return _carried_out("µLayer", split(problem, mulayer_chains(problem)), began)
 
 
 def mulayer_chains(problem: Problem) -> list[SplitChain]:
-    """The layers that are faster split, if exchanging took no time."""
+    """The layers that would be faster split if exchanges took no time."""
     found = (_best_chain(problem, (layer,), exchange=False)[1] for layer in layers_of(problem))
     return [chain for chain in found if chain]
 
@@ -72,9 +73,9 @@ def schedule_codl(problem: Problem) -> Result:
 
 
 def codl_chains(problem: Problem) -> list[SplitChain]:
-    """The chains that are faster split, transfers at both ends included.
+    """The chains that are faster split, including the transfers at both ends.
 
-    Every run of layers is cut where the estimates of its chains add up to least.
+    Every run of layers is cut so that the sum of its chains' estimates is least.
     """
     chains: list[SplitChain] = []
     for run in _linear_runs(problem):
@@ -92,28 +93,28 @@ def codl_chains(problem: Problem) -> list[SplitChain]:
 
 
 def layers_of(problem: Problem) -> list[Layer]:
-    """All splittable operators in layers, in topological order."""
+    """All splittable operators, grouped into layers, in topological order."""
     found: list[list[int]] = []
-    of: dict[int, list[int]] = {}
+    layer_of: dict[int, list[int]] = {}
     for operator in problem.sequence:
         if not problem.operators[operator].splittable:
             continue
         reads = problem.reads[operator]
         source = problem.tensors[reads[0]].producer if len(reads) == 1 else -1
-        if problem.operators[operator].pointwise and source in of:
-            of[operator] = of[source]
+        if problem.operators[operator].pointwise and source in layer_of:
+            layer_of[operator] = layer_of[source]
         else:
-            of[operator] = []
-            found.append(of[operator])
-        of[operator].append(operator)
+            layer_of[operator] = []
+            found.append(layer_of[operator])
+        layer_of[operator].append(operator)
     return [tuple(layer) for layer in found]
 
 
 def _carried_out(name: str, problem: Problem, began: int) -> Result:
-    """Parts run where they must; the rest all on one processor, or each where it costs least.
+    """Schedule parts on their processors, the rest on one processor or each where it is cheapest.
 
-    What computing and receiving cost is looked at operator by operator, which alone would leave all
-    on the processor that has the network's inputs.
+    Choosing the cheapest processor operator by operator would leave all on the processor that holds
+    the network's inputs, so single processors are tried too.
     """
     best = _with_rest_on(problem, None, None)
     assert best is not None
@@ -124,7 +125,7 @@ def _carried_out(name: str, problem: Problem, began: int) -> Result:
 
 
 def _with_rest_on(problem: Problem, home: int | None, limit: int | None) -> Simulation | None:
-    """What is not split on one processor or, without one, by cost; None if it takes the limit."""
+    """Run unsplit operators on ``home``, or where they are cheapest; None if over the limit."""
     simulation = Simulation(problem)
 
     def takes(operator: int) -> Callable[[int], int]:
@@ -140,9 +141,9 @@ def _with_rest_on(problem: Problem, home: int | None, limit: int | None) -> Simu
 
 
 def _linear_runs(problem: Problem) -> list[tuple[Layer, ...]]:
-    """Layers in runs in which each is the only reader of the one before."""
+    """Runs of layers in which each layer is the only reader of the one before."""
     runs: dict[int, list[Layer]] = {}  # by the last layer's first operator
-    last_of: dict[int, int] = {}  # operators that one other layer at most reads: their layer
+    last_of: dict[int, int] = {}  # the layer of operators that only one other layer reads
     for layer in layers_of(problem):
         inside = set(layer)
         readers = {r for op in layer for r in problem.successors[op]} - inside
@@ -157,7 +158,7 @@ def _linear_runs(problem: Problem) -> list[tuple[Layer, ...]]:
 def _best_chain(
     problem: Problem, layers: tuple[Layer, ...], *, exchange: bool
 ) -> tuple[int, SplitChain | None]:
-    """Nanoseconds, and the shares with which the layers finish first; None on one processor."""
+    """Nanoseconds of the fastest way, and its shares; None if one processor is fastest."""
     operators = [operator for layer in layers for operator in layer]
     common = set.intersection(*(set(problem.supported[op]) for op in operators))
     alone = {p: sum(problem.cost(op, p) for op in operators) for p in sorted(common)}
@@ -168,7 +169,7 @@ def _best_chain(
         for processors in combinations(alone, count):
             ideal = 1 / sum(1 / max(1, alone[p]) for p in processors)
             if ideal + max(enter[p] for p in processors) > least:
-                continue  # not even if everything were divided perfectly
+                continue  # not even a perfect split would be faster
             chain = SplitChain(layers, _balanced({p: alone[p] for p in processors}))
             time = max(_chain_cost(problem, chain, p) for p in chain.shares)
             if exchange:
@@ -179,7 +180,7 @@ def _best_chain(
 
 
 def _balanced(alone: Mapping[int, int]) -> dict[int, Fraction]:
-    """Shares in proportion to speed; what rounding leaves goes to the fastest."""
+    """Shares in proportion to speed; the fastest processor gets the rest of the rounding."""
     times = {p: max(1, ns) for p, ns in alone.items()}
     total = sum(1 / t for t in times.values())
     grains = {p: int(_GRAIN / t / total) for p, t in times.items()}
@@ -193,7 +194,7 @@ def _chain_cost(problem: Problem, chain: SplitChain, processor: int) -> int:
 
 
 def _exchange_cost(problem: Problem, chain: SplitChain) -> int:
-    """The dearest processor's transfers: the input it does not have, the parts it did not write."""
+    """The largest transfer time of a processor: the chain's input and other processors' parts."""
     inside = set(chain.operators)
     enter = _entering_costs(problem, chain.operators[0])
     leave = [
@@ -214,7 +215,7 @@ def _exchange_cost(problem: Problem, chain: SplitChain) -> int:
 
 
 def _entering_costs(problem: Problem, operator: int) -> list[int]:
-    """What receiving its input costs each processor, if it is where the operator is fastest."""
+    """The time of each processor to receive the input from where the operator is fastest."""
     home = problem.fastest(operator)
     return [
         sum(problem.transfer_ns[t][home][p] for t in problem.reads[operator])
@@ -223,9 +224,9 @@ def _entering_costs(problem: Problem, operator: int) -> list[int]:
 
 
 def with_halos(problem: Problem, chain: SplitChain, processor: int) -> dict[int, Fraction]:
-    """The share of each operator's rows to compute, so that the layers behind it can go on.
+    """The share of rows that each operator computes, with the halo of the following layers.
 
-    A band between two others reads beyond both of its ends.
+    A band between two others has a halo at both ends.
     """
     ends = 1 if len(chain.shares) == 2 else 2
     share = chain.shares[processor]
@@ -238,7 +239,7 @@ def with_halos(problem: Problem, chain: SplitChain, processor: int) -> dict[int,
 
 
 def part_cost(problem: Problem, operator: int, processor: int, share: Fraction) -> int:
-    """A share of an operator takes that share of its time, but a whole launch."""
+    """Nanoseconds of a part: its share of the operator's time, plus a whole launch."""
     cost = problem.cost(operator, processor)
     launch = min(cost, problem.launch[processor]) if problem.launch else 0
     return launch + _share_of(cost - launch, share)

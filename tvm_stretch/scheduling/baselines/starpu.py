@@ -1,12 +1,12 @@
-"""StarPU's DMDAR: dequeue model, data aware, ready.
+"""StarPU's scheduler DMDAR: dequeue model, data aware, ready.
 
 When the last predecessor of an operator finishes, the operator is queued at the processor that is
-expected to finish it first, transfers included.  An idle processor takes from its queue the
-operator of which it already holds the most bytes.
+expected to finish it first, transfers included.  An idle processor takes the operator from its
+queue that misses the fewest bytes.
 
-What StarPU expects of a processor is never older than its last event: when an operator begins, the
-end of what runs there is known anew, and only what is still queued is added to it.  A tensor that
-an operator in the queue asked for counts as on its way, and costs the next one nothing.
+StarPU updates its expectation at every event: when an operator begins, its end is known exactly,
+and only queued operators are estimated. A tensor that a queued operator requested counts as on its
+way, so the next reader gets it for free.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tvm_stretch.scheduling.simulate import Simulation
 
 
 def schedule_starpu(problem: Problem) -> Result:
-    """Run the network in virtual time, deciding as StarPU does."""
+    """Run the network in virtual time with StarPU's decisions."""
     began = time.perf_counter_ns()
     return result_of("StarPU", _Run(problem).run(), began)
 
@@ -31,14 +31,14 @@ class _Run:
         self.simulation = Simulation(problem)
         self.waiting = [len(before) for before in problem.predecessors]
         self.queues: list[list[int]] = [[] for _ in problem.processors]
-        self.queued_ns = [0] * len(problem.processors)  # what the queues are expected to take
-        self.expected: dict[int, int] = {}  # of each operator in a queue, transfers included
-        self.requested: set[tuple[int, int]] = set()  # tensors, and where they are expected
+        self.queued_ns = [0] * len(problem.processors)  # expected time of each queue
+        self.expected: dict[int, int] = {}  # of each queued operator, with transfers
+        self.requested: set[tuple[int, int]] = set()  # tensors and their destinations
         self.running: list[tuple[int, int, int]] = []  # finish, operator, processor
         self.busy: set[int] = set()
 
     def run(self) -> Simulation:
-        """Events in the order of time: an operator finishes, its successors are pushed."""
+        """Process events in the order of time: an operator finishes, its successors are queued."""
         for operator in self.problem.sequence:
             if self.waiting[operator] == 0:
                 self.push(operator, 0)
@@ -54,7 +54,7 @@ class _Run:
         return self.simulation
 
     def push(self, operator: int, now: int) -> None:
-        """Queue at the processor that is expected to finish the operator first."""
+        """Queue an operator at the processor that is expected to finish it first."""
 
         def end(processor: int) -> int:
             begin = max(self.simulation.free[processor], now) + self.queued_ns[processor]
@@ -69,7 +69,7 @@ class _Run:
         self.queues[best].append(operator)
 
     def _expected_ns(self, operator: int, processor: int) -> int:
-        """Computing, and receiving what is neither there nor on its way."""
+        """The time to compute, and to receive tensors that are neither there nor on their way."""
         missing = self.simulation.to_receive(operator, processor)
         return self.problem.cost(operator, processor) + sum(
             self.simulation.transfer_to(tensor, processor)

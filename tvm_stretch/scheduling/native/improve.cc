@@ -17,7 +17,7 @@ constexpr int64_t kReach = 40;  // how far an operator moves in the sequence
 constexpr int64_t kLargestGroup = 12;
 constexpr int64_t kTriesPerSort = 512;
 
-// Equal on every platform, which std::uniform_int_distribution is not.
+// Gives the same numbers on every platform, unlike std::uniform_int_distribution.
 class Random {
  public:
   explicit Random(uint64_t seed) : engine_(seed) {}
@@ -33,7 +33,7 @@ class Improver {
   Improver(const Instance& instance, Schedule* schedule, uint64_t seed)
       : instance_(instance), schedule_(*schedule), random_(seed) {}
 
-  // Leaves the best schedule met in `placement` and `sequence`; returns its makespan.
+  // Writes the best schedule to `placement` and `sequence`, and returns its makespan.
   int64_t Run(int64_t steps, double heat, int64_t* placement, int64_t* sequence) {
     int64_t best = schedule_.makespan();
     const int64_t end = schedule_.steps() + steps;
@@ -89,7 +89,7 @@ class Improver {
     return processor >= 0;
   }
 
-  // The operator and neighbours that share its processor, all to another one.
+  // Moves the operator, and neighbours on the same processor, to another processor.
   bool PlaceGroup(int64_t op) {
     const int64_t from = schedule_.processor(op), to = OtherProcessor(op);
     if (to < 0) return false;
@@ -116,7 +116,7 @@ class Improver {
     }
   }
 
-  // To a random place between the operators it waits for and those that wait for it.
+  // Moves an operator to a random position between its predecessors and its successors.
   bool Shift(int64_t op) {
     const int64_t position = schedule_.position(op);
     int64_t low = std::max<int64_t>(0, position - kReach);

@@ -93,7 +93,7 @@ bool Schedule::Try(int64_t limit) {
   return keep;
 }
 
-// A tensor that was received before the first change still is; a later one only if it was tried.
+// A receive before the first change is still valid; a later one counts only if this trial made it.
 bool Schedule::IsReceived(int64_t tensor, int64_t processor) const {
   const int64_t slot = tensor * instance_.processors + processor;
   if (received_stamp_[slot] == current_stamp_) return true;
@@ -101,7 +101,7 @@ bool Schedule::IsReceived(int64_t tensor, int64_t processor) const {
   return receiver >= 0 && position_[receiver] < from_;
 }
 
-// What the operator spends on receiving; `ready` becomes when all it reads is finished.
+// Returns the time that the operator spends receiving; raises `ready` to the finish of its inputs.
 int64_t Schedule::Receive(int64_t op, int64_t processor, int64_t* ready) {
   const int64_t processors = instance_.processors;
   int64_t total = 0;
@@ -131,8 +131,8 @@ bool Schedule::Run(int64_t limit) {
     int64_t ready = new_free_[processor];
     const int64_t receive = Receive(op, processor, &ready);
     const int64_t end = ready + receive + instance_.Cost(op, processor);
-    // Behind the changes the rest takes what it took, unless other operators now receive: then
-    // this refuses some schedules that would do, and keeps none that would not.
+    // After the changes the old tail holds, unless other operators now receive. In that case this
+    // may refuse a good schedule, but never accepts a bad one.
     const int64_t rest = k > to_ ? tail_[op] : least_tail_[op];
     if (end + rest > limit) return false;
     new_start_[op] = ready;
@@ -143,7 +143,7 @@ bool Schedule::Run(int64_t limit) {
   return true;
 }
 
-// Makes the schedule that was tried the current one.
+// Makes the tried schedule the current one.
 void Schedule::Keep() {
   const int64_t processors = instance_.processors;
   for (int64_t k = from_; k < instance_.operators; ++k) {
@@ -168,21 +168,21 @@ void Schedule::Keep() {
   UpdateTails();
 }
 
-// From the last operator to the first: what follows each one's finish, and which have no slack.
+// Computes, from last to first, the time after each operator's finish, and operators without slack.
 void Schedule::UpdateTails() {
   steps_ += instance_.operators;
-  std::vector<int64_t>& behind = new_free_;  // of each processor: from the next operator's start on
-  std::fill(behind.begin(), behind.end(), 0);
+  std::vector<int64_t>& tail_of = new_free_;  // [processor]: time from its next operator's start on
+  std::fill(tail_of.begin(), tail_of.end(), 0);
   critical_.clear();
   for (int64_t k = instance_.operators - 1; k >= 0; --k) {
     const int64_t op = sequence_[k];
-    int64_t tail = behind[placement_[op]];
+    int64_t tail = tail_of[placement_[op]];
     for (int64_t i = instance_.successors.begin[op]; i < instance_.successors.begin[op + 1]; ++i) {
       const int64_t next = instance_.successors.values[i];
       tail = std::max(tail, finish_[next] - start_[next] + tail_[next]);
     }
     tail_[op] = tail;
-    behind[placement_[op]] = finish_[op] - start_[op] + tail;
+    tail_of[placement_[op]] = finish_[op] - start_[op] + tail;
     if (finish_[op] + tail == makespan_) critical_.push_back(op);
   }
 }

@@ -1,9 +1,8 @@
-// A schedule that is changed step by step, for local search.
+// A schedule for local search, which changes it step by step.
 //
 // The schedule is one sequence of all operators (topological) and a processor for each: every
 // processor runs its operators in the order of the sequence, as early as possible, and receives
-// what another processor wrote before it computes (tvm_stretch/scheduling/problem.py says it in
-// full).
+// tensors of other processors before it computes (the rules: tvm_stretch/scheduling/problem.py).
 #pragma once
 
 #include <cstdint>
@@ -11,8 +10,7 @@
 
 namespace tvm_stretch {
 
-// Lists of integers behind one another: the i-th one is values[begin[i]] to values[begin[i + 1] -
-// 1].
+// Concatenated lists of integers: the i-th list is values[begin[i]] to values[begin[i + 1] - 1].
 struct Lists {
   const int64_t* begin;
   const int64_t* values;
@@ -55,7 +53,7 @@ class Schedule {
   int64_t at(int64_t position) const { return sequence_[position]; }
   int64_t start(int64_t op) const { return start_[op]; }
   int64_t finish(int64_t op) const { return finish_[op]; }
-  // Operators with no slack: a delay of one delays the end.
+  // Operators without slack: delaying one of them delays the end.
   const std::vector<int64_t>& critical() const { return critical_; }
   const std::vector<int64_t>& placement() const { return placement_; }
   const std::vector<int64_t>& sequence() const { return sequence_; }
@@ -77,16 +75,16 @@ class Schedule {
 
   const Instance& instance_;
   std::vector<int64_t> placement_, sequence_, position_;
-  // Of the schedule as last kept.
+  // The schedule that was kept last.
   std::vector<int64_t> start_, finish_, tail_, critical_;
   std::vector<int64_t> free_;  // [position][processor]: when it is free before that position
   std::vector<int64_t> peak_;  // [position]: the last finish before that position
   std::vector<int64_t>
       receiver_;  // [tensor][processor]: the operator that receives it there, or -1
-  std::vector<int64_t> least_tail_;  // no schedule needs less from an operator's finish to the end
+  std::vector<int64_t> least_tail_;  // lower bound from an operator's finish to the end
   int64_t makespan_ = 0;
   int64_t steps_ = 0;
-  // Of the schedule being tried: valid where the stamp is the current one.
+  // The schedule being tried; an entry is valid if its stamp is the current one.
   std::vector<int64_t> new_start_, new_finish_, new_free_, stamp_, received_stamp_;
   int64_t current_stamp_ = 0;
   int64_t from_, to_;  // positions that changed
