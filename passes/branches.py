@@ -18,6 +18,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.errors import InputError, UnsupportedError
+from tvm_stretch.files import is_finite
 from tvm_stretch.ir.operators import Operator, Operators, remember
 from tvm_stretch.ir.provenance import free_name
 
@@ -31,7 +32,7 @@ def share(total: int, ratios: Sequence[float], unit: int = 1) -> tuple[Span, ...
     (((0, 37), (37, 56)), ((0, 16), (16, 64)))
     """
     whole = sum(ratios)
-    if len(ratios) < 2 or not all(math.isfinite(r) and r > 0 for r in ratios):
+    if len(ratios) < 2 or not all(is_finite(r) and r > 0 for r in ratios):
         raise InputError(
             f"expected two or more positive numbers for ratios, got {tuple(ratios)}; "
             "give one share per branch"

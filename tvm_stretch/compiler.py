@@ -31,7 +31,7 @@ from tvm_stretch.errors import (
     UnsupportedError,
     last_line,
 )
-from tvm_stretch.frontend import load_network, load_trainable
+from tvm_stretch.frontend import load_network, load_trainable, require_file
 from tvm_stretch.passes.integer_summary import describe_integers
 from tvm_stretch.plan.plan import Plan, PlanLike
 from tvm_stretch.progress import Progress, reporting, say
@@ -134,6 +134,7 @@ def compile(
     Returns:
         A model that can be called, measured and exported.
     """
+    require_file(source)
     named = read_plans(plans)
     if named is not None:
         if plan is not None:

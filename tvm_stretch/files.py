@@ -15,6 +15,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -261,6 +262,14 @@ def _fingerprint(content: bytes) -> str:
 def _is_whole(content: bytes) -> bool:
     found = _SEAL.match(content)
     return found is not None and found[1].decode() == _fingerprint(content[found.end() :])
+
+
+def is_finite(value: Any) -> bool:
+    """Whether it is a number that a float can hold; integers of JSON and TOML know no bounds."""
+    try:
+        return not isinstance(value, bool) and math.isfinite(value)
+    except (TypeError, OverflowError):
+        return False
 
 
 @dataclass(frozen=True)

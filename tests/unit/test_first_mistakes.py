@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -42,6 +43,28 @@ def test_what_compiles_loads_nothing_that_only_learning_needs() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_measuring_without_xgboost_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "xgboost", None)  # as where it is not installed
+    with pytest.raises(ts.StretchError, match=r"^expected xgboost .*, got none .*; pip install"):
+        ts.measure("llvm", budget=1)
+
+
+@pytest.mark.parametrize("kind", ["nothing", "pipe", "folder"])
+@pytest.mark.parametrize("ending", ["onnx", "pt2"])
+def test_what_is_no_file_is_told_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, ending: str
+) -> None:
+    path = tmp_path / f"net.{ending}"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    monkeypatch.setattr("tvm_stretch.compiler.place_of", lambda _: pytest.fail("it went on"))
+    said = {"nothing": "no file", "pipe": "a pipe", "folder": "a folder"}[kind]
+    with pytest.raises(ts.ModelError, match=f"^expected a file .*, got {said} at {path}; check"):
+        ts.compile(path)
 
 
 @pytest.mark.parametrize(
@@ -165,14 +188,14 @@ def test_tvm_num_threads_is_obeyed(
     ("call", "message"),
     [
         (
-            lambda: ts.compile("x.onnx", dump_dir=3),
+            lambda: ts.compile(b"x", dump_dir=3),
             "the folder for the phases, got int",
         ),
         (
-            lambda: ts.compile("x.onnx", [{"kind": ["llvm"]}]),
+            lambda: ts.compile(b"x", [{"kind": ["llvm"]}]),
             "expected target hexagon, little-cores, llvm or opencl, got",
         ),
-        (lambda: ts.compile("x.onnx", cpu_threads=10**6), "from 1 to 1024 for cpu_threads, got"),
+        (lambda: ts.compile(b"x", cpu_threads=10**6), "from 1 to 1024 for cpu_threads, got"),
         (lambda: ts.measure(folder=3), "the path of the folder for measurements, got int"),
         (lambda: ts.measure(folder="a\0b"), "no path has a null character"),
         (lambda: ts.measure(networks=["x.onnx"]), "networks by their names for networks, got"),

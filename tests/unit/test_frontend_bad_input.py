@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,7 +117,7 @@ def test_no_such_file(folder: Path) -> None:
 
 
 def test_directory(folder: Path) -> None:
-    check(str(folder), ModelError, "directory")
+    check(str(folder), ModelError, "a folder at")
 
 
 @pytest.mark.parametrize("source", [None, 3, bytearray(b"x"), ["net.onnx"], {"a": 1}])
@@ -154,6 +155,57 @@ def test_external_data_outside_the_folder(folder: Path) -> None:
             entry.value = "../../etc/passwd"
     path.write_bytes(proto.SerializeToString())
     check(path, ModelError, "'w'")
+
+
+@pytest.mark.parametrize(
+    "location", ["/etc/passwd", "link", "folder/net.bin", "pipe", "x" * 5000, "a\0b", "", "."]
+)
+def test_external_data_are_files_in_the_folder(folder: Path, location: str) -> None:
+    path = _external(folder)
+    (folder / "elsewhere").mkdir()
+    (folder / "net.bin").rename(folder / "elsewhere" / "net.bin")
+    model_folder = folder / "model"
+    model_folder.mkdir()
+    (model_folder / "link").symlink_to(folder / "elsewhere" / "net.bin")
+    (model_folder / "folder").symlink_to(folder / "elsewhere")
+    os.mkfifo(model_folder / "pipe")
+    proto = onnx.load(path, load_external_data=False)
+    for entry in proto.graph.initializer[0].external_data:
+        if entry.key == "location":
+            entry.value = location
+    path = model_folder / "net.onnx"
+    path.write_bytes(proto.SerializeToString())
+    check(path, ModelError, "'w'")
+
+
+def test_external_data_without_an_end(folder: Path) -> None:
+    path = _external(folder)
+    os.truncate(folder / "net.bin", 2**42)  # of a few bytes on the disk
+    proto = onnx.load(path, load_external_data=False)
+    for entry in proto.graph.initializer[0].external_data:
+        entry.value = str(2**42) if entry.key == "length" else entry.value
+    path.write_bytes(proto.SerializeToString())
+    load_network(path)
+    del proto.graph.initializer[0].external_data[1:]  # all of the file
+    path.write_bytes(proto.SerializeToString())
+    load_network(path)
+    proto.graph.initializer[0].dims[:] = [2**20, 2**20]
+    path.write_bytes(proto.SerializeToString())
+    check(path, UnsupportedError, "'w'", "elements")
+
+
+@pytest.mark.parametrize("kind", ["proto", "bytes"])
+def test_graphs_nested_deeper_than_onnx_reads(kind: str) -> None:
+    def graph(name: str, *nodes: onnx.NodeProto) -> onnx.GraphProto:
+        return helper.make_graph(list(nodes), name, [], [tensor("o")])
+
+    inner = relu = graph("relu", helper.make_node("Relu", ["x"], ["o"]))
+    for depth in range(31):
+        branches = {"then_branch": inner, "else_branch": relu}
+        inner = graph(f"g{depth}", helper.make_node("If", ["c"], ["o"], **branches))
+    node = helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=relu)
+    proto = model(node, constants={"c": np.asarray(True)})
+    check(proto if kind == "proto" else proto.SerializeToString(), ModelError)
 
 
 def test_external_data_of_a_proto(folder: Path) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 
 from tvm_stretch.cost.features import FAMILIES, Features, RunFeatures, TransferFeatures
 from tvm_stretch.cost.phases import hints, phases
+from tvm_stretch.cost.trees import the_xgboost
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.progress import step
 
@@ -143,12 +144,10 @@ class FamilyModel:
                 f"expected the features of this version for family {family!r}, got "
                 f"{data.get('features')}; train again"
             )
-        import xgboost as xgb
-
         try:
             booster = None
             if data["booster"] is not None:
-                booster = xgb.Booster()
+                booster = the_xgboost().Booster()
                 booster.load_model(bytearray(json.dumps(data["booster"]).encode()))
             return FamilyModel(
                 family=family,
@@ -239,8 +238,6 @@ def _learn(
     kernels: Sequence[Features], target: Array, over: Array | None, start: float
 ) -> FamilyModel:
     """Weights, then trees; no intervals yet."""
-    import xgboost as xgb
-
     step()
     amounts = _amounts(kernels, over)
     name, booster, limits = kernels[0].family, None, (0.0, 0.0)
@@ -257,6 +254,7 @@ def _learn(
         miss = np.log(target / np.maximum(scaled.sum(axis=1), 1.0))
         low, high = np.quantile(miss, (0.003, 0.997))
         limits = (float(low), float(high))
+        xgb = the_xgboost()
         data = xgb.DMatrix(_vectors(kernels, scaled), label=miss)
         booster = xgb.train(_SETTINGS, data, num_boost_round=_TREES)
     found = dict(zip(names, map(float, weights), strict=True))

@@ -40,7 +40,6 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -54,7 +53,7 @@ from tvm.ir import Op
 from tvm_stretch.cost.profile import BYTES, ProcessorProfile, Profile, Transfer
 from tvm_stretch.cost.work import FAMILIES
 from tvm_stretch.errors import CostModelError, InstallError
-from tvm_stretch.files import as_path, read_text, write_whole, writing
+from tvm_stretch.files import as_path, is_finite, read_text, write_whole, writing
 
 _HEAD = {"format": "tvm_stretch.profile", "version": 1}
 _LEAST = 1e-6  # of what divides
@@ -266,8 +265,7 @@ class _Table:
 
 
 def _number(value: Any, least: float) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) and value >= least else None
+    return float(value) if is_finite(value) and value >= least else None
 
 
 def _reasons(value: Any) -> dict[str, str] | None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import tvm
 
-from tvm_stretch.errors import InputError
+from tvm_stretch.errors import InputError, ModelError
+from tvm_stretch.files import open_regular, reason_of
 from tvm_stretch.frontend.limits import check_sizes
 from tvm_stretch.frontend.onnx_importer import import_onnx
 from tvm_stretch.frontend.onnx_reader import read_onnx
@@ -64,6 +65,22 @@ def load_network(
         return settle_guards(_canonicalise(guarded))
 
 
+def require_file(source: object) -> None:
+    """Refuse a path with no file, or a pipe, before the work that would be in vain.
+
+    Raises:
+        ModelError: there is none.
+    """
+    if isinstance(source, str | Path):
+        try:
+            open_regular(Path(source)).close()
+        except (OSError, ValueError) as error:
+            said = reason_of(error) if isinstance(error, OSError) else str(error)
+            raise ModelError(
+                f"expected a file with a network, got {said}; check the path"
+            ) from error
+
+
 def load_trainable(
     source: str | Path | bytes | onnx.ModelProto | tvm.IRModule | ExportedProgram,
     shapes: Shapes = None,
@@ -80,6 +97,7 @@ def load_trainable(
 
 def _read(source: Any, shapes: Any) -> tvm.IRModule:
     """A module with static shapes."""
+    require_file(source)
     if shapes is not None and not isinstance(shapes, Mapping):
         raise InputError(
             f"expected a dictionary for shapes, got {shapes!r}; give the shape of each input by "

@@ -9,6 +9,7 @@ written to disk.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,19 @@ import onnx.external_data_helper
 import onnx.inliner
 import onnx.numpy_helper
 
-from tvm_stretch.errors import ModelError, UnsupportedError
+from tvm_stretch.errors import ModelError, StretchError, UnsupportedError, last_line
+from tvm_stretch.files import read_whole, reason_of
+from tvm_stretch.frontend.limits import MOST_ELEMENTS, too_large
 from tvm_stretch.frontend.onnx_functions import needed_functions
 
 LARGE_WEIGHT_BYTES = 4096
 """Constants from this size on are kept outside the proto; shape arithmetic never needs them."""
+
+_MOST_BYTES = 2**31
+"""Of a message of protobuf."""
+
+_OF_ONNX = (onnx.checker.ValidationError, google.protobuf.message.Error, ValueError)
+"""What onnx raises of models; the last, where graphs are nested deeper than its C++ reads."""
 
 _CONTROL_FLOW_HINT = "export the model without control flow or string operators"
 
@@ -83,29 +92,23 @@ def read_onnx(source: str | Path | bytes | onnx.ModelProto) -> OnnxNetwork:
             _read_tensor(tensor.name, tensor, folder)
     try:
         network = _copy_without_large_weights(model, weights)
-    except (google.protobuf.message.Error, onnx.checker.ValidationError) as error:
-        reason = str(error).strip().splitlines()[0]
+        _check_graph(network)
+    except (*_OF_ONNX, RecursionError) as error:
+        if isinstance(error, StretchError):
+            raise
         raise ModelError(
-            f"expected a valid ONNX model, got: {reason}; export it again, with fewer nested graphs"
+            f"expected a valid ONNX model, got: {last_line(error)}; export it again, with fewer "
+            "nested graphs"
         ) from error
-    _check_graph(network)
     return network
 
 
 def _read_file(path: Path) -> bytes:
-    if path.is_dir():
-        raise ModelError(
-            f"expected an ONNX file for the model, got the directory {path}; name the file"
-        )
-    if not path.exists():
-        raise ModelError(
-            f"expected an ONNX file for the model, got no such file {path}; check the path"
-        )
     try:
-        return path.read_bytes()
+        return read_whole(path, _MOST_BYTES)
     except OSError as error:
         raise ModelError(
-            f"expected a readable file for the model, got {error}; check access"
+            f"expected an ONNX file for the model, got {reason_of(error)}; check the path"
         ) from error
 
 
@@ -227,16 +230,48 @@ def _read_tensor(name: str, tensor: onnx.TensorProto, folder: Path | None) -> np
             "external file; call onnx.load_external_data_for_model first or pass the path of "
             "the model"
         )
+    if error := too_large(f"the weight {name!r}", tensor.dims, MOST_ELEMENTS):
+        raise error
     try:
+        if external:
+            _bound(tensor)
         return onnx.numpy_helper.to_array(tensor, str(folder))
-    except (OSError, ValueError, TypeError, onnx.checker.ValidationError) as error:
-        reason = str(error).splitlines()[0]
+    except (
+        *_OF_ONNX,
+        OSError,
+        TypeError,
+        LookupError,
+        RuntimeError,
+        MemoryError,
+        OverflowError,
+    ) as error:
+        reason = (str(error).splitlines() or ["not enough memory"])[0]
         hint = (
             "keep the external data file beside the model" if external else "export the model again"
         )
         raise ModelError(
             f"expected the data of weight {name!r}, got an error: {reason}; {hint}"
         ) from error
+
+
+def _bound(tensor: onnx.TensorProto) -> None:
+    """Let an external tensor say how many bytes it has: the rest of a file may have no end."""
+    elements = math.prod(tensor.dims)
+    bits = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * 8
+    bits = next((n for ending, n in _PACKED.items() if _type_name(tensor).endswith(ending)), bits)
+    given = {entry.key: entry for entry in tensor.external_data}
+    length = given.get("length") or tensor.external_data.add(key="length")
+    most = -(-elements * bits // 8)
+    if not length.value.isdecimal() or int(length.value) > most:
+        length.value = str(most)
+
+
+_PACKED = {"INT4": 4, "FLOAT4E2M1": 4, "INT2": 2}
+"""Types of which several elements share a byte."""
+
+
+def _type_name(tensor: onnx.TensorProto) -> str:
+    return onnx.TensorProto.DataType.Name(tensor.data_type)
 
 
 def _copy_without_large_weights(

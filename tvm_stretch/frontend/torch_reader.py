@@ -25,12 +25,8 @@ def load_torch(path: Path) -> ExportedProgram:
     """Read what ``torch.export.save`` wrote; nothing in it is run.
 
     Raises:
-        ModelError: There is no such file, torch cannot read it, or there is no torch.
+        ModelError: Torch cannot read it, or there is no torch.
     """
-    if not path.is_file():
-        raise ModelError(
-            f"expected a file of torch.export.save, got no file at {path}; check the path"
-        )
     try:
         register_quantised()
         archive = safe_archive(path)

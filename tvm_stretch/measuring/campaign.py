@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import scipy.optimize  # noqa: F401  learning imports them late, where Ctrl-C would end the process
-import xgboost  # noqa: F401
+import scipy.optimize  # noqa: F401  learning imports it late, where Ctrl-C would end the process
 
 from tvm_stretch.cost.device import fingerprint
 from tvm_stretch.cost.model import MeasuredModel, train

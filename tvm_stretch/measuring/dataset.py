@@ -9,7 +9,6 @@ A process that is killed leaves at most one torn last line, which the next one d
 from __future__ import annotations
 
 import json
-import math
 import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Any
 from tvm_stretch.cost.device import check_device
 from tvm_stretch.cost.features import MEASUREMENTS, Features, from_json, to_json
 from tvm_stretch.errors import CostModelError, InputError
-from tvm_stretch.files import read_whole, reason_of, replace_whole, writing
+from tvm_stretch.files import is_finite, read_whole, reason_of, replace_whole, writing
 from tvm_stretch.measuring.samples import Sample
 from tvm_stretch.trusted import make_folder
 
@@ -91,7 +90,7 @@ class Row:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and bool(value >= 0)
+    return is_finite(value) and bool(value >= 0)
 
 
 _MOST_BYTES = 2**31

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from tvm_stretch.arguments import named_arguments
 from tvm_stretch.cost.device import chosen_folder
 from tvm_stretch.cost.model import MeasuredModel
+from tvm_stretch.cost.trees import the_xgboost
 from tvm_stretch.errors import InputError
 from tvm_stretch.files import as_path
 from tvm_stretch.measuring.bench import Bench, by_packets
@@ -72,6 +73,7 @@ def measure(
 
     Raises:
         InputError: the budget is not positive, or the device is none.
+        InstallError: there is no xgboost.
         CostModelError: the folder's measurements are damaged or from another device, or somebody
             else measures into it right now.
         DeviceError: a device disappeared, or answers what cannot be: what was measured is kept, and
@@ -79,6 +81,7 @@ def measure(
     """
     if not isinstance(budget, int | float) or not budget > 0:
         raise InputError(f"expected a positive number of seconds for budget, got {budget!r}")
+    the_xgboost()  # now: learning imports it late, where Ctrl-C would end the process
     require_networks(networks)
     if not isinstance(seed, int):
         raise InputError(f"expected a whole number for seed, got {seed!r}; 0 is one")

@@ -27,7 +27,6 @@ no influence.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +34,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeAlias
 
 from tvm_stretch.errors import PlanError
-from tvm_stretch.files import Format, as_path, write_whole, writing
+from tvm_stretch.files import Format, as_path, is_finite, write_whole, writing
 from tvm_stretch.plan.execution import Execution
 from tvm_stretch.plan.splits import Split, splits_from_data, splits_to_data
 
@@ -313,7 +312,7 @@ def _check(plan: Plan) -> None:
 
 def _check_numbers(numbers: Sequence[float], where: str, count: int) -> None:
     """One number for each processor; two or more of them take part."""
-    valid = all(math.isfinite(number) and number >= 0 for number in numbers)
+    valid = all(is_finite(number) and number >= 0 for number in numbers)
     if len(numbers) != count or not valid or sum(number > 0 for number in numbers) < 2:
         raise PlanError(
             f"expected {count} numbers of at least 0, one for each processor of the plan and two "

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvm_stretch.errors import ArtifactError, InputError
-from tvm_stretch.files import as_path, write_whole, writing
+from tvm_stretch.files import as_path, is_finite, write_whole, writing
 from tvm_stretch.lowering.graph import Graph, Node, Tensor
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.splits import splits_to_data
@@ -38,8 +38,7 @@ def write_report(
     picture: str | None = None,
 ) -> None:
     """Run the model a few times and write the page; see `Model.report`."""
-    is_number = isinstance(peak_gflops, int | float) and math.isfinite(peak_gflops)
-    if peak_gflops is not None and not (is_number and peak_gflops > 0):
+    if peak_gflops is not None and not (is_finite(peak_gflops) and peak_gflops > 0):
         raise InputError(
             f"expected a positive number for peak_gflops, got {peak_gflops!r}; leave it out"
         )
