@@ -21,6 +21,7 @@ from tvm_stretch.build.branching import Branching as Branches
 from tvm_stretch.build.pipeline import Observer, build
 from tvm_stretch.build.placement import fit_processors
 from tvm_stretch.build.precision import network_in, processors_in, read_precision
+from tvm_stretch.compiling import compiling
 from tvm_stretch.cost.profile import Profile
 from tvm_stretch.cost.profile_file import load_profile
 from tvm_stretch.cost.verdicts import apply_verdicts
@@ -146,7 +147,7 @@ def compile(
         refuse_limits(max_share, share_parts, "where plans are given")
     _check_branching(branching, plan)
     precision = read_precision(precision)
-    with reporting(progress):
+    with reporting(progress), compiling():
         place = place_of(device)
         if isinstance(place, Profile):
             refuse_threads_of(device, cpu_threads)
@@ -277,7 +278,7 @@ def predict(
     Returns:
         A plan whose regions say when they are predicted to run.
     """
-    with reporting(progress):
+    with reporting(progress), compiling():
         phone = _Phone(load_profile(device), targets, unbuilt=True)
         say("reading the network")
         return phone.plan(load_network(source, shapes))[0]

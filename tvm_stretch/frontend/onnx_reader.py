@@ -35,6 +35,9 @@ _MOST_BYTES = 2**31
 _OF_ONNX = (onnx.checker.ValidationError, google.protobuf.message.Error, ValueError)
 """What onnx raises of models; the last, where graphs are nested deeper than its C++ reads."""
 
+_OF_DATA = (OSError, TypeError, LookupError, RuntimeError, MemoryError, OverflowError)
+"""What may come of the data of a weight."""
+
 _CONTROL_FLOW_HINT = "export the model without control flow or string operators"
 
 

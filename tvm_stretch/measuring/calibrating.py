@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tvm_stretch.arguments import named_arguments
+from tvm_stretch.compiling import compiling
 from tvm_stretch.cost.calibrate import Calibration, Latency, calibrate_profile, read_latencies
 from tvm_stretch.cost.features import RunFeatures, TransferFeatures
 from tvm_stretch.cost.profile import Profile
@@ -57,7 +58,7 @@ def calibrate(
     base = load_profile(like)
     path = as_path(latencies, "latencies")
     require_networks(networks)
-    with reporting(progress):
+    with reporting(progress), compiling():
         if path.is_dir():
             rows, works = _measured(path, base)
             source = f"kernels that ts.measure timed, {len(rows)} in all"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import scipy.optimize  # noqa: F401  learning imports it late, where Ctrl-C would end the process
 
+from tvm_stretch.compiling import compiling
 from tvm_stretch.cost.device import fingerprint
 from tvm_stretch.cost.model import MeasuredModel, train
 from tvm_stretch.errors import CostModelError, DeviceError, last_line
@@ -31,7 +32,7 @@ from tvm_stretch.measuring.samples import (
 )
 from tvm_stretch.measuring.scenes import scene
 from tvm_stretch.measuring.transfers import measure_slowdown, measure_transfers
-from tvm_stretch.measuring.workshop import COMPILING, Prepared, Workshop
+from tvm_stretch.measuring.workshop import Prepared, Workshop
 from tvm_stretch.progress import say
 from tvm_stretch.remote.description import Description
 from tvm_stretch.targets.processor import Processor
@@ -236,7 +237,7 @@ class Campaign:
         if self.processor.packet_ns:
             samples = [in_integers(sample) for sample in self._samples(batch)]
         elif place == _SCENE_EVERY - 1:
-            with COMPILING:
+            with compiling():
                 small = scene(batch)
                 return self._workshop.halves(small) if batch % 2 else self._workshop.network(small)
         elif has_integers and place == _INTEGERS:

@@ -24,6 +24,7 @@ from tvm import relax
 
 from tvm_stretch.arguments import named_arguments
 from tvm_stretch.build.pipeline import build
+from tvm_stretch.compiling import compiling
 from tvm_stretch.cost.device import chosen_folder, fingerprint
 from tvm_stretch.cost.verdicts import (
     PLAIN,
@@ -107,7 +108,7 @@ def probe(
         path = verdicts_path(chosen_folder(None, host), processor)
     else:
         path = as_path(cache, "the file of verdicts")
-    with reporting(progress):
+    with reporting(progress), compiling():
         return _probe(model, _Trials(processor, host, device), path)
 
 

@@ -15,13 +15,14 @@ import numpy as np
 from tvm import IRModule, relax
 
 from tvm_stretch.build.pipeline import build
+from tvm_stretch.compiling import compiling
 from tvm_stretch.cost.features import TransferFeatures
 from tvm_stretch.errors import InputError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.calls import Calls
 from tvm_stretch.measuring.dataset import Row
 from tvm_stretch.measuring.timing import quartile
-from tvm_stretch.measuring.workshop import COMPILING, half_shares, in_halves
+from tvm_stretch.measuring.workshop import half_shares, in_halves
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.progress import step
 from tvm_stretch.runtime.model import Model
@@ -76,7 +77,7 @@ def measure_slowdown(host: Processor, other: Processor, timed: Timed, runs: int 
 
     Both read what both have written, and their weights from the same memory.
     """
-    with COMPILING:
+    with compiling():
         network = load_network(_layers())
         plan = Plan((host.name, other.name), (), shares=half_shares(network))
         both = build(network, plan, [host, other], [host, other])
@@ -89,7 +90,7 @@ def measure_slowdown(host: Processor, other: Processor, timed: Timed, runs: int 
 
 def _chain(host: Processor, other: Processor, size: int, count: int, in_turns: bool) -> Model:
     """Operators whose tensors are ``size`` bytes, on both processors in turns or on the host."""
-    with COMPILING:
+    with compiling():
         return _compiled_chain(host, other, size, count, in_turns)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,6 +10,7 @@ import tvm
 
 from tvm_stretch.build.branching import branch
 from tvm_stretch.build.pipeline import build
+from tvm_stretch.compiling import compiling
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.calls import Calls
 from tvm_stretch.measuring.record import Kernel, recording
@@ -18,10 +18,6 @@ from tvm_stretch.measuring.samples import Sample, chain
 from tvm_stretch.progress import quiet
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.targets.processor import Processor
-
-COMPILING = threading.RLock()
-"""Held while networks are made and compiled: campaigns of several kinds of phones run on threads,
-and TVM's builder of networks is one for all of them."""
 
 REFERENCE = Sample("conv", 64, (28, 28), 64, (1, 1), epilogue="relu")
 """The kernel that tells whether the machine is at rest; about a tenth of a millisecond."""
@@ -60,12 +56,12 @@ class Workshop:
 
     def samples(self, samples: Sequence[Sample], apart: bool = False) -> Prepared:
         """A chain of samples; see there for ``apart``."""
-        with COMPILING:
+        with compiling():
             return self.network(chain(samples, apart))
 
     def halves(self, network: object) -> Prepared:
         """A network with its larger layers in halves, which this processor computes both."""
-        with COMPILING:
+        with compiling():
             return self.network(in_halves(load_network(network), [self.host, self.processor]))
 
     @quiet()
@@ -75,7 +71,7 @@ class Workshop:
         alone = self.host is self.processor
         every = [processor] if alone else [self.host, processor]
         willing = [processor] if alone else [processor, self.host]
-        with COMPILING:
+        with compiling():
             return Prepared(build(load_network(network), None, every, willing), kernels)
 
 

@@ -23,6 +23,7 @@ import numpy as np
 import tvm
 
 from tvm_stretch.arguments import named_arguments
+from tvm_stretch.compiling import compiling
 from tvm_stretch.cost.profile import Profile
 from tvm_stretch.cost.verdicts import apply_verdicts
 from tvm_stretch.errors import InputError, PlanError, UnsupportedError
@@ -118,6 +119,7 @@ class Stretching:
             if runs_all(processor, self.task.chain.operators)
         }
 
+    @compiling()
     def module(
         self, design: DesignLike | None = None, *, warm_start: bool = True, seed: int = 0
     ) -> tvm.IRModule:
@@ -137,6 +139,7 @@ class Stretching:
             raise InputError(f"expected a whole number for seed, got {seed!r}; 0 is one")
         return with_sources(self.mod, design, warm_start, seed)
 
+    @compiling()
     def to_torch(
         self, design: DesignLike | None = None, *, warm_start: bool = True, seed: int = 0
     ) -> TrainableNetwork:
@@ -151,6 +154,7 @@ class Stretching:
         module, sources = self._built(chosen, warm_start, seed)
         return to_torch(module, chosen.to_data(), sources)
 
+    @compiling()
     def load_torch(self, net: TrainableNetwork) -> tvm.IRModule:
         """Convert the trained module of `to_torch` to Relax, for ``ts.compile``.
 
@@ -186,6 +190,7 @@ class Stretching:
         """Designs of various capacities (NN-Stretch, figure 12); `Front.draw` draws them."""
         return find_front(self.task, self.places, self.rules, self.merge)
 
+    @compiling()
     def judge(self, design: DesignLike, what: str = "") -> Candidate:
         """The predictions of a design, and the rule that would prune it.
 
@@ -248,7 +253,7 @@ def stretch(
         raise InputError(
             f"expected a Rules for rules, got {rules!r}; give tvm_stretch.Rules(alpha=0.1), say"
         )
-    with reporting(progress):
+    with reporting(progress), compiling():
         place = place_of(device)
         if isinstance(place, Profile):
             refuse_threads_of(device, cpu_threads)
