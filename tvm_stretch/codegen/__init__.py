@@ -1,1 +1,1 @@
-"""From scheduled kernels to code: object files of the CPU, OpenCL C; what was compiled is kept."""
+"""From scheduled kernels to code: object files for the CPU, OpenCL C, and a cache of both."""

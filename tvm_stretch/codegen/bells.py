@@ -1,4 +1,4 @@
-"""Kernels that meet other processors without the driver, for devices that are the host's CPU.
+"""Kernels that synchronise with other processors without the driver, on the host's own CPU.
 
     __kernel void scale(__global float* a) {      __kernel void scale(volatile __global int* bell,
       scale_work(a);                                                  __global float* a) {
@@ -7,14 +7,14 @@
                                                     tvm_stretch_end(bell);
                                                   }
 
-So a region's kernels can be enqueued before the regions that it waits for are complete: its first
-kernel waits for the region's bell, which the executor rings, and all of them return at once if the
-run failed meanwhile. Each work-item counts itself when it is done: the executor reads the count
-instead of sleeping until the driver reports. Waking a thread takes tens of microseconds on either
-way, a bell a fraction of one. See native/opencl/bell.h for the other side.
+So the kernels of a region can be enqueued before the regions that it waits for are complete: its
+first kernel waits until the executor rings the region's bell, and all kernels return at once if the
+run has failed. Each work-item increments a counter when it is done, which the executor reads
+instead of sleeping until the driver reports. Waking a thread takes tens of microseconds in either
+direction, a bell a fraction of one. See native/opencl/bell.h for the other side.
 
-The work is a function of its own, because its pointers are ``restrict``: within it, nobody else
-writes what it reads.
+The work is a separate function because its pointers are ``restrict``: nothing else may write what
+it reads while it runs.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 DOORBELL = "tvm_stretch.doorbell"
-"""Name of the launch that only waits and counts, for regions that begin or end with a copy."""
+"""Name of a launch that only waits and counts, for regions that begin or end with a copy."""
 
 BELL_ARGUMENT = ("bell", 0)
-"""First argument of every kernel with a bell, in the JSON of ``opencl_code``."""
+"""First argument of every kernel with a bell, as in the JSON of ``opencl_code``."""
 
 BELL_PRELUDE = """\
 #if defined(__clang__) && defined(__x86_64__)
@@ -58,7 +58,7 @@ def kernel_text(
     *,
     bells: bool,
 ) -> str:
-    """The kernel that does ``work``, with a bell as its first argument or without one."""
+    """The kernel that does ``work``, with a bell as its first argument if ``bells``."""
     lines = [work]
     if bells:
         params = ["volatile __global int* bell", *params]
@@ -69,7 +69,7 @@ def kernel_text(
 
 
 def doorbell_launch() -> dict[str, object]:
-    """How to launch the prelude's kernel."""
+    """The launch of the prelude's kernel."""
     return {
         "entry": "tvm_stretch_doorbell",
         "source": 0,

@@ -1,10 +1,10 @@
-"""The program of a DSP: its server (runtime/dsp) and the kernels of a network, one ELF file.
+"""The program of a DSP as one ELF file: its server (runtime/dsp) and the kernels of a network.
 
     kernels' objects + dispatch.c + kernel_support.c + server.c + a table of the kernels
         --linker--> ELF, which the executor starts and talks to (native/dsp/session.h)
 
-`zig cc` brings a C library for Hexagon with it, so that no SDK is needed. The same sources make a
-program of the host with its own compiler: tests run that one without an emulator.
+`zig cc` contains a C library for Hexagon, so no SDK is needed. With the host's compiler the same
+sources make a program for the host, which tests run without an emulator.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _NO_ZIG = (
 
 @dataclass(frozen=True)
 class Linker:
-    """What makes a program of C sources and objects.
+    """Makes a program from C sources and objects.
 
     Attributes:
         command: a C compiler and its options.
-        version: what else its results depend on.
+        version: anything else on which its results depend.
     """
 
     command: tuple[str, ...]
@@ -59,8 +59,8 @@ def has_zig() -> bool:
 def hexagon_linker() -> Linker:
     """Zig, for programs that run on every version of Hexagon.
 
-    The server is built for the oldest one: a single C library then does for all, which zig builds
-    when it is first asked (a minute).
+    The server is built for the oldest version, so that one C library serves all; zig builds it at
+    the first link, which takes a minute.
 
     Raises:
         InstallError: zig is not installed.
@@ -76,10 +76,10 @@ def hexagon_linker() -> Linker:
 
 
 def link_program(objects: Mapping[str, bytes], linker: Linker) -> bytes:
-    """The program that has these kernels, in the order of their names; an ELF file.
+    """The ELF program that contains these kernels, in the order of their names.
 
     Raises:
-        TargetError: they cannot be linked.
+        TargetError: the kernels cannot be linked.
     """
     sources = [path.read_bytes() for path in sorted(SOURCES.iterdir()) if path.suffix in _C_FILES]
     made_of = [part for name in sorted(objects) for part in (name.encode(), objects[name])]
@@ -121,7 +121,7 @@ def _link(objects: Mapping[str, bytes], linker: Linker) -> bytes:
 
 
 def _table(names: Sequence[str]) -> str:
-    """C source: the kernels, in an order that the host knows too."""
+    """C source of the table of kernels, in the order that the host uses too."""
     functions = [f"__tvm_ffi_{name}" for name in names]
     declared = "".join(
         f"int {name}(void*, const TVMFFIAny*, int32_t, TVMFFIAny*);\n" for name in functions
@@ -135,14 +135,14 @@ def _table(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Launch:
-    """How the executor starts a program and what it expects of it.
+    """How the executor starts a program, and what it expects of the DSP.
 
     Attributes:
-        device: what it is, for messages.
-        emulator: the command that runs the program; empty where it runs by itself.
+        device: description for messages.
+        emulator: the command that runs the program; empty if it runs by itself.
         runs_here: whether it is a processor of this machine.
         spin_us: how long host and DSP spin for each other before they sleep.
-        deadline_ms: who takes longer for a region is given up.
+        deadline_ms: a DSP that takes longer for a region is given up.
     """
 
     device: str
@@ -153,8 +153,8 @@ class Launch:
 
 
 def dsp_code(objects: Mapping[str, bytes], linker: Linker, launch: Launch) -> tvm.runtime.Module:
-    """The executor's module of a DSP's kernels, by their names."""
-    said = {
+    """The executor's module for a DSP's kernels, by their names."""
+    description = {
         "kernels": sorted(objects),
         "emulator": list(launch.emulator),
         "runs_here": launch.runs_here,
@@ -163,8 +163,8 @@ def dsp_code(objects: Mapping[str, bytes], linker: Linker, launch: Launch) -> tv
         "deadline_ms": launch.deadline_ms,
     }
     create = tvm_ffi.get_global_func("tvm_stretch.create_dsp_code")
-    return cast(tvm.runtime.Module, create(json.dumps(said), link_program(objects, linker)))
+    return cast(tvm.runtime.Module, create(json.dumps(description), link_program(objects, linker)))
 
 
-if __name__ == "__main__":  # `make setup`: zig builds its C library now
+if __name__ == "__main__":  # `make setup` lets zig build its C library now
     link_program({}, hexagon_linker())

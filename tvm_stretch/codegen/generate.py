@@ -1,10 +1,10 @@
-"""Code of kernels, each generated once: what the cache knows is neither scheduled nor compiled.
+"""Generate code of kernels once: kernels in the cache are neither scheduled nor compiled.
 
     fused_conv2d16_add3(relu_4, lv8, ..)   ->   fused_conv2d_add_51cde0b2a9f3(t0, t1, ..)
 
-A kernel's name says what it computes, for which machine. Candidates of one compilation, and other
-networks, have other names for their kernels and tensors; what is compiled depends on none of that,
-so the bytes of an artifact are the same whether the cache helped or not.
+A kernel's name identifies what it computes and for which machine. Candidates of one compilation,
+and other networks, name their kernels and tensors differently; compilation does not depend on these
+names, so the bytes of an artifact are the same with and without the cache.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from tvm_stretch.targets import kernels as templates
 
 _NAME_DIGITS = 12
 _LONGEST_STEM = 120
-"""Letters: PoCL names folders after kernels, and ends the process if that is too long."""
+"""In letters: PoCL names folders after kernels, and ends the process if a name is too long."""
 
 
 def named_kernel(
     name: str, function: tirx.PrimFunc, schedule: tvm.transform.Pass | None, hint: str = ""
 ) -> tirx.PrimFunc:
-    """The kernel under a name made of what it computes, in its attribute ``global_symbol``.
+    """The kernel with a name derived from what it computes, in its attribute ``global_symbol``.
 
-    ``hint``: what else its code depends on.
+    ``hint``: anything else on which its code depends.
     """
     stem = "_".join(re.sub(r"\d+$", "", word) or word for word in name.split("_"))[:_LONGEST_STEM]
     same = _with_plain_names(function)
@@ -52,7 +52,7 @@ def named_kernel(
 
 
 def _with_plain_names(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The same function; tensors, variables and blocks are numbered."""
+    """The same function with tensors, variables and blocks numbered."""
     seen: dict[Var, Var] = {}
     blocks = itertools.count()
 
@@ -85,20 +85,20 @@ def _letter(var: Var) -> str:
 
 
 def _kept(function: tirx.PrimFunc) -> tvm.ir.DictAttrs:
-    """Attributes that say what the function is, not where it stands."""
+    """Attributes that describe the function itself, not its use."""
     dropped = ("processor", "op_pattern", "global_symbol")
     kept = {name: value for name, value in (function.attrs or {}).items() if name not in dropped}
     return tvm.ir.make_node("ir.DictAttrs", **kept)
 
 
 def _text(function: tirx.PrimFunc) -> bytes:
-    """Two functions with one text are the same."""
+    """A text that is equal for equal functions only."""
     text = function.script(show_meta=True)
     return f"{text}\n{tvm_ffi.structural_hash(function)}".encode()
 
 
 def _schedule_key(schedule: tvm.transform.Pass | None) -> str:
-    """What the result of the schedule depends on, beside the kernel."""
+    """Everything on which the schedule's result depends besides the kernel."""
     return "" if schedule is None else str(getattr(schedule, "cache_key", schedule.info.name))
 
 
@@ -112,12 +112,12 @@ def generate(
     """The code of each kernel.
 
     Args:
-        kernels: by their names, as `named_kernel` gives them.
-        schedule: gives kernels their loop nests; None where they have them. What it does is only
-            remembered if it has an attribute `cache_key`: all that its results depend on.
-        target: what the code is for.
+        kernels: by their names, as `named_kernel` returns them.
+        schedule: gives kernels their loop nests; None if they have them. Its results are only
+            cached if it has an attribute `cache_key` with all that they depend on.
+        target: of the code.
         code_of: generates the code of a scheduled kernel.
-        options: what else the code depends on.
+        options: anything else on which the code depends.
     """
     cache = kernel_cache() if schedule is None or hasattr(schedule, "cache_key") else None
     compiler = (
@@ -130,20 +130,20 @@ def generate(
         known = cache.find(key) if cache is not None else None
         if known is not None:
             return known
-        with context, _naming(name):  # each thread has its own context
+        with context, _naming(name):  # contexts are thread-local
             new = code_of(_scheduled(name, kernels[name], schedule, target))
         if cache is not None:
             cache.store(key, new)
         return new
 
-    # TVM lets go of the interpreter while it runs passes and LLVM.
+    # TVM releases the GIL while it runs passes and LLVM.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         return _all_done({name: pool.submit(code, name) for name in kernels}, pool)
 
 
 @contextlib.contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """What TVM raises gets the name of the kernel, which says what it computes."""
+    """Add the name of the kernel to errors that TVM raises."""
     try:
         yield
     except (StretchError, MemoryError):
@@ -156,7 +156,7 @@ def _naming(name: str) -> Iterator[None]:
 
 
 def _all_done(coming: Mapping[str, Future[bytes]], pool: ThreadPoolExecutor) -> dict[str, bytes]:
-    """Their results; what waits is not begun any more after a failure."""
+    """The results of all futures; after a failure, pending ones are cancelled."""
     try:
         for number, future in enumerate(as_completed(coming.values()), 1):
             future.result()
@@ -180,13 +180,13 @@ def _scheduled(
 
 
 def _settings() -> str:
-    """The options of TVM's passes that are set now."""
+    """The current options of TVM's passes."""
     context = tvm.transform.PassContext.current()
     return f"{context.opt_level} {dict(context.config)}"
 
 
 def _source_files() -> list[Path]:
-    """All that makes code of a fused kernel."""
+    """All files that generate code of a fused kernel."""
     files = sorted(path for folder in templates.__path__ for path in Path(folder).glob("*.py"))
     files += [Path(folder) / "schedule_kernels.py" for folder in passes.__path__]
     return files + sorted(Path(__file__).parent.glob("*.py"))
@@ -200,4 +200,4 @@ def compiler_versions() -> str:
     return " ".join([*versions, sources])
 
 
-compiler_versions()  # now: files may change while this process runs, the code that it loaded not
+compiler_versions()  # now, because files may change while this process runs the loaded code

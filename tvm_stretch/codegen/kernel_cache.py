@@ -1,4 +1,4 @@
-"""Generated code of kernels, kept from one compilation to the next.
+"""Generated code of kernels, kept between compilations.
 
     find(key) -> None; store(key, code); find(key) -> code
 
@@ -7,9 +7,9 @@ Two layers: this process's memory, and a folder. A file of the folder is one ent
     magic | digest of key and code | code
 
 An entry appears complete or not at all, and one that is damaged, or was written for another key,
-is as good as none. So any number of processes may share the folder, and any may be killed. What an
-entry says of itself keeps nobody from forging one: code comes only from folders and files that
-nobody else may write to (`trusted.py`).
+is treated as missing. So any number of processes may share the folder, and any may be killed. The
+digest does not prevent forgery: code is only read from folders and files that no other user may
+write to (`trusted.py`).
 
 The folder is ``$TVM_STRETCH_CACHE_DIR/kernels``, by default ``tvm_stretch/kernels`` in the user's
 cache; the empty string means none. If it grows beyond `_FOLDER_BYTES`, the entries that were not
@@ -43,7 +43,7 @@ _FOLDER_BYTES = 2**29
 
 
 def digest(*parts: bytes) -> bytes:
-    """A digest of the parts and of where they end."""
+    """A digest of the parts and of their boundaries."""
     state = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for part in parts:
         state.update(len(part).to_bytes(8, "little"))
@@ -52,10 +52,10 @@ def digest(*parts: bytes) -> bytes:
 
 
 class KernelCache:
-    """See the module docstring; threads may share one."""
+    """See the module docstring; it is thread-safe."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Use `folder`, which is made when needed; None for memory only."""
+        """Use `folder`, which is created when needed; None keeps code in memory only."""
         self.folder = folder
         self._memory: OrderedDict[bytes, bytes] = OrderedDict()
         self._bytes = 0
@@ -63,7 +63,7 @@ class KernelCache:
         self._lock = threading.Lock()
 
     def find(self, key: bytes) -> bytes | None:
-        """The code that was stored for this key."""
+        """The code that was stored under this key."""
         with self._lock:
             code = self._memory.get(key)
             if code is not None:
@@ -75,7 +75,7 @@ class KernelCache:
         return code
 
     def store(self, key: bytes, code: bytes) -> None:
-        """Keep `code`; a folder that cannot be written is no error."""
+        """Keep `code`; a folder that is not writable is no error."""
         self._remember(key, code)
         if self.folder is not None:
             with contextlib.suppress(OSError):
@@ -103,7 +103,7 @@ class KernelCache:
         if entry[:_HEADER_BYTES] != _MAGIC + digest(key, code):
             return None
         with contextlib.suppress(OSError):
-            os.utime(path)  # used just now
+            os.utime(path)  # marks it as used
         return code
 
     def _write(self, folder: Path, key: bytes, code: bytes) -> None:
@@ -115,7 +115,7 @@ class KernelCache:
 
 
 def _tidy(folder: Path) -> None:
-    """Remove what killed processes left behind and, if there is too much, the oldest half."""
+    """Remove temporary files of killed processes and, if the folder is too large, old entries."""
     entries = []
     for path in folder.iterdir():
         with contextlib.suppress(OSError):  # another process removed it
@@ -135,12 +135,12 @@ def _tidy(folder: Path) -> None:
 
 
 def kernel_cache() -> KernelCache:
-    """The cache of this process, for the folder that the environment names now."""
+    """The cache of this process for the folder that the environment names at present."""
     return cache_of("kernels")
 
 
 def cache_of(part: str) -> KernelCache:
-    """As `kernel_cache`, of another folder in the user's cache."""
+    """As `kernel_cache`, for another folder in the user's cache."""
     return _cache_of(cache_folder(part))
 
 

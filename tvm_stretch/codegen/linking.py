@@ -1,11 +1,11 @@
-"""Who links libraries for a triple: this machine's compiler, zig, or an Android NDK.
+"""Find a linker for a triple: this machine's compiler, zig, or an Android NDK.
 
-    linker_for("x86_64-linux-gnu")(output, files)          the C++ compiler that is here
+    linker_for("x86_64-linux-gnu")(output, files)          the C++ compiler of this machine
     linker_for("aarch64-linux-gnu")(output, files)         pip install ziglang
     linker_for("aarch64-linux-android")(output, files)     ANDROID_NDK_HOME's clang, or zig
 
-Kernels call nothing but functions that TVM's loader gives them, and perhaps those of the C library
-for mathematics. For Android nothing at all may be missing (`-z defs`): zig lacks its C library.
+Kernels call only functions that TVM's loader provides, and perhaps mathematical ones of the C
+library. For Android no symbol may be missing (`-z defs`), because zig lacks its C library.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tvm_stretch.errors import TargetError
 Linker = Callable[[str, Sequence[str]], object]
 
 _ANDROID_API = 24
-_OLDEST_GLIBC = "2.28"  # that of manylinux_2_28, as the wheels of TVM
+_OLDEST_GLIBC = "2.28"  # as in manylinux_2_28, which the wheels of TVM use
 
 
 def linker_for(triple: str) -> Linker:
-    """What links for a triple; ``""`` is this machine's.
+    """The linker for a triple; ``""`` is this machine's.
 
     Raises:
-        TargetError: there is nothing that does.
+        TargetError: there is none.
     """
     machine, _, system = triple.partition("-")
     is_android = "android" in system
@@ -54,7 +54,7 @@ def linker_for(triple: str) -> Linker:
 
 
 def _zig(target: str) -> list[str]:
-    """Zig's compiler. Without -O it adds checks for undefined behaviour, twice as large."""
+    """Zig's compiler. Without -O it adds checks for undefined behaviour that double the size."""
     return [sys.executable, "-m", "ziglang", "cc", "-target", target, "-O2", "-s"]
 
 
@@ -62,7 +62,7 @@ def _clang_of_ndk(machine: str) -> Path | None:
     """The compiler in ``$ANDROID_NDK_HOME``; None if the variable is not set.
 
     Raises:
-        TargetError: there is none in it.
+        TargetError: the NDK contains none.
     """
     home = os.environ.get("ANDROID_NDK_HOME")
     if not home:
@@ -91,6 +91,6 @@ def _run(command: Sequence[str], output: str, files: Sequence[str]) -> None:
         fault = next((line for line in lines if "error" in line), lines[-1])
         raise TargetError(
             f"expected {' '.join(command[:4])} to link the library, got {fault.strip()!r}; set "
-            "ANDROID_NDK_HOME for what needs Android's C library, or give export a function for "
+            "ANDROID_NDK_HOME if kernels need Android's C library, or give export a function for "
             "fcompile"
         )

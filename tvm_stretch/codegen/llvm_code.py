@@ -1,10 +1,10 @@
-"""Scheduled kernels as a module of LLVM: TVM's passes that they need, and no others.
+"""Compile scheduled kernels by LLVM, with only those of TVM's passes that they need.
 
     for lane in T.vectorized(16): out[n, c, y, x, lane] = ..  ->  store <16 x float> ..
 
-TVM's own pipeline is that of GPUs too. On loop nests of templates two thirds of its time goes into
-passes that change nothing; what they would still simplify, LLVM does. And its kernels check each
-of their arguments, which is half of the code of a small kernel: ours trust the executor.
+TVM's own pipeline also serves GPUs. On loop nests of templates two thirds of its time goes into
+passes that change nothing, and LLVM simplifies the rest. Besides, TVM's kernels check each of
+their arguments, which is half of the code of a small kernel; ours trust the executor.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FROM_BLOCKS = (
 _FLAT = (_t.FlattenBuffer(), _t.BF16ComputeLegalize())
 _NARROW = (_t.NarrowDataType(32), _s.LoopPartition())
 _VECTORS = (_t.VectorizeLoop(True), _t.StorageRewrite())
-_UNROLLED = (_t.UnrollLoop(),)  # late: every pass before would have to look at each statement
+_UNROLLED = (_t.UnrollLoop(),)  # late: earlier, every pass would visit each unrolled statement
 _SIMPLE = (
     _s.RenormalizeSplitPattern(),
     _t.StmtSimplify(),
@@ -65,10 +65,10 @@ def llvm_module(mod: tvm.IRModule, target: Target) -> tvm.runtime.Module:
 
 
 def _in_order(target: Target) -> Target:
-    """A core that executes in order gets its loads one by one, each ahead of where it is needed.
+    """Keep single loads for cores that execute in order, each scheduled ahead of its use.
 
-    LLVM makes pairs of them after it has put instructions in order, which moves half of them away
-    from their places; cortex-a55 and a53 load 64 bits at a time, so a pair gains nothing.
+    LLVM pairs loads after scheduling, which moves half of them away from their places; cortex-a55
+    and a53 load 64 bits at a time, so a pair gains nothing.
     """
     core = CORES.get(str(target.attrs.get("mcpu", "")))
     if core is None or not core.in_order:
@@ -79,7 +79,7 @@ def _in_order(target: Target) -> Target:
 
 
 def _with_level(mod: tvm.IRModule, target: Target) -> Target:
-    """What runs once is not worth LLVM's full effort, which is most of its time to compile."""
+    """Lower the optimisation level for kernels that run once: LLVM's full effort takes longest."""
     if all(ONCE in (kernel.attrs or {}) for kernel in mod.functions.values()):
         target = Target({"opt-level": 1, **json.loads(str(target))})
     return target.with_host(target)
@@ -99,7 +99,7 @@ def _passes(mod: tvm.IRModule, target: Target) -> Sequence[tvm.transform.Pass]:
 def _whole_vectors(
     func: tirx.PrimFunc, _mod: tvm.IRModule, _context: tvm.transform.PassContext
 ) -> tirx.PrimFunc:
-    """Scratch begins at multiples of 128 bytes, which `runtime/dsp/kernel_support.c` promises."""
+    """Align scratch to 128 bytes, which `runtime/dsp/kernel_support.c` guarantees."""
 
     def promised(node: tirx.SeqStmt) -> tirx.Stmt:
         statements = list(node.seq)
@@ -115,12 +115,12 @@ def _whole_vectors(
 
 
 def _is_allocated(declared: tirx.DeclBuffer) -> bool:
-    """Whether it is scratch of the thread's pool, and no view of another buffer."""
+    """Whether it is scratch of the thread's pool and no view of another buffer."""
     return getattr(getattr(declared.data, "op", None), "name", "").endswith("AllocWorkspace")
 
 
 def _has_blocks(mod: tvm.IRModule) -> bool:
-    """Whether a kernel is of TVM's schedules; nests of templates have no blocks."""
+    """Whether a kernel comes from TVM's schedules; loop nests of templates have no blocks."""
     found: list[s_tir.SBlock] = []
     for kernel in mod.functions.values():
         tvm_ffi.structural_walk(kernel.body, (s_tir.SBlock, found.append))

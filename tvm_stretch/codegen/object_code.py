@@ -1,8 +1,8 @@
-"""Machine code of the kernels, generated once: to run it here and to export it.
+"""Machine code of the kernels, generated once for running and for exporting.
 
-TVM's own way generates it twice, in the JIT for running and again for `export_library`; for
-ResNet-50 that is five seconds each time. Each kernel is an object file of its own, so that it can
-be kept (`generate.py`); linking 60 of them takes a twentieth of a second.
+TVM generates code twice, in the JIT for running and again for `export_library`; for ResNet-50 that
+takes five seconds each time. Each kernel is an object file of its own, so that the cache can keep
+it (`generate.py`); linking 60 of them takes a twentieth of a second.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from tvm_stretch.errors import TargetError
 from tvm_stretch.files import writing
 
 MACHINES = {62: "x86_64", 183: "aarch64", 164: "hexagon", 243: "riscv64"}
-"""Names, as `platform.machine` gives them, of the machine numbers in ELF files."""
+"""Names of the machine numbers in ELF files, as `platform.machine` returns them."""
 
 _MACHINE_OFFSET = 18
 
 
 @dataclass(frozen=True, repr=False)
 class ObjectCode:
-    """Object files with kernels, not linked yet.
+    """Object files with kernels that are not linked yet.
 
     Attributes:
         objects: the bytes of each file; at least one.
         functions: names of the kernels.
-        target: JSON of the target that they were generated for.
+        target: JSON of the target for which they were generated.
     """
 
     objects: tuple[bytes, ...]
@@ -56,7 +56,7 @@ class ObjectCode:
         """Link and load the kernels into this process, once for all models of this code.
 
         Raises:
-            TargetError: there is no compiler to link with, or no room for the library.
+            TargetError: there is no compiler to link with, or no space for the library.
         """
         return self._loaded
 
@@ -67,12 +67,12 @@ class ObjectCode:
             sources = self.write(Path(folder))
             try:
                 cc.create_shared(str(library), list(map(str, sources)))
-            except Exception as error:  # none found, or none that works
+            except Exception as error:  # there is no compiler, or it does not work
                 raise TargetError(
                     f"expected a C++ compiler that links the kernels, got {error}; "
                     "install g++ or clang++"
                 ) from error
-            # TVM's own load_module keeps every library until the process ends.
+            # TVM's own load_module keeps every library loaded until the process ends.
             return tvm_ffi.load_module(library, keep_module_alive=False)
 
     def write(self, folder: Path) -> list[Path]:
@@ -83,7 +83,7 @@ class ObjectCode:
         return paths
 
     def as_static_library(self) -> tvm.runtime.Module:
-        """A module that only names the kernels, for an executor that is to be written out."""
+        """A module that only names the kernels, for an executor that will be exported."""
         with writing("the kernels", TargetError), tempfile.TemporaryDirectory() as folder:
             return tvm.runtime.load_static_library(
                 str(self.write(Path(folder))[0]), list(self.functions)
@@ -91,7 +91,7 @@ class ObjectCode:
 
 
 def link(kernels: Mapping[str, bytes], target: tvm.target.Target) -> ObjectCode:
-    """The kernels' object files in an order that only depends on their names."""
+    """The kernels' object files, in an order that depends only on their names."""
     names = sorted(kernels)
     objects = [kernels[name] for name in names] or [_object_code(tvm.IRModule(), target)]
     return ObjectCode(tuple(objects), tuple(names), str(target))
@@ -111,14 +111,14 @@ def compile_kernels(
 
 
 def _object_code(mod: tvm.IRModule, target: tvm.target.Target) -> bytes:
-    """An object file."""
+    """The bytes of an object file."""
     return object_file(llvm_module(mod, target))
 
 
 def object_file(library: tvm.runtime.Module) -> bytes:
-    """The object file of a module of LLVM.
+    """The object file of an LLVM module.
 
-    In memory: where a disk is full, LLVM would end the process.
+    It is written to memory, because LLVM ends the process if a disk is full.
     """
     with os.fdopen(os.memfd_create("kernels.o"), "rb") as file:
         library.write_to_file(f"/proc/self/fd/{file.fileno()}", "o")

@@ -1,4 +1,4 @@
-"""OpenCL C of the kernels, with what is needed to launch them.
+"""OpenCL C of the kernels, with the data that launches need.
 
     @T.prim_func                                {"sources": ["__kernel … scale_kernel …"],
     def scale(A, B):                             "kernels": {"scale": [{
@@ -6,20 +6,21 @@
             B[i] = A[i] * 2                       "groups": [16, 1, 1], "group_size": [1, 1, 1],
                                                   "args": [["buffer", 0], ["offset", 0], …]}]}}
 
-``work_groups.py`` makes launches of a kernel's loop nest; this file writes their text.
+``work_groups.py`` turns a kernel's loop nest into launches; this file writes their text.
 
-All kernels of a network are one program: drivers load that several times faster than many.
+All kernels of a network are one program, which drivers load several times faster than many
+programs.
 
-Every buffer arrives as memory and a first element, so that a tensor may start anywhere in the
-executor's arena: devices only let buffers themselves start at multiples of up to 512 bytes. So what
-TVM writes becomes a function, and the kernel calls it:
+Every buffer is passed as memory and an index of its first element, so that a tensor may start
+anywhere in the executor's arena: devices only let buffers start at multiples of up to 512 bytes.
+Therefore TVM's code becomes a function that the kernel calls:
 
     static void scale_kernel_work(__global float* restrict A, __global float* restrict B) { … }
     __kernel void scale_kernel(__global char* memory0, int first0, …) {
       scale_kernel_work((__global void*)(memory0 + (size_t)first0 * 4), …);
     }
 
-Kernels for the host's own CPU have bells (``bells.py``): a first argument more.
+Kernels for the host's own CPU have a bell (``bells.py``) as an additional first argument.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _C_FUNCTIONS = (
     *("expm1", "fmod", "hypot", "log10", "log1p", "nextafter", "pow", "rint", "round", "sin"),
     *("sinh", "tan", "tanh", "trunc"),
 )
-"""TVM calls some of them by their names in C, for float32: ``acoshf``."""
+"""Functions that TVM may call by their C names for float32, such as ``acoshf``."""
 
 _WORK_ITEM = "tvm_stretch_work_item()"
 
@@ -81,7 +82,7 @@ class Launch:
     args: tuple[tuple[str, int], ...]
 
     def to_data(self) -> dict[str, Any]:
-        """What stands in the JSON, with the text as the first source."""
+        """The launch in JSON, with its text as the first source."""
         data = asdict(self)
         del data["text"]
         return {**data, "source": 0}
@@ -97,11 +98,11 @@ def compile_opencl(
     """Generate the JSON of the module docstring for every function of ``kernels``.
 
     Args:
-        kernels: PrimFuncs by name; what is not bound to work-items runs in one.
+        kernels: PrimFuncs by name; code that is not bound to work-items runs in one work-item.
         target: an OpenCL target.
-        schedule: gives the kernels their loop nests; None where they have them.
-        on_cpu: the device is a host's CPU. Its kernels have bells, and 64-bit arithmetic for
-            indices, which is slow on GPUs.
+        schedule: gives the kernels their loop nests; None if they have them.
+        on_cpu: the device is a host's CPU. Its kernels have bells, and indices of 64 bits, whose
+            arithmetic is slow on GPUs.
     """
 
     def code_of(function: tirx.PrimFunc) -> bytes:
@@ -129,7 +130,7 @@ def _launches(name: str, function: tirx.PrimFunc, target: Target, on_cpu: bool) 
 
 
 def _launch(call: DeviceCall, target: Target, *, bells: bool, whole: bool) -> Launch:
-    """A function as TVM writes it, called by a kernel that knows where its tensors start."""
+    """A function as TVM writes it, and a kernel that calls it with the starts of its tensors."""
     entry, work = call.entry, f"{call.entry}_work"
     params: list[str] = []
     pointers: list[str] = []
@@ -145,8 +146,8 @@ def _launch(call: DeviceCall, target: Target, *, bells: bool, whole: bool) -> La
     ):
         name = f"memory{place}"
         if kind == "shared":
-            # TVM takes all pointers for global ones that nobody else writes to. Were these
-            # `restrict`, LLVM could load what other work-items store before the barrier between.
+            # TVM declares all pointers global and `restrict`. Were these `restrict`, LLVM could
+            # move loads of values that other work-items store to before the barrier.
             pointer = f"{_type_name(param)}* restrict {param.name}"
             text = text.replace(
                 f"__global {pointer}", f"__local {pointer}".replace(" restrict", "")
@@ -214,7 +215,7 @@ _TYPE_NAMES |= {f"u{name}": f"u{text}" for name, text in _TYPE_NAMES.items() if 
 
 
 def _exact(number: tirx.FloatImm) -> tvm.ir.Expr:
-    """By its bits, where the seven digits that TVM writes are not enough."""
+    """The bits of a number if TVM's seven digits do not represent it exactly."""
     value = np.float32(number.value)
     if str(number.ty.dtype) != "float32" or not np.isfinite(value):
         return number
@@ -237,7 +238,7 @@ def _vector_of_lanes(shuffle: tirx.Shuffle) -> tvm.ir.Expr:
 
 
 def _gathered(load: TensorLoad) -> tvm.ir.Expr:
-    """``(uchar16)(t[(i).s0], ..)``; TVM writes bytes that do not lie side by side as one number."""
+    """``(uchar16)(t[(i).s0], ..)``; TVM writes bytes that are not contiguous as one number."""
     dtype = str(load.ty.dtype)
     scalar, _, lanes = dtype.partition("x")
     last = load.indices[-1]
@@ -254,7 +255,7 @@ def _gathered(load: TensorLoad) -> tvm.ir.Expr:
 
 
 def _splat(vector: tirx.Broadcast) -> tvm.ir.Expr:
-    """``(float8)(x)``, where TVM would write ``x`` eight times."""
+    """``(float8)(x)``; TVM would write ``x`` eight times."""
     dtype = str(vector.ty.dtype)
     scalar, _, lanes = dtype.partition("x")
     if scalar not in _TYPE_NAMES:

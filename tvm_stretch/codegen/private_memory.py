@@ -1,4 +1,4 @@
-"""Where temporaries of a kernel lie: TVM says in global memory, where OpenCL cannot have them.
+"""Place temporaries of a kernel: TVM allocates them in global memory, which OpenCL cannot do.
 
 launch blockIdx.x < 8:                     launch blockIdx.x < 8:
 small = alloc(64, "global")                small = alloc(64, "local")     # private memory
@@ -18,30 +18,30 @@ from tvm.ir import PointerType, PrimType, Var
 from tvm_stretch.rewriting import rewrite
 
 _STACK_BYTES = 2**16
-"""What a kernel may keep in private memory; drivers for CPUs run it on an ordinary stack."""
+"""Most private memory of a kernel; drivers for CPUs run it on an ordinary stack."""
 
 
 def bytes_of(buffer: tirx.Buffer) -> int:
-    """Elements may be vectors."""
+    """Size of a buffer, whose elements may be vectors."""
     elements = math.prod(int(extent) for extent in buffer.shape)
     return elements * tvm.DataType(str(buffer.dtype)).itemsize
 
 
 def whole_lines(size: int) -> int:
-    """Bytes that begin and end where no line of a cache, and no vector, reaches into them."""
+    """The size rounded up so that no cache line or vector is shared with other memory."""
     return -(-size // 64) * 64
 
 
 def place_temporaries(function: tirx.PrimFunc) -> tuple[tirx.PrimFunc, list[tuple[str, int]]]:
-    """Private memory for small temporaries; arguments for large ones and for those of groups.
+    """Put small temporaries into private memory; pass large ones and those of groups as arguments.
 
     Args:
-        function: what one launch runs.
+        function: the code of one launch.
 
     Returns:
-        The function, and what its last arguments are: ("own", how many bytes for each work-item)
-        or ("shared", how many bytes for each group). OpenCL has the latter in kernels alone, and
-        not in the functions that they call.
+        The function, and its additional arguments: ("own", bytes for each work-item) or
+        ("shared", bytes for each group). OpenCL declares the latter only in kernels, not in the
+        functions that they call.
     """
     found: list[Var] = []
     tvm_ffi.structural_walk(function.body, (tirx.AllocBuffer, lambda s: found.append(s.buffer)))

@@ -1,9 +1,9 @@
-"""Vectors of four numbers that start where such a vector may: one access each.
+"""Access vectors of four numbers at once, if they are aligned like such a vector.
 
     vload4(0, t + i)   ->   *(__global const float4*)(&t[i])
 
-`vload4` takes any address that one number may have, so that compilers that know of none better read
-one number after the other.
+`vload4` accepts any address that is aligned for one number, so compilers that cannot prove more
+read one number after the other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WHOLE_QUADS_PRELUDE = "".join(
 
 
 def access_whole_quads(body: tirx.Stmt) -> tirx.Stmt:
-    """All vectors of four in the device's memory are taken for such."""
+    """Treat all vectors of four numbers in the device's memory as aligned."""
     return rewrite(body, (TensorLoad, _loaded), (tirx.BufferStore, _stored))
 
 

@@ -1,12 +1,12 @@
-"""Loop nests -> work-groups: everything inside them, then one function for each launch.
+"""Turn loop nests into work-groups, and a kernel into one function per launch.
 
     for t in T.parallel(8):                   for g in T.thread_binding(8, "blockIdx.x"):
         work(t)                        ->         work(g)
     rest()                                    for g in T.thread_binding(1, "blockIdx.x"):
                                                   rest()
 
-TVM's own pipeline is not used: it narrows indices to 32 bits, with which a CPU's compiler keeps
-one pointer for each element of a tile, and spills them (measured 0.6x).
+TVM's own pipeline is not used because it narrows indices to 32 bits, with which a CPU's compiler
+keeps one pointer for each element of a tile and spills them (measured 0.6x).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tvm_stretch.rewriting import rewrite
 from .private_memory import bytes_of, place_temporaries, whole_lines
 
 PREFETCH = "tvm_stretch_prefetch"
-"""Macro that takes an address; ``opencl_code`` defines it for each compiler."""
+"""Macro with an address as its argument; ``opencl_code`` defines it for each compiler."""
 
 _VECTOR_LANES = (16, 8, 4, 2)
 
@@ -38,12 +38,12 @@ class DeviceCall:
 
     Attributes:
         entry: the function's name.
-        function: the function; its temporaries are where OpenCL has memory for them.
-        memory: what each of its pointers is: ("buffer", which parameter of the kernel),
-            ("scratch", from which byte of the kernel's scratch memory on), or what
-            `place_temporaries` says.
-        scratch: bytes that the kernel's functions share, in which one leaves what others read.
-        extents: how many work-groups and work-items there are, by axis: ``blockIdx.x``, ...
+        function: the function, with its temporaries in memory that OpenCL supports.
+        memory: the origin of each of its pointers: ("buffer", index of the kernel's parameter),
+            ("scratch", first byte in the kernel's scratch memory), or as `place_temporaries`
+            returns it.
+        scratch: bytes of memory through which the kernel's functions pass values to each other.
+        extents: numbers of work-groups and work-items, by axis: ``blockIdx.x``, ...
     """
 
     entry: str
@@ -56,13 +56,13 @@ class DeviceCall:
 def device_calls(
     name: str, function: tirx.PrimFunc, target: Target, *, wide_indices: bool
 ) -> list[DeviceCall]:
-    """What a kernel runs on the device, in order.
+    """The functions that a kernel runs on the device, in order.
 
     Args:
         name: of the kernel; names of its functions begin with it.
-        function: a scheduled kernel; what is not bound to work-items runs in one.
+        function: a scheduled kernel; code that is not bound to work-items runs in one work-item.
         target: an OpenCL target.
-        wide_indices: arithmetic for indices has 64 bits, as the kernel says, not 32.
+        wide_indices: indices have 64 bits, as in the kernel, not 32.
     """
     function = _bind_everything(function).with_attr("global_symbol", name)
     bound = tirx.transform.BindTarget(Target(target, host="llvm"))(IRModule({name: function}))
@@ -87,7 +87,7 @@ def device_calls(
 
 
 def _bind_everything(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Parallel loops become work-groups; a statement outside them becomes one work-item."""
+    """Turn parallel loops into work-groups, and statements outside of them into one work-item."""
     body = rewrite(function.body, (Call, _portable_call))
     body = rewrite(body, (tirx.For, _portable_vector))
     return function.with_body(_bind(body))
@@ -110,7 +110,7 @@ def _bind(body: tirx.Stmt) -> tirx.Stmt:
 
 
 def _spread_images(body: tirx.Stmt) -> tirx.Stmt:
-    """A loop over images becomes parallel, and one with the parallel loops inside it.
+    """Parallelise a loop over images, together with the parallel loops inside it.
 
     for n in range(3):                        for w in parallel(3 * 8):
         for t in parallel(8):                     work(w // 8, w % 8)
@@ -121,7 +121,7 @@ def _spread_images(body: tirx.Stmt) -> tirx.Stmt:
         return body
     parts = list(body.body.seq) if isinstance(body.body, tirx.SeqStmt) else [body.body]
     if any(isinstance(part, tirx.AllocBuffer) for part in parts):
-        return body  # the memory is for all that follows it
+        return body  # all statements after the allocation use the memory
     if not any(map(_is_parallel, parts)) or not _is_independent(body):
         return body
     spread = [_spread_part(body, part) for part in parts]
@@ -129,7 +129,7 @@ def _spread_images(body: tirx.Stmt) -> tirx.Stmt:
 
 
 def _spread_part(outer: tirx.For, part: tirx.Stmt) -> tirx.For:
-    """``part`` for every pass of ``outer``, in parallel."""
+    """``part`` for every iteration of ``outer``, in parallel."""
     var = tirx.Var("task", "int64")
     extent, values = outer.extent, {outer.loop_var: var + outer.min}
     if _is_parallel(part):
@@ -144,7 +144,7 @@ def _spread_part(outer: tirx.For, part: tirx.Stmt) -> tirx.For:
 
 
 def _is_independent(loop: tirx.For) -> bool:
-    """Whether each pass has its own slice of every tensor that the loop writes."""
+    """Whether each iteration has its own slice of every tensor that the loop writes."""
     own: list[tirx.Buffer] = []
     stores: list[tirx.BufferStore] = []
     loads: list[TensorLoad] = []
@@ -202,7 +202,7 @@ def _mentions_threads(body: tirx.Stmt) -> bool:
 
 
 def _has_barriers(function: tirx.PrimFunc) -> bool:
-    """Whether a kernel says itself where its work-items wait for each other."""
+    """Whether a kernel contains its own barriers between work-items."""
     found: list[Call] = []
 
     def visit(call: Call) -> None:
@@ -214,7 +214,7 @@ def _has_barriers(function: tirx.PrimFunc) -> bool:
 
 
 def _portable_call(call: Call) -> tvm.ir.Expr:
-    """LLVM's intrinsics: a prefetch is a macro of the prelude, a fence is only for LLVM."""
+    """Replace LLVM's intrinsics: a prefetch by the prelude's macro, a fence by its operand."""
     name = getattr(call.op, "name", "")
     if name == "tirx.call_llvm_pure_intrin":
         return call.args[1]
@@ -224,7 +224,7 @@ def _portable_call(call: Call) -> tvm.ir.Expr:
 
 
 def _portable_vector(loop: tirx.For) -> tirx.Stmt:
-    """A vectorized loop in steps that OpenCL has a type for: 6 elements are 3 times 2."""
+    """Split a vectorized loop into OpenCL's vector widths: 6 elements are 3 times 2."""
     if loop.kind != tirx.ForKind.VECTORIZED:
         return loop
     extent = int(loop.extent)
@@ -243,9 +243,9 @@ def _portable_vector(loop: tirx.For) -> tirx.Stmt:
 
 
 def _chosen_once(loop: tirx.For) -> tirx.For:
-    """What all lanes choose alike becomes a condition.
+    """Replace selects whose condition is the same for all lanes by conditional expressions.
 
-    TVM would copy the truth into a vector, as 1 and not as -1, and OpenCL C asks the highest bit.
+    TVM would broadcast the truth value as 1 instead of -1, and OpenCL C tests the highest bit.
     """
     differs = _lane_variables(loop)
 
@@ -262,10 +262,10 @@ _COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 
 
 def _has_vectors(loop: tirx.For) -> bool:
-    """Whether OpenCL has vectors of all that a loop computes.
+    """Whether OpenCL has vector types for everything that a loop computes.
 
-    There are none of ``bool``. What a comparison of vectors gives is as wide as what it compares,
-    with -1 for true: it can choose between vectors that are as wide, and is no number.
+    It has none for ``bool``. A comparison of vectors returns integers as wide as its operands, with
+    -1 for true: it can select between vectors of the same width, and is no number.
     """
     bools: list[Any] = []
     uneven: list[Any] = []
@@ -294,7 +294,7 @@ def _has_vectors(loop: tirx.For) -> bool:
 
 
 def _lane_variables(loop: tirx.For) -> list[tirx.Var]:
-    """The loop's variable, and what follows it: variables of blocks inside, and of values."""
+    """The loop's variable, and variables of blocks and lets that depend on it."""
     found = [loop.loop_var]
 
     def visit(realized: s_tir.SBlockRealize) -> None:
@@ -318,7 +318,7 @@ def _mentions(expr: tvm.ir.Expr, variables: Sequence[tirx.Var]) -> bool:
 
 
 def _comparisons(condition: tvm.ir.Expr, differs: Sequence[tirx.Var]) -> list[Any]:
-    """Comparisons in a condition that differ from lane to lane."""
+    """Comparisons in a condition that differ between lanes."""
     found: list[Any] = []
     tvm_ffi.structural_walk(condition, (_COMPARISONS, found.append))
     return [comparison for comparison in found if _mentions(comparison, differs)]
@@ -327,7 +327,7 @@ def _comparisons(condition: tvm.ir.Expr, differs: Sequence[tirx.Var]) -> list[An
 def _pipeline(wide_indices: bool, own_barriers: bool) -> Sequence[tvm.transform.Pass]:
     t, s = tirx.transform, s_tir.transform
     narrow = [] if wide_indices else [t.NarrowDataType(32)]
-    # It cannot tell two halves of a buffer apart, and would add barriers between them.
+    # ThreadSync cannot tell two halves of a buffer apart, and would add barriers between them.
     barriers = [] if own_barriers else [s.ThreadSync("shared")]
     return [
         s.CanonicalizeLoop(),
@@ -336,7 +336,7 @@ def _pipeline(wide_indices: bool, own_barriers: bool) -> Sequence[tvm.transform.
         s.PlanAndUpdateBufferAllocationLocation(),
         s.ConvertBlocksToOpaque(),
         s.LiftThreadBinding(),
-        t.StmtSimplify(),  # or the next pass divides by zero where a // 4 - a // 4 is left
+        t.StmtSimplify(),  # otherwise the next pass divides by zero in a // 4 - a // 4
         s.CompactBufferAllocation(),
         s.LowerAutoCopy(),
         s.UnifyThreadBinding(),
@@ -360,7 +360,7 @@ def _pipeline(wide_indices: bool, own_barriers: bool) -> Sequence[tvm.transform.
 
 
 class _Tensors:
-    """Which tensor of the kernel, or which scratch memory, a pointer in the host's part is.
+    """The kernel's tensor or scratch memory to which a pointer in the host's part belongs.
 
     Attributes:
         scratch: bytes of all scratch memory.
@@ -383,5 +383,5 @@ class _Tensors:
         self.numbers[statement.buffer] = self.numbers[statement.data.args[0]]
 
     def find(self, pointers: Sequence[Call]) -> tuple[tuple[str, int], ...]:
-        """The tensor behind each ``buffer.data``."""
+        """The origin of each ``buffer.data``."""
         return tuple(self.numbers[pointer.args[0]] for pointer in pointers)

@@ -1,1 +1,1 @@
-"""Relax as every room reads it: operators, calls, expressions, the operator graph."""
+"""Relax as all rooms read it: operators, calls, expressions, the operator graph."""

@@ -1,4 +1,4 @@
-"""The calls of a function, and what each of them reads, without the bindings in between.
+"""The calls of a function and the tensors that each reads, without the bindings in between.
 
 lv = R.split(x, 2)
 lv1 = lv[0]                   calls: lv reads x; add reads (lv, 0) and (lv, 1)
@@ -18,7 +18,7 @@ from tvm_stretch.errors import UnsupportedError
 
 @dataclass(frozen=True)
 class Leaf:
-    """A parameter or the result of a call: all of it, or one field of a tuple."""
+    """A parameter or the result of a call: the whole result, or one field of a tuple."""
 
     var: relax.Var
     index: int | None = None
@@ -37,10 +37,10 @@ class Leaf:
 class Calls:
     """The calls of ``function`` in program order, also by the names of their variables.
 
-    Names are unique in canonical Relax; where fusion made them up, use ``bound``.
+    Names are unique in canonical Relax; in fused functions, where they are not, use ``bound``.
 
     Raises:
-        UnsupportedError: something is bound that is neither a call nor a tuple nor a variable.
+        UnsupportedError: a binding is neither a call nor a tuple nor a variable.
     """
 
     def __init__(self, function: relax.Function) -> None:

@@ -1,4 +1,4 @@
-"""Operators made from others: other operands, the same attributes; also of integers."""
+"""Operators made from others, with other operands and the same attributes; also of integers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ALL = slice(None)
 def operator_like(
     builder: relax.BlockBuilder, call: relax.Call, args: Sequence[relax.Expr]
 ) -> relax.Call:
-    """The operator ``call`` of other operands; ``builder`` gets the kernel of an integer one."""
+    """``call`` with other operands; ``builder`` receives the kernel of an integer operator."""
     integer = integer_of(call)
     if integer is not None:
         return integer_call(builder, integer, *args)
@@ -28,7 +28,7 @@ def operator_like(
 def weights_of(call: relax.Call, outputs: slice = _ALL, inputs: slice = _ALL) -> list[relax.Expr]:
     """The constants of a convolution or dense layer, for some of its channels.
 
-    An integer layer has a bias and a factor for each output channel beside its weights.
+    Besides its weights, an integer layer has a bias and a factor for each output channel.
     """
     weight, *by_output = (operand.value.numpy() for operand in operands(call)[1:])
     is_matrix = kind_of(call).endswith("matmul")
@@ -41,8 +41,8 @@ def summand_of(
 ) -> relax.Call:
     """The sums of an integer convolution over some input channels, as int32.
 
-    The first summand has the bias in it; `rounded_sum` makes the result of all of them. What
-    leaves its sums itself, because it is a summand already, has no factor.
+    The first summand contains the bias; `rounded_sum` adds and rounds all summands. The factor is
+    left out because sums are not rounded here.
     """
     integer = integer_of(call)
     assert integer is not None
@@ -68,10 +68,10 @@ def conv2d_like(
     padding: Sequence[int] | None = None,
     groups: int | None = None,
 ) -> relax.Expr:
-    """The convolution ``call`` of other operands, with other padding or groups where given.
+    """The convolution ``call`` with other operands, and with other padding or groups if given.
 
-    In NCHW and OIHW its type is worked out here: Relax takes a millisecond for that, and a search
-    builds hundreds of convolutions.
+    For NCHW and OIHW the result's type is computed here, because Relax takes a millisecond for it
+    and a search builds hundreds of convolutions.
     """
     integer = integer_of(call)
     attrs: Any = integer or call.attrs

@@ -1,10 +1,10 @@
-"""Which operator is to blame when TVM refuses a network.
+"""Find the operator that is to blame when TVM refuses a network.
 
     with blaming(mod):                # lv1 = R.negative(lv), of booleans
         mod = phases(mod)             # InternalError of TVM, without a name
             ->   UnsupportedError: expected an operator that TVM can compile, got negative 'lv1' ..
 
-Operators are asked one by one, and only after something went wrong.
+Operators are tried one by one, and only after TVM has raised an error.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tvm_stretch.ir.operators import kind_of
 
 @contextlib.contextmanager
 def blaming(mod: tvm.IRModule) -> Iterator[None]:
-    """Within, what TVM raises because of one operator of ``main`` becomes an error that names it.
+    """Turn errors that TVM raises because of one operator of ``main`` into errors that name it.
 
     Raises:
-        UnsupportedError: an operator is to blame. Else what was raised stays as it is.
+        UnsupportedError: an operator is to blame. Otherwise the original error is raised.
     """
     try:
         yield
@@ -38,7 +38,7 @@ def blaming(mod: tvm.IRModule) -> Iterator[None]:
 
 
 def _blame(binding: relax.Binding, error: Exception) -> None:
-    """Raise if TVM makes nothing of this operator alone."""
+    """Raise if TVM cannot compile this operator alone."""
     call = getattr(binding, "value", None)
     kind = kind_of(call)
     if not isinstance(call, relax.Call) or not isinstance(call.op, tvm.ir.Op):
@@ -58,7 +58,7 @@ def _blame(binding: relax.Binding, error: Exception) -> None:
 
 
 def _types(call: relax.Call) -> list[str]:
-    """Types of the elements that it reads."""
+    """Element types of its operands."""
     found = {str(arg.ty.dtype): None for arg in call.args if isinstance(arg.ty, relax.TensorType)}
     return list(found) or ["no tensors"]
 
@@ -73,7 +73,7 @@ def _is_static(kind: object) -> bool:
 
 
 def _refusal(call: relax.Call) -> str | None:
-    """What TVM says of a network of this one call; None if it makes a kernel of it."""
+    """TVM's error for a network of this one call; None if it makes a kernel of the call."""
     params: dict[relax.Var, None] = {}
 
     def read(arg: relax.Expr) -> None:
@@ -91,6 +91,6 @@ def _refusal(call: relax.Call) -> str | None:
     mod = tvm.IRModule({"main": alone.with_attr("global_symbol", "main")})
     try:
         relax.transform.LegalizeOps()(mod)
-    except Exception as error:  # whatever it is, it is TVM's answer
+    except Exception as error:  # any error of TVM is a refusal
         return last_line(error)
     return None

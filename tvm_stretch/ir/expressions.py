@@ -14,11 +14,11 @@ Rewriter = Callable[[tvm.IRModule, relax.Function], relax.Function]
 
 def shape_of(expr: relax.Expr) -> list[int]:
     """The static shape of a tensor expression."""
-    return [int(dim) for dim in expr.ty.shape.values[:]]  # a slice is one call, not one for each
+    return [int(dim) for dim in expr.ty.shape.values[:]]  # a slice is one FFI call in all
 
 
 def tensor_types(expr: relax.Expr) -> list[relax.TensorType]:
-    """The type of a tensor, or those of a tuple of tensors; of anything else none."""
+    """The type of a tensor, or the types of a tuple of tensors; none for anything else."""
     types = expr.ty.fields if isinstance(expr.ty, relax.TupleType) else [expr.ty]
     return [ty for ty in types if isinstance(ty, relax.TensorType)]
 
@@ -31,13 +31,13 @@ def is_float(expr: relax.Expr) -> bool:
 def constant_value(
     expr: relax.Expr, definition: Callable[[relax.Expr], relax.Expr | None]
 ) -> np.ndarray | None:
-    """The value of a constant, also of a variable bound to one; None for anything else."""
+    """The value of a constant or of a variable bound to one; None for anything else."""
     value = definition(expr)
     return value.value.numpy() if isinstance(value, GenericConst) else None
 
 
 def constant(value: np.ndarray) -> relax.Expr:
-    """The constant of an array, whose elements may lie apart; scalars stay scalars."""
+    """A constant with the values of an array, perhaps not contiguous; scalars stay scalars."""
     return relax.const(np.ascontiguousarray(value).reshape(value.shape), str(value.dtype))
 
 
@@ -71,7 +71,7 @@ def with_variables(expr: relax.Expr, replace: Callable[[relax.Var], relax.Expr])
 
 
 def builder_with_kernels(mod: tvm.IRModule) -> relax.BlockBuilder:
-    """What gets the functions and kernels that a pass makes; it has the kernels of ``mod``."""
+    """A builder for functions and kernels of a pass, which contains the kernels of ``mod``."""
     functions = mod.functions.items()
     return relax.BlockBuilder(
         tvm.IRModule({v: f for v, f in functions if isinstance(f, tirx.PrimFunc)})

@@ -1,15 +1,16 @@
-"""The operator graph: what a canonical function computes, in groups of operators that run together.
+"""The operator graph: the operators of a canonical function in groups that run together.
 
     lv  = R.nn.conv2d(x, w)              group lv2: conv2d, add, relu   one kernel
     lv1 = R.add(lv, b)            ->     group lv3: max_pool2d          one kernel
     lv2 = R.nn.relu(lv1)                 group lv5: conv2d
     lv3 = R.nn.max_pool2d(x)             group lv8: add                 reads lv2 and lv5, not lv6:
-    lv5 = R.nn.conv2d(lv3, w1)                                          a concat is no kernel, its
-    lv6 = R.concat((lv2, lv5))                                          parts are written into it
+    lv5 = R.nn.conv2d(lv3, w1)                                          a concat is no kernel, since
+    lv6 = R.concat((lv2, lv5))                                          its parts are written into
+    it
     lv8 = R.add(lv6, b1)
 
-A group is called after its last operator, whose result is the only one that leaves it.  Cost
-models, schedulers and passes all look at networks this way; operators themselves are those of
+A group is named after its last operator, whose result is the only one that other groups read.  Cost
+models, schedulers and passes all look at networks this way; the operators themselves come from
 `tvm_stretch.ir.operators`.
 """
 
@@ -25,7 +26,7 @@ from tvm import relax
 from tvm_stretch.ir.operators import POINTWISE, Operator, Operators, bytes_of
 from tvm_stretch.ir.views import PIECES, RESHAPES, is_view
 
-# Operators whose kernels take elementwise operators behind them.
+# Operators whose kernels take the elementwise operators that follow them.
 ANCHORS = ("nn.conv", "matmul", "nn.max_pool", "nn.avg_pool", "nn.adaptive_avg_pool", "call_tir")
 
 
@@ -36,9 +37,9 @@ class Group:
     Attributes:
         name: of the last operator.
         operators: in program order.
-        reads: groups and parameters of the network whose results it reads.
+        reads: groups and parameters of the network that it reads.
         bytes: of its result.
-        read_bytes: of everything it reads, constants too.
+        read_bytes: of all operands, including constants.
         multiply_adds: of its convolutions and matrix products.
     """
 
@@ -51,7 +52,7 @@ class Group:
 
     @cached_property
     def anchor(self) -> Operator:
-        """The operator that decides what kind of kernel it is."""
+        """The operator that determines the kind of the kernel."""
         return max(self.operators, key=lambda op: (op.multiply_adds, op.kind not in POINTWISE))
 
 
@@ -59,9 +60,9 @@ class OperatorGraph:
     """The kernels of one function, in an order in which they can run.
 
     Args:
-        function: canonical Relax, or what `Operators` made of it.
-        members: the operators of each group, as `tvm_stretch.build.kernels` knows them; others are
-            views. By default every operator that is no view is a group.
+        function: canonical Relax, or its `Operators`.
+        members: the operators of each group, as `tvm_stretch.build.kernels` returns them; others
+            are views. By default every operator that is no view is a group.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class OperatorGraph:
         return {group.name: group for group in self.groups}
 
     def sources(self, tensors: Sequence[str]) -> tuple[str, ...]:
-        """What really holds the tensors: views and tuples replaced by what they look at."""
+        """The groups and parameters that hold the tensors, with views and tuples resolved."""
         found: dict[str, None] = {}
         for tensor in tensors:
             if tensor not in self._views:
@@ -112,14 +113,14 @@ class OperatorGraph:
 
 
 def _is_view(operator: Operator) -> bool:
-    """Whether the operator only looks at memory another way, as `keep_views` leaves it."""
+    """Whether the operator is a view of memory, as `keep_views` leaves it."""
     if operator.kind in RESHAPES or not isinstance(operator.binding.value, relax.Call):
-        return True  # tuples, their fields, other names
+        return True  # tuples, their fields, aliases
     return operator.kind in PIECES and is_view(operator.call)
 
 
 def _constant_bytes(operator: Operator) -> int:
-    """Weights that the operator reads."""
+    """Bytes of the operator's constants."""
     waiting, total = list(operator.call.args[:]), 0
     while waiting:
         part = waiting.pop()

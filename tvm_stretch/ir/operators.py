@@ -1,9 +1,9 @@
-"""One flat view of a Relax function: operators by name, what they read, who reads them.
+"""A flat view of a Relax function: operators by name, their operands and their readers.
 
     lv = R.nn.conv2d(x, w)
     lv1 = R.add(lv, b)        ->   Operators: lv reads (x,), lv1 reads (lv,); x is a parameter
 
-Names are those of the binding variables, which canonical Relax keeps unique (name_operators.py).
+Names are those of the binding variables, which are unique in canonical Relax (name_operators.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tvm_stretch.targets.kernels.steps import kind_of_steps
 
 Result = TypeVar("Result")
 
-# Operators that compute each element of the result from the elements at its place.
+# Operators that compute each element of the result from the elements at the same position.
 UNARY = frozenset(
     {
         *("abs", "ceil", "clip", "cos", "erf", "exp", "floor", "log", "negative", "round"),
@@ -38,8 +38,8 @@ UNARY = frozenset(
 BINARY = frozenset({"add", "divide", "maximum", "minimum", "multiply", "power", "subtract"})
 POINTWISE = UNARY | BINARY
 
-# The same of float and of integer operators, whose operands and attributes `operands` and
-# `Operator.attributes` give.
+# Float and integer operators together; `operands` and `Operator.attributes` give their operands
+# and attributes.
 CONVOLUTIONS = frozenset({"nn.conv2d", "integer.conv2d"})
 OF_ONE = UNARY | {"integer.table"}
 OF_TWO = BINARY | {"integer.add", "integer.multiply"}
@@ -51,10 +51,10 @@ class Operator:
 
     Attributes:
         name: of the binding variable; also the name of the tensor that it holds.
-        kind: name of the Relax operator without the dialect (``nn.conv2d``), of the expression's
-            class for bindings that call no operator.
-        inputs: names of the tensors it reads, without repetition, constants left out.
-        shape: of its result; empty where that is no tensor.
+        kind: name of the Relax operator without the dialect (``nn.conv2d``), or of the expression's
+            class if the binding calls no operator.
+        inputs: names of the tensors that it reads, without repetition and without constants.
+        shape: of its result; empty if the result is no tensor.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Operator:
 
     @cached_property
     def arg_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the operands; empty for those that are no tensors."""
+        """Shapes of the operands; empty for operands that are no tensors."""
         return tuple(
             tuple(shape_of(arg)) if isinstance(arg.ty, relax.TensorType) else ()
             for arg in operands(self.call)
@@ -78,7 +78,7 @@ class Operator:
 
     @cached_property
     def attributes(self) -> Any:
-        """Of a convolution: strides, padding, dilation, groups."""
+        """Strides, padding, dilation and groups of a convolution."""
         return integer_of(self.call) or self.call.attrs
 
     @cached_property
@@ -159,13 +159,13 @@ class Operators:
         return tuple(shape_of(self.variables[tensor]))
 
     def bytes(self, tensor: str) -> int:
-        """Size of a parameter or a result; a tuple is as large as its fields together."""
+        """Size of a parameter or result; for a tuple the sum of its fields."""
         return self._bytes[tensor]
 
     def between(self, start: str, end: str) -> tuple[Operator, ...]:
-        """The operators on all ways from tensor ``start`` to tensor ``end``, in program order.
+        """The operators on all paths from tensor ``start`` to tensor ``end``, in program order.
 
-        ``end`` belongs to them, ``start`` does not.
+        They include the operator of ``end`` but not that of ``start``.
         """
         for field, name in (("start", start), ("end", end)):
             if name not in self.variables:
@@ -173,7 +173,7 @@ class Operators:
                     f"expected the name of a tensor for {field}, got {name!r}; "
                     "operators are named by their binding variables"
                 )
-        # Nothing between them stands before the one or after the other.
+        # Operators between them come after the one and not after the other.
         first, last = self._position[start] + 1, self._position[end] + 1
         span = self._order[first:last]
         below = {start}
@@ -188,7 +188,7 @@ class Operators:
 
 
 def remember(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Compute a function of an operator, or of all of them, once while its first argument lives."""
+    """Cache results of a function of an operator or of `Operators` while that object lives."""
     known: WeakKeyDictionary[object, dict[object, Result]] = WeakKeyDictionary()
 
     @wraps(function)
@@ -202,10 +202,10 @@ def remember(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def kind_of(expr: relax.Expr) -> str:
-    """``nn.conv2d`` for a call of relax.nn.conv2d, the class's name for other expressions.
+    """``nn.conv2d`` for a call of relax.nn.conv2d, the class name for other expressions.
 
-    ``integer.conv2d`` for an integer operator, ``recurrent.lstm`` for a recurrent layer, which are
-    calls of kernels.
+    Calls of our own kernels get ``integer.conv2d`` for an integer operator and ``recurrent.lstm``
+    for a recurrent layer.
     """
     if isinstance(expr, relax.Call) and isinstance(expr.op, Op):
         integer = integer_of(expr)
@@ -219,7 +219,7 @@ def kind_of(expr: relax.Expr) -> str:
 
 
 def operands(call: relax.Call) -> list[relax.Expr]:
-    """What an operator reads: not the kernel that says what an operator of ours means."""
+    """The operands of an operator, without the kernel that defines an operator of ours."""
     is_kernel = integer_of(call) is not None or kind_of_steps(call) is not None
     return operands_of(call) if is_kernel else list(call.args[:])
 
@@ -240,7 +240,7 @@ def _variables(expr: relax.Expr) -> tuple[str, ...]:
 
 
 def bytes_of(ty: relax.Type) -> int:
-    """Size of a tensor of the type; a tuple is as large as its fields together."""
+    """Size of a tensor of the type; for a tuple the sum of its fields."""
     if isinstance(ty, relax.TupleType):
         return sum(bytes_of(field) for field in ty.fields)
     bits = int(ty.dtype.dtype.bits) if hasattr(ty.dtype, "dtype") else int(ty.dtype.bits)

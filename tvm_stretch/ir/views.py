@@ -1,8 +1,8 @@
-"""Which operators only look at memory another way, and what a piece of memory must keep to.
+"""Decide which operators are views of memory, and which alignment a piece of memory must keep.
 
 R.reshape(x, (1, 64))                 a second tensor on the same bytes
 R.concat((a, b), axis=1), one image   a and b are written next to each other
-R.strided_slice(x, rows 8 to 16)      in each block of channels, a piece of its rows
+R.strided_slice(x, rows 8 to 16)      some rows of each block of channels
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from tvm import relax
 from tvm_stretch.ir.expressions import shape_of
 
 RESHAPES = frozenset({"expand_dims", "flatten", "reshape", "squeeze"})
-"""They always are views."""
+"""Operators that are always views."""
 
 PIECES = frozenset({"concat", "split", "strided_slice"})
-"""They are views where the pieces of the whole tensor lie as `is_view` says."""
+"""Operators that are views if `is_view` accepts the pieces of the whole tensor."""
 
 ALIGNMENT = 64
-"""Kernels read whole vector registers: TVM's generated code assumes this much and never checks."""
+"""Kernels read whole vector registers: TVM's generated code assumes this alignment unchecked."""
 
 _MOST_PIECES = 256
-"""Lowering copies piece by piece what has to stand elsewhere too."""
+"""A limit, because lowering copies each piece separately if a tensor must also lie elsewhere."""
 
 
 def dtype_bytes(dtype: str) -> int:
-    """Bytes of one element; types of less than a byte take a whole one."""
+    """Bytes of one element; types of less than a byte take one."""
     kind = tvm.DataType(dtype)
     return -(-kind.bits // 8) * kind.lanes
 
 
 def is_view(call: relax.Call, alignment: int = 1) -> bool:
-    """Whether one of `PIECES` only looks at memory.
+    """Whether a call of one of `PIECES` is a view of memory.
 
-    True for axis 1 of (1, 64, 56, 56), one piece each; for axis 2 of (1, 8, 56, 56, 8), one piece
-    in each of the 8 blocks; false if there are too many pieces, or several that do not begin and
-    end at multiples of ``alignment`` bytes.
+    True for axis 1 of (1, 64, 56, 56), where each part is one piece, and for axis 2 of
+    (1, 8, 56, 56, 8), where each part has a piece in each of the 8 blocks; false if there are too
+    many pieces, or several that do not begin and end at multiples of ``alignment`` bytes.
     """
     cut = _cut(call)
     if cut is None:
@@ -53,7 +53,7 @@ def is_view(call: relax.Call, alignment: int = 1) -> bool:
 
 
 def _cut(call: relax.Call) -> tuple[list[int], int, list[int]] | None:
-    """The shape of the whole tensor, the axis along which it is cut, and where."""
+    """The shape of the whole tensor, the axis along which it is cut, and the positions of cuts."""
     if call.op.name == "relax.strided_slice":
         return _slice(call)
     parts = call.args[0].ty.fields if call.op.name == "relax.concat" else call.ty.fields
@@ -66,7 +66,7 @@ def _cut(call: relax.Call) -> tuple[list[int], int, list[int]] | None:
 
 
 def _slice(call: relax.Call) -> tuple[list[int], int, list[int]] | None:
-    """As `_cut`, where the slice takes neighbours along one axis."""
+    """As `_cut`, for a slice of neighbours along one axis; None for other slices."""
     whole, part = shape_of(call.args[0]), shape_of(call)
     try:
         axes, begin, _, *steps = ([int(v) for v in arg.fields] for arg in call.args[1:])

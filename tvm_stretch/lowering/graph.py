@@ -5,20 +5,22 @@
      "processors": [{"name": "cpu", "kind": "cpu"}, {"name": "opencl", "kind": "opencl"}],
      "regions": [{"name": "r0", "processor": 1, "nodes": [0, 1], "after": [], …}, …]}
 
-A tensor is a window on memory. Its `kind` says which memory, `offset` where in it:
+A tensor is a window on memory. `kind` says which memory and `offset` where in it:
 
     input, output   memory of the caller; `buffer` is the position in `inputs` / `outputs`, `kept`
     arena           scratch memory of one instance, reused during a run
-    constant        the weights as they stand in the artifact
-    prepared        what the `prepare` nodes make of the weights, once, when the artifact is loaded
+    constant        the weights as the artifact stores them
+    prepared        results of the `prepare` nodes, computed from weights when the artifact is
+    loaded
 
-Several tensors may look at the same bytes: that is how reshape, slices and concat cost nothing.
-Rows of a feature map are one piece in each block of channels: a tensor with `strides`.
+Several tensors may share bytes, so that reshape, slices and concat cost nothing. Rows of a feature
+map are one piece in each block of channels: a tensor with `strides`.
 
-Nodes run in regions: each belongs to exactly one. Regions stand in an order in which they could run
-one after the other; those of one processor do run in that order, and a region begins when those
-in its `after` are complete. There is one memory plan for all processors: one with memory of its
-own keeps a mirror, and `receives` and `sends` say what to copy between equal offsets.
+Each node belongs to exactly one region. Regions are listed in an order in which they could run one
+after the other; the regions of one processor do run in that order, and a region begins when the
+regions in its `after` are complete. All processors share one memory plan: a processor with memory
+of its own keeps a mirror, and `receives` and `sends` list the tensors that are copied between equal
+offsets.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from tvm_stretch.ir.provenance import Provenance, to_data
 
 FORMAT = Format("tvm_stretch.graph", 4, "the graph", ArtifactError, "export the model again")
 COPY_KERNEL = "tvm_stretch.copy"
-"""Name of the one kernel that every processor brings itself: bytes of input 0 to output 0."""
+"""Name of the one kernel that every processor provides: it copies input 0 to output 0."""
 
 TensorKind = Literal["input", "output", "arena", "constant", "prepared"]
 
@@ -48,8 +50,8 @@ class Tensor:
         kind: which memory.
         buffer: which input or output.
         offset: bytes before the first element.
-        bytes: from there to behind the last element.
-        strides: elements from one to the next in each direction; empty if they are dense.
+        bytes: from the first to the end of the last element.
+        strides: elements from one to the next in each dimension; empty if the tensor is dense.
     """
 
     shape: tuple[int, ...]
@@ -82,11 +84,11 @@ class Node:
 
 @dataclass(frozen=True)
 class ProcessorSpec:
-    """A processor that runs regions; the one at index 0 is the CPU, which runs `prepare` too.
+    """A processor that runs regions; the one at index 0 is the CPU, which also runs `prepare`.
 
     Attributes:
-        name: the word for it in plans and messages.
-        kind: which part of the executor drives it: `cpu`, `opencl`, ...
+        name: its name in plans and messages.
+        kind: the part of the executor that drives it: `cpu`, `opencl`, ...
     """
 
     name: str
@@ -103,11 +105,11 @@ class Region:
     Attributes:
         name: as in the plan.
         processor: index in the graph's processors.
-        nodes: ids, in the order they run.
-        after: regions of other processors that must be complete before this one begins; those
-            that follow from the others, or from the order of its own processor, are left out.
+        nodes: ids, in the order in which they run.
+        after: regions of other processors that must be complete before this one begins, without
+            those that are implied by others or by the order of its own processor.
         receives: tensors that the region reads, that another processor or the caller wrote last,
-            and that its processor did not receive since.
+            and that its processor has not received since.
         sends: tensors that the region writes and that another processor or the caller reads.
     """
 
@@ -129,13 +131,13 @@ class Port:
 
 @dataclass(frozen=True)
 class Guard:
-    """What the values of an input or output have to be; looked at after each run.
+    """The values that are allowed in an input or output; checked after each run.
 
     Attributes:
         tensor: its id.
-        low: least value, for each place in the last dimension if there are several.
-        high: greatest value; both are empty for values that must not be zero.
-        what: for messages.
+        low: least value; several values if each position in the last dimension has its own.
+        high: greatest value; both are empty if the values must not be zero.
+        what: describes the tensor in messages.
     """
 
     tensor: int
@@ -146,13 +148,13 @@ class Guard:
 
 @dataclass(frozen=True)
 class PlanSpec:
-    """One of several plans of a graph; their regions stand one plan behind the other.
+    """One of several plans of a graph; the graph lists the regions of all plans in order.
 
     Attributes:
         name: for people.
-        regions: how many are this plan's.
-        expected_ns: how long a run takes where nothing disturbs it; 0 if nobody knows.
-        plan: what the regions were made of.
+        regions: number of this plan's regions.
+        expected_ns: how long an undisturbed run takes; 0 if unknown.
+        plan: the plan from which the regions were made.
     """
 
     name: str
@@ -163,11 +165,11 @@ class PlanSpec:
 
 @dataclass(frozen=True)
 class Graph:
-    """Everything the executor needs, but the weights' bytes and the kernels' code.
+    """Everything that the executor needs except the bytes of weights and the code of kernels.
 
-    With `spare`, the CPU has the kernels of all nodes, and runs them if another processor fails.
-    `kept` are outputs behind `outputs` that only `guards` look at. Where there are `plans`, a run
-    takes the regions of one of them; all use the same weights and the same arena.
+    With `spare`, the CPU has the kernels of all nodes and runs them if another processor fails.
+    `kept` are outputs after `outputs` that only `guards` read. If there are `plans`, a run uses the
+    regions of one of them; all plans use the same weights and the same arena.
     """
 
     inputs: tuple[Port, ...]
@@ -191,15 +193,15 @@ class Graph:
     plans: tuple[PlanSpec, ...] = ()
 
     def first_region(self, number: int) -> int:
-        """Where the regions of a plan begin."""
+        """Index of a plan's first region."""
         return sum(plan.regions for plan in self.plans[:number])
 
     def first_node(self, number: int) -> int:
-        """Where the nodes of a plan begin."""
+        """Index of a plan's first node."""
         return sum(len(region.nodes) for region in self.regions[: self.first_region(number)])
 
     def of_plan(self, number: int) -> Graph:
-        """The graph with one of its plans alone; itself if it has no others."""
+        """The graph with one of its plans; the graph itself if it has no others."""
         if not self.plans:
             return self
         first, node, chosen = self.first_region(number), self.first_node(number), self.plans[number]
@@ -232,7 +234,7 @@ class Graph:
         """Read what `to_json` wrote.
 
         Raises:
-            ArtifactError: the text is not such a graph, or one of another version.
+            ArtifactError: the text is no such graph, or one of another version.
         """
         data = FORMAT.parse(text, "the graph")
         parts: dict[str, tuple[Any, ...]] = {

@@ -7,11 +7,11 @@
     lv3 = R.call_tir(cls.pack, (constant,), …)   `prepare` node: run once, when the artifact loads
     lv4 = cls.r0(lv, lv2)                        the nodes of one region
 
-`main` calls either functions, each a region of the processor in its attribute `processor`, or
-kernels, which are then one region of the CPU. A region that only holds views leaves no trace.
+`main` either calls functions, each a region of the processor that its attribute `processor` names,
+or kernels, which then are one region of the CPU. Regions that only contain views are dropped.
 
-A view that would start where kernels must not read (`ALIGNMENT`), or a part of a concat
-that already lives elsewhere, becomes a `tvm_stretch.copy` node.
+A `tvm_stretch.copy` node replaces a view that would start at an address that kernels must not read
+(`ALIGNMENT`), and fills the part of a concat whose memory lies elsewhere.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from tvm_stretch.passes.guard_operators import read_guards
 
 @dataclass(frozen=True)
 class Lowered:
-    """A graph, the bytes of its constants, and the functions of its kernels.
+    """A graph, the bytes of its constants and the functions of its kernels.
 
-    The first `own_bytes` of the weights are the network's, whatever its plan.
+    The first `own_bytes` of the weights belong to the network, independently of its plan.
     """
 
     graph: Graph
@@ -58,18 +58,18 @@ def lower(
     """Turn the function `main` of kernel-level Relax into a graph.
 
     Args:
-        mod: `main` may only hold calls of regions (or `call_tir` and view operators), tuples and
-            constants; a region may hold what `main` may, but calls of regions.
-        others: what other plans make of the same network. Their regions stand behind those of
-            `mod`, and use the same memory: one plan runs at a time.
-        processors: what the attribute `processor` of regions names; the CPU comes first.
-        threads: how many threads the kernels were scheduled for.
+        mod: `main` may only contain calls of regions (or `call_tir` and view operators), tuples and
+            constants; a region may contain the same except calls of regions.
+        others: the same network with other plans. Their regions come after those of `mod` and use
+            the same memory, because only one plan runs at a time.
+        processors: the processors that the attribute `processor` may name, the CPU first.
+        threads: number of threads that the kernels were scheduled for.
         output_names: names of the outputs; by default the attribute `output_names` of `main`.
-        weights: begun with the network's constants; by default they come in order of their use.
-        alignment: tensors of the arena start at such multiples of bytes; parts of others need not.
+        weights: contains the network's constants; by default constants come in order of use.
+        alignment: of tensors in the arena, in bytes; parts of other tensors need not keep it.
 
     Raises:
-        UnsupportedError: `main` holds anything else, or a shape is not static.
+        UnsupportedError: `main` contains anything else, or a shape is not static.
     """
     weights = weights or WeightsBlob()
     walk = Walk(mod, [processor.name for processor in processors], weights)
@@ -113,7 +113,7 @@ def lower(
 
 @dataclass(frozen=True)
 class _Draft:
-    """What one plan makes of the network; its tensors have no number yet."""
+    """One plan of the network as regions; its tensors have no numbers yet."""
 
     inputs: Sequence[View]
     outputs: Sequence[View]
@@ -128,7 +128,7 @@ class _Draft:
 
 
 def _draft(walk: Walk, alignment: int) -> _Draft:
-    """The walk over one module, and where everything is in the arena."""
+    """Walk over one module and place its tensors in the arena."""
     outputs = walk.visit_main(relax.analysis.remove_all_unused(walk.mod["main"]))
     regions = [r for r in walk.regions if r.steps] or [RegionSteps("main", 0)]
     links, before = link_regions(regions, outputs)
@@ -154,7 +154,7 @@ def _output_names(
 
 
 def _number_regions(drafts: Sequence[_Draft], table: TensorTable) -> tuple[Region, ...]:
-    """The regions of all plans with the numbers of their nodes and tensors."""
+    """The regions of all plans, with numbers for their nodes and tensors."""
     numbers = itertools.count()
     found: list[Region] = []
     for draft in drafts:

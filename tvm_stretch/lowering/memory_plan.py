@@ -1,16 +1,17 @@
-"""Places buffers in one arena so that no two live ones overlap.
+"""Place buffers in one arena so that no two live buffers overlap.
 
     buffer   bytes   touched by steps    offset
     a          256   0, 1                     0
     b          128      1, 2                256
-    c          256         2, 3               0     a is dead when c is written: same place
+    c          256         2, 3               0     a is dead when c is written, so c takes its
+    place
 
-Several processors run steps at the same time, so "dead" is a matter of which step happens before
-which: two buffers share memory only if every step that touches one of them is complete before any
-step that touches the other begins.
+Because several processors run steps at the same time, whether a buffer is dead depends on which
+step happens before which: two buffers share memory only if every step that touches one of them is
+complete before any step that touches the other begins.
 
-Three steps: the caller derives the **lifetimes**, a **sweep** over time tells how much is live at
-once (no plan can be smaller), and then the **offsets** are chosen, largest buffer first.
+There are three steps: the caller derives the **lifetimes**, a **sweep** over time computes how much
+is live at once (no plan can be smaller), and then the **offsets** are chosen, largest buffer first.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ _ATTEMPTS = 64
 
 @dataclass(frozen=True)
 class Lifetime:
-    """`size` bytes, and when they are needed. Sets of steps are bits of an integer.
+    """`size` bytes and the time in which they are needed. Sets of steps are bit sets in integers.
 
     Attributes:
-        size: how many bytes.
+        size: number of bytes.
         steps: the steps that touch them.
         earlier: the steps that are complete before the first of `steps` begins.
     """
@@ -52,7 +53,7 @@ class Lifetime:
         return self.steps.bit_length() - 1
 
     def precedes(self, other: Lifetime) -> bool:
-        """Whether this buffer is dead before the other one is born."""
+        """Whether this buffer is dead before the other one is written."""
         return self.steps & ~other.earlier == 0
 
     def overlaps(self, other: Lifetime) -> bool:
@@ -81,12 +82,12 @@ def find_lifetimes(
     accesses: Sequence[Iterable[int]],
     earlier: Sequence[int] | None = None,
 ) -> list[Lifetime]:
-    """Which steps touch each buffer, and which ones are over by then.
+    """Which steps touch each buffer, and which steps are complete before.
 
     Args:
         sizes: bytes of each buffer.
-        accesses: for each step, the buffers it reads or writes. Tensors that look at the same
-            memory count as one buffer, so its lifetime is the union of theirs.
+        accesses: for each step, the buffers that it reads or writes. Tensors that share memory
+            count as one buffer, whose lifetime is the union of theirs.
         earlier: for each step, the steps (bits, all of them lower) that happen before it; by
             default steps run one after the other.
     """
@@ -98,7 +99,7 @@ def find_lifetimes(
         for buffer in buffers:
             touched[buffer] |= 1 << step
             before[buffer] &= earlier[step]
-    # A buffer that nobody touches needs no memory.
+    # A buffer without steps needs no memory.
     return [
         Lifetime(size, steps, mask) if steps else Lifetime(0, 0, 0)
         for size, steps, mask in zip(sizes, touched, before, strict=True)
@@ -109,7 +110,7 @@ def find_lifetimes(
 
 
 def lower_bound(lifetimes: Sequence[Lifetime], alignment: int = ALIGNMENT) -> int:
-    """The most bytes that are live at one step, were the steps to run one after the other."""
+    """The most bytes that are live at one step, assuming that steps run one after the other."""
     change: defaultdict[int, int] = defaultdict(int)
     for life in lifetimes:
         change[life.first] += align(life.size, alignment)
@@ -123,9 +124,9 @@ def lower_bound(lifetimes: Sequence[Lifetime], alignment: int = ALIGNMENT) -> in
 def plan_memory(lifetimes: Sequence[Lifetime], alignment: int = ALIGNMENT) -> MemoryPlan:
     """Choose offsets, multiples of `alignment`, so that live buffers never overlap.
 
-    Placing the largest buffer first is nearly always optimal for CNNs. Where it is not, the order
-    is disturbed a fixed number of times (seeded: the same graph gives the same plan) and the
-    smallest arena wins.
+    Placing the largest buffer first is nearly always optimal for CNNs. If it is not, the order is
+    changed at random a fixed number of times (seeded, so that the same graph gives the same plan),
+    and the smallest arena wins.
     """
     sizes = [align(life.size, alignment) for life in lifetimes]
     rivals: list[list[int]] = [[] for _ in lifetimes]
@@ -179,7 +180,7 @@ def _tightest_gap(size: int, taken: Sequence[tuple[int, int]]) -> int:
 def _move_culprit_forward(
     order: Sequence[int], plan: MemoryPlan, sizes: Sequence[int], generator: random.Random
 ) -> list[int]:
-    """Let a buffer that sticks out at the top choose its place earlier."""
+    """Let a buffer at the top of the arena be placed earlier."""
     culprits = [i for i in order if plan.offsets[i] + sizes[i] > 0.9 * plan.total]
     culprit = generator.choice(culprits)
     changed = [i for i in order if i != culprit]

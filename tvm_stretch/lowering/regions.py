@@ -1,13 +1,13 @@
-"""Who waits for whom, and what has to move, from who wrote which byte last.
+"""Find which regions wait for which, and what has to be copied, from the last writer of every byte.
 
     region  processor  reads   writes        after   receives   sends
     r0      cpu        x       a             -       x          a
     r1      opencl     a       b             r0      a          b
-    r2      cpu        a, b    c             r1      b          c         a is here already
-    r3      opencl     a, c    y             r2      c          y         a was received before
+    r2      cpu        a, b    c             r1      b          c         a is in its memory already
+    r3      opencl     a, c    y             r2      c          y         it received a before
 
-Bytes are followed and not tensors: two regions may each write a part of what a third one reads, at
-the same time. Rows of a feature map are many parts, one in each block of channels.
+Bytes are tracked instead of tensors, because two regions may each write a part of what a third one
+reads. Rows of a feature map are many parts, one in each block of channels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tvm_stretch.lowering.views import Buffer, DraftNode, View
 
 @dataclass(eq=False)
 class RegionSteps:
-    """A region whose tensors have no number yet."""
+    """A region whose tensors have no numbers yet."""
 
     name: str
     processor: int
@@ -30,7 +30,7 @@ class RegionSteps:
 
 @dataclass(frozen=True)
 class Links:
-    """What ties one region to the others; see `graph.Region`."""
+    """Dependencies of one region on others; see `graph.Region`."""
 
     after: tuple[int, ...]
     receives: tuple[View, ...]
@@ -43,8 +43,8 @@ def link_regions(
     """Find the links of all regions.
 
     Args:
-        regions: in the order in which they stand in the graph.
-        outputs: what the caller reads.
+        regions: in the order of the graph.
+        outputs: tensors that the caller reads.
 
     Returns:
         The links, and for each region the regions (bits of an integer) that happen before it.
@@ -64,7 +64,7 @@ def link_regions(
 
 
 def happens_before(regions: Sequence[RegionSteps], before: Sequence[int]) -> list[int]:
-    """For each step, numbered through all regions, the steps (bits) that are complete by then."""
+    """For each step, numbered through all regions, the steps (bits) that are complete before it."""
     own: list[int] = []
     count = 0
     for region in regions:
@@ -85,10 +85,10 @@ def happens_before(regions: Sequence[RegionSteps], before: Sequence[int]) -> lis
 def _order(
     regions: Sequence[RegionSteps], sources: Sequence[set[int]]
 ) -> tuple[list[tuple[int, ...]], list[int]]:
-    """`after` without what follows from the rest, and all that happens before each region."""
+    """`after` without implied regions, and all regions that happen before each region."""
     after: list[tuple[int, ...]] = []
     before: list[int] = []
-    latest: dict[int, int] = {}  # the region of each processor that stands last so far
+    latest: dict[int, int] = {}  # the last region of each processor so far
     for index, region in enumerate(regions):
         direct = set(sources[index])
         if region.processor in latest:
@@ -115,7 +115,7 @@ class _Piece:
 
 @dataclass
 class _Windows:
-    """Parts of buffers; what touches or overlaps becomes one."""
+    """Parts of buffers; parts that touch or overlap are merged."""
 
     parts: dict[Buffer, list[tuple[int, int]]] = field(default_factory=dict)
 
@@ -137,7 +137,7 @@ class _Windows:
 
 
 class _Trace:
-    """Follows every byte while the regions run in order."""
+    """Tracks every byte while the regions run in order."""
 
     def __init__(self, regions: Sequence[RegionSteps]) -> None:
         self.processors = [region.processor for region in regions]
@@ -147,7 +147,7 @@ class _Trace:
         self._pieces: dict[Buffer, list[_Piece]] = {}
 
     def read(self, region: int, view: View) -> None:
-        """`region` reads a tensor: it may have to wait for it, and to receive it."""
+        """`region` reads a tensor: it may have to wait for its writer and to receive it."""
         processor = self.processors[region]
         for root, piece in self._covering(view):
             if piece.writer is not None and piece.writer != region:
@@ -159,7 +159,7 @@ class _Trace:
                     self.sends[piece.writer].add(root, piece.start, piece.stop)
 
     def write(self, region: int, view: View) -> None:
-        """`region` writes a tensor: no other processor has it yet."""
+        """`region` writes a tensor, which no other processor has yet."""
         for _, piece in self._covering(view):
             piece.writer, piece.holders = region, {self.processors[region]}
 
@@ -170,7 +170,7 @@ class _Trace:
                 self.sends[piece.writer].add(root, piece.start, piece.stop)
 
     def _covering(self, view: View) -> list[tuple[Buffer, _Piece]]:
-        """The pieces that make up a tensor, cut where it begins and ends; none for a constant."""
+        """The pieces of a tensor, cut where it begins and ends; none for a constant."""
         root = view.buffer.root
         if root.is_constant or view.bytes == 0:
             return []
@@ -183,7 +183,7 @@ class _Trace:
 
 
 def _cut(pieces: list[_Piece], at: int) -> int:
-    """Let a piece begin at this byte; returns its place."""
+    """Cut pieces at this byte; returns the index of the piece that begins there."""
     index = bisect.bisect_left(pieces, at, key=lambda piece: piece.start)
     if index and pieces[index - 1].stop > at:
         before = pieces[index - 1]

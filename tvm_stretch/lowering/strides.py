@@ -1,8 +1,8 @@
-"""Kernels whose tensors have gaps.
+"""Adapt kernels to tensors that have gaps.
 
     x: Buffer((1, 8, 20, 56, 8))  ->  x: Buffer(.., strides=(200704, 25088, 448, 8, 1))
 
-Loop nests index tensors by coordinates, so that nothing else changes.
+Loop nests index tensors by coordinates, so nothing else changes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Strides = tuple[int, ...]
 
 
 def with_strides(function: tirx.PrimFunc, strides: Sequence[Strides]) -> tirx.PrimFunc:
-    """The kernel for parameters with these strides, in elements; empty ones are dense."""
+    """The kernel for parameters with these strides, in elements; without strides they are dense."""
     params = {
         param: _strided(param, own) for param, own in zip(function.params, strides, strict=True)
     }

@@ -1,4 +1,4 @@
-"""Memory as lowering sees it: buffers, the tensors that look at them, and where they end up."""
+"""Memory during lowering: buffers, the tensors on them, and their final places."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tvm_stretch.lowering.memory_plan import find_lifetimes, plan_memory
 class Buffer:
     """Memory that is placed as one piece, or (with a `parent`) a part of such a piece.
 
-    `offset` counts from the start of the parent; without one, from the start of the memory `kind`.
-    With `run` the part is not one piece of its parent, but `run` bytes of every `pitch`:
+    `offset` counts from the start of the parent or, without one, of the memory `kind`.
+    With `run` the part is no single piece of its parent, but `run` bytes of every `pitch`:
 
         parent    |........####....|........####....|........####....|     # this buffer
                            <run>    <----- pitch ----->
@@ -34,22 +34,22 @@ class Buffer:
 
     @property
     def root(self) -> Buffer:
-        """The piece that this buffer is part of."""
+        """The placed piece that contains this buffer."""
         return self if self.parent is None else self.parent.root
 
     @property
     def is_constant(self) -> bool:
-        """Whether the bytes are known when the artifact is loaded."""
+        """Whether the bytes are known once the artifact is loaded."""
         return self.kind in ("constant", "prepared")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the elements of a tensor stand in the root of its buffer, in bytes.
+    """Where the elements of a tensor lie in the root of its buffer, in bytes.
 
     Attributes:
         start: of the first element.
-        strides: from one element to the next in each direction.
+        strides: from one element to the next in each dimension.
         shape: extents.
         item: bytes of an element.
     """
@@ -61,18 +61,18 @@ class Layout:
 
     @property
     def span(self) -> int:
-        """Bytes from the first element to behind the last one."""
+        """Bytes from the first element to the end of the last one."""
         if 0 in self.shape:
             return 0
         return self.item + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
 
     @property
     def is_dense(self) -> bool:
-        """Whether the elements follow each other without gaps."""
+        """Whether the elements are contiguous."""
         return self.span == math.prod(self.shape) * self.item
 
     def runs(self) -> list[tuple[int, int]]:
-        """Where the pieces without gaps begin and end, in the order of the elements."""
+        """Begin and end of each contiguous piece, in the order of the elements."""
         if self.is_dense:
             return [(self.start, self.start + self.span)]
         size, axis = self.item, len(self.shape)
@@ -86,7 +86,7 @@ class Layout:
         return [(start, start + size) for start in starts]
 
     def inside(self, part: Buffer) -> Layout | None:
-        """This layout in `part`, as one in its parent; None if there are no such strides."""
+        """This layout in `part`, as a layout in its parent; None if no strides describe it."""
         start, strides = self.start, self.strides
         if part.run:
             run, pitch = part.run, part.pitch
@@ -101,7 +101,7 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A tensor without gaps that starts `offset` bytes into a buffer."""
+    """A contiguous tensor that starts `offset` bytes into a buffer."""
 
     buffer: Buffer
     shape: tuple[int, ...]
@@ -120,13 +120,13 @@ class View:
 
     @property
     def layout(self) -> Layout:
-        """The layout of what `find_layout` accepted."""
+        """The layout of a view that `find_layout` accepted."""
         found = self.find_layout()
         assert found is not None, "walk.py only records views that have a layout"
         return found
 
     def find_layout(self) -> Layout | None:
-        """Where the elements are in the root; None if no strides say so."""
+        """Where the elements lie in the root; None if no strides describe it."""
         item = dtype_bytes(self.dtype)
         strides = tuple(math.prod(self.shape[i + 1 :]) * item for i in range(len(self.shape)))
         found: Layout | None = Layout(self.offset, strides, self.shape, item)
@@ -139,7 +139,7 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class DraftNode:
-    """A node whose tensors have no number yet."""
+    """A node whose tensors have no numbers yet."""
 
     kernel: str
     name: str
@@ -162,15 +162,15 @@ def place_buffers(
     kept: Iterable[View] = (),
     alignment: int = ALIGNMENT,
 ) -> int:
-    """Set the offsets of all buffers of this kind; returns how much memory they need.
+    """Set the offsets of all buffers of this kind; returns the memory that they need.
 
     Args:
         steps: the nodes, in an order in which they could run one after the other.
         kind: which buffers to place.
-        earlier: for each step, the steps (bits) that happen before it; by default all the ones
-            that stand before it.
-        kept: what must still be there after the last step.
-        alignment: they begin at multiples of so many bytes.
+        earlier: for each step, the steps (bits) that happen before it; by default all that are
+            listed before it.
+        kept: tensors that are read after the last step.
+        alignment: buffers begin at multiples of this number of bytes.
     """
     numbers: dict[Buffer, int] = {}
 
@@ -191,13 +191,13 @@ def place_buffers(
 
 @dataclass
 class TensorTable:
-    """Numbers tensors; two that look at the same bytes in the same way get the same number."""
+    """Numbers tensors; tensors with the same bytes and layout get the same number."""
 
     ids: dict[Tensor, int] = field(default_factory=dict)
     _windows: dict[tuple[str, int, int, int], int] = field(default_factory=dict)
 
     def add(self, view: View) -> int:
-        """Number of the tensor behind this view."""
+        """Number of a view's tensor."""
         root, layout = view.buffer.root, view.layout
         start = root.offset + layout.start
         strides = () if layout.is_dense else tuple(s // layout.item for s in layout.strides)
@@ -213,7 +213,7 @@ class TensorTable:
         return Node(step.kernel, step.name, inputs, outputs, step.provenance)
 
     def add_window(self, view: View) -> int:
-        """Number of a tensor on the same bytes; what it takes them for does not matter."""
+        """Number of any tensor on the same bytes, whatever its shape and type."""
         root = view.buffer.root
         start = root.offset + view.layout.start
         found = self._windows.get((root.kind, root.index, start, view.bytes))
@@ -221,13 +221,13 @@ class TensorTable:
 
 
 def is_readable(view: View) -> bool:
-    """Whether kernels may read or write the tensor where it is."""
+    """Whether kernels may access the tensor where it lies."""
     layout = view.find_layout()
     return layout is not None and layout.start % ALIGNMENT == 0
 
 
 def band(source: View, shape: tuple[int, ...], axis: int, offset: int) -> View:
-    """The part of `source` that starts `offset` bytes after it, cut along one axis."""
+    """The part of `source` that starts at `offset` bytes, cut along one axis."""
     outer = math.prod(shape[:axis])
     if outer == 1:
         return View(source.buffer, shape, source.dtype, source.offset + offset)
@@ -244,7 +244,7 @@ def band(source: View, shape: tuple[int, ...], axis: int, offset: int) -> View:
 
 
 def gapless_pieces(source: View, target: View) -> Iterator[tuple[View, View]]:
-    """Tensors without gaps of which `source` and `target`, of one size, are made."""
+    """Contiguous pieces that make up `source` and `target`, which have the same size."""
     if source.layout.is_dense and target.layout.is_dense:
         yield source, target
         return
@@ -260,5 +260,5 @@ def gapless_pieces(source: View, target: View) -> Iterator[tuple[View, View]]:
 
 
 def ancestors(buffer: Buffer) -> list[Buffer]:
-    """The buffer and all that it is a part of."""
+    """The buffer and all buffers that contain it."""
     return [buffer, *(ancestors(buffer.parent) if buffer.parent is not None else ())]

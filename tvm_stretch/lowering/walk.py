@@ -1,6 +1,6 @@
-"""One walk over kernel-level Relax: what is computed where, in which memory.
+"""Walk over kernel-level Relax and record which kernels run, on which memory.
 
-Each function of this file that returns a value returns a `View` (a tensor in some memory), or a
+Each function of this file that returns a value returns a `View` (a tensor in some memory) or a
 tuple of values.
 """
 
@@ -41,13 +41,13 @@ class Walk:
 
     Attributes:
         mod: the module that holds `main`.
-        processors: names; the region of a function runs on the one that its attribute names.
+        processors: names; the attribute of a region's function selects one.
         weights: the constants.
         prepare: kernels that only read constants.
-        kernels: the functions of all kernels, by the names that steps have for them.
-        done: the regions of walks over other forms of the network.
+        kernels: the functions of all kernels, by the names that steps use.
+        done: the regions of walks over other plans' modules.
         regions: all other kernels, by region.
-        provenance: of what is being visited.
+        provenance: of the expression that is being visited.
     """
 
     mod: tvm.IRModule
@@ -66,7 +66,7 @@ class Walk:
     provenance: Provenance = field(default_factory=Provenance)
 
     def over(self, mod: tvm.IRModule) -> Walk:
-        """A walk over another form of the network: what is made of constants is common to both."""
+        """A walk over the module of another plan, with which it shares constants and `prepare`."""
         return Walk(
             mod,
             self.processors,
@@ -91,7 +91,7 @@ class Walk:
         return [self.claim_output(index, value) for index, value in enumerate(results)]
 
     def visit_region_call(self, call: relax.Call, name: str) -> Any:
-        """The steps of a function that `main` calls; the value is what it returns."""
+        """Walk a function that `main` calls; returns the value of its result."""
         function = self.mod[call.op]
         if self.region is not None or not isinstance(function, relax.Function):
             raise _refuse(f"a call of {call.op.name_hint} outside main", name)
@@ -110,7 +110,7 @@ class Walk:
     def visit_region(
         self, function: relax.Function, arguments: Sequence[Any], name: str, processor: int
     ) -> Any:
-        """Record the steps of a function in a region of their own."""
+        """Walk a function as a region of its own."""
         self.region = RegionSteps(name, processor)
         self.regions.append(self.region)
         results = self.visit_function(function, arguments)
@@ -130,7 +130,7 @@ class Walk:
         return self.visit(function.body.body, "the result")
 
     def record(self, step: DraftNode) -> None:
-        """Add a step to the region that is being walked."""
+        """Add a step to the current region."""
         if self.region is None:
             raise _refuse(f"{step.kernel} beside calls of regions", step.name)
         self.region.steps.append(step)
@@ -156,7 +156,7 @@ class Walk:
         return _VIEW_OPS[expr.op.name](self, expr, name)
 
     def visit_constant(self, constant: tvm.ir.GenericConst) -> View:
-        """A view of the weights; equal constants share their buffer."""
+        """A view of the weights; equal constants share a buffer."""
         shape, dtype = tensor_type(constant.ty, "a constant")
         offset = self.weights.add(constant.value)
         size = math.prod(shape) * dtype_bytes(dtype)
@@ -165,7 +165,7 @@ class Walk:
         return View(buffer, shape, dtype)
 
     def name_of(self, var: tvm.ir.GlobalVar) -> str:
-        """The kernel's name; another one where one of another module has it."""
+        """The kernel's name, or a new one if a kernel of another module has it."""
         if var.name_hint not in self.names:
             tries = (f"{var.name_hint}{number or ''}" for number in itertools.count())
             name = next(name for name in tries if name not in self.kernels)
@@ -174,7 +174,7 @@ class Walk:
         return self.names[var.name_hint]
 
     def visit_call_tir(self, call: relax.Call, name: str) -> Any:
-        """Record a kernel call, under `prepare` if all it reads is constant."""
+        """Record a kernel call, under `prepare` if all its operands are constant."""
         if len(call.args) != 2:
             raise _refuse("call_tir with symbolic arguments", name)
         inputs = self.visit(call.args[1], name)
@@ -193,7 +193,7 @@ class Walk:
     def run_once(
         self, kernel: str, name: str, inputs: tuple[View, ...], types: list[tuple[Any, str]]
     ) -> tuple[View, ...]:
-        """Record a `prepare` step; the same kernel on the same constants is one step."""
+        """Record a `prepare` step; the same kernel on the same constants is recorded once."""
         function = tvm_ffi.structural_hash(self.kernels[kernel])
         key = (function, *((v.buffer, v.offset, v.shape, v.dtype) for v in inputs))
         if key not in self.prepared:
@@ -203,7 +203,7 @@ class Walk:
         return self.prepared[key]
 
     def copy(self, source: View, target: View, name: str) -> View:
-        """Record a copy, piece by piece where one of them has gaps; returns the target."""
+        """Record a copy, piece by piece if one of the tensors has gaps; returns the target."""
         helping = replace(self.provenance, operators=(), helpers=self.provenance.served[:1])
         pieces, name = list(gapless_pieces(source, target)), show_dots(name)
         for index, (read, written) in enumerate(pieces):
@@ -218,7 +218,7 @@ class Walk:
     # Views.
 
     def view(self, source: View, shape: tuple[int, ...], offset: int, name: str) -> View:
-        """`source` from `offset` bytes on, with another shape."""
+        """A tensor on `source` from `offset` bytes on, with another shape; a copy if necessary."""
         view = View(source.buffer, shape, source.dtype, source.offset + offset)
         if is_readable(view):
             return view
@@ -234,7 +234,7 @@ class Walk:
         return self.view(self.visit(call.args[0], name), shape, 0, name)
 
     def visit_split(self, call: relax.Call, name: str) -> tuple[View, ...]:
-        """Consecutive slices."""
+        """Consecutive slices of a tensor."""
         source = self.visit(call.args[0], name)
         axis = call.attrs.axis % len(source.shape)
         views, offset = [], 0
@@ -245,7 +245,7 @@ class Walk:
         return tuple(views)
 
     def visit_strided_slice(self, call: relax.Call, name: str) -> View:
-        """One slice; its offset is where its first element stands."""
+        """One slice; its offset is that of its first element."""
         source = self.visit(call.args[0], name)
         shape, dtype = tensor_type(call.ty, name)
         axes, begin = _integers(call.args[1], name), _integers(call.args[2], name)
@@ -266,7 +266,7 @@ class Walk:
         return self.view(band(source, shape, shortened[0], offset), shape, 0, name)
 
     def visit_concat(self, call: relax.Call, name: str) -> View:
-        """One buffer; each part is written there by its producer, or else copied."""
+        """One buffer; the producer of each part writes into it, or the part is copied."""
         parts = self.visit(call.args[0], name)
         shape, dtype = tensor_type(call.ty, name)
         axis = 0 if call.attrs.axis is None else call.attrs.axis % len(shape)
@@ -281,10 +281,10 @@ class Walk:
         return whole
 
     def move(self, part: View, slot: View) -> bool:
-        """Let the producer of `part` write it straight into `slot`, if it may.
+        """Let the producer of `part` write straight into `slot`, if that is possible.
 
-        Not if the part belongs to the caller or to the artifact, if it is a slice of something,
-        if it went into another concat already, or if kernels could not read what looks at it.
+        It is not if the part belongs to the caller or the artifact, is a slice of another tensor,
+        went into another concat already, or has views that kernels could not read there.
         """
         own, place = part.buffer, slot.buffer
         if own.kind != place.root.kind or own.parent is not None or not part.is_whole_buffer:
@@ -294,18 +294,18 @@ class Walk:
                 return False
             own.parent, own.offset = place, slot.offset
             return True
-        readable = [view for view in self.looking_at(own) if is_readable(view)]
+        readable = [view for view in self.views_on(own) if is_readable(view)]
         own.parent, own.offset = place.parent, place.offset
         own.run, own.pitch = place.run, place.pitch
-        if all(view.find_layout() for view in self.looking_at(own)) and all(
+        if all(view.find_layout() for view in self.views_on(own)) and all(
             map(is_readable, readable)
         ):
             return True
         own.parent, own.offset, own.run, own.pitch = None, 0, 0, 0
         return False
 
-    def looking_at(self, buffer: Buffer) -> Iterator[View]:
-        """All tensors so far that stand in this buffer, or in a part of it."""
+    def views_on(self, buffer: Buffer) -> Iterator[View]:
+        """All recorded tensors in this buffer or in a part of it."""
         regions = (*self.done, *self.regions)
         steps = [step for region in regions for step in region.steps] + self.prepare
         recorded = itertools.chain.from_iterable((*step.inputs, *step.outputs) for step in steps)
@@ -314,7 +314,7 @@ class Walk:
                 yield view
 
     def claim_output(self, index: int, value: Any) -> View:
-        """Let a result live in the caller's memory; by a copy if it has to live elsewhere too."""
+        """Put a result into the caller's memory, by a copy if it must also live elsewhere."""
         if not isinstance(value, View):
             raise _refuse("a tuple inside the returned tuple", "main")
         buffer = value.buffer
@@ -328,7 +328,7 @@ class Walk:
         return target
 
     def region_to_copy(self, root: Buffer) -> RegionSteps:
-        """The last region that writes `root`; for what nobody writes, a region of the CPU."""
+        """The last region that writes `root`; if none does, a region of the CPU."""
         for region in reversed(self.regions):
             if any(view.buffer.root is root for step in region.steps for view in step.outputs):
                 return region
@@ -351,7 +351,7 @@ _VIEW_OPS: dict[str, Callable[[Walk, relax.Call, str], Any]] = {
 
 
 def _callee(binding: relax.Binding) -> Any:
-    """What the call of a binding calls; None if it is no call."""
+    """The callee of a binding's call; None if it is no call."""
     value = getattr(binding, "value", None)
     return value.op if isinstance(value, relax.Call) else None
 
@@ -372,7 +372,7 @@ def tensor_type(ty: Any, name: str) -> tuple[tuple[int, ...], str]:
 
 
 def _integers(expr: Any, name: str) -> list[int]:
-    """The integers of a tuple of constants."""
+    """The integers in a tuple of constants."""
     try:
         return [int(getattr(item, "value", item)) for item in expr.fields]
     except (AttributeError, TypeError) as error:

@@ -1,10 +1,10 @@
-"""All constants of a network in one piece of memory, equal ones once.
+"""All constants of a network in one blob, equal constants once.
 
     | the network's own: w0, w1, b0, .. | others: the bias of a part, ..
 
-The network's own constants stand first, in its order, whatever a plan makes of the layers that read
+The network's own constants come first, in its order, even if a plan splits the layers that read
 them: a part of a layer reads a part of its weights. So all plans of a network have the same weights
-but for a few bytes, and share them, in one artifact or on one device.
+except for a few bytes, and share them, in one artifact or on one device.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _WORTH_FINDING = 1 << 10  # bytes of a part
 
 
 class WeightsBlob:
-    """Collects constants; `add` tells where each one will stand.
+    """Collects constants; `add` returns the offset of each.
 
     Attributes:
         bytes: of all constants.
-        own_bytes: of those that the network has, whatever its plan.
+        own_bytes: of the constants of the network itself, independently of its plan.
     """
 
     def __init__(self, network: tvm.IRModule | None = None) -> None:
-        """Begin with the constants of `main`, of a network that no plan has touched."""
+        """Begin with the constants of `main` of a network to which no plan was applied."""
         self.bytes = 0
         self._parts: list[tuple[int, np.ndarray]] = []
         self._offsets: dict[tuple[int, bytes], int] = {}
-        self._rows: dict[int, list[tuple[int, np.ndarray]]] = {}  # by bytes of a row
+        self._rows: dict[int, list[tuple[int, np.ndarray]]] = {}  # by row size in bytes
         if network is not None:
             relax.analysis.post_order_visit(network["main"].body, self._add_own)
         self.own_bytes = self.bytes
@@ -44,7 +44,7 @@ class WeightsBlob:
             self.add(expr.value)
 
     def add(self, value: tvm.runtime.Tensor) -> int:
-        """Offset of the bytes of `value`; shared with equal ones, or with those it is a part of."""
+        """Offset of the bytes of `value`; equal constants and parts of constants are shared."""
         data = _as_bytes(value)
         key = (data.nbytes, hashlib.blake2b(data.data, digest_size=16).digest())
         if key not in self._offsets:
@@ -62,7 +62,7 @@ class WeightsBlob:
         return offset
 
     def _find(self, part: np.ndarray) -> int | None:
-        """Where these rows stand one after the other, among those of another constant."""
+        """Offset of these rows inside another constant that contains them in sequence."""
         count, width = part.shape
         for offset, rows in self._rows.get(width, []) if part.nbytes >= _WORTH_FINDING else []:
             begins = (rows[:, :ALIGNMENT] == part[0, :ALIGNMENT]).all(axis=1)
@@ -90,9 +90,9 @@ def _as_bytes(value: tvm.runtime.Tensor) -> np.ndarray:
 
 
 class UnreadWeights(WeightsBlob):
-    """Only counts constants, for who wants to know the kernels."""
+    """Only counts constants, for callers that need the kernels alone."""
 
     def add(self, value: tvm.runtime.Tensor) -> int:
-        """Every constant stands for itself."""
+        """Number every constant separately."""
         self.bytes += 1
         return self.bytes

@@ -1,1 +1,1 @@
-"""Plans: who runs what. Data only: nothing here compiles or runs."""
+"""Plans: which processor runs which operators. Data only: nothing here compiles or runs."""

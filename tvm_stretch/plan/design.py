@@ -1,4 +1,4 @@
-"""A stretched network as data: which segments have branches, how deep and wide, and where they run.
+"""A stretched network as data: segments, the depth and width of their branches, processors.
 
     {
      "format": "tvm_stretch.design",
@@ -13,11 +13,11 @@
 A segment is a run of blocks between two meeting points of the original network. Each branch has
 ``depth`` of its blocks, ``width`` channels each. Merges (passes/duplicate_and_scale.py draws them):
 
-concat     the results stand beside each other; what comes next reads them all
-restore    each is brought back to its share of the original channels by a 1x1 convolution, then
+concat     the results are concatenated; the operators that follow read all of them
+restore    a 1x1 convolution brings each result to its share of the original channels, then
            concat (NN-Stretch, figure 8)
-project    as restore, and a 1x1 convolution also narrows what each branch reads (the designs for
-           EfficientNet that were published)
+project    as restore, and a 1x1 convolution also narrows the input of each branch (the published
+           designs for EfficientNet)
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Branch:
     """One branch of a segment.
 
     Attributes:
-        processor: who runs it.
-        depth: how many blocks of the segment it has.
-        width: channels of what its blocks compute.
+        processor: the processor that runs it.
+        depth: number of the segment's blocks that it keeps.
+        width: channels of its blocks' results.
     """
 
     processor: str
@@ -56,12 +56,12 @@ class Branch:
 
 @dataclass(frozen=True)
 class StretchedSegment:
-    """A run of blocks and the branches that take its place; one branch only scales it.
+    """A run of blocks and the branches that replace it; a single branch only scales it.
 
     Attributes:
-        start: the meeting point that it reads.
+        start: the meeting point that the segment reads.
         end: the meeting point that it computes.
-        branches: in the order in which their results stand.
+        branches: in the order in which their results are concatenated.
         merge: one of `MERGES`.
     """
 
@@ -103,7 +103,7 @@ class Design:
 
     @property
     def processors(self) -> tuple[str, ...]:
-        """Who runs its branches."""
+        """The processors that run its branches."""
         names = (b.processor for segment in self.segments for b in segment.branches)
         return tuple(dict.fromkeys(names))
 
@@ -115,17 +115,17 @@ class Design:
         widths: Sequence[Sequence[int]],
         merge: str = "concat",
     ) -> Design:
-        """A design from one list of depths and one of widths for each segment, as papers print it.
+        """A design from a list of depths and a list of widths per segment, as papers print them.
 
         Args:
-            segments: start and end of each.
-            processors: of the branches; a segment of one branch has no merge.
-            depths: for each segment, of each branch.
-            widths: likewise.
+            segments: start and end of each segment.
+            processors: of the branches; a segment with one branch has no merge.
+            depths: for each segment, the depth of each branch.
+            widths: for each segment, the width of each branch.
             merge: of all segments.
 
         Raises:
-            PlanError: the lists are of unequal lengths, or are none.
+            PlanError: the lists are of unequal lengths, or no lists.
         """
         for what, lists in (("depths", depths), ("widths", widths)):
             if not _are_lists(lists):
@@ -156,14 +156,14 @@ class Design:
         """The design in a file, a dict of its JSON, or another design.
 
         Raises:
-            PlanError: there is no such file, or it is no design.
+            PlanError: there is no such file, or it contains no design.
         """
         if isinstance(source, Design):
             return source
         return _from_data(*FORMAT.read_any(source, "Design"))
 
     def to_data(self) -> dict[str, Any]:
-        """What its JSON says."""
+        """The design as data for JSON."""
         return {**FORMAT.head, "segments": [asdict(segment) for segment in self.segments]}
 
     def write(self, path: str | os.PathLike[str]) -> None:

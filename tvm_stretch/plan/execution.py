@@ -1,4 +1,4 @@
-"""What became of a plan: the operators that ran elsewhere than planned."""
+"""Compare a plan with its execution: the operators that ran elsewhere than planned."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Stray:
-    """An operator that fell back: it ran elsewhere than planned."""
+    """An operator that fell back to another processor than planned."""
 
     operator: str
     planned: str
@@ -16,12 +16,12 @@ class Stray:
 
 @dataclass(frozen=True)
 class Execution:
-    """What became of a plan.
+    """How a plan was executed.
 
     Attributes:
-        operators: how many operators the plan has.
-        strays: those that ran elsewhere.
-        without_kernel: those that need none.
+        operators: number of operators of the plan.
+        strays: operators that ran elsewhere.
+        without_kernel: operators that need no kernel.
     """
 
     operators: int

@@ -1,4 +1,4 @@
-"""The plan: which processor runs which operators, in which order. A file that people can edit.
+"""The plan: which processor runs which operators, in which order, as a file that people can edit.
 
     {
      "format": "tvm_stretch.plan",
@@ -13,15 +13,15 @@
      "refusals": []
     }
 
-Operators are the calls of canonical Relax `main`, by the names of their binding variables; `shares`
-and `splits` cut some of them into parts. Both have one number for each processor of the plan, in
-their order, 0 for those that take no part. Regions name the operators after that; they stand in an
-order in which they could run one after the other; those of one processor do run in that order, and
-operators in the order of their region. To edit shares or splits, leave `regions` out: parts then go
-to the processors that the numbers name, everything else to the first one that supports it.
-`refusals` is what the compiler found out about processors that cannot run an operator, `remarks`
-what is slow where it runs; they, `costs`, `reason` and each region's `why` and `predicted_ns` have
-no influence.
+Operators are the calls of canonical Relax `main`, named after their binding variables. `shares` and
+`splits` cut some of them into parts. Both have one number for each processor of the plan, in the
+plan's order, 0 for processors that take no part. Regions name the operators after cutting. Regions
+are listed in an order in which they could run one after the other; the regions of one processor do
+run in that order, and operators run in the order of their region. To edit shares or splits, remove
+`regions`: parts then go to the processors to which the numbers belong, and other operators to the
+first that supports them. `refusals` lists the operators that a processor cannot run, as the
+compiler found out, and `remarks` those that are slow; both, `costs`, `reason` and each region's
+`why` and `predicted_ns` have no influence.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class PlannedRegion:
     """Operators that one processor runs as one unit, in this order.
 
     Attributes:
-        name: as in messages and timelines.
+        name: shown in messages and timelines.
         processor: one of the plan's processors.
-        operators: names of canonical Relax.
-        predicted_ns: start and end in nanoseconds from the start of the run, where a planner
-            predicted them; timelines show them.
-        why: why it runs there, for people.
+        operators: names in canonical Relax.
+        predicted_ns: start and end in nanoseconds from the start of the run, if a planner predicted
+            them; shown in timelines.
+        why: the reason for the processor, for people.
     """
 
     name: str
@@ -78,12 +78,12 @@ class Plan:
         processors: names of all processors of the model.
         regions: in an order in which they could run one after the other.
         refusals: why processors cannot run certain operators.
-        shares: layers whose output channels are computed in parts, and how many each processor has.
+        shares: for layers whose output channels are computed in parts, the channels per processor.
         splits: segments that are computed in bands of rows or in shares of channels.
-        reason: why this plan was chosen, and against what, for people.
-        costs: which cost model predicted it, for people.
-        remarks: operators that are slow where they are, and why, for people.
-        execution: where its operators really run, if a model does; not part of the file.
+        reason: why this plan was chosen, and over which others, for people.
+        costs: the cost model that predicted it, for people.
+        remarks: operators that are slow on their processor, and why, for people.
+        execution: where a model really runs its operators; not part of the file.
     """
 
     processors: tuple[str, ...]
@@ -104,7 +104,7 @@ class Plan:
         """The plan in a file, a dict of its JSON, or another plan.
 
         Raises:
-            PlanError: there is no such file, or it is no plan.
+            PlanError: there is no such file, or it contains no plan.
         """
         return source if isinstance(source, Plan) else _from_data(*FORMAT.read_any(source, "Plan"))
 
@@ -129,17 +129,17 @@ class Plan:
             write_whole(as_path(path, "the plan"), self.to_json())
 
     def processor_of(self) -> dict[str, str]:
-        """The processor of each operator."""
+        """The processor of each operator, by name."""
         return {name: r.processor for r in self.regions for name in r.operators}
 
     @property
     def predicted_ns(self) -> int | None:
-        """When the last region ends, if all of them are predicted."""
+        """The predicted end of the last region; None unless every region has a prediction."""
         ends = [region.predicted_ns[1] for region in self.regions if region.predicted_ns]
         return max(ends) if ends and len(ends) == len(self.regions) else None
 
     def explain(self) -> str:
-        """A table for people: regions, where, why and when they run; every refusal; fallbacks."""
+        """A table for people: regions with processor, reason and time; refusals; fallbacks."""
         heads = ("region", "processor", "operators", "predicted ms", "why", "")
         body = [_row(region) for region in self.regions]
         kept = [column for column in range(len(heads)) if any(row[column] for row in body)]
@@ -169,7 +169,7 @@ PlanLike: TypeAlias = Plan | Mapping[str, Any] | str | os.PathLike[str]
 
 
 def abbreviate(names: tuple[str, ...], most: int = 6) -> str:
-    """Their list; the first and the last of many."""
+    """Names as a list; of many names the first and the last."""
     if len(names) <= most:
         return ", ".join(names)
     return ", ".join([*names[: most - 2], "...", names[-1]])
@@ -204,7 +204,7 @@ def _from_data(data: dict[str, Any], where: str) -> Plan:
     if unknown:
         raise PlanError(
             f"expected only the fields {', '.join(named)} for {where}, got {unknown} too; "
-            "remove what is no field of a plan"
+            "remove other fields"
         )
     regions = FORMAT.build_all(PlannedRegion, data.get("regions", []), "regions", where)
     return Plan(
@@ -268,7 +268,7 @@ def _strings(value: Any, key: str, where: str) -> tuple[str, ...]:
 
 
 def _check(plan: Plan) -> None:
-    """What can be said without knowing the network."""
+    """Check everything that does not depend on the network."""
     for kind, items in ((str, plan.processors), (PlannedRegion, plan.regions)):
         if not isinstance(items, tuple) or not all(isinstance(item, kind) for item in items):
             raise PlanError(
@@ -311,7 +311,7 @@ def _check(plan: Plan) -> None:
 
 
 def _check_numbers(numbers: Sequence[float], where: str, count: int) -> None:
-    """One number for each processor; two or more of them take part."""
+    """Check that there is one number per processor, and that two or more take part."""
     valid = all(is_finite(number) and number >= 0 for number in numbers)
     if len(numbers) != count or not valid or sum(number > 0 for number in numbers) < 2:
         raise PlanError(

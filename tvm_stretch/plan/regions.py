@@ -1,13 +1,14 @@
-"""From a processor for each operator to regions.
+"""Form regions from the processor of each operator.
 
     conv2d.p0 cpu, conv2d.p1 opencl, relu.p0 cpu, relu.p1 opencl, relu = concat, conv2d1 cpu
         ->
     r0 cpu: conv2d.p0, relu.p0    r1 opencl: conv2d.p1, relu.p1    r2 cpu: relu    r3 cpu: conv2d1
 
-A region waits only before its first operator, and others see its results only when it ends. So a
-region ends where another processor waits for one of its results and not for the next one too, and
-an operator that has to wait begins a new one. A view of what several processors wrote, or read, is
-a region by itself: it costs nothing, and nobody waits for more than the writers.
+A region waits only before its first operator, and others see its results only when it ends.
+Therefore a region ends where another processor waits for one of its results but not for the next
+one, and an operator that has to wait begins a new region. A view of results of several processors,
+or for several, is a region by itself: it costs nothing, and its readers wait for nothing but the
+writers.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from tvm_stretch.plan.plan import PlannedRegion
 def form_regions(
     main: relax.Function, processor_of: Mapping[str, str], order: Sequence[str] | None = None
 ) -> tuple[PlannedRegion, ...]:
-    """The fewest regions in which no operator waits for longer than it must.
+    """The fewest regions in which no operator waits longer than necessary.
 
     Args:
         main: canonical Relax.
-        processor_of: where each operator runs.
-        order: all operators, each after what it reads; by default program order.
+        processor_of: the processor of each operator.
+        order: all operators, each after its operands; by default program order.
     """
     calls = Calls(main)
     reads = {n: [leaf.var.name for leaf in calls.leaves(c)] for n, c in calls.calls.items()}
@@ -45,11 +46,11 @@ def form_regions(
 
 
 class _Forming:
-    """Regions while they grow; at most one of each processor is open.
+    """Regions under construction; each processor has at most one open region.
 
     Args:
-        processor_of: where each operator runs.
-        reads: what each operator reads.
+        processor_of: the processor of each operator.
+        reads: the operands of each operator.
         views: operators that cost nothing.
     """
 
@@ -66,14 +67,14 @@ class _Forming:
         self._awaited_by: dict[int, set[str]] = {}
 
     def _find_awaiting(self) -> dict[str, set[str]]:
-        """For each operator those that read it, through views."""
+        """For each operator the operators that read its result, directly or through views."""
         found: dict[str, set[str]] = {name: set() for name in self._reads}
         for reader in reversed(list(self._reads)):
-            behind = found[reader]
+            readers = found[reader]
             for name in self._reads[reader]:
                 if name not in found:
                     continue
-                found[name] |= behind if reader in self._views else {reader}
+                found[name] |= readers if reader in self._views else {reader}
         return found
 
     def add(self, name: str) -> None:
@@ -96,7 +97,7 @@ class _Forming:
         ):
             self._open.pop(processor, None)
         if self._awaited_by.get(self._open.get(processor, -1), set()) - elsewhere:
-            self._open.pop(processor)  # nobody else waits for this operator too
+            self._open.pop(processor)  # some that wait for it need not wait for this operator
         if processor not in self._open:
             self._open[processor] = len(self.regions)
             self.regions.append((processor, []))
@@ -106,7 +107,7 @@ class _Forming:
         self._awaited_by.setdefault(number, set()).update(elsewhere)
 
     def _closed(self, sources: set[int]) -> set[int]:
-        """Sources that are no longer open: what they hold may be another processor's work."""
+        """Sources that are closed, on which another processor may work next."""
         return {region for region in sources if region not in self._open.values()}
 
     def _close(self, region: int) -> None:

@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Source:
-    """Which channels of the given network a tensor of the stretched one stands for.
+    """Which channels of the original network a tensor of the stretched network stands for.
 
     Attributes:
-        tensor: of the given network.
-        channels: of it; -1 for new ones.
-        tied: where the tensor lies within a block of a branch: those of one such name have the
-            same channels, and these may as well be others. Empty where they may not.
-        unit: that many channels stay together.
-        is_new: a layer that the given network does not have computes the tensor.
+        tensor: of the original network.
+        channels: of that tensor; -1 for new channels.
+        tied: a name that all tensors inside a block of a branch with the same channels share; other
+            channels may be chosen for all of them together. Empty if the channels are fixed.
+        unit: number of neighbouring channels that stay together.
+        is_new: whether a layer computes the tensor that the original network does not have.
     """
 
     tensor: str

@@ -1,10 +1,10 @@
-"""What a search may ask for: segments in bands of rows, or in shares of channels.
+"""Splits that a search may request: segments in bands of rows, or in shares of channels.
 
     [{"by": "rows", "start": "max_pool2d", "end": "relu4", "ratios": [3, 2]},
      {"by": "channels", "start": "relu4", "end": "relu6", "ratios": [1, 1], "block": 16}]
 
-Plain data, so that a plan can hold it where there is no compiler. In a plan there is one ratio for
-each processor, 0 for those that take no part; passes get the others (`taking_part`).
+They are plain data, so that a plan can hold them without a compiler. In a plan there is one ratio
+per processor, 0 for processors that take no part; passes receive the other ratios (`taking_part`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tvm_stretch.errors import PlanError
 
 @dataclass(frozen=True)
 class RowSplit:
-    """Everything between two tensors, in bands of rows as high as the ratios say."""
+    """All operators between two tensors, in bands of rows in the given ratios."""
 
     start: str
     end: str
@@ -27,14 +27,14 @@ class RowSplit:
 
 @dataclass(frozen=True)
 class ChannelSplit:
-    """Everything between two tensors, in shares of channels.
+    """All operators between two tensors, in shares of channels.
 
     Attributes:
         start: the tensor that the segment reads.
-        end: the tensor that it computes.
+        end: the tensor that the segment computes.
         ratios: share of each branch.
-        block: shares are multiples of so many channels, and of the groups of convolutions.
-        first: what becomes of convolutions before the last two.
+        block: shares are multiples of this number of channels, and of convolutions' groups.
+        first: whether branches repeat or split the convolutions before the last two.
     """
 
     start: str
@@ -54,13 +54,13 @@ _KINDS: dict[str, type[RowSplit] | type[ChannelSplit]] = {
 
 
 def taking_part(split: AnySplit) -> tuple[AnySplit, tuple[int, ...]]:
-    """The split without the ratios that are 0, and the places of the others."""
+    """The split without ratios of 0, and the positions of the other ratios."""
     owners = tuple(index for index, ratio in enumerate(split.ratios) if ratio)
     return replace(split, ratios=tuple(split.ratios[index] for index in owners)), owners
 
 
 def splits_to_data(splits: Sequence[Split]) -> list[dict[str, Any]]:
-    """What JSON can hold of them."""
+    """The splits as data for JSON."""
     names = {kind: name for name, kind in _KINDS.items()}
     return [{"by": names[type(split)], **asdict(split)} for split in splits]
 
@@ -90,7 +90,7 @@ def _split(item: Any, where: str) -> Split:
             "remove the others"
         )
     for key, (expected, fits) in _FIELDS.items():
-        value = given.get(key, getattr(kind, key, None))  # a field's default is an attribute
+        value = given.get(key, getattr(kind, key, None))  # defaults of fields are class attributes
         if key in known and not fits(value):
             raise PlanError(f"expected {expected} for {key} of {where}, got {value!r}; correct it")
     return kind(**{**given, "ratios": tuple(given["ratios"])})
@@ -111,4 +111,4 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "block": ("a positive number", lambda value: type(value) is int and value > 0),
     "first": ("repeat or split", lambda value: value in ("repeat", "split")),
 }
-"""What each field of a split must be, and how to tell."""
+"""For each field of a split, the expected value in words and as a check."""
