@@ -13,6 +13,7 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from onnx_models import run_onnxruntime
 from relax_helpers import module, op_names, random_const, run
 from tvm import relax
 
@@ -235,6 +236,24 @@ def test_path_with_external_data(tmp_path: Path, kind: Callable) -> None:
 def test_bytes_of_a_file() -> None:
     proto = model([node("Relu", "x", "y")], [info("x")], ["y"])
     assert op_names(load_network(proto.SerializeToString())) == ["relax.nn.relu"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "attributes"),
+    [
+        ((2, 12, 15), {"strides": [1, 2], "pads": [1, 0, 0, 1]}),
+        ((1, 8, 16), {"dilations": [2, 3], "pads": [0, 1, 1, 0]}),
+        ((1, 4, 20), {}),
+    ],
+)
+def test_windows_are_added_to_an_image(shape: tuple[int, ...], attributes: dict) -> None:
+    """Each pixel is the sum of at most four elements."""
+    constants = {"size": np.array([5, 6]), "block": np.array([2, 2])}
+    nodes = [node("Col2Im", "x size block", "y", **attributes)]
+    proto = model(nodes, [info("x", [*shape])], ["y"], constants)
+    x = np.random.default_rng(0).uniform(-1, 1, shape).astype("f")
+    (want,) = run_onnxruntime(proto, {"x": x})
+    np.testing.assert_allclose(run(load_network(proto), x)[0], want, rtol=0, atol=4 * 4 * 2.0**-24)
 
 
 def test_relax_module() -> None:

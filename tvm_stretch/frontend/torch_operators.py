@@ -18,6 +18,7 @@ import numpy as np
 from tvm import relax
 
 from tvm_stretch.frontend.torch_recurrent import RECURRENT
+from tvm_stretch.frontend.windows import Windows, fold
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -170,38 +171,6 @@ def _unfold(node: Any, importer: Any) -> relax.Expr:
 
 def _fold(node: Any, importer: Any) -> relax.Expr:
     """`fold`: where windows overlap, their elements are added."""
-    emit = importer.block_builder.emit
-    x, size, kernel, *rest = importer.retrieve_args(node)
-    before = list(x.ty.shape.values[:-2])
-    rows, windows = (int(extent) for extent in x.ty.shape.values[-2:])
-    channels = rows // (kernel[0] * kernel[1])
-    places = _sources(size, kernel, *rest)
-    elements = relax.ShapeExpr([*before, channels, kernel[0] * kernel[1] * windows])
-    axis = len(before) + 1
-    x = emit(relax.op.reshape(x, elements))
-    if places.max() == kernel[0] * kernel[1] * windows:  # a zero, for who has fewer summands
-        x = emit(relax.op.nn.pad(x, [0] * (2 * axis) + [0, 1]))
-    x = emit(relax.op.take(x, relax.const(places, "int64"), axis))
-    x = emit(relax.op.sum(x, axis) if len(places) > 1 else relax.op.squeeze(x, axis))
-    return emit(relax.op.reshape(x, relax.ShapeExpr([*before, channels, *size])))
-
-
-def _sources(
-    size: list[int], kernel: list[int], dilation: list[int], padding: list[int], stride: list[int]
-) -> np.ndarray:
-    """For each pixel the elements of all windows that fall on it; then one behind them all."""
-    per_axis = [
-        1 + (size[a] + 2 * padding[a] - dilation[a] * (kernel[a] - 1) - 1) // stride[a]
-        for a in (0, 1)
-    ]
-    taps = np.indices((*kernel, *per_axis)).reshape(4, -1)
-    y, x = (taps[2 + a] * stride[a] + taps[a] * dilation[a] - padding[a] for a in (0, 1))
-    inside = (y >= 0) & (y < size[0]) & (x >= 0) & (x < size[1])
-    elements, pixels = np.flatnonzero(inside), (y * size[1] + x)[inside]
-    order = np.argsort(pixels, kind="stable")
-    elements, pixels = elements[order], pixels[order]
-    counts = np.bincount(pixels, minlength=size[0] * size[1])
-    rank = np.arange(len(pixels)) - np.repeat(np.cumsum(counts) - counts, counts)
-    sources = np.full((max(counts.max(), 1), size[0] * size[1]), len(inside))
-    sources[rank, pixels] = elements
-    return sources
+    x, size, kernel, dilation, padding, stride = importer.retrieve_args(node)
+    windows = Windows(size, kernel, dilation, padding, padding, stride)
+    return fold(importer.block_builder.emit, x, windows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tvm_stretch.frontend.onnx_node import (
     dtype_of,
     numpy_dtype,
 )
+from tvm_stretch.frontend.windows import Windows, fold
 from tvm_stretch.ir.operators import kind_of
 
 
@@ -288,3 +290,23 @@ def _reverse_sequence(node: Node) -> relax.Expr:
         seq_axis=node.attr("time_axis", 0),
         batch_axis=node.attr("batch_axis", 1),
     )
+
+
+@converter("Col2Im")
+def _col_to_image(node: Node) -> relax.Expr:
+    size, kernel = node.ints(1, "image_shape"), node.ints(2, "block_shape")
+    ones, pads = [1] * len(size), node.attr("pads", [0] * 2 * len(size))
+    windows = Windows(
+        size,
+        kernel,
+        node.attr("dilations", ones),
+        pads[: len(size)],
+        pads[len(size) :],
+        node.attr("strides", ones),
+    )
+    rows, columns = node.shape()[1:]
+    if rows % math.prod(kernel) or columns != math.prod(windows.counts):
+        expected = f"blocks of {math.prod(kernel)} rows and {math.prod(windows.counts)} columns"
+        raise node.refuse(expected, f"the shape {node.shape()}")
+    node.check_table(windows.elements)
+    return fold(node.emit, node[0], windows)
