@@ -4,7 +4,7 @@
     conv_1 = R.call_tir(conv2d, (x, lv))
     relu_1 = R.call_tir(relu, (conv_1,))
     gv = R.call_tir(unblock_channels, (relu_1,))
-        -> MarkOperators (each call carries what it belongs to), FuseOps
+        -> MarkOperators (each call records its operator), FuseOps
     lv1 = fused_conv2d_relu(x, lv)
         -> NameKernels
     conv_1.pack_weight = R.call_tir(pack_weight, (w,))
@@ -12,8 +12,8 @@
     relu_1.unblock_channels = R.call_tir(unblock_channels, (conv_1 + relu_1,))
 
 Calls without a name help the next named operator, or the last one. FuseOps invents names for its
-results but keeps attributes of calls; FuseTIR keeps the names and drops those attributes. So each
-function gets a table of what its names stand for (`ir/provenance.py`): the names are for people.
+results but keeps attributes of calls; FuseTIR keeps the names and drops those attributes. Therefore
+each function gets a table of its names' operators (`ir/provenance.py`); names are only for people.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class NameKernels:
     """See the module docstring; to be run between FuseOps and FuseTIR."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Rename the variables that calls of kernels are bound to, and say what they stand for."""
+        """Rename the variables that calls of kernels are bound to, and record their operators."""
         taken: set[str] = set()
         updated = mod.clone()
         for var, function in _functions(mod):
@@ -114,7 +114,7 @@ class _Marker(relax.PyExprMutator):
 def _named(
     mod: tvm.IRModule, function: relax.Function, taken: set[str]
 ) -> tuple[dict[relax.Var, str], dict[str, Provenance]]:
-    """New names of variables, and what each name of the function stands for."""
+    """New names of variables, and the provenance of each name of the function."""
     names: dict[relax.Var, str] = {}
     table: dict[str, Provenance] = {}
     nameless: list[str] = []
@@ -131,7 +131,7 @@ def _named(
         elif is_made_up(var.name):
             nameless.append(var.name)
             continue
-        else:  # a view: where it has to be copied, that is for its own sake
+        else:  # a view: if it has to be copied, the copy is its kernel
             found = Provenance(helpers=(show_dots(var.name),))
             table[var.name] = found
         table.update(dict.fromkeys(nameless, Provenance(helpers=found.served[:1])))
@@ -154,7 +154,7 @@ def _kernel_calls(mod: tvm.IRModule, value: relax.Expr) -> tuple[list[relax.Call
 
 
 def _provenance(calls: list[relax.Call]) -> Provenance:
-    """The operators of a kernel; or the one that it helps."""
+    """The operators that a kernel computes, or the one that it helps."""
     marks = [dict(call.attrs or {}) for call in calls]
     operators = tuple(show_dots(str(mark[_OPERATOR])) for mark in marks if _OPERATOR in mark)
     helped = (show_dots(str(mark[_HELPS])) for mark in marks if mark.get(_HELPS))
@@ -162,7 +162,7 @@ def _provenance(calls: list[relax.Call]) -> Provenance:
 
 
 def _label(provenance: Provenance, kernel: str) -> str:
-    """What people read."""
+    """The name for people."""
     if provenance.operators:
         return " + ".join(provenance.operators)
     kind = kernel.rstrip("0123456789")  # TVM numbers kernels of one kind

@@ -26,7 +26,7 @@ from tvm_stretch.ir.operators import kind_of
 from tvm_stretch.ir.provenance import SOURCES, Provenance, table_of, with_table
 
 REGION = "region_"
-"""What the functions of a plan's regions begin with: kernels are not called so, nor operators."""
+"""Prefix of the functions of a plan's regions, which no kernel and no operator has."""
 
 _MADE_UP = re.compile(r"([lg]v|::)\d*")
 _RESERVED = re.compile(rf"([lg]v|::)\d*|{REGION}[^.]*")
@@ -128,7 +128,7 @@ class NameOperators:
     """See the module docstring."""
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Rename the bindings of ``main``, and keep where they come from (`SOURCES`)."""
+        """Rename the bindings of ``main``, and record where they come from (`SOURCES`)."""
         names = choose_names(mod["main"])
         if not names:
             return mod

@@ -164,7 +164,7 @@ class _Rewriter:
     def _transform_part(
         self, name: str, index: int, data: relax.Expr, stage: WinogradStage, whole: relax.Var
     ) -> relax.Var:
-        """One of the parts of a concat: whoever computes it transforms it too."""
+        """A part of a concat, which the processor that computes it also transforms."""
         part = self.parts.get(data.name) if isinstance(data, relax.Var) else None
         if part is None or part.part is None:
             return self._transform(f"{name}.{index}", data, stage, Provenance((whole.name,)))

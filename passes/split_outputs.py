@@ -195,7 +195,7 @@ class _Splitter:
         return var
 
     def _emit_part(self, name: str, of: str, owner: int, expr: relax.Expr) -> relax.Var:
-        """A part that is the owner's, of an operator of the network."""
+        """Bind an owner's part of an operator of the network."""
         name = free_name(part_name(name, owner), self.taken)
         self.parts[name] = Provenance((of,), part=owner, owner=owner)
         return self._emit_new(name, expr)

@@ -24,8 +24,8 @@ from .registry import ProcessorKind, register
 
 HOST = "llvm"
 
-# A big core of a phone of 2019 (Snapdragon 855: 2.84 GHz), and what one such core gets of the
-# memory's bandwidth; start and hand-over are this executor's, measured on servers.
+# A big core of a phone of 2019 (Snapdragon 855: 2.84 GHz), and one such core's share of the
+# memory's bandwidth; start and hand-over are those of this executor, measured on servers.
 CORE = Speed(cycles_per_ns=2.8, bytes_per_ns=10.0, start_ns=300.0, handover_ns=1_000.0)
 
 
@@ -39,13 +39,13 @@ _ARM_FEATURES = """
     neon fullfp16 dotprod sve sve2 crc lse rdm rcpc fp16fml i8mm bf16 complxnum sha3 cssc mops
 """
 CHECKED_CPU_FEATURES = frozenset(_X86_FEATURES.split() + _ARM_FEATURES.split())
-"""What LLVM may make of kernels; an artifact asks it of the processor that it is loaded on.
+"""CPU features that LLVM may use; an artifact requires them of the processor that loads it.
 
-cpu_features.cc knows the same names."""
+cpu_features.cc lists the same names."""
 
 
 def checked_features(target: Target) -> tuple[str, ...]:
-    """Those of them that code for a target may use."""
+    """The checked features that code for a target may use."""
     features = codegen.llvm_get_cpu_features(target)
     return tuple(sorted(CHECKED_CPU_FEATURES.intersection(map(str, features))))
 
@@ -71,12 +71,12 @@ def cpu_processor(target: Target, threads: int) -> Processor:
     )
 
 
-# The CPU is there whether a target names it or not.
+# The CPU is always there, even if no target names it.
 register(ProcessorKind(HOST, make=lambda _target, host: host, nickname="cpu"))
 
 
 def speed_of_cores(threads: int) -> Speed:
-    """So many cores: what shares a kernel with others reaches three quarters of a core alone."""
+    """The speed of ``threads`` cores; each core but the first adds three quarters of its own."""
     return replace(CORE, cycles_per_ns=CORE.cycles_per_ns * (1.0 + 0.75 * (threads - 1)))
 
 
@@ -84,17 +84,17 @@ _OTHER_TRIPLES = ("aarch64-linux-gnu", "x86_64-linux-gnu")
 
 
 def _check_names(target: Target) -> None:
-    """LLVM itself ignores a core or a feature that it does not know.
+    """Refuse unknown names, because LLVM ignores cores and features that it does not know.
 
     Raises:
-        TargetError: the target names one.
+        TargetError: the target names an unknown core or feature.
     """
     triple = str(target.attrs.get("mtriple", codegen.llvm_get_system_triple()))
     bare = Target({"kind": HOST, "mtriple": triple})
-    vector_machine(bare, 1)  # refuses what is no triple of ours before LLVM is asked about it
+    vector_machine(bare, 1)  # refuses other triples before LLVM is asked about them
     cores = list(map(str, codegen.llvm_get_cpu_archlist(bare)))
     core = str(target.attrs.get("mcpu", ""))
-    # LLVM lists no second names, as apple-m1 is one, but knows what such a core has
+    # LLVM does not list aliases such as apple-m1, but knows the features of such a core
     if core and core not in cores and not _is_core(core, triple):
         for other in _OTHER_TRIPLES:
             if _is_core(core, other):
@@ -112,26 +112,26 @@ def _check_names(target: Target) -> None:
 
 
 def _is_core(name: str, triple: str) -> bool:
-    """Whether LLVM knows what such a core has."""
+    """Whether LLVM knows the features of this core."""
     return _features(triple, mcpu=name) != _features(triple)
 
 
 def _features(triple: str, **described: Any) -> set[str]:
-    """What such a core has; a feature that is asked for is among it if LLVM knows it."""
+    """Features of a core; a requested feature is included only if LLVM knows it."""
     target = Target({"kind": HOST, "mtriple": triple, **described})
     return set(map(str, codegen.llvm_get_cpu_features(target)))
 
 
 def _refuse_name(field: str, given: str, expected: str, known: Sequence[str]) -> None:
     alike = difflib.get_close_matches(given.lower(), sorted(known), 3)
-    way = f"write {' or '.join(map(repr, alike))}" if alike else "look it up in LLVM's list"
-    raise TargetError(f"expected {expected} for {field}, got {given!r}; {way}")
+    advice = f"write {' or '.join(map(repr, alike))}" if alike else "look it up in LLVM's list"
+    raise TargetError(f"expected {expected} for {field}, got {given!r}; {advice}")
 
 
 def complete_target(target: Target) -> Target:
-    """``llvm`` without a CPU means the host's own, with all its features.
+    """The target with a CPU: ``llvm`` alone means the host's own, with all its features.
 
-    TVM names the host's triple only where no CPU is named.
+    TVM adds the host's triple only if no CPU is named.
     """
     attrs: dict[str, Any] = dict(target.attrs)
     described: dict[str, Any] = json.loads(str(target))
@@ -184,14 +184,14 @@ def vector_machine(target: Target, threads: int) -> VectorMachine:
 
 
 def _computes_half(target: Target) -> bool:
-    """Of x86, a few have such instructions, and their vectors were never tried."""
+    """Whether it computes float16; few x86 CPUs have instructions for it, and none was tried."""
     triple = str(target.attrs.get("mtriple", codegen.llvm_get_system_triple()))
     is_arm = triple.startswith(("aarch64", "arm64"))
     return is_arm and bool(codegen.target_has_features("fullfp16", target))
 
 
 def _dot(triple: str, target: Target, lanes: int) -> str:
-    """How the target adds products of 8-bit numbers; the first of what it has."""
+    """The best instruction of the target for products of 8-bit numbers; empty without one."""
 
     def has(*names: str) -> bool:
         return all(codegen.target_has_features(name, target) for name in names)
@@ -208,7 +208,7 @@ def _dot(triple: str, target: Target, lanes: int) -> str:
 
 @functools.cache
 def own_caches(folder: str = "/sys/devices/system/cpu/cpu0/cache") -> tuple[int, int] | None:
-    """Bytes of the first two levels of this machine's data caches, where the system tells."""
+    """Sizes of the first two levels of this machine's data caches, if the system reports them."""
     found = {}
     for index in Path(folder).glob("index*"):
         try:
@@ -223,7 +223,7 @@ def own_caches(folder: str = "/sys/devices/system/cpu/cpu0/cache") -> tuple[int,
 
 
 def _refuse(call: relax.Call) -> str | None:
-    """Whatever TVM can legalise runs."""
+    """Refuse operators that TVM cannot legalise."""
     if not isinstance(call.op, tvm.ir.Op):
         return None
     if call.op.has_attr("FLegalize") or call.op.name in _STRUCTURAL:

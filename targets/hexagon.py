@@ -1,17 +1,17 @@
-"""Hexagon: Qualcomm's DSP with its vectors of 128 bytes (HVX), emulated where there is no phone.
+"""Hexagon: Qualcomm's DSP with vectors of 128 bytes (HVX), emulated on machines without one.
 
     ts.compile(network, targets=["hexagon"])                                    # v66, emulated
     ts.compile(network, targets=["llvm", {"kind": "hexagon", "mcpu": "hexagonv68"}])
     ts.compile(network, targets=[{"kind": "hexagon", "device": "snapdragon-855"}])  # for a phone
 
-Kernels go through LLVM like the CPU's; `codegen/dsp_code.py` links them with a server, and the
-executor talks to it (native/dsp). Integers run on vectors. Float does where the version has it in
-its vectors; elsewhere it is refused: one number at a time, a DSP is slower than any CPU. Only the
-ends of a network of integers are taken: what quantises them reads the bits of floats, in vectors,
-what dequantises them computes one number at a time.
+Kernels are compiled by LLVM like the CPU's; `codegen/dsp_code.py` links them with a server with
+which the executor communicates (native/dsp). Integers are computed in vectors. Float operators run
+only on versions whose vectors hold floats and are refused by others, because a DSP that computes
+one number at a time is slower than any CPU. Exceptions are the ends of an integer network:
+quantising works on the bits of floats, in vectors, and dequantising computes one number at a time.
 
-TVM's tags (qcom/hexagon-v66) bring `vtcm-capacity` and `num-cores`, which are taken and change
-nothing: kernels read through the second-level cache, on one thread.
+TVM's tags (qcom/hexagon-v66) set `vtcm-capacity` and `num-cores`, which are accepted and have no
+effect: kernels read through the second-level cache, on one thread.
 """
 
 from __future__ import annotations
@@ -46,21 +46,22 @@ from .registry import Attributes, ProcessorKind, register
 
 EMULATOR = "qemu-hexagon"
 _EMULATED_PACKET_NS = 500.0
-"""With vectors, on a core of an EPYC of 2024: resnet34 at 224x224 takes 25.5 million, in 15 s."""
+"""Time of a packet with vectors, emulated on a core of an EPYC of 2024: resnet34 at 224x224 takes
+25.5 million packets, in 15 s."""
 
 _EMULATED_CPU = "v67"
-"""The newest that qemu 7.2 knows; it runs what older ones have."""
+"""The newest version that qemu 7.2 knows; it runs programs for older versions."""
 
 
 @dataclass(frozen=True)
 class Version:
-    """What a generation of Hexagon has, as its maker and LLVM's tables give it.
+    """Properties of a generation of Hexagon, from Qualcomm and LLVM's tables.
 
     Attributes:
         cpu: LLVM's name.
         vector_float: whether vectors hold float16 and float32.
-        ghz: clock of a typical phone's.
-        l2_bytes: second-level cache.
+        ghz: clock of a typical phone's DSP.
+        l2_bytes: size of the second-level cache.
     """
 
     cpu: str
@@ -86,33 +87,33 @@ VERSIONS = {
 _DEFAULT = "hexagonv66"  # of the Snapdragon 855
 
 _MOST_BYTES = 2**30
-"""Of a tensor: addresses have 32 bits."""
+"""Largest size of a tensor, because addresses have 32 bits."""
 
 _LONGEST_MS = 86_400_000
 _LONGEST_SPIN_US = 10_000
-"""Who spins does not see that the other has died."""
+"""Longest time to spin: a side that spins does not notice that the other has died."""
 
-# What these attributes of a target mean; TVM's tags (qcom/hexagon-v66) bring the ones that follow,
-# which change nothing: kernels read through the second-level cache, not through a copy in VTCM.
+# Attributes of a target that have an effect, and those that TVM's tags (qcom/hexagon-v66) add,
+# which have none: kernels read through the second-level cache, not through a copy in VTCM.
 _OWN = ("kind", "mcpu", "device", "deadline_ms", "spin_us")
 _TAGS = ("keys", "tag", "host", "mtriple", "mattr", "num-cores", "vtcm-capacity", "llvm-options")
 
 
-def hexagon_processor(said: Attributes, host: Processor) -> Processor:
-    """The DSP that a target means, beside this CPU.
+def hexagon_processor(given: Attributes, host: Processor) -> Processor:
+    """The DSP that a target describes, beside this CPU.
 
     Raises:
-        TargetError: the target says what it should not, or names no device and there is no
-            emulator here.
+        TargetError: the target has an invalid attribute, or names no device and this machine has
+            no emulator.
     """
-    made = _of(said, host)
-    if reason := _why_absent(said):
+    made = _processor(given, host)
+    if reason := _why_absent(given):
         raise TargetError(reason)
     return made
 
 
-def _of(said: Attributes, host: Processor) -> Processor:
-    version, launch = _version(said), _launch(said)
+def _processor(given: Attributes, host: Processor) -> Processor:
+    version, launch = _version(given), _launch(given)
     target = llvm_target(version)
 
     def refuse(call: relax.Call) -> str | None:
@@ -168,13 +169,13 @@ def llvm_target(version: Version) -> Target:
     )
 
 
-def _version(said: Attributes) -> Version:
-    unknown = sorted(set(said) - {*_OWN, *_TAGS})
+def _version(given: Attributes) -> Version:
+    unknown = sorted(set(given) - {*_OWN, *_TAGS})
     if unknown:
         raise TargetError(
             f"expected {', '.join(_OWN)} in target hexagon, got {unknown[0]!r}; leave it out"
         )
-    cpu = said.get("mcpu", _DEFAULT)
+    cpu = given.get("mcpu", _DEFAULT)
     if not isinstance(cpu, str) or cpu not in VERSIONS:
         raise TargetError(
             f"expected one of {', '.join(VERSIONS)} for mcpu of target hexagon, got {cpu!r}; "
@@ -183,35 +184,35 @@ def _version(said: Attributes) -> Version:
     return VERSIONS[cpu]
 
 
-def _launch(said: Attributes) -> Launch:
+def _launch(given: Attributes) -> Launch:
     """How the executor starts the program."""
-    cpu = _version(said).cpu
+    cpu = _version(given).cpu
     numbers: dict[str, Any] = {}
     for name, least, most in (("deadline_ms", 1, _LONGEST_MS), ("spin_us", 0, _LONGEST_SPIN_US)):
-        value = said.get(name, getattr(Launch, name))
+        value = given.get(name, getattr(Launch, name))
         if type(value) is not int or not least <= value <= most:
             raise TargetError(
                 f"expected a whole number from {least} to {most} for {name} of target hexagon, got "
                 f"{value!r}; leave it out for {getattr(Launch, name)}"
             )
         numbers[name] = value
-    device = said.get("device", _EMULATED_CPU)
+    device = given.get("device", _EMULATED_CPU)
     if not isinstance(device, str) or not device.strip():
         raise TargetError(
             f"expected the name of a device for device of target hexagon, got {device!r}; leave it "
             "out for the emulator"
         )
-    if "device" in said:
-        return Launch(f"Hexagon {cpu[7:]} of {said['device']}", runs_here=False, **numbers)
+    if "device" in given:
+        return Launch(f"Hexagon {cpu[7:]} of {given['device']}", runs_here=False, **numbers)
     emulator = (EMULATOR, "-cpu", _EMULATED_CPU)
     return Launch(f"Hexagon {cpu[7:]}, emulated", emulator, **numbers)
 
 
-def _why_absent(said: Attributes) -> str:
-    """What this machine lacks for the target; a device elsewhere only needs the linker."""
+def _why_absent(given: Attributes) -> str:
+    """Why this machine cannot use the target; a device elsewhere only needs the linker."""
     if not has_zig():
         return _NO_ZIG
-    if "device" in said or shutil.which(EMULATOR):
+    if "device" in given or shutil.which(EMULATOR):
         return ""
     return (
         f"expected {EMULATOR} for target hexagon, got none; install it (Debian: qemu-user), or "
@@ -220,13 +221,14 @@ def _why_absent(said: Attributes) -> str:
 
 
 def _speed(version: Version, host: Processor, *, emulated: bool) -> Speed:
-    """What typical layers of 8 bits reach on one thread.
+    """Typical speed of 8-bit layers on one thread.
 
-    Where it is emulated, that is what runs: plans for it must not believe in the chip.
+    For an emulated DSP it is the emulator's, because plans must not assume the chip's.
 
-    A packet holds two products of 128 bytes by a scalar at best, and layers reach two thirds of
-    that and more (`python -m benchmarks.dsp --packets`). It counts in cycles of a core of the
-    CPU's vectors with two multiply-adds. Hand-overs are those of the paper's future-based calls.
+    A packet contains at most two products of 128 bytes by a scalar, and layers reach two thirds of
+    that and more (`python -m benchmarks.dsp --packets`). The speed is expressed in cycles of a CPU
+    core with the CPU's vectors and two multiply-adds. Hand-overs are those of the paper's
+    future-based calls.
     """
     per_cycle = 2 * host.machine.lanes
     packets_per_ns = 1 / _EMULATED_PACKET_NS if emulated else version.ghz
@@ -240,10 +242,10 @@ _NO_ZIG = (
 )
 
 
-def _on_device(said: Attributes, machine: Mapping[str, Any], host: Processor) -> Processor:
-    """The device's emulator, or code for the chip that a target names."""
-    if "device" in said:
-        return hexagon_processor(said, host)
+def _on_device(given: Attributes, machine: Mapping[str, Any], host: Processor) -> Processor:
+    """The device's emulator, or code for the chip if the target names one."""
+    if "device" in given:
+        return hexagon_processor(given, host)
     chip: Chip = machine["dsp"]
     if not chip.emulator:
         known = f"hexagon{chip.version}"
@@ -255,7 +257,7 @@ def _on_device(said: Attributes, machine: Mapping[str, Any], host: Processor) ->
         )
     if not has_zig():
         raise TargetError(_NO_ZIG)
-    return _of(said, host)
+    return _processor(given, host)
 
 
 register(
@@ -263,7 +265,7 @@ register(
         "hexagon",
         hexagon_processor,
         _why_absent,
-        by_default=False,  # an emulator is no gain, and a phone's chip runs no programs of ours yet
+        by_default=False,  # emulation is no gain, and chips of phones cannot run our programs yet
         nickname="dsp",
         on_device=_on_device,
     )
@@ -281,7 +283,7 @@ _DIVIDING: Sequence[str] = (
 
 
 def _rules(refuse: Check) -> tuple[OpRule, ...]:
-    """Operators that differ from the rest, of which ``refuse`` says why it does not take some."""
+    """Operators that differ from others; their checks and notes go beyond ``refuse``."""
 
     def check(more: Check) -> Check:
         return lambda call: refuse(call) or more(call)
@@ -303,7 +305,7 @@ def _because(reason: str) -> Check:
 
 
 def why_refused(call: relax.Call, version: Version, *, emulated: bool) -> str | None:
-    """Whatever TVM can legalise runs, in the types that vectors of this version hold."""
+    """Refuse operators that TVM cannot legalise, and types that vectors of this version lack."""
     if not isinstance(call.op, tvm.ir.Op):
         return None
     name = call.op.name
@@ -312,7 +314,7 @@ def why_refused(call: relax.Call, version: Version, *, emulated: bool) -> str | 
         return f"{name}: its powers are floats, and {_DIVISION}"
     if integer is not None and integer.kind == "round" and integer.factors:
         return f"{name}: sums of this DSP share one factor, and here each channel has its own"
-    if integer is not None:  # its factors are floats, which UseFixedPoint takes apart
+    if integer is not None:  # its factors are floats, which UseFixedPoint converts
         data = [operand for operand in operands_of(call) if not isinstance(operand, GenericConst)]
         reasons = (_why_not_tensor(ty, version, emulated) for e in data for ty in tensor_types(e))
         return next((f"{name}: {reason}" for reason in reasons if reason), None)
@@ -331,7 +333,7 @@ def why_refused(call: relax.Call, version: Version, *, emulated: bool) -> str | 
 
 
 def _is_large(expr: relax.Expr) -> bool:
-    """Whether it is computed, and not a single number."""
+    """Whether an expression is computed and is not a single number."""
     shapes = [ty.shape for ty in tensor_types(expr)]
     return not isinstance(expr, GenericConst) and any(
         not isinstance(shape, relax.ShapeExpr) or any(dim != 1 for dim in shape.values)
@@ -340,7 +342,7 @@ def _is_large(expr: relax.Expr) -> bool:
 
 
 def _why_not_tensor(ty: relax.TensorType, version: Version, emulated: bool) -> str | None:
-    """Why no kernel of this version reads or writes such a tensor."""
+    """Why kernels of this version cannot read or write such a tensor."""
     dtype = str(ty.dtype)
     name = version.cpu.replace("hexagon", "")
     if dtype in ("float16", "float32"):

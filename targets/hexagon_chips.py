@@ -1,4 +1,4 @@
-"""Which Hexagon a phone has: what its system shows of it, and what is known of Qualcomm's chips.
+"""Find the Hexagon of a phone from what its system reports and a table of Qualcomm's chips.
 
 Chip(node="/dev/fastrpc-cdsp", domains="adsp cdsp", soc=339, chip="SM8150", emulator="").version
     ->    "v66"
@@ -24,24 +24,25 @@ _SOCS: Mapping[int, tuple[str, str]] = {
     557: ("SM8650", "v75"),
     577: ("SM8650", "v75"),
 }
-"""Chips by the number in /sys/devices/soc0/soc_id, which Linux lists (dt-bindings/arm/qcom,ids.h),
-and the version of the DSP for computing (cdsp) that Qualcomm gives for them: those from v68 on in
-ExecuTorch's table of chips, Hexagon 685, 690 and 698 in its developers' pages."""
+"""Chips by the number in /sys/devices/soc0/soc_id, as Linux lists them
+(dt-bindings/arm/qcom,ids.h), with the version of their DSP for computing (cdsp) according to
+Qualcomm: from v68 on in ExecuTorch's table of chips, Hexagon 685, 690 and 698 in Qualcomm's
+developer pages."""
 
 _COMPUTING = "cdsp"
-"""The DSP with vectors; others, for sound and sensors, have none on most chips."""
+"""The DSP with vectors; DSPs for sound and sensors have none on most chips."""
 
 
 @dataclass(frozen=True)
 class Chip:
-    """What a device shows of its Hexagon (native/machine.cc).
+    """What a device reports of its Hexagon (native/machine.cc).
 
     Attributes:
         node: the file through which programs call it; empty without one.
-        domains: the DSPs that the system has started, by its names: ``"adsp cdsp"``.
-        soc: number of the chip; 0 if the system does not tell.
-        chip: its name; empty likewise.
-        emulator: path of an emulator of a Hexagon; empty without one.
+        domains: the DSPs that the system has started, by the system's names: ``"adsp cdsp"``.
+        soc: number of the chip; 0 if the system does not report it.
+        chip: its name; empty if the system does not report it.
+        emulator: path of an emulator of Hexagon; empty without one.
     """
 
     node: str
@@ -52,23 +53,23 @@ class Chip:
 
     @property
     def is_there(self) -> bool:
-        """Whether there is one to compute on, not only to emulate."""
+        """Whether the device has a Hexagon to compute on, and not only an emulator."""
         return bool(self.node) or _COMPUTING in self.domains.split()
 
     @property
     def version(self) -> str:
-        """``"v66"``; empty if there is none, or the chip is not known."""
+        """``"v66"``; empty if there is no Hexagon or the chip is unknown."""
         return _SOCS.get(self.soc, ("", ""))[1] if self.is_there else ""
 
     def __str__(self) -> str:
         """One line for people."""
         if not self.is_there:
-            said = (
+            text = (
                 "none found (no /dev/fastrpc-cdsp, no /dev/adsprpc-smd, no cdsp that was started)"
             )
         else:
             chip = self.chip or _SOCS.get(self.soc, ("",))[0] or "a chip that does not say which"
             number = f", soc_id {self.soc}" if self.soc else ""
-            said = f"Hexagon {self.version or 'of unknown version'} of {chip}{number}"
-            said += f", {self.node or 'no file to call it by'}"
-        return said + (f"; emulated by {self.emulator}" if self.emulator else "")
+            text = f"Hexagon {self.version or 'of unknown version'} of {chip}{number}"
+            text += f", {self.node or 'no file to call it by'}"
+        return text + (f"; emulated by {self.emulator}" if self.emulator else "")

@@ -1,4 +1,4 @@
-"""What Hexagon computes of floats at the ends of a network of integers, and which of it is slow."""
+"""Float operators of Hexagon at the ends of an integer network, and which of them are slow."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from .kernels.float_bits import is_saturating, is_scaling
 CONVERTING = frozenset(
     ("astype", "round", "clip", "add", "subtract", "multiply", "divide", "reshape", "permute_dims")
 )
-"""What quantising and dequantising consist of, at the ends of a network of integers.
+"""The operators of quantising and dequantising, at the ends of an integer network.
 
-Quantising by one scale is done with the bits of floats, in vectors (kernels/float_bits.py). Every
-version computes other float32 in its general registers, one number at a time. Of two tensors, as
-in a network of floats, that is refused.
+Quantising by one scale works on the bits of floats, in vectors (kernels/float_bits.py). Every
+version computes other float32 operators in its general registers, one number at a time. Operators
+on two tensors, as in a network of floats, are refused.
 """
 
 
 def scalar_calls(
     calls: Mapping[str, relax.Call], version: str, *, has_floats: bool
 ) -> dict[str, str]:
-    """Which of its calls compute one number at a time, and why; moving numbers is no computing."""
+    """Calls that compute one number at a time, with the reason; moves of numbers do not count."""
     if has_floats:
         return {}
     computing, vectors = CONVERTING - {"reshape", "permute_dims"}, _quantising(calls)
@@ -41,7 +41,7 @@ def scalar_calls(
 
 
 def _quantising(calls: Mapping[str, relax.Call]) -> set[str]:
-    """Operators that become a kernel of which `quantise_bits` makes integers."""
+    """Operators that are fused into a kernel which `quantise_bits` rewrites in integers."""
     readers = Counter(
         arg.name for call in calls.values() for arg in call.args if isinstance(arg, relax.Var)
     )
@@ -66,7 +66,7 @@ def _quantising(calls: Mapping[str, relax.Call]) -> set[str]:
 
 
 def _number(call: relax.Call) -> float:
-    """The one constant number behind the first operand; NaN where that is something else."""
+    """The constant second operand if it is a single number, otherwise NaN."""
     other = call.args[-1]
     is_one = isinstance(other, GenericConst) and not shape_of(other)
     return float(other.value.numpy()) if is_one else math.nan

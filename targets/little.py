@@ -1,13 +1,13 @@
-"""A second processor made of cores of the CPU: the little ones of a phone.
+"""A second processor made of some of the CPU's cores: the little cores of a phone.
 
     ts.compile(network, ["llvm", "opencl", "little-cores"], device=phone)
-    ts.compile(network, ["llvm", "little-cores"])          # this machine's, where it has two kinds
+    ts.compile(network, ["llvm", "little-cores"])          # this machine's, if its cores differ
     ts.compile(network, ["llvm", {"kind": "little-cores", "cores": "0-3", "mcpu": "cortex-a55"}])
 
-A kernel that all cores share waits for the slowest of them. As a processor of their own (HOPE,
-figure 7) little cores get parts that fit them: regions run on a thread of ours and on a pool that
-stays on these cores, and the CPU's kernels keep off them (native/cluster_processor.cc). Memory is
-the same, so nothing is copied.
+A kernel that all cores share waits for the slowest core. As a separate processor (HOPE, figure 7)
+little cores get parts that fit their speed: regions run on a thread of the executor and on a pool
+that is pinned to these cores, and the CPU's kernels do not use them (native/cluster_processor.cc).
+Memory is shared, so nothing is copied.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ NAME = "little"
 KIND = "little-cores"
 
 WORTH_WAITING = 0.6
-"""A core with less than this share of the biggest one's capacity is a little one."""
+"""A core with less than this share of the biggest core's capacity is a little one."""
 
 HANDOVER_NS = 2_000.0
-"""From the CPU to other cores of it, where nobody measured: both spin meanwhile. This executor on
-two shared cores of a server (Zen 5) took 0.5 to 3 us."""
+"""Time of a hand-over from the CPU to other cores of it, if it was not measured; both spin
+meanwhile. This executor took 0.5 to 3 us on two shared cores of a server (Zen 5)."""
 
 _ATTRIBUTES = ("kind", "cores", "mcpu", "mattr")
 _MOST_CORES = 1024
@@ -43,12 +43,12 @@ _MOST_CORES = 1024
 
 @dataclass(frozen=True)
 class _Cluster:
-    """Cores that are alike.
+    """Cores of the same kind.
 
     Attributes:
         cores: their numbers.
-        ratio: how fast they are; the biggest are 1.
-        name: what LLVM calls them; empty if it is not known.
+        ratio: speed relative to the biggest cores.
+        name: LLVM's name of the core; empty if unknown.
     """
 
     cores: tuple[int, ...]
@@ -57,7 +57,7 @@ class _Cluster:
 
 
 def little_processor(target: Target, host: Processor, cluster: _Cluster) -> Processor:
-    """These cores as a processor of their own, beside the rest of the CPU."""
+    """These cores as a separate processor, beside the rest of the CPU."""
     numbers = ",".join(map(str, cluster.cores))
     alike = cpu_processor(target, len(cluster.cores))
 
@@ -85,32 +85,32 @@ def little_processor(target: Target, host: Processor, cluster: _Cluster) -> Proc
     )
 
 
-def _make(said: Attributes, host: Processor) -> Processor:
-    cluster = _cluster(said)
+def _make(given: Attributes, host: Processor) -> Processor:
+    cluster = _cluster(given)
     described: dict[str, Any] = json.loads(str(host.target))
-    given = {key: said[key] for key in ("mcpu", "mattr") if key in said}
-    if given:
+    named = {key: given[key] for key in ("mcpu", "mattr") if key in given}
+    if named:
         described = {k: v for k, v in described.items() if k not in ("mcpu", "mattr", "tag")}
-    return little_processor(tvm_target({**described, **given}), host, cluster)
+    return little_processor(tvm_target({**described, **named}), host, cluster)
 
 
-def _cluster(said: Attributes) -> _Cluster:
+def _cluster(given: Attributes) -> _Cluster:
     """The cores that a target names, or those of this machine.
 
     Raises:
-        TargetError: it says what it should not, or this machine's cores are all alike.
+        TargetError: the target has an invalid attribute, or this machine's cores are all alike.
     """
-    unknown = sorted(set(said) - set(_ATTRIBUTES))
+    unknown = sorted(set(given) - set(_ATTRIBUTES))
     if unknown:
         raise TargetError(
             f"expected {', '.join(_ATTRIBUTES[1:])} for target {KIND}, got {', '.join(unknown)}; "
             'write {"kind": "little-cores", "cores": "0-3"}'
         )
-    return _Cluster(_read(said["cores"])) if "cores" in said else _of_this_machine()
+    return _Cluster(_read(given["cores"])) if "cores" in given else _of_this_machine()
 
 
 def _read(text: object) -> tuple[int, ...]:
-    """``0,4-7``.
+    """The numbers in a list of cores such as ``0,4-7``.
 
     Raises:
         TargetError: it is no list of cores.
@@ -138,7 +138,7 @@ def _of_this_machine() -> _Cluster:
 
 
 def _little_of(sizes: Mapping[int, int], names: Mapping[int, str], whose: str) -> _Cluster:
-    """The cores that are not big ones.
+    """The cores that are much slower than the biggest.
 
     Raises:
         TargetError: there are none.
@@ -155,23 +155,23 @@ def _little_of(sizes: Mapping[int, int], names: Mapping[int, str], whose: str) -
     return _Cluster(tuple(sorted(little)), ratio, own.pop() if len(own) == 1 else "")
 
 
-def _why_absent(said: Attributes) -> str:
+def _why_absent(given: Attributes) -> str:
     try:
-        _cluster(said)
+        _cluster(given)
     except TargetError as error:
         return str(error)
     return ""
 
 
-def _host_cores(said: Attributes) -> int:
-    """The CPU's kernels keep off them."""
-    return len(_cluster(said).cores)
+def _host_cores(given: Attributes) -> int:
+    """The number of cores that the CPU's kernels leave to this processor."""
+    return len(_cluster(given).cores)
 
 
-def _on_device(said: Attributes, machine: Mapping[str, Any], host: Processor) -> Processor:
-    """The little cores of a phone, by their own name if they can do all that kernels may use."""
-    if set(said) != {"kind"}:
-        return _make(said, host)
+def _on_device(given: Attributes, machine: Mapping[str, Any], host: Processor) -> Processor:
+    """The little cores of a phone, compiled for under their own name if its features allow that."""
+    if set(given) != {"kind"}:
+        return _make(given, host)
     cores: Sequence[Any] = machine["cores"]
     sizes = {core.number: core.size for core in cores}
     names = {core.number: core.name for core in cores}

@@ -1,7 +1,7 @@
 """OpenCL: GPUs, and CPUs that have an OpenCL driver (PoCL).
 
-A CPU-type device is a processor of the same make as the host: its kernels are the host's, one
-work-group for each core. The driver compiles them as well as LLVM does (tests measure it).
+A CPU-type device is the host's CPU or one like it: it uses the CPU's kernels, one work-group per
+core. The driver compiles them as well as LLVM does (tests measure it).
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from .registry import Attributes, ProcessorKind, register, tvm_target
 GPU = Speed(cycles_per_ns=20.0, bytes_per_ns=12.0, start_ns=10_000.0, handover_ns=50_000.0)
 
 _CPU_START_NS = 3_000.0
-"""A kernel without work, where the driver runs it on threads of the CPU (PoCL)."""
+"""Time of an empty kernel if the driver runs it on threads of the CPU (PoCL)."""
 
 
 def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> Processor:
-    """The processor behind an OpenCL target.
+    """The processor that an OpenCL target describes.
 
     Args:
         target: ``opencl``; its attribute ``device`` names another machine's kind of device.
         host: the CPU; the channel block of the network is its vector width.
-        device: what the kernels are made for.
+        device: the device for which kernels are compiled.
     """
     on_cpu = device.type == "cpu"
     machine = replace(
@@ -59,7 +59,7 @@ def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> P
         threads=device.compute_units if on_cpu else 1,
         gpu=None if on_cpu else device.machine,
         lanes=host.machine.lanes if on_cpu else QUAD,
-        dot="",  # what LLVM has instructions for, OpenCL C cannot say
+        dot="",  # OpenCL C cannot express LLVM's dot-product instructions
         float_integers=True,
     )
 
@@ -95,8 +95,8 @@ def _speed(device: OpenCLDevice) -> Speed:
 
 
 def _make(target: Attributes, host: Processor) -> Processor:
-    said = tvm_target(target)
-    return opencl_processor(said, host, device_of(said))
+    described = tvm_target(target)
+    return opencl_processor(described, host, device_of(described))
 
 
 def _why_absent(target: Attributes) -> str:
@@ -110,17 +110,17 @@ def _why_absent(target: Attributes) -> str:
 
 
 def _host_cores(target: Attributes) -> int:
-    """A driver for the host's own CPU (PoCL) runs on some of its cores."""
+    """The number of cores that a driver for the host's own CPU (PoCL) uses."""
     if names_device(tvm_target(target)):
         return 0
     device = find_device()
     return device.compute_units if device.type == "cpu" else 0
 
 
-def _on_device(said: Attributes, machine: Mapping[str, Any], host: Processor) -> Processor:
-    """The first device of its driver, with the limits that it tells; or what a target says."""
-    if set(said) != {"kind"}:
-        return _make(said, host)
+def _on_device(given: Attributes, machine: Mapping[str, Any], host: Processor) -> Processor:
+    """The first device of the phone's driver with its reported limits, or the target's device."""
+    if set(given) != {"kind"}:
+        return _make(given, host)
     if not machine["opencl"]:
         raise TargetError(
             f"expected an OpenCL device on {machine['name']}, got none: "
@@ -141,7 +141,7 @@ register(
 
 
 def _rules() -> tuple[OpRule, ...]:
-    """Operators that differ from the rest; all others: `_refuse`."""
+    """Operators that differ from others, for which `_refuse` decides."""
     return (
         *(OpRule(f"relax.{name}", check=_on_host, note=_HOST) for name in HOST_ONLY),
         *(OpRule(f"relax.{name}", check=_racing, note=_RACE) for name in _SCATTERS),
@@ -164,7 +164,7 @@ def _on_host(call: relax.Call) -> str:
 
 
 def _refuse(call: relax.Call, device: OpenCLDevice) -> str | None:
-    """Whatever TVM can legalise runs, within the limits of the device."""
+    """Refuse operators that TVM cannot legalise, and tensors beyond the device's limits."""
     if not isinstance(call.op, tvm.ir.Op):
         return None
     if device.type != "cpu" and (steps := kind_of_steps(call)) is not None:
@@ -179,7 +179,7 @@ def _refuse(call: relax.Call, device: OpenCLDevice) -> str | None:
 
 
 def _why_not_tensor(ty: relax.TensorType, device: OpenCLDevice) -> str | None:
-    """Why no kernel of the device reads or writes such a tensor."""
+    """Why kernels of the device cannot read or write such a tensor."""
     dtype = str(ty.dtype)
     if dtype == "float64" and not device.fp64:
         return f"{device.name} has no float64 (cl_khr_fp64)"
@@ -203,7 +203,7 @@ def _why_not_tensor(ty: relax.TensorType, device: OpenCLDevice) -> str | None:
 
 
 def _why_not_image(ty: relax.TensorType, device: OpenCLDevice) -> str:
-    """Images hold four channels a pixel: the last axis; rows and columns are what is before."""
+    """Why the device has no such image; a pixel holds four channels, which are the last axis."""
     if device.image_size == (0, 0):
         return f"a tensor in an image; {device.name} has no images"
     *rows, columns, _ = (int(extent) for extent in ty.shape.values)

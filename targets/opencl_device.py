@@ -1,10 +1,10 @@
-"""What the compiler asks of an OpenCL device, and where it learns that.
+"""The limits of an OpenCL device that the compiler needs, and where they come from.
 
-    {"kind": "opencl"}                         this machine's device, asked through its driver
+    {"kind": "opencl"}                         this machine's device, as its driver describes it
     {"kind": "opencl", "device": "gpu"}        any GPU of a phone
     {"kind": "opencl", "device": "adreno"}     Qualcomm's; also TVM's tag "qcom/adreno-opencl"
 
-Attributes of a target that names a device may say more, or less, than its family can:
+Attributes of a target that names a device may state larger or smaller limits than its family's:
 ``max_num_threads``, ``max_shared_memory_per_block``, ``texture_spatial_limit``.
 """
 
@@ -38,7 +38,7 @@ class OpenCLDevice:
         local_on_chip: that memory is one of its own, not a part of the device's memory.
         compute_units: work-groups that run at the same time.
         max_buffer_bytes: the largest tensor, and the largest scratch memory of a kernel.
-        image_size: width and height of the largest image; (0, 0) where there are none.
+        image_size: width and height of the largest image; (0, 0) without images.
     """
 
     type: str
@@ -60,7 +60,7 @@ class OpenCLDevice:
 
 
 PHONE_GPU = OpenCLDevice("gpu", "a phone's GPU", fp16=True, max_buffer_bytes=128 * 2**20)
-"""What every GPU of a phone can do; the device is asked again when the model is loaded."""
+"""Limits that every GPU of a phone meets; they are checked again when a model is loaded."""
 
 FAMILIES: Mapping[str, OpenCLDevice] = {
     "gpu": PHONE_GPU,
@@ -73,7 +73,7 @@ FAMILIES: Mapping[str, OpenCLDevice] = {
 
 
 def names_device(target: Target) -> bool:
-    """Whether a target is for the kind of device that it names, not for this machine's."""
+    """Whether a target is for the kind of device that it names, and not for this machine's."""
     return bool(str(target.attrs.get("device", "")))
 
 
@@ -95,7 +95,7 @@ def find_device() -> OpenCLDevice:
 
 
 def described_device(found: Mapping[str, Any]) -> OpenCLDevice:
-    """The limits that a driver states, here or elsewhere (`tvm_stretch.opencl_devices`)."""
+    """The limits that a driver reports, here or elsewhere (`tvm_stretch.opencl_devices`)."""
     return OpenCLDevice(
         "cpu" if found["type"] == "cpu" else "gpu",
         found["name"],
@@ -113,7 +113,7 @@ def described_device(found: Mapping[str, Any]) -> OpenCLDevice:
 
 
 def local_device() -> OpenCLDevice | None:
-    """The device that this machine runs OpenCL on, if there is one."""
+    """The device on which this machine runs OpenCL, if there is one."""
     try:
         return find_device()
     except TargetError:
@@ -124,7 +124,7 @@ def device_of(target: Target) -> OpenCLDevice:
     """The kind of device that a target names, or this machine's.
 
     Raises:
-        TargetError: this machine has none, or nothing is known of what the target names.
+        TargetError: this machine has none, or the named kind is unknown.
     """
     if not names_device(target):
         return find_device()

@@ -1,4 +1,4 @@
-"""The phases between BlockChannels and the schedules, the same for every processor."""
+"""The phases between BlockChannels and the schedules, which are the same for every processor."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ def kernel_phases(*, expand_math: bool, epilogues: bool = True) -> tuple[tvm.tra
     """From Relax with kernel templates to kernel-level Relax.
 
     Args:
-        expand_math: whether exp, sigmoid and tanh become arithmetic on vectors; for processors
-            that have no instructions for them.
-        epilogues: whether templates take what is elementwise behind them, and tables what is
-            beside them.
+        expand_math: whether exp, sigmoid and tanh become vector arithmetic, for processors without
+            instructions for them.
+        epilogues: whether elementwise operators that follow a template are fused into it, and
+            neighbouring operators into table lookups.
     """
     return (
-        keep_views(),  # operators without a template to PrimFuncs; views stay operators
+        keep_views(),  # operators without templates become PrimFuncs; views stay operators
         relax.transform.AnnotateTIROpPattern(),
-        MarkCuts(),  # what is no epilogue, though TVM takes it for elementwise
-        MarkTemplates(epilogues),  # which of them may take epilogues
-        MarkGathers(tables=epilogues),  # and which compute their own indices
+        MarkCuts(),  # operators that are no epilogues although TVM takes them for elementwise
+        MarkTemplates(epilogues),  # templates that take epilogues
+        MarkGathers(tables=epilogues),  # gathers that compute their own indices
         MarkOperators(),
         relax.transform.FuseOps(),  # epilogues into their kernels ..
         NameKernels(),  # .. which are named after their operators
         relax.transform.FuseTIR(),
         relax.transform.DeadCodeElimination(),
-        KeepNan(),  # maximum and minimum let NaN and infinities through
+        KeepNan(),  # maximum and minimum propagate NaN and infinities
         *((ExpandMath(),) if expand_math else ()),
     )

@@ -1,4 +1,4 @@
-"""What the compiler knows of a processor, and how it says no."""
+"""What the compiler knows of a processor, and how a processor refuses operators."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class OpRule:
 
     Attributes:
         op: name of the Relax operator, for example ``relax.nn.conv2d``.
-        dtypes: result types it runs in; empty for any.
+        dtypes: result types in which it runs; empty for any.
         check: returns None, or the reason for refusing a particular call.
-        note: what a reader of the table should know.
+        note: explanation for readers of the table.
     """
 
     op: str
@@ -59,13 +59,13 @@ class OpRule:
 
 @dataclass(frozen=True)
 class Speed:
-    """The few numbers of a processor that decide orders of magnitude, where nobody measured it.
+    """Order-of-magnitude numbers of a processor, used until it is measured.
 
     Attributes:
         cycles_per_ns: clock of a core, times the cores that share a kernel.
-        bytes_per_ns: bandwidth of memory that no cache holds.
-        start_ns: a kernel without work.
-        handover_ns: a transfer without bytes.
+        bytes_per_ns: bandwidth of memory beyond the caches.
+        start_ns: time of a kernel without work.
+        handover_ns: time of a transfer without bytes.
     """
 
     cycles_per_ns: float
@@ -79,30 +79,29 @@ class Processor:
     """Something that runs kernels.
 
     Attributes:
-        name: the word for it in plans and messages, ``cpu`` for example.
-        target: the TVM target its kernels are built for.
+        name: its name in plans and messages, ``cpu`` for example.
+        target: the TVM target for which its kernels are built.
         threads: cores a kernel may use.
         rules: operators with a row of their own.
-        refuse: reason for refusing a call without a row, or None to take it.
-        remark: which of the calls that it takes, by their names, are slow there, and why.
-        machine: what its kernel templates need to know.
+        refuse: reason for refusing a call that has no row; None to accept it.
+        remark: returns those of its calls that are slow there, by name, with the reason.
+        machine: the properties that its kernel templates need.
         phases: passes from Relax with kernel templates (BlockChannels) to kernel-level Relax.
         schedule: the pass that gives the PrimFuncs their loop nests.
-        speed: what is typical of such processors.
-        kind: which part of the executor drives it (native/processor.h).
-        build: makes the executor's module of its kernels, by their names, and of `schedule`.
-        runs_host_code: its kernels are linked with the CPU's.
-        runs_here: it is a processor of this machine, so that plans can be measured.
-        on_host_cores: it is made of the CPU's own cores: what is known of their loop nests holds
-            for it, and they share caches.
-        packet_ns: what a packet of instructions takes, of a processor that is emulated here: its
-            kernels are timed by counting packets, because an emulator's own time says nothing of
-            it. 0 where a clock tells.
-        driver: what its measurements depend on, beside the machine and all of the above.
-        cores: of the CPU, that it has for itself.
-        computes_half: it has instructions for arithmetic in float16.
-        device: the name of the device behind RPC that it is a part of; empty for this machine and
-            for what is known by its target alone.
+        speed: of typical processors of this kind.
+        kind: the part of the executor that drives it (native/processor.h).
+        build: makes the executor's module from its kernels, by name, and `schedule`.
+        runs_host_code: whether its kernels are linked with the CPU's.
+        runs_here: whether it is a processor of this machine, so that plans can be measured.
+        on_host_cores: whether it consists of the CPU's own cores: the cost model of the CPU's loop
+            nests holds for it, and they share caches.
+        packet_ns: time of an instruction packet if the processor is emulated here: its kernels are
+            timed by counting packets, because an emulator's own time says nothing. Otherwise 0.
+        driver: anything else on which its measurements depend, besides the machine and the above.
+        cores: the CPU's cores that it uses exclusively.
+        computes_half: whether it has instructions for float16 arithmetic.
+        device: name of its device, if that is reached by RPC; empty for this machine and for
+            processors that are only known by their target.
     """
 
     name: str

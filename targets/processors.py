@@ -1,4 +1,4 @@
-"""From the targets that a user gives to the processors that the compiler knows."""
+"""Make processors from the targets that a user gives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tvm_stretch import targets as _folder
 from tvm_stretch.errors import InputError, TargetError
 
 _MOST_THREADS = 1024
-"""That the executor takes (graph.cc)."""
+"""Most threads of the executor (graph.cc)."""
 
 # Every file of the folder registers its kinds of processors.
 for _file in pkgutil.iter_modules(_folder.__path__, f"{_folder.__name__}."):
@@ -34,9 +34,9 @@ for _file in pkgutil.iter_modules(_folder.__path__, f"{_folder.__name__}."):
 def drop_absent(
     targets: Sequence[TargetLike] | TargetLike,
 ) -> tuple[Sequence[TargetLike], str]:
-    """The targets without those for a device that this machine lacks, and why they are missing.
+    """The targets whose device this machine has, and why the others are missing.
 
-    All of them where nothing else would be left; ``make_processors`` then says what to install.
+    If none would be left, all are returned, and ``make_processors`` raises what to install.
     """
     listed = _as_list(targets)
     reasons = [_why_absent(_parse(item)) for item in listed]
@@ -45,10 +45,10 @@ def drop_absent(
 
 
 def describe_targets(targets: Sequence[TargetLike] | TargetLike | None) -> str:
-    """All that targets say; empty where one of them is a processor that somebody wrote."""
+    """The content of targets as text; empty if one of them is a user's `Processor`."""
     listed = [_parse(item) for item in _as_list(HOST if targets is None else targets)]
-    said = [dict(item) for item in listed if not isinstance(item, Processor)]
-    return repr(said) if len(said) == len(listed) else ""
+    described = [dict(item) for item in listed if not isinstance(item, Processor)]
+    return repr(described) if len(described) == len(listed) else ""
 
 
 def make_processors(
@@ -57,8 +57,8 @@ def make_processors(
     """The processors of these targets.
 
     Returns:
-        All processors of the model: the CPU, which is always there for work done at load, and the
-        others. Then those that operators may be placed on, in the order of `targets`.
+        All processors of the model: the CPU, which always runs the work at load, and the others.
+        Then the processors on which operators may be placed, in the order of `targets`.
 
     Raises:
         TargetError: a target is unknown, this machine lacks its device, or the same processor is
@@ -81,7 +81,7 @@ def make_processors(
 
 
 def kinds() -> list[str]:
-    """The words that may stand in ``targets``."""
+    """The words that may occur in ``targets``."""
     return sorted(registered())
 
 
@@ -108,7 +108,7 @@ def _why_absent(item: Attributes | Processor) -> str:
 
 
 def _host(listed: Sequence[Attributes | Processor], cpu_threads: int | None) -> Processor:
-    """The CPU as a target or a processor describes it; this machine's where none does."""
+    """The CPU that a target or `Processor` describes, or this machine's."""
     given = [item for item in listed if isinstance(item, Processor)]
     described = [item for item in listed if not isinstance(item, Processor)]
     taken = sum(kind_of(item).host_cores(item) for item in described)
@@ -121,9 +121,9 @@ def _host(listed: Sequence[Attributes | Processor], cpu_threads: int | None) -> 
 
 
 def _thread_count(requested: int | None, taken: int) -> int:
-    """Cores for the CPU's kernels; a driver that runs on the host's cores has `taken` some.
+    """Cores for the CPU's kernels; drivers that run on the host's cores use `taken` others.
 
-    TVM runs no more threads than its variable TVM_NUM_THREADS says.
+    TVM uses at most TVM_NUM_THREADS threads.
     """
     available = len(os.sched_getaffinity(0))
     if requested is None:

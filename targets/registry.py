@@ -1,10 +1,10 @@
-"""Which kinds of processors there are, by the words that stand in ``targets``.
+"""The kinds of processors, by the words that occur in ``targets``.
 
     register(ProcessorKind("npu", npu))    ->    ts.compile(network, targets=["llvm", "npu"])
                                                  ts.compile(network, targets=[{"kind": "npu", ...}])
 
-Each file of this folder registers its own kinds. A processor that is not part of tvm_stretch does
-the same from wherever it is (tutorials/04_adding_a_processor.py).
+Each file of this folder registers its own kinds. Processors outside of tvm_stretch register theirs
+the same way (tutorials/04_adding_a_processor.py).
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from .processor import Processor
 
 TargetLike: TypeAlias = str | Mapping[str, Any] | Target | Processor
 Attributes: TypeAlias = Mapping[str, Any]
-"""What a target says, ``kind`` among it."""
+"""The attributes of a target, including ``kind``."""
 
 
 @dataclass(frozen=True)
 class ProcessorKind:
-    """One kind of processors. Its functions are given the attributes of a target.
+    """One kind of processors. Its functions receive the attributes of a target.
 
     Attributes:
         name: the word in ``targets``: a kind of TVM targets, or one that TVM does not know.
-        make: the processor that a target means, beside this CPU. Raises TargetError where the
-            target says what it should not, or means a device that this machine lacks.
-        why_absent: why this machine lacks the target's device; empty where it has it, and for
-            targets of other machines.
-        host_cores: how many of the CPU's cores its driver takes.
-        on_device: the processor that a target means on a device that has described itself
-            (native/machine.cc), beside its CPU. Raises TargetError where it has none. None for
-            kinds that no device tells of.
-        by_default: whether it is used where nobody names targets.
-        nickname: what people write for it who do not know its name; an error tells them.
+        make: makes the processor that a target describes, beside this CPU. Raises TargetError if
+            an attribute is invalid or this machine lacks the device.
+        why_absent: why this machine lacks the target's device; empty if it has it, and for targets
+            of other machines.
+        host_cores: number of the CPU's cores that its driver uses.
+        on_device: makes the processor that a target describes on a device that has described
+            itself (native/machine.cc), beside its CPU. Raises TargetError if the device has none.
+            None for kinds that devices do not describe.
+        by_default: whether it is used if no targets are given.
+        nickname: another word that people write for it; an error then tells the name.
     """
 
     name: str
@@ -61,7 +61,7 @@ def register(kind: ProcessorKind) -> None:
     """Make a kind of processors known.
 
     Raises:
-        TargetError: there is one of that name.
+        TargetError: a kind of that name exists.
     """
     if kind.name in _KINDS:
         raise TargetError(
@@ -76,20 +76,20 @@ def registered() -> tuple[str, ...]:
 
 
 def used_unasked() -> tuple[str, ...]:
-    """Names of the kinds that are used where nobody names targets."""
+    """Names of the kinds that are used if no targets are given."""
     return tuple(name for name, kind in _KINDS.items() if kind.by_default)
 
 
 def nicknames() -> dict[str, str]:
-    """What people call a kind, and its name."""
+    """Names of kinds by their nicknames."""
     return {kind.nickname: name for name, kind in _KINDS.items() if kind.nickname}
 
 
 def kind_of(target: Attributes) -> ProcessorKind:
-    """The kind of processors that a target means.
+    """The kind of processors that a target names.
 
     Raises:
-        TargetError: nobody registered one.
+        TargetError: no such kind is registered.
     """
     kind = target["kind"]
     if kind not in _KINDS:
@@ -101,9 +101,9 @@ def kind_of(target: Attributes) -> ProcessorKind:
 
 
 def attributes(item: str | Attributes | Target) -> Attributes:
-    """What a target says, however it was written.
+    """The attributes of a target in any notation.
 
-    A registered kind reads its attributes itself; tags and all else are TVM's.
+    Registered kinds read their attributes themselves; TVM resolves tags and everything else.
 
     Raises:
         TargetError: it is no target.
@@ -112,15 +112,15 @@ def attributes(item: str | Attributes | Target) -> Attributes:
         return {"kind": item}
     if isinstance(item, Mapping) and item.get("kind") in [*_KINDS]:  # it may be a list
         return item
-    said: Attributes = json.loads(str(tvm_target(item)))
-    return said
+    found: Attributes = json.loads(str(tvm_target(item)))
+    return found
 
 
 def tvm_target(item: str | Attributes | Target) -> Target:
-    """TVM's own target.
+    """The target as TVM's own object.
 
     Raises:
-        TargetError: TVM knows no such kind, or no such attribute of it.
+        TargetError: TVM does not know the kind or an attribute.
     """
     if not isinstance(item, Target):
         _refuse_foreign(item)
@@ -141,12 +141,12 @@ def tvm_target(item: str | Attributes | Target) -> Target:
 
 
 def _refuse_foreign(item: str | Attributes) -> None:
-    """Kinds that TVM knows and nobody registered: it would look for their drivers, and warn."""
-    said: Any = item
+    """Refuse TVM's kinds that are not registered: TVM would search for their drivers, and warn."""
+    found: Any = item
     if isinstance(item, str) and item.lstrip().startswith("{"):
-        with suppress(ValueError, RecursionError):  # no JSON: TVM says what is wrong with it
-            said = json.loads(item)
-    kind = said.get("kind") if isinstance(said, Mapping) else said
+        with suppress(ValueError, RecursionError):  # for invalid JSON TVM has an error message
+            found = json.loads(item)
+    kind = found.get("kind") if isinstance(found, Mapping) else found
     if isinstance(kind, str) and kind not in _KINDS and kind in Target.list_kinds():
         kind_of({"kind": kind})
 

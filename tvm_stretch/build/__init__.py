@@ -1,1 +1,1 @@
-"""From a canonical module and a plan to a model."""
+"""Build a model from a canonical module and a plan."""

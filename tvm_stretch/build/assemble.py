@@ -1,4 +1,4 @@
-"""Kernel-level Relax -> a model that runs."""
+"""Assemble a model from kernel-level Relax."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tvm_stretch.targets.processor import Processor
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-    """A plan, and the kernel-level Relax that it makes of a network."""
+    """A plan and the network's kernel-level Relax for it."""
 
     mod: tvm.IRModule
     plan: Plan
@@ -49,19 +49,19 @@ def build_model(
     """Compile the kernels of kernel-level Relax and bind them to an executor.
 
     Args:
-        mod: `main` and the kernels that it calls; see `lower` for what `main` may hold.
+        mod: `main` and the kernels that it calls; see `lower` for what `main` may contain.
         target: an LLVM target, for the CPU.
-        threads: how many threads the kernels are scheduled for; with 1 they must be serial.
+        threads: number of threads for which kernels are scheduled; with 1 they must be serial.
         output_names: names of the outputs; by default the attribute `output_names` of `main`.
         schedule: gives the CPU's kernels their loop nests; None if they have them.
-        devices: the processors beside the CPU that regions name; they schedule their own kernels.
-        plan: where the regions come from; kept in the artifact.
-        spare: the devices' kernels are compiled for the CPU, too: it takes over if one fails.
-        others: what other plans make of the same network; the model can change between them.
-        weights: begun with the network's constants; see `lower`.
+        devices: the processors other than the CPU that regions name; they have own schedules.
+        plan: the plan of the regions, which the artifact keeps.
+        spare: also compile the devices' kernels for the CPU, which takes over if a device fails.
+        others: the same network with other plans, between which the model can change.
+        weights: contains the network's constants; see `lower`.
 
     Returns:
-        A model for this machine; for another one it can only be exported.
+        A model for this machine; a model for another machine can only be exported.
     """
     if target.kind.name != "llvm":
         raise TargetError(f"expected an llvm target for build_model, got {target}; pass one")
@@ -111,7 +111,7 @@ def _as_data(plan: Plan | None) -> dict[str, Any]:
 
 
 def _hint(device: Processor, target: tvm.target.Target) -> str:
-    """What parts a device's kernels from those of the CPU that are linked with them."""
+    """Distinguishes a device's kernels from those of the CPU with which they are linked."""
     return str(device.target) if device.runs_host_code and device.target != target else ""
 
 
@@ -124,9 +124,9 @@ def _name_kernels(
     schedules: Sequence[tvm.transform.Pass | None],
     hints: Sequence[str],
 ) -> tuple[Graph, list[_Kernels]]:
-    """The graph with the kernels' own names, and the kernels that each processor runs.
+    """The graph with the kernels' final names, and the kernels of each processor.
 
-    There is one for each set of strides that tensors have; `prepare` belongs to the CPU.
+    A kernel exists once for each set of strides of its tensors; `prepare` belongs to the CPU.
     """
     kernels: list[dict[str, tirx.PrimFunc]] = [{} for _ in schedules]
     known: dict[tuple[Any, ...], str] = {}

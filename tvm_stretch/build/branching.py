@@ -1,4 +1,4 @@
-"""Carry out the branching choices of a plan, and remember which processor each part belongs to.
+"""Apply the shares and splits of a plan, and record which processor computes each part.
 
 plan                                    operators that are parts      processor
 shares {"conv2d": (40, 24)}             conv2d.p0, relu.p0            0
@@ -6,8 +6,8 @@ shares {"conv2d": (40, 24)}             conv2d.p0, relu.p0            0
 splits [RowSplit("x", "y", (3, 0, 2))]  conv2d1.r0, add.r0            0
                                         conv2d1.r1, add.r1            2
 
-What puts parts together (concat, sums) is nobody's part: the plan says where it runs. What each new
-operator is a part of stands in the table `PARTS` of ``main``, too.
+Operators that join parts (concat, sums) belong to no part: the plan says where they run. The table
+`PARTS` of ``main`` also records the origin of each new operator.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Branching:
 
     Attributes:
         mod: canonical Relax after the passes.
-        parts: of every operator that is new, what it is a part of, and whose.
+        parts: for every new operator, its original operator, part and owner.
     """
 
     mod: tvm.IRModule
@@ -42,7 +42,7 @@ class Branching:
 
     @cached_property
     def owners(self) -> dict[str, int]:
-        """The processor, by its place, of every operator that is a part."""
+        """The index of the processor of every operator that is a part."""
         return {n: part.owner for n, part in self.parts.items() if part.owner is not None}
 
 
@@ -52,17 +52,17 @@ def branch(
     splits: Sequence[Split],
     processors: Sequence[Processor],
 ) -> Branching:
-    """Apply the passes that the choices name.
+    """Apply the passes for shares and splits.
 
     Args:
         mod: the canonical module.
         shares: as in a plan, one number for each of ``processors``.
         splits: as in a plan, one ratio for each of ``processors``.
-        processors: all of the model's, the CPU first.
+        processors: all processors of the model, the CPU first.
 
     Raises:
         PlanError: an operator or a segment is unknown, or the numbers do not fit it.
-        UnsupportedError: a segment that cannot be split that way.
+        UnsupportedError: a segment cannot be split that way.
     """
     if not shares and not splits:
         return Branching(mod, {})
@@ -88,7 +88,7 @@ def branch(
 
 
 def _parts_of(segment: Replacement, places: Sequence[int]) -> dict[str, Provenance]:
-    """What the new operators of a split segment are parts of."""
+    """The origin of each new operator of a split segment."""
     found = {name: Provenance((origin,)) for name, origin in segment.origins.items()}
     for part, (names, owner) in enumerate(zip(segment.branches, places, strict=True)):
         for name in names:
@@ -97,7 +97,7 @@ def _parts_of(segment: Replacement, places: Sequence[int]) -> dict[str, Provenan
 
 
 def _origin(part: Provenance, parts: Mapping[str, Provenance]) -> tuple[str, ...]:
-    """The operator of the canonical network behind a part, which may be one of another part."""
+    """The canonical operator of a part, which may itself be a part of a part."""
     while part.operators[0] in parts:
         part = parts[part.operators[0]]
     return part.operators

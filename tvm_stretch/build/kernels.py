@@ -1,4 +1,4 @@
-"""The kernels that a network becomes, told by the compiler itself: plans reckon with what will run.
+"""The kernels of a network as the compiler makes them, so that plans are based on real kernels.
 
     conv1, relu1, join, conv2    ──the phases of pipeline.py──>    group relu1: conv1, relu1
     in regions of a plan                                              fused_conv2d_relu  (cpu)
@@ -6,9 +6,8 @@
                                                                       subsample          (opencl)
                                                                       conv2d             (opencl)
 
-Kernels say which operators are in them, or which one they help. An operator without a kernel is a
-view. The kernels of a group are described before they are scheduled, when
-they still say what they compute.
+Kernels record which operators they compute or help. An operator without a kernel is a view. The
+kernels of a group are described before scheduling, while their blocks still show the computation.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ class GroupKernel:
     """One kernel of a group.
 
     Attributes:
-        features: as the cost models see it.
-        anchored: its template and what is fused behind; None for copies and what has no template.
-        shape: of its result, as it lies in memory; empty for copies.
-        computes: operators; others bring a value into another layout.
+        features: input of the cost models.
+        anchored: its template and epilogue; None for copies and kernels without a template.
+        shape: of its result in memory; empty for copies.
+        computes: whether it computes operators; other kernels convert layouts.
     """
 
     features: Features
@@ -56,7 +55,7 @@ class KernelLevel:
     Attributes:
         mod: kernel-level Relax.
         graph: the network in groups of operators that run together.
-        kernels: of each group, by its name.
+        kernels: of each group, by the group's name.
     """
 
     mod: tvm.IRModule
@@ -74,13 +73,13 @@ def kernels_alone(
     operators: Operators | None = None,
     regions: Sequence[PlannedRegion] | None = None,
 ) -> KernelLevel:
-    """The kernels of a canonical module that one processor runs alone, whatever it refuses.
+    """The kernels of a canonical module on one processor, including operators that it refuses.
 
     Args:
         mod: the canonical module.
-        processor: whoever the regions name.
+        processor: runs all regions, whatever processor they name.
         operators: of ``main``, if they are known.
-        regions: whose operators do not fuse; by default there is one.
+        regions: operators of different regions are not fused; by default there is one region.
     """
     operators = operators or Operators(mod["main"])
     if regions is None:
@@ -100,8 +99,8 @@ def kernels_of_plan(
 
     Args:
         mod: the canonical module, after the plan's shares and splits.
-        plan: its regions hold every operator once.
-        processors: all of the model's, the CPU first.
+        plan: its regions contain every operator once.
+        processors: all processors of the model, the CPU first.
         operators: of ``main``, if they are known.
     """
     operators = operators or Operators(mod["main"])
@@ -135,19 +134,19 @@ def _grouped(
     operators: Operators,
     found: Sequence[tuple[tuple[str, ...], bool, GroupKernel]],
 ) -> KernelLevel:
-    """Groups of the operators that kernels compute; what helps an operator goes with its group.
+    """Groups of the operators that kernels compute; helping kernels join their operator's group.
 
     Args:
         mod: kernel-level Relax.
         operators: of the canonical module.
-        found: in the order they run, the operators of each kernel, whether it computes them or
-            only helps, and the kernel.
+        found: in execution order, the operators of each kernel, whether it computes them or only
+            helps, and the kernel.
     """
     computed = {name for inside, computes, _ in found if computes for name in inside}
     members: dict[tuple[str, ...], None] = {}
     for inside, computes, _ in found:
         if computes or not computed.issuperset(inside):
-            members.pop(inside, None)  # what copies alone make is there after the last of them
+            members.pop(inside, None)  # a result that copies assemble is complete after the last
             members[inside] = None
     graph = OperatorGraph(operators, list(members))
     group_of = {op.name: group.name for group in graph.groups for op in group.operators}

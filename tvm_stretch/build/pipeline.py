@@ -1,4 +1,4 @@
-"""The phases from a canonical module and its plan to a model.
+"""The phases that build a model from a canonical module and its plan.
 
 canonical Relax + plan --branching, regions--> each processor's phases --> kernels --> Model
 """
@@ -44,18 +44,18 @@ def build(
     spare: bool = False,
     others: Sequence[Plan] = (),
 ) -> Model:
-    """From the canonical module to a model, by the plan; what ``ts.probe`` says does not count.
+    """Build a model from the canonical module, by the plan; results of ``ts.probe`` are ignored.
 
     Args:
         mod: the canonical module.
         requested: which processor runs which operators; None for one processor that runs all.
-        processors: all of the model's, the CPU first.
-        placeable: those that operators may be placed on, most wanted first.
-        observer: sees the module after every phase.
-        branched: what the plan's shares and splits make of the module, if that is known.
-        lowered: what `lower_regions` makes of the plan, if that is known and nobody observes.
-        spare: the CPU gets kernels for all operators.
-        others: plans that the model can change to while it runs.
+        processors: all processors of the model, the CPU first.
+        placeable: processors on which operators may be placed, preferred ones first.
+        observer: receives the module after every phase.
+        branched: the module after the plan's shares and splits, if it is known.
+        lowered: result of `lower_regions` for the plan, if it is known and nothing is observed.
+        spare: whether the CPU gets kernels for all operators.
+        others: plans to which the model can change while it runs.
     """
     observer = observer or Observer(None, None)
     weights = WeightsBlob(mod)
@@ -87,7 +87,7 @@ def _by_plan(
     branched: Branching | None = None,
     lowered: tvm.IRModule | None = None,
 ) -> Planned:
-    """What one plan makes of the canonical module; see `build`."""
+    """The canonical module lowered for one plan; see `build`."""
     names = [processor.name for processor in processors]
     if requested is not None:
         requested = fit_processors(requested, names, placeable)
@@ -108,13 +108,13 @@ def lower_regions(
     processors: Sequence[Processor],
     observer: Observer | None = None,
 ) -> tvm.IRModule:
-    """Kernel-level Relax of a canonical module: what runs, before kernels get their loop nests.
+    """Kernel-level Relax of a canonical module, before kernels get their loop nests.
 
     Args:
         mod: the canonical module, after the plan's shares and splits.
-        plan: its regions hold every operator once.
-        processors: all of the model's, the CPU first.
-        observer: sees the module after every phase.
+        plan: its regions contain every operator once.
+        processors: all processors of the model, the CPU first.
+        observer: receives the module after every phase.
     """
     with blaming(mod):
         return _lowered(mod, plan, processors, observer or Observer(None, None))
@@ -139,13 +139,13 @@ def _lowered(
 
 
 def _as_functions(plan: Plan) -> Plan:
-    """The plan with the names that its regions have as functions: no kernel has such a name."""
+    """The plan with regions renamed to function names, which no kernel has."""
     regions = (replace(region, name=REGION + region.name) for region in plan.regions)
     return replace(plan, regions=tuple(regions))
 
 
 def _apply(phase: Any, mod: tvm.IRModule) -> tvm.IRModule:
-    """``phase(mod)``: mypy does not see that TVM's decorator makes a pass of a class."""
+    """``phase(mod)``; mypy does not know that TVM's decorator makes a pass of a class."""
     step()
     return phase(mod)
 
@@ -162,7 +162,7 @@ def _regions_of(mod: tvm.IRModule, processor: Processor) -> tvm.IRModule:
 
 
 def _run_phases(processor: Processor, mod: tvm.IRModule, observer: Observer) -> tvm.IRModule:
-    """The processor's phases; nothing to do where it has no region."""
+    """Run the processor's phases, unless it has no region."""
     if not any(isinstance(function, relax.Function) for function in mod.functions.values()):
         return tvm.IRModule({})
     with processor.target:
@@ -173,7 +173,7 @@ def _run_phases(processor: Processor, mod: tvm.IRModule, observer: Observer) -> 
 
 
 class Observer:
-    """Writes the IR of each phase to its own numbered file, and checks it, where asked to."""
+    """Writes the IR after each phase to a numbered file, and verifies it, if requested."""
 
     def __init__(
         self, folder: str | os.PathLike[str] | None, processors: Sequence[Processor] | None
@@ -187,7 +187,7 @@ class Observer:
 
     @property
     def observes(self) -> bool:
-        """Whether anybody wants to see the phases."""
+        """Whether the phases are written or verified."""
         return self.folder is not None or self.processors is not None
 
     def see(self, name: str, mod: tvm.IRModule, *, partitioned: bool = False) -> None:
@@ -200,7 +200,7 @@ class Observer:
             verify(mod, self.processors)
 
     def see_scheduled(self, mod: tvm.IRModule, processors: Sequence[Processor]) -> None:
-        """What `build_model` makes of the kernels that the cache does not know."""
+        """Observe the kernels as `build_model` schedules those that are not in the cache."""
         if not self.observes:
             return
         scheduled = tvm.IRModule(dict(mod.functions), attrs=mod.attrs)

@@ -1,4 +1,4 @@
-"""Which plan to use: the user's, checked and completed, or everything on one processor."""
+"""Choose the plan: the user's, checked and completed, or everything on one processor."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tvm_stretch.targets.processor import Processor
 
 
 def fit_processors(plan: Plan, names: Sequence[str], placeable: Sequence[Processor]) -> Plan:
-    """The plan for the processors of this model, which may be more, in another order.
+    """The plan for this model's processors, which may be more and in another order.
 
     Args:
-        plan: the user's.
+        plan: the user's plan.
         names: all processors of the model, the CPU first.
         placeable: the processors that operators may be placed on.
 
@@ -32,11 +32,11 @@ def fit_processors(plan: Plan, names: Sequence[str], placeable: Sequence[Process
         _require_known(region.processor, known, f"region {region.name!r} of the plan")
 
     def ordered(numbers: Sequence[Any], where: str) -> tuple[Any, ...]:
-        of = dict(zip(plan.processors, numbers, strict=True))
-        for name, number in of.items():
+        by_name = dict(zip(plan.processors, numbers, strict=True))
+        for name, number in by_name.items():
             if number:
                 _require_known(name, known, where)
-        return tuple(of.get(name, 0) for name in names)
+        return tuple(by_name.get(name, 0) for name in names)
 
     shares = {n: ordered(widths, f"shares of {n!r}") for n, widths in plan.shares.items()}
     splits = tuple(
@@ -53,14 +53,14 @@ def choose_plan(
     requested: Plan | None,
     owners: Mapping[str, int] | None = None,
 ) -> Plan:
-    """The plan for `main`, with every refusal of every processor.
+    """The plan for `main`, with all refusals of all processors.
 
     Args:
         main: canonical Relax, after the plan's shares and splits.
         names: all processors of the model, the CPU first.
-        placeable: the processors that operators may be placed on, most wanted first.
-        requested: the plan that the user or the search wants.
-        owners: the processor, by its place in ``names``, of the operators that are parts.
+        placeable: the processors on which operators may be placed, preferred ones first.
+        requested: the plan of the user or the search.
+        owners: for operators that are parts, the index of their processor in ``names``.
 
     Raises:
         PlanError: the requested plan does not fit the network or the targets.
@@ -88,7 +88,7 @@ def place_operators(
     placeable: Sequence[Processor],
     owners: Mapping[str, int],
 ) -> dict[str, str]:
-    """Parts to their owners, other operators to the first processor that supports them."""
+    """Place parts on their owners, other operators on the first processor that supports them."""
     placed = {}
     for name, call in Calls(main).calls.items():
         if name in owners:
@@ -100,28 +100,28 @@ def place_operators(
 
 
 def find_refusals(main: relax.Function, processor: Processor) -> list[Refusal]:
-    """What the processor cannot run of `main`, and why."""
+    """The operators of `main` that the processor cannot run, and why."""
     reasons = {name: processor.why_not(call) for name, call in Calls(main).calls.items()}
     return [Refusal(processor.name, n, reason) for n, reason in reasons.items() if reason]
 
 
 def _remarks(main: relax.Function, plan: Plan, placeable: Sequence[Processor]) -> Iterator[str]:
-    """What processors say of operators that they run, a line for each reason."""
+    """Remarks of processors on operators that they run, one line for each reason."""
     calls, placed = Calls(main).calls, plan.processor_of()
     for processor in placeable:
         names: dict[str, list[str]] = {}
         own = {name: call for name, call in calls.items() if placed[name] == processor.name}
         for name, reason in processor.remark(own).items():
             names.setdefault(reason, []).append(name)
-        for reason, those in names.items():
-            listed = abbreviate(tuple(those))
-            yield f"{processor.name}, {len(those)} operators ({listed}): {reason}"
+        for reason, slow in names.items():
+            listed = abbreviate(tuple(slow))
+            yield f"{processor.name}, {len(slow)} operators ({listed}): {reason}"
 
 
 def _on_one_processor(
     operators: tuple[str, ...], placeable: Sequence[Processor], refusals: Sequence[Refusal]
 ) -> tuple[PlannedRegion, ...]:
-    """Everything in one region of the first processor that supports it all."""
+    """Everything in one region of the first processor that supports all operators."""
     refusing = {refusal.processor for refusal in refusals}
     for processor in placeable:
         if processor.name not in refusing:

@@ -1,11 +1,11 @@
-"""In which numbers a network computes between its ends.
+"""The floating-point types in which a network computes between its ends.
 
-    "float32"            as the network says
+    "float32"            as in the network
     "float16"            float16, where it has the digits and the range
-    "float16+float32"    so in memory; the sums of layers are float32
+    "float16+float32"    float16 in memory; the sums of layers are float32
 
-The channel blocks of float16 are twice as wide. So all processors of a model change, or none: they
-read each other's blocks.
+Channel blocks of float16 are twice as wide, and processors read each other's blocks, so either all
+processors of a model change or none.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _SHORT = {
     **dict.fromkeys(("fp16", "f16", "half"), "float16"),
     **dict.fromkeys(("fp32", "f32", "single", "float"), "float32"),
 }
-"""Other names that people know for the types."""
+"""Common other names of the types."""
 
 
 def read_precision(precision: str) -> str:
     """The one of `PRECISIONS` that is meant: ``fp16`` or ``half`` is ``float16``.
 
     Raises:
-        InputError: there is no such one.
+        InputError: there is no such precision.
     """
     types = str(precision).lower().split("+")
     found = "+".join(_SHORT.get(name, name) for name in types)
@@ -50,10 +50,10 @@ def read_precision(precision: str) -> str:
 def processors_in(
     precision: str, processors: Sequence[Processor], placeable: Sequence[Processor]
 ) -> tuple[list[Processor], list[Processor]]:
-    """The processors, and those of them that operators may be placed on, for such numbers.
+    """All processors, and those on which operators may be placed, adapted to a precision.
 
     Raises:
-        TargetError: an operator may be placed on one that does not compute with them.
+        TargetError: operators may be placed on a processor that does not compute in it.
     """
     if precision == PRECISIONS[0]:
         return list(processors), list(placeable)
@@ -75,17 +75,17 @@ def _in_half(processor: Processor) -> Processor:
 
 
 def network_in(precision: str, mod: tvm.IRModule) -> tuple[tvm.IRModule, str]:
-    """The canonical module in such numbers, and what there is to say of it.
+    """The canonical module in a precision, and a remark for people.
 
     Raises:
-        UnsupportedError: it computes in integers.
+        UnsupportedError: the network computes in integers.
     """
     if precision == PRECISIONS[0]:
         return mod, ""
     if has_integers(mod["main"]):
         raise UnsupportedError(
             f"expected a network of floats for precision={precision!r}, got one that was "
-            "quantised; compile it without precision, or the network that it was made of"
+            "quantised; leave precision out, or compile the original network"
         )
     use_half: tvm.transform.Pass = UseHalf(wide_sums=precision == PRECISIONS[2])
     mod = use_half(mod)

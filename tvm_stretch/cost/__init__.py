@@ -1,1 +1,1 @@
-"""What kernels cost: measurements, models learned from them, and predictions."""
+"""Costs of kernels: measurements, models learned from them, and predictions."""

@@ -1,9 +1,9 @@
-"""A cost model for a processor that nobody measured: peak, bandwidth and start of a kernel.
+"""The cost model of a processor without measurements: peak, bandwidth and start of a kernel.
 
     nanoseconds = start + max(cycles of the template's model / clock, bytes / bandwidth)
 
-It orders kernels well and knows no absolute speed, so its intervals are wide and its predictions
-say that they are analytic. It is also what learned models correct.
+It orders kernels well but does not know the absolute speed, so its intervals are wide and its
+predictions are marked as analytic. Learned models correct it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tvm_stretch.errors import CostModelError
 from tvm_stretch.targets.cpu import CORE
 from tvm_stretch.targets.processor import Speed
 
-_DOUBT = 2.5  # between a budget core and a desktop's, and what the model does not see
+_DOUBT = 2.5  # covers budget to desktop cores, and effects outside of the model
 
 
 class AnalyticModel:
@@ -31,7 +31,7 @@ class AnalyticModel:
         """The latency of one kernel."""
         speed = self.speed
         if isinstance(kernel, RunFeatures):
-            return 0.0  # what a kernel costs beside its work is in its start
+            return 0.0  # the overhead of a kernel is included in its start
         if isinstance(kernel, TransferFeatures):
             return speed.handover_ns + kernel.in_bytes / speed.bytes_per_ns
         compute = (kernel.model_cycles + kernel.epilogue_flops / 8) / speed.cycles_per_ns

@@ -1,16 +1,16 @@
-"""A device's profile from the latencies of a few networks on each of its processors.
+"""Compute a device's profile from latencies of a few networks on each of its processors.
 
     model,processor,latency_ms             works of each network
     R-34,cpu,21.692                    +   R-34: 33 dense, 4 pointwise,   ──>  profile, residuals
     R-34,gpu,36.517                        3.66e9 multiply-adds, ..
 
-Nine numbers describe a processor, and there may be six networks. So their ratios are taken to be
-`TYPICAL` unless the latencies say otherwise: least squares of relative errors, in which a number
-that is typical times 1 + x costs as much as a latency that is `sqrt(_STIFFNESS)` times x off. Of
-all typical processors, slow and fast, the one counts that explains most. Nothing becomes negative,
-or ten times as much as is typical.
+Nine numbers describe a processor, but there may be only six networks. Therefore the numbers' ratios
+are assumed to be `TYPICAL` unless the latencies contradict: least squares of relative errors, in
+which a number that is 1 + x times its typical value costs as much as a latency that is off by
+`sqrt(_STIFFNESS)` times x. Among all typical processors, slow and fast, the one that explains most
+is used. No number becomes negative, or more than ten times its typical value.
 
-Kernels that `ts.measure` timed are rows as well, one network of one kernel each.
+Kernels that `ts.measure` timed are rows too, each as a network of one kernel.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ TYPICAL = MappingProxyType(
         "dense": 1.0,
         "pointwise": 1.0,
         "grouped": 1.0,
-        "depthwise": 8.0,  # each value that is loaded is used nine times, and not once a channel
+        "depthwise": 8.0,  # a loaded value is used nine times, not once for each channel
         "value": 25.0,  # roofline: 150 multiply-adds and 6 values a nanosecond
         "weight": 25.0,
         "group": 12e6,  # 60 us at 200 multiply-adds a nanosecond
         "kernel": 4e6,
     }
 )
-"""What a processor of a phone takes for one of each, in multiply-adds of large convolutions."""
+"""Typical costs of one unit on a phone's processor, in multiply-adds of large convolutions."""
 
 _STIFFNESS = 0.1
 _FARTHEST = 10.0
@@ -60,20 +60,20 @@ _RANGE = math.log(8.0)
 
 
 def processor_of(word: str) -> str:
-    """The name of a processor for what tables call it."""
+    """The name of a processor for its name in tables."""
     others = {word: name for word, name in nicknames().items() if name != HOST}
     return ({"dsp": "hexagon"} | others).get(word, word)
 
 
 @dataclass(frozen=True)
 class Latency:
-    """What was measured.
+    """A measured latency.
 
     Attributes:
         network: its name.
-        processor: that ran all of it.
+        processor: ran the whole network.
         ms: milliseconds.
-        part: which part of the network it was; empty for all of it.
+        part: the measured part of the network; empty for all of it.
     """
 
     network: str
@@ -83,18 +83,18 @@ class Latency:
 
     @property
     def label(self) -> str:
-        """The name of what ran."""
+        """The name of the network or part that ran."""
         return f"{self.network}, {self.part}" if self.part else self.network
 
 
 @dataclass(frozen=True)
 class Residual:
-    """A latency, and what two profiles say of it.
+    """A latency and the predictions of two profiles.
 
     Attributes:
-        latency: what was measured.
-        fitted_ms: says the profile.
-        left_out_ms: says a profile of the other networks; None where there are none.
+        latency: the measurement.
+        fitted_ms: prediction of the profile.
+        left_out_ms: prediction of a profile of the other networks; None if there are none.
     """
 
     latency: Latency
@@ -103,25 +103,25 @@ class Residual:
 
     @property
     def error(self) -> float:
-        """Of the profile, relative."""
+        """Relative error of the profile."""
         return self.fitted_ms / self.latency.ms - 1
 
     @property
     def left_out_error(self) -> float | None:
-        """Of the profile of the other networks, relative."""
+        """Relative error of the profile of the other networks."""
         return None if self.left_out_ms is None else self.left_out_ms / self.latency.ms - 1
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A profile, and how it fits; printing it shows the residuals."""
+    """A profile and how well it fits; printing it shows the residuals."""
 
     profile: Profile
     residuals: tuple[Residual, ...]
 
     @property
     def left_out_errors(self) -> list[float]:
-        """Of latencies of whole networks, predicted by the other networks; not negative."""
+        """Absolute relative errors for whole networks, predicted by the other networks."""
         whole = [r.left_out_error for r in self.residuals if not r.latency.part]
         return [abs(error) for error in whole if error is not None]
 
@@ -158,11 +158,11 @@ def calibrate_profile(
     Args:
         latencies: of networks, each on one processor.
         works: the kernels of each network (or part), by `Latency.label`.
-        like: the profile that says all that is not calibrated: names, precisions, targets,
-            transfers. A processor without latencies stays as it is there.
+        like: provides everything that is not calibrated: names, precisions, targets, transfers,
+            and processors without latencies.
 
     Raises:
-        CostModelError: a latency is of a processor or network that is not known.
+        CostModelError: the processor or network of a latency is unknown.
     """
     processors = dict(like.processors)
     residuals = []
@@ -193,9 +193,9 @@ def read_latencies(path: Path) -> list[Latency]:
     """The rows of a table with the columns ``model``, ``processor``, ``latency_ms``.
 
     Raises:
-        CostModelError: it cannot be read, lacks a column, or a row says what it should not.
+        CostModelError: it cannot be read, lacks a column, or a row is invalid.
     """
-    # Excel begins a table with a mark of its encoding.
+    # Excel begins a table with a byte order mark.
     text = read_text(path, "a readable table of latencies", CostModelError, "utf-8-sig")
     reader = csv.DictReader(io.StringIO(text))
     try:
@@ -260,7 +260,7 @@ def _milliseconds(processor: ProcessorProfile, works: Sequence[Work]) -> float:
 
 
 def _amounts(works: Sequence[Work]) -> Array:
-    """How much of each of `TYPICAL` there is."""
+    """The amount of each of `TYPICAL` in these works."""
     amounts = dict.fromkeys(TYPICAL, 0.0)
     for work in works:
         if work.family in FAMILIES:
@@ -283,7 +283,7 @@ def _fitted(
     relative = amounts / nanoseconds[:, None] * np.array(list(TYPICAL.values()))
     ratios = relative.sum(axis=1)
     middle = float(np.log(ratios.sum() / (ratios @ ratios)))
-    # How fast the typical processor is of whom least has to be changed.
+    # The speed of the typical processor that needs the least change.
     best = minimize_scalar(
         lambda pace: _multiples(relative * math.exp(pace)).cost,
         bounds=(middle - _RANGE, middle + _RANGE),
@@ -292,23 +292,23 @@ def _fitted(
     )
     pace = math.exp(best.x)
     multiples = (_multiples(relative * pace).x * pace).tolist()
-    each = {
+    costs = {
         name: typical * multiple
         for (name, typical), multiple in zip(TYPICAL.items(), multiples, strict=True)
     }
     size = BYTES[processor.precision]
     return replace(
         processor,
-        multiply_adds_per_ns=MappingProxyType({f: 1 / each[f] for f in FAMILIES}),
-        activation_bytes_per_ns=size / each["value"],
-        weight_bytes_per_ns=size / each["weight"],
-        kernel_us=each["kernel"] / 1e3,
-        group_us=each["group"] / 1e3,
+        multiply_adds_per_ns=MappingProxyType({f: 1 / costs[f] for f in FAMILIES}),
+        activation_bytes_per_ns=size / costs["value"],
+        weight_bytes_per_ns=size / costs["weight"],
+        kernel_us=costs["kernel"] / 1e3,
+        group_us=costs["group"] / 1e3,
     )
 
 
 def _multiples(relative: Array) -> OptimizeResult:
-    """In multiples of what is typical: which explain the latencies, and are near to 1."""
+    """Multiples of the typical numbers that explain the latencies and are near 1."""
     count = relative.shape[1]
     stiffness = math.sqrt(_STIFFNESS)
     rows = np.vstack([relative, stiffness * np.eye(count)])

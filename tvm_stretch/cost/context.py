@@ -1,8 +1,8 @@
-"""What ran before a kernel decides in which memory it finds what it reads.
+"""Compute how much memory was touched before a kernel, which decides where its operands lie.
 
     node 0 writes t0, node 1 reads and writes 1 MB, node 2 reads t0  ->  reuse of node 2: 1 MB
 
-All nodes together are a round: so much is touched before a kernel reads its weights again.
+All nodes together are a round: the bytes that are touched before a kernel reads its weights again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tvm_stretch.cost.features import Features
 from tvm_stretch.lowering.graph import Graph, Node, Tensor
 
 _FLUSHED_BYTES = 1 << 30
-"""The round of a kernel before which all caches were emptied."""
+"""Bytes of a round after which all caches are empty."""
 
 _WEIGHTS = ("constant", "prepared")
 
@@ -22,12 +22,12 @@ _WEIGHTS = ("constant", "prepared")
 def in_place(
     graph: Graph, kernels: Mapping[str, Features], flushed: bool = False
 ) -> list[Features | None]:
-    """The kernel of each node of a graph, with what is touched between them.
+    """The features of each node of a graph, with the bytes that are touched in between.
 
     Args:
-        graph: the nodes, in the order they run.
+        graph: the nodes in the order in which they run.
         kernels: features by name of kernel; nodes of other kernels get None.
-        flushed: the caches are emptied before every run.
+        flushed: whether the caches are emptied before every run.
     """
     touched = _Touched(graph)
     reuse = [touched.node(node) for node in graph.nodes]
@@ -41,9 +41,9 @@ def in_place(
 
 
 class _Touched:
-    """When bytes were read or written last; the clock counts the bytes that kernels touch.
+    """When bytes were last read or written; the clock counts the bytes that kernels touch.
 
-    Tensors are windows on memory, and several may look at the same bytes.
+    Tensors are windows on memory, and several may share bytes.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -52,7 +52,7 @@ class _Touched:
         self._log: list[tuple[tuple[str, int], int, int, int]] = []
 
     def node(self, node: Node) -> int:
-        """Run a node; returns how long ago what it reads was touched, on average."""
+        """Run a node; returns how long ago its inputs were touched, on average."""
         inputs = list(dict.fromkeys(node.inputs))
         read = [self.tensors[i] for i in inputs if self.tensors[i].kind not in _WEIGHTS]
         size = sum(tensor.bytes for tensor in read)
@@ -65,7 +65,7 @@ class _Touched:
         return round(distance / size) if size else 0
 
     def _distance(self, tensor: Tensor) -> int:
-        """Bytes of the tensor times how long ago they were touched; 0 for the caller's."""
+        """Bytes of the tensor times how long ago they were touched; 0 for the caller's tensors."""
         memory, begin = (tensor.kind, tensor.buffer), tensor.offset
         end = begin + tensor.bytes
         left, total = tensor.bytes, 0

@@ -1,4 +1,4 @@
-"""From fused PrimFuncs to features: before they are scheduled, when they still say what they mean.
+"""Compute features of fused PrimFuncs before scheduling, while they still show their meaning.
 
 fused_conv2d_add_relu  (annotation: template conv, 64 -> 64 channels, tile 6 x 2, ...)
     ->  ConvFeatures(flops=231211008, weight_bytes=147456, tile_pixels=6, ...)
@@ -67,18 +67,18 @@ _CONVS: dict[tuple[bool, bool], type[ConvFeatures]] = {
     (True, False): IntegerConvFeatures,
     (True, True): IntegerDenseFeatures,
 }
-"""By whether they are of integers, and of few pixels."""
+"""By whether they compute integers, and whether they have few pixels."""
 _PARTS = {"winograd_input": WinogradConfig, "winograd_product": WinogradConfig}
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What is fused behind an anchor.
+    """The operators that are fused after an anchor.
 
     Attributes:
-        flops: its arithmetic.
-        bytes: what it reads beside the anchor's result.
-        out_bytes: of the kernel's result, where that is not the anchor's shape.
+        flops: their arithmetic.
+        bytes: of their operands other than the anchor's result.
+        out_bytes: of the kernel's result, unless it has the anchor's shape.
     """
 
     flops: float = 0.0
@@ -94,7 +94,7 @@ def describe(function: tirx.PrimFunc, machine: VectorMachine) -> Features:
 def describe_apart(
     function: tirx.PrimFunc, machine: VectorMachine
 ) -> tuple[Features, Anchored | None]:
-    """Features of one fused kernel; and its template and what is behind it, if it has one."""
+    """Features of one fused kernel, with its template and epilogue if it has them."""
     statements = list(statements_of(function, machine.lanes))
     sizes = [_bytes(param) for param in function.params]
     anchored = _anchored(function, statements)
@@ -114,15 +114,15 @@ def result_shape(function: tirx.PrimFunc) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Anchored:
-    """A kernel of a template, taken apart.
+    """A kernel of a template, split into template and epilogue.
 
     Attributes:
         template: its name.
         config: its configuration.
-        flops: of what is fused behind it.
-        operands: shapes of what that reads beside the template's result, and bytes of an element.
+        flops: of the epilogue.
+        operands: shape and bytes per element of the epilogue's other operands.
         out_bytes: of the kernel's result.
-        item_bytes: of an element of what the template reads.
+        item_bytes: of an element of the template's input.
     """
 
     template: str
@@ -133,7 +133,7 @@ class Anchored:
     item_bytes: int
 
     def epilogue(self) -> Epilogue:
-        """What is fused behind the template."""
+        """The operators that are fused after the template."""
         read = sum(prod(shape) * item for shape, item in self.operands)
         return Epilogue(self.flops, read, self.out_bytes)
 
@@ -145,19 +145,19 @@ def _anchored(function: tirx.PrimFunc, statements: list[Statement]) -> Anchored 
         return None
     template = json.loads(str(statements[last].mark))["template"]
     weightless = template == "winograd_input" or getattr(config, "kind", "depthwise") != "depthwise"
-    behind = function.params[1 if weightless else 2 : -1]
+    others = function.params[1 if weightless else 2 : -1]
     return Anchored(
         template,
         config,
         sum(float(block.elements * block.arithmetic) for block in statements[last + 1 :]),
-        tuple((_shape(param), dtype_bytes(str(param.dtype))) for param in behind),
+        tuple((_shape(param), dtype_bytes(str(param.dtype))) for param in others),
         _bytes(function.params[-1]),
         dtype_bytes(str(function.params[0].dtype)),
     )
 
 
 def read_config(mark: str) -> Config | None:
-    """The configuration behind a template's annotation; None for templates of weights."""
+    """The configuration in a template's annotation; None for templates of weights."""
     values = json.loads(mark)
     kind = {**_WHOLE, **_PARTS}.get(values.pop("template"))
     if kind is None:
@@ -169,9 +169,9 @@ def read_config(mark: str) -> Config | None:
 def template_features(
     config: Config, epilogue: Epilogue, machine: VectorMachine, item: int
 ) -> Features:
-    """Features of a kernel of one of the templates, whose numbers have ``item`` bytes.
+    """Features of a template's kernel, whose numbers have ``item`` bytes.
 
-    Weights of integers may be wider than their pixels, which counts little.
+    Weights of integer kernels may be wider than their pixels, which matters little.
     """
     if isinstance(config, WinogradConfig):
         return _winograd(config, epilogue, machine, item)
@@ -215,7 +215,7 @@ def _conv(cfg: ConvConfig, epilogue: Epilogue, machine: VectorMachine, item: int
 
 
 def _runs(cfg: ConvConfig) -> list[ChannelRun]:
-    """What the tiles read of the input channels; integers read whole words."""
+    """The input channels that tiles read; integer tiles read whole words."""
     runs = None if isinstance(cfg, OfWords) else channel_runs(cfg, cfg.oc_blocks)
     return runs or [whole_run(cfg, cfg.oc_blocks)]
 
@@ -261,7 +261,7 @@ def _winograd(
 def _part_of_winograd(
     whole: Features, template: str, sizes: list[int], epilogue: Epilogue
 ) -> Features:
-    """One of the two kernels of a Winograd convolution whose input several others read."""
+    """One of the two kernels of a Winograd convolution whose transformed input is shared."""
     assert isinstance(whole, WinogradFeatures)
     if template == "winograd_input":
         return replace(
@@ -310,7 +310,7 @@ def _window(cfg: WindowConfig, epilogue: Epilogue, item: int) -> WindowFeatures:
 
 
 def _pixels_read(cfg: WindowConfig) -> int:
-    """Of the image; a stride beyond the kernel leaves pixels out."""
+    """Pixels of the image that are read; strides longer than the kernel skip some."""
     return prod(
         min(size, out * kernel)
         for size, out, kernel in zip(cfg.in_size, cfg.out_size, cfg.kernel, strict=True)
@@ -318,7 +318,7 @@ def _pixels_read(cfg: WindowConfig) -> int:
 
 
 def _taps_inside(cfg: WindowConfig, axis: int) -> float:
-    """Share of the taps along one axis that lie in the image."""
+    """Share of the taps along one axis that lie inside the image."""
     inside = sum(
         0 <= place * cfg.stride[axis] - cfg.padding[axis] + tap * cfg.dilation[axis] < size
         for size in (cfg.in_size[axis],)
@@ -333,5 +333,5 @@ def _shape(param: Any) -> tuple[int, ...]:
 
 
 def _bytes(param: Any) -> int:
-    """Size of a buffer; scalars do not count."""
+    """Size of a buffer; scalars have none."""
     return prod(_shape(param)) * dtype_bytes(str(param.dtype))

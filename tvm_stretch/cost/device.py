@@ -1,4 +1,4 @@
-"""Which machine measurements belong to, and where they lie."""
+"""Which device measurements belong to, and where they are stored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tvm_stretch.targets.processor import Processor
 
 
 def fingerprint(processor: Processor) -> dict[str, Any]:
-    """What makes measurements comparable: the machine, the processor, the compiler's version."""
+    """What makes measurements comparable: machine, processor and version of the compiler."""
     driven = {"driver": processor.driver} if processor.driver else {}
     return driven | {
         "machine": processor.device or _local_machine(),
@@ -30,14 +30,14 @@ def fingerprint(processor: Processor) -> dict[str, Any]:
 
 
 def default_folder(host: Processor) -> Path | None:
-    """The folder of the CPU's device; None where the user wants no files."""
+    """The folder of the CPU's device; None if the user wants no files."""
     folder = cache_folder("costs")
     text = json.dumps(fingerprint(host), sort_keys=True)
     return folder and folder / hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def chosen_folder(folder: str | os.PathLike[str] | None, host: Processor) -> Path:
-    """The folder that a user named, or the default one.
+    """The folder that a user named, or the default.
 
     Raises:
         InputError: there is neither.
@@ -54,7 +54,7 @@ def chosen_folder(folder: str | os.PathLike[str] | None, host: Processor) -> Pat
 
 
 def check_device(found: Any, expected: Mapping[str, Any], where: str) -> None:
-    """Refuse measurements of another device, naming what differs."""
+    """Refuse measurements of another device, and name the differences."""
     found = found if isinstance(found, dict) else {}
     differing = sorted(key for key in {*found, *expected} if found.get(key) != expected.get(key))
     if differing:

@@ -3,11 +3,12 @@
     latency = (weights . phases) * exp(trees(shares of phases, tiles, sizes)) ± conformal width
 
 The phases (`phases.py`) are what a kernel does: multiplications, tiles, bytes from each memory.
-Their weights come from non-negative least squares on relative errors, so the sum can be trusted far
-from what was measured. Trees learn what it misses near there, and are kept within what was seen.
+Their weights come from non-negative least squares on relative errors, so the sum extrapolates far
+beyond the measurements. Trees learn the remaining errors near the measurements, and their
+correction is limited to the errors that were seen.
 
-A family can stand on another model (`over`): of a device that runs the loop nests of the CPU only
-the difference to the CPU is learned: what starting any kernel costs, and how each family compares.
+A family can correct another model (`over`): for a device that runs the CPU's loop nests only the
+difference to the CPU is learned, which is the start of a kernel and a ratio for each family.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 FEWEST_ROWS = 8
-"""Families with fewer different kernels are left to the analytic model."""
+"""Families with fewer different kernels use the analytic model."""
 
 _FEWEST_FOR_TREES, _FEWEST_FOR_TREES_OVER = 40, 300
-"""Different kernels; a model that stands on another has little to add and much noise to learn."""
+"""Least different kernels for trees; over another model there is little to learn but noise."""
 
 _FOLDS = 3
 _LAUNCH_NS = 1000.0
 _LINES = {RunFeatures.family: 0.25, TransferFeatures.family: 0.5}
-"""Families that are lines without trees, and through which quantile of what was measured. Runs
-differ from the sum of their kernels by noise that only makes them longer."""
+"""Families that are fitted as lines without trees, with the quantile that they follow. Runs differ
+from the sum of their kernels by noise that only makes them longer."""
 
 _CONFIDENCE = 0.9
 _FEWEST_PER_BIN = 40
-_SLACK = 0.15  # in powers of two: how far outside the measured range still counts as inside
+_SLACK = 0.15  # in powers of two: how far outside of the measured range counts as inside
 _TREES = 200
 _SETTINGS = {
     "objective": "reg:pseudohubererror",
@@ -63,7 +64,7 @@ _SETTINGS = {
     "seed": 1,
 }
 _FAINT = 0.3
-"""Share of one kernel's time with which a phase counts as much as the guess of its weight."""
+"""Share of a kernel's time at which a phase's own data count as much as the guessed weight."""
 _REWEIGHTINGS = 6
 
 
@@ -72,13 +73,13 @@ class FamilyModel:
     """One family's weights, trees, intervals and range.
 
     Attributes:
-        weights: of the phases, by their names.
-        booster: corrects the weighted sum; None where too few kernels were measured.
-        limits: of the correction, as logarithm: no kernel is beyond what was seen.
-        edges: logarithms of nanoseconds that part the bins of ``widths``.
+        weights: of the phases, by name.
+        booster: corrects the weighted sum; None if too few kernels were measured.
+        limits: of the correction, as logarithm: the range of errors that were seen.
+        edges: logarithms of nanoseconds that separate the bins of ``widths``.
         widths: half width of the interval, as logarithm, for each bin.
-        lowest: smallest value of each feature that was measured, as power of two.
-        highest: largest.
+        lowest: smallest measured value of each feature, as power of two.
+        highest: largest measured value.
     """
 
     family: str
@@ -91,7 +92,7 @@ class FamilyModel:
     highest: tuple[float, ...]
 
     def predict(self, kernels: Sequence[Features], over: Array | None) -> Array:
-        """Latencies in nanoseconds; ``over``: what the model below says, if there is one."""
+        """Latencies in nanoseconds; ``over`` are predictions of the model below, if it has one."""
         amounts = _amounts(kernels, over) * np.asarray(list(self.weights.values()))
         total = np.maximum(amounts.sum(axis=1), 1.0)
         if self.booster is None:
@@ -100,13 +101,13 @@ class FamilyModel:
         return np.asarray(total * np.exp(np.clip(shift, *self.limits)))
 
     def half_widths(self, nanoseconds: Array, outside: Sequence[tuple[str, ...]]) -> Array:
-        """Half of each interval, as logarithm; twice as wide out of range."""
+        """Half of each interval, as logarithm; doubled out of range."""
         bins = np.searchsorted(np.asarray(self.edges), np.log(nanoseconds))
         widths = np.asarray(self.widths)[bins]
         return np.where([bool(reasons) for reasons in outside], 2.0 * widths, widths)
 
     def outside(self, kernels: Sequence[Features]) -> list[tuple[str, ...]]:
-        """Reasons for not having measured anything like these kernels."""
+        """For each kernel, the features beyond the measured range."""
         names = FAMILIES[self.family].names()
         rows = matrix(kernels)
         low, high = np.asarray(self.lowest) - _SLACK, np.asarray(self.highest) + _SLACK
@@ -137,7 +138,7 @@ class FamilyModel:
         """Read what `to_json` wrote.
 
         Raises:
-            CostModelError: the family or its features are not this version's, or data is missing.
+            CostModelError: the family or its features are of another version, or data is missing.
         """
         if family not in FAMILIES or data.get("features") != list(FAMILIES[family].names()):
             raise CostModelError(
@@ -177,21 +178,21 @@ def fit_family(
     """Learn one family; None if there are too few different kernels.
 
     Args:
-        kernels: what was measured.
-        measured_ns: its latencies.
+        kernels: the measured kernels.
+        measured_ns: their latencies.
         origins: what each was measured with (a network, a batch of samples). Intervals come from
-            kernels of which the model has seen nothing with the same origin.
-        over: latencies by the model that this one stands on.
+            kernels of origins that the model has not seen.
+        over: latencies by the model that this one corrects.
         start: of any kernel of this device, as `fit_difference` finds it, beside ``over``.
-        intervals: find out how far to trust the model, which takes four times as long; without,
-            intervals are empty.
+        intervals: whether to estimate intervals, which takes four times as long; without, they
+            are empty.
     """
     rows = _distinct(kernels, measured_ns)
     if len(rows) < (FEWEST_ROWS if over is None else FEWEST_ROWS // 2):
         return None
     kernels = [kernels[i] for i, _ in rows]
     target = np.asarray([ns for _, ns in rows])
-    if isinstance(kernels[0], RunFeatures):  # differences of two measurements, some below nothing
+    if isinstance(kernels[0], RunFeatures):  # differences of two measurements, some negative
         launches = np.asarray([float(k.launches) for k in kernels if isinstance(k, RunFeatures)])
         target = np.maximum(target, launches * np.quantile(target / launches, 0.25) / 3)
     below = None if over is None else over[[i for i, _ in rows]]
@@ -220,7 +221,7 @@ def fit_family(
 
 
 def fit_difference(over: Array, measured_ns: Array) -> dict[str, Any]:
-    """Weights and intervals of any kernels of a device, from what the model below says of them."""
+    """Weights and intervals for all kernels of a device, relative to the model below."""
     amounts = np.column_stack([np.full(len(over), _LAUNCH_NS), over])
     weights = _weights(amounts, measured_ns)
     residuals = np.abs(np.log(measured_ns / np.maximum(amounts @ weights, 1.0)))
@@ -262,7 +263,7 @@ def _learn(
 
 
 def _amounts(kernels: Sequence[Features], over: Array | None) -> Array:
-    """What is weighted: a kernel's phases, or its start and what the model below says."""
+    """The quantities that weights multiply: phases, or the start and the model below."""
     if over is not None:
         return np.column_stack([np.full(len(kernels), _LAUNCH_NS), over])
     rows = [list(phases(kernel).values()) for kernel in kernels]
@@ -272,15 +273,15 @@ def _amounts(kernels: Sequence[Features], over: Array | None) -> Array:
 def _weights(
     amounts: Array, target: Array, quantile: float = 0.5, fixed: float = 0.0, faint: float = 0.0
 ) -> Array:
-    """Non-negative weights; by weighing again, those of the least absolute relative error.
+    """Non-negative weights with the least absolute relative error, by iterative reweighting.
 
     Args:
-        amounts: what is weighted, a kernel a row.
+        amounts: the weighted quantities, one kernel a row.
         target: what the sums should be.
         quantile: share of the targets that should lie below their sums.
         fixed: part of each sum that needs no weight.
-        faint: shares of a target below this say little of a weight, which then is drawn to the one
-            that would fit the whole sums.
+        faint: quantities below this share of the target say little of their weight, which is
+            then drawn to the weight that would fit all sums.
     """
     from scipy.optimize import nnls
 
@@ -299,7 +300,7 @@ def _weights(
 
 
 def _vectors(kernels: Sequence[Features], scaled: Array) -> Array:
-    """What trees see: the shares of the phases, the features, ratios."""
+    """Inputs of the trees: shares of the phases, features, ratios."""
     total = np.maximum(scaled.sum(axis=1), 1.0)
     rows = matrix(kernels)
     extra = np.asarray([hints(kernel) for kernel in kernels])
@@ -307,7 +308,7 @@ def _vectors(kernels: Sequence[Features], scaled: Array) -> Array:
 
 
 def _distinct(kernels: Sequence[Features], measured_ns: Sequence[float]) -> list[tuple[int, float]]:
-    """Place and time of every different kernel; the median where it was measured several times."""
+    """Index and time of every different kernel; the median of several measurements."""
     places: dict[Features, list[int]] = {}
     for index, kernel in enumerate(kernels):
         places.setdefault(kernel, []).append(index)
@@ -318,7 +319,7 @@ def _distinct(kernels: Sequence[Features], measured_ns: Sequence[float]) -> list
 
 
 def _folds(origins: Sequence[Hashable]) -> Array:
-    """A fold for each origin, so that nothing measured together is parted."""
+    """A fold for each origin, so that kernels measured together stay together."""
     names = list(dict.fromkeys(origins))
     order = np.random.default_rng(1).permutation(len(names)) % _FOLDS
     fold = dict(zip(names, order, strict=True))
@@ -330,7 +331,7 @@ def _take(values: Array | None, places: Array) -> Array | None:
 
 
 def _intervals(size: Array, residuals: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Conformal: the residual that 90 % of held-out kernels stay below, by size of kernel."""
+    """Conformal half widths: the residual of 90 % of held-out kernels, by size of kernel."""
     count = max(1, min(6, len(size) // _FEWEST_PER_BIN))
     edges = np.quantile(size, np.arange(1, count) / count)
     bins = np.searchsorted(edges, size)

@@ -1,8 +1,8 @@
-"""What the cost model sees of a kernel: one frozen dataclass for each family, units in the names.
+"""The cost model's view of a kernel: a frozen dataclass for each family, with units in names.
 
-Numbers that decide the latency of a kernel as it will run: fused, scheduled, in its layout.
-``model_cycles`` is what the analytic model of the templates (`targets/kernels/choose.py`) counts
-for one core; the learned models correct it.
+Fields decide the latency of a kernel as it will run: fused, scheduled, in its layout.
+``model_cycles`` is the analytic estimate of the templates (`targets/kernels/choose.py`) for one
+core; the learned models correct it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import Format
 
 SCHEMA_VERSION = 7
-"""Raise it whenever a field of a feature class changes; files of another version are refused."""
+"""Increase it when a field of a feature class changes; files of other versions are refused."""
 
 MEASUREMENTS = Format(
     "tvm_stretch.measurements",
@@ -41,17 +41,17 @@ class Features:
     """Base of all families; every field is a number.
 
     Attributes:
-        flops: multiplies and adds of the anchor, a multiply-add counts two.
-        in_bytes: of what the kernel reads, but its weights.
+        flops: multiplies and adds of the anchor; a multiply-add counts as two.
+        in_bytes: of the kernel's inputs without its weights.
         weight_bytes: of constants in the form in which the kernel reads them.
-        out_bytes: of what it writes.
-        epilogue_flops: arithmetic of the elementwise operators fused behind the anchor.
+        out_bytes: of its results.
+        epilogue_flops: arithmetic of the elementwise operators that are fused after the anchor.
         model_cycles: see the module docstring.
-        round_bytes: what the processor touches between two runs of the kernel, a whole network as
-            a rule. It decides in which memory the weights are found.
-        reuse_bytes: what it touched since the kernel's inputs were read or written, on average.
-        vector_lanes: numbers in a vector of the processor; what is counted in vectors has them.
-        item_bytes: of a number that it reads: 4 of float32, 2 of float16, 1 of 8-bit integers.
+        round_bytes: bytes that the processor touches between two runs of the kernel, usually a
+            whole network. It decides in which memory the weights are found.
+        reuse_bytes: bytes touched since the kernel's inputs were read or written, on average.
+        vector_lanes: numbers in a vector of the processor; counts of vectors refer to these.
+        item_bytes: of an input number: 4 for float32, 2 for float16, 1 for 8-bit integers.
     """
 
     family: ClassVar[str] = ""
@@ -73,7 +73,7 @@ class Features:
         return tuple(field.name for field in fields(cls))
 
     def vector(self) -> list[float]:
-        """The columns: logarithms, since all that counts is ratios."""
+        """The columns as logarithms, because only ratios matter."""
         return [math.log2(1.0 + max(0.0, float(value))) for value in vars(self).values()]
 
     @property
@@ -128,7 +128,7 @@ class IntegerDenseFeatures(DenseFeatures):
 
 @dataclass(frozen=True)
 class WinogradFeatures(Features):
-    """A Winograd convolution with its tiles, or one of the two kernels it can be cut into.
+    """A Winograd convolution with its tiles, or one of the two kernels into which it can be split.
 
     Attributes:
         input_stages: 1 if the kernel transforms the input.
@@ -195,7 +195,7 @@ class GenericFeatures(Features):
     """Anything else: elementwise, reductions, layout changes, concat, copies.
 
     Attributes:
-        gathers: loads beside those of whole vectors, where lanes change their places.
+        gathers: additional loads for vectors whose lanes are not contiguous.
     """
 
     family: ClassVar[str] = "generic"
@@ -213,7 +213,7 @@ class GenericFeatures(Features):
 
 @dataclass(frozen=True)
 class TransferFeatures(Features):
-    """A tensor that goes from one processor to another; 0 bytes is the bare hand-over."""
+    """A tensor that moves from one processor to another; 0 bytes is the bare hand-over."""
 
     family: ClassVar[str] = "transfer"
 
@@ -222,13 +222,13 @@ class TransferFeatures(Features):
 
     @staticmethod
     def of(size: int, sender: int, receiver: int) -> TransferFeatures:
-        """A tensor of ``size`` bytes on its way; processors by their place, the CPU first."""
+        """A transfer of ``size`` bytes; processors by index, the CPU first."""
         return TransferFeatures(0.0, size, 0, size, 0.0, 0.0, sender, receiver)
 
 
 @dataclass(frozen=True)
 class RunFeatures(Features):
-    """What a run costs beside its kernels: starting it, and going from kernel to kernel."""
+    """Overhead of a run besides its kernels: starting it, and proceeding from kernel to kernel."""
 
     family: ClassVar[str] = "run"
 
@@ -236,7 +236,7 @@ class RunFeatures(Features):
 
     @staticmethod
     def of(launches: int) -> RunFeatures:
-        """A run of so many kernels."""
+        """A run of ``launches`` kernels."""
         return RunFeatures(0.0, 0, 0, 0, 0.0, 0.0, launches)
 
 
@@ -267,7 +267,7 @@ def from_json(data: dict[str, Any]) -> Features:
     """Read what `to_json` wrote.
 
     Raises:
-        CostModelError: an unknown family, or other fields or values than this version's.
+        CostModelError: the family is unknown, or fields or values are not of this version.
     """
     if not isinstance(data, dict):
         raise CostModelError(f"expected an object for features, got {data!r}; {MEASUREMENTS.again}")

@@ -51,11 +51,11 @@ class MeasuredModel:
     """See the module docstring.
 
     Attributes:
-        device: what was measured; `fingerprint` makes it.
-        base: stands in for families that were not measured.
+        device: the measured device, as returned by `fingerprint`.
+        base: predicts families that were not measured.
         families: by name.
         together_ratio: how much slower kernels are while other processors run; 1 if not measured.
-        below: the model that this one corrects, of a processor that runs the same loop nests.
+        below: the model that this one corrects, of a processor with the same loop nests.
     """
 
     device: Mapping[str, Any]
@@ -65,7 +65,7 @@ class MeasuredModel:
     below: MeasuredModel | None = None
 
     def predict_all(self, kernels: Sequence[Features]) -> list[Prediction]:
-        """One prediction for each kernel; families that were not measured get the analytic one."""
+        """One prediction for each kernel, analytic for families that were not measured."""
         found = self.base.predict_all(kernels)
         for family, positions in self._by_family(kernels):
             own = [kernels[i] for i in positions]
@@ -77,7 +77,7 @@ class MeasuredModel:
         return found
 
     def nanoseconds(self, kernels: Sequence[Features]) -> Array:
-        """Latencies only."""
+        """Predicted latencies without intervals."""
         found = np.asarray([self.base.nanoseconds(kernel) for kernel in kernels])
         for family, positions in self._by_family(kernels):
             found[positions] = self._latencies(family, [kernels[i] for i in positions])
@@ -118,7 +118,7 @@ def load_cost_model(path: str | Path, device: Mapping[str, Any] | None = None) -
 
     Args:
         path: the file.
-        device: what the model must have been measured on; None takes any.
+        device: the device on which it must have been measured; None accepts any.
 
     Raises:
         CostModelError: the file is missing, truncated, of another schema or from another device.
@@ -153,16 +153,16 @@ def train(
     below: MeasuredModel | None = None,
     intervals: bool = True,
 ) -> MeasuredModel:
-    """Learn every family of which enough kernels were measured.
+    """Learn every family with enough measured kernels.
 
     Args:
-        kernels: what was measured.
-        measured_ns: its latencies.
-        device: where.
-        speed: typical of such processors.
+        kernels: the measured kernels.
+        measured_ns: their latencies.
+        device: on which they were measured.
+        speed: of typical processors of this kind.
         together_ratio: how much slower kernels are while other processors run.
         origins: what each kernel was measured with; see `fit_family`.
-        below: the model of a processor that runs the same loop nests: learn the difference.
+        below: the model of a processor with the same loop nests; only the difference is learned.
         intervals: see `fit_family`.
     """
     base = AnalyticModel(_calibrated(kernels, measured_ns, speed))
@@ -188,9 +188,9 @@ def train(
 def _difference(
     below: MeasuredModel, kernels: Sequence[Features], measured_ns: Sequence[float]
 ) -> dict[str, Any]:
-    """By how much all kernels together differ from the model below: its start and its ratio.
+    """The start and ratio by which all kernels differ from the model below.
 
-    Empty if too few kernels were measured to tell.
+    Empty if too few kernels were measured.
     """
     positions = [i for i, kernel in enumerate(kernels) if kernel.family not in _BETWEEN]
     if len(positions) < FEWEST_ROWS:
@@ -200,7 +200,7 @@ def _difference(
 
 
 def _like(below: MeasuredModel, common: dict[str, Any]) -> dict[str, FamilyModel]:
-    """Families of which nothing may have been measured, by what the other kernels say of them."""
+    """Families, perhaps without measurements, corrected by the common difference."""
     return {
         name: replace(family, booster=None, **common)
         for name, family in below.families.items()
@@ -209,7 +209,7 @@ def _like(below: MeasuredModel, common: dict[str, Any]) -> dict[str, FamilyModel
 
 
 def _calibrated(kernels: Sequence[Features], measured_ns: Sequence[float], speed: Speed) -> Speed:
-    """The clock that the median kernel saw, so that families without trees come out right too."""
+    """The speed with the median kernel's clock, so that families without trees are right too."""
     base = AnalyticModel(speed)
     ratios = [
         ns / base.nanoseconds(kernel)

@@ -1,9 +1,9 @@
-"""What a kernel does, piece by piece: the quantities whose weighted sum is about its latency.
+"""Quantities of a kernel whose weighted sum approximates its latency.
 
     conv 64 -> 64   ->   {"start": 300, "multiply": 81234, "tiles": 5120, "output": 6720, ...}
 
-Each is in nanoseconds of an imaginary core, so weights of one are a sensible guess. `family.py`
-learns the weights from measurements (none is negative), then what the sum still misses.
+Each is in nanoseconds of an imaginary core, so 1 is a sensible first weight. `family.py` learns
+non-negative weights from measurements, and then the remaining errors.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from tvm_stretch.targets.kernels.loops import balanced
 Phases = dict[str, float]
 
 _L1_BYTES, _L2_BYTES, _L3_BYTES = 32e3, 512e3, 16e6
-"""Where accesses begin to get slower; smooth steps, so that other sizes only shift them."""
+"""Cache sizes at which accesses get slower; steps are smooth, so other sizes only shift them."""
 
 _GIGAHERTZ = 2.5
 _CHEAP = 8
-"""Operations for each element of an epilogue: more of them are an exponential or a quotient."""
+"""Cheap operations for each element of an epilogue; more indicate an exponential or quotient."""
 
 
 def phases(kernel: Features) -> Phases:
-    """The pieces of one kernel; the same names for every kernel of a family."""
+    """The quantities of one kernel; all kernels of a family have the same names."""
     found = {"start": 300.0}
     if isinstance(kernel, RunFeatures):
         return found | {"launches": 1000.0 * kernel.launches}
@@ -52,7 +52,7 @@ def phases(kernel: Features) -> Phases:
 
 
 def hints(kernel: Features) -> list[float]:
-    """Ratios that trees would otherwise have to find: how well registers and caches are used."""
+    """Ratios that help the trees: how well registers and caches are used."""
     elements = max(1.0, kernel.out_bytes / kernel.item_bytes)
     found = [kernel.epilogue_flops / elements, kernel.flops / max(1, kernel.total_bytes)]
     if isinstance(kernel, ConvFeatures):
@@ -62,18 +62,18 @@ def hints(kernel: Features) -> list[float]:
 
 
 def _missing(distance: float, size: float) -> float:
-    """Share of what was touched so many bytes ago that a cache of this size does not hold."""
+    """Share of data last touched ``distance`` bytes ago that a cache of this size has lost."""
     return 1.0 / (1.0 + (size / max(distance, 1.0)) ** 2)
 
 
 def _memory(kernel: Features) -> Phases:
-    """Weights from where the rest of the network left them, inputs from where they were written."""
+    """Traffic of weights since the last round, and of inputs since they were written."""
     weights, read, written = kernel.weight_bytes, kernel.in_bytes, kernel.out_bytes
     if isinstance(kernel, GenericFeatures):
-        read = min(read, kernel.item_bytes * kernel.loads)  # a slice reads a part
+        read = min(read, kernel.item_bytes * kernel.loads)  # a slice reads only a part
     beyond_l2 = _missing(kernel.round_bytes, _L2_BYTES)
     beyond_l3 = _missing(kernel.round_bytes, _L3_BYTES)
-    since = kernel.reuse_bytes + read  # the end of a tensor pushes its beginning out
+    since = kernel.reuse_bytes + read  # the end of a tensor evicts its beginning
     cheap = _CHEAP * written / kernel.item_bytes
     return {
         "weights_memory": weights * beyond_l3 / 12,
@@ -104,7 +104,7 @@ def _conv(kernel: ConvFeatures) -> Phases:
 
 
 def _tile_cycles(kernel: ConvFeatures) -> tuple[float, float, float]:
-    """Cycles of the register tiles, how many tiles there are, and their accumulators."""
+    """Cycles of the register tiles, number of tiles, and number of accumulators."""
     height, width = kernel.out_height_pixels, kernel.out_width_pixels
     taps = kernel.kernel_height_taps * kernel.kernel_width_taps
     one_row = taps == 1 and kernel.stride_pixels == 1

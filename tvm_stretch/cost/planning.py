@@ -1,12 +1,12 @@
-"""What planning asks of measurements: the models of this machine, hand-overs, working together.
+"""Measurements for planning: this machine's models, hand-overs, and slowdown by others.
 
-    costs = trained_costs(processors)         # None where ts.measure() was never run here
+    costs = trained_costs(processors)         # None if ts.measure() was never run here
     costs.models["cpu"].predict_all(kernels)
     costs.hand_over(0, 1, 1 << 20)            # from processors[0] to processors[1], one mebibyte
 
-`ts.measure()` leaves its models in a folder of the user's cache that is named after the device;
-`compile()` finds them there. Files of another version or device, or damaged ones, are an error
-and not silently skipped.
+`ts.measure()` stores its models in a folder of the user's cache that is named after the device;
+`compile()` finds them there. Files of another version or device, or damaged files, are an error and
+not silently skipped.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class TrainedCosts:
     """Models of several processors of one machine.
 
     Attributes:
-        processors: their names; hand-overs name them by their place.
-        models: by name.
-        folder: where the models are.
-        device: the name of the machine; empty for this one.
+        processors: their names; hand-overs refer to them by index.
+        models: by name of processor.
+        folder: contains the models.
+        device: name of the machine; empty for this one.
     """
 
     processors: tuple[str, ...]
@@ -45,7 +45,7 @@ class TrainedCosts:
 
     @property
     def source(self) -> str:
-        """Where the numbers come from, for people."""
+        """The origin of the numbers, for people."""
         return f"measured on {self.device or 'this machine'} ({self.folder})"
 
     @property
@@ -58,16 +58,16 @@ class TrainedCosts:
         """Nanoseconds from the end of a kernel to the start of its reader; None if not measured."""
         if writer == reader:
             return 0
-        ways = [] if writer == 0 else [(writer, (1, 0))]
-        ways += [] if reader == 0 else [(reader, (0, 1))]
-        lines = [self._hand_overs.get(place, {}).get(way) for place, way in ways]
+        directions = [] if writer == 0 else [(writer, (1, 0))]
+        directions += [] if reader == 0 else [(reader, (0, 1))]
+        lines = [self._hand_overs.get(place, {}).get(way) for place, way in directions]
         known = [line[0] + line[1] * size for line in lines if line is not None]
-        # Between two devices nothing is measured: at most it goes through the CPU.
-        return round(sum(known)) if len(known) == len(ways) else None
+        # Transfers between two devices are not measured: at worst they go through the CPU.
+        return round(sum(known)) if len(known) == len(directions) else None
 
     @cached_property
     def _hand_overs(self) -> dict[int, dict[tuple[int, int], tuple[float, float]]]:
-        """Of each processor beside the CPU, to it and from it: of no bytes, and of each one."""
+        """Transfers to and from each processor but the CPU: time without bytes, and per byte."""
         found = {}
         pairs = [(0, 1), (1, 0)]
         for place, name in enumerate(self.processors):
@@ -83,14 +83,14 @@ class TrainedCosts:
 def trained_costs(
     processors: Sequence[Processor], folder: str | Path | None = None
 ) -> TrainedCosts | None:
-    """The models that `ts.measure` made for all of these processors; None if one has none.
+    """The models that `ts.measure` made for these processors; None unless each has one.
 
-    Without a folder only processors of this machine and of a device behind RPC have some: others
-    are known by their target alone.
+    Without a folder only processors of this machine or of a device reached by RPC can have models,
+    because others are only known by their target.
 
     Args:
         processors: the CPU first.
-        folder: where they are; by default where `ts.measure` puts them.
+        folder: contains the models; by default the folder of `ts.measure`.
 
     Raises:
         CostModelError: a model is damaged, of another version or from another device.
@@ -116,5 +116,5 @@ def _frozen(device: dict[str, Any]) -> str:
 
 @lru_cache(maxsize=8)
 def _load(path: Path, _modified: int, device: str) -> MeasuredModel:
-    """Reading a model takes half a second: once for each file of each time."""
+    """Load a model, which takes half a second, once per version of a file."""
     return load_cost_model(path, json.loads(device))

@@ -1,4 +1,4 @@
-"""What every cost model answers."""
+"""Predictions, which every cost model returns."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Prediction:
 
     Attributes:
         nanoseconds: the expected latency.
-        low: it is at least this with 90 % of confidence together with ``high``.
+        low: with 90 % confidence the latency lies between this and ``high``.
         high: see ``low``.
-        source: whether measurements are behind it.
-        out_of_range: why measurements say little of this kernel; empty if they do. A reason to
+        source: whether it is based on measurements.
+        out_of_range: why measurements say little of this kernel; empty if they apply. A reason to
             measure it.
     """
 

@@ -1,11 +1,11 @@
-"""A device that need not be here: what its processors take for each kind of work.
+"""Profile of a device that need not be here: costs of each kind of work on its processors.
 
     phone = load_profile("snapdragon-855")
     phone.processor("cpu").nanoseconds(work_of_convolution(64, 128, 3, 28))
     phone.hand_over("cpu", "opencl", 1 << 20)
 
-`profile_file.py` reads and writes such devices, `calibrate.py` finds the numbers of their
-processors from latencies of a few networks.
+`profile_file.py` reads and writes profiles, and `calibrate.py` computes the numbers of processors
+from latencies of a few networks.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from tvm_stretch.cost.work import OTHER, Work, work_of_kernel
 from tvm_stretch.errors import CostModelError
 
 BYTES = {"int8": 1, "float16": 2, "float32": 4}
-"""Precisions, and what a value takes in each."""
+"""Precisions with the bytes of a value."""
 
 _FLOAT_BYTES = 4
 _DOUBT = 1.25
-"""Latencies of networks that a profile was not calibrated with were off by up to this."""
+"""Largest error for networks with which a profile was not calibrated."""
 
 
 @dataclass(frozen=True)
 class ProcessorProfile:
-    """What one processor takes.
+    """Costs on one processor.
 
     Attributes:
         name: as in plans.
-        precision: of what it computes: one of `BYTES`.
+        precision: in which it computes; one of `BYTES`.
         multiply_adds_per_ns: for each of `FAMILIES`.
-        activation_bytes_per_ns: reading and writing activations, in its precision.
-        weight_bytes_per_ns: reading weights, in its precision.
-        kernel_us: a kernel beside its work.
-        group_us: each small convolution of a grouped one, beside its work.
+        activation_bytes_per_ns: of reading and writing activations, in its precision.
+        weight_bytes_per_ns: of reading weights, in its precision.
+        kernel_us: overhead of a kernel.
+        group_us: overhead of each small convolution of a grouped one.
         threads: cores of a CPU that its kernels use.
-        target: the TVM target of its kernels; None where this version makes none.
+        target: the TVM target of its kernels; None if this version makes none.
         refuses: operators that it does not support, with reasons.
     """
 
@@ -57,13 +57,13 @@ class ProcessorProfile:
     refuses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def nanoseconds(self, work: Work) -> float:
-        """What a kernel takes."""
+        """The time of a kernel."""
         size = BYTES[self.precision]
         compute = 0.0
         if work.family != OTHER:
             compute = work.multiply_adds / self.multiply_adds_per_ns[work.family]
         activations = size * work.values / self.activation_bytes_per_ns
-        if work.family == "grouped":  # the groups are cut out, and put together again
+        if work.family == "grouped":  # groups are sliced, and concatenated again
             activations *= 2
         weights = size * work.weights / self.weight_bytes_per_ns
         started = 1e3 * (self.kernel_us * work.kernels + self.group_us * work.groups)
@@ -72,12 +72,12 @@ class ProcessorProfile:
 
 @dataclass(frozen=True)
 class Transfer:
-    """What handing a tensor over takes.
+    """The cost of handing a tensor over.
 
     Attributes:
-        sender: who wrote it.
-        receiver: who reads it, and is busy meanwhile.
-        us: without bytes.
+        sender: the processor that wrote it.
+        receiver: the processor that reads it, and is busy meanwhile.
+        us: time without bytes.
         bytes_per_ns: in the wider precision of the two.
     """
 
@@ -95,8 +95,8 @@ class Profile:
         device: its name.
         source: where the numbers come from.
         processors: by name; the CPU is among them.
-        transfers: from the CPU to each other processor and back; others go by way of the CPU if
-            they are not here.
+        transfers: from the CPU to each other processor and back; transfers that are missing go
+            through the CPU.
         together: how much longer kernels take while other processors work.
     """
 
@@ -107,7 +107,7 @@ class Profile:
     together: float = 1.0
 
     def processor(self, name: str) -> ProcessorProfile:
-        """The processor of that name.
+        """The processor with that name.
 
         Raises:
             CostModelError: there is none.
@@ -125,8 +125,8 @@ class Profile:
         Args:
             writer: the processor of the kernel.
             reader: the processor of its reader.
-            size: of the tensor as Relax has it.
-            value_bytes: of a value there: 4 of float32, 1 in a quantised network.
+            size: bytes of the tensor in Relax.
+            value_bytes: of a value in Relax: 4 for float32, 1 in a quantised network.
         """
         if writer == reader:
             return 0
@@ -147,7 +147,7 @@ class ProfileModel:
 
     @property
     def start_ns(self) -> float:
-        """A kernel without work."""
+        """Time of a kernel without work."""
         return 1e3 * self.processor.kernel_us
 
     def predict_all(self, kernels: Sequence[Features]) -> list[Prediction]:

@@ -10,8 +10,8 @@
     target = { kind = "llvm", mtriple = "aarch64-linux-gnu", mcpu = "cortex-a76" }
     threads = 4
     precision = "int8"                      # or float16, float32: what its kernels compute in
-    kernel_us = 19.0                        # what a kernel takes beside its work
-    group_us = 48.0                         # each small convolution of a grouped one
+    kernel_us = 19.0                        # overhead of a kernel
+    group_us = 48.0                         # of each small convolution of a grouped one
     activation_bytes_per_ns = 10.0
     weight_bytes_per_ns = 8.0
     refuses = { "nn.softmax" = "the DSP has no exp" }
@@ -23,16 +23,16 @@
     grouped = 250.0
     depthwise = 27.0
 
-    [[transfers]]                           # what the receiver is busy with before it can read
+    [[transfers]]                           # time for which the receiver is busy before it reads
     from = "cpu"
     to = "opencl"
     us = 650.0
     bytes_per_ns = 6.0                      # in the wider precision of the two
 
-There is one from the CPU to each other processor and one back; two others exchange data by way of
-the CPU where they have none of their own. Only `threads`, `refuses`, `together` and the `target` of
-others than the CPU may be left out: a processor without a target is one that this version makes no
-kernels for, but plans for.
+There is a transfer from the CPU to each other processor and one back; two other processors without
+their own exchange data through the CPU. Only `threads`, `refuses`, `together`, and the `target` of
+processors other than the CPU may be left out: this version plans for a processor without a target,
+but makes no kernels for it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from tvm_stretch.errors import CostModelError, InstallError
 from tvm_stretch.files import as_path, is_finite, read_text, write_whole, writing
 
 _HEAD = {"format": "tvm_stretch.profile", "version": 1}
-_LEAST = 1e-6  # of what divides
+_LEAST = 1e-6  # of divisors
 _MOST = 1024  # cores
 _RELAX = "relax."
 
@@ -73,9 +73,9 @@ def load_profile(device: str | os.PathLike[str]) -> Profile:
         device: one of `profiles()`, or the path of a file.
 
     Raises:
-        CostModelError: there is no such profile, or the file is none.
-        InputError: it is no name and no path.
-        InstallError: this Python reads no TOML.
+        CostModelError: there is no such profile, or the file contains none.
+        InputError: it is neither a name nor a path.
+        InstallError: this Python has no TOML reader.
     """
     path = as_path(device, "a profile, or the name of a known device, for device")
     if path.suffix != ".toml":
@@ -90,18 +90,16 @@ def load_profile(device: str | os.PathLike[str]) -> Profile:
 
 
 def parse_profile(text: str, where: str = "the profile") -> Profile:
-    """The profile that a text says.
+    """The profile in a text.
 
     Raises:
-        CostModelError: it is none; the message names the field.
+        CostModelError: it is invalid; the message names the field.
     """
     toml = _toml()
     try:
         top = _Table(toml.loads(text), where)
     except (toml.TOMLDecodeError, RecursionError) as error:
-        raise CostModelError(
-            f"expected TOML for {where}, got {error}; correct what stands there"
-        ) from error
+        raise CostModelError(f"expected TOML for {where}, got {error}; correct the file") from error
     for name, expected in _HEAD.items():
         found = top.left.pop(name, None)
         if found != expected:
@@ -146,7 +144,7 @@ def _processor(name: str, table: _Table) -> ProcessorProfile:
 
 
 def _check_operators(names: Iterable[str], where: str) -> None:
-    """Relax has operators of these names, without ``relax.``."""
+    """Check that Relax has operators of these names, given without ``relax.``."""
     known = {
         str(name)[len(_RELAX) :] for name in Op.list_op_names() if str(name).startswith(_RELAX)
     }
@@ -171,7 +169,7 @@ def _transfer(table: _Table) -> Transfer:
 
 
 def _check_pairs(profile: Profile, where: str) -> None:
-    """The CPU is there; each pair once, of what there is; with each, the CPU can exchange data."""
+    """Check that there is a CPU, pairs are unique, and each processor exchanges with the CPU."""
     names = ", ".join(profile.processors) or "none"
     if "cpu" not in profile.processors:
         raise CostModelError(
@@ -203,14 +201,14 @@ def _check_pairs(profile: Profile, where: str) -> None:
 
 
 class _Check(NamedTuple):
-    """What a field may hold, in words; and a function that makes None of anything else."""
+    """The valid content of a field in words, and a function that returns None for anything else."""
 
     words: str
     take: Callable[[Any], Any]
 
 
 class _Table:
-    """A table of the file: its fields are taken one by one; then none may be left."""
+    """A table of the file, whose fields are taken one by one until none is left."""
 
     def __init__(self, data: Any, where: str) -> None:
         if not isinstance(data, dict):
@@ -218,7 +216,7 @@ class _Table:
         self.left, self.where = dict(data), where
 
     def take(self, name: str, check: _Check, default: object = None) -> Any:
-        """A field; without a default it must be there."""
+        """A field, which must exist unless there is a default."""
         if name not in self.left and default is not None:
             return default
         value = self._pop(name)
@@ -248,7 +246,7 @@ class _Table:
         return [_Table(item, f"{name} {i} of {self.where}") for i, item in enumerate(items, 1)]
 
     def finish(self) -> None:
-        """Refuse what nobody asked for."""
+        """Refuse fields that were not taken."""
         if self.left:
             raise CostModelError(
                 f"expected no other fields in {self.where}, got {sorted(self.left)[0]!r} too; "
@@ -300,7 +298,7 @@ def write_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
 
 
 def profile_text(profile: Profile) -> str:
-    """The text of its file."""
+    """The text of the profile's file."""
     lines = [f"{name} = {json.dumps(value)}" for name, value in _HEAD.items()]
     lines += [f"device = {_quoted(profile.device)}", f"source = {_quoted(profile.source)}"]
     lines += [f"together = {profile.together:.4g}"]
@@ -328,14 +326,14 @@ def _quoted(text: str) -> str:
 
 
 def _key(name: str) -> str:
-    """Plain names stand as they are."""
+    """A key, quoted if necessary."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
 
 
 def _inline(value: Any) -> str:
-    """A value of any kind on one line; TOML's tables are not JSON's."""
+    """A value on one line; TOML's tables differ from JSON's."""
     if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{_key(key)} = {_inline(of)}' for key, of in value.items())} }}"
+        return f"{{ {', '.join(f'{_key(key)} = {_inline(item)}' for key, item in value.items())} }}"
     if isinstance(value, list):
         return f"[{', '.join(map(_inline, value))}]"
     return _quoted(value) if isinstance(value, str) else str(value).lower()

@@ -1,4 +1,4 @@
-"""What the statements of a kernel do, counted: features of kernels that no template knows.
+"""Count what a kernel's statements do: features of kernels without a template.
 
 y[i] = exp(x[i]) * 2    (1,000 times)    ->   GenericFeatures(steps=1000, calls=1000, ..)
 """
@@ -79,16 +79,16 @@ def generic_features(
 def _as_one_copy(
     function: tirx.PrimFunc, statements: list[Statement], machine: VectorMachine
 ) -> list[Statement]:
-    """A concatenation of its template, with what is behind it: shuffles of two vectors."""
+    """The statements of a concat template with its epilogue as one, which shuffles vectors."""
     marks = [one.mark for one in statements if one.mark is not None]
     if not marks or json.loads(marks[-1])["template"] != "concat":
         return statements
     fused = split_fused(function)
     if fused is None or not takes_concat(fused, machine):
         return statements
-    behind = [one for one in statements if one.mark is None]
+    following = [one for one in statements if one.mark is None]
     whole = replace(next(one for one in statements if one.mark), loads=2, gathers=0, conditions=0)
-    for one in behind:
+    for one in following:
         whole = replace(
             whole,
             arithmetic=whole.arithmetic + one.arithmetic,
@@ -101,7 +101,7 @@ def _as_one_copy(
 
 
 def statements_of(function: tirx.PrimFunc, lanes: int) -> Iterator[Statement]:
-    """The statements of a function of blocks, in order."""
+    """The statements of a function that consists of blocks, in order."""
     found: list[s_tir.SBlock] = []
     tvm_ffi.structural_walk(function.body, (s_tir.SBlock, found.append), order="post")
     for block in found:
@@ -141,7 +141,7 @@ def _statement(block: s_tir.SBlock, lanes: int) -> Statement:
 
 
 def _pieces(load: TensorLoad, lanes: int) -> int:
-    """In how many pieces the lanes of a vector are read, if all follow the last index.
+    """Number of pieces in which the lanes of a vector are read, if all follow the last index.
 
     ``x[.., lane]``: 1; ``x[.., (lane + 4) % 8]``: 2; ``x[.., (lane + 3) % 8]``: 8
     """

@@ -1,6 +1,6 @@
-"""xgboost, which learns what a family's weighted phases miss: imported when it is needed.
+"""Import xgboost, which learns the errors of a family's weighted phases, only when it is needed.
 
-Importing it takes a second, and those who never measure need not have it.
+Importing it takes a second, and users who never measure need not install it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What ``ts.probe()`` found out about a processor, and how ``compile()`` comes to know it.
+"""Results of ``ts.probe()`` for a processor, and how ``compile()`` uses them.
 
     opencl.probe.json   "nn.relu tensor:float32[1,16n,n,n] in NCHW8c": "result: differs from ..."
         -> the processor's table refuses every such operator, with the reason "probe: ..."
 
-The file lies where ``ts.measure`` leaves its models: in a folder of the user's cache that is named
+The file lies next to the models of ``ts.measure``: in a folder of the user's cache that is named
 after the device. A file that is damaged, of another version or from another device is an error and
 not silently skipped.
 """
@@ -37,22 +37,22 @@ FORMAT = Format(
     is_sealed=True,
 )
 PLAIN = "plain"
-"""The layout that operators have in the network."""
+"""The layout of operators in the network."""
 
 
 def blocked_layout(processor: Processor) -> str:
-    """The name of the layout in blocks of channels."""
+    """The name of the layout with blocked channels."""
     return f"NCHW{processor.machine.lanes}c"
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What a processor runs correctly.
+    """Which operators a processor runs correctly.
 
     Attributes:
-        device: where that was found out.
-        reasons: by class and layout of operators: why the processor does not run it; empty text if
-            it does.
+        device: on which that was probed.
+        reasons: by class and layout of operators, why the processor does not run them; an empty
+            text if it does.
     """
 
     device: dict[str, Any]
@@ -60,11 +60,11 @@ class Verdicts:
 
     @property
     def refused(self) -> dict[str, str]:
-        """What does not run, and why."""
+        """The classes that do not run, and why."""
         return {key: reason for key, reason in self.reasons.items() if reason}
 
     def apply(self, processor: Processor) -> Processor:
-        """The processor, refusing what failed here in one of the layouts it may run in."""
+        """The processor, refusing operators that failed in one of the layouts they may run in."""
         layouts = (PLAIN, blocked_layout(processor))
 
         def check(call: relax.Call) -> str | None:
@@ -89,12 +89,12 @@ class Verdicts:
 
     @staticmethod
     def read(path: Path, device: Mapping[str, Any]) -> Verdicts:
-        """What the file says; nothing if there is none.
+        """The verdicts in a file; none if there is no file.
 
         Raises:
             CostModelError: it is damaged, of another version or from another device.
         """
-        if not os.access(path, os.F_OK):  # nor in a folder that cannot be read
+        if not os.access(path, os.F_OK):  # true as well for a folder that is not readable
             return Verdicts(dict(device), {})
         found = FORMAT.build(Verdicts, FORMAT.read(path), f"{FORMAT.what} in {path}")
         check_device(found.device, device, str(path))
@@ -107,18 +107,18 @@ class Verdicts:
 
 
 def verdicts_path(folder: Path, processor: Processor) -> Path:
-    """Where the verdicts on a processor lie."""
+    """The file of the verdicts on a processor."""
     return folder / f"{processor.name}.probe.json"
 
 
 def apply_verdicts(
     processors: Sequence[Processor], placeable: Sequence[Processor]
 ) -> tuple[list[Processor], list[Processor]]:
-    """The same processors, refusing what ``ts.probe`` found not to run on their machine.
+    """The same processors, refusing operators that ``ts.probe`` found not to run on their machine.
 
     Args:
-        processors: all of a model's, the CPU first.
-        placeable: those of them that operators may be placed on.
+        processors: all processors of a model, the CPU first.
+        placeable: those on which operators may be placed.
 
     Raises:
         CostModelError: a file of verdicts is damaged, of another version or from another device.
@@ -146,9 +146,9 @@ def in_layout(operators: str, layout: str) -> str:
 
 
 def operator_class(call: relax.Call) -> str:
-    """What decides whether an operator runs: all but the sizes of its tensors, and its layout.
+    """A key of everything that decides whether an operator runs, except exact sizes and layout.
 
-    Of a size only counts whether it is 1 and whether it fills vectors of 4, 8 and 16.
+    Of a size it contains whether it is 1 and whether it fills vectors of 4, 8 or 16.
     """
     kind = call.op.name.removeprefix("relax.") if isinstance(call.op, tvm.ir.Op) else "call"
     words = [kind]
@@ -172,7 +172,7 @@ def _size_class(size: int) -> str:
 
 
 def _attributes(call: relax.Call) -> str:
-    """Attributes as text, groups by their kind: one, several, one for each channel."""
+    """Attributes as text; numbers of groups as one, some, or one for each channel (all)."""
     if call.attrs is None:
         return ""
     found = []

@@ -1,11 +1,11 @@
-"""What a kernel does, in the few quantities that a device's profile knows the price of.
+"""What a kernel does, in the few quantities whose prices a device's profile contains.
 
     conv 3x3, 64 -> 128, 28 x 28    ->    Work("dense", multiply_adds=57.8e6, values=175616,
                                                weights=73728)
 
-The same from three sides: from a kernel that the compiler made, from operators of the network that
-it would make one of, and from numbers alone, for searches that weigh thousands of layers that
-nobody built. Only what every device would have to do counts: no transforms of Winograd, no padding.
+It is computed from a kernel that the compiler made, from operators of which the compiler would make
+one, or from numbers alone, for searches that weigh thousands of layers without building them. Only
+work that every device would have to do counts: no transforms of Winograd, no padding.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tvm_stretch.cost.features import (
 from tvm_stretch.ir.operator_graph import Group
 
 FAMILIES = ("image", "dense", "pointwise", "grouped", "depthwise")
-"""Convolutions: of an image's few channels, with windows, 1x1 (and matrix products), in groups,
+"""Convolutions: of an image's few channels, with windows, 1x1 (and matrix products), in groups, and
 channel by channel."""
 
 OTHER = "other"
-"""What moves values and multiplies few: sums, pools, copies."""
+"""Kernels that move values and multiply few: sums, pools, copies."""
 
 _IMAGE_CHANNELS = 4
 _FLOAT_BYTES = 4
@@ -43,9 +43,9 @@ class Work:
         family: one of `FAMILIES`, or `OTHER`.
         multiply_adds: of convolutions and matrix products.
         values: activations that are read and written.
-        weights: that are read.
+        weights: number of weights that are read.
         groups: of a grouped convolution; 0 for everything else.
-        kernels: 0 for what only our own compiler needs a kernel for.
+        kernels: 0 for kernels that only this compiler needs.
     """
 
     family: str
@@ -78,7 +78,7 @@ def work_of_convolution(
         out_size: height and width of the result.
         stride: of both axes.
         groups: of channels.
-        more_values: what is fused behind it reads, such as the other summand.
+        more_values: other operands of the epilogue, such as the other summand.
     """
     taps = kernel * kernel if isinstance(kernel, int) else prod(kernel)
     pixels = out_size * out_size if isinstance(out_size, int) else prod(out_size)
@@ -95,7 +95,7 @@ def work_of_convolution(
 
 
 def work_of_kernel(kernel: Features) -> Work:
-    """A kernel that the compiler made."""
+    """The work of a kernel that the compiler made."""
     if isinstance(kernel, RunFeatures | TransferFeatures):
         return _NOTHING
     size = _value_bytes(kernel)
@@ -110,7 +110,7 @@ def work_of_kernel(kernel: Features) -> Work:
         taps = kernel.kernel_height_taps * kernel.kernel_width_taps
     elif not kernel.product_stages:
         return _NOTHING
-    elif not kernel.input_stages:  # what it reads is transformed already
+    elif not kernel.input_stages:  # its input is transformed already
         pixels = kernel.out_height_pixels * kernel.out_width_pixels
         values = kernel.in_channels * pixels + kernel.out_bytes / size
     family = _family(kernel.in_channels, kernel.groups, taps)
@@ -120,14 +120,14 @@ def work_of_kernel(kernel: Features) -> Work:
 
 
 def _value_bytes(kernel: Features) -> int:
-    """Of what a kernel reads and writes."""
-    if isinstance(kernel, GenericFeatures):  # by what it writes, if that is more than one number
+    """Bytes of a value that a kernel reads or writes."""
+    if isinstance(kernel, GenericFeatures):  # of its results, if there are several
         return max(1, min(_FLOAT_BYTES, kernel.out_bytes // max(1, kernel.out_elements)))
     return kernel.item_bytes
 
 
 def work_of_group(group: Group) -> Work:
-    """Operators that become one kernel."""
+    """The work of operators that become one kernel."""
     anchor = group.anchor
     moved = (group.read_bytes + group.bytes) / _FLOAT_BYTES
     if not anchor.multiply_adds:

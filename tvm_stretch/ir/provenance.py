@@ -1,12 +1,12 @@
-"""Where an operator or a kernel comes from, as data: names are for people, and may hold anything.
+"""Record where operators and kernels come from as data; names are only for people.
 
     conv2d.p1 in `main`    Provenance(("conv2d",), part=1, owner=1)       a part of an operator
     conv2d.p1 + relu.p1    Provenance(("conv2d.p1", "relu.p1"), (), 1, 1)     a kernel
-    conv2d.p1.pack_weight  Provenance((), ("conv2d.p1",), 1, 1)      what helps one
+    conv2d.p1.pack_weight  Provenance((), ("conv2d.p1",), 1, 1)      a kernel that helps it
 
-Relax has no place for this beside an operator, and TVM's passes drop attributes of calls; so it
-stands in tables by the names of variables, which are attributes of functions: `SOURCES` and `PARTS`
-of ``main``, `KERNELS` of each function that calls kernels.
+Relax cannot attach this to an operator, and TVM's passes drop attributes of calls. Therefore it is
+kept in tables by names of variables, which are attributes of functions: `SOURCES` and `PARTS` of
+``main``, `KERNELS` of each function that calls kernels.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 from tvm import relax
 
 SOURCES = "tvm_stretch.sources"
-"""Of operators that have not the name of the frontend's operator that they come from."""
+"""Table of operators whose name differs from that of their operator in the frontend."""
 PARTS = "tvm_stretch.parts"
-"""Of operators that are new since a plan's shares and splits were carried out."""
+"""Table of operators that a plan's shares and splits have added."""
 KERNELS = "tvm_stretch.kernels"
-"""Of all that is computed or copied."""
+"""Table of all calls of kernels and copies."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Provenance:
     """See the module docstring.
 
     Attributes:
-        operators: what it computes, or computes a part of.
+        operators: the operators that it computes completely or in part.
         helpers: the operators that it only helps, such as by packing their weights.
-        part: which part of them it is, where they were split; None for all of them.
-        owner: the place of the processor that a plan gave the part to.
+        part: index of its part if they were split; otherwise None.
+        owner: index of the processor to which a plan gave the part.
     """
 
     operators: tuple[str, ...] = ()
@@ -44,11 +44,11 @@ class Provenance:
 
     @property
     def served(self) -> tuple[str, ...]:
-        """The operators that it computes, or else those that it helps."""
+        """The operators that it computes or, if there are none, helps."""
         return self.operators or self.helpers
 
     def in_part(self, parts: Mapping[str, Provenance]) -> Provenance:
-        """The same kernel, with the part that its operators are, if they are one."""
+        """The same with part and owner of its operators, if they are parts."""
         found = next((parts[name] for name in self.served if name in parts), None)
         return self if found is None else replace(self, part=found.part, owner=found.owner)
 
@@ -76,12 +76,12 @@ def table_of(function: relax.Function, key: str) -> dict[str, Provenance]:
 
 
 def to_data(provenance: Provenance) -> dict[str, Any]:
-    """A JSON object of what is not empty."""
+    """A JSON object of all fields that are not empty."""
     return {key: value for key, value in asdict(provenance).items() if value not in ((), None)}
 
 
 def free_name(wanted: str, taken: set[str]) -> str:
-    """The name, or the first free one with a number behind it; it is taken then."""
+    """The name, or the first free one with a number appended; it is added to ``taken``."""
     name, number = wanted, 1
     while name in taken:
         number += 1
