@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from fake_targets import TARGET, fake_processor
 from tvm_stretch.targets.cpu import cpu_processor
 
 from tvm_stretch.build.branching import Branching
+from tvm_stretch.plan.considered import Considered
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.runtime.timeline import RegionTime, Span, Timeline
 from tvm_stretch.search import Found
@@ -26,7 +28,8 @@ PROCESSORS = [cpu_processor(TARGET, 1), fake_processor("npu")]
 
 
 def candidate(what: str, ms: float, place: str = "cpu", **choices: Any) -> Candidate:
-    plan = Plan(NAMES, (PlannedRegion("r0", place, ("conv2d",)),), **choices)
+    costs = choices.pop("costs", "typical")
+    plan = Plan(NAMES, (PlannedRegion("r0", place, ("conv2d",)),), costs=costs, **choices)
     busy = (int(ms * 1e6 / 2),) * 2 if choices else (int(ms * 1e6), 0)
     return Candidate(plan, what, int(ms * 1e6), busy, Branching(None, {}))
 
@@ -42,13 +45,14 @@ class Scripted:
 
     what: Candidate
     reason: str = ""
+    considered: tuple[Considered, ...] = ()
 
     @property
     def plan(self) -> Plan:
-        return replace(self.what.plan, reason=self.reason)
+        return replace(self.what.plan, reason=self.reason, considered=self.considered)
 
-    def with_reason(self, reason: str) -> Scripted:
-        return replace(self, reason=reason)
+    def with_reason(self, reason: str, considered: Sequence[Considered]) -> Scripted:
+        return replace(self, reason=reason, considered=tuple(considered))
 
 
 @dataclass
@@ -106,11 +110,18 @@ def test_the_plan_ships_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> N
     scene = Scene([Found((ALONE,), (SHARES,))], {"cpu alone": 0.021, SHARES.what: 0.013})
     model = scene.decide(monkeypatch)
     assert model.what is SHARES and {id(c) for c in scene.built} == {id(ALONE), id(SHARES)}
-    assert model.reason == (
-        "cpu alone: predicted 20.000 ms, measured 21.000 ms (x1.00, 95 % 0.98 to 1.02); "
-        "9 layers in shares: predicted 12.000 ms, measured 13.000 ms (x0.62, 95 % 0.61 to 0.63); "
-        "chosen: 9 layers in shares"
+    assert model.reason == "chosen: 9 layers in shares"
+    versus = "x0.62 of cpu alone (95 % 0.61 to 0.63)"
+    assert model.considered == (
+        Considered("cpu alone", 20_000_000, "typical", 21_000_000, "slower"),
+        Considered(SHARES.what, 12_000_000, "typical", 13_000_000, f"chosen: {versus}"),
     )
+    assert model.plan.explain().splitlines()[-5:-1] == [
+        "candidate           predicted ms  costs  measured ms  verdict",
+        "cpu alone           20.000        1      21.000       slower",
+        f"9 layers in shares  12.000        1      13.000       chosen: {versus}",
+        "costs 1: typical",
+    ]
 
 
 @pytest.mark.parametrize("seconds", [0.030, 0.0208])
@@ -120,7 +131,9 @@ def test_one_processor_ships_where_the_plan_is_slower_or_about_as_fast(
     scene = Scene([Found((ALONE,), (SHARES,))], {"cpu alone": 0.021, SHARES.what: seconds})
     model = scene.decide(monkeypatch)
     assert model.what is ALONE and model.reason.endswith("chosen: cpu alone")
-    assert f"measured {seconds * 1e3:.3f} ms" in model.reason
+    assert [one.measured_ns for one in model.considered] == [21_000_000, round(seconds * 1e9)]
+    assert model.considered[0].verdict == "chosen"
+    assert model.considered[1].verdict.startswith("not faster: x")
 
 
 @pytest.mark.parametrize(("seconds", "spread"), [(0.013, 0.02), (0.030, 0.02), (0.018, 0.2)])
@@ -180,6 +193,7 @@ def test_without_the_device_its_models_decide(
     assert model.what is chosen
     said = "predicted for pixel, not measured" if trusted else "not measured, for pixel"
     assert model.reason.endswith(said)
+    assert [one.verdict for one in model.considered] == ["chosen", "not chosen"]
 
 
 @pytest.mark.parametrize(("ms", "is_tried"), [(17, True), (19, False)])
@@ -199,9 +213,30 @@ def test_typical_costs_are_corrected_by_a_run(monkeypatch: pytest.MonkeyPatch) -
     """The second processor is three times as slow as assumed: the search answers once more."""
     finds = [Found((ALONE,), (SHARES,)), Found((ALONE,), (UNEVEN,))]
     scene = Scene(finds, {"cpu alone": 0.021, SHARES.what: 0.014}, False, (6_000_000, 18_000_000))
-    scene.decide(monkeypatch)
+    model = scene.decide(monkeypatch)
     assert scene.corrections == [(1.0, 3.0)]
     assert {id(c) for c in scene.built} == {id(ALONE), id(SHARES), id(UNEVEN)}
+    assert [one.verdict for one in model.considered if one.measured_ns is None] == [
+        "not built: a run showed other speeds, and the search was repeated"
+    ]
+
+
+def test_each_prediction_says_of_which_costs_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """11.5 ms by typical costs do not compare with 128 ms by those that a run corrected."""
+    first = candidate("9 layers in shares", 11.5, shares={"conv2d": (8, 8)})
+    corrected = "typical, corrected by a run"
+    alone = candidate("cpu alone", 128, costs=corrected)
+    uneven = candidate("8 layers in shares", 215, shares={"conv2d": (12, 4)}, costs=corrected)
+    finds = [Found((ALONE,), (first,)), Found((alone,), (uneven,))]
+    times = {"cpu alone": 0.130, first.what: 0.140, uneven.what: 0.150}
+    model = Scene(finds, times, False, (6_000_000, 18_000_000)).decide(monkeypatch)
+    lines = [line.split() for line in model.plan.explain().splitlines()]
+    assert ["cpu", "alone", "128.000", "1", "130.000", "chosen"] in lines
+    assert ["costs", "1:", *corrected.split()] in lines and ["costs", "2:", "typical"] in lines
+    assert any(line[:6] == ["9", "layers", "in", "shares", "11.500", "2"] for line in lines)
+    assert any(line[:6] == ["8", "layers", "in", "shares", "215.000", "1"] for line in lines)
+    assert "predictions by different costs do not compare" in model.plan.explain()
+    assert Plan.read(json.loads(model.plan.to_json())) == model.plan
 
 
 @pytest.mark.parametrize("trusted", [True, False])

@@ -52,7 +52,7 @@ def test_a_slow_phone_gets_another_plan(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setattr(phone, "slow", slow, raising=False)
         model = ts.compile(mod, targets, device=phone, cpu_threads=1)
         used.append(processors(model))
-        assert "measured" in model.plan.reason
+        assert any(one.measured_ns for one in model.plan.considered)
         answers.append(phone.load(model)(*random_inputs(mod)))
     assert used == [2, 1]
     largest = float(np.abs(answers[0]).max())

@@ -20,8 +20,8 @@ are listed in an order in which they could run one after the other; the regions 
 run in that order, and operators run in the order of their region. To edit shares or splits, remove
 `regions`: parts then go to the processors to which the numbers belong, and other operators to the
 first that supports them. `refusals` lists the operators that a processor cannot run, as the
-compiler found out, and `remarks` those that are slow; both, `costs`, `reason` and each region's
-`why` and `predicted_ns` have no influence.
+compiler found out, `remarks` those that are slow, `considered` the candidates of a search. They,
+`costs`, `reason` and each region's `why` and `predicted_ns` have no influence.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeAlias
 
 from tvm_stretch.errors import PlanError
 from tvm_stretch.files import Format, as_path, is_finite, write_whole, writing
+from tvm_stretch.plan.considered import Considered, align, considered_lines
 from tvm_stretch.plan.execution import Execution
 from tvm_stretch.plan.splits import Split, splits_from_data, splits_to_data
 
@@ -83,6 +84,7 @@ class Plan:
         reason: why this plan was chosen, and over which others, for people.
         costs: the cost model that predicted it, for people.
         remarks: operators that are slow on their processor, and why, for people.
+        considered: the candidates among which it was chosen, for people.
         execution: where a model really runs its operators; not part of the file.
     """
 
@@ -94,6 +96,7 @@ class Plan:
     reason: str = ""
     costs: str = ""
     remarks: tuple[str, ...] = ()
+    considered: tuple[Considered, ...] = ()
     execution: Execution | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -120,6 +123,7 @@ class Plan:
             "reason": self.reason,
             "costs": self.costs,
             "remarks": self.remarks,
+            "considered": [asdict(one) for one in self.considered],
         }
         return json.dumps(data, indent=1) + "\n"
 
@@ -144,20 +148,22 @@ class Plan:
         body = [_row(region) for region in self.regions]
         kept = [column for column in range(len(heads)) if any(row[column] for row in body)]
         rows = [tuple(row[column] for column in kept) for row in [heads, *body]]
-        lines = [*_align(rows), ""]
+        lines = [*align(rows), ""]
         if self.shares:
             lines.append(f"{len(self.shares)} layers are computed in shares of their channels")
         lines += [f"split by {_split_text(split)}" for split in self.splits]
         if self.predicted_ns is not None:
             lines.append(f"predicted: {self.predicted_ns / 1e6:.3f} ms")
-        if self.costs:
+        if self.considered:
+            lines += considered_lines(self.considered)
+        elif self.costs:
             lines.append(f"costs: {self.costs}")
         if self.reason:
             lines.append(self.reason)
         lines += self.remarks
         if self.refusals:
             lines.append("refused:")
-            lines.extend(_align([(r.processor, r.operator, r.reason) for r in self.refusals]))
+            lines.extend(align([(r.processor, r.operator, r.reason) for r in self.refusals]))
         if self.execution is not None:
             if not self.refusals:
                 lines.append("no operator was refused by any processor")
@@ -190,16 +196,12 @@ def _split_text(split: Split) -> str:
     return f"{data['by']}: {split.start} -> {split.end} as {ratios}"
 
 
-def _align(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join(cells).rstrip()
-
-
 def _from_data(data: dict[str, Any], where: str) -> Plan:
     """A plan from parsed JSON, every field checked."""
-    named = ("processors", "regions", "refusals", "shares", "splits", "reason", "costs", "remarks")
+    named = (
+        *("processors", "regions", "refusals", "shares", "splits"),
+        *("reason", "costs", "remarks", "considered"),
+    )
     unknown = [key for key in data if key not in named]
     if unknown:
         raise PlanError(
@@ -216,7 +218,22 @@ def _from_data(data: dict[str, Any], where: str) -> Plan:
         reason=str(data.get("reason", "")),
         costs=str(data.get("costs", "")),
         remarks=_strings(data.get("remarks", []), "remarks", where),
+        considered=_considered(data.get("considered", []), where),
     )
+
+
+def _considered(data: Any, where: str) -> tuple[Considered, ...]:
+    """The candidates with their fields checked."""
+    found = FORMAT.build_all(Considered, data, "considered", where)
+    for one in found:
+        texts = (one.what, one.costs, one.verdict)
+        numbers = {type(one.predicted_ns), type(one.measured_ns)}
+        if not all(isinstance(text, str) for text in texts) or numbers - {int, type(None)}:
+            raise PlanError(
+                f"expected texts and nanoseconds for considered of {where}, got {one!r:.200}; "
+                "remove the field"
+            )
+    return found
 
 
 def _shares(data: Any, where: str) -> dict[str, tuple[int, ...]]:

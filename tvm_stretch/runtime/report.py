@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tvm_stretch.errors import ArtifactError, InputError
 from tvm_stretch.files import as_path, is_finite, write_whole, writing
 from tvm_stretch.lowering.graph import Graph, Node, Tensor
+from tvm_stretch.plan.considered import considered_lines
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.splits import splits_to_data
 from tvm_stretch.runtime.dataflow import arena_use, find_edges, running_order
@@ -169,8 +170,9 @@ def _regions(graph: Graph, plan: Plan | None, timeline: Timeline | None) -> list
 
 def _plan_data(plan: Plan) -> dict[str, Any]:
     execution = plan.execution
+    table = considered_lines(plan.considered) if plan.considered else ()
     return {
-        "reason": plan.reason,
+        "reason": "\n".join(filter(None, [*table, plan.reason])),
         "costs": plan.costs,
         "predicted": plan.predicted_ns,
         "processors": list(plan.processors),

@@ -23,6 +23,7 @@ import tvm
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.ir.operators import Operators
+from tvm_stretch.plan.considered import Considered
 from tvm_stretch.search.chain import Chain, ChainSearch
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.designed import as_designed
@@ -41,6 +42,8 @@ _CLEARLY_LESS = (0.99, 0.97)
 """Splits and schedules go before shares alone, which compute nothing twice, only below this; again
 by costs that nobody measured, where both are measured, and by measured ones, where one is."""
 
+_NOT_FIRST = "not built: another one is predicted to be faster"
+
 
 @dataclass(frozen=True)
 class Found:
@@ -49,12 +52,14 @@ class Found:
     Attributes:
         singles: everything on one processor, the fastest first; empty if none supports it all.
         rivals: plans for several processors that may be faster, the most promising first.
-        notes: for people: what else was looked at, and why it is not among them.
+        notes: for people.
+        passed: what else was looked at, and why it is not among them.
     """
 
     singles: tuple[Candidate, ...]
     rivals: tuple[Candidate, ...]
     notes: tuple[str, ...] = ()
+    passed: tuple[Considered, ...] = ()
 
 
 @contextlib.contextmanager
@@ -94,9 +99,9 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1, limits: Limits = NO_L
     if len(costs.processors) < 2:
         return Found(tuple(ranked), ())
     limit = _DOUBT[costs.trusted] * ranked[0].ns if ranked else float("inf")
-    notes = _unlike_measured(network, costs)
+    notes, passed = _unlike_measured(network, costs), list[Considered]()
     most = most if costs.trusted or ranking[0].only_shares else 2
-    rivals = _work_out(network, costs, ranking, (limit, most), notes, limits)
+    rivals = _work_out(network, costs, ranking, (limit, most), (notes, passed), limits)
     designed = as_designed(network, costs, limits)
     if isinstance(designed, Candidate):
         rivals.insert(0, designed)
@@ -104,7 +109,7 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1, limits: Limits = NO_L
         notes.append(f"branches as designed: {designed}")
     if not ranked and not rivals:
         rivals.append(_plain(network, costs, limits))
-    return Found(tuple(ranked), tuple(rivals), tuple(dict.fromkeys(notes)))
+    return Found(tuple(ranked), tuple(rivals), tuple(dict.fromkeys(notes)), tuple(passed))
 
 
 def _work_out(
@@ -112,20 +117,20 @@ def _work_out(
     costs: Costs,
     ranking: Sequence[Chain],
     limits: tuple[float, int],
-    notes: list[str],
+    said: tuple[list[str], list[Considered]],
     allowed: Limits,
 ) -> list[Candidate]:
-    """The plans of what is promising, the most promising first; ``notes`` says what of the rest.
+    """The plans of what is promising, the most promising first.
 
     Args:
         network: what is computed.
         costs: of its kernels.
         ranking: as `choose` gives it.
         limits: the longest predicted latency, and how many plans.
-        notes: grows.
+        said: notes, and what is passed over; both grow.
         allowed: what processors may compute at most.
     """
-    limit, most = limits
+    (limit, most), (notes, passed) = limits, said
     clearly_less = _CLEARLY_LESS[costs.trusted]
     rivals: list[Candidate] = []
     for chain in ranking:
@@ -134,18 +139,22 @@ def _work_out(
         disappointing = bool(rivals) and chain.ns < clearly_less * rivals[0].ns
         if not any(option.uses_several for option in chain.options) and limit < float("inf"):
             notes.append("no way to use several processors is predicted to be faster")
-        elif chain.ns > limit or (len(rivals) == most and not disappointing):
-            notes.append(_predicted(what, chain.ns))
+        elif chain.ns > limit:
+            why = "not built: one processor is predicted to be faster"
+            passed.append(Considered(what, chain.ns, costs.source, verdict=why))
+        elif len(rivals) == most and not disappointing:
+            passed.append(Considered(what, chain.ns, costs.source, verdict=_NOT_FIRST))
         else:
             rival = realise(network, costs, chain.options, what, allowed)
             if isinstance(rival, str):
-                notes.append(f"{what}: {rival}")
+                why = f"impossible: {rival}"
+                passed.append(Considered(what, chain.ns, costs.source, verdict=why))
             else:
                 rivals.append(rival)
     if len(rivals) > 1 and rivals[1].ns < clearly_less * rivals[0].ns:
         rivals.reverse()
         most = most if costs.trusted else 2
-    notes += [_predicted(rival.what, rival.ns) for rival in rivals[most:]]
+    passed += [one.considered(_NOT_FIRST) for one in rivals[most:]]
     return rivals[:most]
 
 
@@ -215,10 +224,6 @@ def _require_support(operators: Operators, costs: Costs) -> None:
             "expected operators that one of the processors supports, got others: "
             f"{texts}; replace them in the network"
         )
-
-
-def _predicted(what: str, ns: int) -> str:
-    return f"{what}: predicted {ns / 1e6:.3f} ms"
 
 
 def _describe(options: Sequence[Option]) -> str:

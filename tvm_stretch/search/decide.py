@@ -14,11 +14,13 @@ Measured costs are those of a quiet machine; a small reference network says how 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from statistics import median
 
 import tvm
 
+from tvm_stretch.plan.considered import Considered
 from tvm_stretch.progress import say
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.runtime.timeline import Timeline
@@ -30,6 +32,9 @@ from tvm_stretch.search.pace import at_present_pace
 from tvm_stretch.search.realise import Candidate
 from tvm_stretch.search.remembered import Memory
 from tvm_stretch.targets.processor import Processor
+
+_OVERTAKEN = "not built: a run showed other speeds, and the search was repeated"
+_FAR_BEHIND = "not built: predicted to be far behind"
 
 Arena = Callable[[Model], Model]
 """Takes a model where it is measured: to a device behind RPC, for example."""
@@ -76,26 +81,33 @@ def decide(
     if arena is None:
         return _unmeasured(mod, found, costs.trusted, processors[0].device, build)
     rivals = [(rival, build(mod, rival)) for rival in found.rivals[:1]]
-    others = found.rivals[1:]
+    others, passed = found.rivals[1:], list(found.passed)
     if rivals and not costs.trusted:
         first, model = rivals[0]
         factors = _surprise(first, trace(arena(model), _TIMELINES))
         if max(factors) > _SURPRISING * min(factors):
             say("searching again, with the speeds that were found")
+            passed += [one.considered(_OVERTAKEN) for one in (*found.singles, *others)]
             found = search(mod, costs.corrected(factors), limits=limits)
+            found = replace(found, notes=tuple(f"{n} (corrected by a run)" for n in found.notes))
+            passed += found.passed
             others = tuple(r for r in found.rivals if _choices(r) != _choices(first))[:1]
     rivals += [(rival, build(mod, rival)) for rival in others]
     singles = found.singles[:1] if costs.trusted else _in_reach(found)
     entries = [*((single, build(mod, single)) for single in singles), *rivals]
     notes = found.notes if singles else ("no processor supports everything", *found.notes)
+    built = [candidate for candidate, _ in entries]
+    passed += [one.considered(_FAR_BEHIND) for one in found.singles if one not in built]
     if len(entries) == 1:
         candidate, model = entries[0]
-        return model.with_reason("; ".join((_predicted(candidate), *notes)))
+        chosen = candidate.considered("chosen: the only one that was built")
+        return model.with_reason("; ".join(notes), (chosen, *passed))
     say(f"measuring {len(entries)} plans in turns")
     outcomes = compare([arena(model) for _, model in entries])
     index = winner(outcomes)
-    reason = _report([candidate for candidate, _ in entries], outcomes, index, notes)
-    model = entries[index][1].with_reason(reason)
+    reason = "; ".join((*notes, f"chosen: {built[index].what}"))
+    table = (*_measured(built, outcomes, index), *passed)
+    model = entries[index][1].with_reason(reason, table)
     if memory is not None and is_lasting(outcomes):
         memory.store(model.plan)
     return model
@@ -138,11 +150,14 @@ def _unmeasured(
     candidates = (*found.singles, *found.rivals)
     if device and trusted:
         candidate = min(candidates, key=lambda one: one.ns)
-        reason = f"{_predicted(candidate)}; predicted for {device}, not measured"
+        reason = f"predicted for {device}, not measured"
     else:
         candidate = candidates[0]
-        reason = f"{_predicted(candidate)}; not measured, for {device or 'another machine'}"
-    return build(mod, candidate).with_reason(reason)
+        reason = f"not measured, for {device or 'another machine'}"
+    others = (one for one in candidates if one is not candidate)
+    table = [candidate.considered("chosen"), *(one.considered("not chosen") for one in others)]
+    said = "; ".join((*found.notes, f"chosen: {candidate.what}, {reason}"))
+    return build(mod, candidate).with_reason(said, (*table, *found.passed))
 
 
 def _choices(candidate: Candidate) -> tuple[object, ...]:
@@ -161,17 +176,17 @@ def _surprise(candidate: Candidate, timelines: Sequence[Timeline]) -> tuple[floa
     return tuple(factors)
 
 
-def _predicted(candidate: Candidate) -> str:
-    return f"{candidate.what}: predicted {candidate.ns / 1e6:.3f} ms"
-
-
-def _report(
-    candidates: Sequence[Candidate], outcomes: Sequence[Outcome], index: int, notes: Sequence[str]
-) -> str:
-    """Every model that ran, what was chosen against what, and what was not built."""
-    measured = [
-        f"{_predicted(candidate)}, measured {outcome.seconds * 1e3:.3f} ms (x{outcome.ratio:.2f}, "
-        f"95 % {outcome.low:.2f} to {outcome.high:.2f})"
-        for candidate, outcome in zip(candidates, outcomes, strict=True)
-    ]
-    return "; ".join((*measured, *notes, f"chosen: {candidates[index].what}"))
+def _measured(
+    candidates: Sequence[Candidate], outcomes: Sequence[Outcome], chosen: int
+) -> Iterator[Considered]:
+    """Every model that ran, and how it did against the first."""
+    for index, (candidate, outcome) in enumerate(zip(candidates, outcomes, strict=True)):
+        versus = (
+            f"x{outcome.ratio:.2f} of {candidates[0].what} (95 % {outcome.low:.2f} to "
+            f"{outcome.high:.2f})"
+        )
+        verdict = "chosen" if index == chosen else "slower" if outcome.high < 1 else "not faster"
+        if index == 0 and chosen:
+            verdict = "slower"
+        said = verdict if index == 0 else f"{verdict}: {versus}"
+        yield candidate.considered(said, outcome.seconds)

@@ -24,6 +24,7 @@ from tvm_stretch.ir.operators import Operator, Operators
 from tvm_stretch.ir.provenance import Provenance
 from tvm_stretch.ir.views import PIECES
 from tvm_stretch.passes.share_winograd import stage_of
+from tvm_stretch.plan.considered import Considered
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.plan.regions import form_regions
 from tvm_stretch.scheduling.of_network import problem_of
@@ -60,6 +61,16 @@ class Candidate:
     busy: tuple[int, ...]
     branched: Branching
     level: KernelLevel | None = None
+
+    def considered(self, verdict: str, seconds: float | None = None) -> Considered:
+        """What there is to say of it, for people.
+
+        Args:
+            verdict: whether it was chosen, or why not.
+            seconds: its measured latency, if there is one.
+        """
+        measured = None if seconds is None else round(seconds * 1e9)
+        return Considered(self.what, self.ns, self.plan.costs, measured, verdict)
 
 
 def alone(network: Network, costs: Costs, place: int) -> Candidate | None:
