@@ -1,1 +1,1 @@
-"""Measurements on a device: kernels, hand-overs, what a processor supports."""
+"""Measurements on a device: kernels, transfers, and support of operators."""

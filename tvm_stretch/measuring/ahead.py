@@ -1,4 +1,4 @@
-"""What is made on a thread of its own, before somebody asks for it.
+"""Makes things on a background thread before they are requested.
 
 with Ahead(compiled, first=7, most=2) as ahead:
 ahead.take(7)       # waits for compiled(7); 8 and 9 are made next
@@ -21,19 +21,19 @@ _HEARTBEAT = 0.2  # seconds
 
 
 class Ahead(Generic[Made]):
-    """Makes things by their numbers, which are asked for more or less in their order.
+    """Makes things by number, for callers that request them roughly in order.
 
     Args:
-        make: one thing; called on one thread only.
-        first: those before it are only made when they are asked for.
-        most: so many are made before; of 0, nothing is done on another thread.
+        make: makes the thing of a number; called on one thread only.
+        first: the first number to make ahead; earlier ones are made when requested.
+        most: how many things are made ahead; with 0 there is no background thread.
     """
 
     def __init__(self, make: Callable[[int], Made], first: int, most: int) -> None:
         self._make = make
         self._most = most
         self._coming: dict[int, Future[Made]] = {}
-        self._next = first  # that was never begun
+        self._next = first  # the first number not begun yet
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tvm_stretch_ahead")
 
@@ -46,14 +46,14 @@ class Ahead(Generic[Made]):
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        """What has begun is finished: TVM's compiler does not stop half-way."""
+        """Finish what has begun, because TVM's compiler cannot be interrupted."""
         self._thread.shutdown(cancel_futures=True)
 
     def take(self, number: int) -> Made:
-        """What was made of a number, or is now; from any thread.
+        """The thing of a number, made now if it was not made ahead; from any thread.
 
         Raises:
-            BaseException: what making it raised.
+            BaseException: the error of making it.
         """
         if self._most == 0:
             return self._make(number)

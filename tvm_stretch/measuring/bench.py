@@ -1,4 +1,4 @@
-"""Run samples or networks, compiled for one processor, there, and time every kernel."""
+"""Runs samples or networks on one processor, and times every kernel."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SECONDS = 3.0
 
 
 def by_packets(processor: Processor) -> str:
-    """How kernels of an emulated processor are timed, for people."""
+    """A text that says how kernels of an emulated processor are timed."""
     return f"packets counted, {processor.packet_ns:.2f} ns each, not timed"
 
 
@@ -39,9 +39,9 @@ class NetworkTiming:
     """A network measured whole and kernel by kernel.
 
     Attributes:
-        rows: one for every different kernel and place.
+        rows: one for every different kernel in each context.
         kernels: features of the nodes in place, in the order they run; copies left out.
-        total: of a run as the caller sees it.
+        total: the time of a run as the caller sees it.
     """
 
     rows: list[Row]
@@ -50,7 +50,7 @@ class NetworkTiming:
 
 
 class Bench:
-    """One processor, here or behind RPC.
+    """Measures on one processor, on this machine or on a remote device.
 
     Args:
         workshop: compiles for it.
@@ -69,17 +69,17 @@ class Bench:
         self.stopwatch = Stopwatch(lambda: sum(node_times(_trace(module, count), count)))
 
     def describe(self) -> str:
-        """How fast the reference kernel is at best, or what a packet takes."""
+        """The best time of the reference kernel, or the time of a packet."""
         if self._packet_ns:
             return by_packets(self._workshop.processor)
         return f"reference {self.stopwatch.fastest_ns / 1e3:.1f} µs"
 
     def measure(self, prepared: Prepared, batch: int) -> list[Row]:
-        """One row for every different kernel and place."""
+        """Measure samples: one row for every different kernel in each context."""
         return self._rows(prepared, batch=batch)[0]
 
     def measure_network(self, name: str, network: object) -> NetworkTiming:
-        """Every kernel of the network, in place, and the network as a whole."""
+        """Measure every kernel of the network in its context, and the network as a whole."""
         prepared = self._workshop.network(network)
         rows, total = self._rows(prepared, network=name)
         features = {kernel: found.features for kernel, found in prepared.kernels.items()}
@@ -87,21 +87,21 @@ class Bench:
         return NetworkTiming(rows, [kernel for kernel in placed if kernel is not None], total)
 
     def timed(self, model: Model) -> Callable[[], int]:
-        """What runs the model once where the bench is, and tells the nanoseconds."""
+        """A function that runs the model once on the bench's device, and returns nanoseconds."""
         module = self._open(model)
         return lambda: self._run_ns(module)
 
     def _run_ns(self, module: Executor) -> int:
-        """A run as its caller sees it who is where it runs."""
+        """Nanoseconds of a run, as a caller on the same machine sees it."""
         text = str(module["time_runs"](1))
         if not text.isdigit():
             raise _no_answer("the nanoseconds of a run", text)
         return int(text)
 
     def _rows(self, prepared: Prepared, **origin: Any) -> tuple[list[Row], Timing]:
-        """The kernels, what the run costs beside them, and the whole run.
+        """Rows of the kernels and of the run's overhead, and the time of the whole run.
 
-        Samples run a second time with emptied caches: a network's weights come from memory.
+        Samples run a second time with emptied caches, as a network's weights come from memory.
         """
         model, kernels = prepared.model, prepared.kernels
         module = self._open(model)
@@ -113,13 +113,13 @@ class Bench:
                 return [round(packet_ns * n) for n in node_packets(trace, len(nodes))]
             return node_times(trace, len(nodes))
 
-        def kernels_and_whole() -> list[int]:  # in turns: a machine's speed changes slowly
+        def kernels_and_whole() -> list[int]:  # alternating, as a machine's speed drifts
             times = kernel_times()
             return [*times, sum(times) if packet_ns else self._run_ns(module)]
 
         *timings, total = self.stopwatch.watch(kernels_and_whole, _RUNS, _SECONDS)
         rows = self._kernel_rows(model, kernels, timings, origin)
-        if "network" in origin or packet_ns:  # long: the difference to its kernels would be noise
+        if "network" in origin or packet_ns:  # long runs: their overhead would be noise
             return rows, total
         beside = total.nanoseconds - sum(timing.nanoseconds for timing in timings)
         run = RunFeatures.of(len(nodes))
@@ -138,7 +138,7 @@ class Bench:
         origin: dict[str, Any],
         flushed: bool = False,
     ) -> list[Row]:
-        """One row for each kernel and place; the mean where several nodes are alike."""
+        """One row for each kernel in each context, with the mean of equal nodes."""
         features = {name: kernel.features for name, kernel in kernels.items()}
         found: dict[tuple[str, Features], list[Timing]] = {}
         placed = in_place(model.graph, features, flushed)
@@ -181,7 +181,7 @@ def _trace(module: Executor, count: int) -> dict[str, Any]:
     """A traced run of ``count`` nodes.
 
     Raises:
-        DeviceError: what came back is none, as garbage through RPC.
+        DeviceError: the answer is not a trace, for example garbage through RPC.
     """
     text = module["trace"]()
     trace: dict[str, Any] = {}

@@ -1,14 +1,13 @@
-"""``ts.calibrate()``: a profile of one's own phone.
+"""``ts.calibrate()`` makes a profile of your own phone.
 
     calibration = ts.calibrate("phone.csv", {"R-34": "resnet34.onnx", ..}, device="my-phone")
-    print(calibration)                          # residuals, each network also as the others see it
-    calibration.write("my-phone.toml")
-    ts.predict("mobilenet.onnx", device="my-phone.toml")
+    print(calibration)                          # residuals, also of each network left out of the
+    fit calibration.write("my-phone.toml") ts.predict("mobilenet.onnx", device="my-phone.toml")
 
-The table holds latencies of whole networks, each on one processor, measured with whatever runs them
-there. Where `ts.measure(device=...)` timed kernels through RPC, its folder takes the place of
-the table. What cannot be told from latencies of one processor comes from another profile: names,
-targets, precisions, and what handing over takes.
+The table holds latencies of whole networks, each on one processor, measured with any engine. A
+folder of kernels that `ts.measure(device=...)` timed through RPC can replace the table. Latencies
+of one processor do not determine names, targets, precisions and transfers; these come from another
+profile.
 """
 
 from __future__ import annotations
@@ -42,18 +41,18 @@ def calibrate(
     like: str | os.PathLike[str] = "snapdragon-855",
     progress: Progress | None = None,
 ) -> Calibration:
-    """The profile of a device that was measured.
+    """Fit the profile of a measured device.
 
     Args:
         latencies: a table (.csv) with the columns ``model``, ``processor``, ``latency_ms``, or a
             folder that `ts.measure` has filled.
-        networks: those of the table by their names there, as for `compile`; not for a folder.
-        device: its name.
-        like: a profile that says all that latencies do not; see the module docstring.
+        networks: the networks of the table by name, as for `compile`; not for a folder.
+        device: the device's name.
+        like: a profile with the facts that latencies do not determine; see the module docstring.
         progress: as for `compile`.
 
     Raises:
-        CostModelError: the table, the folder or the profile is not what it should be.
+        CostModelError: the table, the folder or the profile is invalid.
     """
     base = load_profile(like)
     path = as_path(latencies, "latencies")
@@ -73,7 +72,7 @@ def calibrate(
 def works_of_networks(
     networks: Mapping[str, object], like: Profile, wanted: Sequence[str]
 ) -> dict[str, list[Work]]:
-    """What the kernels of networks do, those that are wanted."""
+    """The work of the kernels of the wanted networks."""
     (host, *_), _ = twin_processors(like, ["cpu"])
     names = [name for name in dict.fromkeys(wanted) if name in networks]
     found = {}
@@ -85,7 +84,7 @@ def works_of_networks(
 
 
 def _measured(folder: Path, base: Profile) -> tuple[list[Latency], dict[str, list[Work]]]:
-    """Every kernel that was timed as a network of its own; those of one network belong together."""
+    """Timed kernels as latencies; the kernels of one network form one entry."""
     rows: list[Latency] = []
     works: dict[str, list[Work]] = {}
     for processor in base.processors:

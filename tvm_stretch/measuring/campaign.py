@@ -1,4 +1,4 @@
-"""What one processor is measured with: the samples of its campaign, and what is learned of them."""
+"""The campaign that measures one processor: choice of samples, and learning from them."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ from tvm_stretch.targets.processor import Processor
 from tvm_stretch.trusted import make_folder
 
 BATCH = 12
-"""Samples that are compiled together."""
+"""The number of samples that are compiled together."""
 
 _AHEAD = 2
-"""So many batches are compiled while a device measures another one."""
+"""The number of batches that are compiled while a device measures another one."""
 
-_REFINE_SHARE = 0.7  # of the samples after the prior go where the model errs most
+_REFINE_SHARE = 0.7  # of later samples are near the model's largest errors
 _SCENE_EVERY = 5
-"""Every so many batches one is a small network of other operators."""
+"""One in this number of batches is a small network of other operators."""
 
 _INTEGERS = 2
-"""The place of a batch of 8-bit numbers among those."""
+"""The position of the 8-bit batch in each such group of batches."""
 
 
 @contextlib.contextmanager
 def whatever_happens(dataset: Dataset, processor: Processor) -> Iterator[None]:
-    """A device that disappears becomes one clear error; its measurements are on the disk."""
+    """Context that turns the loss of a device into one clear error; measurements are on disk."""
     try:
         yield
     except (DeviceError, RuntimeError, OSError) as error:  # RuntimeError: of TVM
@@ -67,7 +67,7 @@ def whatever_happens(dataset: Dataset, processor: Processor) -> Iterator[None]:
 
 
 def measure_together(dataset: Dataset, host: Processor, other: Processor, bench: Bench) -> None:
-    """Hand-overs between the CPU and another processor, and the slowdown of both."""
+    """Measure transfers between the CPU and another processor, and the slowdown of both."""
     if any(row.features.family == "transfer" for row in dataset.rows):
         return
     slower = measure_slowdown(host, other, bench.timed)
@@ -82,13 +82,13 @@ def learn(
     below: MeasuredModel | None = None,
     intervals: bool = True,
 ) -> MeasuredModel:
-    """The cost model of a dataset, of its usual pace.
+    """Fit the cost model of a dataset, scaled to the machine's usual speed.
 
-    Disturbed rows count only for kernels that have no other.
+    Disturbed rows are used only for kernels without undisturbed ones.
 
     Args:
         dataset: the measurements.
-        processor: what was measured.
+        processor: the measured processor.
         below: the model of the CPU, if the processor runs the same loop nests.
         intervals: as for `fit_family`.
     """
@@ -109,12 +109,12 @@ def learn(
 
 @contextlib.contextmanager
 def measuring_into(folder: Path) -> Iterator[None]:
-    """Nobody else measures into the folder meanwhile, which is made if it is not there.
+    """Context that locks the folder, and makes it if it does not exist.
 
-    Two campaigns would number their batches alike, and measure each twice.
+    Two campaigns in one folder would use the same batch numbers, and measure each batch twice.
 
     Raises:
-        CostModelError: somebody does, or it cannot be made.
+        CostModelError: another campaign holds the lock, or the folder cannot be made.
     """
     with writing("the measurements", CostModelError):
         make_folder(folder)
@@ -133,7 +133,7 @@ def measuring_into(folder: Path) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_UN)  # processes that were forked have the handle, too
+            fcntl.flock(handle, fcntl.LOCK_UN)  # forked processes hold the handle, too
         os.close(handle)
 
 
@@ -146,10 +146,10 @@ def open_dataset(folder: Path, processor: Processor, resume: bool = True) -> Dat
 
 
 def batches_ahead(processor: Processor, place: Description | None) -> int:
-    """How many batches may be compiled before they are measured: compiling disturbs what is timed.
+    """The number of batches to compile ahead; 0 where compiling would disturb the timing.
 
     Args:
-        processor: to measure.
+        processor: the processor to measure.
         place: the device; None for this machine.
     """
     is_here = place is None or place.is_like_this_machine
@@ -157,12 +157,12 @@ def batches_ahead(processor: Processor, place: Description | None) -> int:
 
 
 class Campaign:
-    """Fills the dataset of one processor: networks, the prior, then where the model errs.
+    """Fills the dataset of one processor: networks, the prior, then samples where the model errs.
 
     Args:
         workshop: compiles for the processor.
-        dataset: what was measured, and will be.
-        dice: choose the samples.
+        dataset: earlier measurements, to which new ones are appended.
+        dice: the random numbers that choose samples.
     """
 
     def __init__(self, workshop: Workshop, dataset: Dataset, dice: random.Random) -> None:
@@ -179,7 +179,7 @@ class Campaign:
 
     @contextlib.contextmanager
     def compiling_ahead(self, most: int) -> Iterator[None]:
-        """Within, so many batches are compiled before anybody measures them."""
+        """Context in which up to ``most`` batches are compiled ahead of their measurement."""
         with Ahead(self._prepare, self.first_batch, most) as ahead:
             self._prepared = ahead.take
             yield
@@ -202,7 +202,7 @@ class Campaign:
     def measure_networks(
         self, bench: Bench, networks: Mapping[str, object], end: float = math.inf
     ) -> None:
-        """Measure those networks that are not measured yet."""
+        """Measure the networks that are not measured yet."""
         known = {row.network for row in self.dataset.rows}
         for name, network in networks.items():
             if name not in known and time.monotonic() < end:
@@ -215,11 +215,11 @@ class Campaign:
 
     @property
     def missing_batches(self) -> list[int]:
-        """The numbers of those before it that are not: a fleet was interrupted, for example."""
+        """The numbers of earlier batches without measurements, as an interrupted fleet leaves."""
         return sorted(set(range(self.first_batch)) - {row.batch for row in self.dataset.rows})
 
     def measure_batch(self, batch: int, bench: Bench, end: float) -> None:
-        """Measure one batch; once more if the machine was busy, and there is time."""
+        """Measure one batch, and again if the machine was busy and there is time."""
         prepared = self._prepared(batch)
         rows = bench.measure(prepared, batch)
         if rows and not any(row.quiet for row in rows) and time.monotonic() < end:
@@ -228,9 +228,9 @@ class Campaign:
         self._add(rows, f"batch {batch}", bench)
 
     def _prepare(self, batch: int) -> Prepared:
-        """What to measure next: mostly samples, now and then a small network for the rest.
+        """Compile a batch: mostly samples, sometimes a small network of other operators.
 
-        In every second batch samples have their data far away, and layers are in halves.
+        In every second batch, samples find their data far away, and layers are in halves.
         """
         turn, place = divmod(batch, _SCENE_EVERY)
         has_integers = self._has_integers
@@ -260,7 +260,7 @@ class Campaign:
         say(f"{what}: {len(rows)} kernels, {total} in all, {bench.describe()}")
 
     def _samples(self, batch: int) -> list[Sample]:
-        """Samples: the same whenever they are asked for with the same measurements."""
+        """The samples of a batch, a function of its number and the measurements so far."""
         start = batch * BATCH
         dice = random.Random(f"{self.seed}/{batch}")
         if start < len(self.prior):
@@ -277,7 +277,7 @@ class Campaign:
         return found
 
     def _where_it_errs(self) -> list[tuple[Sample, float]]:
-        """Measured samples, each with the error of a model that has not seen it."""
+        """Measured samples, each with its held-out error."""
         rows = [row for row in self.dataset.rows if row.sample is not None and row.quiet]
         if len(rows) < 60 or len(rows) < 1.3 * self._learned_from:
             return self._trouble

@@ -3,7 +3,7 @@
     {"format": "tvm_stretch.measurements", "version": 1, "device": {...}}
     {"features": {"family": "conv", ...}, "nanoseconds": 81234, "spread": 0.02, "runs": 20, ...}
 
-A process that is killed leaves at most one torn last line, which the next one drops.
+A killed process leaves at most one truncated last line, which the next one drops.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tvm_stretch.trusted import make_folder
 
 
 def require_networks(networks: object) -> None:
-    """Refuse what is no table of networks.
+    """Refuse an argument that is not a mapping of networks.
 
     Raises:
-        InputError: it is none.
+        InputError: it is not a mapping.
     """
     if not isinstance(networks, Mapping | None):
         raise InputError(
@@ -42,17 +42,16 @@ class Row:
     """One measured kernel.
 
     Attributes:
-        features: what was measured.
+        features: the kernel's features.
         nanoseconds: the time of one run.
         spread: distance of the quartiles relative to it.
-        runs: how many undisturbed runs are behind it.
+        runs: the number of undisturbed runs that it is taken from.
         network: the network it is a kernel of; empty for samples.
         batch: which batch of samples it belongs to; -1 for kernels of networks.
         sample: the sample as JSON; None for kernels of networks.
         quiet: whether the reference kernel ran at its usual speed.
-        reference_ns: what the reference kernel took; 0 where none ran beside.
-        together: how many times as long kernels take while another processor works; of rows of
-            transfers.
+        reference_ns: the reference kernel's time then; 0 if none ran.
+        together: in rows of transfers, the slowdown of kernels while another processor works.
     """
 
     features: Features
@@ -94,7 +93,7 @@ def _is_number(value: Any) -> bool:
 
 
 _MOST_BYTES = 2**31
-"""Of a file of measurements; a line has some hundred."""
+"""The largest file of measurements; a line has some hundred bytes."""
 
 _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "nanoseconds": ("a positive integer", lambda value: type(value) is int and value > 0),
@@ -107,20 +106,21 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "reference_ns": ("an integer", lambda value: type(value) is int and value >= 0),
     "together": ("a number", _is_number),
 }
-"""What each field of a row must be, and how to tell."""
+"""The expected value of each field of a row, and its check."""
 
 
 def usual_pace(rows: Sequence[Row]) -> float:
     """Nanoseconds of the reference kernel beside the median row; 0 if it ran beside none.
 
-    Virtual machines move between hosts of different clocks, and clocks follow the load: what was
-    measured on different days only compares in units of a kernel that ran beside it.
+    Virtual machines move between hosts of different clocks, and clocks follow the load.
+    Measurements of different days are comparable only relative to a kernel that ran at the same
+    time.
     """
     return statistics.median([row.reference_ns for row in rows if row.reference_ns] or [0])
 
 
 def at_pace(nanoseconds: float, reference_ns: int, usual: float) -> float:
-    """A time as it would have been at the usual pace."""
+    """A time, scaled to the usual speed of the machine."""
     return nanoseconds * usual / reference_ns if usual and reference_ns else nanoseconds
 
 
@@ -134,7 +134,7 @@ class Dataset:
 
     @staticmethod
     def create(path: str | Path, device: Mapping[str, Any]) -> Dataset:
-        """An empty file, in place of whatever is there."""
+        """Create an empty file, which replaces an existing one."""
         dataset = Dataset(Path(path), device, [])
         head = json.dumps({**MEASUREMENTS.head, "device": dataset.device}, separators=(",", ":"))
         with writing(MEASUREMENTS.what, CostModelError):
@@ -144,11 +144,11 @@ class Dataset:
 
     @staticmethod
     def open(path: str | Path, device: Mapping[str, Any] | None = None) -> Dataset:
-        """Read a file; a torn last line is cut off.
+        """Read a file, and cut off a truncated last line.
 
         Args:
             path: the file.
-            device: what it must have been measured on; None takes any.
+            device: the device that it must have been measured on; None accepts any.
 
         Raises:
             CostModelError: another schema or device, or a damaged line that is not the last.
@@ -174,10 +174,10 @@ class Dataset:
         return Dataset(path, head.get("device") or {}, rows)
 
     def append(self, *rows: Row) -> None:
-        """Add rows, all in one piece; they are on the disk when this returns.
+        """Append rows atomically; they are on disk when this returns.
 
         Raises:
-            CostModelError: they cannot be written; then none of them is there.
+            CostModelError: they cannot be written; then the file has none of them.
         """
         lines = (json.dumps(row.to_json(), separators=(",", ":")) + "\n" for row in rows)
         content = "".join(lines).encode()

@@ -1,13 +1,13 @@
-"""``ts.Fleet``: many phones behind one tracker, measured at the same time.
+"""``ts.Fleet``: many phones of one tracker, measured at the same time.
 
     fleet = ts.Fleet("192.0.2.7:9190", keys=["pixel-8", "mi-9"])
     models = ts.measure(device=fleet, budget=480)           # {"pixel-8/cpu": ..., "mi-9/cpu": ...}
 
-The tracker spreads the work: there is a thread for each phone that it knows, which asks for any of
-its kind and measures one batch after the other. All phones of a key fill one dataset. A batch is
-out with one phone at a time; a phone that drops gives it back, and rows are written when they are
-all there, so nothing is lost or doubled. A batch that fails again and again is left out, until the
-campaign is resumed. Phones may come and go meanwhile.
+There is a thread for each phone that the tracker knows. The thread requests any phone of its key
+from the tracker and measures one batch after the other. All phones of a key fill one dataset. A
+batch is assigned to one phone at a time; if the phone drops, the batch returns to the queue. Rows
+of a batch are written together, so none is lost or doubled. A batch that fails repeatedly is
+skipped until the campaign is resumed. Phones may come and go.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ from tvm_stretch.targets.processor import Processor
 
 _HEARTBEAT = 0.2
 _CENSUS_SECONDS = 5.0
-"""How often the tracker is asked which phones there are, and how long it may take to answer."""
+"""The interval at which the tracker is asked for its phones, and the timeout of its answer."""
 
 _HOT = 1.25
 """A phone whose reference kernel takes this many times its best is too hot to be measured."""
 
 _COOLING_SECONDS = 10.0
-_PAUSE = 1.0  # seconds, before a phone that dropped is asked for again
-_ATTEMPTS = 3  # until a batch is left out: it is not the phones that fail
+_PAUSE = 1.0  # seconds before requesting a phone again after one dropped
+_ATTEMPTS = 3  # failures after which a batch is skipped, as it is not the phones' fault
 
 
 class Batches:
-    """Numbers of batches: each is out with one phone at a time, and done once.
+    """A queue of batch numbers; each is assigned to one phone at a time, and done once.
 
     Args:
-        first: from here on all are to be measured.
-        missing: those before it that are, too.
+        first: the first number from which all are to be measured.
+        missing: earlier numbers that are to be measured, too.
     """
 
     def __init__(self, first: int, missing: Iterable[int] = ()) -> None:
@@ -70,7 +70,7 @@ class Batches:
         self._lock = threading.Lock()
 
     def take(self) -> int:
-        """One that nobody measures: the lowest that was given back, or a new one."""
+        """Assign a number: the lowest one that was given back, or a new one."""
         with self._lock:
             if self._returned:
                 return heapq.heappop(self._returned)
@@ -78,7 +78,7 @@ class Batches:
             return self._next - 1
 
     def give_back(self, number: int) -> bool:
-        """It was not measured; whether it is tried again, which is in vain after some failures."""
+        """Return a number that was not measured; False if it failed too often to try again."""
         with self._lock:
             self._failures[number] += 1
             again = self._failures[number] < _ATTEMPTS
@@ -89,16 +89,16 @@ class Batches:
 
 @dataclass
 class Crew:
-    """The phones of one key at work on one processor's batches.
+    """The phones of one key, which measure one processor's batches.
 
     Attributes:
-        key: theirs.
-        open: begins a session with one of them, and makes what measures batches there.
-        batches: those to measure.
-        count: how many phones there were at the last census.
-        fault: what went wrong last.
-        measured: how many batches are done.
-        broken: what is no fault of a phone, if there was such.
+        key: the key of the phones.
+        open: begins a session with a phone, and returns its `Post`.
+        batches: the batches to measure.
+        count: the number of phones at the last census.
+        fault: the last error of a phone.
+        measured: the number of batches that are done.
+        broken: an error that is not a phone's fault.
     """
 
     key: str
@@ -111,10 +111,10 @@ class Crew:
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def enlist(self, count: int, end: float, stop: threading.Event) -> None:
-        """A thread for each phone; those that went are still asked for."""
+        """Start a thread for each phone; threads of phones that left keep requesting one."""
         self.count = count
         while len(self._threads) < count:
-            context = contextvars.copy_context()  # who listens to progress
+            context = contextvars.copy_context()  # carries the progress listener
             thread = threading.Thread(
                 target=context.run, args=(self._guard, end, stop), daemon=True
             )
@@ -123,7 +123,7 @@ class Crew:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether one of them is not done yet."""
+        """Whether a thread is still running."""
         return any(thread.is_alive() for thread in self._threads)
 
     def _guard(self, end: float, stop: threading.Event) -> None:
@@ -165,12 +165,12 @@ class Crew:
 
 
 class Post:
-    """One phone at work; `is_hot` and `close` are of the phone.
+    """One phone that measures batches.
 
     Args:
         device: the phone.
         bench: times kernels on it.
-        campaign: knows what is in each batch, and keeps what was measured.
+        campaign: prepares each batch, and stores its measurements.
     """
 
     def __init__(self, device: Device, bench: Bench, campaign: Campaign) -> None:
@@ -179,27 +179,27 @@ class Post:
         self._campaign = campaign
 
     def measure(self, number: int, end: float) -> None:
-        """Measure a batch; its rows are kept when they are all there."""
+        """Measure a batch; its rows are stored together."""
         self._campaign.measure_batch(number, self._bench, end)
 
     def is_hot(self) -> bool:
-        """Whether its reference kernel has become slower than it was."""
+        """Whether the phone's reference kernel is much slower than its best."""
         return self._bench.stopwatch.slowdown > _HOT
 
     def close(self) -> None:
-        """Let others have it."""
+        """End the session, so that others can use the phone."""
         self._device.close()
 
 
 def carry_out(
     crews: Sequence[Crew], census: Callable[[], Mapping[str, int]], seconds: float
 ) -> None:
-    """Let all phones work until the time is over.
+    """Measure with all phones until the time is over.
 
     Args:
-        crews: one for each key.
-        census: how many phones there are of each key; asked again and again.
-        seconds: until no batch is begun any more.
+        crews: the crew of each key.
+        census: returns the number of phones of each key; called repeatedly.
+        seconds: the time after which no batch is begun.
     """
     end, stop = time.monotonic() + seconds, threading.Event()
     asked = -_CENSUS_SECONDS
@@ -224,11 +224,11 @@ def carry_out(
 
 
 class Fleet:
-    """Phones of several keys behind one tracker; for ``device=`` of ``ts.measure``.
+    """Phones of several keys of one tracker; for ``device=`` of ``ts.measure``.
 
     Args:
-        tracker: its address and port.
-        keys: of the phones.
+        tracker: the tracker's address and port.
+        keys: the keys of the phones.
         timeout: as for ``ts.connect``.
         wait: as for ``ts.connect``.
         secret: as for ``ts.connect``.
@@ -258,7 +258,7 @@ class Fleet:
         self._secret = secret
 
     def connect(self, key: str) -> Device:
-        """One of the phones of a key.
+        """Connect to one phone of a key.
 
         Raises:
             DeviceError: there is none, or none is free in time.
@@ -266,7 +266,7 @@ class Fleet:
         return connect(self.tracker, key, secret=self._secret, **self._options)
 
     def count(self) -> dict[str, int]:
-        """How many phones of each key the tracker knows now; none while it is away."""
+        """The number of phones of each key that the tracker knows; 0 if it does not answer."""
         try:
             known = offered(self._address, Deadline(_CENSUS_SECONDS))
         except (OSError, ValueError, TypeError, KeyError) as error:
@@ -277,7 +277,7 @@ class Fleet:
 
 @dataclass
 class _Kind:
-    """The phones of a key: their processors, and where what is measured of them is kept."""
+    """The phones of a key: their processors, and the folder of their measurements."""
 
     key: str
     description: Description
@@ -297,7 +297,7 @@ def measure_fleet(
     cpu_threads: int | None,
     seed: int,
 ) -> dict[str, MeasuredModel]:
-    """As ``ts.measure``, of all phones of a fleet at the same time; see there."""
+    """Like ``ts.measure``, on all phones of a fleet at the same time."""
     kinds = [_kind(fleet, key, targets, folder, cpu_threads) for key in fleet.keys]
     with ExitStack() as stack:
         for kind in kinds:
@@ -314,7 +314,7 @@ def _measure_kinds(
     networks: Mapping[str, object],
     seed: int,
 ) -> None:
-    """One processor of each kind after the other, the CPU first."""
+    """Measure the processors of each kind in turn, the CPU first."""
     stages = max(len(kind.in_order) for kind in kinds)
     for stage in range(stages):
         began = time.monotonic()
@@ -352,7 +352,7 @@ def _crew(
     dataset = open_dataset(kind.folder, processor, resume)
     campaign = Campaign(workshop, dataset, random.Random(f"{seed}/{kind.key}"))
     stack.enter_context(campaign.compiling_ahead(batches_ahead(processor, kind.description)))
-    first = threading.Lock()  # one phone of the kind measures what is measured once
+    first = threading.Lock()  # one phone of the kind measures transfers and networks
 
     def begin() -> Post:
         phone = fleet.connect(kind.key)
@@ -371,10 +371,10 @@ def _crew(
 
 
 def _learn(kind: _Kind, processor: Processor, crew: Crew) -> None:
-    """The model of what all phones of a kind have measured.
+    """Learn the model from the measurements of all phones of a kind.
 
     Raises:
-        DeviceError: they have measured nothing, ever.
+        DeviceError: there are no measurements.
     """
     dataset = open_dataset(kind.folder, processor)
     if not dataset.rows:

@@ -1,4 +1,4 @@
-"""Samples of 8-bit numbers as Relax: what `samples.chain` runs of quantised networks."""
+"""Samples of 8-bit integers as Relax, which `samples.chain` runs for quantised networks."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
 if TYPE_CHECKING:
     from tvm_stretch.measuring.samples import Sample
 
-_ZERO = 0  # as behind a ReLU
+_ZERO = 0  # as after a ReLU
 _LIMITS = {"uint8": (0, 255), "int8": (-128, 127)}
 _STEPS = 40.0
-"""Of a result: its usual distance from the zero point."""
+"""The usual distance of a result from the zero point."""
 
 
 def integer_image(
     bb: relax.BlockBuilder, sample: Sample, data: relax.Expr, dice: np.random.Generator
 ) -> relax.Expr:
-    """An image in blocked layout: what a convolution of single pixels makes of one."""
+    """An image in blocked layout, the result of a 1x1 depthwise convolution."""
     return bb.emit(_convolution(bb, sample, data, dice, 1, groups=sample.in_channels))
 
 
@@ -32,7 +32,7 @@ def integer_result(
     number: relax.Expr,
     dice: np.random.Generator,
 ) -> relax.Expr:
-    """The sample, and one number of its result."""
+    """Emit the sample, and return one number of its result."""
     if sample.kind == "dense":
         shape = (sample.in_channels, sample.out_channels)
         matmul = Integer("matmul", _rounding(sample), (_ZERO,))
@@ -41,7 +41,7 @@ def integer_result(
         return bb.emit(relax.op.reshape(_first(bb, out), (1, 1, 1, 1)))
     if sample.kind in ("conv", "depthwise"):
         out = bb.emit(_convolution(bb, sample, data, dice, None, groups=sample.groups))
-    elif sample.kind in ("max", "avg"):  # an average is no kernel of its own
+    elif sample.kind in ("max", "avg"):  # averages have no integer kernel here
         settings = {"strides": sample.stride, "dilation": sample.dilation}
         padding = sample.padding
         out = bb.emit(relax.op.nn.max_pool2d(data, sample.kernel, padding=padding, **settings))
@@ -63,7 +63,7 @@ def _convolution(
     side: int | None,
     groups: int,
 ) -> relax.Call:
-    """The sample's, or one of windows of ``side``, each on its own channel."""
+    """The sample's convolution, or with ``side`` a depthwise one with windows of that side."""
     own = side is None
     outs = sample.out_channels if own else sample.in_channels
     kernel = sample.kernel if side is None else (side, side)
@@ -84,7 +84,7 @@ def _convolution(
 def _constants(
     sample: Sample, dice: np.random.Generator, shape: tuple[int, ...], taps: int
 ) -> list[relax.Expr]:
-    """Weights, bias and factors of results that use all 8 bits."""
+    """Weights, bias and factors, such that results use all 8 bits."""
     outs = shape[-1] if len(shape) == 2 else shape[0]
     weight = dice.integers(-127, 128, shape).astype("int8")
     bias = dice.integers(-999, 999, outs).astype("int32")
@@ -97,6 +97,6 @@ def _rounding(sample: Sample) -> Rounding:
 
 
 def _first(bb: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:
-    """The first of many numbers."""
+    """The first element of a tensor."""
     rank = len(value.ty.shape.values)
     return bb.emit(relax.op.strided_slice(value, [*range(rank)], [0] * rank, [1] * rank))

@@ -1,10 +1,10 @@
-"""``ts.measure()``: time kernels on the device, learn a cost model of each processor.
+"""``ts.measure()`` times kernels on the device and learns a cost model of each processor.
 
     models = ts.measure(["llvm", "opencl"], budget=300, folder="costs")
         costs/cpu.jsonl, costs/opencl.jsonl       measurements, one line each
         costs/cpu.json,  costs/opencl.json        the models learned from them
 
-Killed at any point it goes on where it stopped when it is called again.
+If it is killed, the next call goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -65,19 +65,19 @@ def measure(
         cpu_threads: as for ``compile``.
         progress: receives a line of text after every step; by default they are shown on one line of
             the terminal, if there is one.
-        seed: of the samples.
+        seed: the seed of the samples.
 
     Returns:
-        The models by name of processor, of a fleet by ``key/processor``; also written to the
-        folder, of a fleet to one for each key.
+        The models by name of processor, for a fleet by ``key/processor``. They are also written to
+        the folder, for a fleet to a folder for each key.
 
     Raises:
-        InputError: the budget is not positive, or the device is none.
-        InstallError: there is no xgboost.
-        CostModelError: the folder's measurements are damaged or from another device, or somebody
-            else measures into it right now.
-        DeviceError: a device disappeared, or answers what cannot be: what was measured is kept, and
-            another call goes on with it.
+        InputError: the budget is not positive, or ``device`` is not a device.
+        InstallError: xgboost is not installed.
+        CostModelError: the folder's measurements are damaged or from another device, or another
+            campaign is writing to it.
+        DeviceError: a device disappeared, or gave a wrong answer; measurements are kept, and
+            another call goes on with them.
     """
     if not isinstance(budget, int | float) or not budget > 0:
         raise InputError(f"expected a positive number of seconds for budget, got {budget!r}")
@@ -96,7 +96,7 @@ def measure(
     models: dict[str, MeasuredModel] = {}
     host = processors[0]
     others = [p for p in placeable if p is not host]
-    in_order = sorted(placeable, key=lambda p: p is not host)  # others may stand on its model
+    in_order = sorted(placeable, key=lambda p: p is not host)  # models build on the host's
     with reporting(progress), measuring_into(kept_in):
         for index, processor in enumerate(in_order):
             workshop = Workshop([processor, *(p for p in processors[:1] if p is not processor)])

@@ -1,12 +1,12 @@
-"""``ts.probe()``: does the device really run what its table says it supports?
+"""``ts.probe()`` tests whether a device runs the operators that its table lists as supported.
 
     verdicts = ts.probe("opencl", "resnet50.onnx")
     verdicts.refused            # {"nn.conv2d float32 ... in NCHW8c": "compile: ..."}
 
 Every (operator, shape class, dtype, layout) that the network needs, whole or in parts, is compiled
-and run there, and its result is compared with that of TVM's virtual machine. Verdicts are kept in
-a file that ``compile()`` reads: what runs is tried once for a device and a version of this package,
-what failed again whenever somebody asks.
+and run on the device, and its result is compared with that of TVM's virtual machine. ``compile()``
+reads the verdicts from a file. A class that runs is tried once per device and version of this
+package; a class that failed is tried again by every call.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.registry import TargetLike
 
 _TOLERANCE = 2e-3  # of the largest value: sums in another order, approximate exponentials
-_STEP = 1.0  # of results of 8 bits, where halves are rounded up and not to even
+_STEP = 1.0  # of 8-bit results, as we round halves up and the virtual machine to even
 _PROBED, _BEFORE = "probed", "before"
 
 
@@ -60,9 +60,9 @@ class Trial:
     """One operator by itself.
 
     Attributes:
-        call: it, in a network.
-        mod: that network, whose kernels it may call.
-        blocked: the tensors that are in blocks of channels there.
+        call: the operator's call in a network.
+        mod: that network, whose kernels the operator may call.
+        blocked: names of the network's tensors that are in blocked layout.
     """
 
     call: relax.Call
@@ -92,8 +92,8 @@ def probe(
 
     Raises:
         CostModelError: the file of verdicts is damaged or from another device, or the device
-            disappeared; what was found until then is kept.
-        TargetError: the target is not of this machine, or the device.
+            disappeared; earlier verdicts are kept.
+        TargetError: this machine, or the device, does not have the target.
     """
     processors, placeable = processors_of(device, [target], cpu_threads)
     if len(placeable) != 1:
@@ -114,7 +114,7 @@ def probe(
 
 @dataclass(frozen=True)
 class _Trials:
-    """Where operators are tried: on a processor, beside the CPU, here or on a device."""
+    """The processors and the device on which operators are tried."""
 
     processor: Processor
     host: Processor
@@ -139,7 +139,7 @@ def _probe(model: object, where: _Trials, path: Path) -> Verdicts:
             reason = _try(trial, where)
             if reason.startswith("run:"):
                 _require_device(where, reason, path)
-                reason = _try(trial, where)  # it may have been an accident
+                reason = _try(trial, where)  # it may have failed by chance
             known.reasons[key] = reason
             known.write(path)
         reasons[key] = refusal or known.reasons[key]
@@ -147,7 +147,7 @@ def _probe(model: object, where: _Trials, path: Path) -> Verdicts:
 
 
 def _networks(mod: tvm.IRModule, processor: Processor, host: Processor) -> Iterator[tvm.IRModule]:
-    """The network as it is, and in the parts that the search would give the processor."""
+    """The network, and the same network split as the search would split it for the processor."""
     yield mod
     if processor is not host:
         with contextlib.suppress(UnsupportedError):
@@ -166,7 +166,7 @@ def _trials(mod: tvm.IRModule, processor: Processor) -> Iterator[tuple[str, Tria
 
 
 def _blocked(mod: tvm.IRModule, processor: Processor) -> frozenset[str]:
-    """The operators that compute on blocks of channels."""
+    """The operators that compute in blocked layout."""
     phase: Any = BlockChannels({processor.name: processor.machine})  # mypy sees no pass
     main: relax.Function = phase(mod)["main"]
     shapes = {
@@ -184,7 +184,7 @@ def _blocked(mod: tvm.IRModule, processor: Processor) -> frozenset[str]:
 
 @quiet()
 def _try(trial: Trial, where: _Trials) -> str:
-    """The reason for which the operator does not run; empty if it does."""
+    """The reason why the operator does not run, empty if it does."""
     processor, host = where.processor, where.host
     network, before = _alone(trial)
     dice = np.random.default_rng(0)
@@ -193,11 +193,11 @@ def _try(trial: Trial, where: _Trials) -> str:
     processors = [host] if processor is host else [host, processor]
     try:
         model = build(network, _plan(before, processor, host), processors, processors)
-    except Exception as error:  # whatever a compiler finds wrong is a reason, not a failure
+    except Exception as error:  # any error of the compiler is a reason
         return f"compile: {_last_line(error)}"
     try:
         found = _outputs((where.device.load(model) if where.device else model)(*values))
-    except Exception as error:  # likewise of drivers
+    except Exception as error:  # so is any error of a driver
         return f"run: {_last_line(error)}"
     for ours, right in zip(found, expected, strict=True):
         whole = ours.dtype in (np.int8, np.uint8)
@@ -210,7 +210,7 @@ def _try(trial: Trial, where: _Trials) -> str:
 
 
 def _require_device(where: _Trials, reason: str, path: Path) -> None:
-    """An operator failed to run: does the device still run anything at all?"""
+    """After an operator failed, check that the device still runs a trivial one."""
     processor = where.processor
     bb = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((1, 16), "float32"))
@@ -229,8 +229,8 @@ def _require_device(where: _Trials, reason: str, path: Path) -> None:
 def _alone(trial: Trial) -> tuple[tvm.IRModule, list[str]]:
     """A network of this one call, and the names of the operators before it.
 
-    Tensors become inputs, constants stay. Those that are in blocks of channels in the network come
-    from operators that write such blocks and change nothing.
+    Tensors become inputs, constants stay. A tensor that is in blocked layout in the network comes
+    from an identity operator that writes blocks.
     """
     bb = builder_with_kernels(trial.mod)
     params: dict[relax.Var, relax.Var] = {}
@@ -260,7 +260,7 @@ def _alone(trial: Trial) -> tuple[tvm.IRModule, list[str]]:
 
 
 def _passed_on(value: relax.Var) -> relax.Expr | None:
-    """The same values in blocks of channels, if there can be such."""
+    """An identity operator that writes the value in blocked layout, or None if none can."""
     shape = tuple(shape_of(value))
     if str(value.ty.dtype) != "float32" or len(shape) not in (2, 4):
         return None
@@ -272,7 +272,7 @@ def _passed_on(value: relax.Var) -> relax.Expr | None:
 
 
 def _plan(before: Sequence[str], processor: Processor, host: Processor) -> Plan:
-    """The operator on the processor, what is before it on the CPU."""
+    """A plan with the operator on the processor, and operators before it on the CPU."""
     regions = [PlannedRegion("r1", processor.name, (_PROBED,))]
     if before:
         regions.insert(0, PlannedRegion("r0", host.name, tuple(before)))
@@ -280,7 +280,7 @@ def _plan(before: Sequence[str], processor: Processor, host: Processor) -> Plan:
 
 
 def _reference(mod: tvm.IRModule, values: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
-    """What TVM makes of it, without our kernels."""
+    """The results of TVM's virtual machine, without our kernels."""
     target = tvm.target.Target("llvm")
     with target, tvm.transform.PassContext(opt_level=0):
         machine = relax.VirtualMachine(tvm.compile(mod, target), tvm.cpu())
@@ -297,13 +297,13 @@ def _input(param: relax.Var, dice: np.random.Generator) -> np.ndarray[Any, Any]:
 
 
 def _outputs(result: Any) -> list[np.ndarray[Any, Any]]:
-    """Of a model, or of TVM's virtual machine."""
+    """The outputs of a model, or of TVM's virtual machine, as arrays."""
     fields: Sequence[Any] = [result] if hasattr(result, "__dlpack__") else list(result)
     return [f if isinstance(f, np.ndarray) else f.numpy() for f in fields]
 
 
 def _difference(found: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> float:
-    """The largest one; not a number is equal to itself, and far from everything else."""
+    """The largest difference; NaN equals NaN, and is infinitely far from numbers."""
     same = (found == right) | (np.isnan(found) & np.isnan(right))
     apart = np.where(same, 0.0, np.abs(np.subtract(found, right, where=~same, out=found * 0)))
     return float(np.max(np.nan_to_num(apart, nan=np.inf), initial=0.0))

@@ -1,4 +1,4 @@
-"""A side table of features: what each kernel of a compiled network is, by its name.
+"""Records the features of each kernel of a compilation, by name.
 
 processor, kernels = recording(processor)
 model = compile(network, [processor])
@@ -21,7 +21,7 @@ from tvm_stretch.targets.processor import Processor
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel of a network; ``sample`` is what to measure to learn of it, if it has a template."""
+    """A kernel of a network; ``sample`` measures the same kernel, if it has a template."""
 
     features: Features
     sample: Sample | None
@@ -29,10 +29,10 @@ class Kernel:
 
 @tvm.transform.module_pass(opt_level=0, name="RecordKernels")
 class RecordKernels:
-    """Describe kernels when they are fused and not scheduled yet; the module stays as it is.
+    """Describe kernels after fusion and before scheduling; the module does not change.
 
-    It is the last of a processor's phases and not part of its schedule, which is not asked for
-    kernels that the cache knows.
+    It is the last of a processor's phases, not a part of the schedule, because the schedule does
+    not run for kernels that the cache knows.
     """
 
     def __init__(self, processor: Processor, found: dict[str, Kernel]) -> None:
@@ -52,7 +52,7 @@ class RecordKernels:
 
 
 def recording(processor: Processor) -> tuple[Processor, dict[str, Kernel]]:
-    """The same processor, and a table that its compilations fill."""
+    """A copy of the processor, and a table that its compilations fill."""
     found: dict[str, Kernel] = {}
     phases = (*processor.phases, RecordKernels(processor, found))
     return replace(processor, phases=phases), found

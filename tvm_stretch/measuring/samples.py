@@ -1,7 +1,7 @@
 """Kernels to measure: those of real networks, their neighbours, and how to write them as Relax.
 
-As nn-Meter does, sampling starts from what networks really use (`prior.json`: the distinct layers
-of the zoo) and goes on around the kernels that the model predicts worst.
+As in nn-Meter, sampling starts from layers of real networks (`prior.json`: the distinct layers of
+the zoo) and goes on around the kernels that the model predicts worst.
 
     Sample("conv", 64, (56, 56), 64, (3, 3), padding=(1, 1, 1, 1), epilogue="add_relu")
         ->  conv2d + bias + residual -> relu, through the processor's own phases
@@ -39,11 +39,11 @@ _LARGEST_MULTIPLY_ADDS = 1_200_000_000
 _LARGEST_BYTES = 40_000_000
 _FUNCTIONS = ("swish", "sigmoid")
 _FUNCTION = 0.2
-"""How many of the zoo's layers end in an exponential: few of its networks have any."""
+"""The share of the zoo's layers that get an exponential epilogue, as few networks have one."""
 
 _SHARE, _SMALL, _NARROW = 0.25, 0.2, 0.2
-"""How many neighbours compute a share of the output channels, see a small image, have few channels
-(a quarter, or as few as a vector)."""
+"""The shares of neighbours that compute a part of the output channels, that have a small image,
+and that have few channels (a quarter, or as few as a vector)."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Sample:
         kind: one of `KINDS`.
         padding: top, left, bottom, right.
         epilogue: one of `EPILOGUES`; integers have none.
-        dtype: of what it reads and writes: float32, or integers of 8 bits.
+        dtype: the type of its tensors: float32, or 8-bit integers.
     """
 
     kind: str
@@ -91,7 +91,7 @@ class Sample:
 
     @property
     def is_possible(self) -> bool:
-        """Whether such a kernel exists and is small enough to be measured in passing."""
+        """Whether such a kernel exists and is small enough to measure quickly."""
         height, width = self.out_size
         largest = max(
             self.in_channels * self.in_size[0] * self.in_size[1],
@@ -140,7 +140,7 @@ class Sample:
 
 
 def sample_of(name: str, function: tirx.PrimFunc) -> Sample | None:
-    """The sample that becomes such a kernel; None for kernels without a template."""
+    """The sample that compiles to this kernel; None for kernels without a template."""
     marks: list[str] = []
 
     def visit(block: s_tir.SBlock) -> None:
@@ -165,14 +165,14 @@ def sample_of(name: str, function: tirx.PrimFunc) -> Sample | None:
     is_dense = of_rows if isinstance(config, OfWords) else "dense" in name
     values["kind"] = "dense" if is_dense else "conv"
     values |= {key: getattr(config, key) for key in ("in_channels", "out_channels", "groups")}
-    values["kernel"] = (3, 3)  # of Winograd; the others say
+    values["kernel"] = (3, 3)  # Winograd's; other configurations have the field
     for key in ("kernel", "stride", "dilation"):
         values |= {key: getattr(config, key)} if hasattr(config, key) else {}
     return Sample(**values)
 
 
 def _epilogue(name: str) -> str:
-    """The kind of epilogue that a fused kernel's name tells."""
+    """The kind of epilogue, by the fused kernel's name."""
     words = [re.sub(r"\d+$", "", word) for word in name.split("_")]
     adds = words.count("add")
     if "silu" in words or ("multiply" in words and "sigmoid" in words):
@@ -191,7 +191,7 @@ def load_prior() -> list[Sample]:
 
 
 def with_functions(samples: Sequence[Sample], dice: random.Random) -> list[Sample]:
-    """The same samples, some of them behind an exponential."""
+    """The samples, some with an exponential epilogue."""
     found = []
     for sample in samples:
         epilogue = dice.choice(_FUNCTIONS) if dice.random() < _FUNCTION else sample.epilogue
@@ -201,12 +201,12 @@ def with_functions(samples: Sequence[Sample], dice: random.Random) -> list[Sampl
 
 
 def in_integers(sample: Sample) -> Sample:
-    """The same in 8 bits, where all that is fused behind it is rounding."""
+    """The sample with 8-bit integers, whose epilogue is only rounding."""
     return replace(sample, epilogue="none", dtype="uint8")
 
 
 def neighbour(sample: Sample, dice: random.Random) -> Sample:
-    """A kernel like this one: other channels, another size, perhaps another tile."""
+    """A similar kernel with other channels, another size, perhaps another tile."""
 
     def near(value: int, step: int) -> int:
         scaled = value * 2.0 ** dice.uniform(-0.8, 0.8)
@@ -254,13 +254,13 @@ def neighbour(sample: Sample, dice: random.Random) -> Sample:
 
 
 def chain(samples: Sequence[Sample], apart: bool = False) -> tvm.IRModule:
-    """One network that runs all samples; memory is used again, as in real networks.
+    """One network that runs all samples and reuses memory as real networks do.
 
     Args:
-        samples: what to run; all of one type.
-        apart: first the data of all samples are made, then all samples run, so that each finds its
-            data as far away as a network's later layers do; else each runs on data that was just
-            written.  Every sample's result becomes one number, so none can be left out.
+        samples: the samples, all of one type.
+        apart: whether the inputs of all samples are written first, so that each sample finds its
+            data as far away as later layers of a network do; else each sample reads data that was
+            just written. Every sample's result becomes one number, so no sample is dead code.
     """
     bb = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((1, 1, 1, 1), samples[0].dtype))
@@ -284,14 +284,14 @@ def chain(samples: Sequence[Sample], apart: bool = False) -> tvm.IRModule:
 def _data(
     bb: relax.BlockBuilder, sample: Sample, number: relax.Expr, dice: np.random.Generator
 ) -> relax.Expr:
-    """What a sample's anchor reads, made of one number."""
+    """The input of a sample's anchor, broadcast from one number."""
     if sample.kind == "dense":
         data = bb.emit(relax.op.reshape(number, (1, 1)))
         return bb.emit(relax.op.broadcast_to(data, (sample.in_size[0], sample.in_channels)))
     data = bb.emit(relax.op.broadcast_to(number, (1, sample.in_channels, *sample.in_size)))
     if sample.kind in ("conv", "depthwise"):
         return data
-    # poolings keep the layout they find, so something must have made blocked data before them
+    # poolings keep their input's layout, so an operator before them must write blocks
     if sample.dtype != "float32":
         return integer_image(bb, sample, data, dice)
     few = bb.emit(relax.op.strided_slice(data, [1], [0], [8])) if sample.in_channels > 8 else data
@@ -306,7 +306,7 @@ def _result(
     number: relax.Expr,
     dice: np.random.Generator,
 ) -> relax.Expr:
-    """The sample and one number of its result; ``number`` is what an epilogue adds."""
+    """Emit the sample, and return one number of its result; an epilogue may add ``number``."""
     out = _anchor(bb, sample, data, dice)
     if sample.epilogue != "none":
         out = _activation(bb, sample, _biased(bb, sample, out, dice), number)
@@ -351,7 +351,7 @@ def _activation(
     kind = sample.epilogue
     if kind.startswith("add") and sample.kind != "dense":
         other = relax.op.broadcast_to(number, (1, sample.out_channels, *sample.out_size))
-        # a pooling of single pixels keeps the broadcast out of the kernel
+        # a 1x1 pooling keeps the broadcast out of the kernel
         other = bb.emit(relax.op.nn.max_pool2d(bb.emit(other), (1, 1)))
         out = bb.emit(relax.op.add(out, other))
     if kind.endswith("relu"):

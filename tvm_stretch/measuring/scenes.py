@@ -1,9 +1,9 @@
-"""Small random networks of the operators that samples do not hold, each where networks have it.
+"""Small random networks of the operators that samples lack, in their usual context.
 
     conv -> squeeze-and-excitation -> concat of three convolutions -> strided conv -> mean -> dense
 
-Layout changes, reductions, concatenations and gathers are kernels as well, and what they cost
-depends on what ran before them.
+Layout changes, reductions, concatenations and gathers are kernels as well, and their cost depends
+on the kernels before them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Robust times of kernels on a machine that does other things too.
+"""Robust times of kernels on a machine that other processes use, too.
 
-A reference kernel runs before and after every traced run, twice, so that the second one finds its
-data in the caches whatever ran before. Runs around which it was slower than it
-can be are dropped, and measuring goes on until enough undisturbed runs are there. What is left may
-still hold interrupted kernels, so the time of a kernel is the lower quartile of its runs.
+A reference kernel runs before and after every traced run, twice, so that the second time finds its
+data in the caches. A run is dropped if the reference kernel beside it was slower than its best, and
+measuring goes on until enough undisturbed runs are there. The remaining runs may still contain
+interrupted kernels, so a kernel's time is the lower quartile of its runs.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Timing:
     Attributes:
         nanoseconds: lower quartile.
         spread: distance of the quartiles relative to it.
-        runs: undisturbed runs behind it.
-        quiet: False if too few runs were undisturbed, so that disturbed ones had to do.
-        reference_ns: what the reference kernel took beside them: how fast the machine was then.
+        runs: the number of runs that it is taken from.
+        quiet: False if too few runs were undisturbed, so disturbed ones are included.
+        reference_ns: the reference kernel's time beside them, which measures the machine's speed.
     """
 
     nanoseconds: int
@@ -57,7 +57,7 @@ class Stopwatch:
 
     @property
     def slowdown(self) -> float:
-        """How many times its best the reference kernel takes now: heat, or somebody else."""
+        """The reference kernel's time now relative to its best; heat or other load raises it."""
         return min(self._reference() for _ in range(3)) / max(1, self.fastest_ns)
 
     def watch(
@@ -70,7 +70,7 @@ class Stopwatch:
         """Run until ``runs`` undisturbed ones are there, at most ``seconds``.
 
         Args:
-            run: returns nanoseconds: of every node, or whatever else happened in one run.
+            run: runs once and returns nanoseconds, for example of every node.
             runs: undisturbed runs to wait for.
             seconds: give up after that time and take the least disturbed runs.
             prepare: called before each run.
@@ -100,7 +100,7 @@ class Stopwatch:
 
 
 class PacketCounter:
-    """A `Stopwatch` for what is counted and not timed: one run tells, and nothing disturbs it."""
+    """A `Stopwatch` for packet counts, which are exact after one run."""
 
     fastest_ns = 0
     slowdown = 1.0
@@ -112,7 +112,7 @@ class PacketCounter:
         seconds: float = 0.0,
         prepare: Callable[[], None] = lambda: None,
     ) -> list[Timing]:
-        """What one run says, whatever else `Stopwatch.watch` would do."""
+        """The counts of one run; other arguments of `Stopwatch.watch` are ignored."""
         step()
         return [Timing(max(1, found), 0.0, 1, True, 0) for found in run()]
 
@@ -126,7 +126,7 @@ def empty_caches() -> None:
 
 
 def _timings(seen: list[tuple[int, list[int]]], quiet: bool) -> list[Timing]:
-    """A timing for each of what a run returns, from runs and the reference kernel beside them."""
+    """A timing for each value of a run, from runs with their reference times."""
     reference = round(statistics.median(reference for reference, _ in seen))
     columns = zip(*(times for _, times in seen), strict=True)
     return [Timing(*quartile(column), len(seen), quiet, reference) for column in columns]

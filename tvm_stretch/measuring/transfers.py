@@ -1,10 +1,10 @@
-"""What it costs that two processors work together: hand-overs by size, and being slowed down.
+"""Measures the costs of using two processors: transfers by size, and mutual slowdown.
 
-    cpu: a0 -> opencl: a1 -> cpu: a2 -> ...   against   cpu: a0 -> a1 -> a2 -> ...     hand-overs
+    cpu: a0 -> opencl: a1 -> cpu: a2 -> ...   against   cpu: a0 -> a1 -> a2 -> ...     transfers
     cpu and opencl: a half of each layer      against   half of all halves on one      slowdown
 
-Whole runs are compared, not the spans of single kernels: a device may begin a kernel early and let
-it wait for its turn inside. Two lengths of each chain cancel what a run costs by itself.
+Whole runs are compared instead of single kernels' spans, because a device may start a kernel early
+and let it wait inside. Comparing two lengths of each chain cancels the fixed cost of a run.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from tvm_stretch.runtime.model import Model
 from tvm_stretch.targets.processor import Processor
 
 SIZES = tuple(4 * 16 * side * side for side in (1, 8, 28, 56, 112, 224))
-"""Bytes of the tensors that are handed over: from one vector to the largest of usual networks."""
+"""Sizes of tensors in bytes, from one vector to the largest tensors of usual networks."""
 
 _SHORT, _LONG = 9, 25
-"""Operators of the two chains whose difference is measured."""
+"""The lengths of the two chains whose difference is measured."""
 
 _LAYERS = ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1))
 """Output channels and stride of the layers that both processors compute in halves."""
@@ -42,7 +42,7 @@ _WARM_UP = 5
 
 
 Timed = Callable[[Model], Callable[[], int]]
-"""What makes a model run on the device: `Bench.timed`, here or behind a session."""
+"""Makes a function that runs a model on the device: `Bench.timed`."""
 
 
 def measure_transfers(
@@ -52,7 +52,7 @@ def measure_transfers(
     sizes: Sequence[int] = SIZES,
     runs: int = _RUNS,
 ) -> list[Row]:
-    """Hand-overs, one row for each size and direction; both directions cost the same here."""
+    """Measure transfers: one row for each size and direction, with the same cost in both."""
     rows, smallest = [], 1
     for size in sorted(sizes):
         if size % 64:
@@ -66,16 +66,16 @@ def measure_transfers(
         (short, long), (short_alone, long_alone) = times
         extra = (long - short) - (long_alone - short_alone)
         each = max(smallest, round(extra / (_LONG - _SHORT)))
-        smallest = each  # large tensors leave the caches anyway; to hand them over is not cheaper
+        smallest = each  # a larger tensor is never cheaper to transfer
         for pair in ((0, 1), (1, 0)):
             rows.append(Row(TransferFeatures.of(size, *pair), each, 0.0, runs))
     return rows
 
 
 def measure_slowdown(host: Processor, other: Processor, timed: Timed, runs: int = _RUNS) -> float:
-    """How many times as long halves of layers take while the other processor computes the rest.
+    """The slowdown of halves of layers while the other processor computes the other halves.
 
-    Both read what both have written, and their weights from the same memory.
+    Each processor reads the results of both, and weights come from the same memory.
     """
     with compiling():
         network = load_network(_layers())
@@ -89,7 +89,7 @@ def measure_slowdown(host: Processor, other: Processor, timed: Timed, runs: int 
 
 
 def _chain(host: Processor, other: Processor, size: int, count: int, in_turns: bool) -> Model:
-    """Operators whose tensors are ``size`` bytes, on both processors in turns or on the host."""
+    """A chain of operators on tensors of ``size`` bytes, alternating or on the host."""
     with compiling():
         return _compiled_chain(host, other, size, count, in_turns)
 
@@ -108,7 +108,7 @@ def _compiled_chain(
         bb.emit_func_output(out)
     mod = load_network(bb.get())
     names = list(Calls(mod["main"]).calls)
-    # Alone, the last operator stays with the other processor: a run that wakes it costs the same.
+    # The host's chain keeps one operator on the other processor, so both runs wake it once.
     places = [index % 2 if in_turns else int(index == count - 2) for index in range(count)]
     regions = tuple(
         PlannedRegion(f"r{index}", (host, other)[place].name, (name,))
@@ -135,7 +135,7 @@ def _layers() -> IRModule:
 
 
 def _whole_runs(calls: Sequence[Callable[[], int]], runs: int) -> list[float]:
-    """Lower quartile of the nanoseconds of runs, the models in turns."""
+    """The lower quartile of each model's run times, measured alternately."""
     samples: list[list[int]] = [[] for _ in calls]
     for number in range(_WARM_UP + runs):
         for call, found in zip(calls, samples, strict=True):

@@ -1,4 +1,4 @@
-"""Samples and networks, compiled for one processor; whoever has such a one can measure them."""
+"""Compiles samples and networks for one processor, to be measured there."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tvm_stretch.runtime.model import Model
 from tvm_stretch.targets.processor import Processor
 
 REFERENCE = Sample("conv", 64, (28, 28), 64, (1, 1), epilogue="relu")
-"""The kernel that tells whether the machine is at rest; about a tenth of a millisecond."""
+"""The kernel that shows whether the machine is idle; about a tenth of a millisecond."""
 
 _HALVED = 32  # channels
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What can be measured at once.
+    """A compiled model to measure.
 
     Attributes:
-        model: compiled.
-        kernels: what each of them is, by its name.
+        model: the model.
+        kernels: its kernels by name.
     """
 
     model: Model
@@ -42,7 +42,7 @@ class Workshop:
     """Compiles for one processor.
 
     Args:
-        processors: that one; then the CPU, if it is another one.
+        processors: the processor, then the CPU if that is another one.
     """
 
     def __init__(self, processors: Sequence[Processor]) -> None:
@@ -51,22 +51,22 @@ class Workshop:
 
     @functools.cached_property
     def reference(self) -> Model:
-        """What tells whether a device is at rest: once for all devices."""
+        """The reference kernel as a model, compiled once for all devices."""
         return self.samples([REFERENCE]).model
 
     def samples(self, samples: Sequence[Sample], apart: bool = False) -> Prepared:
-        """A chain of samples; see there for ``apart``."""
+        """A chain of samples; see `chain` for ``apart``."""
         with compiling():
             return self.network(chain(samples, apart))
 
     def halves(self, network: object) -> Prepared:
-        """A network with its larger layers in halves, which this processor computes both."""
+        """A network with its larger layers in two halves, both on this processor."""
         with compiling():
             return self.network(in_halves(load_network(network), [self.host, self.processor]))
 
     @quiet()
     def network(self, network: object) -> Prepared:
-        """Everything on the processor, but what it refuses."""
+        """A network on this processor; operators that it refuses run on the CPU."""
         processor, kernels = recording(self.processor)
         alone = self.host is self.processor
         every = [processor] if alone else [self.host, processor]
@@ -88,7 +88,7 @@ def half_shares(mod: tvm.IRModule) -> dict[str, tuple[int, ...]]:
 
 
 def in_halves(mod: tvm.IRModule, processors: Sequence[Processor]) -> tvm.IRModule:
-    """The network with its larger convolutions in halves, for one processor to compute both."""
+    """The network with its larger convolutions in halves, both computed by one processor."""
     shares = half_shares(mod)
     pair = [processors[0], replace(processors[-1], name="other half")]
     return branch(mod, shares, (), pair).mod if shares else mod

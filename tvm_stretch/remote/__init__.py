@@ -1,1 +1,1 @@
-"""Phones and boards behind TVM's RPC: sessions that end in time, what they are, models on them."""
+"""Phones and boards connected by TVM's RPC: sessions with timeouts, descriptions, models."""

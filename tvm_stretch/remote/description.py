@@ -1,8 +1,8 @@
-"""What a device says of itself, and the processors that the compiler makes of it.
+"""The description that a device gives of itself: cores, features, memory, accelerators.
 
-found = Description.read(text, "pixel-8")        # of `tvm_stretch.describe_machine`, there
+found = Description.read(text, "pixel-8")        # text of `tvm_stretch.describe_machine` there
 found.target()                                   # {"kind": "llvm", "mtriple": ..., "mcpu": ...}
-found.big_cores                                  # of a phone, those that are worth waiting for
+found.big_cores                                  # the cores that share a kernel
 """
 
 from __future__ import annotations
@@ -64,20 +64,20 @@ _ARM_CORES: Mapping[str, str] = {
     "0x51:0x804": "cortex-a76",
     "0x51:0x805": "cortex-a55",
 }
-"""LLVM's names of cores by what MIDR_EL1 says: who made it, and which part it is."""
+"""LLVM's names of cores by implementer and part number of MIDR_EL1."""
 
 
 @dataclass(frozen=True)
 class Core:
-    """One core; numbers that the system does not tell are 0.
+    """One core; values that the system does not report are 0.
 
     Attributes:
-        number: as the system counts.
-        part: maker and part of an Arm core.
+        number: its number in the system.
+        part: implementer and part number of an Arm core.
         mhz: its highest clock.
-        capacity: what the system's scheduler expects of it; the biggest have 1024.
-        l1: bytes of the first data cache.
-        l2: bytes of the second one.
+        capacity: its capacity for the system's scheduler; the biggest cores have 1024.
+        l1: bytes of the L1 data cache.
+        l2: bytes of the L2 cache.
     """
 
     number: int
@@ -89,30 +89,30 @@ class Core:
 
     @property
     def size(self) -> int:
-        """What cores are compared by."""
+        """The measure by which cores are compared."""
         return self.capacity or self.mhz or 1
 
     @property
     def name(self) -> str:
-        """LLVM's name; empty if it is not known."""
+        """LLVM's name, empty if it is unknown."""
         return _ARM_CORES.get(self.part, "")
 
 
 @dataclass(frozen=True)
 class Description:
-    """A device: its cores, what they can do, its memory, what it has beside the CPU.
+    """A device: its cores and their features, its memory, and its other processors.
 
     Attributes:
         name: the key under which a tracker lends it.
-        triple: of its system.
-        cpu: what the system calls its CPU.
-        features: of its instruction set, by LLVM's names.
-        cores: those that its server may use.
-        memory: bytes.
-        free: bytes that were free when it was asked.
-        opencl: what its OpenCL devices say of themselves.
-        why_no_opencl: why there is none.
-        dsp: what it shows of a Hexagon.
+        triple: the target triple of its system.
+        cpu: the system's name of its CPU.
+        features: features of its instruction set, by LLVM's names.
+        cores: the cores that its server may use.
+        memory: bytes of memory.
+        free: bytes that were free when it described itself.
+        opencl: properties of its OpenCL devices.
+        why_no_opencl: why it has no OpenCL device.
+        dsp: the properties of its Hexagon.
     """
 
     name: str
@@ -128,10 +128,10 @@ class Description:
 
     @staticmethod
     def read(text: object, name: str) -> Description:
-        """What the device has answered.
+        """Parse the answer of a device.
 
         Raises:
-            DeviceError: it is no description, or one of another version.
+            DeviceError: it is not a description, or has another version.
         """
         where = f"what {name} says of itself"
         found = FORMAT.load(str(text), where)
@@ -145,10 +145,10 @@ class Description:
 
     @staticmethod
     def build(data: dict[str, Any], where: str) -> Description:
-        """As `read`, of plain data.
+        """Like `read`, for plain data.
 
         Raises:
-            DeviceError: it does not have the fields of a description.
+            DeviceError: it lacks fields of a description, or their types are wrong.
         """
         cores = FORMAT.build_all(Core, data.get("cores"), "cores", where)
         dsp = FORMAT.build(Chip, data.get("dsp"), f"dsp of {where}")
@@ -164,7 +164,7 @@ class Description:
 
     @property
     def big_cores(self) -> tuple[Core, ...]:
-        """Those that a kernel should be shared by: a little one would be waited for."""
+        """The cores that should share a kernel; they would only wait for a little core."""
         biggest = max(core.size for core in self.cores)
         return tuple(core for core in self.cores if core.size >= WORTH_WAITING * biggest)
 
@@ -174,17 +174,17 @@ class Description:
         return (self.triple, self.cpu, self.features) == _this_machine()
 
     def target(self) -> dict[str, Any]:
-        """TVM's target of its CPU, with the features that it really has.
+        """TVM's target of its CPU, with the features that programs can really use.
 
-        LLVM believes that a core with a name has all that such cores can have. Where the system
-        does not let programs use some of it, or the name is not known, the features are listed.
+        LLVM assumes that a named core has all features of its kind. If the system hides some, or
+        the name is unknown, the target lists the features instead.
         """
         plain = {"kind": "llvm", "mtriple": self.triple}
         name = self._core_name()
         if name:
             return {**plain, "mcpu": name}
         there = [f"+{feature}" for feature in self.features]
-        # LLVM takes some for granted where others are; a hypervisor may hide just those.
+        # LLVM infers some features from others; a hypervisor may hide exactly those.
         implied = checked_features(Target({**plain, "mattr": there}))
         return {**plain, "mattr": there + [f"-{feature}" for feature in self.lacks(implied)]}
 
@@ -198,11 +198,11 @@ class Description:
         return name if self.lacks(checked_features(target)) == () else ""
 
     def lacks(self, features: Sequence[str]) -> tuple[str, ...]:
-        """Those features that it does not have."""
+        """The features among these that the device does not have."""
         return tuple(sorted(set(features) - set(self.features)))
 
     def __str__(self) -> str:
-        """A few lines for people."""
+        """A description of a few lines."""
         groups: dict[tuple[str, int], list[int]] = {}
         for core in self.cores:
             groups.setdefault((core.name or self.cpu or "core", core.mhz), []).append(core.number)
@@ -228,7 +228,7 @@ class Description:
 
 
 def _is_good(found: Description) -> bool:
-    """Whether the fields are of their types: the device may have said anything."""
+    """Whether all fields have their types; a device's answer is not trusted."""
     if not all(isinstance(several, tuple) for several in (found.features, found.opencl)):
         return False
     if not all(isinstance(device, dict) for device in found.opencl):
@@ -246,10 +246,10 @@ def _is_good(found: Description) -> bool:
 
 
 def _require_known(found: Description, where: str) -> None:
-    """Refuse what compiling for it would stumble over.
+    """Refuse a device that the compiler has no kernels for.
 
     Raises:
-        DeviceError: its machine, or a feature, is none that kernels are made for.
+        DeviceError: its machine, or one of its features, is unknown.
     """
     if found.triple.partition("-")[0] not in _MACHINES:
         raise DeviceError(

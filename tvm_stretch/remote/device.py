@@ -2,10 +2,10 @@
 
     phone = ts.connect("192.0.2.7:9190", "pixel-8")     # through a tracker
     print(phone.describe())
-    phone.close()                                       # others may have it now
+    phone.close()                                       # frees the device for others
 
-Whatever goes wrong there, or takes too long, is one `DeviceError`. The session is then over; the
-next call begins another one, with any device of the same key.
+Every failure or timeout of the device is a `DeviceError`. The session is then over; the next call
+begins another session, with any device of the same key.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Device:
     """A device behind RPC; `connect` makes one.
 
     Attributes:
-        name: the key under which a tracker lends it: what is learned of one holds for all.
+        name: the key under which a tracker lends it; measurements hold for all devices of the key.
         timeout: seconds that every single call may take.
     """
 
@@ -54,7 +54,7 @@ class Device:
         self._begin = begin
         self._link: Link | None = None
         self._sessions = 0
-        self._lock = threading.RLock()  # guards the link: a session answers one after the other
+        self._lock = threading.RLock()  # guards the link: one request at a time
         self._description: Description | None = None
 
     def __enter__(self) -> Device:
@@ -68,19 +68,19 @@ class Device:
 
     @property
     def session_number(self) -> int:
-        """Which session this is; 0 if there is none now. What was loaded is gone with its own."""
+        """The number of the open session, or 0; modules live as long as their session."""
         with self._lock:
             return 0 if self._link is None or self._link.is_over else self._sessions
 
     def close(self) -> None:
-        """End the session: the device is free for others. The next call begins a new one."""
+        """End the session, so that others can use the device; the next call begins a new one."""
         with self._lock:
             if self._link is not None:
                 self._link.hang_up()
                 self._link = None
 
     def describe(self) -> Description:
-        """What the device is; asked once for each `Device`, and remembered for plans without it.
+        """The device's description, asked once, and stored so that plans can be made without it.
 
         Raises:
             DeviceError: it does not answer, or its runtime library is missing or another version.
@@ -92,16 +92,16 @@ class Device:
         return self._description
 
     def call(self, what: str, function: str, *arguments: Any, seconds: float | None = None) -> Any:
-        """The answer of a global function there.
+        """Call a global function on the device.
 
         Args:
-            what: it is to do, for messages: "to run".
+            what: the purpose, for messages: "to run".
             function: its name.
             arguments: numbers, texts, bytes, tensors and modules of the device.
-            seconds: that it may take; by default `timeout`.
+            seconds: the timeout; by default `timeout`.
 
         Raises:
-            DeviceError: it fails, or there is no answer in time.
+            DeviceError: it fails, or does not answer in time.
         """
         return self.ask(what, lambda link: link.function(function)(*arguments), seconds)
 
@@ -112,16 +112,16 @@ class Device:
         seconds: float | None = None,
         session: int | None = None,
     ) -> Any:
-        """What an action comes to; it runs on a thread of its own. See `call`.
+        """The result of an action that uses the link; it runs on a separate thread.
 
         Args:
-            what: the device is to do, for messages.
-            action: asks through the link.
-            seconds: that it may take; by default `timeout`.
+            what: the purpose, for messages.
+            action: a function that calls the device through the link.
+            seconds: the timeout; by default `timeout`.
             session: the number of the session that it needs; by default any.
 
         Raises:
-            DeviceError: it fails, there is no answer in time, or that session is over.
+            DeviceError: it fails, does not answer in time, or that session is over.
         """
         with self._lock:
             if session is not None and session != self.session_number:
@@ -133,46 +133,46 @@ class Device:
             return link.ask(what, lambda: action(link), seconds or self.timeout)
 
     def upload(self, path: Path, ending: str, what: str = "") -> str:
-        """Have a file there, by what is in it; returns its name.
+        """Upload a file unless the device has its content; return its name there.
 
         Args:
             path: the file.
-            ending: of its name there.
-            what: what progress calls it, if not by its name.
+            ending: the ending of its name there.
+            what: its name in progress messages, by default the file's.
 
         Raises:
-            DeviceError: the device does not take it.
+            DeviceError: the device refuses it.
         """
         name, sent = stored(self, path, ending, what or path.name)
         self.sent_bytes += sent
         return name
 
     def open_library(self, name: str) -> RemoteModule:
-        """The module of an uploaded library.
+        """Load an uploaded library.
 
         Raises:
-            DeviceError: the device does not load it.
+            DeviceError: the device cannot load it.
         """
         module = self.call("to load a library", "ffi.ModuleLoadFromFile", self.path_of(name))
         return RemoteModule(self, module)
 
     def path_of(self, name: str) -> str:
-        """Where an upload lies on the device."""
+        """The path of an upload on the device."""
         return str(self.call("to find an upload", "tvm_stretch.store_path", name))
 
     def load(self, model: Model | str | Path) -> RemoteModel:
-        """A model on the device, with all that models can do.
+        """Load a model on the device; it has all methods of `Model`.
 
-        Sent is what the device lacks: other plans of a network only need their kernels, and a few
-        bytes of weights, such as the bias of a part of a layer.
+        Uploads are content-addressed: the device receives only files that it does not have. Another
+        plan of a network needs its kernels and few bytes of weights, such as a part's bias.
 
         Args:
-            model: compiled for it, or an artifact.
+            model: a model that was compiled for the device, or an artifact.
 
         Raises:
             ArtifactError: it is for another machine, or for features that the device lacks.
-            DeviceError: the device fails, or there is no answer in time.
-            TargetError: nothing here links for the device.
+            DeviceError: the device fails, or does not answer in time.
+            TargetError: no linker for the device is installed here.
         """
         from tvm_stretch.remote.remote_model import load_there
 
@@ -183,8 +183,8 @@ class RemoteModule:
     """A module of the device, in one session.
 
     Args:
-        device: where it is.
-        module: TVM's handle of it.
+        device: the device that holds it.
+        module: TVM's handle of the module.
     """
 
     def __init__(self, device: Device, module: tvm.runtime.Module) -> None:
@@ -193,7 +193,7 @@ class RemoteModule:
         self._module = module
 
     def method(self, name: str) -> Callable[..., Any]:
-        """A method as TVM has it, for actions of `Device.ask`."""
+        """A method of TVM's handle, for actions of `Device.ask`."""
         found: Callable[..., Any] = self._module[name]
         return found
 
@@ -231,19 +231,20 @@ def connect(
     wait: float = 60.0,
     secret: str = "",
 ) -> Device:
-    """A device that compiles are for, kernels are measured on, and models run on.
+    """Connect to a device, to compile for it, measure kernels on it and run models on it.
 
     Args:
         where: address and port of TVM's tracker, such as ``"192.0.2.7:9190"``; or a session of
-            TVM's RPC, which cannot be begun anew when it is lost.
-        key: the name under which the tracker lends the device. Of a session, what is measured is
-            kept under this name.
-        timeout: seconds that every single call may take; then it is a `DeviceError`.
-        wait: seconds until the tracker has a free device, at the beginning and after a loss.
-        secret: the word that the devices were given with ``tvm_stretch_rpc --secret-file``.
+            TVM's RPC, which cannot be reopened after a loss.
+        key: the name under which the tracker lends the device. Measurements of a session are kept
+            under this name.
+        timeout: seconds after which a single call raises `DeviceError`.
+        wait: seconds to wait for a free device, at the beginning and after a loss.
+        secret: the secret of the devices, which was given to their servers with ``tvm_stretch_rpc
+            --secret-file``.
 
     Raises:
-        InputError: an argument is none of these.
+        InputError: an argument has another type or value.
         DeviceError: there is no tracker, it has no such device, or none is free in time.
     """
     for field, seconds in (("timeout", timeout), ("wait", wait)):
@@ -251,7 +252,7 @@ def connect(
             raise InputError(f"expected a positive number of seconds for {field}, got {seconds!r}")
     if not isinstance(secret, str):
         raise InputError("expected text for secret, got something else; give the word itself")
-    secret = secret.rstrip(" \t\r\n")  # as the server does: files end with a line break
+    secret = secret.rstrip(" \t\r\n")  # like the server, because files end with a line break
     if isinstance(where, rpc.RPCSession):
         return _of_session(where, _checked(key or "session"), timeout)
     address = parse_address(where)
@@ -287,7 +288,7 @@ def _of_session(session: rpc.RPCSession, name: str, timeout: float) -> Device:
 
 
 def _lent(address: Address, name: str, wait: float, timeout: float, secret: str) -> Link:
-    """A session with one of the tracker's devices."""
+    """Open a session with one of the tracker's devices."""
     place = f"the tracker {address[0]}:{address[1]}"
     deadline = Deadline(wait)
     while True:
@@ -299,15 +300,15 @@ def _lent(address: Address, name: str, wait: float, timeout: float, secret: str)
                 name, f"from {place} within {wait:g} s", _why_none(address, name), _FREE_ONE
             ) from error
         except (OSError, ValueError, TypeError, KeyError) as error:
-            way = "start it with python -m tvm.exec.rpc_tracker, and check the address"
-            raise failed(name, f"from {place}", last_line(error), way) from error
+            hint = "start it with python -m tvm.exec.rpc_tracker, and check the address"
+            raise failed(name, f"from {place}", last_line(error), hint) from error
         try:
             return Link.open(seat, Deadline(min(timeout, deadline.left())), name, secret)
-        except ConnectionRefusedError:  # it went, and the tracker has not noticed yet
+        except ConnectionRefusedError:  # the device is gone, and the tracker has not noticed yet
             continue
         except DeviceError as error:
-            way = "give the secret of its server" if not secret else "check the secret"
-            raise failed(name, "to begin a session", last_line(error), way) from error
+            hint = "give the secret of its server" if not secret else "check the secret"
+            raise failed(name, "to begin a session", last_line(error), hint) from error
         except (OSError, ValueError) as error:
             raise failed(name, "to begin a session", last_line(error)) from error
 
@@ -325,7 +326,8 @@ def _why_none(address: Address, name: str) -> str:
     return f"none of that key; it knows {', '.join(sorted(known)) or 'no device at all'}"
 
 
-# --- devices that were here before ----------------------------------------------------------------
+# --- descriptions of earlier devices
+# ---------------------------------------------------------------
 
 
 def _path_of(name: str) -> Path | None:
@@ -339,12 +341,12 @@ def _remember(description: Description) -> None:
         try:
             make_folder(path.parent)
             replace_whole(path, description.to_file())
-        except OSError as error:  # it will be asked again
+        except OSError as error:  # the device will be asked again
             say(f"the description of {description.name} is not kept: {error}")
 
 
 def remembered(name: str) -> Description | None:
-    """What a device said of itself when it was here; None if it never was.
+    """The stored description of a device, None if it was never connected.
 
     Raises:
         DeviceError: the file is damaged.

@@ -1,13 +1,12 @@
-"""A session of TVM's RPC that nobody waits for longer than they want.
+"""A session of TVM's RPC with timeouts.
 
     link = Link.open(seat, Deadline(10), "pixel-8")
     link.ask("to describe itself", lambda: link.session.get_function("...")(), seconds=5)
 
-TVM's client waits as long as the connection is there, also where it lets go of what the device
-holds for it, and has no limit that can be set. So the socket is ours: TVM's client connects to this
-process, which passes on what both say until the session stands; then the socket of the device is
-put where TVM's was (`dup2`), and nobody stands between them any more. Whoever has waited long
-enough shuts that socket down, which wakes the client.
+TVM's client has no timeout: it waits as long as the connection exists, even when it frees handles
+on the device. So this module owns the socket. TVM's client connects to this process, which forwards
+the handshake of both sides; then `dup2` replaces the descriptor of TVM's socket by the device's
+socket, and the two talk directly. A timeout shuts that socket down, which wakes the client.
 """
 
 from __future__ import annotations
@@ -29,23 +28,23 @@ from tvm_stretch.errors import DeviceError, RunCancelledError, last_line
 from tvm_stretch.progress import ended, step
 from tvm_stretch.remote.wire import Deadline, Seat, cancel, connect, greet, readable, receive
 
-_FAREWELL = 5  # seconds until a thread has noticed that there is no connection any more
-_HEARTBEAT = 0.02  # seconds: the thread that waits for the session ends without a word
-_BYTES_RECEIVED = 128  # where it stands in Linux's `struct tcp_info`
+_FAREWELL = 5  # seconds for a thread to notice that the connection is closed
+_HEARTBEAT = 0.02  # seconds between checks whether the connecting thread has ended
+_BYTES_RECEIVED = 128  # offset in Linux's `struct tcp_info`
 WAY_OUT = "look at the device, start its server anew, and call again"
 
 _LOOKING = threading.Lock()
-"""Held by who looks at all descriptors: others' copies of sockets would be taken for sockets."""
+"""Held while listing all descriptors, so that duplicates of another thread are not listed."""
 
 
 class Link:
-    """A session, and the socket that it speaks through.
+    """A session and its socket.
 
     Attributes:
-        session: TVM's.
-        name: of the device, in messages.
-        alive: whether nobody has hung up yet.
-        functions: of the device, that were asked for before, by name.
+        session: TVM's session.
+        name: the device's name in messages.
+        alive: whether the session is open.
+        functions: the device's functions that were looked up before, by name.
     """
 
     def __init__(
@@ -60,16 +59,16 @@ class Link:
         self.alive = True
         self.functions: dict[str, Any] = {}
         self._socket = own
-        self._seat = seat  # where the tracker found it
+        self._seat = seat  # the tracker's assignment
 
     @staticmethod
     def open(seat: Seat, deadline: Deadline, name: str, secret: str = "") -> Link:
-        """A session with the device that a tracker has lent.
+        """Open a session with the device that a tracker has assigned.
 
         Raises:
             OSError: the device does not answer in time.
-            DeviceError: it refuses.
-            ValueError: what answers is no device of TVM's RPC.
+            DeviceError: it refuses the session.
+            ValueError: the server is not a device of TVM's RPC.
         """
         device = connect(seat.address, deadline)
         try:
@@ -83,18 +82,18 @@ class Link:
 
     @staticmethod
     def of(session: rpc.RPCSession, seconds: float, name: str) -> Link:
-        """A session that somebody else has opened.
+        """Wrap a session that the caller has opened.
 
         Raises:
-            DeviceError: there is no answer.
+            DeviceError: the device does not answer.
         """
         return Link(session, _socket_of(session, seconds, name), name)
 
     def cancel(self, number: int, seconds: float) -> bool:
-        """Stop the run that was announced so, from another thread than that which waits for it.
+        """Stop the run that was announced with this number, from another thread.
 
         Returns:
-            Whether the device was told; only `tvm_stretch_rpc` understands it.
+            Whether the device accepted it; only `tvm_stretch_rpc` supports it.
         """
         if self._seat is None:
             return False
@@ -103,48 +102,48 @@ class Link:
         return False
 
     def function(self, name: str) -> Any:
-        """A global function of the device; for actions of `ask`."""
+        """A global function of the device, for actions of `ask`."""
         if name not in self.functions:
             self.functions[name] = self.session.get_function(name)
         return self.functions[name]
 
     def ask(self, what: str, action: Callable[[], Any], seconds: float) -> Any:
-        """The result of something that asks the device.
+        """The result of an action that calls the device.
 
         Args:
-            what: to do, for messages: "to run".
-            action: asks.
-            seconds: until the answer is there.
+            what: the purpose, for messages: "to run".
+            action: a function that calls the device.
+            seconds: the timeout.
 
         Raises:
-            DeviceError: it fails, whatever TVM raises: garbage looks like anything to it. The
-                session is over then, unless the device itself said what is wrong.
+            DeviceError: it fails, with any error of TVM, as garbage can cause all kinds. The
+                session is then over, unless the device itself reported the error.
         """
         if self.is_over:
             raise failed(self.name, what, "no session any more")
         try:
             return action() if self._socket is None else self._meanwhile(action, seconds)
-        except RunCancelledError:  # the device has answered; it said so
+        except RunCancelledError:  # the device has answered
             raise
         except Exception as error:
-            is_here = self._socket is None  # TVM's LocalSession: nothing is on its way
+            is_here = self._socket is None  # TVM's LocalSession has no connection
             refused = last_line(error) if is_here else _refusal(error)
             if refused is None:
                 self.hang_up()
                 raise failed(self.name, what, repr(last_line(error))) from error
-            if refused.startswith("expected "):  # it is an error of ours, with a way out
+            if refused.startswith("expected "):  # an error of ours, with a hint
                 raise DeviceError(f"{refused} ({self.name} was {what})") from error
             raise failed(self.name, what, refused) from error
 
     def _meanwhile(self, action: Callable[[], Any], seconds: float) -> Any:
-        """What the action, on a thread of its own, comes to; Ctrl-C is answered before."""
+        """Run the action on a separate thread, so that timeouts and Ctrl-C can end the wait."""
         self._set_limit(seconds)
         result: Future[Any] = Future()
 
         def act() -> None:
             try:
                 result.set_result(action())
-            except BaseException as error:  # or nobody would ever hear of it
+            except BaseException as error:  # raised again by `result()`
                 result.set_exception(error)
 
         thread = threading.Thread(target=act, daemon=True)
@@ -161,9 +160,10 @@ class Link:
         return result.result()
 
     def _set_limit(self, seconds: float) -> None:
-        """For what TVM asks when nobody is looking: letting go of tensors, for example.
+        """Set the socket's own timeout, for calls outside of `ask` such as freeing tensors.
 
-        Longer than who looks waits: what TVM says of it is no news ("temporarily unavailable").
+        It is longer than the timeout of `ask`, because TVM's own message for it is useless
+        ("temporarily unavailable").
         """
         assert self._socket is not None
         limit = struct.pack("ll", int(seconds) + 5, 0)
@@ -172,17 +172,17 @@ class Link:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can be asked any more.
+        """Whether the session has ended.
 
-        What arrives while nothing was asked is the end, garbage, or an answer that came too late:
-        it would be taken for that to the next question.
+        Data that arrives without a request is the end of the connection, garbage, or a late answer,
+        which would be taken for the answer to the next request. All of them end the session.
         """
         if self.alive and self._socket is not None and readable([self._socket], 0.0):
             self.hang_up()
         return not self.alive
 
     def hang_up(self) -> None:
-        """Who waits for the device need not wait any more."""
+        """Shut the socket down, which wakes the thread that waits for the device."""
         self.alive = False
         if self._socket is not None:
             with contextlib.suppress(OSError):
@@ -190,13 +190,13 @@ class Link:
 
 
 def failed(name: str, what: str, got: str, way_out: str = WAY_OUT) -> DeviceError:
-    """The one error for everything that a device behind RPC can do wrong."""
+    """The error for all failures of a remote device."""
     return DeviceError(f"expected {name} {what}, got {got}; {way_out}")
 
 
 def _refusal(error: Exception) -> str | None:
-    """What the device said is wrong; None if the session is lost."""
-    if isinstance(error, AttributeError):  # of TVM's module: "has no function"
+    """The error that the device reported; None if the session is lost."""
+    if isinstance(error, AttributeError):  # from TVM's module: "has no function"
         return f"{last_line(error)!r}: its runtime library is missing or older"
     is_over = isinstance(error, tvm_error.RPCSessionTimeoutError)
     if is_over or not isinstance(error, tvm_error.RPCError):
@@ -206,11 +206,11 @@ def _refusal(error: Exception) -> str | None:
     return (ours or lines)[-1].strip()
 
 
-# --- how our socket comes to be TVM's -------------------------------------------------------------
+# --- replacing TVM's socket by ours ---------------------------------------------------------------
 
 
 def _introduce(device: socket.socket, key: str, deadline: Deadline) -> rpc.RPCSession:
-    """TVM's client on a socket whose other side has been greeted."""
+    """Make TVM's client use a socket whose handshake with the device is complete."""
     found: Future[rpc.RPCSession] = Future()
 
     def connect(port: int) -> None:
@@ -231,34 +231,34 @@ def _introduce(device: socket.socket, key: str, deadline: Deadline) -> rpc.RPCSe
             receive(inner, size, deadline)
             named = key.encode()
             inner.sendall(magic + struct.pack("<i", len(named)) + named)
-            _pass_on(inner, device, thread, deadline)
+            _forward(inner, device, thread, deadline)
         except BaseException:
             inner.shutdown(socket.SHUT_RDWR)
             thread.join(_FAREWELL)
             raise
         session = found.result()
-        device.setblocking(True)  # of both: they share it
+        device.setblocking(True)  # both share the setting
         with _LOOKING:
             os.dup2(device.fileno(), _descriptor(inner.getpeername()), inheritable=False)
     return session
 
 
-def _pass_on(
+def _forward(
     inner: socket.socket, device: socket.socket, thread: threading.Thread, deadline: Deadline
 ) -> None:
-    """What TVM's client and the device say, until the session stands."""
+    """Forward data between TVM's client and the device until the session is open."""
     other = {inner: device, device: inner}
     while thread.is_alive():
         step()
         for side in readable([inner, device], min(_HEARTBEAT, deadline.left())):
-            said = side.recv(1 << 16)
-            if not said and thread.is_alive():
+            data = side.recv(1 << 16)
+            if not data and thread.is_alive():
                 raise ConnectionError("an end of the connection")
-            other[side].sendall(said)
+            other[side].sendall(data)
 
 
 def _descriptor(address: tuple[str, int]) -> int:
-    """The descriptor of this process's socket that is bound there; for who holds `_LOOKING`."""
+    """The descriptor of this process's socket with this address; needs `_LOOKING`."""
     for number in _sockets():
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
             if copy.family == socket.AF_INET and copy.getsockname() == address:
@@ -269,23 +269,23 @@ def _descriptor(address: tuple[str, int]) -> int:
 def _sockets() -> list[int]:
     found = []
     for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # it is closed by now
+        with contextlib.suppress(OSError):  # closed meanwhile
             if str(entry.readlink()).startswith("socket:"):
                 found.append(int(entry.name))
     return found
 
 
 def _socket_of(session: rpc.RPCSession, seconds: float, name: str) -> socket.socket | None:
-    """The socket of a session that others opened; None if it has none, or others are as busy.
+    """The socket of a session that the caller opened; None if it cannot be determined.
 
-    It is the one on which something arrives when the device is asked.
+    It is the only socket that receives data while the device answers a call.
 
     Raises:
-        DeviceError: there is no answer.
+        DeviceError: the device does not answer.
     """
     before = _bytes_received()
     asked = threading.Thread(target=lambda: session.get_function("tvm.rpc.server.upload"))
-    asked.daemon = True  # it may wait for ever
+    asked.daemon = True  # it may wait forever
     asked.start()
     if not ended(asked, seconds):
         raise failed(name, "to answer", f"nothing for {seconds:g} s")
@@ -294,7 +294,7 @@ def _socket_of(session: rpc.RPCSession, seconds: float, name: str) -> socket.soc
 
 
 def _bytes_received() -> dict[int, int]:
-    """How much has arrived so far, by descriptor of this process's TCP sockets."""
+    """Bytes received so far, by descriptor of this process's TCP sockets."""
     with _LOOKING:
         return {number: count for number in _sockets() if (count := _received(number)) is not None}
 

@@ -1,4 +1,4 @@
-"""Which processors a device behind RPC has, as the compiler knows processors."""
+"""Makes the compiler's processors for a remote device."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ Processors = tuple[list[Processor], list[Processor]]
 
 
 Place = Device | Description | Profile | None
-"""A device that is here, one that was, one that never need be; None for this machine."""
+"""A connected device, one that was connected earlier, or a profile; None for this machine."""
 
 
 def place_of(device: Device | str | os.PathLike[str] | None) -> Place:
-    """What a user means by a device.
+    """The device that a caller's argument names.
 
     Raises:
-        CostModelError: it is no name of one, and no profile.
+        CostModelError: it names neither a known device nor a profile.
         InputError: it is neither a device nor a text.
     """
     if device is None or isinstance(device, Device):
@@ -50,17 +50,17 @@ def place_of(device: Device | str | os.PathLike[str] | None) -> Place:
 def processors_of(
     place: Device | Description | None, targets: Targets, cpu_threads: int | None
 ) -> Processors:
-    """All processors of a model and those to place operators on; see `make_processors`.
+    """All processors of a model, and the processors to place operators on; see `make_processors`.
 
     Args:
-        place: the device that they belong to; None for this machine.
-        targets: those that are wanted; by default all of the device, or this machine's CPU.
-        cpu_threads: cores for the CPU's kernels; of a device, by default the big ones.
+        place: their device; None for this machine.
+        targets: the wanted processors; by default all of the device, or this machine's CPU.
+        cpu_threads: the number of cores for CPU kernels; on a device, by default the big cores.
 
     Raises:
-        DeviceError: the device does not say what it is.
-        InputError: it is no device.
-        TargetError: it has no such processor.
+        DeviceError: the device does not describe itself.
+        InputError: ``place`` is not a device.
+        TargetError: the device has no such processor.
     """
     if place is None:
         return make_processors((HOST,) if targets is None else targets, cpu_threads)
@@ -72,7 +72,7 @@ def processors_of(
     wanted = _kinds_of(found) if targets is None else _as_list(targets)
     own = next((item for item in wanted if _is_cpu(item)), HOST)
     host = _host(own, found, cpu_threads or len(found.big_cores))
-    others = [_meant(item, found, host) for item in wanted if not _is_cpu(item)]
+    others = [_on_device_or_given(item, found, host) for item in wanted if not _is_cpu(item)]
     on_cores = [p for p in others if isinstance(p, Processor) and p.on_host_cores]
     big = {core.number for core in found.big_cores}
     taken = sum(len(big & {*p.cores}) if p.cores else p.threads for p in on_cores)
@@ -90,7 +90,7 @@ def _as_list(targets: Any) -> list[Any]:
 
 
 def _kinds_of(found: Description) -> list[Any]:
-    """The CPU, and whatever else the device tells of and is used unasked."""
+    """The CPU, and other processors that the device describes and that are used by default."""
     kinds: list[Any] = [HOST]
     host = _host(HOST, found, 1)
     for name in used_unasked():
@@ -100,10 +100,10 @@ def _kinds_of(found: Description) -> list[Any]:
     return kinds
 
 
-def _on_device(said: Attributes, found: Description, host: Processor) -> Processor | None:
-    """The device's processor that a target means; None for kinds that no device tells of."""
-    make = kind_of(said).on_device
-    return None if make is None else make(said, vars(found), host)
+def _on_device(target: Attributes, found: Description, host: Processor) -> Processor | None:
+    """The device's processor of a target; None for kinds that devices do not describe."""
+    make = kind_of(target).on_device
+    return None if make is None else make(target, vars(found), host)
 
 
 def _is_cpu(item: Any) -> bool:
@@ -113,15 +113,15 @@ def _is_cpu(item: Any) -> bool:
 
 
 def _host(item: Any, found: Description, threads: int) -> Processor:
-    """The CPU as a target or a processor describes it; as the device does, where none says more."""
+    """The CPU as a processor or target describes it; a plain ``llvm`` is the device's CPU."""
     if isinstance(item, Processor):
         return item
     plain = attributes(item) == {"kind": HOST}
     return cpu_processor(tvm_target(found.target() if plain else item), threads)
 
 
-def _meant(item: Any, found: Description, host: Processor) -> Any:
-    """The device's own processor; a kind that no device tells of says it all itself."""
+def _on_device_or_given(item: Any, found: Description, host: Processor) -> Any:
+    """The device's processor of a target, or the target if devices do not describe its kind."""
     if isinstance(item, Processor):
         return item
     return _on_device(attributes(item), found, host) or item

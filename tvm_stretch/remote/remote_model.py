@@ -1,10 +1,10 @@
-"""A model that runs on a device behind RPC; otherwise it is a `Model` as any other.
+"""A model that runs on a remote device, with the interface of `Model`.
 
-    remote = phone.load(model)          # what the phone lacks is sent: kernels, and perhaps weights
-    y = remote(x)                       # NumPy in, NumPy out; each tensor crosses once
+    remote = phone.load(model)          # sends only files that the phone lacks
+    y = remote(x)                       # NumPy in, NumPy out; each tensor is sent once
     remote.benchmark()                  # by the phone's clock
 
-The executor is opened again when its session was lost.
+After a lost session the executor is opened again.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from tvm_stretch.runtime.measure import BenchmarkResult
 from tvm_stretch.runtime.model import Model, require_runs
 from tvm_stretch.runtime.private_copy import PrivateCopy
 
-_LONGEST_SECONDS = 1.0  # of runs that are timed with one call
-_CANCEL_SECONDS = 5.0  # that a device may take to hear of it
-_CANCELLED = "got a call of cancel"  # as the executor says it
+_LONGEST_SECONDS = 1.0  # of runs timed with one call
+_CANCEL_SECONDS = 5.0  # for a device to answer
+_CANCELLED = "got a call of cancel"  # in the executor's message
 
 
 class RemoteRun:
-    """One run on a device, and how to stop that one and no other: it is announced by a number."""
+    """One run on a device, announced with a number so that exactly this run can be stopped."""
 
     def __init__(self) -> None:
         self.number = next(RUN_NUMBERS)
         self._cancelled = threading.Event()
-        self._link: Link | None = None  # from its announcement to its end
+        self._link: Link | None = None  # set from announcement to end
         self._beginning = threading.Lock()
 
     @contextlib.contextmanager
     def on(self, link: Link) -> Iterator[None]:
-        """While it is in progress there.
+        """Context in which the run is in progress on the device.
 
         Raises:
             RunCancelledError: it was cancelled, before or meanwhile.
@@ -73,20 +73,20 @@ class RemoteRun:
             self._link = None
 
     def cancel(self) -> None:
-        """Stop it, from another thread; see `RunFuture.cancel`."""
+        """Stop the run from another thread; see `RunFuture.cancel`."""
         with self._beginning:
             self._cancelled.set()
             link = self._link
-        if link is not None:  # too late, it finds nobody of this number
+        if link is not None:  # if the run is over, the device ignores its number
             link.cancel(self.number, _CANCEL_SECONDS)
 
 
 class RemoteExecutor:
-    """An executor on a device, opened where it is missing: at first, and after a loss.
+    """An executor on a device, opened on first use and after a lost session.
 
     Args:
-        device: where it is.
-        open_it: makes it.
+        device: its device.
+        open_it: a function that opens it.
     """
 
     def __init__(self, device: Device, open_it: Callable[[], RemoteModule]) -> None:
@@ -94,14 +94,14 @@ class RemoteExecutor:
         self._open = open_it
         self._opened: RemoteModule | None = None
         self._buffers: list[tvm.runtime.Tensor] = []
-        self._lock = threading.RLock()  # guards what belongs to the present session
-        self._kept: dict[str, tuple[Any, ...]] = {}  # what `keep` was given, the newest last
+        self._lock = threading.RLock()  # guards the session's state
+        self._kept: dict[str, tuple[Any, ...]] = {}  # arguments of `keep`, the newest last
 
     def now(self) -> RemoteModule:
-        """The module of the present session.
+        """The module of the current session.
 
         Raises:
-            DeviceError: the device does not open it.
+            DeviceError: the device cannot open it.
         """
         with self._lock:
             if self._opened is None or self._opened.session != self.device.session_number:
@@ -109,11 +109,11 @@ class RemoteExecutor:
                 opened = self._open()
                 for method, given in self._kept.items():
                     opened[method](*given)
-                self._opened = opened  # with all settings, or not at all
+                self._opened = opened  # only after all settings succeeded
             return self._opened
 
     def keep(self, method: str, *given: Any) -> None:
-        """Call a method that sets something, in sessions to come as well."""
+        """Call a method that sets something, now and again in later sessions."""
         with self._lock:
             self.now()[method](*given)
             self._kept.pop(method, None)
@@ -126,7 +126,7 @@ class RemoteExecutor:
     def invoke(
         self, inputs: Sequence[tvm.runtime.Tensor], graph: Graph, run: RemoteRun | None = None
     ) -> list[tvm.runtime.Tensor]:
-        """A run: every tensor crosses once, into memory that is kept there."""
+        """Run the model; each tensor is sent once, into buffers that stay on the device."""
         with self._lock:
             module = self.now()
             ports = [graph.tensors[port.tensor] for port in (*graph.inputs, *graph.outputs)]
@@ -151,31 +151,31 @@ class RemoteExecutor:
 class RemoteModel(Model):
     """A model on a device; see `Model`.
 
-    What differs: latencies are those of the device, without the way to it; a run that is in
-    progress there can only be cancelled where `tvm_stretch_rpc` serves, not TVM's Python server;
-    and `health` waits for what the device is asked otherwise, a run for example.
+    Differences: latencies are measured on the device, without transfers to it; a run can only be
+        cancelled if the server is `tvm_stretch_rpc`, not TVM's Python server; and `health` waits
+        for other calls of the device, such as a run.
     """
 
     module: RemoteExecutor
 
     @property
     def device(self) -> Device:
-        """Where it runs."""
+        """The device that it runs on."""
         return self.module.device
 
     def run_async(self, /, *args: object, **kwargs: object) -> Future[Any]:
-        """As of `Model`."""
+        """See `Model.run_async`."""
         run = RemoteRun()
         bound = self._bind(args, kwargs)
         return self._background.start(lambda: self._run(*bound, run), run.cancel)
 
     def timed_run(self) -> Callable[[], float]:
-        """As of `Model`, by the device's clock."""
+        """See `Model.timed_run`; the time is measured by the device's clock."""
         module = self._with_inputs()
         return lambda: self._timed(module, 1)[0]
 
     def benchmark(self, repeat: int = 20) -> BenchmarkResult:
-        """Measure the latency of a run on the device, on random inputs, after some to warm up."""
+        """Measure the latency of runs on the device, with random inputs, after warm-up runs."""
         require_runs(repeat)
         module = self._with_inputs()
         longest = max(self._timed(module, 1)[0] for _ in range(max(2, repeat // 10)))
@@ -187,13 +187,13 @@ class RemoteModel(Model):
         return BenchmarkResult(tuple(samples))
 
     def create_instance(self) -> Model:
-        """Another model with the same weights and its own scratch memory, there."""
+        """Another model on the device with the same weights and its own scratch memory."""
         parent = self.module
         made = RemoteExecutor(parent.device, lambda: parent.now()["create_instance"]())
         return RemoteModel(made, parts=self._parts, artifact=self._artifact)
 
     def _with_inputs(self) -> RemoteModule:
-        """The module after a run; that of a later session would lack inputs."""
+        """The module after a run, because the module of a new session has no inputs."""
         self.random_run()
         return self.module.now()
 
@@ -224,7 +224,7 @@ class RemoteModel(Model):
         return outputs[0] if len(outputs) == 1 else self._outputs_type(*outputs)
 
     def _what_failed(self) -> str | None:
-        with contextlib.suppress(DeviceError):  # the answer is here; the next run will say so
+        with contextlib.suppress(DeviceError):  # outputs are here; the next run reports it
             return super()._what_failed()
         return None
 
@@ -233,7 +233,7 @@ class RemoteModel(Model):
 
 
 def load_there(device: Device, model: Model | str | Path) -> RemoteModel:
-    """A model on a device; see `Device.load`."""
+    """Load a model on a device; see `Device.load`."""
     if isinstance(model, Model) and model.parts is not None:
         parts = model.parts
         require_fitting(device, parts.graph)
@@ -245,7 +245,7 @@ def load_there(device: Device, model: Model | str | Path) -> RemoteModel:
             if isinstance(model, Model)
             else read_artifact(as_path(model, "the artifact"))
         )
-        assert artifact is not None  # of a model that was loaded
+        assert artifact is not None  # a loaded model has one
         _require_machine(device, machine_of(artifact))
         executor = RemoteExecutor(device, lambda: _open_artifact(device, artifact))
         made = RemoteModel(executor, artifact=artifact)
@@ -254,7 +254,7 @@ def load_there(device: Device, model: Model | str | Path) -> RemoteModel:
 
 
 def require_fitting(device: Device, graph: Graph) -> None:
-    """Refuse what the device cannot run, before anything is sent.
+    """Refuse a model that the device cannot run, before sending it.
 
     Raises:
         ArtifactError: it is for another machine, or for features that the device lacks.
@@ -280,7 +280,7 @@ def _require_machine(device: Device, machine: str) -> None:
 
 
 def _open_parts(device: Device, parts: Parts) -> RemoteModule:
-    """Kernels and weights apart: other plans of a network have the same weights."""
+    """Upload kernels and weights separately, because plans of a network share weights."""
     sent = writing("what is sent to the device", ArtifactError)
     with sent, tempfile.TemporaryDirectory() as folder:
         library = Path(folder, "kernels.so")

@@ -1,10 +1,9 @@
-"""Files on a device by what is in them: whatever it has already is not sent again.
+"""Content-addressed uploads: a device receives only files that it does not have.
 
     stored(device, path, ".so", "it")    "0a1b...9f.so", which `tvm_stretch.store_path` finds there
 
-Pieces that become clearly shorter, as code does and weights do not, are deflated. The device keeps
-the files: a server of ours beyond the session, TVM's Python server as long as the
-session (native/store.cc).
+Pieces are deflated if that shortens them clearly, which holds for code but not for weights. Our
+server keeps the files after the session, TVM's Python server only during it (native/store.cc).
 """
 
 from __future__ import annotations
@@ -22,27 +21,27 @@ from tvm_stretch.progress import count
 from tvm_stretch.runtime.autoload import load_native_library
 
 PIECE = 4 << 20
-"""Bytes that are sent at once: what a slow connection manages within the patience of a call."""
+"""Bytes per call: a slow connection can send them within the timeout."""
 
 
 _SAMPLE, _WORTH_DEFLATING = 64 << 10, 0.8
 
 
 class Asks(Protocol):
-    """What can call the functions of a device."""
+    """Calls the functions of a device."""
 
     def call(self, what: str, function: str, *arguments: Any) -> Any:
-        """The answer of a global function there."""
+        """Call a global function on the device."""
 
 
 def stored(device: Asks, path: Path, ending: str, what: str) -> tuple[str, int]:
-    """Have a file on the device.
+    """Upload a file unless the device has it.
 
     Returns:
-        Its name there, and how many bytes had to be sent for it.
+        Its name there, and the number of bytes that were sent.
 
     Raises:
-        DeviceError: it does not take the file, for lack of room for example.
+        DeviceError: the device refuses the file, for example because its disk is full.
         OSError: the file cannot be read here.
     """
     with open_regular(path) as file:
@@ -62,7 +61,7 @@ def stored(device: Asks, path: Path, ending: str, what: str) -> tuple[str, int]:
 
 
 def _send(device: Asks, name: str, offset: int, piece: bytes) -> int:
-    """One piece; returns the bytes that crossed."""
+    """Send one piece, and return the number of bytes that were sent."""
     sample = piece[len(piece) // 2 :][:_SAMPLE]
     if len(zlib.compress(sample, 1)) < _WORTH_DEFLATING * len(sample):
         packer = zlib.compressobj(9, wbits=-15)

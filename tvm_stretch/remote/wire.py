@@ -1,11 +1,11 @@
-"""The few messages by which TVM's tracker lends devices, and by which a session begins.
+"""The messages of TVM's RPC that request a device from a tracker and begin a session.
 
     seat = request(("192.0.2.7", 9190), "pixel-8", Deadline(60))
     with socket.create_connection(seat.address) as ours:
-        greet(ours, seat.matchkey, Deadline(5))         # from here on TVM's own client may speak
+        greet(ours, seat.matchkey, Deadline(5))         # from here on TVM's own client takes over
 
-TVM's functions for this wait without end, for a tracker that is frozen or for a device that nobody
-has. These wait until a deadline, and answer Ctrl-C meanwhile.
+TVM's own functions wait forever if a tracker is frozen or no device is free. These functions wait
+until a deadline, and Ctrl-C interrupts them.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ Address = tuple[str, int]
 
 _HEARTBEAT = 0.2  # seconds
 _LONGEST = 1 << 20
-"""Bytes of a message; those of a tracker with a thousand devices are shorter."""
+"""The largest message in bytes; a tracker with a thousand devices sends less."""
 
 
 class Deadline:
-    """A moment until which something may take."""
+    """The moment at which an operation times out."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._end = time.monotonic() + seconds
 
     def left(self) -> float:
-        """Seconds that are left.
+        """The remaining seconds.
 
         Raises:
-            TimeoutError: none are.
+            TimeoutError: no time remains.
         """
         left = self._end - time.monotonic()
         if left <= 0:
@@ -61,20 +61,20 @@ class Deadline:
 
 @dataclass(frozen=True)
 class Seat:
-    """What a tracker lends: where a device listens, and the word that it expects."""
+    """A device that a tracker has assigned: its address, and the match key that it expects."""
 
     address: Address
     matchkey: str
 
 
 def connect(address: Address, deadline: Deadline) -> socket.socket:
-    """A connection.
+    """Open a connection.
 
-    Names are looked up on a thread of their own: the system's function has no limit, and where the
-    network is down it takes longer than anybody waits.
+    Host names are resolved on a separate thread, because the system's function has no timeout and
+    takes very long while the network is down.
 
     Raises:
-        OSError: there is nobody, or not in time.
+        OSError: no server answers in time.
     """
     found: list[socket.socket | Exception] = []
 
@@ -96,11 +96,11 @@ def connect(address: Address, deadline: Deadline) -> socket.socket:
 
 @contextlib.contextmanager
 def connected(address: Address, deadline: Deadline) -> Iterator[socket.socket]:
-    """A connection to a tracker that has answered as one.
+    """Context with a connection to a tracker, after its handshake.
 
     Raises:
-        OSError: there is nobody, or not in time.
-        ValueError: it is no tracker.
+        OSError: no server answers in time.
+        ValueError: the server is not a tracker.
     """
     with connect(address, deadline) as tracker:
         tracker.sendall(struct.pack("<i", RPC_TRACKER_MAGIC))
@@ -110,15 +110,15 @@ def connected(address: Address, deadline: Deadline) -> Iterator[socket.socket]:
 
 
 def request(address: Address, key: str, deadline: Deadline) -> Seat:
-    """Ask a tracker for a device, until one is free.
+    """Request a device from a tracker, and wait until one is free.
 
     Raises:
-        OSError: nobody answers, or no device is free in time.
-        ValueError: what answers is no tracker.
+        OSError: no server answers, or no device is free in time.
+        ValueError: the server is not a tracker.
     """
     with connected(address, deadline) as tracker:
-        _say(tracker, [TrackerCode.REQUEST, key, "", 1])
-        status, seat = _heard(tracker, deadline)
+        _send(tracker, [TrackerCode.REQUEST, key, "", 1])
+        status, seat = _receive_answer(tracker, deadline)
         if status != TrackerCode.SUCCESS:
             raise ValueError(f"{seat!r} from the tracker")
         host, port, matchkey = seat
@@ -128,15 +128,15 @@ def request(address: Address, key: str, deadline: Deadline) -> Seat:
 
 
 def offered(address: Address, deadline: Deadline) -> dict[str, int]:
-    """How many devices a tracker knows, by their keys.
+    """The number of devices that a tracker knows, by key.
 
     Raises:
-        OSError: nobody answers.
-        ValueError: what answers is no tracker.
+        OSError: no server answers.
+        ValueError: the server is not a tracker.
     """
     with connected(address, deadline) as tracker:
-        _say(tracker, [TrackerCode.SUMMARY])
-        status, summary = _heard(tracker, deadline)
+        _send(tracker, [TrackerCode.SUMMARY])
+        status, summary = _receive_answer(tracker, deadline)
         if status != TrackerCode.SUCCESS:
             raise ValueError(f"{summary!r} from the tracker")
         found: dict[str, int] = {}
@@ -147,7 +147,7 @@ def offered(address: Address, deadline: Deadline) -> dict[str, int]:
 
 
 def greet(device: socket.socket, matchkey: str, deadline: Deadline, secret: str = "") -> str:
-    """Begin a session; the device's own key.
+    """Begin a session, and return the device's own key.
 
     Raises:
         OSError: it does not answer in time.
@@ -155,41 +155,44 @@ def greet(device: socket.socket, matchkey: str, deadline: Deadline, secret: str 
         ValueError: it is no device of TVM's RPC.
     """
     words = [f"client:{matchkey}"]
-    if secret:  # never sent itself; the match key is another one each time
+    if secret:  # the secret is never sent; match keys differ each time
         proof = hmac.new(secret.encode(), matchkey.encode(), hashlib.sha256)
         words.append(f"-proof={proof.hexdigest()}")
-    said = " ".join(words).encode()
-    device.sendall(struct.pack("<ii", RPC_MAGIC, len(said)) + said)
+    message = " ".join(words).encode()
+    device.sendall(struct.pack("<ii", RPC_MAGIC, len(message)) + message)
     code = _number(device, deadline)
     if code != RPC_CODE_SUCCESS:
-        way = "another secret, or another client was faster" if secret else "its secret is needed"
-        raise DeviceError(f"a refusal ({way})" if code - RPC_MAGIC in (1, 2) else f"code {code}")
+        reason = (
+            "another secret, or another client was faster" if secret else "its secret is needed"
+        )
+        raise DeviceError(f"a refusal ({reason})" if code - RPC_MAGIC in (1, 2) else f"code {code}")
     return _text(device, deadline).decode(errors="replace")
 
 
 def cancel(seat: Seat, number: int, deadline: Deadline) -> bool:
-    """Ask a device to stop a run of the session that was begun with this seat; no other run stops.
+    """Ask a device to stop one run of the session that began with this seat; other runs go on.
 
-    A connection of its own: while a network runs, its session hears nothing. TVM's Python server
-    accepts nobody while a session lasts, so it does not answer in time.
+    The request uses a separate connection, because a session reads nothing while a network runs.
+    TVM's Python server accepts no second connection during a session, so it does not answer in
+    time.
 
     Returns:
-        Whether it was told.
+        Whether the device accepted the request.
 
     Raises:
         OSError: it does not answer in time.
     """
-    said = f"client:{seat.matchkey} -cancel={number}".encode()
+    message = f"client:{seat.matchkey} -cancel={number}".encode()
     with connect(seat.address, deadline) as device:
-        device.sendall(struct.pack("<ii", RPC_MAGIC, len(said)) + said)
+        device.sendall(struct.pack("<ii", RPC_MAGIC, len(message)) + message)
         return _number(device, deadline) == RPC_CODE_SUCCESS
 
 
 def receive(source: socket.socket, count: int, deadline: Deadline) -> bytes:
-    """Exactly so many bytes.
+    """Receive exactly ``count`` bytes.
 
     Raises:
-        OSError: they do not come in time, or never will.
+        OSError: they do not arrive in time, or the connection ends.
     """
     found = bytearray()
     while len(found) < count:
@@ -205,7 +208,7 @@ def receive(source: socket.socket, count: int, deadline: Deadline) -> bytes:
 
 
 def readable(sources: Sequence[socket.socket], seconds: float) -> list[socket.socket]:
-    """Those on which something arrives in time, or that end; unlike select, of any descriptors."""
+    """The sockets that become readable, or end, in time; unlike select, for large descriptors."""
     known = {source.fileno(): source for source in sources}
     poll = select.poll()
     for number in known:
@@ -225,17 +228,17 @@ def _text(source: socket.socket, deadline: Deadline) -> bytes:
     return receive(source, size, deadline)
 
 
-def _say(tracker: socket.socket, message: list[Any]) -> None:
-    said = json.dumps(message).encode()
-    tracker.sendall(struct.pack("<i", len(said)) + said)
+def _send(tracker: socket.socket, message: list[Any]) -> None:
+    content = json.dumps(message).encode()
+    tracker.sendall(struct.pack("<i", len(content)) + content)
 
 
-def _heard(tracker: socket.socket, deadline: Deadline) -> tuple[int, Any]:
-    """The status and what comes with it."""
+def _receive_answer(tracker: socket.socket, deadline: Deadline) -> tuple[int, Any]:
+    """The status of an answer, and its content."""
     text = _text(tracker, deadline)
     try:
         answer = json.loads(text)
-    except RecursionError as error:  # of "[[[[..."
+    except RecursionError as error:  # such as "[[[[..."
         raise ValueError(f"{text[:80]!r} from the tracker") from error
     if not isinstance(answer, list) or len(answer) != 2 or not isinstance(answer[0], int):
         raise ValueError(f"{text[:80]!r} from the tracker")
