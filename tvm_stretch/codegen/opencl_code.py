@@ -42,6 +42,7 @@ from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.rewriting import rewrite
 from tvm_stretch.targets.kernels.gpu.groups import WHOLE_QUADS
 
+from . import folded_addresses
 from .bells import BELL_ARGUMENT, BELL_PRELUDE, DOORBELL, doorbell_launch, kernel_text
 from .generate import generate
 from .private_memory import whole_lines
@@ -116,7 +117,7 @@ def compile_opencl(
     texts = [launch.text for listed in launches.values() for launch in listed]
     if on_cpu:
         data[DOORBELL] = [doorbell_launch()]
-        texts = [BELL_PRELUDE, *texts]
+        texts = [folded_addresses.PRELUDE, BELL_PRELUDE, *texts]
     code = {"sources": [_PRELUDE + "".join(texts)], "kernels": data, "options": ""}
     return json.dumps(code, separators=(",", ":"))
 
@@ -138,7 +139,7 @@ def _launch(call: DeviceCall, target: Target, *, bells: bool, whole: bool) -> La
     args: list[tuple[str, int]] = [BELL_ARGUMENT] if bells else []
     scratch = call.scratch
     items = math.prod(call.extents.values())
-    text = _source(call, target, whole=whole).replace(
+    text = _source(call, target, on_cpu=bells, whole=whole).replace(
         f"__kernel void {entry}(", f"static void {work}("
     )
     for place, (param, (kind, number)) in enumerate(
@@ -193,7 +194,7 @@ def _three(extents: Mapping[str, int], prefix: str) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _source(call: DeviceCall, target: Target, *, whole: bool) -> str:
+def _source(call: DeviceCall, target: Target, *, on_cpu: bool, whole: bool) -> str:
     t = tirx.transform
     lower = tvm.transform.Sequential([t.LowerWarpMemory(), t.StmtSimplify(), t.LowerIntrin()])
     lowered = lower(IRModule({call.entry: call.function}))[call.entry]
@@ -205,6 +206,10 @@ def _source(call: DeviceCall, target: Target, *, whole: bool) -> str:
         (TensorLoad, _gathered),
     )
     body = access_whole_quads(body) if whole else body
+    if on_cpu:
+        tensors = zip(lowered.params, call.memory, strict=True)
+        pointers = [param for param, (kind, _) in tensors if kind == "buffer"]
+        body = folded_addresses.fold_addresses(body, pointers)
     build = tvm.get_global_func("target.build.opencl")
     return str(build(IRModule({call.entry: lowered.with_body(body)}), target).inspect_source())
 

@@ -1,0 +1,205 @@
+"""Addresses that a driver's compiler folds into loads: a base in a register and a constant.
+
+    for k:                                    for k:
+      a0 += x[i*8 + k*4]     * w[k*96]          b0 = opaque(i*8 + k*4); b1 = opaque(k*96)
+      a1 += x[i*8 + k*4]     * w[k*96 + 8]  ->  a0 += x[b0]     * w[b1]
+      a2 += x[i*8 + k*4 + 8] * w[k*96]          a1 += x[b0]     * w[b1 + 8]
+                                                a2 += x[b0 + 8] * w[b1]
+
+LLVM knows that the low bits of ``i*8 + k*4`` are zero and writes ``+ 3`` as ``| 3``. Before LLVM 18
+its x86 back end does not fold an OR into the displacement of a load, so each load first takes two
+instructions to compute its address, and a register that the accumulators then lack. It knows
+nothing of the bits of an opaque number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Expr
+from tvm.ir.expr import TensorLoad
+
+from tvm_stretch.rewriting import rewrite
+
+OPAQUE = "tvm_stretch_opaque"
+"""A function of the prelude that returns its argument, of which the compiler then knows nothing."""
+
+PRELUDE = f"""\
+#if defined(__clang__) && (defined(__x86_64__) || defined(__aarch64__))
+static long {OPAQUE}(long number) {{
+  __asm__("" : "+r"(number));
+  return number;
+}}
+#else
+#define {OPAQUE}(number) (number)
+#endif
+"""
+
+_FEWEST = 4
+"""Accesses of a base that are worth a register."""
+
+
+def fold_addresses(body: tirx.Stmt, memory: list[tirx.Var]) -> tirx.Stmt:
+    """The statement with opaque bases in its innermost loops.
+
+    Args:
+        body: lowered: each access has one index, a number or a ramp.
+        memory: parameters whose tensors are addressed so; temporaries become registers.
+    """
+    tensors: list[Any] = []
+
+    def declared(tensor: tirx.DeclBuffer) -> None:
+        if any(pointer.same_as(tensor.data) for pointer in memory):
+            tensors.append(tensor.buffer)
+
+    tvm_ffi.structural_walk(body, (tirx.DeclBuffer, declared))
+
+    def innermost(loop: tirx.For) -> tirx.For:
+        inner: list[tirx.For] = []
+        tvm_ffi.structural_walk(loop.body, (tirx.For, inner.append), order="post")
+        if inner:
+            return loop
+        bases = _Bases(tensors)
+        bases.count(loop.body)
+        changed = bases.apply(loop.body)
+        if not bases.bound:
+            return loop
+        statement = tirx.SeqStmt([*bases.bound, changed])
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, statement)
+
+    return rewrite(body, (tirx.For, innermost))
+
+
+_Key = tuple[int, frozenset[tuple[int, int]]]
+
+
+@dataclass
+class _Base:
+    """A sum of variables that accesses of one tensor share.
+
+    Attributes:
+        multiple: a power of two that divides one of its terms.
+        accesses: how many have it.
+        offsets: what they add to it.
+        variable: its value, once it is used.
+    """
+
+    multiple: int
+    accesses: int = 0
+    offsets: set[int] = field(default_factory=set)
+    variable: tirx.Var | None = None
+
+    @property
+    def first(self) -> int:
+        """What the base itself adds: the least offset, in whole multiples."""
+        return min(self.offsets) // self.multiple * self.multiple
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether additions may become ORs: an offset fits into bits that a term has as zeros."""
+        fits = any(0 < offset - self.first < self.multiple for offset in self.offsets)
+        return self.accesses >= _FEWEST and fits
+
+
+class _Bases:
+    """The bases of one loop's body."""
+
+    def __init__(self, tensors: list[Any]) -> None:
+        self.tensors = tensors
+        self.found: dict[_Key, _Base] = {}
+        self.bound: list[tirx.Stmt] = []
+
+    def count(self, body: tirx.Stmt) -> None:
+        """See all accesses."""
+
+        def see(tensor: Any, indices: Any) -> None:
+            key, offset = self._key(tensor, indices)
+            if key is not None:
+                base = self.found.setdefault(key, _Base(_power_of_two(key)))
+                base.accesses += 1
+                base.offsets.add(offset)
+
+        tvm_ffi.structural_walk(
+            body,
+            [
+                (TensorLoad, lambda load: see(load.source, load.indices)),
+                (tirx.BufferStore, lambda store: see(store.buffer, store.indices)),
+            ],
+        )
+
+    def apply(self, body: tirx.Stmt) -> tirx.Stmt:
+        """The body whose accesses use the bases; `bound` then holds their definitions."""
+
+        def load(access: TensorLoad) -> TensorLoad:
+            index = self._folded(access.source, access.indices)
+            return access if index is None else tirx.BufferLoad(access.source, [index])
+
+        def store(access: tirx.BufferStore) -> tirx.BufferStore:
+            index = self._folded(access.buffer, access.indices)
+            if index is None:
+                return access
+            return tirx.BufferStore(access.buffer, access.value, [index])
+
+        return rewrite(body, (TensorLoad, load), (tirx.BufferStore, store))
+
+    def _key(self, tensor: Any, indices: Any) -> tuple[_Key | None, int]:
+        place = next((i for i, t in enumerate(self.tensors) if t.same_as(tensor)), None)
+        if place is None or len(indices) != 1:
+            return None, 0
+        start = _start(indices[0])
+        if start is None:
+            return None, 0
+        terms, offset = _linear(start, 1)
+        parts = frozenset((part, times) for part, (_, times) in terms.items() if times)
+        return ((place, parts), offset) if parts else (None, 0)
+
+    def _folded(self, tensor: Any, indices: Any) -> Expr | None:
+        key, offset = self._key(tensor, indices)
+        base = self.found.get(key) if key is not None else None
+        if base is None or not base.is_worth_it:
+            return None
+        index = indices[0]
+        start = _start(index)
+        assert start is not None
+        if base.variable is None:
+            base.variable = tirx.Var(f"base{len(self.bound)}", start.ty)
+            dtype = str(start.ty.dtype)
+            first = start - tirx.const(offset - base.first, dtype)
+            opaque = tirx.call_pure_extern(dtype, OPAQUE, first)
+            self.bound.append(tirx.Bind(base.variable, opaque))
+        place = base.variable + tirx.const(offset - base.first, str(start.ty.dtype))
+        return tirx.Ramp(place, index.stride, index.lanes) if index is not start else place
+
+
+def _power_of_two(key: _Key) -> int:
+    """The largest one that divides one of the terms of a sum."""
+    return max(times & -times for _, times in key[1])
+
+
+def _start(index: Expr) -> Expr | None:
+    """The first element that an access reads; None if its elements are not evenly apart."""
+    if isinstance(index, tirx.Ramp):
+        return index.base
+    return index if str(index.ty.dtype) == "int64" else None
+
+
+_Terms = dict[int, tuple[Expr, int]]
+
+
+def _linear(expr: Expr, times: int) -> tuple[_Terms, int]:
+    """An expression as a sum of multiples of other expressions, by their hash, and a constant."""
+    if isinstance(expr, tirx.IntImm):
+        return {}, int(expr.value) * times
+    if isinstance(expr, tirx.Add | tirx.Sub):
+        sign = 1 if isinstance(expr, tirx.Add) else -1
+        terms, offset = _linear(expr.a, times)
+        more, rest = _linear(expr.b, sign * times)
+        for part, (other, count) in more.items():
+            terms[part] = (other, terms.get(part, (other, 0))[1] + count)
+        return terms, offset + rest
+    if isinstance(expr, tirx.Mul) and isinstance(expr.b, tirx.IntImm):
+        return _linear(expr.a, times * int(expr.b.value))
+    return {tvm_ffi.structural_hash(expr, map_free_vars=False): (expr, times)}, 0
