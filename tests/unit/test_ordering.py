@@ -154,6 +154,25 @@ def test_nan_passes_through_pools() -> None:
     np.testing.assert_array_equal(answers(model, x)[0], x.max((2, 3), keepdims=True))
 
 
+ELEMENTWISE = {
+    "relu": ("Relu", ()),
+    "clip": ("Clip", (np.float32(0), np.float32(6))),
+    "softmax": ("Softmax", ()),
+    "log of softmax": ("LogSoftmax", ()),
+    "maximum": ("Max", (np.float32(0),)),
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+@pytest.mark.parametrize("x", [NUMBERS, LONG], ids=["short", "long"])
+def test_nan_elsewhere_is_onnx_runtimes(x: np.ndarray, name: str) -> None:
+    op, constants = ELEMENTWISE[name]
+    model = one(op, x, *constants)
+    want = run_onnxruntime(model, {"x": x})[0]
+    # sums of 70 powers, quotients and logarithms of them: 70 roundings, of numbers below 8
+    np.testing.assert_allclose(answers(model, x)[0], want, rtol=0, atol=2 * 80 * 2.0**-24 * 8)
+
+
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_means_of_integers_whose_sum_is_too_large(dtype: str) -> None:
     most = np.iinfo(dtype).max
