@@ -1,4 +1,4 @@
-"""Sums of a register tile, and other vectors that are to become registers.
+"""The sums of a register tile, and other small buffers that LLVM promotes to registers.
 
 acc = Accumulators(pixels=5, blocks=2, count=16)       # 10 vectors
 within(acc.buffers, [*acc.start(), acc.add_products(..), *acc.each(finish)])
@@ -32,7 +32,7 @@ from .loops import (
 
 @dataclass(frozen=True)
 class Sum:
-    """One vector of sums of a register tile: its pixel, its output block, and where it lies."""
+    """One vector of sums of a register tile: its pixel, output block and place in a buffer."""
 
     pixel: Expr
     block: Expr
@@ -41,19 +41,20 @@ class Sum:
     column: Expr
 
     def value(self, lane: Expr) -> Expr:
-        """The sum of one lane, or of several with a ramp."""
+        """The sum of one lane; with a ramp, of several."""
         return load(self.buffer, self.row, self.column, lane)
 
     def set(self, lane: Expr, value: Expr) -> tirx.Stmt:
-        """Store it."""
+        """Store the sum of one lane; with a ramp, of several."""
         return store(self.buffer, value, self.row, self.column, lane)
 
 
 class Accumulators:
-    """The registers of one tile: ``pixels`` x ``blocks`` vectors of sums.
+    """The accumulators of one tile: ``pixels`` x ``blocks`` vectors of sums.
 
-    What happens to each of them is written as loops that TVM unrolls late: every pass before would
-    have to look at each of the statements. Then each has a constant place, so LLVM makes registers.
+    Accumulators live in small stack buffers indexed by constants, which LLVM promotes to registers.
+    Operations on them are loops that are unrolled last: earlier, every TIR pass would visit each
+    unrolled statement.
     """
 
     def __init__(
@@ -67,7 +68,8 @@ class Accumulators:
         self.count = count
         self.dtype = dtype
         self._shape = pixels, blocks
-        # Outer loop over the longer side: the operand of the shorter side stays in few registers.
+        # The outer loop is over the longer side, so that the shorter side's operands stay in
+        # registers.
         self._by_block = blocks > pixels
         outer, inner = sorted(self._shape, reverse=True)
         most = max(1, STACK_BYTES // (inner * count * 4))
@@ -84,7 +86,7 @@ class Accumulators:
         pixels: Sequence[int] | None = None,
         blocks: Sequence[int] | None = None,
     ) -> list[tirx.Stmt]:
-        """``statement`` for the sums of some pixels and output blocks, by default of all."""
+        """``statement`` for the sums of the given pixels and output blocks, by default of all."""
         rows, columns = (
             range(size) if wanted is None else wanted
             for size, wanted in zip(self._shape, (pixels, blocks), strict=True)
@@ -118,12 +120,12 @@ class Accumulators:
         """Add ``left(pixel, i) * right(i, block, lane)`` for all ``i`` below ``extent``.
 
         Args:
-            pixels: whose sums they are.
-            left: of neighbours in memory.
-            right: the vectors that they are multiplied with.
-            extent: how many.
-            by_element: read vectors of what is left and multiply by an element at a time.
-            blocks: to whose sums they are added; by default all.
+            pixels: pixels whose sums are updated.
+            left: scalars; neighbouring ``i`` are neighbours in memory.
+            right: the vectors by which the scalars are multiplied.
+            extent: number of products for each sum.
+            by_element: load vectors of ``left`` and multiply by one of their elements at a time.
+            blocks: output blocks whose sums are updated; by default all.
         """
         vectors = extent // self.count if by_element else 0
 
@@ -169,12 +171,12 @@ class Accumulators:
     def written_out(
         self, statement: Callable[[Expr, Expr, Expr, Expr], tirx.Stmt]
     ) -> list[tirx.Stmt]:
-        """As `each`, without loops: for passes that look at neighbouring statements."""
+        """As `each`, but without loops, for passes that read neighbouring statements."""
         pixels, blocks = map(range, self._shape)
         return [s for p in pixels for o in blocks for s in self.each(statement, [p], [o])]
 
     def start(self, value: Callable[[Expr, Expr, Expr], Expr] | None = None) -> list[tirx.Stmt]:
-        """Every sum begins with ``value(pixel, block, lane)``, or with 0."""
+        """Initialise every sum to ``value(pixel, block, lane)``, or to 0."""
         zero = tirx.const(0, self.dtype)
         begin = value or (lambda *_: zero)
         return self.sums(
@@ -187,7 +189,7 @@ class Accumulators:
         pixels: Sequence[int] | None = None,
         blocks: Sequence[int] | None = None,
     ) -> list[tirx.Stmt]:
-        """Add ``value(pixel, block, lane)`` to the sums of some pixels and output blocks."""
+        """Add ``value(pixel, block, lane)`` to the sums of the given pixels and output blocks."""
 
         def increase(one: Sum, v: Expr) -> tirx.Stmt:
             return one.set(v, one.value(v) + value(one.pixel, one.block, v))
@@ -196,7 +198,7 @@ class Accumulators:
 
 
 class Square:
-    """Vectors in rows and columns, whose loops are unrolled late; parts of it fit the stack."""
+    """Vectors in rows and columns, in parts that fit the stack; their loops are unrolled last."""
 
     def __init__(self, name: str, rows: int, columns: int, count: int) -> None:
         parts = balanced(rows, max(1, STACK_BYTES // (columns * count * 4)))
@@ -210,7 +212,7 @@ class Square:
     def rows(
         self, body: Callable[[Expr, Callable[[int, Expr], Expr]], tirx.Stmt]
     ) -> list[tirx.Stmt]:
-        """``body(row, of)`` for every row; ``of(column, lane)`` is what was stored in it."""
+        """``body(row, of)`` for every row; ``of(column, lane)`` loads an element of the row."""
         start, found = 0, []
         for buffer in self.buffers:
             size = int(buffer.shape[0])
@@ -223,7 +225,7 @@ class Square:
         return found
 
     def _place(self, row: int) -> tuple[int, int]:
-        """Which buffer a row is in, and where."""
+        """The index of a row's buffer, and the row's index in it."""
         part = 0
         while row >= int(self.buffers[part].shape[0]):
             row -= int(self.buffers[part].shape[0])

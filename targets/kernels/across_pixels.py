@@ -1,11 +1,11 @@
-"""Elementwise kernels of bytes of which some numbers are the same for all pixels, as of a gate.
+"""Schedule elementwise byte kernels with operands that are the same for all pixels, as gates are.
 
     for b, y, x, lane: out[b, y, x, lane] = f(a[b, y, x, lane], g[b, 0, 0, lane])
 
     for b: four[0:128] = g[b, 0, 0, 0:32] four times
            for i: for k in vectorized(128): out[b, 0, 0, 128 * i + k] = f(a[..], four[k])
 
-Of blocks of 32 channels TVM makes vectors of 32 bytes, which LLVM for Hexagon stores one by one.
+In blocks of 32 channels TVM uses vectors of 32 bytes, which LLVM for Hexagon stores byte by byte.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ from .hvx import VECTOR, again, keep_bytes
 from .loops import VECTORIZED, block, const, load, loop, scratch, unravelled, within
 
 _LANES = (4, 8, 16, 32, 64)
-"""Bytes of a pixel: words of which several fill a vector."""
+"""Bytes of a pixel for which whole pixels fill a vector."""
 
 
 def across_pixels(func: tirx.PrimFunc, statement: Any, lanes: int) -> tirx.PrimFunc | None:
-    """The function whose only block reads some numbers again for each pixel; None for others.
+    """The function in one loop over pixels, if its only block reads some operands again per pixel.
+
+    None for other functions.
 
     Args:
-        func: it.
+        func: the function.
         statement: its block.
-        lanes: of a vector; the last one of a block ends with the block.
+        lanes: of a vector; the last vector of a block of channels ends with the block.
 
     Raises:
-        ScheduleError: the block is not of one store.
+        ScheduleError: the block does not consist of one store.
     """
     axes = _axes_of(statement)
     if axes is None or lanes != VECTOR or axes.run < VECTOR or axes.lanes not in _LANES:
@@ -50,7 +52,7 @@ def across_pixels(func: tirx.PrimFunc, statement: Any, lanes: int) -> tirx.PrimF
     copies = [scratch(f"each{i}", lanes, dtype=str(g.ty.dtype)) for i, g in enumerate(axes.again)]
 
     def at(node: Any, outer: Sequence[Expr], place: Expr) -> Any:
-        """The block's statement, or a part of it, at a place behind the first of the pixels."""
+        """The block's statement, or a part of it, at an offset from the first pixel."""
         return rewrite(node, (tirx.Var, lambda var: axes.value(var, outer, place)))
 
     def read(node: TensorLoad, k: Expr) -> Expr:
@@ -90,14 +92,14 @@ def across_pixels(func: tirx.PrimFunc, statement: Any, lanes: int) -> tirx.PrimF
 
 @dataclass(frozen=True)
 class _Axes:
-    """Of a block of which some loads are the same for all pixels.
+    """The axes of a block in which some loads are the same for all pixels.
 
     Attributes:
-        variables, extents: all of them.
-        outer: numbers of those before the pixels.
-        run: elements of all pixels.
-        lanes: those of one pixel.
-        again: what is read again for each pixel.
+        variables, extents: of all axes.
+        outer: indices of the axes before the pixels.
+        run: elements of all pixels together.
+        lanes: elements of one pixel.
+        again: the loads that are repeated for each pixel.
     """
 
     variables: Sequence[tirx.Var]
@@ -108,7 +110,7 @@ class _Axes:
     again: Sequence[TensorLoad]
 
     def value(self, var: tirx.Var, outer: Sequence[Expr], place: Expr) -> Expr:
-        """What stands for a variable: the last axis goes on beyond its extent."""
+        """The value of an axis variable: the last long axis holds the offset, beyond its extent."""
         found = [i for i, own in enumerate(self.variables) if var.same_as(own)]
         if not found:
             return var

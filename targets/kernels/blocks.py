@@ -37,12 +37,12 @@ from .winograd import (
 def annotation(
     template: str, config: Config | ConcatConfig | MatmulConfig | SoftmaxConfig
 ) -> dict[str, str]:
-    """What a template's block carries: its name and configuration."""
+    """The annotation of a template's block: its name and configuration."""
     return {ANNOTATION: json.dumps({"template": template, **asdict(config)})}
 
 
 _MADE: dict[Hashable, tuple[tirx.PrimFunc, relax.TensorType]] = {}
-"""Kernels of this process: making one takes milliseconds, and networks repeat their layers."""
+"""Kernels of this process: making one takes milliseconds, and layers repeat within networks."""
 
 
 def kernel_call(
@@ -52,12 +52,12 @@ def kernel_call(
     compute: Callable[..., te.Tensor],
     *operands: Expr,
 ) -> relax.Call:
-    """``compute`` of the operands as a call of a kernel.
+    """``compute`` of the operands, as a call of a kernel.
 
     Args:
-        bb: gets the kernel.
+        bb: receives the kernel.
         name: of the kernel.
-        what: decides with the name and the operands' types what is computed.
+        what: identifies the computation, together with the name and the operands' types.
         compute: the tensor expression.
         operands: with static shapes.
     """
@@ -78,7 +78,7 @@ def kernel_call(
 
 
 def image_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    """The NCHW shape of a feature map or of a matrix (M, C), which is M pixels: (1, C, M, 1)."""
+    """The NCHW shape of a feature map; a matrix (M, C) counts as M pixels: (1, C, M, 1)."""
     if len(shape) != 2:
         return tuple(shape)
     rows, channels = shape
@@ -143,9 +143,9 @@ def unblock(bb: relax.BlockBuilder, data: Expr, shape: Sequence[int]) -> relax.V
 def interleave(
     bb: relax.BlockBuilder, data: Expr, shape: Sequence[int], between: tuple[int, int]
 ) -> relax.Var:
-    """Pixels of blocked images that stand behind each other, between each other: NCHW ``shape``.
+    """Interleave the pixels of blocked images that come one after the other: NCHW ``shape``.
 
-    In blocks where each image's channels fill them, plain where not.
+    The result is blocked if each image's channels fill blocks, otherwise plain.
     """
     (rows, columns), lanes = between, int(data.ty.shape.values[-1])
     blocks, rest = divmod(int(shape[1]), lanes)
@@ -173,7 +173,7 @@ def concat(
     parts: Sequence[Expr],
     widths: Sequence[int],
 ) -> relax.Var:
-    """Concatenate channels; where all but the last part fill their blocks it is a view."""
+    """Concatenate channels; a view if all parts but the last fill their blocks."""
     lanes = machine.lanes
     if all(width % lanes == 0 for width in widths[:-1]):
         return bb.emit(relax.op.concat(list(parts), axis=1))
@@ -215,7 +215,7 @@ def convolution(
     exact: bool = False,
     sums: str = "float32",
 ) -> relax.Var:
-    """A convolution with the template that suits it, in the type of its sums.
+    """A convolution with the template that `choose_conv` selects, in the type of its sums.
 
     ``exact`` as for `choose_conv`.
     """
@@ -258,7 +258,7 @@ def _winograd_weight(
 
 
 def winograd_input(bb: relax.BlockBuilder, config: WinogradConfig, data: Expr) -> relax.Var:
-    """The first stage of a Winograd convolution: its planes, an image in blocks of channels."""
+    """The first stage of a Winograd convolution: its planes as an image in blocks of channels."""
     mark = annotation("winograd_input", config)
     return bb.emit(
         kernel_call(bb, "winograd_input", config, lambda x: transform_input(config, x, mark), data)
@@ -268,7 +268,7 @@ def winograd_input(bb: relax.BlockBuilder, config: WinogradConfig, data: Expr) -
 def winograd_product(
     bb: relax.BlockBuilder, config: WinogradConfig, planes: Expr, weight: GenericConst
 ) -> relax.Var:
-    """A Winograd convolution of planes that exist already."""
+    """A Winograd convolution of planes that are already computed."""
     packed = _winograd_weight(bb, config, weight)
     return _template(
         bb, "winograd_product", "winograd_product", config, multiply_planes, planes, packed
@@ -284,7 +284,7 @@ def _template(
     data: Expr,
     packed: Expr,
 ) -> relax.Var:
-    """Emit the call of a template's kernel on packed weights."""
+    """Emit the call of a template's kernel with packed weights."""
     mark = annotation(template, config)
     call = kernel_call(
         bb, name, config, lambda x, w: compute(config, x, w, mark), data, bb.emit(packed)
@@ -293,10 +293,10 @@ def _template(
 
 
 def subsample(bb: relax.BlockBuilder, stride: tuple[int, int], data: Expr) -> relax.Var:
-    """The pixels that a strided 1x1 window reads, next to each other.
+    """The pixels that a strided 1x1 window reads, copied next to each other.
 
-    Without this a convolution's channel blocks lie a multiple of the cache's set size apart:
-    measured 0.5x.
+    Otherwise a convolution's channel blocks lie at multiples of the cache's set size: measured
+    0.5x.
     """
     rows, columns = stride
 
@@ -346,7 +346,7 @@ def _as_oihw(weight: te.Tensor) -> te.Tensor:
 
 
 def matmul(bb: relax.BlockBuilder, machine: VectorMachine, a: Expr, b: Expr) -> relax.Var | None:
-    """A product of computed matrices; None where no template fits."""
+    """A product of computed matrices; None if the template does not fit."""
     left, right = (tuple(int(d) for d in x.ty.shape.values) for x in (a, b))
     config = choose_matmul(left, right, machine) if min(len(left), len(right)) > 1 else None
     if config is None:
@@ -360,7 +360,7 @@ def matmul(bb: relax.BlockBuilder, machine: VectorMachine, a: Expr, b: Expr) -> 
 def softmax(
     bb: relax.BlockBuilder, machine: VectorMachine, data: Expr, axis: int, denormals: bool
 ) -> relax.Var | None:
-    """Softmax; None where no template fits."""
+    """Softmax; None if the template does not fit."""
     shape = tuple(int(d) for d in data.ty.shape.values)
     config = choose_softmax(shape, axis, machine, denormals)
     if config is None:

@@ -1,7 +1,7 @@
-"""Which input channels the vectors of a register tile read, so that no product is zero.
+"""Compute which input channels the vectors of a register tile read, so that no product is zero.
 
-Channels stand in blocks of as many as a vector has lanes.  Of a last block that is not full only
-the lanes that exist are read, and of merged groups each vector reads those of its own.
+Blocks contain as many channels as a vector has lanes.  In a last block that is not full only
+existing lanes are read, and with merged groups each vector reads the channels of its own groups.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .winograd import WinogradConfig
 
 @dataclass(frozen=True)
 class ChannelRun:
-    """Input channels that the same vectors of a tile read: the same lanes of some blocks.
+    """Input channels that the same vectors of a tile read: the same lanes of consecutive blocks.
 
     Attributes:
-        block: the first block, counted from the first that the tile reads.
-        blocks: how many.
-        lanes: of each of them, from and to.
-        vectors: of the tile, from and to.
+        block: the first block, relative to the first block that the tile reads.
+        blocks: number of blocks.
+        lanes: first and end lane of each block.
+        vectors: first and end vector of the tile.
     """
 
     block: int
@@ -34,26 +34,26 @@ class ChannelRun:
 
     @property
     def channels(self) -> int:
-        """How many they are."""
+        """Number of channels."""
         return self.blocks * self.width
 
     @property
     def width(self) -> int:
-        """How many lanes of a block they are."""
+        """Number of lanes in each block."""
         return self.lanes[1] - self.lanes[0]
 
     def lane(self, index: Expr) -> Expr:
-        """Which lane the index-th of them is."""
+        """The index-th lane."""
         return index + self.lanes[0] if self.lanes[0] else index
 
 
 def whole_run(cfg: ConvConfig, vectors: int) -> ChannelRun:
-    """Every vector of a tile reads every lane, of channels that do not exist zeros."""
+    """A run in which every vector reads every lane; channels that do not exist are zeros."""
     return ChannelRun(0, cfg.reduce_blocks, (0, cfg.data_block), (0, vectors))
 
 
 def channel_runs(cfg: ConvConfig, vectors: int) -> list[ChannelRun] | None:
-    """What a tile of so many vectors reads; None where that differs from tile to tile."""
+    """The runs that a tile of ``vectors`` reads; None if they differ between tiles."""
     if cfg.data_block == 1:
         return [whole_run(cfg, vectors)]
     merge, left = cfg.merged_groups, cfg.groups % cfg.merged_groups
@@ -62,14 +62,14 @@ def channel_runs(cfg: ConvConfig, vectors: int) -> list[ChannelRun] | None:
         full, last = (-(-groups * widths[1] // cfg.lanes) for groups in (merge, left))
         reads = [-(-groups * widths[0] // cfg.lanes) for groups in (merge, left)]
         if cfg.oc_blocks < full or (last == full and reads[0] != reads[1]):
-            return None  # else groups that do not exist have weights of zero
+            return None  # otherwise groups that do not exist have weights of zero
         if left and vectors < full:
             merge = left
     return runs_of_groups(widths, merge, cfg.lanes, vectors)
 
 
 def winograd_runs(cfg: WinogradConfig, vectors: int) -> list[ChannelRun]:
-    """What the products of a tile of so many vectors read of a part's planes."""
+    """The runs of a part's planes that the products of a tile of ``vectors`` read."""
     if cfg.merged_groups > 1 and cfg.oc_blocks < cfg.out_blocks:
         return [ChannelRun(0, cfg.in_blocks, (0, cfg.lanes), (0, vectors))]
     widths = cfg.in_channels // cfg.groups, cfg.out_channels // cfg.groups
@@ -77,7 +77,7 @@ def winograd_runs(cfg: WinogradConfig, vectors: int) -> list[ChannelRun]:
 
 
 def mean_channels(runs: Sequence[ChannelRun]) -> int:
-    """How many input channels a vector of a tile reads, in the mean."""
+    """The mean number of input channels that a vector of a tile reads."""
     read = sum(run.channels * (run.vectors[1] - run.vectors[0]) for run in runs)
     return round(read / max(run.vectors[1] for run in runs))
 
@@ -85,9 +85,9 @@ def mean_channels(runs: Sequence[ChannelRun]) -> int:
 def runs_of_groups(
     widths: tuple[int, int], groups: int, lanes: int, vectors: int
 ) -> list[ChannelRun]:
-    """What vectors of output channels read, but for products that are zero.
+    """The runs that vectors of output channels read, without products that are zero.
 
-    Two groups of 24 channels, which three vectors of 16 lanes hold::
+    Two groups of 24 channels in three vectors of 16 lanes::
 
         vector 0 reads   0 .. 24              block 0 and half of block 1: vectors 0 and 1
         vector 1 reads   0 ........ 48   ->   the other half and block 2:  vectors 1 and 2
@@ -95,9 +95,9 @@ def runs_of_groups(
 
     Args:
         widths: input and output channels of a group.
-        groups: how many there are; of one, all vectors read all channels.
+        groups: number of groups; with one group, all vectors read all channels.
         lanes: of a vector, and of a block of channels.
-        vectors: how many.
+        vectors: number of vectors.
     """
     inputs, outputs = widths
     reads = [(0, inputs)] * vectors
@@ -111,18 +111,18 @@ def runs_of_groups(
         for start, end in pairwise(edges)
         for run in _runs(start, end, lanes, _between(reads, start, end))
     ]
-    # Short ones first: written out at the end, LLVM would mix them with what becomes of the sums.
+    # Short runs first: unrolled at the end, LLVM would mix them with the use of the sums.
     return sorted(runs, key=lambda run: run.channels)
 
 
 def _between(reads: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int]:
-    """The vectors that read channels ``start`` to ``end``, which are neighbours."""
+    """The consecutive vectors that read channels ``start`` to ``end``."""
     active = [v for v, (low, high) in enumerate(reads) if low <= start and end <= high]
     return active[0], active[-1] + 1
 
 
 def _runs(start: int, end: int, lanes: int, vectors: tuple[int, int]) -> list[ChannelRun]:
-    """Channels ``start`` to ``end`` as part of a block, whole blocks, and part of a block."""
+    """Channels ``start`` to ``end``: part of a block, whole blocks, part of a block."""
     found = []
     while start < end:
         block, lane = divmod(start, lanes)

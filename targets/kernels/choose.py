@@ -1,8 +1,8 @@
-"""Which template and which register tile a convolution gets, from a small model of the core.
+"""Choose the template and register tile of a convolution by a small model of the core.
 
-The model counts cycles of the inner loop: multiply-adds and loads that start in a cycle, weights
-that stream from the second-level cache, and the latency that short tiles cannot hide.  What differs
-between cores stands in `machine.py`; no measurement is needed.
+The model counts cycles of the inner loop: multiply-adds and loads that issue in a cycle, weights
+that stream from the second-level cache, and latency that short tiles cannot hide.  `machine.py`
+contains the differences between cores; no measurement is needed.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from .gpu.choose import choose_group_conv
 from .machine import VectorMachine
 from .winograd import WinogradConfig
 
-_LOADS_REACHED = 0.8  # of what the ports could, as seen in measurements
+_LOADS_REACHED = 0.8  # share of the load ports' peak, as seen in measurements
 _L2_BYTES_PER_CYCLE = 24
-_WEIGHT_BYTES_PER_CYCLE = 8  # weights of a whole network do not stay in any cache
+_WEIGHT_BYTES_PER_CYCLE = 8  # weights of a whole network stay in no cache
 _WIDE = 0.05
-"""Of the time in which weights arrive, for each vector beyond `_NARROW` that a tile reads at once
-and that no tile before has asked for; as measured in dense layers of one row."""
+"""Share of the time in which weights arrive, for each vector beyond `_NARROW` that a tile reads at
+once without an earlier tile's prefetch; measured in dense layers of one row."""
 _NARROW = 4
 _HIDDEN = 1e-3
-"""Of two that wait for their weights alike, the one that computes less."""
+"""Weight of computation, to prefer it between tiles that wait for weights equally long."""
 
 _TRANSFORM_CYCLES = {2: 2.5, 4: 7.0}
-"""Of Winograd's tiles, for each vector of a plane and both transforms: F(2x2) only adds, two terms
-each; F(4x4) has twice as many, and factors."""
+"""Cycles of both transforms for each vector of a plane, by tile: F(2x2) only adds, two terms each;
+F(4x4) has twice as many terms, and factors."""
 
 _CROWDED, _ROOMY = 0.03, 20
-"""With 32 registers (AVX-512), cycles of a step for each register beyond so many: tiles of 6 to 9
-pixels by 2 or 3 vectors measure 1 to 8 % faster than those that fill all."""
+"""With 32 registers (AVX-512), cycles per step for each register beyond `_ROOMY`: tiles of 6 to 9
+pixels by 2 or 3 vectors measure 1 to 8 % faster than tiles that fill all registers."""
 
 
 Step = Callable[[int, int, int, VectorMachine], float]
-"""Cycles of an input channel of a tile: of pixels, output blocks, bytes of the weights it reads."""
+"""Cycles for one input channel of a tile, from its pixels, output blocks and bytes of weights."""
 
 
 @dataclass(frozen=True)
 class ConvShape:
-    """A convolution as the network states it."""
+    """A convolution as the network defines it."""
 
     batch: int
     in_channels: int
@@ -55,7 +55,7 @@ class ConvShape:
     groups: int = 1
 
     def padded(self) -> ConvShape:
-        """The same of an image that has its padding around it already."""
+        """The convolution of an image that already includes its padding."""
         top, left, bottom, right = self.padding
         size = (self.in_size[0] + top + bottom, self.in_size[1] + left + right)
         return replace(self, in_size=size, padding=(0, 0, 0, 0))
@@ -65,13 +65,13 @@ class ConvShape:
 def choose_conv(
     shape: ConvShape, machine: VectorMachine, data_block: int, *, exact: bool = False
 ) -> ConvConfig | WinogradConfig:
-    """The fastest template for a convolution by the model of this file.
+    """The fastest template for a convolution, by the model of this file.
 
     Args:
         shape: the convolution.
-        machine: for which it is.
+        machine: runs the convolution.
         data_block: channels of a block of the data.
-        exact: of whole numbers it computes whole numbers: it is not Winograd's.
+        exact: whole numbers must give whole numbers, which excludes Winograd.
     """
     if machine.gpu is not None:
         return choose_group_conv(_config(shape, machine, data_block), machine.gpu)
@@ -84,7 +84,7 @@ def choose_conv(
 def conv_candidates(
     shape: ConvShape, machine: VectorMachine, data_block: int, count: int = 8
 ) -> tuple[ConvConfig | WinogradConfig, ...]:
-    """Up to ``count`` configurations that compute ``shape``, the fastest by this model first."""
+    """Up to ``count`` configurations that compute ``shape``, the fastest first by this model."""
     every: list[ConvConfig | WinogradConfig] = [
         *_directs(shape, machine, data_block),
         *_winograds(shape, machine, data_block),
@@ -93,7 +93,7 @@ def conv_candidates(
 
 
 def winograd_of_tile(shape: ConvShape, machine: VectorMachine, tile: int) -> WinogradConfig:
-    """The best of the Winograd configurations with this tile."""
+    """The best Winograd configuration with this tile."""
     every = [c for c in _winograds(shape, machine, machine.lanes) if c.tile == tile]
     return min(every, key=lambda config: conv_cycles(config, machine))
 
@@ -101,14 +101,14 @@ def winograd_of_tile(shape: ConvShape, machine: VectorMachine, tile: int) -> Win
 def conv_cycles(
     config: ConvConfig | WinogradConfig, machine: VectorMachine, step: Step | None = None
 ) -> float:
-    """Cycles of one core by the model of this file; ``step`` may know better than `_conv_step`."""
+    """Cycles on one core, by the model of this file; ``step`` may replace `_conv_step`."""
     if isinstance(config, WinogradConfig):
         return _winograd_cycles(config, machine, step or _conv_step)
     return direct_cycles(config, machine, step or _conv_step)
 
 
 def register_tiles(machine: VectorMachine) -> list[tuple[int, int]]:
-    """Register tiles (pixels, output blocks) that fit the register file."""
+    """Register tiles (pixels, output blocks) that fit into the register file."""
     found = []
     for blocks in range(1, 13):
         for pixels in range(1, machine.registers):
@@ -118,18 +118,18 @@ def register_tiles(machine: VectorMachine) -> list[tuple[int, int]]:
 
 
 def _operands(pixels: int, blocks: int, machine: VectorMachine) -> int:
-    """Registers that LLVM wants beside the sums of a tile, as seen in its assembly."""
-    if machine.broadcast_operand:  # a register of lanes for each pixel; weights as they come
+    """Registers that LLVM uses besides the sums of a tile, as seen in its assembly."""
+    if machine.broadcast_operand:  # a vector of elements for each pixel; weights one at a time
         return pixels + 4
-    # the shorter side's operands and one of the longer; of few, the next ones ahead
+    # operands of the shorter side and one of the longer; if they are few, prefetched ones too
     shorter = min(pixels, blocks)
     return shorter + 1 + 2 * (machine.registers > 16 and shorter in (2, 3))
 
 
 def step_cycles(pixels: int, blocks: int, slab: int, machine: VectorMachine) -> float:
-    """Cycles of one input channel of one tile."""
+    """Cycles for one input channel of one tile."""
     multiply_adds = pixels * blocks / machine.multiply_adds
-    # where elements are operands, one load brings the next channels of a pixel, too
+    # if elements are operands, one load also provides the next channels of a pixel
     each = 1 / machine.lanes if machine.broadcast_operand else 1
     loads = (blocks + pixels * each) / (machine.loads * _LOADS_REACHED)
     streamed = streamed_cycles(blocks, slab, machine)
@@ -138,21 +138,21 @@ def step_cycles(pixels: int, blocks: int, slab: int, machine: VectorMachine) -> 
 
 
 def _conv_step(pixels: int, blocks: int, slab: int, machine: VectorMachine) -> float:
-    """The same of a convolution of floats."""
+    """The same for a convolution of floats."""
     registers = 0 if machine.broadcast_operand else pixels * blocks + min(pixels, blocks)
     crowded = _CROWDED * max(0, registers - _ROOMY)
     return step_cycles(pixels, blocks, slab, machine) + crowded
 
 
 def streamed_cycles(blocks: int, slab: int, machine: VectorMachine) -> float:
-    """Cycles in which the weights of one input channel come from the second-level cache."""
+    """Cycles in which one input channel's weights arrive from the second-level cache."""
     if slab <= machine.l1_bytes * 3 // 4:
         return 0.0
     return blocks * machine.lanes * 4 / _L2_BYTES_PER_CYCLE
 
 
 def tile_counts(total: int, largest: int) -> list[tuple[int, int]]:
-    """The sizes that `balanced` makes, and how many of each."""
+    """The sizes that `balanced` returns, with the number of each."""
     count = -(-total // largest)
     size, extra = divmod(total, count)
     return [(s, n) for s, n in ((size + 1, extra), (size, count - extra)) if n]
@@ -183,7 +183,7 @@ def _directs(shape: ConvShape, machine: VectorMachine, data_block: int) -> list[
 
 
 def direct_cycles(c: ConvConfig, machine: VectorMachine, step: Step) -> float:
-    """Cycles of a direct convolution of one core."""
+    """Cycles of a direct convolution on one core."""
     height, width = c.out_size
     rows, width = (1, height * width) if c.pointwise else (height, width)
     channels = c.reduce_blocks * c.data_block
@@ -200,7 +200,7 @@ def direct_cycles(c: ConvConfig, machine: VectorMachine, step: Step) -> float:
                 for size, times in tile_counts(width, c.pixels)
             )
     weights = c.out_groups * c.oc_blocks * c.lanes * channels * taps * 4
-    # They come while the tiles before compute, where there are several to ask for them.
+    # Weights arrive while earlier tiles compute, if several tiles prefetch them.
     arrive = weights / _WEIGHT_BYTES_PER_CYCLE
     compute = c.batch * cycles * rows
     if rows * width <= c.pixels:
@@ -224,7 +224,7 @@ def _winograds(shape: ConvShape, machine: VectorMachine, data_block: int) -> lis
         (shape.kernel, shape.stride, shape.dilation) != ((3, 3), (1, 1), (1, 1))
         or data_block != machine.lanes
         or 2 * width < (4 if shape.groups == 1 else 3) * machine.lanes
-        or machine.half  # has too few digits for its sums
+        or machine.half  # float16 has too few digits for its sums
     ):
         return []
     base = WinogradConfig(
@@ -246,7 +246,7 @@ def _winograds(shape: ConvShape, machine: VectorMachine, data_block: int) -> lis
         replace(base, tile=tile, oc_blocks=o, pixels=p)
         for tile in (4, 2)
         for p, o in register_tiles(machine)
-        # two vectors of outputs measured best; parts of groups must come out even
+        # two vectors of outputs measured best; parts of groups must divide evenly
         if (o <= 2 if base.parts == 1 else base.out_blocks % o == 0)
     ]
 
@@ -267,6 +267,6 @@ def _winograd_cycles(c: WinogradConfig, machine: VectorMachine, step: Step) -> f
     )
     vectors = tiles * c.parts * (c.in_blocks + c.out_blocks) * square
     transforms = vectors * _TRANSFORM_CYCLES[c.tile]
-    # They come while products are computed, as each tile asks for its share of the next ones.
+    # Weights arrive while products are computed, because each tile prefetches its share.
     weights = 4 * square * channels * c.parts * c.out_blocks * c.lanes / _WEIGHT_BYTES_PER_CYCLE
     return max(c.batch * products, weights) + c.batch * transforms

@@ -1,10 +1,10 @@
-"""Concatenate channels whose parts do not end where blocks do: a shuffle for every vector.
+"""Concatenate channels whose parts do not end at block borders, by one shuffle per vector.
 
 Parts of 6, 9 and 5 channels, in blocks of 4 lanes::
 
     block 0    a[0] whole
     block 1    shuffle(a[1], b[0])
-    block 2    shuffle(b[0], b[1])       between a part's ends all blocks are alike: one loop,
+    block 2    shuffle(b[0], b[1])       inside a part all blocks are alike and form one loop,
     block 3    shuffle(b[1], b[2], c[0])   so code grows with the parts, not with the channels
     block 4    shuffle(c[0], c[1])
 
@@ -27,13 +27,13 @@ from .fused import FusedKernel
 from .loops import PARALLEL, block, const, lanes, load, loop, scratch, store, unravelled, within
 from .machine import VectorMachine
 
-_LANES = (4, 8, 16)  # the vectors that OpenCL has too
+_LANES = (4, 8, 16)  # vectors that OpenCL has too
 _WORTH_THREADS = 50_000  # elements that take about as long as waking another core
 
 
 @dataclass(frozen=True)
 class ConcatConfig:
-    """How many channels each part has, and the lanes of a block."""
+    """The channels of each part, and the lanes of a block."""
 
     widths: tuple[int, ...]
     lanes: int
@@ -41,13 +41,14 @@ class ConcatConfig:
 
 @dataclass(frozen=True)
 class BlockRun:
-    """Neighbouring blocks of the result that are put together alike.
+    """Consecutive blocks of the result that are assembled by the same shuffle.
 
     Attributes:
-        start: the first of them.
-        count: how many.
-        vectors: part and block of what the first reads; the next read the next blocks.
-        places: vector and lane that each lane comes from; lanes beyond all channels are None.
+        start: the first block.
+        count: number of blocks.
+        vectors: part and block of each vector that the first block reads; others read the next
+            ones.
+        places: source vector and lane of each lane; None for lanes beyond all channels.
     """
 
     start: int
@@ -57,7 +58,7 @@ class BlockRun:
 
 
 def block_runs(cfg: ConcatConfig) -> list[BlockRun]:
-    """What the blocks of the result are made of, in order."""
+    """The runs of the result's blocks, in order."""
     starts = [0, *accumulate(cfg.widths)]
     sources = [divmod(i, cfg.lanes) for width in cfg.widths for i in range(width)]
     parts = [part for part, width in enumerate(cfg.widths) for _ in range(width)]
@@ -79,12 +80,12 @@ def block_runs(cfg: ConcatConfig) -> list[BlockRun]:
 
 
 def shuffles(machine: VectorMachine) -> bool:
-    """Whether the template is for such a machine; others fuse concatenations with their readers."""
+    """Whether the template suits a machine; on others, concatenations fuse with their readers."""
     return machine.gpu is None and not machine.packs_bytes and machine.lanes in _LANES
 
 
 def takes_concat(fused: FusedKernel, machine: VectorMachine) -> bool:
-    """Whether the template fits: nothing is computed before, and the machine has such vectors."""
+    """Whether the template fits: it has no fused producers, and the machine has its vectors."""
     if not shuffles(machine) or len(fused.blocks) != 1:
         return False
     config = json.loads(fused.config)
@@ -135,7 +136,7 @@ def write_concat(cfg: ConcatConfig, machine: VectorMachine, fused: FusedKernel) 
 
 
 def _shuffled(read: list[Expr], places: Sequence[tuple[int, int] | None]) -> Expr:
-    """One vector of lanes of several; what stands in lanes of no vector does not matter."""
+    """A vector of lanes of several vectors; lanes without a source may hold anything."""
     count = len(places)
     filled = [(0, lane) if place is None else place for lane, place in enumerate(places)]
     if filled == [(0, lane) for lane in range(count)]:
@@ -144,7 +145,7 @@ def _shuffled(read: list[Expr], places: Sequence[tuple[int, int] | None]) -> Exp
 
 
 def _parts(fused: FusedKernel) -> list[tirx.Buffer]:
-    """What is concatenated, in order; a tensor may stand there twice."""
+    """The concatenated tensors, in order; a tensor may occur twice."""
     found: list[tirx.Buffer] = []
     body = fused.blocks[-1].body
     tvm_ffi.structural_walk(

@@ -1,4 +1,4 @@
-"""Direct convolution in blocked layout: its configuration, its packed weights, what it computes.
+"""Direct convolution in blocked layout: configuration, packed weights, meaning.
 
     out[n, o, y, x, lane] = sum of data[n, ic, y', x', ii] * weight[group, ic, ky, kx, ii, lane']
 
@@ -19,9 +19,9 @@ from .loops import const
 
 @dataclass(frozen=True)
 class ConvConfig:
-    """A convolution and the tile it is computed with.
+    """A convolution and its register tile.
 
-    ``data_block`` is 1 where the input is plain NCHW (the first layer, dense layers), else the
+    ``data_block`` is 1 if the input is plain NCHW (the first layer, dense layers), otherwise the
     machine's lanes; ``merged_groups`` groups are computed as one so that each starts on a block.
     """
 
@@ -56,7 +56,7 @@ class ConvConfig:
 
     @property
     def pointwise(self) -> bool:
-        """Every output pixel reads exactly the input pixel at its own place."""
+        """Every output pixel reads exactly the input pixel at its own position."""
         return self.kernel == (1, 1) and self.stride == (1, 1) and not any(self.padding)
 
     @property
@@ -95,12 +95,12 @@ class ConvConfig:
 
 
 def layer_of(cfg: ConvConfig) -> dict[str, Any]:
-    """The fields of a convolution, without those that a kind of kernel adds."""
+    """The fields of a convolution, without those that subclasses add."""
     return {field.name: getattr(cfg, field.name) for field in fields(ConvConfig)}
 
 
 def merged_groups(in_channels: int, out_channels: int, groups: int, lanes: int) -> int:
-    """How many groups must be taken together so that each begins on a channel block."""
+    """How many groups must be merged so that each merged group begins on a channel block."""
     if groups == 1:
         return 1
     merge = 1
@@ -114,9 +114,9 @@ def merged_groups(in_channels: int, out_channels: int, groups: int, lanes: int) 
 
 
 def pack_weight(cfg: ConvConfig, weight: te.Tensor, sums: str = "") -> te.Tensor:
-    """OIHW -> [oc group][ic block][ky][kx][ic lane][oc lane], zero where channels do not exist.
+    """OIHW -> [oc group][ic block][ky][kx][ic lane][oc lane], zero for channels that do not exist.
 
-    In the type of the sums, by default their own: nothing is left to convert in the loops.
+    In the type of the sums, by default the weights' own, so that the loops convert nothing.
     """
     dtype = sums or str(weight.dtype)
     in_group, out_group = cfg.in_channels // cfg.groups, cfg.out_channels // cfg.groups
@@ -133,7 +133,7 @@ def pack_weight(cfg: ConvConfig, weight: te.Tensor, sums: str = "") -> te.Tensor
     return te.compute(cfg.weight_shape, element, name="pack_weight")
 
 
-# --- meaning: what the kernel computes, for the stock VM and for the template to recognise --------
+# --- meaning: plain loops for the stock VM, which the template recognises by their annotation -----
 
 
 def conv_compute(

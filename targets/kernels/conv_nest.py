@@ -1,17 +1,17 @@
 """The loop nest of a direct convolution, register-tiled.
 
 One output tile is ``pixels`` neighbours of a row times ``oc_blocks`` vectors of output channels; it
-stays in registers over the whole reduction::
+stays in registers during the whole reduction::
 
     for band of rows, oc_group:                 # parallel
       for y, tile of the row:                   # rows are cut into balanced tiles: 14 -> 5 + 5 + 4
         acc[pixels][oc_blocks] = 0
         for ic_block, ky in the rows that exist:
-          for kx, ic_lane, pixel, oc_block:     # unrolled but kx; taps outside are not written
-            acc += broadcast(data) * weight     # of a plain image, the few channels innermost
+          for kx, ic_lane, pixel, oc_block:     # unrolled but kx; taps outside are omitted
+            acc += broadcast(data) * weight     # for a plain image, its few channels innermost
         out = epilogue(acc)
 
-Padding is free: whether a tap of a tile lies outside the image is known while the tile is written.
+Padding is free: whether a tap of a tile lies outside the image is known when the tile is written.
 1x1 convolutions and dense layers are the same nest over one long row of pixels.
 """
 
@@ -63,7 +63,7 @@ def write_conv(
 
 
 def write_nest(nest: ConvNest) -> tirx.Stmt:
-    """All tiles of all bands and groups, shared among the threads."""
+    """All tiles of all bands and groups, divided among the threads."""
     cfg, machine = nest.cfg, nest.machine
     bands = -(-nest.cut.rows // nest.cut.band)
     full, tail = divmod(cfg.out_blocks, cfg.oc_blocks)
@@ -84,7 +84,7 @@ def write_nest(nest: ConvNest) -> tirx.Stmt:
 
     def image(n: Expr) -> tirx.Stmt:
         nests = [groups(n, 0, full, cfg.oc_blocks)] if full else []
-        if tail:  # last, when the group before it has asked for its weights
+        if tail:  # last, because the group before it has prefetched its weights
             nests.append(groups(n, full, 1, tail))
         return block(nests)
 
@@ -93,9 +93,9 @@ def write_nest(nest: ConvNest) -> tirx.Stmt:
 
 @dataclass(frozen=True)
 class Tile:
-    """Where a register tile lies: image, output channel group, row, first pixel; and its taps.
+    """The position of a register tile (image, output group, row, first pixel) and its taps.
 
-    ``turn`` counts the tiles that read the same weights.
+    ``turn`` numbers the tiles that read the same weights.
     """
 
     n: Expr
@@ -108,7 +108,7 @@ class Tile:
 
 
 Reduction = tuple[ChannelRun, Expr, int | Expr]
-"""Lanes and vectors, the first block of input channels and how many follow."""
+"""Lanes and vectors, the first block of input channels, and the number of blocks."""
 
 
 @dataclass(frozen=True)
@@ -202,18 +202,18 @@ class ConvNest:
         )
 
     def run(self, count: int, at: Callable[[Expr], Tile]) -> tirx.Stmt:
-        """Tiles beside each other that do the same work."""
+        """Consecutive tiles with the same work."""
         return loop(count, lambda t: self.whole_tile(at(t)), "tile")
 
     def whole_tile(self, tile: Tile) -> tirx.Stmt:
-        """Zero the accumulators, reduce over everything, hand the tile to the epilogue."""
+        """Clear the accumulators, reduce over all channels, pass the tile to the epilogue."""
         reduce, finish = self.whole(tile)
         return self.tile(tile, reduce, None, finish)
 
     def whole(
         self, tile: Tile
     ) -> tuple[list[Reduction], Callable[[Expr, Expr, Expr, Expr], tirx.Stmt]]:
-        """The reduction over everything, and what hands a sum to the epilogue."""
+        """The reduction over all channels, and the function that passes a sum to the epilogue."""
         group = tile.group * self.cfg.oc_blocks
 
         def finish(p: Expr, o: Expr, v: Expr, value: Expr) -> tirx.Stmt:
@@ -230,7 +230,7 @@ class ConvNest:
         return reduce, finish
 
     def runs(self, vectors: int) -> list[ChannelRun] | None:
-        """Which channels so many vectors read; None where that differs from tile to tile."""
+        """The channels that ``vectors`` read; None if they differ between tiles."""
         return channel_runs(self.cfg, vectors)
 
     def partial_tile(self, tile: Tile, chunk: Expr, partial: tirx.Buffer, y: Expr) -> tirx.Stmt:
@@ -297,7 +297,7 @@ class ConvNest:
             return block([*ahead, products])
 
         def plain_tap(ky: Expr, kx: Expr, active: Sequence[int]) -> tirx.Stmt:
-            """All channels of a plain image, which are few."""
+            """All channels of a plain image, which has few."""
             return acc.add_products(
                 active,
                 lambda p, i: load(self.data, *self.input_place(tile, (p, ky, kx), first + i, i)),
@@ -309,8 +309,8 @@ class ConvNest:
             )
 
         segments = column_segments(tile.taps)
-        # Unrolled, LLVM would keep the pixels that two taps share in registers, and spill the
-        # accumulators for it.
+        # If this loop were unrolled, LLVM would keep pixels that two taps share in registers, and
+        # spill the accumulators.
         columns = fenced_span if cfg.kernel[1] > 1 else span
 
         def taps(ky: Expr, tap: Callable[[Expr, Expr, Sequence[int]], tirx.Stmt]) -> tirx.Stmt:
@@ -330,7 +330,7 @@ class ConvNest:
         nest: list[tirx.Stmt] = []
         if segments and cfg.data_block == 1 and isinstance(reads, int):
             nest = [span(low, count, lambda ky: taps(ky, plain_tap), "ky")]
-        elif segments:  # else every tap of the tile lies in the padding
+        elif segments:  # otherwise every tap of the tile lies in the padding
             apart = fenced_span if len(reduce) > 1 else span
             nest = [
                 apart(begin, blocks, lambda ic, run=run: channels(run, ic), "ic")
@@ -348,15 +348,15 @@ class ConvNest:
     def weights_ahead(self, tile: Tile, ic: Expr, ky: Expr, kx: Expr) -> list[tirx.Stmt]:
         """Prefetch this tile's share of the weights of a tap that come next in memory.
 
-        Without, the first of the tiles that share weights waits for memory, and the others leave
-        it idle. Not where only one tile reads them, which needs all that memory gives. There are
-        shares for as many rows as have all taps; what a row at the border passes over, another
-        row asks for, whose turn comes again.
+        Otherwise the first of the tiles that share weights waits for memory, and the others leave
+        it idle. If only one tile reads the weights, it needs the whole bandwidth, so nothing is
+        prefetched. Shares are computed for the rows that have all taps; what rows at the border
+        omit, other rows prefetch in their next turn.
         """
         cfg, cut = self.cfg, self.cut
         per_row = len(balanced(cut.width, cfg.pixels))
         borders = sum(run.end - run.start for run in row_runs(cfg) if run.count < cfg.kernel[0])
-        if 2 * borders > cut.band:  # each of the others would ask for too much
+        if 2 * borders > cut.band:  # each of the other rows would have to prefetch too much
             borders = 0
         turns = (cut.band - borders) * per_row
         turn = tile.turn % turns if borders else tile.turn
@@ -370,7 +370,7 @@ class ConvNest:
         return ask_ahead(self.weight, place, count, (turn, turns), nearest=nearest)
 
     def pixel(self, y: Expr, x: Expr) -> tuple[Expr, Expr]:
-        """Row and column of the output that the nest's row ``y`` and pixel ``x`` stand for."""
+        """Row and column of the output for the nest's row ``y`` and pixel ``x``."""
         if not self.cfg.pointwise:
             return y, x
         place, width = y * self.cut.width + x, self.cfg.out_size[1]

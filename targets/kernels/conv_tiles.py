@@ -1,8 +1,8 @@
-"""How the image of a direct convolution is cut: into bands of rows, and rows into register tiles.
+"""Cut the image of a direct convolution into bands of rows, and rows into register tiles.
 
     28 pixels, at most 6 in a tile  ->  6 (left border), 6 + 6, 5, 5 (right border)
 
-All is known before the loop nest is written, so no tile tests where it lies.
+Everything is known before the loop nest is written, so tiles do not test their position.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def row_tiles(cfg: ConvConfig, width: int) -> list[TileRun[Taps]]:
 
 
 def column_taps(cfg: ConvConfig, x: int) -> tuple[int, int]:
-    """Kernel columns ``lo..hi`` that fall inside the image for output column ``x``."""
+    """Kernel columns ``lo..hi`` that lie inside the image for output column ``x``."""
     if cfg.pointwise:
         return 0, 1
     first = x * cfg.stride[1] - cfg.padding[1]
@@ -45,11 +45,11 @@ def column_taps(cfg: ConvConfig, x: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Blocking:
-    """How the nest is cut so that what is read again is still in the cache.
+    """The blocking of a nest, chosen so that repeated reads hit the cache.
 
-    ``rows`` rows of ``width`` pixels; bands of ``band`` rows keep their input in the second-level
-    cache while all output groups pass over it; the reduction runs in ``chunks`` of ``chunk``
-    channel blocks so that the weights of one group stay there too.
+    ``rows`` rows of ``width`` pixels; the input of a band of ``band`` rows stays in the
+    second-level cache while all output groups are computed; the reduction runs in ``chunks`` of
+    ``chunk`` channel blocks so that the weights of one group stay there too.
     """
 
     rows: int
@@ -60,7 +60,7 @@ class Blocking:
 
 
 def _cuts(area: int, least: int) -> list[int]:
-    """Numbers of equal rows that an image of ``area`` pixels can be cut into."""
+    """The numbers of equal rows into which an image of ``area`` pixels can be cut."""
     return [r for r in range(1, area + 1) if area % r == 0 and (r == 1 or area // r >= least)]
 
 
@@ -101,7 +101,7 @@ def column_segments(
 
 
 def kernel_rows(cfg: ConvConfig, y: Expr) -> tuple[int | Expr, int | Expr]:
-    """First kernel row inside the image for output row ``y``, and how many follow."""
+    """First kernel row inside the image for output row ``y``, and the number of rows."""
     top, _, bottom, _ = cfg.padding
     if not top and not bottom:
         return 0, cfg.kernel[0]

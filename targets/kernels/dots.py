@@ -1,9 +1,9 @@
-"""How a machine adds products of 8-bit numbers to int32 sums: four channels, a word, at a time.
+"""How a machine adds products of 8-bit numbers to int32 sums, a word of four channels at a time.
 
     sums[lane] += x[0] * w[lane][0] + x[1] * w[lane][1] + x[2] * w[lane][2] + x[3] * w[lane][3]
 
-What the instructions differ in stands here as data: which type they take the pixels in, and in
-which order they want the weights.  None of them saturates: ``vpmaddubsw`` does, so AVX2 multiplies
+Differences between instructions are data here: the type in which they take pixels, and the order of
+weights that they expect.  None of them saturates: ``vpmaddubsw`` would, so AVX2 multiplies
 int16.
 
 | instruction | weights of a word |
@@ -14,11 +14,11 @@ int16.
 | ``vpmaddwd`` | int16 ``[channels 0 and 2, 1 and 3][lane][channel]`` |
 | none | int8 ``[channel][lane]`` |
 
-What multiplies small matrices takes pairs of pixels: `matrix_conv.py`.
+Instructions that multiply small matrices take pairs of pixels: `matrix_conv.py`.
 
-HVX multiplies two vectors once in a packet, but a vector by the word of a general register twice:
-there a word of a pixel needs no copies for all lanes. Its vectors are unsigned then, so weights are
-stored with 128 more, and 128 times the sum of all pixels that were read is taken off again.
+In a packet, HVX multiplies two vectors once, but a vector by the word of a general register twice,
+and then a pixel's word need not be copied to all lanes. These instructions take unsigned vectors,
+so weights are stored with 128 added, and 128 times the sum of the pixels is subtracted.
 """
 
 from __future__ import annotations
@@ -36,27 +36,26 @@ WORD = 4
 """Channels that are multiplied together."""
 
 FLIP = -0x7F7F7F80
-"""0x80808080: makes int8 of the four uint8 of a word minus 128, and back."""
+"""0x80808080: xor with it turns four uint8 of a word into int8 minus 128, and back."""
 
 Pixel = Callable[[Expr | int], Expr]
-"""A channel of a word, or several with a ramp."""
+"""One channel of a word; with a ramp, several."""
 
 
 @dataclass(frozen=True)
 class Dot:
-    """One way to do it.
+    """One way to add products of words.
 
     Attributes:
         intrinsic: LLVM's name; empty for plain arithmetic.
-        pixel: the type that pixels have to be in.
+        pixel: the type in which it takes pixels.
         weight: the type of packed weights.
         parts: pieces of a word that are multiplied one after the other.
-        words: LLVM has its operands as int32, whatever it takes them for.
-        offset: how much larger packed weights are; multiplied by a word of a general register.
-        is_matrix: two pixels are multiplied by two lanes, eight channels at a time.
-        dense: for each type of pixels the way of convolutions that are not grouped, where they
-            have one of their own.
-        signed: the way that takes int8, where this one does not and the machine has one.
+        words: whether LLVM declares its operands as int32.
+        offset: added to packed weights; if not 0, pixels are words of general registers.
+        is_matrix: whether it multiplies two pixels by two lanes, eight channels at a time.
+        dense: by type of pixels, another way for convolutions without groups.
+        signed: the way for int8 pixels, if this one does not take them.
     """
 
     intrinsic: str
@@ -71,39 +70,39 @@ class Dot:
 
     @property
     def together(self) -> int:
-        """Channels of one piece, whose weights lie next to each other."""
+        """Channels of one piece, whose weights are neighbours in memory."""
         return WORD // self.parts
 
     def channel(self, part: Expr, place: Expr) -> Expr:
-        """Which channel of its word stands at ``place`` of a piece."""
+        """The channel of its word at ``place`` of a piece."""
         return place * self.parts + part
 
     def shift(self, dtype: str) -> int:
-        """What is added to pixels of ``dtype`` to have them in the type that is needed."""
+        """The number to add to pixels of ``dtype`` to convert them to the instruction's type."""
         if self.pixel == dtype:
             return 0
         return 128 if self.pixel == "uint8" else -128
 
     def packed(self, weight: Expr) -> Expr:
-        """An int8 weight as it is packed."""
+        """An int8 weight in its packed form."""
         if not self.offset:
             return weight.astype(self.weight)
         return (weight.astype("int32") + tirx.const(self.offset, "int32")).astype(self.weight)
 
     def each(self, lanes: int, statement: Callable[[Expr, int], tirx.Stmt]) -> tirx.Stmt:
-        """``statement(lane, count)`` for all lanes: at once where there is an instruction."""
+        """``statement(lane, count)`` for all lanes: at once if there is an instruction."""
         if self.intrinsic:
             return statement(tirx.Ramp(const(0), const(1), lanes), lanes)
         return vector_loop(lanes, lambda v: statement(v, 1))
 
     def weights(self, lane: Expr, first: Expr, count: int) -> Expr:
-        """Where the weights of ``count`` lanes stand, from ``lane`` of a vector on."""
+        """The place of the weights of ``count`` lanes, from ``lane`` of a vector on."""
         if count == 1:
             return lane + first
         return tirx.Ramp(first * self.together, const(1), count * self.together)
 
     def pieces(self, pixel: Pixel, dtype: str, lanes: int) -> list[Expr]:
-        """The operand of each piece: a word of the pixel, for so many lanes."""
+        """The operands of each piece: a word of the pixel, for ``lanes`` lanes."""
         if not self.intrinsic:
             shift = tirx.const(self.shift(dtype), "int32")
             return [pixel(channel).astype("int32") + shift for channel in range(WORD)]
@@ -115,7 +114,7 @@ class Dot:
         return self.split(every(word, lanes), lanes)
 
     def split(self, words: Expr, lanes: int) -> list[Expr]:
-        """The pieces of words that differ from lane to lane, already in the type that is needed."""
+        """The pieces of words that differ between lanes and already have the instruction's type."""
         if not self.intrinsic:
             return [
                 tirx.bitwise_and(_right(words, 8 * byte, lanes), number(0xFF, lanes))
@@ -130,7 +129,7 @@ class Dot:
         ]
 
     def add(self, sums: Expr, piece: Expr, weight: Expr, lanes: int) -> Expr:
-        """The sums of all lanes with the products of one piece."""
+        """The sums of all lanes plus the products of one piece."""
         kind = f"int32x{lanes}"
         if not self.intrinsic:
             return sums + piece * weight.astype("int32")
@@ -144,14 +143,14 @@ class Dot:
         return sums + tirx.call_llvm_pure_intrin(kind, self.intrinsic, piece, weight)
 
     def product(self, words: Expr, weights: Expr) -> Expr:
-        """Of vectors of HVX, without adding it to anything."""
+        """The product of two HVX vectors, without an addend."""
         kind = str(words.ty.dtype)
         name = self.intrinsic.replace(".acc.", ".")
         return tirx.call_llvm_pure_intrin(kind, name, words, tirx.reinterpret(kind, weights))
 
 
 def every(value: Expr, lanes: int) -> Expr:
-    """The same for all lanes."""
+    """The same value for all lanes."""
     return value if lanes == 1 else tirx.Broadcast(value, lanes)
 
 
@@ -193,21 +192,21 @@ DOTS = {
     "smmla": Dot("llvm.aarch64.neon.smmla", "int8", "int8", 1, is_matrix=True),
     "usmmla": Dot("llvm.aarch64.neon.usmmla", "uint8", "int8", 1, is_matrix=True),
 }
-"""By the names that `VectorMachine.dot` has."""
+"""By the names that `VectorMachine.dot` uses."""
 
 
 def by_vectors(dot: str, dtype: str) -> str:
-    """How vectors of pixels of a type are multiplied by others, on a machine with such a way."""
+    """The way to multiply vectors of pixels by vectors of weights, for a type of pixels."""
     return (dtype == "int8" and DOTS[dot].signed) or dot
 
 
 @dataclass(frozen=True)
 class OfWords:
-    """What configurations of kernels that multiply words have beside those of float32.
+    """Additional fields of configurations of kernels that multiply words.
 
     Attributes:
         dtype: of the pixels.
-        dot: how products are added; a key of `DOTS`.
+        dot: the way in which products are added; a key of `DOTS`.
     """
 
     dtype: str = "uint8"
@@ -215,5 +214,5 @@ class OfWords:
 
     @property
     def way(self) -> Dot:
-        """How products are added."""
+        """The way in which products are added."""
         return DOTS[self.dot]

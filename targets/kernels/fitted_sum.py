@@ -1,12 +1,12 @@
-"""Sums of two numbers of 8 bits in integers that are those of float32, bit by bit.
+"""Compute sums of two 8-bit numbers in integers so that they equal float32's, bit by bit.
 
     round(float(a) * 0.37 + (float(b) * 0.0131 - 9.25))   ->   a * w + b * v + o >> bits
 
-Factors of 21 bits are wrong by up to 255 * 2**-22 in a product, and so is one sum in ten thousand
-after rounding, where float32 and its own roundings are wrong in one of a million. But there are no
-more than 65,536 pairs of numbers, and few sums come near to a half: of the integers next to
-`factor * 2**bits` those are taken with which every pair gives what float32 gives. Where halves
-themselves are sums (factors of one), float32 rounds them to even, and no such integers exist.
+Factors of 21 bits have errors of up to 255 * 2**-22 in a product, so one sum in ten thousand is
+rounded wrongly, while float32 with its own roundings fails once in a million. But there are only
+65,536 pairs of numbers, and few sums come near to a half: among the integers next to `factor *
+2**bits` those are chosen for which every pair gives the result of float32. If the sums themselves
+are halves (factors of one), float32 rounds them to even, and no such integers exist.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 _BESIDE = 4
-"""Integers that are tried on each side of a factor."""
+"""Number of integers that are tried on each side of a factor."""
 
 
 def fitted_sum(
@@ -27,26 +27,24 @@ def fitted_sum(
     limits: tuple[int, int],
     bits: int,
 ) -> tuple[list[int], int] | None:
-    """The integers of both products and what is added, for which all sums are float32's.
-
-    None where there are no such integers.
+    """The integer factors and the offset for which all sums equal float32's; None without any.
 
     Args:
-        numbers: all that either operand can be.
+        numbers: all values of each operand.
         factors: of the operands.
         value: the sum in float32, of arrays for both operands.
-        limits: results below the first and above the second become these.
+        limits: the least and the greatest result.
         bits: of the fraction.
     """
     a, b = (grid.ravel() for grid in np.meshgrid(*numbers, indexing="ij"))
     low, high = limits
     results = np.rint(np.clip(value(iter((a, b))), low, high)).astype("int64")
     nearest = [round(factor * 2**bits) for factor in factors]
-    # what is added lifts each sum to its result, and not to the next one
+    # the offset must lift each sum to its result, but not to the next one
     least = (results << bits) - a * nearest[0] - b * nearest[1]
     most = least + (1 << bits) - 1
     up, down = results > low, results < high
-    # others are too far from a half for any of the steps below
+    # other sums are too far from a half for any of the steps below
     room = 2 * _BESIDE * int(abs(a).max() + abs(b).max())
     up &= least > least[up].max(initial=-(2**62)) - room
     down &= most < most[down].min(initial=2**62) + room

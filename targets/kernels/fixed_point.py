@@ -1,12 +1,13 @@
-"""Rounding of the sums of convolutions in integers, for HVX before v68, which has no floats.
+"""Round sums of convolutions in integers, for HVX before v68, which has no floats.
 
     y = saturate(round(n * factor) + zero)
     high = n * mantissa >> 31                       # mantissa = factor * 2**(31 + bits), an int32
     y = saturate(((high >> bits - 1) + 1 >> 1) + zero)   # halves up; no sum leaves an int32
 
-Factors of a layer differ from channel to channel, but not by much, so that all have the same
-`bits`; the largest mantissa has 31 bits. Twice rounding down is rounding down once: halves go up,
-which `integers.Rounding` rounds to even in float32, and all else is rounded to nearest as there.
+Factors differ between the channels of a layer, but not by much, so all share `bits`; the
+largest mantissa has 31 bits. Rounding down twice equals rounding down once. Halves go up, while
+`integers.Rounding` rounds them to even in float32; all other numbers are rounded to nearest in
+both.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from .integers import Rounding
 
 _MOST_BITS = 15
 _LEAST_DIGITS = 22
-"""Of the mantissa of the smallest factor that counts."""
+"""Least bits of the smallest mantissa, not counting factors of zero."""
 
 
 def mantissas(factor: np.ndarray) -> tuple[np.ndarray, int] | None:
-    """The mantissa of each factor, and `bits`; None where one number of bits is not for all.
+    """The mantissa of each factor, and `bits`; None if one number of bits does not suit all.
 
-    Channels whose factor is zero do not count: what they compute is zero anyway.
+    Factors of zero are ignored, because their results are zero anyway.
     """
     counting = factor[factor > 0].astype("float64")
     if factor.min(initial=0) < 0 or not counting.size:
@@ -47,14 +48,14 @@ def mantissas(factor: np.ndarray) -> tuple[np.ndarray, int] | None:
 
 
 def rounded(number: Expr, mantissa: Expr, bits: int, rounding: Rounding) -> Expr:
-    """An int32 times its factor, as an integer of 8 bits."""
+    """An int32 times its factor, rounded to an 8-bit integer."""
     whole = halves_up(number, mantissa, bits)
     low, most = (word(v - rounding.zero) for v in (rounding.low, rounding.high))
     return (tirx.max(low, tirx.min(most, whole)) + word(rounding.zero)).astype(rounding.dtype)
 
 
 def halves_up(number: Expr, mantissa: Expr, bits: int) -> Expr:
-    """An int32 times its factor, rounded."""
+    """An int32 times its factor, rounded with halves up."""
     product = number.astype("int64") * mantissa.astype("int64")
     high = tirx.shift_right(product, tirx.const(31, "int64")).astype("int32")
     doubled = tirx.shift_right(high, word(bits - 1))
@@ -63,12 +64,12 @@ def halves_up(number: Expr, mantissa: Expr, bits: int) -> Expr:
 
 @dataclass(frozen=True)
 class Narrowing:
-    """What `rounded` made, taken apart again.
+    """The parts of a result of `rounded`.
 
     Attributes:
         number, mantissa: its operands.
-        bits: as there.
-        rounding: to which type.
+        bits: its bits.
+        rounding: its rounding.
     """
 
     number: Expr
@@ -77,18 +78,18 @@ class Narrowing:
     rounding: Rounding
 
     def same(self, other: Narrowing | None) -> bool:
-        """Whether another one differs in its operands only."""
+        """Whether another narrowing differs in its operands only."""
         return other is not None and (self.bits, self.rounding) == (other.bits, other.rounding)
 
     def product(self, number: Expr, mantissa: Expr) -> Expr:
-        """The high word of a product, of vectors."""
+        """The high words of a product of vectors."""
         low = hvx("vmpyewuh", number, mantissa)
         return hvx("vmpyowh.sacc", low, number, mantissa)
 
     def narrowed(self, four: Sequence[Expr]) -> Expr:
-        """The bytes of four vectors of such words, one behind the other.
+        """The bytes of four vectors of such words, in order.
 
-        Each step puts elements of two vectors side by side; dealt twice, they stand in order.
+        Each step interleaves elements of two vectors; two deal instructions restore the order.
         """
         rounding, shift = self.rounding, word(self.bits)
         zero = every(rounding.zero & 0xFFFF | (rounding.zero & 0xFFFF) << 16)
@@ -110,21 +111,21 @@ class Narrowing:
 
 
 class _OtherError(StretchError):
-    """An expression is not what `rounded` makes."""
+    """An expression is not a result of `rounded`."""
 
 
 def narrowing_of(value: Expr | None) -> Narrowing | None:
-    """The parts of `rounded`; None for anything else."""
+    """The parts of a result of `rounded`; None for other expressions."""
     try:
-        result = _of(tirx.Cast, value)
-        shifted = isinstance(result.value, tirx.Add | tirx.Sub)  # TVM leaves `+ 0` out
-        limits = _of(tirx.Max, result.value.a if shifted else result.value)
-        inner = _of(tirx.Min, limits.b)
+        result = _expect(tirx.Cast, value)
+        shifted = isinstance(result.value, tirx.Add | tirx.Sub)  # TVM omits `+ 0`
+        limits = _expect(tirx.Max, result.value.a if shifted else result.value)
+        inner = _expect(tirx.Min, limits.b)
         halved, last = _shifted(inner.b)
-        more = _of(tirx.Add, halved)
+        more = _expect(tirx.Add, halved)
         high, bits = (more.a, 1) if isinstance(more.a, tirx.Cast) else _shifted(more.a, 1)
-        product, down = _shifted(_of(tirx.Cast, high).value)
-        factors = _of(tirx.Mul, product)
+        product, down = _shifted(_expect(tirx.Cast, high).value)
+        factors = _expect(tirx.Mul, product)
         number, mantissa = _narrow(factors.a), _narrow(factors.b)
         zero = int(result.value.b) if shifted else 0
         least, most, one = map(int, (limits.a, inner.a, more.b))
@@ -137,11 +138,11 @@ def narrowing_of(value: Expr | None) -> Narrowing | None:
     return Narrowing(number, mantissa, bits, rounding)
 
 
-def _of(kind: type[Expr] | tuple[type[Expr], ...], node: Expr | None) -> Any:
-    """The node, if it is such a one.
+def _expect(kind: type[Expr] | tuple[type[Expr], ...], node: Expr | None) -> Any:
+    """The node, if it is of this kind.
 
     Raises:
-        _OtherError: it is another.
+        _OtherError: it is of another kind.
     """
     if not isinstance(node, kind):
         raise _OtherError
@@ -149,15 +150,15 @@ def _of(kind: type[Expr] | tuple[type[Expr], ...], node: Expr | None) -> Any:
 
 
 def _shifted(node: Expr, more: int = 0) -> tuple[Expr, int]:
-    """What is shifted to the right, and how far, and so many bits more."""
-    shift = _of(tirx.RShift, node)
-    return shift.a, int(_of(tirx.IntImm, shift.b)) + more
+    """The operand of a right shift, and the shift's bits plus ``more``."""
+    shift = _expect(tirx.RShift, node)
+    return shift.a, int(_expect(tirx.IntImm, shift.b)) + more
 
 
 def _narrow(value: Expr) -> Expr:
-    """What TVM made an int64, part by part."""
+    """The int32 expression that TVM converted to int64, part by part."""
     if isinstance(value, tirx.Add):
         return _narrow(value.a) + _narrow(value.b)
     if isinstance(value, tirx.IntImm):
         return word(int(value))
-    return _of(tirx.Cast, value).value
+    return _expect(tirx.Cast, value).value

@@ -1,11 +1,11 @@
-"""Elementwise kernels of bytes as one loop through memory, whatever their rows are.
+"""Schedule elementwise byte kernels as one loop through memory, independently of their rows.
 
     for b, y, x, lane: out[b, y, x, lane] = f(a[b, y, x, lane])   # rows of 448 bytes
 
     for i: for k in vectorized(128): out[0, 0, 0, 128 * i + k] = f(a[0, 0, 0, 128 * i + k])
 
-TVM makes no vector of (128 * i + k) // 448, and LLVM for Hexagon computes such loops one number at
-a time. The last index may go beyond its extent: memory goes on there.
+TVM cannot vectorize (128 * i + k) // 448, and LLVM for Hexagon computes such loops one number at a
+time. The last index may exceed its extent, because memory is contiguous.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .loops import VECTORIZED, block, const, loop
 
 
 def through_memory(func: tirx.PrimFunc, statement: Any, count: int, lanes: int) -> tirx.PrimFunc:
-    """The function whose only block every access walks through as through one axis.
+    """The function with one loop, if all accesses of its only block advance like a single axis.
 
     Args:
-        func: it.
+        func: the function.
         statement: its block, whose accesses step by one or not at all.
-        count: how many elements it has.
-        lanes: of a vector; what is left has vectors of the largest half, quarter .. that fits.
+        count: number of elements.
+        lanes: of a vector; the rest is covered by vectors of half, a quarter, .. of that length.
     """
     axes = [axis.var for axis in statement.iter_vars]
     last = max(i for i, axis in enumerate(statement.iter_vars) if int(axis.dom.extent) > 1)
@@ -57,6 +57,6 @@ def through_memory(func: tirx.PrimFunc, statement: Any, count: int, lanes: int) 
 
 
 def scheduled(func: tirx.PrimFunc, body: tirx.Stmt) -> tirx.PrimFunc:
-    """The function with a loop nest that is written out."""
+    """The function with a complete loop nest as its body."""
     attrs = {**(func.attrs or {}), "s_tir": True, "tirx.noalias": True}
     return tirx.PrimFunc(func.params, body).with_attrs(attrs)

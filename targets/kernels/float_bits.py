@@ -1,15 +1,15 @@
-"""Quantising floats by their bits, for vectors that hold no floats (HVX before v68).
+"""Quantise floats by their bits, for vectors that hold no floats (HVX before v68).
 
-    uint8(int32(max(0, min(255, nearbyint(x / 0.02) + 114))))     what quantises a float image
+    uint8(int32(max(0, min(255, nearbyint(x / 0.02) + 114))))     quantises a float image
       ->
-    sign, exponent and mantissa of x, and integers alone; the same number for every x
+    sign, exponent and mantissa of x in integer arithmetic; the same result for every x
 
-`x / scale` lies between two integers n and n + 1, which a product of 15 by 15 bits tells well
-enough. Whether it is above n + 1/2 is what the difference `x - (2 * n + 1) * scale / 2` says: in
-units of a quarter of the scale's last bit all three are integers, and the difference is below
-2**31, so that words that wrap have it, too. Float32 rounds the quotient before it is rounded to an
-integer: what is nearer to n + 1/2 than half of that number's last bit *is* a half, and goes to the
-even one.
+`x / scale` lies between two integers n and n + 1, which a product of 15 by 15 bits determines.
+The sign of `x - (2 * n + 1) * scale / 2` tells whether it is above n + 1/2: in units of a quarter
+of the scale's last bit all three terms are integers, and the difference is below 2**31, so words
+that wrap represent it. Float32 rounds the quotient before it is rounded to an integer: a quotient
+closer to n + 1/2 than half of that number's last bit counts as a half, which goes to the even
+integer.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from tvm_stretch.rewriting import rewrite
 from .hvx import word
 
 _MOST = 511
-"""Distance of results from the zero point: beyond 512 scales, all numbers are alike."""
+"""Largest distance of results from the zero point: beyond 512 scales, all numbers are alike."""
 
 _MOST_EXPONENT = 100
-"""Of scales: neither they nor a quarter or 512 of one leave what is normal."""
+"""Largest exponent of scales: a quarter and 512 times of them are normal numbers too."""
 
 _INFINITE = 0x7F800000
-"""The bits of infinity; those of NaN are more."""
+"""The bits of infinity; those of NaN are greater."""
 
 
 def quantise_bits(body: tirx.Stmt) -> tirx.Stmt:
-    """A scheduled kernel whose quantising by a constant scale is done in integers."""
+    """A scheduled kernel in which quantising by a constant scale is done in integers."""
     return rewrite(body, (tirx.Cast, _quantised))
 
 
 def _quantised(cast: tirx.Cast) -> Expr:
-    """`cast` itself unless it makes an integer of what is rounded, moved and clipped."""
+    """`cast` itself unless it converts a value that is rounded, moved and clipped."""
     if str(cast.ty.dtype) != "int32" or not isinstance(cast.value, tirx.Max):
         return cast
     least, inner = cast.value.a, cast.value.b
@@ -60,7 +60,7 @@ def _quantised(cast: tirx.Cast) -> Expr:
 
 
 def _divided(value: Expr) -> tuple[Expr, float]:
-    """What is divided by a constant, and by which."""
+    """A dividend and its constant divisor."""
     if isinstance(value, tirx.Div | tirx.Mul) and isinstance(value.b, tirx.FloatImm):
         kind, number = "divide" if isinstance(value, tirx.Div) else "multiply", float(value.b.value)
         if is_scaling(kind, number):
@@ -69,22 +69,22 @@ def _divided(value: Expr) -> tuple[Expr, float]:
 
 
 def is_scaling(kind: str, number: float) -> bool:
-    """Whether `quantised` divides or multiplies by a number, the latter by powers of two."""
+    """Whether `quantised` supports this division; multiplication only by powers of two."""
     digits, exponent = math.frexp(number)
     is_exact = kind == "divide" or (kind == "multiply" and digits == 0.5)
     return is_exact and 0.5 <= digits < 1 and abs(exponent) <= _MOST_EXPONENT
 
 
 def is_saturating(zero: float, low: float, high: float) -> bool:
-    """Whether it rounds what is clipped so behind a sum with ``zero``."""
+    """Whether `quantised` supports these limits, where ``zero`` is added before clipping."""
     is_whole = all(value.is_integer() for value in (zero, low, high))
     return is_whole and max(abs(low - zero), abs(high - zero)) <= _MOST
 
 
 def quantised(x: Expr, scale: float, zero: int, low: int, high: int) -> Expr:
-    """An int32: `round(x / scale)`, halves to even, plus ``zero``, between ``low`` and ``high``.
+    """An int32: `round(x / scale)`, halves to even, plus ``zero``, limited to ``low``..``high``.
 
-    NaN is 0, as where the processors that have floats make an integer of it.
+    NaN becomes 0, as on processors with floats.
     """
     bits = int(np.float32(scale).view("int32"))
     exponent, mantissa = bits >> 23, bits & 0x7FFFFF | 0x800000
@@ -98,10 +98,10 @@ def quantised(x: Expr, scale: float, zero: int, low: int, high: int) -> Expr:
     halves = lower * word(2) + word(1)
     middle = _wrapping(halves) * tirx.const(2 * mantissa, "uint32")
     above = (tirx.shift_left(_wrapping(digits), _wrapping(left)) - middle).astype("int32")
-    # half of the quotient's last bit, whose exponent is one less where x has fewer digits
+    # half of the quotient's last bit; its exponent is one less if x has fewer digits
     less = (digits - word(mantissa)) >> word(31)
     last = tirx.shift_right(word(4 * mantissa), word(26) - left - less)
-    most = last ^ (word(0) - (lower & word(1)))  # that goes down: -1 - last for an odd number
+    most = last ^ (word(0) - (lower & word(1)))  # the largest that rounds down: -1 - last if odd
     nearest = lower - (most - above >> word(31))
     sign = whole >> word(31)
     result = tirx.max(word(low), tirx.min(word(high), (nearest ^ sign) - sign + word(zero)))
@@ -110,5 +110,5 @@ def quantised(x: Expr, scale: float, zero: int, low: int, high: int) -> Expr:
 
 
 def _wrapping(value: Expr) -> Expr:
-    """LLVM may assume that numbers with a sign stay in their range."""
+    """As unsigned, because LLVM may assume that signed numbers do not overflow."""
     return value.astype("uint32")

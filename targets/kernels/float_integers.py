@@ -1,21 +1,22 @@
-"""Integer operators computed in float32: averages, and convolutions where no bytes are multiplied.
+"""Compute integer operators in float32: averages, and convolutions without byte products.
 
     y = integer_conv2d(x, w, bias, factor)
-        ->  a = float(x - zero)                    # behind whatever makes x
+        ->  a = float(x - zero)                    # fused into the kernel that computes x
             s = conv2d(a, float(w))                # the templates of float32
             y = round((s + bias) * factor) + zero'
 
-It is what NN-Stretch's GPU does with a quantised network: other arithmetic, the same weights. Whole
-numbers up to 2**24 are exact in float32, whatever order they are added in. Weights say which sums
-may be larger: those are computed in parts, of some input channels each, which int32 adds up. So the
-answers are those of integers. Winograd's transforms have fractions, and are not used.
+NN-Stretch's GPU computes quantised networks like this: the weights stay, the arithmetic changes.
+Whole numbers up to 2**24 are exact in float32, in whatever order they are added. Weights tell which
+sums may be larger; these are computed in parts of some input channels each, which are added in
+int32. So the results equal those of integers. Winograd is not used, because its transforms have
+fractions.
 
     y = integer_average(x, counts)
-        ->  a = float(x - zero) * scale            # behind whatever makes x
+        ->  a = float(x - zero) * scale            # fused into the kernel that computes x
             s = conv2d(a, 1.0)                     # of each channel: sums row by row
             y = round(s / counts / scale' + zero')
 
-Here every rounding is the one of ONNX Runtime, in its order: of four numbers one mean in four is a
+Every rounding is the one of ONNX Runtime, in its order: of means of four numbers, one in four is a
 half, and the last digit of the sum decides. (A GPU whose divisions are wrong in that digit may
 round such a mean the other way.)
 """
@@ -37,7 +38,7 @@ from .integers import Integer, averages, rounding_of
 from .machine import VectorMachine
 
 _EXACT = 2**24
-"""The greatest whole number below which float32 has all others."""
+"""All whole numbers up to this one are exact in float32."""
 
 
 def float_convolution(
@@ -52,12 +53,12 @@ def float_convolution(
     """A convolution, or a dense layer as one of pixels; None if its sums are not exact in float32.
 
     Args:
-        bb: gets the kernels.
-        machine: for which they are.
-        integer: what to compute.
+        bb: receives the kernels.
+        machine: runs the kernels.
+        integer: the operator.
         shape: of the convolution.
-        data: integers in blocked layout, or plain where ``data_block`` is 1.
-        constants: weights as OIHW, bias and, unless sums are wanted, factor.
+        data: integers in blocked layout, or plain if ``data_block`` is 1.
+        constants: weights as OIHW, bias and, unless sums are requested, factor.
         data_block: channels of a block of the data.
     """
     weight, *per_channel = constants
@@ -94,7 +95,7 @@ def float_convolution(
 def float_average(
     bb: relax.BlockBuilder, machine: VectorMachine, integer: Integer, data: Expr, counts: Expr
 ) -> relax.Var:
-    """The means of windows of integers in blocked layout; ``counts`` as in `integers._average`."""
+    """Means of windows of integers in blocked layout; ``counts`` as in `integers._average`."""
     batch, blocks, height, width, lanes = (int(d) for d in data.ty.shape.values)
     channels = blocks * lanes
     shape = ConvShape(
@@ -121,10 +122,10 @@ def float_average(
 
 
 def exact_parts(weight: np.ndarray, zero: int, dtype: str, block: int) -> list[int] | None:
-    """The first block of channels of each part of exact sums; None if one block is too many.
+    """The first channel block of each part with exact sums; None if a single block is too large.
 
     Args:
-        weight: OIHW; of groups all channels count together.
+        weight: OIHW; channels of all groups count together.
         zero: point of the pixels.
         dtype: of the pixels.
         block: channels of a block.
@@ -133,7 +134,7 @@ def exact_parts(weight: np.ndarray, zero: int, dtype: str, block: int) -> list[i
     above, below = int(limits.max) - zero, zero - int(limits.min)
     wide = weight.astype("int64")
     more, less = (np.maximum(sign * wide, 0).sum((2, 3)) for sign in (1, -1))
-    # what sums reach on their way to either side, whatever the order; (2 * outputs, channels)
+    # bounds of partial sums in either direction, in any order; (2 * outputs, channels)
     reached = np.concatenate([more * above + less * below, more * below + less * above])
     padded = np.pad(reached, ((0, 0), (0, -reached.shape[1] % block)))
     each = padded.reshape(len(padded), -1, block).sum(2)
@@ -155,7 +156,7 @@ def _as_float(
     blocks: tuple[int, int],
     scale: float | None = None,
 ) -> relax.Call:
-    """Some blocks of the pixels, without their zero point; times their scale, if it is given."""
+    """Some blocks of the pixels without their zero point, times their scale if it is given."""
     first, end = blocks
 
     def as_float(x: te.Tensor) -> te.Tensor:

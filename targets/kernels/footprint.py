@@ -1,4 +1,4 @@
-"""What a block of a PrimFunc does with memory: how far each access moves along each of its axes.
+"""Analyse the memory accesses of a PrimFunc's block: how far each moves along each axis.
 
 out[n, c, x] = data[n, c, 2 * x] * scale[c]
 ->  store (C*X, X, 1), loads (2*C*X, 2*X, 2) and (0, 1, 0)
@@ -22,7 +22,7 @@ from tvm_stretch.rewriting import rewrite
 
 @dataclass(frozen=True)
 class Access:
-    """``strides[i]``: elements that one step of axis ``i`` moves; None if that varies."""
+    """``strides[i]``: elements by which a step of axis ``i`` moves; None if that varies."""
 
     buffer: tirx.Buffer
     strides: tuple[int | None, ...]
@@ -30,7 +30,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Every access of a block; ``pinned`` axes do more than move them by constant strides."""
+    """Every access of a block; ``pinned`` axes are used for more than constant strides."""
 
     store: Access
     loads: tuple[Access, ...]
@@ -71,6 +71,6 @@ def footprint(block: Any) -> Footprint:
 
 
 def _stride(place: Expr, axis: tirx.Var) -> int | None:
-    """How far one step of ``axis`` moves; None if that is not a constant."""
+    """How far a step of ``axis`` moves; None if that is not constant."""
     found = detect_linear_equation(place, [axis])
     return int(found[0]) if found and isinstance(found[0], tirx.IntImm) else None

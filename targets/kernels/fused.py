@@ -1,9 +1,9 @@
-"""Take a fused PrimFunc apart: the anchor a template knows, and everything fused behind it.
+"""Split a fused PrimFunc into the anchor, which a template knows, and its epilogue.
 
 FuseTIR hands over one function per group, for example ``conv2d -> + bias -> + residual -> relu``.
 The anchor's blocks carry the annotation ``tvm_stretch.kernel`` (which template, with which
-configuration); the other blocks are inlined into one elementwise expression that the template
-evaluates on each tile while it is still in registers.
+configuration). The other blocks are inlined into one elementwise expression, the epilogue, which
+the template evaluates on each tile while it is still in registers.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .loops import const
 ANNOTATION = "tvm_stretch.kernel"
 
 ONCE = "tvm_stretch.once"
-"""Attribute of kernels that only read constants: they run when an artifact is loaded."""
+"""Attribute of kernels that only read constants; they run when an artifact is loaded."""
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """``out[axes] = value``, where ``value`` reads the anchor's result at the same place."""
+    """``out[axes] = value``, where ``value`` reads the anchor's result at the same position."""
 
     anchor: tirx.Buffer
     out: tirx.Buffer
@@ -54,9 +54,9 @@ class Epilogue:
 
 @dataclass(frozen=True)
 class FusedKernel:
-    """A fused PrimFunc seen by a template: its configuration, operands, blocks and epilogue.
+    """A fused PrimFunc as a template sees it: configuration, operands, blocks and epilogue.
 
-    Operands stand as the blocks read them first; those of the epilogue alone are none.
+    Operands are listed in the order in which blocks first read them, without the epilogue's own.
     """
 
     config: str
@@ -66,7 +66,7 @@ class FusedKernel:
 
 
 def split_fused(func: tirx.PrimFunc) -> FusedKernel | None:
-    """Split ``func`` at its anchor; None if it has none or if what follows is not elementwise."""
+    """Split ``func`` at its anchor; None if it has none, or if its epilogue is not elementwise."""
     sch = s_tir.Schedule(tvm.IRModule({"main": func}))
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
     marks = [sch.get(b).annotations.get(ANNOTATION) for b in blocks]
@@ -76,7 +76,7 @@ def split_fused(func: tirx.PrimFunc) -> FusedKernel | None:
     config = next(str(mark) for mark in marks if mark)
     anchor = sch.get(blocks[last]).writes[0].source
     needed = _needed([sch.get(b) for b in blocks[: last + 1]])
-    # What only the epilogue reads may stand before the anchor.
+    # Blocks that only the epilogue reads may come before the anchor.
     own = [any(sch.get(b).writes[0].source.same_as(n) for n in needed) for b in blocks]
     meaning = tuple(sch.get(b) for b, is_own in zip(blocks, own, strict=True) if is_own)
     operands = _operands(func, meaning)
@@ -99,7 +99,7 @@ def split_fused(func: tirx.PrimFunc) -> FusedKernel | None:
 
 
 def _operands(func: tirx.PrimFunc, blocks: Sequence[s_tir.SBlock]) -> tuple[tirx.Buffer, ...]:
-    """The parameters that the blocks read, each once."""
+    """The parameters that the blocks read, without repetition."""
     found: list[tirx.Buffer] = []
     for buffer in (region.source for block in blocks for region in block.reads):
         is_parameter = any(buffer.same_as(param) for param in func.params)
@@ -109,7 +109,7 @@ def _operands(func: tirx.PrimFunc, blocks: Sequence[s_tir.SBlock]) -> tuple[tirx
 
 
 def _needed(blocks: Sequence[s_tir.SBlock]) -> list[tirx.Buffer]:
-    """What the last of the blocks writes, and all that this is computed from."""
+    """The result of the last block, and all buffers from which it is computed."""
     needed = [blocks[-1].writes[0].source]
     for block in reversed(blocks):
         if any(block.writes[0].source.same_as(buffer) for buffer in needed):
@@ -118,7 +118,7 @@ def _needed(blocks: Sequence[s_tir.SBlock]) -> list[tirx.Buffer]:
 
 
 def same_place(indices: Sequence[Expr], axes: Sequence[tirx.Var]) -> bool:
-    """Whether what is read or written there is the element of these axes."""
+    """Whether the indices are exactly these axes."""
     return len(indices) == len(axes) and all(
         i.same_as(a) for i, a in zip(indices, axes, strict=True)
     )

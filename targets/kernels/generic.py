@@ -1,15 +1,15 @@
-"""Schedule any fused PrimFunc that no template knows.
+"""Schedule fused PrimFuncs that no template covers.
 
-Blocks are taken one by one, each on a copy of the schedule, so that a block no rule understands
-stays as it was::
+Blocks are scheduled one by one, each on a copy of the schedule, so that a block that no rule
+covers stays as it was::
 
-    elementwise chains     one block; loops that run through memory together become one:
+    elementwise chains     one block; loops that advance through memory together are fused:
                            for n, c, h, w  ->  for i: for lane (vectorized)
     sum, max, matmul, ...  accumulators in registers, reduction outside the vectorized axis:
                            for n, h, w, k  ->  for n, tile: acc = 0; for k: acc[tile] += ...
-    reduced axis innermost several partial sums side by side, joined at the end (rfactor)
+    reduced axis innermost several partial sums in a vector, joined at the end (rfactor)
 
-Floating-point sums may be reassociated, nothing else changes.
+Floating-point sums may be reassociated; nothing else changes.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from .rows import rows_of_chain
 
 _WORTH_THREADS = 50_000  # elements that take about as long as waking another core
 _LINE = 16  # elements of a cache line
-_LINES_KEPT = 128  # cache lines with a large stride that surely stay in the first-level cache
+_LINES_KEPT = 128  # cache lines with a large stride that are sure to stay in the first-level cache
 _CHEAP_CALLS = {"tirx.if_then_else", "tirx.likely"}
 
 
 def schedule_generic(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
-    """A faster PrimFunc with the same meaning; ``func`` itself where nothing can be done."""
+    """A faster PrimFunc with the same meaning, or ``func`` itself."""
     try:
         sch = s_tir.Schedule(tvm.IRModule({"main": func}))
         sch.get_sblock("root")
@@ -56,20 +56,20 @@ def schedule_generic(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFu
         trial = sch.copy()
         try:
             _schedule_block(trial, name, machine)
-        except (ScheduleError, tvm.error.InternalError):  # rfactor trips over equal statements
+        except (ScheduleError, tvm.error.InternalError):  # rfactor fails on equal statements
             continue
         sch = trial
     return sch.mod["main"]
 
 
 def _flat(func: tirx.PrimFunc, sch: s_tir.Schedule, machine: VectorMachine) -> tirx.PrimFunc | None:
-    """One elementwise block whose rows fill no vectors, though several of them do."""
+    """One elementwise block whose single rows fill no vectors, although several rows do."""
     names, trial = _block_names(sch), sch.copy()
     if len(names) != 1 or not _is_spatial(statement := sch.get(sch.get_sblock(names[0]))):
         return None
     regions = (*statement.reads, *statement.writes)
     if any(len(region.source.strides) for region in regions):
-        return None  # between the rows of a view lie those of others
+        return None  # rows of a view have other data between them
     try:
         axis, *more = _merge_loops(trial, names[0])
     except (ScheduleError, ValueError):
@@ -83,7 +83,7 @@ def _flat(func: tirx.PrimFunc, sch: s_tir.Schedule, machine: VectorMachine) -> t
 
 
 def _by_rows(sch: s_tir.Schedule, machine: VectorMachine) -> s_tir.Schedule | None:
-    """A chain of steps that fits the stack row by row, and not as a whole."""
+    """A chain of steps that fits the stack row by row, but not as a whole."""
     names, trial = _block_names(sch), sch.copy()
     try:
         rows = rows_of_chain(trial, names)
@@ -105,7 +105,7 @@ def _block_names(sch: s_tir.Schedule) -> list[str]:
 
 
 def _inline(sch: s_tir.Schedule) -> None:
-    """Inline elementwise producers wherever that costs neither repeated work nor a vector loop."""
+    """Inline elementwise producers if that repeats no work and keeps vector loops."""
     for name in _block_names(sch):
         block = sch.get_sblock(name)
         producer = sch.get(block)
@@ -120,9 +120,9 @@ def _inline(sch: s_tir.Schedule) -> None:
 def _worth_inlining(producer: Any, consumers: Sequence[Any]) -> bool:
     size = _points(producer)
     calls = _calls(producer.body)
-    dear = bool(calls - _CHEAP_CALLS)
+    costly = bool(calls - _CHEAP_CALLS)
     again = len(consumers) > 1 or any(_points(c) > size for c in consumers)
-    if dear and again:
+    if costly and again:
         return False
     into_reduction = [c for c in consumers if not _is_spatial(c)]
     return not (into_reduction and (again or calls))
@@ -133,12 +133,12 @@ def _is_spatial(block: Any) -> bool:
 
 
 def _points(block: Any) -> int:
-    """How often the block runs."""
+    """How many times the block runs."""
     return prod(int(axis.dom.extent) for axis in block.iter_vars)
 
 
 def _calls(node: Any) -> set[str]:
-    """Names of the intrinsics called below ``node``; ``let`` for one that was written out."""
+    """Names of the intrinsics that ``node`` calls; ``let`` for those that were expanded."""
     found: set[str] = set()
 
     def visit(inner: Any) -> None:
@@ -153,7 +153,7 @@ def _calls(node: Any) -> set[str]:
 
 @dataclass(frozen=True)
 class _Axis:
-    """A loop over merged axes, and how far each access moves in one step; the store comes first."""
+    """A loop over merged axes, with the step of each access; the store comes first."""
 
     loop: Any
     extent: int
@@ -161,11 +161,11 @@ class _Axis:
     pinned: bool
     strides: tuple[int | None, ...]
     inner: tuple[int, ...] = ()
-    """How many steps those of the axes take that were merged into the others, from inside."""
+    """Numbers of steps after which the merged inner axes repeat, from inside."""
 
     @property
     def vectorizable(self) -> bool:
-        """Neighbours store to neighbours, and every load is contiguous or a broadcast."""
+        """Whether stores are contiguous, and every load is contiguous or a broadcast."""
         contiguous = self.strides[0] == 1 and all(s in (0, 1) for s in self.strides)
         return self.spatial and not self.pinned and contiguous
 
@@ -181,7 +181,7 @@ def _schedule_block(sch: s_tir.Schedule, name: str, machine: VectorMachine) -> N
 
 
 def _merge_loops(sch: s_tir.Schedule, name: str) -> list[_Axis]:
-    """Fuse neighbouring loops that every access walks through as through one."""
+    """Fuse neighbouring loops if every access advances through them as through one loop."""
     block = sch.get_sblock(name)
     statement = sch.get(block)
     memory = footprint(statement)
@@ -199,7 +199,7 @@ def _merge_loops(sch: s_tir.Schedule, name: str) -> list[_Axis]:
 
     groups = [[0]]
     for axis in range(1, len(extents)):
-        # loops of one pass join anything; they say nothing of how memory is walked through
+        # loops of one iteration join any loop, because they do not affect how memory is traversed
         longer = [i for i in groups[-1] if extents[i] > 1]
         joins = extents[axis] == 1 or not longer or follows(longer[-1], axis)
         if joins and kinds[axis] == kinds[groups[-1][-1]]:
@@ -223,7 +223,7 @@ def _merge_loops(sch: s_tir.Schedule, name: str) -> list[_Axis]:
 
 
 def _schedule_spatial(sch: s_tir.Schedule, name: str, machine: VectorMachine) -> None:
-    """Merge loops, vectorize the innermost, share the outermost."""
+    """Merge loops, vectorize the innermost, parallelize the outermost."""
     axes = _merge_loops(sch, name)
     statement = sch.get(sch.get_sblock(name))
     loops, sizes = [a.loop for a in axes], [a.extent for a in axes]
@@ -238,7 +238,7 @@ def _schedule_spatial(sch: s_tir.Schedule, name: str, machine: VectorMachine) ->
             inner.append(part)
         sch.reorder(*loops, *inner)
     elif block := _interleaved_block(axes):
-        # all the rows that one cache line of the load belongs to are stored together
+        # all rows that lie in one cache line of the load are stored together
         loops[-2], part = sch.split(loops[-2], [None, block])
         sizes[-2] //= block
         sch.reorder(*loops, part)
@@ -251,10 +251,10 @@ def _schedule_spatial(sch: s_tir.Schedule, name: str, machine: VectorMachine) ->
 
 
 def _fits_vectors(axis: _Axis, lanes: int) -> bool:
-    """Whether TVM sees that a vector of a loop is contiguous; of other loops LLVM makes vectors.
+    """Whether TVM recognises vectors of a loop as contiguous; LLVM vectorizes other loops.
 
-    Of (16 * i + lane) // 12608 and % 197 TVM simplifies one and not the other: with axes of
-    64 and 197 it would store every lane by itself.
+    In (16 * i + lane) // 12608 and % 197, TVM simplifies the one and not the other: with axes of
+    64 and 197 it would store every lane separately.
     """
     steps = [step for step in axis.inner if step < axis.extent]
     even = all(step % lanes == 0 or lanes % step == 0 for step in steps)
@@ -262,14 +262,14 @@ def _fits_vectors(axis: _Axis, lanes: int) -> bool:
 
 
 def _jumps(axis: _Axis) -> list[int]:
-    """Accesses not contiguous along ``axis``; small jumps the compiler turns into shuffles."""
+    """Accesses that are not contiguous along ``axis``; the compiler shuffles for small strides."""
     return [
         i for i, stride in enumerate(axis.strides) if stride is not None and stride not in (0, 1)
     ]
 
 
 def _interleaved_block(axes: Sequence[_Axis]) -> int:
-    """How many rows lie interleaved in memory, as channels do in NCHW[c]; 0 if they do not."""
+    """Number of rows that are interleaved in memory, as channels in NCHW[c]; 0 if they are not."""
     for i in _jumps(axes[-1]):
         stride = axes[-1].strides[i] or 0
         if len(axes) > 1 and axes[-2].strides[i] is None and axes[-2].extent % stride == 0:
@@ -278,9 +278,9 @@ def _interleaved_block(axes: Sequence[_Axis]) -> int:
 
 
 def _transposed_axis(axes: Sequence[_Axis]) -> int | None:
-    """The axis to walk in squares with the innermost one: what one loads along, the other stores.
+    """The axis to tile with the innermost one, if one access is contiguous along each.
 
-    Only where the innermost loop touches more cache lines than stay until they are used again.
+    Only if the innermost loop touches more cache lines than stay until they are used again.
     """
     if axes[-1].extent < _LINES_KEPT:
         return None
@@ -298,7 +298,7 @@ def _transposed_axis(axes: Sequence[_Axis]) -> int | None:
 
 
 def _vector_lanes(block: Any, machine: VectorMachine) -> int:
-    """Elements of one vector of what the block stores."""
+    """Elements of one vector of the block's result."""
     bits = tvm.DataType(str(block.writes[0].source.dtype)).bits
     return machine.lanes * 32 // max(8, min(32, bits))
 
@@ -310,7 +310,7 @@ def _parallelize(
     points: int,
     machine: VectorMachine,
 ) -> None:
-    """Share the outermost loops among the threads, as many loops as it needs to balance them."""
+    """Parallelize the outermost loops, as many as are needed to balance the threads."""
     if machine.threads == 1 or points < _WORTH_THREADS or not loops:
         return
     count = 1
@@ -320,7 +320,7 @@ def _parallelize(
 
 
 def _schedule_reduction(sch: s_tir.Schedule, name: str, machine: VectorMachine) -> None:
-    """Vectorize over a spatial axis; where there is none, over parts of the reduced axis."""
+    """Vectorize over a spatial axis or, if there is none, over parts of the reduced axis."""
     points = _points(sch.get(sch.get_sblock(name)))
     axes = _merge_loops(sch, name)
     vector = next((a for a in axes if a.vectorizable and a.extent >= machine.lanes // 2), None)
@@ -344,13 +344,13 @@ def _tile(
     reduced = [a.loop for a in axes if not a.spatial]
     width = _divisor(vector.extent, 2 * machine.lanes, machine.lanes)
     if not _fills(width, machine.lanes):
-        # no width divides the axis: as innermost loop the compiler vectorizes it, with a tail
+        # no width divides the axis; as the innermost loop the compiler vectorizes it with a tail
         sch.reorder(*(a.loop for a in others), *reduced, vector.loop)
         _parallelize(sch, [a.loop for a in others], [a.extent for a in others], points, machine)
         sch.decompose_reduction(block, reduced[0])
         return
     vectors = -(-width // machine.lanes)
-    # rows that share the vector operand come first: its loads then serve several accumulators
+    # rows that share the vector operand come first, so that a load serves several accumulators
     rows = sorted(
         (a for a in others if not a.pinned), key=lambda a: (0 not in a.strides[1:], -a.extent)
     )[:1]
@@ -375,10 +375,10 @@ def _tile(
     if not all(isinstance(e, tirx.IntImm) for e in copied) or (
         prod(map(int, copied)) != width * prod(int(sch.get(loop).extent) for loop in inner)
     ):
-        # the box around a tile of merged axes holds elements that this tile does not compute
+        # the bounding box of a tile of merged axes contains elements that the tile does not compute
         raise ScheduleError("the tile is not a box of the result")
     *written, last = sch.get_loops(result)[len(outer) :]
-    for row in (*inner, *written):  # sums are registers only where each has a constant place
+    for row in (*inner, *written):  # sums are registers only if their indices are constants
         sch.unroll(row)
     sch.vectorize(lane)
     sch.vectorize(last)
@@ -391,9 +391,9 @@ def _tile(
 
 
 def _divisor(extent: int, largest: int, lanes: int) -> int:
-    """The divisor of ``extent`` that fills vectors of ``lanes`` best; the larger of equals.
+    """The divisor of ``extent`` that fills vectors of ``lanes`` best; the larger of equal ones.
 
-    Either part of a vector or whole vectors: the compiler is bad at one and a half.
+    Either part of a vector or whole vectors, because the compiler handles one and a half badly.
 
     >>> _divisor(196, 16, 8), _divisor(56, 16, 8)
     (7, 8)
@@ -414,7 +414,7 @@ def _fills(width: int, lanes: int) -> bool:
 def _reduce_in_parts(
     sch: s_tir.Schedule, name: str, axes: Sequence[_Axis], points: int, machine: VectorMachine
 ) -> None:
-    """Several partial results side by side in a vector, joined at the end."""
+    """Compute several partial results in a vector and join them at the end."""
     block = sch.get_sblock(name)
     last = axes[-1]
     if last.spatial or last.pinned or any(s not in (0, 1) for s in last.strides):

@@ -1,4 +1,4 @@
-"""Words for HVX: vectors of 128 bytes, which LLVM has as 32 words, and its instructions on them."""
+"""Helpers for HVX: vectors of 128 bytes, which are 32 words in LLVM, and their instructions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ LANES = 32
 """Words of a vector."""
 
 VECTOR = 4 * LANES
-"""Its bytes."""
+"""Bytes of a vector."""
 
 KIND = f"int32x{LANES}"
 
 
 def hvx(name: str, *operands: Expr, kind: str = KIND) -> Expr:
-    """What an instruction makes of vectors; ``name`` is LLVM's."""
+    """The result of an instruction on vectors; ``name`` is LLVM's."""
     return tirx.call_llvm_pure_intrin(kind, f"llvm.hexagon.V6.{name}.128B", *operands)
 
 
@@ -34,38 +34,38 @@ def high(pair: Expr) -> Expr:
 
 
 def pair(name: str, *operands: Expr) -> Expr:
-    """What an instruction makes that has two vectors as its result."""
+    """The result of an instruction that returns two vectors."""
     return hvx(name, *operands, kind=f"int32x{2 * LANES}")
 
 
 def whole(vector: tirx.Buffer) -> Expr:
-    """A buffer of one vector of words."""
+    """The value of a buffer of one vector of words."""
     return load(vector, tirx.Ramp(const(0), const(1), LANES))
 
 
 def keep(vector: tirx.Buffer, value: Expr) -> tirx.Stmt:
-    """Store such a buffer."""
+    """Store into a buffer of one vector of words."""
     return store(vector, value, tirx.Ramp(const(0), const(1), LANES))
 
 
 def bytes_at(buffer: tirx.Buffer, *place: Index) -> Expr:
-    """A vector of bytes from a place on, as words; it may go beyond the last index."""
+    """A vector of bytes from ``place`` on, as words; it may reach beyond the last index."""
     *outer, first = place
     ramp = tirx.Ramp(const(first), const(1), VECTOR)
     return tirx.reinterpret(KIND, load(buffer, *outer, ramp))
 
 
 def keep_bytes(buffer: tirx.Buffer, value: Expr, *place: Index) -> tirx.Stmt:
-    """Store words as bytes, from a place on."""
+    """Store words as bytes, from ``place`` on."""
     *outer, first = place
     taken = tirx.reinterpret(f"{buffer.dtype}x{VECTOR}", value)
     return store(buffer, taken, *outer, tirx.Ramp(const(first), const(1), VECTOR))
 
 
 def hidden_loop(count: int, body: Callable[[Expr], tirx.Stmt], name: str) -> tirx.Stmt:
-    """A loop whose number of passes LLVM does not see: written out, it would spill.
+    """A loop whose number of iterations is hidden from LLVM, which would unroll it and spill.
 
-    It counts in registers of 32 bits, so that it becomes a loop of the hardware, whose passes
+    It counts in registers of 32 bits, so that it becomes a hardware loop, whose iterations
     overlap.
     """
     var = tirx.Var(name, "int32")
@@ -74,14 +74,14 @@ def hidden_loop(count: int, body: Callable[[Expr], tirx.Stmt], name: str) -> tir
 
 
 def moved(value: Expr) -> Expr:
-    """The same vector, in a loop of which LLVM makes no call of ``memcpy`` or ``memset``."""
+    """The same vector, in a form that LLVM does not turn into ``memcpy`` or ``memset``."""
     return hvx("vassign", value)
 
 
 def again(words: Sequence[Expr]) -> Expr:
-    """A vector in which some int32, 1, 2, 4 .. of them, stand one time after the other.
+    """A vector that repeats 1, 2, 4 .. int32.
 
-    LLVM shuffles bytes with a sign wrongly there, so that it gets no shuffle to see.
+    LLVM shuffles signed bytes wrongly in this case, so it must not see a shuffle.
     """
     made = every(0)
     for one in reversed(words):
@@ -98,17 +98,17 @@ def word(value: int) -> Expr:
 
 
 def every(value: int) -> Expr:
-    """The same 32 bits in all words; those of ``value - 2**32`` where that is an int32."""
+    """The same 32 bits in all words; ``value`` may be given as unsigned."""
     return tirx.Broadcast(word(value - (1 << 32) if value >= 1 << 31 else value), LANES)
 
 
 def every_byte(value: int) -> Expr:
-    """The same number of 8 bits in all bytes."""
+    """The same 8-bit number in all bytes."""
     return every((value & 0xFF) * 0x01010101)
 
 
 def dense_axes(buffer: tirx.Buffer) -> int:
-    """How many of the last axes lie behind each other without gaps."""
+    """How many of the last axes are contiguous."""
     shape, strides = [int(e) for e in buffer.shape], [int(s) for s in buffer.strides]
     if not strides:
         return len(shape)

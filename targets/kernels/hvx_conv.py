@@ -1,10 +1,11 @@
-"""Sums of pixels on HVX, where packed weights are larger than weights by the same number.
+"""Subtract the offset of packed weights on HVX, by sums of pixels.
 
     sum of x * (w + 128)  =  sum of x * w  +  128 * sum of x
 
-The last sum is the same for all output channels; of groups, for those of a vector, which reads all
-channels of the groups that it has a part of. Before a convolution the channels of each pixel are
-added up, 128 bytes at a time, and multiplied by -128; a tile begins with what its taps have.
+The last sum is the same for all output channels; with groups it is the same for the channels of a
+vector, which reads all channels of the groups that it overlaps. Before a convolution the channels
+of each pixel are added, 128 bytes at a time, and multiplied by -128; tiles start from the sums of
+their taps.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .machine import VectorMachine
 
 _ONES = 0x01010101
 _WORTH_VECTORS = 4
-"""Pixels of a row that are rather added up in a vector, however little of it they need."""
+"""From this many pixels of a row on, they are added in a vector even if it is not full."""
 
 
 def write_word_conv(
@@ -47,8 +48,9 @@ def write_word_conv(
         sums = TapSums(cfg, pixels)
         buffers.append(sums.buffer)
         first.append(sums.write())
-    # Functions of their own: else LLVM keeps addresses of both parts, and spills them. Two of them:
-    # what only one of them needs may lie where the other's results do, and arguments never overlap.
+    # Separate functions: otherwise LLVM keeps addresses of both parts, and spills them. There are
+    # two, because scratch of one may share memory with results of the other, and arguments never
+    # alias.
     apart = [
         tirx.AttrStmt(cfg.batch, "compute_scope", StringImm(f"pixel_sums{number}"), part)
         for number, part in enumerate(first)
@@ -58,17 +60,17 @@ def write_word_conv(
 
 
 class PixelSums:
-    """What is too much in sums of products, with the sign changed, for each pixel of an image.
+    """The surplus in sums of products, negated, for each pixel of an image.
 
-    A vector holds some words of a few pixels. Those of eight vectors are added in pairs until one
-    is left, with a number for each pixel; of small images with several, the first of which counts.
+    A vector holds some words of a few pixels. Eight vectors are added in pairs until one with a
+    number for each pixel is left; small images leave several numbers, the first of which counts.
     """
 
     def __init__(self, cfg: IntegerConvConfig, data: tirx.Buffer) -> None:
         self.cfg, self.data = cfg, data
         self.in_pixel = cfg.data_block // WORD
         self.in_image = prod(cfg.in_size) * self.in_pixel
-        self.vectors = self.in_pixel  # that are added
+        self.vectors = self.in_pixel  # vectors that are added together
         while self.vectors * LANES > self.in_image:
             self.vectors //= 2
         self.words = self.in_pixel // self.vectors
@@ -78,7 +80,7 @@ class PixelSums:
         self.buffer = scratch("pixel_sums", size, dtype="int32")
 
     def write(self) -> tirx.Stmt:
-        """All of them."""
+        """Compute the sums of all pixels."""
         cfg = self.cfg
         parts = []
         if cfg.groups == 1:
@@ -105,23 +107,23 @@ class PixelSums:
         return loop(cfg.batch, image, "n")
 
     def _dense(self) -> list[list[ChannelRun]]:
-        """All channels; what stands behind the last one may be anything."""
+        """All channels; lanes after the last channel may hold anything."""
         cfg = self.cfg
         full, rest = divmod(cfg.in_channels, cfg.data_block)
         runs = [ChannelRun(0, full, (0, cfg.data_block), (0, 1))] if full else []
         return [[*runs, *([ChannelRun(full, 1, (0, rest), (0, 1))] if rest else [])]]
 
     def _of_groups(self, vectors: int) -> list[list[ChannelRun]]:
-        """What each of so many vectors reads."""
+        """The runs that each of ``vectors`` vectors reads."""
         runs = integer_runs(self.cfg, vectors)
-        assert runs is not None  # `conv_dot` has looked
+        assert runs is not None  # `conv_dot` has checked it
         return [[run for run in runs if v in range(*run.vectors)] for v in range(vectors)]
 
     def _image(self, n: Expr, number: Expr, base: Expr, runs: Sequence[ChannelRun]) -> tirx.Stmt:
-        """Those of an image."""
+        """Compute the sums of one image."""
         step = self.vectors * LANES
         count = -(-self.in_image // step)
-        last = const(self.in_image - step)  # the last vectors end where the image does
+        last = const(self.in_image - step)  # the last vectors end where the image ends
 
         def some(v: Expr) -> tirx.Stmt:
             first = v * step
@@ -133,7 +135,7 @@ class PixelSums:
     def _some(
         self, n: Expr, number: Expr, base: Expr, runs: Sequence[ChannelRun], first: Expr
     ) -> tirx.Stmt:
-        """Those of the pixels that so many vectors hold, from such a word of the image on."""
+        """Compute the sums of the pixels in some vectors, from the given word of the image on."""
         totals = vectors("total", self.vectors, LANES, dtype="int32")
         steps = [
             statement
@@ -157,7 +159,7 @@ class PixelSums:
     def _of_blocks(
         self, n: Expr, base: Expr, runs: Sequence[ChannelRun], first: Expr, total: tirx.Buffer
     ) -> list[tirx.Stmt]:
-        """A vector of words, added up over the blocks of channels."""
+        """Add one vector of words over the blocks of channels."""
         add = "vrmpyubv" if self.cfg.dtype == "uint8" else "vrmpybv"
 
         def of_block(b: Expr, run: ChannelRun) -> tirx.Stmt:
@@ -184,14 +186,14 @@ class PixelSums:
         return (n * self.sets + number) * self.image
 
     def at(self, n: Expr, number: Expr, row: Expr, column: Expr, lanes: int = 1) -> Expr:
-        """One of them, or those of some pixels of a row."""
+        """The sum of a pixel, or of several pixels of a row."""
         inside = (row * self.cfg.in_size[1] + column) * self.words
         place = self._first(n, number) + inside
         return load(self.buffer, place if lanes == 1 else tirx.Ramp(place, const(1), lanes))
 
 
 class TapSums:
-    """Of each output pixel the sum of what `PixelSums` has for its taps inside the image."""
+    """For each output pixel the total of `PixelSums` over its taps inside the image."""
 
     def __init__(self, cfg: IntegerConvConfig, pixels: PixelSums) -> None:
         self.cfg, self.pixels = cfg, pixels
@@ -199,7 +201,7 @@ class TapSums:
         self.buffer = scratch("tap_sums", size, dtype="int32")
 
     def write(self) -> tirx.Stmt:
-        """All of them, row by row: what a vector writes too much is written again."""
+        """Compute all sums row by row: excess lanes of a vector are overwritten later."""
         cfg = self.cfg
         spans: list[tuple[int, int, tuple[int, int]]] = []  # of columns with the same taps
         for x in range(cfg.out_size[1]):
@@ -225,7 +227,7 @@ class TapSums:
     def _columns(
         self, n: Expr, y: Expr, first: int, count: int, taps: tuple[int, int], lanes: int
     ) -> tirx.Stmt:
-        """A row's columns from ``first`` on, so many at a time."""
+        """Columns of a row from ``first`` on, ``lanes`` at a time."""
         cfg = self.cfg
         (total,) = vectors("total", 1, lanes, dtype="int32")
         low, rows = kernel_rows(cfg, y)
@@ -255,23 +257,23 @@ class TapSums:
         return (n * height + y) * width + x
 
     def at(self, n: Expr, number: Expr, y: Expr, x: Expr) -> Expr:
-        """One of them."""
+        """The sum of an output pixel."""
         return load(self.buffer, self._place(n * sum_sets(self.cfg) + number, y, x))
 
 
 def sum_sets(cfg: IntegerConvConfig) -> int:
-    """How many sums of channels a pixel has: of groups, one for each vector of output channels."""
+    """Number of sums per pixel: one or, with groups, one for each vector of output channels."""
     return 1 if cfg.groups == 1 else cfg.out_blocks
 
 
 @dataclass(frozen=True)
 class _WordNest(IntegerNest):
-    """Tiles that begin with what is too much in their sums."""
+    """Tiles whose sums start from the negated surplus."""
 
     sums: PixelSums | TapSums
 
     def run(self, count: int, at: Callable[[Expr], Tile]) -> tirx.Stmt:
-        """The next tile begins where a tile ends: its first sums are made while that one rounds."""
+        """Start each tile at the end of the one before, so that its loads overlap with rounding."""
         if count == 1:
             return self.whole_tile(at(const(0)))
         first = at(const(0))
@@ -294,7 +296,7 @@ class _WordNest(IntegerNest):
         return within(acc.buffers, [*begun(first), loop(count, one, "tile")])
 
     def begin(self, tile: Tile) -> Callable[[Expr, Expr], Expr]:
-        """The sums of the pixels under the taps."""
+        """The sums for the pixels under the taps."""
 
         def of_pixel(p: Expr, o: Expr) -> Expr:
             number = const(0) if self.cfg.groups == 1 else tile.group * self.cfg.oc_blocks + o

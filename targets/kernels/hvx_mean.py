@@ -1,11 +1,11 @@
 """Means of images of 8-bit numbers on HVX.
 
     for four blocks of channels:
-      for four pixels: halves of each block += their bytes     # the even ones, and the odd ones
-      sums of each block = halves of the same channel, added up as words
-      out = rounded(sums)                                      # of four blocks: a vector
+      for four pixels: halves of each block += their bytes     # even bytes, and odd bytes
+      sums of each block = halves of the same channel, added as words
+      out = rounded(sums)                                      # four blocks fill a vector
 
-A half holds the sum of 257 bytes without a sign; those with one are taken 128 larger.
+A half holds the sum of 257 unsigned bytes; signed bytes are taken 128 larger.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from .loops import block, const, lanes, load, loop, span, store, vectors, within
 
 _PIXELS = VECTOR // LANES
 _TOGETHER = 4
-"""Blocks of channels: their results fill a vector."""
+"""Number of channel blocks whose results fill a vector."""
 
 _MOST = 256
-"""Vectors that are added up in halves, and one more."""
+"""Number of vectors that are added in halves; one more still fits."""
 
 _BOTH = tirx.Ramp(const(0), const(1), 2 * LANES)
 _ONES = 0x01010101
 
 
 def mean_nest(func: tirx.PrimFunc) -> tirx.Stmt | None:
-    """The loop nest of an integer mean of pixels in blocks of channels; None for all else."""
+    """The loop nest of an integer mean of pixels in blocks of channels; None for other kernels."""
     found = _mean_of(func)
     if found is None:
         return None
@@ -62,7 +62,7 @@ def mean_nest(func: tirx.PrimFunc) -> tirx.Stmt | None:
 
 
 def _mean_of(func: tirx.PrimFunc) -> tuple[tirx.Buffer, Epilogue] | None:
-    """What it reads, and what becomes of the sums."""
+    """The input of the mean, and the rounding of its sums."""
     sch = s_tir.Schedule(tvm.IRModule({"main": func}))
     blocks = [sch.get(b) for b in sch.get_child_blocks(sch.get_sblock("root"))]
     if len(blocks) != 2 or not all(isinstance(b.body, tirx.BufferStore) for b in blocks):
@@ -84,7 +84,7 @@ def _mean_of(func: tirx.PrimFunc) -> tuple[tirx.Buffer, Epilogue] | None:
 
 
 def _added(step: tirx.BufferStore) -> TensorLoad | None:
-    """What is added to a sum of int32, if that is all that happens."""
+    """The value that is added to an int32 sum; None if the statement does anything else."""
     total = step.value
     if not isinstance(total, tirx.Add) or not isinstance(total.b, tirx.Cast):
         return None
@@ -96,7 +96,7 @@ def _added(step: tirx.BufferStore) -> TensorLoad | None:
 
 
 def _is_image(data: tirx.Buffer) -> bool:
-    """Blocks of 32 channels of 8 bits, of four pixels and more, behind each other."""
+    """Whether a buffer holds contiguous blocks of 32 8-bit channels, of four or more pixels."""
     shape = [int(extent) for extent in data.shape]
     is_bytes = str(data.dtype) in ("uint8", "int8")
     if dense_axes(data) < 3:
@@ -113,7 +113,7 @@ class _Mean:
         self.more = 0 if str(data.dtype) == "uint8" else 128
 
     def blocks(self, n: Expr, first: Expr, count: int) -> tirx.Stmt:
-        """So many blocks of channels, side by side."""
+        """``count`` consecutive blocks of channels."""
         sums = vectors("sum", count, LANES, dtype="int32")
         halves = vectors("halves", count, 2 * LANES, dtype="int32")
         places = [(n, first + k) for k in range(count)]
@@ -140,12 +140,12 @@ class _Mean:
         return within([*sums, *halves], steps)
 
     def _bytes(self, place: tuple[Expr, Expr], at: Expr) -> Expr:
-        """Four pixels, without a sign."""
+        """Four pixels as unsigned bytes."""
         pixels = bytes_at(self.data, *place, 0, 0, at)
         return tirx.bitwise_xor(pixels, every_byte(0x80)) if self.more else pixels
 
     def _last(self, place: tuple[Expr, Expr], count: int) -> Expr:
-        """The last pixels, fewer than four."""
+        """The last pixels, less than four."""
         pixels = self._bytes(place, const((self.pixels - _PIXELS) * LANES))
         lane = tirx.Ramp(word(0), word(1), LANES)
         return tirx.Select(lane >= every((_PIXELS - count) * LANES // 4), pixels, every(0))
@@ -157,12 +157,12 @@ class _Mean:
 
 
 def _add(halves: tirx.Buffer, pixels: Expr) -> tirx.Stmt:
-    """Even bytes to the first vector's halves, odd ones to those of the second."""
+    """Add even bytes to the first vector's halves, and odd bytes to the second's."""
     return store(halves, pair("vmpybus.acc", load(halves, _BOTH), pixels, word(_ONES)), _BOTH)
 
 
 def _words(halves: tirx.Buffer) -> Expr:
-    """A sum for each of 32 channels, of four pixels whose channels are 8 words each."""
+    """A sum for each of 32 channels, from four pixels whose channels are 8 words each."""
     even, odd = (part(load(halves, _BOTH)) for part in (low, high))
     first, second = (tirx.bitwise_and(part, every(0xFFFF)) for part in (even, odd))
     third, fourth = (hvx("vlsrw", part, word(16)) for part in (even, odd))
@@ -170,6 +170,6 @@ def _words(halves: tirx.Buffer) -> Expr:
 
 
 def _joined(one: Expr, other: Expr) -> Expr:
-    """Words of two vectors in turns; those of their first halves plus those of their second."""
+    """Words of two vectors, interleaved: first halves plus second halves."""
     both = pair("vshuffvdd", other, one, word(-4))
     return low(both) + high(both)

@@ -1,15 +1,15 @@
-"""Stores of 8-bit results on HVX: four vectors of int32 become one of bytes.
+"""Pack stores of 8-bit results on HVX: four vectors of int32 become one of bytes.
 
     for lane in vectorized(32): out[.., x, lane] = uint8(e0)        packed0[lane] = e0  ..
     for lane in vectorized(32): out[.., x + 1, lane] = uint8(e1) -> out[.., x, 0:128] = pack(
     ..                                                                 packed0, .., packed3)
 
-LLVM stores a vector of 32 bytes one byte at a time. What four neighbouring pixels become fills a
-vector; what is left behind the last four of them is stored together with some that already were.
-Of less than four pixels, a vector is made too and written in words of four bytes.
+LLVM stores a vector of 32 bytes one byte at a time. The results of four neighbouring pixels fill a
+vector; pixels that are left over are stored together with some that were stored already.
+Less than four pixels also use a vector, which is written in words of four bytes.
 
-Results of `fixed_point.rounded` are not only packed: HVX multiplies, shifts and saturates as that
-function does, so that they stay wide only until the product.
+Results of `fixed_point.rounded` are not only packed: HVX multiplies, shifts and saturates like that
+function, so that they are wide only until the product.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _PIXELS = 4
 
 
 def pack_stores(func: tirx.PrimFunc, constants: Sequence[tirx.Buffer] = ()) -> tirx.PrimFunc:
-    """The function with such stores packed; itself if it has none.
+    """The function with such stores packed; the function itself if it has none.
 
-    Its own buffers and ``constants`` begin at multiples of a vector, as the DSP's stack and the
-    image of its weights do (native/dsp/image.cc); tensors begin at multiples of half a one.
+    Its own buffers and ``constants`` are aligned to a vector, as the DSP's stack and the image of
+    its weights are (native/dsp/image.cc); tensors are aligned to half a vector.
     """
     body = rewrite(func.body, (tirx.SeqStmt, _packed))
     if body.same_as(func.body) and not constants:
@@ -60,7 +60,7 @@ def _aligned(buffer: tirx.Buffer) -> tirx.Buffer:
 
 @dataclass(frozen=True)
 class _Store:
-    """A vectorized loop that stores bytes: of 32 lanes, next to each other."""
+    """A vectorized loop that stores bytes into 32 contiguous lanes."""
 
     loop: tirx.For
     where: Expr
@@ -71,7 +71,7 @@ class _Store:
         return self.loop.body
 
     def keep(self, buffer: tirx.Buffer, value: Expr) -> tirx.Stmt:
-        """The loop, with another value for another place."""
+        """The loop with another value and destination."""
         old, var = self.loop.loop_var, tirx.Var(self.loop.loop_var.name, "int64")
         moved = rewrite(value, (tirx.Var, lambda node: var if node.same_as(old) else node))
         return tirx.For(
@@ -97,7 +97,7 @@ def _store_of(statement: tirx.Stmt) -> _Store | None:
 
 
 def _packed(sequence: tirx.SeqStmt) -> tirx.Stmt:
-    """The statements with runs of such stores replaced; each run is one after the other anyway."""
+    """The statements with runs of such stores replaced; the stores of a run stay in order."""
     done: list[tirx.Stmt] = []
     run: list[_Store] = []
     for statement in sequence.seq:
@@ -129,7 +129,7 @@ def _pack_run(run: Sequence[_Store]) -> list[tirx.Stmt]:
 
 
 def _pack(row: Sequence[_Store]) -> tirx.Stmt:
-    """Neighbouring pixels, four at a time."""
+    """Pack neighbouring pixels, four at a time."""
     first = row[0].narrowing
     same = all(s.narrowing is not None and s.narrowing.same(first) for s in row)
     totals = vectors("packed", len(row), LANES, dtype="int32")
@@ -153,17 +153,17 @@ def _pack(row: Sequence[_Store]) -> tirx.Stmt:
 
 
 def _starts(pixels: int) -> list[int]:
-    """Where four pixels begin, the last of which end with the row."""
+    """First pixels of each four; the last four end with the row."""
     return [*range(0, pixels - _PIXELS, _PIXELS), max(0, pixels - _PIXELS)]
 
 
 def _four(buffers: Sequence[tirx.Buffer], start: int) -> list[Expr]:
-    """Four vectors; the last one again and again where there are not so many."""
+    """Four vectors; if there are less, the last one is repeated."""
     return [whole(buffers[min(start + i, len(buffers) - 1)]) for i in range(_PIXELS)]
 
 
 def _store_bytes(row: Sequence[_Store], start: int, packed: Expr) -> list[tirx.Stmt]:
-    """One to four neighbouring pixels."""
+    """Store one to four neighbouring pixels."""
     first = row[start].into
     *place, _ = first.indices
     dtype, pixels = str(first.buffer.dtype), min(_PIXELS, len(row))

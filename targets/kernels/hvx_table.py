@@ -1,18 +1,18 @@
-"""Tables of 256 results of 8 bits on HVX.
+"""Table lookups of 8-bit numbers on HVX.
 
     out[i] = table[x[i] + 128]
 
     first, second = shuffle(table[0:128]), shuffle(table[128:256])
     for 128 numbers:
-      found = lookup(x, first, 0)          # of the numbers from 0 to 31; all others are 0
-      found |= lookup(x, first, 1)  ..     # and so on, each 32 of them
+      found = lookup(x, first, 0)          # for numbers from 0 to 31; others give 0
+      found |= lookup(x, first, 1)  ..     # for each further 32 numbers
 
-A lookup compares the three highest bits of each byte, and takes what the others choose: among the
-even bytes of a vector, or among the odd ones. A shuffled vector has its two halves there. Bytes
-with a sign are taken as those without, so that the two halves of their table change places.
+A lookup compares the three highest bits of each byte and selects by the others, among the even or
+the odd bytes of a vector; a shuffled vector has its two halves there. Signed bytes are looked up as
+unsigned ones, with the two halves of their table exchanged.
 
-Where TVM fuses a table with what stands beside it, LLVM looks up one number after the other, and
-computes the rest so too: tables stay alone (`passes/mark_gathers.py`).
+If TVM fused a table with neighbouring operators, LLVM would look up one number at a time and
+compute the rest so too; therefore tables are not fused (`passes/mark_gathers.py`).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from .loops import const, loop, unravelled, vectors, within
 
 _RESULTS = 256
 _OF_VECTOR = 4
-"""Lookups that take all bytes of a shuffled vector."""
+"""Lookups that cover all bytes of a shuffled vector."""
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """``out[i] = table[data[i] - least]``, with the same places."""
+    """``out[i] = table[data[i] - least]``, with equal indices."""
 
     data: tirx.Buffer
     table: tirx.Buffer
@@ -45,7 +45,7 @@ class Lookup:
 
 
 def lookup_of(func: tirx.PrimFunc) -> Lookup | None:
-    """The lookup that a kernel of 8-bit numbers is; None for any other."""
+    """The lookup that a kernel of 8-bit numbers consists of; None for other kernels."""
     try:
         sch = s_tir.Schedule(tvm.IRModule({"main": func}))
         found = [sch.get(b) for b in sch.get_child_blocks(sch.get_sblock("root"))]
@@ -65,7 +65,7 @@ def lookup_of(func: tirx.PrimFunc) -> Lookup | None:
 
 
 def _index_of(looked_up: TensorLoad) -> TensorLoad | None:
-    """The number that chooses a result of a table, which begins with the least one."""
+    """The number that selects a table's result, if the table begins with the least number."""
     index, *more = looked_up.indices
     least = 0
     if isinstance(index, tirx.Add | tirx.Sub) and isinstance(index.b, tirx.IntImm):
@@ -78,7 +78,7 @@ def _index_of(looked_up: TensorLoad) -> TensorLoad | None:
 
 
 def table_nest(func: tirx.PrimFunc) -> tirx.Stmt | None:
-    """The loop nest of a lookup whose tensors have runs of a vector and more; None for all else."""
+    """The loop nest of a lookup in tensors with contiguous vectors; None for other kernels."""
     found = lookup_of(func)
     if found is None:
         return None
@@ -97,7 +97,7 @@ def table_nest(func: tirx.PrimFunc) -> tirx.Stmt | None:
 
     def row(i: Expr) -> tirx.Stmt:
         def some(v: Expr) -> tirx.Stmt:
-            # the last vector ends with the run: some numbers are looked up twice
+            # the last vector ends with the run, so some numbers are looked up twice
             at = tirx.min(v * VECTOR, const(run - VECTOR)) if run % VECTOR else v * VECTOR
             place = (*unravelled(i, outer), *inside, at)
             return keep_bytes(found.out, _looked_up(bytes_at(found.data, *place), halves), *place)
@@ -108,7 +108,7 @@ def table_nest(func: tirx.PrimFunc) -> tirx.Stmt | None:
 
 
 def _looked_up(numbers: Expr, halves: list[tirx.Buffer]) -> Expr:
-    """The results of a vector of bytes."""
+    """The results for a vector of bytes."""
     found = hvx("vlutvvbi", numbers, whole(halves[0]), word(0))
     for part in range(1, 2 * _OF_VECTOR):
         half = whole(halves[part // _OF_VECTOR])

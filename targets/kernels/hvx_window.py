@@ -1,10 +1,10 @@
 """Depthwise convolutions and maximum pooling of 8-bit numbers on HVX.
 
-A vector holds 32 channels of four neighbouring pixels. Of a depthwise convolution, rows of the
-image that lie below each other are shuffled until each word has four numbers of one channel::
+A vector holds 32 channels of four neighbouring pixels. For a depthwise convolution, rows of the
+image below each other are shuffled until each word contains four numbers of one channel::
 
     for channel block, band of rows:
-      image = the rows, with the zero point around them         # so that all tiles are alike
+      image = the rows, with the zero point around them         # makes all tiles alike
       for row y, tile of 4 pixels:
         for 4 columns, rows of the kernel, four at a time:
           words = shuffle(row 0, row 1, row 2, row 3)            # a vector of words for each column
@@ -12,8 +12,8 @@ image that lie below each other are shuffled until each word has four numbers of
             sums[pixel] += words[column] * weights of the four rows
         out = epilogue(sums)
 
-Maximum pooling takes the maximum of rows first, into one row, then that of its columns; where the
-stride is 2, every second pixel is dealt out.
+Maximum pooling first takes the maximum of rows, into one row, then that of its columns; for a
+stride of 2, every second pixel is selected.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from .loops import block, const, lanes, load, loop, scratch, store, vectors, wit
 from .window import WindowConfig, reads_of_tile
 
 PIXELS = VECTOR // LANES
-"""That a vector of bytes holds."""
+"""Pixels in a vector of bytes."""
 
 _BAND_BYTES = 1 << 16
-"""Of the rows that are copied together: they stay in the second-level cache."""
+"""Bytes of the rows that are copied together, so that they stay in the second-level cache."""
 
 _STRIDES = (1, 2)
 
 _TOGETHER = 8
-"""Vectors of a row of maxima that are written out one behind the other."""
+"""Vectors of a row of maxima that are unrolled together."""
 
 
 def write_hvx_depthwise(
@@ -81,9 +81,9 @@ def write_hvx_depthwise(
 
 
 class _Image:
-    """Rows of one block of channels, with what stands around them, each at a multiple of a vector.
+    """Rows of one block of channels with their padding, each aligned to a vector.
 
-    A band of output rows reads so many of them. What stands beside the rows is written once.
+    A band of output rows reads ``rows`` of them. Padding beside the rows is written once.
     """
 
     def __init__(self, cfg: IntegerWindowConfig, data: tirx.Buffer) -> None:
@@ -101,13 +101,13 @@ class _Image:
         self.buffer = scratch("window", self.rows * self.row_bytes, dtype=cfg.dtype)
 
     def clear(self) -> tirx.Stmt:
-        """Everything is outside."""
+        """Fill everything with the padding."""
         outside = every_byte(self.cfg.outside)
         count = self.rows * self.row_bytes // VECTOR
         return loop(count, lambda v: keep_bytes(self.buffer, moved(outside), v * VECTOR), "v")
 
     def fill(self, n: Expr, b: Expr, first: Expr) -> tirx.Stmt:
-        """Copy rows from such a one of the image on; those outside are as `clear` made them."""
+        """Copy rows from row ``first`` of the image on; rows outside get the padding."""
         height = self.cfg.in_size[0]
 
         def row(r: Expr) -> tirx.Stmt:
@@ -143,7 +143,7 @@ class _Image:
         )
 
     def pixels(self, row: Expr, column: Expr) -> Expr:
-        """Four neighbours of a row."""
+        """Four neighbouring pixels of a row."""
         return bytes_at(self.buffer, row * self.row_bytes + column * LANES)
 
 
@@ -157,10 +157,11 @@ class _Depthwise:
     epilogue: Epilogue
 
     def rows(self, of: tuple[Expr, Expr], first: Expr, count: int) -> tirx.Stmt:
-        """Output rows, whose taps lie in the copy; one loop, so that LLVM lets tiles overlap.
+        """Output rows whose taps lie in the copy, as one loop, so that LLVM can overlap tiles.
 
-        All tiles begin with a vector. The last one of a row may be too wide: it writes to the next
-        row, which comes later, and after the last row is done once more where it fits.
+        All tiles begin with a vector. The last tile of a row may be too wide: it writes into the
+        next row, which is computed later; after the last row, a tile that ends with the row is
+        repeated.
         """
         width, tile, stride = self.cfg.out_size[1], self.image.tile, self.cfg.stride[0]
         in_row = -(-width // tile)
@@ -175,9 +176,9 @@ class _Depthwise:
         return block([loop(count * in_row - 1, one, "tile"), last])
 
     def tile(self, place: tuple[Expr, ...], top: Expr) -> tirx.Stmt:
-        """Add up products, hand the tile to the epilogue.
+        """Add up products and pass the tile to the epilogue.
 
-        A packet holds two products, but one that adds to a sum.
+        A packet can hold two products, but only one that accumulates.
         """
         cfg, tile = self.cfg, self.image.tile
         n, b, y, x = place
@@ -210,18 +211,18 @@ class _Depthwise:
         return within([*acc, column_words], steps)
 
     def _words(self, group: int, top: Expr, column: Expr) -> list[Expr]:
-        """Of four columns: the numbers of up to four kernel rows, side by side in words."""
+        """For each of four columns, the numbers of up to four kernel rows, in words."""
         cfg = self.cfg
         own = range(group * WORD, min(cfg.kernel[0], (group + 1) * WORD))
         rows = [self.image.pixels(top + ky * cfg.dilation[0], column) for ky in own]
-        rows += [rows[-1]] * (WORD - len(rows))  # by weights of zero
+        rows += [rows[-1]] * (WORD - len(rows))  # multiplied by weights of zero
         upper, lower = (pair("vshuffvdd", rows[i + 1], rows[i], word(-1)) for i in (0, 2))
         halves = [pair("vshuffvdd", half(lower), half(upper), word(-2)) for half in (low, high)]
         return [part(half) for half in halves for part in (low, high)]
 
 
 def _unpadded(cfg: IntegerWindowConfig) -> WindowConfig:
-    """The same window over an image that has its border already."""
+    """The same window over an image that already includes its padding."""
     values = {name: getattr(cfg, name) for name in WindowConfig.__dataclass_fields__}
     size = tuple(
         (o - 1) * s + k for o, s, k in zip(cfg.out_size, cfg.stride, cfg.spans, strict=True)
@@ -232,7 +233,7 @@ def _unpadded(cfg: IntegerWindowConfig) -> WindowConfig:
 def _tiles(width: int, body: Callable[[Expr], tirx.Stmt]) -> tirx.Stmt:
     """``body`` for the first pixel of each four of a row; the last four end with the row.
 
-    A few of them are written out together: each loads, deals and stores while others wait.
+    Some of them are unrolled together, so that loads, selections and stores overlap.
     """
     firsts = [*range(0, width - PIXELS, PIXELS), width - PIXELS]
     passes, rest = divmod(len(firsts), _TOGETHER)
@@ -253,7 +254,7 @@ def _tiles(width: int, body: Callable[[Expr], tirx.Stmt]) -> tirx.Stmt:
 
 
 def takes_pool(cfg: WindowConfig, data: tirx.Buffer, epilogue: Epilogue) -> bool:
-    """Whether `write_hvx_pool` computes it: all that networks have but the smallest images."""
+    """Whether `write_hvx_pool` supports it: every pooling except those of the smallest images."""
     begins = (cfg.out_size[0] - 1) * cfg.stride[0] - cfg.padding[0]
     return (
         cfg.kind == "max"
@@ -268,11 +269,11 @@ def takes_pool(cfg: WindowConfig, data: tirx.Buffer, epilogue: Epilogue) -> bool
 
 
 _MAXIMUM = {"uint8": ("vmaxub", 0), "int8": ("vmaxb", -128)}
-"""By the type of pixels: the instruction, and the maximum of nothing."""
+"""By type of pixels: the instruction, and the maximum of no pixels."""
 
 
 def write_hvx_pool(cfg: WindowConfig, data: tirx.Buffer, epilogue: Epilogue) -> tirx.Stmt:
-    """The loop nest of one maximum pooling that `takes_pool`."""
+    """The loop nest of a maximum pooling that `takes_pool` accepts."""
     nest = _Pool(cfg, data, epilogue.out)
     rows = loop(
         cfg.batch,
@@ -294,20 +295,20 @@ class _Pool:
         self.maximum, self.least = _MAXIMUM[str(data.dtype)]
         self.before = -(-cfg.padding[1] // PIXELS) * PIXELS  # the image begins with a vector
         last = (cfg.out_size[1] - 1) * cfg.stride[1] + cfg.spans[1] - cfg.padding[1]
-        columns = self.before + max(cfg.in_size[1], last) + 2 * PIXELS  # pairs are read whole
+        columns = self.before + max(cfg.in_size[1], last) + 2 * PIXELS  # pairs are read completely
         self.vectors = -(-columns // PIXELS)
         self.columns = scratch("columns", self.vectors * VECTOR, dtype=str(data.dtype))
         is_inside = not (cfg.padding[1] or cfg.padding[3]) and last <= cfg.in_size[1]
-        pairs = cfg.stride[1] == 1 or cfg.kernel[1] % 2 == 0  # all of a pair is of a window
+        pairs = cfg.stride[1] == 1 or cfg.kernel[1] % 2 == 0  # windows contain whole pairs
         self.is_direct = is_inside and pairs and cfg.kernel[1] <= cfg.stride[1]
 
     def clear(self) -> tirx.Stmt:
-        """Nothing stands beside the image."""
+        """Fill the places beside the image with the least number."""
         value = every_byte(self.least)
         return loop(self.vectors, lambda v: keep_bytes(self.columns, moved(value), v * VECTOR), "v")
 
     def row(self, n: Expr, b: Expr, y: Expr) -> tirx.Stmt:
-        """One output row: the maxima of its columns, then of neighbours among them."""
+        """One output row: the maxima of its columns, then the maxima of neighbouring columns."""
         width = self.cfg.in_size[1]
 
         def four(x: Expr) -> tirx.Stmt:
@@ -323,14 +324,14 @@ class _Pool:
         return results if self.is_direct else block([_tiles(width, four), results])
 
     def _below(self, n: Expr, b: Expr, y: Expr, column: Expr) -> Expr:
-        """Of the rows of a window; a row outside is one that counts anyway."""
+        """Maxima of the rows of a window; for rows outside, a row inside is repeated."""
         cfg = self.cfg
         top, bottom = y * cfg.stride[0] - cfg.padding[0], const(cfg.in_size[0] - 1)
         rows = [tirx.max(const(0), tirx.min(bottom, top + ky)) for ky in range(cfg.kernel[0])]
         return self._most([bytes_at(self.data, n, b, r, 0, column * LANES) for r in rows])
 
     def _beside(self, x: Expr, at: Callable[[Expr], Expr]) -> Expr:
-        """Of the columns of four windows; ``at`` has the maxima of four columns."""
+        """Maxima of the columns of four windows; ``at`` returns the maxima of four columns."""
         cfg = self.cfg
         first = x * cfg.stride[1] + (self.before - cfg.padding[1])
         if cfg.stride[1] == 1:

@@ -1,4 +1,4 @@
-"""Relax calls of the templates of integer operators, on feature maps in blocked layout."""
+"""Relax calls of integer operators' templates, on feature maps in blocked layout."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .layer_configs import depthwise_config, gathered, gathers_pixels, is_depthw
 from .machine import VectorMachine
 
 LARGEST_WINDOW = 128
-"""Taps of a depthwise kernel, all of which are written out."""
+"""Most taps of a depthwise kernel, because all of them are unrolled."""
 
 
 def integer_convolution(
@@ -45,12 +45,12 @@ def integer_convolution(
     """A convolution, or a dense layer as one of pixels.
 
     Args:
-        bb: gets the kernels.
-        machine: for which they are.
-        integer: what to compute.
+        bb: receives the kernels.
+        machine: runs the kernels.
+        integer: the operator.
         shape: of the convolution.
-        data: in blocked layout; blocks may be smaller than the machine's where channels are few.
-        constants: weights as OIHW, bias and, unless sums are wanted, factor.
+        data: in blocked layout; blocks may be smaller than the machine's if there are few channels.
+        constants: weights as OIHW, bias and, unless sums are requested, factor.
     """
     weight, bias, *factor = constants
     if gathers_pixels(shape, machine):
@@ -63,13 +63,13 @@ def integer_convolution(
     by_vector = by_vectors(machine.dot, dtype)
     dot = by_vector if depthwise else conv_dot(shape, machine, block, dtype)
     zero = integer.zeros[0] + DOTS[dot].shift(dtype)
-    has_borders = depthwise and machine.packs_bytes  # it makes them itself (`hvx_window.py`)
+    has_borders = depthwise and machine.packs_bytes  # the kernel pads itself (`hvx_window.py`)
     moved = zero or DOTS[dot].is_matrix
     if moved and any(shape.padding) and not has_borders:
         data = bb.emit(_padded(bb, data, shape.padding, integer.zeros[0]))
         height, width = (int(d) for d in data.ty.shape.values[2:4])
         shape = replace(shape, in_size=(height, width), padding=(0, 0, 0, 0))
-    # what the zero point adds to every sum
+    # the contribution of the zero point to every sum
     bias = bias - zero * weight.astype("int32").sum((1, 2, 3), dtype="int32")
     scale = _Scale.of(machine, integer.rounding, factor)
     per_channel = [by_channel(v, machine.lanes) for v in (bias, *scale.factors)]
@@ -96,7 +96,7 @@ def integer_convolution(
 def integer_config(
     shape: ConvShape, machine: VectorMachine, data_block: int, dtype: str
 ) -> IntegerConvConfig | IntegerWindowConfig:
-    """The configuration of the kernel that computes a convolution; its pixels may be gathered."""
+    """The configuration of a convolution's kernel; its pixels may be gathered before."""
     if is_depthwise(shape):
         return _depthwise_config(shape, machine, dtype)
     shape = gathered(shape, machine)
@@ -134,17 +134,17 @@ def _depthwise(
 
 
 def by_channel(values: np.ndarray, lanes: int) -> Expr:
-    """A number for each channel, in blocks of channels."""
+    """One number per channel, in blocks of channels."""
     return relax.const(block_array(values.reshape(1, -1, 1, 1), lanes))
 
 
 @dataclass(frozen=True, eq=False)
 class _Scale:
-    """What becomes of the sums of a layer.
+    """The rounding of a layer's sums.
 
     Attributes:
-        rounding: to which integers of 8 bits; None where sums are wanted.
-        factors: of each channel: float32, or mantissas; none for sums.
+        rounding: to 8-bit integers; None if sums are requested.
+        factors: of each channel: float32 or mantissas; empty for sums.
         bits: of mantissas, see `fixed_point.py`; 0 for float32.
     """
 
@@ -156,14 +156,14 @@ class _Scale:
     def of(
         machine: VectorMachine, rounding: Rounding | None, factors: Sequence[np.ndarray]
     ) -> _Scale:
-        """In fixed point where the machine rounds so."""
+        """The scale in fixed point if the machine rounds in integers."""
         found = mantissas(factors[0]) if machine.packs_bytes and factors else None
         if found is None:
             return _Scale(rounding, factors)
         return _Scale(rounding, [found[0]], found[1])
 
     def rounded(self, sums: te.Tensor, bias: te.Tensor, *factor: te.Tensor) -> te.Tensor:
-        """The result of sums, whose bias and factor stand in blocks of channels too."""
+        """Round sums, whose bias and factor are in blocks of channels too."""
 
         def element(n: Expr, b: Expr, y: Expr, x: Expr, lane: Expr) -> Expr:
             value = sums[n, b, y, x, lane] + bias[0, b, 0, 0, lane]
@@ -180,7 +180,7 @@ class _Scale:
 def _padded(
     bb: relax.BlockBuilder, data: Expr, padding: tuple[int, int, int, int], zero: int
 ) -> relax.Call:
-    """The image with the zero point around it."""
+    """The image padded with the zero point."""
     top, left, bottom, right = padding
 
     def pad(x: te.Tensor) -> te.Tensor:

@@ -1,9 +1,9 @@
 """Convolutions and dense layers of 8-bit numbers in blocked layout: packing, meaning, loop nest.
 
 The nest is that of `conv_nest.py`: a tile of pixels and vectors of output channels, whose int32
-sums stay in registers; each step multiplies a word, four input channels of each pixel (`dots.py`).
-Padding is left out, which is right where the zero point is 0; elsewhere `integer_blocks.py` pads
-before.
+sums stay in registers; each step multiplies a word of four input channels of each pixel
+(`dots.py`). Taps in the padding are omitted, which is right for a zero point of 0; otherwise
+`integer_blocks.py` pads before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .machine import VectorMachine
 
 @dataclass(frozen=True)
 class IntegerConvConfig(OfWords, ConvConfig):
-    """A convolution of pixels of 8 bits."""
+    """A convolution of 8-bit pixels."""
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
@@ -44,17 +44,17 @@ class IntegerConvConfig(OfWords, ConvConfig):
 
 
 GROUP = 4
-"""Pixels that small matrices are made of, which are loaded together."""
+"""Pixels in a group for small matrices; they are loaded together."""
 
 _MATRIX_OPERANDS = 4
-"""Registers beside sums and pairs of pixels: weights, and pixels before they are zipped."""
+"""Registers besides sums and pairs of pixels: weights, and pixels before they are zipped."""
 
 _MOST_PIXELS = 8
-"""Of a tile where bytes are stored four pixels at a time: rows are cut into 4 to 8 then."""
+"""Most pixels of a tile if bytes are stored four pixels at a time, so tiles have 4 to 8 pixels."""
 
 
 _MOST_SUMS = 8
-"""Of a tile of words, behind a kernel of one pixel: more leave no registers to round others."""
+"""Most sums of a tile of words for 1x1 kernels; more leave no registers to overlap rounding."""
 
 
 @lru_cache(maxsize=4096)
@@ -90,17 +90,17 @@ def choose_integer_conv(
 
 
 def _rounds_beside(c: IntegerConvConfig) -> bool:
-    """Whether a short tile's bytes fill vectors, and are made while the next one is added up."""
+    """Whether a short tile's bytes fill vectors, and are rounded while the next tile is summed."""
     fits = c.pixels >= WORD and c.pixels * c.oc_blocks <= _MOST_SUMS
     return fits and c.out_blocks % c.oc_blocks == 0
 
 
 def conv_dot(shape: ConvShape, machine: VectorMachine, data_block: int, dtype: str) -> str:
-    """How the products of a convolution are added.
+    """The way in which a convolution adds products.
 
-    By words of general registers only where sums of pixels are worth it, and can be computed:
-    a vector of them holds the channels of several pixels, all of which are read. By small matrices
-    only where there are two blocks of channels, and four pixels side by side.
+    Words of general registers are used only if sums of pixels are possible and worth it: a vector
+    of these sums reads the channels of several pixels. Small matrices are used only if there are
+    two blocks of channels, and four pixels side by side.
     """
     by_vector = by_vectors(machine.dot, dtype)
     dense = dict(DOTS[machine.dot].dense).get(dtype, by_vector)
@@ -123,7 +123,7 @@ def conv_dot(shape: ConvShape, machine: VectorMachine, data_block: int, dtype: s
 def _reads_words(shape: ConvShape, machine: VectorMachine, data_block: int) -> bool:
     """Whether each vector of a grouped convolution reads whole words, the same in all tiles.
 
-    Products of channels of two groups are zeros, but two start at once.
+    Products of channels of two groups are zeros, but two products start in a packet.
     """
     merge = merged_groups(shape.in_channels, shape.out_channels, shape.groups, machine.lanes)
     width = -(-shape.out_channels // shape.groups * merge // machine.lanes)
@@ -156,7 +156,7 @@ def integer_conv_cycles(config: IntegerConvConfig, machine: VectorMachine) -> fl
 
 
 def _cycles_of_matrices(pixels: int, blocks: int, machine: VectorMachine) -> float:
-    """Of eight channels: products, what is zipped for them, and loads."""
+    """Cycles for eight channels: products, zipping of their pixels, and loads."""
     groups = -(-pixels // GROUP)
     computed = (4 * groups * blocks + 2 * groups) / machine.multiply_adds
     loads = (2 * groups + 2 * blocks) / machine.loads
@@ -164,9 +164,9 @@ def _cycles_of_matrices(pixels: int, blocks: int, machine: VectorMachine) -> flo
 
 
 def _matrix_tiles(config: IntegerConvConfig, machine: VectorMachine) -> list[tuple[int, int]]:
-    """Pixels and vectors of outputs of tiles that fit the registers.
+    """Tiles (pixels, vectors of outputs) that fit into the registers.
 
-    The first tile of a row has a whole group at least; others may begin before themselves.
+    The first tile of a row has at least one whole group; groups of other tiles may begin earlier.
     """
     rows, width = config.out_size
     row = rows * width if config.pointwise else width
@@ -180,7 +180,7 @@ def _matrix_tiles(config: IntegerConvConfig, machine: VectorMachine) -> list[tup
 
 
 def _packets_of_word(pixels: int, blocks: int) -> float:
-    """Of HVX: two products, a vector of weights and a word of a pixel fit into one."""
+    """HVX packets: two products, or a vector of weights and a word of a pixel, fit into one."""
     return max(pixels * blocks / 2, (pixels + blocks) / 2, blocks)
 
 
@@ -188,7 +188,7 @@ def _packets_of_word(pixels: int, blocks: int) -> float:
 
 
 def pack_integer_weight(cfg: IntegerConvConfig, weight: te.Tensor) -> te.Tensor:
-    """OIHW -> `weight_shape`, zero where channels do not exist."""
+    """OIHW -> `weight_shape`, zero for channels that do not exist."""
     in_group, out_group = cfg.in_channels // cfg.groups, cfg.out_channels // cfg.groups
     way = cfg.way
 
@@ -219,7 +219,7 @@ def pack_integer_weight(cfg: IntegerConvConfig, weight: te.Tensor) -> te.Tensor:
 
 
 def shifted(data: te.Tensor, shift: int) -> te.Tensor:
-    """Pixels as int32, in the range of the type that products need."""
+    """Pixels as int32, shifted to the range of the instruction's type."""
     return te.compute(
         data.shape, lambda *i: data[i].astype("int32") + tirx.const(shift, "int32"), name="shifted"
     )
@@ -274,7 +274,7 @@ def write_integer_conv(
 
 
 def integer_blocking(cfg: IntegerConvConfig, machine: VectorMachine) -> Blocking:
-    """As of float32, a quarter of whose bytes numbers have; sums are never cut."""
+    """As for float32, with a quarter of the bytes per number; the reduction is never split."""
     cut = blocking(cfg, replace(machine, l2_bytes=4 * machine.l2_bytes))
     return replace(cut, chunk=cfg.reduce_blocks, chunks=1)
 
@@ -285,7 +285,7 @@ class IntegerNest(ConvNest):
     cfg: IntegerConvConfig
 
     def begin(self, _tile: Tile) -> Callable[[Expr, Expr], Expr]:
-        """What the sums of each pixel and vector of channels begin with."""
+        """The initial sums of each pixel and vector of channels."""
         return lambda _p, _o: tirx.const(0, "int32")
 
     def tile(
@@ -310,7 +310,7 @@ class IntegerNest(ConvNest):
     def finished(
         self, acc: Accumulators, finish: Callable[[Expr, Expr, Expr, Expr], tirx.Stmt]
     ) -> list[tirx.Stmt]:
-        """Where there are words, stores of neighbouring pixels become one."""
+        """Finish all sums; words without loops, so that stores of neighbours can be packed."""
         return acc.written_out(finish) if self.cfg.way.words else acc.each(finish)
 
     def reduction(
@@ -320,7 +320,7 @@ class IntegerNest(ConvNest):
         cfg, way = self.cfg, self.cfg.way
         first_block = cfg.first_block(tile.group * cfg.oc_blocks)
         segments = column_segments(tile.taps)
-        fenced = span if cfg.way.words else fenced_span  # LLVM for Hexagon never ends with fences
+        fenced = span if cfg.way.words else fenced_span  # fences make LLVM for Hexagon hang
         columns = fenced if cfg.kernel[1] > 1 else span
         low, count = kernel_rows(cfg, tile.y)
 
@@ -374,12 +374,12 @@ class IntegerNest(ConvNest):
         ]
 
     def runs(self, vectors: int) -> list[ChannelRun] | None:
-        """Only whole words: what groups share a word multiply by zeros."""
+        """Only whole words; channels of two groups in one word are multiplied by zeros."""
         return integer_runs(self.cfg, vectors)
 
 
 def integer_runs(cfg: IntegerConvConfig, vectors: int) -> list[ChannelRun] | None:
-    """What so many vectors of a tile read, in whole words; None where that differs."""
+    """The runs that ``vectors`` of a tile read, in whole words; None if tiles differ."""
     found = channel_runs(cfg, vectors) if cfg.data_block > WORD else None
     if found is None or cfg.data_block != cfg.lanes:
         return None

@@ -1,6 +1,6 @@
 """Depthwise convolution of 8-bit numbers in blocked layout.
 
-Four numbers, whose products are added at a time (`dots.py`), stand below each other in the image::
+Four numbers whose products are added together (`dots.py`) lie below each other in the image::
 
     for channel block, row y, tile of the row:
       for rows of the kernel, four at a time:
@@ -10,8 +10,8 @@ Four numbers, whose products are added at a time (`dots.py`), stand below each o
             sums[pixel] += word * weights of the four rows
       out = epilogue(sums)
 
-Rows outside the image are masked, columns outside are not written; both are right where the zero
-point is 0; elsewhere `integer_blocks.py` pads before.
+Rows outside the image are masked, and columns outside are omitted; both are right for a zero point
+of 0; otherwise `integer_blocks.py` pads before.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from .window import WORTH_THREADS, Reads, WindowConfig, reads_of_tile
 
 @dataclass(frozen=True)
 class IntegerWindowConfig(OfWords, WindowConfig):
-    """A depthwise convolution of pixels of 8 bits.
+    """A depthwise convolution of 8-bit pixels.
 
     Attributes:
-        outside: what the pixels around the image are.
+        outside: value of the pixels around the image.
     """
 
     outside: int = 0
@@ -65,7 +65,7 @@ class IntegerWindowConfig(OfWords, WindowConfig):
 
 
 def pack_integer_window(cfg: IntegerWindowConfig, weight: te.Tensor) -> te.Tensor:
-    """(C, 1, kh, kw) -> `weight_shape`, zero where channels or rows do not exist."""
+    """(C, 1, kh, kw) -> `weight_shape`, zero for channels or rows that do not exist."""
     way = cfg.way
 
     def element(b: Expr, word: Expr, x: Expr, part: Expr, place: Expr) -> Expr:
@@ -139,7 +139,7 @@ class _Nest:
     epilogue: Epilogue
 
     def row(self, n: Expr, b: Expr, y: Expr) -> tirx.Stmt:
-        """One output row; only near the border rows are masked."""
+        """One output row; rows are masked only near the border."""
         cfg = self.cfg
         top, bottom = cfg.padding[0], cfg.in_size[0] + cfg.padding[0] - cfg.spans[0]
         first, last = -(-top // cfg.stride[0]), bottom // cfg.stride[0]  # rows with all taps
@@ -160,7 +160,7 @@ class _Nest:
         return block([loop(run.count, partial(tile, run=run), "tile") for run in self.runs])
 
     def tile(self, place: tuple[Expr, ...], run: TileRun[Reads], masked: bool) -> tirx.Stmt:
-        """Zero the sums, reduce, hand the tile to the epilogue."""
+        """Clear the sums, reduce, pass the tile to the epilogue."""
         cfg = self.cfg
         n, b, y, x = place
         acc = vectors("acc", run.width, cfg.lanes, dtype="int32")
@@ -202,7 +202,7 @@ class _Nest:
         return within([*acc, *words], steps)
 
     def rows(self, y: Expr, group: int) -> list[Expr]:
-        """The rows of the image under four rows of the kernel, as far as there are so many."""
+        """The image rows under up to four rows of the kernel."""
         cfg = self.cfg
         first = group * WORD
         count = min(WORD, cfg.kernel[0] - first)
@@ -210,7 +210,7 @@ class _Nest:
         return [top + (first + i) * cfg.dilation[0] for i in range(count)]
 
     def mask(self, y: Expr, group: int) -> Expr:
-        """Ones in the bytes of a word whose rows lie in the image."""
+        """All ones in the bytes of a word whose rows lie in the image."""
         mask: Expr = tirx.const(0, "int32")
         for i, row in enumerate(self.rows(y, group)):
             byte = (0xFF << 8 * i) - (1 << 32 if i == WORD - 1 else 0)
@@ -222,7 +222,7 @@ class _Nest:
     def word(
         self, place: tuple[Expr, ...], group: int, mask: Expr | None, lane: Expr, count: int
     ) -> Expr:
-        """One column of four rows, in the type that products need."""
+        """One column of four rows, in the instruction's type."""
         cfg = self.cfg
         n, b, y, column = place
         unsigned, wide = (f"{t}x{count}" if count > 1 else t for t in ("uint8", "int32"))

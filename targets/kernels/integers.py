@@ -1,12 +1,14 @@
-"""Operators of quantised networks: what they compute, in integers, and how they stand in Relax.
+"""Operators of quantised networks: their meaning in integers, and their form in Relax.
 
     y = R.call_tir(integer_conv2d, (x, weight, bias, factor))     # attrs: {"integer": "{..}"}
         y = saturate(round(float(sum of (x - zero) * weight + bias) * factor) + zero of y)
 
-An integer operator is a call of a kernel that says in plain loops what it computes; stock TVM can
-run it.  The call's attribute says the same as data (`Integer`), for those who look for operators
-and for templates that compute it faster.  Sums are exact in int32; numbers are rounded as ONNX
-Runtime's optimised session does it: to the nearest, halves to even, in float32.
+An integer operator is a call of a kernel that states in plain loops what it computes, so stock TVM
+can
+run it.  The call's attribute states the same as data (`Integer`), for passes that look for
+operators and
+for templates that compute them faster.  Sums are exact in int32; numbers are rounded as in ONNX
+Runtime's optimised session: to nearest, halves to even, in float32.
 """
 
 from __future__ import annotations
@@ -24,21 +26,21 @@ from tvm.ir import Expr
 from .choose import ConvShape
 
 ATTRIBUTE = "integer"
-"""Of a call of `relax.call_tir`: JSON of the `Integer` that it computes."""
+"""Attribute of a `relax.call_tir` call: JSON of the `Integer` that it computes."""
 
-_MAGIC = 12582912.0  # 3 * 2**22: added to a small number it leaves no room for a fraction
+_MAGIC = 12582912.0  # 3 * 2**22: the sum with a small number has no bits for a fraction
 ROUNDING_BITS = 0x4B400000
-"""`_MAGIC` as an integer."""
+"""The bits of `_MAGIC`."""
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """From float32 to an integer type.
+    """Rounding from float32 to an integer type.
 
     Attributes:
         dtype: of the result.
-        zero: what 0.0 becomes.
-        low: the least result; above that of the type behind an activation.
+        zero: the result for 0.0.
+        low: the least result; after an activation it may be above the type's.
         high: the greatest result.
     """
 
@@ -48,10 +50,10 @@ class Rounding:
     high: int
 
     def of(self, value: Expr) -> Expr:
-        """``value`` as an integer: rounded to even, plus `zero`, between `low` and `high`.
+        """``value`` as an integer: rounded to even, plus `zero`, limited to `low`..`high`.
 
-        A number below 2**22 is rounded where the sum with `_MAGIC` is: no instruction of the
-        processor's is needed for it, so every target rounds alike.
+        Adding `_MAGIC` to a number below 2**22 rounds it: this needs no rounding instruction of the
+        processor, so every target rounds alike.
         """
         low, high = (tirx.const(float(v - self.zero), "float32") for v in (self.low, self.high))
         inside = tirx.max(low, tirx.min(high, value)) + tirx.const(_MAGIC, "float32")
@@ -66,16 +68,15 @@ class Integer:
     Attributes:
         kind: ``conv2d``, ``matmul``, ``add``, ``multiply``, ``mean`` (of rows and columns),
             ``average`` (of windows), ``table``, ``softmax`` (along the last axis), or ``round``
-            (of sums that several ``conv2d`` made).
-        rounding: how results become integers; None for a ``conv2d`` or ``matmul`` that leaves its
-            sums.
+            (of the sums of several ``conv2d``).
+        rounding: of results; None for a ``conv2d`` or ``matmul`` that returns its sums.
         zeros: zero points of the computed inputs.
-        factors: of ``add`` one for each input, of ``multiply`` one, and then what is added; of
-            ``mean`` and ``softmax`` one; of ``average`` the scales of data and result; of ``round``
-            that of a tensor beside the sums and what is added, if there is one. Those of
-            ``conv2d`` and ``matmul`` are an operand.
+        factors: for ``add`` one for each input, for ``multiply`` one, then the addend; for ``mean``
+            and ``softmax`` one; for ``average`` the scales of data and result; for ``round`` with
+            an additional tensor, the tensor's factor and the addend. For ``conv2d`` and ``matmul``
+            they are an operand.
         strides, padding, dilation, groups: of ``conv2d``; padding is the zero point.
-        kernel: rows and columns of the windows of ``average``, which has the former, too.
+        kernel: rows and columns of the windows of ``average``, which uses the fields above too.
     """
 
     kind: str
@@ -89,12 +90,12 @@ class Integer:
     kernel: tuple[int, int] = (1, 1)
 
     def to_json(self) -> str:
-        """For `ATTRIBUTE`."""
+        """The text for `ATTRIBUTE`."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def from_json(text: str) -> Integer:
-        """What `to_json` wrote."""
+        """Read the text that `to_json` wrote."""
         data: dict[str, Any] = json.loads(text)
         rounding = data.pop("rounding")
         fields: dict[str, Any] = {
@@ -104,7 +105,7 @@ class Integer:
 
 
 def integer_of(call: Any) -> Integer | None:
-    """Which integer operator a call is; None for everything else."""
+    """The integer operator that a call computes; None for other calls."""
     attrs = getattr(call, "attrs", None)
     if not isinstance(attrs, tvm.ir.DictAttrs) or ATTRIBUTE not in attrs:
         return None
@@ -112,26 +113,26 @@ def integer_of(call: Any) -> Integer | None:
 
 
 def operands_of(call: relax.Call) -> list[relax.Expr]:
-    """What an integer operator reads."""
+    """The operands of an integer operator."""
     return list(call.args[1].fields)
 
 
 _MADE: dict[tuple[Any, ...], tuple[tirx.PrimFunc, relax.TensorType]] = {}
-"""Kernels of this process: making one takes milliseconds, and networks repeat their layers."""
+"""Kernels of this process: making one takes milliseconds, and layers repeat within networks."""
 
 
 def integer_call(bb: relax.BlockBuilder, integer: Integer, *operands: relax.Expr) -> relax.Call:
     """The call of an integer operator.
 
     Args:
-        bb: gets the kernel.
-        integer: what to compute.
-        operands: of ``conv2d`` and ``matmul``: data, weights as OIHW or (K, N), int32 bias and,
-            where it rounds, float32 factor of each output channel; of ``round`` the sums, a tensor
-            that is added to them where there are `Integer.factors`, and the factor of each
-            channel or, as (1, 1, rows, columns), pixel; of ``table`` data and the results of all
-            256 values; of ``softmax`` data and `softmax_powers`; of ``average`` data and, as
-            (1, 1, rows, columns) or one for all, what each sum is divided by; of others the data.
+        bb: receives the kernel.
+        integer: the operator.
+        operands: for ``conv2d`` and ``matmul``: data, weights as OIHW or (K, N), int32 bias and,
+            if it rounds, a float32 factor for each output channel; for ``round`` the sums, with
+            `Integer.factors` a tensor to add to them, and the factor of each channel or, as
+            (1, 1, rows, columns), of each pixel; for ``table`` data and the results for all 256
+            values; for ``softmax`` data and `softmax_powers`; for ``average`` data and the divisor
+            of each sum, as (1, 1, rows, columns) or one number; for others the data.
     """
     types = tuple((tuple(map(int, o.ty.shape.values)), str(o.ty.dtype)) for o in operands)
     key = (integer, types)
@@ -217,7 +218,7 @@ def _matmul(
 def _rounded(
     integer: Integer, sums: te.Tensor, parts: Callable[..., tuple[Expr, Expr]]
 ) -> te.Tensor:
-    """Sums, times their factors, as integers."""
+    """Sums times their factors, as integers."""
     rounding = rounding_of(integer)
 
     def element(*place: Expr) -> Expr:
@@ -228,7 +229,7 @@ def _rounded(
 
 
 def rounding_of(integer: Integer) -> Rounding:
-    """The rounding of an operator that has one."""
+    """The rounding of an operator that rounds."""
     assert integer.rounding is not None
     return integer.rounding
 
@@ -260,7 +261,7 @@ _Place = Callable[[Sequence[Expr]], tuple[Expr | int, ...]]
 
 
 def _broadcast(a: te.Tensor, b: te.Tensor) -> tuple[_Place, _Place, list[int]]:
-    """Where the operands of an elementwise operator are read, and the shape of its result."""
+    """Functions for the indices of two broadcast operands, and the shape of the result."""
     first, second = ([int(d) for d in t.shape] for t in (a, b))
     rank = max(len(first), len(second))
     aligned = [[1] * (rank - len(s)) + s for s in (first, second)]
@@ -290,7 +291,7 @@ def _mean(integer: Integer, data: te.Tensor) -> te.Tensor:
 
 
 def _average(integer: Integer, data: te.Tensor, counts: te.Tensor) -> te.Tensor:
-    """As ONNX Runtime averages: sums of floats, whose last digits decide about halves."""
+    """Average as ONNX Runtime does: in sums of floats, whose last digits decide about halves."""
     n, c, h, w, *lanes = data.shape
     top, left, bottom, right = integer.padding
     (sy, sx), (dy, dx), (kh, kw) = integer.strides, integer.dilation, integer.kernel
@@ -308,7 +309,7 @@ def _average(integer: Integer, data: te.Tensor, counts: te.Tensor) -> te.Tensor:
     def total(i: Expr, k: Expr, y: Expr, x: Expr, *lane: Expr) -> Expr:
         ky, kx = axes
         summand = number(i, k, y * sy + ky * dy, x * sx + kx * dx, *lane).astype("float32")
-        # rounded before it is added: what stands between leaves no multiply-add to LLVM
+        # rounded before the addition: the minimum prevents LLVM from forming a fused multiply-add
         return te.sum(tirx.min(tirx.max_value("float32"), summand * of_data), axis=axes)
 
     sums = te.compute((n, c, rows, columns, *lanes), total, name="sums")
@@ -316,9 +317,9 @@ def _average(integer: Integer, data: te.Tensor, counts: te.Tensor) -> te.Tensor:
 
 
 def averages(sums: te.Tensor, counts: te.Tensor, scale: float, rounding: Rounding) -> te.Tensor:
-    """Sums of windows divided by what they count, in units of `scale`, as integers.
+    """Sums of windows divided by their counts, in units of `scale`, as integers.
 
-    Halves go to the even one of those that have their zero point already.
+    Halves go to the even integer after the zero point is added.
     """
     of_result, zero = (tirx.const(float(v), "float32") for v in (scale, rounding.zero))
     by_pixel = any(int(extent) > 1 for extent in counts.shape)
@@ -361,10 +362,10 @@ def _table(_integer: Integer, data: te.Tensor, table: te.Tensor) -> te.Tensor:
 
 
 def softmax_powers(scale: np.float32, length: int) -> np.ndarray:
-    """The power of e of all that a number can be below the greatest, that one's last.
+    """Exponentials of all differences to the greatest number, whose own comes last.
 
-    All are larger by a factor that leaves room for the sum of ``length`` of them in float32: ONNX
-    Runtime's, whose results these numbers have, to the last digit.
+    All are scaled by a factor that leaves room for the sum of ``length`` of them in float32. ONNX
+    Runtime uses the same factor, so results agree to the last digit.
     """
     room = np.float32(np.log(np.float64(np.finfo("float32").max / np.float32(length))))
     first = max(0.0, float(room) - 5.0) / float(scale) - 255
@@ -384,7 +385,7 @@ def _softmax(integer: Integer, data: te.Tensor, powers: te.Tensor) -> te.Tensor:
         return powers[_int32(data[tuple([*i, j])]) - largest[tuple(i)] + _int32(255)]
 
     along = te.reduce_axis((0, length), "j")
-    # one after the other: in another order float32 has other sums
+    # sequentially, because in another order float32 has other sums
     total = te.compute(before, lambda *i: te.sum(power(i, along), axis=[along]), name="total")
     factor = tirx.const(integer.factors[0], "float32")
 

@@ -1,9 +1,10 @@
-"""Which kernel a layer gets: what Relax's calls and shapes say, as templates' configurations.
+"""Choose the kernel of a layer: from Relax calls and shapes to configurations of templates.
 
     R.nn.conv2d(x, w, strides=2)   ->  ConvShape(..)  ->  ConvConfig, WinogradConfig or WindowConfig
     R.nn.max_pool2d(x, ..)         ->                     WindowConfig
 
-Nothing is built: `blocks.py` makes the calls, and whoever predicts or draws kernels asks here too.
+Nothing is built: `blocks.py` emits the calls, and code that predicts or describes kernels asks here
+too.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from .winograd import WinogradConfig
 Config = ConvConfig | WinogradConfig | WindowConfig
 
 LONGEST = 32
-"""Taps of a kernel along an axis: transforms of sound have 256, for which TVM takes minutes."""
+"""Most taps along an axis: audio transforms have 256, for which TVM takes minutes."""
 
 
 def conv_shape(call: relax.Call) -> ConvShape | None:
-    """The convolution of a Relax call; None where no template fits."""
+    """The convolution of a Relax call; None if no template fits."""
     data, weight, attrs = *call.args, call.attrs
     n, c, h, w = (int(d) for d in data.ty.shape.values)
     o, _, kh, kw = (int(d) for d in weight.ty.shape.values)
@@ -58,14 +59,14 @@ def conv_shape(call: relax.Call) -> ConvShape | None:
 def convolution_config(
     shape: ConvShape, machine: VectorMachine, data_block: int, *, exact: bool = False
 ) -> Config:
-    """The configuration of the kernel that computes a convolution; its pixels may be gathered."""
+    """The configuration of a convolution's kernel; its pixels may be gathered before."""
     if is_depthwise(shape):
         return depthwise_config(shape, machine)
     return choose_conv(gathered(shape, machine), machine, data_block, exact=exact)
 
 
 def gathered(shape: ConvShape, machine: VectorMachine) -> ConvShape:
-    """The convolution of the pixels that it reads, where they are gathered before."""
+    """The convolution of only the pixels that it reads, if they are gathered before."""
     if not gathers_pixels(shape, machine):
         return shape
     rows, columns = shape.stride
@@ -74,14 +75,14 @@ def gathered(shape: ConvShape, machine: VectorMachine) -> ConvShape:
 
 
 def is_depthwise(shape: ConvShape) -> bool:
-    """Whether every channel is convolved by itself."""
+    """Whether every channel is convolved separately."""
     return shape.groups > 1 and shape.groups == shape.in_channels == shape.out_channels
 
 
 def gathers_pixels(shape: ConvShape, machine: VectorMachine) -> bool:
-    """Whether the pixels of a strided 1x1 convolution are gathered first.
+    """Whether the pixels of a strided 1x1 convolution are gathered before.
 
-    A depthwise one reads each of them only once, and a GPU brings them into local memory anyway.
+    A depthwise one reads each pixel only once, and a GPU copies them to local memory anyway.
     """
     pointwise = shape.kernel == (1, 1) and not any(shape.padding)
     strided = pointwise and shape.stride != (1, 1) and not is_depthwise(shape)
@@ -89,7 +90,7 @@ def gathers_pixels(shape: ConvShape, machine: VectorMachine) -> bool:
 
 
 def depthwise_config(shape: ConvShape, machine: VectorMachine) -> WindowConfig:
-    """The window that a depthwise convolution is."""
+    """The window of a depthwise convolution."""
     config = WindowConfig(
         kind="depthwise",
         batch=shape.batch,
@@ -105,7 +106,7 @@ def depthwise_config(shape: ConvShape, machine: VectorMachine) -> WindowConfig:
 
 
 def dense_shape(data: Sequence[int], outputs: int) -> ConvShape:
-    """The convolution that a matrix product is."""
+    """The convolution that computes a matrix product."""
     rows, channels = data
     return ConvShape(1, channels, (rows, 1), outputs, (1, 1))
 
@@ -139,13 +140,13 @@ def pool_config(machine: VectorMachine, call: relax.Call) -> WindowConfig:
 def picked_pixels(call: relax.Call) -> tuple[int, int] | None:
     """The stride of a pooling whose windows are single pixels of the image; None for others.
 
-    As a copy it is fused with those before and behind it, which then move only what it picks.
+    As a copy it is fused with neighbouring copies, which then move only these pixels.
     """
     attrs = call.attrs
     rows, columns = (int(step) for step in attrs.strides)
     height, width = (int(d) for d in call.args[0].ty.shape.values[2:])
     size = [int(d) for d in call.ty.shape.values[2:]]
     single = all(int(k) == 1 for k in attrs.pool_size) and not any(int(p) for p in attrs.padding)
-    # rounding up may ask for windows beyond the image
+    # with ceil_mode, windows may lie beyond the image
     inside = size == [-(-height // rows), -(-width // columns)]
     return (rows, columns) if single and inside else None

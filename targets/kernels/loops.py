@@ -1,7 +1,7 @@
-"""A few words for writing TIR loop nests by hand.
+"""Helpers for writing TIR loop nests by hand.
 
-TVM's schedule primitives cannot express "this tile has fewer taps than that one", which is what
-makes padding free.  The templates therefore write their loops out with these helpers::
+TVM's schedule primitives cannot express "this tile has fewer taps than that one", which makes
+padding free.  Therefore the templates write their loops with these helpers::
 
     loop(4, lambda i: store(out, load(a, i) + 1.0, i))     # for i in range(4): out[i] = a[i] + 1
 """
@@ -20,13 +20,13 @@ Index: TypeAlias = int | Expr
 Body = Callable[[Expr], tirx.Stmt]
 
 CACHE_LINE = 64
-"""Bytes that the processor reads from memory at once."""
+"""Bytes that the processor loads from memory at once."""
 
 SERIAL, PARALLEL, VECTORIZED, UNROLLED = 0, 1, 2, 3
 
 
 def const(value: Index) -> Expr:
-    """An index expression (64-bit, as Relax shapes are)."""
+    """An index expression of 64 bits, like Relax shapes."""
     return tirx.const(value, "int64") if isinstance(value, int) else value
 
 
@@ -42,14 +42,14 @@ def as_type(value: Expr, dtype: str) -> Expr:
 
 
 def block(statements: Sequence[tirx.Stmt]) -> tirx.Stmt:
-    """Statements one after the other."""
+    """Statements in sequence."""
     return statements[0] if len(statements) == 1 else tirx.SeqStmt(list(statements))
 
 
 def span(start: Index, extent: Index, body: Body, name: str = "i", kind: int = SERIAL) -> tirx.Stmt:
-    """``for name in range(start, start + extent)``; a loop of one pass leaves no loop behind.
+    """``for name in range(start, start + extent)``; a single iteration needs no loop.
 
-    The loop variable counts from zero: TVM 0.27 miscompiles some nests of loops that do not.
+    The loop variable counts from zero, because TVM 0.27 miscompiles some nests of other loops.
     """
     if isinstance(extent, int) and extent == 1:
         return body(const(start))
@@ -64,10 +64,10 @@ def loop(extent: Index, body: Body, name: str = "i", kind: int = SERIAL) -> tirx
 
 
 def fenced_span(start: Index, extent: Index, body: Body, name: str = "i") -> tirx.Stmt:
-    """A loop whose number of passes LLVM cannot see, not even of one.
+    """A loop whose number of iterations is hidden from LLVM, even if it is one.
 
-    So its body is a block of its own: LLVM neither writes the passes out nor mixes them with those
-    of the next loop, and what several of them read takes no registers from one to the other.
+    This keeps its body a basic block of its own: LLVM neither unrolls the loop nor mixes it with
+    the next one, and values that several loops read occupy no registers in between.
     """
     fence, passes = "llvm.arithmetic.fence.f32", const(extent).astype("float32")
     hidden = tirx.call_llvm_pure_intrin("float32", fence, passes).astype("int64")
@@ -76,7 +76,7 @@ def fenced_span(start: Index, extent: Index, body: Body, name: str = "i") -> tir
 
 
 def unravelled(index: Expr, shape: Sequence[int]) -> list[Expr]:
-    """Where the element of such a number stands in an array of this shape."""
+    """The indices of the element with a flat index in an array of this shape."""
     found: list[Expr] = []
     for size in reversed(shape):
         found.insert(0, index % size)
@@ -112,9 +112,9 @@ def ask_ahead(
     *,
     nearest: bool,
 ) -> list[tirx.Stmt]:
-    """Prefetch one turn's share of ``count`` elements from a place on, which need not exist.
+    """Prefetch one turn's share of ``count`` elements from ``place`` on, which may not exist.
 
-    ``turn``: its number, and of how many. They come into the nearest cache or into the second one.
+    ``turn``: its index and the number of turns. ``nearest`` selects the nearest or second cache.
     """
     (number, turns), line, (*outer, first) = turn, line_numbers(buffer), place
     each = -(-count // (line * turns))
@@ -129,14 +129,14 @@ def ask_ahead(
 
 
 STACK_BYTES = 1020
-"""The most that TVM leaves on the stack of one buffer; larger ones are heap memory."""
+"""The largest buffer that TVM keeps on the stack; larger ones are heap memory."""
 
 
 def scratch(name: str, *shape: int, scope: str = "global", dtype: str = "float32") -> tirx.Buffer:
     """A temporary buffer.
 
-    For a CPU, TVM puts buffers of scope ``"global"`` and less than 1,024 bytes on the stack, where
-    LLVM can make registers of them, and all others on the heap, ``"local"`` ones included.
+    For a CPU, TVM puts buffers of scope ``"global"`` with less than 1,024 bytes on the stack,
+    where LLVM can promote them to registers, and all others, even ``"local"`` ones, on the heap.
     """
     return tirx.decl_buffer([const(s) for s in shape], dtype, name, scope=scope)
 
@@ -144,20 +144,20 @@ def scratch(name: str, *shape: int, scope: str = "global", dtype: str = "float32
 def vectors(
     name: str, count: int, width: int, scope: str = "global", dtype: str = "float32"
 ) -> list[tirx.Buffer]:
-    """Temporary vectors, a buffer for each: whatever becomes of one, the others are registers."""
+    """Temporary vectors in separate buffers, so that each may become a register independently."""
     return [scratch(f"{name}{i}", width, scope=scope, dtype=dtype) for i in range(count)]
 
 
 def within(buffers: Sequence[tirx.Buffer], statements: Sequence[tirx.Stmt]) -> tirx.Stmt:
-    """Statements that may use temporary buffers."""
+    """Statements in the scope of temporary buffers."""
     return block([*(tirx.AllocBuffer(buffer) for buffer in buffers), *statements])
 
 
-_WRITTEN_OUT = 4  # more makes larger code and not faster
+_WRITTEN_OUT = 4  # a larger number makes code larger and not faster
 
 
 def unrolled(start: int, extent: int, body: Body, name: str = "i") -> tirx.Stmt:
-    """``for name in range(start, start + extent)`` with a few passes written out at a time."""
+    """``for name in range(start, start + extent)`` with a few iterations unrolled at a time."""
     passes, rest = divmod(extent, _WRITTEN_OUT)
 
     def few(first: Expr, count: int) -> tirx.Stmt:
@@ -170,12 +170,12 @@ def unrolled(start: int, extent: int, body: Body, name: str = "i") -> tirx.Stmt:
 
 
 def each(numbers: range, body: Body) -> tirx.Stmt:
-    """``body`` for each of some numbers, unrolled late."""
+    """``body`` for each of ``numbers``, in a loop that is unrolled last."""
     return span(numbers.start, len(numbers), body, "i", UNROLLED)
 
 
 def neighbours(numbers: Sequence[int]) -> list[range]:
-    """Ascending numbers as ranges.
+    """Ascending numbers as ranges of consecutive ones.
 
     >>> neighbours([0, 1, 2, 4])
     [range(0, 3), range(4, 5)]
@@ -186,7 +186,7 @@ def neighbours(numbers: Sequence[int]) -> list[range]:
 
 
 def balanced(total: int, largest: int) -> list[int]:
-    """Cut ``total`` into the fewest parts of at most ``largest``, nearly equal, big ones first.
+    """Cut ``total`` into the fewest parts of at most ``largest``, nearly equal, larger ones first.
 
     >>> balanced(14, 6)
     [5, 5, 4]
@@ -201,7 +201,7 @@ Work = TypeVar("Work")
 
 @dataclass(frozen=True)
 class TileRun(Generic[Work]):
-    """``count`` tiles of ``width`` pixels from pixel ``start`` of a row that do the same work."""
+    """``count`` tiles of ``width`` pixels with the same work, from pixel ``start`` of a row."""
 
     start: int
     width: int
@@ -210,9 +210,9 @@ class TileRun(Generic[Work]):
 
 
 def tile_runs(total: int, largest: int, work: Callable[[int, int], Work]) -> list[TileRun[Work]]:
-    """Cut a row of ``total`` pixels into runs of tiles; ``work(start, width)`` is one tile's.
+    """Cut a row of ``total`` pixels into runs of tiles; ``work(start, width)`` is a tile's work.
 
-    Short runs come first: behind a loop of other tiles LLVM keeps none of their accumulators in
+    Short runs come first: after a loop over other tiles, LLVM keeps none of their accumulators in
     registers (measured: 55 instead of 105 GFLOP/s).
 
     >>> [(run.start, run.count) for run in tile_runs(14, 5, lambda start, width: "same")]

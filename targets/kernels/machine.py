@@ -1,4 +1,4 @@
-"""What the kernel templates need to know of a processor: its vectors, registers and caches."""
+"""The properties of a processor that kernel templates need: vectors, registers and caches."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ KIB = 1024
 
 @dataclass(frozen=True)
 class VectorMachine:
-    """The vector side of one core, and how many cores share the work.
+    """The vector unit of one core, and the number of cores that share the work.
 
     Attributes:
-        lanes: numbers of one vector register, float32 or, with ``half``, float16; also the channel
-            block of the blocked layout.
+        lanes: numbers in a vector register, float32 or, with ``half``, float16; also the channels
+            of a block in the blocked layout.
         registers: architectural vector registers.
-        broadcast_operand: a multiply-add can take one lane of a register as operand (as in NEON's
-            ``fmla`` by element). Of AVX-512's ``{1to16}`` LLVM makes no use in these nests.
+        broadcast_operand: whether a multiply-add can take one lane of a register as operand (as
+            NEON's ``fmla`` by element). LLVM does not use AVX-512's ``{1to16}`` in these nests.
         l2_bytes: private second-level cache of one core.
-        threads: cores a kernel may use.
-        gpu: the GPU, of a processor that runs work-groups; None for cores that run loops.
-        multiply_adds: of vectors, that start in a cycle.
-        loads: of vectors, in a cycle.
+        threads: cores that a kernel may use.
+        gpu: the GPU, for a processor that runs work-groups; None for cores that run loops.
+        multiply_adds: vector multiply-adds that start in a cycle.
+        loads: vector loads in a cycle.
         latency: cycles from one multiply-add to the next of the same sum.
         l1_bytes: first-level data cache of one core.
-        in_order: multiply-adds wait for loads before them, whatever they need.
-        dot: how products of 8-bit numbers are added; a key of `dots.DOTS`.
-        float_integers: convolutions of 8-bit numbers are computed in float32
+        in_order: whether multiply-adds wait for earlier loads that they do not need.
+        dot: the way in which products of 8-bit numbers are added; a key of `dots.DOTS`.
+        float_integers: whether convolutions of 8-bit numbers are computed in float32
             (`float_integers.py`).
-        packs_bytes: stores of bytes are written out as packed vectors (`hvx_stores.py`).
-        half: layers are computed in float16, with twice the lanes (`passes/use_half.py`).
-        asks_nearest: weights are asked for into the nearest cache, because what is asked for into
-            the second one seldom comes, as seen in measurements.
+        packs_bytes: whether byte stores are written as packed vectors (`hvx_stores.py`).
+        half: whether layers are computed in float16, with twice the lanes (`passes/use_half.py`).
+        asks_nearest: whether weights are prefetched into the nearest cache, because prefetches into
+            the second one are often dropped, as seen in measurements.
     """
 
     lanes: int
@@ -54,20 +54,20 @@ class VectorMachine:
     asks_nearest: bool = False
 
     def summing(self, dtype: str) -> VectorMachine:
-        """The same machine for sums of a type: of float32 a vector takes two registers."""
+        """The machine for sums of a type: a vector of float32 sums takes two registers."""
         if not self.half or dtype == "float16":
             return self
         return replace(self, registers=self.registers // 2, multiply_adds=self.multiply_adds / 2)
 
     @property
     def plain(self) -> VectorMachine:
-        """The same machine for what is computed in float32 and needs no blocks of channels."""
+        """The machine for float32 operators that need no blocks of channels."""
         return replace(self, lanes=self.lanes // 2, half=False) if self.half else self
 
 
 @dataclass(frozen=True)
 class Core:
-    """Facts of a core that its instruction set does not tell, as its maker gives them."""
+    """Properties of a core beyond its instruction set, as its maker states them."""
 
     l1_bytes: int
     l2_bytes: int
@@ -102,7 +102,7 @@ CORES: dict[str, Core] = {
     "znver1": Core(32 * KIB, 512 * KIB, latency=5, multiply_adds=1.0, asks_nearest=True),
     "znver2": Core(32 * KIB, 512 * KIB, latency=5, asks_nearest=True),
     "znver3": Core(32 * KIB, 512 * KIB, asks_nearest=True),
-    # vectors of 512 bits go through pipes of 256 in two halves
+    # vectors of 512 bits pass through pipes of 256 bits in two halves
     "znver4": Core(32 * KIB, 1024 * KIB, multiply_adds=1.0, loads=1.0, asks_nearest=True),
     "znver5": Core(48 * KIB, 1024 * KIB, asks_nearest=True),
     "cortex-a53": Core(32 * KIB, 256 * KIB, latency=8, multiply_adds=1.0, loads=0.5, in_order=True),
@@ -120,4 +120,4 @@ CORES: dict[str, Core] = {
     "apple-m1": _APPLE,
     "apple-m2": _APPLE,
 }
-"""By LLVM's names; what is not here is taken for a common core of its instruction set."""
+"""By LLVM's names; other cores are treated as common cores of their instruction set."""

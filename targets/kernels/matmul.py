@@ -2,7 +2,7 @@
 
     out[.., m, n] = sum of a[.., m, k] * b[.., k, n]
 
-A tile is ``rows`` rows times ``vectors`` vectors of a row; it stays in registers over all of k::
+A tile is ``rows`` rows times ``vectors`` vectors of a row; it stays in registers for all of k::
 
     for matrix, group of columns:                # parallel
       for tile of rows:                          # balanced: 197 -> 32 x 6 + 5
@@ -11,8 +11,8 @@ A tile is ``rows`` rows times ``vectors`` vectors of a row; it stays in register
           acc += broadcast(a) * b
         out = epilogue(acc)
 
-Where vectors do not divide the columns, the last one ends with the row and computes some columns
-again, to the same numbers: nothing is computed one by one.
+If vectors do not divide the columns, the last vector ends with the row and recomputes some columns
+with the same results, so that no column is computed separately.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from .machine import VectorMachine
 
 @dataclass(frozen=True)
 class MatmulConfig:
-    """Two matrices, or stacks of them, and the tile that their product is computed with.
+    """Two matrices, or stacks of matrices, and the tile of their product.
 
-    An axis of a stack is 1 where one matrix meets all of the other stack.
+    An axis of a stack is 1 if one matrix is multiplied by all matrices of the other stack.
     """
 
     a: tuple[int, ...]
@@ -76,7 +76,7 @@ class MatmulConfig:
 def choose_matmul(
     a: tuple[int, ...], b: tuple[int, ...], machine: VectorMachine
 ) -> MatmulConfig | None:
-    """The fastest tile by the model of `choose.py`; None where the template does not fit."""
+    """The fastest tile by the model of `choose.py`; None if the template does not fit."""
     base = MatmulConfig(a, b, machine.lanes)
     if machine.gpu is not None or 0 in (*a, *b) or base.size[2] < machine.lanes:
         return None
@@ -109,7 +109,7 @@ def matmul_compute(
 
 
 def _place(shape: Sequence[int], stack: Sequence[Expr], row: Expr, column: Expr) -> tuple:
-    """Of an element of an operand; ``stack`` says which result it is for."""
+    """Indices of an operand's element; ``stack`` contains the result's indices in the stack."""
     own = stack[len(stack) - len(shape) + 2 :]
     return (*(0 if s == 1 else i for i, s in zip(own, shape, strict=False)), row, column)
 
@@ -120,7 +120,7 @@ def write_matmul(
     fused: FusedKernel,
 ) -> tirx.Stmt:
     """The loop nest of one (fused) product."""
-    # a matrix may meet itself
+    # a matrix may be multiplied by itself
     a, b = fused.operands[0], fused.operands[-1]
     nest = _MatmulNest(cfg, a, b, fused.epilogue, machine.broadcast_operand)
     ragged = cfg.size[2] % cfg.lanes > 0
@@ -178,7 +178,7 @@ class _MatmulNest:
     def tile(
         self, stack: list[Expr], row: Expr, rows: int, width: int, start: Callable[[Expr], Expr]
     ) -> tirx.Stmt:
-        """Zero the sums, reduce over everything, hand the tile to the epilogue."""
+        """Clear the sums, reduce, pass the tile to the epilogue."""
         cfg = self.cfg
         acc = Accumulators(rows, width, cfg.lanes)
 

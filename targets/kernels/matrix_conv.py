@@ -1,17 +1,18 @@
-"""Convolutions by products of small matrices: ``smmla`` and ``usmmla`` of aarch64 (i8mm).
+"""Convolutions by small matrix products: ``smmla`` and ``usmmla`` of aarch64 (i8mm).
 
     sums[2 pixels][2 outputs] += pixels[2][8 channels] * weights[2][8 channels], transposed
 
-That is 32 multiply-adds in an instruction that takes as long as a dot product of 16.  A tile is
-some groups of four pixels and some vectors of four outputs.  Four pixels of a block of channels lie
-side by side in memory, and so do those of the next block; zipped, they are two pairs of pixels of
+That is 32 multiply-adds in an instruction that takes as long as a dot product of 16.  A tile
+consists of
+groups of four pixels and vectors of four outputs.  Four pixels of a block of channels are
+neighbours in memory, and so are those of the next block; zipped, they are two pairs of pixels of
 eight channels:
 
     p0b0 p1b0 p2b0 p3b0            p0b0 p0b1 p1b0 p1b1
     p0b1 p1b1 p2b1 p3b1     ->     p2b0 p2b1 p3b0 p3b1
 
-A group that would end behind the tile begins earlier, even before the tile: what is computed twice
-is stored once.
+A group that would reach beyond the tile begins earlier, even before the tile; results that are
+computed twice are stored once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .loops import block, const, each, fenced_span, lanes, load, scratch, span, 
 from .machine import VectorMachine
 
 _EVEN, _ODD = (0, 1, 4, 5), (2, 3, 6, 7)
-"""Of two results, 2 x 2 each, what belongs to the first pixel and to the second."""
+"""Elements of two results, 2 x 2 each, that belong to the first and to the second pixel."""
 
 _KIND = f"int32x{GROUP}"
 
@@ -45,7 +46,7 @@ def write_matrix_conv(
 
 
 class _MatrixNest(IntegerNest):
-    """Multiplies pairs of pixels by pairs of outputs; no padding, a stride of one along rows."""
+    """Multiplies pairs of pixels by pairs of outputs; no padding, and stride 1 along rows."""
 
     def tile(
         self,
@@ -70,7 +71,7 @@ class _MatrixNest(IntegerNest):
             every = tirx.Ramp(const(0), const(1), 4 * GROUP)
 
             def of_outputs(o: Expr) -> tirx.Stmt:
-                """Weights change last, so that few of them are in registers at a time."""
+                """Weights change slowest, so that few of them are in registers at a time."""
                 steps = []
                 for half in (0, 1):
                     weight = load(self.weight, tile.group, ic, ky, kx, o * 2 + half, every)
@@ -81,7 +82,8 @@ class _MatrixNest(IntegerNest):
 
             return of_all(of_outputs)
 
-        # as `ConvNest` has it: unrolled, LLVM would keep pixels that taps share, and spill sums
+        # as in `ConvNest`: if it were unrolled, LLVM would keep shared pixels in registers and
+        # spill sums
         columns = fenced_span if cfg.kernel[1] > 1 else span
 
         def taps(ic: Expr) -> tirx.Stmt:
@@ -91,7 +93,7 @@ class _MatrixNest(IntegerNest):
             return span(0, cfg.kernel[0], row, "ky")
 
         def result(p: int, g: int) -> list[tirx.Stmt]:
-            """One pixel of a group: its own, of two results with two outputs each."""
+            """One pixel of a group: its elements of two results, with two outputs each."""
             halves, order = sums[g * GROUP + p // 2 * 2 :][:2], _ODD if p % 2 else _EVEN
 
             def apart(o: Expr) -> tirx.Stmt:
@@ -114,14 +116,14 @@ class _MatrixNest(IntegerNest):
                     step
                     for g, start in enumerate(starts)
                     for p in range(GROUP)
-                    if start + p >= g * GROUP  # else another group or tile stores it
+                    if start + p >= g * GROUP  # otherwise another group or tile stores it
                     for step in result(p, g)
                 ),
             ],
         )
 
     def _pairs(self, tile: Tile, ic: Expr, tap: tuple[Expr, Expr, Expr]) -> tuple[Expr, Expr]:
-        """Two pairs of neighbours with the channels of two blocks, from one pixel on."""
+        """Two pairs of neighbouring pixels with the channels of two blocks."""
         cfg, place = self.cfg, tirx.Ramp(const(0), const(1), 4 * GROUP)
         second = ic * 2 + 1
         if cfg.reduce_blocks % 2:  # its weights are zero

@@ -1,4 +1,4 @@
-"""Output rows of a window whose kernel rows lie in the image alike.
+"""Runs of output rows whose windows contain the same kernel rows inside the image.
 
 3x3, padding 1, 14 rows:   row 0: kernel rows 1 and 2;   1 to 12: all three;   13: 0 and 1
 """
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .window import WindowConfig
 
 MOST_RUNS = 3
-"""Above, within and below the image; more is too much code."""
+"""Above, inside and below the image; more runs make too much code."""
 
 
 @dataclass(frozen=True)

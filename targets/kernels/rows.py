@@ -1,10 +1,10 @@
-"""Compute a chain of elementwise steps row by row, so that what lies between them fits the stack.
+"""Compute a chain of elementwise steps row by row, so that intermediate rows fit the stack.
 
 for row, column: a = x + (x one column before)        for row:
 for row, column: b = a + (a two columns before)   ->    for column: a = ..     # of one row
 for row, column: y = b + (b four columns before)        for column: b = ..
                                                         for column: y = ..
-Running sums are such chains: each step reads its row alone, but more than one element of it.
+Running sums are such chains: each step reads only its own row, but several elements of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .loops import STACK_BYTES
 
 
 def rows_of_chain(sch: s_tir.Schedule, names: Sequence[str]) -> list[Any]:
-    """The loops over rows, with all blocks within; none where blocks are no such chain."""
+    """The loops over rows, which contain all blocks; empty if the blocks are no such chain."""
     blocks = [sch.get(sch.get_sblock(name)) for name in names]
     extents = [[int(axis.dom.extent) for axis in block.iter_vars] for block in blocks]
     kinds = {axis.iter_type for block in blocks for axis in block.iter_vars}
@@ -39,7 +39,7 @@ def rows_of_chain(sch: s_tir.Schedule, names: Sequence[str]) -> list[Any]:
 
 
 def _own_axes(block: Any, between: Sequence[tirx.Buffer]) -> int:
-    """How many leading axes a block keeps to where it reads one of ``between``, and writes."""
+    """The number of leading axes along which a block reads ``between``, and writes, in place."""
     axes = [axis.var for axis in block.iter_vars]
     regions = [read.region for read in block.reads if any(map(read.source.same_as, between))]
     found = 0

@@ -5,12 +5,11 @@
       for vector:  power = exp(x - top);  sum += power     # powers lie on the stack, in pieces
       for vector:  out = epilogue(power * (1 / sum))
 
-Where vectors do not divide the row, the last one ends with it; what it computes again it does not
-add again. Along the last axis but one, vectors of neighbouring rows go the same way together, each
-lane with a row of its own.
+If vectors do not divide the row, the last one ends with it, and elements that it recomputes are not
+added again. Along the last axis but one, vectors hold neighbouring rows, one in each lane.
 
-Denormal numbers, with which multiplications take a hundred times as long, are kept only where
-somebody may tell them from zero: log(softmax(x)) does, a product of matrices does not.
+Denormal numbers make multiplications a hundred times slower. They are kept only if a reader can
+distinguish them from zero: log(softmax(x)) can, a matrix product cannot.
 """
 
 from __future__ import annotations
@@ -45,16 +44,16 @@ from .loops import (
 from .machine import VectorMachine
 
 _TINY = 2.0**-125
-"""Twice the least float32 that is not denormal."""
+"""Twice the least normal float32."""
 _NOTHING = 2.0**-150
-"""Half of the least float32."""
+"""Half of the least positive float32."""
 
 
 @dataclass(frozen=True)
 class SoftmaxConfig:
-    """The tensor, the lanes of a vector, and whether denormal results are kept or are 0.
+    """The tensor, the lanes of a vector, and whether denormal results are kept or become 0.
 
-    With ``columns`` along the last axis but one, else along the last.
+    With ``columns``, softmax runs along the last axis but one, otherwise along the last.
     """
 
     shape: tuple[int, ...]
@@ -64,29 +63,29 @@ class SoftmaxConfig:
 
     @property
     def outer(self) -> tuple[int, ...]:
-        """The axes before the one that is added up."""
+        """The axes before the softmax axis."""
         return self.shape[: -2 if self.columns else -1]
 
     @property
     def extent(self) -> int:
-        """Of the one that is."""
+        """Extent of the softmax axis."""
         return self.shape[len(self.outer)]
 
 
 def choose_softmax(
     shape: tuple[int, ...], axis: int, machine: VectorMachine, denormals: bool = True
 ) -> SoftmaxConfig | None:
-    """None where the template does not fit."""
-    behind = len(shape) - 1 - axis % len(shape)
-    if machine.gpu is not None or behind > 1 or 0 in shape:
+    """The configuration of a softmax; None if the template does not fit."""
+    following = len(shape) - 1 - axis % len(shape)
+    if machine.gpu is not None or following > 1 or 0 in shape:
         return None
-    if not behind and shape[-1] < machine.lanes // 2:  # many rows at a time are faster
+    if not following and shape[-1] < machine.lanes // 2:  # many rows at a time are faster
         return None
-    return SoftmaxConfig(shape, min(machine.lanes, shape[-1]), denormals, behind == 1)
+    return SoftmaxConfig(shape, min(machine.lanes, shape[-1]), denormals, following == 1)
 
 
 def softmax_compute(cfg: SoftmaxConfig, x: te.Tensor, annotation: dict[str, str]) -> te.Tensor:
-    """What it means."""
+    """Softmax in plain loops."""
     axis = len(cfg.outer)
     rows = (*cfg.outer, *cfg.shape[axis + 1 :])
     k, j = (te.reduce_axis((0, cfg.extent), name) for name in "kj")
@@ -117,16 +116,16 @@ def write_softmax(cfg: SoftmaxConfig, machine: VectorMachine, fused: FusedKernel
 
 _Place = tuple[tirx.Buffer, Expr]
 _Vector = Callable[[_Place, Expr, Expr, int], tirx.Stmt]
-"""From where a lane's power stands, its column, its number, and how many lanes came before."""
+"""From the place of a lane's power, its column, its lane, and the number of repeated lanes."""
 
 _Element = Callable[[Expr, tuple[Expr, ...], tirx.Buffer, Expr], tirx.Stmt]
-"""A lane, where its element stands, the buffer of its power, and the number of that there."""
+"""From a lane, its element's indices, the buffer of its power, and the power's index there."""
 
-_MOST_PIECES = 8  # a longer row takes so much longer than memory from the heap
+_MOST_PIECES = 8  # for longer rows the cost of heap memory is small
 
 
 def _pieces(count: int, width: int) -> list[tuple[tirx.Buffer, int, int]]:
-    """Buffers for the powers of a row, the first vector of each, and the first of the next one."""
+    """Buffers for the powers of a row, each with its first and end vector."""
     most = STACK_BYTES // (4 * width)
     if count > _MOST_PIECES * most:
         return [(scratch("powers", count * width), 0, count)]
@@ -143,10 +142,10 @@ class _Row:
     cfg: SoftmaxConfig
     fused: FusedKernel
     difference: tirx.Var = field(default_factory=lambda: tirx.Var("difference", "float32"))
-    """One, since TVM wants the variables within the exponential to have one meaning."""
+    """A single variable, because TVM requires equal variables inside the exponential."""
 
     def write(self, row: Expr) -> tirx.Stmt:
-        """One row of all passes."""
+        """All passes over one row."""
         cfg = self.cfg
         at = unravelled(row, cfg.shape[:-1])
         width, count = cfg.lanes, -(-cfg.shape[-1] // cfg.lanes)
@@ -156,7 +155,7 @@ class _Row:
         x = self.fused.operands[0]
 
         def each(vector: _Vector, first: int = 0) -> tirx.Stmt:
-            """``vector(powers, column, lane, again)`` for every vector of the row."""
+            """``vector(place, column, lane, again)`` for every vector of the row."""
 
             def one(powers: tirx.Buffer, number: Expr, column: Expr, again: int) -> tirx.Stmt:
                 def lane(v: Expr) -> tirx.Stmt:
@@ -194,7 +193,7 @@ class _Row:
 
         def finish(place: _Place, column: Expr, _: Expr, _again: int) -> tirx.Stmt:
             value = load(*place)
-            if not cfg.denormals:  # they are less than this times their sum
+            if not cfg.denormals:  # top now holds this limit times the sum
                 value = tirx.Select(value < load(top, 0), f32(0.0), value)
             return self.fused.epilogue.store((*at, column), value * load(total, 0))
 
@@ -215,9 +214,9 @@ class _Row:
         )
 
     def power(self, at: tuple[Expr, ...], top: Expr) -> Expr:
-        """The exponential of one element, as earlier passes wrote it; 0 where it would be less.
+        """The exponential of an element, as earlier passes wrote it; 0 where it would be too small.
 
-        What it is computed of there is never so small that a denormal number came up on the way.
+        Its argument is limited, so that no denormal number occurs in between.
         """
         meaning, data = self.fused.blocks[1], self.fused.operands[0]
         least, small = f32(log(_NOTHING if self.cfg.denormals else _TINY)), f32(log(_TINY))
@@ -236,7 +235,7 @@ class _Row:
 
 
 def _columns(row: _Row, number: Expr, vectors: int) -> tirx.Stmt:
-    """A vector of rows that lie beside each other."""
+    """A vector of neighbouring rows."""
     cfg, x = row.cfg, row.fused.operands[0]
     width, extent = cfg.lanes, cfg.extent
     outer = unravelled(number // vectors, cfg.outer)
@@ -248,7 +247,7 @@ def _columns(row: _Row, number: Expr, vectors: int) -> tirx.Stmt:
         return (*outer, k, first + v)
 
     def every(element: _Element) -> list[tirx.Stmt]:
-        """``element`` for every one of the rows."""
+        """``element`` for every element of the rows."""
 
         def one(k: Expr, powers: tirx.Buffer, start: int) -> tirx.Stmt:
             return lanes(width, lambda v: element(v, at(k + start, v), powers, k * width + v))
@@ -290,7 +289,7 @@ def _columns(row: _Row, number: Expr, vectors: int) -> tirx.Stmt:
 
 
 def _joined(buffer: tirx.Buffer, count: int, join: Callable[[Expr, Expr], Expr]) -> Expr:
-    """All lanes as one number, in pairs."""
+    """All lanes reduced to one number, pairwise."""
     values = [load(buffer, i) for i in range(count)]
     while len(values) > 1:
         values = [reduce(join, values[i : i + 2]) for i in range(0, len(values), 2)]

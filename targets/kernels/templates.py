@@ -61,10 +61,10 @@ def schedule_kernel(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFun
 
 
 def _with_own_copies(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Each `Let` with a variable of its own.
+    """Give each `Let` a variable of its own.
 
-    A value that the same expression reads twice, as a square of exp, stands there twice, with what
-    it names; TVM's passes take that for one name of two values, and fail.
+    If an expression reads a value twice, as in a square of exp, the value occurs twice, including
+    its `Let`. TVM's passes take that for two values of one variable, and fail.
     """
     stores: list[tirx.BufferStore] = []
     tvm_ffi.structural_walk(func.body, (tirx.BufferStore, stores.append))
@@ -81,7 +81,7 @@ def _names_twice(store: tirx.BufferStore) -> bool:
 
 
 def _constants(fused: FusedKernel) -> list[tirx.Buffer]:
-    """What layers of integers never compute: weights, and what rounds sums."""
+    """Constant operands of an integer layer: weights, and the operands of its rounding."""
     narrowing = narrowing_of(fused.epilogue.value)
     if narrowing is None:
         return []
@@ -101,7 +101,7 @@ def _schedule(
         body = write_recurrence(func, machine)
     elif machine.packs_bytes and (nest := mean_nest(func) or table_nest(func)) is not None:
         body = nest
-    elif machine.gpu is not None:  # TVM joins what work-items found by itself
+    elif machine.gpu is not None:  # TVM itself combines partial results of work-items
         return schedule_items(func, machine.gpu)
     else:
         scheduled = schedule_generic(func, machine)
@@ -110,13 +110,13 @@ def _schedule(
 
 
 def _fits(fused: FusedKernel, machine: VectorMachine) -> bool:
-    """Whether the template takes the kernel, which it may leave to the generic schedule."""
+    """Whether the template accepts the kernel; otherwise it gets the generic schedule."""
     is_concat = json.loads(fused.config)["template"] == "concat"
     return not is_concat or takes_concat(fused, machine)
 
 
 def _tuples(config: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows lists only; configurations are hashable."""
+    """JSON only has lists, but configurations must be hashable."""
     return {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
 
 
@@ -185,7 +185,7 @@ def _integer_window(
 def _of_gpu(
     kind: type[Any], write: Callable[[Any, tuple[tirx.Buffer, ...], Epilogue], tirx.Stmt]
 ) -> Writer:
-    """A template of GPUs; cores that take over from one compute the same with their loops."""
+    """A template for GPUs; cores that take over from a GPU compute the same in loops."""
 
     def one(config: dict[str, Any], machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         cfg = kind(**config)

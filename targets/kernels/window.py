@@ -6,17 +6,17 @@ whose accumulators stay in registers::
     for channel block, band of rows:             # parallel
       for y, tile of the row:                    # rows are cut into balanced tiles: 14 -> 7 + 7
         acc[pixels] = 0
-        for ky in the rows that exist:           # 3x3: unrolled, on x86 away from the borders
+        for ky in the rows that exist:           # 3x3: unrolled; on x86 only inside the image
           for input pixel of the tile:           # unrolled; each is loaded once ...
-            for the taps that read it:           # ... and used by all the output pixels around it
+            for the taps that read it:           # ... and used for all output pixels around it
               acc[pixel] += input * weight
         out = epilogue(acc)
 
 Pooling needs no weights, so its accumulators are the columns of the input, which neighbouring
-windows share; the columns of each window are taken together at the end.
+windows share; the columns of each window are combined at the end.
 
-Padding is free: taps outside the image are not written, which also makes the maximum and the
-average over existing pixels right without a mask.
+Padding is free: taps outside the image are omitted, so that the maximum and the average over
+existing pixels need no mask.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class WindowConfig:
     Attributes:
         kind: ``depthwise``, ``max`` or ``avg``.
         padding: top, left, bottom, right.
-        out: output height and width where the operator rounds up (``ceil_mode``); else derived.
-        count_include_pad: the average divides by the whole window, not by its pixels in the image.
+        out: output height and width if the operator rounds up (``ceil_mode``); otherwise derived.
+        count_include_pad: the average divides by all pixels of the window, also those outside.
     """
 
     kind: str
@@ -102,7 +102,7 @@ class WindowConfig:
 
 
 def window_of(cfg: WindowConfig) -> dict[str, Any]:
-    """The fields of a window, without those that a kind of kernel adds."""
+    """The fields of a window, without those that subclasses add."""
     return {field.name: getattr(cfg, field.name) for field in fields(WindowConfig)}
 
 
@@ -110,7 +110,7 @@ def window_of(cfg: WindowConfig) -> dict[str, Any]:
 
 
 def pack_depthwise_weight(cfg: WindowConfig, weight: te.Tensor) -> te.Tensor:
-    """(C, 1, kh, kw) -> [channel block][ky][kx][lane], zero where channels do not exist."""
+    """(C, 1, kh, kw) -> [channel block][ky][kx][lane], zero for channels that do not exist."""
 
     def element(b: Expr, y: Expr, x: Expr, lane: Expr) -> Expr:
         channel = b * cfg.lanes + lane
@@ -120,7 +120,7 @@ def pack_depthwise_weight(cfg: WindowConfig, weight: te.Tensor) -> te.Tensor:
     return te.compute((cfg.blocks, *cfg.kernel, cfg.lanes), element, name="pack_depthwise")
 
 
-# --- meaning: what the kernel computes, for the stock VM and for the template to recognise --------
+# --- meaning: plain loops for the stock VM, which the template recognises by their annotation -----
 
 
 def window_compute(
@@ -154,7 +154,7 @@ def window_compute(
 
 
 def least(dtype: str) -> Expr:
-    """The maximum of nothing: of floats not the lowest finite number, as in `te.max`."""
+    """The maximum of no numbers; for floats minus infinity, unlike `te.max`."""
     return tirx.const(-inf, dtype) if "float" in str(dtype) else tirx.min_value(dtype)
 
 
@@ -162,7 +162,7 @@ _MAXIMUM = te.comm_reducer(lambda a, b: tirx.max(a, b), lambda t: least(str(t)),
 
 
 def _pad(cfg: WindowConfig, data: te.Tensor) -> te.Tensor:
-    """The image with as much border as the windows reach, which `ceil_mode` may enlarge."""
+    """The image with all padding that windows reach, which `ceil_mode` may enlarge."""
     before = cfg.padding[:2]
     sizes = zip(cfg.out_size, cfg.stride, cfg.spans, cfg.in_size, before, strict=True)
     after = [max(0, (o - 1) * s + span - i - b) for o, s, span, i, b in sizes]
@@ -173,7 +173,7 @@ def _pad(cfg: WindowConfig, data: te.Tensor) -> te.Tensor:
 
 
 def window_count(cfg: WindowConfig, y: Expr, x: Expr, dtype: str) -> Expr:
-    """What the average at output pixel ``(y, x)`` divides by."""
+    """The divisor of the average at output pixel ``(y, x)``."""
     if cfg.count_include_pad:
         rows, columns = (_taps_padded(cfg, axis, place) for axis, place in enumerate((y, x)))
     else:
@@ -182,7 +182,7 @@ def window_count(cfg: WindowConfig, y: Expr, x: Expr, dtype: str) -> Expr:
 
 
 def _taps_padded(cfg: WindowConfig, axis: int, place: Expr) -> Index:
-    """How many taps lie in the image or its padding, but not in what ``ceil_mode`` adds behind."""
+    """Number of taps in the image or its padding, without the border that ``ceil_mode`` adds."""
     size = cfg.padding[axis] + cfg.in_size[axis] + cfg.padding[axis + 2]
     kernel, step, stride = cfg.kernel[axis], cfg.dilation[axis], cfg.stride[axis]
     if (cfg.out_size[axis] - 1) * stride + cfg.spans[axis] <= size:
@@ -191,7 +191,7 @@ def _taps_padded(cfg: WindowConfig, axis: int, place: Expr) -> Index:
 
 
 def _taps_inside(cfg: WindowConfig, axis: int, place: Expr) -> tuple[Index, Index]:
-    """First tap inside the image for output row or column ``place``, and how many follow."""
+    """First tap inside the image for output row or column ``place``, and the number of taps."""
     kernel, size, step = cfg.kernel[axis], cfg.in_size[axis], cfg.dilation[axis]
     above = const(cfg.padding[axis]) - place * cfg.stride[axis]
     low = tirx.max(const(0), tirx.floordiv(above + (step - 1), step))
@@ -212,7 +212,7 @@ def write_window(
 ) -> tirx.Stmt:
     """The loop nest of one (fused) window reduction.
 
-    ``operands`` are data, the weight if there is one, and what the epilogue reads.
+    ``operands`` are data, the weight if there is one, and operands of the epilogue.
     """
     machine = machine.summing(str(operands[0].dtype))
     nest = _Nest(
@@ -220,7 +220,7 @@ def write_window(
         tile_runs(cfg.out_size[1], _tile_pixels(cfg, machine), partial(reads_of_tile, cfg)),
         operands,
         epilogue,
-        # by llvm-mca borders are faster; on x86 they are not, and take twice as long to compile
+        # by llvm-mca this makes borders faster; on x86 it does not, and doubles the compile time
         peel=machine.broadcast_operand and cfg.kind == "depthwise",
     )
     height, width = cfg.out_size
@@ -248,22 +248,22 @@ def write_window(
 
 
 def _unrolls_rows(cfg: WindowConfig) -> bool:
-    """Whether kernel rows are written out: faster for 3x3, too much code beyond."""
+    """Whether kernel rows are unrolled: faster for 3x3, too much code for larger kernels."""
     return prod(cfg.kernel) <= 9
 
 
 def _tile_pixels(cfg: WindowConfig, machine: VectorMachine) -> int:
-    """Output pixels whose accumulators fit the registers beside what the taps need."""
+    """Output pixels whose accumulators fit into the registers, beside the operands of taps."""
     if cfg.kind != "depthwise":
         columns = machine.registers - 1 - cfg.spans[1]
         return max(1, columns // cfg.stride[1] + 1)
     if _unrolls_rows(cfg):
-        return min(8, machine.registers // 2)  # more makes three times the code, and slower
+        return min(8, machine.registers // 2)  # more pixels triple the code, and are slower
     return max(2, min(16, machine.registers - cfg.kernel[1] - 1))
 
 
 Reads: TypeAlias = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
-"""The input columns of a tile, counted from its first window; each with the taps that use it, as
+"""The input columns of a tile, relative to its first window, each with the taps that use it as
 pairs of output pixel and kernel column."""
 
 
@@ -290,9 +290,9 @@ class _Nest:
     peel: bool
 
     def row(self, n: Expr, b: Expr, y: Expr) -> tirx.Stmt:
-        """One output row; its kernel rows are written out where all of them lie in the image.
+        """One output row; its kernel rows are unrolled if all of them lie in the image.
 
-        With ``peel`` those at the border, too.
+        With ``peel``, kernel rows at the border are unrolled too.
         """
         runs = row_runs(self.cfg)
         first = [run for run in runs if run.count == self.cfg.kernel[0] or self.peel]
@@ -313,7 +313,7 @@ class _Nest:
         return body
 
     def _tiles(self, row: tuple[Expr, ...], low: Index, count: Index) -> tirx.Stmt:
-        """All tiles of a row; LLVM would mix neighbours, with spills and stores one by one."""
+        """All tiles of a row; unfenced, LLVM would mix them, spill, and store single numbers."""
         tiles = fenced_span if self.cfg.kind == "depthwise" else span
 
         def tile(t: Expr, run: TileRun[Reads]) -> tirx.Stmt:
@@ -324,7 +324,7 @@ class _Nest:
     def _tile(
         self, row: tuple[Expr, ...], x: Expr, run: TileRun[Reads], kernel_rows: tuple[Index, Index]
     ) -> tirx.Stmt:
-        """Set up the accumulators, reduce, hand the tile to the epilogue."""
+        """Start the accumulators, reduce, pass the tile to the epilogue."""
         cfg = self.cfg
         n, b, y = row
         cells = run.width if cfg.kind == "depthwise" else len(run.work)
@@ -345,7 +345,7 @@ class _Nest:
             return lanes(cfg.lanes, lambda v: store(acc[cell], self._zero, v))
 
         if isinstance(count, int) and isinstance(low, int):
-            # begins the sums of all cells that there are
+            # the first kernel row initialises the sums of all cells that it reaches
             rows = kernel_row(const(low)) if count else []
             if count > 1 and rows:
                 rest = range(low + 1, low + count)
@@ -374,7 +374,7 @@ class _Nest:
         tap: tuple[Expr, Expr, int],
         started: set[int],
     ) -> tirx.Stmt:
-        """Take one input pixel into an accumulator."""
+        """Accumulate one input pixel."""
         first = cell not in started
         started.add(cell)
 

@@ -54,10 +54,10 @@ OUTPUT: dict[int, Matrix] = {
 
 @dataclass(frozen=True)
 class WinogradConfig:
-    """A 3x3 convolution of stride 1, the size of its tiles and of its register tile.
+    """A 3x3 convolution of stride 1, its Winograd tile and its register tile.
 
     ``merged_groups`` groups are computed as one, with zero weights between them, so that each
-    starts on a channel block. What the last of these parts has less is zero weights, too.
+    starts on a channel block. If the last part has fewer groups, it has zero weights too.
     """
 
     batch: int
@@ -138,7 +138,7 @@ class WinogradConfig:
         return out, row, tirx.all(exists, out < self.out_channels)
 
     def existing_block(self, block: Expr) -> Expr:
-        """An input channel block; of those that the last part lacks, another one."""
+        """An input channel block; if the last part lacks it, another one (with zero weights)."""
         lacks = self.parts * self.in_blocks > self.blocks[0]
         return tirx.min(block, const(self.blocks[0] - 1)) if lacks else block
 
@@ -165,7 +165,7 @@ def combine(row: Sequence[float], terms: Sequence[Expr]) -> Expr:
 def transform_weight(
     cfg: WinogradConfig, weight: te.Tensor, annotation: dict[str, str]
 ) -> te.Tensor:
-    """OIHW -> G g G^T, packed; zero where channels do not exist."""
+    """OIHW -> G g G^T, packed; zero for channels that do not exist."""
     matrix = topi.utils.const_matrix(np.array(WEIGHT[cfg.tile], "float32"), "G")
     ky, kx = te.reduce_axis((0, 3), "ky"), te.reduce_axis((0, 3), "kx")
 

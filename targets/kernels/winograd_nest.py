@@ -1,6 +1,6 @@
-"""The loop nests of a Winograd convolution, whole or with its first stage apart.
+"""The loop nests of a Winograd convolution, complete or without its first stage.
 
-A band of tiles of one part at a time, so that both intermediates stay in the cache::
+A band of tiles of one part is computed at a time, so that intermediates stay in the cache::
 
     for band of tile rows, part:                # parallel; a part is a group, after merging
       V[a*a][ic][tile]  = B^T d B               # input tiles, a = m + 2
@@ -45,10 +45,10 @@ Plane = Callable[[Expr, Expr, Expr, Expr], Expr]
 """Element (plane, channel block, tile, lane) of the transformed input of a band."""
 
 Column = Callable[[Expr, Callable[[int, Expr], Expr]], tirx.Stmt]
-"""Statements of a column of a tile, and of its elements (row, lane)."""
+"""Statements for a column of a tile, from the column and its elements (row, lane)."""
 
 Columns = Callable[[Column], list[tirx.Stmt]]
-"""Such statements of all columns."""
+"""The same for all columns."""
 
 
 def write_winograd(
@@ -65,7 +65,7 @@ def write_winograd(
 def write_winograd_input(
     cfg: WinogradConfig, machine: VectorMachine, data: tirx.Buffer, out: tirx.Buffer
 ) -> tirx.Stmt:
-    """The loop nest of the first stage alone."""
+    """The loop nest of the first stage only."""
     rows, columns = cfg.tiles
     nest = _Nest(cfg, data, data, Epilogue(out, out, (), None), rows, machine)
     kind = PARALLEL if machine.threads > 1 else SERIAL
@@ -91,7 +91,7 @@ def write_winograd_product(
     operands: tuple[tirx.Buffer, ...],
     epilogue: Epilogue,
 ) -> tirx.Stmt:
-    """The loop nest of what follows the first stage; it reads the planes from memory."""
+    """The loop nest of the stages after the first one, which reads the planes from memory."""
     nest = _nest(cfg, machine, operands, epilogue)
     return _each_band(nest, machine, [nest.m], nest.band_of_products)
 
@@ -107,7 +107,7 @@ def _nest(
 
 
 def _band(cfg: WinogradConfig, machine: VectorMachine) -> int:
-    """Rows of tiles whose intermediates fit the cache and that are enough for the products."""
+    """Rows of tiles whose intermediates fit the cache and which suffice for the products."""
     rows, columns = cfg.tiles
     bytes_per_row = 4 * cfg.alpha**2 * columns * (cfg.in_blocks + cfg.out_blocks) * cfg.lanes
     band = max(-(-24 // columns), machine.l2_bytes // bytes_per_row)
@@ -123,7 +123,7 @@ def _each_band(
     planes: list[tirx.Buffer],
     body: Callable[[Expr, Expr, Expr], tirx.Stmt],
 ) -> tirx.Stmt:
-    """``body(image, band, part)`` of all; each thread takes memory for its planes once."""
+    """``body(image, band, part)`` for all; each thread allocates memory for its planes once."""
     cfg = nest.cfg
     tasks = -(-cfg.tiles[0] // nest.band) * cfg.parts
     workers = min(machine.threads, tasks)
@@ -153,8 +153,8 @@ class _Nest:
     def v(self) -> tirx.Buffer:
         """The transformed inputs of a band.
 
-        An odd number of vectors between the planes: a power of two would send the a*a values of
-        one pixel to the same set of the first-level cache.
+        The number of vectors between planes is odd: with a power of two, the a*a values of a pixel
+        would map to the same set of the first-level cache.
         """
         cfg = self.cfg
         count = self.band * cfg.tiles[1]
@@ -191,7 +191,7 @@ class _Nest:
         return block([inputs, self.later_stages(n, b, part, plane)])
 
     def band_of_products(self, n: Expr, b: Expr, part: Expr) -> tirx.Stmt:
-        """The second and third stage of the tiles of one band."""
+        """The second and third stage for the tiles of one band."""
         cfg = self.cfg
         first = b * self.band * cfg.tiles[1]
 
@@ -201,7 +201,7 @@ class _Nest:
         return self.later_stages(n, b, part, plane)
 
     def each_tile(self, b: Expr, body: Callable[[Expr, Expr, Expr], tirx.Stmt]) -> tirx.Stmt:
-        """``body(row, column, number)`` of every tile of a band."""
+        """``body(row, column, number)`` for every tile of a band."""
         rows, columns = self.cfg.tiles
         first = b * self.band
         height: int | Expr = self.band
@@ -244,7 +244,7 @@ class _Nest:
         x: Expr,
         put: Callable[[Expr, Expr, Expr], tirx.Stmt],
     ) -> tirx.Stmt:
-        """``put(plane, B^T d B)`` of one tile; tiles inside the image read without tests."""
+        """``put(plane, B^T d B)`` for one tile; tiles inside the image read without tests."""
         cfg, a = self.cfg, self.cfg.alpha
         n, c = channel[0], cfg.existing_block(channel[1])
         top, left = y * cfg.tile - cfg.padding[0], x * cfg.tile - cfg.padding[1]
@@ -280,7 +280,7 @@ class _Nest:
             return [column(const(j), lambda i, z, j=j: load(read[j], i, z)) for j in range(a)]
 
         def read_columns(low: int, high: int) -> tirx.Stmt:
-            """Copy the tile with zeros for what lies outside; columns ``low..high`` lie inside."""
+            """Copy the tile with zeros outside the image; columns ``low..high`` lie inside."""
 
             def row(i: Expr, exists: bool) -> tirx.Stmt:
                 return block(
@@ -304,7 +304,8 @@ class _Nest:
 
             return loop(a, read_row, "i")
 
-        # Which columns exist is known for each tile of a row, so only the choice is left for later.
+        # Which columns exist is known for each tile of a row, so only the tile is tested at run
+        # time.
         ranges = [_inside(k * cfg.tile - cfg.padding[1], a, width) for k in range(cfg.tiles[1])]
         border = read_columns(*ranges[-1])
         for k in range(len(ranges) - 2, -1, -1):
@@ -357,7 +358,7 @@ class _Nest:
         planes: tuple[Plane, tirx.Buffer],
         turn: tuple[Expr, int],
     ) -> tirx.Stmt:
-        """``turn``: number of this tile among those that read the same weights, and how many."""
+        """``turn``: index of this tile among those that read the same weights, and their number."""
         cfg, (plane, m) = self.cfg, planes
         (part, k, g), (t, count), (pixels, blocks) = place, tiles, shape
         acc = Accumulators(pixels, blocks, cfg.lanes)
@@ -402,7 +403,7 @@ class _Nest:
     def output_tile(
         self, channel: tuple[Expr, Expr, Expr], y: Expr, x: Expr, t: Expr, m: tirx.Buffer
     ) -> tirx.Stmt:
-        """``epilogue(A^T M A)`` of one tile; the last row and column of tiles may be cut off."""
+        """``epilogue(A^T M A)`` for one tile; the last row and column of tiles may be cut off."""
         cfg, a, size = self.cfg, self.cfg.alpha, self.cfg.tile
         n, part, o = channel
         half = Square("half", size, a, cfg.lanes)
@@ -441,5 +442,5 @@ class _Nest:
 
 
 def _inside(first: int, count: int, extent: int) -> tuple[int, int]:
-    """Which of ``count`` places from ``first`` lie in ``range(extent)``."""
+    """First and end of ``count`` places from ``first`` that lie in ``range(extent)``."""
     return max(0, -first), max(0, min(count, extent - first))
