@@ -16,7 +16,7 @@ CXX_FILES := $(shell find tvm_stretch tests benchmarks $(SOURCES))
 PACKAGE := pyproject.toml CMakeLists.txt $(NATIVE)
 TOOL_PACKAGES := cmake g++
 DEMO_PACKAGES := pocl-opencl-icd
-DEVICE_PACKAGES := $(DEMO_PACKAGES) libgtest-dev qemu-user
+DEVICE_PACKAGES := $(DEMO_PACKAGES) libgtest-dev qemu-user oclgrind
 FULL_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 
 # One thread pool per process: tests run side by side, and TVM must not re-pin the caller's thread.

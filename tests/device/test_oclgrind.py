@@ -1,0 +1,108 @@
+"""Kernels of GPUs under oclgrind: no data race, no access out of bounds, no divergent barrier.
+
+oclgrind interprets every work-item. It is an OpenCL driver of its own; each test runs a process.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DRIVER = Path("/usr/lib/oclgrind/liboclgrind-rt-icd.so")
+TESTS = Path(__file__).resolve().parents[1]
+
+CASE = """
+import sys
+sys.path[:0] = [{tests!r}, {tests!r} + "/unit"]
+import numpy as np
+import test_gpu_kernels as gpu
+from relax_helpers import module, random_const
+from tvm import relax
+
+{code}
+"""
+
+CONVOLUTION = """
+with gpu.tile_of(*{tile}):
+    gpu.check(gpu.convolution({shape}, {out}, {kernel}, padding={padding}))
+"""
+
+ROW = """
+weight = random_const(70, 12)
+gpu.check(module(lambda x: relax.op.matmul(x, weight), (1, 70)))
+"""
+
+WITH_ONE_BARRIER = """
+from tvm_stretch.targets.kernels.gpu import conv
+from tvm import tirx
+left = [conv.barrier()]
+conv.barrier = lambda: left.pop() if left else tirx.Evaluate(tirx.const(0, "int32"))
+with gpu.tile_of(8, 2, 1, 1, 1, 2, 1):
+    gpu.check(gpu.convolution((1, 8, 4, 4), 8, 1))
+"""
+
+needs_oclgrind = pytest.mark.skipif(
+    not DRIVER.exists() or shutil.which("oclgrind") is None,
+    reason="no oclgrind; install Debian's package",
+)
+
+
+def reported(code: str, folder: Path) -> str:
+    """What oclgrind reports of some kernels, whose answers are compared."""
+    log = folder / "log"
+    env = {
+        **os.environ,
+        "TVM_STRETCH_OPENCL_LIB": str(DRIVER),
+        "TVM_STRETCH_CACHE_DIR": str(folder / "cache"),
+        "OCLGRIND_DATA_RACES": "1",
+        "OCLGRIND_CHECK_API": "1",
+        "OCLGRIND_LOG": str(log),
+        # An inlined `restrict` becomes llvm.experimental.noalias.scope.decl, which oclgrind does
+        # not know: it then says that there is no such kernel.
+        "OCLGRIND_BUILD_OPTIONS": "-Drestrict=",
+    }
+    text = CASE.format(tests=str(TESTS), code=code)
+    command = [sys.executable, "-c", text]
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+    found = log.read_text() if log.exists() else ""
+    return found or (done.stderr if done.returncode else "")
+
+
+def convolution(tile: tuple[int, ...], shape: tuple[int, ...], out: int, kernel: int) -> str:
+    return CONVOLUTION.format(tile=tile, shape=shape, out=out, kernel=kernel, padding=kernel // 2)
+
+
+@needs_oclgrind
+@pytest.mark.parametrize(
+    "code",
+    [
+        # down, across, pixels, quads, depth, slices, splits
+        pytest.param(convolution((8, 1, 1, 1, 1, 2, 2), (1, 6, 3, 5), 6, 3), id="sliced and split"),
+        pytest.param(
+            convolution((8, 2, 2, 2, 2, 1, 1), (1, 3, 6, 5), 10, 3),
+            id="plain",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            convolution((16, 4, 1, 1, 4, 4, 1), (2, 40, 4, 4), 20, 1),
+            id="pointwise",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(ROW, id="row", marks=pytest.mark.full),
+    ],
+)
+def test_nothing_is_reported(code: str, tmp_path: Path) -> None:
+    assert reported(code, tmp_path) == ""
+
+
+@needs_oclgrind
+@pytest.mark.full
+def test_a_missing_barrier_would_be(tmp_path: Path) -> None:
+    assert "data race" in reported(WITH_ONE_BARRIER, tmp_path)
