@@ -187,7 +187,7 @@ def _settings() -> str:
 
 def _source_files() -> list[Path]:
     """All files that generate code of a fused kernel."""
-    files = sorted(path for folder in templates.__path__ for path in Path(folder).glob("*.py"))
+    files = sorted(path for folder in templates.__path__ for path in Path(folder).rglob("*.py"))
     files += [Path(folder) / "schedule_kernels.py" for folder in passes.__path__]
     return files + sorted(Path(__file__).parent.glob("*.py"))
 
