@@ -8,7 +8,9 @@ A campaign has pieces of `EACH` mutations. One piece runs by default, all with `
 from __future__ import annotations
 
 import copy
+import json
 import random
+import re
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -93,6 +95,37 @@ def damaged_json(dice: random.Random, data: Any) -> Any:
     return data
 
 
+def damaged_numbers(dice: random.Random, text: str) -> str:
+    """A text with one to three of its numbers, names or lines replaced by other ones."""
+    for _ in range(dice.randint(1, 3)):
+        places = list(re.finditer(r"[\w.+-]+", text))
+        if dice.random() < 0.2:
+            lines = text.splitlines(keepends=True)
+            lines[dice.randrange(len(lines))] = dice.choice(["", *lines])
+            text = "".join(lines)
+        elif places:
+            found = dice.choice(places)
+            word = dice.choice([*_NUMBERS, dice.choice(places)[0], json.dumps(found[0])])
+            text = text[: found.start()] + word + text[found.end() :]
+    return text
+
+
+_NUMBERS = (
+    "0",
+    "-1",
+    "1e-320",
+    "1e308",
+    "1e999",
+    "nan",
+    "-inf",
+    "9" * 400,
+    "true",
+    "[]",
+    "{}",
+    "''",
+)
+
+
 def _other(dice: random.Random, value: Any) -> Any:
     """Junk, or of the same type and near."""
     if dice.random() < 0.5:
@@ -101,7 +134,7 @@ def _other(dice: random.Random, value: Any) -> Any:
         if isinstance(value, str) and value:
             there = dice.randrange(len(value))
             return value[:there] + dice.choice("aZ0. ") + value[there + 1 :]
-    return dice.choice(JUNK)
+    return copy.deepcopy(dice.choice(JUNK))  # what is damaged later must not damage these
 
 
 def places(node: Any) -> Iterator[tuple[Any, Any]]:

@@ -7,8 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import tvm
 from cpu_targets import TARGET
+from relax_helpers import module, random_const
 from tvm import relax, topi
 
+import tvm_stretch as ts
 from tvm_stretch.build.assemble import build_model
 from tvm_stretch.runtime.model import Model
 
@@ -60,3 +62,19 @@ def random_input(seed: int = 0) -> np.ndarray:
 def scaled_model(**options: object) -> Model:
     """The model of `emit_scaled`, with the input `x`."""
     return build(emit_scaled, {"x": (SHAPE, "float32")}, **options)
+
+
+def compiled(size: int) -> ts.Model:
+    """A model whose kernels no other size has."""
+
+    def body(x: relax.Expr) -> relax.Expr:
+        x = relax.op.nn.relu(relax.op.nn.conv2d(x, random_const(8, 8, 3, 3, seed=1), padding=1))
+        return relax.op.nn.max_pool2d(x, (2, 2), (2, 2))
+
+    return ts.compile(module(body, (1, 8, size, 8)), TARGET, cpu_threads=1)
+
+
+def answer(model: ts.Model) -> np.ndarray:
+    """From an input that only depends on its shape."""
+    shape = model.inputs[0].shape
+    return model(np.random.default_rng(0).standard_normal(shape).astype("float32"))

@@ -18,10 +18,8 @@ import fresh_process
 import numpy as np
 import pytest
 import tvm
-from cpu_targets import TARGET
 from mutations import interruptions
-from relax_helpers import module, random_const
-from tvm import relax
+from small_models import answer, compiled
 
 import tvm_stretch as ts
 import tvm_stretch.runtime.asynchronous
@@ -45,22 +43,6 @@ except KeyboardInterrupt:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     print("interrupted", flush=True)
 """
-
-
-def compiled(size: int) -> ts.Model:
-    """A model whose kernels no other size has."""
-
-    def body(x: relax.Expr) -> relax.Expr:
-        x = relax.op.nn.relu(relax.op.nn.conv2d(x, random_const(8, 8, 3, 3, seed=1), padding=1))
-        return relax.op.nn.max_pool2d(x, (2, 2), (2, 2))
-
-    return ts.compile(module(body, (1, 8, size, 8)), TARGET, cpu_threads=1)
-
-
-def answer(model: ts.Model) -> np.ndarray:
-    """From an input that only depends on its shape."""
-    shape = model.inputs[0].shape
-    return model(np.random.default_rng(0).standard_normal(shape).astype("float32"))
 
 
 @interruptions()

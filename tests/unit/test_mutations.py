@@ -13,17 +13,24 @@ from pathlib import Path
 import pytest
 import tvm
 from cost_kernels import DEVICE, pretended, some_convs
-from mutations import campaign, damaged_bytes, damaged_json, dice_of
+from mutations import campaign, damaged_bytes, damaged_json, damaged_numbers, dice_of
+from search_helpers import costs, emit
 from small_models import scaled_model
+from stretch_networks import network, regnet
 from tvm_stretch.targets.cpu import CORE
 
+import tvm_stretch as ts
 from tvm_stretch.cost.features import TransferFeatures
 from tvm_stretch.cost.model import load_cost_model, train
+from tvm_stretch.cost.profile_file import load_profile, parse_profile, profile_text
 from tvm_stretch.cost.verdicts import Verdicts
 from tvm_stretch.errors import ArtifactError, CostModelError, StretchError
 from tvm_stretch.measuring.dataset import Dataset, Row
 from tvm_stretch.measuring.samples import load_prior
+from tvm_stretch.plan.design import Design
 from tvm_stretch.runtime.model import Model, load
+from tvm_stretch.stretching.rules import Rules
+from tvm_stretch.stretching.stretching import Stretching, stretch_network
 
 FEW = [*some_convs(30, seed=7), TransferFeatures.of(4096, 0, 1)]
 
@@ -151,3 +158,53 @@ def test_measurements(tmp_path: Path, piece: int) -> None:
         else:
             path.write_text("".join(json.dumps(x) + "\n" for x in damaged_json(dice, lines)))
         refused(CostModelError, use)
+
+
+# --- what people edit -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stretching() -> Stretching:
+    """A network of two stages on two processors, and designs of it."""
+    return stretch_network(network(regnet, ((16, 2), (32, 3))), costs(1.0, 1.0), (0, 1), Rules())
+
+
+@campaign(2000)
+def test_designs(stretching: Stretching, tmp_path: Path, piece: int) -> None:
+    """Refused, or it can be predicted; files are no trees of JSON only."""
+    good = stretching.candidates[0].design.to_data()
+    path = tmp_path / "design.json"
+
+    def use() -> None:
+        found = Design.read(path)
+        assert Design.read(found.to_data()) == found
+        assert stretching.judge(found).ns > 0
+        assert stretching.module(found)["main"].params
+
+    for dice in dice_of(piece):
+        if dice.random() < 0.2:
+            path.write_bytes(damaged_bytes(dice, json.dumps(good).encode()))
+        else:
+            path.write_text(json.dumps(damaged_json(dice, good)))
+        refused(StretchError, use)
+
+
+@campaign(2000)
+def test_profiles(tmp_path: Path, piece: int) -> None:
+    """Refused, or what it says can be written and predicts."""
+    text, small = profile_text(load_profile("snapdragon-855")), emit(["conv", "depthwise"], size=16)
+    path = tmp_path / "phone.toml"
+
+    def use() -> None:
+        profile = load_profile(path)
+        assert parse_profile(profile_text(profile), "again").processors.keys() == (
+            profile.processors.keys()
+        )
+        assert ts.predict(small, device=path).regions
+
+    for dice in dice_of(piece):
+        if dice.random() < 0.4:
+            path.write_bytes(damaged_bytes(dice, text.encode()))
+        else:
+            path.write_text(damaged_numbers(dice, text))
+        refused(StretchError, use)

@@ -273,7 +273,7 @@ def test_regions_may_be_called_like_operators_and_kernels() -> None:
     assert {region.name for region in model.graph.regions} <= {*found, "outputs"}
 
 
-@campaign(1000)
+@campaign(2000)
 def test_any_damage_fits_or_is_refused(written: str, piece: int) -> None:
     """Values replaced, removed, doubled or swapped: an error of ours, or the same numbers."""
     for dice in dice_of(piece):

@@ -57,6 +57,7 @@ from tvm_stretch.files import as_path, is_finite, read_text, write_whole, writin
 
 _HEAD = {"format": "tvm_stretch.profile", "version": 1}
 _LEAST = 1e-6  # of divisors
+_LARGEST = 1e9  # nanoseconds, factors or bytes of them; sums of such numbers stay finite
 _MOST = 1024  # cores
 _RELAX = "relax."
 
@@ -263,7 +264,7 @@ class _Table:
 
 
 def _number(value: Any, least: float) -> float | None:
-    return float(value) if is_finite(value) and value >= least else None
+    return float(value) if is_finite(value) and least <= value <= _LARGEST else None
 
 
 def _reasons(value: Any) -> dict[str, str] | None:

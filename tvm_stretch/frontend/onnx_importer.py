@@ -41,7 +41,7 @@ from tvm_stretch.frontend.onnx_node import (
     static_shape,
 )
 from tvm_stretch.frontend.onnx_qoperators import qdq_body
-from tvm_stretch.frontend.onnx_reader import OnnxNetwork
+from tvm_stretch.frontend.onnx_reader import OnnxNetwork, array_of
 from tvm_stretch.frontend.onnx_values import evaluate
 from tvm_stretch.passes.integer_summary import with_floats
 from tvm_stretch.passes.name_operators import from_source, name_inner, same_source
@@ -109,7 +109,7 @@ class _Importer:
     def graph(self, graph: onnx.GraphProto, scope: Scope, outputs: Iterable[str]) -> list[Value]:
         """Translate a graph or branch whose outer values are in ``scope``."""
         for tensor in graph.initializer:
-            scope[tensor.name] = onnx.numpy_helper.to_array(tensor)
+            scope[tensor.name] = array_of(tensor.name, tensor)
         if graph.sparse_initializer:
             raise UnsupportedError(
                 "expected dense initialisers for the ONNX model, got sparse ones; make them dense"
@@ -137,7 +137,7 @@ class _Importer:
         expected = self.expected(proto, node)
         results: Sequence[Value | None] | None
         if own and node.op in OPERATORS:
-            results = translate_control_flow(node, scope, self.graph)
+            results = self.control_flow(node, scope)
         else:
             results = evaluate(proto, node, expected)
             for array in results or ():
@@ -161,6 +161,15 @@ class _Importer:
             if not self.inlined:
                 raise
             return {}
+
+    def control_flow(self, node: Node, scope: Scope) -> list[Value]:
+        """Translate the graphs that ``node`` holds, whose inputs and outputs may be any number."""
+        try:
+            return translate_control_flow(node, scope, self.graph)
+        except StretchError:
+            raise
+        except Exception as error:
+            raise node.refuse("graphs that fit its inputs and outputs", last_line(error)) from error
 
     def convert(self, node: Node) -> tuple[Value, ...]:
         """Translate ``node`` with its converter."""

@@ -235,23 +235,28 @@ def _read_tensor(name: str, tensor: onnx.TensorProto, folder: Path | None) -> np
         )
     if error := too_large(f"the weight {name!r}", tensor.dims, MOST_ELEMENTS):
         raise error
+    hint = "keep the external data file beside the model" if external else "export the model again"
+    return array_of(name, tensor, folder, hint)
+
+
+def array_of(
+    name: str,
+    tensor: onnx.TensorProto,
+    folder: Path | None = None,
+    hint: str = "export the model again",
+) -> np.ndarray:
+    """The value of a constant, external ones from ``folder``.
+
+    Raises:
+        ModelError: its data do not fit its shape and type, or cannot be read; ``hint`` says what
+            to do.
+    """
     try:
-        if external:
+        if onnx.external_data_helper.uses_external_data(tensor):
             _bound(tensor)
-        return onnx.numpy_helper.to_array(tensor, str(folder))
-    except (
-        *_OF_ONNX,
-        OSError,
-        TypeError,
-        LookupError,
-        RuntimeError,
-        MemoryError,
-        OverflowError,
-    ) as error:
+        return onnx.numpy_helper.to_array(tensor, str(folder or ""))
+    except (*_OF_ONNX, *_OF_DATA) as error:
         reason = (str(error).splitlines() or ["not enough memory"])[0]
-        hint = (
-            "keep the external data file beside the model" if external else "export the model again"
-        )
         raise ModelError(
             f"expected the data of weight {name!r}, got an error: {reason}; {hint}"
         ) from error
