@@ -1,4 +1,4 @@
-// A graph's tensors and nodes bound to memory of the host: what remains to be done is to call.
+// A graph's tensors and nodes, bound to memory of the host and ready to be called.
 #ifndef TVM_STRETCH_BOUND_GRAPH_H_
 #define TVM_STRETCH_BOUND_GRAPH_H_
 
@@ -15,8 +15,7 @@
 
 namespace tvm_stretch {
 
-// The functions of the kernels that one processor of a graph calls. Holds the module that they come
-// from.
+// The functions of the kernels that one processor of a graph calls. Keeps their module alive.
 class TVM_STRETCH_API KernelTable {
  public:
   KernelTable(ffi::Module library, const GraphSpec& graph, size_t processor);
@@ -29,7 +28,7 @@ class TVM_STRETCH_API KernelTable {
   std::unordered_map<std::string, ffi::Function> functions_;
 };
 
-// The graph's tensors as kernels take them.
+// The graph's tensors as arguments of kernels.
 class TVM_STRETCH_API BoundTensors {
  public:
   // `graph` must outlive this.
@@ -42,7 +41,7 @@ class TVM_STRETCH_API BoundTensors {
   void BindOutput(size_t index, char* data) { Bind(&outputs_[index], data); }
 
  private:
-  // The tensors that look at one input or output of the graph.
+  // The tensors that are views of one input or output of the graph.
   struct Port {
     char* data = nullptr;
     std::vector<size_t> tensors;
@@ -63,8 +62,8 @@ class TVM_STRETCH_API BoundNodes {
   BoundNodes(const std::vector<NodeSpec>& nodes, const std::vector<int64_t>& ids,
              const KernelTable& kernels, BoundTensors* tensors);
 
-  // Calls every kernel; throws CancelledError() as soon as `stop` is true. With `spans`, adds one
-  // for each call.
+  // Calls every kernel; throws CancelledError() as soon as `stop` is true. Appends a span
+  // for each call to `spans`, unless it is null.
   void Run(const std::atomic<bool>& stop, std::vector<Span>* spans) const;
 
  private:

@@ -19,21 +19,21 @@ namespace {
 
 constexpr std::chrono::seconds kLongestWait{2};  // for a kernel that is in progress
 constexpr std::chrono::milliseconds kPause{1};
-// Who has returned from a call may still wait for the interpreter's lock, to go on in Python.
+// A thread that has returned from a call may still wait for the interpreter's lock.
 constexpr int64_t kReturning = 100'000'000;  // ns
 
-// A thread that has called.
+// A thread that has made calls.
 struct Caller {
   Caller();
   ~Caller();
 
-  std::atomic<int> depth{0};  // of calls in progress
+  std::atomic<int> depth{0};  // nested calls in progress
   std::atomic<bool> stays{false};
-  std::atomic<int64_t> returned{0};  // when the last call did
+  std::atomic<int64_t> returned{0};  // when the last call returned
 };
 
 struct Callers {
-  std::mutex mutex;  // guards what follows
+  std::mutex mutex;  // guards the members below
   std::set<Caller*> all;
 };
 
@@ -75,7 +75,7 @@ bool AreAllAway() {
   return std::all_of(AllCallers().all.begin(), AllCallers().all.end(), IsAway);
 }
 
-// In a fork there are no other threads.
+// A forked child keeps only the calling thread.
 void OnlyThisThread() {
   Caller& caller = ThisCaller();
   AllCallers().all = {&caller};

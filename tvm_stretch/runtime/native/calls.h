@@ -1,14 +1,14 @@
-// Calls that come from Python, which ends while threads of it are in the middle of one.
+// Calls from Python threads that are still in progress when the interpreter ends.
 //
-// A daemon thread that wants to return to an interpreter which is ending is ended there, by
-// pthread_exit; the frames of tvm-ffi on its stack do not survive that, and the process aborts. So
-// it stays here instead, as Python itself keeps such threads from 3.14 on.
+// When a daemon thread returns to an interpreter that is ending, the interpreter ends the thread by
+// pthread_exit. Frames of tvm-ffi on its stack do not support that, and the process aborts. So the
+// thread blocks here instead, as Python itself does from 3.14 on.
 #ifndef TVM_STRETCH_CALLS_H_
 #define TVM_STRETCH_CALLS_H_
 
 namespace tvm_stretch {
 
-// Around whatever the caller's thread does here.
+// Marks a call of the current thread as in progress.
 class CallScope {
  public:
   CallScope();
@@ -17,8 +17,8 @@ class CallScope {
   CallScope& operator=(const CallScope&) = delete;
 };
 
-// From now on no other thread than the calling one returns from a call, nor begins one. Runs that
-// are in progress are cancelled; when this returns, they have ended, unless one takes too long.
+// From now on only the calling thread may return from a call or begin one. Cancels runs in
+// progress; when this returns, they have ended, unless one takes too long.
 void EndCalls();
 
 }  // namespace tvm_stretch

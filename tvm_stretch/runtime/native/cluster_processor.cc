@@ -1,10 +1,10 @@
-// Cores of the CPU that are a processor of their own: the little ones of a phone.
+// Cores of the CPU that form a separate processor: a phone's little cores.
 //
-// Their regions run on a thread of ours, which has a pool of TVM's for itself, both on these cores
-// only; the CPU's regions keep off them. All memory is the host's, so nothing is ever copied. Both
-// sides spin for a while before they sleep: waking a thread takes longer than a small region.
+// Their regions run on a thread of ours with its own pool of TVM, both only on these cores; the
+// CPU's regions avoid them. All memory is the host's, so nothing is copied. Both sides spin before
+// they sleep, because waking a thread takes longer than a small region.
 //
-//   {"cores": "0-3", "threads": 4}     what compiling makes for it (targets/little.py)
+//   {"cores": "0-3", "threads": 4}     its compiled code (targets/little.py)
 #include <tvm/ffi/extra/json.h>
 #include <tvm/ffi/reflection/registry.h>
 
@@ -32,7 +32,7 @@ constexpr std::chrono::microseconds kSpin{500};     // while a run is in progres
 struct ClusterSpec {
   Cores cores;
   int threads = 1;
-  std::string text;  // of the cores
+  std::string text;  // list of cores
 };
 
 ClusterSpec ReadSpec(const ffi::String& text) {
@@ -122,11 +122,11 @@ class ClusterProcessor final : public Processor {
   std::unique_ptr<Task> Bind(const RegionSpec& region, const std::vector<Task*>& after) final;
 
   void Push(ClusterTask* task);
-  // After a task's last predecessor is complete.
+  // Called when a task's last predecessor is complete.
   void Notify() {
     {
       std::lock_guard<std::mutex> lock(mutex_);
-    }  // it is asleep, or will look again
+    }  // the thread sleeps, or will check again
     wake_.notify_one();
   }
 
@@ -183,7 +183,7 @@ class ClusterTask final : public Task {
     spans_.push_back(Span{Span::Kind::kWait, id, region_.name, start, Now()});
   }
 
-  // On the processor's thread, once it is ready.
+  // Runs on the processor's thread, once the task is ready.
   void Execute() {
     Failure failure;
     {
@@ -203,7 +203,8 @@ class ClusterTask final : public Task {
       std::lock_guard<std::mutex> lock(mutex_);
       if (!failure_) failure_ = failure;
     }
-    // Whoever reads 0 may run this task to its end, and the run's: nothing of it is touched then.
+    // The thread that reads 0 may finish this task and the run, so this thread must not touch the
+    // task afterwards.
     ClusterProcessor& processor = processor_;
     if (missing_.fetch_sub(1, std::memory_order_acq_rel) == 1) processor.Notify();
   }
@@ -266,7 +267,7 @@ void ClusterProcessor::AwaitOthers(const ClusterTask& task) {
 }
 
 void ClusterProcessor::Work() {
-  const CoresScope scope(program_.spec.cores);  // before the pool's threads begin: they stay there
+  const CoresScope scope(program_.spec.cores);  // before the pool's threads begin, which inherit it
   while (ClusterTask* task = Next()) {
     const int64_t start = task->traced() && !task->IsReady() ? Now() : 0;
     AwaitOthers(*task);

@@ -53,7 +53,7 @@ Cores Without(const Cores& cores, const Cores& taken) {
 
 namespace {
 
-// 0 is the calling thread. False where none of the cores may be used.
+// Thread 0 is the calling one. Returns false if none of the cores may be used.
 bool Move(pid_t thread, const Cores& cores) {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -87,7 +87,7 @@ void ThreadCores::Set(const Cores& cores) {
   if (thread_ != 0) Apply();
 }
 
-// Cores that went offline meanwhile leave it where it is.
+// If the cores went offline meanwhile, the thread stays where it is.
 void ThreadCores::Apply() const { (void)Move(thread_, wanted_.empty() ? before_ : wanted_); }
 
 void UseThreads(int threads) {

@@ -1,4 +1,4 @@
-// Cores of the host, and which threads stay on which.
+// Cores of the host, and the affinity of threads.
 #ifndef TVM_STRETCH_CORES_H_
 #define TVM_STRETCH_CORES_H_
 
@@ -14,7 +14,7 @@ namespace tvm_stretch {
 // Numbers of cores, as the operating system counts them.
 using Cores = std::vector<int>;
 
-// Reads "0,4-7"; nothing for "". Throws ValueError that names `field`.
+// Parses "0,4-7"; "" gives no cores. Throws ValueError that names `field`.
 Cores ParseCores(const std::string& text, const std::string& field);
 
 // The cores that the calling thread may use.
@@ -39,19 +39,19 @@ class CoresScope {
   cpu_set_t before_;
 };
 
-// Where a thread of ours that serves another processor may run.
+// The affinity of a thread of ours that serves another processor.
 class ThreadCores {
  public:
-  // On that thread, first of all.
+  // Called on that thread before anything else.
   void Begin();
-  // Any thread, at any time; no cores: those that it began with.
+  // Any thread, at any time; without cores, the thread gets back its first affinity.
   void Set(const Cores& cores);
 
  private:
   void Apply() const;
 
   std::mutex mutex_;  // guards what follows
-  pid_t thread_ = 0;  // 0: it has not begun
+  pid_t thread_ = 0;  // 0 until it has begun
   Cores before_;
   Cores wanted_;
 };

@@ -19,7 +19,7 @@ namespace {
 
 enum Register { kEax, kEbx, kEcx, kEdx };
 
-// Where CPUID tells of a feature, and the registers that the operating system has to keep for it.
+// The CPUID bit of a feature, and the register states that the operating system must save for it.
 struct Row {
   const char* name;
   unsigned leaf, subleaf;
@@ -69,7 +69,7 @@ constexpr Row kRows[] = {
     {"tbm", 0x80000001, 0, kEcx, 21, kNone},
 };
 
-// The states of registers that the operating system keeps.
+// The register states that the operating system saves.
 uint64_t KeptStates() {
   unsigned regs[4] = {};
   if (!__get_cpuid(1, &regs[0], &regs[1], &regs[2], &regs[3]) || !(regs[2] >> 27 & 1)) return 0;
@@ -99,7 +99,7 @@ const std::unordered_map<std::string, bool>& HostFeatures() {
 
 const std::unordered_map<std::string, bool>& HostFeatures() {
   static const unsigned long first = getauxval(AT_HWCAP), second = getauxval(AT_HWCAP2);
-  // The kernel's numbers, which headers of old systems do not know all.
+  // Bits as numbers, because headers of old systems lack some names.
   static const std::unordered_map<std::string, bool> features = {
       {"neon", first >> 1 & 1},
       {"crc", first >> 7 & 1},

@@ -1,4 +1,4 @@
-// Which instruction sets this processor has, by LLVM's names.
+// The instruction sets of this processor, by LLVM's names.
 #ifndef TVM_STRETCH_CPU_FEATURES_H_
 #define TVM_STRETCH_CPU_FEATURES_H_
 
@@ -7,11 +7,11 @@
 
 namespace tvm_stretch {
 
-// All that this processor has of the features that artifacts may ask for, sorted.
+// The features of this processor that artifacts may require, sorted.
 std::vector<std::string> CpuFeatures();
 
-// Throws ValueError if this processor lacks one of them: kernels would die of SIGILL. `origin` says
-// where they come from.
+// Throws ValueError if this processor lacks one of them: kernels would fail with SIGILL. `origin`
+// names the source of the requirement.
 void RequireCpuFeatures(const std::vector<std::string>& features, const std::string& origin);
 
 }  // namespace tvm_stretch

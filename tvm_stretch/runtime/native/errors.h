@@ -1,4 +1,4 @@
-// Kinds of errors that callers tell apart; Python has a class for each (errors.py).
+// Kinds of errors that callers distinguish; Python has a class for each (errors.py).
 #ifndef TVM_STRETCH_ERRORS_H_
 #define TVM_STRETCH_ERRORS_H_
 
@@ -8,11 +8,11 @@
 
 namespace tvm_stretch {
 
-// The values of an input cannot be computed with.
+// An input has values outside the range that the network can compute with.
 inline constexpr const char* kInputError = "InputError";
 // A run cannot begin, or lacks memory.
 inline constexpr const char* kRunError = "RunError";
-// A processor other than the CPU, or its driver, is not there or fails.
+// A processor other than the CPU, or its driver, is missing or fails.
 inline constexpr const char* kDeviceError = "DeviceError";
 // `cancel` was called.
 inline constexpr const char* kRunCancelled = "RunCancelled";

@@ -6,18 +6,18 @@
 //   invoke(inputs...[, outputs...])       all three at once, without copies where memory allows it;
 //                                         without outputs, returns new ones: a tensor or a list
 //   cancel()                              stops the run that is in progress on another thread
-//   trace()                               runs once; JSON of what each region spent time on
+//   trace()                               runs once; the spans of each region as JSON
 //   time_runs(count)                      runs; "12345,12321": nanoseconds of each, by this clock
 //   use_weights(paths...)                 before the first run of an artifact without weights:
-//                                         files that hold them, one behind the other
+//                                         files that hold them, concatenated
 //   set_affinity("0,4-7")                 the cores for the CPU's regions; "": any
-//   plan()                                the number of the plan that the next run takes
-//   use_plan(number)                      all runs take that plan
-//   adapt(factor, runs, pause)            runs take the plan that is the fastest; plan_chooser.h
+//   plan()                                the number of the next run's plan
+//   use_plan(number)                      all runs use that plan
+//   adapt(factor, runs, pause)            runs use the plan that is fastest now; plan_chooser.h
 //   create_instance()                     same weights, own scratch memory: one per thread
 //   lost()                                why the CPU runs everything; "" if nothing has failed
-//   replaced()                            the failure that made a run take another plan; or ""
-//   health()                              how processors beside the CPU are, as JSON
+//   replaced()                            the failure that made a run use another plan; or ""
+//   health()                              state of the processors other than the CPU, as JSON
 //   load(), graph(), num_inputs(), num_outputs()
 //
 // Arguments are TensorViews, numbers and strings only, so every method can be called over RPC.
@@ -46,9 +46,9 @@ namespace {
 
 class Executor final : public ffi::ModuleObj {
  public:
-  // The kernels arrive as import later, so loading waits for the first use. (An executor for
-  // another machine is never used here, only exported.) Without `weights`, those that are linked
-  // into the library of the kernels are taken.
+  // The kernels are imported later, so loading happens at first use. (An executor for another
+  // machine is only exported here.) Without `weights`, the weights that are linked into the library
+  // of the kernels are used.
   explicit Executor(GraphBytes bytes, ffi::Optional<ffi::Tensor> weights = std::nullopt)
       : bytes_(std::move(bytes)),
         spec_(GraphSpec::FromJSON(bytes_.json)),
@@ -57,7 +57,8 @@ class Executor final : public ffi::ModuleObj {
   Executor(GraphBytes bytes, std::shared_ptr<const Program> program)
       : bytes_(std::move(bytes)), spec_(program->spec()), program_(std::move(program)) {}
 
-  // What waits for threads and drivers that a fork does not have is not ended there.
+  // In a fork, destructors that wait for threads or drivers are skipped, because these do not exist
+  // there.
   ~Executor() {
     if (!BelongsToFork()) return;
     instance_.release();
@@ -134,9 +135,9 @@ class Executor final : public ffi::ModuleObj {
   const GraphBytes bytes_;
   const GraphSpec spec_;
   ffi::Optional<ffi::Tensor> weights_;
-  std::vector<std::string> weights_paths_;  // of files that hold them; none if they are linked
+  std::vector<std::string> weights_paths_;  // files of weights; empty if they are linked
   std::mutex mutex_;
-  std::atomic<pid_t> process_{getpid()};  // the one that may run this
+  std::atomic<pid_t> process_{getpid()};  // the process that may run this
   std::shared_ptr<const Program> program_;
   std::unique_ptr<Instance> instance_;
   std::atomic<Instance*> running_{nullptr};  // `instance_`, for cancel(): it cannot take the lock
@@ -175,12 +176,12 @@ ffi::Optional<ffi::Function> Executor::GetFunction(const ffi::String& name) {
   return std::nullopt;
 }
 
-// Whether this is a fork of the process in which other processors were given work.
+// Whether this is a fork of the process that loaded a model with other processors.
 bool Executor::BelongsToFork() const {
   return program_ != nullptr && spec_.processors.size() > 1 && process_ != getpid();
 }
 
-// In a fork, what runs on the CPU alone goes on, unless a thread that is not here holds the lock.
+// In a fork, models on the CPU alone keep working, unless a thread of the parent held the lock.
 std::unique_lock<std::mutex> Executor::Lock() {
   if (process_ == getpid()) return std::unique_lock<std::mutex>(mutex_);
   static std::mutex moving;  // two threads of the fork may be the first
@@ -240,7 +241,7 @@ ffi::Function Executor::CancelFunction() {
   });
 }
 
-// Does not wait for a run that is in progress: it may be the DSP that hangs.
+// Does not wait for a run in progress, because a hanging DSP may block it.
 ffi::Function Executor::HealthFunction() {
   auto self = ffi::GetObjectPtr<ffi::Object>(this);
   return ffi::Function::FromTyped([self, this]() {
@@ -363,7 +364,7 @@ void Executor::RunOn(const std::vector<const DLTensor*>& inputs,
   std::vector<bool> in_place;
   for (size_t i = 0; i < outputs.size(); ++i) {
     const bool is_input = std::any_of(inputs.begin(), inputs.end(), [&](const DLTensor* input) {
-      return Overlap(*input, *outputs[i]);  // which is read while the output is written
+      return Overlap(*input, *outputs[i]);  // the input would be read while the output is written
     });
     in_place.push_back(space.takes_output(i) && IsUsableInPlace(*outputs[i]) && !is_input);
     space.BindOutput(i, in_place[i] ? DataOf(*outputs[i]) : space.output(i));
@@ -382,8 +383,7 @@ ffi::Any Executor::Trace(Args) {
   return TraceToJSON(instance_->last_plan(), instance_->began(), end, instance_->Spans());
 }
 
-// As a caller measures runs, but where they happen. Whether values are fit to compute with is not
-// asked: what is measured is noise.
+// Measures runs as a caller would, but on this machine. Guards do not check, as inputs are random.
 ffi::Any Executor::TimeRuns(Args args) {
   RequireCount(args, 1, 1, "time_runs");
   const int64_t count = args[0].cast<int64_t>();
@@ -481,7 +481,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   tvm::ffi::reflection::GlobalDef()
       .def_packed("tvm_stretch.create_executor", CreateExecutor)
       .def("tvm_stretch.fingerprint_file", FingerprintFile)
-      // For servers, whose sessions answer nobody while they run something.
+      // For servers, whose sessions answer no other request during a run.
       .def("tvm_stretch.announce_run", AnnounceRun)
       .def("tvm_stretch.cancel_run", CancelRun)
       .def("ffi.Module.load_from_bytes.tvm_stretch.executor", [](const ffi::Bytes& bytes) {

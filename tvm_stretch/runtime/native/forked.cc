@@ -43,16 +43,16 @@ class Helper {
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
       changed_.wait(lock, [this] { return action_ != nullptr; });
-      const CoresScope scope(cores_);  // where its caller may run
+      const CoresScope scope(cores_);  // its caller's affinity
       (*action_)();
       action_ = nullptr;
       changed_.notify_all();
     }
   }
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
-  const std::function<void()>* action_ = nullptr;  // to be called, or in progress
+  const std::function<void()>* action_ = nullptr;  // waiting or in progress
   Cores cores_;
 };
 
@@ -64,7 +64,8 @@ bool IsForkedThread() {
 }
 
 void OnThreadOfThisProcess(const std::function<void()>& action) {
-  // Never destroyed: its thread goes on until the process ends. A fork of the fork has another.
+  // Never destroyed, because its thread lives until the process ends. A fork of the fork has
+  // another.
   static Helper* helper = nullptr;
   static pid_t process = 0;
   if (process != getpid()) helper = new Helper();

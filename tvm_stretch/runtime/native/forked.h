@@ -1,5 +1,5 @@
-// Processes that were forked: their first thread has TVM's thread pool of the thread that forked,
-// without the pool's threads, so work for it would wait forever.
+// A forked child keeps only the calling thread. That thread still refers to its pool of TVM, whose
+// worker threads do not exist in the child, so work for the pool would wait forever.
 #ifndef TVM_STRETCH_FORKED_H_
 #define TVM_STRETCH_FORKED_H_
 
@@ -7,11 +7,11 @@
 
 namespace tvm_stretch {
 
-// Whether the calling thread began as another process's.
+// Whether the calling thread began in the parent process.
 bool IsForkedThread();
 
-// Calls the function on a thread that this process began itself, which has a pool of its own. It is
-// always the same one. What the function throws is thrown. For the forked thread only.
+// Calls the function on a thread that this process started, always the same one, which has a pool
+// of its own. Rethrows what the function throws. For the forked thread only.
 void OnThreadOfThisProcess(const std::function<void()>& action);
 
 }  // namespace tvm_stretch

@@ -21,7 +21,7 @@ constexpr int64_t kMaxThreads = 1024;
   TVM_FFI_UNREACHABLE();
 }
 
-// A JSON value that knows where it stands, for the messages.
+// A JSON value with its path, for messages.
 class Reader {
  public:
   Reader(ffi::Any value, std::string where) : value_(std::move(value)), where_(std::move(where)) {}
@@ -116,7 +116,7 @@ std::vector<int64_t> DenseStrides(const std::vector<int64_t>& shape, const std::
   return strides;
 }
 
-// Bytes from the first element to behind the last one.
+// Bytes from the first element to the end of the last one.
 int64_t SpannedBytes(const TensorSpec& tensor, const std::string& where) {
   if (tensor.strides.size() != tensor.shape.size()) Refuse("a stride for each dimension", where);
   int64_t elements = 1;
@@ -172,7 +172,7 @@ NodeSpec ReadNode(const Reader& reader, const std::vector<TensorSpec>& tensors) 
   return node;
 }
 
-// A node may only write what is its own to write, and read what exists when it runs.
+// A node may only write memory of its phase, and read tensors that exist when it runs.
 void CheckNode(const NodeSpec& node, bool prepare, const std::vector<TensorSpec>& tensors) {
   const std::string where = std::string(prepare ? "prepare" : "nodes") + " '" + node.name + "'";
   for (int64_t id : node.inputs) {
@@ -189,7 +189,7 @@ void CheckNode(const NodeSpec& node, bool prepare, const std::vector<TensorSpec>
   }
 }
 
-// Adds ports to those before them.
+// Appends ports.
 void ReadPorts(const Reader& list, Memory memory, const std::vector<TensorSpec>& tensors,
                std::vector<PortSpec>* ports) {
   for (const Reader& item : list.List()) {
@@ -223,7 +223,7 @@ GuardSpec ReadGuard(const Reader& reader, const std::vector<TensorSpec>& tensors
   return guard;
 }
 
-// Who wrote the artifact, and for which CPU.
+// The compiler of the artifact, and its CPU.
 std::string ReadOrigin(const Reader& root) {
   std::string origin = "tvm_stretch";
   if (root.Has("package_version")) origin += " " + root["package_version"].Str();
@@ -234,7 +234,7 @@ std::string ReadOrigin(const Reader& root) {
   return origin;
 }
 
-// How many bytes the memory behind a tensor has; -1 if there is no such memory.
+// The size of the memory that holds a tensor; -1 if there is no such memory.
 int64_t MemoryBytes(const GraphSpec& graph, const TensorSpec& tensor) {
   auto port = [&](const std::vector<PortSpec>& ports) {
     bool exists = tensor.buffer < static_cast<int64_t>(ports.size());
@@ -267,7 +267,7 @@ std::vector<ProcessorSpec> ReadProcessors(const Reader& list) {
   return processors;
 }
 
-// Tensors that a processor with memory of its own copies: weights are not among them.
+// Tensors that a processor with separate memory copies; weights are not among them.
 std::vector<int64_t> ReadTransfers(const Reader& list, const GraphSpec& graph, bool written) {
   std::vector<int64_t> ids = list.Ints(0, static_cast<int64_t>(graph.tensors.size()) - 1);
   for (int64_t id : ids) {
@@ -310,7 +310,7 @@ void ReadRegions(const Reader& list, GraphSpec* graph) {
   }
 }
 
-// Reads the plans: they hold all regions, in their order. Without any, all regions are one plan.
+// Reads the plans, which hold all regions in order. Without plans, all regions are one plan.
 void ReadPlans(const Reader& root, GraphSpec* graph) {
   size_t next = 0;
   for (const Reader& item : root.Has("plans") ? root["plans"].List() : std::vector<Reader>()) {

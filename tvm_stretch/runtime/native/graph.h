@@ -1,4 +1,4 @@
-// The executor's graph: what tvm_stretch/lowering/graph.py writes as JSON, checked.
+// The executor's graph: the JSON that tvm_stretch/lowering/graph.py writes, parsed and checked.
 #ifndef TVM_STRETCH_GRAPH_H_
 #define TVM_STRETCH_GRAPH_H_
 
@@ -9,32 +9,32 @@
 #include <string>
 #include <vector>
 
-// What libraries of other processors may use; see processor.h.
+// Exported for libraries of other processors; see processor.h.
 #define TVM_STRETCH_API __attribute__((visibility("default")))
 
 namespace tvm_stretch {
 
 namespace ffi = tvm::ffi;
 
-// Kernels read whole vector registers and never check.
+// Kernels load whole vector registers and do not check alignment.
 inline constexpr size_t kAlignment = 64;
-// The largest pages that phones have; parts of memory that devices map start at multiples of it.
+// The largest page size of phones; memory that devices map starts at multiples of it.
 inline constexpr size_t kPageBytes = 16384;
 inline constexpr const char* kCopyKernel = "tvm_stretch.copy";
 inline constexpr const char* kCpuKind = "cpu";
-inline constexpr size_t kCpu = 0;  // its place among the processors
+inline constexpr size_t kCpu = 0;  // its position among the processors
 
 enum class Memory { kInput, kOutput, kArena, kConstant, kPrepared };
 
-// A window on one memory, `offset` bytes from its start.
+// A view of one memory, `offset` bytes from its start.
 struct TensorSpec {
   std::vector<int64_t> shape;
-  std::vector<int64_t> strides;  // in elements; those of rows of a feature map leave gaps
+  std::vector<int64_t> strides;  // in elements; rows of a feature map may have gaps
   DLDataType dtype;
   Memory memory;
   int64_t buffer;  // position in the graph's inputs or outputs; 0 for the other memories
   int64_t offset;
-  int64_t bytes;  // to behind the last element
+  int64_t bytes;  // to the end of the last element
 };
 
 struct NodeSpec {
@@ -50,8 +50,8 @@ struct ProcessorSpec {
   std::string kind;
 };
 
-// Nodes that one processor runs as one unit. Regions stand in an order in which they could run one
-// after the other; those of one processor do run in that order.
+// Nodes that one processor runs as one unit. Regions are in a topological order; regions of one
+// processor run in this order.
 struct RegionSpec {
   std::string name;
   int64_t processor;
@@ -63,10 +63,10 @@ struct RegionSpec {
   std::vector<int64_t> sends;
 };
 
-// What the integers of an input or output have to be.
+// The values that the integers of an input or output must have.
 struct GuardSpec {
   int64_t tensor;
-  // For each place in the last dimension, or one for all; empty for values that must not be zero.
+  // For each index of the last dimension, or one for all; empty if values must not be zero.
   std::vector<int64_t> low;
   std::vector<int64_t> high;
   std::string what;  // for messages
@@ -77,32 +77,32 @@ struct PortSpec {
   int64_t tensor;
 };
 
-// Regions that compute the network, one of several ways to do so. Those of a plan stand together.
+// The regions of one plan, each of which computes the whole network. They are consecutive.
 struct PlanSpec {
   std::string name;
   size_t first;  // region
   size_t count;
-  int64_t expected_ns;  // of a run that nothing disturbs; 0: not known
+  int64_t expected_ns;  // of an undisturbed run; 0: not known
 };
 
 struct GraphSpec {
   std::vector<PortSpec> inputs;
   std::vector<PortSpec> outputs;
-  size_t results;  // how many outputs are the caller's; those behind are there for guards
+  size_t results;  // the caller's outputs; the following ones are read by guards
   std::vector<GuardSpec> guards;
   std::vector<TensorSpec> tensors;
   std::vector<NodeSpec> prepare;
   std::vector<NodeSpec> nodes;
   std::vector<ProcessorSpec> processors;
   std::vector<RegionSpec> regions;
-  std::vector<PlanSpec> plans;  // one at least
+  std::vector<PlanSpec> plans;  // at least one
   std::vector<std::string> cpu_features;
-  std::string origin;  // who wrote it, and for which CPU
+  std::string origin;  // its compiler and CPU, for messages
   int64_t arena_bytes;
   int64_t weights_bytes;
   int64_t prepared_bytes;
   int threads;
-  bool spare;  // the CPU has the kernels of all nodes, for when a device fails
+  bool spare;  // the CPU has kernels of all nodes, in case a device fails
 
   const TensorSpec& input(size_t i) const { return tensors[inputs[i].tensor]; }
   const TensorSpec& output(size_t i) const { return tensors[outputs[i].tensor]; }

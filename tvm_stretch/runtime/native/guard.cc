@@ -14,7 +14,7 @@
 namespace tvm_stretch {
 namespace {
 
-// The bound as a number of type T; one that no T reaches is T's own.
+// The bound as a value of type T, clamped to T's range.
 template <typename T>
 T Bound(int64_t bound) {
   using Limits = std::numeric_limits<T>;
@@ -23,7 +23,7 @@ T Bound(int64_t bound) {
   return static_cast<uint64_t>(bound) < uint64_t{Limits::max()} ? T(bound) : Limits::max();
 }
 
-// Numbers of a type as bits: their differences wrap.
+// The unsigned type of the same size, whose differences wrap.
 template <typename T>
 using Bits = std::make_unsigned_t<T>;
 
@@ -39,7 +39,7 @@ __attribute__((target("avx2"))) bool OnAvx2(const Loop& loop) {
 }
 #endif
 
-// What a loop returns that is always inlined, on wider vectors than those of every machine.
+// Runs an inlined loop, compiled for wider vectors if this machine has them.
 template <typename Loop>
 bool OnWideVectors(const Loop& loop) {
 #ifdef __x86_64__
@@ -48,10 +48,9 @@ bool OnWideVectors(const Loop& loop) {
   return loop();
 }
 
-// Whether a value may be outside of its range, for values of which each has its own: outside, one
-// of the two differences is negative. The loop has no way out and compares nothing, so that it
-// becomes one on vectors everywhere (SSE2 cannot compare 64 bits). There are false alarms if a
-// range has more than half of all numbers of the type.
+// Whether some value may be outside of its own range: then one of the two differences is negative.
+// The loop has no exit and no comparison, so every compiler vectorizes it (SSE2 cannot compare 64
+// bits). It gives false alarms if a range holds more than half of the type's values.
 template <typename T, typename Low, typename High>
 bool MayBeOutside(const T* values, int64_t count, const Low& low, const High& high) {
   return OnWideVectors([&]() __attribute__((always_inline)) {
@@ -64,7 +63,7 @@ bool MayBeOutside(const T* values, int64_t count, const Low& low, const High& hi
   });
 }
 
-// Whether values are what they have to be. A few are looked at one by one: that is over before a
+// Up to this number of values are checked one by one, which is done before a
 // loop on vectors has begun.
 constexpr int64_t kFew = 4;
 
@@ -127,7 +126,7 @@ class Ranges {
   std::vector<Bits<T>> high_;
 };
 
-// No zero.
+// Forbids zero.
 template <typename T>
 class NoZero {
  public:
@@ -169,7 +168,7 @@ template <typename T>
                    "");
 }
 
-// A look at a tensor of type T, for what a Rule forbids.
+// The check of a tensor of type T by a Rule.
 template <typename T, template <typename> class Rule>
 class LookFor final : public Look {
  public:

@@ -1,5 +1,5 @@
-// Values that kernels cannot compute with: indices out of range, divisors of zero. Kernels bring
-// them into range, so that nothing breaks; here is who notices.
+// Checks values that kernels cannot compute with: indices out of range, divisors of zero. Kernels
+// clamp such values to stay safe; guards report them.
 #ifndef TVM_STRETCH_GUARD_H_
 #define TVM_STRETCH_GUARD_H_
 
@@ -11,21 +11,21 @@
 
 namespace tvm_stretch {
 
-// A look at one tensor.
+// The check of one tensor.
 class Look {
  public:
   virtual ~Look() = default;
   virtual void Check() const = 0;
 };
 
-// All looks at the tensors of an instance, prepared once: after a small run they would take longer
-// than the kernels that make them necessary.
+// All checks of an instance, prepared once, because preparing them after every run would take
+// longer than small kernels.
 class Guards {
  public:
   // The arguments must outlive this.
   Guards(const GraphSpec& graph, BoundTensors* tensors);
 
-  // Throws InputError if a tensor holds what its guard forbids.
+  // Throws InputError if a tensor has a value that its guard forbids.
   void Check() const {
     for (const auto& look : looks_) look->Check();
   }

@@ -23,8 +23,8 @@ constexpr uint16_t kEndOfBlock = 256;  // of a block
   TVM_FFI_UNREACHABLE();
 }
 
-// BitStream of the input, the lowest of each byte first; zeros behind its end may be seen, not
-// taken.
+// The bits of the input, lowest bit of each byte first; zeros after its end may be peeked at, but
+// not consumed.
 class BitStream {
  public:
   BitStream(const char* data, size_t bytes)
@@ -57,9 +57,8 @@ class BitStream {
   int held_ = 0;
 };
 
-// Which symbol the next bits stand for. Short codes are looked up at once, longer ones bit by bit:
-// a table of all codes takes longer to fill than a small block to read, and strangers may send
-// nothing but small blocks.
+// Decodes symbols. Short codes use a table, longer ones go bit by bit: filling a table of all codes
+// takes longer than reading a small block, and an attacker may send only small blocks.
 class HuffmanCodes {
  public:
   explicit HuffmanCodes(const std::vector<uint8_t>& lengths) : symbols_(lengths.size()) {
@@ -96,7 +95,7 @@ class HuffmanCodes {
 
   struct Entry {
     uint16_t symbol = 0;
-    uint8_t bits = 0;  // 0: there is no such code, or a longer one
+    uint8_t bits = 0;  // 0: no code, or a longer one
   };
 
   // Codes of a length are numbers in a row, from twice the end of those that are one bit shorter.
@@ -140,7 +139,8 @@ const BlockCodes& FixedCodes() {
   return codes;
 }
 
-// The codes of a block stand before it: their lengths, in a code whose lengths stand before them.
+// A block begins with its code lengths, which are themselves coded; the lengths of that code come
+// first.
 BlockCodes ReadCodes(BitStream* bits) {
   constexpr uint8_t kLengthOrder[kLengthCodes] = {16, 17, 18, 0, 8,  7, 9,  6, 10, 5,
                                                   11, 4,  12, 3, 13, 2, 14, 1, 15};
@@ -171,7 +171,7 @@ BlockCodes ReadCodes(BitStream* bits) {
   return {HuffmanCodes({lengths.begin(), middle}), HuffmanCodes({middle, lengths.end()})};
 }
 
-// Base and further bits of the lengths and distances of repetitions, by symbol.
+// Base and number of extra bits of the lengths and distances of repetitions, by symbol.
 struct LengthRange {
   uint16_t base;
   uint8_t bits;

@@ -1,4 +1,4 @@
-// Undoes what zlib's raw deflate (RFC 1951) did to an upload; a phone need not have zlib.
+// Inflates an upload (raw deflate, RFC 1951), because a phone may not have zlib.
 #ifndef TVM_STRETCH_INFLATE_H_
 #define TVM_STRETCH_INFLATE_H_
 
@@ -9,8 +9,8 @@
 
 namespace tvm_stretch {
 
-// The `size` bytes that `data` stands for. Throws ValueError if it is no deflated data, or stands
-// for fewer or more: nobody fills the memory of a phone with a few bytes.
+// Inflates `data` to exactly `size` bytes. Throws ValueError if it is damaged, or inflates to
+// another size: a few bytes must not fill the memory of a phone.
 TVM_STRETCH_API std::string Inflate(const char* data, size_t bytes, size_t size);
 
 }  // namespace tvm_stretch

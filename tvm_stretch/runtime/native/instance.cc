@@ -12,7 +12,7 @@ namespace {
 
 size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// Arena, inputs and outputs, each at the start of a page.
+// Bytes of arena, inputs and outputs, each at the start of a page.
 size_t BlockBytes(const GraphSpec& spec) {
   size_t bytes = RoundUp(spec.arena_bytes, kPageBytes);
   for (size_t i = 0; i < spec.inputs.size(); ++i) {
@@ -24,7 +24,7 @@ size_t BlockBytes(const GraphSpec& spec) {
   return bytes;
 }
 
-// A device that lacks the memory gets copies of ours, or says itself that it has no room for them.
+// If the device lacks the memory, its program uses copies of ours, or reports missing room itself.
 std::shared_ptr<char> AllocateOnDevice(const Program& program) {
   const auto& devices = program.devices();
   if (devices.size() != 1) return nullptr;
@@ -33,7 +33,7 @@ std::shared_ptr<char> AllocateOnDevice(const Program& program) {
   return block;
 }
 
-// Calls visit(id) for every tensor that a region touches.
+// Calls visit(id) for every tensor that a region reads or writes.
 template <typename Visit>
 void ForEachTensor(const GraphSpec& spec, const RegionSpec& region, const Visit& visit) {
   std::for_each(region.receives.begin(), region.receives.end(), visit);
@@ -51,10 +51,10 @@ struct AnnouncedRun {
 };
 
 struct Instances {
-  std::mutex mutex;  // guards what follows, and that no instance goes while it is cancelled
+  std::mutex mutex;  // guards the members below, and keeps instances alive while they are cancelled
   std::set<Instance*> all;
   std::map<int64_t, AnnouncedRun> announced;  // until they end
-  int64_t cancelled = 0;                      // before it was announced
+  int64_t cancelled = 0;                      // number that was cancelled before its announcement
 };
 
 // The number of the next run that this thread begins.
@@ -82,7 +82,7 @@ void AnnounceRun(int64_t number) {
 }
 
 void CancelRun(int64_t number) {
-  if (number == 0) return;  // nobody announced that
+  if (number == 0) return;  // it was not announced
   Instances& instances = AllInstances();
   std::lock_guard<std::mutex> lock(instances.mutex);
   auto found = instances.announced.find(number);
@@ -143,7 +143,7 @@ void Instance::DropTasks() {
     plan.on_cpu.clear();
     plan.on_devices.clear();
   }
-  while (!tasks_.empty()) tasks_.pop_back();  // a task uses the ones before it
+  while (!tasks_.empty()) tasks_.pop_back();  // later tasks use earlier ones
 }
 
 MemoryMap Instance::PlaceMemory() {
@@ -233,7 +233,7 @@ void Instance::Run(bool traced) {
   if (failure) throw *failure;
 }
 
-// The run that begins is the one that was announced; it may be cancelled already.
+// Gives the announced number to the run that begins; it may be cancelled already.
 void Instance::TakeNumber() {
   Instances& instances = AllInstances();
   std::lock_guard<std::mutex> lock(instances.mutex);
@@ -249,18 +249,18 @@ void Instance::ForgetNumber() {
   instances.announced.erase(std::exchange(number_, 0));
 }
 
-// From now on the present plan can be cancelled; if it was already, before it began, it is again.
+// From now on the current plan can be cancelled; a cancellation from before is applied again.
 void Instance::Begin(bool traced) {
   std::lock_guard<std::mutex> lock(run_mutex_);
   running_ = last_run_ = &plan();
   for (Task* task : running_->tasks) task->Reset(traced);
   if (is_cancelled_) CancelTasks();
-  began_ = Now();  // to trace, processors compared their clocks with ours before
+  began_ = Now();  // after tracing processors have calibrated their clocks
 }
 
-// Runs the present plan, and others while processors fail that they can do without.
+// Runs the current plan and, after a processor failed, plans without that processor.
 Failure Instance::RunPlans(bool traced) {
-  std::vector<bool> without = lost_on_;  // those that failed
+  std::vector<bool> without = lost_on_;  // processors that failed
   for (;;) {
     Begin(traced);
     RunTasks(plan());
@@ -284,7 +284,7 @@ Failure Instance::RunPlans(bool traced) {
   }
 }
 
-// Whether there is a plan without these processors; it is the present one then.
+// Switches to a plan without these processors; returns false if there is none.
 bool Instance::TakeAnother(const std::vector<bool>& without) {
   std::vector<bool> usable;
   for (const BoundPlan& plan : plans_) {
@@ -305,7 +305,7 @@ Cores Instance::CoresForRun() const {
   return Without(AllowedCores(), taken_);
 }
 
-// Goes back to the plans of the processors that failed and have recovered.
+// Uses the plans of failed processors again, once these have recovered.
 void Instance::TryAgain() {
   if (!lost_ || devices_.empty()) return;
   bool any = false;
@@ -316,8 +316,8 @@ void Instance::TryAgain() {
   if (!any) lost_.reset();
 }
 
-// Whether the present plan needs a processor that is lost. Where it was lost when the model was
-// loaded, no plan has its tasks.
+// Whether the current plan needs a lost processor. If it was lost while loading, no plan has its
+// tasks.
 bool Instance::IsLost() const {
   if (!lost_) return false;
   bool uses = devices_.empty();
@@ -343,7 +343,7 @@ void Instance::RunTasks(const BoundPlan& plan) {
     task->Start();
     if (failed || !task->Wait()) continue;
     failed = true;
-    for (Task* other : plan.tasks) other->Cancel();  // the answer is lost: do not wait for the rest
+    for (Task* other : plan.tasks) other->Cancel();  // the run has failed: do not wait for the rest
   }
   for (Task* task : plan.on_devices) task->Wait();
 }
@@ -373,7 +373,7 @@ void Instance::Cancel() {
   if (spare_) spare_->Cancel();
 }
 
-// The run that is in progress, although its tasks may not have been reset.
+// Cancels the run in progress, whose tasks may not be reset yet.
 void Instance::CancelHere() {
   std::lock_guard<std::mutex> lock(run_mutex_);
   is_cancelled_ = true;
@@ -385,7 +385,7 @@ void Instance::CancelTasks() {
   for (Task* task : running_->tasks) task->Cancel();
 }
 
-// The error of a region, with the names of region, processor and device, and the way out.
+// The error of a region, with the names of region, processor and device, and a hint.
 ffi::Error Instance::InContext(const ffi::Error& error, const RegionSpec& region) const {
   std::string where = "'" + spec_.processors[region.processor].name + "'";
   const bool on_cpu = region.processor == kCpu;
@@ -397,7 +397,7 @@ ffi::Error Instance::InContext(const ffi::Error& error, const RegionSpec& region
   if (!on_cpu) {
     advice += ", compile with spare=True so that the CPU takes over, or without that processor";
   }
-  if (spare_) advice = "";  // the CPU goes on
+  if (spare_) advice = "";  // the CPU runs it instead
   const bool keeps_kind = on_cpu || error.kind() == kRunError;
   return ffi::Error(keeps_kind ? error.kind() : kDeviceError,
                     "expected region '" + region.name + "' to run on processor " + where +
@@ -405,9 +405,9 @@ ffi::Error Instance::InContext(const ffi::Error& error, const RegionSpec& region
                     error.backtrace());
 }
 
-// The region where it began to fail, and how; null if all went well, or the run was cancelled.
-// Failures pass on to later regions only, so it is the first in their order; but what was cancelled
-// because of a failure may stand before it.
+// The first region that failed, and its failure; null if all succeeded, or the run was cancelled.
+// Failures propagate only to later regions, so it is the first failure in order; but regions that
+// were cancelled because of it may be earlier.
 const RegionSpec* Instance::FirstFailed(const BoundPlan& plan, Failure* result) {
   const Failure* first = nullptr;
   size_t region = 0;

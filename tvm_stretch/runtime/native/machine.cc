@@ -1,4 +1,4 @@
-// What a machine is, asked by those who compile for it: `tvm_stretch.describe_machine`.
+// Describes this machine for compilers: `tvm_stretch.describe_machine`.
 //
 //   {"version": 2, "triple": "aarch64-linux-android", "name": "...", "features": ["dotprod", ...],
 //    "cores": [{"number": 0, "part": "0x41:0xd05", "mhz": 1785, "capacity": 300, "l1": 32768,
@@ -7,7 +7,7 @@
 //    "dsp": {"node": "/dev/adsprpc-smd", "domains": "adsp cdsp", "soc": 339, "chip": "SM8150",
 //            "emulator": ""}}
 //
-// Numbers that the system does not tell are 0. targets are made of it: remote/description.py.
+// Values that the system does not report are 0. remote/description.py makes targets of it.
 #include <tvm/ffi/extra/json.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/reflection/registry.h>
@@ -34,10 +34,10 @@ namespace json = ffi::json;
 constexpr int64_t kVersion = 2;
 constexpr const char* kCores = "/sys/devices/system/cpu/cpu";
 
-// How programs call a Hexagon: Linux's driver, then Qualcomm's own, which has one for all DSPs.
+// Device nodes of a Hexagon: Linux's driver, then Qualcomm's own, which has one for all DSPs.
 constexpr const char* kNodes[] = {"/dev/fastrpc-cdsp", "/dev/fastrpc-cdsp-secure",
                                   "/dev/adsprpc-smd", "/dev/adsprpc-smd-secure"};
-// Where these drivers name a phone's other processors: "adsp", "cdsp", "modem".
+// Folders in which these drivers list a phone's other processors: "adsp", "cdsp", "modem".
 constexpr const char* kSubsystems[] = {"/sys/class/remoteproc", "/sys/bus/msm_subsys/devices"};
 constexpr const char* kEmulator = "qemu-hexagon";
 
@@ -105,7 +105,7 @@ std::map<std::string, int64_t> Caches(const std::string& core) {
   return found;
 }
 
-// Who made an Arm core and which one it is, of its register MIDR_EL1; "" on others.
+// Implementer and part number of an Arm core, from its register MIDR_EL1; "" on other machines.
 std::string Part(const std::string& core) {
   const int64_t midr = Number(core + "/regs/identification/midr_el1", 16);
   return midr == 0 ? "" : Hex(midr >> 24 & 0xff) + ":" + Hex(midr >> 4 & 0xfff);
@@ -142,7 +142,7 @@ std::string Domains(const std::string& root) {
   return text;
 }
 
-// Where the emulator of a Hexagon is that a session starts (dsp/process.cc); "" without one.
+// The path of the Hexagon emulator that sessions start (dsp/process.cc); "" without one.
 std::string Emulator(const std::string& root) {
   const char* path = std::getenv("PATH");
   std::istringstream folders(path == nullptr ? "" : path);
@@ -153,7 +153,7 @@ std::string Emulator(const std::string& root) {
   return "";
 }
 
-// What tells of a Hexagon below this folder, which is "" but in tests.
+// The signs of a Hexagon below this folder, which is "" except in tests.
 json::Object Dsp(const std::string& root) {
   std::string node;
   for (const char* candidate : kNodes) {

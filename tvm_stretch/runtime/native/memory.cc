@@ -39,8 +39,8 @@ constexpr int kPopulate = MAP_POPULATE;  // all pages in one call
 constexpr int kPopulate = 0;
 #endif
 
-// Sums of the words, and sums of these sums, which tell where each word stands: additions only, so
-// that it takes as long as memory needs. (Numbers that make good keys need `Fingerprint`.)
+// Sums of the words, and sums of these sums, which depend on each word's position: only additions,
+// so it is as fast as memory. (For good hash keys use `Fingerprint`.)
 uint64_t Sum(const char* data, size_t bytes) {
   using Words = uint64_t __attribute__((vector_size(16)));
   constexpr size_t kLanes = 4, kStep = kLanes * sizeof(Words);
@@ -60,7 +60,7 @@ uint64_t Sum(const char* data, size_t bytes) {
   return Fingerprint(sums, sizeof(sums));
 }
 
-// A file without a name. The call itself, because old C libraries have no wrapper for it.
+// Creates an unnamed file by system call, because old C libraries have no wrapper for it.
 int CreateMemoryFile(size_t bytes) {
   int fd = static_cast<int>(syscall(SYS_memfd_create, "tvm_stretch", MFD_CLOEXEC));
   if (fd < 0) RefuseMemory(bytes);
@@ -157,7 +157,7 @@ uint64_t Fingerprint(const void* data, size_t bytes) {
 
 int64_t FingerprintFile(const ffi::String& path, int64_t bytes) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  // Mapped, because copying it would take longer than looking at it.
+  // Mapped, because copying it would take longer than summing it.
   void* data = fd < 0 || bytes == 0
                    ? MAP_FAILED
                    : mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE | kPopulate, fd, 0);

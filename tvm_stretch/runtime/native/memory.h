@@ -43,15 +43,15 @@ inline char* DataOf(const DLTensor& tensor) {
 // Whether kernels can take the tensor's memory as it is.
 bool IsUsableInPlace(const DLTensor& tensor);
 
-// Whether the two may have an element in common. Of tensors with gaps, whether their first elements
-// are one: rows of one picture may lie between each other.
+// Whether the two may share an element. Tensors with gaps count as overlapping only if they begin
+// at the same element, because rows of one image may be interleaved.
 bool Overlap(const DLTensor& one, const DLTensor& other);
 
-// What to do where memory is missing.
+// The hint of errors about missing memory.
 inline constexpr const char* kFreeMemory =
     "free some, make fewer instances of the model, or compile it for smaller inputs";
 
-// Throws RunError: so much memory cannot be had.
+// Throws RunError because `bytes` of memory cannot be allocated.
 [[noreturn]] void RefuseMemory(size_t bytes);
 
 // Copies all elements; the two have the same shape and dtype, `to` is contiguous at `data`.
@@ -59,11 +59,10 @@ void CopyToContiguous(const DLTensor& from, char* data);
 // The reverse.
 void CopyFromContiguous(const char* data, const DLTensor& to);
 
-// A fingerprint for detecting damage, not for security; about as fast as memory is read.
+// A fingerprint that detects damage but is not secure; about as fast as reading memory.
 uint64_t Fingerprint(const void* data, size_t bytes);
 
-// A sum of the first `bytes` bytes of a file, which damage changes. Throws RuntimeError if it
-// cannot be read.
+// A checksum of the first `bytes` bytes of a file. Throws RuntimeError if the file cannot be read.
 int64_t FingerprintFile(const ffi::String& path, int64_t bytes);
 
 }  // namespace tvm_stretch

@@ -6,13 +6,13 @@
 namespace tvm_stretch {
 namespace {
 
-// Another plan has to promise at least so much: two that are about as fast do not alternate.
+// The least gain for another plan, so that two equally fast plans do not alternate.
 constexpr double kWorthChanging = 0.9;
 
-// A plan that takes less than this of what it took when it was slow is recovering.
+// A plan is recovering if it takes less than this share of its slow latency.
 constexpr double kRecovering = 0.8;
 
-// The fastest run counts a little less with each run: it may have been an accident.
+// The fastest latency grows a little with each run, as it may have been an outlier.
 constexpr double kForgetting = 1.02;
 
 constexpr size_t kNone = std::numeric_limits<size_t>::max();
@@ -39,8 +39,8 @@ void PlanChooser::Adapt(const Patience& patience) {
   slow_runs_ = 0;
 }
 
-// What a run takes where nothing disturbs it. Once all plans have run, the machine may be known to
-// be slower, or faster, than the one that was expected.
+// The latency of an undisturbed run. Expectations are scaled once runs have shown that the machine
+// is slower or faster.
 double PlanChooser::Usual(const Known& plan) const {
   if (plan.expected == 0) return plan.best;
   double pace = kForever;
@@ -67,8 +67,8 @@ void PlanChooser::Ran(int64_t nanoseconds) {
   Choose(std::vector<bool>(known_.size(), true));
 }
 
-// One run tells whether a plan that is tried is still slow; one that was fast may have a bad run,
-// and on a core that somebody else keeps busy a good one now and then.
+// One run decides whether a tried plan is still slow. A fast plan may have single bad runs, and on
+// a busy core single good ones.
 void PlanChooser::Note(double taken) {
   Known& plan = known_[plan_];
   if (taken <= patience_.factor * Usual(plan)) {
@@ -77,7 +77,7 @@ void PlanChooser::Note(double taken) {
   } else if (is_trial_) {
     LeaveAlone(taken);
   } else if (plan.now != 0) {
-    plan.now = (plan.now + taken) / 2;  // the others are slower still
+    plan.now = (plan.now + taken) / 2;  // the other plans are slower still
   } else {
     fastest_slow_ = slow_runs_ == 0 ? taken : std::min(fastest_slow_, taken);
     if (++slow_runs_ < patience_.runs) return;
@@ -99,7 +99,7 @@ bool PlanChooser::Failed(const std::vector<bool>& usable) {
   return Choose(usable) != kNone;
 }
 
-// Takes the plan that promises enough more than the settled one, or that one.
+// Chooses a plan that is expected to be clearly faster than the settled one, or else that one.
 size_t PlanChooser::Choose(const std::vector<bool>& usable) {
   size_t best = usable[settled_] ? settled_ : kNone;
   double least = best == kNone ? kForever : kWorthChanging * CostOf(settled_);

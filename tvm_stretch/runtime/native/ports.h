@@ -11,14 +11,14 @@
 
 namespace tvm_stretch {
 
-// A tensor in memory of its own, for an output that the caller brings no memory for.
+// A new tensor, for an output without memory of the caller.
 ffi::Tensor NewTensor(const TensorSpec& spec);
 
-// Throws ValueError unless the tensor is what the graph says, in memory that the CPU can read.
+// Throws ValueError unless the tensor has the graph's shape and type, in memory of the CPU.
 void CheckTensor(const DLTensor& got, const TensorSpec& want, const char* role,
                  const std::string& name);
 
-// Throws ValueError if the last tensor lies in the memory of another one.
+// Throws ValueError if the last tensor overlaps another one.
 void CheckApart(const std::vector<const DLTensor*>& outputs);
 
 }  // namespace tvm_stretch

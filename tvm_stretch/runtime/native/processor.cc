@@ -68,8 +68,8 @@ const Failure& Task::Wait() {
 }
 
 void Task::Complete(Failure failure) {
-  // Listeners first: once Wait() returns, the next run may begin, and a signal that comes then
-  // would be taken for one of that run.
+  // Listeners come first: once Wait() returns, the next run may begin, and a later signal would be
+  // taken for one of that run.
   for (const Listener& listener : listeners_) listener(failure);
   std::lock_guard<std::mutex> lock(mutex_);
   failure_ = std::move(failure);

@@ -1,7 +1,7 @@
 // How the executor runs regions on a processor: one interface for the CPU, for devices with a queue
-// of commands (OpenCL) and for calls that block a thread (a DSP behind a remote procedure call).
+// of commands (OpenCL) and for calls that block a thread (a DSP with remote procedure calls).
 //
-// Three steps, each with its own life time:
+// Three classes with different lifetimes:
 //
 //   ProcessorProgram   one per loaded model: code is built, weights are uploaded; shared, immutable
 //   Processor          one per instance of the model: has that instance's memory
@@ -14,11 +14,11 @@
 //   Start()            of the CPU's tasks, in their order: each waits for its `after`, then runs
 //   here Wait()             of every task
 //
-// so nothing that one processor does delays the launch of another's regions.
+// so no processor delays the launch of another's regions.
 //
-// A new kind of processor is a shared library of its own that calls RegisterProcessor() while it is
-// loaded: tvm_stretch/runtime/native_processor.py compiles and loads it, this header and those that
-// it needs come with the package, and tests/native/fake_processor.cc is one.
+// A new kind of processor is a separate shared library that calls RegisterProcessor() while it is
+// loaded: tvm_stretch/runtime/native_processor.py compiles and loads it, the package contains the
+// headers, and tests/native/fake_processor.cc is an example.
 #ifndef TVM_STRETCH_PROCESSOR_H_
 #define TVM_STRETCH_PROCESSOR_H_
 
@@ -39,16 +39,16 @@
 
 namespace tvm_stretch {
 
-// A mapping that another process or device can share: all memory of an instance that more than one
-// processor touches (arena, inputs, outputs) lies in it, each part at a multiple of `kPageBytes`.
+// A mapping that another process or device can share: it holds all memory of an instance that more
+// than one processor accesses (arena, inputs, outputs), each part at a multiple of `kPageBytes`.
 struct SharedBlock {
   char* data = nullptr;
-  size_t bytes = 0;  // a multiple of kPageBytes
-  int fd = -1;       // -1: nothing is shared with others, or the device itself allocated it
-  std::shared_ptr<char> from_device;  // what AllocateBlock returned, if it is that
+  size_t bytes = 0;                   // a multiple of kPageBytes
+  int fd = -1;                        // -1: not shared, or allocated by the device
+  std::shared_ptr<char> from_device;  // result of AllocateBlock, if it was used
 };
 
-// Where each of the graph's memories starts.
+// The start of each memory of the graph.
 struct MemoryMap {
   char* arena = nullptr;
   char* constant = nullptr;
@@ -58,36 +58,36 @@ struct MemoryMap {
   SharedBlock block;
 };
 
-// Where the tensor's own bytes are; null if that memory is not in the map.
+// The address of the tensor's first byte; null if the map lacks its memory.
 TVM_STRETCH_API char* AddressOf(const MemoryMap& memory, const TensorSpec& tensor);
 
-// Something that a region spent time on. Times are nanoseconds of std::chrono::steady_clock.
+// A span of a region's time. Times are nanoseconds of std::chrono::steady_clock.
 struct Span {
   enum class Kind { kKernel, kReceive, kSend, kWait };
   Kind kind;
   int64_t id;        // kernel: node; receive, send: tensor; wait: the region, or -1 for several
-  std::string name;  // of the node or tensor; may say more, such as the entry of a program
+  std::string name;  // of the node or tensor; may add details, such as the entry of a program
   int64_t start;
   int64_t end;
   int64_t queued = 0;  // when the host enqueued and submitted it; 0: not known
   int64_t submitted = 0;
-  int64_t packets = 0;  // that a DSP executed, where somebody counts them
+  int64_t packets = 0;  // executed by a DSP; 0 on processors that do not count packets
 };
 
 // The steady clock's nanoseconds.
 TVM_STRETCH_API int64_t Now();
 
-// How a task ended: nothing says that it went well.
+// The result of a task; empty if it succeeded.
 using Failure = std::optional<ffi::Error>;
 
 // The error of tasks that were cancelled before they began.
 TVM_STRETCH_API ffi::Error CancelledError();
 TVM_STRETCH_API bool IsCancelled(const ffi::Error& error);
 
-// The error of what lacks memory of the host.
+// The error of missing host memory.
 TVM_STRETCH_API ffi::Error NoMemoryError();
 
-// Calls `action`; what it throws is the failure.
+// Calls `action`, and returns its exception as a failure.
 template <typename Action>
 Failure Attempt(const Action& action) {
   try {
@@ -115,37 +115,37 @@ class TVM_STRETCH_API Task {
   // Before each run; no task is running then. Overrides call this one.
   virtual void Reset(bool traced);
 
-  // Returns at once and never throws (the CPU's tasks run here, though). The task begins when the
-  // earlier tasks of its processor and all in `after` are complete; if one of these failed, it
-  // never begins and fails with the same error. Some in `after` may be complete already.
+  // Returns at once and never throws; only the CPU's tasks run inside of it. The task begins when
+  // the earlier tasks of its processor and all in `after` are complete, which some may be already.
+  // If one of them failed, the task never begins and fails with the same error.
   virtual void Start() = 0;
 
   // Returns when the task is complete or has failed; may be called by any number of threads.
   virtual const Failure& Wait();
 
-  // A task that has not begun never does and fails with CancelledError(); any thread, any time.
+  // A task that has not begun fails with CancelledError() instead; any thread, any time.
   virtual void Cancel() = 0;
 
-  // What happened in the last traced run.
+  // The spans of the last traced run.
   virtual std::vector<Span> Spans() const { return {}; }
 
-  // Called once per run, by the thread that completes the task and before any Wait() returns, so
-  // it must be quick. To be set while binding only.
+  // The listener is called once per run, by the thread that completes the task and before any
+  // Wait() returns, so it must be quick. To be set only while binding.
   void OnComplete(Listener listener) { listeners_.push_back(std::move(listener)); }
 
  protected:
-  // Implementations call this exactly once per run. It may come on any thread.
+  // Implementations call this exactly once per run, on any thread.
   void Complete(Failure failure);
 
   // Whether Wait() would return at once; any thread.
   bool is_complete() const { return is_complete_; }
 
-  // Whether somebody wants to know of completion without waiting for it.
+  // Whether completion has to be signalled without a Wait().
   bool has_listeners() const { return !listeners_.empty(); }
 
  private:
   std::vector<Listener> listeners_;
-  std::mutex mutex_;  // guards what follows; the first of it may be read without
+  std::mutex mutex_;  // guards the members below; the first may be read without it
   std::condition_variable completed_;
   std::atomic<bool> is_complete_{false};
   Failure failure_;
@@ -156,63 +156,62 @@ class TVM_STRETCH_API Processor {
  public:
   virtual ~Processor() = default;
 
-  // The regions that are bound from now on are those of another plan: they never run together with
-  // the ones before.
+  // Later calls of Bind are for another plan, whose regions never run together with earlier ones.
   virtual void BeginPlan() = 0;
 
   // Called once for each of the processor's regions, in their order, when the instance is made.
   // `after` are the tasks of the regions with these ids; they outlive the new task.
   virtual std::unique_ptr<Task> Bind(const RegionSpec& region, const std::vector<Task*>& after) = 0;
 
-  // Between runs, after one of its regions failed: whether the next run may rely on it again.
+  // Between runs, after one of its regions failed: whether the next run may use it again.
   virtual bool MayTryAgain() const { return false; }
 
-  // Between runs, after one that failed or was cancelled: the host may use all memory again.
+  // Between runs, after a failed or cancelled one: makes all memory usable by the host again.
   virtual void AfterFailure() {}
 
-  // Any threads of ours that it has stay on these cores from now on; on none: wherever they began.
+  // Its threads stay on these cores from now on; without cores, they get back their first affinity.
   virtual void SetAffinity(const std::vector<int>&) {}
 
-  // How the processor is, as a JSON object; empty if it has nothing to say. Any thread.
+  // The state of the processor as a JSON object; may be empty. Any thread.
   virtual std::string Health() const { return ""; }
 };
 
-// What all instances of a model share of one processor. Const methods may run on several threads.
+// The part of a processor that all instances of a model share. Const methods are thread-safe.
 class TVM_STRETCH_API ProcessorProgram {
  public:
   virtual ~ProcessorProgram() = default;
 
-  // `memory` outlives the processor; all of it is there, the ports' pointers never change.
+  // `memory` outlives the processor and is complete; the ports' pointers never change.
   virtual std::unique_ptr<Processor> CreateInstance(const MemoryMap& memory) const = 0;
 
-  // A zeroed block that this processor and the host see without copies; null if it has no memory of
-  // that kind, or can take any. It has no file descriptor, so only the one device of a graph is
-  // asked: with others, all share a mapping.
+  // A zeroed block that this processor and the host share without copies; null if it has no such
+  // memory, or can use any memory. Such a block has no file descriptor, so it is only used for
+  // graphs with one device; several devices share a mapping.
   virtual std::shared_ptr<char> AllocateBlock(size_t) const { return nullptr; }
 
-  // The device, for messages; empty if there is nothing to say beyond the processor's name.
+  // The device, for messages; empty if the processor's name says enough.
   virtual std::string description() const { return ""; }
 
   // Cores of the host on which the processor's own threads run: the CPU's kernels keep off them.
   virtual std::vector<int> cores() const { return {}; }
 };
 
-// What a processor gets when a model is loaded. `graph` and the weights outlive the program.
+// The arguments for a processor when a model is loaded. `graph` and weights outlive the program.
 struct ProcessorContext {
   const GraphSpec& graph;
-  size_t index;              // which of the graph's processors this is
+  size_t index;              // position among the graph's processors
   const MemoryMap& weights;  // only `constant` and `prepared`; already prepared
-  ffi::Module code;          // what compiling made for this processor
+  ffi::Module code;          // compiled for this processor
   ffi::Module host_code;     // the library of the CPU's kernels
 };
 
 using ProcessorFactory =
     std::function<std::unique_ptr<ProcessorProgram>(const ProcessorContext& context)>;
 
-// Makes processors of this kind known; called while a library is loaded.
+// Registers a kind of processor; called while a library is loaded.
 TVM_STRETCH_API void RegisterProcessor(const std::string& kind, ProcessorFactory factory);
 
-// Throws ValueError if nothing drives processors of this kind.
+// Throws ValueError if no factory is registered for this kind.
 std::unique_ptr<ProcessorProgram> CreateProcessorProgram(const ProcessorContext& context);
 
 }  // namespace tvm_stretch

@@ -20,14 +20,14 @@ namespace {
 
 constexpr char kMagic[8] = {'T', 'V', 'M', 'S', 'T', 'R', 'G', '1'};
 
-// Stands in front of the JSON in an artifact.
+// Precedes the JSON in an artifact.
 struct GraphHeader {
   char magic[8];
   uint64_t graph_fingerprint;
   uint64_t weights_fingerprint;
 };
 
-// Stands in front of the weights in an artifact; runtime/artifact.py writes it.
+// Precedes the weights in an artifact; runtime/artifact.py writes it.
 struct WeightsHeader {
   char magic[8];
   uint64_t bytes;
@@ -44,8 +44,8 @@ constexpr const char* kWeightsSymbol = "tvm_stretch_weights";
   TVM_FFI_UNREACHABLE();
 }
 
-// Files in memory one behind the other, as long as this lives. The first, the largest, stays on
-// disk until it is read.
+// Files mapped as one contiguous block while this lives. The first and largest file stays on disk
+// until it is read.
 class MappedFiles : public ffi::Object {
  public:
   explicit MappedFiles(const std::vector<std::string>& paths) {
@@ -80,7 +80,7 @@ class MappedFiles : public ffi::Object {
     if (data_ != MAP_FAILED) munmap(data_, bytes_);
   }
 
-  // What went wrong; empty if nothing did.
+  // Returns the error, empty on success.
   std::string Load(const std::vector<int>& files, const std::vector<size_t>& sizes) {
     constexpr int kAccess = PROT_READ | PROT_WRITE;
     data_ = mmap(nullptr, bytes_, kAccess, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -114,7 +114,7 @@ void RequireWeights(const char* weights, const GraphSpec& spec, uint64_t fingerp
   if (fingerprint != Fingerprint(weights, spec.weights_bytes)) RefuseWeights();
 }
 
-// What stands behind a header, which says how many bytes that is.
+// The weights after a header, which gives their size.
 const char* HeadedWeights(const char* section, uint64_t* bytes) {
   WeightsHeader header;
   std::memcpy(&header, section, sizeof(header));

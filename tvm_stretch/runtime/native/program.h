@@ -1,4 +1,4 @@
-// What all instances of one model share: graph, kernels, weights.
+// The part that all instances of a model share: graph, kernels, weights.
 #ifndef TVM_STRETCH_PROGRAM_H_
 #define TVM_STRETCH_PROGRAM_H_
 
@@ -15,7 +15,7 @@
 
 namespace tvm_stretch {
 
-// The graph as it stands in an artifact, with what tells that nothing was damaged.
+// The graph as it is stored in an artifact, with a fingerprint to detect damage.
 struct GraphBytes {
   ffi::String json;
   uint64_t weights_fingerprint;
@@ -26,17 +26,17 @@ struct GraphBytes {
 
 class Program {
  public:
-  // `code` holds what was compiled for each of the graph's processors. `weights` points to
+  // `code` is the compiled code of each of the graph's processors. `weights` points to
   // spec.weights_bytes bytes and lives as long as `weights_owner`.
   Program(GraphSpec spec, const std::vector<ffi::Module>& code, const char* weights,
           ffi::Any weights_owner);
 
-  // Takes the weights that are linked into the library of the CPU's kernels.
+  // Uses the weights that are linked into the library of the CPU's kernels.
   static std::shared_ptr<const Program> FromLibrary(GraphSpec spec,
                                                     const std::vector<ffi::Module>& code,
                                                     uint64_t fingerprint);
 
-  // Takes those of files, one behind the other: the weights and nothing else.
+  // Uses the weights of files, concatenated, without headers.
   static std::shared_ptr<const Program> FromFiles(GraphSpec spec,
                                                   const std::vector<ffi::Module>& code,
                                                   uint64_t fingerprint,
@@ -44,7 +44,7 @@ class Program {
 
   const GraphSpec& spec() const { return spec_; }
   const KernelTable& kernels() const { return kernels_; }
-  // All processors but the CPU; none if one of them cannot be used and the CPU takes over.
+  // All processors except the CPU; empty if one of them cannot be used and the CPU runs everything.
   const std::vector<std::unique_ptr<ProcessorProgram>>& devices() const { return devices_; }
   const Failure& lost() const { return lost_; }
   char* constant() const { return memory_.constant; }

@@ -1,4 +1,4 @@
-// The CPU in the place of a processor that failed: all regions of a graph, in order.
+// Runs all regions of a graph on the CPU, in order, after another processor failed.
 #ifndef TVM_STRETCH_SPARE_H_
 #define TVM_STRETCH_SPARE_H_
 
@@ -13,7 +13,7 @@ namespace tvm_stretch {
 
 class Spare {
  public:
-  // `kernels` has those of all nodes; all arguments must outlive this.
+  // `kernels` has kernels of all nodes; all arguments must outlive this.
   Spare(const GraphSpec& graph, const KernelTable& kernels, BoundTensors* tensors);
 
   // Before each run that may need it.
@@ -25,7 +25,7 @@ class Spare {
   // Any thread, any time.
   void Cancel() { cancelled_.store(true, std::memory_order_relaxed); }
 
-  // What happened in the last traced run: the spans of each region.
+  // The spans of each region in the last traced run.
   const std::vector<std::vector<Span>>& spans() const { return spans_; }
 
  private:

@@ -1,4 +1,4 @@
-// Waiting for another thread without sleeping: waking one takes longer than a small region.
+// Waits for another thread by spinning, because waking a thread takes longer than a small region.
 #ifndef TVM_STRETCH_SPIN_H_
 #define TVM_STRETCH_SPIN_H_
 
@@ -9,14 +9,14 @@
 
 namespace tvm_stretch {
 
-// Those who spin for each other have to let each other run where there are few cores. On more,
-// yielding would only let others in.
+// Threads that spin for each other have to yield if there are few cores. With more cores, yielding
+// would only let other threads in.
 inline bool HasFewCores() {
   static const bool few = std::thread::hardware_concurrency() < 4;
   return few;
 }
 
-// Spins until `done()`, for at most so long; whether it is done.
+// Spins until `done()`, at most for `duration`; returns whether it is done.
 template <typename Done>
 bool SpinFor(std::chrono::microseconds duration, const Done& done) {
   const auto end = std::chrono::steady_clock::now() + duration;

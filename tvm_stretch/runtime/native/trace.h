@@ -1,4 +1,4 @@
-// What happened in a traced run, as JSON.
+// The spans of a traced run as JSON.
 #ifndef TVM_STRETCH_TRACE_H_
 #define TVM_STRETCH_TRACE_H_
 

@@ -1,4 +1,4 @@
-// Memory that kernels ask for while they run.
+// Workspaces, the memory that kernels allocate while they run.
 #ifndef TVM_STRETCH_WORKSPACE_H_
 #define TVM_STRETCH_WORKSPACE_H_
 
@@ -6,12 +6,13 @@
 
 namespace tvm_stretch {
 
-// Kernels call TVM for memory, which throws where there is none: through code that is not C++, and
-// on threads of TVM's pool, where that ends the process. Libraries that are loaded from now on ask
-// us instead, who ask TVM: they get null and an error, which a kernel knows how to pass on.
+// Kernels allocate memory through TVM, which throws if there is none: through code that is not C++,
+// and on threads of TVM's pool, where an exception ends the process. Libraries that are loaded from
+// now on call our function instead, which calls TVM and returns null with an error that kernels can
+// pass on.
 void CatchMissingWorkspaces();
 
-// Whether a kernel failed for want of memory; TVM's pool tells only in words.
+// Whether a kernel failed because of missing memory; TVM's pool reports only text.
 bool IsMissingWorkspace(const std::string& message);
 
 }  // namespace tvm_stretch
