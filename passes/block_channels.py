@@ -10,9 +10,8 @@
 A value is converted at most once, and only where an operator needs the other layout. A region
 passes results on in the layout in which it computed them, so that processors exchange values
 without conversions. Matrices (M, C) count as images of M pixels, (1, C, M, 1), so that dense layers
-share the kernels of
-convolutions.  Channels that do not fill a block are padded with lanes whose values stay finite and
-are multiplied by weights of zero.
+share the kernels of convolutions.  Channels that do not fill a block are padded with lanes whose
+values stay finite and are multiplied by weights of zero.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class Emitter:
         self.builder, self.origins, self.taken = builder, origins, taken
 
     def emit(self, name: str, value: relax.Expr, of: str) -> relax.Var:
-        """Bind ``value`` to a new variable of this name, if it is free."""
+        """Bind ``value`` to a new variable with this name, numbered if the name is taken."""
         name = free_name(name, self.taken)
         self.origins[name] = of
         value = self.builder.normalize(value)
@@ -127,7 +127,7 @@ class Replacement:
         branches: for each branch the names of its operators, in program order.
         joins: names of the segment's operators that run once, in program order: those that join the
             branches, and those that follow until the segment's end.
-        origins: what each new operator is a part of, or puts together.
+        origins: for each new operator, the operator that it is a part of or joins.
     """
 
     end: str

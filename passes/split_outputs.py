@@ -12,8 +12,8 @@ convolutions) stay in parts; parts are concatenated only where an operator reads
 the blocked layout both the concat and the slices are views, so nothing is computed twice or copied;
 the price is that the processors meet before every operator that reads all channels.
 
-Part k is named ``.pk``, and ``main`` gets the table `PARTS` of what each name is a part of. A share
-of 0 channels makes no part, so that a processor may leave a layer to the others.
+Part k is named ``.pk``; the table `PARTS` of ``main`` records the original operator of each part. A
+share of 0 channels makes no part, so that a processor may leave a layer to the others.
 
 The result is the same, because each output channel is computed as before.
 """

@@ -4,11 +4,9 @@
         y = saturate(round(float(sum of (x - zero) * weight + bias) * factor) + zero of y)
 
 An integer operator is a call of a kernel that states in plain loops what it computes, so stock TVM
-can
-run it.  The call's attribute states the same as data (`Integer`), for passes that look for
-operators and
-for templates that compute them faster.  Sums are exact in int32; numbers are rounded as in ONNX
-Runtime's optimised session: to nearest, halves to even, in float32.
+can run it.  The call's attribute states the same as data (`Integer`), for passes that look for
+operators and for templates that compute them faster.  Sums are exact in int32; numbers are rounded
+as in ONNX Runtime's optimised session: to nearest, halves to even, in float32.
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
     sums[2 pixels][2 outputs] += pixels[2][8 channels] * weights[2][8 channels], transposed
 
 That is 32 multiply-adds in an instruction that takes as long as a dot product of 16.  A tile
-consists of
-groups of four pixels and vectors of four outputs.  Four pixels of a block of channels are
-neighbours in memory, and so are those of the next block; zipped, they are two pairs of pixels of
-eight channels:
+consists of groups of four pixels and vectors of four outputs.  Four pixels of a block of channels
+are neighbours in memory, and so are those of the next block; zipped, they are two pairs of pixels
+of eight channels:
 
     p0b0 p1b0 p2b0 p3b0            p0b0 p0b1 p1b0 p1b1
     p0b1 p1b1 p2b1 p3b1     ->     p2b0 p2b1 p3b0 p3b1

@@ -8,8 +8,8 @@
 
 LLVM knows that the low bits of ``i*8 + k*4`` are zero and writes ``+ 3`` as ``| 3``. Before LLVM 18
 its x86 back end does not fold an OR into the displacement of a load, so each load first takes two
-instructions to compute its address, and a register that the accumulators then lack. It knows
-nothing of the bits of an opaque number.
+instructions to compute its address, and a register that the accumulators then lack. LLVM assumes
+nothing about the bits of an opaque number.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tvm.ir.expr import TensorLoad
 from tvm_stretch.rewriting import rewrite
 
 OPAQUE = "tvm_stretch_opaque"
-"""A function of the prelude that returns its argument, of which the compiler then knows nothing."""
+"""A function of the prelude that returns its argument and hides its value from the compiler."""
 
 PRELUDE = f"""\
 #if defined(__clang__) && (defined(__x86_64__) || defined(__aarch64__))
@@ -39,7 +39,7 @@ static long {OPAQUE}(long number) {{
 """
 
 _FEWEST = 4
-"""Accesses of a base that are worth a register."""
+"""Least accesses of a base that justify a register."""
 
 
 def fold_addresses(body: tirx.Stmt, memory: list[tirx.Var]) -> tirx.Stmt:
@@ -82,8 +82,8 @@ class _Base:
 
     Attributes:
         multiple: a power of two that divides one of its terms.
-        accesses: how many have it.
-        offsets: what they add to it.
+        accesses: number of accesses with this base.
+        offsets: constants that these accesses add to it.
         variable: its value, once it is used.
     """
 
@@ -94,7 +94,7 @@ class _Base:
 
     @property
     def first(self) -> int:
-        """What the base itself adds: the least offset, in whole multiples."""
+        """The least offset, rounded down to a multiple, which the base itself adds."""
         return min(self.offsets) // self.multiple * self.multiple
 
     @property

@@ -70,9 +70,9 @@ class Node:
     Attributes:
         kernel: the name of its function.
         name: for people.
-        inputs: tensor ids, in the order of its arguments.
-        outputs: tensor ids, behind those.
-        provenance: which operators of the plan it computes or helps.
+        inputs: tensor ids, its first arguments in order.
+        outputs: tensor ids, its last arguments.
+        provenance: the operators of the plan that it computes or helps.
     """
 
     kernel: str
@@ -253,7 +253,7 @@ class Graph:
 
 
 def _provenance(data: Any) -> Provenance:
-    """Of a node, from JSON."""
+    """The provenance of a node from JSON."""
     found = FORMAT.build(Provenance, data, "the provenance of a node of the graph")
     names = (*_names(found.operators), *_names(found.helpers))
     numbers = {type(found.part), type(found.owner)} - {int, type(None)}
@@ -266,7 +266,7 @@ def _provenance(data: Any) -> Provenance:
 
 
 def _names(value: object) -> tuple[object, ...]:
-    """What should be names; none of them is one if this is no list."""
+    """The fields of a list of names; a single invalid name if it is no list."""
     return value if isinstance(value, tuple) else (None,)
 
 
