@@ -183,7 +183,7 @@ def test_means_of_integers_whose_sum_is_too_large(dtype: str) -> None:
 
 
 def test_sums_of_integers_wrap_around() -> None:
-    """As ONNX's reference and NumPy do; docs/answers.md lists the difference to ONNX Runtime."""
+    """As ONNX's reference and NumPy do: docs/differences.md lists it."""
     x = np.int32([[2**31 - 1, 1, 5], [-(2**31), -1, -7]])
     (got,) = answers(one("ReduceSum", x, np.array([1]), keepdims=0), x)
     np.testing.assert_array_equal(got, x.sum(1, dtype="int32"))
