@@ -8,13 +8,13 @@
 
 typedef struct {
   DspCall call;         // null: copy
-  uint64_t copy_bytes;  // of the output, if it is a copy
+  uint64_t copy_bytes;  // of a copy's output
   TVMFFIAny* arguments;
   int32_t num_arguments;
 } BoundNode;
 
 struct DspProgram {
-  DspTensor* records;  // shapes and strides of `tensors` lie in them
+  DspTensor* records;  // hold shapes and strides of `tensors`
   DLTensor* tensors;
   uint64_t* tensor_bytes;
   TVMFFIAny* arguments;
@@ -42,7 +42,7 @@ static uint64_t SpansOffset(const DspProgramHeader* header) {
 
 uint64_t DspSpansOffset(const DspProgram* program) { return SpansOffset(&program->header); }
 
-// Numbers are at most 2^20 each, so that no product of them overflows.
+// Counts are at most 2^20 each, so that no product overflows.
 static int HeaderFits(const DspProgramHeader* header, uint64_t bytes) {
   const uint32_t most = 1u << 20;
   if (header->magic != DSP_MAGIC || bytes < sizeof(DspProgramHeader)) return 0;
@@ -61,7 +61,7 @@ static int IsEmpty(const DspTensor* tensor) {
   return 0;
 }
 
-// Bytes from the first element to behind the last, of which there are at most `most`. False: more.
+// Bytes from the first element to the end of the last one; false if there are more than `most`.
 static int SpannedBytes(const DspTensor* tensor, uint64_t most, uint64_t* bytes) {
   const uint64_t item = (tensor->bits + 7u) / 8u * tensor->lanes;
   uint64_t last = 0;
@@ -100,7 +100,7 @@ static int BindTensor(DspTensor* record, const DspMemory memories[kDspSegments],
   return 1;
 }
 
-// Kernels rely on it; copies begin at any byte.
+// Kernels need aligned tensors; copies may begin at any byte.
 static int IsAligned(const DspTensor* tensor) { return tensor->offset % DSP_ALIGNMENT == 0; }
 
 static int BindNode(DspProgram* program, const DspNode* node, const uint32_t* ids,
@@ -118,7 +118,7 @@ static int BindNode(DspProgram* program, const DspNode* node, const uint32_t* id
     if (node->kernel != DSP_COPY_KERNEL && !IsAligned(&program->records[id])) return 0;
     bound->arguments[i].type_index = kTVMFFIDLTensorPtr;
     bound->arguments[i].zero_padding = 0;
-    bound->arguments[i].v_int64 = 0;  // the upper half of what holds a pointer of 32 bits
+    bound->arguments[i].v_int64 = 0;  // clears the upper half around a 32-bit pointer
     bound->arguments[i].v_ptr = &program->tensors[id];
   }
   if (node->kernel != DSP_COPY_KERNEL) {
@@ -236,7 +236,8 @@ DspResult DspInvoke(DspProgram* program, uint32_t region, DspSpan* spans, uint64
     const uint64_t start = spans ? DspNow() : 0;
     const uint32_t before = DspPackets();
     if (RunNode(&program->nodes[i]) != 0) return Result(kDspKernelFailed, i);
-    const uint32_t executed = DspPackets() - before;  // a counter of 32 bits may wrap once
+    const uint32_t executed =
+        DspPackets() - before;  // correct even if the 32-bit counter wraps once
     *packets += executed;
     if (!spans) continue;
     const DspSpan span = {start, DspNow(), executed};

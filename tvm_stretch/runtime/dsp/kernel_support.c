@@ -15,7 +15,7 @@ static void Append(const char* text) {
   if (text) snprintf(message + used, sizeof(message) - used, "%s", text);
 }
 
-// Kernels call these when they fail; what they say is kept for the answer.
+// Kernels call these when they fail; the message is kept for the answer.
 void TVMFFIErrorSetRaisedFromCStrParts(const char* kind, const char** parts, int32_t num_parts) {
   message[0] = 0;
   Append(kind);
@@ -40,13 +40,13 @@ static int FreeWorkspace(int device_type, int device_id, void* memory) {
   return 0;
 }
 
-// Objects with kernels that need memory have weak slots of these names, which a loader would fill.
+// Objects whose kernels need workspaces have weak slots of these names, which a loader would fill.
 void* __TVMBackendAllocWorkspace = (void*)AllocateWorkspace;
 void* __TVMBackendFreeWorkspace = (void*)FreeWorkspace;
 
 #if defined(__hexagon__) && defined(DSP_COUNTS_PACKETS)
-// Control register c20 of qemu-hexagon; it is not of the real chip. The assembler has no name for
-// it: this word is r0 = c20.
+// Control register c20 of qemu-hexagon, which the real chip does not have. The assembler has no
+// name for it: this word is r0 = c20.
 uint32_t DspPackets(void) {
   register uint32_t count __asm__("r0");
   __asm__ volatile(".word 0x6a14c000" : "=r"(count)::"memory");

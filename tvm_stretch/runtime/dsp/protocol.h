@@ -1,13 +1,13 @@
-// What the host and a DSP say to each other, as plain data that C and C++ read, on 32 and 64 bits.
+// The protocol between host and DSP, as plain data for C and C++, on 32 and 64 bits.
 //
 // Three files, each mapped by both sides:
 //
 //   control   a Mailbox, then the program: regions, nodes, tensors, and a place for spans
 //   block     arena, inputs and outputs of one instance of a model
-//   weights   what the nodes read of the network's weights; the DSP maps it read-only
+//   weights   the weights that the nodes read; the DSP maps it read-only
 //
 // The host writes a command and then its number; the DSP answers and then writes the same number.
-// Both are checked: a command or an answer that something else wrote over is noticed.
+// Both have checksums, so that overwritten commands and answers are detected.
 #ifndef TVM_STRETCH_DSP_PROTOCOL_H_
 #define TVM_STRETCH_DSP_PROTOCOL_H_
 
@@ -19,7 +19,7 @@
 #define DSP_MAX_ARGS 64
 #define DSP_PROGRAM_OFFSET 4096 /* in the control file */
 #define DSP_TEXT_BYTES 240
-#define DSP_ALIGNMENT 8 /* of what kernels read and write; the host's graphs promise more */
+#define DSP_ALIGNMENT 8             /* of kernels' tensors; the host's graphs guarantee more */
 #define DSP_COPY_KERNEL 0xFFFFFFFFu /* a node that copies its input to its output */
 
 enum DspOperation { kDspPing = 1, kDspInvoke = 2, kDspShutDown = 3 };
@@ -27,7 +27,7 @@ enum DspOperation { kDspPing = 1, kDspInvoke = 2, kDspShutDown = 3 };
 enum DspStatus {
   kDspOk = 0,
   kDspBadCommand = 1,    // damaged, or no operation
-  kDspBadProgram = 2,    // damaged; `detail` is the offset or position of what is wrong
+  kDspBadProgram = 2,    // damaged; `detail` is the offset or position of the error
   kDspBadTensor = 3,     // does not lie in its memory; `detail` is the tensor
   kDspBadNode = 4,       // no such kernel or arguments, or not aligned; `detail` is the node
   kDspBadRegion = 5,     // there is no such region
@@ -50,27 +50,27 @@ typedef struct {
   uint32_t status;
   uint32_t detail;
   uint32_t check;
-  uint64_t packets;  // executed by the nodes of the region; 0 where nobody counts them
+  uint64_t packets;  // executed by the region's nodes; 0 on processors that do not count
   uint64_t nanoseconds;
 } DspAnswer;
 
-// Each part has cache lines of its own.
+// Each part has separate cache lines.
 typedef struct {
   DspCommand command;
   char padding0[128 - sizeof(DspCommand)];
   DspAnswer answer;
   char padding1[128 - sizeof(DspAnswer)];
-  uint32_t dsp_sleeps;  // whoever changes a number wakes the other side if it says that it sleeps
+  uint32_t dsp_sleeps;  // the writer of a number wakes the other side if this flag is set
   char padding2[124];
   uint32_t host_sleeps;
   char padding3[124];
-  char text[DSP_TEXT_BYTES];  // what a kernel said when it failed
+  char text[DSP_TEXT_BYTES];  // message of a failed kernel
 } DspMailbox;
 
 // At DSP_PROGRAM_OFFSET; the tables follow in the order of their numbers, each at a multiple of 8.
 typedef struct {
   uint32_t magic;
-  uint32_t check;  // DspHash of the `bytes` behind this header
+  uint32_t check;  // DspHash of the `bytes` after this header
   uint64_t bytes;
   uint32_t tensors;
   uint32_t arguments;
@@ -81,7 +81,7 @@ typedef struct {
 typedef struct {
   uint32_t segment;
   uint32_t ndim;
-  uint8_t type_code;  // as DLPack has it
+  uint8_t type_code;  // DLPack's code
   uint8_t bits;
   uint16_t lanes;
   uint32_t padding;
@@ -90,7 +90,8 @@ typedef struct {
   int64_t strides[DSP_MAX_DIMS];  // in elements
 } DspTensor;
 
-// Arguments are positions of tensors, 32 bits each; those of a node stand together, inputs first.
+// Arguments are positions of tensors, 32 bits each; a node's arguments are consecutive, inputs
+// first.
 typedef struct {
   uint32_t kernel;
   uint32_t first_argument;
@@ -103,15 +104,15 @@ typedef struct {
   uint32_t nodes;
 } DspRegion;
 
-// One for each node behind the tables; written where a command is traced.
+// One for each node, after the tables; written if a command is traced.
 typedef struct {
   uint64_t start;  // nanoseconds of the monotonic clock
   uint64_t end;
   uint64_t packets;
 } DspSpan;
 
-// Damage changes it. `bytes` is a multiple of 4. Each word is spread over all bits before the next
-// comes, else the highest bits of two words would cancel out.
+// A checksum that detects damage. `bytes` is a multiple of 4. Each word is spread over all bits
+// before the next one, else the highest bits of two words would cancel out.
 static inline uint32_t DspHash(const void* data, uint64_t bytes) {
   const uint32_t* words = (const uint32_t*)data;
   uint32_t hash = 2166136261u;

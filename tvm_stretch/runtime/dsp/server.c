@@ -1,9 +1,9 @@
-// A DSP that is a process beside the host: commands come through memory that both have mapped.
+// A DSP as a separate process: commands come through memory that both processes have mapped.
 //
 //   server CONTROL BLOCK WEIGHTS SPIN_US     the first three are file descriptors
 //
-// On a phone the same dispatch.c would be called by the skeleton of a FastRPC interface instead of
-// this file. It ends when it is told to; when its parent dies, the kernel ends it (session.cc).
+// On a phone the skeleton of a FastRPC interface would call dispatch.c instead of this file. The
+// process ends on command; when its parent dies, the kernel kills it (session.cc).
 #include <errno.h>
 #include <linux/futex.h>
 #include <sched.h>
@@ -46,7 +46,7 @@ static uint32_t AwaitCommand(DspMailbox* mailbox, uint32_t seen, uint64_t spin_n
   uint32_t rounds = 0, now;
   while ((now = __atomic_load_n(number, __ATOMIC_ACQUIRE)) == seen) {
     if (++rounds % 16 != 0) continue;
-    if (few_cores) sched_yield();  // the host may spin on this one
+    if (few_cores) sched_yield();  // the host may spin on the same core
     if (DspNow() < give_up) continue;
     __atomic_store_n(&mailbox->dsp_sleeps, 1, __ATOMIC_SEQ_CST);
     const struct timespec second = {1, 0};

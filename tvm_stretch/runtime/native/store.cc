@@ -1,14 +1,14 @@
-// Files that were uploaded, by what is in them: nothing crosses twice, nothing is overwritten.
+// Content-addressed uploads: no file is sent twice, and none is overwritten.
 //
 //   store_has(name)                       whether it is there, complete
 //   store_put(name, offset, piece)        writes a piece of it
 //   store_put_deflated(name, offset, bytes, piece)   the same, `bytes` of it deflated
 //   store_finish(name, bytes, sum)        checks the whole; from now on it is there
-//   store_path(name)                      for those who open it
+//   store_path(name)                      the path, to open it
 //
 // A name is the digest of the content and an ending: "0a1b...9f.so". The folder is
-// TVM_STRETCH_STORE; by default that of the RPC session, or one that goes with the process. It
-// holds at most TVM_STRETCH_STORE_BYTES: what was not used for the longest time gives way.
+// TVM_STRETCH_STORE; by default the folder of the RPC session, or a temporary one of this process.
+// It holds at most TVM_STRETCH_STORE_BYTES: the least recently used files are removed first.
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -43,7 +43,7 @@ constexpr int64_t kMostInflated = 16 << 20;  // of a piece
                    "");
 }
 
-// What lies in a folder.
+// The names of the files in a folder.
 std::vector<std::string> NamesIn(const std::string& path) {
   std::vector<std::string> found;
   DIR* folder = opendir(path.c_str());
@@ -90,7 +90,7 @@ int64_t Limit() {
   return bytes > 0 ? bytes : kUsualLimit;
 }
 
-// Throws ValueError unless it is a digest with ".so" or ".bin": no path leads out of the folder.
+// Throws ValueError unless it is a digest with ".so" or ".bin", so no path leads out of the folder.
 std::string Checked(const ffi::String& given) {
   const std::string name(given);
   const std::string ending = name.size() < kDigits ? "" : name.substr(kDigits);
@@ -102,7 +102,7 @@ std::string Checked(const ffi::String& given) {
   return Folder() + "/" + name;
 }
 
-// Of this process: two may upload the same.
+// The name of this process's unfinished file, as two processes may upload the same one.
 std::string Unfinished(const std::string& path) {
   return path + "." + std::to_string(getpid()) + ".part";
 }
@@ -125,7 +125,7 @@ std::vector<Kept> Everything() {
   return found;
 }
 
-// Removes what was used longest ago, until so many more bytes may come.
+// Removes the least recently used files until `bytes` more fit.
 void MakeRoom(int64_t bytes) {
   std::vector<Kept> kept = Everything();
   std::sort(kept.begin(), kept.end(), [](const Kept& a, const Kept& b) { return a.used < b.used; });
@@ -142,14 +142,14 @@ void MakeRoom(int64_t bytes) {
 }
 
 bool Has(const ffi::String& name) {
-  return utime(Checked(name).c_str(), nullptr) == 0;  // and it was used now
+  return utime(Checked(name).c_str(), nullptr) == 0;  // records the use
 }
 
 void Put(const ffi::String& name, int64_t offset, const ffi::Bytes& piece) {
   const std::string path = Unfinished(Checked(name));
   const auto size = static_cast<int64_t>(piece.size());
   if (offset <= 0) unlink(path.c_str());
-  if (offset < 0 || size > Limit() || offset > Limit() - size) {  // nothing has to give way for it
+  if (offset < 0 || size > Limit() || offset > Limit() - size) {  // do not remove files for it
     unlink(path.c_str());
     Refuse("a file beyond the limit of " + std::to_string(Limit()) + " bytes");
   }
@@ -176,7 +176,7 @@ void PutDeflated(const ffi::String& name, int64_t offset, int64_t bytes, const f
   Put(name, offset, ffi::Bytes(whole.data(), whole.size()));
 }
 
-// Whether all of a file is on the disk, whatever happens to the device from now on.
+// Flushes a file to disk, so that it survives a power loss; returns whether that worked.
 bool Flush(const std::string& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   const bool good = fd >= 0 && fsync(fd) == 0;

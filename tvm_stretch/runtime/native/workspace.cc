@@ -25,7 +25,7 @@ void* AllocateOrNull(int device_type, int device, uint64_t bytes, int code, int 
   try {
     void* memory = tvm_allocate.load()(device_type, device, bytes, code, bits);
     if (memory != nullptr) return memory;
-  } catch (...) {  // of any kind: nothing may leave this function
+  } catch (...) {  // no exception may leave this function
   }
   TVMFFIErrorSetRaisedFromCStr(kRunError, kMissing);
   return nullptr;
@@ -34,7 +34,7 @@ void* AllocateOrNull(int device_type, int device, uint64_t bytes, int code, int 
 }  // namespace
 
 void CatchMissingWorkspaces() {
-  void* last = nullptr;  // it counts, if there are several
+  void* last = nullptr;  // the last library found
   ffi::Module::VisitContextSymbols(ffi::TypedFunction<void(ffi::String, void*)>(
       [&last](const ffi::String& name, void* symbol) { last = name == kSymbol ? symbol : last; }));
   void* own = reinterpret_cast<void*>(&AllocateOrNull);

@@ -47,10 +47,10 @@ int64_t Duration(const json::Object& object, const char* key) {
   return value;
 }
 
-// Stands before JSON and program in an artifact.
+// Precedes JSON and program in an artifact.
 struct CodeHeader {
   char magic[8];
-  uint64_t fingerprint;  // of all behind this header
+  uint64_t fingerprint;  // of all bytes after this header
   uint64_t text_bytes;
 };
 

@@ -1,7 +1,7 @@
-// What compiling made for a DSP: the program that runs there, and how to start it here.
+// The compiled code for a DSP: the program that runs there, and how to start it here.
 //
 //   {"kernels": ["<name of the graph's kernel>", ... in the order of the program's table],
-//    "emulator": ["qemu-hexagon", "-cpu", "v67"],   what runs the program; may be empty
+//    "emulator": ["qemu-hexagon", "-cpu", "v67"],   runs the program; may be empty
 //    "runs_here": true,                             false: it is for another machine
 //    "device": "Hexagon v66, emulated",             for messages
 //    "spin_us": 50, "deadline_ms": 30000}
@@ -25,7 +25,7 @@ struct CodeSpec {
   bool runs_here = false;
   std::string device;
   std::chrono::microseconds spin{0};      // how long each side spins before it sleeps
-  std::chrono::milliseconds deadline{0};  // of a region; who takes longer is given up
+  std::chrono::milliseconds deadline{0};  // of a region; then it has failed
   std::string program;                    // an ELF file
 
   // Reads and checks the JSON. Throws ValueError.

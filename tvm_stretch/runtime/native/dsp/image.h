@@ -1,4 +1,4 @@
-// A graph's regions as the DSP reads them (runtime/dsp/protocol.h), and the weights they need.
+// A graph's regions in the DSP's format (runtime/dsp/protocol.h), and the weights they need.
 #ifndef TVM_STRETCH_DSP_IMAGE_H_
 #define TVM_STRETCH_DSP_IMAGE_H_
 
@@ -13,10 +13,10 @@
 
 namespace tvm_stretch::dsp {
 
-// Weights that one processor reads, each at a multiple of a DSP's longest vectors.
+// Weights that one processor reads, aligned to a DSP's longest vectors.
 class Weights {
  public:
-  // Throws RunError without memory, DeviceError if a DSP cannot address so much.
+  // Throws RunError if memory is missing, DeviceError if the DSP cannot address the weights.
   Weights(const GraphSpec& graph, size_t processor, const MemoryMap& memory);
 
   int fd() const { return file_.fd(); }
@@ -34,9 +34,9 @@ struct Image {
   std::string bytes;                    // with the header, without the spans
   std::map<int64_t, uint32_t> regions;  // ids of the graph's regions that are the processor's
   std::vector<int64_t> nodes;           // the graph's node of each of its nodes
-  std::vector<std::pair<uint32_t, uint32_t>> bounds;  // of each region: its first node, how many
+  std::vector<std::pair<uint32_t, uint32_t>> bounds;  // of each region: first node, count
 
-  // Throws ValueError if the graph needs what the code has not.
+  // Throws ValueError if the graph needs a kernel that the code lacks.
   static Image Make(const GraphSpec& graph, size_t processor, const CodeSpec& code,
                     const Weights& weights, const MemoryMap& memory);
 };

@@ -20,12 +20,12 @@
 namespace tvm_stretch::dsp {
 namespace {
 
-constexpr int kFirstFile = 3;  // behind the standard ones
+constexpr int kFirstFile = 3;  // after the standard ones
 constexpr size_t kLastWords = 300;
 
 int Call(long number, long a, long b, long c) { return static_cast<int>(syscall(number, a, b, c)); }
 
-// None of the host's handlers may run in the child, which has the host's memory until it execs.
+// Resets signal handlers: none may run in the child, which shares the host's memory until exec.
 void ForgetHandlers() {
   struct sigaction action{};
   for (int number = 1; number < NSIG; ++number) {
@@ -35,8 +35,8 @@ void ForgetHandlers() {
   }
 }
 
-// What the child does between vfork and exec: only system calls, and only on its own descriptors.
-// Returns if it fails.
+// Runs in the child between vfork and exec: only system calls, and only on its own descriptors.
+// Returns only on failure.
 void Become(char* const* words, int* files, size_t num_files, int errors, pid_t parent) {
   const int above = kFirstFile + static_cast<int>(num_files) + 1;
   errors = fcntl(errors, F_DUPFD, above);
@@ -47,14 +47,14 @@ void Become(char* const* words, int* files, size_t num_files, int errors, pid_t 
     if (dup2(files[i], kFirstFile + static_cast<int>(i)) < 0) return;
   }
 #ifdef SYS_close_range
-  Call(SYS_close_range, above - 1, ~0u, 0);  // where the kernel lacks it, they just stay open
+  Call(SYS_close_range, above - 1, ~0u, 0);  // old kernels lack it; the descriptors then stay open
 #endif
   ForgetHandlers();
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
-  setpgid(0, 0);  // Ctrl-C is for the host alone
-  // The kernel ends it when the thread that is its parent ends, however that comes.
+  setpgid(0, 0);  // keeps Ctrl-C from the child
+  // The kernel kills the child when its parent thread ends, for whatever reason.
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent) return;
   execvp(words[0], words);
 }
@@ -83,7 +83,7 @@ ServerProcess::ServerProcess(const std::vector<std::string>& command, const std:
   words.push_back(nullptr);
   std::vector<int> own_files = files;
   const pid_t parent = getpid();
-  volatile int error = 0;  // the child writes it: it has this memory until it is another program
+  volatile int error = 0;  // written by the child, which shares this memory until exec
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -96,7 +96,7 @@ ServerProcess::ServerProcess(const std::vector<std::string>& command, const std:
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (pid_ > 0 && error == 0) {
 #ifdef SYS_pidfd_open
-    pidfd_ = File(Call(SYS_pidfd_open, pid_, 0, 0));  // closed on exec by itself
+    pidfd_ = File(Call(SYS_pidfd_open, pid_, 0, 0));  // has close-on-exec
 #endif
     return;
   }

@@ -1,4 +1,4 @@
-// The process in which a DSP's program runs, emulated or not.
+// The process that runs a DSP's program, emulated or not.
 #ifndef TVM_STRETCH_DSP_PROCESS_H_
 #define TVM_STRETCH_DSP_PROCESS_H_
 
@@ -22,15 +22,15 @@ class File {
   int fd_;
 };
 
-// A file of memory; throws RunError where there is none.
+// A file in memory; throws RunError if memory is missing.
 File MemoryFile(const char* name, size_t bytes);
 
-// Ends with the thread that made it, whatever happens to that one.
+// A process that ends with the thread that started it, however the thread ends.
 class ServerProcess {
  public:
-  // Runs a command, in whose process `files` are open as 3, 4, ... Throws DeviceError.
+  // Runs a command with `files` open as descriptors 3, 4, ... Throws DeviceError.
   ServerProcess(const std::vector<std::string>& command, const std::vector<int>& files);
-  ~ServerProcess();  // kills it if it runs, and waits until it is gone
+  ~ServerProcess();  // kills it if it runs, and waits for its end
   ServerProcess(const ServerProcess&) = delete;
   ServerProcess& operator=(const ServerProcess&) = delete;
 
@@ -43,7 +43,7 @@ class ServerProcess {
  private:
   std::string LastWords() const;
 
-  File errors_;  // what it says on its standard error
+  File errors_;  // its standard error
   pid_t pid_ = -1;
   File pidfd_;
   bool has_ended_ = false;

@@ -1,4 +1,4 @@
-// Regions on a DSP: see native/processor.h for what the executor expects.
+// Runs regions on a DSP; native/processor.h has the executor's interface.
 #include "../processor.h"
 
 #include <cstdlib>
@@ -33,7 +33,7 @@ class DspProgramOfModel final : public ProcessorProgram {
   const Weights weights_;
 };
 
-// A region's future: started, it is done by the session's thread.
+// A region as a job; after Start() the session's thread runs it.
 class DspTask final : public Task, public Job {
  public:
   DspTask(Session* session, const GraphSpec& graph, const Image& image, uint32_t region,
@@ -64,7 +64,7 @@ class DspTask final : public Task, public Job {
     session_.Push(this);
     launched_ = Now();
   }
-  // Spins first: waking a thread takes longer than a small region.
+  // Spins first, because waking a thread takes longer than a small region.
   const Failure& Wait() final {
     SpinFor(session_.spin(), [this] { return is_done_.load(); });
     return Task::Wait();
@@ -88,7 +88,7 @@ class DspTask final : public Task, public Job {
         if (traced_) AddSpans(reply);
       });
     }
-    is_done_ = true;  // first: once Wait() returns, this may be gone
+    is_done_ = true;  // before Complete(): once Wait() returns, this may be destroyed
     Complete(std::move(failure));
   }
 
@@ -102,7 +102,7 @@ class DspTask final : public Task, public Job {
     session_.Notify();
   }
 
-  // Why the region does not begin.
+  // The reason why the region must not begin.
   Failure WhyNot() {
     {
       std::lock_guard<std::mutex> lock(session_.mutex());
@@ -133,7 +133,7 @@ class DspTask final : public Task, public Job {
   bool cancelled_ = false;
   bool traced_ = false;
   std::atomic<bool> is_done_{false};
-  std::atomic<int64_t> started_{0}, launched_{0};  // `launched_` may come late: after the run
+  std::atomic<int64_t> started_{0}, launched_{0};  // `launched_` may be set after the run
   std::vector<Span> spans_;
 };
 

@@ -25,12 +25,12 @@ constexpr const char* kCoresVariable = "TVM_STRETCH_DSP_CPUS";
 constexpr milliseconds kStartDeadline{20'000};  // an emulator on a busy machine
 constexpr milliseconds kStopDeadline{200};
 constexpr milliseconds kPingDeadline{2'000};
-constexpr milliseconds kHeartbeat{1'000};  // between pings of a DSP that has nothing to do
-constexpr milliseconds kLook{10};          // how often a sleeper looks whether the DSP is there
+constexpr milliseconds kHeartbeat{1'000};  // between pings of an idle DSP
+constexpr milliseconds kLook{10};          // interval at which a sleeping thread checks the DSP
 constexpr milliseconds kFirstPause{100};
 constexpr milliseconds kLongestPause{10'000};
 
-// Before the next start, after so many failures in a row.
+// The pause before the next start, after this number of failures in a row.
 milliseconds Pause(int failures) {
   if (failures <= 1) return milliseconds{0};
   return std::min(kLongestPause, kFirstPause * (1 << std::min(failures - 2, 10)));
@@ -121,12 +121,12 @@ void Session::Notify() {
   changes_.fetch_add(1);
   if (!sleeps_.load()) return;
   const uint64_t one = 1;
-  (void)!write(alarm_.fd(), &one, sizeof(one));  // full: then the thread is awake anyway
+  (void)!write(alarm_.fd(), &one, sizeof(one));  // if it is full, the thread is awake
 }
 
 void Session::Work() {
   const CoresScope scope(cores_);        // the emulator inherits them
-  Attempt([this] { EnsureRunning(); });  // whoever needs the DSP first hears of it
+  Attempt([this] { EnsureRunning(); });  // the first job gets the error
   while (Job* job = AwaitJob()) job->Execute(this);
   Stop();
 }
@@ -150,7 +150,7 @@ Job* Session::TakeJob(bool* stop) {
   return job;
 }
 
-// Returns when something changed, or now and then.
+// Returns when something changed, or after an interval.
 void Session::Idle(uint32_t seen) {
   const auto changed = [&] { return changes_.load() != seen; };
   if (SpinFor(code_.spin, changed)) return;
@@ -165,7 +165,7 @@ void Session::Idle(uint32_t seen) {
   if (!changed()) Attempt([this] { LookAfter(); });
 }
 
-// Notices a DSP that has ended or hangs while nobody needs it.
+// Detects that an idle DSP has ended or hangs.
 void Session::LookAfter() {
   if (!process_) return;
   if (process_->HasEnded()) Fail("a DSP that " + process_->HowItEnded());
@@ -267,7 +267,7 @@ void Session::SleepUntilAnswered(uint32_t before, Clock::time_point deadline) {
     Futex(slot, FUTEX_WAIT, before, &look);
     if (Load(slot) != before) break;
     if (process_->HasEnded()) {
-      if (Load(slot) != before) break;  // it answered first
+      if (Load(slot) != before) break;  // it answered before it ended
       Fail("a DSP that " + process_->HowItEnded());
     }
     if (Stops()) deadline = std::min<Clock::time_point>(deadline, last_used_ + kStopDeadline);
@@ -277,7 +277,7 @@ void Session::SleepUntilAnswered(uint32_t before, Clock::time_point deadline) {
 }
 
 void Session::Fail(const std::string& reason) {
-  process_.reset();  // what it did not finish is never finished
+  process_.reset();  // unfinished work is lost
   std::string message = "expected a DSP that runs, got " + reason;
   {
     std::lock_guard<std::mutex> lock(health_mutex_);
@@ -296,7 +296,7 @@ void Session::Stop() {
   Note(State::kStopped);
 }
 
-// Whether nobody waits for an answer any more.
+// Whether the session is closing.
 bool Session::Stops() {
   std::lock_guard<std::mutex> lock(mutex_);
   return stop_;

@@ -1,10 +1,10 @@
-// A conversation with one DSP: a process that runs its program, and the one thread that talks to
-// it. Whoever wants something of the DSP leaves a Job and goes on; the thread spins for a while
-// when there is nothing to do, and then sleeps.
+// A session with one DSP: a process that runs its program, and the only thread that communicates
+// with it. Callers queue a Job and go on; with an empty queue the thread spins for a while, and
+// then sleeps.
 //
-// A DSP that ends, answers what it should not, or takes longer than its deadline is ended, and
-// whatever waited for it fails. The next job starts it anew: at once after the first failure, and
-// after longer and longer pauses if it goes on failing.
+// A DSP that ends, gives a wrong answer, or exceeds its deadline is killed, and the job in progress
+// fails. The next job starts the DSP again: at once after the first failure, after growing pauses
+// if it keeps failing.
 #ifndef TVM_STRETCH_DSP_SESSION_H_
 #define TVM_STRETCH_DSP_SESSION_H_
 
@@ -29,7 +29,7 @@ namespace tvm_stretch::dsp {
 
 class Session;
 
-// What the thread does for others.
+// A task for the session's thread.
 class Job {
  public:
   virtual ~Job() = default;
@@ -37,7 +37,7 @@ class Job {
   virtual void Execute(Session* session) = 0;  // on the session's thread
 };
 
-// What a region of the DSP took.
+// The result of running a region.
 struct Reply {
   uint64_t packets = 0;
   uint64_t nanoseconds = 0;
@@ -46,34 +46,34 @@ struct Reply {
 
 class Session {
  public:
-  // Starts the DSP in the background. `code` and `image` outlive this, the files are only borrowed.
+  // Starts the DSP in the background. `code` and `image` outlive this; the caller owns the files.
   Session(const CodeSpec& code, const Image& image, int block_fd, int weights_fd);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  // Any thread. Jobs are done in their order, each when it is ready.
+  // Any thread. Jobs run in order, each when it is ready.
   void Push(Job* job);
   void Notify();  // the first job may be ready now
   std::mutex& mutex() { return mutex_; }
   std::chrono::microseconds spin() const { return code_.spin; }
 
-  // On the session's thread: runs a region. Throws DeviceError; the DSP is gone then.
+  // On the session's thread: runs a region. Throws DeviceError after killing the DSP.
   Reply Invoke(uint32_t region, bool traced);
 
-  // What a region's hand-over cost, for Health(): leaving it to the thread, and all but computing.
-  // A `launch_ns` below 0 is not known yet.
+  // Records the overhead of a region for Health(): the time until the thread took it, and all time
+  // that was not computing. A `launch_ns` below 0 is not known yet.
   void NoteHandover(int64_t launch_ns, int64_t handover_ns);
 
-  // Whether the next job would start a DSP that failed, or there is one that runs.
+  // Whether a DSP runs, or the next job would start the failed one again.
   bool MayTryAgain() const;
 
-  // The thread stays on these cores, unless the environment has said on which; any thread.
+  // The thread stays on these cores, unless the environment sets its cores; any thread.
   void SetAffinity(const Cores& cores) {
     if (cores_.empty()) affinity_.Set(cores);
   }
 
-  // How the DSP is, as JSON; any thread.
+  // The state of the DSP as JSON; any thread.
   std::string Health() const;
 
  private:
@@ -110,10 +110,10 @@ class Session {
   uint32_t number_ = 0;                     // of the last command
   Clock::time_point last_used_;
 
-  std::mutex mutex_;  // guards the queue, `stop_`, and what jobs say it does
+  std::mutex mutex_;  // guards the queue, `stop_`, and readiness of jobs
   std::deque<Job*> queue_;
   bool stop_ = false;
-  std::atomic<uint32_t> changes_{0};  // of what the mutex guards
+  std::atomic<uint32_t> changes_{0};  // of the guarded members
   std::atomic<bool> sleeps_{false};
 
   mutable std::mutex health_mutex_;  // guards the rest

@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kMaxLogBytes = 4000;
 
-// All that a binary depends on. The leading number is the format of the entries.
+// The key contains all that a binary depends on. The leading number is the format of entries.
 std::string CacheKey(const Device& device, const std::string& source, const std::string& options) {
   const DeviceInfo& info = device.info;
   std::string key = "1";
@@ -32,7 +32,7 @@ cl_int Build(const Device& device, const Program& program, const std::string& op
   return CL().BuildProgram(program.get(), 1, &device.id, options.c_str(), nullptr, nullptr);
 }
 
-// Null if the driver does not take the binary, which may happen for any reason of its own.
+// Null if the driver refuses the binary, for whatever reason.
 Program FromBinary(const Device& device, const std::string& binary, const std::string& options) {
   cl_int code = CL_SUCCESS, status = CL_SUCCESS;
   size_t bytes = binary.size();
@@ -65,8 +65,8 @@ Program FromSource(const Device& device, const std::string& source, const std::s
   TVM_FFI_UNREACHABLE();
 }
 
-// "" if the driver gives none. Not for PoCL: asked for it, it compiles every kernel once more, for
-// work-groups of any size.
+// "" if the driver gives none. Not for PoCL, which would compile every kernel again for work-groups
+// of any size.
 std::string BinaryOf(const Program& program) {
   size_t bytes = 0;
   if (CL().GetProgramInfo(program.get(), CL_PROGRAM_BINARY_SIZES, sizeof(bytes), &bytes, nullptr) !=
@@ -80,8 +80,7 @@ std::string BinaryOf(const Program& program) {
   return code == CL_SUCCESS ? binary : "";
 }
 
-// Tells the user that the driver is compiling, once that takes noticeably long: whoever asked to be
-// told, else the terminal, if there is one.
+// Reports long builds to the registered function, else to the terminal if there is one.
 class Progress {
  public:
   explicit Progress(size_t total) : total_(total) {}
@@ -163,7 +162,7 @@ void CheckLaunch(const Device& device, const Kernel& kernel, const LaunchSpec& l
                                                       : device.info.max_group_sizes[i];
     require(launch.group_size[i] <= most, "at most a work-group", most, launch.group_size[i]);
   }
-  // NVIDIA's driver says 256 of every kernel, also of one that it compiled for more.
+  // NVIDIA's driver reports 256 for every kernel, even if it was compiled for more.
   using Sizes = std::array<size_t, 3>;
   const auto compiled = KernelLimit<Sizes>(device, kernel, CL_KERNEL_COMPILE_WORK_GROUP_SIZE);
   const bool is_compiled = std::equal(compiled.begin(), compiled.end(), launch.group_size.begin());

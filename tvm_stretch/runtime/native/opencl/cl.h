@@ -1,6 +1,6 @@
 // The part of OpenCL's interface that the runtime uses, and a table of its functions.
 //
-// Declared here because the library is loaded at run time: nothing of OpenCL is needed to build.
+// Declared here because the library is loaded at run time, so building needs no OpenCL headers.
 #ifndef TVM_STRETCH_OPENCL_CL_H_
 #define TVM_STRETCH_OPENCL_CL_H_
 

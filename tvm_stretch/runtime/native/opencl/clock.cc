@@ -17,7 +17,7 @@ int64_t TimeOf(cl_event event, cl_uint what) {
 }  // namespace
 
 void QueueClock::Calibrate(cl_command_queue queue) {
-  // "Queued" is taken while the host enqueues: it lies between the host's own two readings.
+  // "Queued" is read while the host enqueues, so it lies between the host's two readings.
   int64_t narrowest = std::numeric_limits<int64_t>::max();
   for (int i = 0; i < kTries; ++i) {
     cl_event raw = nullptr;

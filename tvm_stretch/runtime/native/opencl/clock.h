@@ -1,4 +1,4 @@
-// A queue's clock against the steady clock of the host.
+// Converts a queue's clock to the steady clock of the host.
 #ifndef TVM_STRETCH_OPENCL_CLOCK_H_
 #define TVM_STRETCH_OPENCL_CLOCK_H_
 
@@ -9,7 +9,7 @@ namespace tvm_stretch::opencl {
 
 class QueueClock {
  public:
-  // Compares the clocks now; the queue must be idle and made with profiling.
+  // Compares the clocks; the queue must be idle and support profiling.
   void Calibrate(cl_command_queue queue);
 
   // The times of a complete event, in nanoseconds of the steady clock, put into `span`.

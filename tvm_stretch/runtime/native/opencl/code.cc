@@ -128,7 +128,7 @@ class Reader {
   CodeSpec spec_;
 };
 
-// The text stands in an artifact behind this.
+// Precedes the text in an artifact.
 struct CodeHeader {
   char magic[8];
   uint64_t fingerprint;

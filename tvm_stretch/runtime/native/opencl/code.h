@@ -1,4 +1,4 @@
-// What compiling made for the OpenCL processor: sources and how to launch their kernels.
+// The compiled code of the OpenCL processor: sources and the launches of their kernels.
 //
 //   {"sources": ["<OpenCL C>", ...],
 //    "kernels": {"<name of the graph's kernel>": [
@@ -8,10 +8,10 @@
 //    "options": "-cl-..."}
 //
 // `i` counts the node's tensors, inputs first; "buffer" is the memory that holds tensor i, "offset"
-// where in it the tensor starts, in elements. "scratch" is memory of the device in which launches
-// of a kernel leave what its next ones read; all kernels use the same, one after the other. "bell"
-// is the bell of the node's region (bell.h). Where kernels have bells, the launch
-// "tvm_stretch.doorbell" does nothing but wait for one.
+// the tensor's start in it, in elements. "scratch" is device memory through which launches of a
+// kernel pass data to later ones; all kernels reuse the same memory. "bell" is the bell of the
+// node's region (bell.h). If kernels have bells, the launch "tvm_stretch.doorbell" only waits for
+// one.
 #ifndef TVM_STRETCH_OPENCL_CODE_H_
 #define TVM_STRETCH_OPENCL_CODE_H_
 

@@ -1,5 +1,5 @@
-// What a region enqueues: kernels, copies, and what makes memory visible to the device or the host
-// (handover.h).
+// Commands that a region enqueues: kernels, copies, and maps and unmaps that transfer memory
+// between device and host (handover.h).
 #ifndef TVM_STRETCH_OPENCL_COMMAND_H_
 #define TVM_STRETCH_OPENCL_COMMAND_H_
 
@@ -16,23 +16,23 @@ struct Command {
   enum class Kind { kKernel, kCopy, kWrite, kRead, kMap, kUnmap };
   Kind kind;
   Span span;              // its name and id for the timeline
-  bool is_traced = true;  // whether it is work of its own that the timeline shows
+  bool is_traced = true;  // whether the timeline shows it
 
   Kernel kernel;  // its arguments are set
   std::array<size_t, 3> global_size;
   std::array<size_t, 3> group_size;
 
-  cl_mem buffer = nullptr;  // the one that is written, read, mapped, copied to
+  cl_mem buffer = nullptr;  // that is written, read, mapped or copied to
   size_t offset = 0;
   size_t bytes = 0;
   char* host = nullptr;  // the same bytes on the host
   cl_mem from = nullptr;
   size_t from_offset = 0;
   cl_bitfield map_flags = 0;
-  bool* is_mapped = nullptr;  // told by maps and unmaps
+  bool* is_mapped = nullptr;  // updated by maps and unmaps
 };
 
-// Copies `bytes` at `host` to the device's own memory (back to the host).
+// Copies `bytes` at `host` to the device's memory (back to the host).
 void AppendReceive(const DeviceMemory& memory, char* host, size_t bytes, const Span& span,
                    std::vector<Command>* commands);
 void AppendSend(const DeviceMemory& memory, char* host, size_t bytes, const Span& span,

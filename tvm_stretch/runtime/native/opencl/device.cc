@@ -23,7 +23,7 @@ constexpr const char* kMemoryVariable = "TVM_STRETCH_OPENCL_MEMORY";
 template <typename T>
 T Number(cl_device_id device, cl_uint what) {
   T value{};
-  // Older drivers do not know every question; the answer is then "no", or 0.
+  // Older drivers do not know every property; it is then false, or 0.
   if (CL().GetDeviceInfo(device, what, sizeof(value), &value, nullptr) != CL_SUCCESS) return T{};
   return value;
 }
@@ -68,7 +68,7 @@ DeviceInfo Describe(cl_platform_id platform, cl_device_id id) {
   info.max_image_height = Number<size_t>(id, CL_DEVICE_IMAGE2D_MAX_HEIGHT);
   info.unified = Number<cl_bool>(id, CL_DEVICE_HOST_UNIFIED_MEMORY) == kTrue;
   info.svm = Number<cl_bitfield>(id, CL_DEVICE_SVM_CAPABILITIES);
-  // CUDA's contexts are lost with the first kernel that fails; an event costs 2.5 us there.
+  // A CUDA context is lost with the first failed kernel, and an event costs 2.5 us there.
   info.last_event_tells = info.vendor == "NVIDIA Corporation";
   return info;
 }
@@ -86,7 +86,8 @@ MemoryKind ChooseMemory(const DeviceInfo& info) {
   if (info.is_cpu() || (info.svm & CL_DEVICE_SVM_FINE_GRAIN_SYSTEM) != 0) {
     return MemoryKind::kShared;
   }
-  if (!info.unified) return MemoryKind::kMirror;  // its fine-grained memory is behind a bus
+  if (!info.unified)
+    return MemoryKind::kMirror;  // its fine-grained memory would be accessed over a bus
   return (info.svm & CL_DEVICE_SVM_FINE_GRAIN_BUFFER) != 0 ? MemoryKind::kFine
                                                            : MemoryKind::kMapped;
 }
@@ -141,7 +142,7 @@ void PutWantedFirst(Devices* devices) {
 
 Devices FindDevices() {
   Devices devices;
-  HostCoresScope cores;  // PoCL starts its workers when it is first asked for devices
+  HostCoresScope cores;  // PoCL starts its workers at the first query of devices
   const KeepsSignalHandlers handlers;
   for (cl_platform_id platform : TheDriver().platforms) {
     cl_uint count = 0;
@@ -242,7 +243,7 @@ bool DeviceInfo::Has(const std::string& extension) const {
 }
 
 const Devices& AllDevices() {
-  // Not destroyed at exit: the driver's own threads and exit handlers may run before us.
+  // Not destroyed at exit, because the driver's threads and exit handlers may run before.
   static const Devices& devices = *new Devices(FindDevices());
   static const pid_t process = getpid();
   if (process != getpid()) {

@@ -10,12 +10,12 @@
 
 namespace tvm_stretch::opencl {
 
-// How the device reaches the memory of the executor.
+// How the device accesses the executor's memory.
 enum class MemoryKind {
-  kShared,  // the host's own CPU, or shared virtual memory of all host pointers: nothing to do
+  kShared,  // the host's CPU, or a device that can use all host pointers: nothing to do
   kFine,    // fine-grained buffers of shared virtual memory: as above, if the driver allocates it
   kMapped,  // unified but not coherent, if the driver allocates it: maps and unmaps
-  kMirror,  // memory of its own: copies at equal offsets
+  kMirror,  // separate memory: copies at equal offsets
 };
 
 const char* NameOf(MemoryKind kind);
@@ -46,7 +46,7 @@ struct DeviceInfo {
   size_t max_image_height = 0;
   bool unified = false;
   cl_bitfield svm = 0;
-  bool last_event_tells = false;  // a command that fails is the end of all those behind it
+  bool last_event_tells = false;  // a failed command fails all later ones
 
   bool Has(const std::string& extension) const;
   bool is_cpu() const { return (type & CL_DEVICE_TYPE_CPU) != 0; }
@@ -64,15 +64,15 @@ struct Device {
 };
 
 // All devices, GPUs first, then CPUs, then others. $TVM_STRETCH_OPENCL_DEVICE, a position in that
-// list or a part of a device's or platform's name, puts one device in front of all.
-// Throws DeviceError where there is no driver or no device.
+// list or a part of a device's or platform's name, puts one device first.
+// Throws DeviceError if there is no driver or no device.
 const std::vector<std::unique_ptr<Device>>& AllDevices();
 
 // The device that the processor runs on.
 inline const Device& DefaultDevice() { return *AllDevices().front(); }
 
-// The same, with a context that works: a fault of one model's kernels may have lost the one that
-// was used until now, and then new models get another.
+// The default device with a context that works: a fault of one model's kernels may have broken the
+// previous context, and new models then get another one.
 Device WorkingDevice();
 
 }  // namespace tvm_stretch::opencl

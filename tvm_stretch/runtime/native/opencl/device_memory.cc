@@ -15,7 +15,7 @@ DeviceMemory::DeviceMemory(const Device& device, char* host, size_t bytes, Conte
     : host_(host), bytes_(bytes) {
   CheckBufferBytes(device, bytes);
   const bool is_weights = contents == Contents::kUpload;
-  // Mobile GPUs copy what lies in memory of the host anyway, and map it by copying it back.
+  // Mobile GPUs copy host memory anyway, and copy it back for each map.
   const bool is_own = device.memory == MemoryKind::kMirror || device.memory == MemoryKind::kMapped;
   cl_bitfield flags = is_weights ? CL_MEM_READ_ONLY : CL_MEM_READ_WRITE;
   void* source = host;
@@ -23,7 +23,7 @@ DeviceMemory::DeviceMemory(const Device& device, char* host, size_t bytes, Conte
   if (!is_own) {
     flags |= CL_MEM_USE_HOST_PTR;
   } else {
-    // Kernels read whole vectors and never check, so a buffer of our own has a margin.
+    // Kernels load whole vectors without checks, so our own buffer has a margin.
     size = (bytes + kAlignment) / kAlignment * kAlignment;
     source = nullptr;
   }

@@ -1,4 +1,4 @@
-// A stretch of the executor's memory as a device sees it.
+// A part of the executor's memory as a buffer of a device.
 #ifndef TVM_STRETCH_OPENCL_DEVICE_MEMORY_H_
 #define TVM_STRETCH_OPENCL_DEVICE_MEMORY_H_
 
@@ -10,16 +10,16 @@
 namespace tvm_stretch::opencl {
 
 enum class Contents {
-  kUpload,     // what the host has there now, and never changes (weights)
+  kUpload,     // the host's present bytes, which never change (weights)
   kUndefined,  // written before it is read (activations)
 };
 
 // Equal offsets on both sides: `host + offset` is the buffer's byte `offset`. `host` outlives it.
 class DeviceMemory {
  public:
-  // Throws DeviceError if the device has no room.
+  // Throws DeviceError if the device lacks memory.
   DeviceMemory(const Device& device, char* host, size_t bytes, Contents contents);
-  // Memory that the driver has already; `buffer` outlives this.
+  // Wraps memory that the driver has allocated; `buffer` outlives this.
   DeviceMemory(char* host, size_t bytes, cl_mem buffer)
       : host_(host), bytes_(bytes), buffer_(buffer) {}
 
@@ -34,7 +34,7 @@ class DeviceMemory {
   cl_mem buffer_;
 };
 
-// Throws DeviceError if the device has no buffers of that size.
+// Throws DeviceError if the device does not support buffers of that size.
 void CheckBufferBytes(const Device& device, size_t bytes);
 
 }  // namespace tvm_stretch::opencl

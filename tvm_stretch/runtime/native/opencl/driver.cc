@@ -16,7 +16,7 @@ namespace {
 using GetPlatforms = cl_int (*)(cl_uint, cl_platform_id*, cl_uint*);
 using GetExtensionFunction = void* (*)(const char*);
 
-// Loaders first: they know every driver of the machine. Then drivers that are used without one.
+// Loaders come first, as they know every driver of the machine, then drivers without a loader.
 constexpr const char* kLibraries[] = {
     "libOpenCL.so.1",
     "libOpenCL.so",
@@ -41,7 +41,7 @@ std::vector<cl_platform_id> ListPlatforms(GetPlatforms get) {
   return platforms;
 }
 
-// Fills the table by the names of the functions. Returns the first that is missing, or null.
+// Fills the table by function names. Returns the first missing name, or null.
 const char* FillByName(void* library, Api* api) {
 #define TVM_STRETCH_CL_LOAD(index, name, result, parameters)                     \
   api->name = reinterpret_cast<decltype(api->name)>(dlsym(library, "cl" #name)); \
@@ -64,11 +64,11 @@ void FillFromDispatch(cl_platform_id platform, Api* api) {
 #undef TVM_STRETCH_CL_COPY
 }
 
-// Opens one library; returns why it cannot be used, or nothing.
+// Opens one library; returns the reason why it cannot be used, or "".
 std::string Open(const char* name, Driver* driver) {
   void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return dlerror();
-  // Google's loader for Pixel phones hides its functions until it is told not to.
+  // Google's loader for Pixel phones hides its functions until this call.
   if (auto enable = reinterpret_cast<void (*)()>(dlsym(library, "enableOpenCL"))) enable();
   auto get = reinterpret_cast<GetPlatforms>(dlsym(library, "clGetPlatformIDs"));
   if (get != nullptr) {
@@ -94,7 +94,7 @@ struct Loaded {
 };
 
 Loaded Load() {
-  // Drivers for the host's own CPU start their threads now: on their share of the cores.
+  // Drivers for the host's CPU start their threads now, on their share of the cores.
   const HostCoresScope cores;
   const KeepsSignalHandlers handlers;
   GuardPoclCache();
@@ -103,7 +103,7 @@ Loaded Load() {
     auto driver = std::make_unique<Driver>();
     std::string reason = Open(name, driver.get());
     if (reason.empty()) loaded.driver = std::move(driver);
-    // The first reason that is more than a missing file tells the user most.
+    // The first reason other than a missing file is the most helpful one.
     if (loaded.reason.empty() || reason.find("No such file") == std::string::npos) {
       loaded.reason = reason;
     }
@@ -128,7 +128,7 @@ const char* AdviceFor(cl_int code) {
     case CL_OUT_OF_RESOURCES:
       return "the device is out of resources or failed: run fewer or smaller networks on it";
     case CL_DEVICE_NOT_AVAILABLE:
-    case CL_NV_ILLEGAL_BUFFER_ACCESS:  // NVIDIA's driver then fails every later call, too
+    case CL_NV_ILLEGAL_BUFFER_ACCESS:  // NVIDIA's driver then fails all later calls
       return "the device is lost: start the process again, or compile for another processor";
     default:
       return "check the driver with clinfo, or compile for another processor";
@@ -138,7 +138,7 @@ const char* AdviceFor(cl_int code) {
 }  // namespace
 
 const Driver& TheDriver() {
-  // Never destroyed: threads of the driver may outlive the static objects of this library.
+  // Never destroyed, because threads of the driver may outlive this library's static objects.
   static const Loaded& loaded = *new Loaded(Load());
   if (loaded.driver == nullptr) {
     TVM_FFI_THROW(DeviceError)

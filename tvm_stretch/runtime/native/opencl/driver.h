@@ -1,5 +1,5 @@
-// OpenCL's driver, found and loaded at first use: nothing is linked, so nothing is needed where no
-// network uses OpenCL.
+// OpenCL's driver, found and loaded at first use: it is not linked, so machines without OpenCL need
+// no library.
 #ifndef TVM_STRETCH_OPENCL_DRIVER_H_
 #define TVM_STRETCH_OPENCL_DRIVER_H_
 
@@ -21,8 +21,8 @@ struct Driver {
 };
 
 // The first of these that can be loaded and has a platform: $TVM_STRETCH_OPENCL_LIB (then no
-// other), a loader (libOpenCL.so.1, ...), a vendor's driver without one. Throws DeviceError, also
-// on later calls, where there is none.
+// other), a loader (libOpenCL.so.1, ...), a vendor's driver without a loader. If there is none,
+// this and later calls throw DeviceError.
 const Driver& TheDriver();
 
 inline const Api& CL() { return TheDriver().api; }
@@ -37,7 +37,7 @@ inline void Check(cl_int code, const char* what) {
   if (code != CL_SUCCESS) Fail(code, what);
 }
 
-// What OpenCL's Get...Info functions return: `get(bytes, pointer, bytes returned)`.
+// Reads the string of an OpenCL Get...Info function: `get(bytes, pointer, bytes returned)`.
 template <typename Get>
 std::string InfoString(const Get& get) {
   size_t bytes = 0;

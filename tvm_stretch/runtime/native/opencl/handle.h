@@ -24,7 +24,7 @@ class Handle {
   }
 
   T get() const { return object_; }
-  // Whoever calls this frees the object.
+  // The caller must free the object.
   T release() { return std::exchange(object_, nullptr); }
   explicit operator bool() const { return object_ != nullptr; }
 

@@ -56,7 +56,7 @@ DriversMemory::DriversMemory(const Device& device, size_t bytes) : bytes_(bytes)
 }
 
 DriversMemory::~DriversMemory() {
-  // Ends all mappings: the buffer goes. A driver that fails now is no concern any more.
+  // Ends all mappings before the buffer is freed. Errors of the driver no longer matter.
   if (data_ != nullptr) {
     CL().EnqueueUnmapMemObject(queue_.get(), buffer_.get(), data_, 0, nullptr, nullptr);
     CL().EnqueueUnmapMemObject(queue_.get(), buffer_.get(), data_ + bytes_, 0, nullptr, nullptr);
@@ -86,8 +86,8 @@ Handover::Handover(DriversMemory* memory, char* host, const Ownership& plan)
 }
 
 Handover::~Handover() {
-  // The driver may have failed: then nothing works for this memory any more, and the host may use
-  // it as it is.
+  // If the driver has failed, it does not access this memory any more, and the host may use it
+  // without mapping.
   (void)Attempt([this] {
     for (Shared& shared : cells_) {
       if (shared.is_mapped) memory_->Unmap(shared.cell.offset);
@@ -101,8 +101,8 @@ void Handover::Restore() {
     const Cell& cell = shared.cell;
     const bool never_changes = cell.unmaps.empty() && cell.maps.empty();
     if (never_changes && shared.is_mapped == cell.rests_mapped) continue;
-    // Whether a map that was enqueued was executed, too, is not known after a failure: then this
-    // fails, and drivers let all that is enqueued by then fail with it.
+    // After a failure it is unknown whether an enqueued map was executed. If it was not, this unmap
+    // fails, and drivers then fail all commands enqueued so far.
     if (shared.is_mapped) memory_->Unmap(cell.offset);
     shared.is_mapped = false;
     Check(CL().Finish(memory_->queue()), "clFinish");
@@ -112,7 +112,7 @@ void Handover::Restore() {
 }
 
 void Handover::RestoreAfterFailure() {
-  // What went wrong in the run may go wrong here again. If it does not end, the next run fails.
+  // The run's error may occur here again. If it persists, the next run fails.
   constexpr int kTries = 3;
   for (int i = 0; i < kTries && Attempt([this] { Restore(); }); ++i) CL().Finish(memory_->queue());
 }

@@ -1,7 +1,7 @@
-// Memory that the driver of a GPU allocates, and the host and the GPU use by turns without copies.
+// Memory that a GPU's driver allocates, and that host and GPU use alternately without copies.
 //
-// Arm and Qualcomm name this as the way without copies on their GPUs (CL_MEM_ALLOC_HOST_PTR,
-// mapped); what lies in memory of the host is copied behind the scenes.
+// Arm and Qualcomm recommend it to avoid copies on their GPUs (CL_MEM_ALLOC_HOST_PTR, mapped);
+// their drivers copy memory that the host allocated.
 #ifndef TVM_STRETCH_OPENCL_HANDOVER_H_
 #define TVM_STRETCH_OPENCL_HANDOVER_H_
 
@@ -16,12 +16,12 @@
 
 namespace tvm_stretch::opencl {
 
-// A block of such memory, zeroed. All of it is mapped, unless a Handover has it.
+// A zeroed block of such memory. All of it is mapped, unless a Handover manages it.
 class DriversMemory {
  public:
-  // Null where the driver has no memory that kernels of the host can use.
+  // Null if the driver has no memory that the host's kernels can use.
   static std::shared_ptr<char> Allocate(const Device& device, size_t bytes);
-  // Of what `Allocate` returned; null for other blocks.
+  // The owner of a block that `Allocate` returned; null for other blocks.
   static DriversMemory* Of(const std::shared_ptr<char>& block);
 
   ~DriversMemory();
@@ -31,7 +31,7 @@ class DriversMemory {
   size_t bytes() const { return bytes_; }
 
   // Maps bytes and waits for it. Throws DeviceError, also if the driver has moved the block: the
-  // page behind it stays mapped so that drivers do not.
+  // page after the block stays mapped to prevent that.
   void Map(size_t offset, size_t bytes, cl_bitfield flags);
   void Unmap(size_t offset);
   void MapAll() { Map(0, bytes_, CL_MAP_READ | CL_MAP_WRITE); }
@@ -47,23 +47,23 @@ class DriversMemory {
   char* data_ = nullptr;
 };
 
-// While it lives, bytes of the block are mapped as the plan of their owners says.
+// While it lives, bytes of the block are mapped according to the plan of owners.
 class Handover {
  public:
   Handover(DriversMemory* memory, char* host, const Ownership& plan);
   ~Handover();
 
-  // What the device's region number `region` begins and ends with.
+  // Appends the commands at the begin and the end of the device's region number `region`.
   void AppendTakes(size_t region, std::vector<Command>* commands);
   void AppendGives(size_t region, std::vector<Command>* commands);
 
-  // After a run that did not come to its end, when nothing runs: as it is between runs.
+  // After an aborted run, when nothing runs: restores the state between runs.
   void RestoreAfterFailure();
 
  private:
   struct Shared {
     Cell cell;
-    bool is_mapped = false;  // touched by whoever submits, and between runs
+    bool is_mapped = false;  // accessed by the submitting thread, and between runs
   };
 
   void Restore();

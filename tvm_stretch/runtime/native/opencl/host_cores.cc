@@ -11,7 +11,7 @@ namespace {
 constexpr const char* kCoresVariable = "TVM_STRETCH_OPENCL_CPUS";
 constexpr const char* kWorkersVariable = "POCL_MAX_PTHREAD_COUNT";
 
-// Written while the driver is loaded, before anything reads it.
+// Written while the driver is loaded, before any reader.
 Cores driver_cores;
 
 }  // namespace

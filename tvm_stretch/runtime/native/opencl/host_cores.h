@@ -1,4 +1,5 @@
-// An OpenCL driver for the host's own CPU (PoCL) must not fight the CPU processor for cores.
+// Separates the cores of an OpenCL driver for the host's CPU (PoCL) from those of the CPU
+// processor.
 #ifndef TVM_STRETCH_OPENCL_HOST_CORES_H_
 #define TVM_STRETCH_OPENCL_HOST_CORES_H_
 
@@ -8,16 +9,16 @@
 
 namespace tvm_stretch::opencl {
 
-// The cores that such a driver gets: $TVM_STRETCH_OPENCL_CPUS ("1", "2-3", "0,4-7"), otherwise the
-// upper half of `allowed`; all of them where there is only one. Throws ValueError.
+// The cores of such a driver: $TVM_STRETCH_OPENCL_CPUS ("1", "2-3", "0,4-7"), otherwise the upper
+// half of `allowed`, or its only core. Throws ValueError.
 Cores CoresForDriver(const Cores& allowed);
 
-// The cores that were given to such drivers; empty if the user has taken control.
+// The cores of such drivers; empty if the user controls them.
 const Cores& DriverCores();
 
 // While it lives, threads that the driver starts from this thread stay on the driver's cores, and
-// PoCL starts one worker per core: threads inherit their creator's affinity. Does nothing where the
-// user has taken control with POCL_MAX_PTHREAD_COUNT or POCL_AFFINITY.
+// PoCL starts one worker per core: threads inherit their creator's affinity. Does nothing if the
+// user sets POCL_MAX_PTHREAD_COUNT or POCL_AFFINITY.
 class HostCoresScope {
  public:
   HostCoresScope();

@@ -9,7 +9,7 @@ constexpr size_t kCacheLine = 64;
 constexpr int64_t kHost = -1;
 
 struct Access {
-  int64_t region;  // of the device, counted among its own; or kHost
+  int64_t region;  // number among the device's regions, or kHost
   bool writes;
 };
 
@@ -25,7 +25,7 @@ struct Use {
   Access access;
 };
 
-// Everything that touches memory in a run, in an order in which it could happen.
+// All memory accesses of a run, in a possible order.
 std::vector<Use> UsesOf(const GraphSpec& graph, int64_t device) {
   std::vector<Use> uses;
   for (const PortSpec& port : graph.inputs) uses.push_back({port.tensor, {kHost, true}});
@@ -45,7 +45,7 @@ std::vector<Use> UsesOf(const GraphSpec& graph, int64_t device) {
 template <typename Visit>
 void ForEachRun(const TensorSpec& tensor, size_t start, size_t dim, const Visit& visit) {
   const size_t item = (tensor.dtype.bits + 7) / 8 * tensor.dtype.lanes;
-  size_t dense = 1;  // elements of the directions from `dim` on, if these leave no gaps
+  size_t dense = 1;  // elements of dimensions from `dim` on, if they have no gaps
   for (size_t i = tensor.shape.size(); i-- > dim && dense != 0;) {
     const bool fits = tensor.shape[i] == 1 || static_cast<size_t>(tensor.strides[i]) == dense;
     dense = fits ? dense * static_cast<size_t>(tensor.shape[i]) : 0;
@@ -93,7 +93,7 @@ void AddOnce(std::vector<size_t>* regions, int64_t region) {
 
 bool IsDevices(const Access& access) { return access.region != kHost; }
 
-// Follows one interval through runs until they repeat themselves; the last of them tells.
+// Simulates one interval through runs until the state repeats; the last run gives the plan.
 class Follower {
  public:
   Cell Follow(const Interval& interval) {
@@ -126,7 +126,7 @@ class Follower {
 
   void OnHost(const Access& access) {
     if (!is_mapped_ && (access.writes || is_devices_)) {
-      // The host waits for what wrote it, or, to write itself, for all that used it.
+      // To read, the host waits for the last write; to write, for the last use.
       const Last& by = access.writes ? last_ : last_write_;
       AddOnce(&cell_.maps, by.region);
       if (by.run != run_) cell_.rests_mapped = true;
@@ -142,7 +142,7 @@ class Follower {
   int run_ = 0;
   bool is_mapped_ = true;
   bool host_wrote_ = true;   // since it was mapped
-  bool is_devices_ = false;  // who wrote last
+  bool is_devices_ = false;  // whether the device wrote last
   Last last_, last_write_;   // use by the device
 };
 
@@ -157,7 +157,7 @@ size_t LineOf(size_t byte) { return byte / kCacheLine; }
 
 Ownership PlanOwnership(const GraphSpec& graph, int64_t device, const MemoryMap& memory) {
   Ownership plan;
-  size_t last_line = 0;  // of the cell before, whoever uses it
+  size_t last_line = 0;  // of the previous cell, of either owner
   bool last_is_hosts = false, last_is_devices = false;
   for (const Interval& interval : IntervalsOf(graph, UsesOf(graph, device), memory)) {
     const std::vector<Access>& all = interval.accesses;

@@ -1,9 +1,8 @@
-// When memory that a GPU shares with the host changes hands.
+// Plans when memory that a GPU shares with the host changes its owner.
 //
-// On phones both see the same bytes, but not each other's caches: what the host wrote reaches the
-// device when the bytes are unmapped, and what the device wrote reaches the host when they are
-// mapped. So bytes that both use are unmapped at the beginning of a region of the device, and
-// mapped at the end of one:
+// On phones both access the same bytes, but not each other's caches: unmapping makes the host's
+// writes visible to the device, and mapping makes the device's writes visible to the host. So bytes
+// that both use are unmapped at the begin of a region of the device, and mapped at its end:
 //
 //   region    uses bytes 0-64       and then
 //   cpu r0    writes
@@ -11,9 +10,9 @@
 //   cpu r2    reads
 //   gpu r3    writes another tensor unmap before r3, map after it: the next run's r0 writes
 //
-// Nobody waits for that: a region of the host that uses these bytes later waits for the device's
-// region anyway, because the plan of the memory puts one after the other. While the device reads
-// what the host wrote, the host may go on reading it: its own view stays as it is.
+// This causes no extra waits: a later region of the host that uses these bytes waits for the
+// device's region anyway, as the memory plan orders them. While the device reads the host's data,
+// the host may go on reading it, because its own view does not change.
 #ifndef TVM_STRETCH_OPENCL_OWNERSHIP_H_
 #define TVM_STRETCH_OPENCL_OWNERSHIP_H_
 
@@ -24,25 +23,24 @@
 
 namespace tvm_stretch::opencl {
 
-// Consecutive bytes of the block that always change hands together. Regions are counted among
-// those of the device.
+// Consecutive bytes of the block that always change their owner together. Region numbers count only
+// regions of the device.
 struct Cell {
   size_t offset = 0;
   size_t bytes = 0;
-  std::vector<size_t> unmaps;  // regions that begin with taking it from the host
-  std::vector<size_t> maps;    // regions that end with giving it to the host
+  std::vector<size_t> unmaps;  // regions that take it from the host at their begin
+  std::vector<size_t> maps;    // regions that give it to the host at their end
   bool rests_mapped = true;    // between runs
   bool host_writes = false;
 };
 
 struct Ownership {
-  std::vector<Cell> cells;  // of all that the host uses
-  // Whether no line of a cache holds bytes of both, which would overwrite each other's.
+  std::vector<Cell> cells;  // of all bytes that the host uses
+  // Whether no cache line holds bytes of both owners, which would overwrite each other.
   bool is_sound = true;
 };
 
-// Who owns what of the block in `memory` if processor number `device` is the only one that is not
-// the host.
+// The owners of the block in `memory`, if `device` is the only processor besides the host.
 TVM_STRETCH_API Ownership PlanOwnership(const GraphSpec& graph, int64_t device,
                                         const MemoryMap& memory);
 

@@ -31,14 +31,14 @@ bool ReadAt(std::ifstream& file, uint64_t place, T* value) {
   return file.seekg(place) && file.read(reinterpret_cast<char*>(value), sizeof(T));
 }
 
-// Linkers write the table of sections to the end.
+// Linkers write the section table last, so a whole library contains it.
 bool IsWholeLibrary(std::ifstream& file, uint64_t bytes) {
   ElfW(Ehdr) header;
   return ReadAt(file, 0, &header) && std::memcmp(header.e_ident, ELFMAG, SELFMAG) == 0 &&
          header.e_shoff + uint64_t{header.e_shnum} * header.e_shentsize <= bytes;
 }
 
-// LLVM's bitcode is blocks, one behind the other.
+// LLVM's bitcode is a sequence of blocks.
 bool IsWholeBitcode(std::ifstream& file, uint64_t bytes) {
   constexpr uint32_t kMagic = 0xDEC04342, kEnters = 1;
   struct Block {
@@ -55,7 +55,7 @@ bool IsWholeBitcode(std::ifstream& file, uint64_t bytes) {
   return place == bytes && bytes > sizeof(magic);
 }
 
-// A folder that goes when the process ends that made it.
+// A folder that is removed at the end of the process that made it.
 struct Removed {
   std::string folder;
   pid_t owner;
@@ -71,11 +71,11 @@ bool IsWhole(const fs::path& path) {
   if (!is_library && path.filename() != "program.bc") return true;
   const uint64_t bytes = fs::file_size(path, error);
   std::ifstream file(path, std::ios::binary);
-  if (error || !file) return true;  // nobody can read it, or it has gone
+  if (error || !file) return true;  // unreadable or removed: harmless
   return is_library ? IsWholeLibrary(file, bytes) : IsWholeBitcode(file, bytes);
 }
 
-// Programs are kept in AB/CDEF..: a digest, its nibbles as letters. Folders of others are not ours.
+// Programs are in AB/CDEF..: a digest with nibbles as letters. Other folders are left alone.
 bool IsOfPocl(const fs::path& folder, int depth) {
   const std::string name = folder.filename().string();
   const bool is_digest = name.find_first_not_of("ABCDEFGHIJKLMNOP") == std::string::npos;

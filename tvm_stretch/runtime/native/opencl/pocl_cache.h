@@ -1,4 +1,4 @@
-// What PoCL keeps of the programs that it compiled, in a folder of its own.
+// PoCL's own cache of compiled programs.
 #ifndef TVM_STRETCH_OPENCL_POCL_CACHE_H_
 #define TVM_STRETCH_OPENCL_POCL_CACHE_H_
 
@@ -6,17 +6,17 @@
 
 namespace tvm_stretch::opencl {
 
-// Whether the driver is PoCL and finds again what it compiled, down to the machine code for the
-// work-groups that a run had.
+// Whether the driver is PoCL with a working cache, including machine code specialised to work-group
+// sizes.
 bool KeepsItsPrograms(const DeviceInfo& info);
 
-// Before the driver is loaded: gives PoCL a folder for this process alone where others may write to
-// the one it would use, which is in /tmp without HOME. PoCL runs whatever lies there.
+// Before the driver is loaded: gives PoCL a private folder for this process if others may write to
+// its default one, which is in /tmp without HOME. PoCL runs any code that it finds there.
 void GuardPoclCache();
 
-// Makes the folder, which somebody may have removed meanwhile, and removes, once in a process,
-// files that a loss of power cut short. PoCL compiles what is missing, but believes whatever it
-// finds: that ends the process, or fails the build, again and again.
+// Makes the folder, which may have been removed meanwhile, and removes, once in a process, files
+// that a power loss truncated. PoCL compiles missing programs, but trusts all files: a truncated
+// one would crash every process, or fail every build.
 void PreparePoclCache();
 
 }  // namespace tvm_stretch::opencl

@@ -1,4 +1,4 @@
-// Regions on an OpenCL device: see native/processor.h for what the executor expects.
+// Runs regions on an OpenCL device; native/processor.h has the executor's interface.
 #include "../processor.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@
 namespace tvm_stretch::opencl {
 namespace {
 
-// What all instances of a model share: programs, weights.
+// The part that all instances of a model share: programs, weights.
 class OpenCLProgram final : public ProcessorProgram {
  public:
   explicit OpenCLProgram(const ProcessorContext& context);
@@ -59,7 +59,7 @@ class OpenCLProgram final : public ProcessorProgram {
   const std::vector<Program> programs_;
   const bool is_alone_;
   std::vector<DeviceMemory> weight_memories_;
-  int64_t scratch_bytes_ = 0;  // what the launch that needs most needs
+  int64_t scratch_bytes_ = 0;  // the most that any launch needs
 };
 
 class OpenCLProcessor final : public Processor {
@@ -94,9 +94,9 @@ class OpenCLProcessor final : public Processor {
   const DeviceMemory block_;            // arena, inputs and outputs
   Buffer scratch_;
   const bool has_bells_;
-  const Buffer open_bell_;                    // where regions have none
+  const Buffer open_bell_;                    // for regions without a bell
   std::vector<std::unique_ptr<Bell>> bells_;  // one for each region
-  std::deque<Submitter> submitters_;          // one for each plan; they end what uses the above
+  std::deque<Submitter> submitters_;          // one for each plan; they must be destroyed first
   size_t num_bound_ = 0;
   OpenCLTask* last_ = nullptr;
 };
@@ -123,7 +123,7 @@ OpenCLProgram::OpenCLProgram(const ProcessorContext& context)
   Upload(nodes, Memory::kPrepared);
 }
 
-// Whether no other processor of the graph is of this kind: it would be the same device.
+// Whether no other processor of the graph has this kind, which would share the device.
 bool OpenCLProgram::IsAlone(size_t index) const {
   for (size_t i = 0; i < graph_.processors.size(); ++i) {
     if (i != index && graph_.processors[i].kind == graph_.processors[index].kind) return false;
@@ -131,7 +131,7 @@ bool OpenCLProgram::IsAlone(size_t index) const {
   return true;
 }
 
-// Kernels that wait must not keep a core from the regions that they wait for.
+// Waiting kernels must not occupy a core that the awaited regions need.
 bool OpenCLProgram::CanRingBells() const {
   return code_.has_bells && is_alone_ && device_.memory == MemoryKind::kShared &&
          !cores().empty() && !Without(AllowedCores(), cores()).empty();
@@ -173,7 +173,7 @@ void OpenCLProgram::CheckLaunches(const NodeSpec& node) {
   }
 }
 
-// Makes the part of a weight memory that this processor's nodes read visible to the device.
+// Uploads the part of a weight memory that this processor's nodes read.
 void OpenCLProgram::Upload(const std::vector<const NodeSpec*>& nodes, Memory memory) {
   int64_t low = std::numeric_limits<int64_t>::max(), high = 0;
   for (const NodeSpec* node : nodes) {
@@ -204,7 +204,7 @@ std::unique_ptr<Processor> OpenCLProgram::CreateInstance(const MemoryMap& memory
 }
 
 std::shared_ptr<char> OpenCLProgram::AllocateBlock(size_t bytes) const {
-  // Of a mirror it is the host's side: copies from and to what the driver allocated are direct.
+  // For a mirror this is the host's side: copies from and to memory of the driver are direct.
   const bool is_drivers =
       device_.memory == MemoryKind::kMapped || device_.memory == MemoryKind::kMirror;
   if (is_drivers) return DriversMemory::Allocate(device_, bytes);
@@ -219,8 +219,8 @@ std::shared_ptr<char> OpenCLProgram::AllocateBlock(size_t bytes) const {
 
 Cores OpenCLProgram::cores() const { return device_.info.is_cpu() ? DriverCores() : Cores(); }
 
-// Fine-grained and mapped memory must come from the driver, and mapped memory must be such that
-// neither side's cache writes over what is the other's. Else there is a copy for the device.
+// Fine-grained and mapped memory must come from the driver, and mapped memory must not have cache
+// lines of both owners. Otherwise the device gets a copy.
 Device ForBlock(Device device, const SharedBlock& block, const Ownership& plan) {
   const bool must_be_drivers =
       device.memory == MemoryKind::kFine || device.memory == MemoryKind::kMapped;
@@ -238,7 +238,7 @@ DeviceMemory BlockMemory(const Device& device, const SharedBlock& block) {
   return {device, block.data, block.bytes, Contents::kUndefined};
 }
 
-// A graph with several plans has several owners of the same bytes: what changes hands is copied.
+// In a graph with several plans the same bytes have several owners, so shared memory is copied.
 Ownership PlanFor(const OpenCLProgram& program, const MemoryMap& memory) {
   if (program.device().memory != MemoryKind::kMapped) return {};
   if (program.graph().plans.size() > 1) return {{}, false};
@@ -295,7 +295,7 @@ std::unique_ptr<Task> OpenCLProcessor::Bind(const RegionSpec& region,
   return task;
 }
 
-// Copies, where the device has memory of its own.
+// Appends copies if the device has separate memory.
 void OpenCLProcessor::AddTransfers(const std::vector<int64_t>& tensors, Span::Kind kind,
                                    std::vector<Command>* commands) const {
   if (device_.memory != MemoryKind::kMirror) return;
@@ -340,7 +340,7 @@ Command OpenCLProcessor::KernelCommand(const NodeSpec& node, const LaunchSpec& l
   return command;
 }
 
-// Only kernels look at bells: a region begins and ends with one.
+// Only kernels read bells, so a region must begin and end with a kernel.
 void OpenCLProcessor::AddDoorbells(cl_mem bell, std::vector<Command>* commands) const {
   auto is_kernel = [](const Command& c) { return c.kind == Command::Kind::kKernel; };
   auto doorbell = [&] {

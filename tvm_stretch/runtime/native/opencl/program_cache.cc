@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 constexpr char kEntryMagic[8] = {'T', 'V', 'M', 'S', 'T', 'R', 'B', '1'};
 constexpr const char* kTemporary = ".tmp";
 
-// An entry is this, the key, the binary.
+// An entry is this header, the key and the binary.
 struct EntryHeader {
   char magic[8];
   uint64_t key_bytes;
@@ -54,7 +54,8 @@ void SyncFolder(const std::string& folder) {
   close(handle);
 }
 
-// What processes left behind that were killed while they wrote: nobody locks it. Clocks jump.
+// Removes files of processes that were killed while writing, which are not locked. (Ages would be
+// unreliable, as clocks jump.)
 void RemoveAbandoned(const std::string& folder) {
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
@@ -67,10 +68,10 @@ void RemoveAbandoned(const std::string& folder) {
 }
 
 /*!
- * \brief Create a temporary file beside one, and lock it, so that nobody takes it for abandoned.
+ * \brief Create a temporary file beside one, and lock it, so that it is not taken for abandoned.
  *
- * Who starts between the two removes it: then it has no name any more, and another is made. Where
- * there are no locks nothing is taken for abandoned, either.
+ * A process that starts between the two steps removes the file; then it has no name, and another is
+ * made. Without support of locks no file is taken for abandoned.
  */
 int CreateHeld(const std::string& path, std::string* temporary) {
   for (;;) {

@@ -8,7 +8,7 @@ namespace tvm_stretch::opencl {
 namespace {
 
 struct Kept {
-  std::mutex mutex;  // guards what follows
+  std::mutex mutex;  // guards the members below
   int open = 0;
   std::array<struct sigaction, NSIG> handlers{};
 };
@@ -36,7 +36,7 @@ KeepsSignalHandlers::~KeepsSignalHandlers() {
   for (int number = 1; number < NSIG; ++number) {
     const struct sigaction& before = kept.handlers[static_cast<size_t>(number)];
     struct sigaction now{};
-    if (sigaction(number, nullptr, &now) != 0) continue;  // the C library's own
+    if (sigaction(number, nullptr, &now) != 0) continue;  // reserved by the C library
     if (now.sa_sigaction != before.sa_sigaction) sigaction(number, &before, nullptr);
   }
 }

@@ -1,13 +1,13 @@
-// The program's signal handlers, which drivers replace: the LLVM in PoCL takes seventeen of them
-// when it is first used, Ctrl-C and those of Python's faulthandler among them.
+// Restores the program's signal handlers, which drivers replace: PoCL's LLVM replaces seventeen of
+// them at first use, including Ctrl-C and those of Python's faulthandler.
 #ifndef TVM_STRETCH_OPENCL_SIGNAL_HANDLERS_H_
 #define TVM_STRETCH_OPENCL_SIGNAL_HANDLERS_H_
 
 namespace tvm_stretch::opencl {
 
-// Around calls in which a driver begins to work or compiles: at the end of the last of those that
-// are open, on whatever threads, handlers are what they were at the beginning of the first. (A
-// handler that another thread of the program sets meanwhile is lost; none is set for long.)
+// A scope around calls in which a driver starts or compiles. When the last open scope of all
+// threads ends, handlers are restored to their state at the begin of the first one. (A handler that
+// another thread of the program sets meanwhile is lost.)
 class KeepsSignalHandlers {
  public:
   KeepsSignalHandlers();

@@ -6,7 +6,7 @@
 namespace tvm_stretch::opencl {
 namespace {
 
-// So many regions that wait for others are enqueued: the one that the device waits in, and another.
+// The number of enqueued regions with waiting kernels: the one that waits, and the next.
 constexpr size_t kAhead = 2;
 
 Queue CreateQueue(const Device& device, cl_bitfield properties) {
@@ -77,7 +77,7 @@ void Submitter::SubmitNext() {
 }
 
 void Submitter::Forbid(const OpenCLTask* first) {
-  // The last one first: once a region's kernels return, those after it must not begin.
+  // From the last to the first, because once a region's kernels return, later ones must not begin.
   for (size_t i = tasks_.size(); i-- > 0;) {
     tasks_[i]->bell()->Forbid();
     if (tasks_[i] == first) return;
@@ -107,7 +107,7 @@ void Submitter::AwaitSubmission(const std::function<bool()>& is_submitted) {
 }
 
 void Submitter::Loop() {
-  // It only feeds the driver, so it stays off the CPU processor's cores too.
+  // The thread only feeds the driver, so it avoids the CPU processor's cores too.
   CoresScope scope(device_.info.is_cpu() ? DriverCores() : Cores());
   cores_.Begin();
   std::unique_lock<std::mutex> lock(wake_mutex_);

@@ -1,4 +1,4 @@
-// Hands an instance's regions to its queue, in their order and as early as they may.
+// Submits an instance's regions to its queue, in order and as early as possible.
 #ifndef TVM_STRETCH_OPENCL_SUBMITTER_H_
 #define TVM_STRETCH_OPENCL_SUBMITTER_H_
 
@@ -18,38 +18,38 @@ namespace tvm_stretch::opencl {
 
 class OpenCLTask;
 
-// Regions with bells wait in the queue. Another one that waits for other processors is submitted by
-// a thread of the instance, or by whoever waits for the region, once these are complete. The third
-// way, user events in the queue, was measured on PoCL 3.1 (one kernel, 2 cores): the same as that
-// thread within noise (97 and 58 µs asleep and polling, 83 and 54 µs with the thread), and it can't
-// be used: PoCL ends the process when such an event fails, which is how a region must be kept from
-// running when one before it failed.
+// Regions with bells wait in the queue. Without bells, a region that waits for other processors is
+// submitted, once these are complete, by a thread of the instance or by the thread that waits for
+// the region. The alternative, user events in the queue, was measured on PoCL 3.1 (one kernel, 2
+// cores): equal within noise (97 and 58 µs asleep and polling, 83 and 54 µs with the thread). It
+// cannot be used, because a failed region has to fail such an event, and PoCL then ends the
+// process.
 class Submitter {
  public:
   explicit Submitter(const Device& device);
   ~Submitter();
 
-  // While binding: `waits` says whether the task ever waits for other processors.
+  // While binding: `waits` is whether the task ever waits for other processors.
   void Add(OpenCLTask* task, bool waits);
 
   void Reset(bool traced);
-  // All tasks are reset: from now on they may be submitted. (Not before: a thread that was woken
-  // late in the last run would take what is left of that for the new one.)
+  // Called when all tasks are reset: from now on they may be submitted. (Not earlier: a thread that
+  // was woken late in the last run would take its state for the new run's.)
   void Begin();
-  // Submits what is ready; called by any thread. Of tasks with bells, a few that wait for others
-  // are enough for the device never to wait for the host.
+  // Submits tasks that are ready; any thread. Of tasks with bells that wait for others, a few are
+  // enough to keep the device busy.
   void SubmitReady();
-  // Submits one more task, for threads that have nothing else to do.
+  // Submits one more task, for idle threads.
   void SubmitOne();
-  // The task and those after it do not begin any more; called while it is not complete.
+  // Keeps this task and later ones from beginning; called while it is not complete.
   void Forbid(const OpenCLTask* first);
-  // Something became ready. Quick: another thread submits it.
+  // A task became ready. Quick, because another thread submits it.
   void Wake();
-  // Returns once `is_submitted`; helps instead of waiting where it can.
+  // Returns once `is_submitted`; submits tasks meanwhile if possible.
   void AwaitSubmission(const std::function<bool()>& is_submitted);
   // Its own thread stays on these cores.
   void SetAffinity(const Cores& cores) { cores_.Set(cores); }
-  // After an error commands may still run: whoever gets the error waits for them first.
+  // After an error commands may still run; they are awaited before the error is returned.
   void NoteError() { must_drain_ = true; }
   void DrainAfterError();
 
@@ -66,7 +66,7 @@ class Submitter {
   std::atomic<bool> must_drain_{false};
 
   std::mutex mutex_;  // guards the three below
-  size_t next_ = 0;   // the first task that is not submitted; between runs all are
+  size_t next_ = 0;   // the first task that is not submitted; between runs their number
   bool traced_ = false;
   std::condition_variable submitted_;
 

@@ -11,10 +11,10 @@
 namespace tvm_stretch::opencl {
 namespace {
 
-// A short wait is cheaper polled than slept; not where the driver needs the only core.
+// Polling is cheaper than sleeping for short waits, unless the driver needs the only core.
 constexpr int64_t kPollNanoseconds = 30'000;
 
-// Looking at memory costs the driver nothing, so it may last longer; others get the core meanwhile.
+// Polling memory costs the driver nothing, so it may last longer; it yields the core meanwhile.
 constexpr int64_t kBusyNanoseconds = 20'000;
 constexpr int64_t kCountNanoseconds = 5'000'000;
 constexpr int kLooks = 64;  // between two readings of the clock
@@ -42,7 +42,7 @@ int32_t CountWorkItems(const std::vector<Command>& commands) {
     const auto& size = command.global_size;
     if (command.kind == Command::Kind::kKernel) count += size[0] * size[1] * size[2];
   }
-  return static_cast<int32_t>(count);  // as the kernels count: overflow and all
+  return static_cast<int32_t>(count);  // overflows like the kernels' counter
 }
 
 }  // namespace
@@ -143,7 +143,7 @@ Failure OpenCLTask::EnqueueAll(cl_command_queue queue) {
     cl_int code = Enqueue(commands_[i], queue, wants_event ? &event : nullptr);
     if (event != nullptr) events_.emplace_back(event);
     if (code != CL_SUCCESS) {
-      NoteError();  // what is enqueued already still runs
+      NoteError();  // enqueued commands still run
       return Attempt([&] { Fail(code, "enqueueing '" + commands_[i].span.name + "'"); });
     }
   }
@@ -160,7 +160,7 @@ Failure OpenCLTask::EnqueueAll(cl_command_queue queue) {
 }
 
 void OpenCLTask::NoteError() {
-  // None of this region's kernels, or of those after it, waits any more: draining comes to an end.
+  // Stop this region's kernels and later ones from waiting, so that draining ends.
   if (bell_ != nullptr) submitter_->Forbid(this);
   submitter_->NoteError();
 }
@@ -174,7 +174,7 @@ void OpenCLTask::ListenTo(cl_event event) {
   };
   cl_int code = CL().SetEventCallback(event, CL_COMPLETE, callback, this);
   if (code == CL_SUCCESS) return;
-  // No callback will come: the submitting thread waits itself.
+  // There will be no callback, so the submitting thread waits itself.
   in_callback_ = false;
   CL().WaitForEvents(1, &event);
   Settle(StatusOf(event));
@@ -184,19 +184,19 @@ const Failure& OpenCLTask::Wait() {
   if (state_ == kPending) submitter_->AwaitSubmission([this] { return state_ != kPending; });
   if (!has_listeners() && state_ == kOnDevice) Await();
   const Failure& failure = Task::Wait();
-  while (in_callback_) std::this_thread::yield();  // it touches this task to its end
+  while (in_callback_) std::this_thread::yield();  // the callback uses this task until it returns
   if (failure) submitter_->DrainAfterError();
   return failure;
 }
 
 void OpenCLTask::Await() {
-  // A traced run reads the driver's times, which are there a little later.
+  // A traced run needs the driver's times, which come a little later.
   const bool is_done = bell_ != nullptr && AwaitCount() && !traced_;
   Settle(is_done ? CL_COMPLETE : AwaitEvent());
 }
 
-// Looks at memory for a while; returns whether all work-items are done. The time is used to enqueue
-// what comes next. What the driver says counts, too: after an error nobody counts to the end.
+// Polls memory for a while; returns whether all work-items are done. Meanwhile it enqueues later
+// commands. It also checks the event, because after an error the count is never reached.
 bool OpenCLTask::AwaitCount() {
   const int64_t start = Now();
   for (int64_t waited = 0; waited < kCountNanoseconds; waited = Now() - start) {
@@ -227,7 +227,7 @@ cl_int OpenCLTask::AwaitEvent() {
 }
 
 void OpenCLTask::Settle(cl_int status) {
-  // The queue is in order: what came before is done too. Its failure is also this one's.
+  // The queue is in order, so earlier tasks are done too. Their failure is also this task's.
   Failure failure;
   if (previous_ != nullptr) {
     if (previous_->state_ == kOnDevice)
@@ -240,7 +240,8 @@ void OpenCLTask::Settle(cl_int status) {
   Complete(failure ? std::move(failure) : OwnFailure(status));
 }
 
-// Drivers may go on after a command that failed; bells count what was done, else each is asked.
+// Drivers may go on after a failed command; with bells the count shows it, else each event is
+// checked.
 cl_int OpenCLTask::FirstError(cl_int last) const {
   cl_int status = last;
   for (size_t i = 0; bell_ == nullptr && status >= CL_COMPLETE && i < events_.size(); ++i) {
@@ -258,13 +259,13 @@ Failure OpenCLTask::OwnFailure(cl_int last) {
   if (bell_ == nullptr || bell_->done() == work_items_) return std::nullopt;
   if (dependency_failure_) return dependency_failure_;
   if (bell_->is_forbidden()) return CancelledError();
-  NoteError();  // a driver that keeps to itself what became of its kernels
+  NoteError();  // the driver reports success although kernels did not finish
   return Attempt([&] { Fail(CL_OUT_OF_RESOURCES, "running region '" + region_.name + "'"); });
 }
 
 std::vector<Span> OpenCLTask::Spans() const {
   std::vector<Span> spans, work;
-  const int64_t begin = may_begin_at_;  // a kernel may have been waiting for its bell until then
+  const int64_t begin = may_begin_at_;  // a kernel may have waited for its bell until then
   int64_t waits_from = started_at_;
   const bool has_times = clock_ != nullptr && events_.size() == commands_.size();
   for (size_t i = 0; has_times && i < commands_.size(); ++i) {

@@ -15,14 +15,14 @@ namespace tvm_stretch::opencl {
 
 class Submitter;
 
-// The life of a run: Reset; Start; once it is ready and all earlier tasks are submitted, the
-// submitter calls Submit, on whichever thread learns of it; whoever waits, or the driver's callback
-// if somebody listens, calls Settle once the device is done.
+// A run in order: Reset; Start; once the task is ready and all earlier tasks are submitted, the
+// submitter calls Submit on any thread; once the device is done, the waiting thread, or the
+// driver's callback if there are listeners, calls Settle.
 //
-// With a bell, a task is ready at once: its kernels wait in the queue until the bell is rung. That
-// never lasts for ever, and what stands behind them in the driver is only late: what a region waits
-// for depends on nothing but earlier regions, and those of its own processor stand before it in the
-// same queue. (So regions of two processors on one device must not wait for each other like this.)
+// With a bell, a task is ready at once: its kernels wait in the queue until the bell is rung. This
+// cannot deadlock, and only delays later commands of the driver: a region depends only on earlier
+// regions, and earlier regions of its processor precede it in the same queue. (So regions of two
+// processors on one device must not wait for each other by bells.)
 class OpenCLTask final : public Task {
  public:
   OpenCLTask(Submitter* submitter, OpenCLTask* previous, const RegionSpec& region,
@@ -36,12 +36,12 @@ class OpenCLTask final : public Task {
   void Cancel() override;
   std::vector<Span> Spans() const override;
 
-  // Whether Submit may be called: others are complete, or the task is not to begin at all.
+  // Whether Submit may be called: its predecessors are complete, or the task must not begin.
   bool IsReady() const;
   void Submit(cl_command_queue queue, const QueueClock* clock);
 
   Bell* bell() const { return bell_; }
-  // Whether its kernels would wait for others.
+  // Whether its kernels would wait for a bell.
   bool is_waiting() const { return bell_ != nullptr && bell_->is_silent(); }
 
  private:
@@ -63,9 +63,9 @@ class OpenCLTask final : public Task {
   const RegionSpec& region_;
   const std::vector<Command> commands_;
   const int num_after_;
-  Bell* const bell_;  // null: other regions are waited for by the host
+  Bell* const bell_;  // null: the host waits for other regions
   const int32_t work_items_;
-  const bool last_event_tells_;  // else each command's is asked whether it failed
+  const bool last_event_tells_;  // else every command's event is checked
 
   std::atomic<bool> started_{false};
   std::atomic<bool> cancelled_{false};
@@ -75,11 +75,11 @@ class OpenCLTask final : public Task {
   std::mutex mutex_;  // guards the two below
   Failure dependency_failure_;
   bool is_settled_ = false;
-  std::vector<Event> events_;  // of the run; the last one is the region's
+  std::vector<Event> events_;  // of the run; the last one is for the whole region
   bool traced_ = false;
   const QueueClock* clock_ = nullptr;
   int64_t started_at_ = 0;
-  std::atomic<int64_t> may_begin_at_{0};  // when all that it waited for was complete
+  std::atomic<int64_t> may_begin_at_{0};  // when its predecessors were complete
 };
 
 }  // namespace tvm_stretch::opencl

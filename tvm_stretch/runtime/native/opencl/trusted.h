@@ -1,5 +1,4 @@
-// Whether others may have written what lies in a cache; `tvm_stretch/trusted.py` says why that
-// counts.
+// Checks whether other users may have written files of a cache; `tvm_stretch/trusted.py` says why.
 #ifndef TVM_STRETCH_OPENCL_TRUSTED_H_
 #define TVM_STRETCH_OPENCL_TRUSTED_H_
 
@@ -7,18 +6,18 @@
 
 namespace tvm_stretch::opencl {
 
-// Whether nobody but this user and root may write to a folder, or to one above it. What is not
-// there yet is made by us.
+// Whether only this user and root may write to a folder and the folders above it. Folders that do
+// not exist yet are trusted, as we will make them.
 bool IsTrusted(const std::string& folder);
 
-// Tells the user, once in a process, that a cache is not used, and which variable names another.
+// Tells the user, once in a process, that a cache is not used, and which variable sets another.
 void SayNotTrusted(const std::string& folder, const char* variable);
 
-// Makes a folder and those above it; whatever the umask, nobody else may write there.
+// Makes a folder and its parents, writable only by this user whatever the umask is.
 void MakeFolder(const std::string& folder);
 
-// The whole of a file that only this user and root can have written; "" of anything else, of pipes
-// and symbolic links too.
+// The content of a file that only this user and root can have written; "" for other files, pipes
+// and symbolic links.
 std::string ReadOwn(const std::string& path);
 
 }  // namespace tvm_stretch::opencl

@@ -21,7 +21,7 @@ cl_mem BufferOf(const void* data) { return static_cast<const TensorMemory*>(data
 }  // namespace
 
 TvmDevice* TvmDevice::Get() {
-  static auto* device = new TvmDevice();  // TVM may free tensors while the process ends
+  static auto* device = new TvmDevice();  // leaked, as TVM may free tensors at exit
   return device;
 }
 
@@ -154,7 +154,7 @@ void TvmDevice::CopyDataFromTo(const void* from, size_t from_offset, void* to, s
   const bool from_host = from_device.device_type == kDLCPU;
   const bool to_host = to_device.device_type == kDLCPU;
   if (from_host) {
-    // Blocking: the host's memory may change or go when this returns.
+    // Blocking, because the host's memory may change or be freed after this returns.
     Check(
         CL().EnqueueWriteBuffer(QueueOf(to_device, stream), BufferOf(to), kTrue, to_offset, bytes,
                                 static_cast<const char*>(from) + from_offset, 0, nullptr, nullptr),

@@ -1,4 +1,4 @@
-// TVM's `opencl` device: what its tensors and the kernels of stock TVM run on.
+// TVM's `opencl` device, for tensors and for kernels of stock TVM.
 #ifndef TVM_STRETCH_OPENCL_TVM_DEVICE_H_
 #define TVM_STRETCH_OPENCL_TVM_DEVICE_H_
 
@@ -12,20 +12,20 @@
 
 namespace tvm_stretch::opencl {
 
-// Where a TVM tensor's `data` points to on this device.
+// The object that a TVM tensor's `data` points to on this device.
 struct TensorMemory {
   Buffer buffer;
 };
 
-// TVM's device id is the position in AllDevices(). A stream is a queue; each device has one that is
-// used unless TVM sets another, and kernels and copies follow each other on it.
+// TVM's device id is the position in AllDevices(). A stream is an in-order queue; each device has a
+// default one, unless TVM sets another.
 class TvmDevice final : public tvm::runtime::DeviceAPI {
  public:
   using Device = tvm::Device;
 
   static TvmDevice* Get();
 
-  // Of the calling thread: the device that TVM set last, and its queue.
+  // The device that TVM set last for the calling thread, and its queue.
   const opencl::Device& CurrentDevice();
   cl_command_queue CurrentQueue();
 

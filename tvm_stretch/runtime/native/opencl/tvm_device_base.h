@@ -1,8 +1,8 @@
 // TVM's base class of devices, without TVM's libraries.
 //
-// Its header is all we may rely on: a part of its code is in libtvm_runtime, which is not linked,
-// so that the library loads wherever tvm-ffi is. tvm_device_base.cc holds our own version of that
-// part, hidden in this library. TVM only ever calls through the table of virtual functions.
+// We use only its header: a part of its code is in libtvm_runtime, which is not linked so that our
+// library loads with tvm-ffi alone. tvm_device_base.cc has our own version of that part, hidden in
+// this library. TVM calls only virtual functions.
 #ifndef TVM_STRETCH_OPENCL_TVM_DEVICE_BASE_H_
 #define TVM_STRETCH_OPENCL_TVM_DEVICE_BASE_H_
 

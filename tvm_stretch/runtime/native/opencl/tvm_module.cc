@@ -99,7 +99,7 @@ class ByteReader {
   uint64_t left_;
 };
 
-// How the packed call's numbers after the arguments make up the launch.
+// The meaning of the packed call's numbers after the arguments.
 enum class LaunchPart { kGroups, kGroupSize };
 
 std::pair<LaunchPart, size_t> ParseTag(const std::string& tag, const std::string& kernel) {
@@ -248,7 +248,7 @@ ffi::Module NewModule(std::string format, TvmKernels kernels, std::string source
       ffi::make_object<TvmModule>(std::move(format), std::move(kernels), std::move(source)));
 }
 
-// TVM's description of a kernel. Its class is not in TVM's shipped headers, its fields are known by
+// TVM's description of a kernel. TVM's headers do not have its class, so its fields are read by
 // name.
 TvmKernel Describe(const ffi::ObjectRef& info) {
   auto field = [&info](const char* name) {
@@ -293,7 +293,7 @@ ffi::Module LoadTvmKernels(const ffi::Bytes& bytes) {
 }  // namespace
 
 TVM_FFI_STATIC_INIT_BLOCK() {
-  // A TVM that was built with OpenCL brings these itself.
+  // A TVM that was built with OpenCL has these functions.
   if (ffi::Function::GetGlobal("device_api.opencl")) return;
   tvm::ffi::reflection::GlobalDef()
       .def("device_api.opencl",

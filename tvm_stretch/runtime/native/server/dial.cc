@@ -14,8 +14,8 @@
 namespace tvm_stretch::server {
 namespace {
 
-constexpr std::chrono::seconds kPatience{5};  // with a name, and with each of its places
-constexpr int kMostDescriptors = 1024;        // that this program has
+constexpr std::chrono::seconds kPatience{5};  // for a name, and for each of its addresses
+constexpr int kMostDescriptors = 1024;        // of this program
 
 void WritePlaces(const Found& found, int to) {
   for (const addrinfo* at = found.get(); at != nullptr; at = at->ai_next) {
@@ -28,8 +28,8 @@ void WritePlaces(const Found& found, int to) {
 
 }  // namespace
 
-// A name server that does not answer would keep us from our clients, and looking up a name has no
-// deadline: a process of its own asks, and is ended.
+// Looking up a name has no timeout, and would block the server if a name server does not answer. So
+// a child process does it, which can be killed.
 Dial::Dial(const Address& address) : until_(Clock::now() + kPatience) {
   int ends[2] = {-1, -1};
   if (pipe2(ends, O_CLOEXEC) != 0) {
@@ -48,7 +48,7 @@ Dial::Dial(const Address& address) : until_(Clock::now() + kPatience) {
   if (asking_ != 0) return;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   for (int other = STDERR_FILENO + 1; other < kMostDescriptors; ++other) {
-    if (other != to.get()) close(other);  // connections that would stay open, our port among them
+    if (other != to.get()) close(other);  // the child must not keep connections open
   }
   WritePlaces(Resolve(address, 0), to.get());
   _exit(0);

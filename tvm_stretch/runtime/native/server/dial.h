@@ -1,4 +1,4 @@
-// Connecting to somebody, without ever waiting: names take their time, and so do hosts.
+// Connects without blocking, as name look-ups and connections may take long.
 #ifndef TVM_STRETCH_SERVER_DIAL_H_
 #define TVM_STRETCH_SERVER_DIAL_H_
 
@@ -12,7 +12,7 @@
 
 namespace tvm_stretch::server {
 
-// Where somebody listens.
+// The address of a listener.
 struct Place {
   int family;
   socklen_t size;
@@ -26,9 +26,9 @@ class Dial {
   Dial(const Dial&) = delete;
   Dial& operator=(const Dial&) = delete;
 
-  // Goes on, if it can; open once somebody answers, on the first of the places that does.
+  // Makes progress if possible; the handle is open once one of the addresses answers.
   Handle Step();
-  // Nobody does, in time.
+  // No address answered in time.
   bool has_failed() const { return has_failed_; }
 
  private:
@@ -39,10 +39,10 @@ class Dial {
   void CallNext();
 
   pid_t asking_ = -1;  // a process that looks up the name
-  Handle found_;       // where it writes places to
+  Handle found_;       // pipe from which its addresses are read
   std::deque<Place> places_;
   Handle called_;
-  Clock::time_point until_;  // what it is at has time
+  Clock::time_point until_;  // deadline of the current step
   bool has_failed_ = false;
 };
 

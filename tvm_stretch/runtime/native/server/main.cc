@@ -2,8 +2,8 @@
 //
 //   tvm_stretch_rpc --tracker 192.0.2.7:9190 --key pixel-8
 //
-// It registers with TVM's tracker and serves one client after the other, each in a process of its
-// own. README.md in this folder says how it comes to a phone, and what was tried.
+// It registers with TVM's tracker and serves one client after the other, each in a separate
+// process. README.md in this folder says how to install it on a phone, and how it was tested.
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -32,21 +32,21 @@
 namespace tvm_stretch::server {
 namespace {
 
-constexpr std::chrono::seconds kPatience{2};  // with somebody who connects
-constexpr size_t kMostGuests = 64;            // who have not said everything yet
-constexpr size_t kMostAtOnce = 16;            // who come in, before the others are heard again
-// Behind the key of a session, with a number: that run of it is to stop. Nothing of TVM's says
-// this.
+constexpr std::chrono::seconds kPatience{2};  // for a new connection
+constexpr size_t kMostGuests = 64;            // with an incomplete greeting
+constexpr size_t kMostAtOnce = 16;            // accepted before others are served again
+// Follows the key of a session, with the number of the run to cancel. An extension of TVM's
+// protocol.
 constexpr const char* kCancel = " -cancel=";
 constexpr const char* kAnyCancel = " -cancel";  // older clients have no numbers
 constexpr const char* kDigits = "0123456789";
 constexpr size_t kMostDigits = 18;  // of a number
-constexpr int kBeat = 20;           // ms between two looks at the session
+constexpr int kBeat = 20;           // ms between two checks of the session
 
 volatile std::sig_atomic_t is_over = 0;
 void End(int) { is_over = 1; }
 
-// Somebody who connected, and what is to come until he is one of ours or goes again.
+// A new connection, until it becomes the client or is closed.
 struct Guest {
   Talk talk;
   std::chrono::steady_clock::time_point until;
@@ -62,7 +62,7 @@ class Server {
                                          options_.advertised);
   }
 
-  // Nobody is waited for: neither guests nor the tracker keep others from being heard.
+  // No step blocks, so neither guests nor the tracker can delay others.
   void Run() {
     while (is_over == 0) {
       if (session_ != nullptr && session_->IsOver()) session_ = nullptr;
@@ -84,7 +84,7 @@ class Server {
                  options_.key.c_str());
   }
 
-  // Until somebody has said something, or the next beat.
+  // Waits for data, or for the next beat.
   void Listen() const {
     std::vector<pollfd> waiting{{listener_.get(), POLLIN, 0}};
     if (tracker_ != nullptr && session_ == nullptr) {
@@ -94,7 +94,7 @@ class Server {
     poll(waiting.data(), waiting.size(), kBeat);
   }
 
-  // Where too many say nothing, who came first has had most time for it.
+  // With too many silent guests, the oldest is dropped, as it had the most time.
   void Admit() {
     for (size_t i = 0; i < kMostAtOnce; ++i) {
       Handle client(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
@@ -107,7 +107,7 @@ class Server {
     }
   }
 
-  // Whether a guest is to go, because of what he said, or did not say.
+  // Whether a guest is done, because of its message or its silence.
   bool HasGone(Guest* guest) {
     Talk& talk = guest->talk;
     if (!guest->has_greeted) {
@@ -121,7 +121,7 @@ class Server {
     return talk.is_over() || std::chrono::steady_clock::now() > guest->until;
   }
 
-  // Who is not who the tracker sent, or does not know the secret, hears so.
+  // Refuses a client that the tracker did not send, or that does not know the secret.
   void Greet(Talk* talk, const std::string& said) {
     if (session_ != nullptr) return CancelFor(talk, said);
     std::istringstream words(said);
@@ -132,7 +132,7 @@ class Server {
     if (key.empty() || is_late || !SameText(first, "client:" + key)) {
       return talk->SendNumber(kMismatch);
     }
-    if (tracker_ != nullptr) tracker_->Taken();  // a key is good for one attempt
+    if (tracker_ != nullptr) tracker_->Taken();  // a match key is valid for one attempt
     double seconds = options_.session_limit;
     if (!Agrees(&words, key, &seconds)) return talk->SendNumber(kMismatch);
     talk->SendNumber(kWelcome);
@@ -142,7 +142,7 @@ class Server {
     session_ = std::make_unique<Session>(talk->Release(), seconds, options_, [this] { Leave(); });
   }
 
-  // While there is a session, its client may say which of its runs is to stop.
+  // During a session, its client may cancel one of its runs.
   void CancelFor(Talk* talk, const std::string& said) const {
     const size_t digits = said.size() - std::min(said.size(), said.find_last_not_of(kDigits) + 1);
     const std::string number = said.substr(said.size() - digits);
@@ -152,15 +152,15 @@ class Server {
     talk->SendNumber(is_its_client ? kWelcome : kBusy);
   }
 
-  // In a session's own process, which would keep connections of others open.
+  // In a session's process: closes connections of others.
   void Leave() {
     listener_ = Handle();
     guests_.clear();
     tracker_ = nullptr;
   }
 
-  // "-timeout=60 -proof=0a1b..", behind the key: the proof decides, if we have a secret. A client
-  // may shorten its session, but not beyond our limit.
+  // "-timeout=60 -proof=0a1b..", after the key: the proof is required if we have a secret. A client
+  // may shorten its session, but not exceed our limit.
   bool Agrees(std::istringstream* words, const std::string& key, double* seconds) const {
     std::string word, proof;
     while (*words >> word) {
@@ -176,11 +176,11 @@ class Server {
   Handle listener_;
   std::unique_ptr<Tracker> tracker_;
   std::unique_ptr<Session> session_;
-  std::string session_key_;  // with which it began
-  std::list<Guest> guests_;  // who came first stands first
+  std::string session_key_;  // match key of the session
+  std::list<Guest> guests_;  // the oldest first
 };
 
-// Sessions work in folders of their own: paths become absolute. The store is there from now on.
+// Makes paths absolute, as each session has another working folder, and makes the store.
 bool PreparePlaces(Options* options) {
   namespace fs = std::filesystem;
   std::error_code fault;

@@ -63,7 +63,7 @@ bool ReadMegabytes(const std::string& field, const std::string& text, int64_t* b
 bool ReadSecret(const std::string& path, std::string* secret) {
   std::ifstream file(path, std::ios::binary);
   std::ostringstream content;
-  content << file.rdbuf();  // which is no error where there is nothing to read, in a folder
+  content << file.rdbuf();  // reading a folder is not an error
   *secret = content.str();
   while (!secret->empty() && std::strchr("\r\n \t", secret->back()) != nullptr) secret->pop_back();
   return secret->size() >= 8 ||

@@ -26,7 +26,7 @@ struct Options {
 
 extern const char* const kUsage;
 
-// Nothing, and what is wrong on standard error, where the words are none of ours.
+// Empty if the words are not valid options, with the reason on standard error.
 std::optional<Options> ParseOptions(int count, char** words);
 
 }  // namespace tvm_stretch::server

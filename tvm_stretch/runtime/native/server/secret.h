@@ -1,4 +1,4 @@
-// What a client has to know, without ever saying it: HMAC-SHA256 of a key that is used once.
+// Proves knowledge of a secret without sending it: HMAC-SHA256 of a key that is used once.
 #ifndef TVM_STRETCH_SERVER_SECRET_H_
 #define TVM_STRETCH_SERVER_SECRET_H_
 
@@ -10,10 +10,10 @@ namespace tvm_stretch::server {
 std::string Sha256(const std::string& text);
 std::string Proof(const std::string& secret, const std::string& text);
 
-// Whether two texts are the same, in a time that does not tell where they differ.
+// Compares two texts in constant time.
 bool SameText(const std::string& one, const std::string& other);
 
-// So many random hexadecimal digits; "" if the system has none.
+// `count` random hexadecimal digits; "" if the system has no random numbers.
 std::string RandomDigits(size_t count);
 
 }  // namespace tvm_stretch::server

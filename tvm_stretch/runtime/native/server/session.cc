@@ -28,8 +28,7 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-// A client that vanished, its network for example, is noticed after 35 s, and so is one that takes
-// nothing of what we send.
+// Detects after 35 s that a client has vanished, for example with its network, or does not read.
 void NoticeItsEnd(int socket) {
   const int yes = 1, idle = 20, every = 5, tries = 3, unheard = 1000 * (idle + every * tries);
   setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &unheard, sizeof(unheard));
@@ -64,7 +63,7 @@ void Remove(const std::string& path) {
   rmdir(path.c_str());
 }
 
-// A file of the session: no name leads out of its folder.
+// The path of a session's file; refuses names that lead out of the folder.
 std::string PathIn(const std::string& folder, const ffi::String& name) {
   const std::string text(name);
   if (text.find('/') != std::string::npos || text == "..") {
@@ -74,7 +73,7 @@ std::string PathIn(const std::string& folder, const ffi::String& name) {
   return folder + "/" + text;
 }
 
-// While the session's own thread runs a network, nobody hears what its client says.
+// While the session's thread runs a network, it does not read from its client.
 void CancelWhenTold(int pipe) {
   for (int64_t number = 0; read(pipe, &number, sizeof(number)) == sizeof(number);) {
     const auto cancel = ffi::Function::GetGlobal("tvm_stretch.cancel_run");
@@ -110,7 +109,7 @@ Session::Session(Handle client, double seconds, const Options& options,
                  const std::function<void()>& leave)
     : client_(std::move(client)), seconds_(seconds), folder_(NewFolder()) {
   int ends[2] = {-1, -1};
-  if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0) {  // writing never waits
+  if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0) {  // writing never blocks
     told_ = Handle(ends[0]);
     tell_ = Handle(ends[1]);
     fcntl(ends[0], F_SETFL, 0);
@@ -128,7 +127,7 @@ Session::Session(Handle client, double seconds, const Options& options,
   if (process_ > 0) setpgid(process_, process_);
 }
 
-// In the session's own process.
+// Runs in the session's process.
 void Session::Serve(const Options& options) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -143,7 +142,7 @@ void Session::Serve(const Options& options) {
   setenv("TVM_STRETCH_STORE_BYTES", std::to_string(options.store_limit).c_str(), 1);
   int status = chdir(folder_.c_str());
   const std::string folder = folder_;
-  // Not on this thread: the executor takes the first one of a fork for that of another process.
+  // On another thread, because the executor treats a fork's first thread as the parent's.
   std::thread([&] {
     try {
       ProvideFilesIn(folder);
@@ -160,7 +159,7 @@ void Session::Serve(const Options& options) {
 bool Session::IsOver() {
   if (process_ <= 0) return true;
   if (waitpid(process_, nullptr, WNOHANG) == process_) {
-    kill(-process_, SIGKILL);  // what it has started
+    kill(-process_, SIGKILL);  // and its children
     process_ = -1;
     return true;
   }
@@ -174,11 +173,11 @@ void Session::CancelRun(int64_t number) const {
   if (write(tell_.get(), &number, sizeof(number)) != sizeof(number)) std::perror("cancel");
 }
 
-// In TVM's own words, which its client knows.
+// Sends TVM's own message, which its client understands.
 void Session::SayTimeIsUp() {
-  kill(process_, SIGSTOP);  // nothing of its own in between
+  kill(process_, SIGSTOP);  // so that its own data does not mix with it
   pollfd taker{client_.get(), POLLOUT, 0};
-  if (poll(&taker, 1, 0) != 1) return;  // it takes nothing, and everybody would wait for it
+  if (poll(&taker, 1, 0) != 1) return;  // it does not read, and writing would block
   std::ostringstream text;
   text << "RPCSessionTimeoutError: Your " << seconds_
        << "s session has expired, try to increase the \"session_timeout\" value.";
@@ -186,7 +185,7 @@ void Session::SayTimeIsUp() {
     ffi::Function::GetGlobalRequired("rpc.ReturnException")(static_cast<int64_t>(client_.get()),
                                                             ffi::String(text.str()));
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());  // the client is gone
+    std::fprintf(stderr, "%s\n", error.what());  // the client has disconnected
   }
 }
 

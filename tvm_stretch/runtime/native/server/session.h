@@ -1,4 +1,4 @@
-// One client at work, in a process of its own: what it crashes or fills is its own.
+// Serves one client in a separate process, so that crashes and memory use stay there.
 #ifndef TVM_STRETCH_SERVER_SESSION_H_
 #define TVM_STRETCH_SERVER_SESSION_H_
 
@@ -15,19 +15,19 @@ namespace tvm_stretch::server {
 
 class Session {
  public:
-  // Begins to serve a client that was greeted. `seconds`: after which it is ended; 0 never. `leave`
-  // is called in its own process, which is to close what is not its business.
+  // Serves a client after its greeting. The session ends after `seconds`; 0: never. `leave` is
+  // called in the session's process, to close descriptors of the server.
   Session(Handle client, double seconds, const Options& options,
           const std::function<void()>& leave);
-  // Ends its process, and removes its folder.
+  // Kills the process, and removes its folder.
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  // Whether it is over by now; ends it when its time is up.
+  // Whether it has ended; ends it when its time is up.
   bool IsOver();
 
-  // Asks the run that its client calls by this number to stop.
+  // Cancels the run with this number.
   void CancelRun(int64_t number) const;
 
  private:
@@ -38,11 +38,11 @@ class Session {
   double seconds_;
   std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
   std::string folder_;
-  Handle told_, tell_;  // a pipe, through which its process hears which run is to stop
+  Handle told_, tell_;  // a pipe that sends numbers of runs to cancel to its process
   pid_t process_ = -1;
 };
 
-// Loads TVM's runtime and ours; false, and why on standard error, if they cannot be.
+// Loads TVM's runtime and ours; false if that fails, with the reason on standard error.
 bool LoadLibraries(const std::vector<std::string>& paths);
 
 }  // namespace tvm_stretch::server

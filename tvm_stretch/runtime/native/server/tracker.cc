@@ -5,8 +5,8 @@
 namespace tvm_stretch::server {
 namespace {
 
-constexpr std::chrono::seconds kPatience{5};  // with an answer
-constexpr std::chrono::seconds kPause{2};     // between two looks at the offer, or two tries
+constexpr std::chrono::seconds kPatience{5};  // for an answer
+constexpr std::chrono::seconds kPause{2};     // between two checks of the offer, or two attempts
 constexpr int kMostMissed = 3;
 constexpr size_t kDigits = 32;
 
@@ -59,7 +59,7 @@ void Tracker::Say(State state, const std::string& message) {
   until_ = Clock::now() + kPatience;
 }
 
-// Nothing is on its way.
+// Sends the next message when no answer is pending.
 void Tracker::GoOn() {
   if (matchkey_.empty()) return Offer();
   if (Clock::now() >= next_) Say(State::kAsking, "[" + std::string(kPendingKeys) + "]");

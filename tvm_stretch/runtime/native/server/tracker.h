@@ -1,4 +1,4 @@
-// The tracker that lends this device to clients: it is offered under a new match key each time.
+// Offers this device to clients through a tracker, each time with a new match key.
 #ifndef TVM_STRETCH_SERVER_TRACKER_H_
 #define TVM_STRETCH_SERVER_TRACKER_H_
 
@@ -14,37 +14,37 @@ namespace tvm_stretch::server {
 
 class Tracker {
  public:
-  // `advertised` is where clients find us, if that is not where the tracker sees us; or "".
+  // `advertised` is the address for clients if the tracker sees another one; or "".
   Tracker(Address address, std::string key, int port, std::string advertised)
       : address_(std::move(address)),
         key_(std::move(key)),
         port_(port),
         advertised_(std::move(advertised)) {}
 
-  // Goes on with having us offered, without waiting for the tracker: to be called again and again
-  // while there is no session. The offer is made, looked after, and made again where it does not
-  // stand any more: a tracker that is gone, or a client that asked and never came, ends it.
+  // Makes or checks the offer, without waiting for the tracker; to be called repeatedly while there
+  // is no session. The offer is made again if it was lost, because the tracker restarted, or a
+  // client requested the device and never came.
   void Step();
 
-  // The word that the client has to say who got the device; "" without an offer.
+  // The match key that the chosen client has to send; "" without an offer.
   const std::string& matchkey() const { return matchkey_; }
   void Taken() { matchkey_.clear(); }
 
-  // Whether the tracker took the last offer.
+  // Whether the tracker accepted the last offer.
   bool is_there() const { return is_there_; }
-  // Where an answer comes; -1 while none is expected.
+  // The socket of a pending answer; -1 if none is expected.
   int socket() const { return talk_ && state_ != State::kReady ? talk_->socket() : -1; }
 
  private:
   using Clock = std::chrono::steady_clock;
   enum class State {
-    kAway,     // there is no connection
-    kDialing,  // one is being made
+    kAway,     // not connected
+    kDialing,  // connecting
     kGreeting,
     kTelling,
     kOffering,
-    kAsking,  // the tracker is to answer
-    kReady,   // it has answered
+    kAsking,  // waiting for an answer
+    kReady,   // answered
   };
 
   void Say(State state, const std::string& message);
@@ -61,12 +61,12 @@ class Tracker {
   State state_ = State::kAway;
   std::unique_ptr<Dial> dial_;
   std::optional<Talk> talk_;
-  Clock::time_point until_;  // the answer has time
-  Clock::time_point next_;   // when to look after the offer, or to connect again
-  std::string offered_;      // by a message that is not answered yet
+  Clock::time_point until_;  // deadline of the answer
+  Clock::time_point next_;   // when to check the offer, or to reconnect
+  std::string offered_;      // match key of an unanswered offer
   std::string matchkey_;
   bool is_there_ = false;
-  int missed_ = 0;  // how many times in a row nobody knew the offer
+  int missed_ = 0;  // checks in a row in which the tracker did not know the offer
 };
 
 }  // namespace tvm_stretch::server

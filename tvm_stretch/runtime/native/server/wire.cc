@@ -11,7 +11,7 @@
 namespace tvm_stretch::server {
 namespace {
 
-constexpr int kBacklog = 128;  // strangers who connected while we were busy
+constexpr int kBacklog = 128;  // connections while the server is busy
 
 }  // namespace
 
@@ -48,7 +48,7 @@ void Talk::SendText(const std::string& text) {
   Send(text.data(), text.size());
 }
 
-// Whether so many bytes are there.
+// Whether `bytes` bytes have arrived.
 bool Talk::Fill(size_t bytes) {
   while (taken_.size() < bytes && !is_over_) {
     char piece[4096];

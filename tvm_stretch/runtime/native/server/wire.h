@@ -1,4 +1,4 @@
-// Messages of TVM's RPC and of its tracker, as far as they begin sessions; none is waited for.
+// The messages of TVM's RPC and its tracker that begin sessions, without blocking.
 #ifndef TVM_STRETCH_SERVER_WIRE_H_
 #define TVM_STRETCH_SERVER_WIRE_H_
 
@@ -13,7 +13,7 @@
 namespace tvm_stretch::server {
 
 inline constexpr int32_t kRpcMagic = 0xff271, kTrackerMagic = 0x2f271;
-// What a server answers: welcome; somebody else is here; another key.
+// Answers of a server: welcome; busy; another key.
 inline constexpr int32_t kWelcome = kRpcMagic, kBusy = kRpcMagic + 1, kMismatch = kRpcMagic + 2;
 
 // The longest message of a client that begins a session, and of a tracker.
@@ -35,21 +35,21 @@ class Handle {
   int number_;
 };
 
-// A conversation that never waits: what is not there yet is asked for again later.
+// A connection that never blocks: callers retry later if data is missing.
 class Talk {
  public:
   explicit Talk(Handle socket) : socket_(std::move(socket)) {}
 
-  // All at once; who does not read what we said before has lost us.
+  // Sends at once; if the peer's buffer is full, the connection is over.
   void SendNumber(int32_t number) { Send(&number, sizeof(number)); }
-  // Texts go with their length in front.
+  // Texts are preceded by their length.
   void SendText(const std::string& text);
 
-  // What has come, once all of it has; nothing beyond it is read.
+  // The next value once it is complete; no byte after it is read.
   std::optional<int32_t> TakeNumber();
   std::optional<std::string> TakeText(int32_t longest);
 
-  // The other side is gone, does not read, or says too much.
+  // The peer closed the connection, does not read, or sent too much.
   bool is_over() const { return is_over_; }
   int socket() const { return socket_.get(); }
   Handle Release() { return std::move(socket_); }
@@ -59,8 +59,8 @@ class Talk {
   bool Fill(size_t bytes);
 
   Handle socket_;
-  std::string taken_;           // of what is coming
-  std::optional<size_t> size_;  // of the text that is coming
+  std::string taken_;           // of the incomplete value
+  std::optional<size_t> size_;  // of the incomplete text
   bool is_over_ = false;
 };
 
@@ -74,10 +74,10 @@ std::optional<Address> ParseAddress(const std::string& text);
 
 using Found = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-// Where an address leads; null where nowhere. May take long, without AI_NUMERICHOST.
+// Resolves an address; null on failure. May take long without AI_NUMERICHOST.
 Found Resolve(const Address& address, int flags);
 
-// Not open where the address is not ours, or taken. Port 0 takes any.
+// The handle is not open if the address is foreign or in use. Port 0 means any port.
 Handle Listen(const Address& address);
 int PortOf(const Handle& listener);
 
