@@ -1,45 +1,31 @@
 """Writing a scheduler: what it is given, what it answers, who checks it, and a model that runs so.
 
 Run it: `python tutorials/03_writing_a_scheduler.py`.  It needs no device: the second processor is
-the fake one of our tests, which runs the CPU's kernels on a thread of its own.
+`tvm_stretch.testing`'s, which runs the CPU's kernels on a thread of its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from pathlib import Path
 
 import numpy as np
-import tvm
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.processor import Processor
+from tvm import relax
+from tvm_stretch.targets import Processor, Speed
 
 import tvm_stretch as ts
 from tvm_stretch import zoo
-from tvm_stretch.build.kernels import kernels_alone
-from tvm_stretch.cost.analytic import AnalyticModel
-from tvm_stretch.errors import ScheduleError
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operator_graph import Group
-from tvm_stretch.plan.plan import Plan
-from tvm_stretch.plan.regions import form_regions
-from tvm_stretch.runtime.native_processor import build_processor, load_processor
 from tvm_stretch.scheduling import (
-    FREE,
+    SCHEDULERS,
     Problem,
     Result,
     Simulation,
     check_schedule,
-    linear_transfer,
     lower_bound,
+    refine,
+    result_of,
 )
-from tvm_stretch.scheduling.anneal import SCHEDULERS
-from tvm_stretch.scheduling.of_network import problem_of, processors_of
-from tvm_stretch.scheduling.refine import refine
-from tvm_stretch.scheduling.result import result_of
-
-ROOT = Path(__file__).resolve().parents[1]
+from tvm_stretch.testing import fake_processor
 
 
 def section(title: str) -> None:
@@ -47,25 +33,26 @@ def section(title: str) -> None:
     print(f"\n{'=' * 8} {title}")
 
 
+def second_processor() -> Processor:
+    """An accelerator twice as fast as the CPU that starts every kernel 2 us late and pools not."""
+
+    def refuse(call: relax.Call) -> str | None:
+        return "it has no pools" if "pool" in call.op.name else None
+
+    found = fake_processor("second", refuse=refuse)
+    slow = found.speed
+    speed = Speed(2 * slow.cycles_per_ns, 2 * slow.bytes_per_ns, slow.start_ns + 2_000, 5_000.0)
+    return dataclasses.replace(found, rules=(), speed=speed)
+
+
 section("1. The problem")
-# The compiler says which kernels the network becomes, in groups of operators that run together.
-# `problem_of` asks for what each group costs on each processor, in whole nanoseconds, None where it
-# is not supported.
+# The compiler says which kernels the network becomes, in groups of operators that run together, and
+# what each of them costs on each processor, in whole nanoseconds, None where it is not supported.
+# These are the costs that a search uses: measured ones, if `ts.measure` measured the processors.
 onnx_model = zoo.build("squeezenet1_1", size=96)
-network = load_network(onnx_model)
-cpu = cpu_processor(tvm.target.Target("llvm"), threads=1)
-kernels = kernels_alone(network, cpu)
-graph, model = kernels.graph, AnalyticModel()
-
-
-def costs(group: Group) -> tuple[int | None, ...]:
-    """A CPU, and an accelerator twice as fast that starts every kernel 2 us late and pools not."""
-    nanoseconds = sum(p.nanoseconds for p in model.predict_all(kernels.features(group.name)))
-    return nanoseconds, None if "pool" in group.anchor.kind else 2_000 + nanoseconds // 2
-
-
-hand_over = linear_transfer(fixed_ns=5_000, bytes_per_us=10_000)
-problem = problem_of(graph, ("cpu", "second"), costs, ((FREE, hand_over), (hand_over, FREE)))
+targets = ["llvm", second_processor()]
+network = ts.network_problem(onnx_model, targets, cpu_threads=1)
+problem = network.problem
 print(f"{len(problem.operators)} operators, {len(problem.tensors)} tensors")
 print("operator", problem.operators[3].name, "costs", problem.operators[3].costs)
 print("the caller's inputs and outputs are with the first processor:", problem.operators[0])
@@ -104,7 +91,7 @@ check_schedule(problem, mine)
 impossible = dataclasses.replace(mine, finish=tuple(t // 2 for t in mine.finish))
 try:
     check_schedule(problem, impossible)
-except ScheduleError as error:
+except ts.ScheduleError as error:
     print("refused:", error)
 else:
     raise AssertionError("half of the time should not be enough")
@@ -129,29 +116,30 @@ print(f"{mine.makespan / 1e6:.3f} -> {refined.makespan / 1e6:.3f} ms")
 assert refined.makespan <= mine.makespan
 
 section("6. From a schedule to a plan, and to a model")
-# Operators of one processor become regions; a region waits only before its first operator.  To let
-# every compile() use your scheduler, call it in tvm_stretch/search/options.py (`scheduled`).
-
-
-def second_processor() -> Processor:
-    """The fake processor of the executor; tutorial 4 builds one step by step."""
-
-    def build(_kernels: object, _schedule: object) -> tvm.runtime.Module:
-        source = ROOT / "tests/native/fake_processor.cc"
-        load_processor(build_processor(source, ROOT / "build/fake"))
-        return tvm.get_global_func("tvm_stretch.create_fake_code")("{}")
-
-    return dataclasses.replace(cpu, name="second", kind="fake", build=build, runs_host_code=True)
-
-
-names = processors_of(graph, refined)
-plan = Plan(("cpu", "second"), form_regions(network["main"], names))
-model = ts.compile(onnx_model, [cpu, second_processor()], plan=plan, cpu_threads=1)
+# Operators of one processor become regions; a region waits only before its first operator.
+plan = network.plan(refined)
+model = ts.compile(onnx_model, targets, plan=plan, cpu_threads=1)
 print(model.plan.explain())
 assert {region.processor for region in model.plan.regions} == {"cpu", "second"}
 
-alone = ts.compile(onnx_model, cpu, cpu_threads=1)
+alone = ts.compile(onnx_model, cpu_threads=1)
 x = np.random.default_rng(0).standard_normal((1, 3, 96, 96), dtype="float32")
 expected, y = alone(x), model(x)
 assert np.abs(y - expected).max() < 1e-4 * np.abs(expected).max()
 print("the same numbers as on one processor")
+
+section("7. Let every compile use it")
+# A search asks a scheduler wherever operators may run at the same time: about each of the network's
+# segments with branches.  Its answers are checked, and compete with shares and splits of layers.
+asked: list[Problem] = []
+
+
+def noted(given: Problem) -> Result:
+    """What is asked, and the answer."""
+    asked.append(given)
+    return longest_way_first(given)
+
+
+found = ts.compile(onnx_model, targets, scheduler=noted, cpu_threads=1)
+print(f"asked {len(asked)} times, about {max(len(p.operators) for p in asked)} operators at most")
+assert np.abs(found(x) - expected).max() < 1e-4 * np.abs(expected).max()

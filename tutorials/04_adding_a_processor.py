@@ -1,8 +1,8 @@
 """Adding a processor in one file, and watching it get work: a neural processing unit, faked.
 
-Run it: `python tutorials/04_adding_a_processor.py [folder]`.  It needs no device: the fake
-processor of our tests runs the CPU's kernels on a thread of its own, with memory of its own, so
-that plans, transfers and timelines look as they would with a real one.
+Run it: `python tutorials/04_adding_a_processor.py [folder]`.  It needs no device: the processor of
+`tvm_stretch.testing` runs the CPU's kernels on a thread of its own, with memory of its own, so that
+plans, transfers and timelines look as they would with a real one.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from pathlib import Path
 import numpy as np
 import tvm
 from tvm import relax
-from tvm_stretch.targets.processor import OpRule, Processor, Speed
-from tvm_stretch.targets.processors import make_processors
-from tvm_stretch.targets.registry import Attributes, ProcessorKind, register
+from tvm_stretch.targets import (
+    Attributes,
+    OpRule,
+    Processor,
+    ProcessorKind,
+    Speed,
+    make_processors,
+    register,
+)
 
 import tvm_stretch as ts
-from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_network
-from tvm_stretch.plan.plan import Plan
-from tvm_stretch.runtime.native_processor import build_processor, load_processor
-from tvm_stretch.search import search
-from tvm_stretch.search.costs import planning_costs
+from tvm_stretch.search import planning_costs, search
+from tvm_stretch.testing import fake_code
 
-ROOT = Path(__file__).resolve().parents[1]
 CHANNELS, SIZE = 64, 56
 
 
@@ -94,9 +96,12 @@ def npu_processor(target: Attributes, host: Processor) -> Processor:
 
 
 def build(_kernels: object, _schedule: object) -> tvm.runtime.Module:
-    """Code for the executor's new part, a shared library that registers itself (processor.h)."""
-    load_processor(build_processor(ROOT / "tests/native/fake_processor.cc", ROOT / "build/fake"))
-    return tvm.get_global_func("tvm_stretch.create_fake_code")(json.dumps({"mirrored": True}))
+    """Code for the executor's new part, a shared library that registers itself.
+
+    Yours is made of a C++ file that includes `processor.h`, as `tvm_stretch/testing/` has one:
+    `tvm_stretch.runtime.native_processor` builds and loads it.
+    """
+    return fake_code(mirrored=True)
 
 
 # From here on it is a target like others.
@@ -138,14 +143,14 @@ def main(folder: Path) -> None:
     canonical = load_network(mod)
     alone = ts.compile(mod, "llvm", cpu_threads=1)
     # A plan without regions: each operator goes to the first of the targets that takes it.
-    eager = Plan(("cpu", "npu"), ())
+    eager = ts.Plan(("cpu", "npu"), ())
     print(ts.compile(mod, ["npu", "llvm"], plan=eager, cpu_threads=1).plan.explain())
 
     section("2. A plan that it cannot carry out is refused")
     wrong = json.loads(alone.plan.to_json().replace('"cpu"', '"npu"'))
     try:
         ts.compile(mod, ["llvm", "npu"], plan=wrong, cpu_threads=1)
-    except UnsupportedError as error:
+    except ts.UnsupportedError as error:
         print(error)
     else:
         raise AssertionError("the 5x5 layer and the sigmoid should be refused")
@@ -190,7 +195,7 @@ def main(folder: Path) -> None:
     section("7. Left alone, compile() measures before it believes")
     # The plan ships only if it is faster here than the CPU alone beyond doubt; both ran, in turns.
     decided = ts.compile(mod, ["llvm", "npu"], cpu_threads=1)
-    print("\n".join(decided.plan.reason.split("; ")))
+    print(decided.plan.explain())
     assert "chosen: " in decided.plan.reason
 
 

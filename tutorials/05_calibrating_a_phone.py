@@ -28,11 +28,8 @@ import tvm
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.cost.profile import ProcessorProfile
-from tvm_stretch.cost.profile_file import load_profile
-from tvm_stretch.cost.work import FAMILIES
-from tvm_stretch.errors import CostModelError
-from tvm_stretch.measuring.calibrating import works_of_networks
+from tvm_stretch.cost import FAMILIES, ProcessorProfile, load_profile
+from tvm_stretch.measuring import works_of_networks
 
 
 def section(title: str) -> None:
@@ -156,7 +153,7 @@ def main(folder: Path) -> None:
     (folder / "wrong.toml").write_text(text)
     try:
         ts.predict(new, device=folder / "wrong.toml")
-    except CostModelError as error:
+    except ts.CostModelError as error:
         print(error)
     else:
         raise AssertionError("a profile has no field `cores`")

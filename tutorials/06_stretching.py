@@ -1,42 +1,26 @@
 """Stretching: a sequential network becomes branches, one for each processor, to be trained anew.
 
-Run it: `python tutorials/06_stretching.py`.  It needs no device: the second processor is the fake
-one of our tests, which runs the CPU's kernels on a thread of its own.
+Run it: `python tutorials/06_stretching.py`.  It needs no device: the second processor is that of
+`tvm_stretch.testing`, which runs the CPU's kernels on a thread of its own.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from pathlib import Path
 
 import numpy as np
 import tvm
-from tvm_stretch.passes.detect_blocks import detect_stages
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.processor import Processor
+from tvm_stretch.passes import detect_stages
+from tvm_stretch.targets import cpu_processor
 
 import tvm_stretch as ts
 from tvm_stretch import zoo
-from tvm_stretch.runtime.native_processor import build_processor, load_processor
-
-ROOT = Path(__file__).resolve().parents[1]
+from tvm_stretch.testing import fake_processor
 
 
 def section(title: str) -> None:
     """Print a heading."""
     print(f"\n{'=' * 8} {title}")
-
-
-def second_processor() -> Processor:
-    """The fake processor of the executor; tutorial 4 builds one step by step."""
-
-    def build(_kernels: object, _schedule: object) -> tvm.runtime.Module:
-        source = ROOT / "tests/native/fake_processor.cc"
-        load_processor(build_processor(source, ROOT / "build/fake"))
-        return tvm.get_global_func("tvm_stretch.create_fake_code")("{}")
-
-    return dataclasses.replace(cpu, name="second", kind="fake", build=build, runs_host_code=True)
 
 
 section("1. Why another network")
@@ -46,7 +30,7 @@ section("1. Why another network")
 # branches together compute about as much as before.  Such a network has to be trained.
 onnx_model = zoo.build("resnet18", size=64, classes=10)
 cpu = cpu_processor(tvm.target.Target("llvm"), threads=1)
-targets = [cpu, second_processor()]
+targets = [cpu, fake_processor("second")]
 
 section("2. The search")
 # Ends of stages are meeting points.  The rules of the paper prune the rest (`ts.Rules`).

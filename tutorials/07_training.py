@@ -1,42 +1,26 @@
 """Stretch a network of your own, train it, and see its timeline.
 
 Run it: `python tutorials/07_training.py`.  It needs torch, and no device: the second processor is
-the fake one of our tests, as in tutorial 6, which shows the search for designs.
+that of `tvm_stretch.testing`, as in tutorial 6, which shows the search for designs.
 """
 
 from __future__ import annotations
-
-import dataclasses
-from pathlib import Path
 
 import numpy as np
 import torch
 import tvm
 from torch import Tensor, nn
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.processor import Processor
+from tvm_stretch.targets import cpu_processor
 
 import tvm_stretch as ts
-from tvm_stretch.runtime.native_processor import build_processor, load_processor
+from tvm_stretch.testing import fake_processor
 
-ROOT = Path(__file__).resolve().parents[1]
 SIZE, CLASSES = 16, 8
 
 
 def section(title: str) -> None:
     """Print a heading."""
     print(f"\n{'=' * 8} {title}")
-
-
-def second_processor() -> Processor:
-    """The fake processor of the executor; tutorial 4 builds one step by step."""
-
-    def build(_kernels: object, _schedule: object) -> tvm.runtime.Module:
-        source = ROOT / "tests/native/fake_processor.cc"
-        load_processor(build_processor(source, ROOT / "build/fake"))
-        return tvm.get_global_func("tvm_stretch.create_fake_code")("{}")
-
-    return dataclasses.replace(cpu, name="second", kind="fake", build=build, runs_host_code=True)
 
 
 class Block(nn.Module):
@@ -86,7 +70,7 @@ print(f"right: {ts.training.accuracy(teacher, tests):.2f}")
 section("2. Stretched")
 x = torch.zeros(1, 3, SIZE, SIZE)
 cpu = cpu_processor(tvm.target.Target("llvm"), threads=1)
-targets = [cpu, second_processor()]
+targets = [cpu, fake_processor("second")]
 st = ts.stretch(torch.export.export(teacher.eval(), (x,)), targets)
 print(st.best)
 

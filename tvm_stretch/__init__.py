@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from tvm_stretch.measuring.probe import probe
     from tvm_stretch.plan.design import Design
     from tvm_stretch.plan.plan import Plan
+    from tvm_stretch.problems import NetworkProblem, network_problem
     from tvm_stretch.remote.device import Device, connect
     from tvm_stretch.runtime.model import Model, load
     from tvm_stretch.stretching.rules import Rules
@@ -56,6 +57,7 @@ __all__ = [
     "InstallError",
     "Model",
     "ModelError",
+    "NetworkProblem",
     "Plan",
     "PlanError",
     "Rules",
@@ -72,6 +74,7 @@ __all__ = [
     "connect",
     "load",
     "measure",
+    "network_problem",
     "predict",
     "probe",
     "quantize",
@@ -91,6 +94,8 @@ _LAZY = {
     "Plan": "tvm_stretch.plan.plan",
     "load": "tvm_stretch.runtime.model",
     "measure": "tvm_stretch.measuring.measure",
+    "network_problem": "tvm_stretch.problems",
+    "NetworkProblem": "tvm_stretch.problems",
     "predict": "tvm_stretch.compiler",
     "probe": "tvm_stretch.measuring.probe",
     "quantize": "tvm_stretch.frontend.quantise",

@@ -40,6 +40,7 @@ from tvm_stretch.remote.description import Description
 from tvm_stretch.remote.device import Device
 from tvm_stretch.remote.processors import place_of, processors_of
 from tvm_stretch.runtime.model import Model
+from tvm_stretch.scheduling import Scheduler
 from tvm_stretch.search.alternatives import (
     PlansLike,
     expected_seconds,
@@ -84,6 +85,7 @@ def compile(
     max_share: Mapping[str, float] | None = None,
     share_parts: int | None = None,
     precision: str = "float32",
+    scheduler: Scheduler | None = None,
     dump_dir: str | os.PathLike[str] | None = None,
     debug: bool = False,
     progress: Progress | None = None,
@@ -127,6 +129,9 @@ def compile(
         precision: ``"float16"`` computes in float16 between the network's inputs and outputs, where
             the processors have it; what needs more digits stays in float32, and the plan names it.
             ``"float16+float32"``: the sums of layers are float32.
+        scheduler: schedules segments whose operators may run at the same time: a function that
+            takes a ``scheduling.Problem`` and returns a ``scheduling.Result``, which is checked.
+            By default ``scheduling.schedule_heft``; what it answers competes with other options.
         dump_dir: folder that receives the IR after every phase, one numbered file each.
         debug: check the rules of the intermediate representation after every phase.
         progress: receives a line of text after every step, such as ``kernel 17 of 63``; by default
@@ -145,6 +150,7 @@ def compile(
         plan = next(iter(named.values()))
     if plan is not None:
         refuse_limits(max_share, share_parts, "where plans are given")
+    _check_scheduler(scheduler, plan)
     _check_branching(branching, plan)
     precision = read_precision(precision)
     with reporting(progress), compiling():
@@ -158,14 +164,16 @@ def compile(
                     "one; leave them out"
                 )
             known = phone.processors, phone.placeable
-            phone.limits = read_limits(max_share, share_parts, *known)
+            phone.limits = _with(scheduler, read_limits(max_share, share_parts, *known))
             return _compile_for(phone, source, plan, shapes, branching, spare, dump_dir, debug)
         machine = _machine_of(place, targets, cpu_threads, plan is None)
         known = processors_in(precision, machine.processors, machine.placeable)
-        limits = read_limits(max_share, share_parts, *known)
+        limits = _with(scheduler, read_limits(max_share, share_parts, *known))
         machine = replace(
             machine, processors=known[0], placeable=known[1], precision=precision, limits=limits
         )
+        if scheduler is not None:  # what it answers may be another plan every time
+            machine = replace(machine, described="")
         several = named if named is not None else bool(plans)
         return _compile(source, machine, plan, several, shapes, branching, spare, dump_dir, debug)
 
@@ -227,6 +235,22 @@ def _check_branching(branching: str, plan: PlanLike | None) -> None:
             "expected no plan with branching='stretch', got one; compile the module of ts.stretch "
             "with a plan for it"
         )
+
+
+def _check_scheduler(scheduler: object, plan: PlanLike | None) -> None:
+    if scheduler is not None and not callable(scheduler):
+        raise InputError(
+            f"expected a function from Problem to Result for scheduler, got {scheduler!r:.100}; "
+            "see tutorials/03_writing_a_scheduler.py"
+        )
+    if scheduler is not None and plan is not None:
+        raise InputError(
+            "expected no scheduler where a plan is given, got both; leave one of them out"
+        )
+
+
+def _with(scheduler: Scheduler | None, limits: Limits) -> Limits:
+    return limits if scheduler is None else replace(limits, scheduler=scheduler)
 
 
 def _network(

@@ -33,12 +33,31 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("cache"))
 
 
+OUTSIDE = f"""
+import importlib.util, sys
+from pathlib import Path
+tests = Path({str(ROOT / "tests")!r})
+sys.path[:] = [name for name in sys.path if Path(name).resolve() not in (tests, tests.parent)]
+for name, module in list(sys.modules.items()):  # of the process that was forked
+    if tests in Path(getattr(module, "__file__", None) or "/").parents:
+        del sys.modules[name]
+for name in ("benchmarks", "fake_targets", "tests"):
+    assert name not in sys.modules and importlib.util.find_spec(name) is None, name
+"""
+"""Only what is installed can be imported: no tests, no benchmarks, nothing of a checkout."""
+
+
 def _run(cache: str, tutorial: str, *args: object, **environment: str) -> str:
-    words = [str(ROOT / "tutorials" / tutorial), *map(str, args)]
+    """What a copy of a tutorial prints, in a folder that is no checkout."""
+    place = Path(cache) / "elsewhere"
+    place.mkdir(exist_ok=True)
+    shutil.copy(ROOT / "tutorials" / tutorial, place)
+    words = [str(place / tutorial), *map(str, args)]
     code = f"""
-import runpy, sys
+import os, runpy, sys
+os.chdir({str(place)!r})
 sys.argv = {words}
-sys.path.insert(0, {str(ROOT / "tutorials")!r})
+{OUTSIDE}
 {QUICK}
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

@@ -45,7 +45,7 @@ def test_no_library() -> None:
 
 def test_headers_are_shipped() -> None:
     """All that a source needs beside those of tvm-ffi: what they include is there too."""
-    text = (ROOT / "tests/native/fake_processor.cc").read_text()
+    text = (ROOT / "tvm_stretch/testing/fake_processor.cc").read_text()
     names = [line.split('"')[1] for line in text.splitlines() if line.startswith('#include "')]
     for name in names:
         header = find_file(f"include/{name}").read_text()

@@ -18,7 +18,7 @@ SOURCES = {
 # From the ground up, as ARCHITECTURE.md draws them; a name covers what stands below it.
 ROOMS = (
     ("errors", "trusted"),
-    ("arguments", "compiling", "files", "progress", "rewriting"),
+    ("arguments", "compiling", "exports", "files", "progress", "rewriting"),
     ("targets.kernels", "targets.processor"),
     ("ir",),
     ("plan",),
@@ -27,6 +27,7 @@ ROOMS = (
     ("lowering",),
     ("runtime",),
     ("targets",),
+    ("testing",),
     ("scheduling",),
     ("cost",),
     ("zoo",),
@@ -37,7 +38,7 @@ ROOMS = (
     ("training",),
     ("stretching",),
     ("measuring",),
-    ("compiler",),
+    ("compiler", "problems"),
     ("comparing",),
     ("cli", "__main__"),
 )

@@ -1,1 +1,8 @@
 """Costs of kernels: measurements, models learned from them, and predictions."""
+
+from tvm_stretch.exports import exported
+
+__getattr__ = exported(
+    __name__,
+    {"FAMILIES": "work", "ProcessorProfile": "profile", "load_profile": "profile_file"},
+)

@@ -10,6 +10,7 @@ compilation runs HEFT and refines its own plans (`refine.py`).
 
 from __future__ import annotations
 
+from tvm_stretch.exports import exported
 from tvm_stretch.scheduling.bounds import lower_bound
 from tvm_stretch.scheduling.check import check_schedule
 from tvm_stretch.scheduling.heft import schedule_heft
@@ -22,7 +23,7 @@ from tvm_stretch.scheduling.problem import (
     linear_transfer,
 )
 from tvm_stretch.scheduling.refine import refine
-from tvm_stretch.scheduling.result import Result, Scheduler
+from tvm_stretch.scheduling.result import Result, Scheduler, result_of
 from tvm_stretch.scheduling.simulate import Simulation, run_sequence, simulate
 
 __all__ = [
@@ -38,7 +39,11 @@ __all__ = [
     "linear_transfer",
     "lower_bound",
     "refine",
+    "result_of",
     "run_sequence",
     "schedule_heft",
     "simulate",
 ]
+
+# all schedulers that there are, by name: those of others take a second to import
+__getattr__ = exported(__name__, {"SCHEDULERS": "anneal", "schedule": "anneal"})

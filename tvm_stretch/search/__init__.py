@@ -25,13 +25,15 @@ from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.plan.considered import Considered
 from tvm_stretch.search.chain import Chain, ChainSearch
-from tvm_stretch.search.costs import Costs
+from tvm_stretch.search.costs import Costs, planning_costs
 from tvm_stretch.search.designed import as_designed
 from tvm_stretch.search.halves import Along
 from tvm_stretch.search.limits import NO_LIMITS, Limits
 from tvm_stretch.search.options import Option, Options
 from tvm_stretch.search.pieces import Network
 from tvm_stretch.search.realise import Candidate, alone, realise
+
+__all__ = ["Found", "choose", "planning_costs", "search", "uncollected"]
 
 _DOUBT = (1.25, 1.02)
 """A plan is worth building if it is predicted to take at most this many times the best processor

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm_stretch.errors import InputError
+from tvm_stretch.scheduling import Scheduler, schedule_heft
 from tvm_stretch.search.rules import apportion
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import kinds
@@ -30,11 +31,13 @@ class Limits:
         caps: the largest share of each processor that is limited, by its place.
         parts: shares are multiples of one of so many parts; 0 for as fine as kernels allow.
         said: the same for people.
+        scheduler: schedules segments with branches.
     """
 
     caps: Mapping[int, float]
     parts: int = 0
     said: str = ""
+    scheduler: Scheduler = schedule_heft
 
     def may_do_all(self, place: int) -> bool:
         """Whether a processor may compute something whole."""

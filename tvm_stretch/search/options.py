@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
+from tvm_stretch.errors import ScheduleError
 from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.passes.split_outputs import can_be_shared, kept_widths
 from tvm_stretch.plan.splits import Split
-from tvm_stretch.scheduling.heft import schedule_heft
-from tvm_stretch.scheduling.problem import Job, Problem, Tensor
+from tvm_stretch.scheduling import Job, Problem, Result, Tensor, check_schedule, schedule_heft
 from tvm_stretch.search.clock import Step
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.limits import NO_LIMITS, Limits
@@ -251,7 +251,10 @@ class Options:
         """The kernels of a piece with branches on several processors."""
         if len(self.places) < 2 or not self._forks(piece):
             return None
-        result = schedule_heft(self._problem(piece))
+        problem, scheduler = self._problem(piece), self.limits.scheduler
+        result = scheduler(problem)
+        if scheduler is not schedule_heft:
+            _check_answer(problem, result)
         order = [i for i in result.sequence if i]
         placed = {piece.groups[i - 1].name: result.placement[i] for i in order}
         if len(set(placed.values())) < 2 or not self.limits.allow(self._work(piece, placed)):
@@ -304,3 +307,17 @@ class Options:
 
     def _name(self, place: int) -> str:
         return f"all on {self.costs.processors[place].name}"
+
+
+def _check_answer(problem: Problem, result: object) -> None:
+    """Refuse what a user's scheduler answers, unless it is a schedule of whole operators.
+
+    Raises:
+        ScheduleError: it is none.
+    """
+    if not isinstance(result, Result) or result.problem != problem:
+        raise ScheduleError(
+            "expected a Result for the problem that was given from the scheduler, got "
+            f"{result!r:.100}; see tutorials/03_writing_a_scheduler.py"
+        )
+    check_schedule(problem, result)

@@ -1,0 +1,93 @@
+"""``network_problem()``: a network as a scheduling problem, for schedulers that somebody writes.
+
+    found = ts.network_problem("net.onnx", ["llvm", "opencl"])
+    result = my_scheduler(found.problem)
+    ts.compile("net.onnx", ["llvm", "opencl"], plan=found.plan(result))
+
+Costs are those that a search would use: measured ones (``ts.measure``), or typical ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import tvm
+
+from tvm_stretch.compiling import compiling
+from tvm_stretch.errors import ScheduleError
+from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.operator_graph import Group
+from tvm_stretch.plan.plan import Plan
+from tvm_stretch.plan.regions import form_regions
+from tvm_stretch.scheduling import Problem, Result, check_schedule
+from tvm_stretch.scheduling.of_network import problem_of, processors_of
+from tvm_stretch.search import planning_costs
+from tvm_stretch.search.costs import not_asked_for
+from tvm_stretch.search.pieces import Network
+from tvm_stretch.targets.processors import make_processors
+from tvm_stretch.targets.registry import TargetLike
+
+
+@dataclass(frozen=True)
+class NetworkProblem:
+    """A network's kernels on processors.
+
+    Attributes:
+        problem: operator 0 has the network's inputs, the last one its outputs, both on the CPU; the
+            others are its kernels, named after the last operator in them.
+        network: the network, as the search sees it.
+    """
+
+    problem: Problem
+    network: Network
+
+    @property
+    def module(self) -> tvm.IRModule:
+        """Canonical Relax; plans name its operators."""
+        return self.network.mod
+
+    def plan(self, result: Result) -> Plan:
+        """The plan that carries out a schedule.
+
+        Raises:
+            ScheduleError: the result is no schedule of the problem, or splits operators.
+        """
+        check_schedule(self.problem, result)
+        if result.problem != self.problem:
+            raise ScheduleError(
+                "expected a schedule of whole operators for a plan, got some in parts; let the "
+                "scheduler keep them whole"
+            )
+        placed = processors_of(self.network.graph, result)
+        regions = form_regions(self.module["main"], placed)
+        return Plan(self.problem.processors, regions, reason=f"scheduled by {result.scheduler}")
+
+
+def network_problem(
+    source: object,
+    targets: Sequence[TargetLike] | TargetLike | None = None,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    cpu_threads: int | None = None,
+) -> NetworkProblem:
+    """A network as a scheduling problem; see the module docstring.
+
+    Args:
+        source: as for `compile`.
+        targets: as for `compile`.
+        shapes: as for `compile`.
+        cpu_threads: as for `compile`.
+    """
+    with compiling():
+        processors, placeable = make_processors(targets, cpu_threads)
+        mod = load_network(source, shapes)
+        costs = planning_costs([p if p in placeable else not_asked_for(p) for p in processors])
+        network = Network(mod, costs.kernels)
+
+        def nanoseconds(group: Group) -> list[int | None]:
+            return [costs.whole(group, place) for place in range(len(processors))]
+
+        names = [processor.name for processor in processors]
+        problem = problem_of(network.graph, names, nanoseconds, costs.transfers())
+        return NetworkProblem(problem, network)
