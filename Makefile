@@ -165,7 +165,7 @@ test-full: setup
 	$(BIN)/python tests/another_machine.py 16-lanes $(PYTEST_OPTIONS)
 
 # mypy sees the package as the wheel installs it, with passes/ and targets/ inside.
-lint: setup
+lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tests/plain_words.py
@@ -177,7 +177,7 @@ lint: setup
 	$(BIN)/python -m build --quiet --no-isolation --sdist --outdir build/sdist .
 	$(BIN)/twine check --strict build/sdist/*
 
-format: setup
+format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
