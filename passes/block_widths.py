@@ -102,7 +102,7 @@ class BlockWidths:
         if kind == "nn.conv2d":
             self._tie_conv(member)
         elif kind == "mean" and [int(axis) for axis in member.call.attrs.axis] != [2, 3]:
-            raise self._not_understood(member, "it is no mean of pixels")
+            raise self._not_understood(member, "it is not a mean over pixels")
         elif kind in _SAME_CHANNELS or (kind in BINARY and len(inputs) == 1):
             self._join(name, inputs[0])
         elif kind in BINARY and len(inputs) == 2:

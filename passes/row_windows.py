@@ -82,7 +82,7 @@ def why_not_by_rows(operator: Operator) -> str | None:
     elif kind == "nn.conv2d" and str(call.attrs.data_layout) != "NCHW":
         reason = f"its layout is {call.attrs.data_layout}, not NCHW"
     elif kind in CONVOLUTIONS and not isinstance(operands(call)[1], GenericConst):
-        reason = "its weights are no constant"
+        reason = "its weights are not constant"
     elif kind in _POOLS and str(call.attrs.layout) != "NCHW":
         reason = f"its layout is {call.attrs.layout}, not NCHW"
     elif kind == "concat" and (

@@ -128,7 +128,7 @@ def split_outputs(mod: tvm.IRModule, shares: Mapping[str, Sequence[int]]) -> tvm
     if uncut:
         raise InputError(
             "expected dense convolutions and matrix products with constant weights for shares, "
-            f"got {sorted(uncut)}; remove them, other operators follow what they read"
+            f"got {sorted(uncut)}; remove them: other operators follow their operands"
         )
     result = splitter.output(main.body.body)
     body = relax.SeqExpr([relax.DataflowBlock(splitter.bindings)], result)

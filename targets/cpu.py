@@ -100,7 +100,7 @@ def _check_names(target: Target) -> None:
             if _is_core(core, other):
                 raise TargetError(
                     f"expected a core of {triple} for mcpu, got {core!r}; to compile for such a "
-                    f"machine say so beside it: 'mtriple': {other!r}"
+                    f"machine add its triple: 'mtriple': {other!r}"
                 )
         _refuse_name("mcpu", core, f"a core of {triple}", cores)
     for given in map(str, target.attrs.get("mattr", ())):

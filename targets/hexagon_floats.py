@@ -32,7 +32,7 @@ def scalar_calls(
     if has_floats:
         return {}
     computing, vectors = CONVERTING - {"reshape", "permute_dims"}, _quantising(calls)
-    reason = f"float32 one number at a time, vectors of {version} hold none; those of v68 do"
+    reason = f"float32 one number at a time, vectors of {version} hold none; vectors of v68 do"
     return {
         name: reason
         for name, call in calls.items()

@@ -35,8 +35,8 @@ HOST_ONLY = (
 
 def _host_code(_kernels: Kernels, _schedule: tvm.transform.Pass) -> tvm.runtime.Module:
     raise TargetError(
-        "expected a function for Processor.build, got none; the CPU's kernels are linked, those of "
-        "any other processor are built by a function of its own"
+        "expected a function for Processor.build, got none; only the CPU's kernels are linked, any "
+        "other processor needs a function that builds them"
     )
 
 

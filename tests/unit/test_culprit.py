@@ -27,7 +27,11 @@ SHAPE = (2, 6)
             "bool",
             r"^expected an operator that TVM can compile, got negat",
         ),
-        (lambda x: op.max(op.flip(x, 1), 1), "bool", "got max '.*' of bool .*; convert what it"),
+        (
+            lambda x: op.max(op.flip(x, 1), 1),
+            "bool",
+            "got max '.*' of bool .*; convert its operands",
+        ),
         (lambda x: op.logical_and(x, op.flip(x, 1)), "float32", "got logical_and '.*' of float32"),
         (lambda x: op.power(x, op.flip(x, 1)), "int32", "got power '.*' of int32 .*float"),
         (lambda x: op.nonzero(x), "float32", "results whose shapes are known, got nonzero '"),

@@ -80,7 +80,7 @@ def test_misspelt_targets(given: str, meant: str) -> None:
     ("given", "said"),
     [
         ({"mcpu": "no-such-core"}, "a core of x86_64-linux-gnu for mcpu, got 'no-such-core'; look"),
-        ({"mcpu": "cortex-a76"}, "say so beside it: 'mtriple': 'aarch64-linux-gnu'"),
+        ({"mcpu": "cortex-a76"}, "add its triple: 'mtriple': 'aarch64-linux-gnu'"),
         ({"mcpu": "haswel"}, "for mcpu, got 'haswel'; write 'haswell'"),
         ({"mattr": ["+avx2", "-avx512"]}, r"for mattr, got '-avx512'; write '-avx512\w+'"),
         ({"mattr": ["avx2"]}, r"\+ or - and a feature of .* got 'avx2'; write .*'\+avx2'"),

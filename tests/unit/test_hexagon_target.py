@@ -59,7 +59,7 @@ def test_integers_run_everywhere_and_floats_where_vectors_hold_them(present: Non
     assert why_not("int8", relu) is None
     assert why_not("int32", relu) is None
     assert why_not("float32", relu) == (
-        "relax.nn.relu: vectors of v66 hold no float32; those of v68 do, and integers everywhere"
+        "relax.nn.relu: vectors of v66 hold no float32; v68's do, and integers run everywhere"
     )
     assert why_not("float32", relu, mcpu="hexagonv68", device="phone") is None
     average = functools.partial(relax.op.nn.avg_pool2d, pool_size=(2, 2))
@@ -133,7 +133,7 @@ def test_what_is_scalar_is_said(present: None) -> None:
         plan = choose_plan(main, ["cpu", "hexagon"], [dsp], None)
         said = (
             "hexagon, 3 operators (multiply, round, astype): float32 one number at a time, "
-            f"vectors of {cpu[7:]} hold none; those of v68 do"
+            f"vectors of {cpu[7:]} hold none; vectors of v68 do"
         )
         assert plan.remarks == (() if version.vector_float else (said,))
         assert (said in plan.explain()) is not version.vector_float

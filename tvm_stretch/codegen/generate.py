@@ -151,7 +151,7 @@ def _naming(name: str) -> Iterator[None]:
     except Exception as error:
         raise UnsupportedError(
             f"expected kernels that TVM can compile, got {name} ({last_line(error)}); "
-            "replace its operators, or convert what they read to another type"
+            "replace its operators, or convert their operands to another type"
         ) from error
 
 

@@ -83,7 +83,7 @@ def load_profile(device: str | os.PathLike[str]) -> Profile:
         if str(device) not in profiles():
             raise CostModelError(
                 f"expected a known device ({', '.join(profiles())}) or the path of a profile "
-                f"(.toml) for device, got {str(device)!r}; calibrate a profile of yours"
+                f"(.toml) for device, got {str(device)!r}; calibrate a profile of your own"
             )
         path = _folder() / f"{device}.toml"
     text = read_text(path, f"a readable file for the profile {path}", CostModelError)

@@ -52,8 +52,8 @@ def _blame(binding: relax.Binding, error: Exception) -> None:
     reason = _refusal(call)
     if reason is not None:
         raise UnsupportedError(
-            f"expected an operator that TVM can compile, got {what} ({reason}); convert what it "
-            "reads to another type, or replace it"
+            f"expected an operator that TVM can compile, got {what} ({reason}); convert its "
+            "operands to another type, or replace it"
         ) from error
 
 
