@@ -9,6 +9,7 @@ import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tvm
@@ -25,6 +26,7 @@ from tvm_stretch.cost.model import load_cost_model, train
 from tvm_stretch.cost.profile_file import load_profile, parse_profile, profile_text
 from tvm_stretch.cost.verdicts import Verdicts
 from tvm_stretch.errors import ArtifactError, CostModelError, StretchError
+from tvm_stretch.files import sealed
 from tvm_stretch.measuring.dataset import Dataset, Row
 from tvm_stretch.measuring.samples import load_prior
 from tvm_stretch.plan.design import Design
@@ -118,6 +120,31 @@ def test_cost_models(trained: bytes, tmp_path: Path, piece: int) -> None:
     """Of the trees, XGBoost believes everything: damaged ones would end the process."""
     path = tmp_path / "npu.json"
     check_damage(piece, trained, path, CostModelError, lambda: load_cost_model(path, DEVICE))
+
+
+def _with_few_trees(data: dict[str, Any]) -> dict[str, Any]:
+    return {**data, "trees": data["trees"][:1]} if "trees" in data else data
+
+
+@campaign(1000)
+def test_forged_cost_models(trained: bytes, tmp_path: Path, piece: int) -> None:
+    """Sealed by who damaged them: refused, or they predict."""
+    path = tmp_path / "npu.json"
+    good = json.loads(trained)
+    del good["fingerprint"]
+    small = json.loads(trained, object_hook=_with_few_trees)  # else all damage is in the trees
+    del small["fingerprint"]
+
+    def use() -> None:
+        found = load_cost_model(path, DEVICE)
+        for answer in found.predict_all(FEW):
+            assert 0 <= answer.low <= answer.nanoseconds <= answer.high
+
+    for dice in dice_of(piece):
+        path.write_text(
+            sealed(json.dumps(damaged_json(dice, good if dice.random() < 0.2 else small)))
+        )
+        refused(CostModelError, use)
 
 
 @campaign(1000)

@@ -21,6 +21,10 @@ from tvm_stretch.targets.processor import Speed
 _DOUBT = 2.5  # covers budget to desktop cores, and effects outside of the model
 
 
+_LARGEST = 1e9
+"""Of the numbers in a file; of rates also the inverse."""
+
+
 class AnalyticModel:
     """See the module docstring."""
 
@@ -54,9 +58,15 @@ class AnalyticModel:
     @staticmethod
     def from_json(data: dict[str, Any]) -> AnalyticModel:
         """Read what `to_json` wrote."""
+        why = "none of any processor"
         try:
-            return AnalyticModel(Speed(**{key: float(value) for key, value in data.items()}))
-        except (TypeError, ValueError, AttributeError) as error:
-            raise CostModelError(
-                f"expected the numbers of Speed for analytic, got {data!r} ({error}); train again"
-            ) from error
+            speed = Speed(**{key: float(value) for key, value in data.items()})
+            rates = (speed.cycles_per_ns, speed.bytes_per_ns)
+            if min(rates) >= 1 / _LARGEST and all(0 <= n <= _LARGEST for n in vars(speed).values()):
+                return AnalyticModel(speed)
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
+            why = str(error)
+        raise CostModelError(
+            f"expected the numbers of Speed for analytic, got {str(data)[:200]} "
+            f"({why}); train again"
+        )

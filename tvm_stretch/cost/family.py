@@ -23,8 +23,9 @@ import numpy as np
 
 from tvm_stretch.cost.features import FAMILIES, Features, RunFeatures, TransferFeatures
 from tvm_stretch.cost.phases import hints, phases
-from tvm_stretch.cost.trees import the_xgboost
+from tvm_stretch.cost.trees import load_trees, the_xgboost
 from tvm_stretch.errors import CostModelError
+from tvm_stretch.files import is_finite
 from tvm_stretch.progress import step
 
 if TYPE_CHECKING:
@@ -145,26 +146,57 @@ class FamilyModel:
                 f"expected the features of this version for family {family!r}, got "
                 f"{data.get('features')}; train again"
             )
+        names = FAMILIES[family].names()
         try:
-            booster = None
-            if data["booster"] is not None:
-                booster = the_xgboost().Booster()
-                booster.load_model(bytearray(json.dumps(data["booster"]).encode()))
-            return FamilyModel(
-                family=family,
-                weights={str(name): float(value) for name, value in data["weights"].items()},
-                booster=booster,
-                limits=(float(data["limits"][0]), float(data["limits"][1])),
-                edges=tuple(map(float, data["edges"])),
-                widths=tuple(map(float, data["widths"])),
-                lowest=tuple(map(float, data["lowest"])),
-                highest=tuple(map(float, data["highest"])),
-            )
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+            weights = {str(name): _number(value) for name, value in data["weights"].items()}
+            known = list(phases(_any_kernel(family)))
+            _require(list(weights) in (known, _OVER), "weights", known, list(weights))
+            width = 1 + len(weights) + len(names) + len(hints(_any_kernel(family)))
+            booster = None if data["booster"] is None else load_trees(data["booster"], width)
+            edges, widths = _numbers(data["edges"]), _numbers(data["widths"])
+            _require(len(widths) == len(edges) + 1, "widths", len(edges) + 1, len(widths))
+            lowest, highest = _numbers(data["lowest"]), _numbers(data["highest"])
+            for found in (lowest, highest):
+                _require(len(found) in (0, len(names)), "what was measured", len(names), len(found))
+            low, high = _numbers(data["limits"])
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, CostModelError):
+                raise
             raise CostModelError(
                 f"expected weights, trees and intervals for family {family!r}, got {error!r}; "
                 "train again"
             ) from error
+        return FamilyModel(family, weights, booster, (low, high), edges, widths, lowest, highest)
+
+
+_OVER = ["start", "over"]
+"""Weights of a family that stands on another model."""
+
+_LARGEST = 1e12
+"""Of weights and of logarithms in a file; sums and products of such numbers stay finite."""
+
+
+def _any_kernel(family: str) -> Features:
+    """One of a family, to ask what all of it have."""
+    kind = FAMILIES[family]
+    return kind(**{name: 1 for name in kind.names()})
+
+
+def _number(value: Any) -> float:
+    _require(is_finite(value) and abs(value) <= _LARGEST, "a number", "a finite one", value)
+    return float(value)
+
+
+def _numbers(values: Any) -> tuple[float, ...]:
+    _require(isinstance(values, list), "numbers", "a list", values)
+    return tuple(map(_number, values))
+
+
+def _require(holds: bool, what: str, expected: object, got: object) -> None:
+    if not holds:
+        raise CostModelError(
+            f"expected {expected} for {what} of the cost model, got {str(got)[:60]}; train again"
+        )
 
 
 def fit_family(

@@ -29,7 +29,7 @@ from tvm_stretch.cost.family import (
 from tvm_stretch.cost.features import SCHEMA_VERSION, Features, RunFeatures, TransferFeatures
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.errors import CostModelError
-from tvm_stretch.files import Format, replace_whole, sealed, writing
+from tvm_stretch.files import Format, is_finite, replace_whole, sealed, writing
 from tvm_stretch.targets.processor import Speed
 from tvm_stretch.trusted import make_folder
 
@@ -41,6 +41,9 @@ FORMAT = Format(
     "measure and train again",
     is_sealed=True,
 )
+
+_LARGEST_RATIO = 1e6
+"""Of the slowdown in a file."""
 
 _BETWEEN = (TransferFeatures.family, RunFeatures.family)
 """Families that are no kernels."""
@@ -131,12 +134,20 @@ def _read(data: Any, device: Mapping[str, Any] | None, path: str | Path) -> Meas
         check_device(data.get("device"), device, str(path))
     try:
         families = {n: FamilyModel.from_json(n, item) for n, item in data["families"].items()}
-        base, ratio = AnalyticModel.from_json(data["analytic"]), float(data["together_ratio"])
+        base, ratio = AnalyticModel.from_json(data["analytic"]), data["together_ratio"]
         below = data["below"]
         if below is not None:
             below = _read(FORMAT.body(dict(below), f"below in {path}"), None, path)
-        return MeasuredModel(data["device"], base, families, ratio, below)
-    except (KeyError, TypeError, AttributeError) as error:
+        stands = any("over" in family.weights for family in families.values())
+        if not is_finite(ratio) or not 0 < ratio < _LARGEST_RATIO or (stands and below is None):
+            raise CostModelError(
+                f"expected a together_ratio of a few, and a model below for families over it, in "
+                f"{path}, got {ratio!r:.20} and {'one' if below else 'none'}; train again"
+            )
+        return MeasuredModel(data["device"], base, families, float(ratio), below)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, CostModelError):
+            raise
         raise CostModelError(
             f"expected families, analytic and device in {path}, got {error!r}; train again"
         ) from error
