@@ -82,7 +82,7 @@ __all__ = [
     "training",
 ]
 
-# Imported on first use: the zoo and the errors need no TVM, a phone has no compiler.
+# Imported on first use, because the zoo and the errors need no TVM, and a phone has no compiler.
 _LAZY = {
     "compare_plans": "tvm_stretch.comparing",
     "calibrate": "tvm_stretch.measuring.calibrating",
@@ -114,11 +114,11 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("tvm_stretch.training")
     if name not in _LAZY:
         raise AttributeError(f"module 'tvm_stretch' has no attribute {name!r}")
-    with ctrl_c_waits():  # C++ may end the process if it is interrupted while it is imported
+    with ctrl_c_waits():  # an interrupted import of C++ may end the process
         try:
             return getattr(importlib.import_module(_LAZY[name]), name)
         except RuntimeError as error:
-            if "after shutdown" not in str(error):  # as threading says it, to torch for example
+            if "after shutdown" not in str(error):  # threading's message, for example to torch
                 raise
             raise InstallError(
                 f"expected the first use of tvm_stretch before the interpreter ends, got: {error}; "

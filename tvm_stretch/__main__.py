@@ -1,4 +1,4 @@
-"""``python -m tvm_stretch``: the command."""
+"""``python -m tvm_stretch`` runs the command line."""
 
 import sys
 

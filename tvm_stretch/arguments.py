@@ -1,4 +1,4 @@
-"""Refuses unknown keyword arguments and suggests the one that was meant.
+"""Refuses unknown keyword arguments, and suggests a similar one.
 
     ts.compile(network, target="llvm")
         ->   InputError: expected an argument of compile, got target=; did you mean targets=?
@@ -29,8 +29,8 @@ def named_arguments(function: Callable[Parameters, Result]) -> Callable[Paramete
         unknown = next((name for name in kwargs if name not in names), None)
         if unknown is not None:
             alike = difflib.get_close_matches(unknown.lower(), names, 1)
-            way = f"did you mean {alike[0]}=?" if alike else f"there are {', '.join(names)}"
-            raise InputError(f"expected an argument of {function.__name__}, got {unknown}=; {way}")
+            hint = f"did you mean {alike[0]}=?" if alike else f"there are {', '.join(names)}"
+            raise InputError(f"expected an argument of {function.__name__}, got {unknown}=; {hint}")
         return function(*args, **kwargs)
 
     return checked

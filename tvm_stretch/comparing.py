@@ -1,4 +1,4 @@
-"""``ts.compare_plans()``: which plan is best for several phones that shall all run the same one.
+"""``ts.compare_plans()`` finds the best plan for several phones that are to run the same one.
 
     print(ts.compare_plans("resnet50.onnx", [pixel, mi]))
 
@@ -31,14 +31,14 @@ from tvm_stretch.targets.registry import TargetLike
 
 @dataclass(frozen=True)
 class PlanTable:
-    """What plans take on several devices.
+    """The latencies of plans on several devices.
 
     Attributes:
-        devices: their names.
-        plans: by name.
-        seconds: median latency of each plan on each device, in their order; None where it does not
-            run there.
-        refusals: why it does not.
+        devices: the names of the devices.
+        plans: the plans, by name.
+        seconds: the median latencies of each plan, in the order of devices; None if the plan does
+            not run there.
+        refusals: the reasons why plans do not run.
     """
 
     devices: tuple[str, ...]
@@ -48,7 +48,7 @@ class PlanTable:
 
     @property
     def costs(self) -> dict[str, tuple[float | None, ...]]:
-        """How many times as long as the best plan of each device a plan takes there."""
+        """Each plan's latency relative to the best plan of each device."""
         columns = zip(*self.seconds.values(), strict=True)
         least = [min((s for s in column if s is not None), default=None) for column in columns]
         return {
@@ -61,10 +61,10 @@ class PlanTable:
 
     @property
     def best(self) -> str:
-        """The plan that costs least where it costs most, of those that run on all devices.
+        """The plan with the least worst cost, of plans that run on all devices.
 
         Raises:
-            DeviceError: none does.
+            DeviceError: no plan runs on all devices.
         """
         everywhere = {
             name: [cost for cost in row if cost is not None]
@@ -80,7 +80,7 @@ class PlanTable:
 
     @property
     def plan(self) -> Plan:
-        """The best one, for ``compile(..., device=, plan=)``."""
+        """The best plan, for ``compile(..., device=, plan=)``."""
         return self.plans[self.best]
 
     def __str__(self) -> str:
@@ -127,20 +127,20 @@ def compare_plans(
 
     Args:
         source: as for ``compile``.
-        devices: what ``ts.connect`` gives, at least two; or a fleet of several keys, of which one
-            phone each is measured.
-        targets: the processors of each of them that may run operators; by default all.
-        plans: by name; by default those that ``compile`` chooses for each of the devices.
+        devices: at least two devices of ``ts.connect``; or a fleet of several keys, which gives one
+            phone of each key.
+        targets: the processors of each device that may run operators; by default all.
+        plans: plans by name; by default the plan that ``compile`` chooses for each device.
         shapes: as for ``compile``.
         cpu_threads: as for ``compile``.
         progress: as for ``compile``.
 
     Returns:
-        A table of latencies. It knows which plan is best for all, and what that costs.
+        A table of latencies, with the best plan for all devices and its cost.
 
     Raises:
-        InputError: the devices are none, or only one kind.
-        DeviceError: one of them fails.
+        InputError: ``devices`` are not devices, or only one kind.
+        DeviceError: a device fails.
     """
     given = read_plans(plans)
     with reporting(progress), ExitStack() as stack:
@@ -201,7 +201,7 @@ def _phones(devices: object, stack: ExitStack) -> list[Device]:
 
 
 def _names(phones: Sequence[Device]) -> list[str]:
-    """Their keys; phones of the same one are numbered."""
+    """The keys of the phones; phones of the same key are numbered."""
     names: list[str] = []
     for phone in phones:
         same = sum(other.name == phone.name for other in phones[: len(names)])

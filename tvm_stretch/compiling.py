@@ -1,10 +1,10 @@
-"""One thread at a time works with TVM's compiler; what is compiled runs on as many as there are.
+"""Serialises compilation: TVM's compiler supports one thread at a time, compiled models many.
 
     with compiling():
         mod = relax.BlockBuilder() ...
 
-TVM keeps one stack of builders for the process, one of tags, one of pass contexts. Whoever enters
-waits for the others, and answers Ctrl-C meanwhile. Measuring and running need no such care.
+TVM has one stack of builders, tags and pass contexts for the whole process. A thread that enters
+waits for the others, and Ctrl-C interrupts the wait. Measuring and running need no lock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _turn = threading.RLock()
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """Within, no other thread compiles; it may be entered again. A decorator, too."""
+    """Context, or decorator, in which no other thread compiles; it is reentrant."""
     turn = _turn
     while not turn.acquire(timeout=_HEARTBEAT):
         step()
@@ -33,7 +33,7 @@ def compiling() -> Iterator[None]:
 
 
 def _renew() -> None:
-    """A process that was forked has no other threads, and would wait for one for ever."""
+    """Replace the lock in a forked child, where the thread that held it does not exist."""
     global _turn
     _turn = threading.RLock()
 

@@ -1,7 +1,7 @@
-"""Every error that tvm_stretch raises on purpose.
+"""The errors that tvm_stretch raises.
 
-The message reads `expected X for <field>, got Y; <what to do>`, so that it names the field, both
-values and the way out.
+The message reads `expected X for <field>, got Y; <what to do>`, so it names the field, both values
+and a way to fix it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _tell: Callable[[str, type[Exception]], object] = _untold.__setitem__
 
 
 def tell_tvm() -> None:
-    """Let TVM know these errors by name; not before it is there, since it imports PyTorch."""
+    """Register these errors with TVM by name; called late, because tvm_ffi imports PyTorch."""
     import tvm_ffi
 
     global _tell
@@ -27,14 +27,14 @@ def tell_tvm() -> None:
 
 
 def last_line(error: BaseException) -> str:
-    """What an error of TVM or torch comes to, behind its trace; its kind if it says nothing."""
+    """The last line of an error's message, after TVM's or torch's trace; or the error's type."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 class StretchError(ValueError):
-    """Base of all errors of this package, which keep their kind on their way through TVM.
+    """Base of all errors of this package, which keep their class when they pass through TVM.
 
-    There it is a name, by default that of the class, which must be nobody else's.
+    TVM knows an error's class by a unique name, by default the name of the class.
     """
 
     def __init_subclass__(cls, kind: str = "", **kwargs: object) -> None:
@@ -47,7 +47,7 @@ class ModelError(StretchError):
 
 
 class UnsupportedError(StretchError):
-    """The network is readable but holds something that no chosen processor can run."""
+    """The network is readable but has an operator that no chosen processor can run."""
 
 
 class InputError(StretchError):
@@ -70,7 +70,7 @@ class RunCancelledError(StretchError, CancelledError, kind="RunCancelled"):
 class DeviceError(StretchError):
     """A processor other than the CPU, its driver, or a device behind RPC failed.
 
-    With `spare=True`, the CPU goes on.
+    With `spare=True`, the CPU runs the network instead.
     """
 
 
@@ -86,8 +86,8 @@ class TargetError(StretchError):
     """A target is unknown or cannot be used on this machine."""
 
 
-class ScheduleError(StretchError, kind="SchedulingError"):  # TVM has a ScheduleError of loops
-    """A scheduling problem has no answer, or a schedule is no answer to its problem."""
+class ScheduleError(StretchError, kind="SchedulingError"):  # TVM has its own ScheduleError
+    """A scheduling problem has no solution, or a schedule does not solve its problem."""
 
 
 class PlanError(StretchError):
@@ -99,4 +99,4 @@ class CostModelError(StretchError):
 
 
 class TrainingError(StretchError):
-    """Training came to no finite numbers, or a checkpoint is damaged or of something else."""
+    """Training gave values that are not finite, or a checkpoint is damaged or does not fit."""

@@ -1,11 +1,11 @@
-"""The files that we write: complete or not there, of a stated format, in the user's cache.
+"""Writes and reads our files: atomically, with a format and version, in the user's cache.
 
 PLANS = Format("tvm_stretch.plan", 1, "the plan", PlanError, "write the plan again")
 write_whole(path, json.dumps({**PLANS.head, "reason": "..."}))
 PLANS.read(path)        # {"reason": "..."}, or a PlanError that says what is wrong with the file
 
-What nobody edits is sealed: its first field is a fingerprint of all that follows, so that damage
-is found before anything believes it.
+Files that users do not edit are sealed: their first field is a fingerprint of all that follows, so
+that damage is detected when a file is read.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ Kind = TypeVar("Kind")
 _SEAL = re.compile(rb'\{"fingerprint": "([0-9a-f]{32})",')
 
 TEMPORARY = ".tmp"
-"""How the name of a file ends that is not complete yet."""
+"""The suffix of incomplete files."""
 
 MOST_BYTES = 2**28
-"""Of a file that we wrote: plans and cost models have some megabytes at most."""
+"""The largest file that is read; plans and cost models have some megabytes at most."""
 
 _MOST_LETTERS = 200
-"""Of a name that becomes part of another; file systems take 255."""
+"""The longest name that becomes part of another name; file systems allow 255."""
 
 
 def cache_folder(part: str) -> Path | None:
-    """The folder for a part of what we keep; None where there is none that can be trusted.
+    """The folder of a part of our cache; None if there is none that can be trusted.
 
-    In ``$TVM_STRETCH_CACHE_DIR``, which may be empty for none; by default in the user's cache.
-    Where others may write, whatever lies there may be theirs: that is said once.
+    It is in ``$TVM_STRETCH_CACHE_DIR``, which may be empty for no cache, or by default in the
+    user's cache. A folder that other users may write to is not used, with one warning.
     """
     folder = _named_folder(part)
     reason = why_not_trusted(folder) if folder is not None else None
@@ -59,7 +59,7 @@ def cache_folder(part: str) -> Path | None:
 
 
 def _named_folder(part: str) -> Path | None:
-    """What the environment says."""
+    """The folder by environment variables."""
     own = os.environ.get("TVM_STRETCH_CACHE_DIR")
     if own is not None:
         return Path(own) / part if own else None
@@ -73,7 +73,7 @@ def as_path(path: object, what: str) -> Path:
     """The path that a user gave.
 
     Raises:
-        InputError: it is none.
+        InputError: it is not a path.
     """
     if isinstance(path, str | os.PathLike):
         found = Path(path)
@@ -88,10 +88,10 @@ def as_path(path: object, what: str) -> Path:
 
 
 def check_place(path: Path, what: str) -> None:
-    """Refuse what cannot be written before the work that it is to hold.
+    """Refuse a path that cannot be written, before the work whose result it is for.
 
     Raises:
-        InputError: it is a folder, or its folder is not there.
+        InputError: it is a folder, or its folder does not exist.
     """
     if path.is_dir() or not path.parent.is_dir():
         raise InputError(
@@ -101,7 +101,7 @@ def check_place(path: Path, what: str) -> None:
 
 
 def open_regular(path: Path, flags: int = 0) -> BinaryIO:
-    """Open a file to read it; a device or a pipe, which may have no end, is an OSError."""
+    """Open a file to read it; devices and pipes, which may have no end, are an OSError."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     mode = os.fstat(handle).st_mode
     if not stat.S_ISREG(mode):
@@ -118,7 +118,7 @@ _KINDS = {
 
 
 def read_whole(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The content of a regular file; an OSError if it has more bytes than any that we write."""
+    """The content of a regular file; an OSError if it has more than ``most`` bytes."""
     with open_regular(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -127,7 +127,7 @@ def read_whole(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def reason_of(error: OSError) -> str:
-    """What the system says of a file, as the end of ``expected .., got``."""
+    """The system's error for a file, worded as the end of ``expected .., got``."""
     path = error.filename
     if error.errno == errno.ENOENT:
         return f"no file at {path}"
@@ -136,10 +136,10 @@ def reason_of(error: OSError) -> str:
 
 
 def read_text(path: Path, what: str, error: type[StretchError], encoding: str = "utf-8") -> str:
-    """A text that people wrote.
+    """The content of a text file.
 
     Raises:
-        StretchError: `error`, if there is none.
+        StretchError: `error`, if the file cannot be read.
     """
     try:
         return read_whole(path).decode(encoding)
@@ -150,7 +150,7 @@ def read_text(path: Path, what: str, error: type[StretchError], encoding: str = 
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """As `replace_whole`, where a user says: `/dev/stdout` or a pipe is not replaced."""
+    """Like `replace_whole`, for a user's path: `/dev/stdout` or a pipe is written to instead."""
     if path.exists() and not path.is_file():
         path.write_bytes(content.encode() if isinstance(content, str) else content)
     else:
@@ -158,12 +158,12 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def replace_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
-    """Write a file that appears complete or not at all: to another name, flushed, renamed.
+    """Write a file atomically: to a temporary name, flushed, then renamed.
 
     Args:
-        path: the file; whatever is there is replaced.
-        content: of it.
-        mode: who may do what with it, as far as the umask allows.
+        path: the file; an existing one is replaced.
+        content: its content.
+        mode: its permissions, restricted by the umask.
     """
     temporary = None
     try:
@@ -173,7 +173,7 @@ def replace_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
             os.fsync(handle)
             temporary.replace(path)
     except OSError as error:
-        error.filename = str(path)  # which the user knows
+        error.filename = str(path)  # the name that the user knows
         raise
     finally:
         if temporary is not None:
@@ -181,7 +181,7 @@ def replace_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
 
 
 def _new_beside(path: Path, mode: int) -> tuple[Path, int]:
-    """A temporary file that was not there, whose name nobody can guess."""
+    """A new temporary file with an unpredictable name."""
     name = f".{path.name[:_MOST_LETTERS]}.{secrets.token_hex(8)}{TEMPORARY}"
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return path.with_name(name), os.open(path.with_name(name), flags, mode)
@@ -189,12 +189,12 @@ def _new_beside(path: Path, mode: int) -> tuple[Path, int]:
 
 @contextlib.contextmanager
 def held(make: Callable[[], tuple[Path, int]]) -> Iterator[tuple[Path, int]]:
-    """While somebody writes a temporary file or folder; `remove_abandoned` leaves it alone.
+    """Context with a locked temporary file or folder, which `remove_abandoned` does not remove.
 
-    Its age would not do: clocks jump, and differ between machines that share a folder.
+    Ages of files would be unreliable: clocks jump, and differ between machines that share a folder.
 
     Args:
-        make: makes and opens it; once more if it is taken for abandoned before it is held.
+        make: makes and opens it; called again if it was removed before it was locked.
     """
     temporary, handle = make()
     while not _hold(temporary, handle):
@@ -213,8 +213,8 @@ def new_folder(parent: Path, prefix: str) -> tuple[Path, int]:
 
 
 def _hold(temporary: Path, handle: int) -> bool:
-    """Lock it; False if it is not there any more."""
-    with contextlib.suppress(OSError):  # a file system without locks: nothing is removed there
+    """Lock it; False if it was removed meanwhile."""
+    with contextlib.suppress(OSError):  # without support of locks nothing is removed
         fcntl.flock(handle, fcntl.LOCK_EX)
     try:
         return os.path.samestat(os.fstat(handle), temporary.lstat())
@@ -223,8 +223,8 @@ def _hold(temporary: Path, handle: int) -> bool:
 
 
 def remove_abandoned(temporary: Path) -> None:
-    """Remove a temporary file or folder if who wrote it was killed."""
-    with contextlib.suppress(OSError):  # somebody holds it, or has removed it
+    """Remove a temporary file or folder whose writer was killed."""
+    with contextlib.suppress(OSError):  # it is locked, or removed already
         handle = os.open(temporary, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -238,7 +238,7 @@ def remove_abandoned(temporary: Path) -> None:
 
 @contextlib.contextmanager
 def writing(what: str, error: type[StretchError]) -> Iterator[None]:
-    """Where something cannot be written, on a full disk for example, that is an error of ours."""
+    """Context that turns an OSError of writing, for example a full disk, into an error of ours."""
     try:
         yield
     except OSError as caught:
@@ -251,7 +251,7 @@ def writing(what: str, error: type[StretchError]) -> Iterator[None]:
 
 
 def sealed(text: str) -> str:
-    """A JSON object with one field more, which stands before the others: their fingerprint."""
+    """The JSON object with a first field added: the fingerprint of the others."""
     return f'{{"fingerprint": "{_fingerprint(text[1:].encode())}",{text[1:]}'
 
 
@@ -265,7 +265,7 @@ def _is_whole(content: bytes) -> bool:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether it is a number that a float can hold; integers of JSON and TOML know no bounds."""
+    """Whether it is a number in a float's range; integers of JSON and TOML have no bounds."""
     try:
         return not isinstance(value, bool) and math.isfinite(value)
     except (TypeError, OverflowError):
@@ -274,15 +274,15 @@ def is_finite(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of JSON file of ours, and how to refuse what is none.
+    """A kind of JSON file of ours, with its checks.
 
     Attributes:
-        name: what its files call themselves.
-        version: of this package's; files of others are refused.
-        what: such a file, in messages.
-        error: what is raised.
-        again: what a user can do to get another file.
-        is_sealed: whether `read` takes only what `sealed` has made.
+        name: the format's name in its files.
+        version: the version of this package; files of other versions are refused.
+        what: the name of such a file in messages.
+        error: the class of errors.
+        again: a hint for messages: how to get a new file.
+        is_sealed: whether `read` accepts only files that `sealed` made.
     """
 
     name: str
@@ -294,14 +294,14 @@ class Format:
 
     @property
     def head(self) -> dict[str, Any]:
-        """The fields with which each file begins."""
+        """The first fields of each file."""
         return {"format": self.name, "version": self.version}
 
     def read(self, path: Path) -> dict[str, Any]:
-        """What a file holds below its head.
+        """The fields of a file without its head.
 
         Raises:
-            StretchError: `error`, if the file cannot be read or is none of this format and version.
+            StretchError: `error`, if the file cannot be read or has another format or version.
         """
         try:
             content = read_whole(path)
@@ -320,11 +320,11 @@ class Format:
         return found
 
     def read_any(self, source: object, kind: str) -> tuple[dict[str, Any], str]:
-        """As `read`, of the path of a file or a dict of its JSON; and where that is, for messages.
+        """Like `read`, for the path of a file or a dict; and a text for messages that names it.
 
         Args:
-            source: whatever a caller gave.
-            kind: the class that it could have been, too.
+            source: the caller's argument.
+            kind: the class that the argument could have had, too.
         """
         if isinstance(source, Mapping):
             return self.body(dict(source), self.what), self.what
@@ -336,11 +336,11 @@ class Format:
         return self.read(as_path(source, self.what)), f"{self.what} in {source}"
 
     def parse(self, content: str | bytes, where: str) -> dict[str, Any]:
-        """As `read`, of a text."""
+        """Like `read`, for a text."""
         return self.body(self.load(content, where), where)
 
     def load(self, content: str | bytes, where: str) -> dict[str, Any]:
-        """A JSON object that has no head."""
+        """Parse a JSON object without checking its head."""
         try:
             data = json.loads(content)
         except (ValueError, RecursionError) as error:
@@ -354,7 +354,7 @@ class Format:
         return data
 
     def body(self, data: dict[str, Any], where: str) -> dict[str, Any]:
-        """As `read`, of parsed JSON."""
+        """Like `read`, for parsed JSON."""
         found = (data.get("format"), data.get("version"))
         if found != (self.name, self.version):
             raise self.error(
@@ -365,11 +365,11 @@ class Format:
         return {key: value for key, value in data.items() if key not in head}
 
     def build(self, kind: type[Kind], data: Any, where: str) -> Kind:
-        """A dataclass of plain data from an object of the file; lists become tuples.
+        """Build a dataclass of plain data from an object of the file; lists become tuples.
 
         Raises:
-            StretchError: `error`, if the object does not have just the fields of the dataclass;
-                those with defaults may be missing.
+            StretchError: `error`, if the object's fields are not those of the dataclass; fields
+                with defaults may be missing.
         """
         known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
         needed = [
@@ -387,7 +387,7 @@ class Format:
         return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
 
     def build_all(self, kind: type[Kind], items: Any, key: str, where: str) -> tuple[Kind, ...]:
-        """As `build`, of the objects in the list that a field holds."""
+        """Like `build`, for each object of a list in a field."""
         if not isinstance(items, list | tuple):
             raise self.error(
                 f"expected a list of objects for {key} of {where}, got {items!r}; {self.again}"

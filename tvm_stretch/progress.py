@@ -1,16 +1,16 @@
-"""Long work shows itself: what compile, measure and probe are doing, in lines of text.
+"""Reports progress of long work (compile, measure, probe) as lines of text.
 
     with reporting(progress):       # compile(..., progress=print)
         say("searching for plans")
         count("kernel", 17, 63)     # kernel 17 of 63
 
-Whoever gives no callback sees one line that changes, on a terminal, and nothing where the output is
-piped. The same lines go to the logger ``tvm_stretch``. Each thread, more precisely each context of
-`contextvars`, has its own listener, so that compiles in two threads do not hear each other.
+Without a callback, a terminal shows the last line, and a pipe gets no output. The lines also go to
+the logger ``tvm_stretch``. Each context of `contextvars`, so each thread, has its own listener, and
+compiles in two threads do not mix.
 
-Ctrl-C is answered between two steps: C++ that calls Python, as TVM does everywhere, does not
-survive what Python raises then (the heap is damaged, or the process ends). A terminal says at once
-that it was heard. Pressed again, it is answered at once.
+Ctrl-C takes effect between two steps: if Python raises KeyboardInterrupt in a callback of C++,
+which TVM has everywhere, the heap is damaged or the process ends. A terminal acknowledges the key
+at once. The second Ctrl-C takes effect immediately.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _HEARTBEAT = 0.2  # seconds
 
 
 def _unheard(_line: str) -> None:
-    """Nobody listens."""
+    """The default listener, which ignores lines."""
 
 
 _listener: ContextVar[Progress] = ContextVar("listener", default=_unheard)
@@ -49,7 +49,7 @@ _listener: ContextVar[Progress] = ContextVar("listener", default=_unheard)
 
 @contextlib.contextmanager
 def reporting(progress: Progress | None) -> Iterator[None]:
-    """Within, what is said goes to the callback; to the terminal, if there is one, without it."""
+    """Context in which lines go to the callback; without one, to the terminal if there is one."""
     _require_function(progress)
     terminal = sys.stderr if progress is None and _is_terminal(sys.stderr) else None
     shown = progress or (_on_one_line(terminal) if terminal else _unheard)
@@ -74,7 +74,7 @@ def _require_function(progress: Any) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Within, nobody hears the steps, which are details of a larger one; the logger still does."""
+    """Context in which lines go only to the logger, because they are details of a larger step."""
     token = _listener.set(_unheard)
     try:
         yield
@@ -83,7 +83,7 @@ def quiet() -> Iterator[None]:
 
 
 class _Waiting:
-    """A handler that keeps Ctrl-C for later."""
+    """A signal handler that postpones Ctrl-C."""
 
     def __init__(self, usual: Callable[[int, FrameType | None], Any]) -> None:
         self.usual = usual
@@ -104,7 +104,7 @@ class _Waiting:
 
 
 def _say_heard() -> None:
-    """On the terminal, past Python's buffers: their owner may be the one who was interrupted."""
+    """Acknowledge Ctrl-C with a direct write: the signal may have interrupted a buffered one."""
     if _is_terminal(sys.stderr):
         with contextlib.suppress(OSError):
             os.write(sys.stderr.fileno(), f"{_CLEARED}{_HEARD}\n".encode())
@@ -112,7 +112,7 @@ def _say_heard() -> None:
 
 @contextlib.contextmanager
 def ctrl_c_waits() -> Iterator[None]:
-    """Within, Ctrl-C is answered at the next `step`, and at the end."""
+    """Context in which Ctrl-C takes effect at the next `step`, or at the end."""
     usual = signal.getsignal(signal.SIGINT)
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not callable(usual) or isinstance(usual, _Waiting) or not in_main_thread:
@@ -123,20 +123,20 @@ def ctrl_c_waits() -> Iterator[None]:
     try:
         yield
     finally:
-        waiting.closing = True  # or a second press, raised here, would leave this handler behind
+        waiting.closing = True  # else a second Ctrl-C here would leave this handler installed
         signal.signal(signal.SIGINT, usual)
         waiting.answer()
 
 
 def step() -> None:
-    """Nothing is half done here: answer Ctrl-C."""
+    """A safe point: let a postponed Ctrl-C take effect."""
     waiting = signal.getsignal(signal.SIGINT)
     if isinstance(waiting, _Waiting) and threading.current_thread() is threading.main_thread():
         waiting.answer()
 
 
 def ended(thread: threading.Thread, seconds: float = math.inf) -> bool:
-    """Whether a thread ends within that time; Ctrl-C is answered while it goes on."""
+    """Wait for a thread; False if it still runs after that time. Ctrl-C can interrupt the wait."""
     end = time.monotonic() + seconds
     while thread.is_alive() and time.monotonic() < end:
         thread.join(_HEARTBEAT)
@@ -145,14 +145,14 @@ def ended(thread: threading.Thread, seconds: float = math.inf) -> bool:
 
 
 def say(line: str) -> None:
-    """Tell what is being done now."""
+    """Report the current step."""
     step()
     LOGGER.info(line)
     _listener.get()(line)
 
 
 def count(what: str, number: int, total: int) -> None:
-    """Tell how far a step has come."""
+    """Report the progress of a step."""
     step()
     line = f"{what} {number} of {total}"
     LOGGER.debug(line)
@@ -160,12 +160,12 @@ def count(what: str, number: int, total: int) -> None:
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
-    """Whether lines can be written over; there is no stream at all without a console."""
+    """Whether lines can be overwritten; without a console the stream is None."""
     return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def _on_one_line(stream: TextIO) -> Progress:
-    """Writes each line over the one before."""
+    """A listener that overwrites the previous line."""
 
     def show(line: str) -> None:
         width = shutil.get_terminal_size().columns - 1

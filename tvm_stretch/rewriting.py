@@ -1,9 +1,10 @@
-"""Rewriting TVM's trees by functions that may fail.
+"""Rewrites TVM's trees with callbacks that may raise exceptions.
 
     body = rewrite(function.body, (Call, replace))
 
-An exception that leaves a callback of ``tvm_ffi.structural_map``, behind nodes that were replaced
-already, damages the heap (apache-tvm-ffi 0.1.14): the process ends later, somewhere else.
+If a callback of ``tvm_ffi.structural_map`` raises an exception after nodes were replaced, the heap
+is damaged (apache-tvm-ffi 0.1.14), and the process crashes later. So exceptions are caught in the
+callback, and raised after the walk.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import tvm_ffi
 from tvm import tirx
 
 Rule = tuple[Any, Callable[[Any], Any]]
-"""A class, or several, and what makes of such a node its replacement."""
+"""A class of nodes, or several, and a function from a node to its replacement."""
 
 
 def rewrite(root: Any, *rules: Rule) -> Any:
     """The tree with the replacements, children before parents.
 
-    What a rule raises leaves the nodes that follow as they are, and is raised here.
+    After an exception of a rule the remaining nodes are not rewritten, and the exception is raised
+    here.
     """
     raised: list[BaseException] = []
 
@@ -46,7 +48,7 @@ def rewrite(root: Any, *rules: Rule) -> Any:
 
 
 def rewrite_kernels(mod: tvm.IRModule, change: Callable[[tirx.Stmt], tirx.Stmt]) -> tvm.IRModule:
-    """The module with the body of every PrimFunc changed; Relax functions stay."""
+    """The module with `change` applied to the body of every PrimFunc; Relax functions stay."""
     updated = tvm.IRModule(dict(mod.functions), attrs=mod.attrs)
     for var, func in mod.functions.items():
         if isinstance(func, tirx.PrimFunc):

@@ -1,11 +1,11 @@
-"""Whether a folder or file of our caches is ours alone: what lies there is run as machine code.
+"""Checks that only this user can write to our caches, whose content is run as machine code.
 
     /home/me/.cache/tvm_stretch/kernels   drwx------ me       trusted
     /tmp/cache/kernels                    drwxrwxrwx nobody   not trusted, said once
 
-As ssh does with its keys: a folder is trusted if nobody but its user and root may write to it, or
-to any folder above it. Folders such as /tmp, in which all may create and none may remove what
-belongs to others, are no danger above a folder that is ours.
+The rule is that of ssh for keys: a folder is trusted if only this user and root may write to it and
+to all folders above it. A sticky folder such as /tmp, in which users cannot remove each other's
+files, is safe above a folder of ours.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def why_not_trusted(folder: Path) -> str | None:
-    """Who else may write to a folder or one above it; None if nobody may.
+    """The reason why other users may write to a folder or one above it; None if they may not.
 
-    Folders that are not there yet are made by us, for us alone.
+    Folders that do not exist yet are trusted, as we will make them for this user alone.
     """
     try:
-        path = folder.resolve()  # of symbolic links the folders count that they lead to
+        path = folder.resolve()  # symbolic links are checked at their target
         for place in (path, *path.parents):
             try:
                 found = place.lstat()
@@ -43,7 +43,7 @@ def why_not_trusted(folder: Path) -> str | None:
 
 
 def is_ours(file: os.stat_result) -> bool:
-    """Whether nobody but this user and root can have written a file."""
+    """Whether only this user and root can have written a file."""
     return (
         stat.S_ISREG(file.st_mode)
         and file.st_uid in (os.geteuid(), 0)
@@ -52,7 +52,7 @@ def is_ours(file: os.stat_result) -> bool:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it; whatever the umask, nobody else may write there."""
+    """Make a folder and its parents, writable only by this user whatever the umask is."""
     if folder.is_dir():
         return
     if folder.parent != folder:
@@ -62,7 +62,7 @@ def make_folder(folder: Path) -> None:
 
 @functools.cache
 def warn_not_trusted(reason: str) -> None:
-    """Say it once in a process."""
+    """Warn once in a process."""
     _LOG.warning(
         "expected a cache folder that only this user can write to, got none: %s; nothing is kept "
         "there or taken from there. Take the right to write from others (chmod go-w), or name "
