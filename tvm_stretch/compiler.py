@@ -1,4 +1,4 @@
-"""``compile()``: the way of a network through the house, front to back.
+"""``compile()``: from a trained network to a model.
 
 source --frontend--> canonical Relax --plan--> regions --each processor's phases--> kernels
        --lowering--> Model
@@ -97,45 +97,45 @@ def compile(
             ``torch.export.ExportedProgram`` or the path of a ``.pt2`` file of one.
         targets: processors that may run operators, as TVM targets: strings, dicts, tags or
             ``tvm.target.Target``; or as ``Processor``.  Plain ``"llvm"``, the default, means this
-            machine's CPU with all its features, ``"opencl"`` its first OpenCL device. What
-            ``ts.probe`` found not to run on one of them is refused, and the plan says so.
-        device: what ``ts.connect`` gives: the network is compiled for that device's processors,
-            those that `targets` names or all of them, and plans are measured there. The name of a
-            device that was connected before: the same, but by what ``ts.measure`` learned of it,
-            and nothing is measured. Or a phone with a profile, such as ``snapdragon-855``, or the
-            path of a profile: by what that predicts. Models can be exported, and loaded by the
-            device (``Device.load``).
+            machine's CPU with all its features, ``"opencl"`` its first OpenCL device. Operators
+            that failed in ``ts.probe`` on a processor are refused there, and the plan says so.
+        device: a device of ``ts.connect``: the network is compiled for its processors, all or those
+            in `targets`, and plans are measured there. Or the name of a device that was connected
+            before: plans are chosen by its cost models of ``ts.measure``, without measuring. Or the
+            name of a phone with a profile, such as ``snapdragon-855``, or the path of a profile:
+            plans are chosen by its predictions. Models can be exported, and loaded by the device
+            (``Device.load``).
         plan: which processor runs which operators: a ``Plan``, the path of its JSON file, or a
-            dict.  By default the fastest of those that `search` proposes, measured here;
-            several processors only where they are faster than one. Targets whose device this
-            machine lacks are then left out, and the plan says so.
-        plans: the model holds several, and changes to the one that is the fastest at present; see
-            ``Model.adapt``. True for that of ``plan``, or the fastest, and one without each of the
-            processors; or plans by name. They share their weights.
+            dict.  By default the fastest plan that the search proposes, measured here; it uses
+            several processors only if they are faster than one. Targets whose device this machine
+            lacks are then left out, and the plan says so.
+        plans: makes a model with several plans, which can switch to the one that is fastest at
+            present; see ``Model.adapt``. Either plans by name, or True for ``plan`` (or the fastest
+            plan) and a plan without each of the processors. The plans share their weights.
         shapes: shapes of inputs whose dimensions the network leaves open.
-        cpu_threads: cores that CPU kernels may use; by default those this process may run on,
-            without the ones that belong to another processor's driver, and no more than the
-            environment variable TVM_NUM_THREADS says.
+        cpu_threads: the number of cores for CPU kernels; by default the cores that this process may
+            use, without those of another processor's driver, and at most the environment variable
+            TVM_NUM_THREADS.
         branching: ``"exact"`` computes what the network computes; ``"stretch"`` compiles the best
-            design of ``ts.stretch`` instead, an architecture whose weights were not trained: good
-            for its latency, and for nothing else. What cannot be stretched is compiled as it is.
-        spare: the artifact also holds the other processors' kernels for the CPU, which runs the
-            whole network again, and from then on, if one of them fails or is absent where the
-            artifact is loaded; `Model.lost` then says why.
-        max_share: how much of the network's multiply-adds processors may compute at most, by name:
-            ``{"opencl": 0.7}``; what no other one supports is not counted.
-        share_parts: shares are multiples of one of so many parts of a layer, or of a segment: 8 for
-            whole eighths. By default as fine as kernels allow.
-        precision: ``"float16"`` computes in float16 between the network's inputs and outputs, where
-            the processors have it; what needs more digits stays in float32, and the plan names it.
-            ``"float16+float32"``: the sums of layers are float32.
+            design of ``ts.stretch`` instead, an architecture with untrained weights, which is only
+            good for measuring latency. A network that cannot be stretched is compiled unchanged.
+        spare: whether the artifact also has CPU kernels for all operators. If another processor
+            fails, or is absent when the artifact is loaded, the CPU runs the whole network again
+            and all later runs; `Model.lost` says why.
+        max_share: the largest share of the network's multiply-adds that a processor may compute, by
+            name: ``{"opencl": 0.7}``. Operators that no other processor supports are not counted.
+        share_parts: the denominator of shares of layers and segments: 8 for whole eighths. By
+            default shares are as fine as kernels allow.
+        precision: ``"float16"`` computes in float16 between the network's inputs and outputs, on
+            processors that support it; operators that need more precision stay in float32, and the
+            plan names them. ``"float16+float32"`` accumulates the sums of layers in float32.
         scheduler: schedules segments whose operators may run at the same time: a function that
             takes a ``scheduling.Problem`` and returns a ``scheduling.Result``, which is checked.
             By default ``scheduling.schedule_heft``; what it answers competes with other options.
         dump_dir: folder that receives the IR after every phase, one numbered file each.
         debug: check the rules of the intermediate representation after every phase.
         progress: receives a line of text after every step, such as ``kernel 17 of 63``; by default
-            they are shown on one line of the terminal, if there is one.
+            a terminal shows the last line.
 
     Returns:
         A model that can be called, measured and exported.
@@ -180,17 +180,17 @@ def compile(
 
 @dataclass(frozen=True)
 class _Machine:
-    """What a network is compiled for.
+    """The processors that a network is compiled for.
 
     Attributes:
-        processors: all, the CPU first.
-        placeable: those that operators may be placed on.
+        processors: all processors, the CPU first.
+        placeable: the processors that operators may be placed on.
         arena: where plans are measured; None for this machine, or nowhere.
-        said: what there is to say of it.
-        limits: what processors may compute at most.
-        precision: in which numbers they compute.
-        described: all that targets say of these processors of this machine; empty for others, and
-            where the user wrote one, which may do anything.
+        said: a note for the plan's reason.
+        limits: limits of the processors' shares.
+        precision: the precision of computation.
+        described: a text that identifies these processors of this machine; empty for other
+            machines, and for a processor that the user wrote, which may do anything.
     """
 
     processors: Sequence[Processor]
@@ -208,13 +208,13 @@ def _machine_of(
     cpu_threads: int | None,
     may_drop: bool,
 ) -> _Machine:
-    """A machine whose processors refuse what ``ts.probe`` found not to run there.
+    """A machine whose processors refuse operators that failed in ``ts.probe``.
 
     Args:
-        place: which machine.
-        targets: its processors that are wanted.
-        cpu_threads: cores for the CPU's kernels.
-        may_drop: targets whose device this machine lacks are left out.
+        place: the device; None for this machine.
+        targets: the wanted processors.
+        cpu_threads: the number of cores for CPU kernels.
+        may_drop: whether targets whose device this machine lacks are left out.
     """
     said = ""
     if place is None and may_drop and targets is not None:
@@ -260,7 +260,7 @@ def _network(
     placeable: Sequence[Processor],
     costs: Callable[[], Costs],
 ) -> tuple[tvm.IRModule, str]:
-    """The network or the best design of its stretching, canonical; and what there is to say."""
+    """The network or the best design of its stretching, canonical; and a note for the plan."""
     say("reading the network")
     if branching == "exact":
         mod = load_network(source, shapes)
@@ -289,18 +289,18 @@ def predict(
     shapes: Mapping[str, Sequence[int]] | None = None,
     progress: Progress | None = None,
 ) -> Plan:
-    """The plan that is predicted to be the fastest on a phone that need not be here.
+    """Predict the fastest plan for a phone that is not connected.
 
     Args:
         source: as for `compile`.
-        targets: which of its processors may run operators, ``["llvm", "hexagon"]`` for example;
-            by default all, also those that there are no kernels for yet.
-        device: its name, or the path of its profile.
+        targets: the processors that may run operators, for example ``["llvm", "hexagon"]``; by
+            default all, including processors without kernels yet.
+        device: the phone's name, or the path of its profile.
         shapes: as for `compile`.
         progress: as for `compile`.
 
     Returns:
-        A plan whose regions say when they are predicted to run.
+        A plan whose regions have predicted times.
     """
     with reporting(progress), compiling():
         phone = _Phone(load_profile(device), targets, unbuilt=True)
@@ -309,7 +309,7 @@ def predict(
 
 
 class _Phone:
-    """A device that need not be here, and those of its processors that may run operators."""
+    """A device that is not connected, with the processors that may run operators."""
 
     def __init__(
         self,
@@ -325,9 +325,10 @@ class _Phone:
         self.processors, self.placeable = twin_processors(profile, names, built=not unbuilt)
 
     def plan(self, mod: tvm.IRModule) -> tuple[Plan, Branches | None]:
-        """The plan, which says that nothing was measured, and its branches if they are known.
+        """The predicted plan, and its branches if they are known.
 
-        Searches are not exact: one of three processors may miss what one of two finds.
+        The search is heuristic: with three processors it may miss a plan that it finds with two, so
+            it also tries to leave out each processor.
         """
         say("searching for plans")
         candidate, branched = self._best(mod, self.processors), None
@@ -358,7 +359,7 @@ def _compile_for(
     dump_dir: str | os.PathLike[str] | None,
     debug: bool,
 ) -> Model:
-    """A model for a phone, by the plan that is given or predicted to be the fastest."""
+    """A model for a phone, with the given plan or the one that is predicted to be fastest."""
     observer = Observer(dump_dir, phone.processors if debug else None)
     costs = partial(twin_costs, phone.profile, phone.processors)
     mod, said = _network(source, shapes, branching, phone.placeable, costs)
@@ -393,7 +394,8 @@ def _compile(
         model = build(mod, requested, processors, placeable, observer, spare=spare)
     else:
         model = _fastest(mod, machine, observer)
-        if spare and len(model.graph.processors) > 1:  # not before: what is measured has to fail
+        # Only now, because spare kernels would hide failures while plans are measured.
+        if spare and len(model.graph.processors) > 1:
             plan = model.plan
             model = build(mod, plan, processors, placeable, observer, spare=True)
             model = model.with_reason(plan.reason)
@@ -412,7 +414,7 @@ def _with_plans(
     observer: Observer,
     spare: bool,
 ) -> tuple[Model, str]:
-    """A model that holds other plans too, and what there is to say of them."""
+    """A model with several plans, and a note about them."""
     processors, placeable = machine.processors, machine.placeable
     notes: list[str] = []
     has_names = not isinstance(plans, bool)
@@ -438,10 +440,10 @@ def _with_plans(
 
 
 def _fastest(mod: tvm.IRModule, machine: _Machine, observer: Observer) -> Model:
-    """The winner of `decide`; if a device fails meanwhile, what the CPU makes of the network.
+    """The winner of `decide`; if a device fails meanwhile, a model for the CPU alone.
 
     Raises:
-        DeviceError: the device behind RPC failed, of which the CPU is a part.
+        DeviceError: the remote device failed, and its CPU with it.
     """
     processors, placeable = machine.processors, machine.placeable
     said = f"{machine.described} {machine.limits}"
@@ -452,7 +454,7 @@ def _fastest(mod: tvm.IRModule, machine: _Machine, observer: Observer) -> Model:
         try:
             model = build(mod, known, processors, placeable, observer)
             trace(model, 1)
-        except StretchError as error:  # nobody asked for that plan: another one is sought
+        except StretchError as error:  # the user did not request that plan, so search again
             say(f"the plan that won before is not taken: {last_line(error)}")
         else:
             return model.with_reason(f"{known.reason}; measured before, not again")
