@@ -19,7 +19,7 @@ stride of 2, every second pixel is selected.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -223,7 +223,7 @@ class _Depthwise:
 
 def _unpadded(cfg: IntegerWindowConfig) -> WindowConfig:
     """The same window over an image that already includes its padding."""
-    values = {name: getattr(cfg, name) for name in WindowConfig.__dataclass_fields__}
+    values = {field.name: getattr(cfg, field.name) for field in fields(WindowConfig)}
     size = tuple(
         (o - 1) * s + k for o, s, k in zip(cfg.out_size, cfg.stride, cfg.spans, strict=True)
     )
