@@ -34,7 +34,7 @@ from tvm_stretch.search.remembered import Memory
 from tvm_stretch.targets.processor import Processor
 
 _OVERTAKEN = "not built: a run showed other speeds, and the search was repeated"
-_FAR_BEHIND = "not built: predicted to be far behind"
+_FAR_BEHIND = "not built: others are predicted to be faster"
 
 Arena = Callable[[Model], Model]
 """Takes a model where it is measured: to a device behind RPC, for example."""
