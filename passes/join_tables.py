@@ -6,7 +6,7 @@
     y = R.call_tir(integer_table, (x, swish))    # the same 256 results
 
 The number is looked up in a table anyway, so a table that contains the product costs nothing more.
-Two tables in sequence become one too, where the values of `x` have no other use.
+A table of a table becomes one table as well.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _WIDE = 0.05
 once without an earlier tile's prefetch; measured in dense layers of one row."""
 _NARROW = 4
 _HIDDEN = 1e-3
-"""Weight of computation, to prefer it between tiles that wait for weights equally long."""
+"""Share of computation that counts while weights arrive: if waits are equal, less work wins."""
 
 _TRANSFORM_CYCLES = {2: 2.5, 4: 7.0}
 """Cycles of both transforms for each vector of a plane, by tile: F(2x2) only adds, two terms each;

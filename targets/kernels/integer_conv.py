@@ -180,7 +180,7 @@ def _matrix_tiles(config: IntegerConvConfig, machine: VectorMachine) -> list[tup
 
 
 def _packets_of_word(pixels: int, blocks: int) -> float:
-    """HVX packets: two products, or a vector of weights and a word of a pixel, fit into one."""
+    """HVX packets, each with up to two products, one load of weights and one of a pixel's word."""
     return max(pixels * blocks / 2, (pixels + blocks) / 2, blocks)
 
 
