@@ -1,18 +1,18 @@
-// A processor without a device, for tests: runs kernels of the CPU on a thread of its own.
+// A processor without a device, for tests: it runs the CPU's kernels on a thread of its own.
 //
 // Its code is a module that `tvm_stretch.create_fake_code(script)` makes of
 //
-//   {"mirrored": true,                              memory of its own: receives and sends matter
-//    "regions": {"r1": {"latency_us": 2000,         the region takes at least so long
-//                       "fails": "device lost",     it fails instead of ending
-//                       "failures": 1}}}            but only so many times; default: always
+//   {"mirrored": true,                              separate memory, so that tensors are copied
+//    "regions": {"r1": {"latency_us": 2000,         least duration of the region
+//                       "fails": "device lost",     the region fails with this message
+//                       "failures": 1}}}            number of failing runs; default: all
 //
 // and whose method `log` returns what was done since the last call, as JSON:
 //
 //   {"regions": ["r1", ...], "receives": [tensor ids], "sends": [tensor ids]}
 //
-// From a call of `take(region, microseconds)` on, a region takes at least so long; after one of
-// `fail(region, message, count)` it fails so many times.
+// `take(region, microseconds)` sets the least duration of a region, and
+// `fail(region, message, count)` makes its next `count` runs fail.
 //
 // A real device whose calls block a thread looks the same from the executor's side.
 #include <tvm/ffi/cast.h>
