@@ -87,7 +87,7 @@ def compiled(
 ) -> ts.Model:
     """The right branch on the DSP, everything else on the first of `more`, or on the CPU."""
     dsp = dsp_processor(
-        refuse=lambda call: None if call.op.name in _ON_DSP else "for the test",
+        refuse=lambda call: None if call.op.name in ON_DSP else "for the test",
         command=command,
         deadline_ms=deadline_ms,
         spin_us=spin_us,
@@ -97,7 +97,7 @@ def compiled(
     return ts.compile(network(), [dsp, *more, TARGET], plan=plan, cpu_threads=1, spare=spare)
 
 
-_ON_DSP = ("relax.nn.max_pool2d", "relax.add")
+ON_DSP = ("relax.nn.max_pool2d", "relax.add")
 
 
 @contextmanager

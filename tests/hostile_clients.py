@@ -6,9 +6,11 @@ import contextlib
 import random
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
 
+import fresh_process
 from tvm import rpc
 from tvm.rpc.base import RPC_MAGIC
 
@@ -44,6 +46,51 @@ def talk_nonsense(port: int, dice: random.Random) -> None:
             (code,) = struct.unpack("<i", client.recv(4))
             if code == RPC_MAGIC:
                 client.sendall(struct.pack("<q", dice.randrange(1, 1 << 8)) + dice.randbytes(300))
+
+
+def recorded_session(port: int) -> bytes:
+    """All that an honest client of `tvm_stretch_rpc` says: calls, tensors, an upload."""
+    said = bytearray()
+    with socket.create_server(("127.0.0.1", 0)) as between:
+        threading.Thread(target=_pass_on, args=(between, port, said), daemon=True).start()
+        fresh_process.run(_HONEST.format(port=between.getsockname()[1]))
+    return bytes(said)
+
+
+# In a process of its own: TVM's client keeps Python's lock while it waits.
+_HONEST = """
+import numpy as np, tvm
+from tvm import rpc
+session = rpc.connect("127.0.0.1", {port}, "pixel")
+session.get_function("tvm_stretch.describe_machine")()
+session.upload(bytearray(range(200)), "some.bin")
+tensor = tvm.runtime.tensor(np.arange(32, dtype="float32"), session.cpu(0))
+assert tensor.numpy()[31] == 31
+"""
+
+
+def _pass_on(between: socket.socket, port: int, said: bytearray) -> None:
+    client, _ = between.accept()
+    with client, socket.create_connection(("127.0.0.1", port)) as server:
+        threading.Thread(target=_pass, args=(server, client, bytearray()), daemon=True).start()
+        _pass(client, server, said)
+
+
+def _pass(source: socket.socket, sink: socket.socket, said: bytearray) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            said += data
+            sink.sendall(data)
+
+
+def say(port: int, said: bytes) -> bool:
+    """Say it, and nothing more; whether there was any answer."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as client:
+        client.settimeout(20)
+        client.sendall(said)
+        client.shutdown(socket.SHUT_WR)
+        return bool(client.recv(4))
+    return False
 
 
 def has_session(port: int) -> bool:

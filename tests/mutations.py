@@ -75,6 +75,25 @@ def damaged_bytes(dice: random.Random, data: bytes) -> bytes:
     )()
 
 
+def damaged_library(dice: random.Random, data: bytes) -> bytes:
+    """An ELF file with such damage, or with bytes behind it, or other numbers in its headers."""
+    way = dice.randrange(4)
+    if way == 0:
+        return damaged_bytes(dice, data)
+    if way == 1:
+        end = data[-dice.randrange(1, 64) :]  # its own fingerprint, too
+        return data + dice.choice([bytes(1), dice.randbytes(dice.randrange(1, 5000)), end])
+    headers = 64 + 56 * int.from_bytes(data[56:58], "little")  # which tell the loader everything
+    changed = bytearray(data)
+    for _ in range(dice.randint(1, 3)):
+        size = dice.choice([1, 2, 4, 8])
+        start = dice.randrange(64 if way == 2 else 0, headers) // size * size
+        number = int.from_bytes(data[start : start + size], "little")
+        other = dice.choice([0, 1, -1, number + 1, number - 1, number << 12, dice.getrandbits(64)])
+        changed[start : start + size] = (other % (1 << 8 * size)).to_bytes(size, "little")
+    return bytes(changed)
+
+
 def damaged_json(dice: random.Random, data: Any) -> Any:
     """A copy of which one to three values are replaced, removed, doubled or swapped."""
     data = copy.deepcopy(data)

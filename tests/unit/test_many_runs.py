@@ -1,16 +1,34 @@
-"""As many runs as a service makes in a day, on several threads: each is right, memory stays."""
+"""As many runs as a service makes in a day: each is right, and nothing grows.
+
+On several threads; and of one, two and three processors, some calls refused or cancelled.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
+import random
 import threading
+import time
+from collections import Counter
 from pathlib import Path
 
+import dsp_targets
 import numpy as np
 import pytest
+import tvm
+from cpu_targets import TARGET
+from fake_targets import fake_processor
 from small_models import random_input, scaled_model, scaled_reference
+from tvm import relax
+from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.opencl import opencl_processor
+from tvm_stretch.targets.opencl_device import local_device
+from tvm_stretch.targets.processor import Processor
 
+import tvm_stretch as ts
+from tvm_stretch.plan.plan import Plan
 from tvm_stretch.runtime.model import Model
 
 THREADS = 4
@@ -60,3 +78,80 @@ def test_threads_without_end(runs: int, shared: bool) -> None:
     before = resident_bytes()
     on_threads(models, runs)
     assert resident_bytes() - before < MEBI
+
+
+# --- one, two and three processors ----------------------------------------------------------------
+
+RUNS = [pytest.param(400, id="some"), pytest.param(20_000, marks=pytest.mark.full, id="20000")]
+PROCESSORS = ["cpu", "cpu+fake", "cpu+opencl", "cpu+dsp", "cpu+dsp+fake", "cpu+dsp+opencl"]
+
+
+def model_on(processors: str) -> Model:
+    """The integer network of `dsp_targets`, one part of it on each of them."""
+    others: list[Processor] = []
+    if "fake" in processors:
+        others.append(fake_processor())
+    if "opencl" in processors:
+        if (device := local_device()) is None:
+            pytest.skip("no OpenCL device")
+        host = cpu_processor(TARGET, 1)
+        others.append(opencl_processor(tvm.target.Target("opencl"), host, device))
+    if "dsp" in processors:
+        return dsp_targets.compiled(more=tuple(others))
+    plan = Plan((*(each.name for each in others), "cpu"), ())
+    others = [dataclasses.replace(each, refuse=_only_right_branch) for each in others]
+    return ts.compile(dsp_targets.network(), [*others, TARGET], plan=plan, cpu_threads=1)
+
+
+def _only_right_branch(call: relax.Call) -> str | None:
+    return None if call.op.name in dsp_targets.ON_DSP else "for the test"
+
+
+def held() -> tuple[int, int]:
+    """Descriptors and threads of this process."""
+    return tuple(len(list(Path(f"/proc/self/{kind}").iterdir())) for kind in ("fd", "task"))  # type: ignore[return-value]
+
+
+def mixed_runs(model: Model, runs: int, dice: random.Random) -> Counter[str]:
+    """How many were right, refused and cancelled; nothing else happens."""
+    pictures = [dsp_targets.picture(seed) for seed in range(8)]
+    answers = [dsp_targets.answer(each).tobytes() for each in pictures]
+    ends: Counter[str] = Counter()
+    for _ in range(runs):
+        number, way = dice.randrange(len(pictures)), dice.random()
+        x = pictures[number]
+        try:
+            if way < 0.02:
+                model(x[:, :-1])
+            elif way < 0.1:
+                future = model.run_async(x)
+                if way < 0.05:
+                    time.sleep(dice.random() / 10_000)
+                    future.cancel()
+                right = future.result(60).tobytes() == answers[number]
+            else:
+                right = model(x).tobytes() == answers[number]
+            assert right
+            ends["right"] += 1
+        except ts.StretchError as error:
+            assert str(error).startswith("expected "), error
+            ends[type(error).__name__] += 1
+    return ends
+
+
+@pytest.mark.parametrize("processors", PROCESSORS)
+@pytest.mark.parametrize("runs", RUNS)
+def test_of_processors_nothing_grows(processors: str, runs: int) -> None:
+    model, dice = model_on(processors), random.Random(1)
+    assert len(model.graph.processors) == 1 + processors.count("+")
+    mixed_runs(model, 400 if runs < 1000 else 4000, dice)
+    gc.collect()
+    before, resident = held(), resident_bytes()
+    ends = mixed_runs(model, runs, dice)
+    gc.collect()
+    print(f"{processors}: {dict(ends)}")
+    assert sum(ends.values()) == runs and set(ends) <= {"right", "InputError", "RunCancelledError"}
+    assert ends["right"] > 0.9 * runs and ends["InputError"] > 0
+    assert held() == before
+    log = 100 * runs if "fake" in processors else 0  # which the scripted device keeps
+    assert resident_bytes() - resident < MEBI + log

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,14 @@ from typing import Any
 import pytest
 import tvm
 from cost_kernels import DEVICE, pretended, some_convs
-from mutations import campaign, damaged_bytes, damaged_json, damaged_numbers, dice_of
+from mutations import (
+    campaign,
+    damaged_bytes,
+    damaged_json,
+    damaged_library,
+    damaged_numbers,
+    dice_of,
+)
 from search_helpers import costs, emit
 from small_models import scaled_model
 from stretch_networks import network, regnet
@@ -49,11 +57,16 @@ def refused(error: type[StretchError], use: Callable[[], object]) -> bool:
 
 
 def check_damage(
-    piece: int, whole: bytes, path: Path, error: type[StretchError], use: Callable[[], object]
+    piece: int,
+    whole: bytes,
+    path: Path,
+    error: type[StretchError],
+    use: Callable[[], object],
+    damage: Callable[[random.Random, bytes], bytes] = damaged_bytes,
 ) -> None:
     """Whatever damage there is to a whole file, it is refused."""
     for dice in dice_of(piece):
-        damaged = damaged_bytes(dice, whole)
+        damaged = damage(dice, whole)
         path.write_bytes(damaged)
         assert damaged == whole or refused(error, use)
 
@@ -76,7 +89,7 @@ def artifact(model: Model, tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @campaign(1000)
 def test_artifacts(artifact: bytes, tmp_path: Path, piece: int) -> None:
     path = tmp_path / "model.so"
-    check_damage(piece, artifact, path, ArtifactError, lambda: load(path))
+    check_damage(piece, artifact, path, ArtifactError, lambda: load(path), damaged_library)
 
 
 @campaign(1000)
