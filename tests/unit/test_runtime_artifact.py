@@ -284,6 +284,37 @@ def test_damage_anywhere(artifact: Path, tmp_path: Path) -> None:
             refused(path, "damaged|without the end|64-bit ELF|at least|artifact for")
 
 
+def test_program_headers_that_were_sealed_damaged(artifact: Path, tmp_path: Path) -> None:
+    """The system's loader would end the process over every seventh of them."""
+    code = f"""
+        import numpy as np
+        from pathlib import Path
+        from small_models import random_input, scaled_reference
+        from tvm_stretch.errors import ArtifactError
+        from tvm_stretch.runtime.model import load
+        from tvm_stretch.runtime.seal import seal
+        data = Path({str(artifact)!r}).read_bytes()[:-24]
+        path, x = Path({str(tmp_path)!r}, "m.so"), random_input()
+        right = refused = 0
+        for header in range(64, 64 + 56 * data[56], 56):
+            for start, size in ((0, 4), (4, 4), *((8 * word, 8) for word in range(1, 7))):
+                for number in (0, 0xFFFFFFFF):
+                    changed = bytearray(data)
+                    at = header + start
+                    changed[at : at + size] = number.to_bytes(size, "little")
+                    path.write_bytes(changed)
+                    seal(path)
+                    try:
+                        np.testing.assert_allclose(load(path)(x), scaled_reference(x), 1e-5)
+                        right += 1
+                    except ArtifactError:
+                        refused += 1
+        print(right, refused)
+    """
+    right, refused_ = map(int, fresh_process.run(code).split())
+    assert right > 50 and refused_ > 50
+
+
 def test_library_without_its_end(artifact: Path, tmp_path: Path) -> None:
     path = tmp_path / "stripped.so"
     path.write_bytes(artifact.read_bytes()[:-24])

@@ -29,11 +29,12 @@ import tvm_ffi
 from tvm.runtime import _ffi_api
 
 from tvm_stretch.codegen.linking import linker_for
-from tvm_stretch.codegen.object_code import MACHINES, ObjectCode, object_file
+from tvm_stretch.codegen.object_code import ObjectCode, object_file
 from tvm_stretch.errors import ArtifactError, RunError, TargetError
 from tvm_stretch.files import held, new_folder, remove_abandoned, writing
 from tvm_stretch.lowering.graph import Graph
 from tvm_stretch.runtime.autoload import load_native_library
+from tvm_stretch.runtime.elf import read_machine
 from tvm_stretch.runtime.private_copy import PrivateCopy
 from tvm_stretch.runtime.seal import check_seal, require_seal, seal
 
@@ -300,45 +301,7 @@ def _explain(error: Exception) -> str:
     return f"expected a loadable artifact, got {lines[-1]!r}; export the model again"
 
 
-# The fields of the ELF header that are needed, for 64-bit little-endian files.
-_ELF = struct.Struct("<4sBB10xHHIQQQIHHHHHH")
-_SEGMENT = struct.Struct("<IIQQQQQQ")
-_LOAD_SEGMENT = 1
-
-
 def machine_of(artifact: PrivateCopy) -> str:
     """The machine that an artifact is for, as `platform.machine` names them."""
     with artifact.path.open("rb") as file:
         return read_machine(file, artifact.name)
-
-
-def read_machine(file: BinaryIO, name: str) -> str:
-    """The machine that a library is for, as `platform.machine` names them.
-
-    Raises:
-        ArtifactError: `dlopen` would crash on the file: it maps a truncated one and dies when
-            reading it.
-    """
-    size = file.seek(0, os.SEEK_END)
-    file.seek(0)
-    header = file.read(_ELF.size)
-    if len(header) < _ELF.size or header[:6] != b"\x7fELF\x02\x01":
-        raise ArtifactError(
-            f"expected a 64-bit ELF library for {name}, got {header[:8]!r}; "
-            "give the path of an exported model"
-        )
-    fields = _ELF.unpack(header)
-    machine, program_offset, section_offset = fields[4], fields[7], fields[8]
-    segment_size, segments, section_size, sections = fields[11:15]
-    file.seek(min(program_offset, size))  # beyond it, a file refuses some numbers itself
-    table = file.read(segment_size * segments)
-    ends = [section_offset + section_size * sections, program_offset + segment_size * segments]
-    if len(table) == segment_size * segments and segment_size == _SEGMENT.size:
-        rows = _SEGMENT.iter_unpack(table)
-        ends += [row[2] + row[5] for row in rows if row[0] == _LOAD_SEGMENT]
-    if max(ends) > size:
-        raise ArtifactError(
-            f"expected at least {max(ends)} bytes for {name}, got {size}; "
-            "the file is truncated: copy or export it again"
-        )
-    return MACHINES.get(machine, f"machine {machine}")
