@@ -22,7 +22,7 @@ _DOUBT = 2.5  # covers budget to desktop cores, and effects outside of the model
 
 
 _LARGEST = 1e9
-"""Of the numbers in a file; of rates also the inverse."""
+"""Largest number in a file; rates may not be smaller than its inverse."""
 
 
 class AnalyticModel:

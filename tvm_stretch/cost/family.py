@@ -170,14 +170,14 @@ class FamilyModel:
 
 
 _OVER = ["start", "over"]
-"""Weights of a family that stands on another model."""
+"""Weights of a family that corrects another model."""
 
 _LARGEST = 1e12
-"""Of weights and of logarithms in a file; sums and products of such numbers stay finite."""
+"""Largest weight or logarithm in a file, so that sums and products stay finite."""
 
 
 def _any_kernel(family: str) -> Features:
-    """One of a family, to ask what all of it have."""
+    """A kernel of a family, from which properties of the whole family are read."""
     kind = FAMILIES[family]
     return kind(**{name: 1 for name in kind.names()})
 

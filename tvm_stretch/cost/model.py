@@ -43,7 +43,7 @@ FORMAT = Format(
 )
 
 _LARGEST_RATIO = 1e6
-"""Of the slowdown in a file."""
+"""Largest slowdown in a file."""
 
 _BETWEEN = (TransferFeatures.family, RunFeatures.family)
 """Families that are no kernels."""

@@ -1,8 +1,8 @@
-"""Trees that xgboost has learned: what a file holds is checked before xgboost sees it.
+"""Load trees that xgboost has learned, after checking the file's content.
 
-xgboost believes what it reads, and an index out of range ends the process. So it reads only a
-model that is written here, around trees whose indices were checked. It is imported when it is
-needed: that takes a second, and those who never measure need not have it.
+xgboost does not check its input, and an index out of range ends the process. Therefore it only
+reads a model that is written here, around trees whose indices were checked. It is imported when it
+is needed: importing takes a second, and users who never measure need not install it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _INTEGERS = ("left_children", "right_children", "split_indices", "default_left")
 _NUMBERS = "split_conditions"
 _MOST_NODES, _MOST_TREES = 4096, 10_000
-_NOBODY = 2**31 - 1  # the parent of a root
+_NO_PARENT = 2**31 - 1  # the parent of a root
 
 
 def the_xgboost() -> ModuleType:
@@ -40,7 +40,7 @@ def the_xgboost() -> ModuleType:
 
 
 def load_trees(data: Any, width: int) -> xgboost.Booster:
-    """A model of the trees in what `xgboost` saved as JSON.
+    """A model with the trees that `xgboost` saved as JSON.
 
     Args:
         data: the parsed JSON.
@@ -59,7 +59,7 @@ def load_trees(data: Any, width: int) -> xgboost.Booster:
 
 
 def _written(tree: Any, number: int, width: int) -> dict[str, Any]:
-    """One tree: its checked indices and numbers, the rest made of them."""
+    """One tree: its checked indices and numbers, and fields that are derived from them."""
     left, right, feature, default = (tree[name] for name in _INTEGERS)
     split = tree[_NUMBERS]
     lists = (left, right, feature, default, split)
@@ -69,16 +69,16 @@ def _written(tree: Any, number: int, width: int) -> dict[str, Any]:
     whole = all(type(value) is int for of in lists[:-1] for value in of)
     if not whole or not all(map(is_finite, split)) or not 1 <= count <= _MOST_NODES:
         raise _refused(f"tree {number}", f"from 1 to {_MOST_NODES} nodes of numbers", count)
-    parents = [_NOBODY] * count
+    parents = [_NO_PARENT] * count
     for node in range(count):
         for child in {left[node], right[node]} - {-1}:
-            if not node < child < count or parents[child] != _NOBODY:
+            if not node < child < count or parents[child] != _NO_PARENT:
                 raise _refused(f"node {node} of tree {number}", "children of its own", child)
             parents[child] = node
         if (left[node] == -1) != (right[node] == -1) or not 0 <= feature[node] < width:
             raise _refused(f"node {node} of tree {number}", "two children, or none", feature[node])
-    if parents.count(_NOBODY) != 1:
-        raise _refused(f"tree {number}", "one root", parents.count(_NOBODY))
+    if parents.count(_NO_PARENT) != 1:
+        raise _refused(f"tree {number}", "one root", parents.count(_NO_PARENT))
     split, zeros = [float(value) for value in split], [0.0] * count
     return {
         **dict(
@@ -95,7 +95,7 @@ def _written(tree: Any, number: int, width: int) -> dict[str, Any]:
 
 
 def _around(trees: list[dict[str, Any]], width: int) -> dict[str, Any]:
-    """What xgboost reads: a sum of trees."""
+    """A sum of trees in the format that xgboost reads."""
     version = [int(part) for part in the_xgboost().__version__.split("+")[0].split(".")[:3]]
     return {
         "version": version,
