@@ -267,6 +267,15 @@ def _number(value: Any, least: float) -> float | None:
     return float(value) if is_finite(value) and least <= value <= _LARGEST else None
 
 
+def _is_data(target: dict[str, Any]) -> bool:
+    """Whether it only describes a processor: options of LLVM may name files to write."""
+    hosts = [value for value in target.values() if isinstance(value, dict)]
+    return not _OPTIONS & set(target) and all(map(_is_data, hosts))
+
+
+_OPTIONS = {"cl-opt", "llvm-options", "jit", "libs"}
+
+
 def _reasons(value: Any) -> dict[str, str] | None:
     is_one = isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
     return value if is_one else None
@@ -283,8 +292,8 @@ _PRECISION = _Check(
     f"one of {', '.join(BYTES)}", lambda v: v if isinstance(v, str) and v in BYTES else None
 )
 _TARGET = _Check(
-    "a TVM target as a table",
-    lambda v: v if isinstance(v, dict) and isinstance(v.get("kind"), str) else None,
+    "a TVM target as a table, without options for LLVM,",
+    lambda v: v if isinstance(v, dict) and isinstance(v.get("kind"), str) and _is_data(v) else None,
 )
 _REASONS = _Check("a table of operators with reasons", _reasons)
 
