@@ -30,13 +30,13 @@ LARGE_WEIGHT_BYTES = 4096
 """Constants from this size on are kept outside the proto; shape arithmetic never needs them."""
 
 _MOST_BYTES = 2**31
-"""Of a message of protobuf."""
+"""The limit of protobuf messages."""
 
 _OF_ONNX = (onnx.checker.ValidationError, google.protobuf.message.Error, ValueError)
-"""What onnx raises of models; the last, where graphs are nested deeper than its C++ reads."""
+"""Errors of onnx; ValueError if graphs are nested too deeply for its C++ parser."""
 
 _OF_DATA = (OSError, TypeError, LookupError, RuntimeError, MemoryError, OverflowError)
-"""What may come of the data of a weight."""
+"""Errors while the data of a weight are read."""
 
 _CONTROL_FLOW_HINT = "export the model without control flow or string operators"
 
@@ -263,7 +263,7 @@ def array_of(
 
 
 def _bound(tensor: onnx.TensorProto) -> None:
-    """Let an external tensor say how many bytes it has: the rest of a file may have no end."""
+    """Limit the read of an external tensor to its own bytes: the file may be endless."""
     elements = math.prod(tensor.dims)
     bits = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * 8
     bits = next((n for ending, n in _PACKED.items() if _type_name(tensor).endswith(ending)), bits)
@@ -275,7 +275,7 @@ def _bound(tensor: onnx.TensorProto) -> None:
 
 
 _PACKED = {"INT4": 4, "FLOAT4E2M1": 4, "INT2": 2}
-"""Types of which several elements share a byte."""
+"""Bits of the types whose elements share bytes."""
 
 
 def _type_name(tensor: onnx.TensorProto) -> str:

@@ -1,4 +1,4 @@
-"""A .pt2 archive without anything that could run code: torch reads only the copy made here.
+"""Copy a .pt2 archive without the parts that could run code; torch reads only the copy.
 
     evil.pt2                                        the copy in memory
       data/weights/weight_0            numbers        as it is
@@ -41,7 +41,7 @@ _AGAIN = "save the program again with torch.export.save and this version of torc
 
 
 def safe_archive(path: Path) -> io.BytesIO:
-    """What torch may read of an archive.
+    """The copy that torch may read.
 
     Raises:
         ModelError: it is no archive of this version, or it needs code to be run.

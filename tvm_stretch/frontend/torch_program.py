@@ -1,13 +1,13 @@
-"""The graph of a .pt2 file, as JSON, without anything that torch would evaluate.
+"""Check the graph of a .pt2 file, as JSON, before torch evaluates parts of it.
 
     {"target": "torch.ops.aten.relu.default", "metadata": {"stack_trace": ".."}, ..}
         ->  the same without metadata
     {"target": "torch.os.system", ..}                     ->   ModelError
     {"expr_str": "__import__('os').system('..')", ..}     ->   ModelError
 
-To read a graph, torch looks functions up by any name below `torch`, evaluates expressions of shapes
-as Python, writes names of tensors into Python source and executes it, and imports the modules that
-structures of inputs name. So all of these are only what torch itself writes for networks.
+When torch reads a graph, it resolves any attribute below `torch` as a function, evaluates shape
+expressions as Python, writes tensor names into Python source and executes it, and imports modules
+that input structures name. Each of these fields must therefore match what torch itself writes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OPERATOR = re.compile(
     re.ASCII,
 )
 _FORBIDDEN = ("torch.ops.aten.from_file.",)
-"""They touch files."""
+"""Operators that open files."""
 _NAME = re.compile(r"[A-Za-z_]\w{0,500}", re.ASCII)
 _SYMBOL = re.compile(r"[A-Za-z]{1,8}\d{1,6}", re.ASCII)
 _NUMBER = re.compile(r"-?\d{1,40}(\.\d{0,40})?(e[+-]?\d{1,3})?", re.ASCII)
@@ -45,11 +45,11 @@ _FUNCTIONS = {
     *("Equality", "Unequality", "Eq", "Ne", "GreaterThan", "LessThan"),
     *("StrictGreaterThan", "StrictLessThan", "Ge", "Gt", "Le", "Lt"),
 }
-"""Of which torch makes the sizes of tensors whose shapes are left open."""
+"""The sympy functions that torch writes for dynamic shapes."""
 
 _POWERS = ("Pow", "PowByNatural")
 _MOST_NODES, _LARGEST_POWER = 200, 8
-"""Of one such expression."""
+"""Limits of one expression."""
 
 _STRUCTURES = {
     *(None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict"),
@@ -60,7 +60,7 @@ _AGAIN = "save the program again with torch.export.save"
 
 
 def safe_program(program: dict[str, Any]) -> dict[str, Any]:
-    """The same program, to be read by torch.
+    """The program without metadata and guards, safe for torch to read.
 
     Raises:
         ModelError: it holds something that torch writes for no network.
@@ -144,7 +144,7 @@ def _is_small(power: ast.Call) -> bool:
 
 
 def _is_leaf(node: ast.AST, functions: set[int]) -> bool:
-    """Whether a node is one of those that expressions of sizes are made of."""
+    """Whether a syntax node may occur in a shape expression."""
     if isinstance(node, ast.Name):
         return id(node) in functions or _is(_SYMBOL, node.id) or node.id in ("true", "false")
     if isinstance(node, ast.Constant):
