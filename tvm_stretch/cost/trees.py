@@ -44,10 +44,10 @@ def load_trees(data: Any, width: int) -> xgboost.Booster:
 
     Args:
         data: the parsed JSON.
-        width: how many numbers the trees see.
+        width: number of inputs of the trees.
 
     Raises:
-        CostModelError: it does not hold trees of so many numbers.
+        CostModelError: it does not contain trees with ``width`` inputs.
     """
     trees = data["learner"]["gradient_booster"]["model"]["trees"]
     if not isinstance(trees, list) or not 1 <= len(trees) <= _MOST_TREES:
