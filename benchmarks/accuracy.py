@@ -1,4 +1,4 @@
-"""How accurate stretched networks are beside the originals, over paired seeds.
+"""The accuracy of stretched networks relative to the originals, over paired seeds.
 
 python -m benchmarks.accuracy --folder /tmp/accuracy --seeds 8 --device cpu
 python -m benchmarks.accuracy prepare --folder F       # needs TVM
@@ -10,8 +10,8 @@ in the same way, from random numbers; distils the one into the other; and starts
 from the original's weights: with batch-norm statistics computed anew, with weights fitted to what
 the original computes (``training.imitate``: no labels, no training), with all layers brought nearer
 to that together (``training.refine``: no labels), and after two more epochs at a low rate.
-Differences are those of pairs, with 95 % intervals (Student's). What is done stays in the
-folder: the same command goes on.
+Differences are those of pairs, with 95 % intervals (Student's). Finished trials stay in the folder,
+and the same command resumes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Row = dict[str, Any]
 
 
 def prepare(folder: Path, tasks: Sequence[str], networks: Sequence[str]) -> None:
-    """Stretch the networks, and keep all that training needs."""
+    """Stretch the networks, and store all inputs of training."""
     from benchmarks.accuracy_networks import prepare as prepared
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def train(
     device: str,
     workers: int,
 ) -> None:
-    """Run the trials that the folder does not have yet, in several processes."""
+    """Run the trials that are missing in the folder, in several processes."""
     done = {
         (row["task"], row["network"], row["seed"])
         for row in rows(folder)
@@ -106,7 +106,7 @@ def _data(folder: Path, task: str, seed: int, schedule: Schedule) -> Data:
 
 
 def rows(folder: Path) -> list[Row]:
-    """What the folder has."""
+    """The finished trials in the folder."""
     return [json.loads(path.read_text()) for path in sorted(folder.glob("*.*.*.json"))]
 
 

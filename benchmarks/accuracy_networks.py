@@ -96,7 +96,7 @@ def prepare(name: str, channels: int, size: int, classes: int) -> Prepared:
 def spread(
     name: str, channels: int, size: int, classes: int, count: int
 ) -> list[tuple[Graph, str, int]]:
-    """Graphs of designs of many widths, told, with their numbers of parameters."""
+    """Graphs of designs of many widths, with descriptions and numbers of parameters."""
     st = _stretching(name, channels, size, classes)
     runs = st.task.chain.runs
     designs = dict.fromkeys(
@@ -116,17 +116,17 @@ def _stretching(name: str, channels: int, size: int, classes: int) -> Stretching
 
 
 def _two_branches(run: Run, width: int) -> StretchedSegment:
-    """The second is a block less deep."""
+    """Two branches; the second has one block less."""
     deep, less = run.depth, max(1, run.depth - 1)
     branches = (Branch("cpu", deep, width), Branch("opencl", less, width))
     return StretchedSegment(run.start, run.end, branches, run.merge)
 
 
 def equal_capacity(st: Stretching) -> Design:
-    """Two branches in every stage, as wide as keeps multiply-adds and parameters, stage by stage.
+    """Two branches in every stage, whose widths keep each stage's multiply-adds and parameters.
 
-    What `ts.stretch` itself would choose depends on a device; these networks are too small for
-    phones, where meetings would take longer than they do.
+    The choice of `ts.stretch` would depend on a device, and these networks are too small for
+    phones: a meeting would take longer than the layers.
     """
     work, size = st.original
     design = Design(())
@@ -142,7 +142,7 @@ def equal_capacity(st: Stretching) -> Design:
 
 
 def prepared(name: str, mod: tvm.IRModule, design: Design, told: str) -> Prepared:
-    """A network and its design; which element is whose is found by stretching known numbers."""
+    """A network and its design; stretching known numbers shows where each element comes from."""
     original, arrays = graph_of(mod)
 
     def stretched(values: Callable[[np.ndarray], np.ndarray]) -> Arrays:

@@ -1,4 +1,4 @@
-"""Images to tell apart, which need no download: drawn shapes, and scikit-learn's digits.
+"""Images to classify without a download: drawn shapes, and scikit-learn's digits.
 
 A shape is a curve around a centre, ``radius(angle)``, one for each of ten classes: polygons,
 flowers, a ring, frames. It is turned, squeezed, moved and scaled; its colours and those of the
@@ -30,11 +30,11 @@ class Data:
     """Images and labels to train with, and to test with.
 
     Attributes:
-        images: to train with.
-        labels: of these.
-        test_images: to test with.
-        test_labels: of these.
-        are_turned: whether what is trained with is turned and mirrored by chance.
+        images: the training images.
+        labels: their labels.
+        test_images: the test images.
+        test_labels: their labels.
+        are_turned: whether training images are randomly turned and mirrored.
     """
 
     images: Tensor
@@ -44,7 +44,7 @@ class Data:
     are_turned: bool = False
 
     def to(self, device: str) -> Data:
-        """The same on a device."""
+        """The data on a device."""
         moved = (self.images, self.labels, self.test_images, self.test_labels)
         return Data(*(value.to(device) for value in moved), self.are_turned)
 
@@ -85,7 +85,7 @@ def write_digits(path: Path) -> None:
 
 
 def _curves() -> tuple[Tensor, Tensor]:
-    """For each class its radius by angle, and which share of it is a hole."""
+    """The radius of each class by angle, and the share of it that is a hole."""
     angle = torch.arange(_ANGLES) * (2 * math.pi / _ANGLES)
 
     def polygon(corners: int) -> Tensor:

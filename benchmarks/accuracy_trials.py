@@ -1,7 +1,7 @@
 """One seed of one network: the original, its stretched form trained alike, distilled, warm-started.
 
-Needs torch and tvm_stretch/training/, but no TVM: what TVM knows of the networks comes prepared
-(accuracy_networks.py).
+It needs torch and tvm_stretch/training/, but not TVM: accuracy_networks.py prepares the networks
+with TVM.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from tvm_stretch.training import (
 from tvm_stretch.training.graph import Graph
 
 NOISE = 0.01
-"""As passes/duplicate_and_scale.py has it."""
+"""The same as in passes/duplicate_and_scale.py."""
 
 
 @dataclass(frozen=True)
 class Inherited:
-    """Where the numbers of a weight of the stretched network come from.
+    """The origin of each element of a weight of the stretched network.
 
     Attributes:
-        source: the original's weight; empty for what is new.
-        index: of each element in it; -1 for what is new.
-        factor: that each element is multiplied by.
-        value: what is added to it.
-        is_noisy: whether it is a branch's that another one has too.
+        source: the original's weight; empty for a new weight.
+        index: the index of each element in it; -1 for new elements.
+        factor: the factor of each element.
+        value: the number that is added to each element.
+        is_noisy: whether another branch has the same weight, so that noise is added.
     """
 
     source: str
@@ -140,7 +140,7 @@ def inherit(
 
 
 def batches_of(data: Data, schedule: Schedule) -> Batches:
-    """What is trained with."""
+    """The training batches."""
     augment = turned if data.are_turned else None
     return Batches(data.images, data.labels, schedule.batch, augment=augment)
 

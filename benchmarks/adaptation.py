@@ -34,13 +34,13 @@ from tvm_stretch.search.costs import planning_costs
 
 _TARGETS = ["llvm", "opencl"]
 _OWN = "the model that changes"
-_BLOCK = 6  # runs in a row: who slept before gets more of a busy core at first
+_BLOCK = 6  # runs in a row, as a process that slept gets more of a busy core at first
 _BURN = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
 
 
 @contextlib.contextmanager
 def busy(core: int) -> Iterator[None]:
-    """Something else runs on this core."""
+    """Context in which another process keeps this core busy."""
     process = subprocess.Popen([sys.executable, "-c", _BURN, str(core)])
     try:
         time.sleep(0.3)
@@ -72,7 +72,7 @@ def pinned(model: ts.Model) -> dict[str, Callable[[], float]]:
 
 @dataclass(frozen=True)
 class Disturbed:
-    """What a busy core did."""
+    """The effects of a busy core."""
 
     to: str
     runs_to_change: int
@@ -85,7 +85,7 @@ class Disturbed:
 def disturb(
     model: ts.Model, run: Callable[[], float], core: int, calm: int, runs: int
 ) -> Disturbed:
-    """Keep a core busy for so many runs, and see what the model does."""
+    """Keep a core busy for a number of runs, and record the model's plans and latencies."""
     each = pinned(model)
     for _ in range(calm):
         run()

@@ -1,4 +1,4 @@
-"""Plans of schedulers carried out on CPU and OpenCL: what was predicted beside what the clock says.
+"""Plans of schedulers run on CPU and OpenCL: predicted latencies beside measured ones.
 
     python -m benchmarks.carried_out squeezenet1_0 lstm --rounds 15 --json carried_out.json
 
@@ -9,8 +9,9 @@ rows. Every answer is compared with ONNX Runtime's first. Then all models of a n
 the table shows medians, the distance of the quartiles, and the median of the ratios of a round to
 the best single processor's. Equal plans are built and measured once.
 
-What has no passes stays whole on the processor that had the larger share: pools and depthwise
-convolutions whose input is whole. A chain that rows cannot split is shared layer by layer.
+Operators that no pass can split stay whole on the processor with the larger share: pools and
+depthwise convolutions whose input is whole. A chain that rows cannot split is shared layer by
+layer.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ Row: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Cut:
-    """What a scheduler's parts become in a plan."""
+    """The shares and splits of a plan for a scheduler's parts."""
 
     shares: Mapping[str, tuple[int, ...]]
     splits: tuple[RowSplit, ...]
@@ -81,7 +82,7 @@ class Carrier:
         self.groups = {group.name: group for group in self.network.graph.groups}
 
     def results(self) -> Iterator[Result]:
-        """What every scheduler answers, checked."""
+        """The results of all schedulers, checked."""
         unsplit = whole(self.problem)
         asked = {name: (scheduler, self.problem) for name, scheduler in SCHEDULERS.items()}
         asked |= {"ours": (schedule, unsplit), "ours, split": (schedule, self.problem)}
@@ -91,7 +92,7 @@ class Carrier:
             yield replace(result, scheduler=name)
 
     def plan(self, result: Result) -> Plan:
-        """A plan that does what the schedule says."""
+        """A plan that follows the schedule."""
         cut = self._cut(result)
         processors = self.costs.processors
         branched = branch(self.network.mod, cut.shares, cut.splits, processors)
@@ -112,7 +113,7 @@ class Carrier:
         return self.costs.kernels.supports(operators[name], place)
 
     def _places(self, result: Result) -> dict[str, int]:
-        """The processor of each group; of one in parts, that of the largest."""
+        """The processor of each group; for a group in parts, that of the largest part."""
         best: dict[str, tuple[Fraction, int]] = {}
         for job, place in zip(result.problem.operators, result.placement, strict=True):
             name = job.whole or job.name
@@ -122,7 +123,7 @@ class Carrier:
     def _starts(
         self, operators: Operators, placed: Mapping[str, int], result: Result
     ) -> dict[str, int]:
-        """When the schedule begins with each operator's kernel, or with its part of it."""
+        """The time at which the schedule begins each operator's kernel, or its first part."""
         names = result.problem.processors
         starts = {
             job.name: start

@@ -1,15 +1,15 @@
-"""How well the cost model predicts networks that it has never seen.
+"""The errors of the cost model on networks that it has not seen.
 
     python -m benchmarks.cost_model measure --folder costs --seconds 480 --target llvm opencl
     python -m benchmarks.cost_model evaluate --folder costs --json cost_model.json
 
 `measure` times samples, members of the zoo and random networks, kernel by kernel and as a whole;
 networks during whose runs the reference kernel was slow are measured again while there is time.
-`evaluate` trains on what is not of the networks it then predicts: zoo members are held out with
+`evaluate` trains without the networks that it then predicts: zoo members are held out with
 their families (several at once), random networks are never trained on. Measurements of kernels
 equal to theirs leave the training set too, wherever they come from. Kernel errors and coverage are
-those of the held-out networks' kernels. Networks that were never measured in peace are listed and
-not judged: what disturbed them is no property of their kernels.
+those of the held-out networks' kernels. Networks that were always disturbed are listed and not
+judged, because the disturbance is not a property of their kernels.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.zoo.builder import Builder
 
 _PASSES = 4
-"""How often a network is measured at most, if it is disturbed again and again."""
+"""The most times that a network is measured if it is disturbed."""
 
 _RESOLVED_NS = 1000
 """Shorter kernels differ by half from run to run: two readings of the clock are a part of them."""
@@ -115,7 +115,7 @@ class Network:
 def measure_all(
     processor: Processor, host: Processor, folder: Path, seconds: float, say: Callable[[str], None]
 ) -> None:
-    """Fill the folder; what was measured in peace already is kept."""
+    """Fill the folder; undisturbed measurements are kept."""
     folder.mkdir(parents=True, exist_ok=True)
     dataset = open_dataset(folder, processor)
     path = folder / f"{processor.name}.networks.jsonl"
@@ -171,7 +171,7 @@ def _read(path: Path) -> list[Network]:
 
 @dataclass
 class Errors:
-    """What one processor's models said of networks that they have never seen."""
+    """The predictions of one processor's models for unseen networks."""
 
     results: list[tuple[Network, int, list[Prediction]]] = field(default_factory=list)
     kernels: list[tuple[Row, Prediction]] = field(default_factory=list)
@@ -216,7 +216,7 @@ def _predict(
     usual: float,
     found: Errors,
 ) -> None:
-    """Predictions beside what was measured, as it would have been at the model's pace."""
+    """Predictions beside measurements, which are scaled to the model's machine speed."""
     for network in held:
         answers = model.predict_all([*network.kernels, RunFeatures.of(len(network.kernels))])
         total = sum(answer.nanoseconds for answer in answers)
@@ -236,7 +236,7 @@ def _held_out(networks: Sequence[Network], beginnings: tuple[str, ...]) -> list[
 
 
 def _training_set(dataset: Dataset, held: tuple[str, ...], unseen: Collection[Features]) -> Dataset:
-    """The rows that have nothing to do with the held-out networks, nor with random ones."""
+    """The rows that are independent of the held-out networks and of random ones."""
     rows = [
         row
         for row in dataset.rows

@@ -35,7 +35,7 @@ from tvm_stretch.search.costs import planning_costs
 BOTH = "both"
 ROUNDS = 20
 MOST_ERROR = 1e-3
-"""Of the largest value: float32 kernels add in other orders than ONNX Runtime."""
+"""As a share of the largest value; float32 kernels sum in another order than ONNX Runtime."""
 
 
 def landscape(size: int) -> np.ndarray:
@@ -105,7 +105,7 @@ def show_both_anyway(path: Path, targets: list[str], models: dict[str, ts.Model]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print what a newcomer wants to see first; fail if an answer is wrong."""
+    """Print the comparison; fail if an answer is wrong."""
     parser = argparse.ArgumentParser(prog="benchmarks.demo", description=__doc__)
     parser.add_argument("model", nargs="?", default="resnet18", help="zoo name or ONNX file")
     parser.add_argument("--size", type=int, default=224, help="image height and width")

@@ -1,4 +1,4 @@
-"""What a DSP costs: handing a region over, noticing that it died, packets of convolutions.
+"""The costs of a DSP: handing a region over, detecting its end, packets of convolutions.
 
     python -m benchmarks.dsp [--runs 300]
     python -m benchmarks.dsp --packets
@@ -7,7 +7,7 @@
 The region adds two tensors of 32 numbers, so that next to nothing is computed. The DSP is emulated
 (qemu-hexagon); `--native` runs the same server as a program of this machine instead.
 
-    launch      `Start` of the region: what the caller's thread spends before it goes on
+    launch      `Start` of the region: the time of the caller's thread until it continues
     hand-over   from there until the session's thread has the answer, without the DSP's computing
     run         all that a caller of the executor waits for
     death seen  from SIGKILL until `Model.health` says so, while nothing runs
@@ -100,12 +100,12 @@ def handovers(model: ts.Model, runs: int, pause: float) -> dict[str, float]:
 
 
 def health(model: ts.Model) -> dict[str, Any]:
-    """The DSP's."""
+    """The health of the DSP."""
     return model.health()["hexagon"]
 
 
 def death(model: ts.Model) -> float:
-    """Milliseconds until it is known."""
+    """Milliseconds until a killed DSP is detected."""
     model(np.zeros(32, "int32"))
     time.sleep(0.01)
     os.kill(health(model)["pid"], signal.SIGKILL)
@@ -130,7 +130,7 @@ LAYERS = (  # channels, output channels, rows and columns, kernel, groups
 def layer(
     channels: int, outs: int, size: int, kernel: int, groups: int = 1, *, times: int
 ) -> tvm.IRModule:
-    """The same convolution `times` times, one behind the other, where shapes allow it."""
+    """The same convolution `times` times in sequence, if shapes allow it."""
     dice = np.random.default_rng(0)
     read = channels // groups
     weight = dice.integers(-127, 128, (outs, read, kernel, kernel)).astype("int8")
@@ -210,7 +210,7 @@ WINDOWS = (
 
 
 def operator(window: Window) -> tvm.IRModule:
-    """It, behind a maximum of single pixels that leaves blocks of channels."""
+    """The operator after a 1x1 maximum, which writes blocked layout."""
     dice = np.random.default_rng(0)
     builder = relax.BlockBuilder()
     channels, side = window.channels, window.size
@@ -286,7 +286,7 @@ def hottest_loop(shape: tuple[int, int, int, int]) -> str:
         return code
 
     with (
-        tempfile.TemporaryDirectory() as empty,  # what is known is not compiled
+        tempfile.TemporaryDirectory() as empty,  # an empty cache, so that kernels are compiled
         mock.patch.dict(os.environ, TVM_STRETCH_CACHE_DIR=empty),
         mock.patch.object(object_code, "llvm_module", listened),
     ):

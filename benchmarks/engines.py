@@ -205,7 +205,7 @@ PACKAGES = {
 
 
 PHONES = ("executorch", "litert")
-"""What phones use; these two have an environment of their own."""
+"""Engines for phones; these two have a separate environment."""
 
 
 def load(engine: str, model: BenchModel, threads: int, mcpu: str) -> Run:
@@ -229,7 +229,7 @@ def python_of(engine: str) -> str:
 
 
 def setup_of(engine: str) -> str:
-    """What to do where an engine is missing."""
+    """The command that installs a missing engine."""
     if engine not in PHONES:
         return "run `make setup`"
     return "run `make setup-phone-peers`, or set TVM_STRETCH_PHONE_PYTHON"

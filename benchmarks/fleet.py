@@ -1,4 +1,4 @@
-"""What several phones measure in the time of one: a fleet of servers of this machine.
+"""The throughput of several phones: a fleet of servers of this machine.
 
 ```
 python -m benchmarks.fleet [--phones 1 2] [--seconds 60] [--rounds 3]
@@ -62,7 +62,7 @@ def _started(command: list[str], ready: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def farm(phones: int) -> Iterator[ts.Fleet]:
-    """A tracker and so many servers of this machine."""
+    """Context with a tracker and ``phones`` servers on this machine."""
     module = [sys.executable, "-m", "tvm.exec.rpc_tracker", "--host=127.0.0.1", "--port-end=9290"]
     libraries = (
         Path(tvm.__file__).parent / "lib" / "libtvm_runtime.so",
@@ -81,7 +81,7 @@ def farm(phones: int) -> Iterator[ts.Fleet]:
 
 @dataclass(frozen=True)
 class Campaigned:
-    """What a fleet has measured."""
+    """The measurements of a fleet."""
 
     rows: Sequence[Row]
     model: MeasuredModel
@@ -104,13 +104,13 @@ class Campaigned:
 
 
 def _idle_seconds() -> float:
-    """Of all cores since they started."""
+    """Idle seconds of all cores since boot."""
     fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
     return (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")
 
 
 def measured(phones: int, seconds: float) -> Campaigned:
-    """What so many phones measure in the time."""
+    """The measurements of ``phones`` phones in the given time."""
     with tempfile.TemporaryDirectory() as folder, farm(phones) as fleet:
         os.environ["TVM_STRETCH_CACHE_DIR"] = folder
         began, idle = time.monotonic(), _idle_seconds()
@@ -131,7 +131,7 @@ class Elsewhere:
         return f"{self._seconds:g} s a batch"
 
     def measure(self, number: int | Prepared, _end: float) -> Any:
-        """A batch for the crew, or what is in one for the campaign."""
+        """Measure a batch for the crew, or prepare one for the campaign."""
         if isinstance(number, int):
             return self._campaign.measure_batch(number, self, 0.0)  # type: ignore[arg-type]
         time.sleep(self._seconds)
@@ -142,11 +142,11 @@ class Elsewhere:
         return False
 
     def close(self) -> None:
-        """Nothing is there."""
+        """Do nothing."""
 
 
 def batches_elsewhere(phones: int, seconds: float, each: float, ahead: int) -> int:
-    """How many batches phones that are not here measure, with so many compiled ahead."""
+    """The number of batches that scripted phones measure, with ``ahead`` batches compiled ahead."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TVM_STRETCH_CACHE_DIR"] = folder
         (host,), _ = make_processors("llvm", 1)

@@ -27,7 +27,7 @@ import numpy as np
 ENGINES = ("ours", "litert", "ncnn", "cudnn")
 PHONE_ENGINES = ("litert", "ncnn")
 _TOLERANCE = {"ours": 1e-4, "litert": 1e-3, "ncnn": 1e-3, "cudnn": 1e-3}
-"""Of the largest number of the answer; LiteRT and ncnn choose their own order of sums."""
+"""As a share of the answer's largest number; LiteRT and ncnn sum in another order."""
 
 Run = Callable[[np.ndarray], np.ndarray]
 
@@ -131,7 +131,7 @@ _MAKERS = {"ours": _ours, "litert": _litert, "ncnn": _ncnn, "cudnn": _cudnn}
 
 
 def _serve(engine: str, name: str, files: Path, batch: int) -> None:
-    """A process of one engine: its answer first, then times as often as it is asked."""
+    """Serve one engine in a process: first its answer, then times on request."""
     from .gpu_models import images
 
     answers = os.fdopen(os.dup(1), "w")
@@ -194,7 +194,7 @@ class _Engine:
 def race(
     name: str, files: Path, batch: int, engines: Sequence[str], turns: int
 ) -> dict[str, dict[str, Any]]:
-    """Medians of every engine whose answer is right; of others, what they said."""
+    """The median of every engine whose answer is right; the error of the others."""
     import torch
 
     from .gpu_models import images, network

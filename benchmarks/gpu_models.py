@@ -1,4 +1,4 @@
-"""The networks of `benchmarks.gpu`, and what other engines make of them.
+"""The networks of `benchmarks.gpu`, converted for other engines.
 
     python -m benchmarks.gpu_models FOLDER resnet18        # resnet18.tflite, .ncnn.param, .ncnn.bin
 
@@ -58,13 +58,13 @@ def images(batch: int) -> np.ndarray:
 
 
 def write_onnx(name: str, path: Path, batch: int) -> None:
-    """The network as a file that everybody reads."""
+    """Write the network as ONNX."""
     example = torch.from_numpy(images(batch))
     torch.onnx.export(network(name), (example,), str(path), dynamo=False, input_names=["x"])
 
 
 def write_files(name: str, folder: Path) -> None:
-    """What LiteRT and ncnn run."""
+    """Write the files for LiteRT and ncnn."""
     import litert_torch
 
     example = torch.from_numpy(images(1))

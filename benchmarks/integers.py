@@ -48,7 +48,7 @@ def session(model: onnx.ModelProto, exact: bool) -> onnxruntime.InferenceSession
 
 
 def compare(name: str, size: int, activations: str, rounds: int) -> dict[str, Any]:
-    """One network: how far the answers are from each other, and what runs take."""
+    """One network: the differences of the answers, and the latencies."""
     network = zoo.build(name, size=size)
     images = np.random.default_rng(0).standard_normal((3, 3, size, size)).astype("float32")
     quantised = ts.quantize(network, images[:2], activations=activations)

@@ -69,7 +69,7 @@ def _dense(data: tuple[int, ...], weight: tuple[int, ...]) -> ConvShape:
 
 
 def multiply_adds(shape: ConvShape) -> int:
-    """Of the direct sum."""
+    """The multiply-adds of the direct sum."""
     pads = (shape.padding[0] + shape.padding[2], shape.padding[1] + shape.padding[3])
     spans = ((k - 1) * d + 1 for k, d in zip(shape.kernel, shape.dilation, strict=True))
     axes = zip(shape.in_size, pads, spans, shape.stride, strict=True)
@@ -79,7 +79,7 @@ def multiply_adds(shape: ConvShape) -> int:
 
 
 def config_of(shape: ConvShape, machine: VectorMachine) -> Config:
-    """What is chosen for a layer; the first one reads a plain image."""
+    """The configuration that is chosen for a layer; the first layer reads a plain image."""
     plain = shape.in_channels < machine.lanes and shape.groups == 1
     sums = "float16" if machine.half else "float32"
     return convolution_config(shape, machine.summing(sums), 1 if plain else machine.lanes)

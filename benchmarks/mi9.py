@@ -1,4 +1,4 @@
-"""What the processors of a phone are good at: speeds by family of operators.
+"""The speeds of a phone's processors by family of operators.
 
 `LATENCY_MS` are the latencies of single processors that NN-Stretch (Wei et al., MobiSys 2023)
 publishes in its artifact: a Xiaomi 9 (Snapdragon 855: Kryo 485, Adreno 640, Hexagon 690), TFLite
@@ -57,7 +57,7 @@ def speeds() -> dict[str, dict[str, float]]:
 
 
 def fitted_ms(network: str, processor: str) -> float:
-    """What the fitted speeds say of one of the networks."""
+    """The latency of a network by the fitted speeds."""
     known = speeds()[processor]
     amounts = zip(FAMILIES, MULTIPLY_ADDS_M[network], strict=True)
     return sum(amount / known[family] for family, amount in amounts)

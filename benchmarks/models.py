@@ -1,4 +1,4 @@
-"""Where a benchmark's models come from, and where converted ones are kept.
+"""Prepares models of benchmarks, and caches converted ones.
 
 ```
 "resnet18" or "path/to/net.onnx"  →  Model(name, onnx file in the cache, one input, its shape)
@@ -174,7 +174,7 @@ def _convert(
 
 
 def _carried(model: BenchModel, tool: str, suffix: str) -> Path:
-    """What some version of a converter that is not here has made of the model."""
+    """A converted model in the cache, made by any version of a converter that is not installed."""
     found = sorted(cache_dir().glob(f"{model.path.stem}-{tool}*{suffix}"))
     if not found:
         raise RuntimeError(

@@ -43,14 +43,14 @@ print(json.dumps([package.version, str(package.locate_file("")), [str(f) for f i
 
 
 def environment(engine: str) -> dict[str, str]:
-    """What makes an interpreter import a copy of a peer that sees no AVX-512; ours need none."""
+    """Variables that make an interpreter import a copy of a peer without AVX-512."""
     if engine in (OURS, BOTH):
         return variables()
     return variables() | {"PYTHONPATH": str(_copied(python_of(engine), PACKAGES[engine]))}
 
 
 def variables() -> dict[str, str]:
-    """What all but the engine itself must be told."""
+    """Variables for libraries other than the engine."""
     return {
         "LD_PRELOAD": str(_preloaded()),
         "GLIBC_TUNABLES": "glibc.cpu.hwcaps=" + ",".join(f"-{name}" for name in _GLIBC),
@@ -60,7 +60,7 @@ def variables() -> dict[str, str]:
 
 def share_of_avx512(work: Callable[[], object], seconds: float = 0.5) -> float:
     """How many samples of a process of that `environment` have registers of AVX-512 in use."""
-    everything = ctypes.CDLL(None)  # what is preloaded, too
+    everything = ctypes.CDLL(None)  # preloaded libraries, too
     samples, wide = ctypes.c_long(0), ctypes.c_long(0)
     everything.watch_registers()
     begin = time.process_time()
@@ -91,7 +91,7 @@ def copy_masked(root: Path, files: list[str], copy: Path) -> None:
     for name in files:
         source, target = root / name, copy / name
         if ".." in target.parts or not source.exists():
-            continue  # commands, and what has been deleted since
+            continue  # commands, and deleted files
         target.parent.mkdir(parents=True, exist_ok=True)
         if ".so" not in source.name or not mask(source, target):
             target.symlink_to(source)

@@ -1,4 +1,4 @@
-"""What the OpenCL runtime costs: launches, hand-overs, and work on two processors at once.
+"""The costs of the OpenCL runtime: launches, transfers, and work on two processors at once.
 
     python -m benchmarks.opencl_runtime
 

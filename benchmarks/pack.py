@@ -1,4 +1,4 @@
-"""What a machine without package registries needs to compile networks and race them there.
+"""Packs all files that a machine without package registries needs to compile and compare networks.
 
     python -m benchmarks.pack F --python 3.12                                # here
     python F/unpack.py /tmp/stretch && . /tmp/stretch/env.sh                 # there

@@ -1,4 +1,4 @@
-"""What one core can do at best: a C++ loop of nothing but multiply-adds of vectors in registers."""
+"""The peak of one core: a C++ loop of multiply-adds of vectors in registers."""
 
 from __future__ import annotations
 

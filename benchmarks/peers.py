@@ -42,7 +42,7 @@ WARMUP_PER_TURN = 2
 
 @dataclass
 class Row:
-    """What one engine did on one model with one number of threads; times in milliseconds."""
+    """The result of one engine on one model with one number of threads; times in milliseconds."""
 
     model: str
     threads: int

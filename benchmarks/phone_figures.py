@@ -1,4 +1,4 @@
-"""Figures of NN-Stretch that need no stretching, beside what is found and predicted here.
+"""Figures of NN-Stretch that need no stretching, beside our results and predictions.
 
 ```
 python -m benchmarks.phone_figures stages      table 1: stages of RegNetX-4GF, found in the network
@@ -29,7 +29,7 @@ from tvm_stretch.ir.operator_graph import OperatorGraph
 DEVICE = "snapdragon-855"
 
 TABLE_1 = ((56, 2), (28, 5), (14, 14), (7, 2))
-"""Of RegNetX-4GF: width of the feature maps and blocks of each stage."""
+"""The width of feature maps and the number of blocks of each stage of RegNetX-4GF."""
 
 
 def stages(mod: tvm.IRModule) -> list[tuple[int, int]]:

@@ -24,7 +24,7 @@ def read(path: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
 
 
 def to_executorch(source: str, product: str) -> None:
-    """What XNNPACK takes goes to it, the rest to ExecuTorch's own kernels."""
+    """Delegate supported operators to XNNPACK; ExecuTorch's own kernels run the rest."""
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
 

@@ -1,4 +1,4 @@
-"""NN-Stretch's published designs, counted layer by layer, and what a phone's twin says of them.
+"""NN-Stretch's published designs, counted layer by layer, with predictions of a phone's twin.
 
     {"R-34-CD": {"depths": [[3, 2], ..], "widths": [[32, 64], ..], "devices": ["cpu", "dsp"], ..}}
 
@@ -74,12 +74,12 @@ ORIGINALS: Mapping[str, Design] = {
 
 @dataclass(frozen=True)
 class Part:
-    """What one processor does between two meeting points.
+    """The work of one processor between two meeting points.
 
     Attributes:
-        processor: as in plans.
+        processor: its name in plans.
         works: its kernels.
-        values: that it writes.
+        values: the number of values that it writes.
     """
 
     processor: str
@@ -122,7 +122,7 @@ class _Layers:
         self.works[-1] = replace(last, values=last.values + self.channels * self.size**2)
 
     def shortcut(self, source: int, size: int, stride: int) -> None:
-        """Of a residual block that began with these channels and this size."""
+        """Add the shortcut of a residual block that began with these channels and this size."""
         if source != self.channels or stride > 1:
             beside = _Layers(source, size)
             beside.conv(self.channels, 1, stride)
@@ -244,7 +244,7 @@ def predict_ms(design: Design, profile: Profile) -> float:
 
 
 def round_trips_ms(profile: Profile, other: str, parts: Sequence[tuple[int, int]]) -> float:
-    """What it takes another processor to read values of the CPU and to give back values, in all."""
+    """The time for another processor to read values from the CPU and to return values, in all."""
     names = [("cpu", other), (other, "cpu")]
     moves = [pair for part in parts for pair in zip(names, part, strict=True)]
     return sum(profile.hand_over(*pair, _FLOAT_BYTES * values) for pair, values in moves) / 1e6

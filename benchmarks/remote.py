@@ -1,10 +1,10 @@
-"""What RPC costs a benchmark: a model on a server of this machine beside the same model here.
+"""The overhead of RPC: a model on a server of this machine beside the same model in-process.
 
     python -m benchmarks.remote resnet18 squeezenet1_1 [--turns 7]
     python -m benchmarks.remote resnet50 --uploads
 
-Answers are compared first; then both take turns, 20 runs each. With `--uploads`, what is sent of a
-network (at 64x64) by one plan, and then by another: its convolutions in shares of the CPU and
+Answers are compared first; then both take turns, 20 runs each. With `--uploads`, the bytes sent for
+a network (at 64x64) with one plan, then with another: its convolutions in shares of the CPU and
 OpenCL, 1 : 1 and 3 : 1.
 """
 
@@ -23,7 +23,7 @@ from tvm_stretch.ir.operators import Operators
 
 _RUNS = 20
 _PARTS = 64
-"""A quarter of so many channels is a block of every CPU."""
+"""A quarter of this number of channels is a whole block on every CPU."""
 
 
 def overheads(name: str, turns: int) -> list[float]:

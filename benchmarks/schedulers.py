@@ -97,7 +97,7 @@ def compare(problem: Problem, profile: str, skipped: frozenset[str]) -> Row:
 
 
 def _timed(scheduler: Scheduler, problem: Problem) -> tuple[Result, float]:
-    """Its answer and seconds of a core; once more if a busy machine may have made it slow."""
+    """The result and CPU seconds of a scheduler, run again if the machine may have been busy."""
     seconds = []
     for _ in range(_TRIALS):
         fresh = replace(problem)  # without what another scheduler already found out about it
@@ -187,7 +187,7 @@ def reductions(rows: Sequence[Row], name: str, others: Sequence[str]) -> Iterato
 
 
 def _faster_than_ours(row: Row) -> Iterator[str]:
-    """Those that beat ours; ours may split operators where they do."""
+    """Schedulers that beat ours; ours may split operators where they do."""
     latencies = row["latency_ms"]
     for name, latency in latencies.items():
         ours = latencies["ours, split" if name in SPLITTING else "ours"]
@@ -196,7 +196,7 @@ def _faster_than_ours(row: Row) -> Iterator[str]:
 
 
 def shortcomings(rows: Sequence[Row]) -> Iterator[str]:
-    """What this program promises and the rows do not show."""
+    """The promises of this program that the rows do not fulfil."""
     for row in rows:
         yield from _faster_than_ours(row)
         for name in ("ours", "ours, split"):

@@ -10,7 +10,7 @@
 
 On all but `host` a hand-over takes 0.15 ms and converts the layout at 2.5 GB/s, and problems hold
 one operator per Relax call, as in HOPE (NASNet-Large: 1,113); those of `host` hold kernels. µLayer
-and CoDL may split convolutions, matrix products, pooling and what is computed point by point.
+and CoDL may split convolutions, matrix products, pooling and pointwise operators.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _problem(
 
 
 def host_costs() -> Costs:
-    """What is known of the processors of this machine."""
+    """The costs of this machine's processors."""
     processors, _ = make_processors(["llvm", "opencl"], 1)
     return planning_costs(processors)
 

@@ -1,4 +1,4 @@
-"""Which share of a core's peak whole networks reach.
+"""The share of a core's peak that whole networks reach.
 
     python -m benchmarks.share_of_peak [networks…] [--mcpu haswell] [--rounds 30] [--json out.json]
 
@@ -33,7 +33,7 @@ from tvm_stretch import zoo
 
 @dataclass
 class Share:
-    """A network and what was seen of it, turn by turn: seconds, share, multiply-adds a second."""
+    """The measurements of a network, turn by turn: seconds, share, multiply-adds a second."""
 
     network: str
     multiply_adds: int

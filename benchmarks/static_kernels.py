@@ -1,10 +1,10 @@
-"""What llvm-mca says of the hot loops of six networks on cores that need not be here.
+"""llvm-mca's cycles of the hot loops of six networks, for cores that need not be here.
 
     python -m benchmarks.static_kernels [cores…]
     python -m benchmarks.static_kernels --tiles [cores…]
 
 For every core and network: cycles for a multiply-add of a vector, each layer's hot loops weighted
-by its multiply-adds; behind it the worst loop of a layer. With two multipliers, 0.5 is the peak.
+by its multiply-adds; then the worst loop of a layer. With two multipliers, 0.5 is the peak.
 
 With ``--tiles``: how far the tile that is chosen for each layer is from the best one, when the
 model of `choose.py` reckons with llvm-mca's cycles of every register tile instead of its own.

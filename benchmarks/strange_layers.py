@@ -1,4 +1,4 @@
-"""Which share of a core's peak narrow and strange layers reach.
+"""The share of a core's peak that narrow and unusual layers reach.
 
     python -m benchmarks.strange_layers [words…] [--mcpu haswell] [--rounds 15] [--kernels]
 
@@ -152,7 +152,7 @@ def layers() -> list[Layer]:
 
 @dataclass
 class Measured:
-    """A compiled layer and what was seen of it, round by round."""
+    """A compiled layer and its measurements, round by round."""
 
     layer: Layer
     model: ts.Model

@@ -54,7 +54,7 @@ FIGURE_9 = (
     ("resnet50", "cpu+hexagon", "1.5 times the CPU (section 7.3)"),
     ("resnet34", "cpu+opencl+hexagon", "all three: up to 2.2 times the fastest processor"),
 )
-"""What the paper's text says of it; the bars have no numbers."""
+"""The numbers in the paper's text, as the bars of the figure have none."""
 
 ALPHAS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 BETAS = (0.5, 0.55, 0.6, 0.7, 0.8, 1.0, 1.2)
@@ -78,12 +78,12 @@ def model_of(name: str) -> tvm.IRModule:
 
 
 def stretching(name: str, team: Sequence[str] | None = None, **rules: float) -> Stretching:
-    """Of a network, for these processors of the phone, or for all of them."""
+    """The stretching of a network for some processors of the phone, or for all."""
     return ts.stretch(model_of(name), team, device=DEVICE, rules=Rules(**rules))
 
 
 def shares(st: Stretching, candidate: Candidate) -> str:
-    """Multiply-adds and parameters, of the original's."""
+    """Multiply-adds and parameters as shares of the original's."""
     work, size = st.original
     return f"{candidate.multiply_adds / work:.0%}, {candidate.parameters / size:.0%}"
 
@@ -226,7 +226,7 @@ def latency() -> None:
 
 
 def sweep(name: str) -> None:
-    """What α and β leave, on each set of processors."""
+    """The best design for various α and β, on each set of processors."""
 
     def best(team: Sequence[str], **rules: float) -> str:
         st = stretching(name, team, **rules)

@@ -1,4 +1,4 @@
-"""Whether a supernet ranks designs as training each alone does.
+"""Compares the ranking of designs by a supernet with that of training each alone.
 
 python -m benchmarks.supernet prepare --folder F --network resnet --designs 8     # needs TVM
 python -m benchmarks.supernet train --folder F --device cuda --seeds 3            # needs torch only
@@ -44,9 +44,9 @@ class Found:
     """A design.
 
     Attributes:
-        graph: of its network.
-        told: its branches.
-        parameters: of its network.
+        graph: the graph of its network.
+        told: a description of its branches.
+        parameters: the number of parameters of its network.
     """
 
     graph: Graph

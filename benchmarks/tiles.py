@@ -37,7 +37,7 @@ from tvm_stretch.targets.kernels.winograd import WinogradConfig, transform_weigh
 from benchmarks.layers import SIX, build, config_of, form, layers, multiply_adds
 
 ROUNDS = 9
-POOL_BYTES = 128 << 20  # weights of so many passes; more than the last cache of a core's share
+POOL_BYTES = 128 << 20  # weights of all passes together; more than a core's share of the last cache
 NEAR = 1.10
 
 
@@ -78,14 +78,14 @@ def different(shape: ConvShape, machine: VectorMachine, within: float) -> list[C
 
 
 class Pool:
-    """What timed passes take for weights: always what was read longest ago."""
+    """The weights of timed passes: always the part that was read longest ago."""
 
     def __init__(self) -> None:
         """Random numbers."""
         self._fill(POOL_BYTES // 4)
 
     def _fill(self, count: int) -> None:
-        """So many, aligned as the runtime has tensors."""
+        """Fill with ``count`` random numbers, aligned like tensors of the runtime."""
         room = np.empty(count + 16, "float32")
         first = -room.ctypes.data % 64 // 4
         self._numbers = room[first : first + count]
@@ -157,7 +157,7 @@ def _packed(config: Config, weight: np.ndarray) -> np.ndarray:
 
 
 def race(every: list[Tried]) -> None:
-    """CPU time of each, in turns; what is twice as slow as another in two turns is left out."""
+    """CPU time of each, in turns; a tile that is twice as slow as another in two turns is dropped."""
     best = float("inf")
     for turn in range(ROUNDS):
         for one in every:

@@ -1,4 +1,4 @@
-"""The twin of a Snapdragon 855: calibrated, checked against what the papers say, and planned for.
+"""The twin of a Snapdragon 855: calibrates it, checks it against papers, and plans for it.
 
 ```
 python -m benchmarks.twin calibrate [rows.csv] [-o snapdragon-855.toml]   the profile, residuals
@@ -98,7 +98,7 @@ def network(name: str) -> onnx.ModelProto:
 
 
 def published_latencies() -> list[Latency]:
-    """Those of `mi9.py`."""
+    """The latencies of `mi9.py`."""
     short = {ours: theirs for theirs, ours in NETWORKS.items()}
     return [
         Latency(short[name], processor_of(processor), ms)
@@ -120,7 +120,7 @@ def calibration(latencies: Sequence[Latency]) -> Calibration:
 
 
 def facts(profile: Profile) -> Iterator[tuple[str, bool, float, float]]:
-    """What NN-Stretch says of two processors, whether the profile is from it, both numbers."""
+    """Statements of NN-Stretch: the text, whether the profile uses it, its number and ours."""
     # Equal halves of ResNet-50: each branch of a stage writes half of its channels.
     stages = [(256, 56), (512, 28), (1024, 14), (2048, 7)]
     halves = [(channels * size**2 // 2) for channels, size in stages]
@@ -143,7 +143,7 @@ def facts(profile: Profile) -> Iterator[tuple[str, bool, float, float]]:
 
 
 def _halved_ms(profile: Profile, other: str) -> float:
-    """ResNet-50 if each of two processors did what it can of all blocks, in equal time."""
+    """The latency of ResNet-50 if two processors shared all blocks to finish together."""
     original = count(ORIGINALS["R-50"])
     ends = profile_ms(profile, original.stem) + profile_ms(profile, original.head)
     branches = 0.0
@@ -214,7 +214,7 @@ def packets_ms(name: str) -> float:
 
 
 def packets(rows: Path, names: Sequence[str]) -> Calibration:
-    """The profile whose DSP runs our kernels; ``rows`` gets what is not in it yet."""
+    """The profile whose DSP runs our kernels; missing entries are added to ``rows``."""
     known = [] if not rows.exists() else read_latencies(rows)
     short = {ours: theirs for theirs, ours in NETWORKS.items()}
     for name in names:
@@ -289,7 +289,7 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _at_best(rows: Sequence[Row], row: Row) -> Row:
-    """What was found for fewer processors, where that is faster: searches are not exact."""
+    """The result for fewer processors if that is faster, because searches are heuristic."""
     team = set(row["processors"].split("+"))
     some = [
         r for r in rows if r["network"] == row["network"] and team > set(r["processors"].split("+"))

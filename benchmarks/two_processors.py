@@ -50,7 +50,7 @@ _CAPACITIES = (0.94, 0.96, 0.98, 1.0)
 
 @dataclass(frozen=True)
 class Timed(Outcome):
-    """An outcome, what the model was predicted to take, and its quickest twentieth of runs."""
+    """An outcome, the predicted latency, and the quickest twentieth of runs."""
 
     predicted_seconds: float | None
     quiet_seconds: float
@@ -124,7 +124,7 @@ def _stretched(
 def _equal_capacity(
     network: onnx.ModelProto, targets: list[Target]
 ) -> tuple[Stretching, Candidate]:
-    """The fastest candidate that has no less of both in all; a segment may have a little less."""
+    """The fastest candidate with at least the original's multiply-adds and parameters in total."""
     found = []
     for capacity in _CAPACITIES:
         st = ts.stretch(network, targets, rules=ts.Rules(capacity=capacity))

@@ -1,8 +1,8 @@
-"""Sets up on another machine what benchmarks/pack.py has packed; needs Python alone.
+"""Unpacks the archives of benchmarks/pack.py on another machine; needs only Python.
 
     python unpack.py /tmp/stretch && . /tmp/stretch/env.sh
 
-May be called for each part that arrives; says what is still missing, and is then not done (code 1).
+It may be called for each part that arrives; it lists missing parts, and then exits with code 1.
 """
 
 from __future__ import annotations

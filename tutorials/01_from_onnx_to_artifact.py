@@ -1,7 +1,8 @@
 """From an ONNX file to an artifact, and what the network looks like after each phase.
 
-Run it: `python tutorials/01_from_onnx_to_artifact.py`.  Every step prints what it shows and
-fails if it is not so.  It needs ONNX Runtime for the comparison (`pip install tvm-stretch[test]`).
+Run it: `python tutorials/01_from_onnx_to_artifact.py`.  Every step prints its result and fails if
+an assertion does not hold.  It needs ONNX Runtime for the comparison (`pip install
+tvm-stretch[test]`).
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ PLAN = {
 
 
 def show_regions(graph: Graph) -> None:
-    """What each region waits for, and which tensors cross from and to other processors."""
+    """Print the regions that each region waits for, and the tensors that cross processors."""
     names = [region.name for region in graph.regions]
     print(f"{'region':8}{'processor':11}{'kernels':9}{'after':10}{'receives':12}sends")
     for region in graph.regions:
@@ -88,11 +88,11 @@ def show_regions(graph: Graph) -> None:
 
 
 def main(folder: Path) -> None:
-    """Every step prints what it shows and fails if it is not so."""
+    """Every step prints its result and fails if an assertion does not hold."""
     section("1. A network with two branches, and a plan for it")
     # Operators are named by their variables in canonical `main`; those of an ONNX file by its nodes
-    # (conv1, conv1.add for its bias); `model.plan` lists them. Regions stand in an order in which
-    # they could run one after the other; those of one processor do run in that order.
+    # (conv1, conv1.add for its bias); `model.plan` lists them. Regions are listed in a topological
+    # order; regions of one processor run in this order.
     network = fork_and_join()
     plan = ts.Plan.read(PLAN)
     plan.write(folder / "plan.json")
@@ -108,21 +108,21 @@ def main(folder: Path) -> None:
     print(f"largest difference: {error:.1e} of the largest value")
     assert error < 1e-4
 
-    section("3. What the executor is told")
+    section("3. The executor's graph")
     # after     regions of other processors that must be complete before this one begins; its own
     #           processor's earlier regions always are
     # receives  tensors (by their numbers) that another processor or the caller wrote last; each is
     #           received once, however many regions read it
     # sends     tensors that another processor or the caller reads
-    # Where processors share memory, nothing is copied: received means that it is there. A device
-    # with memory of its own mirrors the arena, and both become copies at equal offsets.
+    # If processors share memory, nothing is copied. A device with separate memory mirrors the
+    # arena, and receives and sends become copies at equal offsets.
     show_regions(model.graph)
     region_of = {region.name: region for region in model.graph.regions}
     assert region_of["right"].after and not region_of["left"].after
 
     section("4. How regions overlap")
     # The calling thread first starts every region of the device. `right` waits for `stem`, but
-    # nobody stands still for that: as soon as `stem` is complete, it is handed to the device's
+    # no thread blocks for that: as soon as `stem` is complete, it is handed to the device's
     # queue, while the calling thread goes on with `left`. Only `join` has to wait.
     timeline = model.timeline(folder / "trace.json")
     print(timeline)
@@ -164,7 +164,7 @@ def main(folder: Path) -> None:
     print("packed weights: {} bytes, {} of the first plan alone".format(*both))
 
     section("8. Is it worth it?")
-    # Two branches of equal size on two processors: at best the time of one branch less. Without
+    # Two equal branches on two processors save at best the time of one branch. Without
     # `plan`, compile() builds what may be fastest, measures it, and keeps the winner.
     print("cpu alone      ", alone.benchmark(repeat=20))
     print("by the plan    ", model.benchmark(repeat=20))

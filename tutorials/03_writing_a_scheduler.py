@@ -1,4 +1,4 @@
-"""Writing a scheduler: what it is given, what it answers, who checks it, and a model that runs so.
+"""Writing a scheduler: its input and result, the checker, and a model that follows the schedule.
 
 Run it: `python tutorials/03_writing_a_scheduler.py`.  It needs no device: the second processor is
 `tvm_stretch.testing`'s, which runs the CPU's kernels on a thread of its own.
@@ -59,20 +59,20 @@ print("the caller's inputs and outputs are with the first processor:", problem.o
 
 section("2. A scheduler: Problem in, Result out")
 # A Simulation is a schedule that grows: `append` runs an operator next on a processor, `finish_on`
-# says when it would be done there, receiving what others wrote included.
+# says when it would be done there, including transfers.
 
 
 def longest_way_first(given: Problem) -> Result:
-    """The operator with the most work behind it next, where it is done first."""
+    """Schedule the operator with the longest remaining path next, where it finishes first."""
     began = time.perf_counter_ns()
-    behind = [0.0] * len(given.operators)
+    remaining = [0.0] * len(given.operators)
     for operator in reversed(given.sequence):
-        after = max((behind[s] for s in given.successors[operator]), default=0.0)
-        behind[operator] = given.mean_cost(operator) + after
+        after = max((remaining[s] for s in given.successors[operator]), default=0.0)
+        remaining[operator] = given.mean_cost(operator) + after
     timeline = Simulation(given)
-    ready = [o for o in range(len(behind)) if not given.predecessors[o]]
+    ready = [o for o in range(len(remaining)) if not given.predecessors[o]]
     while ready:
-        operator = max(ready, key=lambda o: behind[o])
+        operator = max(ready, key=lambda o: remaining[o])
         ready.remove(operator)
         where = given.supported[operator]
         timeline.append(operator, min(where, key=lambda p: timeline.finish_on(operator, p)))
@@ -85,8 +85,9 @@ def longest_way_first(given: Problem) -> Result:
 mine = longest_way_first(problem)
 print(f"{mine.makespan / 1e6:.3f} ms, found in {mine.runtime_ns / 1e6:.1f} ms")
 
-section("3. The checker believes nothing")
-# It knows the rules (problem.py), not how anybody schedules.  Every test and benchmark calls it.
+section("3. The checker is independent")
+# It knows only the rules (problem.py), and shares no code with schedulers. Every test and benchmark
+# calls it.
 check_schedule(problem, mine)
 impossible = dataclasses.replace(mine, finish=tuple(t // 2 for t in mine.finish))
 try:

@@ -39,13 +39,13 @@ def section(title: str) -> None:
     print(f"\n{'=' * 8} {title}")
 
 
-# --- the processor: this is all that the compiler knows of it ------------------------------------
+# --- the processor: everything that the compiler knows about it -----------------------------------
 
 
 def rules(largest: int) -> tuple[OpRule, ...]:
     """One row for each operator that the NPU knows.
 
-    What has no row is refused, with a reason: nothing ever falls back silently.
+    Operators without a row are refused with a reason: nothing falls back silently.
     """
 
     def check(call: relax.Call) -> str | None:
@@ -71,7 +71,8 @@ def refuse(call: relax.Call) -> str:
     return f"the NPU has no {call.op.name.removeprefix('relax.')}"
 
 
-# What to assume of an NPU that nobody measured, as its data sheet says; ts.measure() would tell.
+# Assumptions about an NPU without measurements, from its data sheet; ts.measure() would replace
+# them.
 SPEED = Speed(cycles_per_ns=10.0, bytes_per_ns=10.0, start_ns=2_000.0, handover_ns=5_000.0)
 
 
@@ -136,7 +137,7 @@ def network() -> tvm.IRModule:
 
 
 def main(folder: Path) -> None:
-    """Every step prints what it shows and fails if it is not so."""
+    """Every step prints its result and fails if an assertion does not hold."""
     mod = network()
 
     section("1. What it takes, and why it refuses the rest")

@@ -1,4 +1,4 @@
-"""A profile of one's own phone: from latencies of a few networks to plans for it.
+"""A profile of your own phone: from latencies of a few networks to plans for it.
 
 Run it: `python tutorials/05_calibrating_a_phone.py [folder]`.  It needs no phone: an imaginary one,
 whose true numbers stand below, "measures" eight small networks, each run 5 % off.  With a real one,
@@ -37,11 +37,11 @@ def section(title: str) -> None:
     print(f"\n{'=' * 8} {title}")
 
 
-# --- networks that differ in what they are made of -----------------------------------------------
+# --- networks of different layers -----------------------------------------------------------------
 
 
 def network(kind: str, channels: int, size: int, depth: int) -> tvm.IRModule:
-    """A stem, then so many layers: dense, pointwise, grouped (by 16), or with depthwise windows."""
+    """A stem, then layers of one kind: dense, pointwise, grouped (by 16) or depthwise."""
     builder = relax.BlockBuilder()
     dice = np.random.default_rng(0)
 
@@ -89,7 +89,7 @@ def true_processor(like: ProcessorProfile, times: float) -> ProcessorProfile:
 
 
 def measure(path: Path) -> dict[str, ProcessorProfile]:
-    """Write the table that a program on the phone would write; returns the truth behind it."""
+    """Write the table that a program on the phone would write; returns the true profile."""
     known = load_profile("snapdragon-855")
     truth = {
         "cpu": true_processor(known.processor("cpu"), 1.6),
@@ -110,7 +110,7 @@ def measure(path: Path) -> dict[str, ProcessorProfile]:
 
 
 def main(folder: Path) -> None:
-    """Every step prints what it shows and fails if it is not so."""
+    """Every step prints its result and fails if an assertion does not hold."""
     section("1. What was measured")
     table = folder / "phone.csv"
     truth = measure(table)

@@ -65,7 +65,7 @@ print("\n".join(line[:96] for line in again[:4]))
 
 section("5. Compiled, with branches on their processors")
 # compile() finds the branches in the module.  It builds that plan beside one processor alone, as
-# always, and keeps what is faster.  The weights were not trained: only the latency says something.
+# always, and keeps the faster plan. The weights are untrained: only the latency means something.
 model = ts.compile(module, targets, cpu_threads=1)
 print(model.plan.explain())
 x = np.random.default_rng(0).standard_normal((1, 3, 64, 64), dtype="float32")

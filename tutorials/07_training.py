@@ -34,7 +34,7 @@ class Block(nn.Module):
         self.skip = nn.Conv2d(before, width, 1, stride, bias=False) if before != width else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Two convolutions beside what was there."""
+        """Two convolutions plus the shortcut."""
         y = torch.relu(self.norms[0](self.first(x)))
         y = self.norms[1](self.second(y))
         return torch.relu(y + (self.skip(x) if self.skip else x))

@@ -1,9 +1,10 @@
-"""From a float network to integers: what becomes of a quantised network, and why its answers hold.
+"""From a float network to integers: how a quantised network is compiled, and why it is exact.
 
-Run it: `python tutorials/08_integers.py [folder]`.  Every step prints what it shows and fails if it
-is not so.  It needs ONNX Runtime, whose quantiser it uses (`pip install tvm-stretch[quantize]`).
-The last step needs an OpenCL driver, qemu-hexagon and zig; `--without-dsp` leaves it out. It draws
-its run into the folder, by default a temporary one: three_processors.svg, as beside this file.
+Run it: `python tutorials/08_integers.py [folder]`.  Every step prints its result and fails if an
+assertion does not hold.  It needs ONNX Runtime, whose quantiser it uses (`pip install
+tvm-stretch[quantize]`). The last step needs an OpenCL driver, qemu-hexagon and zig; `--without-dsp`
+leaves it out. It draws its run into the folder, by default a temporary one: three_processors.svg,
+as beside this file.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ assert "Relu" not in nodes and "Clip" not in nodes
 # known now, one for each tensor or channel, of 8 bits: torch's other schemes are refused by name.
 
 section("2. Integer operators")
-# What stands between DequantizeLinear and QuantizeLinear becomes one operator of integers, before
-# constants are folded: folded, the weights would be floats again.
+# The operators between DequantizeLinear and QuantizeLinear become one integer operator before
+# constants are folded, because folding would turn the weights into floats.
 main = load_network(quantised)["main"]
 calls = [binding.value for block in main.body.blocks for binding in block.bindings]
 integers = [call for call in calls if integer_of(call) is not None]
@@ -114,7 +115,7 @@ assert correlation > 0.9
 
 
 def three_processors(folder: Path) -> None:
-    """All of them at once, by a plan."""
+    """Run three processors at once, with a given plan."""
     section("6. Three processors")
     # A plan gives every processor a share of the output channels of the widest layer. In integers
     # the parts are exact: the CPU multiplies 8-bit numbers, OpenCL whole numbers in float32, the

@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-os.environ.setdefault("TVM_STRETCH_CACHE_DIR", tempfile.mkdtemp())  # nothing of this page is kept
+os.environ.setdefault("TVM_STRETCH_CACHE_DIR", tempfile.mkdtemp())  # do not touch the user's cache
 
 import numpy as np
 import tvm
@@ -82,7 +82,7 @@ server, _ = started(
 )
 
 try:
-    # 3. What is it?  Whatever the phone does not do within `timeout` is one ts.DeviceError.
+    # 3. Describe the phone. A call that exceeds `timeout` raises ts.DeviceError.
     phone = ts.connect(address, "pixel-8", timeout=60)
     print(phone.describe())
 
@@ -91,7 +91,7 @@ try:
     model = ts.compile(network, ["llvm"], device=phone)
     print(model.plan.explain())
 
-    # 5. The same model, there. Kernels and weights cross once, each by its content.
+    # 5. Load the model on the phone. Uploads are content-addressed: each file is sent once.
     remote = phone.load(model)
     sent, weights = phone.sent_bytes / 1e6, model.graph.weights_bytes / 1e6
     print(f"{sent:.1f} MB sent, {weights:.1f} of them weights")
