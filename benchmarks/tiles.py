@@ -157,7 +157,7 @@ def _packed(config: Config, weight: np.ndarray) -> np.ndarray:
 
 
 def race(every: list[Tried]) -> None:
-    """CPU time of each, in turns; a tile that is twice as slow as another in two turns is dropped."""
+    """CPU time of each tile, in turns; a tile that is twice as slow in two turns is dropped."""
     best = float("inf")
     for turn in range(ROUNDS):
         for one in every:

@@ -136,7 +136,7 @@ asked: list[Problem] = []
 
 
 def noted(given: Problem) -> Result:
-    """What is asked, and the answer."""
+    """The scheduler, which also records its problems."""
     asked.append(given)
     return longest_way_first(given)
 

@@ -68,7 +68,7 @@ class RunCancelledError(StretchError, CancelledError, kind="RunCancelled"):
 
 
 class DeviceError(StretchError):
-    """A processor other than the CPU, its driver, or a device behind RPC failed.
+    """A processor other than the CPU, its driver, or a remote device failed.
 
     With `spare=True`, the CPU runs the network instead.
     """

@@ -2,7 +2,7 @@
 
 PLANS = Format("tvm_stretch.plan", 1, "the plan", PlanError, "write the plan again")
 write_whole(path, json.dumps({**PLANS.head, "reason": "..."}))
-PLANS.read(path)        # {"reason": "..."}, or a PlanError that says what is wrong with the file
+PLANS.read(path)        # {"reason": "..."}, or a PlanError that describes the file's error
 
 Files that users do not edit are sealed: their first field is a fingerprint of all that follows, so
 that damage is detected when a file is read.

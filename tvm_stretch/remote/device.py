@@ -1,4 +1,4 @@
-"""``ts.connect()``: a phone or a board behind TVM's RPC.
+"""``ts.connect()``: a phone or a board that is connected by TVM's RPC.
 
     phone = ts.connect("192.0.2.7:9190", "pixel-8")     # through a tracker
     print(phone.describe())
@@ -40,7 +40,7 @@ _SUMMARY_SECONDS = 5.0
 
 
 class Device:
-    """A device behind RPC; `connect` makes one.
+    """A remote device; `connect` makes one.
 
     Attributes:
         name: the key under which a tracker lends it; measurements hold for all devices of the key.

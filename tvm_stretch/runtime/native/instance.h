@@ -135,8 +135,8 @@ class Instance {
 // announcement.
 void AnnounceRun(int64_t number);
 
-// Cancels the run of this number, before or after it began, and no other run. Any thread. Of
-// numbers that were not announced yet, only the last is remembered.
+// Cancels the run of this number, before or after it began, and no other run. Any thread. Only the
+// last number that was not announced yet is remembered.
 void CancelRun(int64_t number);
 
 // Cancels all runs in progress in this process.

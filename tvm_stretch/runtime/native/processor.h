@@ -185,8 +185,8 @@ class TVM_STRETCH_API ProcessorProgram {
   virtual std::unique_ptr<Processor> CreateInstance(const MemoryMap& memory) const = 0;
 
   // A zeroed block that this processor and the host share without copies; null if it has no such
-  // memory, or can use any memory. Such a block has no file descriptor, so it is only used for
-  // graphs with one device; several devices share a mapping.
+  // memory, or can use any memory. The block has no file descriptor, so it is only used for graphs
+  // with one device; several devices share a mapping.
   virtual std::shared_ptr<char> AllocateBlock(size_t) const { return nullptr; }
 
   // The device, for messages; empty if the processor's name says enough.

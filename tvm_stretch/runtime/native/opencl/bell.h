@@ -1,7 +1,7 @@
 // Synchronises regions of a device on the host's CPU with other processors, without the driver.
 //
-// Such a device's kernels are threads of this process, so both sides can synchronise through
-// memory: each kernel first waits until its region's bell is rung, and counts its finished
+// Kernels of a device on the host's CPU are threads of this process, so both sides can synchronise
+// through memory: each kernel first waits until its region's bell is rung, and counts its finished
 // work-items (codegen/bells.py writes that into the kernels).
 #ifndef TVM_STRETCH_OPENCL_BELL_H_
 #define TVM_STRETCH_OPENCL_BELL_H_

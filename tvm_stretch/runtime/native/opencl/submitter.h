@@ -36,8 +36,8 @@ class Submitter {
   // Called when all tasks are reset: from now on they may be submitted. (Not earlier: a thread that
   // was woken late in the last run would take its state for the new run's.)
   void Begin();
-  // Submits tasks that are ready; any thread. Of tasks with bells that wait for others, a few are
-  // enough to keep the device busy.
+  // Submits tasks that are ready; any thread. It submits only a few waiting tasks with bells, which
+  // are enough to keep the device busy.
   void SubmitReady();
   // Submits one more task, for idle threads.
   void SubmitOne();
