@@ -37,8 +37,9 @@ Channels = Callable[[str], int]
 """Gives the number of channels of a tensor."""
 
 _ELEMENTWISE_FLOPS = 2.0
-_FLOAT_BYTES = 4
 """Elementwise work per element of a convolution's result: an addition and an activation."""
+
+_FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
