@@ -17,6 +17,24 @@ namespace fs = std::filesystem;
 
 constexpr mode_t kOthersWrite = S_IWGRP | S_IWOTH;
 constexpr uint64_t kMostBytes = uint64_t{1} << 30;
+constexpr uid_t kFirstAppOfAndroid = 10000;
+
+// Android's /data belongs to its user `system`, and /data/local/tmp to the shell and its group.
+// Apps have users and groups of their own.
+bool IsAndroid() {
+  static const bool is_there = access("/system/bin/app_process", F_OK) == 0;
+  return is_there;
+}
+
+// Whether only this user, root and, on Android, the system can have written a file, or to a folder.
+bool IsOurs(const struct stat& found) {
+  const bool is_own = found.st_uid == geteuid() || found.st_uid == 0;
+  if (IsAndroid()) {
+    return (is_own || found.st_uid < kFirstAppOfAndroid) && (found.st_mode & S_IWOTH) == 0 &&
+           ((found.st_mode & S_IWGRP) == 0 || found.st_gid < kFirstAppOfAndroid);
+  }
+  return is_own && (found.st_mode & kOthersWrite) == 0;
+}
 
 }  // namespace
 
@@ -27,9 +45,10 @@ bool IsTrusted(const std::string& folder) {
     struct stat found;
     if (error) return false;
     if (lstat(place.c_str(), &found) == 0) {
-      if (found.st_uid != geteuid() && found.st_uid != 0) return false;
-      const bool is_above_and_sticky = place != path && (found.st_mode & S_ISVTX) != 0;
-      if ((found.st_mode & kOthersWrite) != 0 && !is_above_and_sticky) return false;
+      // In a folder such as /tmp, nobody removes what belongs to others.
+      const bool is_sticky = place != path && (found.st_mode & S_ISVTX) != 0;
+      if (is_sticky) found.st_mode &= ~kOthersWrite;
+      if (!IsOurs(found)) return false;
     } else if (errno != ENOENT && errno != ENOTDIR) {
       return false;
     }
@@ -60,8 +79,7 @@ std::string ReadOwn(const std::string& path) {
   int file = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
   if (file < 0) return content;
   struct stat found;
-  if (fstat(file, &found) == 0 && S_ISREG(found.st_mode) &&
-      (found.st_uid == geteuid() || found.st_uid == 0) && (found.st_mode & kOthersWrite) == 0 &&
+  if (fstat(file, &found) == 0 && S_ISREG(found.st_mode) && IsOurs(found) &&
       static_cast<uint64_t>(found.st_size) <= kMostBytes) {
     content.resize(static_cast<size_t>(found.st_size));
     size_t done = 0;
