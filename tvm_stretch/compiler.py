@@ -328,7 +328,7 @@ class _Phone:
         """The predicted plan, and its branches if they are known.
 
         The search is heuristic: with three processors it may miss a plan that it finds with two, so
-            it also tries to leave out each processor.
+        it also tries to leave out each processor.
         """
         say("searching for plans")
         candidate, branched = self._best(mod, self.processors), None

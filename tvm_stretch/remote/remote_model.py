@@ -152,8 +152,8 @@ class RemoteModel(Model):
     """A model on a device; see `Model`.
 
     Differences: latencies are measured on the device, without transfers to it; a run can only be
-        cancelled if the server is `tvm_stretch_rpc`, not TVM's Python server; and `health` waits
-        for other calls of the device, such as a run.
+    cancelled if the server is `tvm_stretch_rpc`, not TVM's Python server; and `health` waits for
+    other calls of the device, such as a run.
     """
 
     module: RemoteExecutor

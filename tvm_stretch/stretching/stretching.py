@@ -231,7 +231,7 @@ def stretch(
     """Find designs of several branches, one for each processor, for a sequential network.
 
     Designs are new architectures that have to be trained: compile a design's module after training.
-        ``ts.compile(source, branching="stretch")`` is only good for measuring latency.
+    ``ts.compile(source, branching="stretch")`` is only good for measuring latency.
 
     Args:
         source: as for ``ts.compile``.
