@@ -132,7 +132,10 @@ def _named(
             nameless.append(var.name)
             continue
         else:  # a view: if it has to be copied, the copy is its kernel
-            found = Provenance(helpers=(show_dots(var.name),))
+            whole = value.tuple_value if isinstance(value, relax.TupleGetItem) else None
+            known = None if whole is None else table.get(names.get(whole, whole.name))
+            served = (show_dots(var.name),) if known is None else known.served[:1]
+            found = Provenance(helpers=served)
             table[var.name] = found
         table.update(dict.fromkeys(nameless, Provenance(helpers=found.served[:1])))
         nameless.clear()

@@ -14,6 +14,7 @@ from tvm import relax
 from tvm_stretch.passes.name_kernels import MarkOperators, NameKernels
 
 import tvm_stretch as ts
+from tvm_stretch.ir.provenance import KERNELS, table_of
 
 
 def node_names(model: ts.Model) -> list[str]:
@@ -103,3 +104,19 @@ def test_a_function_without_names_takes_those_of_its_kernels() -> None:
     lowered = relax.transform.AnnotateTIROpPattern()(relax.transform.LegalizeOps()(mod))
     after = NameKernels()(relax.transform.FuseOps()(MarkOperators()(lowered)))
     assert all(name.rstrip("0123456789") not in ("lv", "gv") for name in binding_names(after))
+
+
+def test_a_part_of_a_split_is_copied_for_the_split() -> None:
+    """Its own variable is called after the tuple, and is no operator of the plan."""
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2, 8), "float32"))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            halves = bb.emit(relax.op.split(x, 2, axis=1), name_hint="halves")
+            parts = [bb.emit(relax.TupleGetItem(halves, i), name_hint=f"part{i}") for i in (0, 1)]
+            out = bb.emit_output(relax.op.add(*parts))
+        bb.emit_func_output(out)
+    after = NameKernels()(MarkOperators()(relax.transform.LegalizeOps()(bb.get())))
+    table = table_of(after["main"], KERNELS)
+    assert table["part0"] == table["part1"]
+    assert {table[name].served for name in ("halves", "part0")} == {("halves",)}
