@@ -84,13 +84,15 @@ def _pass(source: socket.socket, sink: socket.socket, said: bytearray) -> None:
 
 
 def say(port: int, said: bytes) -> bool:
-    """Say it, and nothing more; whether there was any answer."""
+    """Say it, and hear all that comes until the server hangs up; whether there was any answer."""
+    heard = False
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as client:
         client.settimeout(20)
         client.sendall(said)
         client.shutdown(socket.SHUT_WR)
-        return bool(client.recv(4))
-    return False
+        while client.recv(1 << 16):
+            heard = True
+    return heard
 
 
 def has_session(port: int) -> bool:

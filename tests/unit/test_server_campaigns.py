@@ -37,9 +37,11 @@ def honest(phone: Phone) -> bytes:
 def ended(phone: Phone, seconds: float = 20) -> bool:
     """Whether its session ends, by itself or by its limit."""
     end = time.monotonic() + seconds
-    while phone.session() is not None and time.monotonic() < end:
+    while phone.session() is not None:
+        if time.monotonic() > end:
+            return False
         time.sleep(0.002)
-    return phone.session() is None
+    return True
 
 
 @campaign(2000)
