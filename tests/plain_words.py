@@ -37,7 +37,7 @@ class Pattern(NamedTuple):
 _BEGIN = r"(?:(?<=\. )|(?<=\A)|(?<=\n))"
 PATTERNS = (
     Pattern("behind", r"\bbehind\b", 13, "after, fused into, followed by"),
-    Pattern("nobody", r"\bnobody\b", 17, "no region, no reader, none"),
+    Pattern("nobody", r"\bnobody\b", 15, "no region, no reader, none"),
     Pattern("what is", r"\b[Ww]hat is\b", 29, "name the noun: the values that, operators that"),
     Pattern("Of ...", _BEGIN + r"Of\b", 19, "begin with the subject"),
     Pattern("Those ...", _BEGIN + r"(?:Those|Such)\b", 4, "repeat the noun"),

@@ -58,7 +58,7 @@ class KernelTime:
     """One node of the graph and how long it took.
 
     Attributes:
-        packets: that a DSP executed for it; 0 where nobody counts them.
+        packets: that a DSP executed for it; 0 on processors that do not count packets.
     """
 
     name: str
@@ -117,7 +117,7 @@ def summarize_profile(graph: Graph, traces: Sequence[dict[str, Any]]) -> Profile
 
 
 def node_packets(trace: Mapping[str, Any], count: int) -> list[int]:
-    """Packets that a DSP executed for each of ``count`` nodes; 0 where nobody counts them."""
+    """Packets that a DSP executed for each of ``count`` nodes; 0 on other processors."""
     packets = [0] * count
     for spans in trace["regions"]:
         for span in spans:

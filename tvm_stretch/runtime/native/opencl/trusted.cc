@@ -45,7 +45,7 @@ bool IsTrusted(const std::string& folder) {
     struct stat found;
     if (error) return false;
     if (lstat(place.c_str(), &found) == 0) {
-      // In a folder such as /tmp, nobody removes what belongs to others.
+      // In a sticky folder such as /tmp, users cannot remove files of others.
       const bool is_sticky = place != path && (found.st_mode & S_ISVTX) != 0;
       if (is_sticky) found.st_mode &= ~kOthersWrite;
       if (!IsOurs(found)) return false;
