@@ -55,7 +55,7 @@ class Limits:
         return -(-total // (self.parts * unit)) * unit if self.parts else unit
 
     def apportion(self, total: int, speeds: Mapping[int, float]) -> dict[int, int] | None:
-        """As `rules.apportion`, but nobody gets more than it may; None where that cannot be.
+        """As `rules.apportion`, but no processor gets more than it may; None where that cannot be.
 
         >>> Limits({1: 0.5}).apportion(16, {0: 1.0, 1: 3.0})
         {0: 8, 1: 8}
