@@ -38,7 +38,7 @@ Run = Callable[[np.ndarray], np.ndarray]
 def _ours(name: str, files: Path, batch: int, said: dict[str, Any]) -> Run:
     import tvm_stretch as ts
 
-    from .gpu_models import write_onnx
+    from .gpu_models import images, write_onnx
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "net.onnx"
@@ -48,8 +48,9 @@ def _ours(name: str, files: Path, batch: int, said: dict[str, Any]) -> Run:
         said["compile_s"] = time.perf_counter() - start
         artifact = Path(folder) / "net.so"
         model.export(str(artifact))
+        ts.load(str(artifact))(images(batch))  # the driver compiles
         start = time.perf_counter()
-        ts.load(str(artifact))
+        ts.load(str(artifact))(images(batch))
         said["second_load_s"] = time.perf_counter() - start
     kernels = model.profile()
     said["kernels"] = [(kernel.kernel, 1e6 * kernel.seconds) for kernel in kernels.kernels]

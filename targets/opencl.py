@@ -26,6 +26,7 @@ from .cpu import speed_of_cores
 from .kernels.steps import WHY_NOT_ON_A_GPU, kind_of_steps
 from .opencl_device import (
     FAMILIES,
+    PHONE_GPU,
     OpenCLDevice,
     described_device,
     device_of,
@@ -89,7 +90,12 @@ def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> P
 
 def _speed(device: OpenCLDevice) -> Speed:
     if device.type != "cpu":
-        return GPU
+        scale = device.machine.cores / PHONE_GPU.machine.cores
+        return replace(
+            GPU,
+            cycles_per_ns=GPU.cycles_per_ns * scale,
+            bytes_per_ns=GPU.bytes_per_ns * scale,
+        )
     cores = speed_of_cores(device.compute_units)
     return replace(cores, start_ns=_CPU_START_NS, handover_ns=GPU.handover_ns)
 

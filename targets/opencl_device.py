@@ -59,12 +59,14 @@ class OpenCLDevice:
         return describe_gpu(self.name, self.compute_units, *limits)
 
 
-PHONE_GPU = OpenCLDevice("gpu", "a phone's GPU", fp16=True, max_buffer_bytes=128 * 2**20)
+PHONE_GPU = OpenCLDevice(
+    "gpu", "a phone's GPU", fp16=True, compute_units=2, max_buffer_bytes=128 * 2**20
+)
 """Limits that every GPU of a phone meets; they are checked again when a model is loaded."""
 
 FAMILIES: Mapping[str, OpenCLDevice] = {
     "gpu": PHONE_GPU,
-    "mali": replace(PHONE_GPU, name="a Mali GPU", local_on_chip=False),
+    "mali": replace(PHONE_GPU, name="a Mali GPU", local_on_chip=False, compute_units=4),
     "adreno": OpenCLDevice(
         "gpu", "an Adreno GPU", fp16=True, max_buffer_bytes=256 * 2**20, image_size=(16384, 16384)
     ),

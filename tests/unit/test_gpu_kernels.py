@@ -41,6 +41,8 @@ from tvm_stretch.targets.opencl import opencl_processor
 from tvm_stretch.targets.opencl_device import OpenCLDevice, local_device
 
 import tvm_stretch as ts
+from tvm_stretch.cost.analytic import AnalyticModel
+from tvm_stretch.cost.describe import Epilogue, template_features
 
 LARGE = OpenCLDevice("gpu", "NVIDIA of the test", max_group_size=512, local_bytes=48 * 1024)
 WITHOUT_LOCAL = replace(LARGE, local_on_chip=False)
@@ -184,6 +186,8 @@ def test_choices_stay_within_limits(shape: ConvShape, limits: tuple[int, int]) -
     config = choose_conv(shape, machine, 1 if shape.in_channels == 3 else 4)
     assert isinstance(config, GroupConvConfig)
     assert config.group_items <= items
+    # sums that do not fit into registers took 40 times as long on an H100
+    assert 4 * config.pixels * config.item_quads * config.group_items <= gpu.unit_registers
     assert config.local_bytes <= gpu.local_bytes
 
 
@@ -280,3 +284,21 @@ def test_maxima_let_nan_through(tile: tuple[int, int]) -> None:
         result = ts.compile(mod, [processor])(x)
     assert np.isnan(result[0, :, 0, 1]).all()
     assert np.isfinite(result[0, :, 1]).all()
+
+
+def test_predictions_are_of_the_gpu() -> None:
+    """A layer takes the time of its multiply-adds or more, and less on a GPU with more units."""
+    small, large = (
+        replace(LARGE, name="a GPU", compute_units=units, max_group_size=256) for units in (2, 32)
+    )
+    found = []
+    for device in (small, large):
+        processor = opencl_processor(Target("opencl"), cpu_processor(TARGET, 1), device)
+        machine = processor.machine
+        assert machine.gpu is not None
+        config = choose_conv(SHAPES[0], machine, 4)
+        features = template_features(config, Epilogue(), machine, 4)
+        speed = processor.speed
+        found.append(AnalyticModel(speed).nanoseconds(features) - speed.start_ns)
+        assert found[-1] >= 0.9 * features.flops / (16 * speed.cycles_per_ns)
+    assert 3 < found[0] / found[1] < 64

@@ -223,8 +223,8 @@ def _runs(cfg: ConvConfig) -> list[ChannelRun]:
 def _cycles(cfg: ConvConfig, machine: VectorMachine) -> float:
     if isinstance(cfg, IntegerConvConfig):
         return integer_conv_cycles(cfg, machine)
-    if machine.gpu is not None:
-        return group_conv_cycles(cfg, machine.gpu)
+    if machine.gpu is not None and not isinstance(cfg, ItemConvConfig):
+        return group_conv_cycles(cfg, machine.gpu) * machine.gpu.cores
     return conv_cycles(cfg, machine)
 
 

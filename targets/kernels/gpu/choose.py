@@ -40,6 +40,8 @@ _PIXELS, _QUADS, _DEPTHS, _SLICES = (1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8), (1, 2
 _SPLITS = (1, 2, 4, 8, 16)
 _DOWN, _ACROSS = (4, 8, 16, 32), (1, 2, 3, 4, 6, 8, 16)
 _SMALL_GROUP, _LARGE_GROUP = 64, 512
+_MOST_REGISTERS = 208
+"""Registers that an item may need: with more, NVIDIA's compiler keeps sums in memory."""
 _DRIVERS_BYTES = 64  # of local memory, which NVIDIA's driver needs itself
 
 
@@ -139,6 +141,9 @@ def _tiles(layer: ConvConfig, sizes: Sizes, gpu: GpuMachine) -> Iterator[Tile]:
             if not min(_SMALL_GROUP, largest) <= items <= largest:
                 continue
             fits = _local_bytes(tile) + _DRIVERS_BYTES <= gpu.local_bytes
+            registers = _registers(tile)
+            fits = fits and registers <= _MOST_REGISTERS
+            fits = fits and items * registers <= gpu.unit_registers
             if fits and _is_worth(sizes, tile, gpu):
                 yield tile
 
@@ -163,13 +168,26 @@ def _local_bytes(tile: Tile) -> int:
     return slab + (tile.slices - 1) * pixels * quads * 16
 
 
+def _slots(tile: Tile) -> int:
+    """Quads of a slab that each item brings to local memory."""
+    items = tile.down * tile.across * tile.slices
+    slab = tile.depth * tile.slices
+    pixels, columns = tile.down * tile.pixels, tile.across * tile.quads * QUAD
+    return -(-slab * pixels // items) + -(-slab * columns // items)
+
+
+def _registers(tile: Tile) -> int:
+    """Registers of an item: sums, what they are made of, the next slab, and places."""
+    return 40 + 4 * (tile.pixels * tile.quads + tile.pixels + tile.quads + _slots(tile))
+
+
 def _cycles(sizes: Sizes, tile: Tile, gpu: GpuMachine) -> float:
     items = tile.down * tile.across * tile.slices
     slab = tile.depth * tile.slices
     pixels, columns = tile.down * tile.pixels, tile.across * tile.quads * QUAD
-    slots = -(-slab * pixels // items) + -(-slab * columns // items)
+    slots = _slots(tile)
     sums = tile.pixels * tile.quads
-    registers = min(255, 40 + 4 * (sums + tile.pixels + tile.quads + slots))
+    registers = min(255, _registers(tile))
     resident = min(
         32,
         gpu.unit_items // items,

@@ -34,3 +34,8 @@ class GpuMachine:
     local_bytes: int = 32 * KIB
     local_on_chip: bool = True
     plain_items: int = 64
+
+    @property
+    def cores(self) -> float:
+        """CPU cores of 4 lanes and two multiply-adds a cycle that do as much in a cycle."""
+        return self.units * self.multiply_adds / 8

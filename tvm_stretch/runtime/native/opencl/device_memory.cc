@@ -1,5 +1,8 @@
 #include "device_memory.h"
 
+#include <cstdint>
+#include <cstring>
+
 #include "../graph.h"
 
 namespace tvm_stretch::opencl {
@@ -9,6 +12,37 @@ void CheckBufferBytes(const Device& device, size_t bytes) {
   TVM_FFI_THROW(DeviceError) << "expected at most " << device.info.max_buffer_bytes
                              << " bytes in one buffer of " << device.info.name << ", got " << bytes
                              << "; place fewer operators on this device";
+}
+
+std::shared_ptr<char> AllocatePinned(const Device& device, size_t bytes) {
+  struct Owner {
+    Queue queue;
+    Buffer buffer;
+    void* data = nullptr;
+    ~Owner() {
+      if (data == nullptr) return;
+      CL().EnqueueUnmapMemObject(queue.get(), buffer.get(), data, 0, nullptr, nullptr);
+      CL().Finish(queue.get());
+    }
+  };
+  if (bytes == 0) return nullptr;
+  auto owner = std::make_shared<Owner>();
+  cl_int code = CL_SUCCESS;
+  owner->queue = Queue(CL().CreateCommandQueue(device.context, device.id, 0, &code));
+  Check(code, "clCreateCommandQueue");
+  const cl_bitfield flags = CL_MEM_READ_WRITE | CL_MEM_ALLOC_HOST_PTR;
+  const size_t size = bytes + kAlignment;
+  owner->buffer = Buffer(CL().CreateBuffer(device.context, flags, size, nullptr, &code));
+  Check(code, "clCreateBuffer");
+  owner->data =
+      CL().EnqueueMapBuffer(owner->queue.get(), owner->buffer.get(), kTrue,
+                            CL_MAP_READ | CL_MAP_WRITE, 0, size, 0, nullptr, nullptr, &code);
+  Check(code, "clEnqueueMapBuffer");
+  const auto start = reinterpret_cast<uintptr_t>(owner->data);
+  char* const data =
+      static_cast<char*>(owner->data) + (kAlignment - start % kAlignment) % kAlignment;
+  std::memset(data, 0, bytes);
+  return {owner, data};
 }
 
 DeviceMemory::DeviceMemory(const Device& device, char* host, size_t bytes, Contents contents)

@@ -3,6 +3,7 @@
 #define TVM_STRETCH_OPENCL_DEVICE_MEMORY_H_
 
 #include <cstddef>
+#include <memory>
 
 #include "device.h"
 #include "handle.h"
@@ -33,6 +34,10 @@ class DeviceMemory {
   Buffer own_;
   cl_mem buffer_;
 };
+
+// Zeroed memory of the host that a device with memory of its own copies from and to directly, which
+// drivers do only from memory that they allocated. Throws DeviceError if there is none.
+std::shared_ptr<char> AllocatePinned(const Device& device, size_t bytes);
 
 // Throws DeviceError if the device does not support buffers of that size.
 void CheckBufferBytes(const Device& device, size_t bytes);

@@ -204,10 +204,8 @@ std::unique_ptr<Processor> OpenCLProgram::CreateInstance(const MemoryMap& memory
 }
 
 std::shared_ptr<char> OpenCLProgram::AllocateBlock(size_t bytes) const {
-  // For a mirror this is the host's side: copies from and to memory of the driver are direct.
-  const bool is_drivers =
-      device_.memory == MemoryKind::kMapped || device_.memory == MemoryKind::kMirror;
-  if (is_drivers) return DriversMemory::Allocate(device_, bytes);
+  if (device_.memory == MemoryKind::kMapped) return DriversMemory::Allocate(device_, bytes);
+  if (device_.memory == MemoryKind::kMirror) return AllocatePinned(device_, bytes);
   if (device_.memory != MemoryKind::kFine || CL().SVMAlloc == nullptr || bytes == 0) return nullptr;
   const cl_context context = device_.context;
   const cl_bitfield flags = CL_MEM_READ_WRITE | CL_MEM_SVM_FINE_GRAIN_BUFFER;
