@@ -38,6 +38,10 @@ static long {OPAQUE}(long number) {{
 #endif
 """
 
+_BYTES = ("int8", "uint8")
+"""TVM loads vectors only from addresses that it knows to be aligned, others number by number, and
+bytes as parts of one number, which loses all but four of them."""
+
 _FEWEST = 4
 """Least accesses of a base that justify a register."""
 
@@ -147,7 +151,7 @@ class _Bases:
 
     def _key(self, tensor: Any, indices: Any) -> tuple[_Key | None, int]:
         place = next((i for i, t in enumerate(self.tensors) if t.same_as(tensor)), None)
-        if place is None or len(indices) != 1:
+        if place is None or len(indices) != 1 or str(tensor.dtype) in _BYTES:
             return None, 0
         start = _start(indices[0])
         if start is None:
