@@ -14,6 +14,8 @@ nothing about the bits of an opaque number.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,16 +87,28 @@ class _Base:
     """A sum of variables that accesses of one tensor share.
 
     Attributes:
-        multiple: a power of two that divides one of its terms.
+        terms: expressions and what they are multiplied by.
         accesses: number of accesses with this base.
         offsets: constants that these accesses add to it.
-        variable: its value, once it is used.
+        lanes: a divisor of the lanes of all accesses.
+        variable: its value divided by `unit`, once it is used.
     """
 
-    multiple: int
+    terms: Sequence[tuple[Expr, int]]
     accesses: int = 0
     offsets: set[int] = field(default_factory=set)
+    lanes: int = 0
     variable: tirx.Var | None = None
+
+    @property
+    def multiple(self) -> int:
+        """The largest power of two that divides one of the terms."""
+        return max(times & -times for _, times in self.terms)
+
+    @property
+    def unit(self) -> int:
+        """A divisor of the sum: TVM writes ``vload8`` where it sees that 8 divides an index."""
+        return math.gcd(self.lanes, *(times for _, times in self.terms))
 
     @property
     def first(self) -> int:
@@ -105,7 +119,16 @@ class _Base:
     def is_worth_it(self) -> bool:
         """Whether additions may become ORs: an offset fits into bits that a term has as zeros."""
         fits = any(0 < offset - self.first < self.multiple for offset in self.offsets)
-        return self.accesses >= _FEWEST and fits
+        return self.accesses >= _FEWEST and fits and self.unit == self.lanes
+
+    def bind(self, name: str, dtype: str) -> tirx.Bind:
+        """The statement that computes the base."""
+        unit = self.unit
+        value = tirx.const(self.first // unit, dtype)
+        for term, times in self.terms:
+            value = value + term * tirx.const(times // unit, dtype)
+        self.variable = tirx.Var(name, dtype)
+        return tirx.Bind(self.variable, tirx.call_pure_extern(dtype, OPAQUE, value))
 
 
 class _Bases:
@@ -120,11 +143,12 @@ class _Bases:
         """See all accesses."""
 
         def see(tensor: Any, indices: Any) -> None:
-            key, offset = self._key(tensor, indices)
+            key, terms, offset = self._key(tensor, indices)
             if key is not None:
-                base = self.found.setdefault(key, _Base(_power_of_two(key)))
+                base = self.found.setdefault(key, _Base(terms))
                 base.accesses += 1
                 base.offsets.add(offset)
+                base.lanes = math.gcd(base.lanes, _lanes(indices[0]))
 
         tvm_ffi.structural_walk(
             body,
@@ -149,38 +173,36 @@ class _Bases:
 
         return rewrite(body, (TensorLoad, load), (tirx.BufferStore, store))
 
-    def _key(self, tensor: Any, indices: Any) -> tuple[_Key | None, int]:
+    def _key(self, tensor: Any, indices: Any) -> tuple[_Key | None, list[tuple[Expr, int]], int]:
+        """What identifies the base of an access, its terms, and the constant beside it."""
         place = next((i for i, t in enumerate(self.tensors) if t.same_as(tensor)), None)
         if place is None or len(indices) != 1 or str(tensor.dtype) in _BYTES:
-            return None, 0
+            return None, [], 0
         start = _start(indices[0])
         if start is None:
-            return None, 0
-        terms, offset = _linear(start, 1)
-        parts = frozenset((part, times) for part, (_, times) in terms.items() if times)
-        return ((place, parts), offset) if parts else (None, 0)
+            return None, [], 0
+        found, offset = _linear(start, 1)
+        parts = {part: term for part, term in found.items() if term[1]}
+        key = place, frozenset((part, times) for part, (_, times) in parts.items())
+        return (key if parts else None), list(parts.values()), offset
 
     def _folded(self, tensor: Any, indices: Any) -> Expr | None:
-        key, offset = self._key(tensor, indices)
+        key, _, offset = self._key(tensor, indices)
         base = self.found.get(key) if key is not None else None
         if base is None or not base.is_worth_it:
             return None
         index = indices[0]
         start = _start(index)
         assert start is not None
+        dtype = str(start.ty.dtype)
         if base.variable is None:
-            base.variable = tirx.Var(f"base{len(self.bound)}", start.ty)
-            dtype = str(start.ty.dtype)
-            first = start - tirx.const(offset - base.first, dtype)
-            opaque = tirx.call_pure_extern(dtype, OPAQUE, first)
-            self.bound.append(tirx.Bind(base.variable, opaque))
-        place = base.variable + tirx.const(offset - base.first, str(start.ty.dtype))
+            self.bound.append(base.bind(f"base{len(self.bound)}", dtype))
+        place = base.variable * base.unit + tirx.const(offset - base.first, dtype)
         return tirx.Ramp(place, index.stride, index.lanes) if index is not start else place
 
 
-def _power_of_two(key: _Key) -> int:
-    """The largest one that divides one of the terms of a sum."""
-    return max(times & -times for _, times in key[1])
+def _lanes(index: Expr) -> int:
+    return int(index.lanes) if isinstance(index, tirx.Ramp) else 1
 
 
 def _start(index: Expr) -> Expr | None:
