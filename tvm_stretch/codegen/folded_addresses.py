@@ -122,7 +122,7 @@ class _Base:
         return self.accesses >= _FEWEST and fits and self.unit == self.lanes
 
     def bind(self, name: str, dtype: str) -> tirx.Bind:
-        """The statement that computes the base."""
+        """The statement that computes ``variable``."""
         unit = self.unit
         value = tirx.const(self.first // unit, dtype)
         for term, times in self.terms:
@@ -197,6 +197,7 @@ class _Bases:
         dtype = str(start.ty.dtype)
         if base.variable is None:
             self.bound.append(base.bind(f"base{len(self.bound)}", dtype))
+        assert base.variable is not None
         place = base.variable * base.unit + tirx.const(offset - base.first, dtype)
         return tirx.Ramp(place, index.stride, index.lanes) if index is not start else place
 
