@@ -120,6 +120,7 @@ OWN_FILES = {
         "tvm_stretch/cost/calibrate",
     ),
     "little-cores": ("targets/little",),
+    "fake": ("tvm_stretch/testing/",),
 }
 """Where the word for a kind of processors may stand in code; nowhere, if it is not among these."""
 
