@@ -28,6 +28,7 @@ from tvm_stretch.targets.processors import make_processors
 import tvm_stretch as ts
 from tvm_stretch import zoo
 from tvm_stretch.frontend import load_network
+from tvm_stretch.plan.considered import considered_lines
 from tvm_stretch.runtime.timeline import chart
 from tvm_stretch.search import search
 from tvm_stretch.search.costs import planning_costs
@@ -84,7 +85,7 @@ def models_of(path: Path, targets: list[str]) -> dict[str, ts.Model]:
         begin = time.perf_counter()
         models[BOTH] = ts.compile(path, targets)
         print(f"  {BOTH:14} {time.perf_counter() - begin:5.1f} s, plans tried and measured")
-        print(f"\nplan: {models[BOTH].plan.reason}")
+        print("\n" + "\n".join(considered_lines(models[BOTH].plan.considered)))
         if len(set(models[BOTH].plan.processor_of().values())) < 2:
             show_both_anyway(path, targets, models)
     return models

@@ -167,7 +167,8 @@ for number in range({rounds}):
 """
 
 
-@pytest.mark.parametrize("rounds", [2, pytest.param(60, marks=pytest.mark.full)])
+@pytest.mark.full  # a round is two compiles
+@pytest.mark.parametrize("rounds", [60])
 def test_two_processes_on_one_cache_are_killed(
     cache: Path, monkeypatch: pytest.MonkeyPatch, rounds: int
 ) -> None:
