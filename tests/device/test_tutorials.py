@@ -94,12 +94,14 @@ def test_two_processors_without_opencl(cache: str) -> None:
     assert text.startswith("expected an OpenCL device, got none")
 
 
+@pytest.mark.full  # more than ten seconds
 def test_writing_a_scheduler(cache: str) -> None:
     text = _run(cache, "03_writing_a_scheduler.py")
     assert "refused: expected " in text
     assert "the same numbers as on one processor" in text
 
 
+@pytest.mark.full  # more than ten seconds
 def test_adding_a_processor(cache: str, tmp_path: Path) -> None:
     text = _run(cache, "04_adding_a_processor.py", tmp_path)
     assert "npu  gate       the NPU has no sigmoid" in text
