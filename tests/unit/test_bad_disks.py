@@ -109,7 +109,7 @@ def test_a_disk_that_is_full_at_each_step(
 def test_a_cache_on_a_disk_that_cannot_be_written(
     cache: Path, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is there is used."""
+    """Entries that the cache already has are used."""
     compiled(SIZE)
     kept = sorted(path.name for path in (cache / "kernels").iterdir())
     generated = []

@@ -67,7 +67,7 @@ class Sizes(NamedTuple):
 
     @staticmethod
     def of(layer: ConvConfig) -> Sizes:
-        """Of a convolution: output pixels, quads of channels, quads that a sum adds up."""
+        """Output pixels of a convolution, its quads of channels, and the quads that a sum adds."""
         height, width = layer.out_size
         rows = layer.reduce_blocks * layer.kernel[0] * layer.kernel[1] * layer.data_block
         fetches = _SINGLE_FETCHES if layer.data_block == 1 else 1

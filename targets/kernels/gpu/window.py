@@ -61,7 +61,7 @@ class GroupWindowConfig(WindowConfig):
 
     @property
     def work_items(self) -> int:
-        """All of them."""
+        """How many work-items the kernel has."""
         return self.batch * self.blocks * (self.lanes // QUAD) * prod(self.tiles)
 
 
