@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 import tvm
-from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale, with_sources
 
 import tvm_stretch as ts
 from benchmarks.accuracy_trials import Inherited, Prepared
+from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale, with_sources
 from tvm_stretch.plan.design import Branch, Design, StretchedSegment
 from tvm_stretch.stretching.segments import Run
 from tvm_stretch.stretching.stretching import Stretching

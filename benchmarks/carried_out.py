@@ -30,8 +30,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnxruntime
 import tvm
-from tvm_stretch.passes.split_outputs import can_be_shared
-from tvm_stretch.passes.split_rows import plan_row_split
 
 import tvm_stretch as ts
 from benchmarks.scheduling_profiles import host_costs, host_problem, whole
@@ -42,6 +40,8 @@ from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.ir.views import PIECES
+from tvm_stretch.passes.split_outputs import can_be_shared
+from tvm_stretch.passes.split_rows import plan_row_split
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.regions import form_regions
 from tvm_stretch.plan.splits import RowSplit

@@ -25,9 +25,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tvm_stretch.targets.processor import Processor
-from tvm_stretch.targets.processors import make_processors
-
 from tvm_stretch import zoo
 from tvm_stretch.cost.features import Features, RunFeatures, from_json, to_json
 from tvm_stretch.cost.model import MeasuredModel
@@ -37,6 +34,8 @@ from tvm_stretch.measuring.campaign import learn, open_dataset
 from tvm_stretch.measuring.dataset import Dataset, Row, at_pace, usual_pace
 from tvm_stretch.measuring.measure import measure
 from tvm_stretch.measuring.workshop import Workshop
+from tvm_stretch.targets.processor import Processor
+from tvm_stretch.targets.processors import make_processors
 from tvm_stretch.zoo.builder import Builder
 
 _PASSES = 4

@@ -22,8 +22,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
-from tvm_stretch.targets.opencl_device import local_device
-from tvm_stretch.targets.processors import make_processors
 
 import tvm_stretch as ts
 from tvm_stretch import zoo
@@ -32,6 +30,8 @@ from tvm_stretch.plan.considered import considered_lines
 from tvm_stretch.runtime.timeline import chart
 from tvm_stretch.search import search
 from tvm_stretch.search.costs import planning_costs
+from tvm_stretch.targets.opencl_device import local_device
+from tvm_stretch.targets.processors import make_processors
 
 BOTH = "both"
 ROUNDS = 20

@@ -38,9 +38,6 @@ from unittest import mock
 import numpy as np
 import tvm
 from tvm import relax
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
-from tvm_stretch.targets.processor import Kernels, Processor
 
 import tvm_stretch as ts
 from tvm_stretch.codegen import object_code
@@ -48,6 +45,9 @@ from tvm_stretch.codegen.dsp_code import Launch, Linker, dsp_code
 from tvm_stretch.codegen.llvm_code import llvm_module
 from tvm_stretch.codegen.object_code import compile_kernels
 from tvm_stretch.runtime.autoload import load_native_library
+from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
+from tvm_stretch.targets.processor import Kernels, Processor
 
 TARGET = tvm.target.Target("llvm")
 

@@ -29,7 +29,6 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm_stretch.targets.processors import make_processors
 
 import tvm_stretch as ts
 from tvm_stretch.cost.model import MeasuredModel
@@ -38,6 +37,7 @@ from tvm_stretch.measuring.dataset import Dataset, Row
 from tvm_stretch.measuring.fleet import Batches, Crew, carry_out
 from tvm_stretch.measuring.workshop import Prepared, Workshop
 from tvm_stretch.runtime.autoload import find_file
+from tvm_stretch.targets.processors import make_processors
 
 _KEY = "phone"
 

@@ -14,6 +14,9 @@ import tvm
 from onnx import shape_inference
 from tvm import te, tirx
 from tvm.target import Target
+
+from tvm_stretch import zoo
+from tvm_stretch.codegen.llvm_code import llvm_module
 from tvm_stretch.targets.kernels.blocks import annotation
 from tvm_stretch.targets.kernels.choose import ConvShape
 from tvm_stretch.targets.kernels.conv import ConvConfig, conv_compute
@@ -22,9 +25,6 @@ from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.templates import schedule_kernel
 from tvm_stretch.targets.kernels.window import WindowConfig, window_compute
 from tvm_stretch.targets.kernels.winograd import WinogradConfig, winograd_compute
-
-from tvm_stretch import zoo
-from tvm_stretch.codegen.llvm_code import llvm_module
 
 SIX = ("resnet18", "resnet34", "resnet50", "regnetx_1_6gf", "regnetx_4gf", "efficientnet_lite4")
 

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from math import prod
 
 import tvm
-from tvm_stretch.passes.detect_blocks import detect_stages
 
 from benchmarks.published_designs import round_trips_ms
 from tvm_stretch import zoo
@@ -25,6 +24,7 @@ from tvm_stretch.cost.profile_file import load_profile
 from tvm_stretch.cost.work import work_of_convolution, work_of_group
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operator_graph import OperatorGraph
+from tvm_stretch.passes.detect_blocks import detect_stages
 
 DEVICE = "snapdragon-855"
 

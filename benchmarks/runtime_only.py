@@ -20,7 +20,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
-from tvm_stretch.targets.processors import make_processors
 
 import tvm_stretch as ts
 from benchmarks.pack import RUNTIME, install
@@ -28,6 +27,7 @@ from tvm_stretch import zoo
 from tvm_stretch.frontend import load_network
 from tvm_stretch.search import search
 from tvm_stretch.search.costs import planning_costs
+from tvm_stretch.targets.processors import make_processors
 
 _COMPILER_ONLY = ("tvm/lib/libtvm_compiler*", "tvm/include", "tvm_ffi/include", "tvm/3rdparty")
 _RUN = Path(__file__).with_name("runtime_only_run.py")

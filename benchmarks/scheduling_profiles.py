@@ -19,13 +19,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import tvm
-from tvm_stretch.targets.processors import make_processors
 
 from benchmarks import mi9
 from tvm_stretch.ir.operator_graph import Group, OperatorGraph
 from tvm_stretch.scheduling import FREE, Problem, TransferCost, linear_transfer
 from tvm_stretch.scheduling.of_network import problem_of
 from tvm_stretch.search.costs import Costs, planning_costs
+from tvm_stretch.targets.processors import make_processors
 
 PHONE = ("mi9 C+G", "mi9 C/1.5+G", "mi9 C+G+D")
 RATIOS = ("1:3", "1:2", "1:1", "2:1", "3:1", "1:1:1", "1:2:3")

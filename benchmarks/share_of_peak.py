@@ -22,13 +22,13 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 from tvm.target import Target
-from tvm_stretch.targets.cpu import complete_target, vector_machine
 
 import tvm_stretch as ts
 from benchmarks.engines import own_cpu
 from benchmarks.layers import SIX, layers, multiply_adds
 from benchmarks.peak import Peak
 from tvm_stretch import zoo
+from tvm_stretch.targets.cpu import complete_target, vector_machine
 
 
 @dataclass

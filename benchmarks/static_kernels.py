@@ -20,6 +20,10 @@ from dataclasses import replace
 from typing import Any
 
 from tvm.target import Target
+
+from benchmarks.hot_loops import cycles, hot_loops
+from benchmarks.layers import SIX, build, config_of, form, forms, layers, multiply_adds
+from tvm_stretch.build.precision import processors_in
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.kernels.choose import (
     ConvShape,
@@ -31,10 +35,6 @@ from tvm_stretch.targets.kernels.choose import (
 from tvm_stretch.targets.kernels.conv import ConvConfig
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.window import WindowConfig
-
-from benchmarks.hot_loops import cycles, hot_loops
-from benchmarks.layers import SIX, build, config_of, form, forms, layers, multiply_adds
-from tvm_stretch.build.precision import processors_in
 
 # LLVM has the A57's model for the A76, whose pipelines are the N1's; its models of Ice Lake and
 # Sapphire Rapids have one multiplier for 512 bits, as in notebooks, where servers have two.

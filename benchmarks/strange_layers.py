@@ -23,10 +23,10 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 from tvm.target import Target
-from tvm_stretch.targets.cpu import complete_target, vector_machine
 
 import tvm_stretch as ts
 from benchmarks.peak import Peak
+from tvm_stretch.targets.cpu import complete_target, vector_machine
 
 
 @dataclass(frozen=True)

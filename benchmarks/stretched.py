@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm_stretch.passes.detect_blocks import detect_stages
 
 import tvm_stretch as ts
 from benchmarks.published_designs import Design as Published
@@ -34,6 +33,7 @@ from tvm_stretch import zoo
 from tvm_stretch.cost.calibrate import processor_of
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_trainable
+from tvm_stretch.passes.detect_blocks import detect_stages
 from tvm_stretch.plan.design import Design
 from tvm_stretch.stretching.candidates import find_candidates
 from tvm_stretch.stretching.judge import Candidate

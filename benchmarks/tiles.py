@@ -25,6 +25,8 @@ import numpy as np
 import tvm
 from tvm import te
 from tvm.target import Target
+
+from benchmarks.layers import SIX, build, config_of, form, layers, multiply_adds
 from tvm_stretch.targets.cpu import complete_target, vector_machine
 from tvm_stretch.targets.kernels.choose import ConvShape, conv_candidates, conv_cycles
 from tvm_stretch.targets.kernels.conv import pack_weight
@@ -33,8 +35,6 @@ from tvm_stretch.targets.kernels.loops import balanced
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.window import WindowConfig
 from tvm_stretch.targets.kernels.winograd import WinogradConfig, transform_weight
-
-from benchmarks.layers import SIX, build, config_of, form, layers, multiply_adds
 
 ROUNDS = 9
 POOL_BYTES = 128 << 20  # weights of all passes together; more than a core's share of the last cache

@@ -35,7 +35,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx
 from scipy.stats import spearmanr
-from tvm_stretch.targets.processors import make_processors
 
 import tvm_stretch as ts
 from benchmarks import mi9
@@ -54,6 +53,7 @@ from tvm_stretch.frontend import load_network
 from tvm_stretch.search import search
 from tvm_stretch.search.twin import twin_costs, twin_processors
 from tvm_stretch.stretching.judge import Candidate
+from tvm_stretch.targets.processors import make_processors
 from tvm_stretch.zoo.builder import Builder
 from tvm_stretch.zoo.efficientnet import b5_without_squeeze
 

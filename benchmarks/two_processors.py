@@ -30,7 +30,6 @@ import onnx
 import onnxruntime
 import tvm
 from tvm import relax
-from tvm_stretch.targets.processors import make_processors
 
 import tvm_stretch as ts
 from benchmarks.engines import Target, own_cpu
@@ -43,6 +42,7 @@ from tvm_stretch.search.contest import Outcome, compare
 from tvm_stretch.search.costs import planning_costs
 from tvm_stretch.stretching.judge import Candidate
 from tvm_stretch.stretching.stretching import Stretching
+from tvm_stretch.targets.processors import make_processors
 
 _QUIET_RUNS = 100
 _CAPACITIES = (0.94, 0.96, 0.98, 1.0)

@@ -18,6 +18,8 @@ from dataclasses import replace
 import numpy as np
 import tvm
 from tvm import relax
+
+from tvm_stretch.ir.expressions import constant, shape_of
 from tvm_stretch.targets.kernels.integers import (
     Integer,
     integer_call,
@@ -26,8 +28,6 @@ from tvm_stretch.targets.kernels.integers import (
     rounding_of,
 )
 from tvm_stretch.targets.kernels.machine import VectorMachine
-
-from tvm_stretch.ir.expressions import constant, shape_of
 
 
 @tvm.transform.module_pass(opt_level=0, name="AverageBySums")

@@ -20,11 +20,11 @@ from collections.abc import Callable, Mapping
 
 import tvm
 from tvm import relax
+
+from tvm_stretch.ir.expressions import builder_with_kernels
 from tvm_stretch.passes.blocked_values import Rewriter
 from tvm_stretch.passes.name_operators import Renamer
 from tvm_stretch.targets.kernels.machine import VectorMachine
-
-from tvm_stretch.ir.expressions import builder_with_kernels
 
 
 @tvm.transform.module_pass(opt_level=0, name="BlockChannels")

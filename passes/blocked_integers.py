@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tvm import relax
 from tvm.ir import GenericConst
+
+from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.choose import ConvShape
 from tvm_stretch.targets.kernels.dots import WORD
@@ -28,8 +30,6 @@ from tvm_stretch.targets.kernels.integers import (
     operands_of,
 )
 from tvm_stretch.targets.kernels.layer_configs import LONGEST, dense_shape, is_depthwise
-
-from tvm_stretch.ir.expressions import shape_of
 
 if TYPE_CHECKING:
     from tvm_stretch.passes.blocked_values import Rewriter

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import relax
 from tvm.ir import GenericConst, Op
+
+from tvm_stretch.ir.expressions import count_uses, shape_of, with_variables
+from tvm_stretch.ir.operators import BINARY, UNARY, kind_of
 from tvm_stretch.passes.blocked_integers import blocked_integer
 from tvm_stretch.passes.blocked_moves import (
     blocked_pad,
@@ -25,9 +28,6 @@ from tvm_stretch.passes.share_winograd import stage_of
 from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.layer_configs import conv_shape, picked_pixels
 from tvm_stretch.targets.kernels.machine import VectorMachine
-
-from tvm_stretch.ir.expressions import count_uses, shape_of, with_variables
-from tvm_stretch.ir.operators import BINARY, UNARY, kind_of
 
 # Padding lanes hold the results of these for 0. They must stay finite: the next layer adds 0 times
 # them.

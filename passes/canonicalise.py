@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import tvm
 from tvm import relax
+
 from tvm_stretch.passes.decompose_quantisation import DecomposeQuantisation
 from tvm_stretch.passes.fold_batch_norm import FoldBatchNorm
 from tvm_stretch.passes.fold_constants import FoldConstants

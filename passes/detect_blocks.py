@@ -23,15 +23,15 @@ from itertools import groupby
 
 import tvm
 from tvm import relax
+
+from tvm_stretch.ir.expressions import shape_of
+from tvm_stretch.ir.operators import Operator, Operators
 from tvm_stretch.passes.detect_cells import split_into_cells
 from tvm_stretch.passes.detect_meeting_points import (
     MeetingPoints,
     as_operators,
     detect_meeting_points,
 )
-
-from tvm_stretch.ir.expressions import shape_of
-from tvm_stretch.ir.operators import Operator, Operators
 
 # The letter of each layer in patterns of chains.
 _POINT, _DEPTH, _GROUP, _DENSE, _FORK, _GATE, _OTHER = "PDGCFSx"

@@ -15,9 +15,9 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Expr, Op
 from tvm.ir.expr import TensorLoad
-from tvm_stretch.targets.kernels.loops import f32
 
 from tvm_stretch.rewriting import rewrite, rewrite_kernels
+from tvm_stretch.targets.kernels.loops import f32
 
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; the first has few bits

@@ -18,7 +18,6 @@ import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir import Op
-from tvm_stretch.passes.name_operators import same_source
 
 from tvm_stretch.ir.expressions import (
     constant_value,
@@ -27,6 +26,7 @@ from tvm_stretch.ir.expressions import (
     rewrite_functions,
     shape_of,
 )
+from tvm_stretch.passes.name_operators import same_source
 
 _ADD, _MULTIPLY = Op.get("relax.add"), Op.get("relax.multiply")
 _BATCH_NORM = Op.get("relax.nn.batch_norm")

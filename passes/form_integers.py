@@ -23,6 +23,9 @@ import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir import GenericConst
+
+from tvm_stretch.ir.expressions import constant, shape_of
+from tvm_stretch.ir.operators import kind_of
 from tvm_stretch.passes.integer_summary import calls_of, with_integers
 from tvm_stretch.passes.name_operators import same_source
 from tvm_stretch.passes.quantised_layers import LAYERS, Layer, ints, read_layer, windows_of
@@ -35,9 +38,6 @@ from tvm_stretch.passes.quantised_values import (
 )
 from tvm_stretch.passes.tabulate import tabulated
 from tvm_stretch.targets.kernels.integers import Integer, integer_call, softmax_powers
-
-from tvm_stretch.ir.expressions import constant, shape_of
-from tvm_stretch.ir.operators import kind_of
 
 _MOVES = (
     *("reshape", "permute_dims", "broadcast_to", "strided_slice", "take"),

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 import tvm
 from tvm import relax
 from tvm.ir import GenericConst
-from tvm_stretch.passes.name_operators import source_of
-from tvm_stretch.targets.kernels.integers import integer_of
 
 from tvm_stretch.ir.operators import kind_of
+from tvm_stretch.passes.name_operators import source_of
+from tvm_stretch.targets.kernels.integers import integer_of
 
 INTEGERS = "integers"
 """Attribute of ``main``: JSON of the number of integer operators, and the names left in float."""

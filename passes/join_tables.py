@@ -15,6 +15,8 @@ import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir import GenericConst
+
+from tvm_stretch.ir.expressions import constant, shape_of
 from tvm_stretch.passes.integer_summary import has_integers, with_integers
 from tvm_stretch.targets.kernels.integers import (
     Integer,
@@ -23,8 +25,6 @@ from tvm_stretch.targets.kernels.integers import (
     operands_of,
     rounding_of,
 )
-
-from tvm_stretch.ir.expressions import constant, shape_of
 
 
 @tvm.transform.module_pass(opt_level=0, name="JoinTables")

@@ -18,9 +18,9 @@ import tvm
 import tvm_ffi
 from tvm import relax, s_tir, tirx
 from tvm.ir.expr import TensorLoad
-from tvm_stretch.targets.kernels.hvx_table import lookup_of
 
 from tvm_stretch.ir.operators import kind_of
+from tvm_stretch.targets.kernels.hvx_table import lookup_of
 
 _INJECTIVE, _OPAQUE = 2, 8
 

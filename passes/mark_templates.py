@@ -13,6 +13,7 @@ from __future__ import annotations
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
+
 from tvm_stretch.targets.kernels.fused import ANNOTATION
 
 _OUT_ELEMENTWISE_FUSABLE, _OPAQUE = 4, 8

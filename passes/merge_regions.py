@@ -17,6 +17,7 @@ from collections.abc import Mapping
 import tvm
 from tvm import relax, tirx
 from tvm.ir import GlobalVar
+
 from tvm_stretch.passes.fold_constants import constant_bindings, is_constant
 from tvm_stretch.passes.partition_regions import PROCESSOR
 

@@ -25,10 +25,10 @@ from dataclasses import dataclass, field
 
 import tvm
 from tvm import relax
-from tvm_stretch.passes.name_operators import hide_dots
-from tvm_stretch.passes.tag import REGIONS
 
 from tvm_stretch.ir.calls import Calls, Leaf
+from tvm_stretch.passes.name_operators import hide_dots
+from tvm_stretch.passes.tag import REGIONS
 
 PROCESSOR = "processor"
 

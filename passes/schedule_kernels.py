@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tvm
 from tvm import tirx
+
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.templates import schedule_kernel
 

@@ -24,6 +24,9 @@ from typing import Any
 import tvm
 from tvm import relax, te, tirx
 from tvm.ir import Expr, GenericConst, Op
+
+from tvm_stretch.ir.expressions import count_uses, shape_of
+from tvm_stretch.ir.provenance import PARTS, Provenance, free_name, table_of, with_table
 from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv, winograd_of_tile
 from tvm_stretch.targets.kernels.layer_configs import conv_shape
 from tvm_stretch.targets.kernels.machine import VectorMachine
@@ -33,9 +36,6 @@ from tvm_stretch.targets.kernels.winograd import (
     transform_input,
     transform_weight,
 )
-
-from tvm_stretch.ir.expressions import count_uses, shape_of
-from tvm_stretch.ir.provenance import PARTS, Provenance, free_name, table_of, with_table
 
 STAGE = "tvm_stretch.winograd"
 """Attribute of the plain kernels: JSON of a `WinogradStage`."""

@@ -20,9 +20,6 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import relax
-from tvm_stretch.passes.name_operators import same_source
-from tvm_stretch.passes.transposed import transposed_images
-from tvm_stretch.targets.kernels.layer_configs import LONGEST
 
 from tvm_stretch.ir.expressions import (
     constant,
@@ -32,6 +29,9 @@ from tvm_stretch.ir.expressions import (
     shape_of,
 )
 from tvm_stretch.ir.operators import UNARY
+from tvm_stretch.passes.name_operators import same_source
+from tvm_stretch.passes.transposed import transposed_images
+from tvm_stretch.targets.kernels.layer_configs import LONGEST
 
 _UNARY = {f"relax.{name}" for name in UNARY - {"astype"}}
 _BINARY = {"relax.add", "relax.multiply"}

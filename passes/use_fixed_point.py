@@ -22,13 +22,13 @@ import numpy as np
 import tvm
 from tvm import tirx
 from tvm.ir import Expr
+
+from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.rewriting import rewrite, rewrite_kernels
 from tvm_stretch.targets.kernels.fitted_sum import fitted_sum
 from tvm_stretch.targets.kernels.fixed_point import halves_up, mantissas
 from tvm_stretch.targets.kernels.hvx import word
 from tvm_stretch.targets.kernels.integers import ROUNDING_BITS
-
-from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.rewriting import rewrite, rewrite_kernels
 
 
 @tvm.transform.module_pass(opt_level=0, name="UseFixedPoint")

@@ -13,9 +13,9 @@ from typing import Any
 import tvm
 from tvm import relax
 from tvm.target import Target, codegen
-from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 
 from tvm_stretch.errors import TargetError
+from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 
 from .kernels.machine import CORES, KIB, Core, VectorMachine
 from .phases import kernel_phases

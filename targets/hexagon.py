@@ -26,13 +26,13 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 from tvm.target import Target
-from tvm_stretch.passes.schedule_kernels import ScheduleKernels
-from tvm_stretch.passes.use_fixed_point import UseFixedPoint
 
 from tvm_stretch.codegen.dsp_code import Launch, dsp_code, has_zig, hexagon_linker
 from tvm_stretch.codegen.object_code import compile_kernels
 from tvm_stretch.errors import TargetError
 from tvm_stretch.ir.expressions import tensor_types
+from tvm_stretch.passes.schedule_kernels import ScheduleKernels
+from tvm_stretch.passes.use_fixed_point import UseFixedPoint
 from tvm_stretch.runtime.autoload import load_native_library
 
 from .hexagon_chips import Chip

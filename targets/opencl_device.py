@@ -17,11 +17,11 @@ from typing import Any
 
 import tvm
 from tvm.target import Target
-from tvm_stretch.targets.kernels.gpu.families import describe_gpu
-from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
 
 from tvm_stretch.errors import TargetError
 from tvm_stretch.runtime.autoload import load_native_library
+from tvm_stretch.targets.kernels.gpu.families import describe_gpu
+from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tvm
 from tvm import relax
+
 from tvm_stretch.passes.expand_math import ExpandMath
 from tvm_stretch.passes.keep_nan import KeepNan
 from tvm_stretch.passes.keep_views import keep_views

@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm.target import Target
+
+from tvm_stretch import targets as _folder
+from tvm_stretch.errors import InputError, TargetError
 from tvm_stretch.targets.cpu import HOST, cpu_processor
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.registry import (
@@ -19,9 +22,6 @@ from tvm_stretch.targets.registry import (
     registered,
     tvm_target,
 )
-
-from tvm_stretch import targets as _folder
-from tvm_stretch.errors import InputError, TargetError
 
 _MOST_THREADS = 1024
 """Most threads of the executor (graph.cc)."""

@@ -65,6 +65,7 @@ def pretend() -> None:
     In any case it learns of a CPU whose plans have 16 lanes and whose code AVX2 runs.
     """
     from tvm.target import codegen
+
     from tvm_stretch.targets import cpu
 
     if machine := os.environ.get(VARIABLE):

@@ -8,6 +8,7 @@ import tvm
 from hypothesis import strategies as st
 from relax_helpers import random_const
 from tvm import relax
+
 from tvm_stretch.passes.name_operators import NameOperators
 
 Layer = tuple[Any, ...]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
-from tvm_stretch.targets.kernels.machine import VectorMachine
 
 from tvm_stretch.cost.analytic import AnalyticModel
 from tvm_stretch.cost.describe import Epilogue, template_features
 from tvm_stretch.cost.features import Features
+from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
+from tvm_stretch.targets.kernels.machine import VectorMachine
 
 MACHINE = VectorMachine(8, 16, False, 512 * 1024, 1)
 DEVICE = {"machine": "test", "processor": "cpu", "threads": 1}

@@ -15,14 +15,14 @@ import numpy as np
 import tvm
 from cpu_targets import TARGET
 from tvm import relax
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.processor import Check, Kernels, Processor
 
 import tvm_stretch as ts
 from tvm_stretch.codegen.dsp_code import Launch, Linker, dsp_code
 from tvm_stretch.codegen.object_code import compile_kernels
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.runtime.autoload import load_native_library
+from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.processor import Check, Kernels, Processor
 
 HOST_LINKER = Linker(("cc", "-w"), "host")
 

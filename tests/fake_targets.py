@@ -7,12 +7,12 @@ from pathlib import Path
 
 import tvm
 from cpu_targets import TARGET
-from tvm_stretch.targets.processor import Check, Processor
 
 import tvm_stretch as ts
 from tvm_stretch import testing
 from tvm_stretch.build.branching import branch
 from tvm_stretch.plan.plan import Plan
+from tvm_stretch.targets.processor import Check, Processor
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -9,6 +9,7 @@ import numpy as np
 import tvm
 from branch_networks import Layer, fits
 from tvm import relax
+
 from tvm_stretch.passes.name_operators import NameOperators
 from tvm_stretch.passes.quantised_layers import ints, windows_of
 from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from tvm import relax
+
 from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_of
 
 

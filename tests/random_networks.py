@@ -6,9 +6,9 @@ import numpy as np
 import tvm
 from hypothesis import strategies as st
 from tvm import relax
-from tvm_stretch.passes.name_operators import NameOperators
 
 from tvm_stretch.ir.calls import Calls
+from tvm_stretch.passes.name_operators import NameOperators
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tvm
 from tvm import relax
+
 from tvm_stretch.passes.canonicalise import CanonicaliseTrainable
 
 SIZE = 12

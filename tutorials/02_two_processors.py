@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import tvm
 from tvm import relax
-from tvm_stretch.targets.opencl_device import local_device
 
 import tvm_stretch as ts
 from tvm_stretch.lowering.graph import Graph
 from tvm_stretch.runtime.picture import draw
 from tvm_stretch.runtime.timeline import chart
+from tvm_stretch.targets.opencl_device import local_device
 
 CHANNELS, SIZE = 64, 56
 

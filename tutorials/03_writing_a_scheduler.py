@@ -11,7 +11,6 @@ import time
 
 import numpy as np
 from tvm import relax
-from tvm_stretch.targets import Processor, Speed
 
 import tvm_stretch as ts
 from tvm_stretch import zoo
@@ -25,6 +24,7 @@ from tvm_stretch.scheduling import (
     refine,
     result_of,
 )
+from tvm_stretch.targets import Processor, Speed
 from tvm_stretch.testing import fake_processor
 
 

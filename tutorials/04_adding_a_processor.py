@@ -16,6 +16,10 @@ from pathlib import Path
 import numpy as np
 import tvm
 from tvm import relax
+
+import tvm_stretch as ts
+from tvm_stretch.frontend import load_network
+from tvm_stretch.search import planning_costs, search
 from tvm_stretch.targets import (
     Attributes,
     OpRule,
@@ -25,10 +29,6 @@ from tvm_stretch.targets import (
     make_processors,
     register,
 )
-
-import tvm_stretch as ts
-from tvm_stretch.frontend import load_network
-from tvm_stretch.search import planning_costs, search
 from tvm_stretch.testing import fake_code
 
 CHANNELS, SIZE = 64, 56

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 import tvm
 from torch import Tensor, nn
-from tvm_stretch.targets import cpu_processor
 
 import tvm_stretch as ts
+from tvm_stretch.targets import cpu_processor
 from tvm_stretch.testing import fake_processor
 
 SIZE, CLASSES = 16, 8

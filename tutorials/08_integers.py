@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
-from tvm_stretch.targets.kernels.integers import integer_of, operands_of
 
 import tvm_stretch as ts
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operators import Operators, kind_of
 from tvm_stretch.runtime.picture import draw
 from tvm_stretch.runtime.timeline import chart
+from tvm_stretch.targets.kernels.integers import integer_of, operands_of
 from tvm_stretch.zoo.builder import Builder
 
 

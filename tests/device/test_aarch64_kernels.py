@@ -16,6 +16,7 @@ from cpu_targets import built
 from tvm import te, tirx
 from tvm.target import Target
 from tvm_ffi.libinfo import find_include_path
+
 from tvm_stretch.passes.expand_math import ExpandMath
 from tvm_stretch.targets.cpu import vector_machine
 from tvm_stretch.targets.kernels.blocks import annotation

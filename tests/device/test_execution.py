@@ -7,11 +7,11 @@ import tvm
 from cpu_targets import TARGET
 from relax_helpers import module, random_const
 from tvm import relax
-from tvm_stretch.targets.opencl_device import local_device
 
 import tvm_stretch as ts
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.splits import RowSplit
+from tvm_stretch.targets.opencl_device import local_device
 
 SIZE = (1, 8, 12, 12)
 PLAN = Plan(

@@ -22,10 +22,6 @@ from quantised_models import (
 )
 from relax_helpers import answers
 from tvm import relax, rpc
-from tvm_stretch.targets.hexagon import VERSIONS
-from tvm_stretch.targets.kernels import hvx_window
-from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
-from tvm_stretch.targets.processors import drop_absent, make_processors
 from zoo_checks import quantised_network
 
 import tvm_stretch as ts
@@ -38,6 +34,10 @@ from tvm_stretch.measuring.bench import Bench
 from tvm_stretch.measuring.samples import Sample, in_integers
 from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.plan.plan import Plan, PlannedRegion
+from tvm_stretch.targets.hexagon import VERSIONS
+from tvm_stretch.targets.kernels import hvx_window
+from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
+from tvm_stretch.targets.processors import drop_absent, make_processors
 
 needs_emulator = pytest.mark.skipif(
     shutil.which("qemu-hexagon") is None, reason="needs qemu-hexagon (qemu-user)"

@@ -10,12 +10,12 @@ import tvm
 from quantised_models import Quantised, integers, optimised, qdq
 from relax_helpers import answers
 from tvm import relax
-from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
 
 import tvm_stretch as ts
 from tvm_stretch.codegen.dsp_code import has_zig
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.plan.splits import RowSplit
+from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("qemu-hexagon") is None, reason="needs qemu-hexagon"),

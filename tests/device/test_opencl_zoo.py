@@ -22,10 +22,6 @@ from integer_networks import IntegerNetwork
 from onnx_models import Net, every_template, random_inputs, run_onnxruntime
 from relax_helpers import answers, module
 from tvm import relax
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.opencl import opencl_processor
-from tvm_stretch.targets.opencl_device import PHONE_GPU, OpenCLDevice, find_device, local_device
-from tvm_stretch.targets.processor import Processor
 from zoo_checks import FULL_ONLY, assert_same_logits, quick_size
 
 import tvm_stretch as ts
@@ -34,6 +30,10 @@ from tvm_stretch.build.branching import branch
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.calls import Calls
 from tvm_stretch.plan.regions import form_regions
+from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.opencl import opencl_processor
+from tvm_stretch.targets.opencl_device import PHONE_GPU, OpenCLDevice, find_device, local_device
+from tvm_stretch.targets.processor import Processor
 
 pytestmark = pytest.mark.skipif(local_device() is None, reason="no OpenCL device")
 

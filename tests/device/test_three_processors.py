@@ -15,15 +15,15 @@ import pytest
 import tvm
 from integer_networks import IntegerNetwork
 from quantised_models import assert_as_onnx_runtime
-from tvm_stretch.passes.split_outputs import can_be_shared
-from tvm_stretch.targets.opencl_device import local_device
 
 import tvm_stretch as ts
 from tvm_stretch import zoo
 from tvm_stretch.codegen.dsp_code import has_zig
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operators import Operators
+from tvm_stretch.passes.split_outputs import can_be_shared
 from tvm_stretch.runtime.timeline import Timeline
+from tvm_stretch.targets.opencl_device import local_device
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("qemu-hexagon") is None, reason="needs qemu-hexagon"),

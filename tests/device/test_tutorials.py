@@ -8,10 +8,10 @@ from pathlib import Path
 import fresh_process
 import pytest
 from fake_targets import FOLDER
-from tvm_stretch.targets.opencl_device import local_device
 
 from tvm_stretch.codegen.dsp_code import has_zig
 from tvm_stretch.runtime.native_processor import build_processor
+from tvm_stretch.targets.opencl_device import local_device
 from tvm_stretch.testing import SOURCE
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,13 +9,13 @@ from fake_targets import fake_processor
 from relax_helpers import answers, module
 from rounding import assert_rounded
 from tvm import relax
-from tvm_stretch.targets.cpu import cpu_processor
 
 import tvm_stretch as ts
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.lowering.graph import COPY_KERNEL
 from tvm_stretch.plan.plan import Plan
+from tvm_stretch.targets.cpu import cpu_processor
 
 HOST = cpu_processor(TARGET, 1)
 

@@ -13,12 +13,12 @@ from relax_helpers import module
 from relax_numpy import evaluate
 from stretch_networks import SIZE, basic, network
 from tvm import relax
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.processor import Processor
 
 import tvm_stretch as ts
 from tvm_stretch.errors import InputError
 from tvm_stretch.search.costs import Costs, planning_costs
+from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.processor import Processor
 
 X = np.random.default_rng(0).standard_normal((1, 3, SIZE, SIZE)).astype("float32")
 

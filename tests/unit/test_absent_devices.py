@@ -11,9 +11,9 @@ import pytest
 from fake_targets import TARGET, fake_processor
 from relax_helpers import module, random_const
 from tvm import relax
-from tvm_stretch.targets.processor import Processor
 
 import tvm_stretch as ts
+from tvm_stretch.targets.processor import Processor
 
 GPU = {"kind": "opencl", "device": "gpu"}
 

@@ -9,6 +9,8 @@ from cpu_targets import TARGET
 from cpu_targets import built as compiled
 from relax_helpers import assert_same_numerics, module, op_names
 from tvm import te, topi
+
+import tvm_stretch as ts
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.expand_math import ExpandMath
 from tvm_stretch.passes.keep_nan import KeepNan
@@ -17,8 +19,6 @@ from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.matmul import choose_matmul, matmul_compute
 from tvm_stretch.targets.kernels.softmax import choose_softmax, softmax_compute
 from tvm_stretch.targets.kernels.templates import schedule_kernel
-
-import tvm_stretch as ts
 
 AVX2 = VectorMachine(lanes=8, registers=16, broadcast_operand=False, l2_bytes=2**19, threads=1)
 NEON = VectorMachine(lanes=4, registers=32, broadcast_operand=True, l2_bytes=2**19, threads=1)

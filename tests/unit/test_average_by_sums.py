@@ -7,6 +7,7 @@ import pytest
 import tvm
 from relax_helpers import answers, assert_rewrites
 from tvm import relax
+
 from tvm_stretch.passes.average_by_sums import AverageBySums
 from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
 from tvm_stretch.targets.kernels.machine import VectorMachine

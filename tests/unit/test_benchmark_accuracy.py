@@ -7,8 +7,6 @@ import pytest
 import torch
 import tvm
 from stretch_networks import BLOCKS, network
-from tvm_stretch.passes.detect_blocks import detect_stages
-from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale
 
 from benchmarks.accuracy import MEASURES, interval, summary, table
 from benchmarks.accuracy_networks import prepared
@@ -20,6 +18,8 @@ from benchmarks.accuracy_trials import (
     trial,
     weights_of,
 )
+from tvm_stretch.passes.detect_blocks import detect_stages
+from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale
 from tvm_stretch.plan.design import Design
 from tvm_stretch.training.relax_graph import graph_of, with_weights
 

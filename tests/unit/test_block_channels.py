@@ -14,6 +14,7 @@ from relax_helpers import (
     random_const,
 )
 from tvm import relax
+
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.canonicalise import Canonicalise
 from tvm_stretch.targets.kernels.machine import VectorMachine

@@ -6,6 +6,7 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tvm_stretch.targets.kernels.channel_runs import ChannelRun, channel_runs, runs_of_groups
 from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
 from tvm_stretch.targets.kernels.machine import VectorMachine

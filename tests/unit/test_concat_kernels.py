@@ -10,6 +10,9 @@ import pytest
 import tvm
 from cpu_targets import built, cpu_of, host_of
 from tvm import relax, tirx
+
+from tvm_stretch.codegen.opencl_code import compile_opencl
+from tvm_stretch.cost.describe import describe
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.concat import ConcatConfig, block_runs
@@ -17,9 +20,6 @@ from tvm_stretch.targets.kernels.fused import ANNOTATION
 from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.templates import schedule_kernel
-
-from tvm_stretch.codegen.opencl_code import compile_opencl
-from tvm_stretch.cost.describe import describe
 
 
 def concat_of(widths, machine, batch=2, size=(3, 5)):

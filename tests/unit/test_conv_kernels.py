@@ -11,6 +11,7 @@ from cpu_targets import built
 from hypothesis import given
 from hypothesis import strategies as st
 from tvm import te, tirx, topi
+
 from tvm_stretch.targets.kernels.blocks import annotation
 from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv, conv_candidates
 from tvm_stretch.targets.kernels.conv import ConvConfig, conv_compute, pack_weight

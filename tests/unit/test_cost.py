@@ -12,8 +12,6 @@ import pytest
 from cost_kernels import DEVICE, conv, pretended, some_convs
 from hypothesis import given
 from hypothesis import strategies as st
-from tvm_stretch.targets.cpu import CORE, speed_of_cores
-from tvm_stretch.targets.opencl import GPU
 
 from tvm_stretch.cost.analytic import AnalyticModel
 from tvm_stretch.cost.features import (
@@ -29,6 +27,8 @@ from tvm_stretch.cost.model import FORMAT, MeasuredModel, load_cost_model, train
 from tvm_stretch.cost.phases import phases
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import sealed
+from tvm_stretch.targets.cpu import CORE, speed_of_cores
+from tvm_stretch.targets.opencl import GPU
 
 LARGEST_EXACT = 2**24
 

@@ -21,8 +21,6 @@ from described_phone import described
 from fake_targets import fake_processor
 from hypothesis import given
 from hypothesis import strategies as st
-from tvm_stretch.targets.cpu import CORE, cpu_processor
-from tvm_stretch.targets.processor import Processor
 
 import tvm_stretch as ts
 from tvm_stretch.compiler import compile
@@ -50,6 +48,8 @@ from tvm_stretch.measuring.timing import Stopwatch, quartile
 from tvm_stretch.measuring.transfers import measure_slowdown, measure_transfers
 from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.progress import reporting
+from tvm_stretch.targets.cpu import CORE, cpu_processor
+from tvm_stretch.targets.processor import Processor
 
 
 def rows(count: int, **settings: Any) -> list[Row]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from fake_targets import TARGET, fake_processor
-from tvm_stretch.targets.cpu import cpu_processor
 
 from tvm_stretch.build.branching import Branching
 from tvm_stretch.plan.considered import Considered
@@ -22,6 +21,7 @@ from tvm_stretch.search.contest import MeasureError, Outcome
 from tvm_stretch.search.decide import decide
 from tvm_stretch.search.limits import NO_LIMITS, Limits
 from tvm_stretch.search.realise import Candidate
+from tvm_stretch.targets.cpu import cpu_processor
 
 NAMES = ("cpu", "npu")
 PROCESSORS = [cpu_processor(TARGET, 1), fake_processor("npu")]

@@ -9,8 +9,6 @@ from cpu_targets import cpu_of
 from integer_networks import IntegerNetwork
 from relax_helpers import module, random_const
 from tvm import relax
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.kernels.machine import VectorMachine
 
 from tvm_stretch.build.kernels import KernelLevel, kernels_alone
 from tvm_stretch.build.precision import network_in, processors_in
@@ -18,6 +16,8 @@ from tvm_stretch.cost.features import ConvFeatures, Features, PoolFeatures, Wind
 from tvm_stretch.cost.work import work_of_kernel
 from tvm_stretch.frontend import load_network
 from tvm_stretch.search.halves import half_of
+from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.kernels.machine import VectorMachine
 
 PIXELS = 28 * 28
 ITEMS = {"float32": 4, "float16": 2, "float16+float32": 2, "uint8": 1}

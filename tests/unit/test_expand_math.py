@@ -9,6 +9,7 @@ import pytest
 import tvm
 from cpu_targets import TARGET, built
 from tvm import te, tirx, topi
+
 from tvm_stretch.passes.expand_math import ExpandMath
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.kernels.templates import schedule_kernel

@@ -15,10 +15,10 @@ import relax_helpers
 import tvm
 from cpu_targets import TARGET
 from tvm import relax
-from tvm_stretch.targets.processors import make_processors
 
 import tvm_stretch as ts
 from tvm_stretch.frontend import load_network
+from tvm_stretch.targets.processors import make_processors
 
 
 def test_the_package_lists_its_names_and_version() -> None:

@@ -11,6 +11,7 @@ import tvm
 from hypothesis import given
 from hypothesis import strategies as st
 from tvm import te
+
 from tvm_stretch.targets.kernels.fixed_point import mantissas, narrowing_of, rounded
 from tvm_stretch.targets.kernels.integers import Rounding
 

@@ -9,6 +9,7 @@ from cpu_targets import TARGET
 from hypothesis import given
 from hypothesis import strategies as st
 from tvm import te, tirx
+
 from tvm_stretch.targets.kernels.float_bits import is_saturating, is_scaling, quantise_bits
 
 COUNT = 1 << 15

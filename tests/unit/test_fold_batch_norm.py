@@ -13,6 +13,7 @@ from relax_helpers import (
     random_const,
 )
 from tvm import relax
+
 from tvm_stretch.passes.fold_batch_norm import FoldBatchNorm, per_channel
 
 nn = relax.op.nn

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from relax_helpers import assert_same_numerics, assert_unchanged, module, op_names, random_const
 from tvm import relax
+
 from tvm_stretch.passes.fold_constants import FoldConstants
 
 

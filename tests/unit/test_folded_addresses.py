@@ -12,15 +12,15 @@ import pytest
 import tvm
 from tvm import te, tirx
 from tvm.script import tirx as T
+
+from tvm_stretch.codegen.folded_addresses import fold_addresses
+from tvm_stretch.codegen.opencl_code import compile_opencl
 from tvm_stretch.targets.kernels.blocks import annotation
 from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
 from tvm_stretch.targets.kernels.conv import conv_compute
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.templates import schedule_kernel
 from tvm_stretch.targets.opencl_device import local_device
-
-from tvm_stretch.codegen.folded_addresses import fold_addresses
-from tvm_stretch.codegen.opencl_code import compile_opencl
 
 
 def folded(offsets: tuple[int, ...], scale: int) -> str:

@@ -13,6 +13,11 @@ from quantised_models import Quantised, integers, optimised, qdq, qdq_conv, qlin
 from relax_helpers import module, run
 from tvm import relax
 from tvm.ir import assert_structural_equal
+
+import tvm_stretch as ts
+from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.expressions import shape_of
+from tvm_stretch.ir.operators import kind_of
 from tvm_stretch.passes.decompose_quantisation import DecomposeQuantisation
 from tvm_stretch.passes.form_integers import FormIntegers
 from tvm_stretch.passes.integer_summary import describe_integers
@@ -23,11 +28,6 @@ from tvm_stretch.targets.kernels.integers import (
     integer_of,
     operands_of,
 )
-
-import tvm_stretch as ts
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.expressions import shape_of
-from tvm_stretch.ir.operators import kind_of
 
 WEIGHT = integers(8, 4, 3, 3, dtype="int8", seed=2)
 SCALES = np.linspace(0.001, 0.002, 8, dtype="float32")

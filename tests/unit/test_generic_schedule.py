@@ -11,11 +11,11 @@ import tvm
 from cpu_targets import built
 from tvm import relax, te, tirx
 from tvm.relax import op
+
+from tests.lowered import heap_buffers
 from tvm_stretch.targets.kernels import generic
 from tvm_stretch.targets.kernels.generic import schedule_generic
 from tvm_stretch.targets.kernels.machine import VectorMachine
-
-from tests.lowered import heap_buffers
 
 MACHINE = VectorMachine(lanes=8, registers=16, broadcast_operand=False, l2_bytes=2**19, threads=1)
 IMAGE, BLOCKED = (1, 20, 13, 13), (1, 12, 7, 7, 8)

@@ -19,6 +19,10 @@ from fake_targets import TARGET
 from relax_helpers import module, random_const, random_inputs, run
 from tvm import relax
 from tvm.target import Target
+
+import tvm_stretch as ts
+from tvm_stretch.cost.analytic import AnalyticModel
+from tvm_stretch.cost.describe import Epilogue, template_features
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.kernels import choose, layer_configs
 from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
@@ -39,10 +43,6 @@ from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.window import WindowConfig
 from tvm_stretch.targets.opencl import opencl_processor
 from tvm_stretch.targets.opencl_device import OpenCLDevice, local_device
-
-import tvm_stretch as ts
-from tvm_stretch.cost.analytic import AnalyticModel
-from tvm_stretch.cost.describe import Epilogue, template_features
 
 LARGE = OpenCLDevice("gpu", "NVIDIA of the test", max_group_size=512, local_bytes=48 * 1024)
 WITHOUT_LOCAL = replace(LARGE, local_on_chip=False)

@@ -9,7 +9,6 @@ import pytest
 from fake_targets import TARGET
 from tvm.script import ir as I
 from tvm.script import relax as R
-from tvm_stretch.targets.cpu import cpu_processor
 
 from tvm_stretch.build.kernels import kernels_alone
 from tvm_stretch.errors import InputError
@@ -22,6 +21,7 @@ from tvm_stretch.scheduling import (
 from tvm_stretch.scheduling.anneal import schedule
 from tvm_stretch.scheduling.baselines.split import layers_of
 from tvm_stretch.scheduling.of_network import problem_of, processors_of
+from tvm_stretch.targets.cpu import cpu_processor
 
 
 @I.ir_module

@@ -10,11 +10,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx_models import run_onnxruntime
 from tvm import relax
-from tvm_stretch.passes.guard_operators import read_guards
 
 import tvm_stretch as ts
 from tvm_stretch.errors import InputError, ModelError
 from tvm_stretch.frontend import load_network
+from tvm_stretch.passes.guard_operators import read_guards
 
 ROWS, COLUMNS = 4, 3
 X = np.arange(ROWS * COLUMNS, dtype="float32").reshape(ROWS, COLUMNS)

@@ -19,12 +19,6 @@ from quantised_models import qdq_conv
 from relax_helpers import answers, module, random_const
 from tvm import relax
 from tvm.target import Target
-from tvm_stretch.passes.canonicalise import Canonicalise
-from tvm_stretch.passes.use_half import UseHalf, describe_halves
-from tvm_stretch.targets import opencl
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.kernels.choose import ConvShape
-from tvm_stretch.targets.processor import Processor
 
 import tvm_stretch as ts
 from benchmarks.hot_loops import hot_loops
@@ -32,6 +26,12 @@ from benchmarks.layers import build, config_of
 from tvm_stretch.build.precision import PRECISIONS, processors_in, read_precision
 from tvm_stretch.ir.calls import Calls
 from tvm_stretch.ir.operators import kind_of
+from tvm_stretch.passes.canonicalise import Canonicalise
+from tvm_stretch.passes.use_half import UseHalf, describe_halves
+from tvm_stretch.targets import opencl
+from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.kernels.choose import ConvShape
+from tvm_stretch.targets.processor import Processor
 
 A76 = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a76"}
 HALVES = PRECISIONS[1:]

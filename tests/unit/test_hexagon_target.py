@@ -16,6 +16,14 @@ from recurrent_networks import layer_of
 from relax_helpers import module
 from tvm import relax
 from tvm.target import Target
+
+import tvm_stretch as ts
+from tvm_stretch.build.placement import choose_plan
+from tvm_stretch.codegen import dsp_code
+from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.operators import Operators
+from tvm_stretch.remote.processors import processors_of
+from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.targets import hexagon
 from tvm_stretch.targets.hexagon import VERSIONS, llvm_target
 from tvm_stretch.targets.hexagon_chips import Chip
@@ -28,14 +36,6 @@ from tvm_stretch.targets.kernels.integers import (
     softmax_powers,
 )
 from tvm_stretch.targets.processors import drop_absent, make_processors
-
-import tvm_stretch as ts
-from tvm_stretch.build.placement import choose_plan
-from tvm_stretch.codegen import dsp_code
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operators import Operators
-from tvm_stretch.remote.processors import processors_of
-from tvm_stretch.runtime.autoload import load_native_library
 
 
 @pytest.fixture

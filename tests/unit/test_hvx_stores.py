@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tvm import tirx
+
 from tvm_stretch.targets.kernels.hvx_stores import pack_stores
 from tvm_stretch.targets.kernels.loops import VECTORIZED, block, load, loop, store
 

@@ -12,13 +12,13 @@ import tvm
 from stretch_networks import BLOCKS, SIZE, basic, conv, mb_conv, network
 from training_helpers import net_of
 from tvm import relax
-from tvm_stretch.passes.canonicalise import CanonicaliseTrainable
-from tvm_stretch.passes.detect_blocks import detect_stages
-from tvm_stretch.passes.duplicate_and_scale import with_sources
 
 import tvm_stretch as ts
 from tvm_stretch import zoo
 from tvm_stretch.errors import InputError, TrainingError
+from tvm_stretch.passes.canonicalise import CanonicaliseTrainable
+from tvm_stretch.passes.detect_blocks import detect_stages
+from tvm_stretch.passes.duplicate_and_scale import with_sources
 from tvm_stretch.plan.design import Design
 from tvm_stretch.training import TrainableNetwork, imitate, recalibrate, to_torch
 from tvm_stretch.training.imitate import _Imitation

@@ -13,6 +13,9 @@ from quantised_models import optimised, qdq_conv
 from relax_helpers import answers, op_names
 from tvm import relax, te
 from tvm.target import Target
+
+import tvm_stretch as ts
+from tvm_stretch.frontend import load_network
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.targets.cpu import vector_machine
 from tvm_stretch.targets.kernels.blocks import annotation
@@ -29,9 +32,6 @@ from tvm_stretch.targets.kernels.integers import Integer, integer_call, integer_
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.templates import schedule_kernel
 from tvm_stretch.targets.processors import make_processors
-
-import tvm_stretch as ts
-from tvm_stretch.frontend import load_network
 
 PADDED = {"pads": [1, 1, 1, 1]}
 CONVOLUTIONS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {

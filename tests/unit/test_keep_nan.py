@@ -8,6 +8,7 @@ from relax_helpers import module, run
 from tvm import relax
 from tvm.ir import IRModule, assert_structural_equal
 from tvm.script import tirx as T
+
 from tvm_stretch.passes.keep_nan import KeepNan
 
 op = relax.op

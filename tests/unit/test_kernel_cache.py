@@ -14,9 +14,6 @@ import pytest
 import tvm
 from relax_helpers import module
 from tvm import relax, te, tirx
-from tvm_stretch.passes.schedule_kernels import ScheduleKernels
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.registry import TargetLike
 
 import tvm_stretch as ts
 from tvm_stretch.codegen import generate as generation
@@ -24,6 +21,9 @@ from tvm_stretch.codegen import kernel_cache as caching
 from tvm_stretch.codegen.generate import generate, named_kernel
 from tvm_stretch.codegen.kernel_cache import KernelCache, digest
 from tvm_stretch.files import held
+from tvm_stretch.passes.schedule_kernels import ScheduleKernels
+from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.registry import TargetLike
 
 TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 1})
 HOST = cpu_processor(TARGET, 1)

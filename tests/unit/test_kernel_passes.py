@@ -16,14 +16,14 @@ from relax_helpers import (
     run,
 )
 from tvm import relax, tirx
+
+from tvm_stretch.build.assemble import build_model
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.keep_views import keep_views
 from tvm_stretch.passes.mark_templates import MarkTemplates
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.phases import kernel_phases
-
-from tvm_stretch.build.assemble import build_model
 
 nn, op = relax.op.nn, relax.op
 MACHINE = VectorMachine(8, 16, False, 512 * 1024, 1)

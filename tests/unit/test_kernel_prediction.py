@@ -11,10 +11,6 @@ from integer_networks import IntegerNetwork
 from relax_helpers import module, random_const
 from search_helpers import costs, emit
 from tvm import relax
-from tvm_stretch.passes.branch_segments import branch_segments
-from tvm_stretch.passes.split_outputs import can_be_shared, split_outputs
-from tvm_stretch.targets.processor import Processor
-from tvm_stretch.targets.processors import make_processors
 
 from tvm_stretch import zoo
 from tvm_stretch.build.branching import branch
@@ -29,10 +25,14 @@ from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.lowering.graph import COPY_KERNEL, ProcessorSpec
 from tvm_stretch.lowering.lower import lower
+from tvm_stretch.passes.branch_segments import branch_segments
+from tvm_stretch.passes.split_outputs import can_be_shared, split_outputs
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.splits import RowSplit
 from tvm_stretch.search import search
 from tvm_stretch.search.kernels import Kernels
+from tvm_stretch.targets.processor import Processor
+from tvm_stretch.targets.processors import make_processors
 
 AARCH64 = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a76"}
 AVX2 = {"kind": "llvm", "mcpu": "haswell"}

@@ -13,12 +13,12 @@ from cpu_targets import HERE, TARGET
 from described_phone import BIG, LITTLE, described
 from relax_helpers import answers, random_inputs
 from search_helpers import emit
-from tvm_stretch.targets import little
-from tvm_stretch.targets.processors import make_processors
 
 import tvm_stretch as ts
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.remote.processors import processors_of
+from tvm_stretch.targets import little
+from tvm_stretch.targets.processors import make_processors
 
 CORES = sorted(os.sched_getaffinity(0))
 TWO = pytest.mark.skipif(len(CORES) < 2, reason="one core: nothing is left for the CPU")

@@ -14,6 +14,9 @@ import tvm_ffi
 from cpu_targets import ALL_LANES, built, cpu_of
 from relax_helpers import module, random_const
 from tvm import relax, te, tirx
+
+from benchmarks.layers import build, kernel
+from tvm_stretch.codegen import llvm_code
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.targets.cpu import vector_machine
 from tvm_stretch.targets.kernels import conv_nest
@@ -22,9 +25,6 @@ from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv, winograd_
 from tvm_stretch.targets.kernels.fused import ONCE
 from tvm_stretch.targets.kernels.layer_configs import convolution_config
 from tvm_stretch.targets.kernels.loops import f32, neighbours, store, within
-
-from benchmarks.layers import build, kernel
-from tvm_stretch.codegen import llvm_code
 
 
 def doubled() -> tirx.PrimFunc:

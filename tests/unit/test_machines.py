@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tvm.target import Target, codegen
+
 from tvm_stretch.targets.cpu import cpu_processor, own_caches, vector_machine
 from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv, step_cycles
 from tvm_stretch.targets.kernels.machine import CORES, KIB, VectorMachine

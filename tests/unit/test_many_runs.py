@@ -22,14 +22,14 @@ from cpu_targets import TARGET
 from fake_targets import fake_processor
 from small_models import random_input, scaled_model, scaled_reference
 from tvm import relax
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.opencl import opencl_processor
-from tvm_stretch.targets.opencl_device import local_device
-from tvm_stretch.targets.processor import Processor
 
 import tvm_stretch as ts
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.runtime.model import Model
+from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.opencl import opencl_processor
+from tvm_stretch.targets.opencl_device import local_device
+from tvm_stretch.targets.processor import Processor
 
 THREADS = 4
 MEBI = 1 << 20

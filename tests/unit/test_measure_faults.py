@@ -21,7 +21,6 @@ from mutations import interruptions
 from relax_helpers import module
 from rpc_processes import RpcProcess
 from tvm import relax, rpc
-from tvm_stretch.targets.processor import Processor
 
 import tvm_stretch as ts
 from tvm_stretch.cost.device import chosen_folder
@@ -32,6 +31,7 @@ from tvm_stretch.measuring.samples import Sample
 from tvm_stretch.measuring.transfers import measure_transfers
 from tvm_stretch.remote.processors import processors_of
 from tvm_stretch.search.costs import planning_costs
+from tvm_stretch.targets.processor import Processor
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = (Sample("conv", 8, (6, 6), 8, epilogue="relu"), Sample("dense", 16, (1, 1), 8))

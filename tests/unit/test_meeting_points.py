@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from relax_helpers import module, random_const
 from tvm import relax
-from tvm_stretch.passes.detect_blocks import detect_blocks, detect_stages
-from tvm_stretch.passes.detect_meeting_points import amortise, detect_meeting_points
-from tvm_stretch.passes.name_operators import NameOperators
 
 from tvm_stretch import zoo
 from tvm_stretch.errors import InputError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operators import Operators
+from tvm_stretch.passes.detect_blocks import detect_blocks, detect_stages
+from tvm_stretch.passes.detect_meeting_points import amortise, detect_meeting_points
+from tvm_stretch.passes.name_operators import NameOperators
 
 # Name: number of segments, blocks of each stage.
 QUICK = {

@@ -26,7 +26,6 @@ from mutations import (
 from search_helpers import costs, emit
 from small_models import scaled_model
 from stretch_networks import network, regnet
-from tvm_stretch.targets.cpu import CORE
 
 import tvm_stretch as ts
 from tvm_stretch.cost.features import TransferFeatures
@@ -41,6 +40,7 @@ from tvm_stretch.plan.design import Design
 from tvm_stretch.runtime.model import Model, load
 from tvm_stretch.stretching.rules import Rules
 from tvm_stretch.stretching.stretching import Stretching, stretch_network
+from tvm_stretch.targets.cpu import CORE
 
 FEW = [*some_convs(30, seed=7), TransferFeatures.of(4096, 0, 1)]
 

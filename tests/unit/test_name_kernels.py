@@ -11,10 +11,10 @@ from fake_targets import TARGET, fake_processor
 from onnx import helper, numpy_helper
 from relax_helpers import binding_names, module, random_const
 from tvm import relax
-from tvm_stretch.passes.name_kernels import MarkOperators, NameKernels
 
 import tvm_stretch as ts
 from tvm_stretch.ir.provenance import KERNELS, table_of
+from tvm_stretch.passes.name_kernels import MarkOperators, NameKernels
 
 
 def node_names(model: ts.Model) -> list[str]:

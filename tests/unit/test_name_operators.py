@@ -8,12 +8,12 @@ from tvm import relax
 from tvm.ir import assert_structural_equal
 from tvm.script import ir as I
 from tvm.script import relax as R
-from tvm_stretch.passes.name_operators import NameOperators
 
 from tvm_stretch import zoo
 from tvm_stretch.errors import InputError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operators import Operators
+from tvm_stretch.passes.name_operators import NameOperators
 
 
 def test_made_up_names_become_names_of_operators():

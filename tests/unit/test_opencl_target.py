@@ -15,6 +15,9 @@ from fake_targets import TARGET
 from relax_helpers import module, random_const, random_inputs, run
 from tvm import relax
 from tvm.target import Target
+
+import tvm_stretch as ts
+from tvm_stretch.ir.calls import Calls
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.opencl import opencl_processor
 from tvm_stretch.targets.opencl_device import (
@@ -25,9 +28,6 @@ from tvm_stretch.targets.opencl_device import (
     local_device,
 )
 from tvm_stretch.targets.processor import Processor
-
-import tvm_stretch as ts
-from tvm_stretch.ir.calls import Calls
 
 BIG_GPU = OpenCLDevice("gpu", "the test's GPU", fp16=True, fp64=True, image_size=(4096, 4096))
 ADRENO = {"kind": "opencl", "device": "adreno"}

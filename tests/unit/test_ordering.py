@@ -10,11 +10,11 @@ from onnx import helper, numpy_helper
 from onnx_models import run_onnxruntime
 from relax_helpers import module, run
 from tvm import relax
-from tvm_stretch.targets.opencl_device import local_device
 
 import tvm_stretch as ts
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_network
+from tvm_stretch.targets.opencl_device import local_device
 
 NAN, INF = np.nan, np.inf
 NUMBERS = np.float32(

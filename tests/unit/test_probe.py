@@ -13,8 +13,6 @@ import tvm
 from fake_targets import TARGET, fake_processor
 from relax_helpers import module, random_const
 from tvm import relax
-from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.processor import Processor
 
 import tvm_stretch as ts
 from tvm_stretch.build.pipeline import build
@@ -36,6 +34,8 @@ from tvm_stretch.measuring import probe as probing
 from tvm_stretch.measuring.probe import probe
 from tvm_stretch.measuring.samples import Sample, chain
 from tvm_stretch.plan.plan import Plan
+from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.processor import Processor
 
 
 def host() -> Processor:

@@ -13,7 +13,6 @@ from types import MappingProxyType
 import pytest
 from cpu_targets import cpu_of
 from search_helpers import emit
-from tvm_stretch.targets.cpu import cpu_processor
 
 import tvm_stretch as ts
 from benchmarks import phone_figures, twin
@@ -33,6 +32,7 @@ from tvm_stretch.cost.work import (
 )
 from tvm_stretch.errors import CostModelError, InstallError
 from tvm_stretch.measuring.dataset import Dataset, Row
+from tvm_stretch.targets.cpu import cpu_processor
 
 pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
 

@@ -17,11 +17,11 @@ import tvm
 from cpu_targets import TARGET
 from relax_helpers import module, random_const
 from tvm import relax
-from tvm_stretch.targets.cpu import cpu_processor
 
 import tvm_stretch as ts
 from tvm_stretch.codegen.generate import generate
 from tvm_stretch.progress import count, ended, quiet, reporting, say
+from tvm_stretch.targets.cpu import cpu_processor
 
 
 def network() -> tvm.IRModule:

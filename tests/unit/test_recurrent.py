@@ -13,17 +13,17 @@ from hypothesis import given
 from onnx_models import run_onnxruntime
 from recurrent_networks import Layer, Rounded, layer_of, layers, reference
 from relax_helpers import run
+
+import tvm_stretch as ts
+from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.operators import Operators
 from tvm_stretch.passes.expand_math import ExpandMath
 from tvm_stretch.passes.keep_nan import KeepNan
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.recurrent import Recurrence, recurrence_of, recurrent_kernel
 from tvm_stretch.targets.kernels.templates import schedule_kernel
 from tvm_stretch.targets.opencl_device import local_device
-
-import tvm_stretch as ts
-from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.frontend import load_network
-from tvm_stretch.ir.operators import Operators
 
 MACHINES = {
     "sse": VectorMachine(4, 16, broadcast_operand=False, l2_bytes=2**18, threads=1),

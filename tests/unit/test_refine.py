@@ -8,10 +8,10 @@ import pytest
 import torch
 from stretch_networks import BLOCKS, SIZE, network
 from training_helpers import net_of
-from tvm_stretch.passes.detect_blocks import detect_stages
-from tvm_stretch.passes.duplicate_and_scale import with_sources
 
 from tvm_stretch.errors import InputError, TrainingError
+from tvm_stretch.passes.detect_blocks import detect_stages
+from tvm_stretch.passes.duplicate_and_scale import with_sources
 from tvm_stretch.plan.design import Design
 from tvm_stretch.training import Batches, TrainableNetwork, imitate, refine, to_torch
 from tvm_stretch.training.refine import _compared

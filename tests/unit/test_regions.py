@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from random_networks import networks, plans
 from relax_helpers import answers, module, random_inputs
 from tvm import relax
-from tvm_stretch.passes.keep_views import keep_views
-from tvm_stretch.passes.name_operators import NameOperators
-from tvm_stretch.passes.partition_regions import PartitionRegions
-from tvm_stretch.passes.tag import TagOperators
 
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.calls import Calls
 from tvm_stretch.lowering.graph import COPY_KERNEL, CPU, Graph, Node, ProcessorSpec, Region, Tensor
 from tvm_stretch.lowering.lower import Lowered, lower
+from tvm_stretch.passes.keep_views import keep_views
+from tvm_stretch.passes.name_operators import NameOperators
+from tvm_stretch.passes.partition_regions import PartitionRegions
+from tvm_stretch.passes.tag import TagOperators
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 
 PROCESSORS = (CPU, ProcessorSpec("gpu", "fake"), ProcessorSpec("dsp", "fake"))

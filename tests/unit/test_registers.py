@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 from tvm import te, tirx
+
+from tests.lowered import heap_buffers
 from tvm_stretch.targets.kernels.blocks import annotation
 from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv, winograd_of_tile
 from tvm_stretch.targets.kernels.conv import ConvConfig, conv_compute
@@ -20,8 +22,6 @@ from tvm_stretch.targets.kernels.winograd import (
     transform_weight,
     winograd_compute,
 )
-
-from tests.lowered import heap_buffers
 
 AVX2 = VectorMachine(8, 16, False, 512 * 1024, 1)
 AVX512 = VectorMachine(16, 32, False, 1024 * 1024, 1)

@@ -13,15 +13,15 @@ from cpu_targets import TARGET
 from fake_targets import fake_processor
 from relax_helpers import module, random_const
 from tvm import relax
-from tvm_stretch.targets import registry
-from tvm_stretch.targets.processor import Processor, Speed
-from tvm_stretch.targets.processors import drop_absent, make_processors
-from tvm_stretch.targets.registry import Attributes, ProcessorKind, register
 
 import tvm_stretch as ts
 from tvm_stretch.cost.device import fingerprint
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.search.costs import planning_costs
+from tvm_stretch.targets import registry
+from tvm_stretch.targets.processor import Processor, Speed
+from tvm_stretch.targets.processors import drop_absent, make_processors
+from tvm_stretch.targets.registry import Attributes, ProcessorKind, register
 
 ROOT = Path(__file__).resolve().parents[2]
 ABACUS = Speed(cycles_per_ns=0.5, bytes_per_ns=1.0, start_ns=7.0, handover_ns=9.0)

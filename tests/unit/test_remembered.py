@@ -15,8 +15,6 @@ from cpu_targets import TARGET
 from fake_targets import fake_processor
 from relax_helpers import module
 from tvm import relax
-from tvm_stretch.targets import registry
-from tvm_stretch.targets.cpu import cpu_processor
 
 import tvm_stretch as ts
 from tvm_stretch import compiler
@@ -27,6 +25,8 @@ from tvm_stretch.runtime.model import Model
 from tvm_stretch.search import remembered
 from tvm_stretch.search.realise import Candidate
 from tvm_stretch.search.remembered import Memory, memory_of
+from tvm_stretch.targets import registry
+from tvm_stretch.targets.cpu import cpu_processor
 
 PROCESSORS = [cpu_processor(TARGET, 1), fake_processor("npu")]
 PLAN = Plan(("cpu", "npu"), (PlannedRegion("r0", "npu", ("relu",), (0, 7)),), reason="it is faster")

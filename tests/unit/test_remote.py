@@ -20,8 +20,6 @@ from relax_helpers import module
 from small_models import random_input, scaled_model, scaled_reference
 from tvm import relax, rpc
 from tvm.rpc.base import RPC_TRACKER_MAGIC
-from tvm_stretch.targets.cpu import checked_features, cpu_processor
-from tvm_stretch.targets.registry import tvm_target
 
 import tvm_stretch as ts
 from tvm_stretch.cost.device import default_folder
@@ -30,6 +28,8 @@ from tvm_stretch.remote.description import Description
 from tvm_stretch.remote.link import Link
 from tvm_stretch.remote.processors import processors_of
 from tvm_stretch.remote.wire import Deadline, Seat, parse_address, readable, receive
+from tvm_stretch.targets.cpu import checked_features, cpu_processor
+from tvm_stretch.targets.registry import tvm_target
 
 X = random_input()
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from integer_numpy import rounded
 from tvm import te
+
 from tvm_stretch.targets.kernels.integers import Rounding
 
 COUNT = 64

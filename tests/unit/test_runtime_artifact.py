@@ -22,12 +22,12 @@ from fingerprints import fingerprint
 from small_models import WEIGHT, build, kernel_ir, random_input, scaled_model, scaled_reference
 from tvm import topi
 from tvm.support import cc
-from tvm_stretch.targets.cpu import CHECKED_CPU_FEATURES
 
 from tvm_stretch.build.assemble import build_model
 from tvm_stretch.errors import ArtifactError, StretchError
 from tvm_stretch.runtime.model import Model, load
 from tvm_stretch.runtime.seal import seal
+from tvm_stretch.targets.cpu import CHECKED_CPU_FEATURES
 
 X = random_input()
 

@@ -19,8 +19,6 @@ from random_networks import WITH_CONVOLUTIONS, networks
 from relax_helpers import answers, random_inputs
 from search_helpers import costs, emit
 from tvm import relax
-from tvm_stretch.passes.tag import check_plan
-from tvm_stretch.targets.cpu import CORE
 
 import tvm_stretch as ts
 from tvm_stretch import zoo
@@ -31,10 +29,12 @@ from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.calls import Calls
+from tvm_stretch.passes.tag import check_plan
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.search import choose, search
 from tvm_stretch.search.chain import ChainSearch
 from tvm_stretch.search.pieces import Network
+from tvm_stretch.targets.cpu import CORE
 
 LAYERS = st.lists(
     st.sampled_from(["conv", "depthwise", "residual", "fork"]), min_size=1, max_size=5

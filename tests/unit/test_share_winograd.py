@@ -8,13 +8,13 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax
+
+from tests.relax_helpers import answers, binding_names, random_inputs
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.share_winograd import ShareWinograd, share_winograd, stage_of
 from tvm_stretch.passes.split_outputs import split_outputs
 from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
 from tvm_stretch.targets.kernels.machine import VectorMachine
-
-from tests.relax_helpers import answers, binding_names, random_inputs
 
 AVX2 = VectorMachine(8, 16, False, 512 * 1024, 1)
 GPU = VectorMachine(8, 16, False, 512 * 1024, 1, gpu=GpuMachine(4))

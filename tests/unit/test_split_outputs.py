@@ -14,10 +14,10 @@ from relax_helpers import (
     random_const,
 )
 from tvm import relax
-from tvm_stretch.passes.name_operators import NameOperators
-from tvm_stretch.passes.split_outputs import SplitOutputs, split_outputs
 
 from tvm_stretch.errors import InputError
+from tvm_stretch.passes.name_operators import NameOperators
+from tvm_stretch.passes.split_outputs import SplitOutputs, split_outputs
 
 nn, op = relax.op.nn, relax.op
 

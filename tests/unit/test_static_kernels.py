@@ -10,6 +10,11 @@ import tvm
 from relax_helpers import module
 from tvm import relax, tirx
 from tvm.target import Target
+
+from benchmarks.hot_loops import HotLoop, hot_loops, loop_bytes
+from benchmarks.layers import SIX, build, forms, layers
+from tests.lowered import heap_buffers
+from tvm_stretch.frontend import load_network
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.targets.cpu import vector_machine
@@ -20,11 +25,6 @@ from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.window import WindowConfig
 from tvm_stretch.targets.kernels.winograd import WinogradConfig
 from tvm_stretch.targets.phases import kernel_phases
-
-from benchmarks.hot_loops import HotLoop, hot_loops, loop_bytes
-from benchmarks.layers import SIX, build, forms, layers
-from tests.lowered import heap_buffers
-from tvm_stretch.frontend import load_network
 
 TARGETS = {
     "avx2": {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell"},

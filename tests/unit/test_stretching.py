@@ -14,10 +14,6 @@ from onnx import helper
 from search_helpers import costs
 from stretch_networks import BLOCKS, basic, mb_conv, network, regnet
 from tvm import rpc
-from tvm_stretch.passes.canonicalise import CanonicaliseTrainable
-from tvm_stretch.passes.detect_blocks import detect_blocks
-from tvm_stretch.passes.duplicate_and_scale import branch_operators
-from tvm_stretch.targets.registry import registered, used_unasked
 
 import tvm_stretch as ts
 from tvm_stretch import zoo
@@ -25,6 +21,9 @@ from tvm_stretch.errors import InputError, ModelError, PlanError, UnsupportedErr
 from tvm_stretch.frontend import load_network, load_trainable
 from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.operators import Operators
+from tvm_stretch.passes.canonicalise import CanonicaliseTrainable
+from tvm_stretch.passes.detect_blocks import detect_blocks
+from tvm_stretch.passes.duplicate_and_scale import branch_operators
 from tvm_stretch.plan.design import Branch, Design, StretchedSegment
 from tvm_stretch.search import search
 from tvm_stretch.search.designed import as_designed
@@ -37,6 +36,7 @@ from tvm_stretch.stretching.predict import Chain
 from tvm_stretch.stretching.rules import Rules, space_of_table_2
 from tvm_stretch.stretching.segments import cut_runs, find_runs
 from tvm_stretch.stretching.stretching import Stretching, stretch_network
+from tvm_stretch.targets.registry import registered, used_unasked
 
 STAGES = ((64, 2), (128, 4))
 WEAK = Rules(capacity=0.5, tolerance=0.5, least_ratio=0.1)

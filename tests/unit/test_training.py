@@ -15,11 +15,11 @@ from relax_numpy import evaluate
 from search_helpers import costs
 from stretch_networks import BLOCKS, SIZE, basic, network, regnet
 from tvm import relax
-from tvm_stretch.passes.duplicate_and_scale import branch_operators, duplicate_and_scale
 
 import tvm_stretch as ts
 from tvm_stretch import zoo
 from tvm_stretch.errors import InputError, UnsupportedError
+from tvm_stretch.passes.duplicate_and_scale import branch_operators, duplicate_and_scale
 from tvm_stretch.plan.design import MERGES
 from tvm_stretch.stretching.rules import Rules
 from tvm_stretch.stretching.stretching import Stretching, stretch_network

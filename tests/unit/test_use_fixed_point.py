@@ -14,11 +14,11 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import te, tirx
+
+from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.passes.use_fixed_point import UseFixedPoint
 from tvm_stretch.targets.kernels.fitted_sum import fitted_sum
 from tvm_stretch.targets.kernels.integers import Rounding
-
-from tvm_stretch.errors import UnsupportedError
 
 COUNT = 16
 ROUNDING = Rounding("uint8", 11, 0, 255)

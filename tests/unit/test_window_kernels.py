@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from tvm import te, tirx, topi
+
 from tvm_stretch.targets.kernels import window as window_kernels
 from tvm_stretch.targets.kernels.fused import ANNOTATION, split_fused
 from tvm_stretch.targets.kernels.machine import VectorMachine
