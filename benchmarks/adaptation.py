@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from statistics import mean, median
 
 import tvm_stretch as ts
-from tvm_stretch import zoo
+from tutorials import zoo
 from tvm_stretch.frontend import load_network
 from tvm_stretch.remote.processors import processors_of
 from tvm_stretch.search import search

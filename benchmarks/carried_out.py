@@ -32,8 +32,15 @@ import onnxruntime
 import tvm
 
 import tvm_stretch as ts
+from benchmarks.baselines.anneal import SCHEDULERS, schedule
+from benchmarks.baselines.split import (
+    SplitChain,
+    codl_chains,
+    mulayer_chains,
+    split,
+)
 from benchmarks.scheduling_profiles import host_costs, host_problem, whole
-from tvm_stretch import zoo
+from tutorials import zoo
 from tvm_stretch.build.branching import branch
 from tvm_stretch.errors import InputError, StretchError, UnsupportedError
 from tvm_stretch.frontend import load_network
@@ -46,13 +53,6 @@ from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.regions import form_regions
 from tvm_stretch.plan.splits import RowSplit
 from tvm_stretch.scheduling import Result, check_schedule
-from tvm_stretch.scheduling.anneal import SCHEDULERS, schedule
-from tvm_stretch.scheduling.baselines.split import (
-    SplitChain,
-    codl_chains,
-    mulayer_chains,
-    split,
-)
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.pieces import Network
 from tvm_stretch.search.realise import by_start, complete

@@ -25,7 +25,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tvm_stretch import zoo
+from tutorials import zoo
+from tutorials.zoo.builder import Builder
 from tvm_stretch.cost.features import Features, RunFeatures, from_json, to_json
 from tvm_stretch.cost.model import MeasuredModel
 from tvm_stretch.cost.prediction import Prediction
@@ -36,7 +37,6 @@ from tvm_stretch.measuring.measure import measure
 from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import make_processors
-from tvm_stretch.zoo.builder import Builder
 
 _PASSES = 4
 """The most times that a network is measured if it is disturbed."""

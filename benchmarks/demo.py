@@ -24,7 +24,7 @@ import onnx
 import onnxruntime
 
 import tvm_stretch as ts
-from tvm_stretch import zoo
+from tutorials import zoo
 from tvm_stretch.frontend import load_network
 from tvm_stretch.plan.considered import considered_lines
 from tvm_stretch.runtime.timeline import chart

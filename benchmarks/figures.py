@@ -28,7 +28,7 @@ def measure_network(name: str, threads: int) -> dict[str, float]:
     import onnx
 
     import tvm_stretch as ts
-    from tvm_stretch import zoo
+    from tutorials import zoo
 
     with tempfile.TemporaryDirectory() as folder:
         source, artifact = Path(folder) / "net.onnx", Path(folder) / "net.so"

@@ -26,7 +26,7 @@ import onnx
 import onnxruntime
 
 import tvm_stretch as ts
-from tvm_stretch import zoo
+from tutorials import zoo
 
 FIVE = ("resnet18", "resnet50", "mobilenet_v2", "regnetx_1_6gf", "efficientnet_lite0")
 MOST_STEPS = 4.0

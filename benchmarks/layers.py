@@ -15,7 +15,7 @@ from onnx import shape_inference
 from tvm import te, tirx
 from tvm.target import Target
 
-from tvm_stretch import zoo
+from tutorials import zoo
 from tvm_stretch.codegen.llvm_code import llvm_module
 from tvm_stretch.targets.kernels.blocks import annotation
 from tvm_stretch.targets.kernels.choose import ConvShape

@@ -64,7 +64,7 @@ def prepare_model(source: str, size: int) -> BenchModel:
     if path.suffix == ".onnx":
         proto, name = onnx.load(path), path.stem
     else:
-        from tvm_stretch import zoo  # imports TVM; not needed for a path
+        from tutorials import zoo
 
         proto, name = zoo.build(source, size=size), source
     _fix_dynamic_dimensions(proto, size)

@@ -64,6 +64,7 @@ def pack(folder: Path, python: str, also: Sequence[str], limit: int) -> None:
             shutil.rmtree(site / name, ignore_errors=True)
         source = shutil.ignore_patterns("__pycache__")
         shutil.copytree(_REPOSITORY / "benchmarks", site / "benchmarks", ignore=source)
+        shutil.copytree(_REPOSITORY / "tutorials", site / "tutorials", ignore=source)
         parts = {
             **_archive(folder, f"compiler-{version}.tar.xz", {_LIBRARY: compiler}, limit),
             **_archive(folder, "packages.tar.xz", {Path(): site}, limit),

@@ -18,7 +18,7 @@ from math import prod
 import tvm
 
 from benchmarks.published_designs import round_trips_ms
-from tvm_stretch import zoo
+from tutorials import zoo
 from tvm_stretch.cost.profile import Profile
 from tvm_stretch.cost.profile_file import load_profile
 from tvm_stretch.cost.work import work_of_convolution, work_of_group

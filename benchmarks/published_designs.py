@@ -16,11 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from tutorials.zoo import regnet
 from tvm_stretch.cost.calibrate import processor_of
 from tvm_stretch.cost.profile import Profile
 from tvm_stretch.cost.work import OTHER, Work, work_of_convolution
 from tvm_stretch.search.clock import Clock, Step, Written
-from tvm_stretch.zoo import regnet
 
 Design: TypeAlias = Mapping[str, Any]
 

@@ -17,7 +17,7 @@ import numpy as np
 
 import tvm_stretch as ts
 from benchmarks.fleet import farm
-from tvm_stretch import zoo
+from tutorials import zoo
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operators import Operators
 

@@ -23,7 +23,7 @@ import onnxruntime
 
 import tvm_stretch as ts
 from benchmarks.pack import RUNTIME, install
-from tvm_stretch import zoo
+from tutorials import zoo
 from tvm_stretch.frontend import load_network
 from tvm_stretch.search import search
 from tvm_stretch.search.costs import planning_costs

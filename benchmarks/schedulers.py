@@ -27,6 +27,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from benchmarks.baselines import schedule_mulayer
+from benchmarks.baselines.anneal import SCHEDULERS, schedule
 from benchmarks.scheduling_profiles import (
     PHONE,
     PROFILES,
@@ -38,12 +40,10 @@ from benchmarks.scheduling_profiles import (
     whole,
     without_transfers,
 )
-from tvm_stretch import zoo
+from tutorials import zoo
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operator_graph import OperatorGraph
 from tvm_stretch.scheduling import Problem, Result, check_schedule, lower_bound
-from tvm_stretch.scheduling.anneal import SCHEDULERS, schedule
-from tvm_stretch.scheduling.baselines import schedule_mulayer
 from tvm_stretch.scheduling.result import Scheduler
 
 NETWORKS = (

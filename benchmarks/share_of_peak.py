@@ -27,7 +27,7 @@ import tvm_stretch as ts
 from benchmarks.engines import own_cpu
 from benchmarks.layers import SIX, layers, multiply_adds
 from benchmarks.peak import Peak
-from tvm_stretch import zoo
+from tutorials import zoo
 from tvm_stretch.targets.cpu import complete_target, vector_machine
 
 

@@ -29,7 +29,7 @@ import tvm
 import tvm_stretch as ts
 from benchmarks.published_designs import Design as Published
 from benchmarks.twin import DEVICE, NETWORKS, TEAMS, network
-from tvm_stretch import zoo
+from tutorials import zoo
 from tvm_stretch.cost.calibrate import processor_of
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_trainable

@@ -39,7 +39,9 @@ from scipy.stats import spearmanr
 import tvm_stretch as ts
 from benchmarks import mi9
 from benchmarks.published_designs import ORIGINALS, Part, count, predict_ms, round_trips_ms
-from tvm_stretch import zoo
+from tutorials import zoo
+from tutorials.zoo.builder import Builder
+from tutorials.zoo.efficientnet import b5_without_squeeze
 from tvm_stretch.cost.calibrate import (
     Calibration,
     Latency,
@@ -54,8 +56,6 @@ from tvm_stretch.search import search
 from tvm_stretch.search.twin import twin_costs, twin_processors
 from tvm_stretch.stretching.judge import Candidate
 from tvm_stretch.targets.processors import make_processors
-from tvm_stretch.zoo.builder import Builder
-from tvm_stretch.zoo.efficientnet import b5_without_squeeze
 
 Row: TypeAlias = dict[str, Any]
 

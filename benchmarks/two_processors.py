@@ -34,7 +34,7 @@ from tvm import relax
 import tvm_stretch as ts
 from benchmarks.engines import Target, own_cpu
 from benchmarks.peers import PAPER_MODELS
-from tvm_stretch import zoo
+from tutorials import zoo
 from tvm_stretch.frontend import load_network
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.search import search

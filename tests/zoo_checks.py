@@ -9,7 +9,7 @@ import onnx
 from onnx_models import random_inputs
 
 import tvm_stretch as ts
-from tvm_stretch import zoo
+from tutorials import zoo
 
 # Sizes that every stage survives (strides of 32; valid convolutions of the Inceptions).
 QUICK_SIZES = {

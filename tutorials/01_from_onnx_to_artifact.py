@@ -14,9 +14,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import tvm
+import zoo
 
 import tvm_stretch as ts
-from tvm_stretch import zoo
 
 
 def section(title: str) -> None:

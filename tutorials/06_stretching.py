@@ -10,9 +10,9 @@ import json
 
 import numpy as np
 import tvm
+import zoo
 
 import tvm_stretch as ts
-from tvm_stretch import zoo
 from tvm_stretch.passes import detect_stages
 from tvm_stretch.targets import cpu_processor
 from tvm_stretch.testing import fake_processor

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
+from zoo.builder import Builder
 
 import tvm_stretch as ts
 from tvm_stretch.frontend import load_network
@@ -23,7 +24,6 @@ from tvm_stretch.ir.operators import Operators, kind_of
 from tvm_stretch.runtime.picture import draw
 from tvm_stretch.runtime.timeline import chart
 from tvm_stretch.targets.kernels.integers import integer_of, operands_of
-from tvm_stretch.zoo.builder import Builder
 
 
 def section(title: str) -> None:

@@ -9,7 +9,7 @@ from onnx_models import random_inputs, run_onnxruntime
 from relax_helpers import answers
 
 import tvm_stretch as ts
-from tvm_stretch import zoo
+from tutorials import zoo
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operators import Operators

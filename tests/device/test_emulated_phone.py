@@ -22,7 +22,7 @@ from quantised_networks import IMAGES, grouped, residual
 from rpc_processes import Phone, Tracker
 
 import tvm_stretch as ts
-from tvm_stretch import zoo
+from tutorials import zoo
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 
 SYSTEM = Path("/usr/aarch64-linux-gnu")

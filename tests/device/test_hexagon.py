@@ -26,7 +26,7 @@ from zoo_checks import quantised_network
 
 import tvm_stretch as ts
 from benchmarks import dsp
-from tvm_stretch import zoo
+from tutorials import zoo
 from tvm_stretch.codegen.dsp_code import has_zig
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operators import Operators

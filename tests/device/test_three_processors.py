@@ -17,7 +17,7 @@ from integer_networks import IntegerNetwork
 from quantised_models import assert_as_onnx_runtime
 
 import tvm_stretch as ts
-from tvm_stretch import zoo
+from tutorials import zoo
 from tvm_stretch.codegen.dsp_code import has_zig
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operators import Operators

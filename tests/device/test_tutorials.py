@@ -45,28 +45,31 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
 OUTSIDE = f"""
 import importlib.util, sys
 from pathlib import Path
-tests = Path({str(ROOT / "tests")!r})
-sys.path[:] = [name for name in sys.path if Path(name).resolve() not in (tests, tests.parent)]
-for name, module in list(sys.modules.items()):  # of the process that was forked
-    if tests in Path(getattr(module, "__file__", None) or "/").parents:
+checkout = Path({str(ROOT)!r})
+folders = [checkout / name for name in ("benchmarks", "tests", "tutorials")]
+sys.path[:] = [name for name in sys.path if Path(name).resolve() not in (checkout, *folders)]
+for name, module in list(sys.modules.items()):  # the forked process has those of other tests
+    places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+    if any({{Path(place), *Path(place).parents}} & {{*folders}} for place in places if place):
         del sys.modules[name]
-for name in ("benchmarks", "fake_targets", "tests"):
+for name in ("benchmarks", "fake_targets", "tests", "tutorials"):
     assert name not in sys.modules and importlib.util.find_spec(name) is None, name
 """
 """Only what is installed can be imported: no tests, no benchmarks, nothing of a checkout."""
 
 
 def _run(cache: str, tutorial: str, *args: object, **environment: str) -> str:
-    """What a copy of a tutorial prints, in a folder that is no checkout."""
+    """What a tutorial prints if its folder is copied away from the checkout."""
     place = Path(cache) / "elsewhere"
     place.mkdir(exist_ok=True)
-    shutil.copy(ROOT / "tutorials" / tutorial, place)
+    shutil.copytree(ROOT / "tutorials", place, dirs_exist_ok=True)
     words = [str(place / tutorial), *map(str, args)]
     code = f"""
 import os, runpy, sys
 os.chdir({str(place)!r})
 sys.argv = {words}
 {OUTSIDE}
+sys.path.insert(0, {str(place)!r})  # as for `python tutorial.py`
 {QUICK}
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

@@ -22,7 +22,7 @@ from zoo_checks import (
 )
 
 import tvm_stretch as ts
-from tvm_stretch import zoo
+from tutorials import zoo
 
 
 def compare_with_onnxruntime(name: str, size: int | None, target: object) -> None:

@@ -11,7 +11,7 @@ from tvm.script import relax as R
 from benchmarks import mi9
 from benchmarks.schedulers import NETWORKS, Row, read_table, shortcomings, table
 from benchmarks.scheduling_profiles import PROFILES, synthetic_problem
-from tvm_stretch import zoo
+from tutorials import zoo
 from tvm_stretch.ir.operator_graph import OperatorGraph
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "benchmarks" / "schedulers.md"

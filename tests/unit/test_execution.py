@@ -12,7 +12,7 @@ from fake_targets import TARGET, fake_processor
 from onnx_models import every_template
 
 import tvm_stretch as ts
-from tvm_stretch import zoo
+from tutorials import zoo
 from tvm_stretch.build.branching import branch
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.calls import Calls

@@ -10,6 +10,8 @@ from fake_targets import TARGET
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+from benchmarks.baselines.anneal import schedule
+from benchmarks.baselines.split import layers_of
 from tvm_stretch.build.kernels import kernels_alone
 from tvm_stretch.errors import InputError
 from tvm_stretch.ir.operator_graph import OperatorGraph
@@ -18,8 +20,6 @@ from tvm_stretch.scheduling import (
     FREE,
     check_schedule,
 )
-from tvm_stretch.scheduling.anneal import schedule
-from tvm_stretch.scheduling.baselines.split import layers_of
 from tvm_stretch.scheduling.of_network import problem_of, processors_of
 from tvm_stretch.targets.cpu import cpu_processor
 

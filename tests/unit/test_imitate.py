@@ -14,7 +14,7 @@ from training_helpers import net_of
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch import zoo
+from tutorials import zoo
 from tvm_stretch.errors import InputError, TrainingError
 from tvm_stretch.passes.canonicalise import CanonicaliseTrainable
 from tvm_stretch.passes.detect_blocks import detect_stages

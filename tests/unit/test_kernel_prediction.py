@@ -12,7 +12,7 @@ from relax_helpers import module, random_const
 from search_helpers import costs, emit
 from tvm import relax
 
-from tvm_stretch import zoo
+from tutorials import zoo
 from tvm_stretch.build.branching import branch
 from tvm_stretch.build.kernels import GroupKernel, KernelLevel, kernels_alone
 from tvm_stretch.build.pipeline import lower_regions

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from relax_helpers import module, random_const
 from tvm import relax
 
-from tvm_stretch import zoo
+from tutorials import zoo
 from tvm_stretch.errors import InputError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operators import Operators

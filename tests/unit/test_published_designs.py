@@ -17,7 +17,7 @@ from relax_numpy import evaluate
 from search_helpers import costs
 
 import tvm_stretch as ts
-from tvm_stretch import zoo
+from tutorials import zoo
 from tvm_stretch.frontend import load_trainable
 from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.operators import Operators

@@ -18,7 +18,7 @@ from cpu_targets import TARGET
 from small_models import scaled_model
 
 import tvm_stretch as ts
-from tvm_stretch import zoo
+from tutorials import zoo
 from tvm_stretch.errors import ArtifactError, InputError
 from tvm_stretch.ir.provenance import Provenance
 from tvm_stretch.lowering.graph import CPU, Graph, Node, Port, ProcessorSpec, Region, Tensor

@@ -30,7 +30,6 @@ ROOMS = (
     ("testing",),
     ("scheduling",),
     ("cost",),
-    ("zoo",),
     ("frontend",),
     ("build",),
     ("remote",),
@@ -105,7 +104,7 @@ def test_compile_loads_only_what_it_needs() -> None:
     """Schedulers of others are for comparison; what learns and solves takes a second to import."""
     found = loaded_with("tvm_stretch.compiler")
     assert {"tvm_stretch.scheduling.heft", "tvm_stretch.cost.family", "numpy"} <= found
-    assert not {name for name in found if name.startswith("tvm_stretch.scheduling.baselines")}
+    assert not {name for name in found if name.startswith("benchmarks.baselines")}
     assert not found & {"scipy", "xgboost"}
 
 

@@ -10,6 +10,21 @@ import pytest
 from scheduling_problems import chain, fan, problem
 from scipy.optimize import OptimizeResult
 
+from benchmarks.baselines import (
+    ilp,
+    schedule_exhaustive,
+    schedule_hope_gs,
+    schedule_hope_lp,
+    schedule_ilp,
+    schedule_mosaic,
+    schedule_mulayer,
+    schedule_single,
+    schedule_starpu,
+)
+from benchmarks.baselines.anneal import SCHEDULERS, schedule
+from benchmarks.baselines.hope_partition import partition
+from benchmarks.baselines.merge import merge_short_operators
+from benchmarks.baselines.split import schedule_codl
 from tvm_stretch.errors import ScheduleError
 from tvm_stretch.scheduling import (
     FREE,
@@ -23,21 +38,6 @@ from tvm_stretch.scheduling import (
     run_sequence,
     simulate,
 )
-from tvm_stretch.scheduling.anneal import SCHEDULERS, schedule
-from tvm_stretch.scheduling.baselines import (
-    ilp,
-    schedule_exhaustive,
-    schedule_hope_gs,
-    schedule_hope_lp,
-    schedule_ilp,
-    schedule_mosaic,
-    schedule_mulayer,
-    schedule_single,
-    schedule_starpu,
-)
-from tvm_stretch.scheduling.baselines.hope_partition import partition
-from tvm_stretch.scheduling.baselines.merge import merge_short_operators
-from tvm_stretch.scheduling.baselines.split import schedule_codl
 from tvm_stretch.scheduling.result import result_of
 from tvm_stretch.scheduling.simulate import Simulation
 

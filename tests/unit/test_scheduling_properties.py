@@ -9,6 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scheduling_problems import problems
 
+from benchmarks.baselines import (
+    schedule_exhaustive,
+    schedule_ilp,
+)
+from benchmarks.baselines.anneal import SCHEDULERS, schedule
+from benchmarks.baselines.hope_partition import PIECE, partition
 from tvm_stretch.errors import ScheduleError
 from tvm_stretch.scheduling import (
     FREE,
@@ -20,12 +26,6 @@ from tvm_stretch.scheduling import (
     run_sequence,
     simulate,
 )
-from tvm_stretch.scheduling.anneal import SCHEDULERS, schedule
-from tvm_stretch.scheduling.baselines import (
-    schedule_exhaustive,
-    schedule_ilp,
-)
-from tvm_stretch.scheduling.baselines.hope_partition import PIECE, partition
 from tvm_stretch.scheduling.result import result_of
 from tvm_stretch.search.clock import Clock, Step
 

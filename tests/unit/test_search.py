@@ -21,7 +21,7 @@ from search_helpers import costs, emit
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch import zoo
+from tutorials import zoo
 from tvm_stretch.build.branching import branch
 from tvm_stretch.cost.analytic import AnalyticModel
 from tvm_stretch.cost.features import Features

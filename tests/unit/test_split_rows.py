@@ -21,7 +21,7 @@ from relax_helpers import (
 )
 from tvm import relax
 
-from tvm_stretch import zoo
+from tutorials import zoo
 from tvm_stretch.errors import InputError, UnsupportedError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operators import Operators

@@ -16,7 +16,7 @@ from stretch_networks import BLOCKS, basic, mb_conv, network, regnet
 from tvm import rpc
 
 import tvm_stretch as ts
-from tvm_stretch import zoo
+from tutorials import zoo
 from tvm_stretch.errors import InputError, ModelError, PlanError, UnsupportedError
 from tvm_stretch.frontend import load_network, load_trainable
 from tvm_stretch.ir.expressions import shape_of

@@ -17,7 +17,7 @@ from stretch_networks import BLOCKS, SIZE, basic, network, regnet
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch import zoo
+from tutorials import zoo
 from tvm_stretch.errors import InputError, UnsupportedError
 from tvm_stretch.passes.duplicate_and_scale import branch_operators, duplicate_and_scale
 from tvm_stretch.plan.design import MERGES

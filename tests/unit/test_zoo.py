@@ -9,9 +9,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from zoo_checks import FULL_ONLY
 
-from tvm_stretch import zoo
+from tutorials import zoo
+from tutorials.zoo.regnet import stages
 from tvm_stretch.errors import InputError
-from tvm_stretch.zoo.regnet import stages
 
 NETWORKS_OF_THE_PAPERS = {
     "resnet18",

@@ -4,13 +4,12 @@
     >>> result = schedule_heft(problem)
     >>> result.makespan, result.lower_bound, result.placement
 
-Every scheduler has this signature: the slow `schedule` of `anneal.py`, and those of `baselines`. A
-compilation runs HEFT and refines its own plans (`refine.py`).
+Every scheduler has this signature. A compilation runs HEFT and refines its own plans (`refine.py`);
+schedulers of other papers stand beside the benchmarks that compare them.
 """
 
 from __future__ import annotations
 
-from tvm_stretch.exports import exported
 from tvm_stretch.scheduling.bounds import lower_bound
 from tvm_stretch.scheduling.check import check_schedule
 from tvm_stretch.scheduling.heft import schedule_heft
@@ -44,6 +43,3 @@ __all__ = [
     "schedule_heft",
     "simulate",
 ]
-
-# all schedulers that there are, by name: those of others take a second to import
-__getattr__ = exported(__name__, {"SCHEDULERS": "anneal", "schedule": "anneal"})

@@ -21,7 +21,7 @@ class Result:
     Attributes:
         scheduler: the name of the scheduler.
         problem: the problem that was scheduled: the given one, or that problem with operators split
-            into parts (`tvm_stretch.scheduling.baselines.split`).
+            into parts (`benchmarks.baselines.split`).
         placement: the processor of each operator.
         order: the operators of each processor, in the order in which they run.
         start: predicted nanoseconds at which each operator begins to receive its inputs.

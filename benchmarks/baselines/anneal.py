@@ -13,14 +13,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tvm_stretch.scheduling.baselines import (
+from benchmarks.baselines import (
     BASELINES,
     schedule_codl,
     schedule_mulayer,
     schedule_single,
     schedule_starpu,
 )
-from tvm_stretch.scheduling.baselines.merge import merge_short_operators
+from benchmarks.baselines.merge import merge_short_operators
 from tvm_stretch.scheduling.bounds import lower_bound
 from tvm_stretch.scheduling.heft import schedule_heft
 from tvm_stretch.scheduling.problem import Problem

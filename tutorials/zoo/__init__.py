@@ -4,7 +4,7 @@
 network (``BatchNormalization`` not yet folded), with other weights. It needs only ``onnx`` and
 NumPy.
 
-    >>> from tvm_stretch import zoo
+    >>> from tutorials import zoo
     >>> model = zoo.build("resnet18")        # input "x" [1, 3, 224, 224], output "logits" [1, 1000]
     >>> zoo.count(model)                     # (params, multiply-adds)
     (11689512, 1814073344)
@@ -15,7 +15,8 @@ from __future__ import annotations
 import onnx
 
 from tvm_stretch.errors import InputError
-from tvm_stretch.zoo import (
+
+from . import (
     efficientnet,
     inception,
     lstm,
@@ -28,9 +29,9 @@ from tvm_stretch.zoo import (
     vgg,
     yolo,
 )
-from tvm_stretch.zoo.builder import Builder
-from tvm_stretch.zoo.count import count
-from tvm_stretch.zoo.entry import Entry, NetworkInfo
+from .builder import Builder
+from .count import count
+from .entry import Entry, NetworkInfo
 
 __all__ = ["NetworkInfo", "build", "count", "info", "names"]
 

@@ -1,16 +1,16 @@
-"""Published schedulers, for comparison and as starting points of `tvm_stretch.scheduling.anneal`.
+"""Published schedulers, for comparison and as starting points of `benchmarks.baselines.anneal`.
 
 No compilation imports them; `ilp.py` needs SciPy.
 """
 
 from __future__ import annotations
 
-from tvm_stretch.scheduling.baselines.exhaustive import schedule_exhaustive
-from tvm_stretch.scheduling.baselines.hope import schedule_hope_gs, schedule_hope_lp, schedule_ilp
-from tvm_stretch.scheduling.baselines.mosaic import schedule_mosaic
-from tvm_stretch.scheduling.baselines.single import schedule_single
-from tvm_stretch.scheduling.baselines.split import schedule_codl, schedule_mulayer
-from tvm_stretch.scheduling.baselines.starpu import schedule_starpu
+from benchmarks.baselines.exhaustive import schedule_exhaustive
+from benchmarks.baselines.hope import schedule_hope_gs, schedule_hope_lp, schedule_ilp
+from benchmarks.baselines.mosaic import schedule_mosaic
+from benchmarks.baselines.single import schedule_single
+from benchmarks.baselines.split import schedule_codl, schedule_mulayer
+from benchmarks.baselines.starpu import schedule_starpu
 from tvm_stretch.scheduling.heft import schedule_heft
 from tvm_stretch.scheduling.result import Scheduler
 

@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tvm_stretch.zoo.builder import Builder, Pad, Tensor
-from tvm_stretch.zoo.entry import Entry, image_network
+from .builder import Builder, Pad, Tensor
+from .entry import Entry, image_network
 
 _BRANCH = 0.5
 

@@ -11,8 +11,8 @@ from itertools import groupby
 
 import numpy as np
 
-from tvm_stretch.zoo.builder import Builder, Tensor
-from tvm_stretch.zoo.entry import Entry, image_network
+from .builder import Builder, Tensor
+from .entry import Entry, image_network
 
 _BRANCH = 0.5
 

@@ -6,8 +6,8 @@ anchors x, y, width, height, objectness and classes, before any sigmoid or softm
 
 from __future__ import annotations
 
-from tvm_stretch.zoo.builder import Builder, Tensor
-from tvm_stretch.zoo.entry import Entry, image_network
+from .builder import Builder, Tensor
+from .entry import Entry, image_network
 
 _ANCHORS = 5
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tvm_stretch.zoo.builder import Builder, Tensor
-from tvm_stretch.zoo.entry import Entry, NetworkInfo
-from tvm_stretch.zoo.probe import Array
+from .builder import Builder, Tensor
+from .entry import Entry, NetworkInfo
+from .probe import Array
 
 _UNITS = 1024
 _STEPS = 10

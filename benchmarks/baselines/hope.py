@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
-from tvm_stretch.scheduling.baselines.hope_partition import partition
-from tvm_stretch.scheduling.baselines.ilp import solve_piece
-from tvm_stretch.scheduling.baselines.merge import merge_short_operators
+from benchmarks.baselines.hope_partition import partition
+from benchmarks.baselines.ilp import solve_piece
+from benchmarks.baselines.merge import merge_short_operators
 from tvm_stretch.scheduling.problem import Problem
 from tvm_stretch.scheduling.result import Result, result_of
 from tvm_stretch.scheduling.simulate import Simulation

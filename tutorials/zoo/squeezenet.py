@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from tvm_stretch.zoo.builder import Builder, Tensor
-from tvm_stretch.zoo.entry import Entry, image_network
+from .builder import Builder, Tensor
+from .entry import Entry, image_network
 
 # Squeezed channels of the eight fire modules; each half of a module expands them.
 _FIRE = ((16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64, 256), (64, 256))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from tvm_stretch.zoo.builder import Builder, Pair, Tensor
-from tvm_stretch.zoo.entry import Entry, image_network
+from .builder import Builder, Pair, Tensor
+from .entry import Entry, image_network
 
 _ROW = (1, 7)
 _COLUMN = (7, 1)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from tvm_stretch.zoo.builder import Builder, Tensor
-from tvm_stretch.zoo.entry import Entry, image_network
+from .builder import Builder, Tensor
+from .entry import Entry, image_network
 
 _BRANCH = 0.5
 

@@ -6,8 +6,8 @@ from all of them; then channels of both mix.
 
 from __future__ import annotations
 
-from tvm_stretch.zoo.builder import Builder, Tensor
-from tvm_stretch.zoo.entry import Entry, image_network
+from .builder import Builder, Tensor
+from .entry import Entry, image_network
 
 _STAGES = ((116, 4), (232, 8), (464, 4))
 """Channels and units."""

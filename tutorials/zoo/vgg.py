@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tvm_stretch.zoo.builder import Builder, Tensor
-from tvm_stretch.zoo.entry import Entry, image_network
+from .builder import Builder, Tensor
+from .entry import Entry, image_network
 
 
 def _vgg16(b: Builder, x: Tensor, classes: int) -> Tensor:

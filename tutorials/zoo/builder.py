@@ -22,8 +22,9 @@ import onnx
 from onnx import TensorProto, helper
 
 from tvm_stretch.errors import InputError
-from tvm_stretch.zoo import probe
-from tvm_stretch.zoo.probe import Array
+
+from . import probe
+from .probe import Array
 
 OPSET = 17
 IR_VERSION = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tvm_stretch.zoo.builder import Builder, Tensor
+from .builder import Builder, Tensor
 
 
 @dataclass(frozen=True)
