@@ -20,8 +20,8 @@ from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale, with_sou
 from tvm_stretch.plan.design import Branch, Design, StretchedSegment
 from tvm_stretch.stretching.segments import Run
 from tvm_stretch.stretching.stretching import Stretching
-from tvm_stretch.training.graph import Graph
 from tvm_stretch.training.relax_graph import Arrays, graph_of, with_weights
+from tvm_stretch.training.torch_graph import Graph
 
 _BRANCH = 0.5
 _GROUP = 8

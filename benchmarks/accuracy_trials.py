@@ -28,7 +28,7 @@ from tvm_stretch.training import (
     recalibrate,
     refine,
 )
-from tvm_stretch.training.graph import Graph
+from tvm_stretch.training.torch_graph import Graph
 
 NOISE = 0.01
 """The same as in passes/duplicate_and_scale.py."""

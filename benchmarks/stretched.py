@@ -30,14 +30,14 @@ import tvm_stretch as ts
 from benchmarks.published_designs import Design as Published
 from benchmarks.twin import DEVICE, NETWORKS, TEAMS, network
 from tutorials import zoo
+from tvm_stretch.analysis.repeated_blocks import detect_stages
 from tvm_stretch.cost.calibrate import processor_of
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_trainable
-from tvm_stretch.passes.detect_blocks import detect_stages
 from tvm_stretch.plan.design import Design
 from tvm_stretch.stretching.candidates import find_candidates
+from tvm_stretch.stretching.design_rules import Rules
 from tvm_stretch.stretching.judge import Candidate
-from tvm_stretch.stretching.rules import Rules
 from tvm_stretch.stretching.stretching import Stretching
 
 TABLE_6 = {

@@ -36,7 +36,7 @@ from tvm_stretch.training import (
     fit_supernet,
     recalibrate,
 )
-from tvm_stretch.training.graph import Graph
+from tvm_stretch.training.torch_graph import Graph
 
 
 @dataclass(frozen=True)

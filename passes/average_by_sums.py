@@ -19,6 +19,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_stretch.ir.calls import PROCESSOR
 from tvm_stretch.ir.expressions import constant, shape_of
 from tvm_stretch.targets.kernels.integers import (
     Integer,
@@ -44,7 +45,7 @@ class AverageBySums:
         writer = _Writer(mod)
         for var, function in mod.functions.items():
             attrs = getattr(function, "attrs", None) or {}
-            if isinstance(function, relax.Function) and str(attrs.get("processor")) in self.rounds:
+            if isinstance(function, relax.Function) and str(attrs.get(PROCESSOR)) in self.rounds:
                 writer.builder_.update_func(var, writer.visit_expr(function))
         return writer.builder_.get() if writer.found else mod
 

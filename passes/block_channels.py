@@ -21,8 +21,9 @@ from collections.abc import Callable, Mapping
 import tvm
 from tvm import relax
 
+from tvm_stretch.emitting.blocked_values import Rewriter
+from tvm_stretch.ir.calls import PROCESSOR
 from tvm_stretch.ir.expressions import builder_with_kernels
-from tvm_stretch.passes.blocked_values import Rewriter
 from tvm_stretch.passes.name_operators import Renamer
 from tvm_stretch.targets.kernels.machine import VectorMachine
 
@@ -48,7 +49,7 @@ class BlockChannels:
     def machine(self, function: relax.Function) -> VectorMachine:
         """The machine that runs ``function``."""
         first = next(iter(self.machines))
-        return self.machines[str((function.attrs or {}).get("processor", first))]
+        return self.machines[str((function.attrs or {}).get(PROCESSOR, first))]
 
 
 def _rewrite_main(mod: tvm.IRModule, options: BlockChannels) -> tvm.IRModule:

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import tvm
 
+from tvm_stretch.emitting.branches import Replacement, replace_segments
+from tvm_stretch.emitting.channel_branches import channel_branches
+from tvm_stretch.emitting.row_branches import row_branches
 from tvm_stretch.ir.expressions import builder_with_kernels
 from tvm_stretch.ir.operators import Operators
-from tvm_stretch.passes.branches import Replacement, replace_segments
-from tvm_stretch.passes.split_channels import channel_branches
-from tvm_stretch.passes.split_rows import row_branches
 from tvm_stretch.plan.splits import RowSplit, Split
 
 

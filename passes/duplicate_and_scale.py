@@ -31,12 +31,12 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_stretch.analysis.block_widths import BlockWidths, UnequalWidthsError
+from tvm_stretch.analysis.repeated_blocks import Block, detect_blocks
+from tvm_stretch.emitting.scale_operators import Origin, Scaler, Value, window
 from tvm_stretch.errors import PlanError, UnsupportedError
 from tvm_stretch.ir.expressions import with_variables
 from tvm_stretch.ir.operators import Operator, Operators
-from tvm_stretch.passes.block_widths import BlockWidths, UnequalWidthsError
-from tvm_stretch.passes.detect_blocks import Block, detect_blocks
-from tvm_stretch.passes.scale_operators import Origin, Scaler, Value, window
 from tvm_stretch.plan.design import Branch, Design, StretchedSegment
 from tvm_stretch.plan.sources import Source
 

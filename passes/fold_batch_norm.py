@@ -26,7 +26,7 @@ from tvm_stretch.ir.expressions import (
     rewrite_functions,
     shape_of,
 )
-from tvm_stretch.passes.name_operators import same_source
+from tvm_stretch.ir.source_names import same_source
 
 _ADD, _MULTIPLY = Op.get("relax.add"), Op.get("relax.multiply")
 _BATCH_NORM = Op.get("relax.nn.batch_norm")

@@ -24,19 +24,19 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_stretch.ir.expressions import constant, shape_of
-from tvm_stretch.ir.operators import kind_of
-from tvm_stretch.passes.integer_summary import calls_of, with_integers
-from tvm_stretch.passes.name_operators import same_source
-from tvm_stretch.passes.quantised_layers import LAYERS, Layer, ints, read_layer, windows_of
-from tvm_stretch.passes.quantised_values import (
+from tvm_stretch.analysis.integer_summary import calls_of, with_integers
+from tvm_stretch.analysis.quantised_layers import LAYERS, Layer, ints, read_layer, windows_of
+from tvm_stretch.analysis.quantised_values import (
     EIGHT_BITS,
     Result,
     Scale,
     Tensor,
     scale_of,
 )
-from tvm_stretch.passes.tabulate import tabulated
+from tvm_stretch.analysis.tabulate import tabulated
+from tvm_stretch.ir.expressions import constant, shape_of
+from tvm_stretch.ir.operators import kind_of
+from tvm_stretch.ir.source_names import same_source
 from tvm_stretch.targets.kernels.integers import Integer, integer_call, softmax_powers
 
 _MOVES = (

@@ -29,7 +29,7 @@ from tvm.ir import GenericConst
 from tvm_stretch.errors import ModelError
 from tvm_stretch.ir.expressions import constant, constant_value, shape_of
 from tvm_stretch.ir.operators import kind_of
-from tvm_stretch.passes.name_operators import is_made_up, same_source, source_of
+from tvm_stretch.ir.source_names import is_made_up, same_source, source_of
 
 GUARDS = "guards"
 """The attribute of ``main``: JSON of the number of the caller's results and a list of `Guard`."""

@@ -16,8 +16,8 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
+from tvm_stretch.analysis.integer_summary import has_integers, with_integers
 from tvm_stretch.ir.expressions import constant, shape_of
-from tvm_stretch.passes.integer_summary import has_integers, with_integers
 from tvm_stretch.targets.kernels.integers import (
     Integer,
     integer_call,

@@ -18,8 +18,8 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import GlobalVar
 
+from tvm_stretch.ir.calls import PROCESSOR
 from tvm_stretch.passes.fold_constants import constant_bindings, is_constant
-from tvm_stretch.passes.partition_regions import PROCESSOR
 
 
 def merge_regions(main: relax.Function, parts: Mapping[str, tvm.IRModule]) -> tvm.IRModule:

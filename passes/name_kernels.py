@@ -25,7 +25,8 @@ from tvm import relax
 from tvm.ir import GlobalVar
 
 from tvm_stretch.ir.provenance import KERNELS, Provenance, free_name, with_table
-from tvm_stretch.passes.name_operators import Renamer, is_made_up, show_dots
+from tvm_stretch.ir.source_names import is_made_up, show_dots
+from tvm_stretch.passes.name_operators import Renamer
 
 _OPERATOR = "tvm_stretch.operator"
 _HELPS = "tvm_stretch.helps"

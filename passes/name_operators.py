@@ -24,31 +24,20 @@ from tvm import relax
 
 from tvm_stretch.ir.operators import kind_of
 from tvm_stretch.ir.provenance import SOURCES, Provenance, table_of, with_table
+from tvm_stretch.ir.source_names import (
+    SOURCE,
+    from_source,
+    is_made_up,
+    same_source,
+    show_dots,
+    source_of,
+)
 
 REGION = "region_"
 """Prefix of the functions of a plan's regions, which no kernel and no operator has."""
 
-_MADE_UP = re.compile(r"([lg]v|::)\d*")
 _RESERVED = re.compile(rf"([lg]v|::)\d*|{REGION}[^.]*")
-_SOURCE = re.compile(r"(?s:(?P<source>.+))::\d*")
 _HEAVY = ("nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.conv2d_transpose", "matmul")
-_DOT = "\N{ONE DOT LEADER}"
-
-
-def from_source(name: str) -> str:
-    """The hint for a binding that comes from the operator ``name`` of the frontend."""
-    return hide_dots(f"{name}::")
-
-
-def source_of(name: str) -> str:
-    """The operator of the frontend from which a binding called ``name`` comes, else ``name``."""
-    found = _SOURCE.fullmatch(name)
-    return show_dots(found["source"] if found else name)
-
-
-def same_source(expr: relax.Expr) -> str:
-    """The hint for a binding that replaces the variable ``expr``."""
-    return expr.name if isinstance(expr, relax.Var) and _SOURCE.fullmatch(expr.name) else ""
 
 
 def name_inner(mod: tvm.IRModule) -> tvm.IRModule:
@@ -82,21 +71,6 @@ def keep_names(mod: tvm.IRModule) -> tvm.IRModule:
     """
     bindings = [binding for block in mod["main"].body.blocks for binding in block.bindings]
     return rename_variables(mod, {b.var: from_source(source_of(b.var.name)) for b in bindings})
-
-
-def hide_dots(name: str) -> str:
-    """A hint that TVM's builder keeps: it replaces dots by underscores."""
-    return name.replace(".", _DOT)
-
-
-def show_dots(name: str) -> str:
-    """The name that `hide_dots` was given."""
-    return name.replace(_DOT, ".")
-
-
-def is_made_up(name: str) -> bool:
-    """Whether TVM's builder chose the name."""
-    return _MADE_UP.fullmatch(name) is not None
 
 
 @relax.expr_functor.mutator
@@ -134,7 +108,7 @@ class NameOperators:
             return mod
         sources = table_of(mod["main"], SOURCES)
         for var, name in names.items():
-            if _SOURCE.fullmatch(var.name) and name != source_of(var.name):
+            if SOURCE.fullmatch(var.name) and name != source_of(var.name):
                 sources[name] = Provenance((source_of(var.name),))
         renamed = rename_variables(mod, names)
         if sources:
@@ -164,7 +138,7 @@ def _heads(bindings: Sequence[relax.Binding]) -> dict[str, relax.Var]:
     """By operator of the frontend, the binding that gets its name."""
     heads: dict[str, relax.Binding] = {}
     for binding in bindings:
-        match = _SOURCE.fullmatch(binding.var.name)
+        match = SOURCE.fullmatch(binding.var.name)
         if match is None:
             continue
         head = heads.get(match["source"])
@@ -176,7 +150,7 @@ def _heads(bindings: Sequence[relax.Binding]) -> dict[str, relax.Var]:
 def _wanted(binding: relax.Binding, heads: Mapping[str, relax.Var]) -> str:
     """The name that a binding gets unless another binding has it."""
     name = binding.var.name
-    match = _SOURCE.fullmatch(name)
+    match = SOURCE.fullmatch(name)
     if match is not None:
         source = show_dots(match["source"])
         is_head = heads[match["source"]].same_as(binding.var) and not _RESERVED.fullmatch(source)

@@ -26,11 +26,9 @@ from dataclasses import dataclass, field
 import tvm
 from tvm import relax
 
-from tvm_stretch.ir.calls import Calls, Leaf
-from tvm_stretch.passes.name_operators import hide_dots
+from tvm_stretch.ir.calls import PROCESSOR, Calls, Leaf
+from tvm_stretch.ir.source_names import hide_dots
 from tvm_stretch.passes.tag import REGIONS
-
-PROCESSOR = "processor"
 
 
 @tvm.transform.module_pass(opt_level=0, name="PartitionRegions")

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
 
@@ -25,9 +25,10 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.ir import Expr, GenericConst, Op
 
+from tvm_stretch.emitting.winograd_stage import STAGE, WinogradStage, stage_config
 from tvm_stretch.ir.expressions import count_uses, shape_of
 from tvm_stretch.ir.provenance import PARTS, Provenance, free_name, table_of, with_table
-from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv, winograd_of_tile
+from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
 from tvm_stretch.targets.kernels.layer_configs import conv_shape
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.winograd import (
@@ -36,42 +37,6 @@ from tvm_stretch.targets.kernels.winograd import (
     transform_input,
     transform_weight,
 )
-
-STAGE = "tvm_stretch.winograd"
-"""Attribute of the plain kernels: JSON of a `WinogradStage`."""
-
-
-@dataclass(frozen=True)
-class WinogradStage:
-    """One of the two kernels of a convolution.
-
-    Attributes:
-        name: ``input`` or ``product``.
-        shape: the convolution; for ``input`` it has any number of output channels.
-        tile: side of a tile of outputs.
-    """
-
-    name: str
-    shape: ConvShape
-    tile: int
-
-    def config(self, machine: VectorMachine) -> WinogradConfig:
-        """The template's configuration."""
-        if self.name == "product":
-            return winograd_of_tile(self.shape, machine, self.tile)
-        return _config(self.shape, machine.lanes, self.tile)
-
-
-def stage_of(func: tirx.PrimFunc) -> WinogradStage | None:
-    """The stage that a kernel of this pass computes; None for other kernels."""
-    text = (func.attrs or {}).get(STAGE)
-    if text is None:
-        return None
-    data: dict[str, Any] = json.loads(str(text))
-    shape: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in data["shape"].items()
-    }
-    return WinogradStage(data["name"], ConvShape(**shape), data["tile"])
 
 
 def share_winograd(mod: tvm.IRModule, machines: Sequence[VectorMachine]) -> tvm.IRModule:
@@ -175,7 +140,7 @@ class _Rewriter:
     ) -> relax.Var:
         channels = shape_of(data)[1]
         shape = replace(stage.shape, in_channels=channels, out_channels=channels)
-        config = _config(shape, 1, stage.tile)
+        config = stage_config(shape, 1, stage.tile)
         rows, columns = config.tiles
         planes = (config.batch, channels, config.alpha**2, rows * columns)
         own = replace(stage, shape=shape)
@@ -246,24 +211,9 @@ def _is_channel_concat(expr: relax.Expr) -> bool:
 # --- the kernels in plain loops -------------------------------------------------------------------
 
 
-def _config(shape: ConvShape, lanes: int, tile: int) -> WinogradConfig:
-    """The configuration that the first stage needs; with one lane every channel is a block."""
-    return WinogradConfig(
-        shape.batch,
-        shape.in_channels,
-        shape.in_size,
-        shape.out_channels,
-        shape.padding,
-        lanes,
-        tile,
-        oc_blocks=1,
-        pixels=1,
-    )
-
-
 @lru_cache(maxsize=512)
 def _plain_kernel(stage: WinogradStage) -> tirx.PrimFunc:
-    config, shape = _config(stage.shape, 1, stage.tile), stage.shape
+    config, shape = stage_config(stage.shape, 1, stage.tile), stage.shape
     if stage.name == "input":
         data = te.placeholder((shape.batch, shape.in_channels, *shape.in_size), name="data")
         return te.create_prim_func([data, _image(transform_input(config, _blocks(data), {}))])

@@ -21,6 +21,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_stretch.analysis.transposed import transposed_images
 from tvm_stretch.ir.expressions import (
     constant,
     constant_value,
@@ -29,8 +30,7 @@ from tvm_stretch.ir.expressions import (
     shape_of,
 )
 from tvm_stretch.ir.operators import UNARY
-from tvm_stretch.passes.name_operators import same_source
-from tvm_stretch.passes.transposed import transposed_images
+from tvm_stretch.ir.source_names import same_source
 from tvm_stretch.targets.kernels.layer_configs import LONGEST
 
 _UNARY = {f"relax.{name}" for name in UNARY - {"astype"}}

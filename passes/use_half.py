@@ -26,7 +26,8 @@ from tvm.ir import GenericConst
 
 from tvm_stretch.ir.expressions import builder_with_kernels, with_variables
 from tvm_stretch.ir.operators import BINARY, kind_of
-from tvm_stretch.passes.name_operators import NameOperators, keep_names, source_of
+from tvm_stretch.ir.source_names import source_of
+from tvm_stretch.passes.name_operators import NameOperators, keep_names
 
 HALVES = "halves"
 """Attribute of ``main``: JSON of the number of operators in float16, and the names of the

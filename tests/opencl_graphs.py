@@ -27,7 +27,7 @@ from tvm_stretch.codegen.bells import (
     doorbell_launch,
     kernel_text,
 )
-from tvm_stretch.lowering.graph import (
+from tvm_stretch.lowering.executor_graph import (
     COPY_KERNEL,
     CPU,
     Graph,

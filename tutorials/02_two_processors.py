@@ -18,7 +18,7 @@ import tvm
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch.lowering.graph import Graph
+from tvm_stretch.lowering.executor_graph import Graph
 from tvm_stretch.runtime.picture import draw
 from tvm_stretch.runtime.timeline import chart
 from tvm_stretch.targets.opencl_device import local_device

@@ -13,7 +13,7 @@ import tvm
 import zoo
 
 import tvm_stretch as ts
-from tvm_stretch.passes import detect_stages
+from tvm_stretch.analysis import detect_stages
 from tvm_stretch.targets import cpu_processor
 from tvm_stretch.testing import fake_processor
 

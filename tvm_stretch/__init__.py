@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tvm_stretch.problems import NetworkProblem, network_problem
     from tvm_stretch.remote.device import Device, connect
     from tvm_stretch.runtime.model import Model, load
-    from tvm_stretch.stretching.rules import Rules
+    from tvm_stretch.stretching.design_rules import Rules
     from tvm_stretch.stretching.stretching import stretch
 
 __all__ = [
@@ -101,7 +101,7 @@ _LAZY = {
     "quantize": "tvm_stretch.frontend.quantise",
     "stretch": "tvm_stretch.stretching.stretching",
     "Design": "tvm_stretch.plan.design",
-    "Rules": "tvm_stretch.stretching.rules",
+    "Rules": "tvm_stretch.stretching.design_rules",
 }
 
 

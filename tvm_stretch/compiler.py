@@ -16,6 +16,7 @@ from typing import Literal
 
 import tvm
 
+from tvm_stretch.analysis.integer_summary import describe_integers
 from tvm_stretch.arguments import named_arguments
 from tvm_stretch.build.branching import Branching as Branches
 from tvm_stretch.build.pipeline import Observer, build
@@ -33,7 +34,6 @@ from tvm_stretch.errors import (
     last_line,
 )
 from tvm_stretch.frontend import load_network, load_trainable, require_file
-from tvm_stretch.passes.integer_summary import describe_integers
 from tvm_stretch.plan.plan import Plan, PlanLike
 from tvm_stretch.progress import Progress, reporting, say
 from tvm_stretch.remote.description import Description
@@ -61,7 +61,7 @@ from tvm_stretch.search.twin import (
     twin_processors,
     used_by_default,
 )
-from tvm_stretch.stretching.rules import Rules
+from tvm_stretch.stretching.design_rules import Rules
 from tvm_stretch.stretching.stretching import stretch_network
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import describe_targets, drop_absent

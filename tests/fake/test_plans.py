@@ -20,7 +20,7 @@ from tvm import rpc
 
 import tvm_stretch as ts
 from tvm_stretch.codegen import object_code
-from tvm_stretch.lowering.graph import Graph
+from tvm_stretch.lowering.executor_graph import Graph
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.runtime.artifact import write_weights
 

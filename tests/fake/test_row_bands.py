@@ -13,7 +13,7 @@ from tvm import relax
 import tvm_stretch as ts
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operators import Operators
-from tvm_stretch.lowering.graph import COPY_KERNEL
+from tvm_stretch.lowering.executor_graph import COPY_KERNEL
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.targets.cpu import cpu_processor
 

@@ -11,7 +11,7 @@ from stretch_networks import basic, network
 
 from benchmarks import stretched
 from tvm_stretch.plan.design import Branch
-from tvm_stretch.stretching.rules import Rules
+from tvm_stretch.stretching.design_rules import Rules
 from tvm_stretch.stretching.stretching import Stretching, stretch_network
 
 DESIGNS = {

@@ -15,7 +15,7 @@ from tvm.s_tir.schedule import ScheduleError
 
 import tvm_stretch as ts
 from tvm_stretch import errors
-from tvm_stretch.lowering.graph import Graph
+from tvm_stretch.lowering.executor_graph import Graph
 from tvm_stretch.runtime.autoload import find_file
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,7 +17,7 @@ from tvm_stretch.build.branching import branch
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.calls import Calls
 from tvm_stretch.ir.provenance import Provenance
-from tvm_stretch.lowering.graph import Graph
+from tvm_stretch.lowering.executor_graph import Graph
 from tvm_stretch.plan.execution import Execution, Stray
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.splits import ChannelSplit, RowSplit
@@ -150,7 +150,7 @@ def test_helpers_belong_to_their_operator_and_names_mean_nothing() -> None:
 
 def graph_of(kernels: dict[int, list[Provenance]]) -> Graph:
     """Regions of both processors with such kernels, all called after another operator."""
-    from tvm_stretch.lowering.graph import CPU, Node, ProcessorSpec, Region
+    from tvm_stretch.lowering.executor_graph import CPU, Node, ProcessorSpec, Region
 
     nodes = [Node("k", "view", (), (), one) for listed in kernels.values() for one in listed]
     ids = iter(range(len(nodes)))

@@ -15,12 +15,12 @@ from tvm import relax
 from tvm.ir import assert_structural_equal
 
 import tvm_stretch as ts
+from tvm_stretch.analysis.integer_summary import describe_integers
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.operators import kind_of
 from tvm_stretch.passes.decompose_quantisation import DecomposeQuantisation
 from tvm_stretch.passes.form_integers import FormIntegers
-from tvm_stretch.passes.integer_summary import describe_integers
 from tvm_stretch.targets.kernels.integers import (
     Integer,
     Rounding,

@@ -15,9 +15,9 @@ from tvm import relax
 
 import tvm_stretch as ts
 from tutorials import zoo
+from tvm_stretch.analysis.repeated_blocks import detect_stages
 from tvm_stretch.errors import InputError, TrainingError
 from tvm_stretch.passes.canonicalise import CanonicaliseTrainable
-from tvm_stretch.passes.detect_blocks import detect_stages
 from tvm_stretch.passes.duplicate_and_scale import with_sources
 from tvm_stretch.plan.design import Design
 from tvm_stretch.training import TrainableNetwork, imitate, recalibrate, to_torch

@@ -11,9 +11,9 @@ from relax_helpers import answers
 from tvm import relax
 
 import tvm_stretch as ts
+from tvm_stretch.analysis.integer_summary import describe_integers, with_integers
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operators import kind_of
-from tvm_stretch.passes.integer_summary import describe_integers, with_integers
 from tvm_stretch.passes.join_tables import JoinTables
 from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
 

@@ -23,7 +23,7 @@ from tvm_stretch.cost.statements import describe_copy
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operator_graph import Group
-from tvm_stretch.lowering.graph import COPY_KERNEL, ProcessorSpec
+from tvm_stretch.lowering.executor_graph import COPY_KERNEL, ProcessorSpec
 from tvm_stretch.lowering.lower import lower
 from tvm_stretch.passes.branch_segments import branch_segments
 from tvm_stretch.passes.split_outputs import can_be_shared, split_outputs

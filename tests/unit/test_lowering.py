@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tvm import relax, topi
 
 from tvm_stretch.errors import ArtifactError, UnsupportedError
-from tvm_stretch.lowering.graph import COPY_KERNEL, Graph, Tensor
+from tvm_stretch.lowering.executor_graph import COPY_KERNEL, Graph, Tensor
 from tvm_stretch.lowering.lower import Lowered, lower
 from tvm_stretch.lowering.weights import WeightsBlob
 

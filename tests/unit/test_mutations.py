@@ -38,7 +38,7 @@ from tvm_stretch.measuring.dataset import Dataset, Row
 from tvm_stretch.measuring.samples import load_prior
 from tvm_stretch.plan.design import Design
 from tvm_stretch.runtime.model import Model, load
-from tvm_stretch.stretching.rules import Rules
+from tvm_stretch.stretching.design_rules import Rules
 from tvm_stretch.stretching.stretching import Stretching, stretch_network
 from tvm_stretch.targets.cpu import CORE
 

@@ -18,7 +18,7 @@ from tvm_stretch.build.branching import branch
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.calls import Calls
 from tvm_stretch.ir.provenance import Provenance
-from tvm_stretch.lowering.graph import Graph
+from tvm_stretch.lowering.executor_graph import Graph
 from tvm_stretch.plan.splits import ChannelSplit, RowSplit
 from tvm_stretch.search import search
 from tvm_stretch.search.pieces import Network

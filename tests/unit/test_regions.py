@@ -16,7 +16,15 @@ from tvm import relax
 
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.calls import Calls
-from tvm_stretch.lowering.graph import COPY_KERNEL, CPU, Graph, Node, ProcessorSpec, Region, Tensor
+from tvm_stretch.lowering.executor_graph import (
+    COPY_KERNEL,
+    CPU,
+    Graph,
+    Node,
+    ProcessorSpec,
+    Region,
+    Tensor,
+)
 from tvm_stretch.lowering.lower import Lowered, lower
 from tvm_stretch.passes.keep_views import keep_views
 from tvm_stretch.passes.name_operators import NameOperators

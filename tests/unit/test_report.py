@@ -21,7 +21,15 @@ import tvm_stretch as ts
 from tutorials import zoo
 from tvm_stretch.errors import ArtifactError, InputError
 from tvm_stretch.ir.provenance import Provenance
-from tvm_stretch.lowering.graph import CPU, Graph, Node, Port, ProcessorSpec, Region, Tensor
+from tvm_stretch.lowering.executor_graph import (
+    CPU,
+    Graph,
+    Node,
+    Port,
+    ProcessorSpec,
+    Region,
+    Tensor,
+)
 from tvm_stretch.plan.plan import Plan, PlannedRegion, Refusal
 from tvm_stretch.runtime.dataflow import arena_use, find_edges
 from tvm_stretch.runtime.model import Model

@@ -15,7 +15,7 @@ from tvm_stretch.search.chain import ChainSearch
 from tvm_stretch.search.clock import Clock, Step, Written
 from tvm_stretch.search.options import Options
 from tvm_stretch.search.pieces import Network
-from tvm_stretch.search.rules import ALPHAS, amortised, apportion, straggles
+from tvm_stretch.search.pruning import ALPHAS, amortised, apportion, straggles
 from tvm_stretch.search.splitting import Splitting
 
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from tvm import relax
 
 from tests.relax_helpers import answers, binding_names, random_inputs
+from tvm_stretch.emitting.winograd_stage import stage_of
 from tvm_stretch.passes.block_channels import BlockChannels
-from tvm_stretch.passes.share_winograd import ShareWinograd, share_winograd, stage_of
+from tvm_stretch.passes.share_winograd import ShareWinograd, share_winograd
 from tvm_stretch.passes.split_outputs import split_outputs
 from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
 from tvm_stretch.targets.kernels.machine import VectorMachine

@@ -17,23 +17,23 @@ from tvm import rpc
 
 import tvm_stretch as ts
 from tutorials import zoo
+from tvm_stretch.analysis.repeated_blocks import detect_blocks
 from tvm_stretch.errors import InputError, ModelError, PlanError, UnsupportedError
 from tvm_stretch.frontend import load_network, load_trainable
 from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.passes.canonicalise import CanonicaliseTrainable
-from tvm_stretch.passes.detect_blocks import detect_blocks
 from tvm_stretch.passes.duplicate_and_scale import branch_operators
 from tvm_stretch.plan.design import Branch, Design, StretchedSegment
 from tvm_stretch.search import search
 from tvm_stretch.search.designed import as_designed
 from tvm_stretch.search.pieces import Network
 from tvm_stretch.stretching.candidates import find_candidates
+from tvm_stretch.stretching.design_rules import Rules, space_of_table_2
 from tvm_stretch.stretching.front import Front, _thinned
 from tvm_stretch.stretching.judge import Candidate
 from tvm_stretch.stretching.layers import count
 from tvm_stretch.stretching.predict import Chain
-from tvm_stretch.stretching.rules import Rules, space_of_table_2
 from tvm_stretch.stretching.segments import cut_runs, find_runs
 from tvm_stretch.stretching.stretching import Stretching, stretch_network
 from tvm_stretch.targets.registry import registered, used_unasked

@@ -8,8 +8,8 @@ from stretch_networks import BLOCKS, basic, network
 from training_helpers import IMAGES, loader
 
 import tvm_stretch as ts
+from tvm_stretch.analysis.repeated_blocks import detect_stages
 from tvm_stretch.errors import InputError, TrainingError
-from tvm_stretch.passes.detect_blocks import detect_stages
 from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale
 from tvm_stretch.plan.design import Design
 

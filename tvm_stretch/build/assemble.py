@@ -15,7 +15,7 @@ from tvm_stretch.codegen.generate import named_kernel
 from tvm_stretch.codegen.object_code import compile_kernels, link
 from tvm_stretch.errors import TargetError
 from tvm_stretch.ir.views import ALIGNMENT
-from tvm_stretch.lowering.graph import COPY_KERNEL, CPU, Graph, Node, ProcessorSpec
+from tvm_stretch.lowering.executor_graph import COPY_KERNEL, CPU, Graph, Node, ProcessorSpec
 from tvm_stretch.lowering.lower import lower
 from tvm_stretch.lowering.strides import with_strides
 from tvm_stretch.lowering.weights import WeightsBlob

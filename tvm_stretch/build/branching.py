@@ -18,10 +18,10 @@ from functools import cached_property
 
 import tvm
 
+from tvm_stretch.emitting.branches import Replacement
 from tvm_stretch.errors import InputError, PlanError
 from tvm_stretch.ir.provenance import PARTS, Provenance, table_of, with_table
 from tvm_stretch.passes.branch_segments import branch_segments
-from tvm_stretch.passes.branches import Replacement
 from tvm_stretch.passes.share_winograd import share_winograd
 from tvm_stretch.passes.split_outputs import split_outputs
 from tvm_stretch.plan.splits import Split, taking_part

@@ -24,7 +24,7 @@ from tvm_stretch.cost.features import Features
 from tvm_stretch.cost.statements import describe_copy
 from tvm_stretch.ir.operator_graph import OperatorGraph
 from tvm_stretch.ir.operators import Operators
-from tvm_stretch.lowering.graph import COPY_KERNEL
+from tvm_stretch.lowering.executor_graph import COPY_KERNEL
 from tvm_stretch.lowering.walk import Walk
 from tvm_stretch.lowering.weights import UnreadWeights
 from tvm_stretch.plan.plan import Plan, PlannedRegion

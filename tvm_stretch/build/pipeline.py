@@ -13,20 +13,21 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from tvm_stretch.analysis.verify import verify
 from tvm_stretch.build.assemble import Planned, build_model
 from tvm_stretch.build.branching import Branching, branch
 from tvm_stretch.build.placement import choose_plan, fit_processors
 from tvm_stretch.errors import InputError
 from tvm_stretch.files import as_path, write_whole, writing
+from tvm_stretch.ir.calls import PROCESSOR
 from tvm_stretch.ir.culprit import blaming
 from tvm_stretch.lowering.weights import WeightsBlob
 from tvm_stretch.passes.average_by_sums import AverageBySums
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.merge_regions import kernels_of, merge_regions
 from tvm_stretch.passes.name_operators import REGION
-from tvm_stretch.passes.partition_regions import PROCESSOR, PartitionRegions
+from tvm_stretch.passes.partition_regions import PartitionRegions
 from tvm_stretch.passes.tag import TagOperators
-from tvm_stretch.passes.verify import verify
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.progress import step
 from tvm_stretch.runtime.model import Model

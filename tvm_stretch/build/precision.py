@@ -15,8 +15,8 @@ from dataclasses import replace
 
 import tvm
 
+from tvm_stretch.analysis.integer_summary import has_integers
 from tvm_stretch.errors import InputError, TargetError, UnsupportedError
-from tvm_stretch.passes.integer_summary import has_integers
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.passes.use_half import UseHalf, describe_halves
 from tvm_stretch.targets.processor import Processor

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tvm_stretch.cost.features import Features
-from tvm_stretch.lowering.graph import Graph, Node, Tensor
+from tvm_stretch.lowering.executor_graph import Graph, Node, Tensor
 
 _FLUSHED_BYTES = 1 << 30
 """Bytes of a round after which all caches are empty."""

@@ -12,8 +12,8 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.ir.source_names import source_of
 from tvm_stretch.passes.fold_constants import constant_bindings
-from tvm_stretch.passes.name_operators import source_of
 
 MOST_ELEMENTS = 1 << 30
 """Of a tensor: kernels count in 32 bits, and a blocked layout may need nearly twice as many."""

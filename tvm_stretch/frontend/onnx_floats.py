@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tvm_stretch.analysis.quantised_values import EIGHT_BITS
 from tvm_stretch.frontend.onnx_node import Node, Value
 from tvm_stretch.frontend.onnx_ops.quantised import is_plain
-from tvm_stretch.passes.quantised_values import EIGHT_BITS
 
 _PLAIN = (*EIGHT_BITS, "int32")  # of biases
 

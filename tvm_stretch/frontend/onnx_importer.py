@@ -19,6 +19,7 @@ import onnx.numpy_helper
 import tvm
 from tvm import relax
 
+from tvm_stretch.analysis.integer_summary import with_floats
 from tvm_stretch.errors import ModelError, StretchError, UnsupportedError, last_line
 from tvm_stretch.frontend import onnx_ops  # noqa: F401  registers the converters
 from tvm_stretch.frontend.limits import MOST_OPERATORS, Constants
@@ -43,8 +44,8 @@ from tvm_stretch.frontend.onnx_node import (
 from tvm_stretch.frontend.onnx_qoperators import qdq_body
 from tvm_stretch.frontend.onnx_reader import OnnxNetwork, array_of
 from tvm_stretch.frontend.onnx_values import evaluate
-from tvm_stretch.passes.integer_summary import with_floats
-from tvm_stretch.passes.name_operators import from_source, name_inner, same_source
+from tvm_stretch.ir.source_names import from_source, same_source
+from tvm_stretch.passes.name_operators import name_inner
 
 _log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from tvm import relax
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend.limits import MOST_TABLE_ELEMENTS, too_large
 from tvm_stretch.ir.expressions import constant
-from tvm_stretch.passes.name_operators import from_source
+from tvm_stretch.ir.source_names import from_source
 
 Value: TypeAlias = "np.ndarray | relax.Expr"
 Converter = Callable[["Node"], "Value | tuple[Value, ...]"]

@@ -15,6 +15,9 @@ from tvm import relax
 
 from tvm_stretch.errors import UnsupportedError
 
+PROCESSOR = "processor"
+"""Attribute of a region's function: the name of its processor."""
+
 
 @dataclass(frozen=True)
 class Leaf:

@@ -25,9 +25,17 @@ from tvm import relax, tirx
 
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.views import ALIGNMENT
-from tvm_stretch.lowering.graph import CPU, Graph, Guard, PlanSpec, Port, ProcessorSpec, Region
-from tvm_stretch.lowering.regions import Links, RegionSteps, happens_before, link_regions
-from tvm_stretch.lowering.views import DraftNode, TensorTable, View, place_buffers
+from tvm_stretch.lowering.dependences import Links, RegionSteps, happens_before, link_regions
+from tvm_stretch.lowering.executor_graph import (
+    CPU,
+    Graph,
+    Guard,
+    PlanSpec,
+    Port,
+    ProcessorSpec,
+    Region,
+)
+from tvm_stretch.lowering.placed_tensors import DraftNode, TensorTable, View, place_buffers
 from tvm_stretch.lowering.walk import Walk
 from tvm_stretch.lowering.weights import WeightsBlob
 from tvm_stretch.passes.guard_operators import read_guards

@@ -17,11 +17,13 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.ir.calls import PROCESSOR
 from tvm_stretch.ir.provenance import KERNELS, PARTS, Provenance, table_of
+from tvm_stretch.ir.source_names import show_dots
 from tvm_stretch.ir.views import ALIGNMENT, dtype_bytes
-from tvm_stretch.lowering.graph import COPY_KERNEL, TensorKind
-from tvm_stretch.lowering.regions import RegionSteps
-from tvm_stretch.lowering.views import (
+from tvm_stretch.lowering.dependences import RegionSteps
+from tvm_stretch.lowering.executor_graph import COPY_KERNEL, TensorKind
+from tvm_stretch.lowering.placed_tensors import (
     Buffer,
     DraftNode,
     View,
@@ -32,7 +34,7 @@ from tvm_stretch.lowering.views import (
     new_view,
 )
 from tvm_stretch.lowering.weights import WeightsBlob
-from tvm_stretch.passes.name_operators import REGION, show_dots
+from tvm_stretch.passes.name_operators import REGION
 
 
 @dataclass
@@ -95,7 +97,7 @@ class Walk:
         function = self.mod[call.op]
         if self.region is not None or not isinstance(function, relax.Function):
             raise _refuse(f"a call of {call.op.name_hint} outside main", name)
-        processor = str((function.attrs or {}).get("processor", self.processors[0]))
+        processor = str((function.attrs or {}).get(PROCESSOR, self.processors[0]))
         if processor not in self.processors:
             raise UnsupportedError(
                 f"expected one of the processors {self.processors} for region "

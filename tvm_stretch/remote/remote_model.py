@@ -21,7 +21,7 @@ import tvm
 
 from tvm_stretch.errors import ArtifactError, DeviceError, RunCancelledError
 from tvm_stretch.files import as_path, writing
-from tvm_stretch.lowering.graph import Graph
+from tvm_stretch.lowering.executor_graph import Graph
 from tvm_stretch.progress import step
 from tvm_stretch.remote.device import Device, RemoteModule
 from tvm_stretch.remote.link import Link

@@ -32,7 +32,7 @@ from tvm_stretch.codegen.linking import linker_for
 from tvm_stretch.codegen.object_code import ObjectCode, object_file
 from tvm_stretch.errors import ArtifactError, RunError, TargetError
 from tvm_stretch.files import held, new_folder, remove_abandoned, writing
-from tvm_stretch.lowering.graph import Graph
+from tvm_stretch.lowering.executor_graph import Graph
 from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.runtime.elf import read_machine
 from tvm_stretch.runtime.private_copy import PrivateCopy

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tvm_stretch.lowering.graph import Graph, Tensor
+from tvm_stretch.lowering.executor_graph import Graph, Tensor
 
 _NOBODY = -1
 _Memory = tuple[str, int]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from tvm_stretch.lowering.graph import Graph
+from tvm_stretch.lowering.executor_graph import Graph
 from tvm_stretch.plan.execution import Execution, Stray
 
 NOWHERE = "nowhere"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_stretch.errors import InputError
-from tvm_stretch.lowering.graph import Graph
+from tvm_stretch.lowering.executor_graph import Graph
 
 
 @dataclass(frozen=True, repr=False)

@@ -21,7 +21,7 @@ import tvm
 from tvm_stretch.arguments import named_arguments
 from tvm_stretch.errors import ArtifactError, DeviceError, InputError
 from tvm_stretch.files import as_path
-from tvm_stretch.lowering.graph import Graph, Port, Tensor
+from tvm_stretch.lowering.executor_graph import Graph, Port, Tensor
 from tvm_stretch.plan.considered import Considered
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.progress import step

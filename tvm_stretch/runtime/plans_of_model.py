@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tvm_stretch.errors import InputError
-from tvm_stretch.lowering.graph import Graph, PlanSpec
+from tvm_stretch.lowering.executor_graph import Graph, PlanSpec
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.runtime.artifact import Parts
 from tvm_stretch.runtime.execution import find_execution

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_stretch.errors import ArtifactError, InputError
 from tvm_stretch.files import as_path, is_finite, write_whole, writing
-from tvm_stretch.lowering.graph import Graph, Node, Tensor
+from tvm_stretch.lowering.executor_graph import Graph, Node, Tensor
 from tvm_stretch.plan.considered import considered_lines
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.splits import splits_to_data

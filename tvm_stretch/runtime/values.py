@@ -20,7 +20,7 @@ import tvm
 import tvm_ffi
 
 from tvm_stretch.errors import InputError, RunError
-from tvm_stretch.lowering.graph import Tensor
+from tvm_stretch.lowering.executor_graph import Tensor
 
 
 @dataclass(frozen=True)

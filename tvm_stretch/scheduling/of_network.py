@@ -7,10 +7,10 @@ from fractions import Fraction
 
 from tvm import relax
 
+from tvm_stretch.analysis.row_windows import why_not_by_rows, window
 from tvm_stretch.errors import InputError
 from tvm_stretch.ir.operator_graph import ANCHORS, Group, OperatorGraph
 from tvm_stretch.ir.operators import POINTWISE, Operator
-from tvm_stretch.passes.row_windows import why_not_by_rows, window
 from tvm_stretch.scheduling.problem import Job, Problem, Tensor, TransferCost
 from tvm_stretch.scheduling.result import Result
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
-from tvm_stretch.passes.detect_meeting_points import amortise
+from tvm_stretch.analysis.meeting_points import amortise
 from tvm_stretch.progress import step
 from tvm_stretch.search.clock import Clock, Written
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.limits import NO_LIMITS, Limits
 from tvm_stretch.search.options import Option, Options, Widths
 from tvm_stretch.search.pieces import Network, Piece
-from tvm_stretch.search.rules import ALPHAS
+from tvm_stretch.search.pruning import ALPHAS
 from tvm_stretch.search.splitting import LENGTHS, Splitting
 
 

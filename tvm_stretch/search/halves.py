@@ -16,12 +16,12 @@ from fractions import Fraction
 from math import prod
 from typing import Literal
 
+from tvm_stretch.analysis.row_windows import window
 from tvm_stretch.build.kernels import GroupKernel
 from tvm_stretch.cost.describe import Anchored, Epilogue, template_features
 from tvm_stretch.cost.features import Features, GenericFeatures
 from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.ir.operators import CONVOLUTIONS, Operator
-from tvm_stretch.passes.row_windows import window
 from tvm_stretch.targets.kernels.choose import ConvShape
 from tvm_stretch.targets.kernels.conv import ConvConfig
 from tvm_stretch.targets.kernels.dots import OfWords

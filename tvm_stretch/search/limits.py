@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tvm_stretch.errors import InputError
 from tvm_stretch.scheduling import Scheduler, schedule_heft
-from tvm_stretch.search.rules import apportion
+from tvm_stretch.search.pruning import apportion
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import kinds
 from tvm_stretch.targets.registry import nicknames
@@ -55,7 +55,7 @@ class Limits:
         return -(-total // (self.parts * unit)) * unit if self.parts else unit
 
     def apportion(self, total: int, speeds: Mapping[int, float]) -> dict[int, int] | None:
-        """As `rules.apportion`, but no processor gets more than it may; None where that cannot be.
+        """As `pruning.apportion`, but with an upper limit for each processor; None if impossible.
 
         >>> Limits({1: 0.5}).apportion(16, {0: 1.0, 1: 3.0})
         {0: 8, 1: 8}

@@ -21,7 +21,7 @@ from tvm_stretch.search.clock import Step
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.limits import NO_LIMITS, Limits
 from tvm_stretch.search.pieces import Network, Piece
-from tvm_stretch.search.rules import ALPHAS, amortised, straggles
+from tvm_stretch.search.pruning import ALPHAS, amortised, straggles
 
 Widths = tuple[int, ...]
 

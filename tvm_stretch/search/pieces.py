@@ -13,13 +13,13 @@ from math import lcm
 
 import tvm
 
-from tvm_stretch.ir.operator_graph import Group
-from tvm_stretch.ir.operators import CONVOLUTIONS, OF_ONE, OF_TWO, Operator
-from tvm_stretch.passes.detect_meeting_points import (
+from tvm_stretch.analysis.meeting_points import (
     MeetingPoints,
     Segment,
     detect_meeting_points,
 )
+from tvm_stretch.ir.operator_graph import Group
+from tvm_stretch.ir.operators import CONVOLUTIONS, OF_ONE, OF_TWO, Operator
 from tvm_stretch.search.kernels import Kernels
 
 

@@ -18,12 +18,12 @@ from tvm import relax
 
 from tvm_stretch.build.branching import Branching, branch
 from tvm_stretch.build.kernels import KernelLevel, kernels_of_plan
+from tvm_stretch.emitting.winograd_stage import stage_of
 from tvm_stretch.ir.calls import Calls
 from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.ir.operators import Operator, Operators
 from tvm_stretch.ir.provenance import Provenance
 from tvm_stretch.ir.views import PIECES
-from tvm_stretch.passes.share_winograd import stage_of
 from tvm_stretch.plan.considered import Considered
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.plan.regions import form_regions

@@ -7,10 +7,10 @@ from fractions import Fraction
 from itertools import combinations
 from math import lcm
 
+from tvm_stretch.analysis.channel_plan import ChannelStep, Form, plan_channel_split
+from tvm_stretch.emitting.row_branches import RowPlan, plan_row_split
 from tvm_stretch.errors import InputError, UnsupportedError
 from tvm_stretch.ir.operator_graph import Group
-from tvm_stretch.passes.channel_plan import ChannelStep, Form, plan_channel_split
-from tvm_stretch.passes.split_rows import RowPlan, plan_row_split
 from tvm_stretch.plan.splits import ChannelSplit, RowSplit, taking_part
 from tvm_stretch.search.clock import Step
 from tvm_stretch.search.costs import Costs
@@ -18,7 +18,7 @@ from tvm_stretch.search.halves import Along
 from tvm_stretch.search.limits import NO_LIMITS, Limits
 from tvm_stretch.search.options import Option
 from tvm_stretch.search.pieces import Network, Piece
-from tvm_stretch.search.rules import amortised, straggles
+from tvm_stretch.search.pruning import amortised, straggles
 
 LENGTHS = (1, 2, 3, 4, 6, 8)
 """How many pieces in a row are split by rows together; more meet less often, repeat more rows."""

@@ -8,15 +8,15 @@ from functools import cached_property
 import numpy as np
 from tvm import relax
 
+from tvm_stretch.analysis.block_widths import BlockWidths
+from tvm_stretch.analysis.repeated_blocks import detect_blocks
 from tvm_stretch.errors import PlanError, UnsupportedError
 from tvm_stretch.ir.operators import Operators
-from tvm_stretch.passes.block_widths import BlockWidths
-from tvm_stretch.passes.detect_blocks import detect_blocks
 from tvm_stretch.passes.duplicate_and_scale import blocks_of_segment, check_segment
 from tvm_stretch.plan.design import Design, StretchedSegment
+from tvm_stretch.stretching.design_rules import Rules, judge
 from tvm_stretch.stretching.layers import channels_of, count
 from tvm_stretch.stretching.predict import Chain, Figures, predict
-from tvm_stretch.stretching.rules import Rules, judge
 from tvm_stretch.stretching.segments import Run
 from tvm_stretch.stretching.tables import Pricing
 from tvm_stretch.targets.processor import Processor

@@ -16,12 +16,12 @@ from math import prod
 
 from tvm.ir import GenericConst
 
+from tvm_stretch.analysis.block_widths import BlockWidths, UnequalWidthsError
 from tvm_stretch.cost.describe import Epilogue, template_features
 from tvm_stretch.cost.features import Features
 from tvm_stretch.cost.statements import describe_copy
 from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.operators import BINARY, Operator, Operators, remember
-from tvm_stretch.passes.block_widths import BlockWidths, UnequalWidthsError
 from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
 from tvm_stretch.targets.kernels.layer_configs import (
     Config,

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.ir.operators import Operators
-from tvm_stretch.passes.block_widths import BlockWidths, UnequalWidthsError
-from tvm_stretch.passes.detect_blocks import Block, detect_stages
-from tvm_stretch.passes.detect_meeting_points import (
+from tvm_stretch.analysis.block_widths import BlockWidths, UnequalWidthsError
+from tvm_stretch.analysis.meeting_points import (
     MeetingPoint,
     MeetingPoints,
     Segment,
     amortise,
 )
+from tvm_stretch.analysis.repeated_blocks import Block, detect_stages
+from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.ir.operators import Operators
 from tvm_stretch.passes.duplicate_and_scale import kept_blocks, narrowed
 from tvm_stretch.plan.design import StretchedSegment
 from tvm_stretch.stretching.layers import Layer, block_layers, has_norms, point_conv

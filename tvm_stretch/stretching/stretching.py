@@ -6,8 +6,8 @@
     net = st.to_torch()             # the same as a torch module, to be trained; then st.load_torch
     st.judge("design.json")         # any other design
 
-segments.py finds the segments, search.py the best designs that rules.py allows; predict.py
-simulates them and passes/duplicate_and_scale.py builds one.
+segments.py finds the segments, design_search.py the best designs that design_rules.py allows;
+predict.py simulates them and passes/duplicate_and_scale.py builds one.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from tvm_stretch.remote.processors import place_of, processors_of
 from tvm_stretch.search.costs import Costs, planning_costs
 from tvm_stretch.search.twin import named_processors, refuse_threads_of, twin_costs, twin_processors
 from tvm_stretch.stretching.candidates import find_candidates
+from tvm_stretch.stretching.design_rules import Rules
 from tvm_stretch.stretching.front import Front, find_front
 from tvm_stretch.stretching.judge import (
     Candidate,
@@ -50,7 +51,6 @@ from tvm_stretch.stretching.judge import (
 )
 from tvm_stretch.stretching.layers import count
 from tvm_stretch.stretching.predict import Chain
-from tvm_stretch.stretching.rules import Rules
 from tvm_stretch.stretching.segments import Run, find_runs
 from tvm_stretch.stretching.tables import Pricing
 from tvm_stretch.targets.registry import TargetLike, used_unasked

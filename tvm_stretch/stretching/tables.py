@@ -14,7 +14,7 @@ from math import lcm
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_stretch.passes.block_widths import BlockWidths
+from tvm_stretch.analysis.block_widths import BlockWidths
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.stretching.layers import Layer, block_layers, count
 from tvm_stretch.stretching.segments import Run

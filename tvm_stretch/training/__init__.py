@@ -23,10 +23,10 @@ except ImportError as error:
     ) from error
 
 from tvm_stretch.training.data import Batches, accuracy
+from tvm_stretch.training.descent import refine
 from tvm_stretch.training.imitate import imitate
 from tvm_stretch.training.loop import distill, fit
 from tvm_stretch.training.network import TrainableNetwork
-from tvm_stretch.training.refine import refine
 from tvm_stretch.training.statistics import recalibrate
 from tvm_stretch.training.supernet import Supernet, fit_supernet
 

@@ -28,9 +28,9 @@ from tvm_stretch.errors import InputError, TrainingError
 from tvm_stretch.plan.sources import Source
 from tvm_stretch.progress import Progress, count, reporting
 from tvm_stretch.training.data import device_of, evaluating, image_batches, undone
-from tvm_stretch.training.graph import BATCH_NORM, Node
 from tvm_stretch.training.network import TrainableNetwork
 from tvm_stretch.training.statistics import recalibrate
+from tvm_stretch.training.torch_graph import BATCH_NORM, Node
 
 ROWS = 50_000
 """The number of pixels that a layer is fitted to."""

@@ -17,8 +17,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from tvm_stretch.errors import InputError, UnsupportedError
 from tvm_stretch.plan.sources import Source
-from tvm_stretch.training.graph import BATCH_NORM, Graph, Node, Weight
-from tvm_stretch.training.operators import OPERATORS
+from tvm_stretch.training.torch_functions import OPERATORS
+from tvm_stretch.training.torch_graph import BATCH_NORM, Graph, Node, Weight
 
 _NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 

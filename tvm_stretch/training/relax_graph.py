@@ -20,7 +20,7 @@ from tvm.ir import GenericConst
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.expressions import constant, shape_of
 from tvm_stretch.ir.operators import POINTWISE, Operator, Operators
-from tvm_stretch.training.graph import BATCH_NORM, Graph, Node, Weight
+from tvm_stretch.training.torch_graph import BATCH_NORM, Graph, Node, Weight
 
 Arrays: TypeAlias = dict[str, np.ndarray]
 

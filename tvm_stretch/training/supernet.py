@@ -29,9 +29,9 @@ from torch.nn import functional
 from tvm_stretch.errors import InputError
 from tvm_stretch.progress import Progress
 from tvm_stretch.training.data import Loader
-from tvm_stretch.training.graph import BATCH_NORM, Graph, Node, Weight
 from tvm_stretch.training.loop import Settings, train
 from tvm_stretch.training.network import TrainableNetwork
+from tvm_stretch.training.torch_graph import BATCH_NORM, Graph, Node, Weight
 
 Layout: TypeAlias = tuple[tuple[str, int], ...]
 """The channels of a tensor: for each operator that computed some, how many of its first ones."""

@@ -1,4 +1,4 @@
-// The executor's graph: the JSON that tvm_stretch/lowering/graph.py writes, parsed and checked.
+// The executor's graph: the JSON that lowering/executor_graph.py writes, parsed and checked.
 #ifndef TVM_STRETCH_GRAPH_H_
 #define TVM_STRETCH_GRAPH_H_
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from tvm import relax
 from tvm.ir import GenericConst
 
+from tvm_stretch.analysis.segments import Span
 from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.operators import CONVOLUTIONS, OF_ONE, OF_TWO, Operator, operands, remember
-from tvm_stretch.passes.branches import Span
 
 AVERAGE = "integer.average"
 _POOLS = {"nn.avg_pool2d", "nn.max_pool2d"}

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.plan.design import Branch, Design, StretchedSegment
 from tvm_stretch.search.costs import Costs
-from tvm_stretch.stretching.rules import PREFERENCE, Judged, Rules, judge
+from tvm_stretch.stretching.design_rules import PREFERENCE, Judged, Rules, judge
 from tvm_stretch.stretching.segments import Run
 from tvm_stretch.stretching.tables import Array, Pricing, Table
 

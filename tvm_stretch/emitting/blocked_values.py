@@ -15,16 +15,16 @@ import numpy as np
 from tvm import relax
 from tvm.ir import GenericConst, Op
 
-from tvm_stretch.ir.expressions import count_uses, shape_of, with_variables
-from tvm_stretch.ir.operators import BINARY, UNARY, kind_of
-from tvm_stretch.passes.blocked_integers import blocked_integer
-from tvm_stretch.passes.blocked_moves import (
+from tvm_stretch.emitting.blocked_integers import blocked_integer
+from tvm_stretch.emitting.blocked_moves import (
     blocked_pad,
     blocked_slice,
     images_between,
     same_pixels,
 )
-from tvm_stretch.passes.share_winograd import stage_of
+from tvm_stretch.emitting.winograd_stage import stage_of
+from tvm_stretch.ir.expressions import count_uses, shape_of, with_variables
+from tvm_stretch.ir.operators import BINARY, UNARY, kind_of
 from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.layer_configs import conv_shape, picked_pixels
 from tvm_stretch.targets.kernels.machine import VectorMachine

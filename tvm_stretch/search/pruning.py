@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tvm_stretch.passes.detect_meeting_points import DEFAULT_ALPHA
+from tvm_stretch.analysis.meeting_points import DEFAULT_ALPHA
 
 ALPHAS = (0.5, DEFAULT_ALPHA)
 """Half, beyond which a meeting costs more than two processors can save; and the paper's α, with

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tvm_stretch.ir.provenance import Provenance
 from tvm_stretch.ir.views import ALIGNMENT, dtype_bytes
-from tvm_stretch.lowering.graph import Node, Tensor, TensorKind
+from tvm_stretch.lowering.executor_graph import Node, Tensor, TensorKind
 from tvm_stretch.lowering.memory_plan import find_lifetimes, plan_memory
 
 

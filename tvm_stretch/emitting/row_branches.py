@@ -22,12 +22,13 @@ from dataclasses import dataclass
 from tvm import relax
 from tvm.ir import GenericConst
 
+from tvm_stretch.analysis.row_windows import AVERAGE, why_not_by_rows, window
+from tvm_stretch.analysis.segments import Span, closed_segment, share
+from tvm_stretch.emitting.branches import Emitter, Replacement
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.convolutions import conv2d_like, operator_like
 from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.operators import CONVOLUTIONS, OF_TWO, Operator, Operators, operands
-from tvm_stretch.passes.branches import Emitter, Replacement, Span, closed_segment, share
-from tvm_stretch.passes.row_windows import AVERAGE, why_not_by_rows, window
 from tvm_stretch.plan.splits import RowSplit
 
 

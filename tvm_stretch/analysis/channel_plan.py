@@ -23,6 +23,7 @@ from enum import Enum
 from tvm import relax
 from tvm.ir import GenericConst
 
+from tvm_stretch.analysis.segments import Span, closed_segment, share
 from tvm_stretch.errors import InputError, UnsupportedError
 from tvm_stretch.ir.operators import (
     BINARY,
@@ -34,7 +35,6 @@ from tvm_stretch.ir.operators import (
     operands,
     remember,
 )
-from tvm_stretch.passes.branches import Span, closed_segment, share
 from tvm_stretch.plan.splits import ChannelSplit
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tvm_stretch.training.graph import Node
+from tvm_stretch.training.torch_graph import Node
 
 Compute = Callable[..., Any]
 

@@ -20,9 +20,9 @@ from math import gcd, lcm
 from tvm import relax
 from tvm.ir import GenericConst
 
+from tvm_stretch.analysis.meeting_points import SHUFFLE
 from tvm_stretch.errors import PlanError, StretchError, UnsupportedError
 from tvm_stretch.ir.operators import BINARY, UNARY, Operator, Operators
-from tvm_stretch.passes.detect_meeting_points import SHUFFLE
 
 _SAME_CHANNELS = UNARY | {"mean", "nn.batch_norm", "nn.max_pool2d", "nn.avg_pool2d"}
 _SHUFFLE = {"reshape", "permute_dims"}

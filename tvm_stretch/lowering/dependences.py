@@ -16,7 +16,7 @@ import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tvm_stretch.lowering.views import Buffer, DraftNode, View
+from tvm_stretch.lowering.placed_tensors import Buffer, DraftNode, View
 
 
 @dataclass(eq=False)

@@ -17,8 +17,7 @@ from tvm import relax, tirx
 from tvm.ir import GlobalVar
 
 from tvm_stretch.errors import StretchError
-from tvm_stretch.ir.calls import Calls
-from tvm_stretch.passes.partition_regions import PROCESSOR
+from tvm_stretch.ir.calls import PROCESSOR, Calls
 from tvm_stretch.targets.processor import Processor
 
 

@@ -22,8 +22,8 @@ from math import comb, log10
 import numpy as np
 from numpy.typing import NDArray
 
+from tvm_stretch.analysis.meeting_points import DEFAULT_ALPHA
 from tvm_stretch.errors import InputError
-from tvm_stretch.passes.detect_meeting_points import DEFAULT_ALPHA
 from tvm_stretch.stretching.tables import Array
 
 Mask = NDArray[np.bool_]
@@ -66,7 +66,7 @@ class Rules:
             ):
                 raise InputError(
                     f"expected a number from 0 to {most:g} for {field.name}, got {value!r}; see "
-                    "tvm_stretch/stretching/rules.py"
+                    "stretching/design_rules.py"
                 )
         if self.alpha == 0:
             raise InputError("expected a positive number for alpha, got 0; the paper uses 0.1")

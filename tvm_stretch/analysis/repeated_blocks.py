@@ -17,6 +17,8 @@ A stage is a run of blocks whose results have one shape.
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -24,18 +26,18 @@ from itertools import groupby
 import tvm
 from tvm import relax
 
-from tvm_stretch.ir.expressions import shape_of
-from tvm_stretch.ir.operators import Operator, Operators
-from tvm_stretch.passes.detect_cells import split_into_cells
-from tvm_stretch.passes.detect_meeting_points import (
+from tvm_stretch.analysis.meeting_points import (
     MeetingPoints,
     as_operators,
     detect_meeting_points,
 )
+from tvm_stretch.ir.expressions import shape_of
+from tvm_stretch.ir.operators import Operator, Operators
 
 # The letter of each layer in patterns of chains.
 _POINT, _DEPTH, _GROUP, _DENSE, _FORK, _GATE, _OTHER = "PDGCFSx"
 _CONVS = _POINT + _DEPTH + _GROUP + _DENSE
+_JOINS = {"add", "concat"}
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def _units(operators: Operators, found: MeetingPoints) -> Iterator[_Unit]:
     for segment in found.segments:
         members = [operators[name] for name in segment.operators]
         core = members[: segment.core]
-        cells = split_into_cells(operators, core)
+        cells = _split_into_cells(operators, core)
         if len(cells) > 1:
             cells[-1] += members[segment.core :]
             yield from (_Unit(tuple(cell), _FORK) for cell in cells)
@@ -207,3 +209,58 @@ def _layer_name(conv: Operator) -> str:
     kernel = shape_of(conv.call.args[1])
     prefix = {_DEPTH: "dw", _GROUP: "g"}.get(_layer_letter(conv), "")
     return f"{prefix}{kernel[2]}x{kernel[3]}"
+
+
+# --- cells of NASNet: each reads the two before it ------------------------------------------------
+
+
+def _split_into_cells(operators: Operators, members: Sequence[Operator]) -> list[list[Operator]]:
+    """The cells of a segment; the whole segment if cutting gives no three that repeat.
+
+    A cell ends at a concatenation or sum after which at most two tensors are still to be read.
+    """
+    cells = _cut(operators, members)
+    kinds = Counter(_structure(cell) for cell in cells)
+    repeated = sum(count for count in kinds.values() if count > 1)
+    return cells if len(cells) > 2 and 2 * repeated >= len(cells) else [list(members)]
+
+
+def _cut(operators: Operators, members: Sequence[Operator]) -> list[list[Operator]]:
+    """Pieces between the joins; sets of operators are bit sets in integers."""
+    bit = {member.name: 1 << index for index, member in enumerate(members)}
+    outside = 1 << len(members)
+    leading, read_by = {}, {}
+    for member in members:
+        leading[member.name] = bit[member.name]
+        for name in member.inputs:
+            leading[member.name] |= leading.get(name, 0)
+        read_by[member.name] = sum(bit.get(n, outside) for n in operators.readers[member.name])
+    cells: list[list[Operator]] = []
+    done = 0
+    for join in members:
+        if join.kind not in _JOINS or len(join.inputs) < 2:
+            continue
+        before = leading[join.name]  # everything that the join depends on
+        waiting = (1 for m in members if before & bit[m.name] and read_by[m.name] & ~before)
+        # Cuts are nested: a join that does not depend on the previous piece lies beside it.
+        if before & done == done and sum(waiting) <= 2:
+            cells.append([m for m in members if before & ~done & bit[m.name]])
+            done = before
+    rest = [m for m in members if not done & bit[m.name]]  # what follows the last join
+    if not cells:
+        return [rest]
+    cells[-1] += rest
+    return cells
+
+
+def _structure(cell: Sequence[Operator]) -> str:
+    """A digest, equal for cells that differ only in sizes, widths and strides."""
+    digests: dict[str, str] = {}
+    for operator in cell:
+        operands = [digests.get(name, "input") for name in operator.inputs]
+        parts = [operator.kind, *operands]
+        if operator.kind == "nn.conv2d":
+            depthwise = shape_of(operator.call.args[1])[1] == 1
+            parts += [str(depthwise), *map(str, shape_of(operator.call.args[1])[2:])]
+        digests[operator.name] = hashlib.sha256(" ".join(parts).encode()).hexdigest()
+    return digests[cell[-1].name]

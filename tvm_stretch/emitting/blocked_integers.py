@@ -32,7 +32,7 @@ from tvm_stretch.targets.kernels.integers import (
 from tvm_stretch.targets.kernels.layer_configs import LONGEST, dense_shape, is_depthwise
 
 if TYPE_CHECKING:
-    from tvm_stretch.passes.blocked_values import Rewriter
+    from tvm_stretch.emitting.blocked_values import Rewriter
 
 
 def blocked_integer(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:

@@ -17,7 +17,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_stretch.ir.operators import kind_of
-from tvm_stretch.passes.name_operators import source_of
+from tvm_stretch.ir.source_names import source_of
 from tvm_stretch.targets.kernels.integers import integer_of
 
 INTEGERS = "integers"

@@ -19,6 +19,9 @@ from __future__ import annotations
 from tvm import relax
 from tvm.ir import GenericConst
 
+from tvm_stretch.analysis.channel_plan import ChannelStep, Form, Held, plan_channel_split
+from tvm_stretch.analysis.segments import Span
+from tvm_stretch.emitting.branches import Emitter, Replacement
 from tvm_stretch.ir.convolutions import (
     conv2d_like,
     operator_like,
@@ -28,8 +31,6 @@ from tvm_stretch.ir.convolutions import (
 )
 from tvm_stretch.ir.expressions import constant, shape_of
 from tvm_stretch.ir.operators import CONVOLUTIONS, OF_TWO, Operator, Operators, operands
-from tvm_stretch.passes.branches import Emitter, Replacement, Span
-from tvm_stretch.passes.channel_plan import ChannelStep, Form, Held, plan_channel_split
 from tvm_stretch.plan.splits import ChannelSplit
 from tvm_stretch.targets.kernels.integers import integer_of
 

@@ -18,7 +18,7 @@ from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.operators import kind_of
 
 if TYPE_CHECKING:
-    from tvm_stretch.passes.blocked_values import Rewriter
+    from tvm_stretch.emitting.blocked_values import Rewriter
 
 
 def blocked_slice(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:

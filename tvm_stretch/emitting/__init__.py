@@ -1,0 +1,1 @@
+"""Operators emitted again, for passes: in channel blocks, in parts, scaled."""
