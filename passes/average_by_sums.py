@@ -19,6 +19,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_stretch.ir.call_rewriter import CallRewriter
 from tvm_stretch.ir.calls import PROCESSOR
 from tvm_stretch.ir.expressions import constant, shape_of
 from tvm_stretch.targets.kernels.integers import (
@@ -51,14 +52,13 @@ class AverageBySums:
 
 
 @relax.expr_functor.mutator
-class _Writer(relax.PyExprMutator):
+class _Writer(CallRewriter):
     found = False
 
-    def visit_call_(self, call: relax.Call) -> relax.Expr:
-        call = self.visit_expr_post_order(call)
+    def rewrite(self, call: relax.Call) -> relax.Expr | None:
         integer = integer_of(call)
         if integer is None or integer.kind != "average":
-            return call
+            return None
         self.found = True
         data, counts = operands_of(call)
         channels = shape_of(data)[1]

@@ -14,6 +14,7 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
+from tvm_stretch.ir.call_rewriter import CallRewriter
 from tvm_stretch.ir.expressions import constant, rewrite_functions, shape_of
 from tvm_stretch.ir.operators import kind_of
 
@@ -28,12 +29,11 @@ class DecomposeQuantisation:
 
 
 @relax.expr_functor.mutator
-class _Writer(relax.PyExprMutator):
-    def visit_call_(self, call: relax.Call) -> relax.Expr:
-        call = self.visit_expr_post_order(call)
+class _Writer(CallRewriter):
+    def rewrite(self, call: relax.Call) -> relax.Expr | None:
         kind = kind_of(call)
         if kind not in ("quantize", "dequantize") or "float8" in str(call.ty.dtype):
-            return call
+            return None
         x, scale, zero = call.args
         rank, axis = len(shape_of(x)), int(call.attrs.axis)
         scale, zero = (

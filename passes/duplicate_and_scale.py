@@ -33,7 +33,8 @@ from tvm import relax
 
 from tvm_stretch.analysis.block_widths import BlockWidths, UnequalWidthsError
 from tvm_stretch.analysis.repeated_blocks import Block, detect_blocks
-from tvm_stretch.emitting.scale_operators import Origin, Scaler, Value, window
+from tvm_stretch.emitting.scale_operators import Scaler, Value, window
+from tvm_stretch.emitting.scaled_weights import Origin, Weights
 from tvm_stretch.errors import PlanError, UnsupportedError
 from tvm_stretch.ir.expressions import with_variables
 from tvm_stretch.ir.operators import Operator, Operators
@@ -155,7 +156,7 @@ class _Stretcher:
         self.operators = Operators(self.main)
         self.noise = noise
         self.blocks = detect_blocks(self.operators)
-        self.scaler = Scaler(self.operators, warm, np.random.default_rng(seed))
+        self.scaler = Scaler(self.operators, Weights(warm, np.random.default_rng(seed)))
         self.values = {name: self.scaler.unchanged(name) for name in self.operators.params}
         self.names: dict[str, list[str]] = defaultdict(list)
         self.spans = self._find_spans(design)
@@ -232,7 +233,7 @@ class _Stretcher:
     ) -> Value:
         branch, count = segment.branches[index], len(segment.branches)
         begin = len(self.scaler.emitter.bindings)
-        self.scaler.noise = self.noise if index else 0.0
+        self.scaler.weights.noise = self.noise if index else 0.0
         value = source
         if count > 1 and segment.merge == "project":
             value = self._enter(segment, blocks[-1], source, index)
@@ -240,7 +241,7 @@ class _Stretcher:
             value = self._emit_block(blocks[number], value, branch.width, index, count)
         if count > 1 and segment.merge != "concat":
             value = self._restore(segment, blocks[-1], value, index)
-        self.scaler.noise = 0.0
+        self.scaler.weights.noise = 0.0
         if count > 1:
             emitted = self.scaler.emitter.bindings[begin:]
             self.names[branch.processor] += [binding.var.name for binding in emitted]

@@ -19,13 +19,8 @@ import tvm
 from tvm import relax
 from tvm.ir import Op
 
-from tvm_stretch.ir.expressions import (
-    constant_value,
-    count_uses,
-    is_float,
-    rewrite_functions,
-    shape_of,
-)
+from tvm_stretch.ir.call_rewriter import CallRewriter
+from tvm_stretch.ir.expressions import count_uses, is_float, rewrite_functions, shape_of
 from tvm_stretch.ir.source_names import same_source
 
 _ADD, _MULTIPLY = Op.get("relax.add"), Op.get("relax.multiply")
@@ -75,7 +70,7 @@ def scale_weight(layer: relax.Call, weight: np.ndarray, scale: np.ndarray) -> np
 
 
 @relax.expr_functor.mutator
-class _Folder(relax.PyExprMutator):
+class _Folder(CallRewriter):
     """Rewrites one function; `uses` counts the readers of each value."""
 
     def __init__(self, mod: tvm.IRModule, uses: dict[relax.Var, int]) -> None:
@@ -87,7 +82,7 @@ class _Folder(relax.PyExprMutator):
         call = self.definition(item.tuple_value)
         if item.index != 0 or not isinstance(call, relax.Call) or call.op != _BATCH_NORM:
             return item
-        parameters = [constant_value(a, self.definition) for a in call.args[1:]]
+        parameters = [self.constant(a) for a in call.args[1:]]
         if call.attrs.training or any(p is None for p in parameters) or not is_float(item):
             return item
         return self.normalise(call, [p.astype("float64") for p in parameters if p is not None])
@@ -104,13 +99,12 @@ class _Folder(relax.PyExprMutator):
         scaled = self.scale(call.args[0], scale.reshape(shape).astype(dtype))
         return self.shift(self.keep(scaled, call.args[0]), bias.reshape(shape).astype(dtype))
 
-    def visit_call_(self, call: relax.Call) -> relax.Expr:
-        call = self.visit_expr_post_order(call)
+    def rewrite(self, call: relax.Call) -> relax.Expr | None:
         if call.op not in (_ADD, _MULTIPLY) or not is_float(call):
-            return call
-        value = constant_value(call.args[1], self.definition)
+            return None
+        value = self.constant(call.args[1])
         if value is None or shape_of(call) != shape_of(call.args[0]):
-            return call
+            return None
         return (self.scale if call.op == _MULTIPLY else self.shift)(call.args[0], value)
 
     def scale(self, x: relax.Expr, factor: np.ndarray) -> relax.Expr:
@@ -143,7 +137,7 @@ class _Folder(relax.PyExprMutator):
         """``layer`` with scaled weights; None if it is no layer, or no factor per channel."""
         if layer is None or layer.op not in (*_CONVS, *_TRANSPOSED, _MATMUL):
             return None
-        weight = constant_value(layer.args[1], self.definition)
+        weight = self.constant(layer.args[1])
         if weight is None or not np.issubdtype(weight.dtype, np.floating):
             return None
         if layer.op == _MATMUL and weight.ndim != 2:
@@ -159,16 +153,13 @@ class _Folder(relax.PyExprMutator):
         """The constant that ``call`` adds without broadcasting its input."""
         if call is None or call.op != _ADD or shape_of(call) != shape_of(call.args[0]):
             return None
-        return constant_value(call.args[1], self.definition)
+        return self.constant(call.args[1])
 
     def private(self, x: relax.Expr) -> Any:
         """The call that computes ``x`` if ``x`` has one reader."""
         call = self.definition(x)
         alone = isinstance(x, relax.Var) and self.uses.get(x, 2) == 1
         return call if alone and isinstance(call, relax.Call) else None
-
-    def definition(self, x: relax.Expr) -> Any:
-        return self.lookup_binding(x) if isinstance(x, relax.Var) else x
 
     def keep(self, value: relax.Expr, replaced: relax.Expr) -> relax.Var:
         """Bind ``value``, which only the caller reads, in place of ``replaced``."""

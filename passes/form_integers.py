@@ -34,6 +34,7 @@ from tvm_stretch.analysis.quantised_values import (
     scale_of,
 )
 from tvm_stretch.analysis.tabulate import tabulated
+from tvm_stretch.ir.call_rewriter import CallRewriter
 from tvm_stretch.ir.expressions import constant, shape_of
 from tvm_stretch.ir.operators import kind_of
 from tvm_stretch.ir.source_names import same_source
@@ -55,16 +56,14 @@ class FormIntegers:
         if not any(kind == "quantize" for kind, _ in calls_of(main)):
             return mod
         for of_rest in (False, True):
-            former = _Former(mod, of_rest=of_rest)
-            var = mod.get_global_var("main")
-            former.builder_.update_func(var, former.visit_expr(mod["main"]))
-            mod = relax.transform.CanonicalizeBindings()(former.builder_.get())
+            formed = _Former(mod, of_rest=of_rest).rewritten(mod)
+            mod = relax.transform.CanonicalizeBindings()(formed)
             mod = relax.transform.DeadCodeElimination()(mod)
         return with_integers(mod)
 
 
 @relax.expr_functor.mutator
-class _Former(relax.PyExprMutator):
+class _Former(CallRewriter):
     """Replaces each quantising whose operand can be computed in integers.
 
     With ``of_rest`` it replaces the layers that are left: no quantising follows them, so their sums
@@ -77,23 +76,17 @@ class _Former(relax.PyExprMutator):
         self.splits: dict[tuple[relax.Expr, relax.Expr], relax.Var] = {}
         """Splits of integers, by the split of floats that they replace and their operand."""
 
-    def visit_call_(self, call: relax.Call) -> relax.Expr:
-        call = self.visit_expr_post_order(call)
+    def rewrite(self, call: relax.Call) -> relax.Expr | None:
         if self.of_rest:
             return self.in_float(call)
         if kind_of(call) != "quantize":
-            return call
+            return None
         scale = self.scale(call, str(call.ty.dtype))
         if scale is None or str(call.ty.dtype) not in EIGHT_BITS:
-            return call
-        formed = self.form(call.args[0], Result(scale, *scale.limits))
-        return call if formed is None else formed
+            return None
+        return self.form(call.args[0], Result(scale, *scale.limits))
 
     # --- reading the network ---
-
-    def definition(self, x: relax.Expr) -> Any:
-        """The expression that ``x`` is bound to."""
-        return self.lookup_binding(x) if isinstance(x, relax.Var) else x
 
     def scale(self, call: relax.Call, dtype: str) -> Scale | None:
         """Scale and zero point of a (de)quantising with one scale for the tensor."""
@@ -230,11 +223,11 @@ class _Former(relax.PyExprMutator):
                     return layer
         return None
 
-    def in_float(self, call: relax.Call) -> relax.Expr:
-        """A layer in integers whose result is float; ``call`` itself if it is none."""
+    def in_float(self, call: relax.Call) -> relax.Expr | None:
+        """A layer in integers whose result is float; None for other calls."""
         layer = self.read(call) if kind_of(call) in LAYERS else None
         if layer is None or layer.images is not None:
-            return call
+            return None
         constants = map(constant, (layer.weight, layer.offset))
         sums = integer_call(self.builder_, layer.integer, layer.data.value, *constants)
         unit = layer.unit.reshape(-1, *[1] * (len(shape_of(call)) - 2))

@@ -15,10 +15,9 @@ mean (``take`` in any mode but ``fast``).
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,45 +27,12 @@ from tvm.ir import GenericConst
 
 from tvm_stretch.errors import ModelError
 from tvm_stretch.ir.expressions import constant, constant_value, shape_of
+from tvm_stretch.ir.guards import GUARDS, Guard, guard_data, read_guards
 from tvm_stretch.ir.operators import kind_of
 from tvm_stretch.ir.source_names import is_made_up, same_source, source_of
 
-GUARDS = "guards"
-"""The attribute of ``main``: JSON of the number of the caller's results and a list of `Guard`."""
-
 _SAME_VALUES = ("reshape", "expand_dims", "squeeze", "flatten", "permute_dims", "broadcast_to")
 _DIVISIONS = ("divide", "floor_divide", "mod", "floor_mod")
-
-
-@dataclass(frozen=True)
-class Guard:
-    """The values that are allowed in a tensor.
-
-    Attributes:
-        input: name of the tensor if it is an input, otherwise empty.
-        result: otherwise its position among the results of ``main``.
-        low: least value; several values if each position in the last dimension has its own.
-        high: greatest value; both are empty if the values must not be zero.
-        what: describes the tensor in messages.
-    """
-
-    input: str
-    result: int
-    low: tuple[int, ...]
-    high: tuple[int, ...]
-    what: str
-
-
-def read_guards(main: relax.Function) -> tuple[int | None, list[Guard]]:
-    """How many results the caller gets (None: all), and the guards."""
-    text = (main.attrs or {}).get(GUARDS)
-    if text is None:
-        return None, []
-    data = json.loads(str(text))
-    found = [
-        Guard(**{**g, "low": tuple(g["low"]), "high": tuple(g["high"])}) for g in data["guards"]
-    ]
-    return data["results"], found
 
 
 def guard_operators(mod: tvm.IRModule) -> tvm.IRModule:
@@ -293,8 +259,7 @@ def _returning(
     body = relax.BlockBuilder().normalize(relax.SeqExpr(blocks, result))
     attrs = {key: value for key, value in dict(main.attrs or {}).items() if key != GUARDS}
     if guards:
-        found = [asdict(guard) for guard in guards]
-        attrs[GUARDS] = json.dumps({"results": count, "guards": found})
+        attrs[GUARDS] = guard_data(count, guards)
     function = relax.Function(main.params, body, ret, main.is_pure)
     return function.with_attrs(attrs) if attrs else function
 

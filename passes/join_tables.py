@@ -17,6 +17,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_stretch.analysis.integer_summary import has_integers, with_integers
+from tvm_stretch.ir.call_rewriter import CallRewriter
 from tvm_stretch.ir.expressions import constant, shape_of
 from tvm_stretch.targets.kernels.integers import (
     Integer,
@@ -35,9 +36,8 @@ class JoinTables:
         """Rewrite ``main``; a network without integers stays as it is."""
         if not has_integers(mod["main"]):
             return mod
-        joiner = _Joiner(mod)
-        joiner.builder_.update_func(mod.get_global_var("main"), joiner.visit_expr(mod["main"]))
-        return with_integers(relax.transform.DeadCodeElimination()(joiner.builder_.get()))
+        joined = _Joiner(mod).rewritten(mod)
+        return with_integers(relax.transform.DeadCodeElimination()(joined))
 
 
 _Lookup = tuple[relax.Expr, np.ndarray]
@@ -45,22 +45,21 @@ _Lookup = tuple[relax.Expr, np.ndarray]
 
 
 @relax.expr_functor.mutator
-class _Joiner(relax.PyExprMutator):
+class _Joiner(CallRewriter):
     """Replaces products and tables whose operands are one tensor or tables of it."""
 
-    def visit_call_(self, call: relax.Call) -> relax.Expr:
-        call = self.visit_expr_post_order(call)
+    def rewrite(self, call: relax.Call) -> relax.Expr | None:
         integer = integer_of(call)
         if integer is None or integer.kind not in ("multiply", "table"):
-            return call
+            return None
         found = self.product(call, integer) if integer.kind == "multiply" else self.chain(call)
         if found is None or shape_of(found[0]) != shape_of(call):
-            return call
+            return None
         return integer_call(self.builder_, Integer("table"), found[0], constant(found[1]))
 
     def lookup(self, x: relax.Expr) -> _Lookup:
         """The tensor and table that compute ``x``; ``x`` and the identity if it is no table."""
-        call = self.lookup_binding(x) if isinstance(x, relax.Var) else x
+        call = self.definition(x)
         integer = integer_of(call)
         if integer is not None and integer.kind == "table":
             data, table = operands_of(call)

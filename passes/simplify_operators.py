@@ -25,9 +25,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_stretch.ir.call_rewriter import CallRewriter
 from tvm_stretch.ir.expressions import (
     constant,
-    constant_value,
     is_float,
     rewrite_functions,
     shape_of,
@@ -64,8 +64,8 @@ def _exact(function: relax.Function) -> set[relax.Var]:
 
 
 @relax.expr_functor.mutator
-class _Simplifier(relax.PyExprMutator):
-    """Visits each call after its arguments; a rule returns None if it does not apply."""
+class _Simplifier(CallRewriter):
+    """A rule returns None if it does not apply."""
 
     def __init__(self, mod: tvm.IRModule, exact: set[relax.Var]) -> None:
         super().__init__(mod)
@@ -78,16 +78,11 @@ class _Simplifier(relax.PyExprMutator):
         self.exact = binding.var in self.must_be_exact
         super().visit_var_binding_(binding)
 
-    def visit_call_(self, call: relax.Call) -> relax.Expr:
-        call = self.visit_expr_post_order(call)
-        rules = _RULES.get(kind_of(call), ())
-        for rule in rules:
-            simpler = rule(self, call)
-            if simpler is not None:
-                # The result of a rule may match another rule.
-                simpler = self.builder_.normalize(simpler)
-                return self.again(simpler) if isinstance(simpler, relax.Call) else simpler
-        return call
+    def rewrite(self, call: relax.Call) -> relax.Expr | None:
+        """Apply the first rule that fits, and once more one that fits its result."""
+        simpler = self.simplified(call)
+        again = self.simplified(simpler) if isinstance(simpler, relax.Call) else None
+        return simpler if again is None else again
 
     def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> relax.Expr:
         """``dropout(x)[0] -> x``: at inference nothing is dropped."""
@@ -96,20 +91,11 @@ class _Simplifier(relax.PyExprMutator):
         dropped = kind_of(call) == "nn.dropout" and item.index == 0
         return call.args[0] if dropped else item
 
-    def again(self, call: relax.Call) -> relax.Expr:
-        for rule in _RULES.get(kind_of(call), ()):
-            simpler = rule(self, call)
-            if simpler is not None:
-                return self.builder_.normalize(simpler)
-        return call
-
-    def definition(self, x: relax.Expr) -> Any:
-        """The expression that ``x`` is bound to."""
-        return self.lookup_binding(x) if isinstance(x, relax.Var) else x
-
-    def value(self, x: relax.Expr) -> np.ndarray | None:
-        """The value of ``x`` if it is constant."""
-        return constant_value(x, self.definition)
+    def simplified(self, call: relax.Call) -> relax.Expr | None:
+        """What the first rule that fits makes of a call."""
+        made = (rule(self, call) for rule in _RULES.get(kind_of(call), ()))
+        simpler = next((expr for expr in made if expr is not None), None)
+        return None if simpler is None else self.builder_.normalize(simpler)
 
 
 Rule = Callable[[_Simplifier, relax.Call], relax.Expr | None]
@@ -130,17 +116,17 @@ def of_booleans(_s: _Simplifier, call: relax.Call) -> relax.Expr | None:
 
 def constant_right(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     """``add(const, x) -> add(x, const)``."""
-    if s.value(call.args[0]) is None or s.value(call.args[1]) is not None:
+    if s.constant(call.args[0]) is None or s.constant(call.args[1]) is not None:
         return None
     return relax.Call(call.op, [call.args[1], call.args[0]], call.attrs)
 
 
 def constant_rank(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     """Give constants the rank of the result, and constants of one element rank 0."""
-    value, rank = s.value(call.args[1]), len(shape_of(call))
+    value, rank = s.constant(call.args[1]), len(shape_of(call))
     if (
         value is None
-        or s.value(call.args[0]) is not None
+        or s.constant(call.args[0]) is not None
         or shape_of(call) != shape_of(call.args[0])
     ):
         return None
@@ -155,8 +141,8 @@ def divide_to_multiply(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
 
     If the result must be exact, only for powers of two: a step would turn a bit less than 1 into 0.
     """
-    value = s.value(call.args[1])
-    if value is None or not is_float(call) or s.value(call.args[0]) is not None:
+    value = s.constant(call.args[1])
+    if value is None or not is_float(call) or s.constant(call.args[0]) is not None:
         return None
     if s.exact and (np.abs(np.frexp(value.astype("float64"))[0]) != 0.5).any():
         return None
@@ -170,15 +156,15 @@ def divide_to_multiply(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
 
 def subtract_to_add(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     """``x - c -> x + (-c)``."""
-    value = s.value(call.args[1])
-    if value is None or not is_float(call) or s.value(call.args[0]) is not None:
+    value = s.constant(call.args[1])
+    if value is None or not is_float(call) or s.constant(call.args[0]) is not None:
         return None
     return relax.op.add(call.args[0], constant(-value))
 
 
 def neutral(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     """``x + 0 -> x``, ``x * 1 -> x``."""
-    value = s.value(call.args[1])
+    value = s.constant(call.args[1])
     unit = 0 if kind_of(call) == "add" else 1
     if value is None or shape_of(call) != shape_of(call.args[0]) or not (value == unit).all():
         return None
@@ -206,12 +192,12 @@ def bounds_of(s: _Simplifier, call: Any) -> tuple[float, float] | None:
     if name == "clip":
         return float(call.args[1].value), float(call.args[2].value)
     if name in ("maximum", "minimum"):
-        value = s.value(call.args[1])
+        value = s.constant(call.args[1])
         if (
             value is None
             or value.size != 1
             or np.isnan(value).any()
-            or s.value(call.args[0]) is not None
+            or s.constant(call.args[0]) is not None
         ):
             return None
         if shape_of(call) != shape_of(call.args[0]):
@@ -246,7 +232,7 @@ def reshape_chain(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     """Merge reshapes of reshapes, reshape constants, and drop reshapes to the same shape."""
     shape = shape_of(call)
     x = call.args[0]
-    value = s.value(x)
+    value = s.constant(x)
     if value is not None:
         return constant(value.reshape(shape))
     while kind_of(s.definition(x)) in RESHAPES:
@@ -263,7 +249,7 @@ def transpose(s: _Simplifier, call: relax.Call) -> relax.Expr | None:
     rank = len(shape_of(call))
     order = _order(call, rank)
     x = call.args[0]
-    value = s.value(x)
+    value = s.constant(x)
     if value is not None:
         return constant(value.transpose(order))
     inner = s.definition(x)

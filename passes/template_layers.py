@@ -15,16 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax
 
 from tvm_stretch.analysis.transposed import transposed_images
+from tvm_stretch.ir.call_rewriter import CallRewriter
 from tvm_stretch.ir.expressions import (
     constant,
-    constant_value,
     count_uses,
     rewrite_functions,
     shape_of,
@@ -55,7 +54,7 @@ class _Layer:
 
 
 @relax.expr_functor.mutator
-class _Writer(relax.PyExprMutator):
+class _Writer(CallRewriter):
     """Rewrites one function; `uses` counts the readers of each value."""
 
     def __init__(self, mod: tvm.IRModule, uses: dict[relax.Var, int]) -> None:
@@ -70,18 +69,17 @@ class _Writer(relax.PyExprMutator):
         self.source = same_source(binding.var)
         super().visit_var_binding_(binding)
 
-    def visit_call_(self, call: relax.Call) -> relax.Expr:
-        call = self.visit_expr_post_order(call)
+    def rewrite(self, call: relax.Call) -> relax.Expr | None:
         name = getattr(call.op, "name", "")
         if name in _UNARY | _BINARY:
             layer = self.moved(call, name)
         elif name in _LAYERS and str(call.ty.dtype) == "float32" and _needs_rewriting(call, name):
-            weight = constant_value(call.args[1], self.definition)
+            weight = self.constant(call.args[1])
             layer = None if weight is None else _LAYERS[name](call, weight)
         else:
             layer = None
         if layer is None:
-            return call
+            return None
         values = tuple(self.builder_.emit(v, name_hint=self.source) for v in layer.values)
         result = self.builder_.normalize(layer.back(*values))
         self.layers[result.args[0]] = replace(layer, values=values)
@@ -96,7 +94,7 @@ class _Writer(relax.PyExprMutator):
         if layer is None or self.uses.get(x, 2) != 1 or shape_of(call) != shape_of(x):
             return None
         if name in _BINARY:
-            given = constant_value(others[0], self.definition)
+            given = self.constant(others[0])
             operand = None if given is None else self.operand(layer, given, len(shape_of(call)))
             if operand is None:
                 return None
@@ -112,9 +110,6 @@ class _Writer(relax.PyExprMutator):
         if full[layer.axis] != value.size:
             return None
         return constant(layer.channels(value.reshape(-1)))
-
-    def definition(self, x: relax.Expr) -> Any:
-        return self.lookup_binding(x) if isinstance(x, relax.Var) else x
 
 
 def _needs_rewriting(call: relax.Call, name: str) -> bool:

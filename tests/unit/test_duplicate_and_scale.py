@@ -17,6 +17,7 @@ from tvm.ir import assert_structural_equal
 
 from tvm_stretch.analysis.repeated_blocks import detect_blocks, detect_stages
 from tvm_stretch.emitting.scale_operators import Scaler, Value
+from tvm_stretch.emitting.scaled_weights import Weights
 from tvm_stretch.errors import PlanError, UnsupportedError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.expressions import shape_of
@@ -202,7 +203,7 @@ def test_dense_layers_of_several_axes(warm: bool):
     operators = Operators(module(body, (1, 5, 4))["main"])
     *_, matmul = operators
     (name,) = matmul.inputs
-    scaler = Scaler(operators, warm, np.random.default_rng(0))
+    scaler = Scaler(operators, Weights(warm, np.random.default_rng(0)))
     same = scaler.unchanged(name)
     found = scaler.again(matmul, {name: same}, "again")
     assert found.channels == 5 and shape_of(found.var) == [1, 5, 3]

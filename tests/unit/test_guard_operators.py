@@ -14,7 +14,7 @@ from tvm import relax
 import tvm_stretch as ts
 from tvm_stretch.errors import InputError, ModelError
 from tvm_stretch.frontend import load_network
-from tvm_stretch.passes.guard_operators import read_guards
+from tvm_stretch.ir.guards import read_guards
 
 ROWS, COLUMNS = 4, 3
 X = np.arange(ROWS * COLUMNS, dtype="float32").reshape(ROWS, COLUMNS)

@@ -31,16 +31,19 @@ _MOST_NAMES = 8
 
 def with_floats(mod: tvm.IRModule, floats: Mapping[str, Sequence[str]]) -> tvm.IRModule:
     """Record in the module which operators are in float, by the reason, if there are any."""
-    if floats:
-        text = json.dumps({reason: list(names) for reason, names in floats.items()})
-        mod["main"] = mod["main"].with_attr(FLOATS, text)
-    return mod
+    found = {reason: list(names) for reason, names in floats.items()}
+    return _with_attr(mod, FLOATS, found) if floats else mod
 
 
 def with_integers(mod: tvm.IRModule) -> tvm.IRModule:
     """Record in the module how many integer operators it has."""
-    mod["main"] = mod["main"].with_attr(INTEGERS, json.dumps(_summary(mod["main"])))
-    return mod
+    return _with_attr(mod, INTEGERS, _summary(mod["main"]))
+
+
+def _with_attr(mod: tvm.IRModule, name: str, data: object) -> tvm.IRModule:
+    changed = mod.clone()
+    changed["main"] = mod["main"].with_attr(name, json.dumps(data))
+    return changed
 
 
 def has_integers(main: relax.Function) -> bool:

@@ -6,12 +6,12 @@ y = R.call_tir(integer_conv2d, (x, w, b, f))   ->   y5 = R.call_tir(integer_conv
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 from tvm import relax
 from tvm.ir import GenericConst
 
+from tvm_stretch.emitting.blocked_layouts import Layouts
 from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.choose import ConvShape
@@ -31,17 +31,14 @@ from tvm_stretch.targets.kernels.integers import (
 )
 from tvm_stretch.targets.kernels.layer_configs import LONGEST, dense_shape, is_depthwise
 
-if TYPE_CHECKING:
-    from tvm_stretch.emitting.blocked_values import Rewriter
 
-
-def blocked_integer(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+def blocked_integer(layouts: Layouts, call: relax.Call) -> relax.Expr | None:
     """The blocked result of an integer operator; None if it needs the plain layout."""
     integer = integer_of(call)
-    machine = rewriter.machine
+    machine = layouts.machine
     if integer is None or (machine.gpu is not None and not machine.float_integers):
         return None
-    return _RULES[integer.kind](rewriter, call, integer)
+    return _RULES[integer.kind](layouts, call, integer)
 
 
 def _constants(call: relax.Call) -> list[np.ndarray] | None:
@@ -52,43 +49,43 @@ def _constants(call: relax.Call) -> list[np.ndarray] | None:
     return [operand.value.numpy() for operand in operands]
 
 
-def _conv2d(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Expr | None:
+def _conv2d(layouts: Layouts, call: relax.Call, integer: Integer) -> relax.Expr | None:
     data, constants = operands_of(call)[0], _constants(call)
     if constants is None or not isinstance(data, relax.Var):
         return None
     shape = conv_shape(integer, shape_of(data), constants[0].shape)
     if max(shape.kernel) > LONGEST or min(*shape_of(data), *shape_of(call)) < 1:
         return None
-    is_written_out = is_depthwise(shape) and not rewriter.machine.float_integers
+    is_written_out = is_depthwise(shape) and not layouts.machine.float_integers
     if is_written_out and np.prod(shape.kernel) > LARGEST_WINDOW:
         return None
-    few = shape.in_channels < rewriter.lanes and shape.groups == 1
-    if not few or rewriter.is_blocked(data):
-        operand, block = rewriter.blocked(data), rewriter.lanes
-    elif rewriter.machine.float_integers:
-        operand, block = rewriter.plain(data), 1
+    few = shape.in_channels < layouts.lanes and shape.groups == 1
+    if not few or layouts.is_blocked(data):
+        operand, block = layouts.blocked(data), layouts.lanes
+    elif layouts.machine.float_integers:
+        operand, block = layouts.plain(data), 1
     else:
-        operand = blocks.block(rewriter.bb, rewriter.plain(data), shape_of(data), WORD)
+        operand = blocks.block(layouts.bb, layouts.plain(data), shape_of(data), WORD)
         block = WORD
-    return _layer(rewriter, integer, shape, operand, constants, block)
+    return _layer(layouts, integer, shape, operand, constants, block)
 
 
 def _layer(
-    rewriter: Rewriter,
+    layouts: Layouts,
     integer: Integer,
     shape: ConvShape,
     data: relax.Expr,
     constants: list[np.ndarray],
     block: int,
 ) -> relax.Expr | None:
-    if rewriter.machine.float_integers:
+    if layouts.machine.float_integers:
         return float_convolution(
-            rewriter.bb, rewriter.machine, integer, shape, data, constants, block
+            layouts.bb, layouts.machine, integer, shape, data, constants, block
         )
-    return integer_convolution(rewriter.bb, rewriter.machine, integer, shape, data, constants)
+    return integer_convolution(layouts.bb, layouts.machine, integer, shape, data, constants)
 
 
-def _matmul(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Expr | None:
+def _matmul(layouts: Layouts, call: relax.Call, integer: Integer) -> relax.Expr | None:
     data, constants = operands_of(call)[0], _constants(call)
     if constants is None or not isinstance(data, relax.Var) or min(shape_of(data)) < 1:
         return None
@@ -96,51 +93,51 @@ def _matmul(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Exp
     shape = dense_shape(shape_of(data), weight.shape[1])
     oihw = np.ascontiguousarray(weight.T)[:, :, None, None]
     layer = [oihw, *by_output]
-    return _layer(rewriter, integer, shape, rewriter.blocked(data), layer, rewriter.lanes)
+    return _layer(layouts, integer, shape, layouts.blocked(data), layer, layouts.lanes)
 
 
-def _elementwise(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Expr | None:
+def _elementwise(layouts: Layouts, call: relax.Call, integer: Integer) -> relax.Expr | None:
     """An operator on two blocked operands: of the same shape, or one number for each channel."""
     operands, shape = operands_of(call), shape_of(call)
-    if len(shape) not in (2, 4) or not any(map(rewriter.is_blocked, operands)):
+    if len(shape) not in (2, 4) or not any(map(layouts.is_blocked, operands)):
         return None
     for operand in operands:
         own = shape_of(operand)
         if own != shape and (len(own) != 4 or own[:2] != shape[:2] or own[2:] != [1, 1]):
             return None
-    both = [rewriter.blocked(operand) for operand in operands]
-    return rewriter.bb.emit(integer_call(rewriter.bb, integer, *both))
+    both = [layouts.blocked(operand) for operand in operands]
+    return layouts.bb.emit(integer_call(layouts.bb, integer, *both))
 
 
-def _channelwise(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Expr | None:
+def _channelwise(layouts: Layouts, call: relax.Call, integer: Integer) -> relax.Expr | None:
     """An operator that computes each channel from the same channel of its input."""
     data, *others = operands_of(call)
-    if not rewriter.is_blocked(data):
+    if not layouts.is_blocked(data):
         return None
-    return rewriter.bb.emit(integer_call(rewriter.bb, integer, rewriter.blocked(data), *others))
+    return layouts.bb.emit(integer_call(layouts.bb, integer, layouts.blocked(data), *others))
 
 
-def _average(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Expr | None:
+def _average(layouts: Layouts, call: relax.Call, integer: Integer) -> relax.Expr | None:
     """An average over windows that are no longer than those of convolutions."""
     data, counts = operands_of(call)
-    if not rewriter.is_blocked(data) or max(integer.kernel) > LONGEST:
+    if not layouts.is_blocked(data) or max(integer.kernel) > LONGEST:
         return None
-    return float_average(rewriter.bb, rewriter.machine, integer, rewriter.blocked(data), counts)
+    return float_average(layouts.bb, layouts.machine, integer, layouts.blocked(data), counts)
 
 
-def _round(rewriter: Rewriter, call: relax.Call, integer: Integer) -> relax.Expr | None:
+def _round(layouts: Layouts, call: relax.Call, integer: Integer) -> relax.Expr | None:
     """A rounding of blocked sums, whose factors of channels are blocked too."""
     *summands, factor = operands_of(call)
-    if not any(map(rewriter.is_blocked, summands)) or not isinstance(factor, GenericConst):
+    if not any(map(layouts.is_blocked, summands)) or not isinstance(factor, GenericConst):
         return None
     numbers = factor.value.numpy()
-    blocked = by_channel(numbers, rewriter.lanes) if numbers.ndim == 1 else factor  # of pixels
-    return rewriter.bb.emit(
-        integer_call(rewriter.bb, integer, *map(rewriter.blocked, summands), blocked)
+    blocked = by_channel(numbers, layouts.lanes) if numbers.ndim == 1 else factor  # of pixels
+    return layouts.bb.emit(
+        integer_call(layouts.bb, integer, *map(layouts.blocked, summands), blocked)
     )
 
 
-_RULES: dict[str, Callable[[Rewriter, relax.Call, Integer], relax.Expr | None]] = {
+_RULES: dict[str, Callable[[Layouts, relax.Call, Integer], relax.Expr | None]] = {
     "conv2d": _conv2d,
     "matmul": _matmul,
     "add": _elementwise,

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isfinite
-from typing import TYPE_CHECKING
 
 import numpy as np
 from tvm import relax
 
+from tvm_stretch.emitting.blocked_layouts import Layouts
 from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.operators import kind_of
 
-if TYPE_CHECKING:
-    from tvm_stretch.emitting.blocked_values import Rewriter
 
-
-def blocked_slice(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+def blocked_slice(layouts: Layouts, call: relax.Call) -> relax.Expr | None:
     """A slice of pixels, images or whole blocks of channels; None if it cuts a block."""
-    whole, lanes = shape_of(call.args[0]), rewriter.lanes
+    whole, lanes = shape_of(call.args[0]), layouts.lanes
     if len(whole) != 4 or 0 in shape_of(call):
         return None
     axes, begin, end, *steps = ([int(field) for field in arg.fields] for arg in call.args[1:])
@@ -34,22 +31,22 @@ def blocked_slice(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
         if step != 1 or first % lanes or (last % lanes and last != channels):
             return None
         begin[i], end[i] = first // lanes, -(-last // lanes)
-    data = rewriter.blocked(call.args[0])
-    return rewriter.bb.emit(relax.op.strided_slice(data, axes, begin, end, *steps))
+    data = layouts.blocked(call.args[0])
+    return layouts.bb.emit(relax.op.strided_slice(data, axes, begin, end, *steps))
 
 
-def blocked_pad(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+def blocked_pad(layouts: Layouts, call: relax.Call) -> relax.Expr | None:
     """A blocked value with pixels or images around it; None if channels would be added."""
     widths, attrs = [int(width) for width in call.attrs.pad_width], call.attrs
     channels = shape_of(call.args[0])[1]
     if len(widths) != 8 or any(widths[2:4]):
         return None
     # lanes that pad the channels would hold the pad value too
-    if channels % rewriter.lanes and not isfinite(attrs.pad_value):
+    if channels % layouts.lanes and not isfinite(attrs.pad_value):
         return None
-    data = rewriter.blocked(call.args[0])
+    data = layouts.blocked(call.args[0])
     padded = relax.op.nn.pad(data, [*widths, 0, 0], attrs.pad_mode, attrs.pad_value)
-    return rewriter.bb.emit(padded)
+    return layouts.bb.emit(padded)
 
 
 def same_pixels(old: tuple[int, ...], new: tuple[int, ...], steps: Sequence[relax.Call]) -> bool:

@@ -9,13 +9,12 @@ results.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from tvm import relax
 from tvm.ir import GenericConst, Op
 
 from tvm_stretch.emitting.blocked_integers import blocked_integer
+from tvm_stretch.emitting.blocked_layouts import Layouts, Value, static_shape
 from tvm_stretch.emitting.blocked_moves import (
     blocked_pad,
     blocked_slice,
@@ -23,7 +22,7 @@ from tvm_stretch.emitting.blocked_moves import (
     same_pixels,
 )
 from tvm_stretch.emitting.winograd_stage import stage_of
-from tvm_stretch.ir.expressions import count_uses, shape_of, with_variables
+from tvm_stretch.ir.expressions import count_uses, shape_of
 from tvm_stretch.ir.operators import BINARY, UNARY, kind_of
 from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.layer_configs import conv_shape, picked_pixels
@@ -38,45 +37,17 @@ _MOVES = {"reshape", "permute_dims"}
 _BINARY = BINARY - {"divide", "power"}
 
 
-@dataclass
-class _Value:
-    """One tensor of the network in the layouts it exists in.
-
-    ``named`` is the result of the operator's kernel, if the other layouts are views of it.
-    """
-
-    shape: tuple[int, ...]
-    plain: relax.Expr | None = None
-    blocked: relax.Expr | None = None
-    named: relax.Expr | None = None
-
-
-class Rewriter:
+class Rewriter(Layouts):
     """Re-emits the bindings of one function, choosing a layout for each value."""
 
     def __init__(self, machine: VectorMachine, bb: relax.BlockBuilder) -> None:
-        self.machine = machine
-        self.lanes = machine.lanes
-        self.values: dict[relax.Var, _Value] = {}
+        super().__init__(machine, bb)
         self.names: dict[relax.Var, str] = {}
         self.moves: dict[relax.Var, relax.Call] = {}
         """By result: reshapes, transpositions, and unary operators that may lie between them."""
         self.uses: dict[relax.Var, int] = {}
         self.weights: set[relax.Expr] = set()
         self.converted = False
-        self.bb = bb
-
-    def blocked_parameter(self, param: relax.Var) -> relax.Var:
-        """A parameter that receives the value of ``param`` in the blocked layout."""
-        shape = blocks.blocked_shape(_static_shape(param), self.lanes)
-        return relax.Var(param.name, relax.TensorType(shape, str(param.ty.dtype)))
-
-    def bind_parameter(self, param: relax.Var, new: relax.Var) -> None:
-        """Record that parameter ``new`` replaces ``param``, in either layout."""
-        shape = _static_shape(param)
-        is_plain = _static_shape(new) == shape
-        value = _Value(shape, plain=new) if is_plain else _Value(shape, blocked=new)
-        self.values[param] = value
 
     def bind_all(self, function: relax.Function) -> None:
         """Re-emit every binding of ``function``."""
@@ -96,7 +67,7 @@ class Rewriter:
         self.converted |= result is not None
         if result is None:
             plain = self.bb.emit(self.plain(value), name_hint=var.name)
-            result = _Value(_static_shape(var), plain=plain)
+            result = Value(static_shape(var), plain=plain)
         else:
             layouts = (result.named, result.blocked, result.plain)
             made = next(value for value in layouts if value is not None)
@@ -104,48 +75,19 @@ class Rewriter:
                 self.names.setdefault(made, var.name)
         self.values[var] = result
 
-    # --- layouts ---
-
-    def plain(self, expr: relax.Expr) -> relax.Expr:
-        """``expr`` with every operand in plain layout."""
-        return with_variables(expr, self._plain_value)
-
-    def _plain_value(self, var: relax.Var) -> relax.Expr:
-        if var not in self.values:
-            return var
-        value = self.values[var]
-        if value.plain is None:
-            value.plain = blocks.unblock(self.bb, value.blocked, value.shape)
-        return value.plain
-
-    def blocked(self, expr: relax.Expr) -> relax.Expr:
-        """A value or constant in blocked layout."""
-        if isinstance(expr, GenericConst):
-            return self._blocked_constant(expr, tuple(shape_of(expr)))
-        value = self.values[expr]
-        if value.blocked is None:
-            value.blocked = blocks.block(self.bb, value.plain, value.shape, self.lanes)
-        return value.blocked
-
-    def is_blocked(self, expr: relax.Expr) -> bool:
-        """Whether the value exists in blocked layout already."""
-        return isinstance(expr, relax.Var) and self.values[expr].blocked is not None
-
-    # --- operators ---
-
     def _is_float(self, expr: relax.Expr) -> bool:
         """Whether templates of layers compute this type of numbers."""
         dtype = str(expr.ty.dtype)
         return dtype == "float32" or (dtype == "float16" and self.machine.half)
 
-    def _blocked_call(self, call: relax.Call) -> _Value | None:
+    def _blocked_call(self, call: relax.Call) -> Value | None:
         """The call on blocked operands, or None if it needs the plain layout."""
         if not isinstance(call.op, Op) or not isinstance(call.ty, relax.TensorType):
             return None
         name = kind_of(call)
         if name.startswith("integer."):
             made = blocked_integer(self, call)
-            return None if made is None else _Value(tuple(shape_of(call)), blocked=made)
+            return None if made is None else Value(tuple(shape_of(call)), blocked=made)
         handlers = {
             "nn.conv2d": self._conv2d,
             "matmul": self._matmul,
@@ -168,7 +110,7 @@ class Rewriter:
             return self._binary(call)
         return handlers[name](call) if name in handlers else None
 
-    def _conv2d(self, call: relax.Call) -> _Value | None:
+    def _conv2d(self, call: relax.Call) -> Value | None:
         data, weight = call.args
         if not isinstance(weight, GenericConst) or not self._is_float(call):
             return None
@@ -184,9 +126,9 @@ class Rewriter:
         else:
             operand, block = self.blocked(data), self.lanes
         result = blocks.convolution(self.bb, self.machine, shape, operand, weight, block, sums=sums)
-        return _Value(tuple(shape_of(call)), blocked=result)
+        return Value(tuple(shape_of(call)), blocked=result)
 
-    def _winograd(self, call: relax.Call) -> _Value | None:
+    def _winograd(self, call: relax.Call) -> Value | None:
         """A stage of a Winograd convolution (`passes/share_winograd.py`)."""
         stage = stage_of(self.bb.get()[call.args[0]])
         if stage is None:
@@ -197,15 +139,15 @@ class Rewriter:
             result = blocks.winograd_input(self.bb, config, self.blocked(data))
         else:
             result = blocks.winograd_product(self.bb, config, self.blocked(data), weight[0])
-        return _Value(tuple(shape_of(call)), blocked=result)
+        return Value(tuple(shape_of(call)), blocked=result)
 
-    def _matmul(self, call: relax.Call) -> _Value | None:
+    def _matmul(self, call: relax.Call) -> Value | None:
         data, weight = call.args
         if not isinstance(weight, GenericConst):
             if not _is_f32(call):
                 return None
             plain = blocks.matmul(self.bb, self.machine.plain, *self.plain(call).args)
-            return None if plain is None else _Value(tuple(shape_of(call)), plain=plain)
+            return None if plain is None else Value(tuple(shape_of(call)), plain=plain)
         shape = tuple(shape_of(data))
         if len(shape) != 2 or len(shape_of(weight)) != 2 or not isinstance(data, relax.Var):
             return None
@@ -213,9 +155,9 @@ class Rewriter:
             return None
         sums = str(call.ty.dtype)
         result = blocks.dense(self.bb, self.machine, shape, self.blocked(data), weight, sums)
-        return _Value(tuple(shape_of(call)), blocked=result)
+        return Value(tuple(shape_of(call)), blocked=result)
 
-    def _softmax(self, call: relax.Call) -> _Value | None:
+    def _softmax(self, call: relax.Call) -> Value | None:
         """The template expects one axis after the softmax axis, so several are merged by views."""
         if not _is_f32(call):
             return None
@@ -228,11 +170,11 @@ class Rewriter:
         if made is None:
             return None
         if not several:
-            return _Value(shape, plain=made)
+            return Value(shape, plain=made)
         view = self.bb.emit(relax.op.reshape(made, shape))
-        return _Value(shape, plain=view, named=made)
+        return Value(shape, plain=view, named=made)
 
-    def _pool(self, call: relax.Call) -> _Value | None:
+    def _pool(self, call: relax.Call) -> Value | None:
         if not self.is_blocked(call.args[0]) or call.attrs.layout != "NCHW":
             return None
         operand = self.blocked(call.args[0])
@@ -240,27 +182,27 @@ class Rewriter:
             result = blocks.subsample(self.bb, stride, operand)
         else:
             result = blocks.pool(self.bb, self.machine, call, operand)
-        return _Value(tuple(shape_of(call)), blocked=result)
+        return Value(tuple(shape_of(call)), blocked=result)
 
-    def _mean(self, call: relax.Call) -> _Value | None:
+    def _mean(self, call: relax.Call) -> Value | None:
         axes = call.attrs.axis
         if not self.is_blocked(call.args[0]) or axes is None or len(shape_of(call.args[0])) != 4:
             return None
         if sorted(int(a) % 4 for a in axes) != [2, 3]:
             return None
         mean = self.bb.emit(relax.op.mean(self.blocked(call.args[0]), [2, 3], keepdims=True))
-        return _Value(tuple(shape_of(call)), blocked=mean)
+        return Value(tuple(shape_of(call)), blocked=mean)
 
-    def _unary(self, call: relax.Call) -> _Value | None:
+    def _unary(self, call: relax.Call) -> Value | None:
         if not self.is_blocked(call.args[0]) or not self._stays_finite(call, shape_of(call)[1]):
             return None
         emitted = self.bb.emit(_with_operand(self.blocked(call.args[0]), call))
-        return _Value(tuple(shape_of(call)), blocked=emitted)
+        return Value(tuple(shape_of(call)), blocked=emitted)
 
     def _stays_finite(self, call: relax.Call, channels: int) -> bool:
         return kind_of(call) not in _FULL_LANES_ONLY or channels % self.lanes == 0
 
-    def _binary(self, call: relax.Call) -> _Value | None:
+    def _binary(self, call: relax.Call) -> Value | None:
         """An operator of two blocked operands: same shape, one number a channel, or one number."""
         if not any(self.is_blocked(arg) for arg in call.args) or not self._is_float(call):
             return None
@@ -271,7 +213,7 @@ class Rewriter:
         if any(operand is None for operand in operands):
             return None
         emitted = self.bb.emit(relax.Call(call.op, operands, call.attrs, call.ty_args))
-        return _Value(shape, blocked=emitted)
+        return Value(shape, blocked=emitted)
 
     def _broadcast_operand(self, arg: relax.Expr, shape: tuple[int, ...]) -> relax.Expr | None:
         own = tuple(shape_of(arg))
@@ -279,18 +221,12 @@ class Rewriter:
             if int(np.prod(own)) == 1:
                 return relax.const(arg.value.numpy().reshape(()))
             aligned = (1,) * (len(shape) - len(own)) + own
-            return self._blocked_constant(arg, aligned) if aligned[1] == shape[1] else None
+            return self.blocked_constant(arg, aligned) if aligned[1] == shape[1] else None
         if len(own) != len(shape) or own[1] != shape[1]:
             return None
         return self.blocked(arg)
 
-    def _blocked_constant(self, constant: GenericConst, shape: tuple[int, ...]) -> relax.Expr:
-        array = constant.value.numpy().reshape(shape)
-        if len(shape) == 2:
-            array = array.T
-        return relax.const(blocks.block_array(array.reshape(blocks.image_shape(shape)), self.lanes))
-
-    def _concat(self, call: relax.Call) -> _Value | None:
+    def _concat(self, call: relax.Call) -> Value | None:
         parts = call.args[0]
         shape = tuple(shape_of(call))
         axis = int(call.attrs.axis) % 4
@@ -302,19 +238,19 @@ class Rewriter:
             return None
         operands = [self.blocked(part) for part in parts.fields]
         if axis == 2:
-            return _Value(shape, blocked=self.bb.emit(relax.op.concat(operands, axis=2)))
+            return Value(shape, blocked=self.bb.emit(relax.op.concat(operands, axis=2)))
         widths = [shape_of(part)[1] for part in parts.fields]
-        return _Value(shape, blocked=blocks.concat(self.bb, self.machine, operands, widths))
+        return Value(shape, blocked=blocks.concat(self.bb, self.machine, operands, widths))
 
-    def _slice(self, call: relax.Call) -> _Value | None:
+    def _slice(self, call: relax.Call) -> Value | None:
         made = blocked_slice(self, call) if self.is_blocked(call.args[0]) else None
-        return None if made is None else _Value(tuple(shape_of(call)), blocked=made)
+        return None if made is None else Value(tuple(shape_of(call)), blocked=made)
 
-    def _pad(self, call: relax.Call) -> _Value | None:
+    def _pad(self, call: relax.Call) -> Value | None:
         made = blocked_pad(self, call) if self.is_blocked(call.args[0]) else None
-        return None if made is None else _Value(tuple(shape_of(call)), blocked=made)
+        return None if made is None else Value(tuple(shape_of(call)), blocked=made)
 
-    def _reshape(self, call: relax.Call) -> _Value | None:
+    def _reshape(self, call: relax.Call) -> Value | None:
         """(N, C, 1, 1) <-> (N, C): the same bytes if blocks are full and N is 1."""
         if not self.is_blocked(call.args[0]):
             return self._moved(call)
@@ -323,9 +259,9 @@ class Rewriter:
             return None
         if old[1] != new[1] or set(old[2:] + new[2:]) != {1}:
             return None
-        return _Value(new, blocked=self.blocked(call.args[0]))
+        return Value(new, blocked=self.blocked(call.args[0]))
 
-    def _moved(self, call: relax.Call) -> _Value | None:
+    def _moved(self, call: relax.Call) -> Value | None:
         """A matrix (M, C) as an image of M pixels, or back: in blocks of channels a view.
 
         y = reshape(permute_dims(reshape(x: (M, C), (1, M, C)), [0, 2, 1]), (1, C, H, W))
@@ -356,9 +292,9 @@ class Rewriter:
         if between is not None:
             value = blocks.interleave(self.bb, value, new, between)
             is_plain = new[1] % self.lanes > 0
-            return _Value(new, plain=value) if is_plain else _Value(new, blocked=value)
+            return Value(new, plain=value) if is_plain else Value(new, blocked=value)
         view = self.bb.emit(relax.op.reshape(value, blocks.blocked_shape(new, self.lanes)))
-        return _Value(new, blocked=view)
+        return Value(new, blocked=view)
 
 
 def _with_operand(value: relax.Expr, call: relax.Call) -> relax.Call:
@@ -378,10 +314,6 @@ def _weights(function: relax.Function) -> set[relax.Expr]:
             if kind != "matmul" and not (is_weight and kind in _MOVES):
                 otherwise.update(relax.analysis.free_vars(binding.value))
     return found
-
-
-def _static_shape(expr: relax.Expr) -> tuple[int, ...]:
-    return tuple(shape_of(expr)) if isinstance(expr.ty, relax.TensorType) else ()
 
 
 def _is_f32(call: relax.Call) -> bool:

@@ -14,21 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from tvm import relax
 from tvm.ir import GenericConst
 
+from tvm_stretch.emitting.scaled_weights import Array, Origin, Weights, cut, times
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.convolutions import conv2d_like
-from tvm_stretch.ir.expressions import constant, shape_of, with_variables
+from tvm_stretch.ir.expressions import constant, with_variables
 from tvm_stretch.ir.operators import BINARY, Operator, Operators
 from tvm_stretch.plan.sources import Source
-
-Origin: TypeAlias = NDArray[np.int64]
-Array: TypeAlias = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -87,16 +83,12 @@ class Scaler:
 
     Attributes:
         operators: of the original network.
-        warm: whether weights start from the original ones.
-        rng: generates new weights and noise.
-        noise: on copied weights, relative to their deviation; it may change between operators.
+        weights: makes weights for other channels.
         sources: origin of every tensor that was emitted.
     """
 
     operators: Operators
-    warm: bool
-    rng: np.random.Generator
-    noise: float = 0.0
+    weights: Weights
     emitter: _Emitter = field(init=False)
     sources: dict[str, Source] = field(default_factory=dict)
 
@@ -163,9 +155,9 @@ class Scaler:
             name: of the convolution.
         """
         identity = np.eye(self._channels(tensor), dtype="float32")[:, :, None, None]
-        weight = self._weight(identity, origin, source.origin)
-        if self.warm and not weight.any():
-            weight = self._random(weight.shape)
+        weight = self.weights.selected(identity, origin, source.origin)
+        if self.weights.warm and not weight.any():
+            weight = self.weights.random(weight.shape)
         conv = relax.op.nn.conv2d(source.var, constant(weight))
         found = Value(self.emitter.emit(name, conv), origin)
         made = Source(tensor, origin, is_new=True)
@@ -188,14 +180,14 @@ class Scaler:
         weight = self._constant(conv, 1)
         if conv.groups == 1:
             result = np.arange(weight.shape[0]) if origin is None else origin
-            scaled, groups = self._weight(weight, result, data.origin), 1
+            scaled, groups = self.weights.selected(weight, result, data.origin), 1
         else:
             result = data.origin
             groups, rest = divmod(data.channels * conv.groups, conv.shape[1])
             if conv.shape[1] != conv.arg_shapes[0][1] or rest:
                 raise _cannot_scale(conv)
             columns = np.arange(weight.shape[1])
-            scaled = self._weight(weight, result, columns)
+            scaled = self.weights.selected(weight, result, columns)
         call = conv2d_like(
             self.emitter.builder, conv.call, [data.var, constant(scaled)], groups=groups
         )
@@ -207,7 +199,7 @@ class Scaler:
         (data,) = reads
         defaults = (1.0, 0.0, 0.0, 1.0)
         args = [
-            constant(self._per_channel(self._constant(norm, i + 1), data.origin, default))
+            constant(self.weights.per_channel(self._constant(norm, i + 1), data.origin, default))
             for i, default in enumerate(defaults)
         ]
         call = relax.Call(norm.call.op, [data.var, *args], norm.call.attrs)
@@ -299,12 +291,12 @@ class Scaler:
         if len(matmul.arg_shapes[0]) != 2 or weight.ndim != 2:
             return self._matmul_of_others(matmul, data, weight, name)
         origin, shape = data.origin, (data.channels, weight.shape[1])
-        if not self.warm:
-            scaled = self._random(shape[::-1]).T
+        if not self.weights.warm:
+            scaled = self.weights.random(shape[::-1]).T
         elif self.is_as_before(matmul.inputs[0], data):
             scaled = weight
         else:
-            scaled = weight[origin] / _times(origin, weight.shape[0])[:, None]
+            scaled = weight[origin] / times(origin, weight.shape[0])[:, None]
             scaled[origin < 0] = 0
         call = relax.op.matmul(data.var, constant(scaled.astype(weight.dtype, copy=False)))
         return Value(self.emitter.emit(name, call), np.arange(shape[1]))
@@ -313,9 +305,9 @@ class Scaler:
         """A product that sums over another axis than channels, which must then be unchanged."""
         if not self.is_as_before(matmul.inputs[0], data):
             raise _cannot_scale(matmul)
-        if not self.warm:
+        if not self.weights.warm:
             turned = np.swapaxes(weight, 0, -1)  # outputs first
-            weight = np.swapaxes(self._random(turned.shape), 0, -1).astype(weight.dtype)
+            weight = np.swapaxes(self.weights.random(turned.shape), 0, -1).astype(weight.dtype)
         call = relax.op.matmul(data.var, constant(weight))
         return Value(self.emitter.emit(name, call), np.arange(self._channels(matmul.name)))
 
@@ -336,7 +328,7 @@ class Scaler:
             if isinstance(arg, relax.Var):
                 return values[arg.name].var
             if isinstance(arg, GenericConst) and operator.kind in BINARY:
-                return self._cut(arg, origin, len(operator.shape))
+                return cut(arg, origin, len(operator.shape))
             return arg
 
         call = operator.call
@@ -356,53 +348,11 @@ class Scaler:
             value.channels == shape[1] and bool((value.origin == np.arange(shape[1])).all())
         )
 
-    # --- weights ---
-
     def _constant(self, operator: Operator, index: int) -> Array:
         arg = operator.call.args[index]
         if not isinstance(arg, GenericConst):
             raise _cannot_scale(operator)
         return np.asarray(arg.value.numpy())
-
-    def _weight(self, weight: Array, rows: Origin, columns: Origin) -> Array:
-        """Rows and columns of a weight (outputs first); columns that are read twice are halved."""
-        shape = (len(rows), len(columns), *weight.shape[2:])
-        if not self.warm:
-            return self._random(shape)
-        axes = (1, -1, *(1,) * (weight.ndim - 2))
-        found = weight[rows][:, columns] / _times(columns, weight.shape[1]).reshape(axes)
-        found[:, columns < 0] = 0
-        found[rows < 0] = self._random((int((rows < 0).sum()), *shape[1:]))
-        if self.noise:
-            found += self.noise * found.std() * self.rng.standard_normal(found.shape)
-        return np.ascontiguousarray(found.astype(weight.dtype))
-
-    def _random(self, shape: tuple[int, ...]) -> Array:
-        """Random weights after He, which keep the variance of activations."""
-        spread = np.sqrt(2.0 / max(1, int(np.prod(shape[1:]))))
-        return (self.rng.standard_normal(shape) * spread).astype("float32")
-
-    def _per_channel(self, values: Array, origin: Origin, default: float) -> Array:
-        known = (origin >= 0) if self.warm else np.zeros(len(origin), bool)
-        return np.where(known, values[origin], default).astype(values.dtype)
-
-    def _cut(self, arg: GenericConst, origin: Origin, rank: int) -> relax.Expr:
-        """A constant operand beside a tensor of ``rank``, cut if it varies along the channels."""
-        shape = shape_of(arg)
-        axis = len(shape) - rank + 1
-        if axis < 0 or shape[axis] == 1:
-            return arg
-        values = arg.value.numpy()
-        known = origin >= 0
-        cut = np.take(values, np.where(known, origin, 0), axis)
-        mask = known.reshape([-1 if i == axis else 1 for i in range(len(shape))])
-        return constant(np.where(mask, cut, 0).astype(values.dtype))
-
-
-def _times(origin: Origin, channels: int) -> Array:
-    """For each channel, how often its original channel is read."""
-    times = np.bincount(origin[origin >= 0], minlength=channels).astype("float32")
-    return np.maximum(times, 1)[origin]
 
 
 def _cannot_scale(operator: Operator) -> UnsupportedError:

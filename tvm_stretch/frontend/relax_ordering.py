@@ -15,6 +15,7 @@ from tvm import relax
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend.onnx_node import CONVERTERS, Node
 from tvm_stretch.frontend.onnx_ops.ordering import place_of_extreme
+from tvm_stretch.ir.call_rewriter import CallRewriter
 from tvm_stretch.ir.operators import kind_of
 
 _SORTS = {"topk", "argsort", "sort"}
@@ -33,19 +34,14 @@ def expand_ordering(mod: tvm.IRModule) -> tvm.IRModule:
     calls = [binding.value for block in blocks for binding in block.bindings]
     if not any(kind_of(call) in {*_SORTS, *_RUNNING, *_PLACES, "median"} for call in calls):
         return mod
-    expander = _Expander(mod)
-    main = expander.visit_expr(mod["main"])
-    mod = expander.builder_.get()  # with the kernels that it made
-    mod["main"] = main
-    return mod
+    return _Expander(mod).rewritten(mod)
 
 
 @relax.expr_functor.mutator
-class _Expander(relax.PyExprMutator):
+class _Expander(CallRewriter):
     """Writes each as the converter of its operator in ONNX does."""
 
-    def visit_call_(self, call: relax.Call) -> relax.Expr:
-        call = self.visit_expr_post_order(call)
+    def rewrite(self, call: relax.Call) -> relax.Expr | None:
         name = kind_of(call)
         if name in _RUNNING:
             return self.running(call, _RUNNING[name])
@@ -54,7 +50,7 @@ class _Expander(relax.PyExprMutator):
         if name in _PLACES:
             return self.place(call)
         if name not in _SORTS:
-            return call
+            return None
         attrs, shape = call.attrs, call.args[0].ty.shape.values
         k = int(attrs.k) if name == "topk" else int(shape[int(attrs.axis)])
         largest = bool(attrs.largest if name == "topk" else attrs.descending)
@@ -98,11 +94,11 @@ class _Expander(relax.PyExprMutator):
             found = relax.op.reshape(self.builder_.emit(found), call.ty.shape)
         return found
 
-    def median(self, call: relax.Call) -> relax.Expr:
+    def median(self, call: relax.Call) -> relax.Expr | None:
         """Of numbers that TVM's runtime can sort."""
         dtype = str(call.args[0].ty.dtype)
         if dtype not in _NARROW:
-            return call
+            return None
         wide = self.builder_.emit(relax.op.astype(call.args[0], "int32"))
         found = self.builder_.emit(relax.Call(call.op, [wide], call.attrs))
         if not isinstance(found.ty, relax.TupleType):

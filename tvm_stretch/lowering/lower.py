@@ -24,6 +24,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.ir.guards import read_guards
 from tvm_stretch.ir.views import ALIGNMENT
 from tvm_stretch.lowering.dependences import Links, RegionSteps, happens_before, link_regions
 from tvm_stretch.lowering.executor_graph import (
@@ -38,7 +39,6 @@ from tvm_stretch.lowering.executor_graph import (
 from tvm_stretch.lowering.placed_tensors import DraftNode, TensorTable, View, place_buffers
 from tvm_stretch.lowering.walk import Walk
 from tvm_stretch.lowering.weights import WeightsBlob
-from tvm_stretch.passes.guard_operators import read_guards
 
 
 @dataclass(frozen=True)
