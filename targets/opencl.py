@@ -55,6 +55,7 @@ def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> P
         device: the device for which kernels are compiled.
     """
     on_cpu = device.type == "cpu"
+    is_real = bool(device.driver) or not names_device(target)
     machine = replace(
         host.machine,
         threads=device.compute_units if on_cpu else 1,
@@ -83,7 +84,7 @@ def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> P
         speed=_speed(device),
         runs_here=not names_device(target),
         on_host_cores=on_cpu,
-        driver="" if names_device(target) else device.name,
+        driver=f"{device.name} {device.driver}".rstrip() if is_real else "",
         computes_half=device.fp16,
     )
 

@@ -31,6 +31,7 @@ class OpenCLDevice:
     Attributes:
         type: ``gpu`` or ``cpu``.
         name: in messages.
+        driver: its version.
         fp16: half precision arithmetic.
         fp64: double precision arithmetic.
         max_group_size: work-items of one work-group.
@@ -43,6 +44,7 @@ class OpenCLDevice:
 
     type: str
     name: str = "the device"
+    driver: str = ""
     fp16: bool = False
     fp64: bool = False
     max_group_size: int = 256
@@ -101,6 +103,7 @@ def described_device(found: Mapping[str, Any]) -> OpenCLDevice:
     return OpenCLDevice(
         "cpu" if found["type"] == "cpu" else "gpu",
         found["name"],
+        driver=found["driver"],
         fp16=found["fp16"],
         fp64=found["fp64"],
         max_group_size=found["max_group_size"],

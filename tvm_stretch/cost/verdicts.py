@@ -22,6 +22,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_stretch.cost.device import check_device, default_folder, fingerprint
+from tvm_stretch.cost.tuned import Tuned, tuned_path
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import Format, replace_whole, sealed, writing
 from tvm_stretch.ir.expressions import tensor_types
@@ -116,6 +117,8 @@ def apply_verdicts(
 ) -> tuple[list[Processor], list[Processor]]:
     """The same processors, refusing operators that ``ts.probe`` found not to run on their machine.
 
+    Their kernels for GPUs have the configurations that ``ts.measure`` found to be the fastest.
+
     Args:
         processors: all processors of a model, the CPU first.
         placeable: those on which operators may be placed.
@@ -131,6 +134,7 @@ def apply_verdicts(
         if not (processor.runs_here or processor.device):
             return processor
         verdicts = Verdicts.read(verdicts_path(folder, processor), fingerprint(processor))
+        processor = Tuned.read(tuned_path(folder, processor), processor).apply(processor)
         return verdicts.apply(processor) if verdicts.refused else processor
 
     found = {processor.name: careful(processor) for processor in processors}

@@ -66,13 +66,17 @@ class Bench:
             return
         reference = workshop.reference
         module, count = self._open(reference), len(reference.graph.nodes)
-        self.stopwatch = Stopwatch(lambda: sum(node_times(_trace(module, count), count)))
+        self.stopwatch = Stopwatch(lambda: sum(node_times(trace_of(module, count), count)))
 
     def describe(self) -> str:
         """The best time of the reference kernel, or the time of a packet."""
         if self._packet_ns:
             return by_packets(self._workshop.processor)
         return f"reference {self.stopwatch.fastest_ns / 1e3:.1f} µs"
+
+    def require_device(self) -> None:
+        """Run the reference kernel: an error of the driver if the device is lost."""
+        self.stopwatch.slowdown  # noqa: B018
 
     def measure(self, prepared: Prepared, batch: int) -> list[Row]:
         """Measure samples: one row for every different kernel in each context."""
@@ -108,7 +112,7 @@ class Bench:
         nodes, packet_ns = model.graph.nodes, self._packet_ns
 
         def kernel_times() -> list[int]:
-            trace = _trace(module, len(nodes))
+            trace = trace_of(module, len(nodes))
             if packet_ns:
                 return [round(packet_ns * n) for n in node_packets(trace, len(nodes))]
             return node_times(trace, len(nodes))
@@ -177,7 +181,7 @@ class Bench:
         return module
 
 
-def _trace(module: Executor, count: int) -> dict[str, Any]:
+def trace_of(module: Executor, count: int) -> dict[str, Any]:
     """A traced run of ``count`` nodes.
 
     Raises:

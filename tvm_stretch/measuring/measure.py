@@ -1,5 +1,7 @@
 """``ts.measure()`` times kernels on the device and learns a cost model of each processor.
 
+On a GPU it first tries the best configurations of the networks' layers, and keeps the fastest.
+
     models = ts.measure(["llvm", "opencl"], budget=300, folder="costs")
         costs/cpu.jsonl, costs/opencl.jsonl       measurements, one line each
         costs/cpu.json,  costs/opencl.json        the models learned from them
@@ -18,6 +20,7 @@ from tvm_stretch.arguments import named_arguments
 from tvm_stretch.cost.device import chosen_folder
 from tvm_stretch.cost.model import MeasuredModel
 from tvm_stretch.cost.trees import the_xgboost
+from tvm_stretch.cost.tuned import tuned_path
 from tvm_stretch.errors import InputError
 from tvm_stretch.files import as_path
 from tvm_stretch.measuring.bench import Bench, by_packets
@@ -32,6 +35,7 @@ from tvm_stretch.measuring.campaign import (
 )
 from tvm_stretch.measuring.dataset import require_networks
 from tvm_stretch.measuring.fleet import Fleet, measure_fleet
+from tvm_stretch.measuring.tune import tune
 from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.progress import Progress, reporting, say
 from tvm_stretch.remote.device import Device
@@ -59,7 +63,9 @@ def measure(
         budget: seconds to spend on measuring, over all processors.
         resume: go on with the measurements that the folder holds; False starts again.
         folder: where measurements and models go; by default the user's cache.
-        networks: networks, by name, whose kernels are measured first, in place.
+        networks: networks, by name, whose kernels are measured first, in place. On a GPU, the
+            configurations of their layers are tried before, in at most half of the budget;
+            ``compile`` uses the fastest ones.
         device: where to measure, as ``ts.connect`` gives it; by default this machine. A
             ``ts.Fleet``: on all of its phones at the same time.
         cpu_threads: as for ``compile``.
@@ -105,6 +111,13 @@ def measure(
             dataset = open_dataset(kept_in, processor, resume)
             with whatever_happens(dataset, processor):
                 bench = Bench(workshop, device)
+                if processor.machine.gpu is not None:
+                    tuned = tuned_path(kept_in, processor)
+                    if not resume:
+                        tuned.unlink(missing_ok=True)
+                    workshop = tune(workshop, bench, networks or {}, tuned, start + share / 2)
+                    bench = Bench(workshop, device)
+                    share = max(1.0, share - (time.monotonic() - start))
                 if processor.packet_ns:
                     say(f"{processor.name}: {by_packets(processor)}; hand-overs are typical ones")
                 elif processor in others:

@@ -32,6 +32,7 @@ from tvm_stretch.targets.processor import Processor
 
 _FOLDER = "plans"
 _SEVERAL_SECONDS, _ONE_SECONDS = 7 * 24 * 3600, 3600
+_FOUND = ("json", "tuned.json", "probe.json")
 _SETTINGS = ("TVM_STRETCH_", "POCL_", "TVM_NUM_THREADS", "TVM_BIND_THREADS")
 """Variables that decide where drivers and threads run."""
 
@@ -105,7 +106,7 @@ def _findings(processors: Sequence[Processor]) -> list[bytes]:
     folder = default_folder(processors[0])
     if folder is None:
         return []
-    names = (f"{p.name}.{kind}" for p in processors for kind in ("json", "probe.json"))
+    names = (f"{p.name}.{kind}" for p in processors for kind in _FOUND)
     return [_content(folder / name) for name in names]
 
 

@@ -39,6 +39,8 @@ _SPLIT_NUMBERS = 415.0  # of these results, in a cycle
 _PIXELS, _QUADS, _DEPTHS, _SLICES = (1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8)
 _SPLITS = (1, 2, 4, 8, 16)
 _DOWN, _ACROSS = (4, 8, 16, 32), (1, 2, 3, 4, 6, 8, 16)
+TILE_NUMBERS = (_DOWN, _ACROSS, _PIXELS, _QUADS, _DEPTHS, _SLICES, _SPLITS)
+"""The numbers of a `Tile`, in its order."""
 _SMALL_GROUP, _LARGE_GROUP = 64, 512
 _MOST_REGISTERS = 208
 """Registers that an item may need: with more, NVIDIA's compiler keeps sums in memory."""
@@ -76,8 +78,9 @@ class Sizes(NamedTuple):
 
 
 def choose_group_conv(layer: ConvConfig, gpu: GpuMachine) -> ConvConfig:
-    """The configuration of a convolution or dense layer."""
-    return group_conv_candidates(layer, gpu, 1)[0]
+    """The configuration of a convolution or dense layer: measured best, or best by the model."""
+    found: ConvConfig | None = gpu.winners.find(layer)
+    return found or group_conv_candidates(layer, gpu, 1)[0]
 
 
 @lru_cache(maxsize=4096)
@@ -87,27 +90,19 @@ def group_conv_candidates(
     """Up to ``count`` configurations, the fastest by this model first."""
     found: list[ConvConfig] = []
     if gpu.local_on_chip and _is_row(layer):
-        found = _rows(layer, gpu)
+        found = row_candidates(layer, gpu)[:count]
     elif gpu.local_on_chip:
         sizes = Sizes.of(layer)
         tiles = sorted(_tiles(layer, sizes, gpu), key=lambda tile: _cycles(sizes, tile, gpu))
         found = [tiled(layer, tile) for tile in tiles[:count]]
-    return tuple(found) or (_items(layer, gpu),)
+    return tuple(found or item_conv_candidates(layer, gpu)[:count])
 
 
 def group_conv_cycles(config: ConvConfig, gpu: GpuMachine) -> float:
     """Cycles by the model of this file."""
     sizes = Sizes.of(config)
     if isinstance(config, GroupConvConfig):
-        tile = Tile(
-            *config.items,
-            config.pixels,
-            config.item_quads,
-            config.depth,
-            config.slices,
-            config.splits,
-        )
-        return _cycles(sizes, tile, gpu)
+        return _cycles(sizes, tile_of(config), gpu)
     return _BEGIN + sizes.quads * sizes.steps * QUAD * 16 / _SHARED_BYTES
 
 
@@ -124,28 +119,44 @@ def tiled(layer: ConvConfig, tile: Tile) -> GroupConvConfig:
     )
 
 
+def tile_of(config: GroupConvConfig) -> Tile:
+    """The tile of a configuration, as `tiled` takes it."""
+    down_across = config.items
+    rest = config.pixels, config.item_quads, config.depth, config.slices, config.splits
+    return Tile(*down_across, *rest)
+
+
 def _tiles(layer: ConvConfig, sizes: Sizes, gpu: GpuMachine) -> Iterator[Tile]:
     """Tiles and groups that the GPU can have."""
-    each = layer.lanes // QUAD
-    largest = min(_LARGE_GROUP, gpu.max_group_items)
-    part = layer.out_channels // layer.groups * layer.merged_groups // layer.lanes
     for across, quads, down, pixels in product(_ACROSS, _QUADS, _DOWN, _PIXELS):
-        blocks, rest = divmod(across * quads, each)
-        if rest or (layer.groups > layer.merged_groups and part % blocks):
-            continue  # a group's channels read the same channels of the image
-        if blocks * each > max(sizes.quads, 16) or down * pixels >= 2 * max(8, sizes.pixels):
+        if not covers(layer, sizes, across * quads, down * pixels):
             continue
         for slices, depth, splits in product(_SLICES, _DEPTHS, _SPLITS):
             tile = Tile(down, across, pixels, quads, depth, slices, splits)
-            items = down * across * slices
-            if not min(_SMALL_GROUP, largest) <= items <= largest:
-                continue
-            fits = _local_bytes(tile) + _DRIVERS_BYTES <= gpu.local_bytes
-            registers = _registers(tile)
-            fits = fits and registers <= _MOST_REGISTERS
-            fits = fits and items * registers <= gpu.unit_registers
-            if fits and _is_worth(sizes, tile, gpu):
+            if fits(tile, gpu) and _is_worth(sizes, tile, gpu):
                 yield tile
+
+
+def covers(layer: ConvConfig, sizes: Sizes, quads: int, pixels: int) -> bool:
+    """Whether a group of this number of quads of channels and of pixels suits the layer."""
+    each = layer.lanes // QUAD
+    blocks, rest = divmod(quads, each)
+    part = layer.out_channels // layer.groups * layer.merged_groups // layer.lanes
+    if rest or (layer.groups > layer.merged_groups and part % blocks):
+        return False  # a group's channels read the same channels of the image
+    return quads <= max(sizes.quads, 16) and pixels < 2 * max(8, sizes.pixels)
+
+
+def fits(tile: Tile, gpu: GpuMachine) -> bool:
+    """Whether a group stays within the GPU's limits."""
+    largest = min(_LARGE_GROUP, gpu.max_group_items)
+    items, registers = tile.down * tile.across * tile.slices, _registers(tile)
+    return (
+        min(_SMALL_GROUP, largest) <= items <= largest
+        and _local_bytes(tile) + _DRIVERS_BYTES <= gpu.local_bytes
+        and registers <= _MOST_REGISTERS
+        and items * registers <= gpu.unit_registers
+    )
 
 
 def _is_worth(sizes: Sizes, tile: Tile, gpu: GpuMachine) -> bool:
@@ -218,16 +229,27 @@ def _cycles(sizes: Sizes, tile: Tile, gpu: GpuMachine) -> float:
 
 # --- without local memory -------------------------------------------------------------------------
 
-_ITEM_PIXELS = 4  # enough to use weights more than once
+_ITEM_PIXELS = (4, 2, 8, 1)  # 4 are enough to use weights more than once
+_ITEMS = (1.0, 0.5, 2.0)  # of a group, in those of a group that shares nothing
 
 
-def _items(layer: ConvConfig, gpu: GpuMachine) -> ItemConvConfig:
-    same = layer_of(layer)
-    same["pixels"] = min(_ITEM_PIXELS, layer.out_size[1])
-    return ItemConvConfig(**same, group_items=min(gpu.plain_items, gpu.max_group_items))
+def item_conv_candidates(layer: ConvConfig, gpu: GpuMachine) -> list[ItemConvConfig]:
+    """Tiles of items that share nothing, the usual one first."""
+    same, width = layer_of(layer), layer.out_size[1]
+    tiles = dict.fromkeys(min(pixels, width) for pixels in _ITEM_PIXELS)
+    groups = dict.fromkeys(
+        min(max(1, int(gpu.plain_items * part)), gpu.max_group_items) for part in _ITEMS
+    )
+    return [
+        ItemConvConfig(**{**same, "pixels": pixels}, group_items=items)
+        for items in groups
+        for pixels in tiles
+    ]
 
 
 # --- dense layers of one row ----------------------------------------------------------------------
+
+_ROW_BLOCKS = 4  # the most of a group
 
 
 def _is_row(layer: ConvConfig) -> bool:
@@ -236,32 +258,55 @@ def _is_row(layer: ConvConfig) -> bool:
     return single and layer.groups == 1 and not any(layer.padding)
 
 
-def _rows(layer: ConvConfig, gpu: GpuMachine) -> list[ConvConfig]:
-    """Few outputs a group, so that all units read weights, and as many lines as fill it."""
-    same = layer_of(layer)
-    blocks = max(1, min(4, layer.out_blocks // gpu.units))
+def row_candidates(layer: ConvConfig, gpu: GpuMachine) -> list[ConvConfig]:
+    """Few outputs a group, so that all units read weights, and as many lines as fill it, first."""
+    first = max(1, min(_ROW_BLOCKS, layer.out_blocks // gpu.units))
+    others = [blocks for blocks in (1, 2, _ROW_BLOCKS) if blocks != first]
+    found = [_lines(layer, gpu, blocks) for blocks in (first, *others)]
+    places = ((i, j) for i, lines in enumerate(found) for j in range(len(lines)))
+    return [found[i][j] for i, j in sorted(places, key=sum)]
+
+
+def _lines(layer: ConvConfig, gpu: GpuMachine, blocks: int) -> list[ConvConfig]:
+    """Rows with ``blocks`` blocks in a group, the most lines first."""
     across = blocks * layer.lanes // QUAD
     rows = layer.reduce_blocks * layer.data_block
-    most = min(128, gpu.max_group_items // across, gpu.local_bytes // (16 * across))
-    lines = 1 << (max(1, min(most, rows // 4)).bit_length() - 1)
-    fits = lines <= most
-    return [RowConfig(**{**same, "oc_blocks": blocks, "pixels": 1}, lines=lines)] if fits else []
+    limit = min(128, gpu.max_group_items // across, gpu.local_bytes // (16 * across))
+    most = 1 << (max(1, min(limit, rows // 4)).bit_length() - 1)
+    same = {**layer_of(layer), "oc_blocks": blocks, "pixels": 1}
+    counts = [most >> i for i in range(3) if 1 <= most >> i <= limit]
+    return [RowConfig(**same, lines=lines) for lines in counts]
 
 
 # --- windows --------------------------------------------------------------------------------------
 
-_WINDOW_ITEMS = 128
+_WINDOW_ITEMS = (128, 64, 256)
+_WINDOW_TILES = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1))
 _WAVES_A_UNIT = 16  # of work-items that hide each other's waits
 
 
 def choose_group_window(layer: WindowConfig, gpu: GpuMachine) -> GroupWindowConfig:
-    """The configuration of a depthwise convolution or pooling.
+    """The configuration of a depthwise convolution or pooling: measured best, or of the model."""
+    found: GroupWindowConfig | None = gpu.winners.find(layer)
+    return found or group_window_candidates(layer, gpu)[0]
 
-    The largest tile that leaves enough work-items: its pixels are read once for several windows.
+
+def group_window_candidates(layer: WindowConfig, gpu: GpuMachine) -> list[GroupWindowConfig]:
+    """Tiles and groups to try.
+
+    First the largest tile that leaves enough work-items: its pixels are read once for several
+    windows.
     """
     same = window_of(layer)
-    items = min(_WINDOW_ITEMS, gpu.max_group_items)
+    items = [n for n in _WINDOW_ITEMS if n <= gpu.max_group_items] or [gpu.max_group_items]
     enough = gpu.units * gpu.wave * _WAVES_A_UNIT
-    found = [GroupWindowConfig(**same, tile=tile, group_items=items) for tile in ((1, 1), (2, 1))]
-    fits = [config for config in found if config.work_items >= enough]
-    return fits[-1] if fits else found[0]
+    found = [
+        GroupWindowConfig(**same, tile=tile, group_items=each)
+        for each in items
+        for tile in _WINDOW_TILES
+        if tile[0] <= max(2, layer.out_size[0]) and tile[1] <= layer.out_size[1]
+    ]
+    usual = found[:2]
+    enough_items = [config for config in usual if config.work_items >= enough]
+    first = enough_items[-1] if enough_items else usual[0]
+    return [first, *(config for config in found if config != first)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from .winners import Winners
 
 KIB = 1024
 
@@ -22,6 +24,8 @@ class GpuMachine:
         local_bytes: the most local memory that a group may have.
         local_on_chip: local memory is a memory of its own, not a part of the device's memory.
         plain_items: work-items of a group that shares nothing.
+        winners: configurations that measured best; they do not change how a configuration is
+            written, so they are no part of the text that names a machine.
     """
 
     units: int
@@ -34,6 +38,7 @@ class GpuMachine:
     local_bytes: int = 32 * KIB
     local_on_chip: bool = True
     plain_items: int = 64
+    winners: Winners = field(default=Winners(), repr=False)
 
     @property
     def cores(self) -> float:

@@ -1,0 +1,44 @@
+"""Configurations that measured best on one device: they go before the model of `choose.py`.
+
+Winners({ConvConfig(..): GroupConvConfig(..), WindowConfig(..): GroupWindowConfig(..)})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+
+class Winners:
+    """A table by layer, which never changes; it can be a part of keys of caches."""
+
+    def __init__(self, found: Mapping[Any, Any] | None = None) -> None:
+        self._found = dict(found or {})
+        self._hash = hash(frozenset(self._found.items()))
+
+    def find(self, layer: Hashable) -> Any:
+        """The configuration of a layer; None if none was measured."""
+        return self._found.get(layer)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Winners) and self._found == other._found
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+class Asked(Winners):
+    """A table of nothing that notes what it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers: dict[Any, None] = {}
+
+    def find(self, layer: Hashable) -> Any:
+        """None; the layer is one of `layers` from now on."""
+        self.layers[layer] = None
+
+    def __eq__(self, other: object) -> bool:
+        return self is other  # caches must ask each table
+
+    __hash__ = object.__hash__

@@ -1,0 +1,248 @@
+"""Times the few best configurations of each layer on a GPU, and keeps the fastest right one.
+
+    resnet18: 11 layers of convolutions    ->  8 configurations of each, in 8 small networks
+                                           ->  opencl.tuned.json
+
+Data and weights are small whole numbers, so that sums are exact in any order: every answer must be
+NumPy's to the bit. A configuration that the driver refuses, or whose answer is wrong, is dropped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_stretch.cost.tuned import Tuned, described, with_winners
+from tvm_stretch.errors import last_line
+from tvm_stretch.frontend import load_network
+from tvm_stretch.measuring.bench import Bench, trace_of
+from tvm_stretch.measuring.workshop import Workshop
+from tvm_stretch.passes.block_channels import BlockChannels
+from tvm_stretch.progress import count, say
+from tvm_stretch.runtime.measure import node_times
+from tvm_stretch.targets.kernels.gpu.candidates import (
+    Layer,
+    bare_layer,
+    group_candidates,
+    without_sharing,
+)
+from tvm_stretch.targets.kernels.gpu.winners import Asked
+from tvm_stretch.targets.kernels.window import WindowConfig
+from tvm_stretch.targets.processor import Processor
+
+CANDIDATES = 8
+_TOGETHER = 12
+"""Layers of one small network."""
+_RUNS, _SECONDS = 9, 1.5
+_NAME = "tuned"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One configuration of a layer, with its operands and the right answer."""
+
+    config: Layer
+    data: np.ndarray[Any, Any]
+    weight: np.ndarray[Any, Any]
+    answer: np.ndarray[Any, Any]
+
+
+def tune(
+    workshop: Workshop,
+    bench: Bench,
+    networks: Mapping[str, object],
+    path: Path,
+    end: float,
+    candidates: int = CANDIDATES,
+) -> Workshop:
+    """Measure configurations of the networks' layers that are not measured yet.
+
+    Args:
+        workshop: of the GPU.
+        bench: where it runs.
+        networks: by name.
+        path: of the file of winners; it is written after every few layers.
+        end: no further layers are begun after this time of ``time.monotonic``.
+        candidates: how many configurations of a layer are tried, the model's best ones.
+
+    Returns:
+        A workshop whose kernels have the configurations that won.
+    """
+    processor = workshop.processor
+    tuned = Tuned.read(path, processor)
+    layers = [layer for layer in layers_of(networks, processor) if layer not in tuned.winners]
+    for start in range(0, len(layers), _TOGETHER):
+        if time.monotonic() > end:
+            say(f"{processor.name}: {len(layers) - start} layers are not tuned; measure again")
+            break
+        few = layers[start : start + _TOGETHER]
+        count("layer", start + len(few), len(layers))
+        has_failed = _tune(few, _Bank(workshop, bench), tuned, candidates)
+        tuned.write(path)
+        if has_failed:
+            bench.require_device()
+    if layers:
+        dropped = f", {len(tuned.dropped)} configurations dropped" if tuned.dropped else ""
+        say(f"{processor.name}: {len(tuned.winners)} layers tuned{dropped}")
+    return Workshop([tuned.apply(processor), *_host_of(workshop)])
+
+
+def _host_of(workshop: Workshop) -> list[Processor]:
+    return [] if workshop.host is workshop.processor else [workshop.host]
+
+
+def layers_of(networks: Mapping[str, object], processor: Processor) -> list[Layer]:
+    """The convolutions and dense layers of networks, each once."""
+    asked = Asked()
+    machine = with_winners(processor, asked).machine
+    for network in networks.values():
+        phase: Any = BlockChannels({processor.name: machine})  # mypy sees no pass
+        phase(load_network(network))
+    return [layer for layer in asked.layers if getattr(layer, "kind", "depthwise") == "depthwise"]
+
+
+def _tune(layers: Sequence[Layer], bank: _Bank, tuned: Tuned, candidates: int) -> bool:
+    """Add the winners of some layers; whether a configuration was dropped."""
+    gpu = bank.workshop.processor.machine.gpu
+    assert gpu is not None
+    trials = {layer: _trial(layer) for layer in layers}
+    found: dict[Layer, list[tuple[int, Layer]]] = {layer: [] for layer in layers}
+    before = len(tuned.dropped)
+
+    def measure(configs: Mapping[Layer, Layer]) -> None:
+        left = {la: c for la, c in configs.items() if described(c) not in tuned.dropped}
+        tried = [replace(trials[layer], config=config) for layer, config in left.items()]
+        for (layer, config), result in zip(left.items(), bank.measure(tried), strict=True):
+            if isinstance(result, int):
+                found[layer].append((result, config))
+                continue
+            tuned.dropped[described(config)] = result
+            say(f"{bank.workshop.processor.name}: a configuration is dropped: {result}")
+
+    every = {layer: group_candidates(layer, gpu, candidates) for layer in layers}
+    for turn in range(max(map(len, every.values()))):
+        measure({layer: configs[turn] for layer, configs in every.items() if turn < len(configs)})
+    measure({layer: without_sharing(layer, gpu) for layer in layers if not found[layer]})
+    for layer, times in found.items():
+        if times:
+            tuned.winners[layer] = min(times, key=lambda pair: pair[0])[1]
+    return len(tuned.dropped) > before
+
+
+@dataclass(frozen=True)
+class _Bank:
+    """Where trials run."""
+
+    workshop: Workshop
+    bench: Bench
+
+    def measure(self, trials: Sequence[Trial]) -> list[int | str]:
+        """Nanoseconds of each trial, or why it is no use.
+
+        If one of them fails, each is tried by itself.
+        """
+        if not trials:
+            return []
+        try:
+            return self._measure(trials)
+        except Exception as error:  # of the compiler, or of a driver
+            if len(trials) == 1:
+                return [last_line(error)]
+        return [found for trial in trials for found in self.measure([trial])]
+
+    def _measure(self, trials: Sequence[Trial]) -> list[int | str]:
+        own = self.workshop
+        processor = with_winners(own.processor, {bare_layer(t.config): t.config for t in trials})
+        prepared = Workshop([processor, *_host_of(own)]).network(_network(trials))
+        graph, device = prepared.model.graph, self.bench.device
+        model = prepared.model if device is None else device.load(prepared.model)
+        answers = _as_list(model(*(trial.data for trial in trials)))
+        total = len(graph.nodes)
+        timings = self.bench.stopwatch.watch(
+            lambda: node_times(trace_of(model.module, total), total), _RUNS, _SECONDS
+        )
+        times = {node.name: t.nanoseconds for node, t in zip(graph.nodes, timings, strict=True)}
+        found: list[int | str] = []
+        for index, (trial, answer) in enumerate(zip(trials, answers, strict=True)):
+            wrong = int(np.sum(np.asarray(answer) != trial.answer))
+            reason = f"answer: {wrong} of {trial.answer.size} numbers are wrong"
+            found.append(reason if wrong else times[f"{_NAME}{index}"])
+        return found
+
+
+def _as_list(answers: Any) -> list[Any]:
+    return list(answers) if isinstance(answers, list | tuple) else [answers]
+
+
+# --- networks of layers ---------------------------------------------------------------------------
+
+
+def _trial(layer: Layer) -> Trial:
+    """A layer with operands of whole numbers, and the answer by NumPy."""
+    dice = np.random.default_rng(0)
+    channels = layer.channels if isinstance(layer, WindowConfig) else layer.in_channels
+    outputs = layer.channels if isinstance(layer, WindowConfig) else layer.out_channels
+    shape = (outputs, channels // _groups(layer), *layer.kernel)
+    data = dice.integers(-2, 3, (layer.batch, channels, *layer.in_size)).astype("float32")
+    weight = dice.integers(-1, 2, shape).astype("float32")
+    return Trial(layer, data, weight, _convolved(layer, data, weight))
+
+
+def _groups(layer: Layer) -> int:
+    return layer.channels if isinstance(layer, WindowConfig) else layer.groups
+
+
+def _convolved(
+    layer: Layer, data: np.ndarray[Any, Any], weight: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """The convolution, tap by tap; exact for whole numbers."""
+    top, left, bottom, right = layer.padding
+    padded = np.pad(data, ((0, 0), (0, 0), (top, bottom), (left, right)))
+    groups, (height, width) = _groups(layer), layer.out_size
+    images = padded.reshape(layer.batch, groups, -1, *padded.shape[2:])
+    factors = weight.reshape(groups, -1, *weight.shape[1:])
+    out = np.zeros((layer.batch, groups, factors.shape[1], height, width), "float32")
+    for ky in range(layer.kernel[0]):
+        for kx in range(layer.kernel[1]):
+            y, x = ky * layer.dilation[0], kx * layer.dilation[1]
+            rows = slice(y, y + (height - 1) * layer.stride[0] + 1, layer.stride[0])
+            columns = slice(x, x + (width - 1) * layer.stride[1] + 1, layer.stride[1])
+            tap = images[..., rows, columns].reshape(*images.shape[:3], -1)
+            out += (factors[..., ky, kx] @ tap).reshape(out.shape)
+    return out.reshape(layer.batch, -1, height, width)
+
+
+def _network(trials: Sequence[Trial]) -> tvm.IRModule:
+    """The layers beside each other, each with an input and an output of its own."""
+    bb = relax.BlockBuilder()
+    inputs = [
+        relax.Var(f"x{i}", relax.TensorType(trial.data.shape, "float32"))
+        for i, trial in enumerate(trials)
+    ]
+    with bb.function("main", inputs):
+        with bb.dataflow():
+            results = [
+                bb.emit_output(_layer(x, trial), name_hint=f"{_NAME}{i}")
+                for i, (x, trial) in enumerate(zip(inputs, trials, strict=True))
+            ]
+        bb.emit_func_output(relax.Tuple(results) if len(results) > 1 else results[0])
+    return bb.get()
+
+
+def _layer(x: relax.Expr, trial: Trial) -> relax.Expr:
+    layer = trial.config
+    return relax.op.nn.conv2d(
+        x,
+        relax.const(trial.weight),
+        strides=layer.stride,
+        padding=layer.padding,
+        dilation=layer.dilation,
+        groups=_groups(layer),
+    )
