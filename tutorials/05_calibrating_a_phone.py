@@ -143,7 +143,7 @@ def main(folder: Path) -> None:
     section("5. Plans for it")
     new = network("dense", 192, 56, 4)
     for targets in (["llvm"], ["opencl"], ["llvm", "opencl"]):
-        plan = ts.predict(new, targets, device=profile)
+        plan = ts.plan_for(new, targets, device=profile)
         assert plan.predicted_ns is not None
         print(f"{' + '.join(targets):16}{plan.predicted_ns / 1e6:6.2f} ms  {plan.reason}")
     print(plan.explain())
@@ -152,7 +152,7 @@ def main(folder: Path) -> None:
     text = profile.read_text().replace("threads = 4", "threads = 4\ncores = 8")
     (folder / "wrong.toml").write_text(text)
     try:
-        ts.predict(new, device=folder / "wrong.toml")
+        ts.plan_for(new, device=folder / "wrong.toml")
     except ts.CostModelError as error:
         print(error)
     else:

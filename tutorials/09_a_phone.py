@@ -9,6 +9,7 @@ tvm_stretch/runtime/native/server/README.md, for boards with Linux and for Andro
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import signal
@@ -98,7 +99,8 @@ try:
     x = np.random.default_rng(0).standard_normal((1, 16, 28, 28), dtype=np.float32)
     np.testing.assert_allclose(remote(x), model(x), rtol=1e-4, atol=1e-4)
     before = phone.sent_bytes
-    phone.load(model.with_reason("another plan, say"))
+    other = dataclasses.replace(model.plan, reason="another plan, say")
+    phone.load(ts.compile(network, ["llvm"], device=phone, plan=other))
     print(f"{(phone.sent_bytes - before) / 1e6:.1f} MB for another plan")
 
     # 6. Its clock, not ours: the way to the phone is not part of a latency.

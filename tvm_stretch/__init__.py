@@ -32,7 +32,7 @@ from tvm_stretch.progress import ctrl_c_waits
 if TYPE_CHECKING:
     from tvm_stretch import training
     from tvm_stretch.comparing import compare_plans
-    from tvm_stretch.compiler import compile, predict
+    from tvm_stretch.compiler import compile, plan_for
     from tvm_stretch.frontend.quantise import quantize
     from tvm_stretch.measuring.calibrating import calibrate
     from tvm_stretch.measuring.fleet import Fleet
@@ -75,7 +75,7 @@ __all__ = [
     "load",
     "measure",
     "network_problem",
-    "predict",
+    "plan_for",
     "probe",
     "quantize",
     "stretch",
@@ -96,7 +96,7 @@ _LAZY = {
     "measure": "tvm_stretch.measuring.measure",
     "network_problem": "tvm_stretch.problems",
     "NetworkProblem": "tvm_stretch.problems",
-    "predict": "tvm_stretch.compiler",
+    "plan_for": "tvm_stretch.compiler",
     "probe": "tvm_stretch.measuring.probe",
     "quantize": "tvm_stretch.frontend.quantise",
     "stretch": "tvm_stretch.stretching.stretching",

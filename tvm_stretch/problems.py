@@ -22,11 +22,8 @@ from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.regions import form_regions
 from tvm_stretch.scheduling import Problem, Result, check_schedule
 from tvm_stretch.scheduling.of_network import problem_of, processors_of
-from tvm_stretch.search import planning_costs
-from tvm_stretch.search.costs import not_asked_for
 from tvm_stretch.search.pieces import Network
-from tvm_stretch.targets.processors import make_processors
-from tvm_stretch.targets.registry import TargetLike
+from tvm_stretch.search.site import Targets, site_of
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ class NetworkProblem:
 
 def network_problem(
     source: object,
-    targets: Sequence[TargetLike] | TargetLike | None = None,
+    targets: Targets = None,
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
     cpu_threads: int | None = None,
@@ -80,14 +77,13 @@ def network_problem(
         cpu_threads: as for `compile`.
     """
     with compiling():
-        processors, placeable = make_processors(targets, cpu_threads)
+        site = site_of(None, targets, cpu_threads)
         mod = load_network(source, shapes)
-        costs = planning_costs([p if p in placeable else not_asked_for(p) for p in processors])
+        costs = site.costs(mod)
         network = Network(mod, costs.kernels)
 
         def nanoseconds(group: Group) -> list[int | None]:
-            return [costs.whole(group, place) for place in range(len(processors))]
+            return [costs.whole(group, place) for place in range(len(site.processors))]
 
-        names = [processor.name for processor in processors]
-        problem = problem_of(network.graph, names, nanoseconds, costs.transfers())
+        problem = problem_of(network.graph, site.names, nanoseconds, costs.transfers())
         return NetworkProblem(problem, network)

@@ -12,8 +12,9 @@ from search_helpers import emit
 
 from tvm_stretch.cost.profile import ProcessorProfile, Profile, Transfer
 from tvm_stretch.cost.profile_file import load_profile
+from tvm_stretch.search import search
 from tvm_stretch.search.realise import Candidate
-from tvm_stretch.search.twin import best_candidate, twin_costs, twin_processors
+from tvm_stretch.search.twin import twin_costs, twin_processors
 
 ATTEMPTS = 5  # the machine may be busy with other work
 
@@ -32,7 +33,8 @@ def planned() -> tuple[Candidate, object]:
     profile = Profile("old", "scripted", MappingProxyType(processors), transfers)
     team, _ = twin_processors(profile, ["cpu", "hexagon"])
     mod = emit(["conv", "conv"], size=28, channels=32)
-    return best_candidate(mod, twin_costs(profile, team)), mod
+    found = search(mod, twin_costs(profile, team))
+    return min((*found.singles, *found.rivals), key=lambda one: one.ns), mod
 
 
 def test_the_timeline_of_a_replay_agrees_with_the_prediction(planned) -> None:

@@ -220,7 +220,7 @@ def test_predictions_and_quantised_networks(
     files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     network, plan = str(files / "net.onnx"), files / "plan.json"
-    text = said(capsys, "predict", network, "--device", "snapdragon-855", "-o", str(plan))
+    text = said(capsys, "plan", network, "--device", "snapdragon-855", "-o", str(plan))
     assert "predicted for snapdragon-855" in text and ts.Plan.read(plan).regions
     images, quantised = files / "images.npy", files / "int8.onnx"
     np.save(images, np.random.default_rng(0).standard_normal((3, 4, 8, 8)).astype("float32"))

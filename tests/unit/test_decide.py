@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,11 +16,15 @@ from tvm_stretch.plan.considered import Considered
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.runtime.timeline import RegionTime, Span, Timeline
 from tvm_stretch.search import Found
+from tvm_stretch.search import choose as choosing
 from tvm_stretch.search import decide as deciding
+from tvm_stretch.search.choose import choose
 from tvm_stretch.search.contest import MeasureError, Outcome
 from tvm_stretch.search.decide import decide
+from tvm_stretch.search.decision import Decision
 from tvm_stretch.search.limits import NO_LIMITS, Limits
 from tvm_stretch.search.realise import Candidate
+from tvm_stretch.search.site import Site
 from tvm_stretch.targets.cpu import cpu_processor
 
 NAMES = ("cpu", "npu")
@@ -44,15 +48,10 @@ class Scripted:
     """A model that knows what it was made of."""
 
     what: Candidate
-    reason: str = ""
-    considered: tuple[Considered, ...] = ()
 
     @property
     def plan(self) -> Plan:
-        return replace(self.what.plan, reason=self.reason, considered=self.considered)
-
-    def with_reason(self, reason: str, considered: Sequence[Considered]) -> Scripted:
-        return replace(self, reason=reason, considered=tuple(considered))
+        return self.what.plan
 
 
 @dataclass
@@ -94,29 +93,33 @@ class Scene:
     def decide(
         self,
         monkeypatch: pytest.MonkeyPatch,
-        processors: Sequence[Any] = (),
-        arena: Any = None,
+        take: Any = None,
         memory: Any = None,
-    ) -> Any:
-        monkeypatch.setattr(deciding, "planning_costs", lambda _processors: self)
+    ) -> Decision:
+        monkeypatch.setattr(Site, "costs", lambda *_: self)
         monkeypatch.setattr(deciding, "at_present_pace", lambda costs, _measure: costs)
         for name in ("search", "trace", "compare"):
             monkeypatch.setattr(deciding, name, getattr(self, name))
-        given = list(processors or PROCESSORS)
-        return decide(None, given, given, self.build, arena, memory=memory)  # type: ignore[arg-type]
+        site = Site(PROCESSORS, PROCESSORS, take or (lambda model: model))
+        return decide(None, site, self.build, memory=memory)  # type: ignore[arg-type]
+
+    def predict(self, monkeypatch: pytest.MonkeyPatch, device: str) -> Decision:
+        monkeypatch.setattr(Site, "costs", lambda *_: self)
+        monkeypatch.setattr(choosing, "search", self.search)
+        return choose(None, Site(PROCESSORS, PROCESSORS, device=device))  # type: ignore[arg-type]
 
 
 def test_the_plan_ships_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene([Found((ALONE,), (SHARES,))], {"cpu alone": 0.021, SHARES.what: 0.013})
-    model = scene.decide(monkeypatch)
-    assert model.what is SHARES and {id(c) for c in scene.built} == {id(ALONE), id(SHARES)}
-    assert model.reason == "chosen: 9 layers in shares"
+    decision = scene.decide(monkeypatch)
+    assert decision.trial.what is SHARES and {id(c) for c in scene.built} == {id(ALONE), id(SHARES)}
+    assert decision.reason == "chosen: 9 layers in shares"
     versus = "x0.62 of cpu alone (95 % 0.61 to 0.63)"
-    assert model.considered == (
+    assert decision.considered == (
         Considered("cpu alone", 20_000_000, "typical", 21_000_000, "slower"),
         Considered(SHARES.what, 12_000_000, "typical", 13_000_000, f"chosen: {versus}"),
     )
-    assert model.plan.explain().splitlines()[-5:-1] == [
+    assert decision.plan.explain().splitlines()[-5:-1] == [
         "candidate           predicted ms  costs  measured ms  verdict",
         "cpu alone           20.000        1      21.000       slower",
         f"9 layers in shares  12.000        1      13.000       chosen: {versus}",
@@ -129,11 +132,11 @@ def test_one_processor_ships_where_the_plan_is_slower_or_about_as_fast(
     monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
     scene = Scene([Found((ALONE,), (SHARES,))], {"cpu alone": 0.021, SHARES.what: seconds})
-    model = scene.decide(monkeypatch)
-    assert model.what is ALONE and model.reason.endswith("chosen: cpu alone")
-    assert [one.measured_ns for one in model.considered] == [21_000_000, round(seconds * 1e9)]
-    assert model.considered[0].verdict == "chosen"
-    assert model.considered[1].verdict.startswith("not faster: x")
+    decision = scene.decide(monkeypatch)
+    assert decision.trial.what is ALONE and decision.reason.endswith("chosen: cpu alone")
+    assert [one.measured_ns for one in decision.considered] == [21_000_000, round(seconds * 1e9)]
+    assert decision.considered[0].verdict == "chosen"
+    assert decision.considered[1].verdict.startswith("not faster: x")
 
 
 @pytest.mark.parametrize(("seconds", "spread"), [(0.013, 0.02), (0.030, 0.02), (0.018, 0.2)])
@@ -144,30 +147,26 @@ def test_what_won_is_remembered_unless_it_may_have_been_luck(
     scene = Scene([Found((ALONE,), (SHARES,))], {"cpu alone": 0.021, SHARES.what: seconds})
     scene.spread = spread
     memory = SimpleNamespace(store=kept.append)
-    model = scene.decide(monkeypatch, memory=memory)
-    assert kept == ([model.plan] if spread < 0.1 else [])
+    decision = scene.decide(monkeypatch, memory=memory)
+    assert kept == ([decision.plan] if spread < 0.1 else [])
 
 
 def test_nothing_to_gain_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     notes = ("no way to use several processors is predicted to be faster",)
     scene = Scene([Found((ALONE,), (), notes)], {"cpu alone": 0.021})
-    model = scene.decide(monkeypatch)
-    assert model.what is ALONE and notes[0] in model.reason
+    decision = scene.decide(monkeypatch)
+    assert decision.trial.what is ALONE and notes[0] in decision.reason
 
 
 def test_processors_that_need_each_other_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Scene([Found((), (SHARES,))]).decide(monkeypatch)
-    assert model.what is SHARES and "no processor supports everything" in model.reason
+    decision = Scene([Found((), (SHARES,))]).decide(monkeypatch)
+    assert decision.trial.what is SHARES and "no processor supports everything" in decision.reason
 
 
 def test_nothing_is_measured_for_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene([Found((ALONE,), (SHARES,))])
-    there = [PROCESSORS[0], replace(PROCESSORS[1], runs_here=False)]
-    model = scene.decide(monkeypatch, there)
-    assert model.what is ALONE and "not measured, for another machine" in model.reason
-
-
-ON_PIXEL = [replace(p, runs_here=False, device="pixel") for p in PROCESSORS]
+    decision = Scene([Found((ALONE,), (SHARES,))]).predict(monkeypatch, "")
+    assert decision.plan.regions == ALONE.plan.regions
+    assert decision.reason.endswith("not measured, for another machine")
 
 
 def test_plans_for_a_device_are_measured_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,12 +174,12 @@ def test_plans_for_a_device_are_measured_there(monkeypatch: pytest.MonkeyPatch) 
     for shares, winner in ((0.012, SHARES), (0.030, ALONE)):
         taken: list[Candidate] = []
 
-        def arena(model: Scripted, taken: list[Candidate] = taken) -> Scripted:
+        def take(model: Scripted, taken: list[Candidate] = taken) -> Scripted:
             taken.append(model.what)
             return model
 
         scene = Scene([Found((ALONE,), (SHARES,))], {"cpu alone": 0.02, SHARES.what: shares})
-        assert scene.decide(monkeypatch, ON_PIXEL, arena).what is winner
+        assert scene.decide(monkeypatch, take).trial.what is winner
         assert taken == [ALONE, SHARES], "each crosses once"
 
 
@@ -189,11 +188,11 @@ def test_without_the_device_its_models_decide(
     trusted: bool, chosen: Candidate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = Scene([Found((ALONE,), (SHARES,))], trusted=trusted)
-    model = scene.decide(monkeypatch, ON_PIXEL)
-    assert model.what is chosen
+    decision = scene.predict(monkeypatch, "pixel")
+    assert decision.plan.shares == chosen.plan.shares and decision.trial is None
     said = "predicted for pixel, not measured" if trusted else "not measured, for pixel"
-    assert model.reason.endswith(said)
-    assert [one.verdict for one in model.considered] == ["chosen", "not chosen"]
+    assert decision.reason.endswith(said)
+    assert [one.verdict for one in decision.considered] == ["chosen", "not chosen"]
 
 
 @pytest.mark.parametrize(("ms", "is_tried"), [(17, True), (19, False)])
@@ -205,18 +204,18 @@ def test_a_processor_alone_that_is_far_behind_the_plans_is_not_compiled(
     times = {"cpu alone": 0.016, other.what: 0.010, SHARES.what: 0.012}
     near = candidate("cpu alone", 16)
     scene = Scene([Found((near, other), (SHARES,))], times, trusted=False)
-    assert scene.decide(monkeypatch).what is (other if is_tried else SHARES)
-    assert Scene([Found((near, other), ())], times, False).decide(monkeypatch).what is other
+    assert scene.decide(monkeypatch).trial.what is (other if is_tried else SHARES)
+    assert Scene([Found((near, other), ())], times, False).decide(monkeypatch).trial.what is other
 
 
 def test_typical_costs_are_corrected_by_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second processor is three times as slow as assumed: the search answers once more."""
     finds = [Found((ALONE,), (SHARES,)), Found((ALONE,), (UNEVEN,))]
     scene = Scene(finds, {"cpu alone": 0.021, SHARES.what: 0.014}, False, (6_000_000, 18_000_000))
-    model = scene.decide(monkeypatch)
+    decision = scene.decide(monkeypatch)
     assert scene.corrections == [(1.0, 3.0)]
     assert {id(c) for c in scene.built} == {id(ALONE), id(SHARES), id(UNEVEN)}
-    assert [one.verdict for one in model.considered if one.measured_ns is None] == [
+    assert [one.verdict for one in decision.considered if one.measured_ns is None] == [
         "not built: a run showed other speeds, and the search was repeated"
     ]
 
@@ -229,14 +228,14 @@ def test_each_prediction_says_of_which_costs_it_is(monkeypatch: pytest.MonkeyPat
     uneven = candidate("8 layers in shares", 215, shares={"conv2d": (12, 4)}, costs=corrected)
     finds = [Found((ALONE,), (first,)), Found((alone,), (uneven,))]
     times = {"cpu alone": 0.130, first.what: 0.140, uneven.what: 0.150}
-    model = Scene(finds, times, False, (6_000_000, 18_000_000)).decide(monkeypatch)
-    lines = [line.split() for line in model.plan.explain().splitlines()]
+    decision = Scene(finds, times, False, (6_000_000, 18_000_000)).decide(monkeypatch)
+    lines = [line.split() for line in decision.plan.explain().splitlines()]
     assert ["cpu", "alone", "128.000", "1", "130.000", "chosen"] in lines
     assert ["costs", "1:", *corrected.split()] in lines and ["costs", "2:", "typical"] in lines
     assert any(line[:6] == ["9", "layers", "in", "shares", "11.500", "2"] for line in lines)
     assert any(line[:6] == ["8", "layers", "in", "shares", "215.000", "1"] for line in lines)
-    assert "predictions by different costs do not compare" in model.plan.explain()
-    assert Plan.read(json.loads(model.plan.to_json())) == model.plan
+    assert "predictions by different costs do not compare" in decision.plan.explain()
+    assert Plan.read(json.loads(decision.plan.to_json())) == decision.plan
 
 
 @pytest.mark.parametrize("trusted", [True, False])
@@ -246,7 +245,7 @@ def test_measured_costs_and_right_ones_are_not_corrected(
     kernels = (6_000_000, 18_000_000) if trusted else (9_000_000, 9_100_000)
     times = {"cpu alone": 0.021, SHARES.what: 0.014}
     scene = Scene([Found((ALONE,), (SHARES,))], times, trusted, kernels)
-    assert scene.decide(monkeypatch).what is SHARES
+    assert scene.decide(monkeypatch).trial.what is SHARES
     assert scene.corrections == []
 
 

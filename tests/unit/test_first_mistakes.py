@@ -61,7 +61,7 @@ def test_what_is_no_file_is_told_before_any_work(
         os.mkfifo(path)
     elif kind == "folder":
         path.mkdir()
-    monkeypatch.setattr("tvm_stretch.compiler.place_of", lambda _: pytest.fail("it went on"))
+    monkeypatch.setattr("tvm_stretch.request.site_of", lambda *_, **__: pytest.fail("it went on"))
     said = {"nothing": "no file", "pipe": "a pipe", "folder": "a folder"}[kind]
     with pytest.raises(ts.ModelError, match=f"^expected a file .*, got {said} at {path}; check"):
         ts.compile(path)
@@ -123,7 +123,10 @@ def test_kinds_of_tvm_that_are_not_ours(given: object, capfd: pytest.CaptureFixt
         (lambda: ts.compile("x.onnx", target="llvm"), "compile, got target=; did you mean targets"),
         (lambda: ts.compile("x.onnx", threads=2), "got threads=; did you mean cpu_threads="),
         (lambda: ts.compile("x.onnx", zzz=2), "got zzz=; there are source, targets, device,"),
-        (lambda: ts.predict("x.onnx", devices="a"), "predict, got devices=; did you mean device="),
+        (
+            lambda: ts.plan_for("x.onnx", devices="a"),
+            "got devices=; did you mean device=",
+        ),
         (lambda: ts.measure(target="llvm"), "measure, got target=; did you mean targets="),
         (lambda: ts.load(file="a.so"), "load, got file=; there are path"),
     ],

@@ -240,7 +240,7 @@ def test_profiles(tmp_path: Path, piece: int) -> None:
         assert parse_profile(profile_text(profile), "again").processors.keys() == (
             profile.processors.keys()
         )
-        assert ts.predict(small, device=path).regions
+        assert ts.plan_for(small, device=path).regions
 
     for dice in dice_of(piece):
         if dice.random() < 0.4:

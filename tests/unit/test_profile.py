@@ -346,6 +346,6 @@ def test_one_s_own_phone(tmp_path: Path) -> None:
     assert max(abs(residual.error) for residual in found.residuals) < 0.25
     assert "| two | cpu | 2.00 |" in str(found)
     found.write(tmp_path / "mine.toml")
-    plan = ts.predict(networks["two"], device=tmp_path / "mine.toml", targets=["llvm", "opencl"])
+    plan = ts.plan_for(networks["two"], device=tmp_path / "mine.toml", targets=["llvm", "opencl"])
     assert "predicted for mine, not measured" in plan.reason
     assert math.isclose(plan.predicted_ns or 0, 2e6, rel_tol=0.25)

@@ -17,14 +17,14 @@ from relax_helpers import module
 from tvm import relax
 
 import tvm_stretch as ts
-from tvm_stretch import compiler
 from tvm_stretch.build.branching import Branching
 from tvm_stretch.cost.device import default_folder
 from tvm_stretch.plan.plan import Plan, PlannedRegion
-from tvm_stretch.runtime.model import Model
 from tvm_stretch.search import remembered
+from tvm_stretch.search.decision import Decision, decided
 from tvm_stretch.search.realise import Candidate
 from tvm_stretch.search.remembered import Memory, memory_of
+from tvm_stretch.search.site import Site
 from tvm_stretch.targets import registry
 from tvm_stretch.targets.cpu import cpu_processor
 
@@ -144,14 +144,15 @@ def test_what_won_is_built_without_measuring(monkeypatch: pytest.MonkeyPatch) ->
     mod = module(lambda x: relax.op.nn.relu(x), (4,))
     measured = []
 
-    def decide(network: tvm.IRModule, *args: Any) -> Model:
-        measured.append(args[-1])
+    def decide(network: tvm.IRModule, site: Site, build: Any, _: Any, memory: Any) -> Decision:
+        measured.append(memory)
         plan = Plan(("cpu", "abacus"), (PlannedRegion("r0", "abacus", ("relu",)),), reason="won")
-        if args[-1] is not None:
-            args[-1].store(plan)
-        return args[2](network, Candidate(plan, "", 0, (0, 0), Branching(network, {})))
+        if memory is not None:
+            memory.store(plan)
+        candidate = Candidate(plan, "", 0, (0, 0), Branching(network, {}))
+        return decided(site, candidate, "won", (), build(network, candidate))
 
-    monkeypatch.setattr(compiler, "decide", decide)
+    monkeypatch.setattr("tvm_stretch.search.choose.decide", decide)
     first, second, other = (
         ts.compile(mod, targets, cpu_threads=1)
         for targets in ([TARGET, "abacus"], [TARGET, "abacus"], [TARGET, fake_processor("abacus")])
@@ -172,9 +173,10 @@ def test_what_won_and_cannot_run_any_more_is_sought_anew(
     alone = Plan(("cpu", "abacus"), (PlannedRegion("r0", "cpu", ("relu",)),))
     monkeypatch.setattr(Memory, "find", lambda _: known)
 
-    def decide(network: tvm.IRModule, *args: Any) -> Model:
-        return args[2](network, Candidate(alone, "", 0, (0, 0), Branching(network, {})))
+    def decide(network: tvm.IRModule, site: Site, build: Any, *_: Any) -> Decision:
+        candidate = Candidate(alone, "", 0, (0, 0), Branching(network, {}))
+        return decided(site, candidate, "", (), build(network, candidate))
 
-    monkeypatch.setattr(compiler, "decide", decide)
+    monkeypatch.setattr("tvm_stretch.search.choose.decide", decide)
     mod = module(lambda x: relax.op.nn.relu(x), (4,))
     assert ts.compile(mod, [TARGET, "abacus"], cpu_threads=1).plan.regions == alone.regions

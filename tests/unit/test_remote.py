@@ -156,7 +156,7 @@ def test_what_is_there_is_not_sent_again(device: ts.Device) -> None:
     assert sent > model.graph.weights_bytes
     device.load(model)
     assert device.sent_bytes == sent
-    other = model.with_reason("another plan")
+    other = ts.Model(model.module, parts=model.parts.explained("another plan"))
     device.load(other)
     assert 0 < device.sent_bytes - sent < sent - model.graph.weights_bytes + 4096, "no weights"
 

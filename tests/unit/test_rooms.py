@@ -36,10 +36,11 @@ ROOMS = (
     ("build",),
     ("remote",),
     ("search",),
+    ("request",),
+    ("compiler", "problems"),
     ("training",),
     ("stretching",),
     ("measuring",),
-    ("compiler", "problems"),
     ("comparing",),
     ("cli", "__main__"),
 )

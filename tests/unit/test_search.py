@@ -31,7 +31,7 @@ from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.calls import Calls
 from tvm_stretch.passes.tag import check_plan
 from tvm_stretch.plan.plan import Plan
-from tvm_stretch.search import choose, search
+from tvm_stretch.search import rank, search
 from tvm_stretch.search.chain import ChainSearch
 from tvm_stretch.search.pieces import Network
 from tvm_stretch.targets.cpu import CORE
@@ -257,7 +257,7 @@ def test_unsure_costs_get_both_the_promising_plan_and_shares_alone() -> None:
     given_costs = dataclasses.replace(costs(1.0, 1.0), trusted=False)
     mod = load_network(zoo.build(QUICK))
     chosen, shares = sorted(
-        choose(Network(mod, given_costs.kernels), given_costs), key=lambda chain: chain.only_shares
+        rank(Network(mod, given_costs.kernels), given_costs), key=lambda chain: chain.only_shares
     )
     assert not chosen.only_shares and shares.only_shares
     assert 0.8 * shares.ns < chosen.ns < 0.99 * shares.ns  # a little better: worth building
@@ -276,7 +276,7 @@ def test_two_seconds_are_enough(name: str) -> None:
     given_costs = costs(1.0, 1.0)
     network = Network(load_network(zoo.build(name)), given_costs.kernels)
     profile = cProfile.Profile()
-    chains = profile.runcall(choose, network, given_costs)
+    chains = profile.runcall(rank, network, given_costs)
     assert pstats.Stats(profile).total_calls < 3_000_000
     alone = sum(given_costs.whole(group, 0) or 0 for group in network.graph.groups)
     assert chains[0].ns < alone or name == "lstm"

@@ -18,7 +18,8 @@ from tvm_stretch.cost.profile_file import load_profile, write_profile
 from tvm_stretch.errors import CostModelError, InputError, TargetError, UnsupportedError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.measuring.samples import Sample, chain, in_integers
-from tvm_stretch.search import Found, twin
+from tvm_stretch.search import Found
+from tvm_stretch.search import choose as choosing
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.limits import Limits
 from tvm_stretch.search.twin import twin_costs, twin_processors, works_of
@@ -38,13 +39,13 @@ def wide() -> tvm.IRModule:
 
 
 def test_the_plan_says_that_nothing_was_measured(wide: tvm.IRModule) -> None:
-    plan = ts.predict(wide, device=PHONE)
+    plan = ts.plan_for(wide, device=PHONE)
     assert plan.processors == ("cpu", "opencl", "hexagon")
     assert len({region.processor for region in plan.regions}) > 1
     said = plan.explain()
     assert f"predicted for {PHONE}, not measured" in said
     assert "int8 on cpu, float16 on opencl, int8 on hexagon" in said
-    alone = ts.predict(wide, ["llvm"], device=PHONE).predicted_ns
+    alone = ts.plan_for(wide, ["llvm"], device=PHONE).predicted_ns
     assert plan.predicted_ns is not None and alone is not None and plan.predicted_ns < 0.8 * alone
 
 
@@ -52,15 +53,15 @@ def test_three_processors_are_never_predicted_slower_than_two(
     wide: tvm.IRModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though a search of three finds nothing: the plan of two is then one of three."""
-    searched = twin.search
+    searched = choosing.search
 
     def blind(mod: tvm.IRModule, costs: Costs, **options: Limits) -> Found:
         found = searched(mod, costs, **options)
         return replace(found, rivals=()) if len(costs.processors) > 2 else found
 
-    both = ts.predict(wide, ["llvm", "hexagon"], device=PHONE)
-    monkeypatch.setattr(twin, "search", blind)
-    plan = ts.predict(wide, device=PHONE)
+    both = ts.plan_for(wide, ["llvm", "hexagon"], device=PHONE)
+    monkeypatch.setattr(choosing, "search", blind)
+    plan = ts.plan_for(wide, device=PHONE)
     assert plan.processors == ("cpu", "opencl", "hexagon")
     assert plan.predicted_ns is not None and both.predicted_ns is not None
     assert plan.predicted_ns <= both.predicted_ns
@@ -91,7 +92,7 @@ def test_a_slower_processor_changes_the_plan(
     )
     write_profile(replace(phone, processors=slow), tmp_path / "slow.toml")
     for device, is_used in ((PHONE, True), (tmp_path / "slow.toml", False)):
-        plan = ts.predict(wide, ["llvm", "hexagon"], device=device)
+        plan = ts.plan_for(wide, ["llvm", "hexagon"], device=device)
         assert ("hexagon" in plan.processor_of().values()) == is_used
 
 
@@ -101,7 +102,7 @@ def test_without_the_cpu_it_only_holds_inputs_and_outputs(
     processors, placeable = twin_processors(phone, ["opencl", "hexagon"])
     assert [p.name for p in processors] == ["cpu", "opencl", "hexagon"]
     assert [p.name for p in placeable] == ["opencl", "hexagon"]
-    plan = ts.predict(wide, ["opencl", "hexagon"], device=PHONE)
+    plan = ts.plan_for(wide, ["opencl", "hexagon"], device=PHONE)
     assert {region.processor for region in plan.regions} <= {"opencl", "hexagon"}
 
 
@@ -120,7 +121,7 @@ def test_a_processor_without_a_target(
     path = tmp_path_factory.mktemp("profile") / "odd.toml"
     bare = {**phone.processors, "hexagon": replace(phone.processors["hexagon"], target=None)}
     write_profile(replace(phone, processors=MappingProxyType(bare)), path)
-    plan = ts.predict(wide, ["hexagon"], device=path)
+    plan = ts.plan_for(wide, ["hexagon"], device=path)
     with pytest.raises(TargetError, match="got hexagon, which this version makes no kernels for"):
         ts.compile(wide, ["llvm", "hexagon"], device=path, plan=plan)
 
@@ -145,8 +146,8 @@ def test_what_the_profile_refuses_goes_elsewhere(
     path = tmp_path_factory.mktemp("profile") / "odd.toml"
     write_profile(replace(phone, processors=processors), path)
     with pytest.raises(UnsupportedError, match=r"nn\.relu: no relu there"):
-        ts.predict(wide, ["hexagon"], device=path)
-    plan = ts.predict(wide, ["llvm", "hexagon"], device=path)
+        ts.plan_for(wide, ["hexagon"], device=path)
+    plan = ts.plan_for(wide, ["llvm", "hexagon"], device=path)
     on_dsp = [op for r in plan.regions if r.processor == "hexagon" for op in r.operators]
     assert not any(op.startswith("relu") for op in on_dsp)
 
@@ -166,7 +167,7 @@ def test_what_the_profile_refuses_goes_elsewhere(
 )
 def test_wrong_targets(targets: list[object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        ts.predict(emit(["conv"]), targets, device=PHONE)
+        ts.plan_for(emit(["conv"]), targets, device=PHONE)
 
 
 def test_the_profile_says_how_many_cores() -> None:

@@ -34,7 +34,12 @@ class Planned:
     plan: Plan
 
 
-def build_model(
+def build_model(mod: tvm.IRModule, target: tvm.target.Target, *given: Any, **named: Any) -> Model:
+    """A model for this machine; one for another machine can only be exported. See `assemble`."""
+    return Model.from_parts(assemble(mod, target, *given, **named))
+
+
+def assemble(
     mod: tvm.IRModule,
     target: tvm.target.Target,
     threads: int = 1,
@@ -45,8 +50,8 @@ def build_model(
     spare: bool = False,
     others: Sequence[Planned] = (),
     weights: WeightsBlob | None = None,
-) -> Model:
-    """Compile the kernels of kernel-level Relax and bind them to an executor.
+) -> Parts:
+    """Compile the kernels of kernel-level Relax.
 
     Args:
         mod: `main` and the kernels that it calls; see `lower` for what `main` may contain.
@@ -59,12 +64,9 @@ def build_model(
         spare: also compile the devices' kernels for the CPU, which takes over if a device fails.
         others: the same network with other plans, between which the model can change.
         weights: contains the network's constants; see `lower`.
-
-    Returns:
-        A model for this machine; a model for another machine can only be exported.
     """
     if target.kind.name != "llvm":
-        raise TargetError(f"expected an llvm target for build_model, got {target}; pass one")
+        raise TargetError(f"expected an llvm target for the CPU, got {target}; pass one")
     hosts = [target, *(device.target for device in devices if device.runs_host_code)]
     specs = [CPU, *(ProcessorSpec(device.name, device.kind) for device in devices)]
     lowered = lower(
@@ -101,8 +103,7 @@ def build_model(
     modules = [
         device.build(own, device.schedule) for device, own in zip(devices, kernels[1:], strict=True)
     ]
-    parts = Parts(graph, link(code, target), lowered.weights, tuple(modules), lowered.own_bytes)
-    return Model.from_parts(parts)
+    return Parts(graph, link(code, target), lowered.weights, tuple(modules), lowered.own_bytes)
 
 
 def _as_data(plan: Plan | None) -> dict[str, Any]:

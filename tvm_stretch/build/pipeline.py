@@ -14,7 +14,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.analysis.verify import verify
-from tvm_stretch.build.assemble import Planned, build_model
+from tvm_stretch.build.assemble import Planned, assemble
 from tvm_stretch.build.branching import Branching, branch
 from tvm_stretch.build.placement import choose_plan, fit_processors
 from tvm_stretch.errors import InputError
@@ -30,6 +30,7 @@ from tvm_stretch.passes.partition_regions import PartitionRegions
 from tvm_stretch.passes.tag import TagOperators
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.progress import step
+from tvm_stretch.runtime.artifact import Parts
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.targets.processor import Processor
 
@@ -42,10 +43,25 @@ def build(
     observer: Observer | None = None,
     branched: Branching | None = None,
     lowered: tvm.IRModule | None = None,
+) -> Model:
+    """Build a model of one plan; see `build_parts`."""
+    return Model.from_parts(
+        build_parts(mod, requested, processors, placeable, observer, branched, lowered)
+    )
+
+
+def build_parts(
+    mod: tvm.IRModule,
+    requested: Plan | None,
+    processors: Sequence[Processor],
+    placeable: Sequence[Processor],
+    observer: Observer | None = None,
+    branched: Branching | None = None,
+    lowered: tvm.IRModule | None = None,
     spare: bool = False,
     others: Sequence[Plan] = (),
-) -> Model:
-    """Build a model from the canonical module, by the plan; results of ``ts.probe`` are ignored.
+) -> Parts:
+    """Compile the canonical module by the plan; results of ``ts.probe`` are ignored.
 
     Args:
         mod: the canonical module.
@@ -66,7 +82,7 @@ def build(
     host, devices = processors[0], [p for p in processors[1:] if p.name in placed]
     for one in (first, *more):
         observer.see_scheduled(one.mod, processors)
-    return build_model(
+    return assemble(
         first.mod,
         host.target,
         host.threads,
@@ -88,19 +104,30 @@ def _by_plan(
     branched: Branching | None = None,
     lowered: tvm.IRModule | None = None,
 ) -> Planned:
-    """The canonical module lowered for one plan; see `build`."""
+    """The canonical module lowered for one plan; see `build_parts`."""
+    chosen, branched = complete_plan(mod, requested, processors, placeable, branched)
+    if chosen.shares or chosen.splits:
+        observer.see("branched", branched.mod)
+    if lowered is None or observer.observes:
+        lowered = lower_regions(branched.mod, chosen, processors, observer)
+    return Planned(lowered, chosen)
+
+
+def complete_plan(
+    mod: tvm.IRModule,
+    requested: Plan | None,
+    processors: Sequence[Processor],
+    placeable: Sequence[Processor],
+    branched: Branching | None = None,
+) -> tuple[Plan, Branching]:
+    """The plan with regions and refusals for these processors, and the network with its parts."""
     names = [processor.name for processor in processors]
     if requested is not None:
         requested = fit_processors(requested, names, placeable)
         branched = branched or branch(mod, requested.shares, requested.splits, processors)
-        mod = branched.mod
-        if requested.shares or requested.splits:
-            observer.see("branched", mod)
-    owners = {} if branched is None else branched.owners
-    chosen = choose_plan(mod["main"], names, placeable, requested, owners)
-    if lowered is None or observer.observes:
-        lowered = lower_regions(mod, chosen, processors, observer)
-    return Planned(lowered, chosen)
+    branched = branched or Branching(mod, {})
+    main = branched.mod["main"]
+    return choose_plan(main, names, placeable, requested, branched.owners), branched
 
 
 def lower_regions(
@@ -201,7 +228,7 @@ class Observer:
             verify(mod, self.processors)
 
     def see_scheduled(self, mod: tvm.IRModule, processors: Sequence[Processor]) -> None:
-        """Observe the kernels as `build_model` schedules those that are not in the cache."""
+        """Observe the kernels as `assemble` schedules those that are not in the cache."""
         if not self.observes:
             return
         scheduled = tvm.IRModule(dict(mod.functions), attrs=mod.attrs)

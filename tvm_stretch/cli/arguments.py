@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(required=True, metavar="command")
     for add in (
         *(_add_compile, _add_run, _add_bench, _add_explain, _add_timeline, _add_report),
-        *(_add_predict, _add_stretch, _add_quantize),
+        *(_add_plan, _add_stretch, _add_quantize),
         *(_add_measure, _add_probe, _add_calibrate, _add_compare, _add_devices, _add_completion),
     ):
         add(commands)
@@ -83,10 +83,9 @@ def _add_device(parser: argparse.ArgumentParser, several: bool = False) -> None:
     )
 
 
-def _add_profile(parser: argparse.ArgumentParser, required: bool) -> None:
+def _add_profile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
-        required=required,
         metavar="DEVICE",
         help="HOST:PORT/KEY of a connected device, a device measured before, "
         "or a profile: snapdragon-855, mine.toml",
@@ -109,7 +108,7 @@ def _add_compiling(parser: argparse.ArgumentParser) -> None:
     """How to compile a network."""
     _add_targets(parser)
     _add_threads(parser)
-    _add_profile(parser, required=False)
+    _add_profile(parser)
     _file(parser, "--plan", metavar="FILE", help="the plan to follow, instead of a search")
     _add_shapes(parser)
     parser.add_argument(
@@ -213,11 +212,11 @@ def _add_report(commands: Commands) -> None:
     parser.add_argument("--peak", type=float, metavar="GFLOPS", help="what one core can do at best")
 
 
-def _add_predict(commands: Commands) -> None:
-    parser = _add(commands, "predict", "predict the fastest plan on a phone that is not here")
+def _add_plan(commands: Commands) -> None:
+    parser = _add(commands, "plan", "predict the fastest plan, without building anything")
     _add_network(parser)
     _add_targets(parser)
-    _add_profile(parser, required=True)
+    _add_profile(parser)
     _add_shapes(parser)
     _add_output(parser, "write the plan there (.json)")
 
@@ -227,7 +226,7 @@ def _add_stretch(commands: Commands) -> None:
     _add_network(parser)
     _add_targets(parser)
     _add_threads(parser)
-    _add_profile(parser, required=False)
+    _add_profile(parser)
     _add_output(parser, "write the best design there (.json)")
 
 

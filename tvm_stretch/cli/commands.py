@@ -180,15 +180,10 @@ def report(args: argparse.Namespace) -> None:
     _show(args, {"report": args.output}, f"{args.output}: open it in a browser")
 
 
-def predict(args: argparse.Namespace) -> None:
-    """Predict the fastest plan of a phone that has a profile."""
-    network = _network(args.network)
-    plan = ts.predict(
-        network,
-        args.targets,
-        device=args.device,
-        shapes=dict(args.shapes) or None,
-    )
+def plan(args: argparse.Namespace) -> None:
+    """Predict the fastest plan."""
+    network, device = _network(args.network), _device(args.device)
+    plan = ts.plan_for(network, args.targets, device=device, shapes=dict(args.shapes) or None)
     if args.output is not None:
         plan.write(args.output)
     _show(args, json.loads(plan.to_json()), plan.explain())

@@ -2,7 +2,7 @@
 
     calibration = ts.calibrate("phone.csv", {"R-34": "resnet34.onnx", ..}, device="my-phone")
     print(calibration)                          # residuals, also of each network left out of the
-    fit calibration.write("my-phone.toml") ts.predict("mobilenet.onnx", device="my-phone.toml")
+    fit calibration.write("my-phone.toml") ts.plan_for("mobilenet.onnx", device="my-phone.toml")
 
 The table holds latencies of whole networks, each on one processor, measured with any engine. A
 folder of kernels that `ts.measure(device=...)` timed through RPC can replace the table. Latencies

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tvm.target import Target
 
-from tvm_stretch.cost.profile import Profile
-from tvm_stretch.cost.profile_file import load_profile
 from tvm_stretch.errors import InputError, TargetError
 from tvm_stretch.remote.description import Description
-from tvm_stretch.remote.device import Device, remembered
+from tvm_stretch.remote.device import Device
 from tvm_stretch.targets.cpu import HOST, cpu_processor
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import make_processors
@@ -29,22 +26,6 @@ from tvm_stretch.targets.registry import (
 
 Targets = Sequence[TargetLike] | TargetLike | None
 Processors = tuple[list[Processor], list[Processor]]
-
-
-Place = Device | Description | Profile | None
-"""A connected device, one that was connected earlier, or a profile; None for this machine."""
-
-
-def place_of(device: Device | str | os.PathLike[str] | None) -> Place:
-    """The device that a caller's argument names.
-
-    Raises:
-        CostModelError: it names neither a known device nor a profile.
-        InputError: it is neither a device nor a text.
-    """
-    if device is None or isinstance(device, Device):
-        return device
-    return (remembered(device) if isinstance(device, str) else None) or load_profile(device)
 
 
 def processors_of(

@@ -18,8 +18,8 @@ import platform
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -32,7 +32,8 @@ from tvm_stretch.codegen.linking import linker_for
 from tvm_stretch.codegen.object_code import ObjectCode, object_file
 from tvm_stretch.errors import ArtifactError, RunError, TargetError
 from tvm_stretch.files import held, new_folder, remove_abandoned, writing
-from tvm_stretch.lowering.executor_graph import Graph
+from tvm_stretch.lowering.executor_graph import Graph, PlanSpec
+from tvm_stretch.plan.considered import Considered
 from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.runtime.elf import read_machine
 from tvm_stretch.runtime.private_copy import PrivateCopy
@@ -97,6 +98,29 @@ class Parts:
         load_native_library()
         create = tvm.get_global_func("tvm_stretch.create_executor")
         return create(self.graph.to_json(), self.weights, kernels, *self.devices)
+
+    def explained(self, reason: str, considered: Sequence[Considered] | None = None) -> Parts:
+        """The parts, with a plan that says why it was chosen.
+
+        Args:
+            reason: for people.
+            considered: the candidates among which it was; by default those of its plan.
+        """
+        plan, plans = {**self.graph.plan, "reason": reason}, self.graph.plans
+        if considered is not None:
+            plan["considered"] = [asdict(one) for one in considered]
+        if plans:
+            plans = (replace(plans[0], plan=plan), *plans[1:])
+        return replace(self, graph=replace(self.graph, plan=plan, plans=plans))
+
+    def named(self, names: Sequence[str], expected: Sequence[float]) -> Parts:
+        """The parts, whose plans have names, and seconds that a run of each should take."""
+        only = (PlanSpec("", len(self.graph.regions), plan=self.graph.plan),)
+        plans = tuple(
+            replace(plan, name=name, expected_ns=round(seconds * 1e9))
+            for plan, name, seconds in zip(self.graph.plans or only, names, expected, strict=True)
+        )
+        return replace(self, graph=replace(self.graph, plans=plans))
 
 
 def write_artifact(

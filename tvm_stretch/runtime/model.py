@@ -22,7 +22,6 @@ from tvm_stretch.arguments import named_arguments
 from tvm_stretch.errors import ArtifactError, DeviceError, InputError
 from tvm_stretch.files import as_path
 from tvm_stretch.lowering.executor_graph import Graph, Port, Tensor
-from tvm_stretch.plan.considered import Considered
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.progress import step
 from tvm_stretch.runtime.artifact import (
@@ -87,26 +86,6 @@ class Model(PlansOfModel):
         code = parts.code
         kernels = code.load() if code.runs_here else code.as_static_library()
         return cls(parts.create_executor(kernels), parts=parts)
-
-    def with_reason(self, reason: str, considered: Sequence[Considered] | None = None) -> Model:
-        """This model, with a plan that says why it was chosen.
-
-        Args:
-            reason: for people.
-            considered: the candidates among which it was; by default those of its plan.
-        """
-        if self._parts is None:
-            raise ArtifactError(
-                "expected a model that was just compiled for with_reason, got a loaded one; "
-                "compile it again"
-            )
-        plan, plans = {**self.graph.plan, "reason": reason}, self.graph.plans
-        if considered is not None:
-            plan["considered"] = [dataclasses.asdict(one) for one in considered]
-        if plans:
-            plans = (dataclasses.replace(plans[0], plan=plan), *plans[1:])
-        graph = dataclasses.replace(self.graph, plan=plan, plans=plans)
-        return Model(self.module, parts=dataclasses.replace(self._parts, graph=graph))
 
     @property
     def parts(self) -> Parts | None:

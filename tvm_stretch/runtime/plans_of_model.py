@@ -10,17 +10,17 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tvm_stretch.errors import InputError
-from tvm_stretch.lowering.executor_graph import Graph, PlanSpec
+from tvm_stretch.lowering.executor_graph import Graph
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.runtime.artifact import Parts
 from tvm_stretch.runtime.execution import find_execution
 
 if TYPE_CHECKING:
-    from tvm_stretch.runtime.model import Model
+    pass
 
 
 class Executor(Protocol):
@@ -40,11 +40,6 @@ class PlansOfModel(abc.ABC):
     @abc.abstractmethod
     def graph(self) -> Graph:
         """The nodes, tensors and memory plan that the executor runs."""
-
-    @classmethod
-    @abc.abstractmethod
-    def from_parts(cls, parts: Parts) -> Model:
-        """A model that was just compiled."""
 
     @abc.abstractmethod
     def _set(self, method: str, *given: Any) -> None:
@@ -109,17 +104,6 @@ class PlansOfModel(abc.ABC):
                 f"and {pause}; the defaults suit most"
             )
         self._set("adapt", float(factor), int(runs), int(pause))
-
-    def with_plans(self, names: Sequence[str], expected: Sequence[float]) -> Model:
-        """This model, just compiled, whose plans have names, and seconds that runs should take."""
-        assert self._parts is not None
-        only = (PlanSpec("", len(self.graph.regions), plan=self.graph.plan),)
-        plans = tuple(
-            dataclasses.replace(plan, name=name, expected_ns=round(seconds * 1e9))
-            for plan, name, seconds in zip(self.graph.plans or only, names, expected, strict=True)
-        )
-        graph = dataclasses.replace(self.graph, plans=plans)
-        return self.from_parts(dataclasses.replace(self._parts, graph=graph))
 
     def _number(self) -> int:
         return int(self.module["plan"]()) if self.graph.plans else 0

@@ -33,7 +33,7 @@ from tvm_stretch.search.options import Option, Options
 from tvm_stretch.search.pieces import Network
 from tvm_stretch.search.realise import Candidate, alone, realise
 
-__all__ = ["Found", "choose", "planning_costs", "search", "uncollected"]
+__all__ = ["Found", "planning_costs", "rank", "search", "uncollected"]
 
 _DOUBT = (1.25, 1.02)
 """A plan is worth building if it is predicted to take at most this many times the best processor
@@ -94,7 +94,7 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1, limits: Limits = NO_L
     """
     _require_support(Operators(mod["main"]), costs)
     network = Network(mod, costs.kernels)
-    ranking = choose(network, costs, limits)
+    ranking = rank(network, costs, limits)
     free = filter(limits.may_do_all, range(len(costs.processors)))
     singles = [alone(network, costs, place) for place in free]
     ranked = sorted(filter(None, singles), key=lambda single: single.ns)
@@ -127,7 +127,7 @@ def _work_out(
     Args:
         network: what is computed.
         costs: of its kernels.
-        ranking: as `choose` gives it.
+        ranking: as `rank` gives it.
         limits: the longest predicted latency, and how many plans.
         said: notes, and what is passed over; both grow.
         allowed: what processors may compute at most.
@@ -161,7 +161,7 @@ def _work_out(
 
 
 @uncollected()
-def choose(network: Network, costs: Costs, limits: Limits = NO_LIMITS) -> list[Chain]:
+def rank(network: Network, costs: Costs, limits: Limits = NO_LIMITS) -> list[Chain]:
     """Ways to compute a network on several processors, the most promising first.
 
     One of shares alone, and the best of all if it is another one. This takes at most two seconds

@@ -13,18 +13,21 @@ turns, because that is what its runs are compared with later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import tvm
 
+from tvm_stretch.build.pipeline import complete_plan
 from tvm_stretch.build.placement import find_refusals
 from tvm_stretch.errors import InputError, UnsupportedError
 from tvm_stretch.plan.plan import Plan, PlanLike, PlannedRegion
+from tvm_stretch.progress import say
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.search import search
 from tvm_stretch.search.contest import compare
 from tvm_stretch.search.costs import Costs
+from tvm_stretch.search.decision import Decision
 from tvm_stretch.search.limits import Limits
 from tvm_stretch.targets.processor import Processor
 
@@ -32,9 +35,6 @@ FASTEST = "fastest"
 
 PlansLike = bool | Mapping[str, PlanLike]
 """True for `without_each`, or plans by name, the one to begin with first."""
-
-CostsOf = Callable[[Sequence[Processor]], Costs]
-"""What the search knows if operators may be placed on these processors only."""
 
 
 def read_plans(plans: object) -> dict[str, Plan] | None:
@@ -55,31 +55,41 @@ def read_plans(plans: object) -> dict[str, Plan] | None:
     return {name: Plan.read(plan) for name, plan in named.items()}
 
 
+def with_plans(
+    mod: tvm.IRModule, decision: Decision, named: Mapping[str, Plan] | None, limits: Limits
+) -> Decision:
+    """The decision with several plans: those of the caller, or one without each processor."""
+    if named is not None:
+        return replace(decision, plans=named)
+    plans, notes = without_each(mod, decision, limits)
+    return replace(decision, plans=plans if len(plans) > 1 else {}).noted(*notes)
+
+
 def without_each(
-    mod: tvm.IRModule,
-    fastest: Plan,
-    placeable: Sequence[Processor],
-    costs_of: CostsOf,
-    limits: Limits,
+    mod: tvm.IRModule, decision: Decision, limits: Limits
 ) -> tuple[dict[str, Plan], list[str]]:
-    """The fastest plan, and for each processor the one that promises most without it.
+    """The chosen plan, and for each processor the plan that promises most without it.
 
     Args:
         mod: the canonical module.
-        fastest: of all processors.
-        placeable: those that operators may be placed on.
-        costs_of: see `CostsOf`.
+        decision: the plan for all processors.
         limits: what processors may compute at most.
 
     Returns:
-        Plans by name, those that only repeat another one left out; and why others are missing.
+        Plans by name, without those that only repeat another one; and why others are missing.
     """
+    say("searching for plans without each processor")
+    site = decision.site
+    fastest = decision.plan if decision.trial is None else decision.trial.plan
+    if decision.trial is None:  # the caller's plan may leave its regions to us
+        fastest, _ = complete_plan(mod, fastest, site.processors, site.placeable)
+    assert fastest is not None
     found, notes = {FASTEST: fastest}, []
-    for processor in placeable:
-        left = [other for other in placeable if other is not processor]
+    for processor in site.placeable:
+        left = [other for other in site.placeable if other is not processor]
         name = f"without {processor.name}"
         try:
-            costs = costs_of(left)
+            costs = site.costs(mod, left)
             if len(left) > 1:
                 plan = _best_of(mod, costs, limits)
             else:

@@ -26,18 +26,16 @@ from tvm_stretch.runtime.model import Model
 from tvm_stretch.runtime.timeline import Timeline
 from tvm_stretch.search import Found, search
 from tvm_stretch.search.contest import Outcome, compare, is_lasting, trace, winner
-from tvm_stretch.search.costs import Costs, not_asked_for, planning_costs
+from tvm_stretch.search.costs import Costs
+from tvm_stretch.search.decision import Build, Decision, decided
 from tvm_stretch.search.limits import NO_LIMITS, Limits
 from tvm_stretch.search.pace import at_present_pace
 from tvm_stretch.search.realise import Candidate
 from tvm_stretch.search.remembered import Memory
-from tvm_stretch.targets.processor import Processor
+from tvm_stretch.search.site import Site
 
 _OVERTAKEN = "not built: a run showed other speeds, and the search was repeated"
 _FAR_BEHIND = "not built: others are predicted to be faster"
-
-Arena = Callable[[Model], Model]
-"""Takes a model where it is measured: to a device behind RPC, for example."""
 
 _IN_REACH = 1.5
 """Predictions that a run has corrected may be this wrong."""
@@ -49,22 +47,17 @@ search; less is what the launches in a traced run make of it."""
 
 def decide(
     mod: tvm.IRModule,
-    processors: Sequence[Processor],
-    placeable: Sequence[Processor],
-    build: Callable[[tvm.IRModule, Candidate], Model],
-    arena: Arena | None = None,
+    site: Site,
+    build: Build,
     limits: Limits = NO_LIMITS,
     memory: Memory | None = None,
-) -> Model:
-    """The fastest model of a network; one processor unless several win beyond doubt.
+) -> Decision:
+    """The fastest plan of a network; one processor unless several win beyond doubt.
 
     Args:
         mod: the canonical module.
-        processors: all of the model's, the CPU first.
-        placeable: those that operators may be placed on.
+        site: where it is to run, and where models are measured.
         build: makes a model of a network and a plan for it.
-        arena: takes models where they are measured; by default this machine, if the processors are
-            its own, and nowhere otherwise.
         limits: what processors may compute at most.
         memory: is told which plan won, if nothing else is to be expected another time.
 
@@ -72,19 +65,17 @@ def decide(
         MeasureError: a model failed while it was measured.
         UnsupportedError: no processor supports one of the operators.
     """
-    costs = planning_costs([p if p in placeable else not_asked_for(p) for p in processors])
-    arena = arena_for(placeable, arena)
-    if costs.trusted and arena is not None:
-        costs = _at_present_pace(costs, build, arena)
+    assert site.take is not None
+    costs, take = site.costs(mod), site.take
+    if costs.trusted:
+        costs = _at_present_pace(costs, build, take)
     say("searching for plans")
     found = search(mod, costs, limits=limits)
-    if arena is None:
-        return _unmeasured(mod, found, costs.trusted, processors[0].device, build)
     rivals = [(rival, build(mod, rival)) for rival in found.rivals[:1]]
     others, passed = found.rivals[1:], list(found.passed)
     if rivals and not costs.trusted:
         first, model = rivals[0]
-        factors = _surprise(first, trace(arena(model), _TIMELINES))
+        factors = _surprise(first, trace(take(model), _TIMELINES))
         if max(factors) > _SURPRISING * min(factors):
             say("searching again, with the speeds that were found")
             passed += [one.considered(_OVERTAKEN) for one in (*found.singles, *others)]
@@ -101,16 +92,16 @@ def decide(
     if len(entries) == 1:
         candidate, model = entries[0]
         chosen = candidate.considered("chosen: the only one that was built")
-        return model.with_reason("; ".join(notes), (chosen, *passed))
+        return decided(site, candidate, "; ".join(notes), (chosen, *passed), model)
     say(f"measuring {len(entries)} plans in turns")
-    outcomes = compare([arena(model) for _, model in entries])
-    index = winner(outcomes)
-    reason = "; ".join((*notes, f"chosen: {built[index].what}"))
+    outcomes = compare([take(model) for _, model in entries])
+    candidate, model = entries[index := winner(outcomes)]
+    reason = "; ".join((*notes, f"chosen: {candidate.what}"))
     table = (*_measured(built, outcomes, index), *passed)
-    model = entries[index][1].with_reason(reason, table)
-    if memory is not None and is_lasting(outcomes):
-        memory.store(model.plan)
-    return model
+    decision = decided(site, candidate, reason, table, model)
+    if memory is not None and decision.plan is not None and is_lasting(outcomes):
+        memory.store(decision.plan)
+    return decision
 
 
 def _in_reach(found: Found) -> list[Candidate]:
@@ -119,45 +110,11 @@ def _in_reach(found: Found) -> list[Candidate]:
     return [s for i, s in enumerate(found.singles) if not i or s.ns < _IN_REACH * best]
 
 
-def arena_for(placeable: Sequence[Processor], arena: Arena | None) -> Arena | None:
-    """Where models are measured: as given, or here if the processors are this machine's."""
-    if arena is None and all(processor.runs_here for processor in placeable):
-        return _here
-    return arena
-
-
-def _here(model: Model) -> Model:
-    return model
-
-
-def _at_present_pace(
-    costs: Costs, build: Callable[[tvm.IRModule, Candidate], Model], arena: Arena
-) -> Costs:
+def _at_present_pace(costs: Costs, build: Build, take: Callable[[Model], Model]) -> Costs:
     def measured(network: tvm.IRModule, plans: Sequence[Candidate]) -> Sequence[Outcome]:
-        return compare([arena(build(network, plan)) for plan in plans])
+        return compare([take(build(network, plan)) for plan in plans])
 
     return at_present_pace(costs, measured)
-
-
-def _unmeasured(
-    mod: tvm.IRModule,
-    found: Found,
-    trusted: bool,
-    device: str,
-    build: Callable[[tvm.IRModule, Candidate], Model],
-) -> Model:
-    """By predictions alone: the best plan of a device that was measured once, or one processor."""
-    candidates = (*found.singles, *found.rivals)
-    if device and trusted:
-        candidate = min(candidates, key=lambda one: one.ns)
-        reason = f"predicted for {device}, not measured"
-    else:
-        candidate = candidates[0]
-        reason = f"not measured, for {device or 'another machine'}"
-    others = (one for one in candidates if one is not candidate)
-    table = [candidate.considered("chosen"), *(one.considered("not chosen") for one in others)]
-    said = "; ".join((*found.notes, f"chosen: {candidate.what}, {reason}"))
-    return build(mod, candidate).with_reason(said, (*table, *found.passed))
 
 
 def _choices(candidate: Candidate) -> tuple[object, ...]:

@@ -18,52 +18,15 @@ import tvm
 from tvm_stretch.build.kernels import kernels_alone
 from tvm_stretch.cost.profile import ProcessorProfile, Profile, ProfileModel
 from tvm_stretch.cost.work import Work, work_of_kernel
-from tvm_stretch.errors import InputError, TargetError, UnsupportedError
+from tvm_stretch.errors import InputError, TargetError
 from tvm_stretch.ir.operators import Operators
-from tvm_stretch.search import search
 from tvm_stretch.search.costs import Costs, not_asked_for
-from tvm_stretch.search.limits import NO_LIMITS, Limits
-from tvm_stretch.search.realise import Candidate
 from tvm_stretch.targets.kernels.integers import integer_of
 from tvm_stretch.targets.processor import Build, Check, OpRule, Processor
 from tvm_stretch.targets.processors import make_processors
 from tvm_stretch.targets.registry import kind_of
 
 _HOST = "llvm"
-
-
-def refuse_threads_of(device: object, cpu_threads: int | None) -> None:
-    """A profile is of the cores that its processors used.
-
-    Raises:
-        InputError: other cores are wanted.
-    """
-    if cpu_threads is not None:
-        raise InputError(
-            f"expected no cpu_threads with a device, got {cpu_threads!r}; the profile of {device} "
-            "says how many cores it uses"
-        )
-
-
-def named_processors(profile: Profile, targets: object) -> list[str]:
-    """The names that a user gave, one or several: a profile says the rest of its processors.
-
-    Raises:
-        InputError: they are no names.
-    """
-    listed = [targets] if isinstance(targets, str) else targets
-    if isinstance(listed, Sequence) and all(isinstance(item, str) for item in listed):
-        return list(listed)
-    raise InputError(
-        f"expected names of processors for targets, got {targets!r}; a profile says the rest of "
-        f"them: name some of {', '.join(profile.processors)}"
-    )
-
-
-def used_by_default(profile: Profile) -> list[str]:
-    """Names of its processors that models are made for where nobody names any."""
-    known = profile.processors.items()
-    return [name for name, of in known if of.target and kind_of(of.target).by_default]
 
 
 def twin_processors(
@@ -132,17 +95,6 @@ def _is_quantised(mod: tvm.IRModule) -> bool:
     return 2 * sum(integer_of(op.call) is not None for op in operators) > len(operators)
 
 
-def best_candidate(mod: tvm.IRModule, costs: Costs, limits: Limits = NO_LIMITS) -> Candidate:
-    """The plan that is predicted to be fastest."""
-    found = search(mod, costs, limits=limits)
-    candidates = (*found.singles, *found.rivals)
-    if not candidates:
-        raise UnsupportedError(
-            "expected processors that support the network together, got none; add the CPU"
-        )
-    return min(candidates, key=lambda candidate: candidate.ns)
-
-
 def works_of(mod: tvm.IRModule, processor: Processor) -> dict[str, list[Work]]:
     """What the kernels of each group of a canonical module do, on one processor alone."""
     level = kernels_alone(mod, processor)
@@ -177,7 +129,7 @@ def _unbuilt(name: str) -> Build:
     def build(*_: object) -> tvm.runtime.Module:
         raise TargetError(
             f"expected a processor with a target in its profile, got {name}, which this version "
-            "makes no kernels for; leave it out, or ask for the plan alone (tvm_stretch.predict)"
+            "makes no kernels for; leave it out, or ask for the plan alone (ts.plan_for)"
         )
 
     return cast(Build, build)

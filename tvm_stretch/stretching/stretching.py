@@ -12,7 +12,6 @@ predict.py simulates them and passes/duplicate_and_scale.py builds one.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,9 +22,8 @@ import numpy as np
 import tvm
 
 from tvm_stretch.arguments import named_arguments
+from tvm_stretch.compiler import compile
 from tvm_stretch.compiling import compiling
-from tvm_stretch.cost.profile import Profile
-from tvm_stretch.cost.verdicts import apply_verdicts
 from tvm_stretch.errors import InputError, PlanError, UnsupportedError
 from tvm_stretch.frontend import load_trainable
 from tvm_stretch.ir.operators import Operators
@@ -33,10 +31,9 @@ from tvm_stretch.passes.duplicate_and_scale import with_sources
 from tvm_stretch.plan.design import Branch, Design, DesignLike, StretchedSegment
 from tvm_stretch.plan.sources import Source
 from tvm_stretch.progress import Progress, reporting, say
-from tvm_stretch.remote.device import Device
-from tvm_stretch.remote.processors import place_of, processors_of
-from tvm_stretch.search.costs import Costs, planning_costs
-from tvm_stretch.search.twin import named_processors, refuse_threads_of, twin_costs, twin_processors
+from tvm_stretch.runtime.model import Model
+from tvm_stretch.search.costs import Costs
+from tvm_stretch.search.site import DeviceLike, Targets, site_of
 from tvm_stretch.stretching.candidates import find_candidates
 from tvm_stretch.stretching.design_rules import Rules
 from tvm_stretch.stretching.front import Front, find_front
@@ -53,7 +50,7 @@ from tvm_stretch.stretching.layers import count
 from tvm_stretch.stretching.predict import Chain
 from tvm_stretch.stretching.segments import Run, find_runs
 from tvm_stretch.stretching.tables import Pricing
-from tvm_stretch.targets.registry import TargetLike, used_unasked
+from tvm_stretch.targets.registry import used_unasked
 
 if TYPE_CHECKING:
     from tvm_stretch.training import TrainableNetwork
@@ -73,6 +70,7 @@ class Stretching:
         places: the places of the processors that may get branches.
         merge: how branches are merged, if the caller chose it.
         refused: the reason of each processor that gets no branches.
+        where: arguments of ``ts.compile`` for the processors that the designs are for.
     """
 
     mod: tvm.IRModule
@@ -84,6 +82,7 @@ class Stretching:
     places: tuple[int, ...] = ()
     merge: str | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
+    where: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def best(self) -> Candidate:
@@ -179,6 +178,19 @@ class Stretching:
             ) from error
         return load_torch(module, net)
 
+    def compile_untrained(self, design: DesignLike | None = None, **options: Any) -> Model:
+        """Compile a design whose weights were not trained: its latency counts, its answers do not.
+
+        Args:
+            design: by default the best candidate's.
+            options: as for ``ts.compile``; by default the processors are those of ``ts.stretch``.
+        """
+        chosen = self._chosen(design)
+        model = compile(self.module(chosen), **{**self.where, **options})
+        assert model.parts is not None
+        reason = f"weights not trained: {chosen}; {model.plan.reason}"
+        return Model(model.module, parts=model.parts.explained(reason))
+
     def _chosen(self, design: DesignLike | None) -> Design:
         if design is None:
             return self.best.design
@@ -219,9 +231,9 @@ class Stretching:
 @named_arguments
 def stretch(
     source: object,
-    targets: Sequence[TargetLike] | TargetLike | None = None,
+    targets: Targets = None,
     *,
-    device: Device | str | os.PathLike[str] | None = None,
+    device: DeviceLike = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     cpu_threads: int | None = None,
     rules: Rules | None = None,
@@ -231,7 +243,7 @@ def stretch(
     """Find designs of several branches, one for each processor, for a sequential network.
 
     Designs are new architectures that have to be trained: compile a design's module after training.
-    ``ts.compile(source, branching="stretch")`` is only good for measuring latency.
+    Before, `Stretching.compile_untrained` gives models that are only good for measuring latency.
 
     Args:
         source: as for ``ts.compile``.
@@ -254,22 +266,12 @@ def stretch(
             f"expected a Rules for rules, got {rules!r}; give tvm_stretch.Rules(alpha=0.1), say"
         )
     with reporting(progress), compiling():
-        place = place_of(device)
-        if isinstance(place, Profile):
-            refuse_threads_of(device, cpu_threads)
-            known = list(place.processors)
-            names = known if targets is None else named_processors(place, targets)
-            processors, placeable = twin_processors(place, names)
-            costs = twin_costs(place, processors)
-        else:
-            wanted = used_unasked() if targets is None and place is None else targets
-            found = processors_of(place, wanted, cpu_threads)
-            processors, placeable = apply_verdicts(*found)
-            costs = planning_costs(processors)
-        able = {processor.name for processor in placeable}
-        places = [place for place, processor in enumerate(processors) if processor.name in able]
+        wanted = used_unasked() if targets is None and device is None else targets
+        site = site_of(device, wanted, cpu_threads, built=False)
+        costs, places = site.costs(), site.places
         mod = load_trainable(source, shapes)
-        return stretch_network(mod, costs, places, rules or Rules(), merge)
+        where = {"targets": wanted, "device": device, "cpu_threads": cpu_threads}
+        return stretch_network(mod, costs, places, rules or Rules(), merge, where)
 
 
 def stretch_network(
@@ -278,6 +280,7 @@ def stretch_network(
     places: Sequence[int],
     rules: Rules,
     merge: str | None = None,
+    where: Mapping[str, Any] | None = None,
 ) -> Stretching:
     """Like `stretch`, for a module of `load_trainable` and with known costs.
 
@@ -287,6 +290,7 @@ def stretch_network(
         places: the places that operators may be placed on.
         rules: the rules that prune designs.
         merge: how branches are merged.
+        where: arguments of ``ts.compile`` for the same processors.
     """
     say("searching for designs")
     began = time.perf_counter()
@@ -312,7 +316,9 @@ def stretch_network(
     by_latency = sorted([*found, *simple], key=lambda candidate: candidate.ns)
     candidates = Candidates(sorted(by_latency, key=lambda candidate: not candidate.kept))
     seconds = time.perf_counter() - began
-    return Stretching(mod, rules, candidates, space, seconds, task, tuple(able), merge, refused)
+    return Stretching(
+        mod, rules, candidates, space, seconds, task, tuple(able), merge, refused, where or {}
+    )
 
 
 def _home(operators: Operators, stages: Sequence[Run], costs: Costs, able: Sequence[int]) -> int:

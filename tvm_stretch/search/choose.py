@@ -1,0 +1,139 @@
+"""Chooses the plan of a network: the caller's, one that won before, or the winner of a search.
+
+a plan is given, or only one processor     that one
+plans can be measured                      the winner of decide.py, or the one that won before
+nothing can be measured                    the plan that is predicted to be the fastest
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+import tvm
+
+from tvm_stretch.build.pipeline import Observer, build
+from tvm_stretch.build.placement import fit_processors
+from tvm_stretch.errors import DeviceError, StretchError, UnsupportedError, last_line
+from tvm_stretch.plan.plan import Plan
+from tvm_stretch.progress import say
+from tvm_stretch.runtime.model import Model
+from tvm_stretch.scheduling import schedule_heft
+from tvm_stretch.search import search
+from tvm_stretch.search.contest import MeasureError, trace
+from tvm_stretch.search.decide import decide
+from tvm_stretch.search.decision import Decision, decided
+from tvm_stretch.search.limits import NO_LIMITS, Limits
+from tvm_stretch.search.realise import Candidate
+from tvm_stretch.search.remembered import memory_of
+from tvm_stretch.search.site import Site
+
+
+def choose(
+    mod: tvm.IRModule,
+    site: Site,
+    limits: Limits = NO_LIMITS,
+    plan: Plan | None = None,
+    observer: Observer | None = None,
+) -> Decision:
+    """Choose the plan of a network.
+
+    Args:
+        mod: the canonical module.
+        site: where it is to run.
+        limits: what processors may compute at most, and who schedules branches.
+        plan: the caller's plan.
+        observer: receives the module after every phase of models that are built to be measured.
+
+    Raises:
+        DeviceError: the remote device failed, and its CPU with it.
+        UnsupportedError: no processor supports one of the operators.
+    """
+    if plan is not None:
+        return Decision(site, plan, plan.reason)
+    if len(site.placeable) == 1 and site.profile is None:
+        return Decision(site)
+    if site.take is None:
+        return predict(mod, site, limits, is_cautious=site.profile is None)
+    return _measure(mod, site, limits, observer)
+
+
+def predict(
+    mod: tvm.IRModule, site: Site, limits: Limits = NO_LIMITS, is_cautious: bool = False
+) -> Decision:
+    """The plan that is predicted to be the fastest.
+
+    For a profile the search also leaves out each processor: it is heuristic, and with three
+    processors it may miss a plan that it finds with two.
+
+    Args:
+        mod: the canonical module.
+        site: where it is to run.
+        limits: what processors may compute at most.
+        is_cautious: whether costs that were never measured only choose the best single processor.
+    """
+    say("searching for plans")
+    costs = site.costs(mod)
+    found = search(mod, costs, limits=limits)
+    candidates = [*found.singles, *found.rivals]
+    if site.profile is not None and len(site.processors) > 2 and limits == NO_LIMITS:
+        for processor in site.processors[1:]:
+            with suppress(UnsupportedError):
+                fewer = search(mod, site.without(processor).costs(mod), limits=limits)
+                candidates += [*fewer.singles, *fewer.rivals]
+    if is_cautious and not (site.device and costs.trusted):
+        best, how = candidates[0], f"not measured, for {site.device or 'another machine'}"
+    else:
+        best = min(candidates, key=lambda one: one.ns)
+        how = f"predicted for {site.device or 'this machine'}, not measured"
+    others = (one.considered("not chosen") for one in candidates if one is not best)
+    table = (best.considered("chosen"), *others, *found.passed)
+    reason = "; ".join((*found.notes, f"chosen: {best.what}, {how}"))
+    decision = decided(site, best, reason, table)
+    if best.plan.processors == tuple(site.names):
+        return decision
+    plan = fit_processors(replace(best.plan, reason=reason), site.names, site.placeable)
+    return replace(decision, plan=plan, branched=None, lowered=None)
+
+
+def _measure(mod: tvm.IRModule, site: Site, limits: Limits, observer: Observer | None) -> Decision:
+    """The winner of `decide`; if a device fails meanwhile, the CPU alone."""
+    may_remember = site.identity and limits.scheduler is schedule_heft
+    said = f"{site.identity} {limits.said}"
+    memory = memory_of(mod, site.processors, said) if may_remember else None
+    known = None if memory is None else memory.find()
+    if known is not None:
+        say("building the plan that won before")
+        try:
+            model = build(mod, known, site.processors, site.placeable, observer)
+            trace(model, 1)
+        except StretchError as error:  # the user did not request that plan, so search again
+            say(f"the plan that won before is not taken: {last_line(error)}")
+        else:
+            reason = f"{known.reason}; measured before, not again"
+            return Decision(site, model.plan, reason, trial=model)
+
+    def built(network: tvm.IRModule, candidate: Candidate) -> Model:
+        say(f"building {candidate.what}")
+        lowered = None if candidate.level is None else candidate.level.mod
+        seen = observer if network is mod else None
+        return build(
+            network,
+            candidate.plan,
+            site.processors,
+            site.placeable,
+            seen,
+            candidate.branched,
+            lowered,
+        )
+
+    try:
+        return decide(mod, site, built, limits, memory)
+    except MeasureError as error:
+        if site.device and isinstance(error.__cause__, DeviceError):
+            raise error.__cause__ from error
+        left = [p for p in site.placeable if p.is_host and limits.may_do_all(0)]
+        if not left:
+            raise
+        alone = replace(site, processors=left, placeable=left)
+        return Decision(alone, reason=f"cpu alone: measuring the others failed: {error}")

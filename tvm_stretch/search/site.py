@@ -1,0 +1,175 @@
+"""Where a network is to run: the processors, what they cost, and where plans are measured.
+
+this machine           costs of ts.measure, or typical ones     plans are measured here
+a connected device     its own costs, or typical ones           plans are measured there
+a device seen before   its own costs, or typical ones           nothing is measured
+a profile              what the profile predicts                nothing is measured
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import tvm
+
+from tvm_stretch.build.precision import processors_in
+from tvm_stretch.cost.profile import Profile
+from tvm_stretch.cost.profile_file import load_profile
+from tvm_stretch.cost.verdicts import apply_verdicts
+from tvm_stretch.errors import InputError
+from tvm_stretch.remote.device import Device, remembered
+from tvm_stretch.remote.processors import processors_of
+from tvm_stretch.runtime.model import Model
+from tvm_stretch.search.costs import Costs, not_asked_for, planning_costs
+from tvm_stretch.search.twin import twin_costs, twin_processors
+from tvm_stretch.targets.processor import Processor
+from tvm_stretch.targets.processors import describe_targets, drop_absent
+from tvm_stretch.targets.registry import TargetLike, kind_of
+
+Targets: TypeAlias = Sequence[TargetLike] | TargetLike | None
+DeviceLike: TypeAlias = Device | str | os.PathLike[str] | None
+"""A connected device, the name of one that was connected before, or a profile; None: here."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Processors of one device.
+
+    Attributes:
+        processors: all processors of a model, the CPU first.
+        placeable: the processors that operators may be placed on.
+        take: takes a model to where it is measured; None if nothing can be measured.
+        device: the device's name; empty for this machine.
+        profile: predicts what kernels cost; None if they were measured, or are typical.
+        note: for people: targets that were left out.
+        identity: identifies the processors of this machine; empty for other machines, and for a
+            processor that the user wrote, which may do anything.
+    """
+
+    processors: Sequence[Processor]
+    placeable: Sequence[Processor]
+    take: Callable[[Model], Model] | None = None
+    device: str = ""
+    profile: Profile | None = None
+    note: str = ""
+    identity: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """The processors' names."""
+        return [processor.name for processor in self.processors]
+
+    @property
+    def places(self) -> list[int]:
+        """The places of processors that operators may be placed on."""
+        able = {processor.name for processor in self.placeable}
+        return [place for place, name in enumerate(self.names) if name in able]
+
+    def costs(
+        self, mod: tvm.IRModule | None = None, left: Sequence[Processor] | None = None
+    ) -> Costs:
+        """What the search knows of the processors.
+
+        Args:
+            mod: the network; a profile has other costs for values of 8 bits.
+            left: the processors to place operators on; by default `placeable`.
+        """
+        able = self.placeable if left is None else left
+        processors = [p if p in able else not_asked_for(p) for p in self.processors]
+        if self.profile is not None:
+            return twin_costs(self.profile, processors, mod)
+        return planning_costs(processors)
+
+    def without(self, processor: Processor) -> Site:
+        """The site as if it had no such processor."""
+        return replace(
+            self,
+            processors=[p for p in self.processors if p is not processor],
+            placeable=[p for p in self.placeable if p.name != processor.name],
+        )
+
+    def in_precision(self, precision: str) -> Site:
+        """The site with processors that compute in a precision.
+
+        Raises:
+            InputError: a profile predicts each processor in a precision of its own.
+            TargetError: operators may be placed on a processor that does not compute in it.
+        """
+        if self.profile is not None and precision != "float32":
+            raise InputError(
+                "expected no precision for a device that is not here, got one; leave it out"
+            )
+        processors, placeable = processors_in(precision, self.processors, self.placeable)
+        return replace(self, processors=processors, placeable=placeable)
+
+
+def site_of(
+    device: DeviceLike,
+    targets: Targets,
+    cpu_threads: int | None = None,
+    *,
+    may_drop: bool = False,
+    built: bool = True,
+) -> Site:
+    """The site that a caller's arguments name; processors refuse what failed in ``ts.probe``.
+
+    Args:
+        device: the device; None for this machine.
+        targets: the wanted processors; by default all of the device, or this machine's CPU.
+        cpu_threads: the number of cores for CPU kernels.
+        may_drop: whether targets whose device this machine lacks are left out.
+        built: whether models are built; without, a profile's processors need no kernels of ours.
+
+    Raises:
+        CostModelError: the device is neither known nor a profile.
+        InputError: an argument is nothing of the kind.
+        TargetError: a target is unknown, or the device does not have it.
+    """
+    known = remembered(device) if isinstance(device, str) else None
+    if device is not None and known is None and not isinstance(device, Device):
+        return _site_of_profile(device, targets, cpu_threads, built)
+    place = device if isinstance(device, Device) else known
+    note = ""
+    if place is None and may_drop and targets is not None:
+        targets, note = drop_absent(targets)
+    processors, placeable = apply_verdicts(*processors_of(place, targets, cpu_threads))
+    here = all(processor.runs_here for processor in placeable)
+    take = place.load if isinstance(place, Device) else _here if here else None
+    identity = describe_targets(targets) if here else ""
+    return Site(processors, placeable, take, processors[0].device, note=note, identity=identity)
+
+
+def _here(model: Model) -> Model:
+    return model
+
+
+def _site_of_profile(
+    device: str | os.PathLike[str], targets: Targets, cpu_threads: int | None, built: bool
+) -> Site:
+    profile = load_profile(device)
+    if cpu_threads is not None:
+        raise InputError(
+            f"expected no cpu_threads with a device, got {cpu_threads!r}; the profile of {device} "
+            "says how many cores it uses"
+        )
+    names = _named_processors(profile, targets, built)
+    return Site(*twin_processors(profile, names, built=built), None, profile.device, profile)
+
+
+def _named_processors(profile: Profile, targets: object, built: bool) -> list[str]:
+    """The names that a user gave, one or several: a profile says the rest of its processors."""
+    if targets is None:
+        kinds = {name: known.target for name, known in profile.processors.items()}
+        if not built:
+            return list(kinds)
+        return [name for name, target in kinds.items() if target and kind_of(target).by_default]
+    listed = [targets] if isinstance(targets, str) else targets
+    if isinstance(listed, Sequence) and all(isinstance(item, str) for item in listed):
+        return list(listed)
+    raise InputError(
+        f"expected names of processors for targets, got {targets!r}; a profile says the rest of "
+        f"them: name some of {', '.join(profile.processors)}"
+    )
