@@ -35,9 +35,11 @@ _FULL_SECONDS = 3600
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests have a time limit too, only a larger one."""
+    """Long tests have a time limit too, only a larger one; so have campaigns of properties."""
+    campaign = settings().max_examples >= settings.get_profile("full").max_examples
     for item in items:
-        if item.get_closest_marker("full") and not item.get_closest_marker("timeout"):
+        is_long = campaign or item.get_closest_marker("full")
+        if is_long and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(_FULL_SECONDS))
 
 
