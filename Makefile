@@ -32,7 +32,7 @@ setup:
 
 setup-parts: $(STAMP) native-tests zig-library
 
-say = @echo "setup: $(1)"
+say = @echo 'setup: $(1)'
 
 # Debian packages $(1), where this is Debian and we may install.
 install = \
@@ -80,7 +80,7 @@ zig-library: $(STAMP)
 setup-peers: $(VENV)/peers.stamp
 
 $(VENV)/peers.stamp: pyproject.toml | setup
-	$(call say,the engines that `make bench` compares with)
+	$(call say,the engines that "make bench" compares with)
 	@$(call pip_install,bench)
 	@touch $@
 
