@@ -330,7 +330,9 @@ def main() -> None:
     parser.add_argument("--target", nargs="+", default=["llvm"])
     parser.add_argument("--seconds", type=float, default=480, help="of samples, and of networks")
     parser.add_argument(
-        "--samples-only", action="store_true", help="learn as if ts.measure() were all that ran"
+        "--samples-only",
+        action="store_true",
+        help="learn as if ts.tune.measure() were all that ran",
     )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -61,7 +61,7 @@ def _started(command: list[str], ready: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def farm(phones: int) -> Iterator[ts.Fleet]:
+def farm(phones: int) -> Iterator[ts.tune.Fleet]:
     """Context with a tracker and ``phones`` servers on this machine."""
     module = [sys.executable, "-m", "tvm.exec.rpc_tracker", "--host=127.0.0.1", "--port-end=9290"]
     libraries = (
@@ -76,7 +76,7 @@ def farm(phones: int) -> Iterator[ts.Fleet]:
             server += ["--library", str(library)]
         for _ in range(phones):
             stack.enter_context(_started(server, r"offered (as) "))
-        yield ts.Fleet(address, [_KEY])
+        yield ts.tune.Fleet(address, [_KEY])
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def measured(phones: int, seconds: float) -> Campaigned:
     with tempfile.TemporaryDirectory() as folder, farm(phones) as fleet:
         os.environ["TVM_STRETCH_CACHE_DIR"] = folder
         began, idle = time.monotonic(), _idle_seconds()
-        models = ts.measure("llvm", device=fleet, budget=seconds, folder=folder, cpu_threads=1)
+        models = ts.tune.measure("llvm", device=fleet, budget=seconds, cache=folder, cpu_threads=1)
         taken = (time.monotonic() - began) * (os.cpu_count() or 1)
         rows = Dataset.open(Path(folder, _KEY, "cpu.jsonl")).rows
     return Campaigned(rows, models[f"{_KEY}/cpu"], (_idle_seconds() - idle) / taken)

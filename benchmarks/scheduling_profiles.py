@@ -1,6 +1,6 @@
 """Processors that schedulers are compared on, and the problem of a network on them.
 
-* `host`: CPU and OpenCL of this machine; kernels, hand-overs and launches as `ts.measure()` found
+* `host`: CPU and OpenCL of this machine; times as `ts.tune.measure()` found
   them, or typical ones where it was never run. The caption says which.
 * `1:3` and the like: roofs, not devices; a CPU of 20 GMAC/s and a GPU of 60, memory of 10 GB/s at
   ratio 1.

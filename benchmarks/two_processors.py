@@ -127,7 +127,7 @@ def _equal_capacity(
     """The fastest candidate with at least the original's multiply-adds and parameters in total."""
     found = []
     for capacity in _CAPACITIES:
-        st = ts.stretch(network, targets, rules=ts.Rules(capacity=capacity))
+        st = ts.stretch(network, targets, rules=ts.stretching.Rules(capacity=capacity))
         work, size = st.original
         enough = [c for c in st.candidates if c.multiply_adds >= work and c.parameters >= size]
         found += [(c.ns, capacity, st, c) for c in enough if c.kept]

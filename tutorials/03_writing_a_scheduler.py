@@ -48,10 +48,10 @@ def second_processor() -> Processor:
 section("1. The problem")
 # The compiler says which kernels the network becomes, in groups of operators that run together, and
 # what each of them costs on each processor, in whole nanoseconds, None where it is not supported.
-# These are the costs that a search uses: measured ones, if `ts.measure` measured the processors.
+# These are the costs that a search uses: measured ones, after `ts.tune.measure`.
 onnx_model = zoo.build("squeezenet1_1", size=96)
 targets = ["llvm", second_processor()]
-network = ts.network_problem(onnx_model, targets, cpu_threads=1)
+network = ts.problems.network_problem(onnx_model, targets, cpu_threads=1)
 problem = network.problem
 print(f"{len(problem.operators)} operators, {len(problem.tensors)} tensors")
 print("operator", problem.operators[3].name, "costs", problem.operators[3].costs)

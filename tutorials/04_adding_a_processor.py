@@ -71,7 +71,7 @@ def refuse(call: relax.Call) -> str:
     return f"the NPU has no {call.op.name.removeprefix('relax.')}"
 
 
-# Assumptions about an NPU without measurements, from its data sheet; ts.measure() would replace
+# Assumptions about an NPU, from its data sheet; ts.tune.measure() would replace
 # them.
 SPEED = Speed(cycles_per_ns=10.0, bytes_per_ns=10.0, start_ns=2_000.0, handover_ns=5_000.0)
 
@@ -160,7 +160,7 @@ def main(folder: Path) -> None:
     # Every kind of operator that the network needs, whole or in parts, is compiled and run alone,
     # and compared with TVM's virtual machine.  Without `cache`, verdicts go to the user's cache,
     # where compile() finds them: what failed is then refused with the reason "probe: ...".
-    verdicts = ts.probe("npu", mod, cache=folder / "npu.probe.json", cpu_threads=1)
+    verdicts = ts.tune.probe(mod, "npu", cache=folder / "npu.probe.json", cpu_threads=1)
     refused = sorted({reason for reason in verdicts.refused.values()})
     print(f"{len(verdicts.reasons)} classes of operators tried; refused:", *refused, sep="\n  ")
     assert all(reason.startswith(("the NPU has no", "the systolic")) for reason in refused)

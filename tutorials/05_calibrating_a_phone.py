@@ -9,8 +9,8 @@ Where our own kernels run on the phone (tutorial 09), they are timed one by one 
 folder takes the place of the table:
 
     phone = ts.connect("192.0.2.7:9190", "my-phone")
-    ts.measure(device=phone, folder="costs", budget=480)
-    ts.calibrate("costs", device="my-phone")
+    ts.tune.measure(device=phone, cache="costs", budget=480)
+    ts.tune.calibrate("costs", name="my-phone")
 
 What comes with tvm_stretch, targets/profiles/snapdragon-855.toml, was made as here: `python -m
 benchmarks.twin calibrate`, its residuals in benchmarks/twin.md.
@@ -118,7 +118,7 @@ def main(folder: Path) -> None:
 
     section("2. The profile, and how well it fits")
     # `left out` is what the profile of all other networks says: how far to trust it for new ones.
-    found = ts.calibrate(table, NETWORKS, device="my-phone")
+    found = ts.tune.calibrate(table, NETWORKS, name="my-phone")
     print(found)
     assert max(abs(residual.error) for residual in found.residuals) < 0.2
     assert sum(found.left_out_errors) / len(found.left_out_errors) < 0.15

@@ -33,8 +33,8 @@ cpu = cpu_processor(tvm.target.Target("llvm"), threads=1)
 targets = [cpu, fake_processor("second")]
 
 section("2. The search")
-# Ends of stages are meeting points.  The rules of the paper prune the rest (`ts.Rules`).
-st = ts.stretch(onnx_model, targets, rules=ts.Rules(capacity=0.9))
+# Ends of stages are meeting points.  The rules of the paper prune the rest (`ts.stretching.Rules`).
+st = ts.stretch(onnx_model, targets, rules=ts.stretching.Rules(capacity=0.9))
 for stage in detect_stages(st.mod):
     print(f"{len(stage.blocks)} blocks of shape {stage.shape[1:]}: {stage.blocks[0].layers}")
 print(st)

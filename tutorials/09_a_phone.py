@@ -108,7 +108,7 @@ try:
     print(remote.timeline())
 
     # 7. A phone that goes takes nothing with it: the next call begins a session with any phone of
-    #    that key. (`ts.measure(device=phone)` goes on where it stopped, too.)
+    #    that key. (`ts.tune.measure(device=phone)` goes on where it stopped, too.)
     phone.close()
     np.testing.assert_allclose(remote(x), model(x), rtol=1e-4, atol=1e-4)
 
@@ -119,10 +119,10 @@ try:
         offline.export(Path(folder, "network.so"))
         print(f"{Path(folder, 'network.so').stat().st_size / 1e6:.1f} MB")
 
-    # 9. Many phones: ts.measure(device=ts.Fleet(address, keys=["pixel-8", "mi-9"])) measures on all
-    #    of them at the same time, and ts.compare_plans(network, fleet) says which plan is best for
-    #    all. Here there is one.
-    print(ts.Fleet(address, keys=["pixel-8"]).count())
+    # 9. Many phones: with fleet = ts.tune.Fleet(address, keys=["pixel-8", "mi-9"]),
+    #    ts.tune.measure(device=fleet) measures on all of them at the same time, and
+    #    ts.tune.compare_plans(network, fleet) says which plan is best for all. Here there is one.
+    print(ts.tune.Fleet(address, keys=["pixel-8"]).count())
     phone.close()
 finally:
     for process in (server, tracker):

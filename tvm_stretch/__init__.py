@@ -30,37 +30,25 @@ from tvm_stretch.errors import (
 from tvm_stretch.progress import ctrl_c_waits
 
 if TYPE_CHECKING:
-    from tvm_stretch import training
-    from tvm_stretch.comparing import compare_plans
+    from tvm_stretch import problems, results, stretching, training, tune
     from tvm_stretch.compiler import compile, plan_for
     from tvm_stretch.frontend.quantise import quantize
-    from tvm_stretch.measuring.calibrating import calibrate
-    from tvm_stretch.measuring.fleet import Fleet
-    from tvm_stretch.measuring.measure import measure
-    from tvm_stretch.measuring.probe import probe
-    from tvm_stretch.plan.design import Design
     from tvm_stretch.plan.plan import Plan
-    from tvm_stretch.problems import NetworkProblem, network_problem
     from tvm_stretch.remote.device import Device, connect
     from tvm_stretch.runtime.model import Model, load
-    from tvm_stretch.stretching.design_rules import Rules
     from tvm_stretch.stretching.stretching import stretch
 
 __all__ = [
     "ArtifactError",
     "CostModelError",
-    "Design",
     "Device",
     "DeviceError",
-    "Fleet",
     "InputError",
     "InstallError",
     "Model",
     "ModelError",
-    "NetworkProblem",
     "Plan",
     "PlanError",
-    "Rules",
     "RunCancelledError",
     "RunError",
     "ScheduleError",
@@ -68,40 +56,31 @@ __all__ = [
     "TargetError",
     "TrainingError",
     "UnsupportedError",
-    "calibrate",
-    "compare_plans",
     "compile",
     "connect",
     "load",
-    "measure",
-    "network_problem",
     "plan_for",
-    "probe",
+    "problems",
     "quantize",
+    "results",
     "stretch",
+    "stretching",
     "training",
+    "tune",
 ]
 
 # Imported on first use, because the zoo and the errors need no TVM, and a phone has no compiler.
+_MODULES = ("problems", "results", "stretching", "training", "tune")
 _LAZY = {
-    "compare_plans": "tvm_stretch.comparing",
-    "calibrate": "tvm_stretch.measuring.calibrating",
     "compile": "tvm_stretch.compiler",
     "connect": "tvm_stretch.remote.device",
     "Device": "tvm_stretch.remote.device",
-    "Fleet": "tvm_stretch.measuring.fleet",
     "Model": "tvm_stretch.runtime.model",
     "Plan": "tvm_stretch.plan.plan",
     "load": "tvm_stretch.runtime.model",
-    "measure": "tvm_stretch.measuring.measure",
-    "network_problem": "tvm_stretch.problems",
-    "NetworkProblem": "tvm_stretch.problems",
     "plan_for": "tvm_stretch.compiler",
-    "probe": "tvm_stretch.measuring.probe",
     "quantize": "tvm_stretch.frontend.quantise",
     "stretch": "tvm_stretch.stretching.stretching",
-    "Design": "tvm_stretch.plan.design",
-    "Rules": "tvm_stretch.stretching.design_rules",
 }
 
 
@@ -110,12 +89,12 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("tvm_stretch")
-    if name == "training":  # needs torch
-        return importlib.import_module("tvm_stretch.training")
-    if name not in _LAZY:
+    if name not in _LAZY and name not in _MODULES:
         raise AttributeError(f"module 'tvm_stretch' has no attribute {name!r}")
     with ctrl_c_waits():  # an interrupted import of C++ may end the process
         try:
+            if name in _MODULES:
+                return importlib.import_module(f"tvm_stretch.{name}")
             return getattr(importlib.import_module(_LAZY[name]), name)
         except RuntimeError as error:
             if "after shutdown" not in str(error):  # threading's message, for example to torch

@@ -1,6 +1,6 @@
-"""``ts.compare_plans()`` finds the best plan for several phones that are to run the same one.
+"""``ts.tune.compare_plans()`` finds the best plan for several phones that are to run the same one.
 
-    print(ts.compare_plans("resnet50.onnx", [pixel, mi]))
+    print(ts.tune.compare_plans("resnet50.onnx", [pixel, mi]))
 
     plan         pixel-8          mi-9             at worst
     of pixel-8   31.2 ms  x1.00   55.0 ms  x1.31   x1.31

@@ -57,10 +57,10 @@ def compile(
         targets: processors that may run operators, as TVM targets: strings, dicts, tags or
             ``tvm.target.Target``; or as ``Processor``.  Plain ``"llvm"``, the default, means this
             machine's CPU with all its features, ``"opencl"`` its first OpenCL device. Operators
-            that failed in ``ts.probe`` on a processor are refused there, and the plan says so.
+            that failed in ``ts.tune.probe`` on a processor are refused there, and the plan says so.
         device: a device of ``ts.connect``: the network is compiled for its processors, all or those
             in `targets`, and plans are measured there. Or the name of a device that was connected
-            before: plans are chosen by its cost models of ``ts.measure``, without measuring. Or the
+            before: plans are chosen by its cost models of ``ts.tune.measure``, not measured. Or the
             name of a phone with a profile, such as ``snapdragon-855``, or the path of a profile:
             plans are chosen by its predictions. Models can be exported, and loaded by the device
             (``Device.load``).

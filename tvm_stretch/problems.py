@@ -1,10 +1,10 @@
 """``network_problem()``: a network as a scheduling problem, for schedulers that somebody writes.
 
-    found = ts.network_problem("net.onnx", ["llvm", "opencl"])
+    found = ts.problems.network_problem("net.onnx", ["llvm", "opencl"])
     result = my_scheduler(found.problem)
     ts.compile("net.onnx", ["llvm", "opencl"], plan=found.plan(result))
 
-Costs are those that a search would use: measured ones (``ts.measure``), or typical ones.
+Costs are those that a search would use: measured ones (``ts.tune.measure``), or typical ones.
 """
 
 from __future__ import annotations

@@ -335,7 +335,7 @@ def test_measured_by_packets(tmp_path: Path) -> None:
     assert row[0].sample == samples[0].to_json()
     lines: list[str] = []
     with mock.patch("tvm_stretch.measuring.campaign.load_prior", lambda: samples):
-        models = ts.measure(["hexagon"], budget=0.1, folder=tmp_path, progress=lines.append)
+        models = ts.tune.measure(["hexagon"], budget=0.1, cache=tmp_path, progress=lines.append)
     assert any("packets counted, 0.83 ns each, not timed" in line for line in lines)
     assert models["hexagon"].together_ratio == 1.0
 
@@ -358,7 +358,7 @@ def test_integers_on_every_version(version: str) -> None:
 def test_probed_by_packets(tmp_path: Path) -> None:
     """Halves that go up are no reason to refuse an operator; packets are said to be counted."""
     lines: list[str] = []
-    found = ts.probe("hexagon", network(), cache=tmp_path / "v.json", progress=lines.append)
+    found = ts.tune.probe(network(), "hexagon", cache=tmp_path / "v.json", progress=lines.append)
     assert not any(found.reasons.values())
     assert any("for speed, packets counted, 0.83 ns each, not timed" in line for line in lines)
 

@@ -101,8 +101,8 @@ def test_measure_and_probe_get_their_options(
         asked.append(where)
         return Verdicts({}, {"nn.relu": "", "nn.conv2d": "compile: no"})
 
-    monkeypatch.setattr(ts, "measure", measure, raising=False)
-    monkeypatch.setattr(ts, "probe", probe, raising=False)
+    monkeypatch.setattr(ts.tune, "measure", measure)
+    monkeypatch.setattr(ts.tune, "probe", probe)
     measured = said(capsys, "measure", "-t", "llvm", "-t", '{"kind": "opencl"}', "--budget", "9")
     assert measured == "cpu: learned conv\n"
     network = str(files / "net.onnx")
@@ -110,7 +110,7 @@ def test_measure_and_probe_get_their_options(
         "2 kinds of operators tried, 1 do not run",
         "nn.conv2d: compile: no",
     ]
-    assert asked == [(["llvm", {"kind": "opencl"}], 9.0, True), ("opencl", network)]
+    assert asked == [(["llvm", {"kind": "opencl"}], 9.0, True), (network, "opencl")]
 
 
 def test_limits_are_those_of_compile(
@@ -247,11 +247,14 @@ def test_calibrate_stretch_and_compare_get_their_options(
     found = SimpleNamespace(best=best, candidates=[])
     table = SimpleNamespace(devices=("a", "b"), seconds={}, best="a", plan=best.design)
     monkeypatch.setattr(
-        ts, "calibrate", noted("calibrate", SimpleNamespace(write=written.append)), raising=False
+        ts.tune,
+        "calibrate",
+        noted("calibrate", SimpleNamespace(write=written.append)),
+        raising=False,
     )
     monkeypatch.setattr(ts, "stretch", noted("stretch", found), raising=False)
     monkeypatch.setattr(ts, "connect", lambda tracker, key: f"{key} of {tracker}", raising=False)
-    monkeypatch.setattr(ts, "compare_plans", noted("compare", table), raising=False)
+    monkeypatch.setattr(ts.tune, "compare_plans", noted("compare", table), raising=False)
     out = ["-o", str(files / "out")]
     said(capsys, "calibrate", "t.csv", "--network", f"R-50={network}", "--name", "mine", *out)
     said(capsys, "stretch", network, "-t", "llvm", "-t", "opencl", *out)
@@ -259,7 +262,7 @@ def test_calibrate_stretch_and_compare_get_their_options(
     said(capsys, "compare", network, *phones, *out)
     assert asked["calibrate"] == (
         ("t.csv", {"R-50": network}),
-        {"device": "mine", "like": "snapdragon-855"},
+        {"name": "mine", "like": "snapdragon-855"},
     )
     assert asked["stretch"][0] == (network, ["llvm", "opencl"])
     assert asked["compare"][0] == (network, ["pixel-8 of h:1", "mi-9 of h:1"], None)

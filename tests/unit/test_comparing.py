@@ -50,12 +50,12 @@ def test_a_plan_that_does_not_run_everywhere_is_none_for_all() -> None:
 @pytest.mark.parametrize("devices", [[], ["pixel", "mi"], "pixel", None])
 def test_nonsense_is_refused(devices: object) -> None:
     with pytest.raises(InputError, match="at least two devices, or a fleet, for devices"):
-        ts.compare_plans(None, devices)  # type: ignore[arg-type]
+        ts.tune.compare_plans(None, devices)  # type: ignore[arg-type]
 
 
 def test_a_fleet_of_one_key_has_nothing_to_compare() -> None:
     with pytest.raises(InputError, match="fleet of at least two keys for devices, got only 'mi'"):
-        ts.compare_plans(None, ts.Fleet("127.0.0.1:1", ["mi"]))
+        ts.tune.compare_plans(None, ts.tune.Fleet("127.0.0.1:1", ["mi"]))
 
 
 def test_phones_of_one_key_are_told_apart() -> None:
@@ -88,7 +88,7 @@ def test_two_phones_of_which_one_lacks_cores(phones: list[ts.Device]) -> None:
     both = Plan(("cpu", "little"), (), shares={"conv2d": (16, 16), "conv2d1": (16, 16)})
     targets = ["llvm", {"kind": "little-cores", "cores": str(CORES[-1])}]
     alone = ts.compile(mod, "llvm", device=phones[0], cpu_threads=1).plan
-    found = ts.compare_plans(
+    found = ts.tune.compare_plans(
         mod, phones, targets, plans={"both": both, "cpu alone": alone}, cpu_threads=1
     )
     assert found.devices == ("all", "one")
@@ -103,6 +103,6 @@ def test_two_phones_of_which_one_lacks_cores(phones: list[ts.Device]) -> None:
 
 
 def test_without_plans_each_phone_brings_its_own(phones: list[ts.Device]) -> None:
-    found = ts.compare_plans(emit(["conv"], size=8), phones, "llvm", cpu_threads=1)
+    found = ts.tune.compare_plans(emit(["conv"], size=8), phones, "llvm", cpu_threads=1)
     assert list(found.plans) == ["of all"], "the other one's is the same"
     assert found.best == "of all" and not found.refusals

@@ -395,7 +395,7 @@ def test_measure_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("tvm_stretch.measuring.campaign.load_prior", lambda: list(small))
     monkeypatch.setattr("tvm_stretch.measuring.bench._SECONDS", 0.05)
     lines: list[str] = []
-    models = measure([TARGET], budget=0.5, folder=tmp_path, cpu_threads=1, progress=lines.append)
+    models = measure([TARGET], budget=0.5, cache=tmp_path, cpu_threads=1, progress=lines.append)
     assert set(models) == {"cpu"}
     assert lines
     loaded = load_cost_model(tmp_path / "cpu.json", fingerprint(host()))
@@ -407,15 +407,15 @@ def test_measure_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert all(row.nanoseconds > 0 for row in dataset.rows)
     assert loaded.predict_all([dataset.rows[0].features])[0].nanoseconds > 0
     before = len(dataset.rows)
-    measure([TARGET], budget=0.5, folder=tmp_path, cpu_threads=1)
+    measure([TARGET], budget=0.5, cache=tmp_path, cpu_threads=1)
     assert len(Dataset.open(tmp_path / "cpu.jsonl").rows) > before
 
 
 def test_bad_arguments(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="positive number of seconds for budget"):
-        measure(budget=0, folder=tmp_path)
+        measure(budget=0, cache=tmp_path)
     with pytest.raises(InputError, match=r"what ts\.connect gives for device"):
-        measure(device="phone", folder=tmp_path)  # type: ignore[arg-type]
+        measure(device="phone", cache=tmp_path)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("is_here", [True, False], ids=["here", "session"])
@@ -489,5 +489,5 @@ def test_planning_finds_what_measuring_left(
 
 
 def test_public_names_stay_functions() -> None:
-    assert callable(ts.measure)
-    assert callable(ts.probe)
+    assert callable(ts.tune.measure)
+    assert callable(ts.tune.probe)

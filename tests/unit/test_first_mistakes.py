@@ -24,6 +24,15 @@ from tvm_stretch.targets.processors import make_processors
 def test_the_package_lists_its_names_and_version() -> None:
     assert set(dir(ts)) == {*ts.__all__, "__version__"}
     assert all(getattr(ts, name) is not None for name in dir(ts))
+
+
+def test_every_public_name_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
+    errors = {name for name in ts.__all__ if name.endswith("Error")}
+    for name in (*({*ts.__all__} - errors), *ts.tune.__all__, *ts.results.__all__):
+        assert f"{name}`" in page or f"`{name}" in page, name
+    for module in (ts.tune, ts.results, ts.stretching):
+        assert all(hasattr(module, name) for name in module.__all__)
     assert ts.__version__.count(".") >= 2
 
 
@@ -48,7 +57,7 @@ def test_what_compiles_loads_nothing_that_only_learning_needs() -> None:
 def test_measuring_without_xgboost_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "xgboost", None)  # as where it is not installed
     with pytest.raises(ts.StretchError, match=r"^expected xgboost .*, got none .*; pip install"):
-        ts.measure("llvm", budget=1)
+        ts.tune.measure("llvm", budget=1)
 
 
 @pytest.mark.parametrize("kind", ["nothing", "pipe", "folder"])
@@ -127,7 +136,7 @@ def test_kinds_of_tvm_that_are_not_ours(given: object, capfd: pytest.CaptureFixt
             lambda: ts.plan_for("x.onnx", devices="a"),
             "got devices=; did you mean device=",
         ),
-        (lambda: ts.measure(target="llvm"), "measure, got target=; did you mean targets="),
+        (lambda: ts.tune.measure(target="llvm"), "measure, got target=; did you mean targets="),
         (lambda: ts.load(file="a.so"), "load, got file=; there are path"),
     ],
 )
@@ -154,7 +163,7 @@ MISTAKES: dict[str, tuple[Callable[[ts.Model, Path], object], str]] = {
     "runs as text": (lambda m, _p: m.benchmark("3"), "at least 1 for repeat, got '3'"),
     "half a run": (lambda m, _p: m.profile(1.5), "at least 1 for repeat, got 1.5"),
     "peak as text": (lambda m, p: m.report(p / "a.html", "9"), "for peak_gflops, got '9'"),
-    "seconds as text": (lambda _m, _p: ts.measure(budget="9"), "for budget, got '9'"),
+    "seconds as text": (lambda _m, _p: ts.tune.measure(budget="9"), "for budget, got '9'"),
     "export nowhere": (lambda m, _p: m.export(None), "path of the artifact, got NoneType"),
     "export to a folder": (lambda m, p: m.export(p), "got the folder"),
     "a trace nowhere": (
@@ -199,18 +208,24 @@ def test_tvm_num_threads_is_obeyed(
             "expected target hexagon, little-cores, llvm or opencl, got",
         ),
         (lambda: ts.compile(b"x", cpu_threads=10**6), "from 1 to 1024 for cpu_threads, got"),
-        (lambda: ts.measure(folder=3), "the path of the folder for measurements, got int"),
-        (lambda: ts.measure(folder="a\0b"), "no path has a null character"),
-        (lambda: ts.measure(networks=["x.onnx"]), "networks by their names for networks, got"),
-        (lambda: ts.measure(seed=[]), r"a whole number for seed, got \[\]"),
-        (lambda: ts.probe("llvm", "x.onnx", cache=3), "the path of the file of verdicts, got int"),
-        (lambda: ts.calibrate("t.csv", 3, device="mine"), "networks by their names for networks"),
+        (lambda: ts.tune.measure(cache=3), "the path of the folder for measurements, got int"),
+        (lambda: ts.tune.measure(cache="a\0b"), "no path has a null character"),
+        (lambda: ts.tune.measure(networks=["x.onnx"]), "networks by their names for networks, got"),
+        (lambda: ts.tune.measure(seed=[]), r"a whole number for seed, got \[\]"),
+        (
+            lambda: ts.tune.probe("x.onnx", "llvm", cache=3),
+            "the path of the file of verdicts, got int",
+        ),
+        (
+            lambda: ts.tune.calibrate("t.csv", 3, name="mine"),
+            "networks by their names for networks",
+        ),
         (lambda: ts.stretch("x.onnx", rules=3), "expected a Rules for rules, got 3"),
         (lambda: ts.load("a\0b"), "no path has a null character"),
         (lambda: ts.Plan(3, 3), "expected a tuple of str for a plan, got 3"),
         (lambda: ts.Plan(("cpu",), 3), "expected a tuple of PlannedRegion for a plan, got 3"),
         (lambda: ts.Plan(("cpu",), ()).write(3), "the path of the plan, got int"),
-        (lambda: ts.Design(()).write(3), "the path of the design, got int"),
+        (lambda: ts.stretching.Design(()).write(3), "the path of the design, got int"),
         (lambda: ts.Model(None).set_affinity(3), "numbers of cores for cores, got 3"),
         (lambda: ts.Model(None).report(3), "the path of the report, got int"),
     ],

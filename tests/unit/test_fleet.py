@@ -173,7 +173,7 @@ def test_a_fleet_of_which_one_is_killed(
     monkeypatch.setattr(fleets, "_PAUSE", 0.1)
     monkeypatch.setattr(fleets, "_COOLING_SECONDS", 0.0)
     tracker, phones = farm
-    fleet = ts.Fleet(tracker.address, keys=["pixel"], timeout=10, wait=2)
+    fleet = ts.tune.Fleet(tracker.address, keys=["pixel"], timeout=10, wait=2)
     assert fleet.count() == {"pixel": 2}
     said: list[str] = []
 
@@ -182,10 +182,10 @@ def test_a_fleet_of_which_one_is_killed(
         if " in all" in line and phones[0].is_running:
             phones[0].signal(signal.SIGKILL)
             with pytest.raises(CostModelError, match="for these measurements alone, got another"):
-                ts.measure(["llvm"], budget=1, folder=tmp_path / "pixel", cpu_threads=1)
+                ts.tune.measure(["llvm"], budget=1, cache=tmp_path / "pixel", cpu_threads=1)
 
-    models = ts.measure(
-        ["llvm"], device=fleet, budget=3, folder=tmp_path, cpu_threads=1, progress=heard
+    models = ts.tune.measure(
+        ["llvm"], device=fleet, budget=3, cache=tmp_path, cpu_threads=1, progress=heard
     )
     assert set(models) == {"pixel/cpu"}, said
     rows = Dataset.open(tmp_path / "pixel" / "cpu.jsonl").rows
@@ -199,8 +199,8 @@ def test_a_fleet_of_which_one_is_killed(
 def test_a_fleet_without_phones(farm: tuple[Tracker, list[Phone]], tmp_path: Path) -> None:
     tracker, _ = farm
     with pytest.raises(DeviceError, match="of that key; it knows pixel"):
-        fleet = ts.Fleet(tracker.address, ["mi"], wait=0.3)
-        ts.measure(device=fleet, budget=1, folder=tmp_path)
+        fleet = ts.tune.Fleet(tracker.address, ["mi"], wait=0.3)
+        ts.tune.measure(device=fleet, budget=1, cache=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_a_fleet_without_phones(farm: tuple[Tracker, list[Phone]], tmp_path: Pat
 )
 def test_wrong_fleets(tracker: str, keys: Any) -> None:
     with pytest.raises(InputError, match="HOST:PORT of a tracker and different keys"):
-        ts.Fleet(tracker, keys)
+        ts.tune.Fleet(tracker, keys)
 
 
 def test_a_phone_is_hot_when_its_reference_kernel_is_slow() -> None:

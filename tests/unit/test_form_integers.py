@@ -105,7 +105,7 @@ def test_what_is_not_known_stays_in_float_and_is_named() -> None:
     assert not {"quantize", "dequantize"} & set(kinds(decomposed))
     bindings = decomposed["main"].body.blocks[0].bindings
     casts = [b.value for b in bindings if kind_of(b.value) == "astype"]
-    # floats outside of 8 bits, which `ts.probe` gives such a cast, machines take otherwise
+    # floats outside of 8 bits, which `ts.tune.probe` gives such a cast, machines take otherwise
     to_bytes = [str(c.args[0].ty.dtype) for c in casts if str(c.ty.dtype) == "uint8"]
     assert to_bytes == ["int32"]
 

@@ -52,7 +52,7 @@ def measured(folder: Path, **settings: Any) -> list[str]:
     """A short campaign; the lines of progress."""
     lines: list[str] = []
     options: dict[str, Any] = {"budget": 0.2, "cpu_threads": 1, "progress": lines.append}
-    ts.measure(**{"targets": [TARGET], "folder": folder, **options, **settings})
+    ts.tune.measure(**{"targets": [TARGET], "cache": folder, **options, **settings})
     return lines
 
 
@@ -127,14 +127,14 @@ def test_models_of_a_phone_are_read_for_it_alone(
 ) -> None:
     monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", str(tmp_path))
     phone, other = (ts.connect(rpc.LocalSession(), key) for key in ("phone", "other"))
-    ts.measure(["llvm"], device=phone, budget=0.2, cpu_threads=1)
+    ts.tune.measure(["llvm"], device=phone, budget=0.2, cpu_threads=1)
     network = module(lambda x: relax.op.nn.relu(relax.op.abs(x)), (1, 8, 6, 6))
     sources = {}
     for device in (phone, other, None):
         processors, _ = processors_of(device, ["llvm"], 1)
         name = device.name if device else "here"
         sources[name] = planning_costs(processors).trusted
-        verdicts = ts.probe("llvm", network, device=device, cpu_threads=1)
+        verdicts = ts.tune.probe(network, "llvm", device=device, cpu_threads=1)
         assert verdicts.reasons and not verdicts.refused
         assert device is None or verdicts.device["machine"] == name
         assert (chosen_folder(None, processors[0]) / "cpu.json").is_file() == (name == "phone")

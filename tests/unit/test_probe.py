@@ -1,4 +1,4 @@
-"""ts.probe: every class of operators is tried once, and compile() believes what came of it."""
+"""ts.tune.probe: every class of operators is tried once, and compile() believes what came of it."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def no_trials(*_args: object) -> str:
 
 def test_verdicts_are_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "verdicts.json"
-    verdicts = probe(host(), network(), cache=path, cpu_threads=1)
+    verdicts = probe(network(), host(), cache=path, cpu_threads=1)
     assert verdicts.refused == {}
     assert [key.split()[0] for key in verdicts.reasons] == ["nn.conv2d", "nn.relu"]
     monkeypatch.setattr(probing, "_try", no_trials)
-    assert probe(host(), network(size=10), cache=path, cpu_threads=1) == verdicts
+    assert probe(network(size=10), host(), cache=path, cpu_threads=1) == verdicts
     with pytest.raises(AssertionError, match="tried again"):
-        probe(host(), network(channels=12), cache=path, cpu_threads=1)
+        probe(network(channels=12), host(), cache=path, cpu_threads=1)
 
 
 def test_operators_are_tried_in_the_layout_that_they_run_in() -> None:
@@ -94,7 +94,7 @@ def test_operators_are_tried_in_the_layout_that_they_run_in() -> None:
 def test_parts_that_the_search_makes_are_tried_too(tmp_path: Path) -> None:
     weight = random_const(128, 128, 3, 3)
     mod = module(lambda x: relax.op.nn.conv2d(x, weight, padding=1), (1, 128, 28, 28))
-    found = probe(fake_processor("npu"), mod, cache=tmp_path / "npu.json", cpu_threads=1)
+    found = probe(mod, fake_processor("npu"), cache=tmp_path / "npu.json", cpu_threads=1)
     assert {key.split()[0] for key in found.reasons} > {"nn.conv2d"}
     assert any(key.startswith(("concat", "strided_slice")) for key in found.reasons)
 
@@ -114,7 +114,7 @@ def breaking(monkeypatch: pytest.MonkeyPatch, operator: str, result: Any) -> Non
 def test_what_computes_wrongly_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     breaking(monkeypatch, "nn.relu", lambda y: y + 1)
     npu = fake_processor("npu")
-    verdicts = probe(npu, network(), cache=tmp_path / "npu.json", cpu_threads=1)
+    verdicts = probe(network(), npu, cache=tmp_path / "npu.json", cpu_threads=1)
     assert [key.split()[0] for key in verdicts.refused] == ["nn.relu"]
     calls = Calls(network()["main"]).calls
     careful = verdicts.apply(npu)
@@ -122,7 +122,7 @@ def test_what_computes_wrongly_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     assert reason.startswith("probe: result: differs") and reason.endswith(f"({BLOCKED})")
     assert careful.why_not(calls["conv2d"]) is None
     monkeypatch.undo()
-    again = probe(npu, network(), cache=tmp_path / "npu.json", cpu_threads=1)
+    again = probe(network(), npu, cache=tmp_path / "npu.json", cpu_threads=1)
     assert again.refused == {}, "mended, and tried again"
 
 
@@ -134,10 +134,10 @@ def test_what_the_table_refuses_is_no_verdict(tmp_path: Path) -> None:
 
     path = tmp_path / "npu.json"
     refusing = fake_processor("npu", refuse=no_relu)
-    refused = probe(refusing, network(), cache=path, cpu_threads=1).refused
+    refused = probe(network(), refusing, cache=path, cpu_threads=1).refused
     assert set(refused.values()) == {"no relu here"}
     assert [key.split()[0] for key in json.loads(path.read_text())["reasons"]] == ["nn.conv2d"]
-    assert probe(fake_processor("npu"), network(), cache=path, cpu_threads=1).refused == {}
+    assert probe(network(), fake_processor("npu"), cache=path, cpu_threads=1).refused == {}
 
 
 def test_not_a_number_is_equal_to_itself_only(
@@ -145,9 +145,9 @@ def test_not_a_number_is_equal_to_itself_only(
 ) -> None:
     mod = module(lambda x: relax.op.sqrt(x), (4, 5))  # of negative numbers too
     npu = fake_processor("npu")
-    assert probe(npu, mod, cache=tmp_path / "a.json", cpu_threads=1).refused == {}
+    assert probe(mod, npu, cache=tmp_path / "a.json", cpu_threads=1).refused == {}
     breaking(monkeypatch, "sqrt", np.nan_to_num)
-    refused = probe(npu, mod, cache=tmp_path / "b.json", cpu_threads=1).refused
+    refused = probe(mod, npu, cache=tmp_path / "b.json", cpu_threads=1).refused
     assert "differs from the virtual machine's by inf" in next(iter(refused.values()))
 
 
@@ -156,7 +156,7 @@ def test_what_does_not_compile_is_refused(tmp_path: Path) -> None:
         raise RuntimeError("a trace\nthe driver has no such instruction")
 
     npu = replace(fake_processor("npu"), build=broken)
-    refused = probe(npu, network(), cache=tmp_path / "npu.json", cpu_threads=1).refused
+    refused = probe(network(), npu, cache=tmp_path / "npu.json", cpu_threads=1).refused
     assert set(refused.values()) == {"compile: the driver has no such instruction"}
 
 
@@ -169,13 +169,13 @@ def test_a_device_that_is_lost_is_no_verdict(tmp_path: Path) -> None:
     with pytest.raises(
         CostModelError, match=r"^expected npu to be there .* the device is lost.*; "
     ):
-        probe(lost, network(), cache=path, cpu_threads=1)
+        probe(network(), lost, cache=path, cpu_threads=1)
     assert json.loads(path.read_text())["reasons"] == {first: ""}
 
 
 def test_targets_that_cannot_be_probed(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="a processor of this machine for probe"):
-        probe({"kind": "opencl", "device": "gpu"}, network(), cache=tmp_path / "gpu.json")
+        probe(network(), {"kind": "opencl", "device": "gpu"}, cache=tmp_path / "gpu.json")
 
 
 # --- compile() ------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_probe_and_compile_use_the_same_file(
     monkeypatch.setenv("TVM_STRETCH_CACHE_DIR", str(tmp_path))
     breaking(monkeypatch, "nn.relu", lambda y: y + 1)
     npu = fake_processor("npu")
-    probe(npu, network(), cpu_threads=1)
+    probe(network(), npu, cpu_threads=1)
     (path,) = tmp_path.rglob("npu.probe.json")
     assert sum(map(bool, json.loads(path.read_text())["reasons"].values())) == 1
     plan = Plan(("npu",), ())
@@ -231,7 +231,7 @@ def test_probe_and_compile_use_the_same_file(
             {"reasons": 3},
             r"expected reasons by operator .*, got 3; delete",
         ),
-        (None, r"expected JSON for the verdicts of ts\.probe in .*, got "),
+        (None, r"expected JSON for the verdicts of ts\.tune\.probe in .*, got "),
     ],
 )
 def test_verdicts_that_cannot_be_believed(
@@ -245,7 +245,7 @@ def test_verdicts_that_cannot_be_believed(
     path.write_text(changed)
     for use in (
         lambda: ts.compile(network(), [TARGET, npu], cpu_threads=1),
-        lambda: probe(npu, network(), cache=path, cpu_threads=1),
+        lambda: probe(network(), npu, cache=path, cpu_threads=1),
     ):
         with pytest.raises(CostModelError, match=says):
             use()

@@ -318,7 +318,7 @@ def test_faults_of_tables(tmp_path: Path, table: str, message: str) -> None:
 
 
 def test_a_folder_of_measurements(phone: Profile, tmp_path: Path) -> None:
-    """Of a CPU half as fast, which `ts.measure` timed kernel by kernel."""
+    """Of a CPU half as fast, which `ts.tune.measure` timed kernel by kernel."""
     host = cpu_processor(cpu_of(4), 1)
     data = Dataset.create(tmp_path / "cpu.jsonl", fingerprint(host))
     data.append(Row(RunFeatures.of(3), 5, 0.0, 20))
@@ -328,13 +328,13 @@ def test_a_folder_of_measurements(phone: Profile, tmp_path: Path) -> None:
         for kernel in (k for group in level.kernels for k in level.features(group)):
             ns = round(2 * cpu.nanoseconds(work_of_kernel(kernel)))
             data.append(Row(kernel, ns, 0.0, 20, network=name))
-    found = ts.calibrate(tmp_path, device="mine")
+    found = ts.tune.calibrate(tmp_path, name="mine")
     assert len(found.residuals) == len(data.rows) - 1 and found.left_out_errors == []
     assert max(abs(residual.error) for residual in found.residuals) < 0.1
-    assert found.profile.device == "mine" and "ts.measure timed" in found.profile.source
+    assert found.profile.device == "mine" and "ts.tune.measure timed" in found.profile.source
     (tmp_path / "cpu.jsonl").unlink()
     with pytest.raises(CostModelError, match="measurements of cpu or opencl or hexagon in"):
-        ts.calibrate(tmp_path, device="mine")
+        ts.tune.calibrate(tmp_path, name="mine")
 
 
 def test_one_s_own_phone(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_one_s_own_phone(tmp_path: Path) -> None:
     rows = ["model,processor,latency_ms", "one,cpu,1.0", "two,cpu,2.0", "one,gpu,1.5"]
     (tmp_path / "phone.csv").write_text("\n".join(rows))
     networks = {"one": emit(["conv"], size=16), "two": emit(["conv", "conv"], size=16)}
-    found = ts.calibrate(tmp_path / "phone.csv", networks, device="mine")
+    found = ts.tune.calibrate(tmp_path / "phone.csv", networks, name="mine")
     assert max(abs(residual.error) for residual in found.residuals) < 0.25
     assert "| two | cpu | 2.00 |" in str(found)
     found.write(tmp_path / "mine.toml")

@@ -48,7 +48,7 @@ def test_compile_counts_kernels(caplog: pytest.LogCaptureFixture) -> None:
 def test_probe_names_what_it_tries_and_hides_the_details(tmp_path: Path) -> None:
     lines: list[str] = []
     host = cpu_processor(TARGET, 1)
-    ts.probe(host, network(), cache=tmp_path / "v", cpu_threads=1, progress=lines.append)
+    ts.tune.probe(network(), host, cache=tmp_path / "v", cpu_threads=1, progress=lines.append)
     assert lines == ["reading the network", "nn.conv2d 1 of 2", "nn.relu 2 of 2"]
 
 

@@ -42,6 +42,7 @@ ROOMS = (
     ("stretching",),
     ("measuring",),
     ("comparing",),
+    ("tune", "results"),
     ("cli", "__main__"),
 )
 LEVELS = {f"tvm_stretch.{name}": level for level, names in enumerate(ROOMS) for name in names}

@@ -78,7 +78,7 @@ def test_wrong_words() -> None:
 def test_a_network_as_a_problem_and_back() -> None:
     mod = emit(["conv", "fork"], size=14)
     targets = [TARGET, fake_processor("p1")]
-    found = ts.network_problem(mod, targets, cpu_threads=1)
+    found = ts.problems.network_problem(mod, targets, cpu_threads=1)
     result = schedule_heft(found.problem)
     assert lower_bound(found.problem) <= result.makespan
     plan = found.plan(result)
@@ -89,6 +89,6 @@ def test_a_network_as_a_problem_and_back() -> None:
     np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4 * np.abs(want).max())
     with pytest.raises(ts.ScheduleError, match="makespan"):
         found.plan(replace(result, makespan=1))
-    other = ts.network_problem(emit(["conv"], size=14), targets, cpu_threads=1)
+    other = ts.problems.network_problem(emit(["conv"], size=14), targets, cpu_threads=1)
     with pytest.raises(ts.ScheduleError):
         other.plan(result)

@@ -96,7 +96,7 @@ def test_kernels_unlike_those_measured_are_said() -> None:
     wide = search(emit(["conv"] * 4, size=56, channels=64), measured)
     (note,) = (note for note in wide.notes if "unlike" in note)
     assert note.startswith("4 of ")
-    assert "ts.measure(..., networks={...})" in note
+    assert "ts.tune.measure(..., networks={...})" in note
 
 
 @pytest.mark.parametrize("lanes", ALL_LANES)

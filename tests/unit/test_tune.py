@@ -1,4 +1,4 @@
-"""ts.measure() tries configurations of a GPU's layers; compile() takes the fastest right ones."""
+"""ts.tune.measure() tries configurations of a GPU's layers; compile() takes the fastest."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def build_parts(
     spare: bool = False,
     others: Sequence[Plan] = (),
 ) -> Parts:
-    """Compile the canonical module by the plan; results of ``ts.probe`` are ignored.
+    """Compile the canonical module by the plan; results of ``ts.tune.probe`` are ignored.
 
     Args:
         mod: the canonical module.

@@ -250,7 +250,7 @@ def _add_measure(commands: Commands) -> None:
     _add_threads(parser)
     _add_device(parser)
     parser.add_argument("--budget", type=float, default=480.0, metavar="S", help="seconds (480)")
-    _file(parser, "--folder", metavar="FOLDER", help="where models go (the user's cache)")
+    _file(parser, "--cache", metavar="FOLDER", help="where models go (the user's cache)")
     parser.add_argument("--again", action="store_true", help="forget what was measured before")
 
 

@@ -216,12 +216,12 @@ def quantize(args: argparse.Namespace) -> None:
 def measure(args: argparse.Namespace) -> None:
     """Time kernels and learn a cost model."""
     device = _device(args.device)
-    models = ts.measure(
+    models = ts.tune.measure(
         args.targets or (None if device is not None else ["llvm"]),
         device=device,
         budget=args.budget,
         resume=not args.again,
-        folder=args.folder,
+        cache=args.cache,
         cpu_threads=args.threads,
     )
     learned = {name: sorted(model.families) for name, model in models.items()}
@@ -232,9 +232,9 @@ def measure(args: argparse.Namespace) -> None:
 def probe(args: argparse.Namespace) -> None:
     """Try which operators really run."""
     network = _network(args.network)
-    verdicts = ts.probe(
-        args.target,
+    verdicts = ts.tune.probe(
         network,
+        args.target,
         device=_device(args.device),
         cache=args.cache,
         cpu_threads=args.threads,
@@ -248,7 +248,7 @@ def probe(args: argparse.Namespace) -> None:
 def calibrate(args: argparse.Namespace) -> None:
     """Make a phone's profile."""
     networks = {name: _network(path) for name, path in args.networks}
-    found = ts.calibrate(args.latencies, networks, device=args.name, like=args.like)
+    found = ts.tune.calibrate(args.latencies, networks, name=args.name, like=args.like)
     found.write(args.output)
     _show(args, {"profile": args.output}, f"{found}\n{args.output}: --device {args.output}")
 
@@ -262,7 +262,7 @@ def compare(args: argparse.Namespace) -> None:
                 "device has to be connected"
             )
     network, devices = _network(args.network), [_device(name) for name in args.device]
-    table = ts.compare_plans(network, devices, args.targets)
+    table = ts.tune.compare_plans(network, devices, args.targets)
     if args.output is not None:
         table.plan.write(args.output)
     data = {"devices": table.devices, "seconds": dict(table.seconds), "best": table.best}

@@ -10,7 +10,7 @@ which a number that is 1 + x times its typical value costs as much as a latency 
 `sqrt(_STIFFNESS)` times x. Among all typical processors, slow and fast, the one that explains most
 is used. No number becomes negative, or more than ten times its typical value.
 
-Kernels that `ts.measure` timed are rows too, each as a network of one kernel.
+Kernels that `ts.tune.measure` timed are rows too, each as a network of one kernel.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Measurements for planning: this machine's models, hand-overs, and slowdown by others.
 
-    costs = trained_costs(processors)         # None if ts.measure() was never run here
+    costs = trained_costs(processors)         # None if ts.tune.measure() was never run here
     costs.models["cpu"].predict_all(kernels)
     costs.hand_over(0, 1, 1 << 20)            # from processors[0] to processors[1], one mebibyte
 
-`ts.measure()` stores its models in a folder of the user's cache that is named after the device;
+`ts.tune.measure()` stores models in a folder of the user's cache that is named after the device;
 `compile()` finds them there. Files of another version or device, or damaged files, are an error and
 not silently skipped.
 """
@@ -83,14 +83,14 @@ class TrainedCosts:
 def trained_costs(
     processors: Sequence[Processor], folder: str | Path | None = None
 ) -> TrainedCosts | None:
-    """The models that `ts.measure` made for these processors; None unless each has one.
+    """The models that `ts.tune.measure` made for these processors; None unless each has one.
 
     Without a folder only processors of this machine or of a device reached by RPC can have models,
     because others are only known by their target.
 
     Args:
         processors: the CPU first.
-        folder: contains the models; by default the folder of `ts.measure`.
+        folder: contains the models; by default the folder of `ts.tune.measure`.
 
     Raises:
         CostModelError: a model is damaged, of another version or from another device.

@@ -1,9 +1,9 @@
-"""The configurations of a GPU's kernels that ``ts.measure`` found to be the fastest, in a file.
+"""The configurations of a GPU's kernels that ``ts.tune.measure`` found to be fastest.
 
     opencl.tuned.json   {"template": "group_conv", "in_channels": 64, .. "items": [8, 4], ..}
         -> `targets/kernels/gpu/choose.py` takes them before its model
 
-The file lies next to the models of ``ts.measure`` and follows the same rules: one that is damaged,
+The file lies next to the models of ``ts.tune.measure`` and follows its rules: one that is damaged,
 of another version, or of another device or driver is an error. A configuration that would not be
 proposed for the device is one, too, because kernels trust their configurations.
 """
@@ -29,7 +29,7 @@ from tvm_stretch.trusted import make_folder
 FORMAT = Format(
     "tvm_stretch.tuned",
     1,
-    "the tuned kernels of ts.measure",
+    "the tuned kernels of ts.tune.measure",
     CostModelError,
     "delete the file and measure again",
     is_sealed=True,

@@ -1,9 +1,9 @@
-"""Results of ``ts.probe()`` for a processor, and how ``compile()`` uses them.
+"""Results of ``ts.tune.probe()`` for a processor, and how ``compile()`` uses them.
 
     opencl.probe.json   "nn.relu tensor:float32[1,16n,n,n] in NCHW8c": "result: differs from ..."
         -> the processor's table refuses every such operator, with the reason "probe: ..."
 
-The file lies next to the models of ``ts.measure``: in a folder of the user's cache that is named
+The file lies next to the models of ``ts.tune.measure``: in a cache folder that is named
 after the device. A file that is damaged, of another version or from another device is an error and
 not silently skipped.
 """
@@ -30,9 +30,9 @@ from tvm_stretch.targets.processor import OpRule, Processor
 from tvm_stretch.trusted import make_folder
 
 FORMAT = Format(
-    "tvm_stretch.probe",
+    "tvm_stretch.tune.probe",
     2,
-    "the verdicts of ts.probe",
+    "the verdicts of ts.tune.probe",
     CostModelError,
     "delete the file and probe again",
     is_sealed=True,
@@ -115,9 +115,9 @@ def verdicts_path(folder: Path, processor: Processor) -> Path:
 def apply_verdicts(
     processors: Sequence[Processor], placeable: Sequence[Processor]
 ) -> tuple[list[Processor], list[Processor]]:
-    """The same processors, refusing operators that ``ts.probe`` found not to run on their machine.
+    """The same processors, refusing operators that failed in ``ts.tune.probe``.
 
-    Their kernels for GPUs have the configurations that ``ts.measure`` found to be the fastest.
+    Their kernels for GPUs have the configurations that ``ts.tune.measure`` found to be the fastest.
 
     Args:
         processors: all processors of a model, the CPU first.

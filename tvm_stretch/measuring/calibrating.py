@@ -1,11 +1,12 @@
-"""``ts.calibrate()`` makes a profile of your own phone.
+"""``ts.tune.calibrate()`` makes a profile of your own phone.
 
-    calibration = ts.calibrate("phone.csv", {"R-34": "resnet34.onnx", ..}, device="my-phone")
-    print(calibration)                          # residuals, also of each network left out of the
-    fit calibration.write("my-phone.toml") ts.plan_for("mobilenet.onnx", device="my-phone.toml")
+    calibration = ts.tune.calibrate("phone.csv", {"R-34": "resnet34.onnx", ..}, name="my-phone")
+    print(calibration)    # residuals, also of each network left out of the fit
+    calibration.write("my-phone.toml")
+    ts.plan_for("mobilenet.onnx", device="my-phone.toml")
 
 The table holds latencies of whole networks, each on one processor, measured with any engine. A
-folder of kernels that `ts.measure(device=...)` timed through RPC can replace the table. Latencies
+folder of kernels that `ts.tune.measure(device=...)` timed can replace the table. Latencies
 of one processor do not determine names, targets, precisions and transfers; these come from another
 profile.
 """
@@ -37,7 +38,7 @@ def calibrate(
     latencies: str | os.PathLike[str],
     networks: Mapping[str, object] | None = None,
     *,
-    device: str,
+    name: str,
     like: str | os.PathLike[str] = "snapdragon-855",
     progress: Progress | None = None,
 ) -> Calibration:
@@ -45,9 +46,9 @@ def calibrate(
 
     Args:
         latencies: a table (.csv) with the columns ``model``, ``processor``, ``latency_ms``, or a
-            folder that `ts.measure` has filled.
+            folder that `ts.tune.measure` has filled.
         networks: the networks of the table by name, as for `compile`; not for a folder.
-        device: the device's name.
+        name: what the device is called.
         like: a profile with the facts that latencies do not determine; see the module docstring.
         progress: as for `compile`.
 
@@ -60,13 +61,13 @@ def calibrate(
     with reporting(progress), compiling():
         if path.is_dir():
             rows, works = _measured(path, base)
-            source = f"kernels that ts.measure timed, {len(rows)} in all"
+            source = f"kernels that ts.tune.measure timed, {len(rows)} in all"
         else:
             rows = read_latencies(path)
             works = works_of_networks(networks or {}, base, [row.network for row in rows])
             source = f"latencies of whole networks on one processor, {len(rows)} in all"
         source += f"; targets, precisions and transfers as in {base.device}"
-        return calibrate_profile(rows, works, replace(base, device=device, source=source))
+        return calibrate_profile(rows, works, replace(base, device=name, source=source))
 
 
 def works_of_networks(
@@ -99,6 +100,6 @@ def _measured(folder: Path, base: Profile) -> tuple[list[Latency], dict[str, lis
     if not rows:
         raise CostModelError(
             f"expected measurements of {' or '.join(base.processors)} in {folder}, got none; run "
-            "ts.measure(..., folder=...) first"
+            "ts.tune.measure(..., cache=...) first"
         )
     return rows, works

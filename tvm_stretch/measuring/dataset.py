@@ -158,7 +158,7 @@ class Dataset:
             content = read_whole(path, _MOST_BYTES)
         except OSError as error:
             raise CostModelError(
-                f"expected measurements in {path}, got {reason_of(error)}; run ts.measure first"
+                f"expected measurements in {path}, got {reason_of(error)}; run ts.tune.measure"
             ) from error
         whole = content[: content.rfind(b"\n") + 1]
         if len(whole) < len(content):

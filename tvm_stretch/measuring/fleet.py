@@ -1,7 +1,7 @@
-"""``ts.Fleet``: many phones of one tracker, measured at the same time.
+"""``ts.tune.Fleet``: many phones of one tracker, measured at the same time.
 
-    fleet = ts.Fleet("192.0.2.7:9190", keys=["pixel-8", "mi-9"])
-    models = ts.measure(device=fleet, budget=480)           # {"pixel-8/cpu": ..., "mi-9/cpu": ...}
+    fleet = ts.tune.Fleet("192.0.2.7:9190", keys=["pixel-8", "mi-9"])
+    models = ts.tune.measure(device=fleet, budget=480)    # {"pixel-8/cpu": ..., "mi-9/cpu": ...}
 
 There is a thread for each phone that the tracker knows. The thread requests any phone of its key
 from the tracker and measures one batch after the other. All phones of a key fill one dataset. A
@@ -224,7 +224,7 @@ def carry_out(
 
 
 class Fleet:
-    """Phones of several keys of one tracker; for ``device=`` of ``ts.measure``.
+    """Phones of several keys of one tracker; for ``device=`` of ``ts.tune.measure``.
 
     Args:
         tracker: the tracker's address and port.
@@ -297,7 +297,7 @@ def measure_fleet(
     cpu_threads: int | None,
     seed: int,
 ) -> dict[str, MeasuredModel]:
-    """Like ``ts.measure``, on all phones of a fleet at the same time."""
+    """Like ``ts.tune.measure``, on all phones of a fleet at the same time."""
     kinds = [_kind(fleet, key, targets, folder, cpu_threads) for key in fleet.keys]
     with ExitStack() as stack:
         for kind in kinds:

@@ -1,8 +1,8 @@
-"""``ts.measure()`` times kernels on the device and learns a cost model of each processor.
+"""``ts.tune.measure()`` times kernels on the device and learns a cost model of each processor.
 
 On a GPU it first tries the best configurations of the networks' layers, and keeps the fastest.
 
-    models = ts.measure(["llvm", "opencl"], budget=300, folder="costs")
+    models = ts.tune.measure(["llvm", "opencl"], budget=300, cache="costs")
         costs/cpu.jsonl, costs/opencl.jsonl       measurements, one line each
         costs/cpu.json,  costs/opencl.json        the models learned from them
 
@@ -49,7 +49,7 @@ def measure(
     *,
     budget: float = 480.0,
     resume: bool = True,
-    folder: str | os.PathLike[str] | None = None,
+    cache: str | os.PathLike[str] | None = None,
     networks: Mapping[str, object] | None = None,
     device: Device | Fleet | None = None,
     cpu_threads: int | None = None,
@@ -62,12 +62,12 @@ def measure(
         targets: the processors, as for ``compile``; by default the CPU, or all of the device.
         budget: seconds to spend on measuring, over all processors.
         resume: go on with the measurements that the folder holds; False starts again.
-        folder: where measurements and models go; by default the user's cache.
+        cache: folder where measurements and models go; by default the user's cache.
         networks: networks, by name, whose kernels are measured first, in place. On a GPU, the
             configurations of their layers are tried before, in at most half of the budget;
             ``compile`` uses the fastest ones.
         device: where to measure, as ``ts.connect`` gives it; by default this machine. A
-            ``ts.Fleet``: on all of its phones at the same time.
+            ``ts.tune.Fleet``: on all of its phones at the same time.
         cpu_threads: as for ``compile``.
         progress: receives a line of text after every step; by default they are shown on one line of
             the terminal, if there is one.
@@ -92,13 +92,13 @@ def measure(
     if not isinstance(seed, int):
         raise InputError(f"expected a whole number for seed, got {seed!r}; 0 is one")
     if isinstance(device, Fleet):
-        path = None if folder is None else as_path(folder, "the folder for measurements")
+        path = None if cache is None else as_path(cache, "the folder for measurements")
         with reporting(progress):
             return measure_fleet(
                 device, targets, budget, resume, path, networks or {}, cpu_threads, seed
             )
     processors, placeable = processors_of(device, targets, cpu_threads)
-    kept_in = chosen_folder(folder, processors[0])
+    kept_in = chosen_folder(cache, processors[0])
     models: dict[str, MeasuredModel] = {}
     host = processors[0]
     others = [p for p in placeable if p is not host]

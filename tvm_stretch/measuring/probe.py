@@ -1,6 +1,6 @@
-"""``ts.probe()`` tests whether a device runs the operators that its table lists as supported.
+"""``ts.tune.probe()`` tests whether a device runs the operators that its table lists as supported.
 
-    verdicts = ts.probe("opencl", "resnet50.onnx")
+    verdicts = ts.tune.probe("resnet50.onnx", "opencl")
     verdicts.refused            # {"nn.conv2d float32 ... in NCHW8c": "compile: ..."}
 
 Every (operator, shape class, dtype, layout) that the network needs, whole or in parts, is compiled
@@ -72,8 +72,8 @@ class Trial:
 
 @named_arguments
 def probe(
-    target: TargetLike,
-    model: object,
+    source: object,
+    targets: TargetLike,
     *,
     device: Device | None = None,
     cache: str | os.PathLike[str] | None = None,
@@ -83,8 +83,8 @@ def probe(
     """Compile, run and compare every class of operators that a network needs.
 
     Args:
-        target: the processor, as for ``compile``.
-        model: the network, as for ``compile``.
+        source: the network, as for ``compile``.
+        targets: the processor, one of those for ``compile``.
         device: where to run, as ``ts.connect`` gives it; by default this machine.
         cache: file of verdicts; by default in the user's cache, where ``compile`` finds it.
         cpu_threads: as for ``compile``.
@@ -95,13 +95,13 @@ def probe(
             disappeared; earlier verdicts are kept.
         TargetError: this machine, or the device, does not have the target.
     """
-    processors, placeable = processors_of(device, [target], cpu_threads)
+    processors, placeable = processors_of(device, targets, cpu_threads)
     if len(placeable) != 1:
-        raise TargetError(f"expected one target for probe, got {target!r}; probe one at a time")
+        raise TargetError(f"expected one target for probe, got {targets!r}; probe one at a time")
     processor, host = placeable[0], processors[0]
     if not (processor.runs_here or processor.device):
         raise TargetError(
-            f"expected a processor of this machine for probe, got {target!r}; call ts.probe on the "
+            f"expected a processor of this machine for probe, got {targets!r}; call it on the "
             "machine that has it"
         )
     if cache is None:
@@ -109,7 +109,7 @@ def probe(
     else:
         path = as_path(cache, "the file of verdicts")
     with reporting(progress), compiling():
-        return _probe(model, _Trials(processor, host, device), path)
+        return _probe(source, _Trials(processor, host, device), path)
 
 
 @dataclass(frozen=True)
@@ -121,14 +121,14 @@ class _Trials:
     device: Device | None = None
 
 
-def _probe(model: object, where: _Trials, path: Path) -> Verdicts:
+def _probe(source: object, where: _Trials, path: Path) -> Verdicts:
     processor, host = where.processor, where.host
     known = Verdicts.read(path, fingerprint(processor))
     if processor.packet_ns:
         say(f"{processor.name}: emulated, answers are compared; for speed, {by_packets(processor)}")
     say("reading the network")
     wanted: dict[str, Trial] = {}
-    for mod in _networks(load_network(model), processor, host):
+    for mod in _networks(load_network(source), processor, host):
         for key, trial in _trials(mod, processor):
             wanted.setdefault(key, trial)
     reasons: dict[str, str] = {}

@@ -198,7 +198,7 @@ def _unlike_measured(network: Network, costs: Costs) -> list[str]:
         return []
     return [
         f"{unlike} of {len(groups)} kernels are unlike all that were measured here: "
-        "ts.measure(..., networks={...}) measures this network's"
+        "ts.tune.measure(..., networks={...}) measures this network's"
     ]
 
 

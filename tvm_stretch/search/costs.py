@@ -198,10 +198,10 @@ def not_asked_for(host: Processor) -> Processor:
 
 
 def planning_costs(processors: Sequence[Processor]) -> Costs:
-    """What `ts.measure` found on their machine, or else what is typical of such processors.
+    """What `ts.tune.measure` found on their machine, or else what is typical of such processors.
 
     Raises:
-        CostModelError: what `ts.measure` left is damaged or of another version.
+        CostModelError: what `ts.tune.measure` left is damaged or of another version.
     """
     typical = {processor.name: AnalyticModel(processor.speed) for processor in processors}
     speeds = [processor.speed for processor in processors]
@@ -230,4 +230,4 @@ def planning_costs(processors: Sequence[Processor]) -> Costs:
     )
 
 
-_UNMEASURED = "typical of such processors, nothing was measured there (ts.measure)"
+_UNMEASURED = "typical of such processors, nothing was measured there (ts.tune.measure)"

@@ -1,6 +1,6 @@
 """Which plan won, remembered: what was measured once on this machine is not measured again.
 
-    operators and their shapes, processors, what `ts.measure` and `ts.probe` found out about them,
+    operators and their shapes, processors, what `ts.tune` found out about them,
     cores, this package      ->      the plan that won, and when it did
 
 Weights count for nothing: a network that was trained further runs by the same plan. A verdict is
@@ -102,7 +102,7 @@ def _is_setting(name: str) -> bool:
 
 
 def _findings(processors: Sequence[Processor]) -> list[bytes]:
-    """What is in the files of `ts.measure` and `ts.probe`; nothing where there is none."""
+    """The content of the files of `ts.tune`; nothing where there is none."""
     folder = default_folder(processors[0])
     if folder is None:
         return []

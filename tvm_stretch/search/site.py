@@ -1,6 +1,6 @@
 """Where a network is to run: the processors, what they cost, and where plans are measured.
 
-this machine           costs of ts.measure, or typical ones     plans are measured here
+this machine           costs of ts.tune.measure, or typical ones     plans are measured here
 a connected device     its own costs, or typical ones           plans are measured there
 a device seen before   its own costs, or typical ones           nothing is measured
 a profile              what the profile predicts                nothing is measured
@@ -114,7 +114,7 @@ def site_of(
     may_drop: bool = False,
     built: bool = True,
 ) -> Site:
-    """The site that a caller's arguments name; processors refuse what failed in ``ts.probe``.
+    """The site that a caller's arguments name; processors refuse what failed in ``ts.tune.probe``.
 
     Args:
         device: the device; None for this machine.

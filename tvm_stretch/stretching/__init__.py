@@ -1,1 +1,9 @@
-"""`ts.stretch()` (NN-Stretch): designs of branched networks that are predicted to be fast."""
+"""`ts.stretch()` (NN-Stretch): designs of branched networks that are predicted to be fast.
+
+ts.stretch("net.onnx", rules=ts.stretching.Rules(alpha=0.2)).best.design    # a ts.stretching.Design
+"""
+
+from tvm_stretch.plan.design import Design
+from tvm_stretch.stretching.design_rules import Rules
+
+__all__ = ["Design", "Rules"]

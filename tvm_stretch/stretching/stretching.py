@@ -263,7 +263,7 @@ def stretch(
     """
     if not isinstance(rules, Rules | None):
         raise InputError(
-            f"expected a Rules for rules, got {rules!r}; give tvm_stretch.Rules(alpha=0.1), say"
+            f"expected a Rules for rules, got {rules!r}; give ts.stretching.Rules(alpha=0.1), say"
         )
     with reporting(progress), compiling():
         wanted = used_unasked() if targets is None and device is None else targets
