@@ -126,12 +126,27 @@ def _thread_count(requested: int | None, taken: int) -> int:
     TVM uses at most TVM_NUM_THREADS threads.
     """
     available = len(os.sched_getaffinity(0))
-    if requested is None:
-        limit = os.environ.get("TVM_NUM_THREADS", "")
-        return max(1, min(available - taken, int(limit) if limit.isdigit() else available))
-    if not isinstance(requested, int) or not 1 <= requested <= _MOST_THREADS:
+    if requested is not None:
+        return require_threads(requested)
+    limit = os.environ.get("TVM_NUM_THREADS") or str(available)
+    if not limit.isdecimal() or int(limit) < 1:
+        raise InputError(
+            f"expected a positive number for TVM_NUM_THREADS, got {limit!r}; unset it, or give "
+            "cpu_threads"
+        )
+    return max(1, min(available - taken, int(limit)))
+
+
+def require_threads(requested: int) -> int:
+    """The number of cores, if it is one.
+
+    Raises:
+        InputError: it is nothing of the kind.
+    """
+    is_number = isinstance(requested, int) and not isinstance(requested, bool)
+    if not is_number or not 1 <= requested <= _MOST_THREADS:
         raise InputError(
             f"expected a number from 1 to {_MOST_THREADS} for cpu_threads, got {requested!r}; "
-            f"this process may use {available} cores"
+            f"this process may use {len(os.sched_getaffinity(0))} cores"
         )
     return requested

@@ -22,7 +22,6 @@ import tvm_stretch as ts
 from tvm_stretch.codegen import object_code
 from tvm_stretch.lowering.executor_graph import Graph
 from tvm_stretch.plan.plan import Plan, PlannedRegion
-from tvm_stretch.runtime.artifact import write_weights
 
 X = np.random.default_rng(0).standard_normal((1, 16, 9, 9)).astype("float32")
 USUAL_US, SLOW_US = 5_000, 100_000
@@ -109,7 +108,7 @@ def test_other_shares_have_the_same_weights(tmp_path: Path) -> None:
         model = ts.compile(network(), [TARGET, fake_processor()], plan=plan, cpu_threads=1)
         check(model)
         assert model.parts is not None
-        files.append([path.read_bytes() for path in write_weights(folder, model.parts)])
+        files.append([path.read_bytes() for path in model.parts.write_weights(folder)])
     assert files[0] == files[1]
     assert [len(file) for file in files[0]] == [64 + 2 * 16 * 16 * 9 * 4]
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvm_stretch.cost.analytic import AnalyticModel
+from tvm_stretch.cost.device import name_of_cpu
 from tvm_stretch.cost.features import (
     FAMILIES,
     ConvFeatures,
@@ -268,3 +269,11 @@ def test_more_threads_are_faster_in_the_analytic_model() -> None:
     kernel = conv(256, 28, 3)
     one, two = (AnalyticModel(speed_of_cores(n)).nanoseconds(kernel) for n in (1, 2))
     assert one / 2 < two < one
+
+
+def test_boards_without_a_model_name_are_told_apart() -> None:
+    """Their lists of cores differ; else they would share measurements."""
+    lines = "processor : 0\nCPU implementer : 0x41\nCPU part : {}\nCPU part : 0xd05\n"
+    pi, phone = (name_of_cpu(lines.format(part)) for part in ("0xd08", "0xd0b"))
+    assert pi.endswith("0x41 0xd05+0xd08") and phone != pi
+    assert name_of_cpu("model name : AMD EPYC\nmodel name : AMD EPYC") == "AMD EPYC"

@@ -186,7 +186,7 @@ def test_what_is_said(name: str, model: ts.Model, tmp_path: Path) -> None:
         mistake(model, tmp_path)
 
 
-@pytest.mark.parametrize(("limit", "threads"), [("1", 1), ("many", None), ("100000", None)])
+@pytest.mark.parametrize(("limit", "threads"), [("1", 1), ("", None), ("100000", None)])
 def test_tvm_num_threads_is_obeyed(
     limit: str, threads: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +194,19 @@ def test_tvm_num_threads_is_obeyed(
     every = make_processors("llvm", None)[0][0].machine.threads
     monkeypatch.setenv("TVM_NUM_THREADS", limit)
     assert make_processors("llvm", None)[0][0].machine.threads == (threads or every)
+
+
+@pytest.mark.parametrize("limit", ["0", "many", "-1"])
+def test_tvm_num_threads_that_are_none(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_NUM_THREADS", limit)
+    with pytest.raises(ts.InputError, match=f"for TVM_NUM_THREADS, got '{limit}'; unset it"):
+        make_processors("llvm", None)
+
+
+@pytest.mark.parametrize("count", [True, 0, 2.0])
+def test_cpu_threads_that_are_none(count: object) -> None:
+    with pytest.raises(ts.InputError, match=f"for cpu_threads, got {count}; this process"):
+        make_processors("llvm", count)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

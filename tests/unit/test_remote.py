@@ -183,7 +183,7 @@ def test_a_disk_that_is_full_here(device: ts.Device, monkeypatch: pytest.MonkeyP
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tvm_stretch.remote.remote_model.write_weights", full)
+    monkeypatch.setattr("tvm_stretch.runtime.parts.Parts.write_weights", full)
     with pytest.raises(ArtifactError, match=r"a place to write what is sent .*no space left"):
         device.load(scaled_model())
 

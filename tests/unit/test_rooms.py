@@ -18,7 +18,7 @@ SOURCES = {
 # From the ground up, as ARCHITECTURE.md draws them; a name covers what stands below it.
 ROOMS = (
     ("errors", "trusted"),
-    ("arguments", "compiling", "exports", "files", "progress", "rewriting"),
+    ("arguments", "compiling", "elf", "exports", "files", "progress", "rewriting"),
     ("targets.kernels", "targets.processor"),
     ("ir",),
     ("plan",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 import zlib
 from pathlib import Path
@@ -41,6 +42,18 @@ def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
         return part.read_bytes()
 
     return put
+
+
+def test_uploads_follow_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else whoever may write to the folder chooses what an upload overwrites."""
+    load_native_library()
+    monkeypatch.setenv("TVM_STRETCH_STORE", str(tmp_path))
+    name, other = "0" * 64 + ".bin", tmp_path / "mine"
+    other.write_bytes(b"abc")
+    (tmp_path / f"{name}.{os.getpid()}.part").symlink_to(other)
+    with pytest.raises(ValueError, match=r"symbolic links"):
+        tvm.get_global_func("tvm_stretch.store_put")(name, 3, bytearray(b"defg"))
+    assert other.read_bytes() == b"abc"
 
 
 def deflated(data: bytes, level: int, strategy: int) -> bytes:

@@ -20,8 +20,8 @@ from tvm_stretch.lowering.lower import lower
 from tvm_stretch.lowering.strides import with_strides
 from tvm_stretch.lowering.weights import WeightsBlob
 from tvm_stretch.plan.plan import Plan
-from tvm_stretch.runtime.artifact import Parts
 from tvm_stretch.runtime.model import Model
+from tvm_stretch.runtime.parts import Parts
 from tvm_stretch.targets.cpu import checked_features
 from tvm_stretch.targets.processor import Processor
 

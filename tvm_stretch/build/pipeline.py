@@ -30,8 +30,8 @@ from tvm_stretch.passes.partition_regions import PartitionRegions
 from tvm_stretch.passes.tag import TagOperators
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.progress import step
-from tvm_stretch.runtime.artifact import Parts
 from tvm_stretch.runtime.model import Model
+from tvm_stretch.runtime.parts import Parts
 from tvm_stretch.targets.processor import Processor
 
 

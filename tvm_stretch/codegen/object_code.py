@@ -23,11 +23,9 @@ from tvm.support import cc
 
 from tvm_stretch.codegen.generate import generate
 from tvm_stretch.codegen.llvm_code import llvm_module
+from tvm_stretch.elf import MACHINES
 from tvm_stretch.errors import TargetError
 from tvm_stretch.files import writing
-
-MACHINES = {62: "x86_64", 183: "aarch64", 164: "hexagon", 243: "riscv64"}
-"""Names of the machine numbers in ELF files, as `platform.machine` returns them."""
 
 _MACHINE_OFFSET = 18
 

@@ -68,8 +68,18 @@ def check_device(found: Any, expected: Mapping[str, Any], where: str) -> None:
 def _local_machine() -> str:
     """The name of this machine's CPU."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return name_of_cpu(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+        return platform.machine()
+
+
+def name_of_cpu(cpuinfo: str) -> str:
+    """The model name in ``/proc/cpuinfo``; most ARM boards only list numbers of their cores."""
+    pairs = [line.partition(":") for line in cpuinfo.splitlines()]
+    known: dict[str, dict[str, None]] = {}
+    for key, _, value in pairs:
+        known.setdefault(key.strip(), {})[value.strip()] = None
+    if "model name" in known:
+        return next(iter(known["model name"]))
+    makers, parts = (sorted(known.get(key, ())) for key in ("CPU implementer", "CPU part"))
+    return " ".join(filter(None, (platform.machine(), "+".join(makers), "+".join(parts))))

@@ -14,9 +14,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tvm import relax
+if TYPE_CHECKING:  # a phone reads provenance without the compiler
+    from tvm import relax
 
 SOURCES = "tvm_stretch.sources"
 """Table of operators whose name differs from that of their operator in the frontend."""

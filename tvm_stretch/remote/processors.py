@@ -14,7 +14,7 @@ from tvm_stretch.remote.description import Description
 from tvm_stretch.remote.device import Device
 from tvm_stretch.targets.cpu import HOST, cpu_processor
 from tvm_stretch.targets.processor import Processor
-from tvm_stretch.targets.processors import make_processors
+from tvm_stretch.targets.processors import make_processors, require_threads
 from tvm_stretch.targets.registry import (
     Attributes,
     TargetLike,
@@ -49,6 +49,8 @@ def processors_of(
         raise InputError(
             f"expected what ts.connect gives for device, got {place!r}; connect to the device"
         )
+    if cpu_threads is not None:
+        require_threads(cpu_threads)
     found = place if isinstance(place, Description) else place.describe()
     wanted = _kinds_of(found) if targets is None else _as_list(targets)
     own = next((item for item in wanted if _is_cpu(item)), HOST)

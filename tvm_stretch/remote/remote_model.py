@@ -26,15 +26,13 @@ from tvm_stretch.progress import step
 from tvm_stretch.remote.device import Device, RemoteModule
 from tvm_stretch.remote.link import Link
 from tvm_stretch.runtime.artifact import (
-    Parts,
     machine_of,
     read_artifact,
-    write_artifact,
-    write_weights,
 )
 from tvm_stretch.runtime.asynchronous import RUN_NUMBERS
 from tvm_stretch.runtime.measure import BenchmarkResult
 from tvm_stretch.runtime.model import Model, require_runs
+from tvm_stretch.runtime.parts import Parts
 from tvm_stretch.runtime.private_copy import PrivateCopy
 
 _LONGEST_SECONDS = 1.0  # of runs timed with one call
@@ -284,8 +282,8 @@ def _open_parts(device: Device, parts: Parts) -> RemoteModule:
     sent = writing("what is sent to the device", ArtifactError)
     with sent, tempfile.TemporaryDirectory() as folder:
         library = Path(folder, "kernels.so")
-        write_artifact(library, parts, with_weights=False)
-        kept = [device.upload(path, ".bin") for path in write_weights(Path(folder), parts)]
+        parts.write(library, with_weights=False)
+        kept = [device.upload(path, ".bin") for path in parts.write_weights(Path(folder))]
         module = device.open_library(device.upload(library, ".so"))
     module["use_weights"](*map(device.path_of, kept))
     module["load"]()

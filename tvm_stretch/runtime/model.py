@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tvm
@@ -25,13 +25,11 @@ from tvm_stretch.lowering.executor_graph import Graph, Port, Tensor
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.progress import step
 from tvm_stretch.runtime.artifact import (
-    Parts,
     check_artifact,
     copy_artifact,
     load_executor,
     open_artifact,
     read_artifact,
-    write_artifact,
 )
 from tvm_stretch.runtime.asynchronous import BackgroundRuns, LocalRun
 from tvm_stretch.runtime.autoload import load_native_library
@@ -48,6 +46,9 @@ from tvm_stretch.runtime.values import (
     taking_memory,
     to_tensor,
 )
+
+if TYPE_CHECKING:  # a phone has no compiler
+    from tvm_stretch.runtime.parts import Parts
 
 
 class Model(PlansOfModel):
@@ -294,7 +295,7 @@ class Model(PlansOfModel):
         """
         path = as_path(path, "the artifact")
         if self._parts is not None:
-            write_artifact(path, self._parts, fcompile)
+            self._parts.write(path, fcompile)
         elif self._artifact is not None and fcompile is None:
             copy_artifact(self._artifact, path)
         else:

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tvm_stretch.errors import InputError
 from tvm_stretch.lowering.executor_graph import Graph
 from tvm_stretch.plan.plan import Plan
-from tvm_stretch.runtime.artifact import Parts
 from tvm_stretch.runtime.execution import find_execution
+
+if TYPE_CHECKING:  # a phone has no compiler
+    from tvm_stretch.runtime.parts import Parts
 
 if TYPE_CHECKING:
     pass

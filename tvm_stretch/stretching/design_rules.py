@@ -65,8 +65,8 @@ class Rules:
                 or not 0 <= value <= most
             ):
                 raise InputError(
-                    f"expected a number from 0 to {most:g} for {field.name}, got {value!r}; see "
-                    "stretching/design_rules.py"
+                    f"expected a number from 0 to {most:g} for {field.name}, got {value!r}; "
+                    "ts.stretching.Rules() has the numbers of the paper"
                 )
         if self.alpha == 0:
             raise InputError("expected a positive number for alpha, got 0; the paper uses 0.1")

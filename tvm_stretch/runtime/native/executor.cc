@@ -69,7 +69,7 @@ class Executor final : public ffi::ModuleObj {
   int GetPropertyMask() const final {
     return ffi::Module::kBinarySerializable | ffi::Module::kRunnable;
   }
-  // The weights are not in these bytes: they are a section of the artifact (runtime/artifact.py).
+  // The weights are not in these bytes: they are a section of the artifact (runtime/parts.py).
   ffi::Bytes SaveToBytes() const final { return bytes_.Encode(); }
 
   ffi::Optional<ffi::Function> GetFunction(const ffi::String& name) final;

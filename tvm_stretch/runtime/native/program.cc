@@ -27,7 +27,7 @@ struct GraphHeader {
   uint64_t weights_fingerprint;
 };
 
-// Precedes the weights in an artifact; runtime/artifact.py writes it.
+// Precedes the weights in an artifact; runtime/parts.py writes it.
 struct WeightsHeader {
   char magic[8];
   uint64_t bytes;

@@ -154,7 +154,7 @@ void Put(const ffi::String& name, int64_t offset, const ffi::Bytes& piece) {
     Refuse("a file beyond the limit of " + std::to_string(Limit()) + " bytes");
   }
   MakeRoom(size);
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
   size_t done = 0;
   while (fd >= 0 && done < piece.size()) {
     const off_t at = offset + static_cast<off_t>(done);
@@ -178,7 +178,7 @@ void PutDeflated(const ffi::String& name, int64_t offset, int64_t bytes, const f
 
 // Flushes a file to disk, so that it survives a power loss; returns whether that worked.
 bool Flush(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
   const bool good = fd >= 0 && fsync(fd) == 0;
   if (fd >= 0) close(fd);
   return good;
@@ -187,8 +187,8 @@ bool Flush(const std::string& path) {
 void Finish(const ffi::String& name, int64_t bytes, int64_t sum) {
   const std::string path = Checked(name), part = Unfinished(path);
   struct stat about{};
-  const bool whole = stat(part.c_str(), &about) == 0 && about.st_size == bytes &&
-                     FingerprintFile(part, bytes) == sum && Flush(part);
+  const bool whole = lstat(part.c_str(), &about) == 0 && S_ISREG(about.st_mode) &&
+                     about.st_size == bytes && FingerprintFile(part, bytes) == sum && Flush(part);
   if (!whole || rename(part.c_str(), path.c_str()) != 0) {
     unlink(part.c_str());
     TVM_FFI_THROW(ValueError) << "expected " << bytes << " bytes as they were sent for an upload, "

@@ -14,8 +14,10 @@ import struct
 from collections.abc import Sequence
 from typing import BinaryIO, NamedTuple
 
-from tvm_stretch.codegen.object_code import MACHINES
 from tvm_stretch.errors import ArtifactError
+
+MACHINES = {62: "x86_64", 183: "aarch64", 164: "hexagon", 243: "riscv64"}
+"""Names of the machine numbers in ELF files, as `platform.machine` returns them."""
 
 # For 64-bit little-endian files.
 _HEADER = struct.Struct("<4sBB10xHHIQQQIHHHHHH")
