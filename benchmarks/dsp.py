@@ -44,9 +44,10 @@ from tvm_stretch.codegen import object_code
 from tvm_stretch.codegen.dsp_code import Launch, Linker, dsp_code
 from tvm_stretch.codegen.llvm_code import llvm_module
 from tvm_stretch.codegen.object_code import compile_kernels
+from tvm_stretch.ir.integer_kernels import integer_call
+from tvm_stretch.ir.integers import Integer, Rounding
 from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
 from tvm_stretch.targets.processor import Kernels, Processor
 
 TARGET = tvm.target.Target("llvm")

@@ -21,7 +21,6 @@ The attribute `BRANCHES` of ``main`` lists the operators of each processor's bra
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +35,7 @@ from tvm_stretch.analysis.repeated_blocks import Block, detect_blocks
 from tvm_stretch.emitting.scale_operators import Scaler, Value, window
 from tvm_stretch.emitting.scaled_weights import Origin, Weights
 from tvm_stretch.errors import PlanError, UnsupportedError
+from tvm_stretch.ir.codec import from_text, to_text
 from tvm_stretch.ir.expressions import with_variables
 from tvm_stretch.ir.operators import Operator, Operators
 from tvm_stretch.plan.design import Branch, Design, StretchedSegment
@@ -81,7 +81,7 @@ def with_sources(
 def branch_operators(mod: tvm.IRModule) -> dict[str, list[str]]:
     """By processor, the names of the operators in its branches."""
     recorded = (mod["main"].attrs or {}).get(BRANCHES)
-    return {} if recorded is None else dict(json.loads(str(recorded)))
+    return {} if recorded is None else from_text(dict[str, list[str]], str(recorded))
 
 
 def blocks_of_segment(blocks: Sequence[Block], segment: StretchedSegment) -> tuple[Block, ...]:
@@ -197,7 +197,7 @@ class _Stretcher:
         result = with_variables(self.main.body.body, lambda var: self.values[var.name].var)
         body = relax.BlockBuilder().normalize(relax.SeqExpr([block], result))
         function = relax.Function(self.main.params, body, is_pure=self.main.is_pure)
-        attrs = {**(self.main.attrs or {}), BRANCHES: json.dumps(self.names)}
+        attrs = {**(self.main.attrs or {}), BRANCHES: to_text(self.names)}
         updated = self.mod.clone()
         updated["main"] = function.with_attrs(attrs)
         return updated

@@ -4,7 +4,7 @@
     b = R.nn.relu(R.add(R.nn.conv2d(a, R.dequantize(w, ..)), R.dequantize(b, ..)))
     y = R.quantize(b, 0.1, 0)
         ->
-    y = R.call_tir(integer_conv2d, (x, w, b, factor))      # kernels/integers.py
+    y = R.call_tir(integer_conv2d, (x, w, b, factor))      # ir/integer_kernels.py
 
 Convolutions, dense layers, sums, products, means and softmax become integer operators. Operators
 that only move numbers, and the maximum, work on the integers themselves; an elementwise chain
@@ -36,9 +36,10 @@ from tvm_stretch.analysis.quantised_values import (
 from tvm_stretch.analysis.tabulate import tabulated
 from tvm_stretch.ir.call_rewriter import CallRewriter
 from tvm_stretch.ir.expressions import constant, shape_of
+from tvm_stretch.ir.integer_kernels import integer_call, softmax_powers
+from tvm_stretch.ir.integers import Integer
 from tvm_stretch.ir.operators import kind_of
 from tvm_stretch.ir.source_names import same_source
-from tvm_stretch.targets.kernels.integers import Integer, integer_call, softmax_powers
 
 _MOVES = (
     *("reshape", "permute_dims", "broadcast_to", "strided_slice", "take"),

@@ -26,8 +26,9 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_stretch.errors import ModelError
+from tvm_stretch.ir.codec import to_text
 from tvm_stretch.ir.expressions import constant, constant_value, shape_of
-from tvm_stretch.ir.guards import GUARDS, Guard, guard_data, read_guards
+from tvm_stretch.ir.guards import GUARDS, Guard, read_guards
 from tvm_stretch.ir.operators import kind_of
 from tvm_stretch.ir.source_names import is_made_up, same_source, source_of
 
@@ -259,7 +260,7 @@ def _returning(
     body = relax.BlockBuilder().normalize(relax.SeqExpr(blocks, result))
     attrs = {key: value for key, value in dict(main.attrs or {}).items() if key != GUARDS}
     if guards:
-        attrs[GUARDS] = guard_data(count, guards)
+        attrs[GUARDS] = to_text((count, list(guards)))
     function = relax.Function(main.params, body, ret, main.is_pure)
     return function.with_attrs(attrs) if attrs else function
 

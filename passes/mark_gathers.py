@@ -16,10 +16,11 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import relax, s_tir, tirx
+from tvm import relax, tirx
 from tvm.ir.expr import TensorLoad
 
 from tvm_stretch.ir.operators import kind_of
+from tvm_stretch.targets.kernels.fused import blocks_of
 from tvm_stretch.targets.kernels.hvx_table import lookup_of
 
 _INJECTIVE, _OPAQUE = 2, 8
@@ -62,9 +63,7 @@ def _pattern(func: tirx.PrimFunc) -> int:
 
 def _gathered(func: tirx.PrimFunc) -> list[int]:
     """The parameters that are read at loaded positions; none if the function does anything else."""
-    blocks: list[s_tir.SBlock] = []
-    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, blocks.append), order="post")
-    inner = [block for block in blocks if block.name_hint != "root"]
+    inner = blocks_of(func)
     if len(inner) != 1 or not isinstance(inner[0].body, tirx.BufferStore):
         return []
     axes = [axis.var for axis in inner[0].iter_vars]

@@ -15,9 +15,8 @@ they compute; ``BlockChannels`` replaces them by templates.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +25,7 @@ from tvm import relax, te, tirx
 from tvm.ir import Expr, GenericConst, Op
 
 from tvm_stretch.emitting.winograd_stage import STAGE, WinogradStage, stage_config
+from tvm_stretch.ir.codec import to_text
 from tvm_stretch.ir.expressions import count_uses, shape_of
 from tvm_stretch.ir.provenance import PARTS, Provenance, free_name, table_of, with_table
 from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
@@ -157,7 +157,7 @@ class _Rewriter:
         self, stage: WinogradStage, args: list[relax.Expr], result: relax.TensorType
     ) -> relax.Expr:
         kernel = _plain_kernel(stage).without_attr("global_symbol")
-        kernel = kernel.with_attr(STAGE, json.dumps(asdict(stage)))
+        kernel = kernel.with_attr(STAGE, to_text(stage))
         var = self.builder.add_func(kernel, f"winograd_{stage.name}")
         return relax.call_tir(var, args, result)
 

@@ -16,7 +16,6 @@ With ``wide_sums`` the sums of layers are float32 and are rounded once. The attr
 
 from __future__ import annotations
 
-import json
 from math import prod
 
 import numpy as np
@@ -24,13 +23,14 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import GenericConst
 
+from tvm_stretch.ir.codec import from_text, to_text
 from tvm_stretch.ir.expressions import builder_with_kernels, with_variables
 from tvm_stretch.ir.operators import BINARY, kind_of
 from tvm_stretch.ir.source_names import source_of
 from tvm_stretch.passes.name_operators import NameOperators, keep_names
 
 HALVES = "halves"
-"""Attribute of ``main``: JSON of the number of operators in float16, and the names of the
+"""Attribute of ``main``: text of the number of operators in float16, and the names of the
 others."""
 
 WIDE, HALF = "float32", "float16"
@@ -68,7 +68,7 @@ def describe_halves(main: relax.Function) -> str:
     text = (main.attrs or {}).get(HALVES)
     if text is None:
         return ""
-    formed, wide = json.loads(str(text))
+    formed, wide = from_text(tuple[int, tuple[str, ...]], str(text))
     listed = ", ".join(wide[:8]) + (f" and {len(wide) - 8} more" if len(wide) > 8 else "")
     return f"{formed} operators in float16" + (f"; in float32: {listed}" if wide else "")
 
@@ -99,7 +99,7 @@ class _Writer:
             is_tuple = isinstance(main.body.body, relax.Tuple)
             self.bb.emit_func_output(relax.Tuple(results) if is_tuple else results[0])
         mod = self.bb.get()
-        found = json.dumps([self.halves, list(dict.fromkeys(self.wide))])
+        found = to_text((self.halves, list(dict.fromkeys(self.wide))))
         mod["main"] = mod["main"].with_attrs({**(main.attrs or {}), HALVES: found})
         return mod
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from tvm import relax
 from tvm.target import Target, codegen
 
 from tvm_stretch.errors import TargetError
+from tvm_stretch.ir.codec import target_data
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 
 from .kernels.machine import CORES, KIB, Core, VectorMachine
@@ -134,7 +134,7 @@ def complete_target(target: Target) -> Target:
     TVM adds the host's triple only if no CPU is named.
     """
     attrs: dict[str, Any] = dict(target.attrs)
-    described: dict[str, Any] = json.loads(str(target))
+    described = target_data(target)
     described.setdefault("mtriple", codegen.llvm_get_system_triple())
     if not ("mcpu" in attrs or "mattr" in attrs or _names_other_machine(attrs)):
         described["mcpu"] = codegen.llvm_get_system_cpu()

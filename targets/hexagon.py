@@ -31,15 +31,15 @@ from tvm_stretch.codegen.dsp_code import Launch, dsp_code, has_zig, hexagon_link
 from tvm_stretch.codegen.object_code import compile_kernels
 from tvm_stretch.errors import TargetError
 from tvm_stretch.ir.expressions import tensor_types
+from tvm_stretch.ir.integers import integer_of, operands_of
+from tvm_stretch.ir.steps import kind_of_steps
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.passes.use_fixed_point import UseFixedPoint
 from tvm_stretch.runtime.autoload import load_native_library
 
 from .hexagon_chips import Chip
 from .hexagon_floats import CONVERTING, scalar_calls
-from .kernels.integers import integer_of, operands_of
 from .kernels.machine import KIB, VectorMachine
-from .kernels.steps import kind_of_steps
 from .phases import kernel_phases
 from .processor import HOST_ONLY, Check, Kernels, OpRule, Processor, Speed
 from .registry import Attributes, ProcessorKind, register

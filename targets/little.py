@@ -21,6 +21,7 @@ import tvm
 from tvm.target import Target
 
 from tvm_stretch.errors import TargetError
+from tvm_stretch.ir.codec import target_data
 from tvm_stretch.runtime.autoload import load_native_library
 
 from .cpu import checked_features, cpu_processor
@@ -87,7 +88,7 @@ def little_processor(target: Target, host: Processor, cluster: _Cluster) -> Proc
 
 def _make(given: Attributes, host: Processor) -> Processor:
     cluster = _cluster(given)
-    described: dict[str, Any] = json.loads(str(host.target))
+    described = target_data(host.target)
     named = {key: given[key] for key in ("mcpu", "mattr") if key in given}
     if named:
         described = {k: v for k, v in described.items() if k not in ("mcpu", "mattr", "tag")}

@@ -18,12 +18,12 @@ from tvm.target import Target
 from tvm_stretch.codegen.opencl_code import compile_opencl
 from tvm_stretch.errors import TargetError
 from tvm_stretch.ir.expressions import tensor_types
+from tvm_stretch.ir.steps import WHY_NOT_ON_A_GPU, kind_of_steps
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.targets.kernels.gpu.groups import QUAD
 
 from .cpu import speed_of_cores
-from .kernels.steps import WHY_NOT_ON_A_GPU, kind_of_steps
 from .opencl_device import (
     FAMILIES,
     PHONE_GPU,

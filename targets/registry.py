@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from tvm.target import Target
 
 from tvm_stretch.errors import TargetError
+from tvm_stretch.ir.codec import target_data
 
 from .processor import Processor
 
@@ -112,8 +113,7 @@ def attributes(item: str | Attributes | Target) -> Attributes:
         return {"kind": item}
     if isinstance(item, Mapping) and item.get("kind") in [*_KINDS]:  # it may be a list
         return item
-    found: Attributes = json.loads(str(tvm_target(item)))
-    return found
+    return target_data(tvm_target(item))
 
 
 def tvm_target(item: str | Attributes | Target) -> Target:

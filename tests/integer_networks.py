@@ -11,8 +11,9 @@ from branch_networks import Layer, fits
 from tvm import relax
 
 from tvm_stretch.analysis.quantised_layers import ints, windows_of
+from tvm_stretch.ir.integer_kernels import integer_call
+from tvm_stretch.ir.integers import Integer, Rounding
 from tvm_stretch.passes.name_operators import NameOperators
-from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
 
 UNSIGNED = Rounding("uint8", 7, 0, 255)
 

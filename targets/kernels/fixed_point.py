@@ -22,9 +22,9 @@ from tvm import tirx
 from tvm.ir import Expr
 
 from tvm_stretch.errors import StretchError
+from tvm_stretch.ir.integers import Rounding
 
 from .hvx import every, every_byte, hvx, word
-from .integers import Rounding
 
 _MOST_BITS = 15
 _LEAST_DIGITS = 22

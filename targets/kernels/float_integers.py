@@ -31,10 +31,12 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.ir import Expr
 
+from tvm_stretch.ir.integer_kernels import averages
+from tvm_stretch.ir.integers import Integer, rounding_of
+
 from .blocks import convolution, kernel_call
 from .choose import ConvShape
 from .integer_blocks import by_channel
-from .integers import Integer, averages, rounding_of
 from .machine import VectorMachine
 
 _EXACT = 2**24

@@ -65,6 +65,13 @@ class FusedKernel:
     epilogue: Epilogue
 
 
+def blocks_of(func: tirx.PrimFunc) -> list[s_tir.SBlock]:
+    """The blocks of a kernel that is not scheduled yet, in order."""
+    found: list[s_tir.SBlock] = []
+    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, found.append), order="post")
+    return [block for block in found if block.name_hint != "root"]
+
+
 def split_fused(func: tirx.PrimFunc) -> FusedKernel | None:
     """Split ``func`` at its anchor; None if it has none, or if its epilogue is not elementwise."""
     sch = s_tir.Schedule(tvm.IRModule({"main": func}))

@@ -10,12 +10,12 @@ A half holds the sum of 257 unsigned bytes; signed bytes are taken 128 larger.
 
 from __future__ import annotations
 
-import tvm
-from tvm import s_tir, tirx
+from tvm import tirx
 from tvm.ir import Expr
-from tvm.ir.expr import TensorLoad
 
-from .fused import Epilogue, same_place
+from tvm_stretch.ir.integers import meaning_of
+
+from .fused import Epilogue, blocks_of
 from .hvx import (
     LANES,
     VECTOR,
@@ -63,36 +63,14 @@ def mean_nest(func: tirx.PrimFunc) -> tirx.Stmt | None:
 
 def _mean_of(func: tirx.PrimFunc) -> tuple[tirx.Buffer, Epilogue] | None:
     """The input of the mean, and the rounding of its sums."""
-    sch = s_tir.Schedule(tvm.IRModule({"main": func}))
-    blocks = [sch.get(b) for b in sch.get_child_blocks(sch.get_sblock("root"))]
-    if len(blocks) != 2 or not all(isinstance(b.body, tirx.BufferStore) for b in blocks):
+    integer, blocks = meaning_of(func), blocks_of(func)
+    if integer is None or integer.kind != "mean" or len(blocks) != 2 or len(func.params) != 2:
         return None
     sums, rounded = blocks
-    data, axes = _added(sums.body), [axis.var for axis in sums.iter_vars]
-    if data is None or len(axes) != 7 or not _is_image(data.source):
-        return None
-    image, channels, _, _, lane, *pixel = axes
-    extents = [int(axis.dom.extent) for axis in sums.iter_vars]
-    whole_images = extents[5:] == [int(extent) for extent in data.source.shape[2:4]]
-    read = same_place(data.indices, [image, channels, *pixel, lane])
-    out, places = rounded.body, [axis.var for axis in rounded.iter_vars]
-    if not (whole_images and read and extents[2:4] == [1, 1] and same_place(out.indices, places)):
-        return None
-    if not same_place(sums.body.indices, axes[:5]):
-        return None
-    return data.source, Epilogue(sums.body.buffer, out.buffer, tuple(places), out.value)
-
-
-def _added(step: tirx.BufferStore) -> TensorLoad | None:
-    """The value that is added to an int32 sum; None if the statement does anything else."""
-    total = step.value
-    if not isinstance(total, tirx.Add) or not isinstance(total.b, tirx.Cast):
-        return None
-    before, added = total.a, total.b.value
-    is_sum = isinstance(before, TensorLoad) and before.source.same_as(step.buffer)
-    if not is_sum or not isinstance(added, TensorLoad) or str(total.ty.dtype) != "int32":
-        return None
-    return added
+    data, out = func.params
+    axes = tuple(axis.var for axis in rounded.iter_vars)
+    epilogue = Epilogue(sums.writes[0].source, out, axes, rounded.body.value)
+    return (data, epilogue) if _is_image(data) else None
 
 
 def _is_image(data: tirx.Buffer) -> bool:

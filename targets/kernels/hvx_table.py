@@ -20,17 +20,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-import tvm
-from tvm import s_tir, tirx
+from tvm import tirx
 from tvm.ir import Expr
-from tvm.ir.expr import TensorLoad
-from tvm.s_tir.schedule import ScheduleError
 
-from .fused import same_place
+from tvm_stretch.ir.integers import meaning_of
+
+from .fused import blocks_of
 from .hvx import LANES, VECTOR, bytes_at, dense_axes, hvx, keep, keep_bytes, whole, word
 from .loops import const, loop, unravelled, vectors, within
 
-_RESULTS = 256
 _OF_VECTOR = 4
 """Lookups that cover all bytes of a shuffled vector."""
 
@@ -45,36 +43,11 @@ class Lookup:
 
 
 def lookup_of(func: tirx.PrimFunc) -> Lookup | None:
-    """The lookup that a kernel of 8-bit numbers consists of; None for other kernels."""
-    try:
-        sch = s_tir.Schedule(tvm.IRModule({"main": func}))
-        found = [sch.get(b) for b in sch.get_child_blocks(sch.get_sblock("root"))]
-    except (ScheduleError, TypeError):  # not a function of blocks
+    """The lookup that a kernel consists of; None if it computes anything else, perhaps as well."""
+    integer = meaning_of(func)
+    if integer is None or integer.kind != "table" or len(func.params) != 3:
         return None
-    body = found[0].body if len(found) == 1 else None
-    if not isinstance(body, tirx.BufferStore) or not isinstance(body.value, TensorLoad):
-        return None
-    table, data = body.value, _index_of(body.value)
-    if data is None or [int(extent) for extent in table.source.shape] != [_RESULTS]:
-        return None
-    axes = [axis.var for axis in found[0].iter_vars]
-    buffers = data.source, table.source, body.buffer
-    is_bytes = all(str(buffer.dtype) in ("uint8", "int8") for buffer in buffers)
-    in_order = same_place(data.indices, axes) and same_place(body.indices, axes)
-    return Lookup(*buffers) if is_bytes and in_order else None
-
-
-def _index_of(looked_up: TensorLoad) -> TensorLoad | None:
-    """The number that selects a table's result, if the table begins with the least number."""
-    index, *more = looked_up.indices
-    least = 0
-    if isinstance(index, tirx.Add | tirx.Sub) and isinstance(index.b, tirx.IntImm):
-        least = int(index.b) if isinstance(index, tirx.Sub) else -int(index.b)
-        index = index.a
-    data = index.value if isinstance(index, tirx.Cast) else None
-    if more or not isinstance(data, TensorLoad):
-        return None
-    return data if least == (-128 if str(data.source.dtype) == "int8" else 0) else None
+    return Lookup(*func.params) if len(blocks_of(func)) == 1 else None
 
 
 def table_nest(func: tirx.PrimFunc) -> tirx.Stmt | None:

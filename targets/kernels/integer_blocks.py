@@ -9,6 +9,9 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.ir import Expr
 
+from tvm_stretch.ir.integer_kernels import Rounder, in_float32
+from tvm_stretch.ir.integers import Integer, Rounding
+
 from .blocks import (
     annotation,
     block_array,
@@ -25,8 +28,8 @@ from .integer_conv import (
     integer_conv_sums,
     pack_integer_weight,
 )
+from .integer_sums import in_integers
 from .integer_window import IntegerWindowConfig, integer_window_sums, pack_integer_window
-from .integers import Integer, Rounding
 from .layer_configs import depthwise_config, gathered, gathers_pixels, is_depthwise
 from .machine import VectorMachine
 
@@ -93,6 +96,22 @@ def integer_convolution(
     )
 
 
+def conv_shape(integer: Integer, data: Sequence[int], weight: Sequence[int]) -> ConvShape:
+    """The convolution of NCHW ``data`` with OIHW ``weight``."""
+    batch, channels, height, width = (int(d) for d in data)
+    return ConvShape(
+        batch,
+        channels,
+        (height, width),
+        int(weight[0]),
+        (int(weight[2]), int(weight[3])),
+        integer.strides,
+        integer.padding,
+        integer.dilation,
+        integer.groups,
+    )
+
+
 def integer_config(
     shape: ConvShape, machine: VectorMachine, data_block: int, dtype: str
 ) -> IntegerConvConfig | IntegerWindowConfig:
@@ -146,20 +165,24 @@ class _Scale:
         rounding: to 8-bit integers; None if sums are requested.
         factors: of each channel: float32 or mantissas; empty for sums.
         bits: of mantissas, see `fixed_point.py`; 0 for float32.
+        rounder: of products with float32.
     """
 
     rounding: Rounding | None
     factors: Sequence[np.ndarray]
     bits: int = 0
+    rounder: Rounder = in_float32
 
     @staticmethod
     def of(
         machine: VectorMachine, rounding: Rounding | None, factors: Sequence[np.ndarray]
     ) -> _Scale:
         """The scale in fixed point if the machine rounds in integers."""
-        found = mantissas(factors[0]) if machine.packs_bytes and factors else None
-        if found is None:
+        if not machine.packs_bytes or not factors:
             return _Scale(rounding, factors)
+        found = mantissas(factors[0])
+        if found is None:
+            return _Scale(rounding, factors, rounder=in_integers)
         return _Scale(rounding, [found[0]], found[1])
 
     def rounded(self, sums: te.Tensor, bias: te.Tensor, *factor: te.Tensor) -> te.Tensor:
@@ -169,10 +192,10 @@ class _Scale:
             value = sums[n, b, y, x, lane] + bias[0, b, 0, 0, lane]
             if self.rounding is None:
                 return value
-            scale = factor[0][0, b, 0, 0, lane]
+            scale = factor[0](0, b, 0, 0, lane)
             if self.bits:
                 return rounded(value, scale, self.bits, self.rounding)
-            return self.rounding.of(value.astype("float32") * scale)
+            return self.rounder(self.rounding, [(value, scale)], None)
 
         return te.compute(sums.shape, element, name="rounded")
 

@@ -18,7 +18,7 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from .steps import steps_call
+from tvm_stretch.ir.steps import steps_call
 
 
 def top_k_call(bb: relax.BlockBuilder, x: relax.Expr, k: int, *, largest: bool) -> relax.Call:

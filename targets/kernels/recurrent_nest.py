@@ -20,13 +20,14 @@ from typing import Any
 from tvm import s_tir, tirx
 from tvm.ir import Expr
 
+from tvm_stretch.ir.recurrences import UNITS
 from tvm_stretch.rewriting import rewrite
 
 from .accumulators import Accumulators
 from .choose import register_tiles, step_cycles, tile_counts
 from .loops import block, const, lanes, load, loop, store, tile_runs, within
 from .machine import VectorMachine
-from .recurrent import STEPS, UNITS
+from .recurrent import STEPS
 
 
 def write_recurrence(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.Stmt:

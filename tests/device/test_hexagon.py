@@ -29,6 +29,8 @@ from benchmarks import dsp
 from tutorials import zoo
 from tvm_stretch.codegen.dsp_code import has_zig
 from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.integer_kernels import integer_call
+from tvm_stretch.ir.integers import Integer, Rounding
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.measuring.bench import Bench
 from tvm_stretch.measuring.samples import Sample, in_integers
@@ -36,7 +38,6 @@ from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.targets.hexagon import VERSIONS
 from tvm_stretch.targets.kernels import hvx_window
-from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
 from tvm_stretch.targets.processors import drop_absent, make_processors
 
 needs_emulator = pytest.mark.skipif(

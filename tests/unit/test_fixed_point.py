@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm import te
 
+from tvm_stretch.ir.integers import Rounding
 from tvm_stretch.targets.kernels.fixed_point import mantissas, narrowing_of, rounded
-from tvm_stretch.targets.kernels.integers import Rounding
 
 ROUNDINGS = (
     Rounding("uint8", 120, 0, 255),

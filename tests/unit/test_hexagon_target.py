@@ -21,6 +21,8 @@ import tvm_stretch as ts
 from tvm_stretch.build.placement import choose_plan
 from tvm_stretch.codegen import dsp_code
 from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.integer_kernels import integer_call, softmax_powers
+from tvm_stretch.ir.integers import Integer, Rounding
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.remote.processors import processors_of
 from tvm_stretch.runtime.autoload import load_native_library
@@ -29,12 +31,6 @@ from tvm_stretch.targets.hexagon import VERSIONS, llvm_target
 from tvm_stretch.targets.hexagon_chips import Chip
 from tvm_stretch.targets.kernels.choose import ConvShape
 from tvm_stretch.targets.kernels.integer_conv import choose_integer_conv, conv_dot
-from tvm_stretch.targets.kernels.integers import (
-    Integer,
-    Rounding,
-    integer_call,
-    softmax_powers,
-)
 from tvm_stretch.targets.processors import drop_absent, make_processors
 
 

@@ -16,6 +16,8 @@ from tvm.target import Target
 
 import tvm_stretch as ts
 from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.integer_kernels import integer_call
+from tvm_stretch.ir.integers import Integer, integer_of
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.targets.cpu import vector_machine
 from tvm_stretch.targets.kernels.blocks import annotation
@@ -28,7 +30,6 @@ from tvm_stretch.targets.kernels.integer_conv import (
     integer_conv_sums,
 )
 from tvm_stretch.targets.kernels.integer_window import IntegerWindowConfig, integer_window_sums
-from tvm_stretch.targets.kernels.integers import Integer, integer_call, integer_of
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.templates import schedule_kernel
 from tvm_stretch.targets.processors import make_processors

@@ -13,9 +13,10 @@ from tvm import relax
 import tvm_stretch as ts
 from tvm_stretch.analysis.integer_summary import describe_integers, with_integers
 from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.integer_kernels import integer_call
+from tvm_stretch.ir.integers import Integer, Rounding
 from tvm_stretch.ir.operators import kind_of
 from tvm_stretch.passes.join_tables import JoinTables
-from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
 
 SWISH = """<ir_version: 8, opset_import: ["": 17]>
 swish ({of}[256] x) => ({of}[256] y)

@@ -17,11 +17,13 @@ from relax_helpers import run
 import tvm_stretch as ts
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.codec import from_text, to_text
 from tvm_stretch.ir.operators import Operators
+from tvm_stretch.ir.recurrences import Recurrence, recurrence_of
 from tvm_stretch.passes.expand_math import ExpandMath
 from tvm_stretch.passes.keep_nan import KeepNan
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.recurrent import Recurrence, recurrence_of, recurrent_kernel
+from tvm_stretch.targets.kernels.recurrent import recurrent_kernel
 from tvm_stretch.targets.kernels.templates import schedule_kernel
 from tvm_stretch.targets.opencl_device import local_device
 
@@ -188,5 +190,5 @@ def test_lengths_beyond_the_sequence_are_refused() -> None:
 
 def test_a_kernel_says_what_it_is() -> None:
     layer = KERNELS["gru"]
-    assert Recurrence.from_json(layer.to_json()) == layer
+    assert from_text(Recurrence, to_text(layer)) == layer
     assert recurrence_of(None) is None

@@ -1,4 +1,4 @@
-"""UseFixedPoint: the same integers as an exact definition, for any factor."""
+"""Sums of products in integers: those of an exact definition, for any factor; and UseFixedPoint."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from tvm import te, tirx
 
 from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.ir.integer_kernels import integer_kernel
+from tvm_stretch.ir.integers import Integer, Rounding, meaning_of
 from tvm_stretch.passes.use_fixed_point import UseFixedPoint
 from tvm_stretch.targets.kernels.fitted_sum import fitted_sum
-from tvm_stretch.targets.kernels.integers import Rounding
+from tvm_stretch.targets.kernels.integer_sums import in_integers
 
 COUNT = 16
 ROUNDING = Rounding("uint8", 11, 0, 255)
@@ -27,10 +29,10 @@ FACTORS = {"sum": (0.3717345, 0.0131457, -9.1312), "sum with halves": (0.37, 0.0
 
 
 def without_floats(element: Any, *dtypes: str) -> tirx.PrimFunc:
-    """A kernel of one axis after the pass, in which nothing computes in float32."""
+    """A kernel of one axis, in which nothing computes in float32."""
     inputs = [te.placeholder((COUNT,), dtype, name=f"x{i}") for i, dtype in enumerate(dtypes)]
-    out = te.compute((COUNT,), lambda i: element(*(x[i] for x in inputs)), name="out")
-    func = UseFixedPoint()(tvm.IRModule({"main": te.create_prim_func([*inputs, out])}))["main"]
+    out = te.compute((COUNT,), lambda i: element(*(x(i) for x in inputs)), name="out")
+    func = te.create_prim_func([*inputs, out])
     assert 'Cast("float32"' not in func.script()
     return func
 
@@ -38,21 +40,19 @@ def without_floats(element: Any, *dtypes: str) -> tirx.PrimFunc:
 @functools.cache
 def kernel(kind: str) -> Any:
     def product(n: Any, f: Any) -> Any:
-        return ROUNDING.of(n.astype("float32") * f)
+        return in_integers(ROUNDING, [(n, f)], None)
 
     def product_of_two(a: Any, b: Any) -> Any:
         n = (a.astype("int32") - 3) * (b.astype("int32") - 100)
-        return ROUNDING.of(n.astype("float32") * tirx.const(0.0043, "float32") + 77.0)
+        return in_integers(ROUNDING, [(n, tirx.const(0.0043, "float32"))], 77.0)
 
     def sum_of_two(factors: Sequence[float]) -> Any:
-        of_a, of_b, offset = (tirx.const(f, "float32") for f in factors)
-        return lambda a, b: ROUNDING.of(
-            b.astype("float32") * of_b + (a.astype("float32") * of_a + offset)
-        )
+        of_a, of_b = (tirx.const(f, "float32") for f in factors[:2])
+        return lambda a, b: in_integers(ROUNDING, [(b, of_b), (a, of_a)], factors[2])
 
     def sum_with_one(a: Any, b: Any) -> Any:
-        first = a.astype("float32") * tirx.const(1.0, "float32")  # TVM makes a cast of it
-        return ROUNDING.of(first + b.astype("float32") * tirx.const(0.375, "float32"))
+        factors = (tirx.const(f, "float32") for f in (1.0, 0.375))
+        return in_integers(ROUNDING, list(zip((a, b), factors, strict=True)), None)
 
     if kind == "product":
         func = without_floats(product, "int32", "float32")
@@ -171,10 +171,24 @@ def test_factor_of_one() -> None:
 def test_factors_beyond_int32_are_refused() -> None:
     def huge(a: Any, b: Any) -> Any:
         factor = tirx.const(1e8, "float32")
-        return ROUNDING.of(a.astype("float32") * factor + b.astype("float32") * factor)
+        return in_integers(ROUNDING, [(a, factor), (b, factor)], None)
 
     with pytest.raises(UnsupportedError, match="place it on the CPU"):
         without_floats(huge, "uint8", "uint8")
+
+
+def test_kernels_of_integer_operators_are_written_again() -> None:
+    integer = Integer("add", ROUNDING, factors=FACTORS["sum"])
+    given, _ = integer_kernel(integer, (((COUNT,), "uint8"),) * 2)
+    assert 'Cast("float32"' in given.script()
+    func = UseFixedPoint()(tvm.IRModule({"main": given}))["main"]
+    assert "float32" not in func.script().replace("tvm_stretch.integer", "")
+    assert meaning_of(func) == integer
+    run_it = tvm.compile(tvm.IRModule({"main": func}), "llvm")["main"]
+    a, b = np.random.default_rng(0).integers(0, 256, (2, COUNT)).astype("uint8")
+    out = tvm.runtime.tensor(np.zeros(COUNT, "uint8"))
+    run_it(*map(tvm.runtime.tensor, (a, b)), out)
+    np.testing.assert_array_equal(out.numpy(), in_float32(b, a))
 
 
 def test_other_kernels_stay() -> None:

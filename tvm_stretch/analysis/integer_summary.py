@@ -9,22 +9,22 @@ floats.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
+from tvm_stretch.ir.codec import from_text, to_text
+from tvm_stretch.ir.integers import integer_of
 from tvm_stretch.ir.operators import kind_of
 from tvm_stretch.ir.source_names import source_of
-from tvm_stretch.targets.kernels.integers import integer_of
 
 INTEGERS = "integers"
-"""Attribute of ``main``: JSON of the number of integer operators, and the names left in float."""
+"""Attribute of ``main``: text of the number of integer operators, and the names left in float."""
 
 FLOATS = "floats"
-"""Attribute of ``main``: JSON of operators in float, by the reason, which the file gives."""
+"""Attribute of ``main``: text of operators in float, by the reason, which the file gives."""
 
 _MOST_NAMES = 8
 
@@ -42,7 +42,7 @@ def with_integers(mod: tvm.IRModule) -> tvm.IRModule:
 
 def _with_attr(mod: tvm.IRModule, name: str, data: object) -> tvm.IRModule:
     changed = mod.clone()
-    changed["main"] = mod["main"].with_attr(name, json.dumps(data))
+    changed["main"] = mod["main"].with_attr(name, to_text(data))
     return changed
 
 
@@ -54,8 +54,8 @@ def has_integers(main: relax.Function) -> bool:
 def describe_integers(main: relax.Function) -> str:
     """The number of integer operators and the operators in float, as text for people."""
     attrs = main.attrs or {}
-    formed, rest = json.loads(str(attrs.get(INTEGERS, "[0, []]")))
-    reasons: dict[str, list[str]] = json.loads(str(attrs.get(FLOATS, "{}")))
+    formed, rest = from_text(tuple[int, list[str]], str(attrs.get(INTEGERS, "[0, []]")))
+    reasons = from_text(dict[str, list[str]], str(attrs.get(FLOATS, "{}")))
     if not has_integers(main) and not reasons:
         return ""
     known = {name for names in reasons.values() for name in names}

@@ -17,8 +17,8 @@ from tvm import relax
 from tvm_stretch.analysis.quantised_values import Definition, Tensor, bias_of, weight_of
 from tvm_stretch.analysis.transposed import Images, transposed_images
 from tvm_stretch.ir.expressions import shape_of
+from tvm_stretch.ir.integers import Integer
 from tvm_stretch.ir.operators import kind_of
-from tvm_stretch.targets.kernels.integers import Integer
 
 LAYERS = ("nn.conv2d", "nn.conv2d_transpose", "matmul")
 

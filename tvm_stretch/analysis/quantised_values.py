@@ -15,8 +15,8 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_stretch.ir.expressions import shape_of
+from tvm_stretch.ir.integers import Rounding
 from tvm_stretch.ir.operators import kind_of
-from tvm_stretch.targets.kernels.integers import Rounding
 
 EIGHT_BITS = ("int8", "uint8")
 

@@ -14,6 +14,7 @@ from tvm import tirx
 from tvm_stretch.codegen.generate import named_kernel
 from tvm_stretch.codegen.object_code import compile_kernels, link
 from tvm_stretch.errors import TargetError
+from tvm_stretch.ir.codec import target_data
 from tvm_stretch.ir.views import ALIGNMENT
 from tvm_stretch.lowering.executor_graph import COPY_KERNEL, CPU, Graph, Node, ProcessorSpec
 from tvm_stretch.lowering.lower import lower
@@ -86,7 +87,7 @@ def assemble(
             for spec, own in zip(lowered.graph.plans, plans, strict=False)
         ),
         package_version=importlib.metadata.version("tvm-stretch"),
-        target=json.loads(str(target)),
+        target=target_data(target),
         plan=_as_data(plan),
         cpu_features=tuple(sorted({f for own in hosts for f in checked_features(own)})),
         spare=spare and bool(devices),

@@ -9,7 +9,6 @@ their arguments, which is half of the code of a small kernel; ours trust the exe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import tvm
@@ -17,6 +16,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.target import Target
 
+from tvm_stretch.ir.codec import target_data
 from tvm_stretch.rewriting import rewrite
 from tvm_stretch.targets.kernels.fused import ONCE
 from tvm_stretch.targets.kernels.machine import CORES
@@ -73,7 +73,7 @@ def _in_order(target: Target) -> Target:
     core = CORES.get(str(target.attrs.get("mcpu", "")))
     if core is None or not core.in_order:
         return target
-    described = json.loads(str(target))
+    described = target_data(target)
     features = [*described.get("mattr", ()), "+slow-paired-128"]
     return Target({**described, "mattr": features})
 
@@ -81,7 +81,7 @@ def _in_order(target: Target) -> Target:
 def _with_level(mod: tvm.IRModule, target: Target) -> Target:
     """Lower the optimisation level for kernels that run once: LLVM's full effort takes longest."""
     if all(ONCE in (kernel.attrs or {}) for kernel in mod.functions.values()):
-        target = Target({"opt-level": 1, **json.loads(str(target))})
+        target = Target({"opt-level": 1, **target_data(target)})
     return target.with_host(target)
 
 

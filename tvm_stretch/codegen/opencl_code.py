@@ -39,6 +39,7 @@ from tvm.ir.expr import TensorLoad
 from tvm.target import Target
 
 from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.ir.codec import from_text, to_text
 from tvm_stretch.rewriting import rewrite
 from tvm_stretch.targets.kernels.gpu.groups import WHOLE_QUADS
 
@@ -109,10 +110,10 @@ def compile_opencl(
     def code_of(function: tirx.PrimFunc) -> bytes:
         name = str(function.attrs["global_symbol"])
         found = _launches(name, function, target, on_cpu)
-        return json.dumps([asdict(launch) for launch in found]).encode()
+        return to_text(list(found)).encode()
 
     codes = generate(kernels, schedule, target, code_of, options=f"on_cpu={on_cpu}")
-    launches = {name: [Launch(**data) for data in json.loads(code)] for name, code in codes.items()}
+    launches = {name: from_text(tuple[Launch, ...], code) for name, code in codes.items()}
     data = {name: [entry.to_data() for entry in found] for name, found in launches.items()}
     texts = [launch.text for listed in launches.values() for launch in listed]
     if on_cpu:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tvm_stretch.errors import CostModelError, InputError
 from tvm_stretch.files import as_path, cache_folder
+from tvm_stretch.ir.codec import target_data
 from tvm_stretch.targets.processor import Processor
 
 
@@ -22,7 +23,7 @@ def fingerprint(processor: Processor) -> dict[str, Any]:
     return driven | {
         "machine": processor.device or _local_machine(),
         "processor": processor.name,
-        "target": json.loads(str(processor.target)),
+        "target": target_data(processor.target),
         "threads": processor.threads,
         "lanes": processor.machine.lanes,
         "package": metadata.version("tvm-stretch"),

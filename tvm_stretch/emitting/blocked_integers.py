@@ -13,6 +13,8 @@ from tvm.ir import GenericConst
 
 from tvm_stretch.emitting.blocked_layouts import Layouts
 from tvm_stretch.ir.expressions import shape_of
+from tvm_stretch.ir.integer_kernels import integer_call
+from tvm_stretch.ir.integers import Integer, integer_of, operands_of
 from tvm_stretch.targets.kernels import blocks
 from tvm_stretch.targets.kernels.choose import ConvShape
 from tvm_stretch.targets.kernels.dots import WORD
@@ -20,14 +22,8 @@ from tvm_stretch.targets.kernels.float_integers import float_average, float_conv
 from tvm_stretch.targets.kernels.integer_blocks import (
     LARGEST_WINDOW,
     by_channel,
-    integer_convolution,
-)
-from tvm_stretch.targets.kernels.integers import (
-    Integer,
     conv_shape,
-    integer_call,
-    integer_of,
-    operands_of,
+    integer_convolution,
 )
 from tvm_stretch.targets.kernels.layer_configs import LONGEST, dense_shape, is_depthwise
 

@@ -30,9 +30,9 @@ from tvm_stretch.ir.convolutions import (
     weights_of,
 )
 from tvm_stretch.ir.expressions import constant, shape_of
+from tvm_stretch.ir.integers import integer_of
 from tvm_stretch.ir.operators import CONVOLUTIONS, OF_TWO, Operator, Operators, operands
 from tvm_stretch.plan.splits import ChannelSplit
-from tvm_stretch.targets.kernels.integers import integer_of
 
 
 def channel_branches(

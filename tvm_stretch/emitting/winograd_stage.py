@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any
 
 from tvm import tirx
 
+from tvm_stretch.ir.codec import from_text
 from tvm_stretch.targets.kernels.choose import ConvShape, winograd_of_tile
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.winograd import WinogradConfig
 
 STAGE = "tvm_stretch.winograd"
-"""Attribute of the plain kernels: JSON of a `WinogradStage`."""
+"""Attribute of the plain kernels: text of a `WinogradStage`."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,7 @@ def stage_of(func: tirx.PrimFunc) -> WinogradStage | None:
     text = (func.attrs or {}).get(STAGE)
     if text is None:
         return None
-    data: dict[str, Any] = json.loads(str(text))
-    shape: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in data["shape"].items()
-    }
-    return WinogradStage(data["name"], ConvShape(**shape), data["tile"])
+    return from_text(WinogradStage, str(text))
 
 
 def stage_config(shape: ConvShape, lanes: int, tile: int) -> WinogradConfig:

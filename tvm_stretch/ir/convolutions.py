@@ -9,8 +9,9 @@ from typing import Any
 from tvm import relax
 
 from tvm_stretch.ir.expressions import constant, shape_of
+from tvm_stretch.ir.integer_kernels import integer_call
+from tvm_stretch.ir.integers import Integer, integer_of
 from tvm_stretch.ir.operators import kind_of, operands
-from tvm_stretch.targets.kernels.integers import Integer, integer_call, integer_of
 
 _ALL = slice(None)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from tvm import relax
 
+from tvm_stretch.ir.codec import from_text
+
 GUARDS = "guards"
-"""The attribute of ``main``: JSON of the number of the caller's results and a list of `Guard`."""
+"""The attribute of ``main``: text of the number of the caller's results and a list of `Guard`."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,5 @@ def read_guards(main: relax.Function) -> tuple[int | None, list[Guard]]:
     text = (main.attrs or {}).get(GUARDS)
     if text is None:
         return None, []
-    data = json.loads(str(text))
-    found = [
-        Guard(**{**g, "low": tuple(g["low"]), "high": tuple(g["high"])}) for g in data["guards"]
-    ]
-    return data["results"], found
-
-
-def guard_data(results: int, guards: Sequence[Guard]) -> str:
-    """The text for `GUARDS`, which `read_guards` reads."""
-    return json.dumps({"results": results, "guards": [asdict(guard) for guard in guards]})
+    results, guards = from_text(tuple[int, tuple[Guard, ...]], str(text))
+    return results, list(guards)

@@ -20,9 +20,9 @@ from tvm.ir import GenericConst, Op
 
 from tvm_stretch.errors import InputError
 from tvm_stretch.ir.expressions import shape_of
-from tvm_stretch.targets.kernels.integers import integer_of, operands_of
-from tvm_stretch.targets.kernels.recurrent import recurrence_of
-from tvm_stretch.targets.kernels.steps import kind_of_steps
+from tvm_stretch.ir.integers import integer_of, operands_of
+from tvm_stretch.ir.recurrences import recurrence_of
+from tvm_stretch.ir.steps import kind_of_steps
 
 Result = TypeVar("Result")
 

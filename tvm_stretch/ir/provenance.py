@@ -11,13 +11,14 @@ kept in tables by names of variables, which are attributes of functions: `SOURCE
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # a phone reads provenance without the compiler
     from tvm import relax
+
+from tvm_stretch.ir.codec import from_text, to_text
 
 SOURCES = "tvm_stretch.sources"
 """Table of operators whose name differs from that of their operator in the frontend."""
@@ -58,22 +59,13 @@ def with_table(
     function: relax.Function, key: str, table: Mapping[str, Provenance]
 ) -> relax.Function:
     """The function with a table in one of its attributes."""
-    return function.with_attr(key, json.dumps({name: to_data(p) for name, p in table.items()}))
+    return function.with_attr(key, to_text({name: to_data(p) for name, p in table.items()}))
 
 
 def table_of(function: relax.Function, key: str) -> dict[str, Provenance]:
     """The table that `with_table` wrote; empty if there is none."""
     text = (function.attrs or {}).get(key)
-    data: dict[str, dict[str, Any]] = {} if text is None else json.loads(str(text))
-    return {
-        name: Provenance(
-            tuple(item.get("operators", ())),
-            tuple(item.get("helpers", ())),
-            item.get("part"),
-            item.get("owner"),
-        )
-        for name, item in data.items()
-    }
+    return {} if text is None else from_text(dict[str, Provenance], str(text))
 
 
 def to_data(provenance: Provenance) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tvm import relax
 
-from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
+from tvm_stretch.ir.integer_kernels import integer_call
+from tvm_stretch.ir.integers import Integer, Rounding
 
 if TYPE_CHECKING:
     from tvm_stretch.measuring.samples import Sample

@@ -20,14 +20,14 @@ from tvm_stretch.analysis.row_windows import window
 from tvm_stretch.build.kernels import GroupKernel
 from tvm_stretch.cost.describe import Anchored, Epilogue, template_features
 from tvm_stretch.cost.features import Features, GenericFeatures
+from tvm_stretch.ir.integers import integer_of
 from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.ir.operators import CONVOLUTIONS, Operator
 from tvm_stretch.targets.kernels.choose import ConvShape
 from tvm_stretch.targets.kernels.conv import ConvConfig
 from tvm_stretch.targets.kernels.dots import OfWords
+from tvm_stretch.targets.kernels.integer_blocks import conv_shape as integer_conv_shape
 from tvm_stretch.targets.kernels.integer_blocks import integer_config
-from tvm_stretch.targets.kernels.integers import conv_shape as integer_conv_shape
-from tvm_stretch.targets.kernels.integers import integer_of
 from tvm_stretch.targets.kernels.layer_configs import (
     Config,
     conv_shape,

@@ -18,11 +18,12 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.integer_kernels import integer_call
+from tvm_stretch.ir.integers import Integer, Rounding
 from tvm_stretch.search import search
 from tvm_stretch.search.contest import Outcome
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.realise import Candidate
-from tvm_stretch.targets.kernels.integers import Integer, Rounding, integer_call
 
 _LAYERS, _CHANNELS, _SIDE = 8, 64, 28
 _FEW_LAYERS, _SMALL_SIDE = 2, 14

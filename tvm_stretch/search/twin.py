@@ -19,9 +19,9 @@ from tvm_stretch.build.kernels import kernels_alone
 from tvm_stretch.cost.profile import ProcessorProfile, Profile, ProfileModel
 from tvm_stretch.cost.work import Work, work_of_kernel
 from tvm_stretch.errors import InputError, TargetError
+from tvm_stretch.ir.integers import integer_of
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.search.costs import Costs, not_asked_for
-from tvm_stretch.targets.kernels.integers import integer_of
 from tvm_stretch.targets.processor import Build, Check, OpRule, Processor
 from tvm_stretch.targets.processors import make_processors
 from tvm_stretch.targets.registry import kind_of

@@ -15,12 +15,8 @@ from tvm import relax
 
 from tvm_stretch.frontend.onnx_node import Node, Value, as_expr, converter, static_shape
 from tvm_stretch.frontend.onnx_ops.movement import reshape
-from tvm_stretch.targets.kernels.recurrent import (
-    FUNCTIONS,
-    UNITS,
-    Recurrence,
-    recurrent_call,
-)
+from tvm_stretch.ir.recurrences import UNITS, Recurrence
+from tvm_stretch.targets.kernels.recurrent import FUNCTIONS, recurrent_call
 
 _DEFAULTS = {"lstm": ["sigmoid", "tanh", "tanh"], "gru": ["sigmoid", "tanh"], "rnn": ["tanh"]}
 _BACKWARDS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
