@@ -25,7 +25,7 @@ class CallRewriter(relax.PyExprMutator):
 
     def rewrite(self, call: relax.Call) -> relax.Expr | None:
         """The replacement of a call whose operands are rewritten; None if the call stays."""
-        raise NotImplementedError
+        return None
 
     def definition(self, x: relax.Expr) -> Any:
         """The expression that ``x`` is bound to."""
