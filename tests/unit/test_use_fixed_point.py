@@ -178,7 +178,8 @@ def test_factors_beyond_int32_are_refused() -> None:
 
 
 def test_kernels_of_integer_operators_are_written_again() -> None:
-    integer = Integer("add", ROUNDING, factors=FACTORS["sum"])
+    of_a, of_b, offset = FACTORS["sum"]
+    integer = Integer("add", ROUNDING, factors=(of_b, of_a, offset))
     given, _ = integer_kernel(integer, (((COUNT,), "uint8"),) * 2)
     assert 'Cast("float32"' in given.script()
     func = UseFixedPoint()(tvm.IRModule({"main": given}))["main"]
@@ -188,8 +189,8 @@ def test_kernels_of_integer_operators_are_written_again() -> None:
     run_it = tvm.compile(tvm.IRModule({"main": named}), "llvm")["main"]
     a, b = np.random.default_rng(0).integers(0, 256, (2, COUNT)).astype("uint8")
     out = tvm.runtime.tensor(np.zeros(COUNT, "uint8"))
-    run_it(*map(tvm.runtime.tensor, (a, b)), out)
-    np.testing.assert_array_equal(out.numpy(), in_float32(b, a))
+    run_it(*map(tvm.runtime.tensor, (b, a)), out)
+    np.testing.assert_array_equal(out.numpy(), in_float32(a, b))
 
 
 def test_other_kernels_stay() -> None:
