@@ -14,6 +14,8 @@ from benchmarks.scheduling_profiles import PROFILES, synthetic_problem
 from tutorials import zoo
 from tvm_stretch.ir.operator_graph import OperatorGraph
 
+pytestmark = pytest.mark.full  # a test of benchmarks
+
 PUBLISHED = Path(__file__).resolve().parents[2] / "benchmarks" / "schedulers.md"
 
 

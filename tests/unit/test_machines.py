@@ -66,10 +66,12 @@ def test_caches_of_this_machine_are_read(tmp_path: Path) -> None:
 
 def test_short_tiles_wait_for_sums_and_tall_ones_for_loads() -> None:
     haswell, a76 = machine_of(X86, "haswell"), machine_of(ARM, "cortex-a76")
-    assert step_cycles(2, 2, 0, haswell) == pytest.approx(haswell.latency + 0.18)
-    assert step_cycles(6, 2, 0, haswell) == pytest.approx(6 + 0.38)
+    each = [step_cycles(pixels, 2, 0, haswell) for pixels in (1, 2, 6, 12)]
+    # each sum waits for the previous addition, so more sums take no longer until that is hidden
+    assert haswell.latency <= each[0] < 1.1 * haswell.latency and each[1] < 1.1 * each[0]
+    assert each[2] / 6 < 0.7 * each[1] / 2 and each[3] > 1.8 * each[2]
     # a vector for every pixel and channel, or for four channels of a pixel
-    assert step_cycles(12, 1, 0, haswell) > 8 > step_cycles(12, 1, 0, a76)
+    assert step_cycles(12, 1, 0, haswell) > 1.3 * step_cycles(12, 1, 0, a76)
 
 
 def test_a_core_that_runs_in_order_prefers_tiles_with_few_loads() -> None:

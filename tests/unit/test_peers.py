@@ -16,6 +16,8 @@ from benchmarks.peers import Row, compare_engines
 from benchmarks.share_of_peak import Share
 from benchmarks.worker import Worker
 
+pytestmark = pytest.mark.full  # a test of benchmarks
+
 # An engine that takes a "model" of one number to add; it must come from its own environment.
 LITERT = """
 class Interpreter:

@@ -1,4 +1,4 @@
-"""NN-Stretch's rules: what each of them says, and what each of them keeps a search from."""
+"""NN-Stretch's rules: what they keep a search from."""
 
 from __future__ import annotations
 
@@ -15,25 +15,8 @@ from tvm_stretch.search.chain import ChainSearch
 from tvm_stretch.search.clock import Clock, Step, Written
 from tvm_stretch.search.options import Options
 from tvm_stretch.search.pieces import Network
-from tvm_stretch.search.pruning import ALPHAS, amortised, apportion, straggles
+from tvm_stretch.search.pruning import ALPHAS, apportion
 from tvm_stretch.search.splitting import Splitting
-
-
-@pytest.mark.parametrize(
-    "communication, computation, alpha, worth",
-    [(10, 100, 0.1, True), (11, 100, 0.1, False), (50, 100, 0.5, True), (0, 0, 0.1, True)],
-)
-def test_equation_4(communication: int, computation: int, alpha: float, worth: bool) -> None:
-    assert amortised(communication, computation, alpha) is worth
-
-
-def test_the_papers_alpha_is_tried() -> None:
-    assert 0.1 in ALPHAS
-
-
-def test_equation_5() -> None:
-    assert not straggles(100, 100) and straggles(101, 100)
-    assert not straggles(110, 100, beta=1.1) and straggles(111, 100, beta=1.1)
 
 
 @given(st.integers(8, 500), st.dictionaries(st.integers(0, 5), st.floats(0.5, 2.0), min_size=2))
