@@ -1,4 +1,4 @@
-"""What a network may ask for: one that asks for more is refused before it costs time or memory.
+"""Limits of networks: one that exceeds them is refused before it costs time or memory.
 
 y = Tile(x, [10_000_000_000])   ->   UnsupportedError: expected at most 1073741824 elements ..
 """
@@ -16,19 +16,19 @@ from tvm_stretch.ir.source_names import source_of
 from tvm_stretch.passes.fold_constants import constant_bindings
 
 MOST_ELEMENTS = 1 << 30
-"""Of a tensor: kernels count in 32 bits, and a blocked layout may need nearly twice as many."""
+"""The largest tensor: kernels count in 32 bits, and a blocked layout may need twice as many."""
 
 MOST_TABLE_ELEMENTS = 1 << 24
-"""Of a table that the frontend makes for a single operator: indices, weights, masks."""
+"""The largest table that the frontend makes for one operator: indices, weights, masks."""
 
 MOST_CONSTANT_ELEMENTS = 1 << 26
-"""Of all constants together that the network computes of few others; see `Constants`."""
+"""The sum over constants that the network computes from smaller ones; see `Constants`."""
 
 MOST_OPERATORS = 10_000
-"""After functions are inlined and loops unrolled; NASNet-Large has about 1,500."""
+"""Operators after functions are inlined and loops unrolled; NASNet-Large has about 1,500."""
 
 MOST_ITERATIONS = 1024
-"""Of a loop; more would make a network that takes minutes to compile."""
+"""Iterations of a loop; with more, the unrolled network takes minutes to compile."""
 
 
 def too_large(what: str, shape: Sequence[int], most: int) -> UnsupportedError | None:

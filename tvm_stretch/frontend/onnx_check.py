@@ -114,7 +114,7 @@ def dtype_name(value: Value) -> str:
 
 
 def type_of(value: Value | None) -> onnx.TypeProto:
-    """The ONNX type of a tensor; an empty one for what is left out."""
+    """The ONNX type of a tensor; an empty one if the input is left out."""
     if value is None:
         return onnx.TypeProto()
     if isinstance(value, np.ndarray) and value.dtype.kind in "OSU":

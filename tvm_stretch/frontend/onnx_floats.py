@@ -23,7 +23,7 @@ _PLAIN = (*EIGHT_BITS, "int32")  # of biases
 
 @dataclass
 class Floats:
-    """Follows what is dequantised from there to the operators that read it.
+    """Follows dequantised tensors to the operators that read them.
 
     Attributes:
         by_reason: names of operators.
@@ -75,7 +75,7 @@ class Floats:
 _WEIGHTS = "weights"
 _ALONE = "beside values in float"
 _MOVES = ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
-"""Of quantised values these make quantised ones."""
+"""Operators that turn quantised values into quantised values."""
 
 
 def _why(node: Node) -> str:

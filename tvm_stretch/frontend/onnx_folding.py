@@ -61,7 +61,7 @@ def fold_batch_norms(model: onnx.ModelProto) -> onnx.ModelProto:
 def _convolutions(
     name: str, makers: Mapping[str, onnx.NodeProto], reads: Mapping[str, int]
 ) -> list[onnx.NodeProto]:
-    """Those whose channels, one behind the other, are all that a value is, and nothing else's."""
+    """The convolutions whose concatenated channels are the value, if only this value reads them."""
     node = makers.get(name)
     if node is None or reads[name] > 1:
         return []

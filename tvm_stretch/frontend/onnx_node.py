@@ -50,7 +50,7 @@ class Node:
     """One ONNX node while it is translated.
 
     Attributes:
-        inputs: Arrays for constants, expressions for computed tensors, None for what is left out.
+        inputs: Arrays for constants, expressions for computed tensors, None for omitted inputs.
         attrs: Attributes as `onnx.helper.get_attribute_value` gives them.
         outputs: Names of the outputs, empty where one is not wanted.
     """

@@ -53,7 +53,7 @@ def evaluate(proto: onnx.NodeProto, node: Node, expected: Results) -> tuple[np.n
     if not all(isinstance(value, np.ndarray) for value in given):
         return None
     if node.op in ("Div", "Mod") and given[1].dtype.kind in "iu" and not given[1].all():
-        return None  # NumPy's answer is 0; whoever compiles it refuses it
+        return None  # NumPy's answer is 0; `guard_operators` refuses it
     size = sum(value.size for value in given)
     if size > SMALL and node.op not in _CHEAP:
         return None

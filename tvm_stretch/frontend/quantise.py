@@ -43,7 +43,7 @@ def quantize(
 
     Args:
         source: an ONNX file, its bytes or an ``onnx.ModelProto``, in float32. It is not changed.
-        images: what is typical of the inputs, a hundred are plenty: an array of many images (the
+        images: typical inputs, of which a hundred are plenty: an array of many images (the
             first dimension counts them; as many at a time as the network takes, fewer at the end
             are left out), or inputs one after the other, as arrays or, where the network has
             several, dictionaries by name.
@@ -150,7 +150,7 @@ def _plain_biases(path: Path) -> None:
         if bias.shape[:-1] in ((), (1,)):
             numbers = np.broadcast_to(numbers.reshape(-1), count)
             node.input[2] = name
-        else:  # of images, not of channels: added behind
+        else:  # one number an image, not a channel: added afterwards
             product, result = f"{node.output[0]}.product", node.output[0]
             node.output[0] = product
             del node.input[2]

@@ -1,8 +1,8 @@
 """Sorting and running sums of Relax networks, out of operators that every target has.
 
-topk(x, 2)[1], argsort(x), sort(x)   ->   what `onnx_ops.ordering` makes of TopK
-argmax(x, 1), argmin(x, 1)           ->   what it makes of ArgMax and ArgMin
-cumsum(x, 1), cumprod(x, 1)          ->   what it makes of CumSum and CumProd
+topk(x, 2)[1], argsort(x), sort(x)   ->   the operators that `onnx_ops.ordering` emits for TopK
+argmax(x, 1), argmin(x, 1)           ->   those for ArgMax and ArgMin
+cumsum(x, 1), cumprod(x, 1)          ->   those for CumSum and CumProd
 median(x: int8)                      ->   median(astype(x, int32)), which TVM's runtime can sort
 """
 
@@ -65,7 +65,7 @@ class _Expander(CallRewriter):
         """The ``k`` first values and their indices."""
         x = call.args[0]
         is_bool = str(x.ty.dtype) == "bool"
-        if is_bool:  # of which none is less than another in TVM
+        if is_bool:  # TVM does not compare booleans
             x = self.builder_.emit(relax.op.astype(x, "uint8"))
         attrs = {"axis": int(call.attrs.axis), "largest": int(largest)}
         inputs, outputs = [x, np.asarray([k])], ["values", "indices"]
@@ -76,7 +76,7 @@ class _Expander(CallRewriter):
         return self.builder_.emit(relax.op.astype(values, "bool")) if is_bool else values, indices
 
     def place(self, call: relax.Call) -> relax.Expr:
-        """Of the largest or least along an axis, or of all numbers if none is given."""
+        """The place of the largest or least number along an axis, or of all without an axis."""
         x, axis, keepdims = call.args[0], call.attrs.axis, bool(call.attrs.keepdims)
         if axis is None:
             x, keepdims = self.builder_.emit(relax.op.flatten(x)), False
@@ -95,7 +95,7 @@ class _Expander(CallRewriter):
         return found
 
     def median(self, call: relax.Call) -> relax.Expr | None:
-        """Of numbers that TVM's runtime can sort."""
+        """The same median, of a type that TVM's runtime can sort."""
         dtype = str(call.args[0].ty.dtype)
         if dtype not in _NARROW:
             return None

@@ -6,7 +6,7 @@ x // 2, div(x, y, rounding_mode) both operands in the result's type
 (x > 0).cumsum(1)                sums of booleans are integers
 x.unfold(2, 3, 1)                windows of 3: their elements are taken by constant indices
 fold(x, (8, 8), 3)               each pixel is the sum of elements taken by constant indices
-lstm(x, (h, c), weights, ..)     one layer behind the other: `torch_recurrent.py`
+lstm(x, (h, c), weights, ..)     one layer after the other: `torch_recurrent.py`
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _addmm(node: Any, importer: Any) -> relax.Expr:
 
 
 def _dtype(node: Any) -> str:
-    """Of a node's result."""
+    """The type of a node's result."""
     return str(node.meta["val"].dtype).removeprefix("torch.")
 
 

@@ -108,7 +108,7 @@ class _Quantising:
 
     @property
     def dtype(self) -> str:
-        """Of the integers."""
+        """The type of the integers."""
         return str(self.arguments["dtype"]).removeprefix("torch.")
 
     @property

@@ -28,7 +28,7 @@ _IMAGE_LOAD, _FACTOR_LOAD = 5.1, 2.0
 """Cycles of a unit in which a wave loads a quad from local memory, or one that its items share."""
 _FETCH = 33.0  # of a wave, to find a place in memory and bring a quad to local memory
 _SINGLE_FETCHES = 4  # of numbers of a plain image, for a quad
-_LATENCY = 750.0  # from asking memory to the barrier behind
+_LATENCY = 750.0  # from asking memory to the barrier that follows
 _PRODUCT, _LOCAL = 24.0, 10.0  # of a wave alone: for a quad of sums, and for a load of a quad
 _BEGIN = 1500.0  # of a launch, until the first slab is there and after the last
 _EXCHANGE = 46.0  # of sums of slices, for each quad and slice

@@ -139,7 +139,7 @@ def _transposed_padding(
 ) -> tuple[list[int], list[int]]:
     """Padding of a transposed convolution, and the rows to add at the end of each axis.
 
-    Output padding first takes back padding at the end; what is left adds rows of zeros.
+    Output padding first takes back padding at the end; the rest of it adds rows of zeros.
     ``auto_pad`` cuts down to ``size * stride`` rows and, as in ONNX Runtime, adds none where there
     are fewer.
     """

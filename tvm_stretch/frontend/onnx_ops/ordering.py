@@ -62,7 +62,7 @@ def _top_k(node: Node) -> tuple[relax.Expr, ...]:
     places = node.emit(top_k_call(node.bb, matrix, k, largest=largest))
     places = node.emit(reshape(places, [*(shape[i] for i in last[:-1]), k]))
     indices = node.emit(relax.op.permute_dims(places, [last.index(i) for i in range(len(shape))]))
-    indices = node.emit(relax.op.clip(indices, 0, extent - 1))  # nobody has to check them again
+    indices = node.emit(relax.op.clip(indices, 0, extent - 1))  # so no later pass guards them
     return node.emit(relax.op.gather_elements(node[0], indices, axis)), indices
 
 

@@ -38,7 +38,7 @@ def _pool(node: Node, kind: str, x: relax.Expr, *, include_pad: bool) -> relax.E
 
 
 def _covering(size: int, window: int, stride: int, dilation: int, before: int, after: int) -> int:
-    """Padding behind an axis that no window of ``ceil_mode`` reaches beyond: a mean counts it."""
+    """The padding after an axis that covers all windows of ``ceil_mode``: a mean counts it."""
     span = (window - 1) * dilation + 1
     last = -(-(size + before + after - span) // stride) * stride
     if last >= size + before:  # it would see nothing else
