@@ -27,7 +27,7 @@ from typing import Any
 
 from tutorials import zoo
 from tutorials.zoo.builder import Builder
-from tvm_stretch.cost.features import Features, RunFeatures, from_json, to_json
+from tvm_stretch.cost.features import RunFeatures, from_json, to_json
 from tvm_stretch.cost.model import MeasuredModel
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.measuring.bench import Bench, NetworkTiming
@@ -35,6 +35,7 @@ from tvm_stretch.measuring.campaign import learn, open_dataset
 from tvm_stretch.measuring.dataset import Dataset, Row, at_pace, usual_pace
 from tvm_stretch.measuring.measure import measure
 from tvm_stretch.measuring.workshop import Workshop
+from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import make_processors
 
@@ -157,7 +158,7 @@ def _read(path: Path) -> list[Network]:
     items = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     found: dict[str, Network] = {}
     for i in items:
-        kernels = [from_json(k) for k in i["kernels"]]
+        kernels = [found for k in i["kernels"] if (found := from_json(k)) is not None]
         network = Network(i["name"], kernels, i["nanoseconds"], i["quiet"], i["reference_ns"])
         known = found.setdefault(network.name, network)
         if (not network.quiet, network.nanoseconds) < (not known.quiet, known.nanoseconds):

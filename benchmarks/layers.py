@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -17,16 +16,17 @@ from tvm.target import Target
 
 from tutorials import zoo
 from tvm_stretch.codegen.llvm_code import llvm_module
-from tvm_stretch.targets.kernels.blocks import annotation
-from tvm_stretch.targets.kernels.choose import ConvShape
-from tvm_stretch.targets.kernels.conv import ConvConfig, conv_compute
-from tvm_stretch.targets.kernels.layer_configs import Config, convolution_config, dense_shape
+from tvm_stretch.targets.kernels.conv import ConvConfig
+from tvm_stretch.targets.kernels.layers import ConvShape, dense_shape
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.templates import schedule_kernel
-from tvm_stretch.targets.kernels.window import WindowConfig, window_compute
-from tvm_stretch.targets.kernels.winograd import WinogradConfig, winograd_compute
+from tvm_stretch.targets.kernels.schedule import schedule_kernel
+from tvm_stretch.targets.kernels.template import choose
+from tvm_stretch.targets.kernels.window import WindowConfig
+from tvm_stretch.targets.kernels.winograd import WinogradConfig
 
 SIX = ("resnet18", "resnet34", "resnet50", "regnetx_1_6gf", "regnetx_4gf", "efficientnet_lite4")
+
+Config = ConvConfig | WinogradConfig | WindowConfig
 
 
 @cache
@@ -68,21 +68,12 @@ def _dense(data: tuple[int, ...], weight: tuple[int, ...]) -> ConvShape:
     return dense_shape(data, outputs)
 
 
-def multiply_adds(shape: ConvShape) -> int:
-    """The multiply-adds of the direct sum."""
-    pads = (shape.padding[0] + shape.padding[2], shape.padding[1] + shape.padding[3])
-    spans = ((k - 1) * d + 1 for k, d in zip(shape.kernel, shape.dilation, strict=True))
-    axes = zip(shape.in_size, pads, spans, shape.stride, strict=True)
-    pixels = math.prod((size + pad - span) // step + 1 for size, pad, span, step in axes)
-    per_pixel = shape.out_channels * shape.in_channels // shape.groups * math.prod(shape.kernel)
-    return shape.batch * pixels * per_pixel
-
-
 def config_of(shape: ConvShape, machine: VectorMachine) -> Config:
     """The configuration that is chosen for a layer; the first layer reads a plain image."""
     plain = shape.in_channels < machine.lanes and shape.groups == 1
     sums = "float16" if machine.half else "float32"
-    return convolution_config(shape, machine.summing(sums), 1 if plain else machine.lanes)
+    config: Config = choose(shape, machine.summing(sums), 1 if plain else machine.lanes)
+    return config
 
 
 def form(config: Config) -> tuple[Any, ...]:
@@ -98,7 +89,7 @@ def form(config: Config) -> tuple[Any, ...]:
 def forms(shapes: Iterable[ConvShape], machine: VectorMachine) -> dict[tuple[Any, ...], Config]:
     """One configuration of each form that the layers need, that of the most multiply-adds."""
     found = {}
-    for shape in sorted(shapes, key=multiply_adds):
+    for shape in sorted(shapes, key=lambda shape: shape.multiply_adds):
         config = config_of(shape, machine)
         found[form(config)] = config
     return found
@@ -107,22 +98,20 @@ def forms(shapes: Iterable[ConvShape], machine: VectorMachine) -> dict[tuple[Any
 def kernel(config: Config, machine: VectorMachine) -> tirx.PrimFunc:
     """The scheduled kernel of a configuration, with nothing fused to it."""
     lanes, dtype = config.lanes, "float16" if machine.half else "float32"
+    weight_shape: tuple[int, ...]
     if isinstance(config, ConvConfig):
         block = (lanes,) if config.data_block > 1 else ()
         image = (config.batch, config.in_blocks, *config.in_size, *block)
-        data = te.placeholder(image, dtype, name="x")
-        weight = te.placeholder(config.weight_shape, dtype, name="w")
-        out = conv_compute(config, data, weight, annotation("conv", config))
+        weight_shape = config.weight_shape
     elif isinstance(config, WinogradConfig):
-        blocks = config.parts * config.in_blocks
-        data = te.placeholder((config.batch, blocks, *config.in_size, lanes), name="x")
-        weight = te.placeholder(config.weight_shape, name="w")
-        out = winograd_compute(config, data, weight, annotation("winograd", config))
+        image = (config.batch, config.parts * config.in_blocks, *config.in_size, lanes)
+        weight_shape = config.weight_shape
     else:
         image = (config.batch, config.blocks, *config.in_size, lanes)
-        data = te.placeholder(image, dtype, name="x")
-        weight = te.placeholder((config.blocks, *config.kernel, lanes), dtype, name="w")
-        out = window_compute(config, data, weight, annotation("window", config))
+        weight_shape = (config.blocks, *config.kernel, lanes)
+    data = te.placeholder(image, dtype, name="x")
+    weight = te.placeholder(weight_shape, dtype, name="w")
+    out = config.meaning(data, weight)
     scheduled = schedule_kernel(te.create_prim_func([data, weight, out], "int64"), machine)
     return scheduled.with_attr("global_symbol", "kernel")
 

@@ -19,8 +19,9 @@ from typing import Any, TypeAlias
 from tutorials.zoo import regnet
 from tvm_stretch.cost.calibrate import processor_of
 from tvm_stretch.cost.profile import Profile
-from tvm_stretch.cost.work import OTHER, Work, work_of_convolution
+from tvm_stretch.cost.work import work_of_convolution
 from tvm_stretch.search.clock import Clock, Step, Written
+from tvm_stretch.targets.kernels.features import Work
 
 Design: TypeAlias = Mapping[str, Any]
 
@@ -132,7 +133,7 @@ class _Layers:
     def pool(self, size: int) -> None:
         before = self.channels * self.size**2
         self.size = size
-        self.works.append(Work(OTHER, 0.0, before + self.channels * size**2))
+        self.works.append(Work("other", 0.0, before + self.channels * size**2))
 
     def block(self, kind: str, width: int, stride: int, multiple: float, rest: Design) -> None:
         """One block of a stage; `rest` has its kernel size and group width."""
@@ -236,7 +237,7 @@ def predict_ms(design: Design, profile: Profile) -> float:
         before = branches
         if len(parts) > 1:
             values = sum(part.values for part in parts)
-            join = Part("cpu", (Work(OTHER, 0.0, 2 * values),), values)
+            join = Part("cpu", (Work("other", 0.0, 2 * values),), values)
             before = f"{branches} joined"
             clock.run([step(before, join, [(branches, None)], 0)])
     clock.run([step("head", counted.head, [(before, None)], 0)])

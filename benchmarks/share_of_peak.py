@@ -25,7 +25,7 @@ from tvm.target import Target
 
 import tvm_stretch as ts
 from benchmarks.engines import own_cpu
-from benchmarks.layers import SIX, layers, multiply_adds
+from benchmarks.layers import SIX, layers
 from benchmarks.peak import Peak
 from tutorials import zoo
 from tvm_stretch.targets.cpu import complete_target, vector_machine
@@ -68,7 +68,7 @@ def measure(name: str, mcpu: str, peak: Peak, rounds: int) -> Share:
     error = np.abs(model(**feed) - expected).max() / np.abs(expected).max()
     if error > 1e-3:
         raise RuntimeError(f"{name}: wrong answer, relative error {error:.1e}")
-    work = sum(multiply_adds(shape) * count for shape, count in layers(name).items())
+    work = sum(shape.multiply_adds * count for shape, count in layers(name).items())
     share = Share(name, work)
     for _ in range(rounds):
         before = peak.measure()

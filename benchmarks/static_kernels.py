@@ -22,18 +22,14 @@ from typing import Any
 from tvm.target import Target
 
 from benchmarks.hot_loops import cycles, hot_loops
-from benchmarks.layers import SIX, build, config_of, form, forms, layers, multiply_adds
+from benchmarks.layers import SIX, build, config_of, form, forms, layers
 from tvm_stretch.build.precision import processors_in
 from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.kernels.choose import (
-    ConvShape,
-    conv_candidates,
-    conv_cycles,
-    register_tiles,
-    streamed_cycles,
-)
 from tvm_stretch.targets.kernels.conv import ConvConfig
+from tvm_stretch.targets.kernels.cycles import register_tiles, streamed_cycles
+from tvm_stretch.targets.kernels.layers import ConvShape, taken
 from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.template import configurations
 from tvm_stretch.targets.kernels.window import WindowConfig
 
 # LLVM has the A57's model for the A76, whose pipelines are the N1's; its models of Ice Lake and
@@ -93,7 +89,7 @@ def row(core: str, tool: str) -> list[str]:
     cells = []
     for name in SIX:
         mine = [
-            (loops[form(config_of(shape, machine))], multiply_adds(shape) * count)
+            (loops[form(config_of(shape, machine))], shape.multiply_adds * count)
             for shape, count in layers(name).items()
         ]
         work = sum(part for _, part in mine)
@@ -111,8 +107,9 @@ def tile_cycles(core: str, tool: str) -> dict[tuple[int, int], float]:
         pixels, blocks = tile
         outputs = blocks * machine.lanes
         shape = ConvShape(1, channels, (1, pixels), outputs, (1, 1))
-        config = ConvConfig(
-            **vars(shape),
+        config = taken(
+            ConvConfig,
+            shape,
             lanes=machine.lanes,
             data_block=machine.lanes,
             oc_blocks=blocks,
@@ -143,11 +140,11 @@ def print_tiles(core: str, tool: str) -> None:
         chosen = config_of(shape, machine)
         if isinstance(chosen, WindowConfig):
             continue
-        inner = replace(shape, in_size=chosen.in_size, stride=getattr(chosen, "stride", (1, 1)))
+        inner = replace(shape, in_size=chosen.in_size, stride=chosen.stride)
         block = getattr(chosen, "data_block", machine.lanes)
-        every = conv_candidates(inner, machine, block, 10_000)
-        best = min(every, key=lambda config: conv_cycles(config, machine, step))
-        times = [conv_cycles(config, machine, step) for config in (chosen, best)]
+        every = configurations(inner, machine, block, 10_000)
+        best = min(every, key=lambda config: config.cycles(machine, step))
+        times = [config.cycles(machine, step) for config in (chosen, best)]
         ratios.append(times[0] / times[1])
         if ratios[-1] > 1.05:
             print(f"  {ratios[-1]:.2f} {form(chosen)} best {form(best)} {shape}", file=sys.stderr)

@@ -26,15 +26,14 @@ import tvm
 from tvm import te
 from tvm.target import Target
 
-from benchmarks.layers import SIX, build, config_of, form, layers, multiply_adds
+from benchmarks.layers import SIX, Config, build, config_of, form, layers
 from tvm_stretch.targets.cpu import complete_target, vector_machine
-from tvm_stretch.targets.kernels.choose import ConvShape, conv_candidates, conv_cycles
-from tvm_stretch.targets.kernels.conv import pack_weight
-from tvm_stretch.targets.kernels.layer_configs import Config
+from tvm_stretch.targets.kernels.layers import ConvShape, taken
 from tvm_stretch.targets.kernels.loops import balanced
 from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.template import configurations
 from tvm_stretch.targets.kernels.window import WindowConfig
-from tvm_stretch.targets.kernels.winograd import WinogradConfig, transform_weight
+from tvm_stretch.targets.kernels.winograd import WinogradConfig, WinogradWeight
 
 ROUNDS = 9
 POOL_BYTES = 128 << 20  # weights of all passes together; more than a core's share of the last cache
@@ -61,10 +60,10 @@ def different(shape: ConvShape, machine: VectorMachine, within: float) -> list[C
     chosen = config_of(shape, machine)
     if isinstance(chosen, WindowConfig):
         return [chosen]
-    inner = ConvShape(**{key: getattr(chosen, key, value) for key, value in vars(shape).items()})
+    inner = taken(ConvShape, chosen)
     found: dict[Any, Config] = {}
     block = getattr(chosen, "data_block", machine.lanes)
-    for config in (chosen, *conv_candidates(inner, machine, block, 10_000)):
+    for config in (chosen, *configurations(inner, machine, block, 10_000)):
         height, width = config.out_size
         if isinstance(config, WinogradConfig):
             width = config.tiles[0] * config.tiles[1]
@@ -72,7 +71,7 @@ def different(shape: ConvShape, machine: VectorMachine, within: float) -> list[C
             width *= height
         cut = tuple(sorted(set(balanced(width, config.pixels))))
         key = (form(config)[:2], config.oc_blocks, cut)
-        if conv_cycles(config, machine) <= within * conv_cycles(chosen, machine):
+        if config.cycles(machine) <= within * chosen.cycles(machine):
             found.setdefault(key, config)
     return list(found.values())
 
@@ -122,16 +121,11 @@ def tried(
     """The compiled kernel with operands, run once."""
     function = build(config, machine, json.loads(str(target)))["kernel"]
     packed = _packed(config, w)
-    out = tvm.runtime.empty(_out_shape(config), "float32")
+    out = tvm.runtime.empty(config.out_shape, "float32")
     weights = pool.weights(config.weight_shape)
     function(image, tvm.runtime.tensor(packed), out)
     answer = out.numpy().copy()
     return Tried(config, lambda: function(image, weights(), out), answer)
-
-
-def _out_shape(config: Config) -> tuple[int, ...]:
-    blocks = -(-config.out_channels // config.lanes)
-    return (config.batch, blocks, *config.out_size, config.lanes)
 
 
 def _image(config: Config, x: np.ndarray) -> np.ndarray:
@@ -146,10 +140,11 @@ def _image(config: Config, x: np.ndarray) -> np.ndarray:
 def _packed(config: Config, weight: np.ndarray) -> np.ndarray:
     """The weights as the template wants them, packed by the compiler's own expression."""
     source = te.placeholder(weight.shape, name="weight")
+    assert not isinstance(config, WindowConfig)
     if isinstance(config, WinogradConfig):
-        packed = transform_weight(config, source, {})
+        packed = taken(WinogradWeight, config).meaning(source)
     else:
-        packed = pack_weight(config, source)
+        packed = config.pack(source)
     function = tvm.tirx.build(te.create_prim_func([source, packed]), target="llvm")
     out = tvm.runtime.empty(config.weight_shape, "float32")
     function(tvm.runtime.tensor(weight), out)
@@ -207,7 +202,7 @@ def main() -> None:
     for network in args.networks:
         counts += layers(network)
     shapes = [s for s in counts if not isinstance(config_of(s, machine), WindowConfig)]
-    shapes.sort(key=lambda shape: -counts[shape] * multiply_adds(shape))
+    shapes.sort(key=lambda shape: -counts[shape] * shape.multiply_adds)
     end = time.monotonic() + args.seconds
     ratios, rows, pool = [], [], Pool()
     for shape in shapes[args.skip :: args.every]:

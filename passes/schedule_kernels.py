@@ -10,7 +10,7 @@ import tvm
 from tvm import tirx
 
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.templates import schedule_kernel
+from tvm_stretch.targets.kernels.schedule import schedule_kernel
 
 
 @tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")

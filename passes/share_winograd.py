@@ -24,15 +24,17 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.ir import Expr, GenericConst, Op
 
-from tvm_stretch.emitting.winograd_stage import STAGE, WinogradStage, stage_config
+from tvm_stretch.emitting.winograd_stage import STAGE, WinogradStage
 from tvm_stretch.ir.codec import to_text
 from tvm_stretch.ir.expressions import count_uses, shape_of
 from tvm_stretch.ir.provenance import PARTS, Provenance, free_name, table_of, with_table
-from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
-from tvm_stretch.targets.kernels.layer_configs import conv_shape
+from tvm_stretch.targets.kernels.layers import ConvShape, conv_shape, taken
 from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.template import choose
 from tvm_stretch.targets.kernels.winograd import (
     WinogradConfig,
+)
+from tvm_stretch.targets.kernels.winograd_sums import (
     multiply_planes,
     transform_input,
     transform_weight,
@@ -140,7 +142,7 @@ class _Rewriter:
     ) -> relax.Var:
         channels = shape_of(data)[1]
         shape = replace(stage.shape, in_channels=channels, out_channels=channels)
-        config = stage_config(shape, 1, stage.tile)
+        config = taken(WinogradConfig, shape, lanes=1, tile=stage.tile)
         rows, columns = config.tiles
         planes = (config.batch, channels, config.alpha**2, rows * columns)
         own = replace(stage, shape=shape)
@@ -178,7 +180,7 @@ def _shared_stages(
     for group in groups.values():
         if len(group) < 2:
             continue
-        chosen = [choose_conv(shape, m, m.lanes) for _, shape in group for m in machines]
+        chosen = [choose(shape, m) for _, shape in group for m in machines]
         tiles = {config.tile if isinstance(config, WinogradConfig) else 0 for config in chosen}
         if 0 not in tiles:
             for var, shape in group:
@@ -213,7 +215,8 @@ def _is_channel_concat(expr: relax.Expr) -> bool:
 
 @lru_cache(maxsize=512)
 def _plain_kernel(stage: WinogradStage) -> tirx.PrimFunc:
-    config, shape = stage_config(stage.shape, 1, stage.tile), stage.shape
+    shape = stage.shape
+    config = taken(WinogradConfig, shape, lanes=1, tile=stage.tile)
     if stage.name == "input":
         data = te.placeholder((shape.batch, shape.in_channels, *shape.in_size), name="data")
         return te.create_prim_func([data, _image(transform_input(config, _blocks(data), {}))])

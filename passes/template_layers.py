@@ -30,7 +30,7 @@ from tvm_stretch.ir.expressions import (
 )
 from tvm_stretch.ir.operators import UNARY
 from tvm_stretch.ir.source_names import same_source
-from tvm_stretch.targets.kernels.layer_configs import LONGEST
+from tvm_stretch.targets.kernels.layers import LONGEST
 
 _UNARY = {f"relax.{name}" for name in UNARY - {"astype"}}
 _BINARY = {"relax.add", "relax.multiply"}

@@ -7,10 +7,10 @@ import math
 import numpy as np
 
 from tvm_stretch.cost.analytic import AnalyticModel
-from tvm_stretch.cost.describe import Epilogue, template_features
-from tvm_stretch.cost.features import Features
-from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
+from tvm_stretch.targets.kernels.features import EpilogueWork, Features
+from tvm_stretch.targets.kernels.layers import ConvShape
 from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.template import choose
 
 MACHINE = VectorMachine(8, 16, False, 512 * 1024, 1)
 DEVICE = {"machine": "test", "processor": "cpu", "threads": 1}
@@ -21,7 +21,8 @@ def conv(channels: int, size: int = 28, kernel: int = 1, outputs: int | None = N
     shape = ConvShape(
         1, channels, (size, size), outputs or channels, (kernel, kernel), (1, 1), (pad,) * 4
     )
-    return template_features(choose_conv(shape, MACHINE, 8), Epilogue(), MACHINE, 4)
+    features: Features = choose(shape, MACHINE, 8).work(EpilogueWork(), MACHINE, 4)
+    return features
 
 
 def some_convs(count: int, seed: int = 0) -> list[Features]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from tvm.ir import Expr
 
-from .conv import ConvConfig
-from .winograd import WinogradConfig
+if TYPE_CHECKING:
+    from .conv import ConvConfig
+    from .winograd import WinogradConfig
 
 
 @dataclass(frozen=True)

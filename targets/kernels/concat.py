@@ -13,30 +13,161 @@ Parts of 6, 9 and 5 channels, in blocks of 4 lanes::
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import prod
+from typing import ClassVar
 
 import tvm_ffi
-from tvm import tirx
+from tvm import relax, te, tirx
 from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 
+from .features import EpilogueWork, Features, Phases
 from .fused import FusedKernel
+from .layers import taken
 from .loops import PARALLEL, block, const, lanes, load, loop, scratch, store, unravelled, within
 from .machine import VectorMachine
+from .template import Template
 
 _LANES = (4, 8, 16)  # vectors that OpenCL has too
 _WORTH_THREADS = 50_000  # elements that take about as long as waking another core
 
 
 @dataclass(frozen=True)
-class ConcatConfig:
-    """The channels of each part, and the lanes of a block."""
+class ConcatShape:
+    """A concatenation of blocked images.
+
+    Attributes:
+        widths: channels of each image.
+        image: batch, height and width.
+    """
 
     widths: tuple[int, ...]
+    image: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class ConcatConfig(Template, ConcatShape):
+    """A concatenation in blocks of ``lanes``."""
+
+    template: ClassVar[str] = "concat"
+    layers: ClassVar[tuple[type, ...]] = (ConcatShape,)
+    machines: ClassVar[tuple[str, ...]] = ("core",)  # others fuse it with its readers
+    needs_own_blocks: ClassVar[bool] = True
+
     lanes: int
+
+    @property
+    def operands(self) -> int:
+        """The images."""
+        return len(self.widths)
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """The shape of the result in memory."""
+        batch, *size = self.image
+        return (batch, -(-sum(self.widths) // self.lanes), *size, self.lanes)
+
+    @classmethod
+    def configure(
+        cls, layer: ConcatShape, machine: VectorMachine, block: int
+    ) -> Iterable[Template]:
+        """The configuration for machines with vectors that OpenCL has too."""
+        del block
+        return [taken(cls, layer, lanes=machine.lanes)] if machine.lanes in _LANES else []
+
+    def on(self, machine: VectorMachine) -> Template | None:
+        """The template itself on cores with such vectors."""
+        return super().on(machine) if machine.lanes in _LANES else None
+
+    def cycles(self, machine: VectorMachine) -> float:
+        """Cycles of one core: two loads, a shuffle and a store for each vector."""
+        del machine
+        return prod(self.out_shape) * 4.0 / self.lanes
+
+    def meaning(self, *operands: te.Tensor) -> te.Tensor:
+        """The concatenation in plain loops."""
+        return merged(self.widths, self.lanes, operands, self.annotation)
+
+    def call(
+        self, bb: relax.BlockBuilder, *operands: Expr, name: str = "", sums: str = ""
+    ) -> relax.Var:
+        """Emit the concatenation."""
+        return super().call(bb, *operands, name=name or "concat_channels", sums=sums)
+
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        """The loop nest of the concatenation."""
+        return write_concat(self, machine, fused)
+
+    def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> ConcatFeatures:
+        """Features for cost models."""
+        batch, height, width = self.image
+        pixels = batch * height * width
+        runs = block_runs(self)
+        shuffled = sum(run.count for run in runs if len(run.vectors) > 1)
+        read = sum(-(-channels // self.lanes) for channels in self.widths) * self.lanes * pixels
+        return ConcatFeatures(
+            flops=0.0,
+            in_bytes=item * read + epilogue.bytes,
+            weight_bytes=0,
+            out_bytes=epilogue.out_bytes or item * prod(self.out_shape),
+            epilogue_flops=epilogue.flops,
+            model_cycles=self.cycles(machine),
+            out_vectors=prod(self.out_shape) // self.lanes,
+            shuffled_vectors=shuffled * pixels,
+            loop_steps=len(runs) * batch * height,
+            vector_lanes=self.lanes,
+            item_bytes=item,
+        )
+
+
+@dataclass(frozen=True)
+class ConcatFeatures(Features):
+    """A concatenation whose vectors are shuffled.
+
+    Attributes:
+        out_vectors: vectors of the result.
+        shuffled_vectors: those that are made of several.
+        loop_steps: loops over the pixels of a row.
+    """
+
+    family: ClassVar[str] = "concat"
+
+    out_vectors: int
+    shuffled_vectors: int
+    loop_steps: int
+
+    def own_phases(self) -> Phases:
+        """Vectors, shuffles and loops."""
+        return {
+            "vectors": float(self.out_vectors),
+            "shuffles": float(self.shuffled_vectors),
+            "loops": self.loop_steps * 2.0,
+        }
+
+
+def merged(
+    widths: Sequence[int], lanes: int, parts: Sequence[te.Tensor], attrs: dict[str, str]
+) -> te.Tensor:
+    """The concatenation of blocked images in plain loops."""
+    starts, total = [0, *accumulate(widths)], sum(widths)
+    n, _, h, w, _ = parts[0].shape
+
+    def element(i: Expr, b: Expr, y: Expr, x: Expr, lane: Expr) -> Expr:
+        c = b * lanes + lane
+        value: Expr = tirx.const(0, parts[0].dtype)
+        end = total
+        for tensor, start in reversed(list(zip(parts, starts, strict=False))):
+            at = c - start
+            inside = tirx.all(at >= 0, c < end)
+            value = tirx.if_then_else(inside, tensor[i, at // lanes, y, x, at % lanes], value)
+            end = start
+        return value
+
+    out = (n, -(-total // lanes), h, w, lanes)
+    return te.compute(out, element, name="concat_channels", attrs=attrs)
 
 
 @dataclass(frozen=True)
@@ -77,20 +208,6 @@ def block_runs(cfg: ConcatConfig) -> list[BlockRun]:
                 continue
         runs.append(BlockRun(number, 1, vectors, filled))
     return runs
-
-
-def shuffles(machine: VectorMachine) -> bool:
-    """Whether the template suits a machine; on others, concatenations fuse with their readers."""
-    return machine.gpu is None and not machine.packs_bytes and machine.lanes in _LANES
-
-
-def takes_concat(fused: FusedKernel, machine: VectorMachine) -> bool:
-    """Whether the template fits: it has no fused producers, and the machine has its vectors."""
-    if not shuffles(machine) or len(fused.blocks) != 1:
-        return False
-    config = json.loads(fused.config)
-    parts = _parts(fused)
-    return len(parts) == len(config["widths"])
 
 
 def write_concat(cfg: ConcatConfig, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:

@@ -1,63 +1,55 @@
-"""Direct convolution in blocked layout: configuration, packed weights, meaning.
+"""Direct convolution in blocked layout, and dense layers as convolutions of pixels: the template.
 
     out[n, o, y, x, lane] = sum of data[n, ic, y', x', ii] * weight[group, ic, ky, kx, ii, lane']
 
-The loop nest is in `conv_nest.py`.
+The loop nest is in `conv_nest.py`, the cost family in `conv_features.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from math import gcd
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from tvm import te, tirx, topi
+from tvm import relax, te, tirx, topi
 from tvm.ir import Expr
 
+from .calls import kernel_call
+from .channel_runs import ChannelRun, channel_runs, whole_run
+from .conv_features import ConvFeatures, DenseFeatures, conv_features
+from .conv_nest import write_conv
+from .cycles import Step, conv_step, direct_cycles, register_tiles
+from .features import EpilogueWork
+from .fused import FusedKernel
+from .layers import Along, ConvShape, taken
 from .loops import const
+from .machine import VectorMachine
+from .template import Template, choose
+
+Conv = TypeVar("Conv", bound="ConvConfig")
 
 
-@dataclass(frozen=True)
-class ConvConfig:
+@dataclass(frozen=True, kw_only=True)
+class ConvConfig(Template, ConvShape):
     """A convolution and its register tile.
 
     ``data_block`` is 1 if the input is plain NCHW (the first layer, dense layers), otherwise the
     machine's lanes; ``merged_groups`` groups are computed as one so that each starts on a block.
     """
 
-    batch: int
-    in_channels: int
-    in_size: tuple[int, int]
-    out_channels: int
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int, int, int]
-    dilation: tuple[int, int]
-    groups: int
+    template: ClassVar[str] = "conv"
+    layers: ClassVar[tuple[type, ...]] = (ConvShape,)
+    families: ClassVar[tuple[type[ConvFeatures], type[DenseFeatures]]] = (
+        ConvFeatures,
+        DenseFeatures,
+    )
+
     lanes: int
     data_block: int
     oc_blocks: int
     pixels: int
     merged_groups: int = 1
-
-    template: ClassVar[str] = "conv"
-
-    @property
-    def out_size(self) -> tuple[int, int]:
-        """Height and width of the output."""
-        top, left, bottom, right = self.padding
-        spans = [(k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True)]
-        pads = (top + bottom, left + right)
-        h, w = (
-            (i + p - s) // t + 1
-            for i, p, s, t in zip(self.in_size, pads, spans, self.stride, strict=True)
-        )
-        return h, w
-
-    @property
-    def pointwise(self) -> bool:
-        """Every output pixel reads exactly the input pixel at its own position."""
-        return self.kernel == (1, 1) and self.stride == (1, 1) and not any(self.padding)
 
     @property
     def out_blocks(self) -> int:
@@ -93,10 +85,144 @@ class ConvConfig:
         width = self.out_channels // self.groups * self.merged_groups // self.lanes
         return out_block // width * self.reduce_blocks
 
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """The shape of the result in memory."""
+        return (self.batch, self.out_blocks, *self.out_size, self.lanes)
 
-def layer_of(cfg: ConvConfig) -> dict[str, Any]:
-    """The fields of a convolution, without those that subclasses add."""
-    return {field.name: getattr(cfg, field.name) for field in fields(ConvConfig)}
+    # --- choice ---
+
+    @classmethod
+    def smallest(
+        cls: type[Conv], shape: ConvShape, machine: VectorMachine, block: int, **more: Any
+    ) -> Conv:
+        """The configuration with the smallest tile."""
+        widths = (shape.in_channels, shape.out_channels)
+        merge = merged_groups(*widths, shape.groups, machine.lanes)
+        tile = {"oc_blocks": 1, "pixels": 1, "merged_groups": merge}
+        more = {"lanes": machine.lanes, "data_block": block, **tile, **more}
+        return taken(cls, shape, **more)
+
+    @classmethod
+    def configure(cls, layer: ConvShape, machine: VectorMachine, block: int) -> list[ConvConfig]:
+        """A configuration for each register tile; strided pixels are gathered before."""
+        if layer.is_depthwise:
+            return []
+        shape = layer.gathered() if gathers_pixels(layer, machine) else layer
+        return cls.smallest(shape, machine, block).tiled(register_tiles(machine))
+
+    def tiled(self: Conv, tiles: Iterable[tuple[int, int]]) -> list[Conv]:
+        """This convolution in tiles of pixels and vectors; tiles end where groups do."""
+        found = [replace(self, pixels=pixels, oc_blocks=blocks) for pixels, blocks in tiles]
+        if self.groups > self.merged_groups:
+            width = self.out_channels // self.groups * self.merged_groups // self.lanes
+            found = [config for config in found if width % config.oc_blocks == 0]
+        return found
+
+    def cycles(self, machine: VectorMachine, step: Step = conv_step) -> float:
+        """Cycles of one core; ``step`` may replace the model of a step."""
+        return direct_cycles(self, machine, step)
+
+    def part(self, along: Along, extent: int, machine: VectorMachine) -> Template | None:
+        """The kernel of a part of the layer."""
+        layer: ConvShape = taken(self.layers[0], self)
+        found: Template | None = choose(layer.cut(along, extent), machine, self.data_block)
+        return found
+
+    # --- calls and meaning ---
+
+    def call(
+        self,
+        bb: relax.BlockBuilder,
+        *operands: Expr,
+        name: str = "",
+        sums: str = "float32",
+    ) -> relax.Var:
+        """Emit the packing of the weights, and the convolution in the type of its sums.
+
+        ``operands`` are data and weights: OIHW, or a matrix (inputs, outputs).
+        """
+        data, weight = operands
+
+        def pack(w: te.Tensor) -> te.Tensor:
+            return self.pack(w if len(w.shape) == 4 else _as_oihw(w), sums)
+
+        def compute(x: te.Tensor, w: te.Tensor) -> te.Tensor:
+            return self.meaning(x, w, sums=sums)
+
+        packed = bb.emit(kernel_call(bb, "pack_weight", (self, sums), pack, weight))
+        return bb.emit(kernel_call(bb, name or "conv2d", (self, sums), compute, data, packed))
+
+    def pack(self, weight: te.Tensor, sums: str = "") -> te.Tensor:
+        """OIHW -> [oc group][ic block][ky][kx][ic lane][oc lane], zero if there is no channel.
+
+        In the type of the sums, by default the weights' own, so that the loops convert nothing.
+        """
+        dtype = sums or str(weight.dtype)
+        in_group, out_group = self.in_channels // self.groups, self.out_channels // self.groups
+
+        def element(g: Expr, b: Expr, y: Expr, x: Expr, i: Expr, o: Expr) -> Expr:
+            out = (g * self.oc_blocks) * self.lanes + o
+            channel = (
+                self.first_block(g * self.oc_blocks + o // self.lanes) + b
+            ) * self.data_block + i
+            row = channel - out // out_group * in_group  # channel within its own group
+            exists = tirx.all(out < self.out_channels, row >= 0, row < in_group)
+            value = weight[out, row, y, x]
+            value = value if dtype == str(weight.dtype) else value.astype(dtype)
+            return tirx.if_then_else(exists, value, tirx.const(0, dtype))
+
+        return te.compute(self.weight_shape, element, name="pack_weight")
+
+    def meaning(self, *operands: te.Tensor, sums: str = "") -> te.Tensor:
+        """The convolution as a plain reduction over packed operands, in the type of its sums."""
+        data, weight = operands
+        sums = sums or str(data.dtype)
+
+        def pixel(*place: Expr) -> Expr:
+            value = padded[place]
+            return value if str(data.dtype) == sums else value.astype(sums)
+
+        top, left, bottom, right = self.padding
+        spatial = 2
+        before, after = [0] * len(data.shape), [0] * len(data.shape)
+        before[spatial : spatial + 2], after[spatial : spatial + 2] = (top, left), (bottom, right)
+        padded = topi.nn.pad(data, before, after, 0.0) if any(self.padding) else data
+        blocks = te.reduce_axis((0, self.reduce_blocks), "ic")
+        inner = te.reduce_axis((0, self.data_block), "ii")
+        ky, kx = (te.reduce_axis((0, k), n) for k, n in zip(self.kernel, ("ky", "kx"), strict=True))
+        last = self.in_blocks - 1
+
+        def element(n: Expr, o: Expr, y: Expr, x: Expr, lane: Expr) -> Expr:
+            row, column = (
+                y * self.stride[0] + ky * self.dilation[0],
+                x * self.stride[1] + kx * self.dilation[1],
+            )
+            # a last merged group that is partly empty must not read past the input
+            channel = tirx.min(self.first_block(o) + blocks, const(last))
+            where = (n, channel, row, column) + ((inner,) if self.data_block > 1 else ())
+            width = (o % self.oc_blocks) * self.lanes + lane
+            return te.sum(
+                pixel(*where) * weight[o // self.oc_blocks, blocks, ky, kx, inner, width],
+                axis=[blocks, ky, kx, inner],
+            )
+
+        shape = (self.batch, self.out_blocks, *self.out_size, self.lanes)
+        return te.compute(shape, element, name="conv2d", attrs=self.annotation)
+
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        """The loop nest of the convolution."""
+        return write_conv(self, machine, fused.operands, fused.epilogue)
+
+    # --- cost ---
+
+    def runs(self) -> list[ChannelRun]:
+        """The input channels that the vectors of a tile read."""
+        return channel_runs(self, self.oc_blocks) or [whole_run(self, self.oc_blocks)]
+
+    def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> ConvFeatures:
+        """Features for cost models."""
+        return conv_features(self, epilogue, self.cycles(machine), item)
 
 
 def merged_groups(in_channels: int, out_channels: int, groups: int, lanes: int) -> int:
@@ -110,69 +236,14 @@ def merged_groups(in_channels: int, out_channels: int, groups: int, lanes: int) 
     return min(merge, groups)
 
 
-# --- packing: OIHW weights -> weight_shape, run once when the artifact is loaded -----------------
+def gathers_pixels(shape: ConvShape, machine: VectorMachine) -> bool:
+    """Whether the pixels of a strided 1x1 convolution are gathered before.
 
-
-def pack_weight(cfg: ConvConfig, weight: te.Tensor, sums: str = "") -> te.Tensor:
-    """OIHW -> [oc group][ic block][ky][kx][ic lane][oc lane], zero for channels that do not exist.
-
-    In the type of the sums, by default the weights' own, so that the loops convert nothing.
+    A GPU copies them to local memory anyway.
     """
-    dtype = sums or str(weight.dtype)
-    in_group, out_group = cfg.in_channels // cfg.groups, cfg.out_channels // cfg.groups
-
-    def element(g: Expr, b: Expr, y: Expr, x: Expr, i: Expr, o: Expr) -> Expr:
-        out = (g * cfg.oc_blocks) * cfg.lanes + o
-        channel = (cfg.first_block(g * cfg.oc_blocks + o // cfg.lanes) + b) * cfg.data_block + i
-        row = channel - out // out_group * in_group  # channel within its own group
-        exists = tirx.all(out < cfg.out_channels, row >= 0, row < in_group)
-        value = weight[out, row, y, x]
-        value = value if dtype == str(weight.dtype) else value.astype(dtype)
-        return tirx.if_then_else(exists, value, tirx.const(0, dtype))
-
-    return te.compute(cfg.weight_shape, element, name="pack_weight")
+    return shape.skips_pixels and machine.kind != "gpu"
 
 
-# --- meaning: plain loops for the stock VM, which the template recognises by their annotation -----
-
-
-def conv_compute(
-    cfg: ConvConfig,
-    data: te.Tensor,
-    weight: te.Tensor,
-    annotation: dict[str, str],
-    sums: str = "",
-) -> te.Tensor:
-    """The convolution as a plain reduction over packed operands, in the type of its sums."""
-    sums = sums or str(data.dtype)
-
-    def pixel(*place: Expr) -> Expr:
-        value = padded[place]
-        return value if str(data.dtype) == sums else value.astype(sums)
-
-    top, left, bottom, right = cfg.padding
-    spatial = 2
-    before, after = [0] * len(data.shape), [0] * len(data.shape)
-    before[spatial : spatial + 2], after[spatial : spatial + 2] = (top, left), (bottom, right)
-    padded = topi.nn.pad(data, before, after, 0.0) if any(cfg.padding) else data
-    blocks = te.reduce_axis((0, cfg.reduce_blocks), "ic")
-    inner = te.reduce_axis((0, cfg.data_block), "ii")
-    ky, kx = (te.reduce_axis((0, k), n) for k, n in zip(cfg.kernel, ("ky", "kx"), strict=True))
-    last = cfg.in_blocks - 1
-
-    def element(n: Expr, o: Expr, y: Expr, x: Expr, lane: Expr) -> Expr:
-        row, column = (
-            y * cfg.stride[0] + ky * cfg.dilation[0],
-            x * cfg.stride[1] + kx * cfg.dilation[1],
-        )
-        # a partly empty last merged group must not read past the input; its weights are zero there
-        channel = tirx.min(cfg.first_block(o) + blocks, const(last))
-        where = (n, channel, row, column) + ((inner,) if cfg.data_block > 1 else ())
-        width = (o % cfg.oc_blocks) * cfg.lanes + lane
-        return te.sum(
-            pixel(*where) * weight[o // cfg.oc_blocks, blocks, ky, kx, inner, width],
-            axis=[blocks, ky, kx, inner],
-        )
-
-    shape = (cfg.batch, cfg.out_blocks, *cfg.out_size, cfg.lanes)
-    return te.compute(shape, element, name="conv2d", attrs=annotation)
+def _as_oihw(weight: te.Tensor) -> te.Tensor:
+    k, n = weight.shape
+    return te.compute((n, k, 1, 1), lambda o, i, _y, _x: weight[i, o], name="transpose")

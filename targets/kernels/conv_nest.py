@@ -21,13 +21,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
+from typing import TYPE_CHECKING
 
 from tvm import tirx
 from tvm.ir import Expr
 
 from .accumulators import Accumulators
 from .channel_runs import ChannelRun, channel_runs, whole_run
-from .conv import ConvConfig
 from .conv_tiles import Blocking, Taps, blocking, column_segments, kernel_rows, row_tiles
 from .fused import Epilogue
 from .loops import (
@@ -49,6 +49,9 @@ from .loops import (
 )
 from .machine import VectorMachine
 from .row_runs import row_runs
+
+if TYPE_CHECKING:
+    from .conv import ConvConfig
 
 
 def write_conv(

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from tvm import tirx
 from tvm.ir import Expr
 
-from .conv import ConvConfig
 from .loops import TileRun, const, tile_runs
 from .machine import VectorMachine
+
+if TYPE_CHECKING:
+    from .conv import ConvConfig
 
 Taps: TypeAlias = tuple[tuple[int, int], ...]
 """For each pixel of a tile the range of kernel columns that lie inside the image."""

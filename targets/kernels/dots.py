@@ -25,8 +25,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
-from tvm import tirx
+from tvm import te, tirx
 from tvm.ir import Expr
 
 from .loops import const
@@ -200,14 +201,26 @@ def by_vectors(dot: str, dtype: str) -> str:
     return (dtype == "int8" and DOTS[dot].signed) or dot
 
 
-@dataclass(frozen=True)
+def shifted(data: te.Tensor, shift: int) -> te.Tensor:
+    """Pixels as int32, shifted to the range of the instruction's type."""
+    return te.compute(
+        data.shape, lambda *i: data[i].astype("int32") + tirx.const(shift, "int32"), name="shifted"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class OfWords:
     """Additional fields of configurations of kernels that multiply words.
 
     Attributes:
         dtype: of the pixels.
         dot: the way in which products are added; a key of `DOTS`.
+        pads: whether the kernel reads an image without its padding, whatever the zero point is.
+        reads_padding: whether the kernel reads an image with its padding, even of zeros.
     """
+
+    pads: ClassVar[bool] = False
+    reads_padding: ClassVar[bool] = False
 
     dtype: str = "uint8"
     dot: str = ""

@@ -34,9 +34,10 @@ from tvm.ir import Expr
 from tvm_stretch.ir.integer_kernels import averages
 from tvm_stretch.ir.integers import Integer, rounding_of
 
-from .blocks import convolution, kernel_call
-from .choose import ConvShape
+from .blocks import convolution
+from .calls import kernel_call
 from .integer_blocks import by_channel
+from .layers import ConvShape
 from .machine import VectorMachine
 
 _EXACT = 2**24
@@ -86,9 +87,9 @@ def float_convolution(
     for first, end in pairwise([*starts, int(data.ty.shape.values[1])]):
         floats = bb.emit(_as_float(bb, data, zero, (first, end)))
         taken = np.ascontiguousarray(weight[:, first * data_block : end * data_block])
-        own = replace(shape, in_channels=taken.shape[1] * shape.groups)
+        own = replace(shape, in_channels=taken.shape[1] * shape.groups, exact=True)
         weights = relax.const(taken.astype("float32"))
-        sums.append(convolution(bb, machine, own, floats, weights, data_block, exact=True))
+        sums.append(convolution(bb, machine, own, floats, weights, data_block))
     blocks = [by_channel(v, machine.lanes) for v in per_channel]
     what = (rounding, len(starts))
     return bb.emit(kernel_call(bb, "finished", what, finished, *sums, *blocks))
@@ -118,7 +119,7 @@ def float_average(
 
     floats = bb.emit(_as_float(bb, data, integer.zeros[0], (0, blocks), of_data))
     ones = relax.const(np.ones((channels, 1, *integer.kernel), "float32"))
-    sums = convolution(bb, machine, shape, floats, ones, lanes, exact=True)
+    sums = convolution(bb, machine, shape, floats, ones, lanes)
     what = (integer.rounding, integer.factors)
     return bb.emit(kernel_call(bb, "averaged", what, finished, sums, counts))
 

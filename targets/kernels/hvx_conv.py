@@ -10,27 +10,104 @@ their taps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from math import prod
+from typing import ClassVar
 
 from tvm import tirx
 from tvm.ir import Expr, StringImm
 
 from .accumulators import Accumulators
-from .channel_runs import ChannelRun
+from .channel_runs import ChannelRun, channel_runs
+from .conv import ConvConfig
 from .conv_nest import Tile, write_nest
 from .conv_tiles import column_taps, kernel_rows
-from .dots import WORD
-from .fused import Epilogue
+from .cycles import register_tiles
+from .dots import DOTS, WORD
+from .fused import Epilogue, FusedKernel
 from .hvx import LANES, bytes_at, every, high, hvx, keep, low, pair, whole, word
-from .integer_conv import IntegerConvConfig, IntegerNest, integer_blocking, integer_runs
+from .integer_conv import IntegerConvConfig, dense_dot
+from .integer_nest import IntegerNest, integer_blocking, integer_runs
+from .layers import IntegerConvShape
 from .loops import block, const, load, loop, scratch, span, store, vectors, within
 from .machine import VectorMachine
 
 _ONES = 0x01010101
 _WORTH_VECTORS = 4
 """From this many pixels of a row on, they are added in a vector even if it is not full."""
+
+_MOST_PIXELS = 8
+"""Most pixels of a tile, because bytes are stored four pixels at a time: tiles have 4 to 8."""
+
+_MOST_SUMS = 8
+"""Most sums of a tile of words for 1x1 kernels; more leave no registers to overlap rounding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HvxConvConfig(IntegerConvConfig):
+    """A convolution that multiplies vectors by vectors."""
+
+    template: ClassVar[str] = "hvx_conv"
+    machines: ClassVar[tuple[str, ...]] = ("dsp",)
+
+    def tiles(self, machine: VectorMachine) -> Iterable[tuple[int, int]]:
+        """Register tiles of pixels and vectors."""
+        return [tile for tile in register_tiles(machine) if tile[0] <= _MOST_PIXELS]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordConvConfig(HvxConvConfig):
+    """A convolution that multiplies vectors by words of general registers."""
+
+    template: ClassVar[str] = "hvx_word_conv"
+    is_last_resort: ClassVar[bool] = False
+
+    @classmethod
+    def dot_for(cls, shape: IntegerConvShape, machine: VectorMachine, block: int) -> str | None:
+        """Words need sums of pixels, which are worth it for several pixels.
+
+        A vector of these sums reads the channels of several pixels.
+        """
+        dot = dense_dot(machine, shape)
+        fits = shape.in_size[0] * shape.in_size[1] * block >= WORD * machine.lanes
+        fits = fits and bool(DOTS[dot].offset)
+        if shape.groups > 1:
+            fits = fits and cls._reads_words(shape, machine, block)
+        return dot if fits else None
+
+    @classmethod
+    def _reads_words(cls, shape: IntegerConvShape, machine: VectorMachine, block: int) -> bool:
+        """Whether each vector of a grouped convolution reads whole words, the same in all tiles.
+
+        Products of channels of two groups are zeros, but two products start in a packet.
+        """
+        config = ConvConfig.smallest(shape, machine, block)
+        merge = config.merged_groups
+        width = -(-shape.out_channels // shape.groups * merge // machine.lanes)
+        fits = merge == 1 or any(width == blocks for _, blocks in register_tiles(machine))
+        if block != machine.lanes or shape.in_channels // shape.groups % WORD or not fits:
+            return False
+        return channel_runs(replace(config, oc_blocks=width), width) is not None
+
+    @property
+    def is_useful(self) -> bool:
+        """Whether a short tile's bytes fill vectors, and are rounded while the next is summed.
+
+        With groups, sums of pixels are those of whole runs.
+        """
+        if self.groups > 1:
+            return integer_runs(self, self.oc_blocks) is not None
+        fits = self.pixels >= WORD and self.pixels * self.oc_blocks <= _MOST_SUMS
+        return not self.pointwise or (fits and self.out_blocks % self.oc_blocks == 0)
+
+    def step(self, pixels: int, blocks: int, slab: int, machine: VectorMachine) -> float:
+        """Packets, each with up to two products, one load of weights and one of a pixel's word."""
+        return max(pixels * blocks / 2, (pixels + blocks) / 2, blocks) / WORD
+
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        """The loop nest of the convolution."""
+        return write_word_conv(self, machine, fused.operands, fused.epilogue)
 
 
 def write_word_conv(

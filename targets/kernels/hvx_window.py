@@ -19,13 +19,14 @@ stride of 2, every second pixel is selected.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import ClassVar
 
 from tvm import tirx
 from tvm.ir import Expr
 
 from .dots import WORD
-from .fused import Epilogue
+from .fused import Epilogue, FusedKernel
 from .hvx import (
     LANES,
     VECTOR,
@@ -43,8 +44,11 @@ from .hvx import (
     word,
 )
 from .integer_window import IntegerWindowConfig
+from .layers import taken
 from .loops import block, const, lanes, load, loop, scratch, store, vectors, within
-from .window import WindowConfig, reads_of_tile
+from .machine import VectorMachine
+from .window import WindowConfig
+from .window_nest import reads_of_tile
 
 PIXELS = VECTOR // LANES
 """Pixels in a vector of bytes."""
@@ -56,6 +60,34 @@ _STRIDES = (1, 2)
 
 _TOGETHER = 8
 """Vectors of a row of maxima that are unrolled together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HvxDepthwiseConfig(IntegerWindowConfig):
+    """A depthwise convolution, whose kernel pads the image itself."""
+
+    template: ClassVar[str] = "hvx_depthwise"
+    machines: ClassVar[tuple[str, ...]] = ("dsp",)
+    pads: ClassVar[bool] = True
+
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        """The loop nest of the convolution."""
+        del machine
+        return write_hvx_depthwise(self, fused.operands, fused.epilogue)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HvxWindowConfig(WindowConfig):
+    """A pooling; what instructions for bytes do not support becomes plain loops."""
+
+    template: ClassVar[str] = "hvx_window"
+    machines: ClassVar[tuple[str, ...]] = ("dsp",)
+
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        """The loop nest of the pooling."""
+        if takes_pool(self, fused.operands[0], fused.epilogue):
+            return write_hvx_pool(self, fused.operands[0], fused.epilogue)
+        return super().write(machine, fused)
 
 
 def write_hvx_depthwise(
@@ -223,11 +255,10 @@ class _Depthwise:
 
 def _unpadded(cfg: IntegerWindowConfig) -> WindowConfig:
     """The same window over an image that already includes its padding."""
-    values = {field.name: getattr(cfg, field.name) for field in fields(WindowConfig)}
     size = tuple(
         (o - 1) * s + k for o, s, k in zip(cfg.out_size, cfg.stride, cfg.spans, strict=True)
     )
-    return WindowConfig(**{**values, "in_size": size, "padding": (0, 0, 0, 0), "out": None})
+    return taken(WindowConfig, cfg, in_size=size, padding=(0, 0, 0, 0), out=None)
 
 
 def _tiles(width: int, body: Callable[[Expr], tirx.Stmt]) -> tirx.Stmt:

@@ -12,26 +12,14 @@ from tvm.ir import Expr
 from tvm_stretch.ir.integer_kernels import Rounder, in_float32
 from tvm_stretch.ir.integers import Integer, Rounding
 
-from .blocks import (
-    annotation,
-    block_array,
-    kernel_call,
-    subsample,
-)
-from .choose import ConvShape
-from .dots import DOTS, by_vectors
+from .blocks import block_array, subsample
+from .calls import kernel_call
+from .conv import gathers_pixels
 from .fixed_point import mantissas, rounded
-from .integer_conv import (
-    IntegerConvConfig,
-    choose_integer_conv,
-    conv_dot,
-    integer_conv_sums,
-    pack_integer_weight,
-)
 from .integer_sums import in_integers
-from .integer_window import IntegerWindowConfig, integer_window_sums, pack_integer_window
-from .layer_configs import depthwise_config, gathered, gathers_pixels, is_depthwise
+from .layers import ConvShape, IntegerConvShape, taken
 from .machine import VectorMachine
+from .template import choose
 
 LARGEST_WINDOW = 128
 """Most taps of a depthwise kernel, because all of them are unrolled."""
@@ -58,42 +46,32 @@ def integer_convolution(
     weight, bias, *factor = constants
     if gathers_pixels(shape, machine):
         data = subsample(bb, shape.stride, data)
-        size = tuple(int(d) for d in data.ty.shape.values[2:4])
-        shape = replace(shape, in_size=(size[0], size[1]), stride=(1, 1))
-    dtype = str(data.ty.dtype)
-    block = int(data.ty.shape.values[-1])
-    depthwise = is_depthwise(shape)
-    by_vector = by_vectors(machine.dot, dtype)
-    dot = by_vector if depthwise else conv_dot(shape, machine, block, dtype)
-    zero = integer.zeros[0] + DOTS[dot].shift(dtype)
-    has_borders = depthwise and machine.packs_bytes  # the kernel pads itself (`hvx_window.py`)
-    moved = zero or DOTS[dot].is_matrix
-    if moved and any(shape.padding) and not has_borders:
+        shape = shape.gathered()
+    dtype, block = str(data.ty.dtype), int(data.ty.shape.values[-1])
+    layer = taken(IntegerConvShape, shape, dtype=dtype)
+    config = choose(layer, machine, block)
+    has_zero = integer.zeros[0] + config.way.shift(dtype) != 0
+    outside = any(shape.padding) and (has_zero or config.reads_padding)
+    if outside and not config.pads:
         data = bb.emit(_padded(bb, data, shape.padding, integer.zeros[0]))
-        height, width = (int(d) for d in data.ty.shape.values[2:4])
-        shape = replace(shape, in_size=(height, width), padding=(0, 0, 0, 0))
+        config = choose(layer.padded(), machine, block)
+    zero = integer.zeros[0] + config.way.shift(dtype)
+    if outside and config.pads:
+        config = replace(config, outside=zero)
     # the contribution of the zero point to every sum
     bias = bias - zero * weight.astype("int32").sum((1, 2, 3), dtype="int32")
     scale = _Scale.of(machine, integer.rounding, factor)
     per_channel = [by_channel(v, machine.lanes) for v in (bias, *scale.factors)]
-    weights = relax.const(weight)
-    if depthwise:
-        outside = zero if any(shape.padding) else 0
-        window = replace(_depthwise_config(shape, machine, dtype), outside=outside)
-        return _depthwise(bb, window, scale, data, weights, per_channel)
-    config = choose_integer_conv(shape, machine, block, dtype, dot)
-    packed = kernel_call(
-        bb, "pack_integer_weight", config, lambda w: pack_integer_weight(config, w), weights
-    )
-    mark = annotation("integer_conv", config)
+    depthwise = shape.is_depthwise
+    packing = "pack_integer_window" if depthwise else "pack_integer_weight"
+    packed = bb.emit(kernel_call(bb, packing, config, config.pack, relax.const(weight)))
 
     def compute(x: te.Tensor, w: te.Tensor, *per_channel: te.Tensor) -> te.Tensor:
-        return scale.rounded(integer_conv_sums(config, x, w, mark), *per_channel)
+        return scale.rounded(config.meaning(x, w), *per_channel)
 
     what = (config, scale.rounding, scale.bits)
-    return bb.emit(
-        kernel_call(bb, "integer_conv2d", what, compute, data, bb.emit(packed), *per_channel)
-    )
+    name = "integer_depthwise" if depthwise else "integer_conv2d"
+    return bb.emit(kernel_call(bb, name, what, compute, data, packed, *per_channel))
 
 
 def conv_shape(integer: Integer, data: Sequence[int], weight: Sequence[int]) -> ConvShape:
@@ -109,46 +87,6 @@ def conv_shape(integer: Integer, data: Sequence[int], weight: Sequence[int]) -> 
         integer.padding,
         integer.dilation,
         integer.groups,
-    )
-
-
-def integer_config(
-    shape: ConvShape, machine: VectorMachine, data_block: int, dtype: str
-) -> IntegerConvConfig | IntegerWindowConfig:
-    """The configuration of a convolution's kernel; its pixels may be gathered before."""
-    if is_depthwise(shape):
-        return _depthwise_config(shape, machine, dtype)
-    shape = gathered(shape, machine)
-    dot = conv_dot(shape, machine, data_block, dtype)
-    if DOTS[dot].is_matrix:
-        shape = shape.padded()
-    return choose_integer_conv(shape, machine, data_block, dtype, dot)
-
-
-def _depthwise_config(shape: ConvShape, machine: VectorMachine, dtype: str) -> IntegerWindowConfig:
-    config = depthwise_config(shape, machine)
-    return IntegerWindowConfig(**vars(config), dtype=dtype, dot=by_vectors(machine.dot, dtype))
-
-
-def _depthwise(
-    bb: relax.BlockBuilder,
-    config: IntegerWindowConfig,
-    scale: _Scale,
-    data: Expr,
-    weight: Expr,
-    per_channel: Sequence[Expr],
-) -> relax.Var:
-    packed = kernel_call(
-        bb, "pack_integer_window", config, lambda w: pack_integer_window(config, w), weight
-    )
-    mark = annotation("integer_window", config)
-
-    def compute(x: te.Tensor, w: te.Tensor, *per_channel: te.Tensor) -> te.Tensor:
-        return scale.rounded(integer_window_sums(config, x, w, mark), *per_channel)
-
-    what = (config, scale.rounding, scale.bits)
-    return bb.emit(
-        kernel_call(bb, "integer_depthwise", what, compute, data, bb.emit(packed), *per_channel)
     )
 
 

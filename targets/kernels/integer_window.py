@@ -18,13 +18,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial, reduce
+from math import prod
+from typing import ClassVar
 
 from tvm import te, tirx, topi
 from tvm.ir import Expr
 
-from .dots import FLIP, WORD, OfWords, every, number
-from .fused import Epilogue
-from .integer_conv import shifted
+from .dots import FLIP, WORD, OfWords, by_vectors, every, number, shifted
+from .features import EpilogueWork
+from .fused import Epilogue, FusedKernel
+from .layers import Along, ConvShape, IntegerConvShape, WindowShape, taken
 from .loops import (
     PARALLEL,
     TileRun,
@@ -39,16 +42,23 @@ from .loops import (
     within,
 )
 from .machine import VectorMachine
-from .window import WORTH_THREADS, Reads, WindowConfig, reads_of_tile
+from .template import Template
+from .window import WindowConfig
+from .window_features import IntegerDepthwiseFeatures, WindowFeatures, window_features
+from .window_nest import WORTH_THREADS, Reads, reads_of_tile
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class IntegerWindowConfig(OfWords, WindowConfig):
     """A depthwise convolution of 8-bit pixels.
 
     Attributes:
         outside: value of the pixels around the image.
     """
+
+    template: ClassVar[str] = "integer_window"
+    layers: ClassVar[tuple[type, ...]] = (IntegerConvShape,)
+    machines: ClassVar[tuple[str, ...]] = ("core",)
 
     outside: int = 0
 
@@ -63,42 +73,72 @@ class IntegerWindowConfig(OfWords, WindowConfig):
         width = self.lanes * self.way.together
         return (self.blocks, self.words, self.kernel[1], self.way.parts, width)
 
+    @classmethod
+    def configure(
+        cls, layer: WindowShape | ConvShape, machine: VectorMachine, block: int
+    ) -> list[WindowConfig]:
+        """The windows of a depthwise convolution."""
+        assert isinstance(layer, IntegerConvShape)
+        dot = by_vectors(machine.dot, layer.dtype)
+        if not layer.is_depthwise:
+            return []
+        own = {"kind": "depthwise", "channels": layer.in_channels, "dot": dot}
+        return [taken(cls, layer, lanes=machine.lanes, **own)]
 
-def pack_integer_window(cfg: IntegerWindowConfig, weight: te.Tensor) -> te.Tensor:
-    """(C, 1, kh, kw) -> `weight_shape`, zero for channels or rows that do not exist."""
-    way = cfg.way
+    @property
+    def steps(self) -> float:
+        """Instructions that a result needs for its taps."""
+        return prod(self.kernel) / WORD
 
-    def element(b: Expr, word: Expr, x: Expr, part: Expr, place: Expr) -> Expr:
-        channel = b * cfg.lanes + place // way.together
-        row = word * WORD + way.channel(part, place % way.together)
-        exists = tirx.all(channel < cfg.channels, row < cfg.kernel[0])
-        value = weight[channel, 0, row, x].astype(way.weight)
-        return tirx.if_then_else(exists, value, tirx.const(0, way.weight))
+    def part(self, along: Along, extent: int, machine: VectorMachine) -> Template | None:
+        """The windows of fewer channels or rows."""
+        changed = taken(WindowShape, self).cut(along, extent)
+        return taken(type(self), self, **vars(changed))
 
-    return te.compute(cfg.weight_shape, element, name="pack_integer_window")
+    def pack(self, weight: te.Tensor) -> te.Tensor:
+        """(C, 1, kh, kw) -> `weight_shape`, zero for channels or rows that do not exist."""
+        way = self.way
 
+        def element(b: Expr, word: Expr, x: Expr, part: Expr, place: Expr) -> Expr:
+            channel = b * self.lanes + place // way.together
+            row = word * WORD + way.channel(part, place % way.together)
+            exists = tirx.all(channel < self.channels, row < self.kernel[0])
+            value = weight[channel, 0, row, x].astype(way.weight)
+            return tirx.if_then_else(exists, value, tirx.const(0, way.weight))
 
-def integer_window_sums(
-    cfg: IntegerWindowConfig, data: te.Tensor, weight: te.Tensor, annotation: dict[str, str]
-) -> te.Tensor:
-    """The sums as a plain reduction over packed operands."""
-    top, left, bottom, right = cfg.padding
-    wide = shifted(data, cfg.way.shift(cfg.dtype))
-    if any(cfg.padding):
-        wide = topi.nn.pad(wide, (0, 0, top, left, 0), (0, 0, bottom, right, 0), cfg.outside)
-    ky, kx = (te.reduce_axis((0, k), n) for k, n in zip(cfg.kernel, ("ky", "kx"), strict=True))
-    way = cfg.way
+        return te.compute(self.weight_shape, element, name="pack_integer_window")
 
-    def element(n: Expr, b: Expr, y: Expr, x: Expr, lane: Expr) -> Expr:
-        row = y * cfg.stride[0] + ky * cfg.dilation[0]
-        column = x * cfg.stride[1] + kx * cfg.dilation[1]
-        of_word = ky % WORD
-        place = lane * way.together + of_word // way.parts
-        taken = weight[b, ky // WORD, kx, of_word % way.parts, place]
-        return te.sum(wide[n, b, row, column, lane] * taken.astype("int32"), axis=[ky, kx])
+    def meaning(self, *operands: te.Tensor) -> te.Tensor:
+        """The sums as a plain reduction over packed operands."""
+        data, weight = operands
+        top, left, bottom, right = self.padding
+        wide = shifted(data, self.way.shift(self.dtype))
+        if any(self.padding):
+            wide = topi.nn.pad(wide, (0, 0, top, left, 0), (0, 0, bottom, right, 0), self.outside)
+        ky, kx = (te.reduce_axis((0, k), n) for k, n in zip(self.kernel, ("ky", "kx"), strict=True))
+        way = self.way
 
-    shape = (cfg.batch, cfg.blocks, *cfg.out_size, cfg.lanes)
-    return te.compute(shape, element, name="integer_depthwise", attrs=annotation)
+        def element(n: Expr, b: Expr, y: Expr, x: Expr, lane: Expr) -> Expr:
+            row = y * self.stride[0] + ky * self.dilation[0]
+            column = x * self.stride[1] + kx * self.dilation[1]
+            of_word = ky % WORD
+            place = lane * way.together + of_word // way.parts
+            taken = weight[b, ky // WORD, kx, of_word % way.parts, place]
+            return te.sum(wide[n, b, row, column, lane] * taken.astype("int32"), axis=[ky, kx])
+
+        shape = (self.batch, self.blocks, *self.out_size, self.lanes)
+        return te.compute(shape, element, name="integer_depthwise", attrs=self.annotation)
+
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        """The loop nest of the windows."""
+        return write_integer_window(self, machine, fused.operands, fused.epilogue)
+
+    def work(
+        self, epilogue: EpilogueWork, machine: VectorMachine, item: int
+    ) -> WindowFeatures | None:
+        """Features for cost models."""
+        cycles = self.cycles(machine)
+        return window_features(self, epilogue, cycles, item, IntegerDepthwiseFeatures)
 
 
 def write_integer_window(

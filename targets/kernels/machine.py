@@ -53,6 +53,13 @@ class VectorMachine:
     half: bool = False
     asks_nearest: bool = False
 
+    @property
+    def kind(self) -> str:
+        """``gpu``, ``dsp`` or ``core``: which templates the machine has (`Template.machines`)."""
+        if self.gpu is not None:
+            return "gpu"
+        return "dsp" if self.packs_bytes else "core"
+
     def summing(self, dtype: str) -> VectorMachine:
         """The machine for sums of a type: a vector of float32 sums takes two registers."""
         if not self.half or dtype == "float16":

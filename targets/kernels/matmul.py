@@ -17,16 +17,19 @@ with the same results, so that no column is computed separately.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import ClassVar
 
 from tvm import te, tirx
 from tvm.ir import Expr
 
 from .accumulators import Accumulators
-from .choose import register_tiles, step_cycles, tile_counts
+from .cycles import register_tiles, step_cycles, tile_counts
+from .features import GIGAHERTZ, L1_BYTES, EpilogueWork, Features, Phases, Work, missing
 from .fused import Epilogue, FusedKernel
+from .layers import taken
 from .loops import (
     PARALLEL,
     SERIAL,
@@ -40,20 +43,18 @@ from .loops import (
     within,
 )
 from .machine import VectorMachine
+from .template import Template
 
 
 @dataclass(frozen=True)
-class MatmulConfig:
-    """Two matrices, or stacks of matrices, and the tile of their product.
+class MatmulShape:
+    """Two matrices, or stacks of matrices.
 
     An axis of a stack is 1 if one matrix is multiplied by all matrices of the other stack.
     """
 
     a: tuple[int, ...]
     b: tuple[int, ...]
-    lanes: int
-    rows: int = 1
-    vectors: int = 1
 
     @property
     def batch(self) -> tuple[int, ...]:
@@ -67,45 +68,138 @@ class MatmulConfig:
         """Rows, depth and columns."""
         return self.a[-2], self.a[-1], self.b[-1]
 
+
+@dataclass(frozen=True, kw_only=True)
+class MatmulConfig(Template, MatmulShape):
+    """A product and its tile."""
+
+    template: ClassVar[str] = "matmul"
+    layers: ClassVar[tuple[type, ...]] = (MatmulShape,)
+
+    lanes: int
+    rows: int = 1
+    vectors: int = 1
+
     @property
     def out_vectors(self) -> int:
         """Vectors that cover a row of the result."""
         return -(-self.size[2] // self.lanes)
 
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """The shape of the result."""
+        return (*self.batch, self.size[0], self.size[2])
 
-def choose_matmul(
-    a: tuple[int, ...], b: tuple[int, ...], machine: VectorMachine
-) -> MatmulConfig | None:
-    """The fastest tile by the model of `choose.py`; None if the template does not fit."""
-    base = MatmulConfig(a, b, machine.lanes)
-    if machine.gpu is not None or 0 in (*a, *b) or base.size[2] < machine.lanes:
-        return None
-    tiles = (replace(base, rows=p, vectors=o) for p, o in register_tiles(machine))
-    return min(tiles, key=lambda config: _cycles(config, machine))
+    @classmethod
+    def configure(
+        cls, layer: MatmulShape, machine: VectorMachine, block: int
+    ) -> Iterable[Template]:
+        """A configuration for each register tile."""
+        del block
+        if min(len(layer.a), len(layer.b)) < 2 or 0 in (*layer.a, *layer.b):
+            return []
+        base = taken(cls, layer, lanes=machine.lanes)
+        if base.size[2] < machine.lanes:
+            return []
+        return [replace(base, rows=p, vectors=o) for p, o in register_tiles(machine)]
+
+    def cycles(self, machine: VectorMachine) -> float:
+        """Cycles of one core."""
+        rows, depth, _ = self.size
+        slab = depth * self.vectors * self.lanes * 4
+        return prod(self.batch) * sum(
+            groups * tiles * (step_cycles(p, o, slab, machine) * depth + 12 + 1.5 * p * o)
+            for o, groups in tile_counts(self.out_vectors, self.vectors)
+            for p, tiles in tile_counts(rows, self.rows)
+        )
+
+    def meaning(self, *operands: te.Tensor) -> te.Tensor:
+        """The product as a plain reduction."""
+        a, b = operands
+        rows, depth, columns = self.size
+        k = te.reduce_axis((0, depth), "k")
+
+        def element(*axes: Expr) -> Expr:
+            *stack, m, n = axes
+            return te.sum(
+                a[_place(self.a, stack, m, k.var)] * b[_place(self.b, stack, k.var, n)], axis=k
+            )
+
+        return te.compute(
+            (*self.batch, rows, columns), element, name="matmul", attrs=self.annotation
+        )
+
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        """The loop nest of the product."""
+        return write_matmul(self, machine, fused)
+
+    def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> MatmulFeatures:
+        """Features for cost models."""
+        rows, depth, columns = self.size
+        outputs = prod(self.out_shape)
+        return MatmulFeatures(
+            flops=2.0 * outputs * depth,
+            in_bytes=item * (prod(self.a) + prod(self.b)) + epilogue.bytes,
+            weight_bytes=0,
+            out_bytes=epilogue.out_bytes or item * outputs,
+            epilogue_flops=epilogue.flops,
+            model_cycles=self.cycles(machine),
+            matrices=prod(self.batch),
+            rows=rows,
+            depth_steps=depth,
+            columns=columns,
+            tile_rows=self.rows,
+            tile_vectors=self.vectors,
+            vector_lanes=self.lanes,
+            item_bytes=item,
+        )
 
 
-def _cycles(cfg: MatmulConfig, machine: VectorMachine) -> float:
-    rows, depth, _ = cfg.size
-    slab = depth * cfg.vectors * cfg.lanes * 4
-    return sum(
-        groups * tiles * (step_cycles(p, o, slab, machine) * depth + 12 + 1.5 * p * o)
-        for o, groups in tile_counts(cfg.out_vectors, cfg.vectors)
-        for p, tiles in tile_counts(rows, cfg.rows)
+@dataclass(frozen=True)
+class MatmulFeatures(Features):
+    """Products of computed matrices with their register tile."""
+
+    family: ClassVar[str] = "matmul"
+    positive: ClassVar[tuple[str, ...]] = ("rows", "columns", "tile_rows", "tile_vectors")
+    constant: ClassVar[tuple[str, ...]] = (
+        *("rows", "depth_steps", "columns"),
+        *("tile_rows", "tile_vectors"),
     )
 
+    matrices: int
+    rows: int
+    depth_steps: int
+    columns: int
+    tile_rows: int
+    tile_vectors: int
 
-def matmul_compute(
-    cfg: MatmulConfig, a: te.Tensor, b: te.Tensor, annotation: dict[str, str]
-) -> te.Tensor:
-    """The product as a plain reduction."""
-    rows, depth, columns = cfg.size
-    k = te.reduce_axis((0, depth), "k")
+    def own_phases(self) -> Phases:
+        """Tiles, their products, and the columns that each tile reads again."""
+        cycles = tiles = accumulators = 0.0
+        for vectors, groups in tile_counts(
+            -(-self.columns // self.vector_lanes), self.tile_vectors
+        ):
+            for rows, count in tile_counts(self.rows, self.tile_rows):
+                number = self.matrices * groups * count
+                step = max(rows * vectors / 2, (rows + vectors) / 1.6, 4.0)
+                cycles += number * self.depth_steps * step
+                tiles += number
+                accumulators += number * rows * vectors
+        multiply = cycles / GIGAHERTZ
+        slab = self.item_bytes * self.depth_steps * self.tile_vectors * self.vector_lanes
+        return {
+            "multiply": multiply,
+            "tiles": tiles * 5,
+            "accumulators": accumulators / 2,
+            "columns_again": multiply * missing(slab, L1_BYTES / 2),
+            "matrices": self.matrices * 20.0,
+        }
 
-    def element(*axes: Expr) -> Expr:
-        *stack, m, n = axes
-        return te.sum(a[_place(cfg.a, stack, m, k.var)] * b[_place(cfg.b, stack, k.var, n)], axis=k)
-
-    return te.compute((*cfg.batch, rows, columns), element, name="matmul", attrs=annotation)
+    def device_work(self) -> Work:
+        """The work of the product on any device."""
+        second = self.matrices * self.depth_steps * self.columns
+        values = (self.in_bytes + self.out_bytes) / self.item_bytes
+        return Work("pointwise", self.flops / 2, max(0.0, values - second), second)
 
 
 def _place(shape: Sequence[int], stack: Sequence[Expr], row: Expr, column: Expr) -> tuple:

@@ -24,7 +24,7 @@ from tvm_stretch.ir.recurrences import UNITS
 from tvm_stretch.rewriting import rewrite
 
 from .accumulators import Accumulators
-from .choose import register_tiles, step_cycles, tile_counts
+from .cycles import register_tiles, step_cycles, tile_counts
 from .loops import block, const, lanes, load, loop, store, tile_runs, within
 from .machine import VectorMachine
 from .recurrent import STEPS
@@ -110,7 +110,7 @@ class _Nest:
 def _tile(
     batch: int, vectors: int, gates: int, depth: int, machine: VectorMachine
 ) -> tuple[int, int]:
-    """The size of a tile in sequences and vectors, by the cost model of `choose.py`."""
+    """The size of a tile in sequences and vectors, by the cost model of `cycles.py`."""
 
     def cycles(tile: tuple[int, int]) -> float:
         rows, width = tile

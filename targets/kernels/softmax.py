@@ -14,10 +14,11 @@ distinguish them from zero: log(softmax(x)) can, a matrix product cannot.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from math import log, prod
+from typing import ClassVar
 
 from tvm import te, tirx
 from tvm.ir import Expr
@@ -25,6 +26,7 @@ from tvm.ir.expr import TensorLoad
 
 from tvm_stretch.rewriting import rewrite
 
+from .features import L1_BYTES, EpilogueWork, Features, Phases, missing
 from .fused import FusedKernel
 from .loops import (
     PARALLEL,
@@ -42,6 +44,7 @@ from .loops import (
     within,
 )
 from .machine import VectorMachine
+from .template import Template
 
 _TINY = 2.0**-125
 """Twice the least normal float32."""
@@ -50,11 +53,23 @@ _NOTHING = 2.0**-150
 
 
 @dataclass(frozen=True)
-class SoftmaxConfig:
+class SoftmaxShape:
+    """A softmax, and whether denormal results are kept or become 0."""
+
+    shape: tuple[int, ...]
+    axis: int
+    denormals: bool = True
+
+
+@dataclass(frozen=True)
+class SoftmaxConfig(Template):
     """The tensor, the lanes of a vector, and whether denormal results are kept or become 0.
 
     With ``columns``, softmax runs along the last axis but one, otherwise along the last.
     """
+
+    template: ClassVar[str] = "softmax"
+    layers: ClassVar[tuple[type, ...]] = (SoftmaxShape,)
 
     shape: tuple[int, ...]
     lanes: int
@@ -71,37 +86,102 @@ class SoftmaxConfig:
         """Extent of the softmax axis."""
         return self.shape[len(self.outer)]
 
+    @property
+    def operands(self) -> int:
+        """Only the tensor."""
+        return 1
 
-def choose_softmax(
-    shape: tuple[int, ...], axis: int, machine: VectorMachine, denormals: bool = True
-) -> SoftmaxConfig | None:
-    """The configuration of a softmax; None if the template does not fit."""
-    following = len(shape) - 1 - axis % len(shape)
-    if machine.gpu is not None or following > 1 or 0 in shape:
-        return None
-    if not following and shape[-1] < machine.lanes // 2:  # many rows at a time are faster
-        return None
-    return SoftmaxConfig(shape, min(machine.lanes, shape[-1]), denormals, following == 1)
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """The shape of the result."""
+        return self.shape
+
+    @classmethod
+    def configure(
+        cls, layer: SoftmaxShape, machine: VectorMachine, block: int
+    ) -> Iterable[Template]:
+        """The configuration of a softmax along the last axis or the one before it."""
+        del block
+        shape = layer.shape
+        following = len(shape) - 1 - layer.axis % len(shape)
+        if following > 1 or 0 in shape:
+            return []
+        if not following and shape[-1] < machine.lanes // 2:  # many rows at a time are faster
+            return []
+        return [cls(shape, min(machine.lanes, shape[-1]), layer.denormals, following == 1)]
+
+    def cycles(self, machine: VectorMachine) -> float:
+        """Cycles of one core: an exponential, and three short passes."""
+        del machine
+        return prod(self.shape) * 36.0 / self.lanes
+
+    def meaning(self, *operands: te.Tensor) -> te.Tensor:
+        """Softmax in plain loops."""
+        (x,) = operands
+        axis = len(self.outer)
+        rows = (*self.outer, *self.shape[axis + 1 :])
+        k, j = (te.reduce_axis((0, self.extent), name) for name in "kj")
+
+        def beside(row: tuple[Expr, ...], place: Expr) -> tuple[Expr, ...]:
+            return (*row[:axis], place, *row[axis:])
+
+        def of(at: tuple[Expr, ...]) -> tuple[Expr, ...]:
+            return (*at[:axis], *at[axis + 1 :])
+
+        top = te.compute(rows, lambda *row: te.max(x(*beside(row, k.var)), axis=k), name="top")
+        power = te.compute(self.shape, lambda *at: tirx.exp(x[at] - top[of(at)]), name="power")
+        total = te.compute(
+            rows, lambda *row: te.sum(power(*beside(row, j.var)), axis=j), name="total"
+        )
+        return te.compute(
+            self.shape, lambda *at: power[at] / total[of(at)], name="softmax", attrs=self.annotation
+        )
+
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        """The loop nest of the softmax."""
+        return write_softmax(self, machine, fused)
+
+    def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> SoftmaxFeatures:
+        """Features for cost models."""
+        size = item * prod(self.shape)
+        return SoftmaxFeatures(
+            flops=5.0 * prod(self.shape),
+            in_bytes=size + epilogue.bytes,
+            weight_bytes=0,
+            out_bytes=epilogue.out_bytes or size,
+            epilogue_flops=epilogue.flops,
+            model_cycles=self.cycles(machine),
+            rows=prod(self.shape) // self.extent,
+            row_elements=self.extent,
+            rows_of_vectors=self.lanes if self.columns else 1,
+            vector_lanes=self.lanes,
+            item_bytes=item,
+        )
 
 
-def softmax_compute(cfg: SoftmaxConfig, x: te.Tensor, annotation: dict[str, str]) -> te.Tensor:
-    """Softmax in plain loops."""
-    axis = len(cfg.outer)
-    rows = (*cfg.outer, *cfg.shape[axis + 1 :])
-    k, j = (te.reduce_axis((0, cfg.extent), name) for name in "kj")
+@dataclass(frozen=True)
+class SoftmaxFeatures(Features):
+    """A softmax; ``rows_of_vectors`` are the rows that a vector holds numbers of."""
 
-    def beside(row: tuple[Expr, ...], place: Expr) -> tuple[Expr, ...]:
-        return (*row[:axis], place, *row[axis:])
+    family: ClassVar[str] = "softmax"
+    positive: ClassVar[tuple[str, ...]] = ("rows", "row_elements", "rows_of_vectors")
+    constant: ClassVar[tuple[str, ...]] = ("row_elements", "rows_of_vectors")
 
-    def of(at: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        return (*at[:axis], *at[axis + 1 :])
+    rows: int
+    row_elements: int
+    rows_of_vectors: int
 
-    top = te.compute(rows, lambda *row: te.max(x(*beside(row, k.var)), axis=k), name="top")
-    power = te.compute(cfg.shape, lambda *at: tirx.exp(x[at] - top[of(at)]), name="power")
-    total = te.compute(rows, lambda *row: te.sum(power(*beside(row, j.var)), axis=j), name="total")
-    return te.compute(
-        cfg.shape, lambda *at: power[at] / total[of(at)], name="softmax", attrs=annotation
-    )
+    def own_phases(self) -> Phases:
+        """Exponentials of vectors, rows, and vectors that are partly empty."""
+        together = self.rows_of_vectors
+        groups = self.rows / together
+        width = self.vector_lanes if together == 1 else 1
+        vectors = groups * -(-self.row_elements // width)
+        return {
+            "exponentials": vectors * 8,
+            "rows": groups * 10,
+            "long_rows": vectors * missing(self.row_elements * self.item_bytes, L1_BYTES),
+        }
 
 
 def write_softmax(cfg: SoftmaxConfig, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:

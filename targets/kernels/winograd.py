@@ -1,87 +1,67 @@
-"""Winograd convolution F(m x m, 3 x 3) in blocked layout: configuration, weights, meaning.
+"""Winograd convolutions of 3x3 layers in blocked layout: the templates.
 
-    out = A^T [ (G g G^T) * (B^T d B) ] A       on tiles of m x m outputs
-
-``G g G^T`` is computed once, when the artifact is loaded.  With m = 4 this needs 2.25 multiplies
-per output where the direct sum needs 9 (Lavin and Gray, arXiv:1509.09308).  The loop nests are in
-`winograd_nest.py`.
+The sums are explained in `winograd_sums.py`, loop nests are in `winograd_nest.py`,
+the cost family in `winograd_features.py`. A convolution is
+one kernel, or two if other convolutions read the same transformed image
+(`passes/share_winograd.py`); the transform of the weights runs when an artifact is loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
+from typing import ClassVar
 
-import numpy as np
-from tvm import te, tirx, topi
+from tvm import relax, te, tirx
 from tvm.ir import Expr
 
-from .loops import const, f32
+from .channel_runs import mean_channels, winograd_runs
+from .conv import merged_groups
+from .cycles import (
+    WEIGHT_BYTES_PER_CYCLE,
+    Step,
+    conv_step,
+    reduction_cycles,
+    register_tiles,
+    tile_counts,
+)
+from .features import EpilogueWork
+from .fused import FusedKernel
+from .layers import Along, ConvShape, taken
+from .loops import balanced, const
+from .machine import VectorMachine
+from .template import Template, choose
+from .winograd_features import WinogradFeatures
+from .winograd_nest import write_winograd, write_winograd_input, write_winograd_product
+from .winograd_sums import multiply_planes, transform_input, transform_weight
+from .winograd_weight import write_weight_transform
 
-Matrix = tuple[tuple[float, ...], ...]
-INPUT: dict[int, Matrix] = {
-    2: ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)),
-    4: (
-        (4, 0, -5, 0, 1, 0),
-        (0, -4, -4, 1, 1, 0),
-        (0, 4, -4, -1, 1, 0),
-        (0, -2, -1, 2, 1, 0),
-        (0, 2, -1, -2, 1, 0),
-        (0, 4, 0, -5, 0, 1),
-    ),
-}
-WEIGHT: dict[int, Matrix] = {
-    2: ((1, 0, 0), (1 / 2, 1 / 2, 1 / 2), (1 / 2, -1 / 2, 1 / 2), (0, 0, 1)),
-    4: (
-        (1 / 4, 0, 0),
-        (-1 / 6, -1 / 6, -1 / 6),
-        (-1 / 6, 1 / 6, -1 / 6),
-        (1 / 24, 1 / 12, 1 / 6),
-        (1 / 24, -1 / 12, 1 / 6),
-        (0, 0, 1),
-    ),
-}
-OUTPUT: dict[int, Matrix] = {
-    2: ((1, 1, 1, 0), (0, 1, -1, -1)),
-    4: (
-        (1, 1, 1, 1, 1, 0),
-        (0, 1, -1, 2, -2, 0),
-        (0, 1, 1, 4, 4, 0),
-        (0, 1, -1, 8, -8, 1),
-    ),
-}
+_TRANSFORM_CYCLES = {2: 2.5, 4: 7.0}
+"""Cycles of both transforms for each vector of a plane, by tile: F(2x2) only adds, two terms each;
+F(4x4) has twice as many terms, and factors."""
 
 
-@dataclass(frozen=True)
-class WinogradConfig:
+@dataclass(frozen=True, kw_only=True)
+class WinogradConfig(Template, ConvShape):
     """A 3x3 convolution of stride 1, its Winograd tile and its register tile.
 
     ``merged_groups`` groups are computed as one, with zero weights between them, so that each
     starts on a channel block. If the last part has fewer groups, it has zero weights too.
     """
 
-    batch: int
-    in_channels: int
-    in_size: tuple[int, int]
-    out_channels: int
-    padding: tuple[int, int, int, int]
+    template: ClassVar[str] = "winograd"
+    layers: ClassVar[tuple[type, ...]] = (ConvShape,)
+
     lanes: int
     tile: int
-    oc_blocks: int
-    pixels: int
-    groups: int = 1
+    oc_blocks: int = 1
+    pixels: int = 1
     merged_groups: int = 1
 
     @property
     def alpha(self) -> int:
         """Side of an input tile."""
         return self.tile + 2
-
-    @property
-    def out_size(self) -> tuple[int, int]:
-        """Height and width of the output."""
-        top, left, bottom, right = self.padding
-        return self.in_size[0] + top + bottom - 2, self.in_size[1] + left + right - 2
 
     @property
     def tiles(self) -> tuple[int, int]:
@@ -142,106 +122,251 @@ class WinogradConfig:
         lacks = self.parts * self.in_blocks > self.blocks[0]
         return tirx.min(block, const(self.blocks[0] - 1)) if lacks else block
 
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """The shape of the result in memory."""
+        return (self.batch, self.blocks[1], *self.out_size, self.lanes)
 
-def combine(row: Sequence[float], terms: Sequence[Expr]) -> Expr:
-    """``sum(row[i] * terms[i])`` without multiplications by zero and one."""
-    total: Expr | None = None
-    for factor, term in zip(row, terms, strict=True):
-        if factor == 0:
-            continue
-        if total is None:
-            total = term if factor == 1 else f32(factor) * term
-        elif factor in (1, -1):
-            total = total + term if factor == 1 else total - term
-        else:
-            total = total + f32(factor) * term
-    assert total is not None
-    return total
+    @property
+    def planes_shape(self) -> tuple[int, ...]:
+        """The shape of the transformed image."""
+        blocks, tiles = self.parts * self.in_blocks, prod(self.tiles)
+        return (self.batch, blocks, self.alpha**2, tiles, self.lanes)
 
+    # --- choice ---
 
-# --- meaning --------------------------------------------------------------------------------------
+    @classmethod
+    def configure(
+        cls, layer: ConvShape, machine: VectorMachine, block: int
+    ) -> list[WinogradConfig]:
+        """A configuration for each tile of the image and each register tile."""
+        shape = layer
+        width = min(shape.in_channels, shape.out_channels) // shape.groups
+        if (
+            (shape.kernel, shape.stride, shape.dilation) != ((3, 3), (1, 1), (1, 1))
+            or shape.exact
+            or block != machine.lanes
+            or 2 * width < (4 if shape.groups == 1 else 3) * machine.lanes
+            or machine.half  # float16 has too few digits for its sums
+            or min(shape.out_size) < 4
+        ):
+            return []
+        widths = (shape.in_channels, shape.out_channels)
+        merge = merged_groups(*widths, shape.groups, machine.lanes)
+        base = taken(cls, shape, lanes=machine.lanes, tile=2, merged_groups=merge)
+        return [
+            replace(base, tile=tile, oc_blocks=o, pixels=p)
+            for tile in (4, 2)
+            for p, o in register_tiles(machine)
+            # two vectors of outputs measured best; parts of groups must divide evenly
+            if (o <= 2 if base.parts == 1 else base.out_blocks % o == 0)
+        ]
 
+    def cycles(self, machine: VectorMachine, step: Step = conv_step) -> float:
+        """Cycles of one core; ``step`` may replace the model of a step."""
+        tiles = self.tiles[0] * self.tiles[1]
+        square, channels = self.alpha**2, self.in_blocks * self.lanes
+        groups = self.parts * self.out_blocks / self.oc_blocks
+        slab = channels * self.oc_blocks * self.lanes * 4
+        runs = winograd_runs(self, self.oc_blocks)
+        products = (
+            square
+            * groups
+            * sum(
+                times
+                * (reduction_cycles(size, runs, slab, machine, step) + 12 + self.oc_blocks * size)
+                for size, times in tile_counts(tiles, self.pixels)
+            )
+        )
+        vectors = tiles * self.parts * (self.in_blocks + self.out_blocks) * square
+        transforms = vectors * _TRANSFORM_CYCLES[self.tile]
+        # Weights arrive while products are computed, because each tile prefetches its share.
+        weights = (
+            4
+            * square
+            * channels
+            * self.parts
+            * self.out_blocks
+            * self.lanes
+            / WEIGHT_BYTES_PER_CYCLE
+        )
+        return max(self.batch * products, weights) + self.batch * transforms
 
-def transform_weight(
-    cfg: WinogradConfig, weight: te.Tensor, annotation: dict[str, str]
-) -> te.Tensor:
-    """OIHW -> G g G^T, packed; zero for channels that do not exist."""
-    matrix = topi.utils.const_matrix(np.array(WEIGHT[cfg.tile], "float32"), "G")
-    ky, kx = te.reduce_axis((0, 3), "ky"), te.reduce_axis((0, 3), "kx")
+    def part(self, along: Along, extent: int, machine: VectorMachine) -> Template | None:
+        """The kernel of a part of the layer, which may be another template's."""
+        found: Template | None = choose(taken(ConvShape, self).cut(along, extent), machine)
+        return found
 
-    def element(q: Expr, k: Expr, g: Expr, b: Expr, i: Expr, o: Expr) -> Expr:
-        out, row, exists = cfg.weight_place(q, g, b, i, o)
-        tap = tirx.if_then_else(exists, weight[out, row, ky, kx], f32(0.0))
-        return te.sum(tap * matrix[k // cfg.alpha, ky] * matrix[k % cfg.alpha, kx], axis=[ky, kx])
+    # --- calls and meaning ---
 
-    return te.compute(cfg.weight_shape, element, name="winograd_weight", attrs=annotation)
+    def call(
+        self, bb: relax.BlockBuilder, *operands: Expr, name: str = "", sums: str = ""
+    ) -> relax.Var:
+        """Emit the transform of the OIHW weights, and the convolution."""
+        data, weight = operands
+        of_weight = taken(WinogradWeight, self)
+        packed = WinogradWeight.call(of_weight, bb, weight)
+        return super().call(bb, data, packed, name=name or "winograd_conv2d", sums=sums)
 
+    def meaning(self, *operands: te.Tensor) -> te.Tensor:
+        """The three stages as plain sums."""
+        data, weight = operands
+        planes = transform_input(self, data, self.annotation)
+        return multiply_planes(self, planes, weight, self.annotation)
 
-def winograd_compute(
-    cfg: WinogradConfig, data: te.Tensor, weight: te.Tensor, annotation: dict[str, str]
-) -> te.Tensor:
-    """The three stages as plain sums."""
-    return multiply_planes(cfg, transform_input(cfg, data, annotation), weight, annotation)
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        """All stages, band by band."""
+        return write_winograd(self, machine, fused.operands, fused.epilogue)
 
+    # --- cost ---
 
-def transform_input(cfg: WinogradConfig, data: te.Tensor, annotation: dict[str, str]) -> te.Tensor:
-    """``B^T d B`` of every tile: the a*a planes of an image with one pixel for each tile."""
-    a, (rows, columns), m = cfg.alpha, cfg.tiles, cfg.tile
-    top, left, _, _ = cfg.padding
-    bottom = rows * m + 2 - top - cfg.in_size[0]
-    right = columns * m + 2 - left - cfg.in_size[1]
-    padded = topi.nn.pad(data, (0, 0, top, left, 0), (0, 0, bottom, right, 0), 0.0)
-    into = _matrix(INPUT, m, "B")
-    i, j = te.reduce_axis((0, a), "i"), te.reduce_axis((0, a), "j")
-    return te.compute(
-        (cfg.batch, cfg.parts * cfg.in_blocks, a * a, rows * columns, cfg.lanes),
-        lambda n, c, k, t, lane: te.sum(
-            padded[n, cfg.existing_block(c), t // columns * m + i, t % columns * m + j, lane]
-            * into[k // a, i]
-            * into[k % a, j],
-            axis=[i, j],
-        ),
-        name="winograd_input",
-        attrs=annotation,
-    )
-
-
-def multiply_planes(
-    cfg: WinogradConfig, planes: te.Tensor, weight: te.Tensor, annotation: dict[str, str]
-) -> te.Tensor:
-    """``A^T [weight * planes] A``: the convolution's result."""
-    a, (rows, columns), m = cfg.alpha, cfg.tiles, cfg.tile
-    outof = _matrix(OUTPUT, m, "A")
-    c, ii = te.reduce_axis((0, cfg.in_blocks), "c"), te.reduce_axis((0, cfg.lanes), "ii")
-
-    def multiply(n: Expr, k: Expr, block: Expr, t: Expr, lane: Expr) -> Expr:
-        part, o = block // cfg.out_blocks, block % cfg.out_blocks
-        column = o % cfg.oc_blocks * cfg.lanes + lane
-        return te.sum(
-            planes[n, part * cfg.in_blocks + c, k, t, ii]
-            * weight[part, k, o // cfg.oc_blocks, c, ii, column],
-            axis=[c, ii],
+    def work(
+        self, epilogue: EpilogueWork, machine: VectorMachine, item: int
+    ) -> WinogradFeatures | None:
+        """Features for cost models."""
+        height, width = self.out_size
+        outputs = self.parts * self.out_blocks * self.lanes
+        image = self.batch * self.in_channels * prod(self.in_size)
+        return WinogradFeatures(
+            flops=2.0 * self.multiply_adds,
+            in_bytes=item * image + epilogue.bytes,
+            weight_bytes=item * self.alpha**2 * self.in_blocks * self.lanes * outputs,
+            out_bytes=epilogue.out_bytes or item * self.batch * outputs * height * width,
+            epilogue_flops=epilogue.flops,
+            model_cycles=self.cycles(machine),
+            in_channels=self.in_channels,
+            out_channels=self.out_channels,
+            out_height_pixels=height,
+            out_width_pixels=width,
+            groups=self.groups,
+            merged_groups=self.merged_groups,
+            tile_side_pixels=self.tile,
+            tiles=prod(self.tiles),
+            reduce_lanes=mean_channels(winograd_runs(self, self.oc_blocks)),
+            register_tiles=self.pixels,
+            register_out_vectors=self.oc_blocks,
+            tail_tiles=min(balanced(prod(self.tiles), self.pixels)),
+            vector_lanes=self.lanes,
+            item_bytes=item,
         )
 
-    product = te.compute(
-        (cfg.batch, a * a, cfg.blocks[1], rows * columns, cfg.lanes),
-        multiply,
-        name="winograd_product",
-        attrs=annotation,
-    )
-    p, q = te.reduce_axis((0, a), "p"), te.reduce_axis((0, a), "q")
-    return te.compute(
-        (cfg.batch, cfg.blocks[1], *cfg.out_size, cfg.lanes),
-        lambda n, o, y, x, lane: te.sum(
-            product[n, p * a + q, o, y // m * columns + x // m, lane]
-            * outof[y % m, p]
-            * outof[x % m, q],
-            axis=[p, q],
-        ),
-        name="winograd_output",
-        attrs=annotation,
-    )
+
+@dataclass(frozen=True, kw_only=True)
+class WinogradInput(WinogradConfig):
+    """The first stage: the planes of an image as an image in blocks of channels."""
+
+    template: ClassVar[str] = "winograd_input"
+    layers: ClassVar[tuple[type, ...]] = ()
+
+    @property
+    def operands(self) -> int:
+        """Only the image."""
+        return 1
+
+    def call(
+        self, bb: relax.BlockBuilder, *operands: Expr, name: str = "", sums: str = ""
+    ) -> relax.Var:
+        """Emit the transform of an image."""
+        return Template.call(self, bb, *operands, name=name, sums=sums)
+
+    def meaning(self, *operands: te.Tensor) -> te.Tensor:
+        """The planes as plain sums."""
+        (data,) = operands
+        return transform_input(self, data, self.annotation)
+
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        """The loop nest of the first stage."""
+        return write_winograd_input(self, machine, fused.operands[0], fused.epilogue.out)
+
+    def work(
+        self, epilogue: EpilogueWork, machine: VectorMachine, item: int
+    ) -> WinogradFeatures | None:
+        """Features for cost models."""
+        whole = super().work(epilogue, machine, item)
+        assert whole is not None
+        planes = item * prod(self.planes_shape)
+        image = item * self.batch * self.blocks[0] * self.lanes * prod(self.in_size)
+        return replace(
+            whole,
+            flops=0.0,
+            in_bytes=image,
+            weight_bytes=0,
+            out_bytes=planes,
+            model_cycles=planes / 8,
+            product_stages=0,
+        )
 
 
-def _matrix(matrices: dict[int, Matrix], tile: int, name: str) -> te.Tensor:
-    return topi.utils.const_matrix(np.array(matrices[tile], "float32"), name)
+@dataclass(frozen=True, kw_only=True)
+class WinogradProduct(WinogradConfig):
+    """The stages after the first one: a convolution of planes that are already computed."""
+
+    template: ClassVar[str] = "winograd_product"
+    layers: ClassVar[tuple[type, ...]] = ()
+
+    def call(
+        self, bb: relax.BlockBuilder, *operands: Expr, name: str = "", sums: str = ""
+    ) -> relax.Var:
+        """Emit the transform of the OIHW weights, and the product with the planes."""
+        return super().call(bb, *operands, name=name or self.template, sums=sums)
+
+    def meaning(self, *operands: te.Tensor) -> te.Tensor:
+        """The product and its transform as plain sums."""
+        planes, weight = operands
+        return multiply_planes(self, planes, weight, self.annotation)
+
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        """The loop nest, which reads the planes from memory."""
+        return write_winograd_product(self, machine, fused.operands, fused.epilogue)
+
+    def work(
+        self, epilogue: EpilogueWork, machine: VectorMachine, item: int
+    ) -> WinogradFeatures | None:
+        """Features for cost models."""
+        whole = super().work(epilogue, machine, item)
+        assert whole is not None
+        planes = item * prod(self.planes_shape)
+        return replace(whole, in_bytes=planes + epilogue.bytes, input_stages=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WinogradWeight(WinogradConfig):
+    """The transform of the weights, which runs once."""
+
+    template: ClassVar[str] = "winograd_weight"
+    layers: ClassVar[tuple[type, ...]] = ()
+
+    @property
+    def operands(self) -> int:
+        """Only the weights."""
+        return 1
+
+    def call(
+        self, bb: relax.BlockBuilder, *operands: Expr, name: str = "", sums: str = ""
+    ) -> relax.Var:
+        """Emit the transform of OIHW weights."""
+        return Template.call(self, bb, *operands, name=name, sums=sums)
+
+    def meaning(self, *operands: te.Tensor) -> te.Tensor:
+        """The packed weights as plain sums."""
+        (weight,) = operands
+        return transform_weight(self, weight, self.annotation)
+
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        """The loop nest of the transform."""
+        del machine
+        return write_weight_transform(self, fused.operands[0], fused.epilogue.out)
+
+    def work(
+        self, epilogue: EpilogueWork, machine: VectorMachine, item: int
+    ) -> WinogradFeatures | None:
+        """None: it does not run with the network."""
+        del epilogue, machine, item
+        return None
+
+
+def winograd_of_tile(shape: ConvShape, machine: VectorMachine, tile: int) -> WinogradConfig:
+    """The best Winograd configuration with this tile."""
+    every = WinogradConfig.configure(shape, machine, machine.lanes)
+    fits = [config for config in every if config.tile == tile]
+    return min(fits, key=lambda config: config.cycles(machine))

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -39,7 +40,10 @@ from .loops import (
     within,
 )
 from .machine import VectorMachine
-from .winograd import INPUT, OUTPUT, WinogradConfig, combine
+from .winograd_sums import INPUT, OUTPUT, combine
+
+if TYPE_CHECKING:
+    from .winograd import WinogradConfig
 
 Plane = Callable[[Expr, Expr, Expr, Expr], Expr]
 """Element (plane, channel block, tile, lane) of the transformed input of a band."""

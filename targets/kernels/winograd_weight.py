@@ -6,11 +6,16 @@ for part, register tile, input channel:
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tvm import tirx
 from tvm.ir import Expr
 
 from .loops import block, f32, lanes, load, loop, store, vectors, within
-from .winograd import WEIGHT, WinogradConfig, combine
+from .winograd_sums import WEIGHT, combine
+
+if TYPE_CHECKING:
+    from .winograd import WinogradConfig
 
 
 def write_weight_transform(cfg: WinogradConfig, weight: tirx.Buffer, out: tirx.Buffer) -> tirx.Stmt:

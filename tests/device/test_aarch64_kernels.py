@@ -19,21 +19,17 @@ from tvm_ffi.libinfo import find_include_path
 
 from tvm_stretch.passes.expand_math import ExpandMath
 from tvm_stretch.targets.cpu import vector_machine
-from tvm_stretch.targets.kernels.blocks import annotation
-from tvm_stretch.targets.kernels.choose import ConvShape, conv_candidates, winograd_of_tile
-from tvm_stretch.targets.kernels.conv import ConvConfig, conv_compute, pack_weight
-from tvm_stretch.targets.kernels.integer_conv import (
-    choose_integer_conv,
-    conv_dot,
-    integer_conv_sums,
-)
-from tvm_stretch.targets.kernels.integer_window import IntegerWindowConfig, integer_window_sums
+from tvm_stretch.targets.kernels.conv import ConvConfig
+from tvm_stretch.targets.kernels.integer_conv import IntegerConvConfig
+from tvm_stretch.targets.kernels.integer_window import IntegerWindowConfig
+from tvm_stretch.targets.kernels.layers import ConvShape, IntegerConvShape, taken
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.matmul import choose_matmul, matmul_compute
-from tvm_stretch.targets.kernels.softmax import choose_softmax, softmax_compute
-from tvm_stretch.targets.kernels.templates import schedule_kernel
-from tvm_stretch.targets.kernels.window import WindowConfig, window_compute
-from tvm_stretch.targets.kernels.winograd import WinogradConfig, transform_weight, winograd_compute
+from tvm_stretch.targets.kernels.matmul import MatmulShape
+from tvm_stretch.targets.kernels.schedule import schedule_kernel
+from tvm_stretch.targets.kernels.softmax import SoftmaxShape
+from tvm_stretch.targets.kernels.template import choose, configurations
+from tvm_stretch.targets.kernels.window import WindowConfig
+from tvm_stretch.targets.kernels.winograd import WinogradConfig, WinogradWeight, winograd_of_tile
 
 COMPILER, EMULATOR = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
 pytestmark = [
@@ -67,12 +63,12 @@ def convolution(
     dtype: str = "float32",
     sums: str = "float32",
 ) -> Case:
-    every = conv_candidates(shape, machine.summing(sums), block, 10_000)
+    every = configurations(shape, machine.summing(sums), block, 10_000)
     config = next(c for c in every if isinstance(c, ConvConfig))
     image = (1, config.in_blocks, *shape.in_size, *((block,) if block > 1 else ()))
     data = te.placeholder(image, dtype, name="x")
     weight = te.placeholder(config.weight_shape, sums, name="w")
-    out = conv_compute(config, data, weight, annotation("conv", config), sums)
+    out = config.meaning(data, weight, sums=sums)
     return Case([data, weight], out, config)
 
 
@@ -81,7 +77,7 @@ def winograd(tile: int, channels: int = 16, outputs: int = 24, groups: int = 1) 
     config = winograd_of_tile(shape, MACHINE, tile)
     data = te.placeholder((1, -(-channels // 4), 13, 11, 4), name="x")
     weight = te.placeholder(config.weight_shape, name="w")
-    out = winograd_compute(config, data, weight, annotation("winograd", config))
+    out = config.meaning(data, weight)
     return Case([data, weight], out, config)
 
 
@@ -89,29 +85,27 @@ def window(kind: str, size: int, stride: int, lanes: int = 4, dtype: str = "floa
     pad = (size // 2,) * 4
     channels = 2 * lanes
     config = WindowConfig(
-        kind, 1, channels, (13, 17), (size,) * 2, (stride,) * 2, pad, (1, 1), lanes
+        kind, 1, channels, (13, 17), (size,) * 2, (stride,) * 2, pad, (1, 1), lanes=lanes
     )
     data = te.placeholder((1, 2, 13, 17, lanes), dtype, name="x")
     weight = te.placeholder((2, size, size, lanes), dtype, name="w")
     operands = [data, weight] if kind == "depthwise" else [data]
-    out = window_compute(
-        config, data, weight if kind == "depthwise" else None, annotation("window", config)
-    )
+    out = config.meaning(*operands)
     return Case(operands, out)
 
 
 def matmul(a: tuple[int, ...], b: tuple[int, ...]) -> Case:
-    config = choose_matmul(a, b, MACHINE)
+    config = choose(MatmulShape(a, b), MACHINE)
     assert config is not None
     left, right = te.placeholder(a, name="a"), te.placeholder(b, name="b")
-    return Case([left, right], matmul_compute(config, left, right, annotation("matmul", config)))
+    return Case([left, right], config.meaning(left, right))
 
 
 def softmax(columns: int, axis: int = -1) -> Case:
-    config = choose_softmax((3, columns), axis, MACHINE)
+    config = choose(SoftmaxShape((3, columns), axis), MACHINE)
     assert config is not None
     data = te.placeholder((3, columns), name="x")
-    return Case([data], softmax_compute(config, data, annotation("softmax", config)))
+    return Case([data], config.meaning(data))
 
 
 def generic() -> Case:
@@ -177,9 +171,9 @@ def existing(config: ConvConfig | WinogradConfig) -> np.ndarray:
     """One where a packed weight exists, zero where a channel or its group does not."""
     inputs = config.in_channels // config.groups
     winograd = isinstance(config, WinogradConfig)
-    ones = np.ones((config.out_channels, inputs, *((3, 3) if winograd else config.kernel)), "f")
+    ones = np.ones((config.out_channels, inputs, *config.kernel), "f")
     source = te.placeholder(ones.shape, name="source")
-    packed = transform_weight(config, source, {}) if winograd else pack_weight(config, source)
+    packed = taken(WinogradWeight, config).meaning(source) if winograd else config.pack(source)
     packing = te.create_prim_func([source, packed])
     made = here(packing, [ones, np.empty(config.weight_shape, "float32")])
     return (made != 0).astype("float32")  # of Winograd's none is zero that exists, of ones
@@ -228,17 +222,15 @@ def integer_sums(
     data = te.placeholder((1, 4, 9, 10, 4), dtype, name="x")
     if depthwise:
         config = IntegerWindowConfig(
-            "depthwise", 1, 16, (9, 10), (4, 3), (2, 2), (1, 1, 1, 1), (1, 1), 4,
-            dtype=dtype, dot=machine.dot,
+            "depthwise", 1, 16, (9, 10), (4, 3), (2, 2), (1, 1, 1, 1), (1, 1),
+            lanes=4, dtype=dtype, dot=machine.dot,
         )  # fmt: skip
         weight = te.placeholder(config.weight_shape, config.way.weight, name="w")
-        mark = annotation("integer_window", config)
-        return [data, weight], integer_window_sums(config, data, weight, mark)
+        return [data, weight], config.meaning(data, weight)
     shape = ConvShape(1, 16, (9, 10), 24, (3, 3), padding=(1, 1, 1, 1))
-    conv = choose_integer_conv(shape, machine, 4, dtype, machine.dot)
+    conv = IntegerConvConfig.configure(taken(IntegerConvShape, shape, dtype=dtype), machine, 4)[0]
     weight = te.placeholder(conv.weight_shape, conv.way.weight, name="w")
-    mark = annotation("integer_conv", conv)
-    return [data, weight], integer_conv_sums(conv, data, weight, mark)
+    return [data, weight], conv.meaning(data, weight)
 
 
 MATRICES = {
@@ -254,12 +246,12 @@ MATRICES = {
 def test_small_matrices(dtype: str, name: str, tmp_path: Path) -> None:
     target = Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n2"})
     shape, machine = MATRICES[name], vector_machine(target, 1)
-    dot = conv_dot(shape, machine, 4, dtype)
+    dot = choose(taken(IntegerConvShape, shape, dtype=dtype), machine, 4).dot
     assert dot.endswith("mmla")
-    conv = choose_integer_conv(shape, machine, 4, dtype, dot)
+    conv = choose(taken(IntegerConvShape, shape, dtype=dtype), machine, 4)
     data = te.placeholder((shape.batch, conv.in_blocks, *shape.in_size, 4), dtype, name="x")
     weight = te.placeholder(conv.weight_shape, conv.way.weight, name="w")
-    out = integer_conv_sums(conv, data, weight, annotation("integer_conv", conv))
+    out = conv.meaning(data, weight)
     function = te.create_prim_func([data, weight, out])
     random = np.random.default_rng(0)
     tensors = [(tuple(int(d) for d in t.shape), str(t.dtype)) for t in (data, weight, out)]

@@ -14,11 +14,11 @@ import tvm_stretch as ts
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.expand_math import ExpandMath
 from tvm_stretch.passes.keep_nan import KeepNan
-from tvm_stretch.targets.kernels.blocks import annotation
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.matmul import choose_matmul, matmul_compute
-from tvm_stretch.targets.kernels.softmax import choose_softmax, softmax_compute
-from tvm_stretch.targets.kernels.templates import schedule_kernel
+from tvm_stretch.targets.kernels.matmul import MatmulShape
+from tvm_stretch.targets.kernels.schedule import schedule_kernel
+from tvm_stretch.targets.kernels.softmax import SoftmaxShape
+from tvm_stretch.targets.kernels.template import choose
 
 AVX2 = VectorMachine(lanes=8, registers=16, broadcast_operand=False, l2_bytes=2**19, threads=1)
 NEON = VectorMachine(lanes=4, registers=32, broadcast_operand=True, l2_bytes=2**19, threads=1)
@@ -35,10 +35,10 @@ SHAPES = {
 
 def built(a: tuple[int, ...], b: tuple[int, ...], machine: VectorMachine) -> tvm.tirx.PrimFunc:
     """max(a @ b, bias), scheduled."""
-    config = choose_matmul(a, b, machine)
+    config = choose(MatmulShape(a, b), machine)
     assert config is not None
     inputs = [te.placeholder(shape, name=name) for shape, name in ((a, "a"), (b, "b"))]
-    product = matmul_compute(config, *inputs, annotation("matmul", config))
+    product = config.meaning(*inputs)
     bias = te.placeholder(product.shape, name="bias")
     meaning = te.create_prim_func([*inputs, bias, topi.maximum(product, bias)])
     return schedule_kernel(meaning, machine)
@@ -68,7 +68,7 @@ def test_every_row_of_sums_is_in_vectors() -> None:
     ("a", "b"), [((4, 5), (5, 7)), ((0, 5), (5, 8)), ((4, 0), (0, 8))], ids=str
 )
 def test_no_template(a: tuple[int, ...], b: tuple[int, ...]) -> None:
-    assert choose_matmul(a, b, AVX2) is None
+    assert choose(MatmulShape(a, b), AVX2) is None
 
 
 def softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
@@ -81,10 +81,10 @@ def run_softmax(
     x: np.ndarray, machine: VectorMachine, denormals: bool = True, axis: int = -1
 ) -> np.ndarray:
     """Softmax, then twice of it."""
-    config = choose_softmax(x.shape, axis, machine, denormals)
+    config = choose(SoftmaxShape(x.shape, axis, denormals), machine)
     assert config is not None
     data = te.placeholder(x.shape, name="x")
-    result = softmax_compute(config, data, annotation("softmax", config))
+    result = config.meaning(data)
     func = te.create_prim_func([data, topi.multiply(result, 2.0)])
     func = KeepNan()(ExpandMath()(tvm.IRModule({"f": func})))["f"]
     out = tvm.runtime.tensor(np.full(x.shape, 7e7, "float32"))
@@ -130,7 +130,7 @@ def test_weights_of_masked_elements_are_not_denormal(axis: int) -> None:
 
 @pytest.mark.parametrize(("shape", "axis"), [((4, 7, 2), 0), ((9, 3), 1), ((0, 8), 1)], ids=str)
 def test_softmax_without_template(shape: tuple[int, ...], axis: int) -> None:
-    assert choose_softmax(shape, axis, AVX2) is None
+    assert choose(SoftmaxShape(shape, axis), AVX2) is None
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])

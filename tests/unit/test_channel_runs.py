@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvm_stretch.targets.kernels.channel_runs import ChannelRun, channel_runs, runs_of_groups
-from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
+from tvm_stretch.targets.kernels.layers import ConvShape
 from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.template import choose
 
 AVX512 = VectorMachine(16, 32, False, 2048 * 1024, 1)
 
@@ -51,7 +52,7 @@ def test_whole_blocks_are_one_run():
 def test_groups_of_24_channels_multiply_three_quarters():
     """Two in three vectors, no Winograd: 96 of 144 products; 48 of 96 where one is left."""
     shape = ConvShape(1, 168, (28, 28), 168, (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 7)
-    config = choose_conv(shape, AVX512, 16)
+    config = choose(shape, AVX512, 16)
     assert (config.merged_groups, config.oc_blocks) == (2, 3)
     for vectors, products in ((3, 96), (2, 48)):
         runs = channel_runs(config, vectors)
@@ -60,7 +61,7 @@ def test_groups_of_24_channels_multiply_three_quarters():
 
 def test_last_groups_that_fill_as_many_vectors_read_as_the_others():
     """Four groups of 12 fill three vectors, as the three that are left do."""
-    config = choose_conv(ConvShape(1, 84, (14, 14), 84, (1, 1), groups=7), AVX512, 16)
+    config = choose(ConvShape(1, 84, (14, 14), 84, (1, 1), groups=7), AVX512, 16)
     assert (config.merged_groups, config.oc_blocks) == (4, 3)
     runs = channel_runs(config, 3)
     assert sum(run.channels * (run.vectors[1] - run.vectors[0]) for run in runs) == 3 * 24
@@ -68,5 +69,5 @@ def test_last_groups_that_fill_as_many_vectors_read_as_the_others():
 
 def test_a_tail_of_channels_is_not_read_as_a_block():
     shape = ConvShape(1, 20, (28, 28), 20, (1, 1))
-    runs = channel_runs(choose_conv(shape, AVX512, 16), 2)
+    runs = channel_runs(choose(shape, AVX512, 16), 2)
     assert sum(run.channels for run in runs) == 20

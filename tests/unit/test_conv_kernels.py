@@ -12,18 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm import te, tirx, topi
 
-from tvm_stretch.targets.kernels.blocks import annotation
-from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv, conv_candidates
-from tvm_stretch.targets.kernels.conv import ConvConfig, conv_compute, pack_weight
+from tvm_stretch.targets.kernels.conv import ConvConfig
+from tvm_stretch.targets.kernels.cycles import register_tiles
+from tvm_stretch.targets.kernels.layers import ConvShape, taken
 from tvm_stretch.targets.kernels.loops import balanced
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.templates import schedule_kernel
+from tvm_stretch.targets.kernels.schedule import schedule_kernel
+from tvm_stretch.targets.kernels.template import Template, choose, configurations
 from tvm_stretch.targets.kernels.winograd import (
     WinogradConfig,
-    multiply_planes,
-    transform_input,
-    transform_weight,
-    winograd_compute,
+    WinogradInput,
+    WinogradProduct,
+    WinogradWeight,
 )
 
 AVX2 = VectorMachine(8, 16, False, 512 * 1024, 1)
@@ -84,21 +84,19 @@ def template_result(
     """The template with a fused ``relu(conv + bias + residual)``, back in NCHW."""
     weight = te.placeholder(w.shape, name="weight")
     winograd = isinstance(config, WinogradConfig)
-    if winograd:
-        packed = transform_weight(config, weight, annotation("winograd_weight", config))
+    if isinstance(config, WinogradConfig):
+        packed = taken(WinogradWeight, config).meaning(weight)
     else:
-        packed = pack_weight(config, weight)
+        packed = config.pack(weight)
     packing = te.create_prim_func([weight, packed])
     packed_weight = run(schedule_kernel(packing, machine) if winograd else packing, w)
 
-    block = config.lanes if winograd else config.data_block
+    block = config.data_block if isinstance(config, ConvConfig) else config.lanes
     data = blocked(x, block)
     operands = [te.placeholder(a.shape, name=n) for a, n in ((data, "data"), (packed_weight, "w"))]
     extra = [blocked(bias, config.lanes), blocked(residual, config.lanes)]
     b, r = (te.placeholder(a.shape, name=n) for a, n in zip(extra, ("b", "r"), strict=True))
-    mark = annotation("winograd" if winograd else "conv", config)
-    compute = winograd_compute if winograd else conv_compute
-    out = topi.nn.relu(topi.add(topi.add(compute(config, *operands, mark), b), r))
+    out = topi.nn.relu(topi.add(topi.add(config.meaning(*operands), b), r))
     kernel = schedule_kernel(te.create_prim_func([*operands, b, r, out]), machine)
     result = run(kernel, data, packed_weight, *extra)
     n, _, h, w_, _ = result.shape
@@ -145,8 +143,8 @@ def test_direct_convolution_of_any_shape(
     shape: ConvShape, machine: VectorMachine, plain: bool
 ) -> None:
     block = 1 if plain and shape.groups == 1 else machine.lanes
-    config = choose_conv(shape, machine, block)
-    check(shape, config, machine)
+    tiles = ConvConfig.smallest(shape, machine, block).tiled(register_tiles(machine))
+    check(shape, min(tiles, key=lambda config: config.cycles(machine)), machine)
 
 
 WINOGRAD = [
@@ -161,7 +159,7 @@ WINOGRAD = [
 @pytest.mark.parametrize(("machine", "padding", "tile"), WINOGRAD)
 def test_winograd(tile: int, padding: tuple[int, int, int, int], machine: VectorMachine) -> None:
     shape = ConvShape(2, 20, (13, 9), 37, (3, 3), padding=padding)
-    config = WinogradConfig(2, 20, (13, 9), 37, padding, machine.lanes, tile, 2, 3)
+    config = taken(WinogradConfig, shape, lanes=machine.lanes, tile=tile, oc_blocks=2, pixels=3)
     check(shape, config, machine)
 
 
@@ -171,7 +169,7 @@ def test_winograd_of_groups_that_do_not_come_out_even(groups: int, inner: int, o
     shape = ConvShape(
         1, groups * inner, (9, 7), groups * outer, (3, 3), padding=(1, 1, 1, 1), groups=groups
     )
-    every = conv_candidates(shape, AVX512, 16, 400)
+    every = configurations(shape, AVX512, 16, 400)
     config = next(c for c in every if isinstance(c, WinogradConfig) and c.tile == 4)
     assert (config.merged_groups, groups % 2) == (2, 1)
     check(shape, config, AVX512)
@@ -179,20 +177,20 @@ def test_winograd_of_groups_that_do_not_come_out_even(groups: int, inner: int, o
 
 def test_winograd_is_chosen_for_groups_of_24() -> None:
     shape = ConvShape(1, 168, (28, 28), 168, (3, 3), padding=(1, 1, 1, 1), groups=7)
-    assert isinstance(choose_conv(shape, AVX512, 16), WinogradConfig)
+    assert isinstance(choose(shape, AVX512, 16), WinogradConfig)
 
 
 def test_the_reduction_is_cut_where_weights_outgrow_the_cache() -> None:
     shape = ConvShape(1, 200, (7, 7), 40, (3, 3), stride=(2, 2), padding=(1, 1, 1, 1))
-    config = choose_conv(shape, SMALL_CACHE, SMALL_CACHE.lanes)
+    config = choose(shape, SMALL_CACHE, SMALL_CACHE.lanes)
     check(shape, config, SMALL_CACHE)
 
 
 def test_winograd_is_chosen_for_wide_3x3_only() -> None:
     wide = ConvShape(1, 64, (56, 56), 64, (3, 3), padding=(1, 1, 1, 1))
-    assert isinstance(choose_conv(wide, AVX2, 8), WinogradConfig)
+    assert isinstance(choose(wide, AVX2, 8), WinogradConfig)
     strided = ConvShape(1, 64, (56, 56), 64, (3, 3), stride=(2, 2), padding=(1, 1, 1, 1))
-    assert isinstance(choose_conv(strided, AVX2, 8), ConvConfig)
+    assert isinstance(choose(strided, AVX2, 8), ConvConfig)
 
 
 @pytest.mark.parametrize(
@@ -203,11 +201,12 @@ def test_short_runs_of_tiles_stay_in_registers(
     in_channels: int, out_channels: int, width: int, taps: int, pixels: int, oc_blocks: int
 ) -> None:
     padding = (taps // 2, 0, taps // 2, 0)
-    sizes = ((width, width), out_channels, (taps, 1), (1, 1), padding, (1, 1), 1, 8, 8)
-    config = ConvConfig(1, in_channels, *sizes, oc_blocks, pixels)
+    shape = ConvShape(1, in_channels, (width, width), out_channels, (taps, 1), padding=padding)
+    tile = {"oc_blocks": oc_blocks, "pixels": pixels}
+    config = taken(ConvConfig, shape, lanes=8, data_block=8, **tile)
     data = te.placeholder((1, in_channels // 8, width, width, 8), name="data")
     weight = te.placeholder(config.weight_shape, name="w")
-    out = conv_compute(config, data, weight, annotation("conv", config))
+    out = config.meaning(data, weight)
     kernel = schedule_kernel(te.create_prim_func([data, weight, out]), AVX2)
     target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "znver3"}
     assembly = built(kernel, tvm.target.Target(target)).inspect_source("asm")
@@ -227,25 +226,21 @@ def test_balanced_parts(total: int, largest: int) -> None:
 
 @pytest.mark.parametrize(("machine", "tile"), [(AVX2, 4), (AVX512, 2), (SMALL_CACHE, 4)])
 def test_winograd_in_two_stages(machine: VectorMachine, tile: int) -> None:
-    config = WinogradConfig(2, 20, (13, 9), 37, (0, 2, 1, 0), machine.lanes, tile, 2, 3)
+    shape = ConvShape(2, 20, (13, 9), 37, (3, 3), padding=(0, 2, 1, 0))
+    config = taken(WinogradConfig, shape, lanes=machine.lanes, tile=tile, oc_blocks=2, pixels=3)
     rng = np.random.default_rng(0)
     x = blocked(rng.standard_normal((2, 20, 13, 9), dtype="float32"), machine.lanes)
     weight = rng.standard_normal(config.weight_shape, dtype="float32")
     operands = [te.placeholder(a.shape, name=n) for a, n in ((x, "x"), (weight, "w"))]
 
-    def stage(template: str, *args: te.Tensor) -> tirx.PrimFunc:
-        compute = {
-            "winograd": winograd_compute,
-            "winograd_input": transform_input,
-            "winograd_product": multiply_planes,
-        }[template]
-        out = compute(config, *args, annotation(template, config))
+    def stage(template: type[Template], *args: te.Tensor) -> tirx.PrimFunc:
+        out = taken(template, config).meaning(*args)
         return schedule_kernel(te.create_prim_func([*args, out]), machine)
 
-    planes = run(stage("winograd_input", operands[0]), x)
+    planes = run(stage(WinogradInput, operands[0]), x)
     read = te.placeholder(planes.shape, name="planes")
-    got = run(stage("winograd_product", read, operands[1]), planes, weight)
-    np.testing.assert_allclose(got, run(stage("winograd", *operands), x, weight), rtol=1e-5)
+    got = run(stage(WinogradProduct, read, operands[1]), planes, weight)
+    np.testing.assert_allclose(got, run(stage(WinogradConfig, *operands), x, weight), rtol=1e-5)
 
 
 @pytest.mark.parametrize("template", ["conv", "winograd"])
@@ -254,17 +249,16 @@ def test_what_only_the_epilogue_reads_may_come_first(template: str) -> None:
     shape = ConvShape(1, 16, (12, 12), 16, (3, 3), padding=(1, 1, 1, 1))
     config: ConvConfig | WinogradConfig
     if template == "winograd":
-        config = WinogradConfig(1, 16, (12, 12), 16, (1, 1, 1, 1), 8, 4, 2, 3)
-        weight_shape, compute = config.weight_shape, winograd_compute
+        config = taken(WinogradConfig, shape, lanes=8, tile=4, oc_blocks=2, pixels=3)
     else:
-        config = ConvConfig(**vars(shape), lanes=8, data_block=8, oc_blocks=2, pixels=4)
-        weight_shape, compute = config.weight_shape, conv_compute
+        config = taken(ConvConfig, shape, lanes=8, data_block=8, oc_blocks=2, pixels=4)
+    weight_shape = config.weight_shape
     image = (1, 2, 12, 12, 8)
     z, x, w = (
         te.placeholder(s, name=n) for s, n in ((image, "z"), (image, "x"), (weight_shape, "w"))
     )
     before = topi.nn.relu(z)
-    out = topi.add(before, compute(config, x, w, annotation(template, config)))
+    out = topi.add(before, config.meaning(x, w))
     func = te.create_prim_func([z, x, w, out])
     names = [block.name_hint for block in _blocks(func)]
     last = "winograd_output" if template == "winograd" else "conv2d"

@@ -12,12 +12,13 @@ from tvm import relax
 
 from tvm_stretch.build.kernels import KernelLevel, kernels_alone
 from tvm_stretch.build.precision import network_in, processors_in
-from tvm_stretch.cost.features import ConvFeatures, Features, PoolFeatures, WindowFeatures
-from tvm_stretch.cost.work import work_of_kernel
 from tvm_stretch.frontend import load_network
 from tvm_stretch.search.halves import half_of
 from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.kernels.conv_features import ConvFeatures
+from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.window_features import PoolFeatures, WindowFeatures
 
 PIXELS = 28 * 28
 ITEMS = {"float32": 4, "float16": 2, "float16+float32": 2, "uint8": 1}
@@ -74,4 +75,4 @@ def check(kernel: Features, item: int) -> None:
     inputs = 1 if isinstance(kernel, WindowFeatures) else 64
     assert kernel.out_bytes == item * values
     assert kernel.weight_bytes == item * 64 * inputs * taps
-    assert 2 * values <= work_of_kernel(kernel).values <= 2 * values + constants
+    assert 2 * values <= kernel.device_work().values <= 2 * values + constants

@@ -12,7 +12,7 @@ from tvm import te, tirx, topi
 
 from tvm_stretch.passes.expand_math import ExpandMath
 from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.kernels.templates import schedule_kernel
+from tvm_stretch.targets.kernels.schedule import schedule_kernel
 
 EXACT = {
     "exp": np.exp,

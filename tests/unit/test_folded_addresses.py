@@ -15,11 +15,10 @@ from tvm.script import tirx as T
 
 from tvm_stretch.codegen.folded_addresses import fold_addresses
 from tvm_stretch.codegen.opencl_code import compile_opencl
-from tvm_stretch.targets.kernels.blocks import annotation
-from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
-from tvm_stretch.targets.kernels.conv import conv_compute
+from tvm_stretch.targets.kernels.layers import ConvShape
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.templates import schedule_kernel
+from tvm_stretch.targets.kernels.schedule import schedule_kernel
+from tvm_stretch.targets.kernels.template import choose
 from tvm_stretch.targets.opencl_device import local_device
 
 
@@ -85,10 +84,10 @@ def test_what_is_folded_anyway_stays(offsets: tuple[int, ...], scale: int):
 def test_vectors_stay_vectors():
     """TVM sees that their index is a multiple of their lanes; else it would gather the elements."""
     machine = VectorMachine(8, 16, False, 512 * 1024, 1)
-    config = choose_conv(ConvShape(1, 64, (14, 14), 48, (1, 1)), machine, 8)
+    config = choose(ConvShape(1, 64, (14, 14), 48, (1, 1)), machine, 8)
     data = te.placeholder((1, 8, 14, 14, 8), name="data")
     weight = te.placeholder(config.weight_shape, name="weight")
-    out = conv_compute(config, data, weight, annotation("conv", config))
+    out = config.meaning(data, weight)
     kernel = schedule_kernel(te.create_prim_func([data, weight, out]), machine)
     text = compile_opencl({"conv": kernel}, tvm.target.Target("opencl"), on_cpu=True)
     assert text.count("tvm_stretch_opaque(") > 2 and "vload8(0, " in text

@@ -22,11 +22,10 @@ from tvm.target import Target
 
 import tvm_stretch as ts
 from tvm_stretch.cost.analytic import AnalyticModel
-from tvm_stretch.cost.describe import Epilogue, template_features
 from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.kernels import choose, layer_configs
-from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
 from tvm_stretch.targets.kernels.conv import ConvConfig
+from tvm_stretch.targets.kernels.features import EpilogueWork
+from tvm_stretch.targets.kernels.gpu import choose as gpu_choose
 from tvm_stretch.targets.kernels.gpu.choose import (
     Tile,
     choose_group_window,
@@ -39,7 +38,9 @@ from tvm_stretch.targets.kernels.gpu.dense import RowConfig
 from tvm_stretch.targets.kernels.gpu.families import FAMILIES, describe_gpu, family_of
 from tvm_stretch.targets.kernels.gpu.item_conv import ItemConvConfig
 from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
+from tvm_stretch.targets.kernels.layers import ConvShape, taken
 from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.template import choose, configurations
 from tvm_stretch.targets.kernels.window import WindowConfig
 from tvm_stretch.targets.opencl import opencl_processor
 from tvm_stretch.targets.opencl_device import OpenCLDevice, local_device
@@ -65,10 +66,10 @@ def tile_of(*numbers: int) -> Iterator[None]:
     def chosen(layer: ConvConfig, _gpu: GpuMachine) -> ConvConfig:
         return tiled(layer, Tile(*numbers))
 
-    with patch.object(choose, "choose_group_conv", chosen):
-        choose.choose_conv.cache_clear()
+    configurations.cache_clear()
+    with patch.object(gpu_choose, "choose_group_conv", chosen):
         yield
-    choose.choose_conv.cache_clear()
+    configurations.cache_clear()
 
 
 def convolution(
@@ -125,8 +126,10 @@ def window_of(tile: tuple[int, int], items: int) -> Iterator[None]:
     def chosen(layer: WindowConfig, gpu: GpuMachine) -> WindowConfig:
         return replace(choose_group_window(layer, gpu), tile=tile, group_items=items)
 
-    with patch.object(layer_configs, "choose_group_window", chosen):
+    configurations.cache_clear()
+    with patch.object(gpu_choose, "choose_group_window", chosen):
         yield
+    configurations.cache_clear()
 
 
 @needs_device
@@ -183,7 +186,7 @@ def test_choices_stay_within_limits(shape: ConvShape, limits: tuple[int, int]) -
     items, kibibytes = limits
     gpu = GpuMachine(8, max_group_items=items, local_bytes=kibibytes * 1024)
     machine = VectorMachine(4, 32, False, 2**20, 1, gpu=gpu)
-    config = choose_conv(shape, machine, 1 if shape.in_channels == 3 else 4)
+    config = choose(shape, machine, 1 if shape.in_channels == 3 else 4)
     assert isinstance(config, GroupConvConfig)
     assert config.group_items <= items
     # sums that do not fit into registers took 40 times as long on an H100
@@ -192,7 +195,7 @@ def test_choices_stay_within_limits(shape: ConvShape, limits: tuple[int, int]) -
 
 
 def layer(shape: ConvShape) -> ConvConfig:
-    return ConvConfig(**vars(shape), lanes=4, data_block=4, oc_blocks=1, pixels=1)
+    return taken(ConvConfig, shape, lanes=4, data_block=4, oc_blocks=1, pixels=1)
 
 
 def test_few_outputs_are_shared_among_many_items() -> None:
@@ -296,8 +299,8 @@ def test_predictions_are_of_the_gpu() -> None:
         processor = opencl_processor(Target("opencl"), cpu_processor(TARGET, 1), device)
         machine = processor.machine
         assert machine.gpu is not None
-        config = choose_conv(SHAPES[0], machine, 4)
-        features = template_features(config, Epilogue(), machine, 4)
+        config = choose(SHAPES[0], machine, 4)
+        features = config.work(EpilogueWork(), machine, 4)
         speed = processor.speed
         found.append(AnalyticModel(speed).nanoseconds(features) - speed.start_ns)
         assert found[-1] >= 0.9 * features.flops / (16 * speed.cycles_per_ns)

@@ -30,7 +30,7 @@ from tvm_stretch.passes.canonicalise import Canonicalise
 from tvm_stretch.passes.use_half import UseHalf, describe_halves
 from tvm_stretch.targets import opencl
 from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.kernels.choose import ConvShape
+from tvm_stretch.targets.kernels.layers import ConvShape
 from tvm_stretch.targets.processor import Processor
 
 A76 = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a76"}

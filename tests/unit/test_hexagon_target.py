@@ -29,8 +29,8 @@ from tvm_stretch.runtime.autoload import load_native_library
 from tvm_stretch.targets import hexagon
 from tvm_stretch.targets.hexagon import VERSIONS, llvm_target
 from tvm_stretch.targets.hexagon_chips import Chip
-from tvm_stretch.targets.kernels.choose import ConvShape
-from tvm_stretch.targets.kernels.integer_conv import choose_integer_conv, conv_dot
+from tvm_stretch.targets.kernels.layers import IntegerConvShape
+from tvm_stretch.targets.kernels.template import choose
 from tvm_stretch.targets.processors import drop_absent, make_processors
 
 
@@ -72,9 +72,8 @@ def test_tiles_of_pixels_alone_round_while_others_are_added_up(
 ) -> None:
     """Also where all tiles wait for their weights alike: the first one has a single pixel."""
     machine = processor().machine
-    shape = ConvShape(1, channels, (side, side), channels, (1, 1))
-    dot = conv_dot(shape, machine, machine.lanes, "uint8")
-    chosen = choose_integer_conv(shape, machine, machine.lanes, "uint8", dot)
+    shape = IntegerConvShape(1, channels, (side, side), channels, (1, 1))
+    chosen = choose(shape, machine)
     assert chosen.pixels >= 4 and chosen.pixels * chosen.oc_blocks == 8
     assert channels // machine.lanes % chosen.oc_blocks == 0
 

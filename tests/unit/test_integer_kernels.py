@@ -20,18 +20,14 @@ from tvm_stretch.ir.integer_kernels import integer_call
 from tvm_stretch.ir.integers import Integer, integer_of
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.targets.cpu import vector_machine
-from tvm_stretch.targets.kernels.blocks import annotation
-from tvm_stretch.targets.kernels.choose import ConvShape
 from tvm_stretch.targets.kernels.float_integers import exact_parts
 from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
-from tvm_stretch.targets.kernels.integer_conv import (
-    choose_integer_conv,
-    conv_dot,
-    integer_conv_sums,
-)
-from tvm_stretch.targets.kernels.integer_window import IntegerWindowConfig, integer_window_sums
+from tvm_stretch.targets.kernels.integer_conv import IntegerConvConfig
+from tvm_stretch.targets.kernels.integer_window import IntegerWindowConfig
+from tvm_stretch.targets.kernels.layers import ConvShape, IntegerConvShape, taken
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.templates import schedule_kernel
+from tvm_stretch.targets.kernels.schedule import schedule_kernel
+from tvm_stretch.targets.kernels.template import choose
 from tvm_stretch.targets.processors import make_processors
 
 PADDED = {"pads": [1, 1, 1, 1]}
@@ -183,17 +179,18 @@ MATRICES = {
 def test_where_small_matrices_fit(name: str) -> None:
     shape, fits = MATRICES[name]
     arm = Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n2"})
-    assert conv_dot(shape, vector_machine(arm, 1), 4, "uint8") == ("usmmla" if fits else "usdot")
+    config = choose(taken(IntegerConvShape, shape), vector_machine(arm, 1), 4)
+    assert config.dot == ("usmmla" if fits else "usdot")
 
 
 def test_sums_of_small_matrices_stay_in_registers() -> None:
     target = Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n2"})
     machine = vector_machine(target, 1)
     shape = ConvShape(1, 64, (14, 14), 96, (1, 1))
-    conv = choose_integer_conv(shape, machine, 4, "uint8", "usmmla")
+    conv = choose(taken(IntegerConvShape, shape), machine, 4)
     data = te.placeholder((1, 16, 14, 14, 4), "uint8")
     weight = te.placeholder(conv.weight_shape, conv.way.weight)
-    out = integer_conv_sums(conv, data, weight, annotation("integer_conv", conv))
+    out = conv.meaning(data, weight)
     text = assembly([data, weight, out], machine, target)
     first = text.index("usmmla")
     loop = text[first : text.rindex("usmmla")]
@@ -206,17 +203,15 @@ def sums(machine: VectorMachine, depthwise: bool) -> list[te.Tensor]:
     data = te.placeholder((1, 64 // machine.lanes, 14, 14, machine.lanes), "uint8")
     if depthwise:
         config = IntegerWindowConfig(
-            "depthwise", 1, 64, (14, 14), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), machine.lanes,
-            dot=machine.dot,
+            "depthwise", 1, 64, (14, 14), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1),
+            lanes=machine.lanes, dot=machine.dot,
         )  # fmt: skip
         weight = te.placeholder(config.weight_shape, config.way.weight)
-        mark = annotation("integer_window", config)
-        return [data, weight, integer_window_sums(config, data, weight, mark)]
+        return [data, weight, config.meaning(data, weight)]
     shape = ConvShape(1, 64, (14, 14), 64, (3, 3), padding=(1, 1, 1, 1))
-    conv = choose_integer_conv(shape, machine, machine.lanes, "uint8", machine.dot)
+    conv = IntegerConvConfig.configure(taken(IntegerConvShape, shape), machine, machine.lanes)[0]
     weight = te.placeholder(conv.weight_shape, conv.way.weight)
-    mark = annotation("integer_conv", conv)
-    return [data, weight, integer_conv_sums(conv, data, weight, mark)]
+    return [data, weight, conv.meaning(data, weight)]
 
 
 def assembly(tensors: list[te.Tensor], machine: VectorMachine, target: Target) -> str:

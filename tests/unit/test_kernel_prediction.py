@@ -18,7 +18,6 @@ from tvm_stretch.build.kernels import GroupKernel, KernelLevel, kernels_alone
 from tvm_stretch.build.pipeline import lower_regions
 from tvm_stretch.build.placement import choose_plan
 from tvm_stretch.cost.describe import describe
-from tvm_stretch.cost.features import Features
 from tvm_stretch.cost.statements import describe_copy
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_network
@@ -31,6 +30,7 @@ from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.splits import RowSplit
 from tvm_stretch.search import search
 from tvm_stretch.search.kernels import Kernels
+from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import make_processors
 

@@ -21,10 +21,11 @@ from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.targets.cpu import vector_machine
 from tvm_stretch.targets.kernels import conv_nest
 from tvm_stretch.targets.kernels.accumulators import Accumulators
-from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv, winograd_of_tile
 from tvm_stretch.targets.kernels.fused import ONCE
-from tvm_stretch.targets.kernels.layer_configs import convolution_config
+from tvm_stretch.targets.kernels.layers import ConvShape
 from tvm_stretch.targets.kernels.loops import f32, neighbours, store, within
+from tvm_stretch.targets.kernels.template import choose
+from tvm_stretch.targets.kernels.winograd import winograd_of_tile
 
 
 def doubled() -> tirx.PrimFunc:
@@ -42,7 +43,7 @@ def test_cores_in_order_load_vectors_one_by_one(core: str) -> None:
     """LLVM makes pairs of loads after it has put them where they are needed later."""
     target = tvm.target.Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": core})
     machine = vector_machine(target, 1)
-    config = convolution_config(ConvShape(1, 64, (14, 14), 64, (1, 1)), machine, machine.lanes)
+    config = choose(ConvShape(1, 64, (14, 14), 64, (1, 1)), machine, machine.lanes)
     text = built(kernel(config, machine), target, "kernel").inspect_source("asm")
     assert ("\tldp\tq" in text) is (core == "cortex-a76")
 
@@ -57,7 +58,7 @@ def stores(function: tirx.PrimFunc) -> int:
 def test_tiles_are_loops_until_they_are_unrolled(wide: int) -> None:
     """Each pass before looks at each statement."""
     machine = vector_machine(cpu_of(wide), 1)
-    config = choose_conv(ConvShape(1, 256, (14, 14), 192, (1, 1)), machine, wide)
+    config = choose(ConvShape(1, 256, (14, 14), 192, (1, 1)), machine, wide)
     assert config.pixels * config.oc_blocks >= 8
     assert stores(kernel(config, machine)) < config.pixels * config.oc_blocks
 
@@ -116,7 +117,7 @@ def test_transforms_and_windows_are_loops_until_they_are_unrolled(wide: int) -> 
     machine = vector_machine(cpu_of(wide), 1)
     shape = ConvShape(1, 64, (28, 28), 64, (3, 3), padding=(1, 1, 1, 1))
     assert stores(kernel(winograd_of_tile(shape, machine, 4), machine)) < 150
-    depthwise = convolution_config(replace(shape, groups=64), machine, wide)
+    depthwise = choose(replace(shape, groups=64), machine, wide)
     most = 450 if wide == 4 else 275  # on NEON the rows at borders, too
     assert stores(kernel(depthwise, machine)) < most
 
@@ -135,7 +136,7 @@ def test_weights_that_several_tiles_read_are_asked_for_ahead(core: str, level: i
             if getattr(call.op, "name", "") == "tirx.call_llvm_intrin":
                 found.add(int(call.args[3]))
 
-        function = kernel(choose_conv(shape, machine, 16), machine)
+        function = kernel(choose(shape, machine, 16), machine)
         tvm_ffi.structural_walk(function.body, (tvm.ir.Call, visit))
         return found
 
@@ -152,8 +153,8 @@ def test_rows_at_borders_leave_no_weight_unasked(size: tuple[int, int], stride: 
     """They pass over taps, so that their shares of these are asked for by other rows."""
     machine = vector_machine(cpu_of(8), 1)
     strides, padding = (stride, stride), (1, 1, 1, 1)
-    shape = ConvShape(1, 16, size, 32, (3, 3), strides, padding)
-    config = choose_conv(shape, machine, 8, exact=True)
+    shape = ConvShape(1, 16, size, 32, (3, 3), strides, padding, exact=True)
+    config = choose(shape, machine, 8)
 
     def mark(
         buffer: tirx.Buffer, place: Sequence[Any], count: int, turn: Any, **_: bool

@@ -9,8 +9,10 @@ import pytest
 from tvm.target import Target, codegen
 
 from tvm_stretch.targets.cpu import cpu_processor, own_caches, vector_machine
-from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv, step_cycles
+from tvm_stretch.targets.kernels.cycles import step_cycles
+from tvm_stretch.targets.kernels.layers import ConvShape
 from tvm_stretch.targets.kernels.machine import CORES, KIB, VectorMachine
+from tvm_stretch.targets.kernels.template import choose
 from tvm_stretch.targets.kernels.winograd import WinogradConfig
 
 X86, ARM = "x86_64-linux-gnu", "aarch64-linux-gnu"
@@ -87,7 +89,7 @@ def test_weights_of_winograd_come_while_it_multiplies() -> None:
 
     def tile(channels: int, size: int) -> int:
         shape = ConvShape(1, channels, (size, size), channels, (3, 3), (1, 1), (1, 1, 1, 1))
-        chosen = choose_conv(shape, machine, machine.lanes)
+        chosen = choose(shape, machine, machine.lanes)
         assert isinstance(chosen, WinogradConfig)
         return chosen.tile
 
@@ -108,5 +110,5 @@ def test_weights_of_winograd_come_while_it_multiplies() -> None:
 def test_tiles_that_were_measured_best(core: str, shape: ConvShape, tile: tuple[int, int]) -> None:
     """Few vectors of one row; of equal ones fewer pixels; registers left free on AVX-512."""
     machine = machine_of(X86, core)
-    config = choose_conv(shape, machine, machine.lanes)
+    config = choose(shape, machine, machine.lanes)
     assert (config.pixels, config.oc_blocks) == tile

@@ -25,14 +25,13 @@ from tvm_stretch.cost.profile import Profile, ProfileModel
 from tvm_stretch.cost.profile_file import load_profile, parse_profile, profile_text, profiles
 from tvm_stretch.cost.work import (
     FAMILIES,
-    Work,
     work_of_convolution,
     work_of_group,
-    work_of_kernel,
 )
 from tvm_stretch.errors import CostModelError, InstallError
 from tvm_stretch.measuring.dataset import Dataset, Row
 from tvm_stretch.targets.cpu import cpu_processor
+from tvm_stretch.targets.kernels.features import Work
 
 pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
@@ -57,7 +56,7 @@ def test_work_is_the_same_from_kernels_groups_and_numbers() -> None:
     ]
     for expected in numbers:
         (group,) = (g for g in level.graph.groups if work_of_group(g).family == expected.family)
-        kernels = [work_of_kernel(features) for features in level.features(group.name)]
+        kernels = [features.device_work() for features in level.features(group.name)]
         (found,) = (work for work in kernels if work.multiply_adds)  # others change the layout
         assert found == work_of_group(group) == expected
 
@@ -326,7 +325,7 @@ def test_a_folder_of_measurements(phone: Profile, tmp_path: Path) -> None:
     for name in ("conv", "depthwise"):
         level = kernels_alone(emit([name], size=28, channels=64), host)
         for kernel in (k for group in level.kernels for k in level.features(group)):
-            ns = round(2 * cpu.nanoseconds(work_of_kernel(kernel)))
+            ns = round(2 * cpu.nanoseconds(kernel.device_work()))
             data.append(Row(kernel, ns, 0.0, 20, network=name))
     found = ts.tune.calibrate(tmp_path, name="mine")
     assert len(found.residuals) == len(data.rows) - 1 and found.left_out_errors == []

@@ -24,7 +24,7 @@ from tvm_stretch.passes.expand_math import ExpandMath
 from tvm_stretch.passes.keep_nan import KeepNan
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.recurrent import recurrent_kernel
-from tvm_stretch.targets.kernels.templates import schedule_kernel
+from tvm_stretch.targets.kernels.schedule import schedule_kernel
 from tvm_stretch.targets.opencl_device import local_device
 
 MACHINES = {

@@ -8,19 +8,19 @@ import pytest
 from tvm import te, tirx
 
 from tests.lowered import heap_buffers
-from tvm_stretch.targets.kernels.blocks import annotation
-from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv, winograd_of_tile
-from tvm_stretch.targets.kernels.conv import ConvConfig, conv_compute
+from tvm_stretch.targets.kernels.conv import ConvConfig
+from tvm_stretch.targets.kernels.layers import ConvShape, taken
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.softmax import choose_softmax, softmax_compute
-from tvm_stretch.targets.kernels.templates import schedule_kernel
-from tvm_stretch.targets.kernels.window import WindowConfig, window_compute
+from tvm_stretch.targets.kernels.schedule import schedule_kernel
+from tvm_stretch.targets.kernels.softmax import SoftmaxShape
+from tvm_stretch.targets.kernels.template import choose
+from tvm_stretch.targets.kernels.window import WindowConfig
 from tvm_stretch.targets.kernels.winograd import (
     WinogradConfig,
-    multiply_planes,
-    transform_input,
-    transform_weight,
-    winograd_compute,
+    WinogradInput,
+    WinogradProduct,
+    WinogradWeight,
+    winograd_of_tile,
 )
 
 AVX2 = VectorMachine(8, 16, False, 512 * 1024, 1)
@@ -41,7 +41,7 @@ def test_direct_convolution(machine: VectorMachine, kernel_size: int, stride: in
     shape = ConvShape(
         1, channels, (28, 28), 64, (kernel_size,) * 2, (stride,) * 2, (pad,) * 4
     )  # fmt: skip
-    config = choose_conv(shape, replace(machine), 1 if channels == 3 else machine.lanes)
+    config = choose(shape, replace(machine), 1 if channels == 3 else machine.lanes)
     if isinstance(config, WinogradConfig):
         config = ConvConfig(
             **vars(shape), lanes=machine.lanes, data_block=machine.lanes, oc_blocks=2, pixels=7
@@ -49,7 +49,7 @@ def test_direct_convolution(machine: VectorMachine, kernel_size: int, stride: in
     image = (1, config.in_blocks, 28, 28)
     data = te.placeholder(image + ((machine.lanes,) if channels > 3 else ()), name="data")
     weight = te.placeholder(config.weight_shape, name="weight")
-    out = conv_compute(config, data, weight, annotation("conv", config))
+    out = config.meaning(data, weight)
     assert heap_buffers(kernel(machine, out, data, weight)) == 0
 
 
@@ -62,11 +62,11 @@ def test_winograd(machine: VectorMachine, tile: int) -> None:
     data = te.placeholder((1, 64 // lanes, 13, 13, lanes), name="data")
     weight = te.placeholder((64, 64, 3, 3), name="weight")
     packed = te.placeholder(config.weight_shape, name="packed")
-    planes = transform_input(config, data, annotation("winograd_input", config))
+    planes = taken(WinogradInput, config).meaning(data)
     read = te.placeholder(planes.shape, name="planes")
-    product = multiply_planes(config, read, packed, annotation("winograd_product", config))
-    whole = winograd_compute(config, data, packed, annotation("winograd", config))
-    packing = transform_weight(config, weight, annotation("winograd_weight", config))
+    product = taken(WinogradProduct, config).meaning(read, packed)
+    whole = config.meaning(data, packed)
+    packing = taken(WinogradWeight, config).meaning(weight)
     assert heap_buffers(kernel(machine, planes, data)) == 0
     assert heap_buffers(kernel(machine, packing, weight)) == 0
     # the planes of a band and their products are as large as the second-level cache allows
@@ -77,10 +77,10 @@ def test_winograd(machine: VectorMachine, tile: int) -> None:
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("columns, buffers", [(197, 0), (1000, 0), (50_000, 1)])
 def test_softmax(machine: VectorMachine, columns: int, buffers: int) -> None:
-    config = choose_softmax((4, columns), -1, machine)
+    config = choose(SoftmaxShape((4, columns), -1), machine)
     assert config is not None
     data = te.placeholder((4, columns), name="data")
-    out = softmax_compute(config, data, annotation("softmax", config))
+    out = config.meaning(data)
     assert heap_buffers(kernel(machine, out, data)) == buffers
 
 
@@ -90,7 +90,7 @@ def test_threads_take_memory_for_planes_once() -> None:
     config = winograd_of_tile(shape, machine, 4)
     data = te.placeholder((1, 8, 56, 56, 8), name="data")
     packed = te.placeholder(config.weight_shape, name="packed")
-    whole = winograd_compute(config, data, packed, annotation("winograd", config))
+    whole = config.meaning(data, packed)
     text = kernel(machine, whole, data, packed).script()
     threads, taken, tasks = (text.index(word) for word in ("T.parallel(", "alloc", "for task"))
     assert threads < taken < tasks
@@ -104,13 +104,11 @@ def test_threads_take_memory_for_planes_once() -> None:
 def test_windows(machine: VectorMachine, kind: str, size: int, stride: int) -> None:
     lanes, pad = machine.lanes, size // 2
     config = WindowConfig(
-        kind, 1, 2 * lanes, (28, 28), (size,) * 2, (stride,) * 2, (pad,) * 4, (1, 1), lanes
+        kind, 1, 2 * lanes, (28, 28), (size,) * 2, (stride,) * 2, (pad,) * 4, lanes=lanes
     )
     operands = [te.placeholder((1, 2, 28, 28, lanes), name="data")]
     weight = te.placeholder((2, size, size, lanes), name="weight")
     if kind == "depthwise":
         operands.append(weight)
-    window = window_compute(
-        config, operands[0], weight if kind == "depthwise" else None, annotation("window", config)
-    )
+    window = config.meaning(*operands)
     assert heap_buffers(kernel(machine, window, *operands)) == 0

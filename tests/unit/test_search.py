@@ -24,7 +24,6 @@ import tvm_stretch as ts
 from tutorials import zoo
 from tvm_stretch.build.branching import branch
 from tvm_stretch.cost.analytic import AnalyticModel
-from tvm_stretch.cost.features import Features
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.frontend import load_network
@@ -35,6 +34,7 @@ from tvm_stretch.search import rank, search
 from tvm_stretch.search.chain import ChainSearch
 from tvm_stretch.search.pieces import Network
 from tvm_stretch.targets.cpu import CORE
+from tvm_stretch.targets.kernels.features import Features
 
 LAYERS = st.lists(
     st.sampled_from(["conv", "depthwise", "residual", "fork"]), min_size=1, max_size=5

@@ -20,8 +20,8 @@ from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.targets.cpu import vector_machine
 from tvm_stretch.targets.kernels.conv import ConvConfig
 from tvm_stretch.targets.kernels.conv_tiles import blocking
-from tvm_stretch.targets.kernels.layer_configs import Config
 from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.template import Template
 from tvm_stretch.targets.kernels.window import WindowConfig
 from tvm_stretch.targets.kernels.winograd import WinogradConfig
 from tvm_stretch.targets.phases import kernel_phases
@@ -36,7 +36,7 @@ LEAST_SHARE = 0.44  # multiply-adds among instructions; four start in a cycle, t
 MOST_BYTES = 2048  # of a loop that decoded instructions and the first-level cache hold easily
 
 
-def takes_heap(config: Config, machine: VectorMachine) -> bool:
+def takes_heap(config: Template, machine: VectorMachine) -> bool:
     """Planes of a band of tiles and sums of a long reduction are too large for a stack."""
     if isinstance(config, ConvConfig):
         return blocking(config, machine).chunks > 1
@@ -56,7 +56,7 @@ def complaints(loop: HotLoop, depthwise: bool, registers: int) -> list[str]:
     return [what for what, is_so in found.items() if is_so]
 
 
-def hardest(found: Mapping[Form, Config]) -> dict[Form, Config]:
+def hardest(found: Mapping[Form, Template]) -> dict[Form, Template]:
     """Of tiles that differ in their size alone, the one with the most sums in registers."""
     windows = {form: config for form, config in found.items() if form[0] == "depthwise"}
     tiles = sorted(found.keys() - windows.keys(), key=lambda form: form[-2] * form[-1])
@@ -67,7 +67,7 @@ def hardest(found: Mapping[Form, Config]) -> dict[Form, Config]:
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", TARGETS)
 def test_hot_loops_of_six_networks(name: str, every: bool) -> None:
-    """The forms of tile that `choose.py` picks for their layers."""
+    """The forms of tile that templates pick for their layers."""
     target = TARGETS[name]
     machine = vector_machine(Target(target), 1)
     found = forms({s for network in SIX for s in layers(network)}, machine)

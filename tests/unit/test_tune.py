@@ -28,7 +28,6 @@ from tvm_stretch.measuring.samples import Sample
 from tvm_stretch.measuring.tune import layers_of, tune
 from tvm_stretch.measuring.workshop import Workshop
 from tvm_stretch.targets.cpu import cpu_processor
-from tvm_stretch.targets.kernels.choose import ConvShape
 from tvm_stretch.targets.kernels.conv import ConvConfig
 from tvm_stretch.targets.kernels.gpu.candidates import (
     bare_layer,
@@ -40,6 +39,7 @@ from tvm_stretch.targets.kernels.gpu.choose import choose_group_conv
 from tvm_stretch.targets.kernels.gpu.families import describe_gpu
 from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
 from tvm_stretch.targets.kernels.gpu.winners import Winners
+from tvm_stretch.targets.kernels.layers import ConvShape, taken
 from tvm_stretch.targets.kernels.window import WindowConfig
 from tvm_stretch.targets.opencl import opencl_processor
 from tvm_stretch.targets.opencl_device import OpenCLDevice, local_device
@@ -69,15 +69,16 @@ def network() -> tvm.IRModule:
     return module(build, (1, 8, 6, 5))
 
 
-LAYER = ConvConfig(
-    **vars(ConvShape(1, 64, (14, 14), 96, (3, 3), (1, 1), (1, 1, 1, 1))),
+LAYER = taken(
+    ConvConfig,
+    ConvShape(1, 64, (14, 14), 96, (3, 3), (1, 1), (1, 1, 1, 1)),
     lanes=4,
     data_block=4,
     oc_blocks=1,
     pixels=1,
 )
 ROW = replace(LAYER, in_size=(1, 1), kernel=(1, 1), padding=(0, 0, 0, 0))
-WINDOW = WindowConfig("depthwise", 1, 32, (14, 14), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 4)
+WINDOW = WindowConfig("depthwise", 1, 32, (14, 14), (3, 3), (1, 1), (1, 1, 1, 1), lanes=4)
 
 
 @pytest.mark.parametrize("gpu", [H100, MALI], ids=["local", "no local"])

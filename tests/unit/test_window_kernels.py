@@ -14,15 +14,11 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from tvm import te, tirx, topi
 
-from tvm_stretch.targets.kernels import window as window_kernels
-from tvm_stretch.targets.kernels.fused import ANNOTATION, split_fused
+from tvm_stretch.targets.kernels import window_nest as window_kernels
+from tvm_stretch.targets.kernels.fused import split_fused
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.window import (
-    WindowConfig,
-    pack_depthwise_weight,
-    window_compute,
-    write_window,
-)
+from tvm_stretch.targets.kernels.window import WindowConfig
+from tvm_stretch.targets.kernels.window_nest import write_window
 
 AVX2 = VectorMachine(lanes=8, registers=16, broadcast_operand=False, l2_bytes=2**19, threads=1)
 NEON = VectorMachine(lanes=4, registers=32, broadcast_operand=True, l2_bytes=2**19, threads=1)
@@ -56,7 +52,7 @@ def build(config, machine, relu=False):
     inputs = [te.placeholder(shape, name="data")]
     if config.kind == "depthwise":
         inputs.append(te.placeholder((config.blocks, *config.kernel, config.lanes), name="weight"))
-    result = window_compute(config, *inputs, *[None] * (2 - len(inputs)), {ANNOTATION: "x"})
+    result = config.meaning(*inputs)
     if relu:
         inputs.append(te.placeholder((1, config.blocks, 1, 1, config.lanes), name="bias"))
         result = topi.nn.relu(topi.add(result, inputs[-1]))
@@ -117,7 +113,7 @@ def test_depthwise_equals_onnx_runtime(kernel, stride):
     x = rng.standard_normal((2, 20, 15, 17), dtype="float32")
     w = rng.standard_normal((20, 1, kernel, kernel), dtype="float32")
     weight = te.placeholder(w.shape, name="weight")
-    pack = te.create_prim_func([weight, pack_depthwise_weight(config, weight)])
+    pack = te.create_prim_func([weight, config.pack(weight)])
     packed = run(pack, w, shape=(config.blocks, kernel, kernel, 8))
     assert (packed[-1, ..., 4:] == 0).all()
     out = (2, config.blocks, *config.out_size, 8)

@@ -20,7 +20,6 @@ from tvm import relax
 
 from tvm_stretch.build.pipeline import lower_regions
 from tvm_stretch.cost.describe import Anchored, describe_apart, result_shape
-from tvm_stretch.cost.features import Features
 from tvm_stretch.cost.statements import describe_copy
 from tvm_stretch.ir.operator_graph import OperatorGraph
 from tvm_stretch.ir.operators import Operators
@@ -28,6 +27,7 @@ from tvm_stretch.lowering.executor_graph import COPY_KERNEL
 from tvm_stretch.lowering.walk import Walk
 from tvm_stretch.lowering.weights import UnreadWeights
 from tvm_stretch.plan.plan import Plan, PlannedRegion
+from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.processor import Processor
 
 

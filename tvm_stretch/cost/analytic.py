@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tvm_stretch.cost.features import Features, RunFeatures, TransferFeatures
+from tvm_stretch.cost.features import RunFeatures, TransferFeatures
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.targets.cpu import CORE
+from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.processor import Speed
 
 _DOUBT = 2.5  # covers budget to desktop cores, and effects outside of the model

@@ -31,10 +31,11 @@ from scipy.optimize import OptimizeResult, lsq_linear, minimize_scalar
 import tvm_stretch.targets.processors  # noqa: F401  registers all kinds of processors
 from tvm_stretch.cost.profile import BYTES, ProcessorProfile, Profile
 from tvm_stretch.cost.profile_file import write_profile
-from tvm_stretch.cost.work import FAMILIES, Work
+from tvm_stretch.cost.work import FAMILIES
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import read_text
 from tvm_stretch.targets.cpu import HOST
+from tvm_stretch.targets.kernels.features import Work
 from tvm_stretch.targets.registry import nicknames
 
 Array = np.ndarray[Any, np.dtype[np.float64]]

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tvm_stretch.cost.features import Features
 from tvm_stretch.lowering.executor_graph import Graph, Node, Tensor
+from tvm_stretch.targets.kernels.features import Features
 
 _FLUSHED_BYTES = 1 << 30
 """Bytes of a round after which all caches are empty."""

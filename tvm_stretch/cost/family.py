@@ -2,10 +2,10 @@
 
     latency = (weights . phases) * exp(trees(shares of phases, tiles, sizes)) ± conformal width
 
-The phases (`phases.py`) are what a kernel does: multiplications, tiles, bytes from each memory.
-Their weights come from non-negative least squares on relative errors, so the sum extrapolates far
-beyond the measurements. Trees learn the remaining errors near the measurements, and their
-correction is limited to the errors that were seen.
+The phases (`targets/kernels/features.py`) are what a kernel does: multiplications, tiles, bytes
+from each memory. Their weights come from non-negative least squares on relative errors, so the sum
+extrapolates far beyond the measurements. Trees learn the remaining errors near the measurements,
+and their correction is limited to the errors that were seen.
 
 A family can correct another model (`over`): for a device that runs the CPU's loop nests only the
 difference to the CPU is learned, which is the start of a kernel and a ratio for each family.
@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvm_stretch.cost.features import FAMILIES, Features, RunFeatures, TransferFeatures
-from tvm_stretch.cost.phases import hints, phases
+from tvm_stretch.cost.features import RunFeatures, TransferFeatures, families
 from tvm_stretch.cost.trees import load_trees, the_xgboost
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import is_finite
 from tvm_stretch.progress import step
+from tvm_stretch.targets.kernels.features import Features
 
 if TYPE_CHECKING:
     import xgboost as xgb  # imported when a model is read or learned: that takes a second
@@ -109,7 +109,7 @@ class FamilyModel:
 
     def outside(self, kernels: Sequence[Features]) -> list[tuple[str, ...]]:
         """For each kernel, the features beyond the measured range."""
-        names = FAMILIES[self.family].names()
+        names = families()[self.family].names()
         rows = matrix(kernels)
         low, high = np.asarray(self.lowest) - _SLACK, np.asarray(self.highest) + _SLACK
         return [
@@ -124,7 +124,8 @@ class FamilyModel:
         """A JSON object that `from_json` reads."""
         raw = None if self.booster is None else json.loads(bytes(self.booster.save_raw("json")))
         return {
-            "features": list(FAMILIES[self.family].names()),
+            "version": families()[self.family].version,
+            "features": list(families()[self.family].names()),
             "weights": self.weights,
             "limits": list(self.limits),
             "edges": list(self.edges),
@@ -135,23 +136,22 @@ class FamilyModel:
         }
 
     @staticmethod
-    def from_json(family: str, data: dict[str, Any]) -> FamilyModel:
-        """Read what `to_json` wrote.
+    def from_json(family: str, data: dict[str, Any]) -> FamilyModel | None:
+        """Read what `to_json` wrote; None for families, or versions of them, of other packages.
 
         Raises:
-            CostModelError: the family or its features are of another version, or data is missing.
+            CostModelError: data is missing or damaged.
         """
-        if family not in FAMILIES or data.get("features") != list(FAMILIES[family].names()):
-            raise CostModelError(
-                f"expected the features of this version for family {family!r}, got "
-                f"{data.get('features')}; train again"
-            )
-        names = FAMILIES[family].names()
+        kind = families().get(family)
+        if kind is None or data.get("version") != kind.version:
+            return None
+        names = kind.names()
+        _require(data.get("features") == list(names), "features", list(names), data.get("features"))
         try:
             weights = {str(name): _number(value) for name, value in data["weights"].items()}
-            known = list(phases(_any_kernel(family)))
+            known = list(_any_kernel(family).phases())
             _require(list(weights) in (known, _OVER), "weights", known, list(weights))
-            width = 1 + len(weights) + len(names) + len(hints(_any_kernel(family)))
+            width = 1 + len(weights) + len(names) + len(_any_kernel(family).hints())
             booster = None if data["booster"] is None else load_trees(data["booster"], width)
             edges, widths = _numbers(data["edges"]), _numbers(data["widths"])
             _require(len(widths) == len(edges) + 1, "widths", len(edges) + 1, len(widths))
@@ -178,7 +178,7 @@ _LARGEST = 1e12
 
 def _any_kernel(family: str) -> Features:
     """A kernel of a family, from which properties of the whole family are read."""
-    kind = FAMILIES[family]
+    kind = families()[family]
     return kind(**{name: 1 for name in kind.names()})
 
 
@@ -280,7 +280,7 @@ def _learn(
     else:
         faint = 0.0 if name in _LINES else _FAINT
         weights = _weights(amounts, target, _LINES.get(name, 0.5), faint=faint)
-        names = list(phases(kernels[0]))
+        names = list(kernels[0].phases())
     fewest = _FEWEST_FOR_TREES if over is None else _FEWEST_FOR_TREES_OVER
     if name not in _LINES and len(target) >= fewest:
         scaled = amounts * weights
@@ -298,7 +298,7 @@ def _amounts(kernels: Sequence[Features], over: Array | None) -> Array:
     """The quantities that weights multiply: phases, or the start and the model below."""
     if over is not None:
         return np.column_stack([np.full(len(kernels), _LAUNCH_NS), over])
-    rows = [list(phases(kernel).values()) for kernel in kernels]
+    rows = [list(kernel.phases().values()) for kernel in kernels]
     return np.asarray(rows, dtype=np.float64)
 
 
@@ -335,7 +335,7 @@ def _vectors(kernels: Sequence[Features], scaled: Array) -> Array:
     """Inputs of the trees: shares of the phases, features, ratios."""
     total = np.maximum(scaled.sum(axis=1), 1.0)
     rows = matrix(kernels)
-    extra = np.asarray([hints(kernel) for kernel in kernels])
+    extra = np.asarray([kernel.hints() for kernel in kernels])
     return np.column_stack([np.log2(total), scaled / total[:, None], rows, extra])
 
 

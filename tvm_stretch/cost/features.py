@@ -1,204 +1,39 @@
-"""The cost model's view of a kernel: a frozen dataclass for each family, with units in names.
+"""Families of what no template computes, and features of all families as JSON.
 
-Fields decide the latency of a kernel as it will run: fused, scheduled, in its layout.
-``model_cycles`` is the analytic estimate of the templates (`targets/kernels/choose.py`) for one
-core; the learned models correct it.
+Templates declare the families of their kernels (`targets/kernels/features.py`); here are kernels
+without a template, transfers between processors, and the overhead of runs.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import Format
-
-SCHEMA_VERSION = 7
-"""Increase it when a field of a feature class changes; files of other versions are refused."""
+from tvm_stretch.targets.kernels.features import FAMILIES, Features, Phases, Work
+from tvm_stretch.targets.kernels.template import every_template
 
 MEASUREMENTS = Format(
-    "tvm_stretch.measurements",
-    SCHEMA_VERSION,
-    "the measurements",
-    CostModelError,
-    "measure again into another file",
+    "tvm_stretch.measurements", 8, "the measurements", CostModelError, "measure again"
 )
+"""The version is that of the lines; each family of features has a version of its own."""
 
-_TYPICAL_ROUND_BYTES = 128 << 20
 _LARGEST = 2**62
-_AT_LEAST_ONE = frozenset(
-    {
-        *("vector_lanes", "item_bytes", "tile_pixels", "tile_out_vectors", "groups"),
-        *("merged_groups", "register_tiles", "register_out_vectors"),
-        *("out_height_pixels", "out_width_pixels", "tiles"),
-    }
-)
-
-
-@dataclass(frozen=True)
-class Features:
-    """Base of all families; every field is a number.
-
-    Attributes:
-        flops: multiplies and adds of the anchor; a multiply-add counts as two.
-        in_bytes: of the kernel's inputs without its weights.
-        weight_bytes: of constants in the form in which the kernel reads them.
-        out_bytes: of its results.
-        epilogue_flops: arithmetic of the elementwise operators that are fused after the anchor.
-        model_cycles: see the module docstring.
-        round_bytes: bytes that the processor touches between two runs of the kernel, usually a
-            whole network. It decides in which memory the weights are found.
-        reuse_bytes: bytes touched since the kernel's inputs were read or written, on average.
-        vector_lanes: numbers in a vector of the processor; counts of vectors refer to these.
-        item_bytes: of an input number: 4 for float32, 2 for float16, 1 for 8-bit integers.
-    """
-
-    family: ClassVar[str] = ""
-
-    flops: float
-    in_bytes: int
-    weight_bytes: int
-    out_bytes: int
-    epilogue_flops: float
-    model_cycles: float
-    round_bytes: int = field(default=_TYPICAL_ROUND_BYTES, kw_only=True)
-    reuse_bytes: int = field(default=0, kw_only=True)
-    vector_lanes: int = field(default=8, kw_only=True)
-    item_bytes: int = field(default=4, kw_only=True)
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        """Names of the columns of `vector`."""
-        return tuple(field.name for field in fields(cls))
-
-    def vector(self) -> list[float]:
-        """The columns as logarithms, because only ratios matter."""
-        return [math.log2(1.0 + max(0.0, float(value))) for value in vars(self).values()]
-
-    @property
-    def total_bytes(self) -> int:
-        """All memory that the kernel touches."""
-        return self.in_bytes + self.weight_bytes + self.out_bytes
-
-
-@dataclass(frozen=True)
-class ConvFeatures(Features):
-    """A direct convolution with its register tile."""
-
-    family: ClassVar[str] = "conv"
-
-    in_channels: int
-    out_channels: int
-    out_height_pixels: int
-    out_width_pixels: int
-    kernel_height_taps: int
-    kernel_width_taps: int
-    stride_pixels: int
-    dilation_pixels: int
-    groups: int
-    data_block_lanes: int
-    reduce_lanes: int
-    tile_pixels: int
-    tile_out_vectors: int
-    tail_pixels: int
-    tail_out_vectors: int
-
-
-@dataclass(frozen=True)
-class DenseFeatures(ConvFeatures):
-    """A matrix product: a pointwise convolution of a few pixels, limited by its weights."""
-
-    family: ClassVar[str] = "dense"
-
-
-@dataclass(frozen=True)
-class IntegerConvFeatures(ConvFeatures):
-    """A direct convolution of 8-bit numbers."""
-
-    family: ClassVar[str] = "integer_conv"
-
-
-@dataclass(frozen=True)
-class IntegerDenseFeatures(DenseFeatures):
-    """A matrix product of 8-bit numbers."""
-
-    family: ClassVar[str] = "integer_dense"
-
-
-@dataclass(frozen=True)
-class WinogradFeatures(Features):
-    """A Winograd convolution with its tiles, or one of the two kernels into which it can be split.
-
-    Attributes:
-        input_stages: 1 if the kernel transforms the input.
-        product_stages: 1 if it multiplies and transforms the output.
-    """
-
-    family: ClassVar[str] = "winograd"
-
-    in_channels: int
-    out_channels: int
-    out_height_pixels: int
-    out_width_pixels: int
-    groups: int
-    merged_groups: int
-    tile_side_pixels: int
-    tiles: int
-    reduce_lanes: int
-    register_tiles: int
-    register_out_vectors: int
-    tail_tiles: int
-    input_stages: int = field(default=1, kw_only=True)
-    product_stages: int = field(default=1, kw_only=True)
-
-
-@dataclass(frozen=True)
-class WindowFeatures(Features):
-    """A kernel that reduces windows channel by channel."""
-
-    channels: int
-    out_height_pixels: int
-    out_width_pixels: int
-    kernel_height_taps: int
-    kernel_width_taps: int
-    stride_pixels: int
-    dilation_pixels: int
-    outside_taps_permille: int
-
-
-@dataclass(frozen=True)
-class DepthwiseFeatures(WindowFeatures):
-    """A depthwise convolution."""
-
-    family: ClassVar[str] = "depthwise"
-
-
-@dataclass(frozen=True)
-class IntegerDepthwiseFeatures(DepthwiseFeatures):
-    """A depthwise convolution of 8-bit numbers."""
-
-    family: ClassVar[str] = "integer_depthwise"
-
-
-@dataclass(frozen=True)
-class PoolFeatures(WindowFeatures):
-    """Maximum or average of windows."""
-
-    family: ClassVar[str] = "pool"
-
-    averages: int
+_FLOAT_BYTES = 4
+_AT_LEAST_ONE = ("vector_lanes", "item_bytes")
 
 
 @dataclass(frozen=True)
 class GenericFeatures(Features):
-    """Anything else: elementwise, reductions, layout changes, concat, copies.
+    """Anything without a family of its own: elementwise, reductions, layout changes, copies.
 
     Attributes:
         gathers: additional loads for vectors whose lanes are not contiguous.
     """
 
     family: ClassVar[str] = "generic"
+    constant: ClassVar[tuple[str, ...]] = ("reduce_steps", "inner_elements", "stages")
 
     out_elements: int
     steps: int
@@ -209,6 +44,30 @@ class GenericFeatures(Features):
     reduce_steps: int
     inner_elements: int
     stages: int
+
+    @property
+    def read_bytes(self) -> int:
+        """A slice reads only a part of its input."""
+        return min(self.in_bytes, self.item_bytes * self.loads)
+
+    def own_phases(self) -> Phases:
+        """Statements, by what they do."""
+        is_scalar = self.inner_elements % self.vector_lanes != 0
+        return {
+            "steps": self.steps / 20,
+            "loads": self.loads / 20,
+            "gathers": float(self.gathers),
+            "calls": float(self.calls),
+            "conditions": self.conditions / 4,
+            "scalar": self.steps / 2 if is_scalar else 0.0,
+            "flops": self.flops / 20,
+        }
+
+    def device_work(self) -> Work:
+        """Values that are moved, in bytes of the results, if there are several."""
+        size = self.out_bytes // max(1, self.out_elements)
+        moved = self.in_bytes + self.out_bytes
+        return Work(values=moved / max(1, min(_FLOAT_BYTES, size)))
 
 
 @dataclass(frozen=True)
@@ -225,6 +84,14 @@ class TransferFeatures(Features):
         """A transfer of ``size`` bytes; processors by index, the CPU first."""
         return TransferFeatures(0.0, size, 0, size, 0.0, 0.0, sender, receiver)
 
+    def phases(self) -> Phases:
+        """The hand-over, and bytes."""
+        return {"start": 300.0, "bytes": self.in_bytes / 10}
+
+    def device_work(self) -> Work:
+        """None: a profile has transfers of its own."""
+        return Work(kernels=0)
+
 
 @dataclass(frozen=True)
 class RunFeatures(Features):
@@ -239,58 +106,52 @@ class RunFeatures(Features):
         """A run of ``launches`` kernels."""
         return RunFeatures(0.0, 0, 0, 0, 0.0, 0.0, launches)
 
+    def phases(self) -> Phases:
+        """The start of the run, and its kernels."""
+        return {"start": 300.0, "launches": 1000.0 * self.launches}
 
-FAMILIES: dict[str, type[Features]] = {
-    kind.family: kind
-    for kind in (
-        ConvFeatures,
-        DenseFeatures,
-        IntegerConvFeatures,
-        IntegerDenseFeatures,
-        WinogradFeatures,
-        DepthwiseFeatures,
-        IntegerDepthwiseFeatures,
-        PoolFeatures,
-        GenericFeatures,
-        TransferFeatures,
-        RunFeatures,
-    )
-}
+    def device_work(self) -> Work:
+        """None: kernels have their own start."""
+        return Work(kernels=0)
+
+
+def families() -> dict[str, type[Features]]:
+    """All families, by name."""
+    every_template()  # they declare most of them
+    return FAMILIES
 
 
 def to_json(features: Features) -> dict[str, Any]:
     """A JSON object that `from_json` reads."""
-    return {"family": features.family, **asdict(features)}
+    return {"family": features.family, "version": features.version, **asdict(features)}
 
 
-def from_json(data: dict[str, Any]) -> Features:
-    """Read what `to_json` wrote.
+def from_json(data: Any) -> Features | None:
+    """Read what `to_json` wrote; None for a family, or a version of it, that is not this package's.
 
     Raises:
-        CostModelError: the family is unknown, or fields or values are not of this version.
+        CostModelError: fields or values are not those of the family.
     """
     if not isinstance(data, dict):
         raise CostModelError(f"expected an object for features, got {data!r}; {MEASUREMENTS.again}")
     values = dict(data)
-    family = values.pop("family", None)
-    kind = FAMILIES.get(str(family))
-    if kind is None:
+    family, version = values.pop("family", None), values.pop("version", None)
+    kind = families().get(str(family))
+    if not isinstance(family, str) or type(version) is not int:
         raise CostModelError(
-            f"expected one of {sorted(FAMILIES)} for family, got {family!r}; measure again"
+            f"expected a name and a number for family and version, got {family!r} and "
+            f"{version!r}; {MEASUREMENTS.again}"
         )
-    found = MEASUREMENTS.build(kind, values, str(family))
+    if kind is None or version != kind.version:
+        return None
+    found = MEASUREMENTS.build(kind, values, family)
     for item in fields(found):
         value = getattr(found, item.name)
         known = (int,) if item.type == "int" else (int, float)
-        least = 1 if item.name in _AT_LEAST_ONE else 0
+        least = 1 if item.name in (*_AT_LEAST_ONE, *kind.positive) else 0
         if type(value) not in known or not least <= value <= _LARGEST:
             raise CostModelError(
                 f"expected an {item.type} from {least} to 2^62 for {item.name} of {family}, got "
                 f"{value!r}; {MEASUREMENTS.again}"
             )
-    if isinstance(found, WinogradFeatures) and found.merged_groups > found.groups:
-        raise CostModelError(
-            f"expected at most {found.groups} for merged_groups of {family}, got "
-            f"{found.merged_groups}; {MEASUREMENTS.again}"
-        )
     return found

@@ -26,16 +26,17 @@ from tvm_stretch.cost.family import (
     fit_difference,
     fit_family,
 )
-from tvm_stretch.cost.features import SCHEMA_VERSION, Features, RunFeatures, TransferFeatures
+from tvm_stretch.cost.features import RunFeatures, TransferFeatures
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import Format, is_finite, replace_whole, sealed, writing
+from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.processor import Speed
 from tvm_stretch.trusted import make_folder
 
 FORMAT = Format(
     "tvm_stretch.cost_model",
-    SCHEMA_VERSION,
+    8,
     "the cost model",
     CostModelError,
     "measure and train again",
@@ -133,7 +134,8 @@ def _read(data: Any, device: Mapping[str, Any] | None, path: str | Path) -> Meas
     if device is not None:
         check_device(data.get("device"), device, str(path))
     try:
-        families = {n: FamilyModel.from_json(n, item) for n, item in data["families"].items()}
+        read = {n: FamilyModel.from_json(n, item) for n, item in data["families"].items()}
+        families = {name: family for name, family in read.items() if family is not None}
         base, ratio = AnalyticModel.from_json(data["analytic"]), data["together_ratio"]
         below = data["below"]
         if below is not None:

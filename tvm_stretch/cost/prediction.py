@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from tvm_stretch.cost.features import Features
+from tvm_stretch.targets.kernels.features import Features
 
 Source = Literal["measured", "analytic"]
 

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from tvm_stretch.cost.features import Features
 from tvm_stretch.cost.prediction import Prediction
-from tvm_stretch.cost.work import OTHER, Work, work_of_kernel
 from tvm_stretch.errors import CostModelError
+from tvm_stretch.targets.kernels.features import Features, Work
 
 BYTES = {"int8": 1, "float16": 2, "float32": 4}
 """Precisions with the bytes of a value."""
@@ -60,7 +59,7 @@ class ProcessorProfile:
         """The time of a kernel."""
         size = BYTES[self.precision]
         compute = 0.0
-        if work.family != OTHER:
+        if work.family in self.multiply_adds_per_ns:
             compute = work.multiply_adds / self.multiply_adds_per_ns[work.family]
         activations = size * work.values / self.activation_bytes_per_ns
         if work.family == "grouped":  # groups are sliced, and concatenated again
@@ -154,7 +153,7 @@ class ProfileModel:
         """One prediction for each kernel."""
         found = []
         for kernel in kernels:
-            ns = self.processor.nanoseconds(work_of_kernel(kernel))
+            ns = self.processor.nanoseconds(kernel.device_work())
             low, high = round(ns / _DOUBT), round(ns * _DOUBT)
             found.append(Prediction(round(ns), low, high, "analytic"))
         return found

@@ -5,10 +5,9 @@ y[i] = exp(x[i]) * 2    (1,000 times)    ->   GenericFeatures(steps=1000, calls=
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -20,8 +19,7 @@ from tvm.ir.expr import TensorLoad
 
 from tvm_stretch.cost.features import GenericFeatures
 from tvm_stretch.ir.views import dtype_bytes
-from tvm_stretch.targets.kernels.concat import takes_concat
-from tvm_stretch.targets.kernels.fused import ANNOTATION, split_fused
+from tvm_stretch.targets.kernels.fused import ANNOTATION
 from tvm_stretch.targets.kernels.machine import VectorMachine
 
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min, tirx.Select)
@@ -49,7 +47,6 @@ def generic_features(
     machine: VectorMachine,
 ) -> GenericFeatures:
     """Features of a kernel that consists of ``statements``; ``sizes`` are its operands' bytes."""
-    statements = _as_one_copy(function, statements, machine)
     steps = sum(one.elements for one in statements)
     last = statements[-1] if statements else Statement(None, 0, 1, 1, 0, 0, 0, 0, 0)
     work = sum(
@@ -74,30 +71,6 @@ def generic_features(
         vector_lanes=machine.lanes,
         item_bytes=dtype_bytes(str(function.params[0].dtype)) if sizes else 4,
     )
-
-
-def _as_one_copy(
-    function: tirx.PrimFunc, statements: list[Statement], machine: VectorMachine
-) -> list[Statement]:
-    """The statements of a concat template with its epilogue as one, which shuffles vectors."""
-    marks = [one.mark for one in statements if one.mark is not None]
-    if not marks or json.loads(marks[-1])["template"] != "concat":
-        return statements
-    fused = split_fused(function)
-    if fused is None or not takes_concat(fused, machine):
-        return statements
-    following = [one for one in statements if one.mark is None]
-    whole = replace(next(one for one in statements if one.mark), loads=2, gathers=0, conditions=0)
-    for one in following:
-        whole = replace(
-            whole,
-            arithmetic=whole.arithmetic + one.arithmetic,
-            loads=whole.loads + max(0, one.loads - 1),
-            gathers=whole.gathers + one.gathers,
-            calls=whole.calls + one.calls,
-            conditions=whole.conditions + one.conditions,
-        )
-    return [whole]
 
 
 def statements_of(function: tirx.PrimFunc, lanes: int) -> Iterator[Statement]:

@@ -16,7 +16,6 @@ from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.integer_kernels import integer_call
 from tvm_stretch.ir.integers import Integer, integer_of, operands_of
 from tvm_stretch.targets.kernels import blocks
-from tvm_stretch.targets.kernels.choose import ConvShape
 from tvm_stretch.targets.kernels.dots import WORD
 from tvm_stretch.targets.kernels.float_integers import float_average, float_convolution
 from tvm_stretch.targets.kernels.integer_blocks import (
@@ -25,7 +24,7 @@ from tvm_stretch.targets.kernels.integer_blocks import (
     conv_shape,
     integer_convolution,
 )
-from tvm_stretch.targets.kernels.layer_configs import LONGEST, dense_shape, is_depthwise
+from tvm_stretch.targets.kernels.layers import LONGEST, ConvShape, dense_shape
 
 
 def blocked_integer(layouts: Layouts, call: relax.Call) -> relax.Expr | None:
@@ -52,7 +51,7 @@ def _conv2d(layouts: Layouts, call: relax.Call, integer: Integer) -> relax.Expr 
     shape = conv_shape(integer, shape_of(data), constants[0].shape)
     if max(shape.kernel) > LONGEST or min(*shape_of(data), *shape_of(call)) < 1:
         return None
-    is_written_out = is_depthwise(shape) and not layouts.machine.float_integers
+    is_written_out = shape.is_depthwise and not layouts.machine.float_integers
     if is_written_out and np.prod(shape.kernel) > LARGEST_WINDOW:
         return None
     few = shape.in_channels < layouts.lanes and shape.groups == 1

@@ -25,8 +25,11 @@ from tvm_stretch.emitting.winograd_stage import stage_of
 from tvm_stretch.ir.expressions import count_uses, shape_of
 from tvm_stretch.ir.operators import BINARY, UNARY, kind_of
 from tvm_stretch.targets.kernels import blocks
-from tvm_stretch.targets.kernels.layer_configs import conv_shape, picked_pixels
+from tvm_stretch.targets.kernels.layers import conv_shape, dense_shape, picked_pixels, pool_shape
 from tvm_stretch.targets.kernels.machine import VectorMachine
+from tvm_stretch.targets.kernels.matmul import MatmulShape
+from tvm_stretch.targets.kernels.softmax import SoftmaxShape
+from tvm_stretch.targets.kernels.template import choose
 
 # Padding lanes hold the results of these for 0. They must stay finite: the next layer adds 0 times
 # them.
@@ -125,7 +128,7 @@ class Rewriter(Layouts):
             operand, block = value.plain, 1
         else:
             operand, block = self.blocked(data), self.lanes
-        result = blocks.convolution(self.bb, self.machine, shape, operand, weight, block, sums=sums)
+        result = blocks.convolution(self.bb, self.machine, shape, operand, weight, block, sums)
         return Value(tuple(shape_of(call)), blocked=result)
 
     def _winograd(self, call: relax.Call) -> Value | None:
@@ -135,10 +138,7 @@ class Rewriter(Layouts):
             return None
         config = stage.config(self.machine)
         data, *weight = call.args[1].fields
-        if stage.name == "input":
-            result = blocks.winograd_input(self.bb, config, self.blocked(data))
-        else:
-            result = blocks.winograd_product(self.bb, config, self.blocked(data), weight[0])
+        result = config.call(self.bb, self.blocked(data), *weight)
         return Value(tuple(shape_of(call)), blocked=result)
 
     def _matmul(self, call: relax.Call) -> Value | None:
@@ -146,15 +146,22 @@ class Rewriter(Layouts):
         if not isinstance(weight, GenericConst):
             if not _is_f32(call):
                 return None
-            plain = blocks.matmul(self.bb, self.machine.plain, *self.plain(call).args)
-            return None if plain is None else Value(tuple(shape_of(call)), plain=plain)
+            template = choose(
+                MatmulShape(*(tuple(shape_of(arg)) for arg in call.args)), self.machine.plain
+            )
+            if template is None:
+                return None
+            plain = template.call(self.bb, *self.plain(call).args)
+            return Value(tuple(shape_of(call)), plain=plain)
         shape = tuple(shape_of(data))
         if len(shape) != 2 or len(shape_of(weight)) != 2 or not isinstance(data, relax.Var):
             return None
         if not self._is_float(call):
             return None
         sums = str(call.ty.dtype)
-        result = blocks.dense(self.bb, self.machine, shape, self.blocked(data), weight, sums)
+        layer = dense_shape(shape, shape_of(weight)[1])
+        template = choose(layer, self.machine.summing(sums), self.lanes)
+        result = template.call(self.bb, self.blocked(data), weight, name="dense", sums=sums)
         return Value(tuple(shape_of(call)), blocked=result)
 
     def _softmax(self, call: relax.Call) -> Value | None:
@@ -164,11 +171,14 @@ class Rewriter(Layouts):
         data, denormals = self.plain(call).args[0], call not in self.weights
         shape, axis = tuple(shape_of(call)), int(call.attrs.axis) % len(shape_of(call))
         merged = (*shape[: axis + 1], int(np.prod(shape[axis + 1 :])))
-        if several := len(shape) - axis > 2:
-            data = self.bb.emit(relax.op.reshape(data, merged))
-        made = blocks.softmax(self.bb, self.machine.plain, data, axis, denormals)
-        if made is None:
+        several = len(shape) - axis > 2
+        layer = SoftmaxShape(merged if several else shape, axis, denormals)
+        template = choose(layer, self.machine.plain)
+        if template is None:
             return None
+        if several:
+            data = self.bb.emit(relax.op.reshape(data, merged))
+        made = template.call(self.bb, data)
         if not several:
             return Value(shape, plain=made)
         view = self.bb.emit(relax.op.reshape(made, shape))
@@ -181,7 +191,7 @@ class Rewriter(Layouts):
         if (stride := picked_pixels(call)) is not None:
             result = blocks.subsample(self.bb, stride, operand)
         else:
-            result = blocks.pool(self.bb, self.machine, call, operand)
+            result = choose(pool_shape(call), self.machine).call(self.bb, operand)
         return Value(tuple(shape_of(call)), blocked=result)
 
     def _mean(self, call: relax.Call) -> Value | None:

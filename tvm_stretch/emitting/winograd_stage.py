@@ -7,9 +7,14 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from tvm_stretch.ir.codec import from_text
-from tvm_stretch.targets.kernels.choose import ConvShape, winograd_of_tile
+from tvm_stretch.targets.kernels.layers import ConvShape, taken
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.winograd import WinogradConfig
+from tvm_stretch.targets.kernels.winograd import (
+    WinogradConfig,
+    WinogradInput,
+    WinogradProduct,
+    winograd_of_tile,
+)
 
 STAGE = "tvm_stretch.winograd"
 """Attribute of the plain kernels: text of a `WinogradStage`."""
@@ -32,8 +37,8 @@ class WinogradStage:
     def config(self, machine: VectorMachine) -> WinogradConfig:
         """The template's configuration."""
         if self.name == "product":
-            return winograd_of_tile(self.shape, machine, self.tile)
-        return stage_config(self.shape, machine.lanes, self.tile)
+            return taken(WinogradProduct, winograd_of_tile(self.shape, machine, self.tile))
+        return taken(WinogradInput, self.shape, lanes=machine.lanes, tile=self.tile)
 
 
 def stage_of(func: tirx.PrimFunc) -> WinogradStage | None:
@@ -42,18 +47,3 @@ def stage_of(func: tirx.PrimFunc) -> WinogradStage | None:
     if text is None:
         return None
     return from_text(WinogradStage, str(text))
-
-
-def stage_config(shape: ConvShape, lanes: int, tile: int) -> WinogradConfig:
-    """The configuration that the first stage needs; with one lane every channel is a block."""
-    return WinogradConfig(
-        shape.batch,
-        shape.in_channels,
-        shape.in_size,
-        shape.out_channels,
-        shape.padding,
-        lanes,
-        tile,
-        oc_blocks=1,
-        pixels=1,
-    )

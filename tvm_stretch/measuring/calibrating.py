@@ -24,13 +24,13 @@ from tvm_stretch.cost.calibrate import Calibration, Latency, calibrate_profile, 
 from tvm_stretch.cost.features import RunFeatures, TransferFeatures
 from tvm_stretch.cost.profile import Profile
 from tvm_stretch.cost.profile_file import load_profile
-from tvm_stretch.cost.work import Work, work_of_kernel
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import as_path
 from tvm_stretch.frontend import load_network
 from tvm_stretch.measuring.dataset import Dataset, require_networks
 from tvm_stretch.progress import Progress, count, reporting
 from tvm_stretch.search.twin import twin_processors, works_of
+from tvm_stretch.targets.kernels.features import Work
 
 
 @named_arguments
@@ -96,7 +96,7 @@ def _measured(folder: Path, base: Profile) -> tuple[list[Latency], dict[str, lis
             if not isinstance(row.features, RunFeatures | TransferFeatures):
                 network = f"{processor}: {row.network or f'samples {row.batch}'}"
                 rows.append(Latency(network, processor, row.nanoseconds / 1e6, f"{number}"))
-                works[rows[-1].label] = [work_of_kernel(row.features)]
+                works[rows[-1].label] = [row.features.device_work()]
     if not rows:
         raise CostModelError(
             f"expected measurements of {' or '.join(base.processors)} in {folder}, got none; run "

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from tvm_stretch.cost.device import check_device
-from tvm_stretch.cost.features import MEASUREMENTS, Features, from_json, to_json
+from tvm_stretch.cost.features import MEASUREMENTS, from_json, to_json
 from tvm_stretch.errors import CostModelError, InputError
 from tvm_stretch.files import is_finite, read_whole, reason_of, replace_whole, writing
 from tvm_stretch.measuring.samples import Sample
+from tvm_stretch.progress import say
+from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.trusted import make_folder
 
 
@@ -70,8 +72,8 @@ class Row:
         return {**vars(self), "features": to_json(self.features)}
 
     @staticmethod
-    def from_json(data: dict[str, Any], where: str) -> Row:
-        """Read what `to_json` wrote.
+    def from_json(data: dict[str, Any], where: str) -> Row | None:
+        """Read what `to_json` wrote; None if the kernel's family has changed since.
 
         Raises:
             CostModelError: a field is missing, unknown, or of another type.
@@ -85,7 +87,8 @@ class Row:
                 )
         if row.sample is not None:
             Sample.from_json(row.sample)
-        return replace(row, features=from_json(data["features"]))
+        features = from_json(data["features"])
+        return None if features is None else replace(row, features=features)
 
 
 def _is_number(value: Any) -> bool:
@@ -171,7 +174,13 @@ class Dataset:
         for number, line in enumerate(lines[1:], 2):
             where = f"line {number} of {path}"
             rows.append(Row.from_json(MEASUREMENTS.load(line, where), where))
-        return Dataset(path, head.get("device") or {}, rows)
+        known = [row for row in rows if row is not None]
+        if len(known) < len(rows):
+            say(
+                f"{len(rows) - len(known)} of {len(rows)} measurements in {path} are of kernels "
+                "whose cost family has changed, and are ignored"
+            )
+        return Dataset(path, head.get("device") or {}, known)
 
     def append(self, *rows: Row) -> None:
         """Append rows atomically; they are on disk when this returns.

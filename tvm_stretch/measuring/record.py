@@ -14,8 +14,8 @@ from tvm import tirx
 
 from tvm_stretch.codegen.generate import named_kernel
 from tvm_stretch.cost.describe import describe
-from tvm_stretch.cost.features import Features
 from tvm_stretch.measuring.samples import Sample, sample_of
+from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.processor import Processor
 
 

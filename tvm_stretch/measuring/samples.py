@@ -23,13 +23,12 @@ import tvm
 import tvm_ffi
 from tvm import relax, s_tir, tirx
 
-from tvm_stretch.cost.describe import read_config
 from tvm_stretch.cost.features import MEASUREMENTS
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.measuring.integer_samples import integer_image, integer_result
-from tvm_stretch.targets.kernels.dots import OfWords
 from tvm_stretch.targets.kernels.fused import ANNOTATION
-from tvm_stretch.targets.kernels.window import WindowConfig
+from tvm_stretch.targets.kernels.layers import ConvShape, WindowShape, taken
+from tvm_stretch.targets.kernels.template import read_template
 
 PRIOR = Path(__file__).with_name("prior.json")
 KINDS = ("conv", "dense", "depthwise", "max", "avg", "elementwise")
@@ -140,7 +139,7 @@ class Sample:
 
 
 def sample_of(name: str, function: tirx.PrimFunc) -> Sample | None:
-    """The sample that compiles to this kernel; None for kernels without a template."""
+    """The sample that compiles to this kernel; None for kernels without one."""
     marks: list[str] = []
 
     def visit(block: s_tir.SBlock) -> None:
@@ -148,27 +147,19 @@ def sample_of(name: str, function: tirx.PrimFunc) -> Sample | None:
             marks.append(str(block.annotations[ANNOTATION]))
 
     tvm_ffi.structural_walk(function.body, (s_tir.SBlock, visit), order="post")
-    config = read_config(marks[0]) if marks else None
-    is_part = bool(marks) and json.loads(marks[0])["template"].startswith("winograd_")
-    if config is None or config.batch != 1 or is_part:
+    layer = read_template(marks[0]).sampled if marks else None
+    if not isinstance(layer, ConvShape | WindowShape) or layer.batch != 1:
         return None
-    values: dict[str, Any] = {"padding": config.padding, "epilogue": _epilogue(name)}
-    if isinstance(config, OfWords):
-        values |= {"epilogue": "none", "dtype": config.dtype}
-    values["in_size"] = config.in_size
-    if isinstance(config, WindowConfig):
-        values |= {"kind": config.kind, "groups": config.channels}
-        values |= dict.fromkeys(("in_channels", "out_channels"), config.channels)
-        values |= {key: getattr(config, key) for key in ("kernel", "stride", "dilation")}
-        return Sample(**values)
-    of_rows = config.in_size[1] == 1 and getattr(config, "kernel", None) == (1, 1)
-    is_dense = of_rows if isinstance(config, OfWords) else "dense" in name
-    values["kind"] = "dense" if is_dense else "conv"
-    values |= {key: getattr(config, key) for key in ("in_channels", "out_channels", "groups")}
-    values["kernel"] = (3, 3)  # Winograd's; other configurations have the field
-    for key in ("kernel", "stride", "dilation"):
-        values |= {key: getattr(config, key)} if hasattr(config, key) else {}
-    return Sample(**values)
+    dtype = getattr(layer, "dtype", "float32")
+    values: dict[str, Any] = {"epilogue": _epilogue(name), "dtype": dtype}
+    if dtype != "float32":
+        values["epilogue"] = "none"
+    if isinstance(layer, WindowShape):
+        channels = ("in_channels", "out_channels", "groups")
+        return taken(Sample, layer, **values, **dict.fromkeys(channels, layer.channels))
+    of_rows = layer.in_size[1] == 1 and layer.kernel == (1, 1)
+    is_dense = "dense" in name if dtype == "float32" else of_rows
+    return taken(Sample, layer, kind="dense" if is_dense else "conv", **values)
 
 
 def _epilogue(name: str) -> str:

@@ -27,11 +27,11 @@ from tvm_stretch.plan.considered import Considered
 from tvm_stretch.search.chain import Chain, ChainSearch
 from tvm_stretch.search.costs import Costs, planning_costs
 from tvm_stretch.search.designed import as_designed
-from tvm_stretch.search.halves import Along
 from tvm_stretch.search.limits import NO_LIMITS, Limits
 from tvm_stretch.search.options import Option, Options
 from tvm_stretch.search.pieces import Network
 from tvm_stretch.search.realise import Candidate, alone, realise
+from tvm_stretch.targets.kernels.layers import Along
 
 __all__ = ["Found", "planning_costs", "rank", "search", "uncollected"]
 

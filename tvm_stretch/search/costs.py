@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from tvm_stretch.cost.analytic import AnalyticModel
-from tvm_stretch.cost.features import Features
 from tvm_stretch.cost.planning import trained_costs
 from tvm_stretch.cost.prediction import CostModel
 from tvm_stretch.cost.profile import ProfileModel
 from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.scheduling.problem import TransferCost
-from tvm_stretch.search.halves import Along
 from tvm_stretch.search.kernels import Kernels
+from tvm_stretch.targets.kernels.features import Features
+from tvm_stretch.targets.kernels.layers import Along
 from tvm_stretch.targets.processor import Processor
 
 _SIZES = (0, 4 << 10, 64 << 10, 1 << 20, 8 << 20)

@@ -11,11 +11,12 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.build.kernels import GroupKernel, KernelLevel, kernels_alone
-from tvm_stretch.cost.features import Features
 from tvm_stretch.ir.operator_graph import Group, OperatorGraph
 from tvm_stretch.ir.operators import Operator, Operators
 from tvm_stretch.plan.regions import form_regions
-from tvm_stretch.search.halves import Along, Half, half_of
+from tvm_stretch.search.halves import Half, half_of
+from tvm_stretch.targets.kernels.features import Features
+from tvm_stretch.targets.kernels.layers import Along
 from tvm_stretch.targets.processor import Processor
 
 

@@ -14,11 +14,11 @@ from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.plan.splits import ChannelSplit, RowSplit, taking_part
 from tvm_stretch.search.clock import Step
 from tvm_stretch.search.costs import Costs
-from tvm_stretch.search.halves import Along
 from tvm_stretch.search.limits import NO_LIMITS, Limits
 from tvm_stretch.search.options import Option
 from tvm_stretch.search.pieces import Network, Piece
 from tvm_stretch.search.pruning import amortised, straggles
+from tvm_stretch.targets.kernels.layers import Along
 
 LENGTHS = (1, 2, 3, 4, 6, 8)
 """How many pieces in a row are split by rows together; more meet less often, repeat more rows."""

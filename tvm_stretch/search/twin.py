@@ -17,11 +17,11 @@ import tvm
 
 from tvm_stretch.build.kernels import kernels_alone
 from tvm_stretch.cost.profile import ProcessorProfile, Profile, ProfileModel
-from tvm_stretch.cost.work import Work, work_of_kernel
 from tvm_stretch.errors import InputError, TargetError
 from tvm_stretch.ir.integers import integer_of
 from tvm_stretch.ir.operators import Operators
 from tvm_stretch.search.costs import Costs, not_asked_for
+from tvm_stretch.targets.kernels.features import Work
 from tvm_stretch.targets.processor import Build, Check, OpRule, Processor
 from tvm_stretch.targets.processors import make_processors
 from tvm_stretch.targets.registry import kind_of
@@ -99,7 +99,7 @@ def works_of(mod: tvm.IRModule, processor: Processor) -> dict[str, list[Work]]:
     """What the kernels of each group of a canonical module do, on one processor alone."""
     level = kernels_alone(mod, processor)
     return {
-        name: [work_of_kernel(kernel.features) for kernel in kernels]
+        name: [kernel.features.device_work() for kernel in kernels]
         for name, kernels in level.kernels.items()
     }
 

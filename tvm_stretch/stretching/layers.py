@@ -13,25 +13,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 from tvm.ir import GenericConst
 
 from tvm_stretch.analysis.block_widths import BlockWidths, UnequalWidthsError
-from tvm_stretch.cost.describe import Epilogue, template_features
-from tvm_stretch.cost.features import Features
 from tvm_stretch.cost.statements import describe_copy
 from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.operators import BINARY, Operator, Operators, remember
-from tvm_stretch.targets.kernels.choose import ConvShape, choose_conv
-from tvm_stretch.targets.kernels.layer_configs import (
-    Config,
-    conv_shape,
-    convolution_config,
-    dense_shape,
-    pool_config,
-)
+from tvm_stretch.targets.kernels.features import EpilogueWork, Features
+from tvm_stretch.targets.kernels.layers import ConvShape, conv_shape, dense_shape, pool_shape
 from tvm_stretch.targets.kernels.machine import VectorMachine
-from tvm_stretch.targets.kernels.window import WindowConfig
+from tvm_stretch.targets.kernels.template import choose
 
 Channels = Callable[[str], int]
 """Gives the number of channels of a tensor."""
@@ -66,31 +59,17 @@ class Layer:
     biases: int = field(default=0, compare=False)
 
     @property
-    def out_pixels(self) -> int:
-        """Height times width of a convolution's result, times the batch."""
-        shape = self.shape
-        assert shape is not None
-        top, left, bottom, right = shape.padding
-        pads = (top + bottom, left + right)
-        sizes = zip(shape.in_size, pads, shape.kernel, shape.dilation, shape.stride, strict=True)
-        return shape.batch * prod((n + p - (k - 1) * d - 1) // s + 1 for n, p, k, d, s in sizes)
-
-    @property
     def multiply_adds(self) -> int:
         """The multiply-adds of a convolution or matrix product."""
-        return 0 if self.shape is None else self.out_pixels * self._weights
+        return 0 if self.shape is None else self.shape.multiply_adds
 
     @property
     def parameters(self) -> int:
         """Trained numbers: weights, biases, scales and offsets of batch normalisations."""
-        norm = 2 * self.shape.out_channels if self.has_norm and self.shape else 0
-        return (self._weights if self.shape else 0) + norm + self.biases
-
-    @property
-    def _weights(self) -> int:
-        shape = self.shape
-        assert shape is not None
-        return shape.out_channels * shape.in_channels // shape.groups * prod(shape.kernel)
+        if self.shape is None:
+            return self.biases
+        norm = 2 * self.shape.out_channels if self.has_norm else 0
+        return self.shape.weights + norm + self.biases
 
     def features(self, machine: VectorMachine) -> Features:
         """The features of its kernel for cost models."""
@@ -99,34 +78,33 @@ class Layer:
 
 @lru_cache(maxsize=1 << 14)
 def _features(layer: Layer, machine: VectorMachine) -> Features:
-    if layer.kind == "pool":
-        assert layer.source is not None
-        pool = pool_config(machine, layer.source.call)
-        return template_features(pool, Epilogue(), machine, _FLOAT_BYTES)
-    if layer.shape is None:
+    shape = layer.shape
+    if layer.source is not None:
+        template = choose(pool_shape(layer.source.call), machine)
+        epilogue = EpilogueWork()
+    elif shape is None:
         return describe_copy(layer.bytes, machine)
-    flops = _ELEMENTWISE_FLOPS * layer.out_pixels * layer.shape.out_channels
-    epilogue = Epilogue(flops, layer.bytes)
-    if layer.kind == "dense":
-        config = choose_conv(layer.shape, machine, machine.lanes)
-        return template_features(config, epilogue, machine, _FLOAT_BYTES)
-    block = 1 if layer.shape.in_channels < 4 else machine.lanes  # an image is not blocked yet
-    return template_features(_config(layer.shape, machine, block), epilogue, machine, _FLOAT_BYTES)
+    else:
+        # an image is not blocked yet
+        block = 1 if layer.kind == "conv" and shape.in_channels < 4 else machine.lanes
+        template = _template(shape, machine, block)
+        flops = _ELEMENTWISE_FLOPS * shape.batch * prod(shape.out_size) * shape.out_channels
+        epilogue = EpilogueWork(flops, layer.bytes)
+    features: Features = template.work(epilogue, machine, _FLOAT_BYTES)
+    return features
 
 
-def _config(shape: ConvShape, machine: VectorMachine, block: int) -> Config:
+def _template(shape: ConvShape, machine: VectorMachine, block: int) -> Any:
     """The template of a convolution, with the tile that suits the next powers of two of channels.
 
     Choosing a tile takes milliseconds, and a search asks for hundreds of widths.
     """
-    if shape.groups > 1 or min(shape.in_channels, shape.out_channels) < machine.lanes:
-        return convolution_config(shape, machine, block)
     channels = (shape.in_channels, shape.out_channels)
+    if shape.groups > 1 or min(channels) < machine.lanes or shape.in_size[1] == 1:
+        return choose(shape, machine, block)
     read, made = (1 << (n - 1).bit_length() for n in channels)
-    near = replace(shape, in_channels=read, out_channels=made)
-    config = convolution_config(near, machine, block)
-    assert not isinstance(config, WindowConfig)  # a WindowConfig has a group for each channel
-    return replace(config, in_channels=channels[0], out_channels=channels[1])
+    near = choose(replace(shape, in_channels=read, out_channels=made), machine, block)
+    return replace(near, in_channels=channels[0], out_channels=channels[1])
 
 
 def count(layers: Iterable[Layer]) -> tuple[int, int]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..conv import ConvConfig, layer_of
-from ..window import WindowConfig, window_of
+from ..conv import ConvConfig
+from ..layers import taken
+from ..window import WindowConfig
 from .choose import (
     TILE_NUMBERS,
     Sizes,
@@ -58,15 +59,15 @@ def _kind(config: ConvConfig) -> object:
 def without_sharing(layer: Layer, gpu: GpuMachine) -> Layer:
     """What asks least of a driver: groups of one item."""
     if isinstance(layer, WindowConfig):
-        return GroupWindowConfig(**window_of(layer), group_items=1)
+        return taken(GroupWindowConfig, layer, tile=(1, 1), group_items=1)
     return item_conv_candidates(layer, replace(gpu, plain_items=1))[0]
 
 
 def bare_layer(config: Layer) -> Layer:
     """The layer that a configuration computes, as it is asked for."""
     if isinstance(config, WindowConfig):
-        return WindowConfig(**window_of(config))
-    return ConvConfig(**{**layer_of(config), "oc_blocks": 1, "pixels": 1})
+        return taken(WindowConfig, config)
+    return taken(ConvConfig, config, oc_blocks=1, pixels=1)
 
 
 def is_possible(config: Layer, gpu: GpuMachine) -> bool:

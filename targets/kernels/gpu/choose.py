@@ -15,8 +15,9 @@ from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
-from ..conv import ConvConfig, layer_of
-from ..window import WindowConfig, window_of
+from ..conv import ConvConfig
+from ..layers import taken
+from ..window import WindowConfig
 from .conv import GroupConvConfig
 from .dense import RowConfig
 from .groups import QUAD
@@ -108,10 +109,11 @@ def group_conv_cycles(config: ConvConfig, gpu: GpuMachine) -> float:
 
 def tiled(layer: ConvConfig, tile: Tile) -> GroupConvConfig:
     """A convolution with a tile."""
-    same = layer_of(layer)
-    same["oc_blocks"] = tile.across * tile.quads * QUAD // layer.lanes
-    return GroupConvConfig(
-        **{**same, "pixels": tile.pixels},
+    return taken(
+        GroupConvConfig,
+        layer,
+        oc_blocks=tile.across * tile.quads * QUAD // layer.lanes,
+        pixels=tile.pixels,
         items=(tile.down, tile.across),
         depth=tile.depth,
         slices=tile.slices,
@@ -235,13 +237,13 @@ _ITEMS = (1.0, 0.5, 2.0)  # of a group, in those of a group that shares nothing
 
 def item_conv_candidates(layer: ConvConfig, gpu: GpuMachine) -> list[ItemConvConfig]:
     """Tiles of items that share nothing, the usual one first."""
-    same, width = layer_of(layer), layer.out_size[1]
+    width = layer.out_size[1]
     tiles = dict.fromkeys(min(pixels, width) for pixels in _ITEM_PIXELS)
     groups = dict.fromkeys(
         min(max(1, int(gpu.plain_items * part)), gpu.max_group_items) for part in _ITEMS
     )
     return [
-        ItemConvConfig(**{**same, "pixels": pixels}, group_items=items)
+        taken(ItemConvConfig, layer, pixels=pixels, group_items=items)
         for items in groups
         for pixels in tiles
     ]
@@ -273,9 +275,8 @@ def _lines(layer: ConvConfig, gpu: GpuMachine, blocks: int) -> list[ConvConfig]:
     rows = layer.reduce_blocks * layer.data_block
     limit = min(128, gpu.max_group_items // across, gpu.local_bytes // (16 * across))
     most = 1 << (max(1, min(limit, rows // 4)).bit_length() - 1)
-    same = {**layer_of(layer), "oc_blocks": blocks, "pixels": 1}
     counts = [most >> i for i in range(3) if 1 <= most >> i <= limit]
-    return [RowConfig(**same, lines=lines) for lines in counts]
+    return [taken(RowConfig, layer, oc_blocks=blocks, pixels=1, lines=lines) for lines in counts]
 
 
 # --- windows --------------------------------------------------------------------------------------
@@ -297,11 +298,10 @@ def group_window_candidates(layer: WindowConfig, gpu: GpuMachine) -> list[GroupW
     First the largest tile that leaves enough work-items: its pixels are read once for several
     windows.
     """
-    same = window_of(layer)
     items = [n for n in _WINDOW_ITEMS if n <= gpu.max_group_items] or [gpu.max_group_items]
     enough = gpu.units * gpu.wave * _WAVES_A_UNIT
     found = [
-        GroupWindowConfig(**same, tile=tile, group_items=each)
+        taken(GroupWindowConfig, layer, tile=tile, group_items=each)
         for each in items
         for tile in _WINDOW_TILES
         if tile[0] <= max(2, layer.out_size[0]) and tile[1] <= layer.out_size[1]

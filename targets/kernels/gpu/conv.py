@@ -26,7 +26,10 @@ from tvm.ir import Expr
 
 from ..conv import ConvConfig
 from ..fused import Epilogue
+from ..layers import ConvShape
 from ..loops import as_type, block, const, load, loop, store, within
+from ..machine import VectorMachine
+from .base import GpuConvConfig
 from .groups import (
     QUAD,
     barrier,
@@ -46,8 +49,8 @@ from .groups import (
 )
 
 
-@dataclass(frozen=True)
-class GroupConvConfig(ConvConfig):
+@dataclass(frozen=True, kw_only=True)
+class GroupConvConfig(GpuConvConfig):
     """A convolution and how a work-group computes it.
 
     ``pixels`` are those of one work-item, ``oc_blocks`` those of a group.
@@ -117,6 +120,21 @@ class GroupConvConfig(ConvConfig):
         slab = 2 * self.slab * (self.group_pixels + self.width) * QUAD * 4
         exchanged = (self.slices - 1) * self.group_pixels * self.width * 4
         return slab + exchanged
+
+    @classmethod
+    def configure(cls, layer: ConvShape, machine: VectorMachine, block: int) -> list[ConvConfig]:
+        """The best configuration of the templates for GPUs."""
+        from .choose import choose_group_conv  # it knows all templates
+
+        assert machine.gpu is not None
+        if layer.is_depthwise:
+            return []
+        plain = ConvConfig.smallest(layer, machine, block, exact=False)  # no template is inexact
+        return [choose_group_conv(plain, machine.gpu)]
+
+    def kernel_of(self, operands: tuple[tirx.Buffer, ...], epilogue: Epilogue) -> tirx.Stmt:
+        """The kernel of the operands."""
+        return write_group_conv(self, operands, epilogue)
 
 
 def write_group_conv(

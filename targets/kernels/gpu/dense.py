@@ -15,9 +15,9 @@ from typing import ClassVar
 from tvm import tirx
 from tvm.ir import Expr
 
-from ..conv import ConvConfig
 from ..fused import Epilogue
 from ..loops import as_type, block, const, load, loop, store, within
+from .base import GpuConvConfig
 from .groups import (
     QUAD,
     barrier,
@@ -34,8 +34,8 @@ from .groups import (
 _AHEAD = 4  # rows that an item asks for at once
 
 
-@dataclass(frozen=True)
-class RowConfig(ConvConfig):
+@dataclass(frozen=True, kw_only=True)
+class RowConfig(GpuConvConfig):
     """A product of one row with a matrix; ``oc_blocks`` are those of a group.
 
     Attributes:
@@ -60,6 +60,10 @@ class RowConfig(ConvConfig):
     def rows(self) -> int:
         """Numbers that a sum adds up."""
         return self.reduce_blocks * self.data_block
+
+    def kernel_of(self, operands: tuple[tirx.Buffer, ...], epilogue: Epilogue) -> tirx.Stmt:
+        """The kernel of the operands."""
+        return write_row(self, operands, epilogue)
 
 
 def write_row(cfg: RowConfig, operands: tuple[tirx.Buffer, ...], epilogue: Epilogue) -> tirx.Stmt:

@@ -20,13 +20,16 @@ from tvm.ir import Expr
 
 from ..accumulators import Accumulators
 from ..conv import ConvConfig
+from ..cycles import Step, conv_step
 from ..fused import Epilogue
 from ..loops import UNROLLED, as_type, block, const, lanes, load, loop, scratch, store, within
+from ..machine import VectorMachine
+from .base import GpuConvConfig
 from .groups import launch, places, when
 
 
-@dataclass(frozen=True)
-class ItemConvConfig(ConvConfig):
+@dataclass(frozen=True, kw_only=True)
+class ItemConvConfig(GpuConvConfig):
     """A convolution whose work-items share nothing; ``pixels`` and ``oc_blocks`` are an item's.
 
     Attributes:
@@ -36,6 +39,14 @@ class ItemConvConfig(ConvConfig):
     group_items: int = 64
 
     template: ClassVar[str] = "item_conv"
+
+    def cycles(self, machine: VectorMachine, step: Step = conv_step) -> float:
+        """Cycles of the same tiles on a core."""
+        return ConvConfig.cycles(self, machine, step)
+
+    def kernel_of(self, operands: tuple[tirx.Buffer, ...], epilogue: Epilogue) -> tirx.Stmt:
+        """The kernel of the operands."""
+        return write_item_conv(self, operands, epilogue)
 
 
 def write_item_conv(

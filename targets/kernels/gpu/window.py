@@ -17,10 +17,14 @@ from typing import ClassVar
 from tvm import tirx
 from tvm.ir import Expr
 
-from ..fused import Epilogue
+from ..fused import Epilogue, FusedKernel
+from ..layers import ConvShape, WindowShape, taken
 from ..loops import block, const, load, loop, store, within
+from ..machine import VectorMachine
 from ..nan import maximum
-from ..window import WindowConfig, least, window_count
+from ..template import Template
+from ..window import WindowConfig
+from ..window_taps import least, window_count
 from .groups import (
     QUAD,
     chosen,
@@ -39,7 +43,7 @@ _WRITTEN_OUT = 64
 """Taps of a tile; larger windows are loops of one pixel an item."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GroupWindowConfig(WindowConfig):
     """A window and the tile that a work-item computes.
 
@@ -52,6 +56,7 @@ class GroupWindowConfig(WindowConfig):
     group_items: int = 64
 
     template: ClassVar[str] = "group_window"
+    machines: ClassVar[tuple[str, ...]] = ("gpu",)
 
     @property
     def tiles(self) -> tuple[int, int]:
@@ -63,6 +68,26 @@ class GroupWindowConfig(WindowConfig):
     def work_items(self) -> int:
         """How many work-items the kernel has."""
         return self.batch * self.blocks * (self.lanes // QUAD) * prod(self.tiles)
+
+    @classmethod
+    def configure(
+        cls, layer: WindowShape | ConvShape, machine: VectorMachine, block: int
+    ) -> list[WindowConfig]:
+        """The best tile by the model of GPUs."""
+        from .choose import choose_group_window  # it knows all templates
+
+        assert machine.gpu is not None
+        plain = WindowConfig.configure(layer, machine, block)
+        return [choose_group_window(window, machine.gpu) for window in plain]
+
+    def on(self, machine: VectorMachine) -> Template | None:
+        """The template itself, or loops."""
+        return self if machine.gpu is not None else taken(WindowConfig, self)
+
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        """The kernel."""
+        del machine
+        return write_group_window(self, fused.operands, fused.epilogue)
 
 
 def write_group_window(

@@ -1,0 +1,53 @@
+"""What the templates of convolutions for GPUs have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tvm import tirx
+
+from ..conv import ConvConfig
+from ..cycles import Step, conv_step
+from ..fused import Epilogue, FusedKernel
+from ..layers import ConvShape, taken
+from ..machine import VectorMachine
+from ..template import Template
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuConvConfig(ConvConfig):
+    """A convolution on a GPU; cores that take over from the GPU compute it in loops.
+
+    The model in `choose.py` compares configurations of all these templates, so only
+    `GroupConvConfig` offers some, which may be of another template.
+    """
+
+    machines: ClassVar[tuple[str, ...]] = ("gpu",)
+
+    @classmethod
+    def configure(cls, layer: ConvShape, machine: VectorMachine, block: int) -> list[ConvConfig]:
+        """None."""
+        return []
+
+    def cycles(self, machine: VectorMachine, step: Step = conv_step) -> float:
+        """Cycles of one core that does as much as the GPU."""
+        from .choose import group_conv_cycles  # it knows all templates
+
+        if machine.gpu is None:
+            return super().cycles(machine, step)
+        return group_conv_cycles(self, machine.gpu) * machine.gpu.cores
+
+    def on(self, machine: VectorMachine) -> Template | None:
+        """The template itself, or loops."""
+        return self if machine.gpu is not None else taken(ConvConfig, self, pixels=1)
+
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        """The kernel."""
+        del machine
+        return self.kernel_of(fused.operands, fused.epilogue)
+
+    @abstractmethod
+    def kernel_of(self, operands: tuple[tirx.Buffer, ...], epilogue: Epilogue) -> tirx.Stmt:
+        """The kernel of the operands."""

@@ -1,0 +1,251 @@
+"""The layers that kernel templates compute, as the network defines them, and their Relax calls.
+
+    R.nn.conv2d(x, w, strides=2)   ->  ConvShape(1, 64, (56, 56), 128, (3, 3), (2, 2), ..)
+    R.nn.max_pool2d(x, ..)         ->  WindowShape("max", 1, 64, (56, 56), ..)
+
+A template's configuration extends the layer that it computes, so these classes are the only
+description of a convolution or window: `template.choose` turns a layer into a configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from math import prod
+from typing import Any, Literal, TypeVar
+
+from tvm import relax
+
+LONGEST = 32
+"""Most taps along an axis: audio transforms have 256, for which TVM takes minutes."""
+
+Along = Literal["outputs", "inputs", "rows"]
+"""What a part has fewer of: output channels, input channels (and summands), rows."""
+
+Kind = TypeVar("Kind")
+
+
+def taken(made: type[Kind], other: object, /, **changes: Any) -> Kind:
+    """A dataclass ``made`` with the fields that ``other`` has too, and with ``changes``."""
+    names = [field.name for field in fields(made)]  # type: ignore[arg-type]
+    same = {name: getattr(other, name) for name in names if hasattr(other, name)}
+    return made(**{**same, **changes})
+
+
+class Sliding:
+    """Windows that slide over the rows and columns of an image."""
+
+    batch: int
+    in_size: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int, int, int]
+    dilation: tuple[int, int]
+
+    @property
+    def spans(self) -> tuple[int, int]:
+        """Height and width of the image under one window."""
+        (kh, kw), (dh, dw) = self.kernel, self.dilation
+        return (kh - 1) * dh + 1, (kw - 1) * dw + 1
+
+    @property
+    def out_size(self) -> tuple[int, int]:
+        """Height and width of the output."""
+        top, left, bottom, right = self.padding
+        return (
+            (self.in_size[0] + top + bottom - self.spans[0]) // self.stride[0] + 1,
+            (self.in_size[1] + left + right - self.spans[1]) // self.stride[1] + 1,
+        )
+
+    def band(self, rows: int) -> dict[str, Any]:
+        """Size and padding of the image that the first ``rows`` of the output read."""
+        top, left, _, right = self.padding
+        end = (rows - 1) * self.stride[0] + self.spans[0] - top
+        height, width = self.in_size
+        padding = (top, left, max(0, end - height), right)
+        return {"in_size": (min(height, end), width), "padding": padding}
+
+
+@dataclass(frozen=True)
+class ConvShape(Sliding):
+    """A convolution, or a matrix product as a convolution of pixels.
+
+    Attributes:
+        padding: top, left, bottom, right.
+        exact: whole numbers must give whole numbers, which excludes Winograd.
+    """
+
+    batch: int
+    in_channels: int
+    in_size: tuple[int, int]
+    out_channels: int
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    exact: bool = False
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether every channel is convolved separately."""
+        return self.groups > 1 and self.groups == self.in_channels == self.out_channels
+
+    @property
+    def pointwise(self) -> bool:
+        """Every output pixel reads exactly the input pixel at its own position."""
+        return self.kernel == (1, 1) and self.stride == (1, 1) and not any(self.padding)
+
+    @property
+    def skips_pixels(self) -> bool:
+        """Whether a strided 1x1 kernel reads only some pixels; depthwise ones read them once."""
+        strided = self.kernel == (1, 1) and not any(self.padding) and self.stride != (1, 1)
+        return strided and not self.is_depthwise
+
+    @property
+    def weights(self) -> int:
+        """Number of weights."""
+        return self.out_channels * self.in_channels // self.groups * prod(self.kernel)
+
+    @property
+    def multiply_adds(self) -> int:
+        """Multiply-adds of the whole batch."""
+        return self.batch * prod(self.out_size) * self.weights
+
+    def padded(self) -> ConvShape:
+        """The convolution of an image that already includes its padding."""
+        top, left, bottom, right = self.padding
+        size = (self.in_size[0] + top + bottom, self.in_size[1] + left + right)
+        return replace(self, in_size=size, padding=(0, 0, 0, 0))
+
+    def gathered(self) -> ConvShape:
+        """The convolution of only the pixels that it reads, for `skips_pixels`."""
+        rows, columns = self.stride
+        size = (-(-self.in_size[0] // rows), -(-self.in_size[1] // columns))
+        return replace(self, in_size=size, stride=(1, 1))
+
+    def cut(self, along: Along, extent: int) -> ConvShape:
+        """The convolution of ``extent`` output channels or rows, or of half of the inputs."""
+        if along == "rows":
+            return replace(self, **self.band(extent))
+        if self.groups > 1:
+            groups = self.groups * extent // self.out_channels
+            inputs = self.in_channels // self.groups * groups
+            return replace(self, in_channels=inputs, out_channels=extent, groups=groups)
+        if along == "inputs":
+            return replace(self, in_channels=self.in_channels // 2)
+        return replace(self, out_channels=extent)
+
+
+@dataclass(frozen=True)
+class IntegerConvShape(ConvShape):
+    """A convolution of 8-bit numbers; ``dtype`` is the type of its pixels."""
+
+    dtype: str = "uint8"
+
+
+@dataclass(frozen=True)
+class WindowShape(Sliding):
+    """A pooling, or a depthwise convolution as windows of one channel.
+
+    Attributes:
+        kind: ``depthwise``, ``max`` or ``avg``.
+        padding: top, left, bottom, right.
+        out: output height and width if the operator rounds up (``ceil_mode``); otherwise derived.
+        count_include_pad: the average divides by all pixels of the window, also those outside.
+    """
+
+    kind: str
+    batch: int
+    channels: int
+    in_size: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    out: tuple[int, int] | None = None
+    count_include_pad: bool = False
+
+    @property
+    def out_size(self) -> tuple[int, int]:
+        """Height and width of the output."""
+        return self.out or super().out_size
+
+    def cut(self, along: Along, extent: int) -> WindowShape:
+        """The windows of ``extent`` channels or rows."""
+        if along != "rows":
+            return replace(self, channels=extent)
+        out = None if self.out is None else (extent, self.out[1])
+        return replace(self, **self.band(extent), out=out)
+
+
+# --- from Relax -----------------------------------------------------------------------------------
+
+
+def _pair(values: Sequence[int]) -> tuple[int, int]:
+    return int(values[0]), int(values[1])
+
+
+def conv_shape(call: relax.Call) -> ConvShape | None:
+    """The convolution of a Relax call; None if no template fits."""
+    data, weight, attrs = *call.args, call.attrs
+    n, c, h, w = (int(d) for d in data.ty.shape.values)
+    o, _, kh, kw = (int(d) for d in weight.ty.shape.values)
+    if (
+        max(kh, kw) > LONGEST
+        or min(n, c, h, w, o) < 1
+        or any(int(d) < 1 for d in call.ty.shape.values)
+    ):
+        return None
+    top, left, bottom, right = (int(p) for p in attrs.padding)
+    return ConvShape(
+        n,
+        c,
+        (h, w),
+        o,
+        (kh, kw),
+        _pair(attrs.strides),
+        (top, left, bottom, right),
+        _pair(attrs.dilation),
+        int(attrs.groups),
+    )
+
+
+def dense_shape(data: Sequence[int], outputs: int) -> ConvShape:
+    """The convolution that computes a matrix product."""
+    rows, channels = data
+    return ConvShape(1, channels, (rows, 1), outputs, (1, 1))
+
+
+def pool_shape(call: relax.Call) -> WindowShape:
+    """The windows of a pooling."""
+    attrs = call.attrs
+    n, c, h, w = (int(d) for d in call.args[0].ty.shape.values)
+    top, left, bottom, right = (int(p) for p in attrs.padding)
+    return WindowShape(
+        kind=call.op.name.removeprefix("relax.nn.").removesuffix("_pool2d"),
+        batch=n,
+        channels=c,
+        in_size=(h, w),
+        kernel=_pair(attrs.pool_size),
+        stride=_pair(attrs.strides),
+        padding=(top, left, bottom, right),
+        dilation=_pair(attrs.dilation),
+        out=_pair(call.ty.shape.values[2:]),
+        count_include_pad=bool(attrs.count_include_pad),
+    )
+
+
+def picked_pixels(call: relax.Call) -> tuple[int, int] | None:
+    """The stride of a pooling whose windows are single pixels of the image; None for others.
+
+    As a copy it is fused with neighbouring copies, which then move only these pixels.
+    """
+    attrs = call.attrs
+    rows, columns = (int(step) for step in attrs.strides)
+    height, width = (int(d) for d in call.args[0].ty.shape.values[2:])
+    size = [int(d) for d in call.ty.shape.values[2:]]
+    single = all(int(k) == 1 for k in attrs.pool_size) and not any(int(p) for p in attrs.padding)
+    # with ceil_mode, windows may lie beyond the image
+    inside = size == [-(-height // rows), -(-width // columns)]
+    return (rows, columns) if single and inside else None

@@ -1,0 +1,99 @@
+"""Replace the body of each fused PrimFunc by the loop nest of its template.
+
+conv2d -> + bias -> relu  (a plain reduction and elementwise blocks)
+->  one register-tiled nest with the epilogue applied to the accumulators
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from .fixed_point import narrowing_of
+from .float_bits import quantise_bits
+from .fused import FusedKernel, split_fused
+from .generic import schedule_generic
+from .gpu.groups import WHOLE_QUADS
+from .gpu.rules import schedule_items
+from .hvx_mean import mean_nest
+from .hvx_stores import pack_stores
+from .hvx_table import table_nest
+from .machine import VectorMachine
+from .nan import take_nan
+from .recurrent import STEPS
+from .recurrent_nest import write_recurrence
+from .template import Template, read_template
+
+
+def schedule_kernel(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
+    """The scheduled form of any PrimFunc: by its template, or by the generic schedule."""
+    fused = split_fused(func)
+    template = None if fused is None else template_of(fused, machine)
+    fused = None if template is None else fused
+    scheduled = _with_own_copies(_schedule(func, machine, template, fused))
+    if not machine.packs_bytes:
+        return scheduled
+    scheduled = scheduled.with_body(quantise_bits(scheduled.body))
+    return pack_stores(scheduled, [] if fused is None else _constants(fused))
+
+
+def _with_own_copies(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Give each `Let` a variable of its own.
+
+    If an expression reads a value twice, as in a square of exp, the value occurs twice, including
+    its `Let`. TVM's passes take that for two values of one variable, and fail.
+    """
+    stores: list[tirx.BufferStore] = []
+    tvm_ffi.structural_walk(func.body, (tirx.BufferStore, stores.append))
+    if not any(map(_names_twice, stores)):
+        return func
+    converted = tirx.transform.ConvertSSA()(tvm.IRModule({"main": func}))
+    return converted["main"]
+
+
+def _names_twice(store: tirx.BufferStore) -> bool:
+    named: list[tirx.Var] = []
+    tvm_ffi.structural_walk(store.value, (tirx.Let, lambda let: named.append(let.var)))
+    return len(named) > len({*named})
+
+
+def _constants(fused: FusedKernel) -> list[tirx.Buffer]:
+    """Constant operands of an integer layer: weights, and the operands of its rounding."""
+    narrowing = narrowing_of(fused.epilogue.value)
+    if narrowing is None:
+        return []
+    loads = [narrowing.mantissa, narrowing.number.b]
+    return [fused.operands[1], *(load.source for load in loads)]
+
+
+def _schedule(
+    func: tirx.PrimFunc,
+    machine: VectorMachine,
+    template: Template | None,
+    fused: FusedKernel | None,
+) -> tirx.PrimFunc:
+    marks: dict[str, Any] = {"s_tir": True, "tirx.noalias": True}
+    if template is not None and fused is not None:
+        body = template.write(machine, fused)
+        marks |= {WHOLE_QUADS: True} if machine.gpu is not None else {}
+    elif STEPS in (func.attrs or {}):
+        body = write_recurrence(func, machine)
+    elif machine.packs_bytes and (nest := mean_nest(func) or table_nest(func)) is not None:
+        body = nest
+    elif machine.gpu is not None:  # TVM itself combines partial results of work-items
+        return schedule_items(func, machine.gpu)
+    else:
+        scheduled = schedule_generic(func, machine)
+        return scheduled.with_body(take_nan(scheduled.body))
+    return tirx.PrimFunc(func.params, body).with_attrs({**(func.attrs or {}), **marks})
+
+
+def template_of(fused: FusedKernel, machine: VectorMachine) -> Template | None:
+    """What writes a kernel on a machine; None: the generic schedule."""
+    template = read_template(fused.config).on(machine)
+    if template is not None and template.needs_own_blocks and len(fused.blocks) != 1:
+        return None
+    return template

@@ -1,0 +1,185 @@
+"""Kernel templates: a class is a template, an instance is the configuration of one kernel.
+
+    @dataclass(frozen=True)
+    class Doubled(Template):                         # one file is a whole template
+        template = "doubled"                         # its name registers it
+        layers = (DoubleShape,)                      # what it computes
+
+        configure(layer, machine, block)             # configurations that compute a layer
+        cycles(machine)                              # which of them is best
+        call(bb, x)                                  # the Relax call; meaning(x): its plain sums
+        write(machine, fused)                        # the loop nest
+        work(epilogue, machine, item)                # features for the cost model
+        part(along, extent, machine)                 # the kernel of a share of the layer
+
+Planning, measuring, stretching and the cost models ask these objects; no other file lists them.
+A configuration travels as an annotation of the anchor's block, because FuseTIR drops attributes of
+functions and keeps those of blocks. The annotation is written and read in this file only.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from tvm import relax, te, tirx
+from tvm.ir import Expr
+
+from tvm_stretch.ir.codec import from_text, to_text
+
+from .calls import kernel_call
+from .features import EpilogueWork, Features
+from .fused import ANNOTATION, FusedKernel
+from .layers import Along
+from .machine import VectorMachine
+
+_REGISTERED: dict[str, type[Template]] = {}
+"""By name; a class registers itself."""
+
+
+class Template(ABC):
+    """See the module docstring.
+
+    Attributes:
+        template: the name in annotations.
+        layers: classes of layers that the template computes.
+        machines: kinds of machines that have it (`VectorMachine.kind`).
+        is_last_resort: it is chosen only if no other template fits.
+        operands: tensors that the anchor reads; parameters after them belong to the epilogue.
+        needs_own_blocks: whether the generic schedule takes over if producers are fused into it.
+    """
+
+    template: ClassVar[str] = ""
+    layers: ClassVar[tuple[type, ...]] = ()
+    machines: ClassVar[tuple[str, ...]] = ("core", "dsp")
+    is_last_resort: ClassVar[bool] = False
+    needs_own_blocks: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        if "template" in cls.__dict__:
+            _REGISTERED[cls.template] = cls
+            _TABLES.clear()
+            configurations.cache_clear()
+
+    @classmethod
+    @abstractmethod
+    def configure(cls, layer: Any, machine: VectorMachine, block: int) -> Iterable[Template]:
+        """Configurations that compute a layer; ``block`` is as for `choose`."""
+
+    @abstractmethod
+    def cycles(self, machine: VectorMachine) -> float:
+        """Cycles of one core, by which configurations are compared."""
+
+    @property
+    def operands(self) -> int:
+        """See the class."""
+        return 2
+
+    @property
+    @abstractmethod
+    def out_shape(self) -> tuple[int, ...]:
+        """The shape of the result in memory."""
+
+    @abstractmethod
+    def meaning(self, *operands: te.Tensor) -> te.Tensor:
+        """The kernel in plain loops; its last block carries `annotation`."""
+
+    def call(
+        self, bb: relax.BlockBuilder, *operands: Expr, name: str = "", sums: str = ""
+    ) -> relax.Var:
+        """Emit the call of the kernel ``name``; layers of float16 may have ``sums`` of float32."""
+        del sums
+        return bb.emit(kernel_call(bb, name or self.template, self, self.meaning, *operands))
+
+    def on(self, machine: VectorMachine) -> Template | None:
+        """What writes the kernel on a machine; None: the generic schedule.
+
+        A kernel may reach another machine than it was configured for: cores take over from a GPU.
+        """
+        return self if machine.kind in self.machines else None
+
+    @abstractmethod
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        """The loop nest of the kernel with its epilogue."""
+
+    def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> Features | None:
+        """Features for cost models; None: the statements of the plain loops are counted.
+
+        Args:
+            epilogue: the operators that are fused after the kernel.
+            machine: runs the kernel.
+            item: bytes of a number of the kernel's input.
+        """
+        del epilogue, machine, item
+        return None
+
+    def part(self, along: Along, extent: int, machine: VectorMachine) -> Template | None:
+        """The kernel of ``extent`` output channels or rows; None: its features are scaled."""
+        del along, extent, machine
+        return None
+
+    @property
+    def sampled(self) -> object:
+        """The layer that campaigns measure to learn about this kernel; None if there is none."""
+        return self if self.layers else None
+
+    @property
+    def annotation(self) -> dict[str, str]:
+        """The annotation of the template's block."""
+        return {ANNOTATION: f"{self.template} {to_text(self)}"}
+
+
+def every_template() -> Mapping[str, type[Template]]:
+    """All templates, by name."""
+    from . import templates  # they import this module
+
+    assert templates
+    return _REGISTERED
+
+
+def read_template(mark: str) -> Template:
+    """The configuration in an annotation."""
+    name, _, config = mark.partition(" ")
+    return from_text(every_template()[name], config)
+
+
+_TABLES: dict[tuple[type, str], tuple[type[Template], ...]] = {}
+"""The templates that compute a kind of layer on a kind of machine, worked out once."""
+
+
+def templates_for(kind: type, machine: VectorMachine) -> tuple[type[Template], ...]:
+    """The templates that a machine has for a kind of layer."""
+    key = kind, machine.kind
+    if key not in _TABLES:
+        every = every_template().values()
+        _TABLES[key] = tuple(t for t in every if kind in t.layers and machine.kind in t.machines)
+    return _TABLES[key]
+
+
+@lru_cache(maxsize=4096)
+def configurations(
+    layer: Any, machine: VectorMachine, block: int, count: int = 8
+) -> tuple[Any, ...]:
+    """Up to ``count`` configurations that compute a layer, the fastest first by their own models.
+
+    Args:
+        layer: an instance of a class that templates name in `Template.layers`.
+        machine: runs the kernel.
+        block: channels of a block of the layer's input.
+        count: most configurations.
+    """
+    kinds = templates_for(type(layer), machine)
+    found = [config for kind in kinds for config in kind.configure(layer, machine, block)]
+    found.sort(key=lambda config: (config.is_last_resort, config.cycles(machine)))
+    return tuple(found[:count])
+
+
+def choose(layer: Any, machine: VectorMachine, block: int = 0) -> Any:
+    """The best configuration for a layer, or None if no template of the machine fits.
+
+    ``block`` is as for `configurations`; without, blocks are as wide as the machine's vectors.
+    """
+    return next(iter(configurations(layer, machine, block or machine.lanes, 1)), None)
