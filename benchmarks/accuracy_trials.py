@@ -21,6 +21,7 @@ from tvm_stretch.plan.sources import Source
 from tvm_stretch.training import (
     Batches,
     TrainableNetwork,
+    Training,
     accuracy,
     distill,
     fit,
@@ -159,8 +160,8 @@ def trial(prepared: Prepared, data: Data, schedule: Schedule, seed: int) -> dict
         return 100 * accuracy(net, tests)
 
     original, alike = fresh(prepared.original, seed), fresh(prepared.stretched, seed)
-    fit(original, batches, **long)
-    fit(alike, batches, **long)
+    fit(original, batches, Training(**long))
+    fit(alike, batches, Training(**long))
     start = inherit(prepared, weights_of(original), seed)
     warm = TrainableNetwork(prepared.stretched, start, sources=prepared.sources).to(device)
     found = {"original": right(original), "alike": right(alike), "copied": right(warm)}
@@ -171,10 +172,10 @@ def trial(prepared: Prepared, data: Data, schedule: Schedule, seed: int) -> dict
     images = Batches(data.images, data.labels, augment=batches.augment)
     refine(warm, original, images, steps=schedule.steps, seed=seed, progress=_unheard)
     found["refined"] = right(warm)
-    fit(warm, batches, epochs=2, rate=schedule.low_rate, **how)
+    fit(warm, batches, Training(epochs=2, rate=schedule.low_rate, **how))
     found["two epochs"] = right(warm)
     taught = TrainableNetwork(prepared.stretched, start)
-    distill(taught, original, batches, **long)
+    distill(taught, original, batches, Training(**long))
     found["distilled"] = right(taught)
     found["seconds"] = time.perf_counter() - began
     return found

@@ -31,6 +31,7 @@ from tvm_stretch.training import (
     Batches,
     Supernet,
     TrainableNetwork,
+    Training,
     accuracy,
     fit,
     fit_supernet,
@@ -78,7 +79,7 @@ def compare(designs: Sequence[Found], data: Data, schedule: Schedule, seed: int)
     nets = [fresh(design.graph, seed) for design in designs]
     began = time.perf_counter()
     supernet = Supernet(nets)
-    fit_supernet(supernet, batches, **how)
+    fit_supernet(supernet, batches, Training(**how))
     together_seconds, together = time.perf_counter() - began, []
     for index in range(len(nets)):
         net = supernet.candidate(index).to(device)
@@ -87,7 +88,7 @@ def compare(designs: Sequence[Found], data: Data, schedule: Schedule, seed: int)
     began, alone = time.perf_counter(), []
     for design in designs:
         net = fresh(design.graph, seed)
-        fit(net, batches, **how)
+        fit(net, batches, Training(**how))
         alone.append(right(net))
     return {
         "seed": seed,

@@ -64,7 +64,7 @@ teacher = network()
 images, labels = stripes(640)
 tests = ts.training.Batches(*stripes(256), 256, shuffled=False)
 loader = ts.training.Batches(images, labels, 32)  # any DataLoader will do
-ts.training.fit(teacher, loader, epochs=3)
+ts.training.fit(teacher, loader, ts.training.Training(epochs=3))
 print(f"right: {ts.training.accuracy(teacher, tests):.2f}")
 
 section("2. Stretched")
@@ -90,7 +90,7 @@ ts.training.imitate(net, original, images)
 print(f"imitating: {ts.training.accuracy(net, tests):.2f}")
 ts.training.refine(net, original, images, steps=50)
 print(f"refined: {ts.training.accuracy(net, tests):.2f}")
-ts.training.distill(net, teacher, loader, epochs=2, rate=0.02)
+ts.training.distill(net, teacher, loader, ts.training.Training(epochs=2, rate=0.02))
 print(f"distilled: {ts.training.accuracy(net, tests):.2f}")
 assert ts.training.accuracy(net, tests) > 0.8
 

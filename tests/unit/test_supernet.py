@@ -12,6 +12,7 @@ from tvm_stretch.analysis.repeated_blocks import detect_stages
 from tvm_stretch.errors import InputError, TrainingError
 from tvm_stretch.passes.duplicate_and_scale import duplicate_and_scale
 from tvm_stretch.plan.design import Design
+from tvm_stretch.training import Training
 
 STAGES = ((16, 2), (32, 2))
 DESIGNS = (
@@ -72,7 +73,9 @@ def test_the_sandwich_rule():
     for _ in range(2):
         supernet = ts.training.Supernet(candidates())
         before = [value.clone() for value in supernet.weights(1).values()]
-        losses = ts.training.fit_supernet(supernet, loader(24), epochs=3, sampled=1, seed=2)
+        losses = ts.training.fit_supernet(
+            supernet, loader(24), Training(epochs=3, seed=2), sampled=1
+        )
         assert losses[-1] < losses[0]
         after = list(supernet.weights(1).values())
         assert not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))
@@ -86,13 +89,17 @@ def test_checkpoints_have_the_statistics_of_all_candidates(tmp_path):
     """A call that finds all epochs done gives what the one that trained gave."""
     trained, found = ts.training.Supernet(candidates()), ts.training.Supernet(candidates())
     for supernet in (trained, found):
-        ts.training.fit_supernet(supernet, loader(24), epochs=1, checkpoint=tmp_path / "run.pt")
+        ts.training.fit_supernet(
+            supernet, loader(24), Training(epochs=1, checkpoint=tmp_path / "run.pt")
+        )
     for index in range(len(trained.nets)):
         one, other = (net.candidate(index).state_dict() for net in (trained, found))
         assert all(torch.equal(one[name], other[name]) for name in one)
     fewer = ts.training.Supernet(candidates()[1:])
     with pytest.raises(TrainingError, match="a checkpoint of this network"):
-        ts.training.fit_supernet(fewer, loader(24), epochs=1, checkpoint=tmp_path / "run.pt")
+        ts.training.fit_supernet(
+            fewer, loader(24), Training(epochs=1, checkpoint=tmp_path / "run.pt")
+        )
 
 
 def test_candidates_of_one_network_are_needed():

@@ -16,6 +16,7 @@ from training_helpers import IMAGES, LABELS, loader, net_of
 
 import tvm_stretch as ts
 from tvm_stretch.errors import InputError, TrainingError
+from tvm_stretch.training import Training
 from tvm_stretch.training.loop import share_of_rate, weighted_soft_labels
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,20 +69,20 @@ def test_layers_keep_their_modes():
     teacher.tuplegetitem.eval()
     ts.training.accuracy(net, loader())
     assert net.training and not net.tuplegetitem.training
-    ts.training.distill(net, teacher, loader(), epochs=1)
+    ts.training.distill(net, teacher, loader(), Training(epochs=1))
     assert teacher.training and not teacher.tuplegetitem.training
 
 
 def test_training_learns_and_repeats():
     net, again, other = net_of(), net_of(), net_of()
     lines: list[str] = []
-    losses = ts.training.fit(net, loader(), epochs=4, seed=1, progress=lines.append)
+    losses = ts.training.fit(net, loader(), Training(epochs=4, seed=1, progress=lines.append))
     assert losses[-1] < losses[0] and not net.training
     assert lines[-1].startswith("epoch 4 of 4, loss ")
     before = torch.random.get_rng_state()
-    ts.training.fit(again, loader(), epochs=4, seed=1)
+    ts.training.fit(again, loader(), Training(epochs=4, seed=1))
     assert torch.equal(torch.random.get_rng_state(), before)
-    ts.training.fit(other, loader(), epochs=4, seed=2)
+    ts.training.fit(other, loader(), Training(epochs=4, seed=2))
     assert_equal(net, again)
     ts.training.recalibrate(net, IMAGES)
     assert ts.training.accuracy(net, loader()) > 0.5
@@ -108,20 +109,20 @@ class Dying(ts.training.Batches):
 def test_a_run_that_was_cut_off_goes_on(tmp_path):
     whole, first, second = net_of(), net_of(), net_of()
     path = tmp_path / "run.pt"
-    ts.training.fit(whole, loader(), epochs=4)
+    ts.training.fit(whole, loader(), Training(epochs=4))
     with pytest.raises(KilledError):
-        ts.training.fit(first, Dying(IMAGES, LABELS, 16), epochs=4, checkpoint=path)
+        ts.training.fit(first, Dying(IMAGES, LABELS, 16), Training(epochs=4, checkpoint=path))
     assert [file.name for file in tmp_path.iterdir()] == ["run.pt"]
-    assert len(ts.training.fit(second, loader(), epochs=4, checkpoint=path)) == 2
+    assert len(ts.training.fit(second, loader(), Training(epochs=4, checkpoint=path))) == 2
     assert_equal(whole, second)
-    assert ts.training.fit(net_of(), loader(), epochs=4, checkpoint=path) == []
+    assert ts.training.fit(net_of(), loader(), Training(epochs=4, checkpoint=path)) == []
 
 
 ENDLESS = """
 import sys
 from training_helpers import loader, net_of
 import tvm_stretch as ts
-ts.training.fit(net_of(), loader(), epochs=40, checkpoint=sys.argv[1])
+ts.training.fit(net_of(), loader(), ts.training.Training(epochs=40, checkpoint=sys.argv[1]))
 """
 
 
@@ -130,7 +131,7 @@ def test_a_run_that_was_killed_goes_on(tmp_path):
     """SIGKILL at any time; the file is whole or not there, and what comes out is the same."""
     whole, last = net_of(), net_of()
     path = tmp_path / "run.pt"
-    ts.training.fit(whole, loader(), epochs=40)
+    ts.training.fit(whole, loader(), Training(epochs=40))
     for pause in (0.0, 0.05, 0.13):
         child = subprocess.Popen(
             [sys.executable, "-c", ENDLESS, str(path)],
@@ -142,17 +143,19 @@ def test_a_run_that_was_killed_goes_on(tmp_path):
         time.sleep(pause)
         child.kill()
         child.wait()
-    ts.training.fit(last, loader(), epochs=40, checkpoint=path)
+    ts.training.fit(last, loader(), Training(epochs=40, checkpoint=path))
     assert_equal(whole, last)
 
 
 def test_checkpoints_that_do_not_fit(tmp_path):
     path = tmp_path / "run.pt"
-    ts.training.fit(net_of(), loader(), epochs=1, checkpoint=path)
+    ts.training.fit(net_of(), loader(), Training(epochs=1, checkpoint=path))
 
     def refused(words: str, net, **settings) -> None:
         with pytest.raises(TrainingError, match=words):
-            ts.training.fit(net, loader(), **{"epochs": 1, "checkpoint": path, **settings})
+            ts.training.fit(
+                net, loader(), Training(**{"epochs": 1, "checkpoint": path, **settings})
+            )
 
     refused("got one of another", net_of(regnet))
     refused("got one of another", torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(432, 5)))
@@ -171,7 +174,9 @@ def test_nan_stops(tmp_path):
     images = IMAGES.clone()
     images[3] = torch.nan
     with pytest.raises(TrainingError, match="expected a finite loss, got nan in epoch 1 of 2"):
-        ts.training.fit(net_of(), ts.training.Batches(images, LABELS), epochs=2, checkpoint=path)
+        ts.training.fit(
+            net_of(), ts.training.Batches(images, LABELS), Training(epochs=2, checkpoint=path)
+        )
     assert not path.exists()
 
 
@@ -194,15 +199,15 @@ def test_soft_labels():
 
 def test_distillation():
     teacher, net, alone = net_of(), net_of(), net_of()
-    ts.training.fit(teacher, loader(), epochs=3)
+    ts.training.fit(teacher, loader(), Training(epochs=3))
     taught = state(teacher.train())
-    ts.training.distill(net, teacher, loader(), epochs=2)
-    ts.training.fit(alone, loader(), epochs=2)
+    ts.training.distill(net, teacher, loader(), Training(epochs=2))
+    ts.training.fit(alone, loader(), Training(epochs=2))
     assert teacher.training
     assert all(torch.equal(a, b) for a, b in zip(taught, state(teacher), strict=True))
     assert not torch.equal(net.conv2d.weight, alone.conv2d.weight)
     with pytest.raises(InputError, match="positive number for temperature"):
-        ts.training.distill(net, teacher, loader(), epochs=1, temperature=0)
+        ts.training.distill(net, teacher, loader(), Training(epochs=1), temperature=0)
 
 
 def test_the_rate_rises_and_falls():
@@ -232,13 +237,13 @@ def test_wrong_calls():
     ):
         given = {"loader": loader(), "epochs": 1, **given}
         with pytest.raises(InputError, match=words):
-            ts.training.fit(net, given.pop("loader"), **given)
+            ts.training.fit(net, given.pop("loader"), Training(**given))
     with pytest.raises(InputError, match="a torch module for net, got str"):
-        ts.training.fit("net", loader(), epochs=1)
+        ts.training.fit("net", loader(), Training(epochs=1))
     with pytest.raises(InputError, match="float32 weights in net"):
         ts.training.accuracy(net_of().half(), loader())
     with pytest.raises(InputError, match="a teacher of the same classes"):
-        ts.training.distill(net, torch.nn.Flatten(), loader(), epochs=1)
+        ts.training.distill(net, torch.nn.Flatten(), loader(), Training(epochs=1))
     with pytest.raises(InputError, match="positive number for size, got 0"):
         ts.training.Batches(IMAGES, LABELS, 0)
     with pytest.raises(InputError, match="as many labels as images"):

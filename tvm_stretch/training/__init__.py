@@ -2,7 +2,7 @@
 
     net = st.to_torch()
     ts.training.recalibrate(net, images)
-    ts.training.distill(net, teacher, loader, epochs=30)
+    ts.training.distill(net, teacher, loader, ts.training.Training(epochs=30))
     model = ts.compile(st.load_torch(net), targets=["llvm", "opencl"])
 
 Only exchange.py and relax_graph.py import TVM, so a machine that only trains does not need it.
@@ -25,7 +25,7 @@ except ImportError as error:
 from tvm_stretch.training.data import Batches, accuracy
 from tvm_stretch.training.descent import refine
 from tvm_stretch.training.imitate import imitate
-from tvm_stretch.training.loop import distill, fit
+from tvm_stretch.training.loop import Training, distill, fit
 from tvm_stretch.training.network import TrainableNetwork
 from tvm_stretch.training.statistics import recalibrate
 from tvm_stretch.training.supernet import Supernet, fit_supernet
@@ -37,6 +37,7 @@ __all__ = [
     "Batches",
     "Supernet",
     "TrainableNetwork",
+    "Training",
     "accuracy",
     "distill",
     "fit",

@@ -1,7 +1,7 @@
 """Training as in the paper (SGD with momentum, a cosine schedule), and distillation.
 
-    fit(net, loader, epochs=30, rate=0.1)
-    distill(net, teacher, loader, epochs=30)          # loss + alpha * T^2 * weighted soft labels
+    fit(net, loader, Training(epochs=30, rate=0.1))
+    distill(net, teacher, loader, Training(epochs=30))   # loss + alpha * T^2 * weighted soft labels
 
 Every epoch has its own seed, so a run that is resumed from a checkpoint ends with exactly the
 weights of an uninterrupted run.
@@ -13,7 +13,7 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Iterator, Sized
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -41,31 +41,38 @@ _RANGES = (
     ("weight_decay", 0, math.inf),
     ("seed", 0, 2**32),
 )
-"""Settings and their ranges."""
+"""Numbers of a training, and their ranges."""
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """A function of images, the network's outputs for them, and labels."""
 
 
-@dataclass(frozen=True)
-class Settings:
+@dataclass(frozen=True, kw_only=True)
+class Training:
     """How a network is trained.
 
     Attributes:
         epochs: how often all images are seen.
-        rate: the highest learning rate.
+        rate: the highest learning rate; it falls along a cosine. Use 0.01 after a warm start.
         momentum: the momentum of SGD.
         weight_decay: the decay of weights; scales and offsets have none.
-        seed: the seed of all random numbers.
-        loss: the name of the loss, which a checkpoint records.
+        seed: the same seed on the same device gives the same result.
+        device: where to train, by default the network's device; the network stays there.
+        checkpoint: a file that is written after every epoch, from which the same call resumes.
+        progress: as for ``ts.compile``.
+
+    Raises:
+        InputError: a number is out of its range.
     """
 
     epochs: int
-    rate: float
-    momentum: float
-    weight_decay: float
-    seed: int
-    loss: str
+    rate: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-5
+    seed: int = 0
+    device: str | torch.device | None = None
+    checkpoint: str | os.PathLike[str] | None = None
+    progress: Progress | None = None
 
     def __post_init__(self) -> None:
         if type(self.epochs) is not int or self.epochs < 1:
@@ -77,91 +84,54 @@ class Settings:
             if not isinstance(value, int | float) or not least <= value < most:
                 raise InputError(
                     f"expected a number from {least} to below {most} for {name}, got {value!r}; "
-                    "see training.fit"
+                    "see training.Training"
                 )
         if type(self.seed) is not int:
             raise InputError(f"expected a whole number for seed, got {self.seed!r}; give an int")
 
 
-def fit(
-    net: nn.Module,
-    loader: Loader,
-    *,
-    epochs: int,
-    rate: float = 0.1,
-    momentum: float = 0.9,
-    weight_decay: float = 5e-5,
-    seed: int = 0,
-    device: str | torch.device | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
-) -> list[float]:
+def fit(net: nn.Module, loader: Loader, training: Training) -> list[float]:
     """Train a network to classify; returns the mean loss of every epoch of this call.
 
     Args:
         net: changed in place; in evaluation mode afterwards.
         loader: gives pairs of images and labels, once an epoch.
-        epochs: how often all images are seen.
-        rate: the highest learning rate; it falls along a cosine. Use 0.01 after a warm start.
-        momentum: the momentum of SGD.
-        weight_decay: the decay of weights.
-        seed: the same seed on the same device gives the same result.
-        device: where to train, by default the network's device; the network stays there.
-        checkpoint: a file that is written after every epoch, from which the same call resumes.
-        progress: as for ``ts.compile``.
+        training: how it is trained.
 
     Raises:
         TrainingError: the loss is not finite, or the checkpoint is of another network or training.
         InputError: the loader gives no pairs of images and labels.
     """
-    settings = Settings(epochs, rate, momentum, weight_decay, seed, "labels")
 
     def loss(_images: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         return functional.cross_entropy(logits, labels)
 
-    return train(net, loader, loss, settings, device, checkpoint, progress)
+    return train(net, loader, loss, training, "labels")
 
 
 def distill(
     net: nn.Module,
     teacher: nn.Module,
     loader: Loader,
+    training: Training,
     *,
-    epochs: int,
     alpha: float = ALPHA,
     temperature: float = TEMPERATURE,
-    rate: float = 0.1,
-    momentum: float = 0.9,
-    weight_decay: float = 5e-5,
-    seed: int = 0,
-    device: str | torch.device | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
 ) -> list[float]:
     """Like `fit`, with a teacher's weighted soft labels added to the loss.
 
     Args:
-        net: as for `fit`.
+        net: changed in place; in evaluation mode afterwards.
         teacher: the trained network that was stretched; its mode and weights do not change.
-        loader: as for `fit`.
-        epochs: as for `fit`.
+        loader: gives pairs of images and labels, once an epoch.
+        training: how it is trained.
         alpha: the weight of the teacher's soft labels, beside the labels.
         temperature: the divisor of the logits.
-        rate: as for `fit`.
-        momentum: as for `fit`.
-        weight_decay: as for `fit`.
-        seed: as for `fit`.
-        device: as for `fit`.
-        checkpoint: as for `fit`.
-        progress: as for `fit`.
     """
     for name, value in (("alpha", alpha), ("temperature", temperature)):
         if not isinstance(value, int | float) or not 0 < value < math.inf:
             raise InputError(f"expected a positive number for {name}, got {value!r}; see distill")
-    what = f"soft labels of alpha {alpha}, temperature {temperature}"
-    settings = Settings(epochs, rate, momentum, weight_decay, seed, what)
-    where = place(device, module(net, "net"))
-    module(teacher, "teacher").to(where)
+    module(teacher, "teacher").to(place(training.device, module(net, "net")))
 
     def loss(images: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         with torch.no_grad():
@@ -174,8 +144,9 @@ def distill(
         hard = functional.cross_entropy(logits, labels)
         return hard + alpha * weighted_soft_labels(logits, taught, labels, temperature)
 
+    what = f"soft labels of alpha {alpha}, temperature {temperature}"
     with evaluating(teacher):
-        return train(net, loader, loss, settings, where, checkpoint, progress)
+        return train(net, loader, loss, training, what)
 
 
 def weighted_soft_labels(
@@ -194,33 +165,28 @@ def weighted_soft_labels(
     return temperature**2 * (weight * losses).mean()
 
 
-def train(
-    net: nn.Module,
-    loader: Loader,
-    loss: Loss,
-    settings: Settings,
-    device: str | torch.device | None,
-    checkpoint: str | os.PathLike[str] | None,
-    progress: Progress | None,
-) -> list[float]:
-    """The loop of `fit`, with any loss."""
-    where = place(device, module(net, "net"))
+def train(net: nn.Module, loader: Loader, loss: Loss, training: Training, what: str) -> list[float]:
+    """The loop of `fit`, with any loss; ``what`` names the loss in checkpoints."""
+    where = place(training.device, module(net, "net"))
     net.to(where)
-    optimizer = _optimizer(net, settings)
+    optimizer = _optimizer(net, training)
+    numbers = {name: getattr(training, name) for name in ("epochs", *(n for n, *_ in _RANGES))}
+    recorded = {**numbers, "loss": what}
+    checkpoint = training.checkpoint
     path = None if checkpoint is None else as_path(checkpoint, "a checkpoint")
     done, losses = 0, []
     if path is not None and path.exists():
-        done = read_checkpoint(path, net, optimizer, asdict(settings))
+        done = read_checkpoint(path, net, optimizer, recorded)
     elif path is not None:
         check_place(path, "checkpoint")
     try:
-        with reporting(progress), repeatable(where):
-            for epoch in range(done, settings.epochs):
-                torch.manual_seed(settings.seed * 1_000_003 + epoch)
+        with reporting(training.progress), repeatable(where):
+            for epoch in range(done, training.epochs):
+                torch.manual_seed(training.seed * 1_000_003 + epoch)
                 net.train()
-                losses.append(_epoch(net, loader, loss, optimizer, settings, epoch))
+                losses.append(_epoch(net, loader, loss, optimizer, training, epoch))
                 if path is not None:
-                    write_checkpoint(path, net, optimizer, asdict(settings), epoch + 1)
+                    write_checkpoint(path, net, optimizer, recorded, epoch + 1)
     finally:
         net.eval()
     return losses
@@ -231,7 +197,7 @@ def _epoch(
     loader: Loader,
     loss: Loss,
     optimizer: torch.optim.Optimizer,
-    settings: Settings,
+    training: Training,
     epoch: int,
 ) -> float:
     """Train for an epoch and return the mean loss; reading it seldom saves a GPU's waits."""
@@ -241,7 +207,7 @@ def _epoch(
     for images, labels in labelled(loader, where):
         part = min(1.0, (steps + 0.5) / length) if length else 0.5
         for group in optimizer.param_groups:
-            group["lr"] = settings.rate * share_of_rate((epoch + part) / settings.epochs)
+            group["lr"] = training.rate * share_of_rate((epoch + part) / training.epochs)
         optimizer.zero_grad()
         logits = net(images)
         if not steps:
@@ -252,8 +218,8 @@ def _epoch(
         total += found.detach()
         steps += 1
         if steps % LOOK_EVERY == 0:
-            _report(total, steps, settings, epoch)
-    return _report(total, steps, settings, epoch)
+            _report(total, steps, training, epoch)
+    return _report(total, steps, training, epoch)
 
 
 def _check_classes(logits: Tensor, labels: Tensor) -> None:
@@ -266,14 +232,14 @@ def _check_classes(logits: Tensor, labels: Tensor) -> None:
         )
 
 
-def _report(total: Tensor, steps: int, settings: Settings, epoch: int) -> float:
+def _report(total: Tensor, steps: int, training: Training, epoch: int) -> float:
     mean = total.item() / steps
     if not math.isfinite(mean):
         raise TrainingError(
-            f"expected a finite loss, got {mean} in epoch {epoch + 1} of {settings.epochs}; "
+            f"expected a finite loss, got {mean} in epoch {epoch + 1} of {training.epochs}; "
             "train with a lower rate, and look for NaN among the images"
         )
-    say(f"epoch {epoch + 1} of {settings.epochs}, loss {mean:.3f}")
+    say(f"epoch {epoch + 1} of {training.epochs}, loss {mean:.3f}")
     return mean
 
 
@@ -288,22 +254,22 @@ def share_of_rate(done: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP)))
 
 
-def _optimizer(net: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+def _optimizer(net: nn.Module, training: Training) -> torch.optim.Optimizer:
     decayed: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, value in net.named_parameters():
         if value.requires_grad:
             (decayed if value.ndim > 1 and name.endswith("weight") else others).append(value)
     groups = [
-        {"params": decayed, "weight_decay": settings.weight_decay},
+        {"params": decayed, "weight_decay": training.weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
     if not decayed and not others:
         raise InputError("expected a network with weights to train, got none; see requires_grad")
     return torch.optim.SGD(
         [group for group in groups if group["params"]],
-        lr=settings.rate,
-        momentum=settings.momentum,
+        lr=training.rate,
+        momentum=training.momentum,
     )
 
 

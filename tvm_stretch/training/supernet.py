@@ -5,7 +5,7 @@
 
     nets = [st.to_torch(candidate.design) for candidate in st.candidates if candidate.kept]
     supernet = Supernet(nets)
-    fit_supernet(supernet, loader, epochs=30)
+    fit_supernet(supernet, loader, Training(epochs=30))
     net = supernet.candidate(3); recalibrate(net, images); accuracy(net, tests)
 
 Weights of the same name share one weight of the largest size; a candidate uses its first rows.
@@ -17,7 +17,6 @@ so branches of different depths read and write the same channels.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -27,9 +26,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from tvm_stretch.errors import InputError
-from tvm_stretch.progress import Progress
 from tvm_stretch.training.data import Loader
-from tvm_stretch.training.loop import Settings, train
+from tvm_stretch.training.loop import Training, train
 from tvm_stretch.training.network import TrainableNetwork
 from tvm_stretch.training.torch_graph import BATCH_NORM, Graph, Node, Weight
 
@@ -144,18 +142,7 @@ class Supernet(nn.Module):
 
 
 def fit_supernet(
-    supernet: Supernet,
-    loader: Loader,
-    *,
-    epochs: int,
-    sampled: int = 2,
-    rate: float = 0.1,
-    momentum: float = 0.9,
-    weight_decay: float = 5e-5,
-    seed: int = 0,
-    device: str | torch.device | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
+    supernet: Supernet, loader: Loader, training: Training, *, sampled: int = 2
 ) -> list[float]:
     """Train all candidates by the sandwich rule: the largest, the smallest and random ones.
 
@@ -163,19 +150,11 @@ def fit_supernet(
 
     Args:
         supernet: changed in place.
-        loader: as for `fit`.
-        epochs: as for `fit`.
+        loader: gives pairs of images and labels, once an epoch.
+        training: how it is trained.
         sampled: the number of random candidates in every step.
-        rate: as for `fit`.
-        momentum: as for `fit`.
-        weight_decay: as for `fit`.
-        seed: as for `fit`.
-        device: as for `fit`.
-        checkpoint: as for `fit`.
-        progress: as for `fit`.
     """
     what = f"the sandwich rule with {sampled} by chance"
-    settings = Settings(epochs, rate, momentum, weight_decay, seed, what)
     count = len(supernet.nets)
 
     def loss(images: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
@@ -186,7 +165,7 @@ def fit_supernet(
             found = found + functional.cross_entropy(supernet.say(index, images), taught)
         return found
 
-    return train(supernet, loader, loss, settings, device, checkpoint, progress)
+    return train(supernet, loader, loss, training, what)
 
 
 def _size(net: nn.Module) -> int:
