@@ -14,6 +14,7 @@ GPU = {
     "name": "QUALCOMM Adreno(TM)",
     "fp16": True,
     "fp64": False,
+    "driver": "2.1",
     "max_group_size": 1024,
     "local_bytes": 32768,
     "local_is_fast": True,

@@ -1,9 +1,9 @@
 """``compile()`` and ``plan_for()``: from a trained network to a model, or to a plan alone.
 
-    Request ──> Site ──> canonical Relax ──choose()──> Decision ──build_parts()──> Model
+    Request ──> Site ──> canonical Relax ──choose()──> Decision ──build()──> Model
 
-What each station does is said in its file: request.py, search/site.py, frontend/,
-search/choose.py, build/pipeline.py and runtime/model.py.
+Each station explains itself: request.py, search/site.py, build/reading.py, search/choose.py and
+search/decision.py.
 """
 
 from __future__ import annotations
@@ -11,22 +11,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-import tvm
-
-from tvm_stretch.analysis.integer_summary import describe_integers
 from tvm_stretch.arguments import named_arguments
-from tvm_stretch.build.pipeline import Observer, build_parts
-from tvm_stretch.build.precision import network_in
+from tvm_stretch.build.pipeline import Observer
+from tvm_stretch.build.reading import read_network
 from tvm_stretch.compiling import compiling
-from tvm_stretch.frontend import load_network, require_file
+from tvm_stretch.frontend import require_file
 from tvm_stretch.plan.plan import Plan, PlanLike
-from tvm_stretch.progress import Progress, reporting, say
+from tvm_stretch.progress import Progress, reporting
 from tvm_stretch.request import request_of
 from tvm_stretch.runtime.model import Model
 from tvm_stretch.scheduling import Scheduler
-from tvm_stretch.search.alternatives import PlansLike, expected_seconds, with_plans
+from tvm_stretch.search.alternatives import PlansLike, with_plans
 from tvm_stretch.search.choose import choose, predict
-from tvm_stretch.search.decision import Decision
 from tvm_stretch.search.site import DeviceLike, Targets, site_of
 
 
@@ -116,46 +112,12 @@ def compile(
         site = request.site()
         limits = request.limits(site)
         observer = Observer(request.dump_dir, site.processors if request.debug else None)
-        mod, notes = _read(source, request.shapes, request.precision)
-        observer.see("canonical", mod)
+        mod, notes = read_network(source, request.shapes, request.precision)
         decision = choose(mod, site, limits, request.plan, observer)
         if request.has_plans and len(decision.site.placeable) > 1:
             decision = with_plans(mod, decision, request.plans, limits)
         decision = decision.noted(*notes, site.note, limits.said)
-        return _build(mod, decision, request.spare, observer)
-
-
-def _read(
-    source: object, shapes: Mapping[str, Sequence[int]] | None, precision: str
-) -> tuple[tvm.IRModule, list[str]]:
-    """The network as canonical Relax in the wanted precision, and remarks for people."""
-    say("reading the network")
-    mod = load_network(source, shapes)
-    integers = describe_integers(mod["main"])
-    mod, halves = network_in(precision, mod)
-    return mod, [integers, halves]
-
-
-def _build(mod: tvm.IRModule, decision: Decision, spare: bool, observer: Observer) -> Model:
-    """The model of a decision; the model that was measured, if it needs nothing more."""
-    site, trial = decision.site, decision.trial
-    # Models are measured without spare kernels, which would hide failures.
-    is_complete = not decision.plans and not (spare and trial and len(trial.graph.processors) > 1)
-    if trial is not None and trial.parts is not None and is_complete:
-        parts = trial.parts.explained(decision.reason, decision.considered)
-        return Model(trial.module, parts=parts)
-    first, *others = decision.plans.values() or (decision.plan,)
-    known = (None, None) if trial else (decision.branched, decision.lowered)
-    parts = build_parts(
-        mod, first, site.processors, site.placeable, observer, *known, spare, others
-    )
-    if decision.plans:
-        expected = [0.0] * len(decision.plans)
-        if others and site.take is not None:
-            say(f"measuring {len(decision.plans)} plans in turns")
-            expected = expected_seconds(Model.from_parts(parts), site.take)
-        parts = parts.named(list(decision.plans), expected)
-    return Model.from_parts(parts.explained(decision.reason, decision.considered))
+        return decision.build(mod, request.spare, observer)
 
 
 @named_arguments
@@ -184,7 +146,6 @@ def plan_for(
     """
     with reporting(progress), compiling():
         site = site_of(device, targets, cpu_threads, may_drop=True, built=False)
-        say("reading the network")
-        decision = predict(load_network(source, shapes), site)
+        decision = predict(read_network(source, shapes)[0], site)
         assert decision.plan is not None
         return decision.plan

@@ -10,6 +10,7 @@ waits for the others, and Ctrl-C interrupts the wait. Measuring and running need
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import threading
 from collections.abc import Iterator
@@ -30,6 +31,21 @@ def compiling() -> Iterator[None]:
         yield
     finally:
         turn.release()
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Python's collector of cycles does not run meanwhile.
+
+    A search makes many objects and no cycles among them; looking for some took a fifth of its time.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _renew() -> None:

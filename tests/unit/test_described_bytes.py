@@ -11,8 +11,8 @@ from relax_helpers import module, random_const
 from tvm import relax
 
 from tvm_stretch.build.kernels import KernelLevel, kernels_alone
-from tvm_stretch.build.precision import network_in, processors_in
-from tvm_stretch.frontend import load_network
+from tvm_stretch.build.precision import processors_in
+from tvm_stretch.build.reading import read_network
 from tvm_stretch.search.halves import half_of
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.kernels.conv_features import ConvFeatures
@@ -41,7 +41,7 @@ def lowered(dtype: str) -> tuple[KernelLevel, VectorMachine]:
         mod = IntegerNetwork(0).main([*convs, pool], (1, 64, 28, 28))
         assert mod is not None
         return kernels_alone(mod, host), host.machine
-    mod, _ = network_in(dtype, load_network(module(layers, (1, 64, 28, 28))))
+    mod, _ = read_network(module(layers, (1, 64, 28, 28)), None, dtype)
     (host,), _ = processors_in(dtype, [host], [host])
     return kernels_alone(mod, host), host.machine
 

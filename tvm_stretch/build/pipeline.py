@@ -75,6 +75,7 @@ def build_parts(
         others: plans to which the model can change while it runs.
     """
     observer = observer or Observer(None, None)
+    observer.begin(mod)
     weights = WeightsBlob(mod)
     first = _by_plan(mod, requested, processors, placeable, observer, branched, lowered)
     more = [_by_plan(mod, other, processors, placeable, observer) for other in others]
@@ -217,6 +218,11 @@ class Observer:
     def observes(self) -> bool:
         """Whether the phases are written or verified."""
         return self.folder is not None or self.processors is not None
+
+    def begin(self, mod: tvm.IRModule) -> None:
+        """See the canonical module, unless another plan's build showed it already."""
+        if not self.count:
+            self.see("canonical", mod)
 
     def see(self, name: str, mod: tvm.IRModule, *, partitioned: bool = False) -> None:
         """Write ``NN-name.py``; check the rules for partitioned modules."""

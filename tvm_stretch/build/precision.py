@@ -13,12 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import tvm
-
-from tvm_stretch.analysis.integer_summary import has_integers
-from tvm_stretch.errors import InputError, TargetError, UnsupportedError
+from tvm_stretch.errors import InputError, TargetError
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
-from tvm_stretch.passes.use_half import UseHalf, describe_halves
 from tvm_stretch.targets.processor import Processor
 
 PRECISIONS = ("float32", "float16", "float16+float32")
@@ -72,21 +68,3 @@ def processors_in(
 def _in_half(processor: Processor) -> Processor:
     machine = replace(processor.machine, lanes=2 * processor.machine.lanes, half=True)
     return replace(processor, machine=machine, schedule=ScheduleKernels(machine))
-
-
-def network_in(precision: str, mod: tvm.IRModule) -> tuple[tvm.IRModule, str]:
-    """The canonical module in a precision, and a remark for people.
-
-    Raises:
-        UnsupportedError: the network computes in integers.
-    """
-    if precision == PRECISIONS[0]:
-        return mod, ""
-    if has_integers(mod["main"]):
-        raise UnsupportedError(
-            f"expected a network of floats for precision={precision!r}, got one that was "
-            "quantised; leave precision out, or compile the original network"
-        )
-    use_half: tvm.transform.Pass = UseHalf(wide_sums=precision == PRECISIONS[2])
-    mod = use_half(mod)
-    return mod, describe_halves(mod["main"])

@@ -13,7 +13,7 @@ turns, because that is what its runs are compared with later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import tvm
@@ -23,9 +23,7 @@ from tvm_stretch.build.placement import find_refusals
 from tvm_stretch.errors import InputError, UnsupportedError
 from tvm_stretch.plan.plan import Plan, PlanLike, PlannedRegion
 from tvm_stretch.progress import say
-from tvm_stretch.runtime.model import Model
 from tvm_stretch.search import search
-from tvm_stretch.search.contest import compare
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.decision import Decision
 from tvm_stretch.search.limits import Limits
@@ -130,19 +128,3 @@ def what_runs(plan: Plan) -> tuple[object, ...]:
     """The plan without what is said of it, whatever other processors there are."""
     numbers = [*plan.shares.items(), *plan.splits]
     return str(numbers), [(region.processor, region.operators) for region in plan.regions]
-
-
-def expected_seconds(model: Model, arena: Callable[[Model], Model]) -> list[float]:
-    """What a run of each of a model's plans takes at present.
-
-    Raises:
-        MeasureError: a plan failed while it was measured.
-    """
-    return [outcome.seconds for outcome in compare(list(_pinned(arena(model))))]
-
-
-def _pinned(model: Model) -> Iterator[Model]:
-    for name in model.plans:
-        instance = model.create_instance()
-        instance.use(name)
-        yield instance

@@ -6,12 +6,14 @@ parts. For each state only the past that is done first is kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
 from tvm_stretch.analysis.meeting_points import amortise
+from tvm_stretch.compiling import uncollected
+from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.progress import step
 from tvm_stretch.search.clock import Clock, Written
 from tvm_stretch.search.costs import Costs
@@ -20,6 +22,11 @@ from tvm_stretch.search.options import Option, Options, Widths
 from tvm_stretch.search.pieces import Network, Piece
 from tvm_stretch.search.pruning import ALPHAS
 from tvm_stretch.search.splitting import LENGTHS, Splitting
+from tvm_stretch.targets.kernels.layers import Along
+
+CLEARLY_LESS = (0.99, 0.97)
+"""Splits and schedules go before shares alone, which compute nothing twice, only below this; again
+by costs that nobody measured, where both are measured, and by measured ones, where one is."""
 
 
 @dataclass(frozen=True)
@@ -178,3 +185,34 @@ class ChainSearch:
         known = states[index + length].get(key)
         if known is None or clock.when(exits) < known.clock.when(exits):
             states[index + length][key] = found
+
+
+@uncollected()
+def rank(network: Network, costs: Costs, limits: Limits = NO_LIMITS) -> list[Chain]:
+    """Ways to compute a network on several processors, the most promising first.
+
+    One of shares alone, and the best of all if it is another one. This takes at most two seconds
+    for every network of the zoo; lowering comes before and after, and is not done again to build.
+    """
+    _ask_for_all(network, costs)
+    if len(costs.processors) < 2:
+        return []
+    chains = ChainSearch(network, costs, limits=limits)
+    shares, chosen = chains.best(splits=False), chains.best()
+    if chosen.options == shares.options:
+        return [shares]
+    clearly = chosen.ns < CLEARLY_LESS[costs.trusted] * shares.ns
+    return [chosen, shares] if clearly else [shares, chosen]
+
+
+def _ask_for_all(network: Network, costs: Costs) -> None:
+    """All kernels in one batch, with the halves that the options of their piece will ask for."""
+    wanted: dict[Group, Sequence[Along]] = {}
+    for piece in network.pieces:
+        halves: tuple[Along, ...] = ("outputs",)
+        if piece.start:
+            between = network.operators.between(piece.start, piece.end)
+            ends_in_parts = any(operator.kind == "concat" for operator in between)
+            halves = ("outputs", "rows") if ends_in_parts else ("outputs", "rows", "inputs")
+        wanted.update(dict.fromkeys(piece.groups, halves))
+    costs.ask_for(network.graph.groups, wanted)

@@ -53,9 +53,9 @@ def choose(
         return Decision(site, plan, plan.reason)
     if len(site.placeable) == 1 and site.profile is None:
         return Decision(site)
-    if site.take is None:
-        return predict(mod, site, limits, is_cautious=site.profile is None)
-    return _measure(mod, site, limits, observer)
+    if site.take is not None:
+        return _measure(mod, site, limits, observer)
+    return predict(mod, site, limits, is_cautious=site.profile is None)
 
 
 def predict(

@@ -141,3 +141,19 @@ def winner(outcomes: Sequence[Outcome]) -> int:
     """The fastest of those that beat the first beyond doubt, or the first."""
     beating = [i for i, outcome in enumerate(outcomes) if i and outcome.high < 1]
     return min(beating, key=lambda i: outcomes[i].ratio, default=0)
+
+
+def expected_seconds(model: Model, arena: Callable[[Model], Model]) -> list[float]:
+    """What a run of each of a model's plans takes at present.
+
+    Raises:
+        MeasureError: a plan failed while it was measured.
+    """
+    return [outcome.seconds for outcome in compare(list(_pinned(arena(model))))]
+
+
+def _pinned(model: Model) -> Iterator[Model]:
+    for name in model.plans:
+        instance = model.create_instance()
+        instance.use(name)
+        yield instance

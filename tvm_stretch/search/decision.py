@@ -8,9 +8,12 @@ from dataclasses import dataclass, field, replace
 import tvm
 
 from tvm_stretch.build.branching import Branching
+from tvm_stretch.build.pipeline import Observer, build_parts
 from tvm_stretch.plan.considered import Considered
 from tvm_stretch.plan.plan import Plan
+from tvm_stretch.progress import say
 from tvm_stretch.runtime.model import Model
+from tvm_stretch.search.contest import expected_seconds
 from tvm_stretch.search.realise import Candidate
 from tvm_stretch.search.site import Site
 
@@ -45,6 +48,33 @@ class Decision:
     def noted(self, *notes: str) -> Decision:
         """The same, for more reasons."""
         return replace(self, reason="; ".join(filter(None, (self.reason, *notes))))
+
+    def build(self, mod: tvm.IRModule, spare: bool, observer: Observer) -> Model:
+        """The model: the one that was measured, if it needs nothing more.
+
+        Args:
+            mod: the canonical module.
+            spare: whether the CPU gets kernels for all operators. Models are measured without,
+                because spare kernels would hide failures.
+            observer: receives the module after every phase.
+        """
+        trial, site, plans = self.trial, self.site, self.plans
+        is_complete = not plans and not (spare and trial and len(trial.graph.processors) > 1)
+        if trial is not None and trial.parts is not None and is_complete:
+            parts = trial.parts.explained(self.reason, self.considered)
+            return Model(trial.module, parts=parts)
+        first, *others = plans.values() or (self.plan,)
+        known = (self.branched, self.lowered) if trial is None else (None, None)
+        parts = build_parts(
+            mod, first, site.processors, site.placeable, observer, *known, spare, others
+        )
+        if plans:
+            expected = [0.0] * len(plans)
+            if others and site.take is not None:
+                say(f"measuring {len(plans)} plans in turns")
+                expected = expected_seconds(Model.from_parts(parts), site.take)
+            parts = parts.named(list(plans), expected)
+        return Model.from_parts(parts.explained(self.reason, self.considered))
 
 
 def decided(

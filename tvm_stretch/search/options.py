@@ -321,3 +321,9 @@ def _check_answer(problem: Problem, result: object) -> None:
             f"{result!r:.100}; see tutorials/03_writing_a_scheduler.py"
         )
     check_schedule(problem, result)
+
+
+def one_by_one(network: Network, costs: Costs, limits: Limits) -> list[Option]:
+    """Every kernel whole, where it is fastest: for processors that support little."""
+    ways = Options(network, costs, limits)
+    return [next(ways.of_piece(piece, {})) for piece in network.pieces]

@@ -19,7 +19,6 @@ from tvm import relax
 from tvm_stretch.build.branching import Branching, branch
 from tvm_stretch.build.kernels import KernelLevel, kernels_of_plan
 from tvm_stretch.emitting.winograd_stage import stage_of
-from tvm_stretch.ir.calls import Calls
 from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.ir.operators import Operator, Operators
 from tvm_stretch.ir.provenance import Provenance
@@ -71,20 +70,6 @@ class Candidate:
         """
         measured = None if seconds is None else round(seconds * 1e9)
         return Considered(self.what, self.ns, self.plan.costs, measured, verdict)
-
-
-def alone(network: Network, costs: Costs, place: int) -> Candidate | None:
-    """Everything on one processor, if it supports it all."""
-    times = [costs.whole(group, place) for group in network.graph.groups]
-    if None in times:
-        return None
-    total = sum(ns for ns in times if ns is not None)
-    processors = tuple(processor.name for processor in costs.processors)
-    operators = tuple(Calls(network.mod["main"]).calls)
-    region = PlannedRegion("r0", processors[place], operators, (0, total), "one processor")
-    plan = Plan(processors, (region,) if operators else (), costs=costs.source)
-    busy = tuple(total if p == place else 0 for p in range(len(processors)))
-    return Candidate(plan, f"{processors[place]} alone", total, busy, Branching(network.mod, {}))
 
 
 def realise(

@@ -20,6 +20,8 @@ from tvm_stretch.cost.profile import Profile
 from tvm_stretch.cost.profile_file import load_profile
 from tvm_stretch.cost.verdicts import apply_verdicts
 from tvm_stretch.errors import InputError
+from tvm_stretch.ir.integers import integer_of
+from tvm_stretch.ir.operators import Operators
 from tvm_stretch.remote.device import Device, remembered
 from tvm_stretch.remote.processors import processors_of
 from tvm_stretch.runtime.model import Model
@@ -80,7 +82,8 @@ class Site:
         able = self.placeable if left is None else left
         processors = [p if p in able else not_asked_for(p) for p in self.processors]
         if self.profile is not None:
-            return twin_costs(self.profile, processors, mod)
+            value_bytes = 1 if mod is not None and _is_quantised(mod) else 4
+            return twin_costs(self.profile, processors, value_bytes)
         return planning_costs(processors)
 
     def without(self, processor: Processor) -> Site:
@@ -173,3 +176,9 @@ def _named_processors(profile: Profile, targets: object, built: bool) -> list[st
         f"expected names of processors for targets, got {targets!r}; a profile says the rest of "
         f"them: name some of {', '.join(profile.processors)}"
     )
+
+
+def _is_quantised(mod: tvm.IRModule) -> bool:
+    """Whether most of it is computed in integers."""
+    operators = [*Operators(mod["main"])]
+    return 2 * sum(integer_of(op.call) is not None for op in operators) > len(operators)

@@ -1,7 +1,7 @@
 """A device's twin: processors and costs of a phone that is not here, for plans and predictions.
 
     processors, placeable = twin_processors(load_profile("snapdragon-855"), ["cpu", "hexagon"])
-    search(mod, twin_costs(profile, processors, mod))
+    search(mod, twin_costs(profile, processors))
 
 The kernels are those that we would make for its targets; what they take is what the profile says of
 such work in the precision of each processor. Nothing of it was measured here.
@@ -18,8 +18,6 @@ import tvm
 from tvm_stretch.build.kernels import kernels_alone
 from tvm_stretch.cost.profile import ProcessorProfile, Profile, ProfileModel
 from tvm_stretch.errors import InputError, TargetError
-from tvm_stretch.ir.integers import integer_of
-from tvm_stretch.ir.operators import Operators
 from tvm_stretch.search.costs import Costs, not_asked_for
 from tvm_stretch.targets.kernels.features import Work
 from tvm_stretch.targets.processor import Build, Check, OpRule, Processor
@@ -60,22 +58,19 @@ def twin_processors(
     return processors, [p for p in processors if p.name in names]
 
 
-def twin_costs(
-    profile: Profile, processors: Sequence[Processor], mod: tvm.IRModule | None = None
-) -> Costs:
+def twin_costs(profile: Profile, processors: Sequence[Processor], value_bytes: int = 4) -> Costs:
     """What the profile says of these processors.
 
     Args:
         profile: of the device.
         processors: some of its processors.
-        mod: the network, whose values may have 8 bits; without, they are floats.
+        value_bytes: bytes of the network's values.
 
     Raises:
         CostModelError: the device has no such processor.
     """
     known = [profile.processor(processor.name) for processor in processors]
     names = [processor.name for processor in known]
-    value_bytes = 1 if mod is not None and _is_quantised(mod) else 4
     precisions = ", ".join(f"{p.precision} on {p.name}" for p in known)
     return Costs(
         processors=tuple(processors),
@@ -87,12 +82,6 @@ def twin_costs(
         source=f"the profile of {profile.device} ({precisions}); nothing was measured here",
         trusted=False,
     )
-
-
-def _is_quantised(mod: tvm.IRModule) -> bool:
-    """Whether most of it is computed in integers."""
-    operators = [*Operators(mod["main"])]
-    return 2 * sum(integer_of(op.call) is not None for op in operators) > len(operators)
 
 
 def works_of(mod: tvm.IRModule, processor: Processor) -> dict[str, list[Work]]:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import combinations
 from math import log10
 
+from tvm_stretch.compiling import uncollected
 from tvm_stretch.plan.design import Design
 from tvm_stretch.progress import step
-from tvm_stretch.search import uncollected
 from tvm_stretch.stretching.design_rules import Rules, space_of_table_2
 from tvm_stretch.stretching.design_search import Search
 from tvm_stretch.stretching.judge import Candidate, Task, candidate_of

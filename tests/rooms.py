@@ -1,0 +1,58 @@
+"""The rooms of the house, from the ground up, and the modules in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = {
+    "tvm_stretch": "tvm_stretch",
+    "passes": "tvm_stretch.passes",
+    "targets": "tvm_stretch.targets",
+}
+
+# From the ground up, as ARCHITECTURE.md draws them; a name covers what stands below it.
+ROOMS = (
+    ("errors", "trusted"),
+    ("arguments", "compiling", "elf", "exports", "files", "progress", "rewriting"),
+    ("ir",),
+    ("targets.kernels", "targets.processor"),
+    ("plan",),
+    ("analysis",),
+    ("emitting",),
+    ("passes",),
+    ("codegen",),
+    ("lowering",),
+    ("runtime",),
+    ("targets",),
+    ("testing",),
+    ("scheduling",),
+    ("cost",),
+    ("frontend",),
+    ("build",),
+    ("remote",),
+    ("search",),
+    ("request",),
+    ("compiler", "problems"),
+    ("training",),
+    ("stretching",),
+    ("measuring",),
+    ("comparing",),
+    ("tune", "results"),
+    ("cli", "__main__"),
+)
+LEVELS = {f"tvm_stretch.{name}": level for level, names in enumerate(ROOMS) for name in names}
+
+
+def level_of(module: str) -> int | None:
+    """The room of a module: that of the longest name that covers it."""
+    covering = [name for name in LEVELS if f"{module}.".startswith(f"{name}.")]
+    return LEVELS[max(covering, key=len)] if covering else None
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for folder, package in SOURCES.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            yield ".".join([package, *(part for part in parts if part != "__init__")]), path

@@ -1,0 +1,43 @@
+"""Reads the network that is to be compiled, in the precision in which it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import tvm
+
+from tvm_stretch.analysis.integer_summary import describe_integers, has_integers
+from tvm_stretch.build.precision import PRECISIONS
+from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.frontend import load_network
+from tvm_stretch.passes.use_half import UseHalf, describe_halves
+from tvm_stretch.progress import say
+
+
+def read_network(
+    source: object, shapes: Mapping[str, Sequence[int]] | None, precision: str = "float32"
+) -> tuple[tvm.IRModule, list[str]]:
+    """The network as canonical Relax, and remarks for people.
+
+    Args:
+        source: as for ``ts.compile``.
+        shapes: shapes of inputs whose dimensions the network leaves open.
+        precision: one of `PRECISIONS`.
+
+    Raises:
+        ModelError: the source is no network.
+        UnsupportedError: it computes what we do not, or not in this precision.
+    """
+    say("reading the network")
+    mod = load_network(source, shapes)
+    integers = describe_integers(mod["main"])
+    if precision == PRECISIONS[0]:
+        return mod, [integers]
+    if has_integers(mod["main"]):
+        raise UnsupportedError(
+            f"expected a network of floats for precision={precision!r}, got one that was "
+            "quantised; leave precision out, or compile the original network"
+        )
+    use_half: tvm.transform.Pass = UseHalf(wide_sums=precision == PRECISIONS[2])
+    mod = use_half(mod)
+    return mod, [integers, describe_halves(mod["main"])]

@@ -1,0 +1,172 @@
+"""The candidates of a network: each processor alone, and plans for several, worked out.
+
+chains (chain.py), designed branches ──realise.py──> plans with predicted times ──> Found
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm_stretch.build.branching import Branching
+from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.ir.calls import Calls
+from tvm_stretch.plan.considered import Considered
+from tvm_stretch.plan.plan import Plan, PlannedRegion
+from tvm_stretch.search.chain import CLEARLY_LESS, Chain
+from tvm_stretch.search.costs import Costs
+from tvm_stretch.search.designed import as_designed
+from tvm_stretch.search.limits import Limits
+from tvm_stretch.search.options import Option, one_by_one
+from tvm_stretch.search.pieces import Network
+from tvm_stretch.search.realise import Candidate, realise
+
+_DOUBT = (1.25, 1.02)
+"""A plan is worth building if it is predicted to take at most this many times the best processor
+alone, by costs that nobody measured, and by measured ones."""
+
+
+_NOT_FIRST = "not built: another one is predicted to be faster"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found.
+
+    Attributes:
+        singles: everything on one processor, the fastest first; empty if none supports it all.
+        rivals: plans for several processors that may be faster, the most promising first.
+        notes: for people.
+        passed: what else was looked at, and why it is not among them.
+    """
+
+    singles: tuple[Candidate, ...]
+    rivals: tuple[Candidate, ...]
+    notes: tuple[str, ...] = ()
+    passed: tuple[Considered, ...] = ()
+
+
+def find_candidates(
+    network: Network, costs: Costs, ranking: Sequence[Chain], most: int, limits: Limits
+) -> Found:
+    """What may be worth building, the most promising first.
+
+    Args:
+        network: what is computed.
+        costs: of its kernels.
+        ranking: as `rank` gives it.
+        most: as for `search`.
+        limits: what processors may compute at most.
+
+    Raises:
+        UnsupportedError: the processors cannot run the network together.
+    """
+    free = filter(limits.may_do_all, range(len(costs.processors)))
+    singles = [_alone(network, costs, place) for place in free]
+    ranked = sorted(filter(None, singles), key=lambda single: single.ns)
+    if len(costs.processors) < 2:
+        return Found(tuple(ranked), ())
+    limit = _DOUBT[costs.trusted] * ranked[0].ns if ranked else float("inf")
+    notes, passed = _unlike_measured(network, costs), list[Considered]()
+    most = most if costs.trusted or ranking[0].only_shares else 2
+    rivals = _work_out(network, costs, ranking, (limit, most), (notes, passed), limits)
+    designed = as_designed(network, costs, limits)
+    if isinstance(designed, Candidate):
+        rivals.insert(0, designed)
+    elif designed is not None:
+        notes.append(f"branches as designed: {designed}")
+    if not ranked and not rivals:
+        plain = realise(network, costs, one_by_one(network, costs, limits), "one by one", limits)
+        if isinstance(plain, str):
+            raise UnsupportedError(
+                f"expected a plan that these processors can run, got none: {plain}; add a "
+                "processor, or change the network"
+            )
+        rivals.append(plain)
+    return Found(tuple(ranked), tuple(rivals), tuple(dict.fromkeys(notes)), tuple(passed))
+
+
+def _alone(network: Network, costs: Costs, place: int) -> Candidate | None:
+    """Everything on one processor, if it supports it all."""
+    times = [costs.whole(group, place) for group in network.graph.groups]
+    if None in times:
+        return None
+    total = sum(ns for ns in times if ns is not None)
+    processors = tuple(processor.name for processor in costs.processors)
+    operators = tuple(Calls(network.mod["main"]).calls)
+    region = PlannedRegion("r0", processors[place], operators, (0, total), "one processor")
+    plan = Plan(processors, (region,) if operators else (), costs=costs.source)
+    busy = tuple(total if p == place else 0 for p in range(len(processors)))
+    return Candidate(plan, f"{processors[place]} alone", total, busy, Branching(network.mod, {}))
+
+
+def _work_out(
+    network: Network,
+    costs: Costs,
+    ranking: Sequence[Chain],
+    limits: tuple[float, int],
+    said: tuple[list[str], list[Considered]],
+    allowed: Limits,
+) -> list[Candidate]:
+    """The plans of what is promising, the most promising first.
+
+    Args:
+        network: what is computed.
+        costs: of its kernels.
+        ranking: as `rank` gives it.
+        limits: the longest predicted latency, and how many plans.
+        said: notes, and what is passed over; both grow.
+        allowed: what processors may compute at most.
+    """
+    (limit, most), (notes, passed) = limits, said
+    clearly_less = CLEARLY_LESS[costs.trusted]
+    rivals: list[Candidate] = []
+    for chain in ranking:
+        what = _describe(chain.options)
+        # Worked out, shares cost more: Winograd's tiles of all channels are read by each of them.
+        disappointing = bool(rivals) and chain.ns < clearly_less * rivals[0].ns
+        if not any(option.uses_several for option in chain.options) and limit < float("inf"):
+            notes.append("no way to use several processors is predicted to be faster")
+        elif chain.ns > limit:
+            why = "not built: one processor is predicted to be faster"
+            passed.append(Considered(what, chain.ns, costs.source, verdict=why))
+        elif len(rivals) == most and not disappointing:
+            passed.append(Considered(what, chain.ns, costs.source, verdict=_NOT_FIRST))
+        else:
+            rival = realise(network, costs, chain.options, what, allowed)
+            if isinstance(rival, str):
+                why = f"impossible: {rival}"
+                passed.append(Considered(what, chain.ns, costs.source, verdict=why))
+            else:
+                rivals.append(rival)
+    if len(rivals) > 1 and rivals[1].ns < clearly_less * rivals[0].ns:
+        rivals.reverse()
+        most = most if costs.trusted else 2
+    passed += [one.considered(_NOT_FIRST) for one in rivals[most:]]
+    return rivals[:most]
+
+
+def _unlike_measured(network: Network, costs: Costs) -> list[str]:
+    groups = network.graph.groups
+    unlike = costs.unlike_measured(groups) if costs.trusted else 0
+    if not unlike:
+        return []
+    return [
+        f"{unlike} of {len(groups)} kernels are unlike all that were measured here: "
+        "ts.tune.measure(..., networks={...}) measures this network's"
+    ]
+
+
+def _describe(options: Sequence[Option]) -> str:
+    """``30 layers in shares, 2 segments in rows, 3 pieces scheduled``."""
+    shared = sum(len(option.shares) for option in options)
+    rows = sum(option.what.startswith("rows") for option in options)
+    channels = sum(option.what.startswith("channels") for option in options)
+    scheduled = sum(option.what.startswith("scheduled") for option in options)
+    counts = (
+        (shared, "layers in shares"),
+        (rows, "segments in rows"),
+        (channels, "segments in channels"),
+        (scheduled, "segments scheduled"),
+    )
+    return ", ".join(f"{count} {words}" for count, words in counts if count) or "one by one"
