@@ -32,7 +32,7 @@ class AverageBySums:
     """See the module docstring; only regions of ``machines`` that pack bytes are rewritten."""
 
     def __init__(self, machines: Mapping[str, VectorMachine]) -> None:
-        self.rounds = {name for name, machine in machines.items() if machine.packs_bytes}
+        self.rounds = {name for name, machine in machines.items() if machine.kind == "dsp"}
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Rewrite the regions of processors that round in integers."""

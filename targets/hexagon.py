@@ -129,7 +129,7 @@ def _processor(given: Attributes, host: Processor) -> Processor:
         loads=1.0,
         latency=2,
         dot="vrmpybusv",
-        packs_bytes=True,
+        dsp=True,
     )
 
     def build(kernels: Kernels, schedule: tvm.transform.Pass) -> tvm.runtime.Module:

@@ -117,6 +117,8 @@ class Features:
     version: ClassVar[int] = 1
     positive: ClassVar[Collection[str]] = ()
     """Fields of the family that are at least 1."""
+    stand_in: ClassVar[str] = ""
+    """A family with the same fields, whose model predicts this one until it is measured."""
     constant: ClassVar[Collection[str]] = ()
     """Fields of the family that do not grow with the kernel's result; see `scaled`."""
 

@@ -48,7 +48,7 @@ def schedule_generic(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFu
     except (ScheduleError, TypeError):  # not a function of blocks: already scheduled, or extern
         return func
     _inline(sch)
-    if machine.packs_bytes and (flat := _flat(func, sch, machine)) is not None:
+    if machine.kind == "dsp" and (flat := _flat(func, sch, machine)) is not None:
         return flat
     if (chain := _by_rows(sch, machine)) is not None:
         return chain.mod["main"]

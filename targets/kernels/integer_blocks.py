@@ -116,7 +116,7 @@ class _Scale:
         machine: VectorMachine, rounding: Rounding | None, factors: Sequence[np.ndarray]
     ) -> _Scale:
         """The scale in fixed point if the machine rounds in integers."""
-        if not machine.packs_bytes or not factors:
+        if machine.kind != "dsp" or not factors:
             return _Scale(rounding, factors)
         found = mantissas(factors[0])
         if found is None:

@@ -30,7 +30,8 @@ class VectorMachine:
         dot: the way in which products of 8-bit numbers are added; a key of `dots.DOTS`.
         float_integers: whether convolutions of 8-bit numbers are computed in float32
             (`float_integers.py`).
-        packs_bytes: whether byte stores are written as packed vectors (`hvx_stores.py`).
+        dsp: whether it is a DSP: its vectors hold no floats, and byte stores are packed vectors
+            (`hvx_stores.py`).
         half: whether layers are computed in float16, with twice the lanes (`passes/use_half.py`).
         asks_nearest: whether weights are prefetched into the nearest cache, because prefetches into
             the second one are often dropped, as seen in measurements.
@@ -49,7 +50,7 @@ class VectorMachine:
     in_order: bool = False
     dot: str = ""
     float_integers: bool = False
-    packs_bytes: bool = False
+    dsp: bool = False
     half: bool = False
     asks_nearest: bool = False
 
@@ -58,7 +59,7 @@ class VectorMachine:
         """``gpu``, ``dsp`` or ``core``: which templates the machine has (`Template.machines`)."""
         if self.gpu is not None:
             return "gpu"
-        return "dsp" if self.packs_bytes else "core"
+        return "dsp" if self.dsp else "core"
 
     def summing(self, dtype: str) -> VectorMachine:
         """The machine for sums of a type: a vector of float32 sums takes two registers."""

@@ -6,8 +6,6 @@ conv2d -> + bias -> relu  (a plain reduction and elementwise blocks)
 
 from __future__ import annotations
 
-from typing import Any
-
 import tvm
 import tvm_ffi
 from tvm import tirx
@@ -34,7 +32,7 @@ def schedule_kernel(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFun
     template = None if fused is None else template_of(fused, machine)
     fused = None if template is None else fused
     scheduled = _with_own_copies(_schedule(func, machine, template, fused))
-    if not machine.packs_bytes:
+    if machine.kind != "dsp":
         return scheduled
     scheduled = scheduled.with_body(quantise_bits(scheduled.body))
     return pack_stores(scheduled, [] if fused is None else _constants(fused))
@@ -75,20 +73,36 @@ def _schedule(
     template: Template | None,
     fused: FusedKernel | None,
 ) -> tirx.PrimFunc:
-    marks: dict[str, Any] = {"s_tir": True, "tirx.noalias": True}
     if template is not None and fused is not None:
-        body = template.write(machine, fused)
-        marks |= {WHOLE_QUADS: True} if machine.gpu is not None else {}
-    elif STEPS in (func.attrs or {}):
-        body = write_recurrence(func, machine)
-    elif machine.packs_bytes and (nest := mean_nest(func) or table_nest(func)) is not None:
-        body = nest
-    elif machine.gpu is not None:  # TVM itself combines partial results of work-items
-        return schedule_items(func, machine.gpu)
-    else:
-        scheduled = schedule_generic(func, machine)
-        return scheduled.with_body(take_nan(scheduled.body))
-    return tirx.PrimFunc(func.params, body).with_attrs({**(func.attrs or {}), **marks})
+        written = _with_body(func, template.write(machine, fused))
+        return written.with_attr(WHOLE_QUADS, True) if machine.kind == "gpu" else written
+    if STEPS in (func.attrs or {}):
+        return _with_body(func, write_recurrence(func, machine))
+    return _WITHOUT_TEMPLATE[machine.kind](func, machine)
+
+
+def _with_body(func: tirx.PrimFunc, body: tirx.Stmt) -> tirx.PrimFunc:
+    marks = {**(func.attrs or {}), "s_tir": True, "tirx.noalias": True}
+    return tirx.PrimFunc(func.params, body).with_attrs(marks)
+
+
+def _on_core(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
+    scheduled = schedule_generic(func, machine)
+    return scheduled.with_body(take_nan(scheduled.body))
+
+
+def _on_dsp(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
+    nest = mean_nest(func) or table_nest(func)
+    return _on_core(func, machine) if nest is None else _with_body(func, nest)
+
+
+def _on_gpu(func: tirx.PrimFunc, machine: VectorMachine) -> tirx.PrimFunc:
+    assert machine.gpu is not None
+    return schedule_items(func, machine.gpu)  # TVM combines partial results of work-items
+
+
+_WITHOUT_TEMPLATE = {"core": _on_core, "dsp": _on_dsp, "gpu": _on_gpu}
+"""What schedules kernels without a template, by kind of machine."""
 
 
 def template_of(fused: FusedKernel, machine: VectorMachine) -> Template | None:

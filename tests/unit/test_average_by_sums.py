@@ -16,7 +16,7 @@ from tvm_stretch.targets.kernels.machine import VectorMachine
 MACHINE = VectorMachine(8, 16, False, 2**19, 1)
 MACHINES = {
     "cpu": MACHINE,
-    "hexagon": VectorMachine(32, 32, False, 2**20, 1, packs_bytes=True),
+    "hexagon": VectorMachine(32, 32, False, 2**20, 1, dsp=True),
 }
 ROUNDED = Rounding("uint8", 7, 0, 255)
 AVERAGE = Integer(

@@ -72,7 +72,7 @@ def test_the_cost_model_sees_a_copy_without_conditions():
     assert features.model_cycles == 4 * features.out_vectors
 
 
-@pytest.mark.parametrize("other", [{"gpu": GpuMachine(4)}, {"packs_bytes": True}, {"lanes": 32}])
+@pytest.mark.parametrize("other", [{"gpu": GpuMachine(4)}, {"dsp": True}, {"lanes": 32}])
 def test_other_machines_fuse_concatenations_with_their_readers(other):
     machine = VectorMachine(8, 16, False, 2**19, 1)
     for each, marks in ((machine, 1), (replace(machine, **other), 0)):  # nor is one's the other's

@@ -20,7 +20,7 @@ HVX = VectorMachine(
     l2_bytes=1024 * KIB,
     threads=1,
     dot="vrmpybusv",
-    packs_bytes=True,
+    dsp=True,
 )
 
 

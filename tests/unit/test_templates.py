@@ -18,10 +18,14 @@ from tvm.ir import Expr
 
 import tvm_stretch as ts
 from tvm_stretch.build.kernels import kernels_alone
-from tvm_stretch.cost.features import RunFeatures, families
+from tvm_stretch.cost.describe import describe
+from tvm_stretch.cost.features import GenericFeatures, MeanFeatures, RunFeatures, families
 from tvm_stretch.cost.model import load_cost_model, train
 from tvm_stretch.frontend import load_network
+from tvm_stretch.ir.integer_kernels import integer_call
+from tvm_stretch.ir.integers import Integer, Rounding
 from tvm_stretch.measuring.dataset import Dataset, Row
+from tvm_stretch.measuring.scenes import scene
 from tvm_stretch.search.halves import half_of
 from tvm_stretch.targets.cpu import CORE, cpu_processor
 from tvm_stretch.targets.kernels import template as templates
@@ -184,13 +188,46 @@ def test_annotations_are_read_back() -> None:
 
 
 def test_machines_have_tables_of_their_own() -> None:
-    dsp = VectorMachine(32, 32, False, 2**20, 1, packs_bytes=True)
+    dsp = VectorMachine(32, 32, False, 2**20, 1, dsp=True)
     names = {
         machine.kind: {t.template for t in templates.templates_for(WindowShape, machine)}
         for machine in (MACHINE, dsp)
     }
     assert names == {"core": {"window"}, "dsp": {"hvx_window"}}
     assert isinstance(choose(ConvShape(1, 64, (7, 7), 64, (1, 1)), MACHINE), ConvConfig)
+
+
+def test_campaigns_measure_attention_and_concatenations() -> None:
+    host, found = cpu_processor(TARGET, 1), set()
+    for seed in (1, 2):
+        level = kernels_alone(load_network(scene(seed)), host)
+        found |= {k.features.family for kernels in level.kernels.values() for k in kernels}
+    assert {"concat", "conv", "dense", "generic", "matmul", "softmax"} <= found
+
+
+def test_unmeasured_means_and_tables_are_predicted_as_other_kernels() -> None:
+    shape = {name: 64 for name in GenericFeatures.names()}
+    others = [GenericFeatures(**{**shape, "steps": 64 * n, "loads": 64 * n}) for n in range(1, 60)]
+    model = train(others, [2000.0 + 3 * kernel.steps for kernel in others], DEVICE, CORE)
+    mean = MeanFeatures(**vars(others[20]))
+    (first, second) = model.predict_all([others[20], mean])
+    assert (first.source, first.nanoseconds) == (second.source, second.nanoseconds)
+    assert first.source == "measured"
+
+
+def test_means_and_tables_of_integers_are_families() -> None:
+    bb, rounding = relax.BlockBuilder(), Rounding("uint8", 0, 0, 255)
+    x = relax.Var("x", relax.TensorType((1, 8, 7, 7, 4), "uint8"))
+    table = relax.const(np.arange(256, dtype="uint8"))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            y = bb.emit(integer_call(bb, Integer("table", rounding, (0,)), x, table))
+            mean = Integer("mean", rounding, (0,), (1 / 49,))
+            out = bb.emit_output(integer_call(bb, mean, y))
+        bb.emit_func_output(out)
+    kernels = [f for f in bb.get().functions.values() if isinstance(f, tirx.PrimFunc)]
+    found = {describe(kernel, MACHINE).family for kernel in kernels}
+    assert found == {"table", "integer_mean"}
 
 
 # --- families change one at a time ----------------------------------------------------------------

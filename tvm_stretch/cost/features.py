@@ -71,6 +71,22 @@ class GenericFeatures(Features):
 
 
 @dataclass(frozen=True)
+class MeanFeatures(GenericFeatures):
+    """A mean of 8-bit pixels."""
+
+    family: ClassVar[str] = "integer_mean"
+    stand_in: ClassVar[str] = GenericFeatures.family
+
+
+@dataclass(frozen=True)
+class TableFeatures(GenericFeatures):
+    """A function of 8-bit numbers, which are looked up."""
+
+    family: ClassVar[str] = "table"
+    stand_in: ClassVar[str] = GenericFeatures.family
+
+
+@dataclass(frozen=True)
 class TransferFeatures(Features):
     """A tensor that moves from one processor to another; 0 bytes is the bare hand-over."""
 

@@ -90,7 +90,9 @@ class MeasuredModel:
     def _by_family(self, kernels: Sequence[Features]) -> Iterator[tuple[FamilyModel, list[int]]]:
         positions: dict[str, list[int]] = {}
         for index, kernel in enumerate(kernels):
-            positions.setdefault(kernel.family, []).append(index)
+            is_known = kernel.family in self.families or not kernel.stand_in
+            name = kernel.family if is_known else kernel.stand_in
+            positions.setdefault(name, []).append(index)
         for name, own in positions.items():
             if name in self.families:
                 yield self.families[name], own

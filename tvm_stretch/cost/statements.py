@@ -17,10 +17,14 @@ from tvm import s_tir, tirx
 from tvm.ir import Call
 from tvm.ir.expr import TensorLoad
 
-from tvm_stretch.cost.features import GenericFeatures
+from tvm_stretch.cost.features import GenericFeatures, MeanFeatures, TableFeatures
+from tvm_stretch.ir.integers import meaning_of
 from tvm_stretch.ir.views import dtype_bytes
 from tvm_stretch.targets.kernels.fused import ANNOTATION
 from tvm_stretch.targets.kernels.machine import VectorMachine
+
+_FAMILIES: dict[str, type[GenericFeatures]] = {"mean": MeanFeatures, "table": TableFeatures}
+"""Families of integer operators that have one, by kind."""
 
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min, tirx.Select)
 
@@ -52,7 +56,9 @@ def generic_features(
     work = sum(
         one.elements * (one.arithmetic + one.loads + 20 * one.calls + 2) for one in statements
     )
-    return GenericFeatures(
+    integer = meaning_of(function)
+    family = _FAMILIES.get(integer.kind if integer else "", GenericFeatures)
+    return family(
         flops=float(sum(one.elements * one.arithmetic for one in statements)),
         in_bytes=sum(sizes[:-1]),
         weight_bytes=0,

@@ -1,9 +1,9 @@
 """Small random networks of the operators that samples lack, in their usual context.
 
-    conv -> squeeze-and-excitation -> concat of three convolutions -> strided conv -> mean -> dense
+    conv -> squeeze-and-excitation -> concat of three convolutions -> attention -> mean -> dense
 
-Layout changes, reductions, concatenations and gathers are kernels as well, and their cost depends
-on the kernels before them.
+Layout changes, reductions, concatenations, attention and gathers are kernels as well, and their
+cost depends on the kernels before them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from tvm import relax
 
 _SIDES = (5, 7, 8, 10, 13, 14, 16, 20, 28, 35, 40, 56)
 _PARTS = 5
+_MOST_TOKENS = 800
+"""Pixels that attention compares with each other."""
 
 
 def scene(seed: int) -> tvm.IRModule:
@@ -35,7 +37,7 @@ class _Scene:
     def build(self) -> tvm.IRModule:
         """Five random parts between an input and a classifier."""
         usual = (self.excite, self.concat, self.add, self.pool, self.stride, self.swish)
-        parts = (*usual, self.excite, self.rows, self.block)
+        parts = (*usual, self.excite, self.rows, self.block, self.attention)
         shape = (1, self.dice.choice((3, 16, 24)), self.side, self.side)
         x = relax.Var("x", relax.TensorType(shape, "float32"))
         with self.bb.function("main", [x]):
@@ -114,6 +116,22 @@ class _Scene:
         y = self.bb.emit(relax.op.permute_dims(x, [0, 2, 3, 1]))
         y = self.bb.emit(relax.op.nn.relu(y))
         return self.conv(self.bb.emit(relax.op.permute_dims(y, [0, 3, 1, 2])), _channels(x))
+
+    def attention(self, x: Any) -> Any:
+        """Attention of pixels in heads, beside a shortcut."""
+        emit, (height, width) = self.bb.emit, (int(d) for d in x.ty.shape.values[2:])
+        if height * width > _MOST_TOKENS:
+            return self.attention(self.stride(x))
+        channels, pixels = _channels(x), height * width
+        heads, depth = self.dice.choice((1, 2, 4)), self.dice.choice((16, 32, 64))
+        parts = [self.conv(x, heads * depth, act=False) for _ in range(3)]
+        split = [emit(relax.op.reshape(p, (1, heads, depth, pixels))) for p in parts]
+        queries, keys, values = (emit(relax.op.permute_dims(p, [0, 1, 3, 2])) for p in split)
+        keys = emit(relax.op.permute_dims(keys, [0, 1, 3, 2]))
+        shares = emit(relax.op.nn.softmax(emit(relax.op.matmul(queries, keys)), -1))
+        y = emit(relax.op.permute_dims(emit(relax.op.matmul(shares, values)), [0, 1, 3, 2]))
+        size = (1, heads * depth, height, width)
+        return emit(relax.op.add(self.conv(emit(relax.op.reshape(y, size)), channels), x))
 
     def classify(self, x: Any) -> Any:
         """Mean, matrix product, sometimes softmax."""
