@@ -147,7 +147,7 @@ def _predicted_alone(network: object, targets: list[Target]) -> dict[str, int | 
     """Nanoseconds that each processor alone is predicted to take, by its name."""
     processors, _ = make_processors(targets, None)
     found = search(load_network(network), planning_costs(processors))
-    return {single.plan.regions[0].processor: single.ns for single in found.singles}
+    return {single.plan.regions[0].processor: single.cost.ns for single in found.singles}
 
 
 def measure_branches(

@@ -60,7 +60,7 @@ def check_search(mod: tvm.IRModule, known: Costs, limits: Limits) -> None:
         check_plan(plan, branched.mod["main"])
         # an empty plan, of a network that returns its input, predicts nothing
         assert (plan.predicted_ns is None) == (not plan.regions)
-        assert (plan.predicted_ns or 0) <= candidate.ns
+        assert (plan.predicted_ns or 0) <= candidate.cost.ns
         places, operators = plan.processor_of(), Operators(branched.mod["main"])
         moved = {n for n, p in branched.owners.items() if places[n] != plan.processors[p]}
         assert all(operators[name].kind in PIECES for name in moved), moved

@@ -23,6 +23,7 @@ from tvm_stretch.search.contest import MeasureError, Outcome
 from tvm_stretch.search.decide import decide
 from tvm_stretch.search.decision import Decision
 from tvm_stretch.search.limits import NO_LIMITS, Limits
+from tvm_stretch.search.objective import Cost
 from tvm_stretch.search.realise import Candidate
 from tvm_stretch.search.site import Site
 from tvm_stretch.targets.cpu import cpu_processor
@@ -35,7 +36,7 @@ def candidate(what: str, ms: float, place: str = "cpu", **choices: Any) -> Candi
     costs = choices.pop("costs", "typical")
     plan = Plan(NAMES, (PlannedRegion("r0", place, ("conv2d",)),), costs=costs, **choices)
     busy = (int(ms * 1e6 / 2),) * 2 if choices else (int(ms * 1e6), 0)
-    return Candidate(plan, what, int(ms * 1e6), busy, Branching(None, {}))
+    return Candidate(plan, what, Cost(int(ms * 1e6)), busy, Branching(None, {}))
 
 
 ALONE = candidate("cpu alone", 20)

@@ -54,7 +54,7 @@ def test_a_cap_costs_no_more_than_it_must() -> None:
     )
     assert all(widths == (16, 48) for widths in free.plan.shares.values())
     assert all(widths == (32, 32) for widths in capped.plan.shares.values())
-    assert free.ns < capped.ns
+    assert free.cost.ns < capped.cost.ns
 
 
 def test_shares_are_whole_parts() -> None:

@@ -20,7 +20,9 @@ def taking(*ratios: float) -> object:
 
     def measure(_mod: tvm.IRModule, plans: Sequence[Candidate]) -> list[Outcome]:
         assert len(plans) == len(ratios)
-        return [Outcome(p.ns * r / 1e9, 1.0, 1.0, 1.0) for p, r in zip(plans, ratios, strict=True)]
+        return [
+            Outcome(p.cost.ns * r / 1e9, 1.0, 1.0, 1.0) for p, r in zip(plans, ratios, strict=True)
+        ]
 
     return measure
 

@@ -22,6 +22,7 @@ from tvm_stretch.cost.device import default_folder
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.search import remembered
 from tvm_stretch.search.decision import Decision, decided
+from tvm_stretch.search.objective import Cost
 from tvm_stretch.search.realise import Candidate
 from tvm_stretch.search.remembered import Memory, memory_of
 from tvm_stretch.search.site import Site
@@ -149,7 +150,7 @@ def test_what_won_is_built_without_measuring(monkeypatch: pytest.MonkeyPatch) ->
         plan = Plan(("cpu", "abacus"), (PlannedRegion("r0", "abacus", ("relu",)),), reason="won")
         if memory is not None:
             memory.store(plan)
-        candidate = Candidate(plan, "", 0, (0, 0), Branching(network, {}))
+        candidate = Candidate(plan, "", Cost(0), (0, 0), Branching(network, {}))
         return decided(site, candidate, "won", (), build(network, candidate))
 
     monkeypatch.setattr("tvm_stretch.search.choose.decide", decide)
@@ -174,7 +175,7 @@ def test_what_won_and_cannot_run_any_more_is_sought_anew(
     monkeypatch.setattr(Memory, "find", lambda _: known)
 
     def decide(network: tvm.IRModule, site: Site, build: Any, *_: Any) -> Decision:
-        candidate = Candidate(alone, "", 0, (0, 0), Branching(network, {}))
+        candidate = Candidate(alone, "", Cost(0), (0, 0), Branching(network, {}))
         return decided(site, candidate, "", (), build(network, candidate))
 
     monkeypatch.setattr("tvm_stretch.search.choose.decide", decide)

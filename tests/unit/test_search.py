@@ -32,6 +32,7 @@ from tvm_stretch.passes.tag import check_plan
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.search import rank, search
 from tvm_stretch.search.chain import ChainSearch
+from tvm_stretch.search.limits import NO_LIMITS
 from tvm_stretch.search.pieces import Network
 from tvm_stretch.targets.cpu import CORE
 from tvm_stretch.targets.kernels.features import Features
@@ -70,7 +71,7 @@ def test_every_plan_fits_its_network(layers: list[str], speeds: list[float]) -> 
         assert Plan.read(json.loads(plan.to_json())).to_json() == plan.to_json()
         branched = branch(mod, plan.shares, plan.splits, given_costs.processors)
         check_plan(plan, branched.mod["main"])
-        assert plan.predicted_ns is not None and 0 < plan.predicted_ns <= candidate.ns
+        assert plan.predicted_ns is not None and 0 < plan.predicted_ns <= candidate.cost.ns
         for name, owner in branched.owners.items():
             assert plan.processor_of()[name] == plan.processors[owner]
 
@@ -104,8 +105,19 @@ def test_equal_processors_nearly_halve_a_chain(lanes: int) -> None:
     mod = emit(["conv"] * 4, size=56, channels=64)
     found = search(mod, costs(1.0, 1.0, lanes=lanes))
     rival = found.rivals[0]
-    assert rival.ns < 0.7 * found.singles[0].ns
+    assert rival.cost.ns < 0.7 * found.singles[0].cost.ns
     assert max(rival.busy) < 1.25 * min(rival.busy)
+
+
+def test_costs_are_compared_by_an_objective() -> None:
+    mod, known = emit(["conv"] * 3, size=56, channels=64), costs(1.0, 2.0)
+    quick = search(mod, known).singles
+    slow = dataclasses.replace(NO_LIMITS, objective=lambda cost: -cost.ns)
+    assert [one.what for one in quick] == ["p1 alone", "cpu alone"]
+    slowest = search(mod, known, limits=slow).singles
+    assert [one.what for one in slowest] == ["cpu alone", "p1 alone"]
+    (rival,) = search(mod, known).rivals
+    assert rival.cost.bytes and rival.cost.millijoules is None
 
 
 @pytest.mark.parametrize("lanes", ALL_LANES)
@@ -121,7 +133,7 @@ def test_three_processors_work(lanes: int) -> None:
     found = search(mod, costs(1.0, 1.0, 1.0, lanes=lanes))
     plan = found.rivals[0].plan
     assert {region.processor for region in plan.regions} == {"cpu", "p1", "p2"}
-    assert found.rivals[0].ns < 0.6 * found.singles[0].ns
+    assert found.rivals[0].cost.ns < 0.6 * found.singles[0].cost.ns
 
 
 def test_nothing_to_win_is_said() -> None:
@@ -136,7 +148,7 @@ def test_meetings_that_cost_much_make_fewer_of_them(lanes: int) -> None:
     cheap, dear = (
         search(mod, costs(1.0, 1.0, meeting=ns, lanes=lanes)).rivals[0] for ns in (1_000, 150_000)
     )
-    assert dear.ns > cheap.ns
+    assert dear.cost.ns > cheap.cost.ns
     assert len(dear.plan.regions) < len(cheap.plan.regions)
 
 

@@ -27,6 +27,7 @@ from tvm_stretch.search import search
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.decision import Decision
 from tvm_stretch.search.limits import Limits
+from tvm_stretch.search.realise import by_objective
 from tvm_stretch.targets.processor import Processor
 
 FASTEST = "fastest"
@@ -109,7 +110,7 @@ def _require_free(costs: Costs, processor: Processor, limits: Limits) -> None:
 
 def _best_of(mod: tvm.IRModule, costs: Costs, limits: Limits) -> Plan:
     found = search(mod, costs, limits=limits)
-    best = min((*found.singles, *found.rivals), key=lambda one: one.ns, default=None)
+    best = min((*found.singles, *found.rivals), key=by_objective(limits), default=None)
     if best is None:
         raise UnsupportedError("expected a plan for the processors that are left, got none")
     return best.plan

@@ -17,9 +17,10 @@ from tvm_stretch.search.chain import CLEARLY_LESS, Chain
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.designed import as_designed
 from tvm_stretch.search.limits import Limits
+from tvm_stretch.search.objective import Cost
 from tvm_stretch.search.options import Option, one_by_one
 from tvm_stretch.search.pieces import Network
-from tvm_stretch.search.realise import Candidate, realise
+from tvm_stretch.search.realise import Candidate, by_objective, realise
 
 _DOUBT = (1.25, 1.02)
 """A plan is worth building if it is predicted to take at most this many times the best processor
@@ -61,12 +62,13 @@ def find_candidates(
     Raises:
         UnsupportedError: the processors cannot run the network together.
     """
+    better = by_objective(limits)
     free = filter(limits.may_do_all, range(len(costs.processors)))
     singles = [_alone(network, costs, place) for place in free]
-    ranked = sorted(filter(None, singles), key=lambda single: single.ns)
+    ranked = sorted(filter(None, singles), key=better)
     if len(costs.processors) < 2:
         return Found(tuple(ranked), ())
-    limit = _DOUBT[costs.trusted] * ranked[0].ns if ranked else float("inf")
+    limit = _DOUBT[costs.trusted] * better(ranked[0]) if ranked else float("inf")
     notes, passed = _unlike_measured(network, costs), list[Considered]()
     most = most if costs.trusted or ranking[0].only_shares else 2
     rivals = _work_out(network, costs, ranking, (limit, most), (notes, passed), limits)
@@ -97,7 +99,8 @@ def _alone(network: Network, costs: Costs, place: int) -> Candidate | None:
     region = PlannedRegion("r0", processors[place], operators, (0, total), "one processor")
     plan = Plan(processors, (region,) if operators else (), costs=costs.source)
     busy = tuple(total if p == place else 0 for p in range(len(processors)))
-    return Candidate(plan, f"{processors[place]} alone", total, busy, Branching(network.mod, {}))
+    alone, branched = f"{processors[place]} alone", Branching(network.mod, {})
+    return Candidate(plan, alone, Cost(total), busy, branched)
 
 
 def _work_out(
@@ -119,12 +122,13 @@ def _work_out(
         allowed: what processors may compute at most.
     """
     (limit, most), (notes, passed) = limits, said
+    better = by_objective(allowed)
     clearly_less = CLEARLY_LESS[costs.trusted]
     rivals: list[Candidate] = []
     for chain in ranking:
         what = _describe(chain.options)
         # Worked out, shares cost more: Winograd's tiles of all channels are read by each of them.
-        disappointing = bool(rivals) and chain.ns < clearly_less * rivals[0].ns
+        disappointing = bool(rivals) and chain.ns < clearly_less * better(rivals[0])
         if not any(option.uses_several for option in chain.options) and limit < float("inf"):
             notes.append("no way to use several processors is predicted to be faster")
         elif chain.ns > limit:
@@ -139,7 +143,7 @@ def _work_out(
                 passed.append(Considered(what, chain.ns, costs.source, verdict=why))
             else:
                 rivals.append(rival)
-    if len(rivals) > 1 and rivals[1].ns < clearly_less * rivals[0].ns:
+    if len(rivals) > 1 and better(rivals[1]) < clearly_less * better(rivals[0]):
         rivals.reverse()
         most = most if costs.trusted else 2
     passed += [one.considered(_NOT_FIRST) for one in rivals[most:]]

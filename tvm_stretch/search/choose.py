@@ -24,7 +24,7 @@ from tvm_stretch.search.contest import MeasureError, trace
 from tvm_stretch.search.decide import decide
 from tvm_stretch.search.decision import Decision, decided
 from tvm_stretch.search.limits import NO_LIMITS, Limits
-from tvm_stretch.search.realise import Candidate
+from tvm_stretch.search.realise import Candidate, by_objective
 from tvm_stretch.search.remembered import memory_of
 from tvm_stretch.search.site import Site
 
@@ -84,7 +84,7 @@ def predict(
     if is_cautious and not (site.device and costs.trusted):
         best, how = candidates[0], f"not measured, for {site.device or 'another machine'}"
     else:
-        best = min(candidates, key=lambda one: one.ns)
+        best = min(candidates, key=by_objective(limits))
         how = f"predicted for {site.device or 'this machine'}, not measured"
     others = (one.considered("not chosen") for one in candidates if one is not best)
     table = (best.considered("chosen"), *others, *found.passed)

@@ -30,7 +30,7 @@ from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.decision import Build, Decision, decided
 from tvm_stretch.search.limits import NO_LIMITS, Limits
 from tvm_stretch.search.pace import at_present_pace
-from tvm_stretch.search.realise import Candidate
+from tvm_stretch.search.realise import Candidate, by_objective
 from tvm_stretch.search.remembered import Memory
 from tvm_stretch.search.site import Site
 
@@ -84,7 +84,7 @@ def decide(
             passed += found.passed
             others = tuple(r for r in found.rivals if _choices(r) != _choices(first))[:1]
     rivals += [(rival, build(mod, rival)) for rival in others]
-    singles = found.singles[:1] if costs.trusted else _in_reach(found)
+    singles = found.singles[:1] if costs.trusted else _in_reach(found, limits)
     entries = [*((single, build(mod, single)) for single in singles), *rivals]
     notes = found.notes if singles else ("no processor supports everything", *found.notes)
     built = [candidate for candidate, _ in entries]
@@ -104,10 +104,11 @@ def decide(
     return decision
 
 
-def _in_reach(found: Found) -> list[Candidate]:
+def _in_reach(found: Found, limits: Limits) -> list[Candidate]:
     """The best processor alone, and others that might be about as fast as the plans."""
-    best = min((rival.ns for rival in found.rivals), default=math.inf)
-    return [s for i, s in enumerate(found.singles) if not i or s.ns < _IN_REACH * best]
+    cost = by_objective(limits)
+    best = min(map(cost, found.rivals), default=math.inf)
+    return [s for i, s in enumerate(found.singles) if not i or cost(s) < _IN_REACH * best]
 
 
 def _at_present_pace(costs: Costs, build: Build, take: Callable[[Model], Model]) -> Costs:

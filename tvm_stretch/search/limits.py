@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from tvm_stretch.errors import InputError
 from tvm_stretch.scheduling import Scheduler, schedule_heft
+from tvm_stretch.search.objective import Objective, latency
 from tvm_stretch.search.pruning import apportion
 from tvm_stretch.targets.processor import Processor
 from tvm_stretch.targets.processors import kinds
@@ -32,12 +33,14 @@ class Limits:
         parts: shares are multiples of one of so many parts; 0 for as fine as kernels allow.
         said: the same for people.
         scheduler: schedules segments with branches.
+        objective: what the plan is to make small.
     """
 
     caps: Mapping[int, float]
     parts: int = 0
     said: str = ""
     scheduler: Scheduler = schedule_heft
+    objective: Objective = latency
 
     def may_do_all(self, place: int) -> bool:
         """Whether a processor may compute something whole."""

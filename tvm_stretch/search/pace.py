@@ -47,7 +47,7 @@ def at_present_pace(
         return costs  # one of them supports no convolutions
     candidates = [*found.singles, *found.rivals[:1]]
     outcomes = measure(network, candidates)
-    ratios = [o.seconds * 1e9 / c.ns for o, c in zip(outcomes, candidates, strict=True)]
+    ratios = [o.seconds * 1e9 / c.cost.ns for o, c in zip(outcomes, candidates, strict=True)]
     names = [candidate.plan.regions[0].processor for candidate in found.singles]
     alone = dict(zip(names, ratios, strict=False))
     factors = [alone[processor.name] for processor in costs.processors]

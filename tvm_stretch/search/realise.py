@@ -9,7 +9,7 @@ the compiler takes them over as they are.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -32,6 +32,7 @@ from tvm_stretch.scheduling.refine import refine
 from tvm_stretch.scheduling.simulate import Simulation, run_sequence
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.limits import NO_LIMITS, Limits
+from tvm_stretch.search.objective import Cost
 from tvm_stretch.search.options import Option
 from tvm_stretch.search.pieces import Network
 
@@ -48,7 +49,7 @@ class Candidate:
     Attributes:
         plan: with predictions.
         what: for people.
-        ns: the predicted latency.
+        cost: of a run, predicted.
         busy: predicted nanoseconds of kernels on each processor.
         branched: the network with the plan's parts.
         level: the kernels of the plan, if they are known.
@@ -56,7 +57,7 @@ class Candidate:
 
     plan: Plan
     what: str
-    ns: int
+    cost: Cost
     busy: tuple[int, ...]
     branched: Branching
     level: KernelLevel | None = None
@@ -69,7 +70,12 @@ class Candidate:
             seconds: its measured latency, if there is one.
         """
         measured = None if seconds is None else round(seconds * 1e9)
-        return Considered(self.what, self.ns, self.plan.costs, measured, verdict)
+        return Considered(self.what, self.cost.ns, self.plan.costs, measured, verdict)
+
+
+def by_objective(limits: Limits) -> Callable[[Candidate], float]:
+    """The key by which candidates are sorted."""
+    return lambda candidate: limits.objective(candidate.cost)
 
 
 def realise(
@@ -111,7 +117,7 @@ def realise(
         splits=splits,
         costs=costs.source,
     )
-    return Candidate(plan, what, schedule.ns, schedule.busy, branched, schedule.level)
+    return Candidate(plan, what, schedule.cost, schedule.busy, branched, schedule.level)
 
 
 def _work(
@@ -228,6 +234,12 @@ class _Schedule:
 
         names = [processor.name for processor in self.costs.processors]
         return problem_of(self.level.graph, names, nanoseconds, self.costs.transfers())
+
+    @property
+    def cost(self) -> Cost:
+        """The cost of a run."""
+        tensors = self.timeline.problem.tensors
+        return Cost(self.ns, bytes=sum(tensors[t].bytes for t, _ in self.timeline.received))
 
     def refined(self) -> _Schedule:
         """What the scheduler makes of it, where that is worth another order."""

@@ -1,0 +1,31 @@
+"""What a run of a plan costs, and which cost the search makes small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The predicted cost of a run.
+
+    Attributes:
+        ns: its latency in nanoseconds.
+        millijoules: its energy; None while no model predicts it.
+        bytes: what processors hand over to each other; None where nobody counted.
+    """
+
+    ns: int
+    millijoules: float | None = None
+    bytes: int | None = None
+
+
+Objective: TypeAlias = Callable[[Cost], float]
+"""Of two costs, the better one has the smaller number."""
+
+
+def latency(cost: Cost) -> float:
+    """The only objective yet: chain.py and clock.py count in it, in whole nanoseconds."""
+    return cost.ns
