@@ -20,13 +20,13 @@ from math import prod
 from typing import ClassVar
 
 import tvm_ffi
-from tvm import relax, te, tirx
+from tvm import te, tirx
 from tvm.ir import Expr
 from tvm.ir.expr import TensorLoad
 
 from .features import EpilogueWork, Features, Phases
 from .fused import FusedKernel
-from .layers import taken
+from .layers import Layer, taken
 from .loops import PARALLEL, block, const, lanes, load, loop, scratch, store, unravelled, within
 from .machine import VectorMachine
 from .template import Template
@@ -36,7 +36,7 @@ _WORTH_THREADS = 50_000  # elements that take about as long as waking another co
 
 
 @dataclass(frozen=True)
-class ConcatShape:
+class ConcatShape(Layer):
     """A concatenation of blocked images.
 
     Attributes:
@@ -53,7 +53,7 @@ class ConcatConfig(Template, ConcatShape):
     """A concatenation in blocks of ``lanes``."""
 
     template: ClassVar[str] = "concat"
-    layers: ClassVar[tuple[type, ...]] = (ConcatShape,)
+    layers: ClassVar[tuple[type[Layer], ...]] = (ConcatShape,)
     machines: ClassVar[tuple[str, ...]] = ("core",)  # others fuse it with its readers
     needs_own_blocks: ClassVar[bool] = True
 
@@ -91,11 +91,10 @@ class ConcatConfig(Template, ConcatShape):
         """The concatenation in plain loops."""
         return merged(self.widths, self.lanes, operands, self.annotation)
 
-    def call(
-        self, bb: relax.BlockBuilder, *operands: Expr, name: str = "", sums: str = ""
-    ) -> relax.Var:
-        """Emit the concatenation."""
-        return super().call(bb, *operands, name=name or "concat_channels", sums=sums)
+    @property
+    def kernel_name(self) -> str:
+        """The usual name of the kernel."""
+        return "concat_channels"
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         """The loop nest of the concatenation."""

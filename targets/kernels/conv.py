@@ -18,14 +18,15 @@ from tvm.ir import Expr
 from .calls import kernel_call
 from .channel_runs import ChannelRun, channel_runs, whole_run
 from .conv_features import ConvFeatures, DenseFeatures, conv_features
-from .conv_nest import write_conv
+from .conv_nest import ConvNest, write_nest
+from .conv_tiles import blocking
 from .cycles import Step, conv_step, direct_cycles, register_tiles
 from .features import EpilogueWork
 from .fused import FusedKernel
-from .layers import Along, ConvShape, taken
+from .layers import ConvShape, Layer, taken
 from .loops import const
 from .machine import VectorMachine
-from .template import Template, choose
+from .template import Template
 
 Conv = TypeVar("Conv", bound="ConvConfig")
 
@@ -39,7 +40,7 @@ class ConvConfig(Template, ConvShape):
     """
 
     template: ClassVar[str] = "conv"
-    layers: ClassVar[tuple[type, ...]] = (ConvShape,)
+    layers: ClassVar[tuple[type[Layer], ...]] = (ConvShape,)
     families: ClassVar[tuple[type[ConvFeatures], type[DenseFeatures]]] = (
         ConvFeatures,
         DenseFeatures,
@@ -123,11 +124,10 @@ class ConvConfig(Template, ConvShape):
         """Cycles of one core; ``step`` may replace the model of a step."""
         return direct_cycles(self, machine, step)
 
-    def part(self, along: Along, extent: int, machine: VectorMachine) -> Template | None:
-        """The kernel of a part of the layer."""
-        layer: ConvShape = taken(self.layers[0], self)
-        found: Template | None = choose(layer.cut(along, extent), machine, self.data_block)
-        return found
+    @property
+    def block(self) -> int:
+        """Channels of a block of the input."""
+        return self.data_block
 
     # --- calls and meaning ---
 
@@ -212,7 +212,8 @@ class ConvConfig(Template, ConvShape):
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         """The loop nest of the convolution."""
-        return write_conv(self, machine, fused.operands, fused.epilogue)
+        cut, (data, weight) = blocking(self, machine), fused.operands[:2]
+        return write_nest(ConvNest(self, cut, data, weight, fused.epilogue, machine))
 
     # --- cost ---
 

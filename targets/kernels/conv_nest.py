@@ -28,7 +28,7 @@ from tvm.ir import Expr
 
 from .accumulators import Accumulators
 from .channel_runs import ChannelRun, channel_runs, whole_run
-from .conv_tiles import Blocking, Taps, blocking, column_segments, kernel_rows, row_tiles
+from .conv_tiles import Blocking, Taps, column_segments, kernel_rows, row_tiles
 from .fused import Epilogue
 from .loops import (
     PARALLEL,
@@ -52,17 +52,6 @@ from .row_runs import row_runs
 
 if TYPE_CHECKING:
     from .conv import ConvConfig
-
-
-def write_conv(
-    cfg: ConvConfig,
-    machine: VectorMachine,
-    operands: tuple[tirx.Buffer, ...],
-    epilogue: Epilogue,
-) -> tirx.Stmt:
-    """The loop nest of one (fused) convolution; ``operands`` are data, weight, epilogue inputs."""
-    data, weight = operands[:2]
-    return write_nest(ConvNest(cfg, blocking(cfg, machine), data, weight, epilogue, machine))
 
 
 def write_nest(nest: ConvNest) -> tirx.Stmt:

@@ -16,11 +16,12 @@ from tvm.ir import Expr
 from .channel_runs import ChannelRun, whole_run
 from .conv import ConvConfig, gathers_pixels
 from .conv_features import IntegerConvFeatures, IntegerDenseFeatures
+from .conv_nest import write_nest
 from .cycles import Step, direct_cycles, register_tiles, step_cycles
 from .dots import DOTS, WORD, OfWords, by_vectors, shifted
 from .fused import FusedKernel
-from .integer_nest import write_integer_conv
-from .layers import ConvShape, IntegerConvShape
+from .integer_nest import IntegerNest, integer_blocking
+from .layers import ConvShape, IntegerConvShape, Layer
 from .loops import const
 from .machine import VectorMachine
 
@@ -30,9 +31,10 @@ class IntegerConvConfig(OfWords, ConvConfig):
     """A convolution of 8-bit pixels."""
 
     template: ClassVar[str] = "integer_conv"
-    layers: ClassVar[tuple[type, ...]] = (IntegerConvShape,)
+    layers: ClassVar[tuple[type[Layer], ...]] = (IntegerConvShape,)
     machines: ClassVar[tuple[str, ...]] = ("core",)
     is_last_resort: ClassVar[bool] = True  # other ways multiply more in an instruction
+    nest: ClassVar[type[IntegerNest]] = IntegerNest
     families: ClassVar[tuple[type[IntegerConvFeatures], type[IntegerDenseFeatures]]] = (
         IntegerConvFeatures,
         IntegerDenseFeatures,
@@ -142,7 +144,8 @@ class IntegerConvConfig(OfWords, ConvConfig):
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         """The loop nest of the convolution."""
-        return write_integer_conv(self, machine, fused.operands, fused.epilogue)
+        cut, (data, weight) = integer_blocking(self, machine), fused.operands[:2]
+        return write_nest(self.nest(self, cut, data, weight, fused.epilogue, machine))
 
     def runs(self) -> list[ChannelRun]:
         """Tiles read whole words of all channels."""

@@ -18,27 +18,15 @@ from tvm.ir import Expr
 
 from .accumulators import Accumulators, Sum
 from .channel_runs import ChannelRun, channel_runs, whole_run
-from .conv_nest import ConvNest, Reduction, Tile, write_nest
+from .conv_nest import ConvNest, Reduction, Tile
 from .conv_tiles import Blocking, blocking, column_segments, kernel_rows
 from .dots import WORD
-from .fused import Epilogue
 from .loops import block, fenced_span, load, span, unrolled, within
 from .machine import VectorMachine
 
 if TYPE_CHECKING:
     from .conv import ConvConfig
     from .integer_conv import IntegerConvConfig
-
-
-def write_integer_conv(
-    cfg: IntegerConvConfig,
-    machine: VectorMachine,
-    operands: tuple[tirx.Buffer, ...],
-    epilogue: Epilogue,
-) -> tirx.Stmt:
-    """The loop nest of one (fused) convolution; ``operands`` are data and weight."""
-    cut = integer_blocking(cfg, machine)
-    return write_nest(IntegerNest(cfg, cut, operands[0], operands[1], epilogue, machine))
 
 
 def integer_blocking(cfg: IntegerConvConfig, machine: VectorMachine) -> Blocking:

@@ -25,9 +25,8 @@ from tvm import te, tirx, topi
 from tvm.ir import Expr
 
 from .dots import FLIP, WORD, OfWords, by_vectors, every, number, shifted
-from .features import EpilogueWork
 from .fused import Epilogue, FusedKernel
-from .layers import Along, ConvShape, IntegerConvShape, WindowShape, taken
+from .layers import Along, ConvShape, IntegerConvShape, Layer, WindowShape, taken
 from .loops import (
     PARALLEL,
     TileRun,
@@ -44,7 +43,7 @@ from .loops import (
 from .machine import VectorMachine
 from .template import Template
 from .window import WindowConfig
-from .window_features import IntegerDepthwiseFeatures, WindowFeatures, window_features
+from .window_features import DepthwiseFeatures, IntegerDepthwiseFeatures
 from .window_nest import WORTH_THREADS, Reads, reads_of_tile
 
 
@@ -57,8 +56,9 @@ class IntegerWindowConfig(OfWords, WindowConfig):
     """
 
     template: ClassVar[str] = "integer_window"
-    layers: ClassVar[tuple[type, ...]] = (IntegerConvShape,)
+    layers: ClassVar[tuple[type[Layer], ...]] = (IntegerConvShape,)
     machines: ClassVar[tuple[str, ...]] = ("core",)
+    family: ClassVar[type[DepthwiseFeatures]] = IntegerDepthwiseFeatures
 
     outside: int = 0
 
@@ -132,13 +132,6 @@ class IntegerWindowConfig(OfWords, WindowConfig):
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         """The loop nest of the windows."""
         return write_integer_window(self, machine, fused.operands, fused.epilogue)
-
-    def work(
-        self, epilogue: EpilogueWork, machine: VectorMachine, item: int
-    ) -> WindowFeatures | None:
-        """Features for cost models."""
-        cycles = self.cycles(machine)
-        return window_features(self, epilogue, cycles, item, IntegerDepthwiseFeatures)
 
 
 def write_integer_window(

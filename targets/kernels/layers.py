@@ -32,10 +32,18 @@ def taken(made: type[Kind], other: object, /, **changes: Any) -> Kind:
     return made(**{**same, **changes})
 
 
-class Sliding:
+class Layer:
+    """What a kernel computes, without its epilogue."""
+
+    def cut(self, along: Along, extent: int) -> Layer | None:
+        """The part with ``extent`` output channels or rows, or half of the inputs, if any."""
+        del along, extent
+        return None
+
+
+class Sliding(Layer):
     """Windows that slide over the rows and columns of an image."""
 
-    batch: int
     in_size: tuple[int, int]
     kernel: tuple[int, int]
     stride: tuple[int, int]

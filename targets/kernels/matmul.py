@@ -29,7 +29,7 @@ from .accumulators import Accumulators
 from .cycles import register_tiles, step_cycles, tile_counts
 from .features import GIGAHERTZ, L1_BYTES, EpilogueWork, Features, Phases, Work, missing
 from .fused import Epilogue, FusedKernel
-from .layers import taken
+from .layers import Layer, taken
 from .loops import (
     PARALLEL,
     SERIAL,
@@ -47,7 +47,7 @@ from .template import Template
 
 
 @dataclass(frozen=True)
-class MatmulShape:
+class MatmulShape(Layer):
     """Two matrices, or stacks of matrices.
 
     An axis of a stack is 1 if one matrix is multiplied by all matrices of the other stack.
@@ -74,7 +74,7 @@ class MatmulConfig(Template, MatmulShape):
     """A product and its tile."""
 
     template: ClassVar[str] = "matmul"
-    layers: ClassVar[tuple[type, ...]] = (MatmulShape,)
+    layers: ClassVar[tuple[type[Layer], ...]] = (MatmulShape,)
 
     lanes: int
     rows: int = 1

@@ -23,12 +23,11 @@ from typing import ClassVar
 from tvm import te, tirx
 from tvm.ir import Expr
 
-from .conv_nest import Reduction, Tile, write_nest
+from .conv_nest import Reduction, Tile
 from .cycles import tile_counts
 from .dots import DOTS, WORD
-from .fused import Epilogue, FusedKernel
 from .integer_conv import IntegerConvConfig, dense_dot
-from .integer_nest import IntegerNest, integer_blocking
+from .integer_nest import IntegerNest
 from .layers import IntegerConvShape
 from .loops import block, const, each, fenced_span, lanes, load, scratch, span, store, within
 from .machine import VectorMachine
@@ -45,95 +44,7 @@ _EVEN, _ODD = (0, 1, 4, 5), (2, 3, 6, 7)
 _KIND = f"int32x{GROUP}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class MatrixConvConfig(IntegerConvConfig):
-    """A convolution by instructions that multiply small matrices."""
-
-    template: ClassVar[str] = "matrix_conv"
-    is_last_resort: ClassVar[bool] = False
-    reads_padding: ClassVar[bool] = True
-
-    @property
-    def weight_shape(self) -> tuple[int, ...]:
-        """Packed weights, in the order in which the inner loops read them."""
-        pairs = (self.oc_blocks * self.lanes // 2, 4 * WORD)
-        return (self.out_groups, -(-self.reduce_blocks // 2), *self.kernel, *pairs)
-
-    @classmethod
-    def dot_for(cls, shape: IntegerConvShape, machine: VectorMachine, block: int) -> str | None:
-        """Small matrices need two blocks of channels, and four pixels side by side."""
-        dot = dense_dot(machine, shape)
-        if not DOTS[dot].is_matrix or shape.groups > 1:
-            return None
-        rows, width = shape.padded().in_size
-        pointwise = shape.kernel == shape.stride == (1, 1)
-        outside = (shape.kernel[1] - 1) * shape.dilation[1]
-        side_by_side = rows * width if pointwise else width - outside
-        fits = side_by_side >= GROUP and shape.stride[1] == 1 and shape.in_channels > block
-        return dot if fits else None
-
-    def tiles(self, machine: VectorMachine) -> Iterable[tuple[int, int]]:
-        """Tiles (pixels, vectors of outputs) that fit into the registers.
-
-        The first tile of a row has at least one whole group; groups of other tiles may begin
-        earlier.
-        """
-        rows, width = self.out_size
-        row = rows * width if self.pointwise else width
-        return [
-            (pixels, blocks)
-            for pixels in range(GROUP, machine.registers)
-            for blocks in range(1, machine.registers // GROUP)
-            if (GROUP * blocks + 2) * -(-pixels // GROUP) + _MATRIX_OPERANDS <= machine.registers
-            and tile_counts(row, pixels)[0][0] >= GROUP
-        ]
-
-    def step(self, pixels: int, blocks: int, slab: int, machine: VectorMachine) -> float:
-        """Cycles for one channel, of eight: products, zipping of their pixels, and loads."""
-        groups = -(-pixels // GROUP)
-        computed = (4 * groups * blocks + 2 * groups) / machine.multiply_adds
-        loads = (2 * groups + 2 * blocks) / machine.loads
-        cycles = max(computed, loads, machine.latency) + 0.04 * (pixels + blocks)
-        return cycles / (2 * WORD)
-
-    def pack(self, weight: te.Tensor, sums: str = "") -> te.Tensor:
-        """OIHW -> `weight_shape`, zero for channels that do not exist."""
-        del sums
-        in_group, kind = self.in_channels // self.groups, self.way.weight
-
-        def element(g: Expr, b: Expr, y: Expr, x: Expr, pair: Expr, place: Expr) -> Expr:
-            out = g * (self.oc_blocks * self.lanes) + pair * 2 + place // (2 * WORD)
-            row = b * (2 * WORD) + place % (2 * WORD)
-            exists = tirx.all(out < self.out_channels, row < in_group)
-            return tirx.if_then_else(exists, weight[out, row, y, x], tirx.const(0, kind))
-
-        return te.compute(self.weight_shape, element, name="pack_integer_weight")
-
-    def factor(
-        self, weight: te.Tensor, group: Expr, tap: Sequence[Expr], inner: Expr, width: Expr
-    ) -> Expr:
-        """A packed weight as int32."""
-        blocks, ky, kx = tap
-        place = (width % 2 * 2 + blocks % 2) * WORD + inner
-        return weight[group, blocks // 2, ky, kx, width // 2, place].astype("int32")
-
-    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        """The loop nest of the convolution."""
-        return write_matrix_conv(self, machine, fused.operands, fused.epilogue)
-
-
-def write_matrix_conv(
-    cfg: IntegerConvConfig,
-    machine: VectorMachine,
-    operands: tuple[tirx.Buffer, ...],
-    epilogue: Epilogue,
-) -> tirx.Stmt:
-    """The loop nest of one (fused) convolution; ``operands`` are data and weight."""
-    cut = integer_blocking(cfg, machine)
-    return write_nest(_MatrixNest(cfg, cut, operands[0], operands[1], epilogue, machine))
-
-
-class _MatrixNest(IntegerNest):
+class MatrixNest(IntegerNest):
     """Multiplies pairs of pixels by pairs of outputs; no padding, and stride 1 along rows."""
 
     def tile(
@@ -235,3 +146,77 @@ def _vector(buffer: tirx.Buffer, row: Expr) -> Expr:
 
 def _store(buffer: tirx.Buffer, row: Expr, value: Expr) -> tirx.Stmt:
     return store(buffer, value, row, tirx.Ramp(const(0), const(1), GROUP))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixConvConfig(IntegerConvConfig):
+    """A convolution by instructions that multiply small matrices."""
+
+    template: ClassVar[str] = "matrix_conv"
+    is_last_resort: ClassVar[bool] = False
+    reads_padding: ClassVar[bool] = True
+    nest: ClassVar[type[IntegerNest]] = MatrixNest
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """Packed weights, in the order in which the inner loops read them."""
+        pairs = (self.oc_blocks * self.lanes // 2, 4 * WORD)
+        return (self.out_groups, -(-self.reduce_blocks // 2), *self.kernel, *pairs)
+
+    @classmethod
+    def dot_for(cls, shape: IntegerConvShape, machine: VectorMachine, block: int) -> str | None:
+        """Small matrices need two blocks of channels, and four pixels side by side."""
+        dot = dense_dot(machine, shape)
+        if not DOTS[dot].is_matrix or shape.groups > 1:
+            return None
+        rows, width = shape.padded().in_size
+        pointwise = shape.kernel == shape.stride == (1, 1)
+        outside = (shape.kernel[1] - 1) * shape.dilation[1]
+        side_by_side = rows * width if pointwise else width - outside
+        fits = side_by_side >= GROUP and shape.stride[1] == 1 and shape.in_channels > block
+        return dot if fits else None
+
+    def tiles(self, machine: VectorMachine) -> Iterable[tuple[int, int]]:
+        """Tiles (pixels, vectors of outputs) that fit into the registers.
+
+        The first tile of a row has at least one whole group; groups of other tiles may begin
+        earlier.
+        """
+        rows, width = self.out_size
+        row = rows * width if self.pointwise else width
+        return [
+            (pixels, blocks)
+            for pixels in range(GROUP, machine.registers)
+            for blocks in range(1, machine.registers // GROUP)
+            if (GROUP * blocks + 2) * -(-pixels // GROUP) + _MATRIX_OPERANDS <= machine.registers
+            and tile_counts(row, pixels)[0][0] >= GROUP
+        ]
+
+    def step(self, pixels: int, blocks: int, slab: int, machine: VectorMachine) -> float:
+        """Cycles for one channel, of eight: products, zipping of their pixels, and loads."""
+        groups = -(-pixels // GROUP)
+        computed = (4 * groups * blocks + 2 * groups) / machine.multiply_adds
+        loads = (2 * groups + 2 * blocks) / machine.loads
+        cycles = max(computed, loads, machine.latency) + 0.04 * (pixels + blocks)
+        return cycles / (2 * WORD)
+
+    def pack(self, weight: te.Tensor, sums: str = "") -> te.Tensor:
+        """OIHW -> `weight_shape`, zero for channels that do not exist."""
+        del sums
+        in_group, kind = self.in_channels // self.groups, self.way.weight
+
+        def element(g: Expr, b: Expr, y: Expr, x: Expr, pair: Expr, place: Expr) -> Expr:
+            out = g * (self.oc_blocks * self.lanes) + pair * 2 + place // (2 * WORD)
+            row = b * (2 * WORD) + place % (2 * WORD)
+            exists = tirx.all(out < self.out_channels, row < in_group)
+            return tirx.if_then_else(exists, weight[out, row, y, x], tirx.const(0, kind))
+
+        return te.compute(self.weight_shape, element, name="pack_integer_weight")
+
+    def factor(
+        self, weight: te.Tensor, group: Expr, tap: Sequence[Expr], inner: Expr, width: Expr
+    ) -> Expr:
+        """A packed weight as int32."""
+        blocks, ky, kx = tap
+        place = (width % 2 * 2 + blocks % 2) * WORD + inner
+        return weight[group, blocks // 2, ky, kx, width // 2, place].astype("int32")

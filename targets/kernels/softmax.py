@@ -28,6 +28,7 @@ from tvm_stretch.rewriting import rewrite
 
 from .features import L1_BYTES, EpilogueWork, Features, Phases, missing
 from .fused import FusedKernel
+from .layers import Layer
 from .loops import (
     PARALLEL,
     SERIAL,
@@ -53,7 +54,7 @@ _NOTHING = 2.0**-150
 
 
 @dataclass(frozen=True)
-class SoftmaxShape:
+class SoftmaxShape(Layer):
     """A softmax, and whether denormal results are kept or become 0."""
 
     shape: tuple[int, ...]
@@ -69,7 +70,7 @@ class SoftmaxConfig(Template):
     """
 
     template: ClassVar[str] = "softmax"
-    layers: ClassVar[tuple[type, ...]] = (SoftmaxShape,)
+    layers: ClassVar[tuple[type[Layer], ...]] = (SoftmaxShape,)
 
     shape: tuple[int, ...]
     lanes: int

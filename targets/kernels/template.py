@@ -20,7 +20,7 @@ functions and keeps those of blocks. The annotation is written and read in this 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -32,7 +32,7 @@ from tvm_stretch.ir.codec import from_text, to_text
 from .calls import kernel_call
 from .features import EpilogueWork, Features
 from .fused import ANNOTATION, FusedKernel
-from .layers import Along
+from .layers import Along, Layer, taken
 from .machine import VectorMachine
 
 _REGISTERED: dict[str, type[Template]] = {}
@@ -52,7 +52,7 @@ class Template(ABC):
     """
 
     template: ClassVar[str] = ""
-    layers: ClassVar[tuple[type, ...]] = ()
+    layers: ClassVar[tuple[type[Layer], ...]] = ()
     machines: ClassVar[tuple[str, ...]] = ("core", "dsp")
     is_last_resort: ClassVar[bool] = False
     needs_own_blocks: ClassVar[bool] = False
@@ -92,7 +92,18 @@ class Template(ABC):
     ) -> relax.Var:
         """Emit the call of the kernel ``name``; layers of float16 may have ``sums`` of float32."""
         del sums
-        return bb.emit(kernel_call(bb, name or self.template, self, self.meaning, *operands))
+        packed = self.prepared(bb, operands)
+        return bb.emit(kernel_call(bb, name or self.kernel_name, self, self.meaning, *packed))
+
+    @property
+    def kernel_name(self) -> str:
+        """The usual name of the kernel."""
+        return self.template
+
+    def prepared(self, bb: relax.BlockBuilder, operands: Sequence[Expr]) -> Sequence[Expr]:
+        """The operands of `meaning`: weights are packed by kernels that run once."""
+        del bb
+        return operands
 
     def on(self, machine: VectorMachine) -> Template | None:
         """What writes the kernel on a machine; None: the generic schedule.
@@ -117,9 +128,19 @@ class Template(ABC):
         return None
 
     def part(self, along: Along, extent: int, machine: VectorMachine) -> Template | None:
-        """The kernel of ``extent`` output channels or rows; None: its features are scaled."""
-        del along, extent, machine
-        return None
+        """The kernel of a part of the layer, perhaps another template's; `Layer.cut` explains it.
+
+        None: the kernel's features are scaled.
+        """
+        layer: Layer = taken(self.layers[0], self)
+        cut = layer.cut(along, extent)
+        found: Template | None = None if cut is None else choose(cut, machine, self.block)
+        return found
+
+    @property
+    def block(self) -> int:
+        """Channels of a block of the input; 0: as many as the machine's vectors have lanes."""
+        return 0
 
     @property
     def sampled(self) -> object:

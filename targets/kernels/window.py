@@ -5,6 +5,7 @@ The loop nest is in `window_nest.py`, the cost families in `window_features.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
@@ -13,12 +14,12 @@ from tvm import relax, te, tirx, topi
 from tvm.ir import Expr
 
 from .calls import kernel_call
-from .features import EpilogueWork
+from .features import EpilogueWork, Features
 from .fused import FusedKernel
-from .layers import Along, ConvShape, WindowShape, taken
+from .layers import ConvShape, Layer, WindowShape, taken
 from .machine import VectorMachine
-from .template import Template, choose
-from .window_features import WindowFeatures, window_features
+from .template import Template
+from .window_features import DepthwiseFeatures, window_features
 from .window_nest import write_window
 from .window_taps import least, window_count
 
@@ -29,7 +30,9 @@ class WindowConfig(Template, WindowShape):
 
     template: ClassVar[str] = "window"
     machines: ClassVar[tuple[str, ...]] = ("core",)
-    layers: ClassVar[tuple[type, ...]] = (WindowShape, ConvShape)
+    layers: ClassVar[tuple[type[Layer], ...]] = (WindowShape, ConvShape)
+
+    family: ClassVar[type[DepthwiseFeatures]] = DepthwiseFeatures
 
     lanes: int
 
@@ -71,27 +74,18 @@ class WindowConfig(Template, WindowShape):
         """Instructions that a result needs for its taps."""
         return prod(self.kernel)
 
-    def part(self, along: Along, extent: int, machine: VectorMachine) -> Template | None:
-        """The windows of fewer channels or rows."""
-        shape = taken(WindowShape, self).cut(along, extent)
-        found: Template | None = choose(shape, machine)
-        return found
-
     # --- calls and meaning ---
 
-    def call(
-        self,
-        bb: relax.BlockBuilder,
-        *operands: Expr,
-        name: str = "",
-        sums: str = "",
-    ) -> relax.Var:
-        """Emit the packing of weights (C, 1, kh, kw) if there are any, and the windows."""
-        data, *weight = operands
-        if self.kind != "depthwise":
-            return super().call(bb, data, name=name or f"{self.kind}_pool2d", sums=sums)
-        packed = bb.emit(kernel_call(bb, "pack_depthwise", self, self.pack, *weight))
-        return super().call(bb, data, packed, name=name or "depthwise_conv2d", sums=sums)
+    @property
+    def kernel_name(self) -> str:
+        """The usual name of the kernel."""
+        return "depthwise_conv2d" if self.kind == "depthwise" else f"{self.kind}_pool2d"
+
+    def prepared(self, bb: relax.BlockBuilder, operands: Sequence[Expr]) -> Sequence[Expr]:
+        """The data, and packed weights (C, 1, kh, kw) if there are any."""
+        data, *weights = operands
+        calls = [kernel_call(bb, "pack_depthwise", self, self.pack, w) for w in weights]
+        return [data, *map(bb.emit, calls)]
 
     def pack(self, weight: te.Tensor) -> te.Tensor:
         """(C, 1, kh, kw) -> [channel block][ky][kx][lane], zero for channels that do not exist."""
@@ -139,9 +133,7 @@ class WindowConfig(Template, WindowShape):
 
     # --- cost ---
 
-    def work(
-        self, epilogue: EpilogueWork, machine: VectorMachine, item: int
-    ) -> WindowFeatures | None:
+    def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> Features | None:
         """Features for cost models."""
         return window_features(self, epilogue, self.cycles(machine), item)
 

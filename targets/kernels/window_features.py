@@ -71,11 +71,7 @@ class PoolFeatures(WindowFeatures):
 
 
 def window_features(
-    cfg: WindowConfig,
-    epilogue: EpilogueWork,
-    cycles: float,
-    item: int,
-    depthwise: type[DepthwiseFeatures] = DepthwiseFeatures,
+    cfg: WindowConfig, epilogue: EpilogueWork, cycles: float, item: int
 ) -> WindowFeatures:
     """The features of a configuration whose own model says ``cycles``."""
     height, width = cfg.out_size
@@ -102,11 +98,9 @@ def window_features(
         "vector_lanes": cfg.lanes,
         "item_bytes": item,
     }
-    return (
-        depthwise(**values)
-        if has_weights
-        else PoolFeatures(**values, averages=int(cfg.kind == "avg"))
-    )
+    if has_weights:
+        return cfg.family(**values)
+    return PoolFeatures(**values, averages=int(cfg.kind == "avg"))
 
 
 def _pixels_read(cfg: WindowConfig) -> int:

@@ -8,6 +8,7 @@ one kernel, or two if other convolutions read the same transformed image
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar
@@ -25,12 +26,12 @@ from .cycles import (
     register_tiles,
     tile_counts,
 )
-from .features import EpilogueWork
+from .features import EpilogueWork, Features
 from .fused import FusedKernel
-from .layers import Along, ConvShape, taken
+from .layers import ConvShape, Layer, taken
 from .loops import balanced, const
 from .machine import VectorMachine
-from .template import Template, choose
+from .template import Template
 from .winograd_features import WinogradFeatures
 from .winograd_nest import write_winograd, write_winograd_input, write_winograd_product
 from .winograd_sums import multiply_planes, transform_input, transform_weight
@@ -50,7 +51,7 @@ class WinogradConfig(Template, ConvShape):
     """
 
     template: ClassVar[str] = "winograd"
-    layers: ClassVar[tuple[type, ...]] = (ConvShape,)
+    layers: ClassVar[tuple[type[Layer], ...]] = (ConvShape,)
 
     lanes: int
     tile: int
@@ -181,32 +182,21 @@ class WinogradConfig(Template, ConvShape):
         vectors = tiles * self.parts * (self.in_blocks + self.out_blocks) * square
         transforms = vectors * _TRANSFORM_CYCLES[self.tile]
         # Weights arrive while products are computed, because each tile prefetches its share.
-        weights = (
-            4
-            * square
-            * channels
-            * self.parts
-            * self.out_blocks
-            * self.lanes
-            / WEIGHT_BYTES_PER_CYCLE
-        )
+        numbers = square * channels * self.parts * self.out_blocks * self.lanes
+        weights = 4 * numbers / WEIGHT_BYTES_PER_CYCLE
         return max(self.batch * products, weights) + self.batch * transforms
-
-    def part(self, along: Along, extent: int, machine: VectorMachine) -> Template | None:
-        """The kernel of a part of the layer, which may be another template's."""
-        found: Template | None = choose(taken(ConvShape, self).cut(along, extent), machine)
-        return found
 
     # --- calls and meaning ---
 
-    def call(
-        self, bb: relax.BlockBuilder, *operands: Expr, name: str = "", sums: str = ""
-    ) -> relax.Var:
-        """Emit the transform of the OIHW weights, and the convolution."""
+    @property
+    def kernel_name(self) -> str:
+        """The usual name of the kernel."""
+        return "winograd_conv2d"
+
+    def prepared(self, bb: relax.BlockBuilder, operands: Sequence[Expr]) -> Sequence[Expr]:
+        """The data, and OIHW weights transformed."""
         data, weight = operands
-        of_weight = taken(WinogradWeight, self)
-        packed = WinogradWeight.call(of_weight, bb, weight)
-        return super().call(bb, data, packed, name=name or "winograd_conv2d", sums=sums)
+        return [data, taken(WinogradWeight, self).call(bb, weight)]
 
     def meaning(self, *operands: te.Tensor) -> te.Tensor:
         """The three stages as plain sums."""
@@ -220,10 +210,14 @@ class WinogradConfig(Template, ConvShape):
 
     # --- cost ---
 
-    def work(
-        self, epilogue: EpilogueWork, machine: VectorMachine, item: int
-    ) -> WinogradFeatures | None:
+    def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> Features | None:
         """Features for cost models."""
+        return self.whole_work(epilogue, machine, item)
+
+    def whole_work(
+        self, epilogue: EpilogueWork, machine: VectorMachine, item: int
+    ) -> WinogradFeatures:
+        """Features of all stages."""
         height, width = self.out_size
         outputs = self.parts * self.out_blocks * self.lanes
         image = self.batch * self.in_channels * prod(self.in_size)
@@ -252,22 +246,41 @@ class WinogradConfig(Template, ConvShape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WinogradInput(WinogradConfig):
+class WinogradStage(WinogradConfig):
+    """Some of the stages, which passes ask for: they are not chosen for a layer."""
+
+    @classmethod
+    def configure(
+        cls, layer: ConvShape, machine: VectorMachine, block: int
+    ) -> list[WinogradConfig]:
+        """None."""
+        return []
+
+    @property
+    def sampled(self) -> object:
+        """None: samples are whole convolutions."""
+        return None
+
+    @property
+    def kernel_name(self) -> str:
+        """The usual name of the kernel."""
+        return self.template
+
+
+@dataclass(frozen=True, kw_only=True)
+class WinogradInput(WinogradStage):
     """The first stage: the planes of an image as an image in blocks of channels."""
 
     template: ClassVar[str] = "winograd_input"
-    layers: ClassVar[tuple[type, ...]] = ()
 
     @property
     def operands(self) -> int:
         """Only the image."""
         return 1
 
-    def call(
-        self, bb: relax.BlockBuilder, *operands: Expr, name: str = "", sums: str = ""
-    ) -> relax.Var:
-        """Emit the transform of an image."""
-        return Template.call(self, bb, *operands, name=name, sums=sums)
+    def prepared(self, bb: relax.BlockBuilder, operands: Sequence[Expr]) -> Sequence[Expr]:
+        """The image."""
+        return operands
 
     def meaning(self, *operands: te.Tensor) -> te.Tensor:
         """The planes as plain sums."""
@@ -278,16 +291,12 @@ class WinogradInput(WinogradConfig):
         """The loop nest of the first stage."""
         return write_winograd_input(self, machine, fused.operands[0], fused.epilogue.out)
 
-    def work(
-        self, epilogue: EpilogueWork, machine: VectorMachine, item: int
-    ) -> WinogradFeatures | None:
+    def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> Features | None:
         """Features for cost models."""
-        whole = super().work(epilogue, machine, item)
-        assert whole is not None
         planes = item * prod(self.planes_shape)
         image = item * self.batch * self.blocks[0] * self.lanes * prod(self.in_size)
         return replace(
-            whole,
+            self.whole_work(epilogue, machine, item),
             flops=0.0,
             in_bytes=image,
             weight_bytes=0,
@@ -298,17 +307,10 @@ class WinogradInput(WinogradConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WinogradProduct(WinogradConfig):
+class WinogradProduct(WinogradStage):
     """The stages after the first one: a convolution of planes that are already computed."""
 
     template: ClassVar[str] = "winograd_product"
-    layers: ClassVar[tuple[type, ...]] = ()
-
-    def call(
-        self, bb: relax.BlockBuilder, *operands: Expr, name: str = "", sums: str = ""
-    ) -> relax.Var:
-        """Emit the transform of the OIHW weights, and the product with the planes."""
-        return super().call(bb, *operands, name=name or self.template, sums=sums)
 
     def meaning(self, *operands: te.Tensor) -> te.Tensor:
         """The product and its transform as plain sums."""
@@ -319,33 +321,18 @@ class WinogradProduct(WinogradConfig):
         """The loop nest, which reads the planes from memory."""
         return write_winograd_product(self, machine, fused.operands, fused.epilogue)
 
-    def work(
-        self, epilogue: EpilogueWork, machine: VectorMachine, item: int
-    ) -> WinogradFeatures | None:
+    def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> Features | None:
         """Features for cost models."""
-        whole = super().work(epilogue, machine, item)
-        assert whole is not None
-        planes = item * prod(self.planes_shape)
-        return replace(whole, in_bytes=planes + epilogue.bytes, input_stages=0)
+        read = item * prod(self.planes_shape) + epilogue.bytes
+        whole = self.whole_work(epilogue, machine, item)
+        return replace(whole, in_bytes=read, input_stages=0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class WinogradWeight(WinogradConfig):
+class WinogradWeight(WinogradInput):
     """The transform of the weights, which runs once."""
 
     template: ClassVar[str] = "winograd_weight"
-    layers: ClassVar[tuple[type, ...]] = ()
-
-    @property
-    def operands(self) -> int:
-        """Only the weights."""
-        return 1
-
-    def call(
-        self, bb: relax.BlockBuilder, *operands: Expr, name: str = "", sums: str = ""
-    ) -> relax.Var:
-        """Emit the transform of OIHW weights."""
-        return Template.call(self, bb, *operands, name=name, sums=sums)
 
     def meaning(self, *operands: te.Tensor) -> te.Tensor:
         """The packed weights as plain sums."""
@@ -354,14 +341,10 @@ class WinogradWeight(WinogradConfig):
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         """The loop nest of the transform."""
-        del machine
         return write_weight_transform(self, fused.operands[0], fused.epilogue.out)
 
-    def work(
-        self, epilogue: EpilogueWork, machine: VectorMachine, item: int
-    ) -> WinogradFeatures | None:
+    def work(self, epilogue: EpilogueWork, machine: VectorMachine, item: int) -> Features | None:
         """None: it does not run with the network."""
-        del epilogue, machine, item
         return None
 
 

@@ -16,7 +16,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tvm
@@ -27,7 +27,7 @@ from tvm_stretch.cost.features import MEASUREMENTS
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.measuring.integer_samples import integer_image, integer_result
 from tvm_stretch.targets.kernels.fused import ANNOTATION
-from tvm_stretch.targets.kernels.layers import ConvShape, WindowShape, taken
+from tvm_stretch.targets.kernels.layers import ConvShape, Sliding, WindowShape, taken
 from tvm_stretch.targets.kernels.template import read_template
 
 PRIOR = Path(__file__).with_name("prior.json")
@@ -46,7 +46,7 @@ and that have few channels (a quarter, or as few as a vector)."""
 
 
 @dataclass(frozen=True)
-class Sample:
+class Sample(Sliding):
     """One kernel to measure.
 
     Attributes:
@@ -55,6 +55,8 @@ class Sample:
         epilogue: one of `EPILOGUES`; integers have none.
         dtype: the type of its tensors: float32, or 8-bit integers.
     """
+
+    batch: ClassVar[int] = 1
 
     kind: str
     in_channels: int
@@ -69,26 +71,6 @@ class Sample:
     dtype: str = "float32"
 
     @property
-    def out_size(self) -> tuple[int, int]:
-        """Height and width of the result."""
-        top, left, bottom, right = self.padding
-        pads = (top + bottom, left + right)
-        h, w = (
-            (size + pad - (k - 1) * d - 1) // s + 1
-            for size, pad, k, d, s in zip(
-                self.in_size, pads, self.kernel, self.dilation, self.stride, strict=True
-            )
-        )
-        return h, w
-
-    @property
-    def multiply_adds(self) -> int:
-        """Work of the anchor."""
-        height, width = self.out_size
-        taps = self.kernel[0] * self.kernel[1] * self.in_channels // self.groups
-        return self.out_channels * height * width * taps
-
-    @property
     def is_possible(self) -> bool:
         """Whether such a kernel exists and is small enough to measure quickly."""
         height, width = self.out_size
@@ -101,7 +83,7 @@ class Sample:
             min(height, width, self.in_channels, self.out_channels) > 0
             and self.in_channels % self.groups == self.out_channels % self.groups == 0
             and 4 * largest <= _LARGEST_BYTES
-            and self.multiply_adds <= _LARGEST_MULTIPLY_ADDS
+            and taken(ConvShape, self, batch=1).multiply_adds <= _LARGEST_MULTIPLY_ADDS
         )
 
     def to_json(self) -> dict[str, Any]:

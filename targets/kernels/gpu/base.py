@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tvm import tirx
-
 from ..conv import ConvConfig
 from ..cycles import Step, conv_step
-from ..fused import Epilogue, FusedKernel
 from ..layers import ConvShape, taken
 from ..machine import VectorMachine
 from ..template import Template
@@ -42,12 +38,3 @@ class GpuConvConfig(ConvConfig):
     def on(self, machine: VectorMachine) -> Template | None:
         """The template itself, or loops."""
         return self if machine.gpu is not None else taken(ConvConfig, self, pixels=1)
-
-    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
-        """The kernel."""
-        del machine
-        return self.kernel_of(fused.operands, fused.epilogue)
-
-    @abstractmethod
-    def kernel_of(self, operands: tuple[tirx.Buffer, ...], epilogue: Epilogue) -> tirx.Stmt:
-        """The kernel of the operands."""

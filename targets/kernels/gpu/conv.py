@@ -25,7 +25,7 @@ from tvm import tirx
 from tvm.ir import Expr
 
 from ..conv import ConvConfig
-from ..fused import Epilogue
+from ..fused import Epilogue, FusedKernel
 from ..layers import ConvShape
 from ..loops import as_type, block, const, load, loop, store, within
 from ..machine import VectorMachine
@@ -132,9 +132,9 @@ class GroupConvConfig(GpuConvConfig):
         plain = ConvConfig.smallest(layer, machine, block, exact=False)  # no template is inexact
         return [choose_group_conv(plain, machine.gpu)]
 
-    def kernel_of(self, operands: tuple[tirx.Buffer, ...], epilogue: Epilogue) -> tirx.Stmt:
-        """The kernel of the operands."""
-        return write_group_conv(self, operands, epilogue)
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        """The kernel."""
+        return write_group_conv(self, fused.operands, fused.epilogue)
 
 
 def write_group_conv(

@@ -15,8 +15,9 @@ from typing import ClassVar
 from tvm import tirx
 from tvm.ir import Expr
 
-from ..fused import Epilogue
+from ..fused import Epilogue, FusedKernel
 from ..loops import as_type, block, const, load, loop, store, within
+from ..machine import VectorMachine
 from .base import GpuConvConfig
 from .groups import (
     QUAD,
@@ -61,9 +62,9 @@ class RowConfig(GpuConvConfig):
         """Numbers that a sum adds up."""
         return self.reduce_blocks * self.data_block
 
-    def kernel_of(self, operands: tuple[tirx.Buffer, ...], epilogue: Epilogue) -> tirx.Stmt:
-        """The kernel of the operands."""
-        return write_row(self, operands, epilogue)
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        """The kernel."""
+        return write_row(self, fused.operands, fused.epilogue)
 
 
 def write_row(cfg: RowConfig, operands: tuple[tirx.Buffer, ...], epilogue: Epilogue) -> tirx.Stmt:

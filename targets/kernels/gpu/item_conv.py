@@ -21,7 +21,7 @@ from tvm.ir import Expr
 from ..accumulators import Accumulators
 from ..conv import ConvConfig
 from ..cycles import Step, conv_step
-from ..fused import Epilogue
+from ..fused import Epilogue, FusedKernel
 from ..loops import UNROLLED, as_type, block, const, lanes, load, loop, scratch, store, within
 from ..machine import VectorMachine
 from .base import GpuConvConfig
@@ -44,9 +44,9 @@ class ItemConvConfig(GpuConvConfig):
         """Cycles of the same tiles on a core."""
         return ConvConfig.cycles(self, machine, step)
 
-    def kernel_of(self, operands: tuple[tirx.Buffer, ...], epilogue: Epilogue) -> tirx.Stmt:
-        """The kernel of the operands."""
-        return write_item_conv(self, operands, epilogue)
+    def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
+        """The kernel."""
+        return write_item_conv(self, fused.operands, fused.epilogue)
 
 
 def write_item_conv(
