@@ -33,6 +33,7 @@ import tvm
 
 import tvm_stretch as ts
 from benchmarks.baselines.anneal import SCHEDULERS, schedule
+from benchmarks.baselines.parts import check_schedule
 from benchmarks.baselines.split import (
     SplitChain,
     codl_chains,
@@ -52,7 +53,7 @@ from tvm_stretch.passes.split_outputs import can_be_shared
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.regions import form_regions
 from tvm_stretch.plan.splits import RowSplit
-from tvm_stretch.scheduling import Result, check_schedule
+from tvm_stretch.scheduling import Result
 from tvm_stretch.search.costs import Costs
 from tvm_stretch.search.pieces import Network
 from tvm_stretch.search.pruning import apportion

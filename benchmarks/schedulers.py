@@ -29,6 +29,7 @@ from typing import Any, TypeAlias
 
 from benchmarks.baselines import schedule_mulayer
 from benchmarks.baselines.anneal import SCHEDULERS, schedule
+from benchmarks.baselines.parts import check_schedule
 from benchmarks.scheduling_profiles import (
     PHONE,
     PROFILES,
@@ -43,7 +44,7 @@ from benchmarks.scheduling_profiles import (
 from tutorials import zoo
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operator_graph import OperatorGraph
-from tvm_stretch.scheduling import Problem, Result, check_schedule, lower_bound
+from tvm_stretch.scheduling import Problem, Result, lower_bound
 from tvm_stretch.scheduling.result import Scheduler
 
 NETWORKS = (

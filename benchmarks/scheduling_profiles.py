@@ -21,6 +21,7 @@ from dataclasses import replace
 import tvm
 
 from benchmarks import mi9
+from benchmarks.baselines.parts import splittable
 from tvm_stretch.ir.operator_graph import Group, OperatorGraph
 from tvm_stretch.scheduling import FREE, Problem, TransferCost, linear_transfer
 from tvm_stretch.scheduling.of_network import problem_of
@@ -93,7 +94,7 @@ def _problem(
     count = len(names)
     transfers = ((linear_transfer(_FIXED_NS, smaller * _BYTES_PER_US),) * count,) * count
     launch = [_LAUNCH_NS[name] for name in names]
-    return problem_of(graph, names, costs, transfers, launch=launch, splittable=True)
+    return splittable(problem_of(graph, names, costs, transfers), graph, launch)
 
 
 def host_costs() -> Costs:
@@ -113,7 +114,7 @@ def host_problem(mod: tvm.IRModule, costs: Costs) -> Problem:
         return [costs.whole(group, place) for place in places]
 
     launch = [costs.start(place) for place in places]
-    return problem_of(graph, names, nanoseconds, costs.transfers(), launch=launch, splittable=True)
+    return splittable(problem_of(graph, names, nanoseconds, costs.transfers()), graph, launch)
 
 
 def whole(problem: Problem) -> Problem:

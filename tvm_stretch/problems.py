@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import tvm
 
 from tvm_stretch.compiling import compiling
-from tvm_stretch.errors import ScheduleError
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operator_graph import Group
 from tvm_stretch.plan.plan import Plan
@@ -48,14 +47,9 @@ class NetworkProblem:
         """The plan that carries out a schedule.
 
         Raises:
-            ScheduleError: the result is no schedule of the problem, or splits operators.
+            ScheduleError: the result is no schedule of the problem.
         """
         check_schedule(self.problem, result)
-        if result.problem != self.problem:
-            raise ScheduleError(
-                "expected a schedule of whole operators for a plan, got some in parts; let the "
-                "scheduler keep them whole"
-            )
         placed = processors_of(self.network.graph, result)
         regions = form_regions(self.module["main"], placed)
         return Plan(self.problem.processors, regions, reason=f"scheduled by {result.scheduler}")

@@ -11,6 +11,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from benchmarks.baselines.anneal import schedule
+from benchmarks.baselines.parts import splittable
 from benchmarks.baselines.split import layers_of
 from tvm_stretch.build.kernels import kernels_alone
 from tvm_stretch.errors import InputError
@@ -103,7 +104,7 @@ def test_one_convolution_per_kernel_and_one_result():
 def test_problem_of_a_graph():
     graph = kernels(Branches).graph
     costs = {"relu": (50, 20), "pool": (10, None), "out": (5, 5)}
-    problem = problem_of(graph, ["cpu", "gpu"], costs, [[FREE] * 2] * 2, splittable=True)
+    problem = problem_of(graph, ["cpu", "gpu"], costs, [[FREE] * 2] * 2)
     assert [op.name for op in problem.operators] == ["inputs", "relu", "pool", "out", "outputs"]
     assert [op.costs for op in problem.operators] == [(0, None), *costs.values(), (0, None)]
     assert {t.name: (t.producer, t.consumers, t.bytes) for t in problem.tensors} == {
@@ -136,7 +137,7 @@ class Windows:
 
 def test_parts_of_an_operator_know_what_they_need_of_others():
     graph = OperatorGraph(Windows["main"])
-    given = problem_of(graph, ["cpu"], lambda _: (1,), [[FREE]], splittable=True)
+    given = splittable(problem_of(graph, ["cpu"], lambda _: (1,), [[FREE]]), graph)
     assert {op.name: (op.pointwise, op.halo) for op in given.operators if op.splittable} == {
         "wide": (False, Fraction(2, 8)),
         "bias": (True, 0),

@@ -20,9 +20,8 @@ def taking(*ratios: float) -> object:
 
     def measure(_mod: tvm.IRModule, plans: Sequence[Candidate]) -> list[Outcome]:
         assert len(plans) == len(ratios)
-        return [
-            Outcome(p.cost.ns * r / 1e9, 1.0, 1.0, 1.0) for p, r in zip(plans, ratios, strict=True)
-        ]
+        pairs = zip(plans, ratios, strict=True)
+        return [Outcome(p.cost.ns * r / 1e9, 1.0, 1.0, 1.0) for p, r in pairs]
 
     return measure
 

@@ -24,6 +24,7 @@ from benchmarks.baselines import (
 from benchmarks.baselines.anneal import SCHEDULERS, schedule
 from benchmarks.baselines.hope_partition import partition
 from benchmarks.baselines.merge import merge_short_operators
+from benchmarks.baselines.parts import check_schedule
 from benchmarks.baselines.split import schedule_codl
 from tvm_stretch.errors import ScheduleError
 from tvm_stretch.scheduling import (
@@ -32,7 +33,6 @@ from tvm_stretch.scheduling import (
     Problem,
     Tensor,
     TransferCost,
-    check_schedule,
     linear_transfer,
     lower_bound,
     run_sequence,

@@ -15,13 +15,13 @@ from benchmarks.baselines import (
 )
 from benchmarks.baselines.anneal import SCHEDULERS, schedule
 from benchmarks.baselines.hope_partition import PIECE, partition
+from benchmarks.baselines.parts import check_schedule
 from tvm_stretch.errors import ScheduleError
 from tvm_stretch.scheduling import (
     FREE,
     Problem,
     Tensor,
     TransferCost,
-    check_schedule,
     lower_bound,
     run_sequence,
     simulate,

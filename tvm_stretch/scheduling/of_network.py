@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
 
 from tvm import relax
 
-from tvm_stretch.analysis.row_windows import why_not_by_rows, window
 from tvm_stretch.errors import InputError
-from tvm_stretch.ir.operator_graph import ANCHORS, Group, OperatorGraph
-from tvm_stretch.ir.operators import POINTWISE, Operator
+from tvm_stretch.ir.operator_graph import Group, OperatorGraph
 from tvm_stretch.scheduling.problem import Job, Problem, Tensor, TransferCost
 from tvm_stretch.scheduling.result import Result
-
-# Operators whose output channels can be computed in shares.
-_SPLITTABLE = (*ANCHORS, *POINTWISE)
 
 GroupCosts = Mapping[str, Sequence[int | None]] | Callable[[Group], Sequence[int | None]]
 
@@ -27,8 +21,6 @@ def problem_of(
     transfers: Sequence[Sequence[TransferCost]],
     *,
     caching: bool = True,
-    launch: Sequence[int] = (),
-    splittable: bool = False,
 ) -> Problem:
     """The scheduling problem of a network.
 
@@ -41,12 +33,10 @@ def problem_of(
         costs: nanoseconds on each processor by group, None where unsupported.
         transfers: the costs of each pair of processors.
         caching: whether processors keep tensors that they received.
-        launch: the fixed nanoseconds of every kernel, by processor.
-        splittable: whether schedulers may split operators by channels.
     """
     at_home = (0, *[None] * (len(processors) - 1))
     names = ["inputs", *(group.name for group in graph.groups), "outputs"]
-    jobs = [Job("inputs", at_home), *(_job(g, costs, splittable) for g in graph.groups)]
+    jobs = [Job("inputs", at_home), *(Job(g.name, _costs_of(g, costs)) for g in graph.groups)]
     jobs.append(Job("outputs", at_home))
     index = dict.fromkeys(graph.inputs, 0) | {n: i for i, n in enumerate(names) if i > 0}
     readers: dict[str, set[int]] = {}
@@ -65,7 +55,6 @@ def problem_of(
         tuple(tensors),
         tuple(map(tuple, transfers)),
         caching,
-        tuple(launch),
     )
 
 
@@ -94,26 +83,11 @@ def processors_of(graph: OperatorGraph, result: Result) -> dict[str, str]:
     }
 
 
-def _job(group: Group, costs: GroupCosts, splittable: bool) -> Job:
+def _costs_of(group: Group, costs: GroupCosts) -> tuple[int | None, ...]:
     try:
-        cost = costs(group) if callable(costs) else costs[group.name]
+        return tuple(costs(group) if callable(costs) else costs[group.name])
     except KeyError:
         raise InputError(
             f"expected costs of the kernel {group.name} ({group.anchor.kind}), got none; "
             "measure it or leave it to a cost model"
         ) from None
-    if not (splittable and group.anchor.kind.startswith(_SPLITTABLE)):
-        return Job(group.name, tuple(cost))
-    pointwise = all(operator.kind in POINTWISE for operator in group.operators)
-    halo = Fraction(0) if pointwise else _halo(group.anchor)
-    return Job(group.name, tuple(cost), True, pointwise, halo)
-
-
-def _halo(operator: Operator) -> Fraction:
-    """How far beyond a band of rows the operator reads, as a share of the rows of its input."""
-    if why_not_by_rows(operator) is not None:
-        return Fraction(1)
-    sliding = window(operator)
-    if sliding is None:
-        return Fraction(0)
-    return Fraction((sliding.extent - 1) // 2, operator.arg_shapes[0][2])
