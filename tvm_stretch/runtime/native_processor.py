@@ -23,7 +23,7 @@ from tvm_stretch.errors import InstallError
 from tvm_stretch.runtime.autoload import find_file, load_native_library
 from tvm_stretch.trusted import make_folder, why_not_trusted
 
-_HEADERS = ("processor.h", "graph.h", "bound_graph.h", "memory.h")
+_HEADERS = ("processor.h", "graph.h", "bound_graph.h", "memory.h", "queue_processor.h", "spin.h")
 
 
 def build_processor(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Path:

@@ -17,25 +17,19 @@
 // A real device whose calls block a thread looks the same from the executor's side.
 #include <tvm/ffi/cast.h>
 #include <tvm/ffi/extra/json.h>
-#include <tvm/ffi/reflection/registry.h>
 
 #include <chrono>
 #include <cstring>
-#include <deque>
 #include <map>
-#include <string_view>
 #include <thread>
 
-#include "bound_graph.h"
 #include "memory.h"
-#include "processor.h"
+#include "queue_processor.h"
 
 namespace tvm_stretch {
 namespace {
 
 namespace json = ffi::json;
-
-constexpr const char* kFakeCodeKind = "tvm_stretch.fake";
 
 struct Script {
   std::chrono::microseconds latency{0};
@@ -44,9 +38,12 @@ struct Script {
 };
 
 // What tests tell the processor and what it tells them; shared by all instances.
-class FakeCode final : public ffi::ModuleObj {
+class FakeCode final : public TextCode<FakeCode> {
  public:
-  explicit FakeCode(ffi::String text) : text_(std::move(text)) {
+  static constexpr const char* kKind = "tvm_stretch.fake";
+  static constexpr const char* kRemedy = "pass tvm_stretch.create_fake_code(...)";
+
+  explicit FakeCode(ffi::String text) : TextCode(std::move(text)) {
     auto script = json::Parse(text_).cast<json::Object>();
     if (auto found = script.find(ffi::String("mirrored")); found != script.end()) {
       mirrored_ = (*found).second.cast<bool>();
@@ -64,9 +61,6 @@ class FakeCode final : public ffi::ModuleObj {
     }
   }
 
-  const char* kind() const final { return kFakeCodeKind; }
-  int GetPropertyMask() const final { return ffi::Module::kBinarySerializable; }
-  ffi::Bytes SaveToBytes() const final { return ffi::Bytes(text_.data(), text_.size()); }
   ffi::Optional<ffi::Function> GetFunction(const ffi::String& name) final {
     auto self = ffi::GetObjectPtr<ffi::Object>(this);
     if (name == "take") {
@@ -119,29 +113,18 @@ class FakeCode final : public ffi::ModuleObj {
     return json::Stringify(log);
   }
 
-  const ffi::String text_;
   bool mirrored_ = false;
   std::mutex mutex_;  // guards all below
   std::map<std::string, Script> scripts_;
   json::Array regions_, receives_, sends_;
 };
 
-FakeCode* CodeOf(const ProcessorContext& context) {
-  const ffi::ModuleObj* module = context.code.get();
-  if (std::string_view(module->kind()) != kFakeCodeKind) {
-    TVM_FFI_THROW(ValueError) << "expected code of kind " << kFakeCodeKind << " for processor '"
-                              << context.graph.processors[context.index].name << "', got "
-                              << module->kind() << "; pass tvm_stretch.create_fake_code(...)";
-  }
-  return static_cast<FakeCode*>(const_cast<ffi::ModuleObj*>(module));
-}
-
 struct FakeProgram final : public ProcessorProgram {
   explicit FakeProgram(const ProcessorContext& context)
       : graph(context.graph),
         kernels(context.host_code, context.graph, context.index),
         module(context.code),
-        code(CodeOf(context)) {}
+        code(FakeCode::Of(context)) {}
   std::unique_ptr<Processor> CreateInstance(const MemoryMap& memory) const final;
 
   const GraphSpec& graph;
@@ -150,24 +133,21 @@ struct FakeProgram final : public ProcessorProgram {
   FakeCode* const code;
 };
 
-class FakeTask;
-
-class FakeProcessor final : public Processor {
+class FakeProcessor final : public QueueProcessor {
  public:
   FakeProcessor(const FakeProgram& program, const MemoryMap& host)
-      : program_(program),
+      : QueueProcessor(Waiting{}),
+        program_(program),
         host_(host),
         mirror_(program.code->mirrored() ? host.block.bytes : 0),
         memory_(program.code->mirrored() ? MapMirror() : host),
-        tensors_(program.graph, memory_),
-        thread_([this] { Work(); }) {}
-  ~FakeProcessor() final;
+        tensors_(program.graph, memory_) {
+    Begin();
+  }
+  ~FakeProcessor() final { End(); }
 
-  void BeginPlan() final { last_ = nullptr; }
   std::unique_ptr<Task> Bind(const RegionSpec& region, const std::vector<Task*>& after) final;
 
-  void Push(FakeTask* task);
-  void Notify() { wake_.notify_one(); }
   void ForgetMirror() {
     if (mirror_.bytes() != 0) std::memset(mirror_.data(), 0xFF, mirror_.bytes());
   }
@@ -175,7 +155,6 @@ class FakeProcessor final : public Processor {
   void Send(int64_t id) const { Copy(id, memory_, host_); }
 
   const FakeProgram& program() const { return program_; }
-  std::mutex& mutex() { return mutex_; }
 
  private:
   MemoryMap MapMirror() const {
@@ -192,67 +171,27 @@ class FakeProcessor final : public Processor {
     const char* source = AddressOf(from, tensor);
     if (target != source && tensor.bytes != 0) std::memcpy(target, source, tensor.bytes);
   }
-  void Work();
 
   const FakeProgram& program_;
   const MemoryMap& host_;
   const AlignedBuffer mirror_;
   const MemoryMap memory_;
   BoundTensors tensors_;
-  Task* last_ = nullptr;
-  std::mutex mutex_;  // guards the queue, `stop_` and what the tasks say it does
-  std::condition_variable wake_;
-  std::deque<FakeTask*> queue_;
-  bool stop_ = false;
-  std::thread thread_;
 };
 
-class FakeTask final : public Task {
+class FakeTask final : public QueueTask {
  public:
   FakeTask(FakeProcessor* processor, const RegionSpec& region, const std::vector<Task*>& after,
            Task* previous, BoundNodes nodes)
-      : processor_(*processor),
-        region_(region),
-        num_after_(after.size()),
-        previous_(previous),
-        nodes_(std::move(nodes)) {
-    for (Task* task : after) {
-      task->OnComplete([this](const Failure& failure) { Arrive(failure); });
-    }
-  }
+      : QueueTask(processor, region, after, previous, std::move(nodes)), processor_(*processor) {}
 
   void Reset(bool traced) final {
-    Task::Reset(traced);
+    QueueTask::Reset(traced);
     if (previous_ == nullptr) processor_.ForgetMirror();
-    std::lock_guard<std::mutex> lock(processor_.mutex());
-    missing_ = num_after_;
-    failure_.reset();
-    traced_ = traced;
-    spans_.clear();
-    cancelled_ = false;
-  }
-  void Start() final { processor_.Push(this); }
-  void Cancel() final { cancelled_ = true; }
-  std::vector<Span> Spans() const final { return spans_; }
-
-  // Under the processor's mutex.
-  bool IsReady() const { return missing_ == 0; }
-
-  // On the processor's thread.
-  void Execute() {
-    if (!failure_ && previous_ != nullptr) failure_ = previous_->Wait();
-    if (!failure_) failure_ = Attempt([this] { RunRegion(); });
-    Complete(std::move(failure_));
   }
 
  private:
-  void Arrive(const Failure& failure) {
-    std::lock_guard<std::mutex> lock(processor_.mutex());
-    if (failure && !failure_) failure_ = failure;
-    if (--missing_ == 0) processor_.Notify();
-  }
-
-  void RunRegion() {
+  void Run() final {
     if (cancelled_) throw CancelledError();
     FakeCode& code = *processor_.program().code;
     const auto end = std::chrono::steady_clock::now() + code.Latency(region_.name);
@@ -274,26 +213,8 @@ class FakeTask final : public Task {
   }
 
   FakeProcessor& processor_;
-  const RegionSpec& region_;
-  const size_t num_after_;
-  Task* const previous_;  // of the same processor
-  const BoundNodes nodes_;
-  const std::atomic<bool> never_{false};  // what has begun is not stopped
-  std::atomic<bool> cancelled_{false};
-  size_t missing_ = 0;
-  Failure failure_;  // of a task in `after`, then of this one
-  bool traced_ = false;
-  std::vector<Span> spans_;
+  const std::atomic<bool> never_{false};  // a region that has begun is not stopped
 };
-
-FakeProcessor::~FakeProcessor() {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    stop_ = true;
-  }
-  wake_.notify_one();
-  thread_.join();
-}
 
 std::unique_ptr<Task> FakeProcessor::Bind(const RegionSpec& region,
                                           const std::vector<Task*>& after) {
@@ -301,26 +222,6 @@ std::unique_ptr<Task> FakeProcessor::Bind(const RegionSpec& region,
   auto task = std::make_unique<FakeTask>(this, region, after, last_, std::move(nodes));
   last_ = task.get();
   return task;
-}
-
-void FakeProcessor::Push(FakeTask* task) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  queue_.push_back(task);
-  wake_.notify_one();
-}
-
-void FakeProcessor::Work() {
-  while (true) {
-    FakeTask* task;
-    {
-      std::unique_lock<std::mutex> lock(mutex_);
-      wake_.wait(lock, [this] { return stop_ || (!queue_.empty() && queue_.front()->IsReady()); });
-      if (stop_) return;
-      task = queue_.front();
-      queue_.pop_front();
-    }
-    task->Execute();
-  }
 }
 
 std::unique_ptr<Processor> FakeProgram::CreateInstance(const MemoryMap& memory) const {
@@ -333,13 +234,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   RegisterProcessor("fake", [](const ProcessorContext& context) {
     return std::make_unique<FakeProgram>(context);
   });
-  tvm::ffi::reflection::GlobalDef()
-      .def(
-          "tvm_stretch.create_fake_code",
-          [](const ffi::String& script) { return ffi::Module(ffi::make_object<FakeCode>(script)); })
-      .def("ffi.Module.load_from_bytes.tvm_stretch.fake", [](const ffi::Bytes& bytes) {
-        return ffi::Module(ffi::make_object<FakeCode>(ffi::String(bytes.data(), bytes.size())));
-      });
+  FakeCode::Register("tvm_stretch.create_fake_code");
 }
 
 }  // namespace tvm_stretch

@@ -6,28 +6,20 @@
 //
 //   {"cores": "0-3", "threads": 4}     its compiled code (targets/little.py)
 #include <tvm/ffi/extra/json.h>
-#include <tvm/ffi/reflection/registry.h>
 
-#include <atomic>
-#include <deque>
-#include <string_view>
-#include <thread>
 #include <utility>
 
-#include "bound_graph.h"
 #include "cores.h"
-#include "processor.h"
-#include "spin.h"
+#include "queue_processor.h"
 
 namespace tvm_stretch {
 namespace {
 
 namespace json = ffi::json;
 
-constexpr const char* kKind = "tvm_stretch.cluster";
 constexpr int64_t kMostThreads = 1024;
-constexpr std::chrono::microseconds kIdleSpin{20};  // the next run may begin at once
-constexpr std::chrono::microseconds kSpin{500};     // while a run is in progress
+// The next run may begin at once.
+constexpr Waiting kWaiting{std::chrono::microseconds{20}, std::chrono::microseconds{500}, true};
 
 struct ClusterSpec {
   Cores cores;
@@ -62,30 +54,15 @@ ClusterSpec ReadSpec(const ffi::String& text) {
   return spec;
 }
 
-class ClusterCode final : public ffi::ModuleObj {
+class ClusterCode final : public TextCode<ClusterCode> {
  public:
-  explicit ClusterCode(ffi::String text) : text_(std::move(text)), spec_(ReadSpec(text_)) {}
+  static constexpr const char* kKind = "tvm_stretch.cluster";
+  static constexpr const char* kRemedy = "compile the model again";
 
-  const char* kind() const final { return kKind; }
-  int GetPropertyMask() const final { return ffi::Module::kBinarySerializable; }
-  ffi::Bytes SaveToBytes() const final { return ffi::Bytes(text_.data(), text_.size()); }
-  ffi::Optional<ffi::Function> GetFunction(const ffi::String&) final { return std::nullopt; }
-  const ClusterSpec& spec() const { return spec_; }
+  explicit ClusterCode(ffi::String text) : TextCode(std::move(text)), spec(ReadSpec(text_)) {}
 
- private:
-  const ffi::String text_;
-  const ClusterSpec spec_;
+  const ClusterSpec spec;
 };
-
-const ClusterSpec& SpecOf(const ProcessorContext& context) {
-  const ffi::ModuleObj* module = context.code.get();
-  if (std::string_view(module->kind()) != kKind) {
-    TVM_FFI_THROW(ValueError) << "expected code of kind " << kKind << " for processor '"
-                              << context.graph.processors[context.index].name << "', got "
-                              << module->kind() << "; compile the model again";
-  }
-  return static_cast<const ClusterCode*>(module)->spec();
-}
 
 class ClusterProgram final : public ProcessorProgram {
  public:
@@ -93,7 +70,7 @@ class ClusterProgram final : public ProcessorProgram {
       : graph(context.graph),
         kernels(context.host_code, context.graph, context.index),
         code(context.code),
-        spec(SpecOf(context)) {
+        spec(ClusterCode::Of(context)->spec) {
     if (Without(spec.cores, AllowedCores()).empty()) return;
     TVM_FFI_THROW(RuntimeError) << "expected cores " << spec.text << " for processor '"
                                 << context.graph.processors[context.index].name
@@ -110,172 +87,46 @@ class ClusterProgram final : public ProcessorProgram {
   const ClusterSpec& spec;  // of `code`
 };
 
-class ClusterTask;
+class ClusterTask final : public QueueTask {
+ public:
+  ClusterTask(QueueProcessor* processor, const RegionSpec& region, const std::vector<Task*>& after,
+              Task* previous, BoundNodes nodes, int threads)
+      : QueueTask(processor, region, after, previous, std::move(nodes)), threads_(threads) {}
 
-class ClusterProcessor final : public Processor {
+ private:
+  void Run() final {
+    UseThreads(threads_);
+    nodes_.Run(cancelled_, traced_ ? &spans_ : nullptr);
+  }
+
+  const int threads_;
+};
+
+class ClusterProcessor final : public QueueProcessor {
  public:
   ClusterProcessor(const ClusterProgram& program, const MemoryMap& memory)
-      : program_(program), tensors_(program.graph, memory), thread_([this] { Work(); }) {}
-  ~ClusterProcessor() final;
+      : QueueProcessor(kWaiting), program_(program), tensors_(program.graph, memory) {
+    Begin();
+  }
+  ~ClusterProcessor() final { End(); }
 
-  void BeginPlan() final { last_ = nullptr; }
-  std::unique_ptr<Task> Bind(const RegionSpec& region, const std::vector<Task*>& after) final;
-
-  void Push(ClusterTask* task);
-  // Called when a task's last predecessor is complete.
-  void Notify() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-    }  // the thread sleeps, or will check again
-    wake_.notify_one();
+  std::unique_ptr<Task> Bind(const RegionSpec& region, const std::vector<Task*>& after) final {
+    BoundNodes nodes(program_.graph.nodes, region.nodes, program_.kernels, &tensors_);
+    auto task = std::make_unique<ClusterTask>(this, region, after, last_, std::move(nodes),
+                                              program_.spec.threads);
+    last_ = task.get();
+    return task;
   }
 
  private:
-  void Work();
-  ClusterTask* Next();
-  void AwaitOthers(const ClusterTask& task);
+  void Work() final {
+    const CoresScope scope(program_.spec.cores);  // before the pool's threads, which inherit it
+    QueueProcessor::Work();
+  }
 
   const ClusterProgram& program_;
   BoundTensors tensors_;
-  Task* last_ = nullptr;
-  std::mutex mutex_;  // guards the queue
-  std::condition_variable wake_;
-  std::deque<ClusterTask*> queue_;
-  std::atomic<size_t> waiting_{0};  // in the queue
-  std::atomic<bool> stop_{false};
-  std::thread thread_;
 };
-
-class ClusterTask final : public Task {
- public:
-  ClusterTask(ClusterProcessor* processor, const RegionSpec& region,
-              const std::vector<Task*>& after, Task* previous, BoundNodes nodes)
-      : processor_(*processor),
-        region_(region),
-        num_after_(after.size()),
-        previous_(previous),
-        nodes_(std::move(nodes)) {
-    for (Task* task : after) {
-      task->OnComplete([this](const Failure& failure) { Arrive(failure); });
-    }
-  }
-
-  void Reset(bool traced) final {
-    Task::Reset(traced);
-    missing_ = num_after_;
-    failure_.reset();
-    traced_ = traced;
-    spans_.clear();
-    cancelled_ = false;
-  }
-  void Start() final { processor_.Push(this); }
-  const Failure& Wait() final {
-    SpinFor(kSpin, [this] { return is_complete(); });
-    return Task::Wait();
-  }
-  void Cancel() final { cancelled_ = true; }
-  std::vector<Span> Spans() const final { return spans_; }
-
-  bool IsReady() const { return missing_.load(std::memory_order_acquire) == 0; }
-  bool traced() const { return traced_; }
-  void NoteWait(int64_t start) {
-    const int64_t id = region_.after.size() == 1 ? region_.after[0] : -1;
-    spans_.push_back(Span{Span::Kind::kWait, id, region_.name, start, Now()});
-  }
-
-  // Runs on the processor's thread, once the task is ready.
-  void Execute() {
-    Failure failure;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      failure = failure_;
-    }
-    if (!failure && previous_ != nullptr) failure = previous_->Wait();
-    if (!failure) {
-      failure = Attempt([this] { nodes_.Run(cancelled_, traced_ ? &spans_ : nullptr); });
-    }
-    Complete(std::move(failure));
-  }
-
- private:
-  void Arrive(const Failure& failure) {
-    if (failure) {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (!failure_) failure_ = failure;
-    }
-    // The thread that reads 0 may finish this task and the run, so this thread must not touch the
-    // task afterwards.
-    ClusterProcessor& processor = processor_;
-    if (missing_.fetch_sub(1, std::memory_order_acq_rel) == 1) processor.Notify();
-  }
-
-  ClusterProcessor& processor_;
-  const RegionSpec& region_;
-  const size_t num_after_;
-  Task* const previous_;  // of the same processor
-  const BoundNodes nodes_;
-  std::atomic<bool> cancelled_{false};
-  std::atomic<size_t> missing_{0};
-  std::mutex mutex_;  // guards `failure_`
-  Failure failure_;   // of a task in `after`
-  bool traced_ = false;
-  std::vector<Span> spans_;
-};
-
-ClusterProcessor::~ClusterProcessor() {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    stop_ = true;
-  }
-  wake_.notify_one();
-  thread_.join();
-}
-
-std::unique_ptr<Task> ClusterProcessor::Bind(const RegionSpec& region,
-                                             const std::vector<Task*>& after) {
-  BoundNodes nodes(program_.graph.nodes, region.nodes, program_.kernels, &tensors_);
-  auto task = std::make_unique<ClusterTask>(this, region, after, last_, std::move(nodes));
-  last_ = task.get();
-  return task;
-}
-
-void ClusterProcessor::Push(ClusterTask* task) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    queue_.push_back(task);
-    waiting_ = queue_.size();
-  }
-  wake_.notify_one();
-}
-
-// The next task, or null at the end.
-ClusterTask* ClusterProcessor::Next() {
-  SpinFor(kIdleSpin, [this] { return stop_ || waiting_ != 0; });
-  std::unique_lock<std::mutex> lock(mutex_);
-  wake_.wait(lock, [this] { return stop_ || !queue_.empty(); });
-  if (stop_) return nullptr;
-  ClusterTask* task = queue_.front();
-  queue_.pop_front();
-  waiting_ = queue_.size();
-  return task;
-}
-
-void ClusterProcessor::AwaitOthers(const ClusterTask& task) {
-  if (SpinFor(kSpin, [&] { return task.IsReady(); })) return;
-  std::unique_lock<std::mutex> lock(mutex_);
-  wake_.wait(lock, [&] { return task.IsReady(); });
-}
-
-void ClusterProcessor::Work() {
-  const CoresScope scope(program_.spec.cores);  // before the pool's threads begin, which inherit it
-  while (ClusterTask* task = Next()) {
-    const int64_t start = task->traced() && !task->IsReady() ? Now() : 0;
-    AwaitOthers(*task);
-    if (start != 0) task->NoteWait(start);
-    UseThreads(program_.spec.threads);
-    task->Execute();
-  }
-}
 
 std::unique_ptr<Processor> ClusterProgram::CreateInstance(const MemoryMap& memory) const {
   return std::make_unique<ClusterProcessor>(*this, memory);
@@ -287,12 +138,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   RegisterProcessor("cluster", [](const ProcessorContext& context) {
     return std::make_unique<ClusterProgram>(context);
   });
-  tvm::ffi::reflection::GlobalDef()
-      .def("tvm_stretch.create_cluster_code",
-           [](const ffi::String& text) { return ffi::Module(ffi::make_object<ClusterCode>(text)); })
-      .def("ffi.Module.load_from_bytes.tvm_stretch.cluster", [](const ffi::Bytes& bytes) {
-        return ffi::Module(ffi::make_object<ClusterCode>(ffi::String(bytes.data(), bytes.size())));
-      });
+  ClusterCode::Register("tvm_stretch.create_cluster_code");
 }
 
 }  // namespace tvm_stretch

@@ -1,4 +1,6 @@
-// Inflates an upload (raw deflate, RFC 1951), because a phone may not have zlib.
+// Inflates an upload (raw deflate, RFC 1951). zlib would be a second way: Debian has its header in
+// a package of its own, a board without it could not load the server, and uploads need 200 lines of
+// it.
 #ifndef TVM_STRETCH_INFLATE_H_
 #define TVM_STRETCH_INFLATE_H_
 
