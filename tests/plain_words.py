@@ -36,13 +36,13 @@ class Pattern(NamedTuple):
 
 _BEGIN = r"(?:(?<=\. )|(?<=\A)|(?<=\n))"
 PATTERNS = (
-    Pattern("behind", r"\bbehind\b", 13, "after, fused into, followed by"),
-    Pattern("nobody", r"\bnobody\b", 15, "no region, no reader, none"),
-    Pattern("what is", r"\b[Ww]hat is\b", 29, "name the noun: the values that, operators that"),
-    Pattern("Of ...", _BEGIN + r"Of\b", 19, "begin with the subject"),
-    Pattern("Those ...", _BEGIN + r"(?:Those|Such)\b", 4, "repeat the noun"),
-    Pattern("whoever", r"\b[Ww]hoever\b", 3, "the caller, users who"),
-    Pattern("so many", r"\bso many\b", 8, "`n`, the number of"),
+    Pattern("behind", r"\bbehind\b", 5, "after, fused into, followed by"),
+    Pattern("nobody", r"\bnobody\b", 3, "no region, no reader, none"),
+    Pattern("what is", r"\b[Ww]hat is\b", 7, "name the noun: the values that, operators that"),
+    Pattern("Of ...", _BEGIN + r"Of\b", 3, "begin with the subject"),
+    Pattern("Those ...", _BEGIN + r"(?:Those|Such)\b", 1, "repeat the noun"),
+    Pattern("whoever", r"\b[Ww]hoever\b", 1, "the caller, users who"),
+    Pattern("so many", r"\bso many\b", 1, "`n`, the number of"),
 )
 
 

@@ -41,7 +41,7 @@ class _Segment(NamedTuple):
     alignment: int
 
     def holds(self, address: int, size: int) -> bool:
-        """Whether it has so many bytes there, be they zeros that are not in the file."""
+        """Whether ``size`` bytes are there, perhaps as zeros that the file leaves out."""
         return self.address <= address and address + size <= self.address + self.in_memory
 
     def reads(self, offset: int, address: int, size: int) -> bool:

@@ -86,7 +86,7 @@ def check_artifact(copy: PrivateCopy) -> None:
 
 
 def _check_frame(file: BinaryIO, name: str) -> None:
-    """What is quickly looked at, before many bytes are."""
+    """The checks that read few bytes, before those that read all."""
     read_machine(file, name)
     require_seal(file, name)
 

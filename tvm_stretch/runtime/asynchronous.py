@@ -19,7 +19,7 @@ tell_tvm()
 tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
 
 RUN_NUMBERS = itertools.count(1)
-"""Of runs that can be cancelled; no two in this process have the same."""
+"""Numbers of runs that can be cancelled, unique in this process."""
 
 
 class RunFuture(Future[Any]):

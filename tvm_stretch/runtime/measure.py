@@ -32,7 +32,7 @@ class BenchmarkResult:
         return third - first
 
     def percentile(self, percent: float) -> float:
-        """The latency that so many of a hundred runs stay within, 99 for p99.
+        """The latency that ``percent`` of the runs stay within: 99 gives p99.
 
         Raises:
             InputError: ``percent`` is not between 0 and 100.

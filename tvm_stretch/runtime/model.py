@@ -254,7 +254,7 @@ class Model(PlansOfModel):
         """Choose the cores for the CPU's regions: the big ones of a phone, for example.
 
         It holds for the thread that calls the model, during the call, for TVM's pool, and for
-        threads of ours that serve a GPU or a DSP. Those of drivers are their own. (With
+        threads of ours that serve a GPU or a DSP. Drivers place their threads themselves. (With
         TVM_BIND_THREADS=0 in the environment, TVM leaves the threads of its pool where they are.)
 
         Args:
@@ -340,7 +340,7 @@ class Model(PlansOfModel):
         return self._outputs_type(*map(present, result))
 
     def _warn_once(self) -> None:
-        """Of a run that has an answer, but did not go as was planned; for `_run`."""
+        """Warn of a run that has an answer but did not follow its plan; for `_run`."""
         if not self._warned and (reason := self._what_failed()):
             self._warned = True
             warnings.warn(reason, RuntimeWarning, stacklevel=4)

@@ -72,7 +72,7 @@ class Parts:
         code: the kernels of the CPU.
         weights: the bytes that belong to the graph.
         devices: code of the graph's other processors, in their order.
-        own_bytes: so many of the weights are the network's, whatever its plan.
+        own_bytes: the size of the weights that every plan of the network has.
     """
 
     graph: Graph

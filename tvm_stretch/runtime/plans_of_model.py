@@ -92,10 +92,10 @@ class PlansOfModel(abc.ABC):
         right, as all are, but perhaps slow.
 
         Args:
-            factor: slow is a run that takes more than so many times what was expected.
-            runs: so many slow ones, of which each fast one takes one back, before another plan is
-                tried.
-            pause: after so many runs a plan that was slow is tried again.
+            factor: a run is slow if it takes more than ``factor`` times the expected latency.
+            runs: another plan is tried after this number of slow runs; each fast run takes one
+                back.
+            pause: the number of runs after which a plan that was slow is tried again.
 
         Raises:
             InputError: a number is too small.

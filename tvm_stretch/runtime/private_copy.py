@@ -1,4 +1,4 @@
-"""The bytes of a file, in memory that nobody else can change.
+"""The bytes of a file, in memory that no other process can change.
 
     copy = PrivateCopy.of_file(path)
     copy.path       # where the system's loader finds it, as long as the copy lives
@@ -58,12 +58,12 @@ class PrivateCopy:
 
     @classmethod
     def of_bytes(cls, name: str, data: bytes) -> PrivateCopy:
-        """Of what is in memory already."""
+        """A copy of bytes that are in memory already."""
         return cls(name, lambda file: file.write(data), len(data))
 
     @classmethod
     def of_file(cls, path: Path, check: Callable[[BinaryIO, str], object]) -> PrivateCopy:
-        """Of a file, if `check`, which sees it first, has nothing against it.
+        """A copy of a file, unless `check`, which sees it first, refuses it.
 
         Raises:
             ArtifactError: it cannot be read, or is no regular file: others may have no end.

@@ -48,7 +48,7 @@ def write_report(
             f"expected the text of an SVG for picture, got {picture!r:.60}; st.front().svg() is one"
         )
     path = as_path(path, "the report")
-    if model.graph.plans:  # what is measured is that of one plan
+    if model.graph.plans:  # measurements are those of one plan
         name, model = model.in_use, model.create_instance()
         model.use(name)
     plan = model.plan if model.graph.plan else None

@@ -2,8 +2,8 @@
 
     model.so  =  shared library  +  magic, size and fingerprint of the library
 
-The system's loader ignores what stands behind a library. It also believes whatever stands in it, so
-damage would crash the process, at the latest when a kernel runs: it is found before that.
+The system's loader ignores bytes after a library, but trusts everything inside it: damage would
+crash the process, at the latest when a kernel runs. So damage is looked for before loading.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def check_seal(path: Path, name: str) -> None:
     """Refuse a file that is not what `seal` has seen.
 
     Args:
-        path: the file, which nobody changes meanwhile.
+        path: the file, which must not change meanwhile.
         name: what the user calls it.
 
     Raises:

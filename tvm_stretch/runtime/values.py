@@ -89,10 +89,10 @@ def _from_numpy(array: np.ndarray) -> tvm.runtime.Tensor:
 
 @contextlib.contextmanager
 def taking_memory(bytes_: int) -> Iterator[None]:
-    """Python's and TVM's words for memory that is not there become ours.
+    """Turn the errors of Python and TVM for too little memory into ours.
 
     Raises:
-        RunError: there are not so many bytes.
+        RunError: there is not enough memory.
     """
     try:
         yield

@@ -32,8 +32,8 @@ def search(mod: tvm.IRModule, costs: Costs, most: int = 1, limits: Limits = NO_L
     Args:
         mod: the module.
         costs: of the processors that operators may be placed on, in the model's order.
-        most: how many plans for several processors to work out. By costs that nobody measured,
-            shares alone always are among them.
+        most: how many plans for several processors to work out. If costs were not measured, a plan
+            of shares alone is always among them.
         limits: what processors may compute at most.
 
     Raises:

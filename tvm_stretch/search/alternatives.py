@@ -126,6 +126,6 @@ def _alone(mod: tvm.IRModule, fastest: Plan, processor: Processor) -> Plan:
 
 
 def what_runs(plan: Plan) -> tuple[object, ...]:
-    """The plan without what is said of it, whatever other processors there are."""
+    """The plan's placement alone, without its notes and its list of processors."""
     numbers = [*plan.shares.items(), *plan.splits]
     return str(numbers), [(region.processor, region.operators) for region in plan.regions]

@@ -24,7 +24,7 @@ from tvm_stretch.search.realise import Candidate, by_objective, realise
 
 _DOUBT = (1.25, 1.02)
 """A plan is worth building if it is predicted to take at most this many times the best processor
-alone, by costs that nobody measured, and by measured ones."""
+alone: first by costs that were not measured, then by measured ones."""
 
 
 _NOT_FIRST = "not built: another one is predicted to be faster"
@@ -53,7 +53,7 @@ def find_candidates(
     """What may be worth building, the most promising first.
 
     Args:
-        network: what is computed.
+        network: the network to plan.
         costs: of its kernels.
         ranking: as `rank` gives it.
         most: as for `search`.
@@ -111,14 +111,14 @@ def _work_out(
     said: tuple[list[str], list[Considered]],
     allowed: Limits,
 ) -> list[Candidate]:
-    """The plans of what is promising, the most promising first.
+    """The plans of promising chains, the most promising first.
 
     Args:
-        network: what is computed.
+        network: the network to plan.
         costs: of its kernels.
         ranking: as `rank` gives it.
         limits: the longest predicted latency, and how many plans.
-        said: notes, and what is passed over; both grow.
+        said: notes, and the plans that are passed over; both lists grow.
         allowed: what processors may compute at most.
     """
     (limit, most), (notes, passed) = limits, said

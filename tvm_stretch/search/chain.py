@@ -25,8 +25,8 @@ from tvm_stretch.search.splitting import LENGTHS, Splitting
 from tvm_stretch.targets.kernels.layers import Along
 
 CLEARLY_LESS = (0.99, 0.97)
-"""Splits and schedules go before shares alone, which compute nothing twice, only below this; again
-by costs that nobody measured, where both are measured, and by measured ones, where one is."""
+"""Splits and schedules go before shares alone, which compute nothing twice, only below this factor:
+first for costs that were not measured, then for measured ones."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class ChainSearch:
     """See the module docstring.
 
     Attributes:
-        network: what is computed.
+        network: the network to plan.
         costs: of its kernels.
         designed: the place of each group whose place is given; pieces that have such groups have
             no other options.

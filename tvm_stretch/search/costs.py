@@ -198,7 +198,7 @@ def not_asked_for(host: Processor) -> Processor:
 
 
 def planning_costs(processors: Sequence[Processor]) -> Costs:
-    """What `ts.tune.measure` found on their machine, or else what is typical of such processors.
+    """What `ts.tune.measure` found on their machine, or else typical speeds of such processors.
 
     Raises:
         CostModelError: what `ts.tune.measure` left is damaged or of another version.

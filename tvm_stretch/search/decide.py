@@ -3,7 +3,7 @@
     search ──> cpu alone, 22 ms predicted        ──build, measure in turns──> the faster one,
                30 layers in shares, 12 ms                                     and why
 
-Costs that nobody measured may be wrong by far. Then a run of the first plan says how fast each
+Costs that were not measured may be wrong by far. Then a run of the first plan says how fast each
 processor really is: if their ratio is another one, the search names a second plan by it; else the
 second is of shares of output channels alone, which compute nothing twice. Every processor alone is
 measured that comes near to the plans by then: compiling one more can take as long as all else.
@@ -119,7 +119,7 @@ def _at_present_pace(costs: Costs, build: Build, take: Callable[[Model], Model])
 
 
 def _choices(candidate: Candidate) -> tuple[object, ...]:
-    """The plan without what is predicted of it."""
+    """The plan's placement alone, without its predictions."""
     plan = candidate.plan
     return dict(plan.shares), plan.splits, plan.processor_of()
 

@@ -28,7 +28,7 @@ def as_designed(
     sources = table_of(network.mod["main"], SOURCES)
     designed: dict[str, int] = {}
     for group in network.graph.groups:
-        # a normalisation may have been folded into what is added behind a convolution
+        # a normalisation may have been folded into the bias of a convolution
         (source,) = sources[group.name].operators if group.name in sources else (group.name,)
         place = owner.get(group.name, owner.get(source))
         if place is None:

@@ -82,7 +82,7 @@ def _unit(anchor: Operator, machine: VectorMachine) -> int:
 
 
 def _half_epilogue(whole: Anchored, half: Template, along: Along) -> EpilogueWork:
-    """What stays behind the half: sums over half of the inputs are finished elsewhere."""
+    """The epilogue that a half keeps: sums over half of the inputs are finished elsewhere."""
     if along == "inputs":
         return EpilogueWork()
     axis = 2 if along == "rows" else 1

@@ -33,7 +33,7 @@ class Kernels:
         self._last: tuple[tvm.IRModule, OperatorGraph] | None = None
 
     def supports(self, operator: Operator, place: int) -> bool:
-        """Whether the processor runs the operator; what is no call runs anywhere."""
+        """Whether the processor runs the operator; tuples and views run anywhere."""
         key = (operator, place)
         if key not in self._supported:
             call = operator.binding.value

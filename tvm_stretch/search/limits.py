@@ -1,10 +1,10 @@
-"""What a user allows the search: how much one processor may compute, how finely work is shared.
+"""A user's limits of the search: how much one processor may compute, how finely work is shared.
 
     max_share={"opencl": 0.7}     opencl computes at most 70 % of the network's multiply-adds
     share_parts=8                 shares are whole eighths of a layer, or of a segment's rows
 
-The search keeps to the first piece by piece, and whole plans are looked at once more. What nobody
-else supports does not count.
+The search applies the first limit piece by piece and checks whole plans again. Operators that no
+other processor supports do not count.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Limits:
 
     Attributes:
         caps: the largest share of each processor that is limited, by its place.
-        parts: shares are multiples of one of so many parts; 0 for as fine as kernels allow.
+        parts: shares are multiples of ``1 / parts``; 0 for as fine as kernels allow.
         said: the same for people.
         scheduler: schedules segments with branches.
         objective: what the plan is to make small.
@@ -97,7 +97,7 @@ def read_limits(
         placeable: those that operators may be placed on.
 
     Raises:
-        InputError: it is nothing of the kind, names no processor, or leaves nobody to do the rest.
+        InputError: a limit is no share, names no processor, or leaves none for the rest.
     """
     given = max_share if isinstance(max_share, Mapping) else {}
     if max_share is not None and not (given and all(map(_is_share, given.values()))):

@@ -14,7 +14,7 @@ class Cost:
     Attributes:
         ns: its latency in nanoseconds.
         millijoules: its energy; None while no model predicts it.
-        bytes: what processors hand over to each other; None where nobody counted.
+        bytes: what processors hand over to each other; None if they were not counted.
     """
 
     ns: int
@@ -23,7 +23,7 @@ class Cost:
 
 
 Objective: TypeAlias = Callable[[Cost], float]
-"""Of two costs, the better one has the smaller number."""
+"""The better of two costs has the smaller number."""
 
 
 def latency(cost: Cost) -> float:

@@ -153,7 +153,7 @@ class Options:
         return {p: ns for p in self.places if (ns := self.costs.whole(group, p)) is not None}
 
     def _allowed(self, known: Mapping[int, int]) -> dict[int, int]:
-        """Those processors that may compute it alone; all of them if there is no such one."""
+        """The processors that may compute it alone; all of them if there is none."""
         allowed = {p: ns for p, ns in known.items() if self.limits.may_do_all(p)}
         return allowed or dict(known)
 

@@ -3,10 +3,10 @@
     a small chain of convolutions    cpu alone: predicted 0.80 ms, takes 1.00    -> cpu      x 1.25
                                      both:      predicted 0.45 ms, takes 0.68    -> together x 1.21
 
-Neighbours on a machine slow its cores down, not always alike, and whoever meets waits for the
-slower one; so a chain that meets after every layer is timed as well. A processor that takes no
-floats is timed with a chain of integers: what a model of counted packets says of a DSP holds for
-the chip, and an emulator takes some hundred times as long.
+Neighbours on a machine slow its cores down, not always alike, and branches that meet wait
+for the slower one; so a chain that meets after every layer is timed as well. A processor that takes
+no floats is timed with a chain of integers: a model of counted packets predicts the chip of a DSP,
+and an emulator takes some hundred times as long.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Network:
         return lcm(lanes, *self._group_widths(operator))
 
     def reads(self, group: Group) -> tuple[str, ...]:
-        """The inputs and kernels whose results the group reads; not what is constant."""
+        """The inputs and kernels whose results the group reads, without constants."""
         return tuple(name for name in group.reads if name in self._known)
 
     @cached_property

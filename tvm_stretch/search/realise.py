@@ -134,7 +134,7 @@ def _work(
 
 
 def multiply_adds(operator: Operator, mod: tvm.IRModule) -> int:
-    """Of a network's part; of Winograd's products those of the convolution that they make."""
+    """Multiply-adds of an operator; for a Winograd product those of its whole convolution."""
     if operator.kind == "call_tir":
         stage = stage_of(mod[operator.call.args[0]])
         if stage is not None and stage.name == "product":

@@ -39,13 +39,13 @@ _SETTINGS = ("TVM_STRETCH_", "POCL_", "TVM_NUM_THREADS", "TVM_BIND_THREADS")
 
 @dataclass(frozen=True)
 class Memory:
-    """What is remembered of one network on the processors of one machine."""
+    """The winning plan of one network on the processors of one machine, kept in the cache."""
 
     cache: KernelCache
     key: bytes
 
     def find(self) -> Plan | None:
-        """The plan that won; None where nobody knows, or that was long ago."""
+        """The plan that won; None if there is none, or it is old."""
         entry = self.cache.find(self.key)
         if entry is None:
             return None
@@ -66,7 +66,7 @@ class Memory:
 
 
 def memory_of(mod: tvm.IRModule, processors: Sequence[Processor], targets: str) -> Memory | None:
-    """What is remembered of a canonical module; None where the user wants no files.
+    """The memory of a canonical module; None if the user wants no files.
 
     Args:
         mod: the module.
@@ -113,7 +113,7 @@ def _findings(processors: Sequence[Processor]) -> list[bytes]:
 def _content(path: Path) -> bytes:
     try:
         return read_whole(path)
-    except OSError:  # there is none, or it went meanwhile; who needs it says what is wrong
+    except OSError:  # it is missing, or was deleted meanwhile; its reader reports that
         return b""
 
 

@@ -194,7 +194,7 @@ class Splitting:
     def _channel_steps(
         self, step: ChannelStep, group: Group | None, owners: Sequence[int], home: int
     ) -> Iterator[Step]:
-        """One operator, in each branch or once; what is fused behind a kernel takes no time."""
+        """One operator, in each branch or once; epilogues take no time."""
         operators, form = self.network.operators, step.result.form
         size = operators.bytes(step.operator)
         sources = self.network.graph.sources

@@ -39,8 +39,8 @@ _MANY = 400
 def group_candidates(layer: Layer, gpu: GpuMachine, count: int) -> tuple[Layer, ...]:
     """Up to ``count`` configurations of a layer to try, the best by the model first.
 
-    The best of each kind of tile: the model errs more between kinds than within one. Of 8 such
-    tiles one was within 10 % of the best of all that were measured in 99 of 100 layers (H100).
+    The best of each kind of tile: the model errs more between kinds than within one. Among
+    8 such tiles, one was within 10 % of the best of all in 99 of 100 measured layers (H100).
     """
     if isinstance(layer, WindowConfig):
         return tuple(group_window_candidates(layer, gpu)[:count])

@@ -113,7 +113,7 @@ def family_of(device: str) -> Family | None:
 def describe_gpu(
     device: str, units: int, max_group_items: int, local_bytes: int, local_on_chip: bool
 ) -> GpuMachine:
-    """A GPU by what its driver says, and by what is known of its family."""
+    """A GPU from what its driver reports and from facts of its family."""
     gpu = GpuMachine(
         units,
         max_group_items=max_group_items,
