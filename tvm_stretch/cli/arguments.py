@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
+
+from tvm_stretch.cli import types
 
 NAME = "tvm-stretch"
 Commands = Any  # argparse's own type of a group of commands has no public name
@@ -62,7 +62,7 @@ def _add_targets(parser: argparse.ArgumentParser) -> None:
         "--target",
         dest="targets",
         action="append",
-        type=_target,
+        type=types.target,
         metavar="TARGET",
         help="a processor: llvm, opencl, hexagon, or a TVM target as JSON; once for each "
         "(default: llvm)",
@@ -97,7 +97,7 @@ def _add_shapes(parser: argparse.ArgumentParser) -> None:
         "--shape",
         dest="shapes",
         action="append",
-        type=_shape,
+        type=types.shape,
         default=[],
         metavar="INPUT=N,N,..",
         help="the shape of an input that the network leaves open",
@@ -115,7 +115,7 @@ def _add_compiling(parser: argparse.ArgumentParser) -> None:
         "--max-share",
         dest="max_shares",
         action="append",
-        type=_share,
+        type=types.share,
         default=[],
         metavar="PROCESSOR=SHARE",
         help="how much of the work a processor may do at most: opencl=0.7",
@@ -180,7 +180,7 @@ def _add_run(commands: Commands) -> None:
         "--input",
         dest="inputs",
         action="append",
-        type=_named_file,
+        type=types.named_file,
         default=[],
         metavar="[NAME=]FILE",
         help="an array (.npy), or several under the inputs' names (.npz)",
@@ -191,7 +191,7 @@ def _add_run(commands: Commands) -> None:
 def _add_bench(commands: Commands) -> None:
     parser = _add(commands, "bench", "measure the latency of a model on random inputs")
     _add_model(parser)
-    parser.add_argument("--repeat", type=_positive, default=20, metavar="N", help="runs (20)")
+    parser.add_argument("--repeat", type=types.positive, default=20, metavar="N", help="runs (20)")
     parser.add_argument("--kernels", action="store_true", help="show the time of each kernel, too")
 
 
@@ -258,7 +258,7 @@ def _add_probe(commands: Commands) -> None:
     parser = _add(commands, "probe", "try which operators of a network really run")
     _add_network(parser)
     parser.add_argument(
-        "-t", "--target", required=True, type=_target, metavar="TARGET", help="the processor"
+        "-t", "--target", required=True, type=types.target, metavar="TARGET", help="the processor"
     )
     _add_threads(parser)
     _add_device(parser)
@@ -272,7 +272,7 @@ def _add_calibrate(commands: Commands) -> None:
         "--network",
         dest="networks",
         action="append",
-        type=_named_network,
+        type=types.named_network,
         required=True,
         metavar="MODEL=FILE",
         help="a network of the table; once for each",
@@ -299,53 +299,3 @@ def _add_devices(commands: Commands) -> None:
 def _add_completion(commands: Commands) -> None:
     parser = _add(commands, "completion", "write what completes this in a shell")
     parser.add_argument("shell", choices=sorted(_FILES))
-
-
-# --- types of arguments ---------------------------------------------------------------------------
-
-
-def _target(text: str) -> str | dict[str, Any]:
-    if not text.startswith("{"):
-        return text
-    try:
-        return dict(json.loads(text))
-    except (ValueError, RecursionError) as error:
-        raise argparse.ArgumentTypeError(f"expected a target as JSON, got {text[:80]!r}") from error
-
-
-def _shape(text: str) -> tuple[str, tuple[int, ...]]:
-    name, _, sizes = text.rpartition("=")
-    try:
-        return name, tuple(int(size) for size in sizes.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"expected INPUT=1,3,224,224 or the like, got {text!r}"
-        ) from error
-
-
-def _share(text: str) -> tuple[str, float]:
-    name, _, share = text.rpartition("=")
-    try:
-        return name, float(share)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"expected opencl=0.7 or the like, got {text!r}"
-        ) from error
-
-
-def _named_file(text: str) -> tuple[str, Path]:
-    name, _, path = text.rpartition("=")
-    return name, Path(path)
-
-
-def _named_network(text: str) -> tuple[str, str]:
-    name, found, path = text.partition("=")
-    if not (name and found and path):
-        raise argparse.ArgumentTypeError(f"expected R-50=resnet50.onnx or the like, got {text!r}")
-    return name, path
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
-    return int(text)

@@ -31,7 +31,8 @@ from tvm_stretch.runtime.artifact import (
 )
 from tvm_stretch.runtime.asynchronous import RUN_NUMBERS
 from tvm_stretch.runtime.measure import BenchmarkResult
-from tvm_stretch.runtime.model import Model, require_runs
+from tvm_stretch.runtime.measures_of_model import require_runs
+from tvm_stretch.runtime.model import Model
 from tvm_stretch.runtime.parts import Parts
 from tvm_stretch.runtime.private_copy import PrivateCopy
 
