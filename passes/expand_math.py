@@ -66,9 +66,10 @@ class ExpandMath:
         return rewrite_kernels(mod, _expanded)
 
 
-def _expanded(body: tirx.Stmt) -> tirx.Stmt:
+def _expanded(func: tirx.PrimFunc) -> tirx.PrimFunc:
     expansion = _Expansion()
-    return rewrite(body, (Call, expansion.expand), (tirx.BufferStore, expansion.remember))
+    rules = (Call, expansion.expand), (tirx.BufferStore, expansion.remember)
+    return func.with_body(rewrite(func.body, *rules))
 
 
 class _Expansion:

@@ -33,7 +33,7 @@ class KeepNan:
         return rewrite_kernels(mod, _keep_nan)
 
 
-def _keep_nan(body: tirx.Stmt) -> tirx.Stmt:
+def _keep_nan(func: tirx.PrimFunc) -> tirx.PrimFunc:
     running: list[tirx.Var] = []
 
     def collect(block: s_tir.SBlock) -> None:
@@ -47,9 +47,9 @@ def _keep_nan(body: tirx.Stmt) -> tirx.Stmt:
         runs = first is not None and any(first.same_as(buffer) for buffer in running)
         return type(expr)(expr.b, expr.a) if bound or runs else expr
 
-    tvm_ffi.structural_walk(body, (s_tir.SBlock, collect), order="post")
-    body = rewrite(body, ((tirx.Max, tirx.Min), swap))
-    return rewrite(body, (s_tir.SBlock, _from_infinity))
+    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, collect), order="post")
+    body = rewrite(func.body, ((tirx.Max, tirx.Min), swap))
+    return func.with_body(rewrite(body, (s_tir.SBlock, _from_infinity)))
 
 
 def _from_infinity(block: s_tir.SBlock) -> s_tir.SBlock:

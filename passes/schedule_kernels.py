@@ -7,8 +7,8 @@ for n, o, y, x, lane, ic in T.grid(...): conv2d block, bias block, relu block
 from __future__ import annotations
 
 import tvm
-from tvm import tirx
 
+from tvm_stretch.rewriting import rewrite_kernels
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.schedule import schedule_kernel
 
@@ -23,8 +23,4 @@ class ScheduleKernels:
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Replace the PrimFuncs; Relax functions stay."""
-        updated = tvm.IRModule(dict(mod.functions), attrs=mod.attrs)
-        for var, func in mod.functions.items():
-            if isinstance(func, tirx.PrimFunc):
-                updated.update_func(var, schedule_kernel(func, self.machine))
-        return updated
+        return rewrite_kernels(mod, lambda func: schedule_kernel(func, self.machine))

@@ -18,7 +18,7 @@ from tvm.ir import Call, Expr
 
 from tvm_stretch.ir.integer_kernels import Product, integer_kernel
 from tvm_stretch.ir.integers import Rounding, meaning_of
-from tvm_stretch.rewriting import rewrite
+from tvm_stretch.rewriting import rewrite, rewrite_kernels
 from tvm_stretch.targets.kernels.integer_sums import in_integers
 
 _LATER = "tvm_stretch.rounded"
@@ -32,11 +32,7 @@ class UseFixedPoint:
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Rewrite the kernels of integer operators, before others are fused into them."""
-        updated = tvm.IRModule(dict(mod.functions), attrs=mod.attrs)
-        for var, func in mod.functions.items():
-            if isinstance(func, tirx.PrimFunc):
-                updated.update_func(var, _in_integers(func))
-        return updated
+        return rewrite_kernels(mod, _in_integers)
 
 
 def _in_integers(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -8,9 +8,7 @@ from tvm import relax
 from tvm_stretch.passes.expand_math import ExpandMath
 from tvm_stretch.passes.keep_nan import KeepNan
 from tvm_stretch.passes.keep_views import keep_views
-from tvm_stretch.passes.mark_cuts import MarkCuts
-from tvm_stretch.passes.mark_gathers import MarkGathers
-from tvm_stretch.passes.mark_templates import MarkTemplates
+from tvm_stretch.passes.mark_patterns import MarkPatterns
 from tvm_stretch.passes.name_kernels import MarkOperators, NameKernels
 
 
@@ -26,9 +24,7 @@ def kernel_phases(*, expand_math: bool, epilogues: bool = True) -> tuple[tvm.tra
     return (
         keep_views(),  # operators without templates become PrimFuncs; views stay operators
         relax.transform.AnnotateTIROpPattern(),
-        MarkCuts(),  # operators that are no epilogues although TVM takes them for elementwise
-        MarkTemplates(epilogues),  # templates that take epilogues
-        MarkGathers(tables=epilogues),  # gathers that compute their own indices
+        MarkPatterns(epilogues),  # templates take epilogues, gathers compute their indices
         MarkOperators(),
         relax.transform.FuseOps(),  # epilogues into their kernels ..
         NameKernels(),  # .. which are named after their operators

@@ -47,12 +47,12 @@ def rewrite(root: Any, *rules: Rule) -> Any:
     return result
 
 
-def rewrite_kernels(mod: tvm.IRModule, change: Callable[[tirx.Stmt], tirx.Stmt]) -> tvm.IRModule:
-    """The module with `change` applied to the body of every PrimFunc; Relax functions stay."""
+def rewrite_kernels(
+    mod: tvm.IRModule, change: Callable[[tirx.PrimFunc], tirx.PrimFunc]
+) -> tvm.IRModule:
+    """A new module with `change` applied to every PrimFunc; Relax functions stay."""
     updated = tvm.IRModule(dict(mod.functions), attrs=mod.attrs)
     for var, func in mod.functions.items():
         if isinstance(func, tirx.PrimFunc):
-            body = change(func.body)
-            if not body.same_as(func.body):
-                updated.update_func(var, func.with_body(body))
+            updated.update_func(var, change(func))
     return updated

@@ -12,7 +12,7 @@ the odd bytes of a vector; a shuffled vector has its two halves there. Signed by
 unsigned ones, with the two halves of their table exchanged.
 
 If TVM fused a table with neighbouring operators, LLVM would look up one number at a time and
-compute the rest so too; therefore tables are not fused (`passes/mark_gathers.py`).
+compute the rest so too; therefore tables are not fused (`passes/mark_patterns.py`).
 """
 
 from __future__ import annotations

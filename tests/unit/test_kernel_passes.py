@@ -1,4 +1,4 @@
-"""keep_views, MarkTemplates and ScheduleKernels on small modules."""
+"""keep_views, MarkPatterns and ScheduleKernels on small modules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tvm import relax, tirx
 from tvm_stretch.build.assemble import build_model
 from tvm_stretch.passes.block_channels import BlockChannels
 from tvm_stretch.passes.keep_views import keep_views
-from tvm_stretch.passes.mark_templates import MarkTemplates
+from tvm_stretch.passes.mark_patterns import MarkPatterns
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.phases import kernel_phases
@@ -63,7 +63,7 @@ def blocked_conv() -> tvm.IRModule:
 
 def test_templates_take_epilogues() -> None:
     before = blocked_conv()
-    after = MarkTemplates()(before)
+    after = MarkPatterns()(before)
     patterns = {name: int(f.attrs["op_pattern"]) for name, f in functions(after).items()}
     assert patterns["winograd_conv2d"] == 4
     assert patterns["relu"] == int(functions(before)["relu"].attrs["op_pattern"])
@@ -97,11 +97,11 @@ def test_functions_without_a_template_are_left_alone() -> None:
     mod = relax.transform.AnnotateTIROpPattern()(
         keep_views()(module(lambda x: nn.relu(x), (1, 3, 4)))
     )
-    assert_unchanged(MarkTemplates(), mod)
+    assert_unchanged(MarkPatterns(), mod)
 
 
 def test_scheduled_kernels_compute_the_same() -> None:
-    mod = MarkTemplates()(blocked_conv())
+    mod = MarkPatterns()(blocked_conv())
     fused = tvm.transform.Sequential(
         [
             relax.transform.FuseOps(),

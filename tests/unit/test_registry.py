@@ -116,7 +116,7 @@ OWN_FILES = {
     "opencl": ("targets/opencl", "targets/kernels/gpu/rules.py"),
     "hexagon": (
         "targets/hexagon",
-        "tvm_stretch/codegen/object_code.py",
+        "tvm_stretch/elf.py",
         "tvm_stretch/cost/calibrate",
     ),
     "little-cores": ("targets/little",),
