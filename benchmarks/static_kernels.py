@@ -7,7 +7,7 @@ For every core and network: cycles for a multiply-add of a vector, each layer's 
 by its multiply-adds; then the worst loop of a layer. With two multipliers, 0.5 is the peak.
 
 With ``--tiles``: how far the tile that is chosen for each layer is from the best one, when the
-model of `choose.py` reckons with llvm-mca's cycles of every register tile instead of its own.
+model of `cycles.py` reckons with llvm-mca's cycles of every register tile instead of its own.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def conv_features(
     """
     height, width = cfg.out_size
     row = height * width if cfg.pointwise else width
-    family = cfg.families[cfg.kernel == (1, 1) and cfg.in_size[1] == 1]
+    family = cfg.families[cfg.is_dense]
     return family(
         flops=2.0 * cfg.multiply_adds,
         in_bytes=item * cfg.batch * cfg.in_blocks * cfg.data_block * prod(cfg.in_size)

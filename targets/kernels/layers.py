@@ -100,6 +100,11 @@ class ConvShape(Sliding):
         return self.groups > 1 and self.groups == self.in_channels == self.out_channels
 
     @property
+    def is_dense(self) -> bool:
+        """Whether it is a matrix product: a column of pixels."""
+        return self.kernel == (1, 1) and self.in_size[1] == 1
+
+    @property
     def pointwise(self) -> bool:
         """Every output pixel reads exactly the input pixel at its own position."""
         return self.kernel == (1, 1) and self.stride == (1, 1) and not any(self.padding)

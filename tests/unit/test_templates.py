@@ -26,6 +26,7 @@ from tvm_stretch.ir.integer_kernels import integer_call
 from tvm_stretch.ir.integers import Integer, Rounding
 from tvm_stretch.measuring.dataset import Dataset, Row
 from tvm_stretch.measuring.scenes import scene
+from tvm_stretch.progress import reporting
 from tvm_stretch.search.halves import half_of
 from tvm_stretch.targets.cpu import CORE, cpu_processor
 from tvm_stretch.targets.kernels import template as templates
@@ -240,7 +241,10 @@ def test_other_families_keep_their_measurements(
     kernels = [*some_convs(3), RunFeatures.of(7)]
     dataset.append(*(Row(kernel, 1000, 0.01, 15) for kernel in kernels))
     monkeypatch.setattr(ConvFeatures, "version", 2)
-    again = Dataset.open(dataset.path, DEVICE)
+    lines: list[str] = []
+    with reporting(lines.append):
+        again = Dataset.open(dataset.path, DEVICE)
+    assert "3 of 4 measurements" in lines[0]
     assert [row.features for row in again.rows] == [RunFeatures.of(7)]
     again.append(Row(kernels[0], 900, 0.01, 15))  # measured anew
     assert [row.nanoseconds for row in Dataset.open(dataset.path, DEVICE).rows] == [1000, 900]
@@ -254,7 +258,10 @@ def test_other_families_keep_their_models(tmp_path: Path, monkeypatch: pytest.Mo
     train([*convs, *runs], times, DEVICE, CORE).save(tmp_path / "cpu.json")
     assert set(load_cost_model(tmp_path / "cpu.json").families) == {"conv", "run"}
     monkeypatch.setattr(ConvFeatures, "version", 2)
-    model = load_cost_model(tmp_path / "cpu.json")
+    lines: list[str] = []
+    with reporting(lines.append):
+        model = load_cost_model(tmp_path / "cpu.json")
+    assert "cost families conv have changed" in lines[0]
     assert set(model.families) == {"run"}
     first, second = model.predict_all([convs[0], runs[0]])
     assert (first.source, second.source) == ("analytic", "measured")

@@ -30,6 +30,7 @@ from tvm_stretch.cost.features import RunFeatures, TransferFeatures
 from tvm_stretch.cost.prediction import Prediction
 from tvm_stretch.errors import CostModelError
 from tvm_stretch.files import Format, is_finite, replace_whole, sealed, writing
+from tvm_stretch.progress import say
 from tvm_stretch.targets.kernels.features import Features
 from tvm_stretch.targets.processor import Speed
 from tvm_stretch.trusted import make_folder
@@ -138,6 +139,11 @@ def _read(data: Any, device: Mapping[str, Any] | None, path: str | Path) -> Meas
     try:
         read = {n: FamilyModel.from_json(n, item) for n, item in data["families"].items()}
         families = {name: family for name, family in read.items() if family is not None}
+        if changed := sorted(set(read) - set(families)):
+            say(
+                f"{path}: the cost families {', '.join(changed)} have changed since then; their "
+                "kernels are predicted by typical speeds until they are measured again"
+            )
         base, ratio = AnalyticModel.from_json(data["analytic"]), data["together_ratio"]
         below = data["below"]
         if below is not None:

@@ -139,8 +139,7 @@ def sample_of(name: str, function: tirx.PrimFunc) -> Sample | None:
     if isinstance(layer, WindowShape):
         channels = ("in_channels", "out_channels", "groups")
         return taken(Sample, layer, **values, **dict.fromkeys(channels, layer.channels))
-    of_rows = layer.in_size[1] == 1 and layer.kernel == (1, 1)
-    is_dense = "dense" in name if dtype == "float32" else of_rows
+    is_dense = "dense" in name if dtype == "float32" else layer.is_dense
     return taken(Sample, layer, kind="dense" if is_dense else "conv", **values)
 
 

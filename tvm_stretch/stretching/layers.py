@@ -22,7 +22,13 @@ from tvm_stretch.cost.statements import describe_copy
 from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.operators import BINARY, Operator, Operators, remember
 from tvm_stretch.targets.kernels.features import EpilogueWork, Features
-from tvm_stretch.targets.kernels.layers import ConvShape, conv_shape, dense_shape, pool_shape
+from tvm_stretch.targets.kernels.layers import (
+    ConvShape,
+    WindowShape,
+    conv_shape,
+    dense_shape,
+    pool_shape,
+)
 from tvm_stretch.targets.kernels.machine import VectorMachine
 from tvm_stretch.targets.kernels.template import choose
 
@@ -40,10 +46,8 @@ class Layer:
     """A convolution, pool, matrix product or copy.
 
     Attributes:
-        kind: ``conv``, ``dense``, ``pool`` or ``copy``.
-        shape: the shape of a convolution; a matrix product is described as one.
+        shape: of a convolution, matrix product or pool; None for a copy.
         bytes: bytes that a copy moves, or that a convolution's epilogue reads.
-        source: a pool, whose attributes decide its kernel.
         has_norm: whether a batch normalisation follows, which has parameters of its own.
         biases: biases, one for each channel.
 
@@ -51,22 +55,20 @@ class Layer:
     weights.
     """
 
-    kind: str
-    shape: ConvShape | None = None
+    shape: ConvShape | WindowShape | None = None
     bytes: int = 0
-    source: Operator | None = None
     has_norm: bool = field(default=False, compare=False)
     biases: int = field(default=0, compare=False)
 
     @property
     def multiply_adds(self) -> int:
         """The multiply-adds of a convolution or matrix product."""
-        return 0 if self.shape is None else self.shape.multiply_adds
+        return self.shape.multiply_adds if isinstance(self.shape, ConvShape) else 0
 
     @property
     def parameters(self) -> int:
         """Trained numbers: weights, biases, scales and offsets of batch normalisations."""
-        if self.shape is None:
+        if not isinstance(self.shape, ConvShape):
             return self.biases
         norm = 2 * self.shape.out_channels if self.has_norm else 0
         return self.shape.weights + norm + self.biases
@@ -78,15 +80,14 @@ class Layer:
 
 @lru_cache(maxsize=1 << 14)
 def _features(layer: Layer, machine: VectorMachine) -> Features:
-    shape = layer.shape
-    if layer.source is not None:
-        template = choose(pool_shape(layer.source.call), machine)
-        epilogue = EpilogueWork()
-    elif shape is None:
+    shape, epilogue = layer.shape, EpilogueWork()
+    if shape is None:
         return describe_copy(layer.bytes, machine)
+    if isinstance(shape, WindowShape):
+        template = choose(shape, machine)
     else:
         # an image is not blocked yet
-        block = 1 if layer.kind == "conv" and shape.in_channels < 4 else machine.lanes
+        block = 1 if shape.in_channels < 4 and not shape.is_dense else machine.lanes
         template = _template(shape, machine, block)
         flops = _ELEMENTWISE_FLOPS * shape.batch * prod(shape.out_size) * shape.out_channels
         epilogue = EpilogueWork(flops, layer.bytes)
@@ -100,7 +101,7 @@ def _template(shape: ConvShape, machine: VectorMachine, block: int) -> Any:
     Choosing a tile takes milliseconds, and a search asks for hundreds of widths.
     """
     channels = (shape.in_channels, shape.out_channels)
-    if shape.groups > 1 or min(channels) < machine.lanes or shape.in_size[1] == 1:
+    if shape.groups > 1 or min(channels) < machine.lanes or shape.is_dense:
         return choose(shape, machine, block)
     read, made = (1 << (n - 1).bit_length() for n in channels)
     near = choose(replace(shape, in_channels=read, out_channels=made), machine, block)
@@ -123,7 +124,7 @@ def point_conv(shape: Sequence[int], read: int, width: int, norm: bool, stride: 
     """A 1x1 convolution on an image of this shape."""
     size = (shape[2], shape[3])
     made = ConvShape(shape[0], read, size, width, (1, 1), (stride, stride))
-    return Layer("conv", made, has_norm=norm)
+    return Layer(made, has_norm=norm)
 
 
 @remember
@@ -196,18 +197,17 @@ def _add_layer(
     if kind == "nn.conv2d":
         shape = _shape_of(member)
         if shape is not None:
-            found.append(
-                Layer("conv", _with_channels(shape, channels(inputs[0]), channels(member.name)))
-            )
+            changed = _with_channels(shape, channels(inputs[0]), channels(member.name))
+            found.append(Layer(changed))
     elif kind == "matmul" and len(inputs) == 1:
         rows = dense_shape((member.arg_shapes[0][0], channels(inputs[0])), member.shape[-1])
-        found.append(Layer("dense", rows))
+        found.append(Layer(rows))
     elif kind == "nn.batch_norm" and found:
         found[-1] = replace(found[-1], has_norm=True)
     elif kind in ("nn.max_pool2d", "nn.avg_pool2d"):
-        found.append(Layer("pool", source=member))
+        found.append(Layer(pool_shape(member.call)))
     elif kind in ("mean", "permute_dims"):
-        found.append(Layer("copy", bytes=_bytes(operators, inputs[0], channels)))
+        found.append(Layer(bytes=_bytes(operators, inputs[0], channels)))
     elif kind in BINARY and len(inputs) == 2:
         _add_sum(operators, member, found, channels)
     elif kind in BINARY and found and _varies(member):
@@ -233,9 +233,13 @@ def _add_sum(
     size = _bytes(operators, member.name, channels)
     is_gate = any(operators.shape(n)[2:] != member.shape[2:] for n in member.inputs)
     if is_gate or not found:
-        found.append(Layer("copy", bytes=size))
-    elif member.kind == "add" and found[-1].kind == "conv":
+        found.append(Layer(bytes=size))
+    elif member.kind == "add" and _is_conv(found[-1].shape):
         found[-1] = replace(found[-1], bytes=found[-1].bytes + size)
+
+
+def _is_conv(shape: object) -> bool:
+    return isinstance(shape, ConvShape) and not shape.is_dense
 
 
 def _bytes(operators: Operators, name: str, channels: Channels) -> int:
