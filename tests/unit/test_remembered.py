@@ -21,7 +21,9 @@ from tvm_stretch.build.branching import Branching
 from tvm_stretch.cost.device import default_folder
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.search import remembered
+from tvm_stretch.search.choose import choose
 from tvm_stretch.search.decision import Decision, decided
+from tvm_stretch.search.limits import Limits
 from tvm_stretch.search.objective import Cost
 from tvm_stretch.search.realise import Candidate
 from tvm_stretch.search.remembered import Memory, memory_of
@@ -131,6 +133,17 @@ def test_measurements_that_go_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None
     before = memory(network()).key
     monkeypatch.setattr(Path, "is_file", lambda _: True)
     assert memory(network()).key == before
+
+
+def test_what_won_is_found_by_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key holds the user's limits, and no address of a function."""
+    said: list[str] = []
+    site = Site(PROCESSORS, PROCESSORS, lambda model: model, identity="llvm, npu")
+    monkeypatch.setattr("tvm_stretch.search.choose.memory_of", lambda *given: said.append(given[2]))
+    monkeypatch.setattr("tvm_stretch.search.choose.decide", lambda *_: Decision(site))
+    for limits in (Limits({}), Limits({1: 0.5}), Limits({}, 8)):
+        choose(network(), site, limits)
+    assert len(set(said)) == 3 and not any(" at 0x" in text for text in said)
 
 
 def test_no_folder_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:

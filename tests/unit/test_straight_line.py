@@ -150,3 +150,10 @@ def test_the_model_that_won_is_not_built_again(
     *trials, last = made
     assert last is model and "chosen" in model.plan.reason and model.plan.considered
     assert any(model.module.same_as(trial.module) for trial in trials)
+
+
+def test_a_plan_alone_is_predicted_and_nothing_is_built(made: list[Model]) -> None:
+    mod = emit(["conv"] * 2, size=28, channels=32)
+    plan = ts.plan_for(mod, [TARGET, fake_processor("p1")], cpu_threads=1)
+    assert plan.predicted_ns and plan.considered and not made
+    assert plan.reason.endswith("predicted for this machine, not measured")

@@ -114,6 +114,14 @@ def test_a_model_for_the_phone(wide: tvm.IRModule) -> None:
     assert "hexagon" not in model.plan.processors
 
 
+def test_several_plans_for_the_phone() -> None:
+    """Nothing is known of how long they take there, so all of them expect nothing."""
+    model = ts.compile(emit(["conv"], size=28, channels=64), device=PHONE, plans=True)
+    assert list(model.plans) == ["fastest", "without cpu"]
+    assert [plan.expected_ns for plan in model.graph.plans] == [0, 0]
+    assert f"predicted for {PHONE}, not measured" in model.plan.reason
+
+
 def test_a_processor_without_a_target(
     phone: Profile, wide: tvm.IRModule, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -99,7 +99,7 @@ def predict(
 def _measure(mod: tvm.IRModule, site: Site, limits: Limits, observer: Observer | None) -> Decision:
     """The winner of `decide`; if a device fails meanwhile, the CPU alone."""
     may_remember = site.identity and limits.scheduler is schedule_heft
-    said = f"{site.identity} {limits.said}"
+    said = f"{site.identity} {limits.caps} {limits.parts}"
     memory = memory_of(mod, site.processors, said) if may_remember else None
     known = None if memory is None else memory.find()
     if known is not None:
