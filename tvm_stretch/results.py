@@ -5,7 +5,7 @@ from tvm_stretch.cost.calibrate import Calibration
 from tvm_stretch.cost.model import MeasuredModel
 from tvm_stretch.cost.verdicts import Verdicts
 from tvm_stretch.plan.considered import Considered
-from tvm_stretch.plan.execution import Execution
+from tvm_stretch.plan.deviations import Execution
 from tvm_stretch.problems import NetworkProblem
 from tvm_stretch.remote.description import Description
 from tvm_stretch.remote.remote_model import RemoteModel

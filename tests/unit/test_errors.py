@@ -26,7 +26,7 @@ ALLOWED = {
     ("tvm_stretch/exports.py", "AttributeError"),
     ("tvm_stretch/files.py", "OSError"),  # of what is no regular file, as the system says it
     ("tvm_stretch/training/__init__.py", "AttributeError"),
-    ("tvm_stretch/cli/arguments.py", "argparse.ArgumentTypeError"),  # argparse's for a wrong option
+    ("tvm_stretch/cli/types.py", "argparse.ArgumentTypeError"),  # argparse's for a wrong option
     *(("tvm_stretch/remote/link.py", f"{kind}Error") for kind in ("Connection", "Timeout")),
     *(("tvm_stretch/remote/wire.py", f"{k}Error") for k in ("Connection", "Timeout", "Value")),
 }

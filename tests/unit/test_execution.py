@@ -18,7 +18,7 @@ from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.calls import Calls
 from tvm_stretch.ir.provenance import Provenance
 from tvm_stretch.lowering.executor_graph import Graph
-from tvm_stretch.plan.execution import Execution, Stray
+from tvm_stretch.plan.deviations import Execution, Stray
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.plan.splits import ChannelSplit, RowSplit
 from tvm_stretch.runtime.execution import NOWHERE, find_execution

@@ -15,7 +15,7 @@ from tvm import relax
 import tvm_stretch as ts
 from tvm_stretch.errors import ModelError, StretchError, UnsupportedError
 from tvm_stretch.frontend import load_network
-from tvm_stretch.frontend.limits import MOST_ELEMENTS, MOST_OPERATORS, MOST_TABLE_ELEMENTS
+from tvm_stretch.frontend.network_limits import MOST_ELEMENTS, MOST_OPERATORS, MOST_TABLE_ELEMENTS
 
 FLOAT = TensorProto.FLOAT
 Constants = dict[str, "np.ndarray | list[int]"]

@@ -23,7 +23,7 @@ from enum import Enum
 from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_stretch.analysis.segments import Span, closed_segment, share
+from tvm_stretch.analysis.branch_spans import Span, closed_segment, share
 from tvm_stretch.errors import InputError, UnsupportedError
 from tvm_stretch.ir.operators import (
     BINARY,

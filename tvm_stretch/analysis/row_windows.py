@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_stretch.analysis.segments import Span
+from tvm_stretch.analysis.branch_spans import Span
 from tvm_stretch.ir.expressions import shape_of
 from tvm_stretch.ir.operators import CONVOLUTIONS, OF_ONE, OF_TWO, Operator, operands, remember
 

@@ -19,8 +19,8 @@ from __future__ import annotations
 from tvm import relax
 from tvm.ir import GenericConst
 
+from tvm_stretch.analysis.branch_spans import Span
 from tvm_stretch.analysis.channel_plan import ChannelStep, Form, Held, plan_channel_split
-from tvm_stretch.analysis.segments import Span
 from tvm_stretch.emitting.branches import Emitter, Replacement
 from tvm_stretch.ir.convolutions import (
     conv2d_like,

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from tvm import relax
 from tvm.ir import GenericConst
 
+from tvm_stretch.analysis.branch_spans import Span, closed_segment, share
 from tvm_stretch.analysis.row_windows import AVERAGE, why_not_by_rows, window
-from tvm_stretch.analysis.segments import Span, closed_segment, share
 from tvm_stretch.emitting.branches import Emitter, Replacement
 from tvm_stretch.errors import UnsupportedError
 from tvm_stretch.ir.convolutions import conv2d_like, operator_like

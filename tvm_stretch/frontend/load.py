@@ -11,7 +11,7 @@ import tvm
 
 from tvm_stretch.errors import InputError, ModelError
 from tvm_stretch.files import open_regular, reason_of
-from tvm_stretch.frontend.limits import check_sizes
+from tvm_stretch.frontend.network_limits import check_sizes
 from tvm_stretch.frontend.onnx_importer import import_onnx
 from tvm_stretch.frontend.onnx_reader import read_onnx
 from tvm_stretch.frontend.onnx_shapes import fix_shapes

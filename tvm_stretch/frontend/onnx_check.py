@@ -17,7 +17,7 @@ import onnx.numpy_helper
 import onnx.shape_inference
 
 from tvm_stretch.errors import ModelError
-from tvm_stretch.frontend.limits import MOST_ELEMENTS, too_large
+from tvm_stretch.frontend.network_limits import MOST_ELEMENTS, too_large
 from tvm_stretch.frontend.onnx_node import Node, Value, dtype_of, numpy_dtype, static_shape
 
 _MOST_DATA = 1024

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from tvm import relax
 
-from tvm_stretch.frontend.limits import MOST_ITERATIONS
+from tvm_stretch.frontend.network_limits import MOST_ITERATIONS
 from tvm_stretch.frontend.onnx_node import Node, Value, as_expr
 
 Scope = MutableMapping[str, "Value | None"]

@@ -13,7 +13,7 @@ import onnx
 import onnx.defs
 
 from tvm_stretch.errors import ModelError, UnsupportedError
-from tvm_stretch.frontend.limits import MOST_OPERATORS
+from tvm_stretch.frontend.network_limits import MOST_OPERATORS
 from tvm_stretch.frontend.onnx_check import type_of
 from tvm_stretch.frontend.onnx_node import Node
 

@@ -22,7 +22,7 @@ from tvm import relax
 from tvm_stretch.analysis.integer_summary import with_floats
 from tvm_stretch.errors import ModelError, StretchError, UnsupportedError, last_line
 from tvm_stretch.frontend import onnx_ops  # noqa: F401  registers the converters
-from tvm_stretch.frontend.limits import MOST_OPERATORS, Constants
+from tvm_stretch.frontend.network_limits import MOST_OPERATORS, Constants
 from tvm_stretch.frontend.onnx_check import Results, check_node, check_result, dtype_name
 from tvm_stretch.frontend.onnx_control_flow import (
     OPERATORS,

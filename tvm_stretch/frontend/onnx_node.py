@@ -19,7 +19,7 @@ import tvm
 from tvm import relax
 
 from tvm_stretch.errors import UnsupportedError
-from tvm_stretch.frontend.limits import MOST_TABLE_ELEMENTS, too_large
+from tvm_stretch.frontend.network_limits import MOST_TABLE_ELEMENTS, too_large
 from tvm_stretch.ir.expressions import constant
 from tvm_stretch.ir.source_names import from_source
 

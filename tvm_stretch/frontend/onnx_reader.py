@@ -23,7 +23,7 @@ import onnx.numpy_helper
 
 from tvm_stretch.errors import ModelError, StretchError, UnsupportedError, last_line
 from tvm_stretch.files import read_whole, reason_of
-from tvm_stretch.frontend.limits import MOST_ELEMENTS, too_large
+from tvm_stretch.frontend.network_limits import MOST_ELEMENTS, too_large
 from tvm_stretch.frontend.onnx_functions import needed_functions
 
 LARGE_WEIGHT_BYTES = 4096

@@ -18,7 +18,7 @@ from tvm_stretch.errors import InputError, ModelError
 from tvm_stretch.frontend.onnx_reader import OnnxNetwork
 
 _MOST = (1 << 63) - 1
-"""The largest extent that a file can hold; `limits.py` limits the size of tensors."""
+"""The largest extent that a file can hold; `network_limits.py` limits the size of tensors."""
 
 
 def fix_shapes(network: OnnxNetwork, shapes: Mapping[str, Sequence[int]] | None) -> None:

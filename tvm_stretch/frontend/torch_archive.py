@@ -26,7 +26,7 @@ from typing import Any
 
 from tvm_stretch.errors import ModelError
 from tvm_stretch.files import open_regular
-from tvm_stretch.frontend.limits import MOST_ELEMENTS, Constants
+from tvm_stretch.frontend.network_limits import MOST_ELEMENTS, Constants
 from tvm_stretch.frontend.torch_program import safe_program
 
 _MOST_PARTS = 100_000

@@ -36,7 +36,7 @@ from typing import Any, TypeAlias
 from tvm_stretch.errors import PlanError
 from tvm_stretch.files import Format, as_path, is_finite, write_whole, writing
 from tvm_stretch.plan.considered import Considered, align, considered_lines
-from tvm_stretch.plan.execution import Execution
+from tvm_stretch.plan.deviations import Execution
 from tvm_stretch.plan.splits import Split, splits_from_data, splits_to_data
 
 FORMAT = Format("tvm_stretch.plan", 1, "the plan", PlanError, "write the plan again")

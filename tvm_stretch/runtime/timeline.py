@@ -22,7 +22,7 @@ from typing import Any, Literal
 from tvm_stretch.errors import InputError
 from tvm_stretch.files import as_path, write_whole, writing
 from tvm_stretch.lowering.executor_graph import Graph
-from tvm_stretch.plan.execution import Execution
+from tvm_stretch.plan.deviations import Execution
 from tvm_stretch.plan.plan import Plan
 from tvm_stretch.runtime.execution import find_execution
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import relax
 
-from tvm_stretch.frontend.limits import MOST_ITERATIONS
+from tvm_stretch.frontend.network_limits import MOST_ITERATIONS
 from tvm_stretch.frontend.onnx_node import Node, converter
 from tvm_stretch.frontend.onnx_ops.elementwise import cast
 from tvm_stretch.frontend.onnx_ops.layers import per_channel
