@@ -56,8 +56,8 @@ class FormIntegers:
         main = mod["main"]
         if not any(kind == "quantize" for kind, _ in calls_of(main)):
             return mod
-        for of_rest in (False, True):
-            formed = _Former(mod, of_rest=of_rest).rewritten(mod)
+        for leftovers in (False, True):
+            formed = _Former(mod, leftovers=leftovers).rewritten(mod)
             mod = relax.transform.CanonicalizeBindings()(formed)
             mod = relax.transform.DeadCodeElimination()(mod)
         return with_integers(mod)
@@ -67,18 +67,18 @@ class FormIntegers:
 class _Former(CallRewriter):
     """Replaces each quantising whose operand can be computed in integers.
 
-    With ``of_rest`` it replaces the layers that are left: no quantising follows them, so their sums
+    With ``leftovers`` it replaces the layers that are left: no quantising follows them, so their sums
     are converted to floats.
     """
 
-    def __init__(self, mod: tvm.IRModule, *, of_rest: bool) -> None:
+    def __init__(self, mod: tvm.IRModule, *, leftovers: bool) -> None:
         super().__init__(mod)
-        self.of_rest = of_rest
+        self.leftovers = leftovers
         self.splits: dict[tuple[relax.Expr, relax.Expr], relax.Var] = {}
         """Splits of integers, by the split of floats that they replace and their operand."""
 
     def rewrite(self, call: relax.Call) -> relax.Expr | None:
-        if self.of_rest:
+        if self.leftovers:
             return self.in_float(call)
         if kind_of(call) != "quantize":
             return None
@@ -235,7 +235,7 @@ class _Former(CallRewriter):
         sums = relax.op.astype(self.builder_.emit(sums), "float32")
         return relax.op.multiply(self.builder_.emit(sums), constant(unit))
 
-    def past(self, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
+    def residual(self, x: relax.Expr, call: relax.Call, result: Result) -> relax.Expr | None:
         """A convolution plus a tensor: they are added before the only rounding."""
         for before, other in (call.args, reversed(call.args)):
             layer, beside = self.read(before), self.tensor(other)
@@ -261,7 +261,7 @@ class _Former(CallRewriter):
             return formed
         a, b = (self.tensor(arg) for arg in call.args)
         if a is None or b is None:
-            return self.past(x, call, result)
+            return self.residual(x, call, result)
         first, second = (t.scale.scale / result.scale.scale for t in (a, b))
         # ONNX Runtime's compiled code multiplies and adds with one rounding (a fused multiply-add)
         taken = np.float64(first) * a.scale.zero + second * np.float32(b.scale.zero)

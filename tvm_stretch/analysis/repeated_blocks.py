@@ -115,7 +115,7 @@ def _units(operators: Operators, found: MeetingPoints) -> Iterator[_Unit]:
             yield from (_Unit(tuple(cell), _FORK) for cell in cells)
         else:
             letter = _letter(core)
-            body = _longest_way(core) if letter == _FORK and core[-1].kind == "add" else []
+            body = _longest_path(core) if letter == _FORK and core[-1].kind == "add" else []
             yield _Unit(tuple(members), letter, "".join(_layer_letter(o) for o in body))
 
 
@@ -138,17 +138,17 @@ def _layer_letter(conv: Operator) -> str:
     return _POINT if kernel[2:] == [1, 1] else _DENSE
 
 
-def _longest_way(members: Sequence[Operator]) -> list[Operator]:
+def _longest_path(members: Sequence[Operator]) -> list[Operator]:
     """The path with most convolutions; paths through a global mean (gates) do not count."""
-    ways: dict[str, list[Operator]] = {}
+    longest: dict[str, list[Operator]] = {}
     gates: set[str] = set()
     for operator in members:
         if operator.kind == "mean" or (operator.inputs and gates.issuperset(operator.inputs)):
             gates.add(operator.name)
             continue
-        way = max((ways.get(name, []) for name in operator.inputs), key=len, default=[])
-        ways[operator.name] = [*way, operator] if operator.kind == "nn.conv2d" else way
-    return ways.get(members[-1].name, [])
+        path = max((longest.get(name, []) for name in operator.inputs), key=len, default=[])
+        longest[operator.name] = [*path, operator] if operator.kind == "nn.conv2d" else path
+    return longest.get(members[-1].name, [])
 
 
 def _spans(units: Sequence[_Unit]) -> list[tuple[int, int]]:
@@ -199,7 +199,7 @@ def _block(operators: Operators, members: Sequence[Operator]) -> Block:
         inputs=tuple(inputs),
         output=members[-1].name,
         operators=tuple(member.name for member in members),
-        layers=" ".join(_layer_name(conv) for conv in _longest_way(members)),
+        layers=" ".join(_layer_name(conv) for conv in _longest_path(members)),
         shape=operators.shape(members[-1].name),
     )
 

@@ -26,7 +26,7 @@ class Images:
 
     Attributes:
         weights: of each convolution, as OIHW; its channels are in ``groups`` groups.
-        ways: geometry of rows and columns.
+        geometry: of rows and columns.
         groups: of each convolution.
         each: channels of a convolution for one channel of the result.
         beside: whether these are neighbours; otherwise channels are ordered by image.
@@ -34,7 +34,7 @@ class Images:
     """
 
     weights: tuple[np.ndarray, ...]
-    ways: tuple[Way, Way]
+    geometry: tuple[AxisGeometry, AxisGeometry]
     groups: int
     each: int
     beside: bool
@@ -47,13 +47,14 @@ class Images:
     def padding(self, weight: np.ndarray) -> tuple[int, int, int, int]:
         """Padding of the convolution with ``weight``: above, left, below, right."""
         above, left = (
-            taps - 1 - way.left_out for taps, way in zip(weight.shape[2:], self.ways, strict=True)
+            taps - 1 - axis.left_out
+            for taps, axis in zip(weight.shape[2:], self.geometry, strict=True)
         )
-        return above, left, self.ways[0].after, self.ways[1].after
+        return above, left, self.geometry[0].after, self.geometry[1].after
 
 
 @dataclass(frozen=True)
-class Way:
+class AxisGeometry:
     """The geometry of one axis.
 
     Attributes:
@@ -85,7 +86,7 @@ def transposed_images(call: relax.Call, weight: np.ndarray) -> Images | None:
     begin, groups = [int(p) for p in attrs.padding[:2]], int(attrs.groups)
     sizes = shape_of(call.args[0])[2:]
     rows, columns = (
-        _way(*axis) for axis in zip(sizes, kernel, strides, begin, shape[2:], strict=True)
+        _axis_geometry(*axis) for axis in zip(sizes, kernel, strides, begin, shape[2:], strict=True)
     )
     together = all(k % s == 0 for k, s in zip(kernel, strides, strict=True))
     if together:
@@ -108,12 +109,12 @@ def transposed_images(call: relax.Call, weight: np.ndarray) -> Images | None:
 def _between(
     value: relax.Expr,
     shape: Sequence[int],
-    ways: Sequence[Way],
+    geometry: Sequence[AxisGeometry],
     strides: Sequence[int],
     beside: bool,
 ) -> relax.Expr:
     """Interleave the pixels of ``strides`` images, which are channels of ``value``."""
-    counts = [way.count for way in ways]
+    counts = [axis.count for axis in geometry]
     if beside:
         split, axes = [*shape[:2], *strides, *counts], [0, 1, 4, 2, 5, 3]
     else:
@@ -123,17 +124,17 @@ def _between(
     image = relax.op.reshape(apart, relax.ShapeExpr([*shape[:2], *whole]))
     if whole == list(shape[2:]):
         return image
-    first = [way.skip for way in ways]
+    first = [axis.skip for axis in geometry]
     end = [f + size for f, size in zip(first, shape[2:], strict=True)]
     return relax.op.strided_slice(image, [2, 3], first, end)
 
 
-def _way(size: int, kernel: int, stride: int, cut: int, out: int) -> Way:
+def _axis_geometry(size: int, kernel: int, stride: int, cut: int, out: int) -> AxisGeometry:
     """Geometry of an axis; pixels in ``cut`` are only computed along with others."""
     left_out = min(cut // stride, max(kernel // stride, 1) - 1)
     skip = cut - left_out * stride
     after = max(-(-(skip + out) // stride) + left_out - size, 0)
-    return Way(left_out, after, size - left_out + after, skip)
+    return AxisGeometry(left_out, after, size - left_out + after, skip)
 
 
 def _images(weight: np.ndarray, strides: list[int], groups: int) -> np.ndarray:

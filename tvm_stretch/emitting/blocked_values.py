@@ -279,12 +279,12 @@ class Rewriter(Layouts):
         Or several images whose pixels are interleaved (`transposed.py`). Elementwise operators in
         between are moved before the reshapes, into the kernel that computes the blocks.
         """
-        way: list[relax.Var] = []
+        path: list[relax.Var] = []
         source = call.args[0]
         while source in self.moves and not self.is_blocked(source):
-            way.insert(0, source)
+            path.insert(0, source)
             source = self.moves[source].args[0]
-        steps, new = [self.moves[var] for var in way], tuple(shape_of(call))
+        steps, new = [self.moves[var] for var in path], tuple(shape_of(call))
         if not self.is_blocked(source):
             return None
         channels = self.values[source].shape[1]
@@ -295,7 +295,7 @@ class Rewriter(Layouts):
         if between is None and not same_pixels(old, new, [*steps, call]):
             return None
         value = self.blocked(source)
-        for var, step in zip(way, steps, strict=True):
+        for var, step in zip(path, steps, strict=True):
             if kind_of(step) not in _MOVES:
                 value = self.bb.emit(_with_operand(value, step))
                 self.names[value] = var.name
