@@ -67,8 +67,8 @@ class FormIntegers:
 class _Former(CallRewriter):
     """Replaces each quantising whose operand can be computed in integers.
 
-    With ``leftovers`` it replaces the layers that are left: no quantising follows them, so their sums
-    are converted to floats.
+    With ``leftovers`` it replaces the layers that are left: no quantising follows them, so their
+    sums are converted to floats.
     """
 
     def __init__(self, mod: tvm.IRModule, *, leftovers: bool) -> None:
