@@ -37,6 +37,10 @@ weight = random_const(70, 12)
 gpu.check(module(lambda x: relax.op.matmul(x, weight), (1, 70)))
 """
 
+SOFTMAX = """
+gpu.check(module(lambda x: relax.op.nn.softmax(x), (2, 37)))
+"""
+
 WITH_ONE_BARRIER = """
 from tvm_stretch.targets.kernels.gpu import conv
 from tvm import tirx
@@ -96,6 +100,7 @@ def convolution(tile: tuple[int, ...], shape: tuple[int, ...], out: int, kernel:
             marks=pytest.mark.full,
         ),
         pytest.param(ROW, id="row", marks=pytest.mark.full),
+        pytest.param(SOFTMAX, id="softmax", marks=pytest.mark.full),
     ],
 )
 def test_nothing_is_reported(code: str, tmp_path: Path) -> None:

@@ -169,6 +169,26 @@ def test_pooling(pool: str, attrs: dict[str, Any], tile: tuple[int, int]) -> Non
         check(module(build, (1, 12, 9, 11)))
 
 
+@needs_device
+@pytest.mark.parametrize("shape", [(2, 3, 197), (5, 8), (2, 1100), (3, 7), (2, 4, 6, 33)], ids=str)
+def test_softmax(shape: tuple[int, ...]) -> None:
+    """Rows of less than 8 numbers take TVM's rules."""
+    check(module(lambda x: relax.op.multiply(relax.op.nn.softmax(x), relax.const(3.0)), shape))
+
+
+@needs_device
+def test_softmax_of_special_values() -> None:
+    x = np.random.default_rng(0).standard_normal((5, 40), "float32")
+    x[0, 3], x[1, 38], x[2, 0], x[3] = np.nan, np.inf, -np.inf, -np.inf
+    x[4, :20] = -1e4
+    processor = opencl_processor(Target("opencl"), cpu_processor(TARGET, 1), LARGE)
+    result = ts.compile(module(lambda x: relax.op.nn.softmax(x), x.shape), [processor])(x)
+    with np.errstate(all="ignore"):
+        power = np.exp(x - x.max(-1, keepdims=True))
+        expected = power / power.sum(-1, keepdims=True)
+    np.testing.assert_allclose(result, expected, rtol=3e-6, atol=1e-9)
+
+
 # --- the choice -----------------------------------------------------------------------------------
 
 SHAPES = (

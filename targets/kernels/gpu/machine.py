@@ -8,6 +8,9 @@ from .winners import Winners
 
 KIB = 1024
 
+_HELD, _MOST_HELD = 4, 32  # numbers of a row that an item should hold, and can
+_SHORTEST_ROW, _LARGEST_ROW_GROUP = 8, 256
+
 
 @dataclass(frozen=True)
 class GpuMachine:
@@ -44,3 +47,13 @@ class GpuMachine:
     def cores(self) -> float:
         """CPU cores of 4 lanes and two multiply-adds a cycle that do as much in a cycle."""
         return self.units * self.multiply_adds / 8
+
+    def row_items(self, extent: int) -> int:
+        """Work-items of a group that holds a row of numbers in registers; 0 if it cannot.
+
+        A power of two, so that they can add up by halves.
+        """
+        wanted = min(max(extent // _HELD, self.wave), _LARGEST_ROW_GROUP, self.max_group_items)
+        items = 1 << (max(1, wanted).bit_length() - 1)
+        fits = self.local_on_chip and 4 * items <= self.local_bytes
+        return items if fits and _SHORTEST_ROW <= extent <= _MOST_HELD * items else 0
