@@ -129,6 +129,10 @@ class ConvConfig(Template, ConvShape):
         """Channels of a block of the input."""
         return self.data_block
 
+    def in_rows(self) -> ConvConfig | None:
+        """The same product with plain matrices for data and result; None if it needs blocks."""
+        return None
+
     # --- calls and meaning ---
 
     def call(

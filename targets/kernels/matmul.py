@@ -122,7 +122,7 @@ class MatmulConfig(Template, MatmulShape):
         def element(*axes: Expr) -> Expr:
             *stack, m, n = axes
             return te.sum(
-                a[_place(self.a, stack, m, k.var)] * b[_place(self.b, stack, k.var, n)], axis=k
+                a[place_in(self.a, stack, m, k.var)] * b[place_in(self.b, stack, k.var, n)], axis=k
             )
 
         return te.compute(
@@ -202,7 +202,7 @@ class MatmulFeatures(Features):
         return Work("pointwise", self.flops / 2, max(0.0, values - second), second)
 
 
-def _place(shape: Sequence[int], stack: Sequence[Expr], row: Expr, column: Expr) -> tuple:
+def place_in(shape: Sequence[int], stack: Sequence[Expr], row: Expr, column: Expr) -> tuple:
     """Indices of an operand's element; ``stack`` contains the result's indices in the stack."""
     own = stack[len(stack) - len(shape) + 2 :]
     return (*(0 if s == 1 else i for i, s in zip(own, shape, strict=False)), row, column)
@@ -278,8 +278,8 @@ class _MatmulNest:
 
         products = acc.add_products(
             range(rows),
-            lambda p, k: load(self.a, *_place(cfg.a, stack, row + p, k)),
-            lambda k, o, v: load(self.b, *_place(cfg.b, stack, k, start(o) + v)),
+            lambda p, k: load(self.a, *place_in(cfg.a, stack, row + p, k)),
+            lambda k, o, v: load(self.b, *place_in(cfg.b, stack, k, start(o) + v)),
             cfg.size[1],
             self.by_element,
         )

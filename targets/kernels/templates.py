@@ -17,7 +17,15 @@ from . import winograd as winograd
 from .gpu import conv as gpu_conv
 from .gpu import dense as gpu_dense
 from .gpu import item_conv as gpu_item_conv
+from .gpu import matmul as gpu_matmul
 from .gpu import softmax as gpu_softmax
 from .gpu import window as gpu_window
 
-__all__ = ["gpu_conv", "gpu_dense", "gpu_item_conv", "gpu_softmax", "gpu_window"]
+__all__ = [
+    "gpu_conv",
+    "gpu_dense",
+    "gpu_item_conv",
+    "gpu_matmul",
+    "gpu_softmax",
+    "gpu_window",
+]

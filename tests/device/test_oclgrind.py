@@ -41,6 +41,15 @@ SOFTMAX = """
 gpu.check(module(lambda x: relax.op.nn.softmax(x), (2, 37)))
 """
 
+PRODUCT = """
+gpu.check(module(lambda x, y: relax.op.matmul(x, y), (2, 9, 5), (2, 5, 10)))
+"""
+
+MATRIX = """
+weight = random_const(8, 12)
+gpu.check(module(lambda x: relax.op.nn.gelu(relax.op.matmul(x, weight)), (5, 8)))
+"""
+
 WITH_ONE_BARRIER = """
 from tvm_stretch.targets.kernels.gpu import conv
 from tvm import tirx
@@ -101,6 +110,8 @@ def convolution(tile: tuple[int, ...], shape: tuple[int, ...], out: int, kernel:
         ),
         pytest.param(ROW, id="row", marks=pytest.mark.full),
         pytest.param(SOFTMAX, id="softmax", marks=pytest.mark.full),
+        pytest.param(PRODUCT, id="product", marks=pytest.mark.full),
+        pytest.param(MATRIX, id="matrix", marks=pytest.mark.full),
     ],
 )
 def test_nothing_is_reported(code: str, tmp_path: Path) -> None:

@@ -177,6 +177,44 @@ def test_softmax(shape: tuple[int, ...]) -> None:
 
 
 @needs_device
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((3, 37, 20), (3, 20, 33)),
+        ((2, 1, 16, 32), (1, 3, 32, 40)),
+        ((5, 7), (7, 3)),
+        ((70, 18), (18, 5)),
+    ],
+    ids=str,
+)
+def test_products_of_computed_matrices(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    half = relax.const(0.5)
+    check(module(lambda x, y: relax.op.multiply(relax.op.matmul(x, y), half), a, b))
+
+
+@needs_device
+def test_a_matrix_by_itself() -> None:
+    check(module(lambda x: relax.op.matmul(x, x), (2, 9, 9)))
+
+
+@needs_device
+def test_dense_layers_of_several_rows_need_no_blocks() -> None:
+    """Bias, activation and what is added stay in the kernels of the products."""
+    first, second = random_const(24, 40), random_const(40, 24)
+    bias = random_const(40)
+
+    def build(x: relax.Expr) -> relax.Expr:
+        y = relax.op.nn.gelu(relax.op.add(relax.op.matmul(x, first), bias))
+        return relax.op.add(relax.op.matmul(y, second), x)
+
+    mod = module(build, (13, 24))
+    processor = opencl_processor(Target("opencl"), cpu_processor(TARGET, 1), LARGE)
+    assert len(ts.compile(mod, [processor]).graph.nodes) == 2
+    check(mod)
+    check(module(build, (13, 24)), WITHOUT_LOCAL)
+
+
+@needs_device
 def test_softmax_of_special_values() -> None:
     x = np.random.default_rng(0).standard_normal((5, 40), "float32")
     x[0, 3], x[1, 38], x[2, 0], x[3] = np.nan, np.inf, -np.inf, -np.inf

@@ -161,6 +161,10 @@ class Rewriter(Layouts):
         sums = str(call.ty.dtype)
         layer = dense_shape(shape, shape_of(weight)[1])
         template = choose(layer, self.machine.summing(sums), self.lanes)
+        rows = None if self.is_blocked(data) else template.in_rows()
+        if rows is not None:
+            result = rows.call(self.bb, *self.plain(call).args, name="dense", sums=sums)
+            return Value(tuple(shape_of(call)), plain=result)
         result = template.call(self.bb, self.blocked(data), weight, name="dense", sums=sums)
         return Value(tuple(shape_of(call)), blocked=result)
 
