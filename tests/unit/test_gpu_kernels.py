@@ -211,7 +211,21 @@ def test_dense_layers_of_several_rows_need_no_blocks() -> None:
     processor = opencl_processor(Target("opencl"), cpu_processor(TARGET, 1), LARGE)
     assert len(ts.compile(mod, [processor]).graph.nodes) == 2
     check(mod)
-    check(module(build, (13, 24)), WITHOUT_LOCAL)
+    check(mod, WITHOUT_LOCAL)
+
+
+@needs_device
+def test_what_is_added_to_a_stack_of_rows_is_part_of_the_product() -> None:
+    weight = random_const(24, 24)
+
+    def build(x: relax.Expr) -> relax.Expr:
+        y = relax.op.reshape(relax.op.matmul(relax.op.reshape(x, (13, 24)), weight), (1, 13, 24))
+        return relax.op.nn.softmax(relax.op.add(x, y))
+
+    mod = module(build, (1, 13, 24))
+    processor = opencl_processor(Target("opencl"), cpu_processor(TARGET, 1), LARGE)
+    assert len(ts.compile(mod, [processor]).graph.nodes) == 2
+    check(mod)
 
 
 @needs_device

@@ -35,7 +35,7 @@ from tvm_stretch.targets.kernels.gpu.candidates import (
     is_possible,
     without_sharing,
 )
-from tvm_stretch.targets.kernels.gpu.choose import choose_group_conv
+from tvm_stretch.targets.kernels.gpu.choose import choose_group_conv, group_conv_cycles
 from tvm_stretch.targets.kernels.gpu.families import describe_gpu
 from tvm_stretch.targets.kernels.gpu.machine import GpuMachine
 from tvm_stretch.targets.kernels.gpu.winners import Winners
@@ -106,6 +106,8 @@ def test_winners_go_before_the_model() -> None:
     assert choose_group_conv(replace(LAYER, in_channels=60), tuned) != second
     assert str(tuned) == str(H100)  # kernels in the cache stay good
     assert tuned != H100
+    # otherwise the search would cut layers into parts that were not measured
+    assert group_conv_cycles(second, tuned) == group_conv_cycles(chosen, H100)
 
 
 def test_layers_of_a_network() -> None:

@@ -50,6 +50,8 @@ class Rewriter(Layouts):
         """By result: reshapes, transpositions, and unary operators that may lie between them."""
         self.uses: dict[relax.Var, int] = {}
         self.weights: set[relax.Expr] = set()
+        self.rows: set[relax.Expr] = set()
+        """Results of dense layers that are plain matrices."""
         self.converted = False
 
     def bind_all(self, function: relax.Function) -> None:
@@ -164,6 +166,7 @@ class Rewriter(Layouts):
         rows = None if self.is_blocked(data) else template.in_rows()
         if rows is not None:
             result = rows.call(self.bb, *self.plain(call).args, name="dense", sums=sums)
+            self.rows.add(result)
             return Value(tuple(shape_of(call)), plain=result)
         result = template.call(self.bb, self.blocked(data), weight, name="dense", sums=sums)
         return Value(tuple(shape_of(call)), blocked=result)
@@ -219,7 +222,7 @@ class Rewriter(Layouts):
     def _binary(self, call: relax.Call) -> Value | None:
         """An operator of two blocked operands: same shape, one number a channel, or one number."""
         if not any(self.is_blocked(arg) for arg in call.args) or not self._is_float(call):
-            return None
+            return self._on_rows(call)
         shape = tuple(shape_of(call))
         if len(shape) not in (2, 4):
             return None
@@ -228,6 +231,30 @@ class Rewriter(Layouts):
             return None
         emitted = self.bb.emit(relax.Call(call.op, operands, call.attrs, call.ty_args))
         return Value(shape, blocked=emitted)
+
+    def _on_rows(self, call: relax.Call) -> Value | None:
+        """An operator of a reshaped matrix, on the matrix itself, so that its kernel includes it.
+
+        add(reshape(dense), x)   ->   reshape(add(dense, reshape(x)))
+        """
+        shape = tuple(shape_of(call))
+        if any(tuple(shape_of(arg)) != shape for arg in call.args):
+            return None
+        for place, arg in enumerate(call.args):
+            move = self.moves.get(arg)
+            if move is None or kind_of(move) != "reshape" or self.uses.get(arg) != 1:
+                continue
+            value = self.values.get(move.args[0])
+            if value is None or value.plain not in self.rows or self.uses[move.args[0]] != 1:
+                continue
+            operands = [
+                value.plain if i == place else self.bb.emit(relax.op.reshape(other, value.shape))
+                for i, other in enumerate(self.plain(call).args)
+            ]
+            made = self.bb.emit(relax.Call(call.op, operands, call.attrs, call.ty_args))
+            self.rows.add(made)
+            return Value(shape, plain=self.bb.emit(relax.op.reshape(made, shape)), named=made)
+        return None
 
     def _broadcast_operand(self, arg: relax.Expr, shape: tuple[int, ...]) -> relax.Expr | None:
         own = tuple(shape_of(arg))

@@ -171,8 +171,9 @@ class GroupMatrixConfig(GroupConvConfig):
         k = te.reduce_axis((0, self.in_channels), "k")
 
         def element(row: Expr, channel: Expr) -> Expr:
-            place = channel // self.width, k // self.data_block, 0, 0, k % self.data_block
-            factor = weight[(*place, channel % self.width)]
+            group, row_of = channel // self.width, k // self.data_block
+            place = group, row_of, 0, 0, k % self.data_block, channel % self.width
+            factor = weight[place]
             return te.sum(data[row, k].astype(dtype) * factor, axis=k)
 
         return te.compute(self.out_shape, element, name="dense", attrs=self.annotation)
