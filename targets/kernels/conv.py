@@ -135,6 +135,11 @@ class ConvConfig(Template, ConvShape):
 
     # --- calls and meaning ---
 
+    @property
+    def kernel_name(self) -> str:
+        """The usual name of the kernel."""
+        return "conv2d"
+
     def call(
         self,
         bb: relax.BlockBuilder,
@@ -155,7 +160,8 @@ class ConvConfig(Template, ConvShape):
             return self.meaning(x, w, sums=sums)
 
         packed = bb.emit(kernel_call(bb, "pack_weight", (self, sums), pack, weight))
-        return bb.emit(kernel_call(bb, name or "conv2d", (self, sums), compute, data, packed))
+        name = name or self.kernel_name
+        return bb.emit(kernel_call(bb, name, (self, sums), compute, data, packed))
 
     def pack(self, weight: te.Tensor, sums: str = "") -> te.Tensor:
         """OIHW -> [oc group][ic block][ky][kx][ic lane][oc lane], zero if there is no channel.
@@ -180,18 +186,17 @@ class ConvConfig(Template, ConvShape):
 
     def meaning(self, *operands: te.Tensor, sums: str = "") -> te.Tensor:
         """The convolution as a plain reduction over packed operands, in the type of its sums."""
-        data, weight = operands
+        data, weight = self.widened(operands[0]), operands[1]
         sums = sums or str(data.dtype)
 
         def pixel(*place: Expr) -> Expr:
             value = padded[place]
             return value if str(data.dtype) == sums else value.astype(sums)
 
-        top, left, bottom, right = self.padding
-        spatial = 2
-        before, after = [0] * len(data.shape), [0] * len(data.shape)
-        before[spatial : spatial + 2], after[spatial : spatial + 2] = (top, left), (bottom, right)
-        padded = topi.nn.pad(data, before, after, 0.0) if any(self.padding) else data
+        lane = [0] * (len(data.shape) - 4)
+        before, after = ([0, 0, *self.padding[i : i + 2], *lane] for i in (0, 2))
+        zero = tirx.const(0, data.dtype)
+        padded = topi.nn.pad(data, before, after, zero) if any(self.padding) else data
         blocks = te.reduce_axis((0, self.reduce_blocks), "ic")
         inner = te.reduce_axis((0, self.data_block), "ii")
         ky, kx = (te.reduce_axis((0, k), n) for k, n in zip(self.kernel, ("ky", "kx"), strict=True))
@@ -206,13 +211,21 @@ class ConvConfig(Template, ConvShape):
             channel = tirx.min(self.first_block(o) + blocks, const(last))
             where = (n, channel, row, column) + ((inner,) if self.data_block > 1 else ())
             width = (o % self.oc_blocks) * self.lanes + lane
-            return te.sum(
-                pixel(*where) * weight[o // self.oc_blocks, blocks, ky, kx, inner, width],
-                axis=[blocks, ky, kx, inner],
-            )
+            factor = self.factor(weight, o // self.oc_blocks, (blocks, ky, kx), inner, width)
+            return te.sum(pixel(*where) * factor, axis=[blocks, ky, kx, inner])
 
-        shape = (self.batch, self.out_blocks, *self.out_size, self.lanes)
-        return te.compute(shape, element, name="conv2d", attrs=self.annotation)
+        return te.compute(self.out_shape, element, name=self.kernel_name, attrs=self.annotation)
+
+    def widened(self, data: te.Tensor) -> te.Tensor:
+        """The data in the type in which they are multiplied."""
+        return data
+
+    def factor(
+        self, weight: te.Tensor, group: Expr, tap: tuple[Expr, ...], inner: Expr, width: Expr
+    ) -> Expr:
+        """A packed weight: of a group of outputs, a tap of a block, and lanes of both."""
+        place = (group, *tap, inner, width)
+        return weight[place]
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         """The loop nest of the convolution."""

@@ -62,16 +62,14 @@ def integer_convolution(
     bias = bias - zero * weight.astype("int32").sum((1, 2, 3), dtype="int32")
     scale = _Scale.of(machine, integer.rounding, factor)
     per_channel = [by_channel(v, machine.lanes) for v in (bias, *scale.factors)]
-    depthwise = shape.is_depthwise
-    packing = "pack_integer_window" if depthwise else "pack_integer_weight"
+    packing = "pack_integer_window" if shape.is_depthwise else "pack_integer_weight"
     packed = bb.emit(kernel_call(bb, packing, config, config.pack, relax.const(weight)))
 
     def compute(x: te.Tensor, w: te.Tensor, *per_channel: te.Tensor) -> te.Tensor:
         return scale.rounded(config.meaning(x, w), *per_channel)
 
     what = (config, scale.rounding, scale.bits)
-    name = "integer_depthwise" if depthwise else "integer_conv2d"
-    return bb.emit(kernel_call(bb, name, what, compute, data, packed, *per_channel))
+    return bb.emit(kernel_call(bb, config.kernel_name, what, compute, data, packed, *per_channel))
 
 
 def conv_shape(integer: Integer, data: Sequence[int], weight: Sequence[int]) -> ConvShape:

@@ -6,11 +6,11 @@ A machine adds products in its own way (`dots.py`). The loop nest is in `integer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tvm import te, tirx, topi
+from tvm import te, tirx
 from tvm.ir import Expr
 
 from .channel_runs import ChannelRun, whole_run
@@ -22,7 +22,6 @@ from .dots import DOTS, WORD, OfWords, by_vectors, shifted
 from .fused import FusedKernel
 from .integer_nest import IntegerNest, integer_blocking
 from .layers import ConvShape, IntegerConvShape, Layer
-from .loops import const
 from .machine import VectorMachine
 
 
@@ -106,36 +105,19 @@ class IntegerConvConfig(OfWords, ConvConfig):
 
         return te.compute(self.weight_shape, element, name="pack_integer_weight")
 
-    def meaning(self, *operands: te.Tensor, sums: str = "") -> te.Tensor:
-        """The sums as a plain reduction over packed operands."""
-        del sums
-        data, weight = operands
-        top, left, bottom, right = self.padding
-        wide = shifted(data, self.way.shift(self.dtype))
-        if any(self.padding):
-            wide = topi.nn.pad(wide, (0, 0, top, left, 0), (0, 0, bottom, right, 0), 0)
-        blocks = te.reduce_axis((0, self.reduce_blocks), "ic")
-        inner = te.reduce_axis((0, self.data_block), "ii")
-        ky, kx = (te.reduce_axis((0, k), n) for k, n in zip(self.kernel, ("ky", "kx"), strict=True))
-        last = self.in_blocks - 1
+    @property
+    def kernel_name(self) -> str:
+        """The usual name of the kernel."""
+        return "integer_conv2d"
 
-        def element(n: Expr, o: Expr, y: Expr, x: Expr, lane: Expr) -> Expr:
-            row = y * self.stride[0] + ky * self.dilation[0]
-            column = x * self.stride[1] + kx * self.dilation[1]
-            # a last merged group that is partly empty must not read past the input
-            channel = tirx.min(self.first_block(o) + blocks, const(last))
-            width = (o % self.oc_blocks) * self.lanes + lane
-            factor = self.factor(weight, o // self.oc_blocks, (blocks, ky, kx), inner, width)
-            product = wide[n, channel, row, column, inner] * factor
-            return te.sum(product, axis=[blocks, ky, kx, inner])
-
-        shape = (self.batch, self.out_blocks, *self.out_size, self.lanes)
-        return te.compute(shape, element, name="integer_conv2d", attrs=self.annotation)
+    def widened(self, data: te.Tensor) -> te.Tensor:
+        """The data in the range of the instruction's type."""
+        return shifted(data, self.way.shift(self.dtype))
 
     def factor(
-        self, weight: te.Tensor, group: Expr, tap: Sequence[Expr], inner: Expr, width: Expr
+        self, weight: te.Tensor, group: Expr, tap: tuple[Expr, ...], inner: Expr, width: Expr
     ) -> Expr:
-        """A packed weight as int32: of a group of outputs, a tap of a block, and lanes of both."""
+        """A packed weight as int32."""
         way, of_word = self.way, inner % WORD
         place = width * way.together + of_word // way.parts
         block, ky, kx = tap

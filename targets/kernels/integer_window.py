@@ -108,26 +108,24 @@ class IntegerWindowConfig(OfWords, WindowConfig):
 
         return te.compute(self.weight_shape, element, name="pack_integer_window")
 
-    def meaning(self, *operands: te.Tensor) -> te.Tensor:
-        """The sums as a plain reduction over packed operands."""
-        data, weight = operands
+    @property
+    def kernel_name(self) -> str:
+        """The usual name of the kernel."""
+        return "integer_depthwise"
+
+    def padded(self, data: te.Tensor) -> te.Tensor:
+        """The image in the range of the instruction's type, with its padding."""
         top, left, bottom, right = self.padding
         wide = shifted(data, self.way.shift(self.dtype))
-        if any(self.padding):
-            wide = topi.nn.pad(wide, (0, 0, top, left, 0), (0, 0, bottom, right, 0), self.outside)
-        ky, kx = (te.reduce_axis((0, k), n) for k, n in zip(self.kernel, ("ky", "kx"), strict=True))
-        way = self.way
+        if not any(self.padding):
+            return wide
+        return topi.nn.pad(wide, (0, 0, top, left, 0), (0, 0, bottom, right, 0), self.outside)
 
-        def element(n: Expr, b: Expr, y: Expr, x: Expr, lane: Expr) -> Expr:
-            row = y * self.stride[0] + ky * self.dilation[0]
-            column = x * self.stride[1] + kx * self.dilation[1]
-            of_word = ky % WORD
-            place = lane * way.together + of_word // way.parts
-            taken = weight[b, ky // WORD, kx, of_word % way.parts, place]
-            return te.sum(wide[n, b, row, column, lane] * taken.astype("int32"), axis=[ky, kx])
-
-        shape = (self.batch, self.blocks, *self.out_size, self.lanes)
-        return te.compute(shape, element, name="integer_depthwise", attrs=self.annotation)
+    def factor(self, weight: te.Tensor, b: Expr, ky: Expr, kx: Expr, lane: Expr) -> Expr:
+        """A packed weight as int32."""
+        way, row = self.way, ky % WORD
+        place = lane * way.together + row // way.parts
+        return weight[b, ky // WORD, kx, row % way.parts, place].astype("int32")
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         """The loop nest of the windows."""

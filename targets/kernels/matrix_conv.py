@@ -214,7 +214,7 @@ class MatrixConvConfig(IntegerConvConfig):
         return te.compute(self.weight_shape, element, name="pack_integer_weight")
 
     def factor(
-        self, weight: te.Tensor, group: Expr, tap: Sequence[Expr], inner: Expr, width: Expr
+        self, weight: te.Tensor, group: Expr, tap: tuple[Expr, ...], inner: Expr, width: Expr
     ) -> Expr:
         """A packed weight as int32."""
         blocks, ky, kx = tap

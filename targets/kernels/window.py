@@ -99,9 +99,9 @@ class WindowConfig(Template, WindowShape):
 
     def meaning(self, *operands: te.Tensor) -> te.Tensor:
         """The window reduction as plain tensor expressions, with weights only for ``depthwise``."""
-        data, weight = operands if len(operands) == 2 else (*operands, None)
+        data, *weights = operands
         ky, kx = (te.reduce_axis((0, k), n) for k, n in zip(self.kernel, ("ky", "kx"), strict=True))
-        padded = _pad(self, data)
+        padded = self.padded(data)
         last = self.kind != "avg"
 
         def element(n: Expr, b: Expr, y: Expr, x: Expr, lane: Expr) -> Expr:
@@ -112,13 +112,12 @@ class WindowConfig(Template, WindowShape):
             pixel = padded[n, b, row, column, lane]
             if self.kind == "max":
                 return _MAXIMUM(pixel, axis=[ky, kx])
-            return te.sum(
-                pixel if weight is None else pixel * weight[b, ky, kx, lane], axis=[ky, kx]
-            )
+            factors = (self.factor(weight, b, ky, kx, lane) for weight in weights)
+            return te.sum(prod(factors, start=pixel), axis=[ky, kx])
 
-        shape = (self.batch, self.blocks, *self.out_size, self.lanes)
-        name = "depthwise_conv2d" if self.kind == "depthwise" else f"{self.kind}_pool"
-        total = te.compute(shape, element, name=name, attrs=self.annotation if last else {})
+        shape, marks = self.out_shape, self.annotation if last else {}
+        name = self.kernel_name if weights else f"{self.kind}_pool"
+        total = te.compute(shape, element, name=name, attrs=marks)
         if last:
             return total
 
@@ -126,6 +125,20 @@ class WindowConfig(Template, WindowShape):
             return total[n, b, y, x, lane] / window_count(self, y, x, data.dtype)
 
         return te.compute(shape, average, name="avg_pool_divide", attrs=self.annotation)
+
+    def padded(self, data: te.Tensor) -> te.Tensor:
+        """The image with all padding that windows reach, which `ceil_mode` may enlarge."""
+        before = self.padding[:2]
+        sizes = zip(self.out_size, self.stride, self.spans, self.in_size, before, strict=True)
+        after = [max(0, (o - 1) * s + span - i - b) for o, s, span, i, b in sizes]
+        if not any((*before, *after)):
+            return data
+        value = least(data.dtype) if self.kind == "max" else tirx.const(0, data.dtype)
+        return topi.nn.pad(data, (0, 0, *before, 0), (0, 0, *after, 0), value)
+
+    def factor(self, weight: te.Tensor, b: Expr, ky: Expr, kx: Expr, lane: Expr) -> Expr:
+        """A packed weight."""
+        return weight[b, ky, kx, lane]
 
     def write(self, machine: VectorMachine, fused: FusedKernel) -> tirx.Stmt:
         """The loop nest of the windows."""
@@ -139,14 +152,3 @@ class WindowConfig(Template, WindowShape):
 
 
 _MAXIMUM = te.comm_reducer(lambda a, b: tirx.max(a, b), lambda t: least(str(t)), name="maximum")
-
-
-def _pad(cfg: WindowShape, data: te.Tensor) -> te.Tensor:
-    """The image with all padding that windows reach, which `ceil_mode` may enlarge."""
-    before = cfg.padding[:2]
-    sizes = zip(cfg.out_size, cfg.stride, cfg.spans, cfg.in_size, before, strict=True)
-    after = [max(0, (o - 1) * s + span - i - b) for o, s, span, i, b in sizes]
-    if not any((*before, *after)):
-        return data
-    value = least(data.dtype) if cfg.kind == "max" else tirx.const(0, data.dtype)
-    return topi.nn.pad(data, (0, 0, *before, 0), (0, 0, *after, 0), value)
