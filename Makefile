@@ -160,6 +160,7 @@ test-full: setup
 	  dpkg -s $(FULL_PACKAGES) >/dev/null 2>&1 || \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(FULL_PACKAGES) || true; \
 	fi
+	@test "$$(uname -m)" != x86_64 || $(call pip_install,half)
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) -m "full or not full" --hypothesis-profile=full tests
 	$(BIN)/python tests/another_machine.py avx2 $(PYTEST_OPTIONS)
 	$(BIN)/python tests/another_machine.py 16-lanes $(PYTEST_OPTIONS)

@@ -86,6 +86,7 @@ def opencl_processor(target: Target, host: Processor, device: OpenCLDevice) -> P
         on_host_cores=on_cpu,
         driver=f"{device.name} {device.driver}".rstrip() if is_real else "",
         computes_half=device.fp16,
+        prefers_half=device.fp16 and not on_cpu,
     )
 
 

@@ -100,6 +100,9 @@ class Processor:
         driver: anything else on which its measurements depend, besides the machine and the above.
         cores: the CPU's cores that it uses exclusively.
         computes_half: whether it has instructions for float16 arithmetic.
+        prefers_half: whether float16 is faster there than integers, as on GPUs.
+        integers: the precision in which it computes integer operators: ``float16``, or
+            ``float16+float32`` with float32 sums; empty for exact integers.
         device: name of its device, if that is reached by RPC; empty for this machine and for
             processors that are only known by their target.
     """
@@ -121,6 +124,8 @@ class Processor:
     driver: str = ""
     cores: tuple[int, ...] = ()
     computes_half: bool = False
+    prefers_half: bool = False
+    integers: str = ""
     device: str = ""
     packet_ns: float = 0.0
     remark: Remark = lambda _calls: {}

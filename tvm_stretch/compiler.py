@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tvm_stretch.arguments import named_arguments
 from tvm_stretch.build.pipeline import Observer
@@ -111,8 +112,9 @@ def compile(
     with reporting(progress), compiling():
         site = request.site()
         limits = request.limits(site)
-        observer = Observer(request.dump_dir, site.processors if request.debug else None)
         mod, notes = read_network(source, request.shapes, request.precision)
+        site = site.in_precision(request.precision, mod)
+        observer = Observer(request.dump_dir, site.processors if request.debug else None)
         decision = choose(mod, site, limits, request.plan, observer)
         if request.has_plans and len(decision.site.placeable) > 1:
             decision = with_plans(mod, decision, request.plans, limits)
@@ -146,6 +148,8 @@ def plan_for(
     """
     with reporting(progress), compiling():
         site = site_of(device, targets, cpu_threads, may_drop=True, built=False)
-        decision = predict(read_network(source, shapes)[0], site)
+        mod, _ = read_network(source, shapes)
+        site = site.in_precision("float32", mod)
+        decision = predict(mod, site).noted(site.note)
         assert decision.plan is not None
-        return decision.plan
+        return replace(decision.plan, reason=decision.reason)

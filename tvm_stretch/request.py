@@ -54,8 +54,7 @@ class Request:
     def site(self) -> Site:
         """Where the network is to run."""
         may_drop = self.plan is None
-        found = site_of(self.device, self.targets, self.cpu_threads, may_drop=may_drop)
-        return found.in_precision(self.precision)
+        return site_of(self.device, self.targets, self.cpu_threads, may_drop=may_drop)
 
     def limits(self, site: Site) -> Limits:
         """What the search may do on the site."""

@@ -17,6 +17,7 @@ from tvm_stretch.analysis.verify import verify
 from tvm_stretch.build.assemble import Planned, assemble
 from tvm_stretch.build.branching import Branching, branch
 from tvm_stretch.build.placement import choose_plan, fit_processors
+from tvm_stretch.build.precision import WIDE_SUMS
 from tvm_stretch.errors import InputError
 from tvm_stretch.files import as_path, write_whole, writing
 from tvm_stretch.ir.calls import PROCESSOR
@@ -24,6 +25,7 @@ from tvm_stretch.ir.culprit import blaming
 from tvm_stretch.lowering.weights import WeightsBlob
 from tvm_stretch.passes.average_by_sums import AverageBySums
 from tvm_stretch.passes.block_channels import BlockChannels
+from tvm_stretch.passes.integers_in_half import IntegersInHalf
 from tvm_stretch.passes.merge_regions import kernels_of, merge_regions
 from tvm_stretch.passes.name_operators import REGION
 from tvm_stretch.passes.partition_regions import PartitionRegions
@@ -159,6 +161,10 @@ def _lowered(
     machines = {p.name: p.machine for p in processors}
     mod = _apply(AverageBySums(machines), mod)
     observer.see("AverageBySums", mod, partitioned=True)
+    halves = {p.name: p.integers == WIDE_SUMS for p in processors if p.integers}
+    if halves:
+        mod = _apply(IntegersInHalf(halves), mod)
+        observer.see("IntegersInHalf", mod, partitioned=True)
     mod = _apply(BlockChannels(machines), mod)
     observer.see("BlockChannels", mod, partitioned=True)
     parts = {p.name: _run_phases(p, _regions_of(mod, p), observer) for p in processors}

@@ -5,7 +5,8 @@
     "float16+float32"    float16 in memory; the sums of layers are float32
 
 Channel blocks of float16 are twice as wide, and processors read each other's blocks, so either all
-processors of a model change or none.
+processors of a network of floats change or none. A quantised network stays in integers on CPUs and
+DSPs, and is computed in float16 on GPUs, which have no fast integers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from tvm_stretch.errors import InputError, TargetError
 from tvm_stretch.passes.schedule_kernels import ScheduleKernels
 from tvm_stretch.targets.processor import Processor
 
-PRECISIONS = ("float32", "float16", "float16+float32")
+WIDE_SUMS = "float16+float32"
+PRECISIONS = ("float32", "float16", WIDE_SUMS)
 
 
 _SHORT = {
@@ -44,27 +46,43 @@ def read_precision(precision: str) -> str:
 
 
 def processors_in(
-    precision: str, processors: Sequence[Processor], placeable: Sequence[Processor]
+    precision: str,
+    processors: Sequence[Processor],
+    placeable: Sequence[Processor],
+    *,
+    quantised: bool = False,
 ) -> tuple[list[Processor], list[Processor]]:
     """All processors, and those on which operators may be placed, adapted to a precision.
 
+    Processors of a quantised network keep their integers, unless float16 is faster on them.
+
     Raises:
-        TargetError: operators may be placed on a processor that does not compute in it.
+        TargetError: no processor of a quantised network prefers float16; or operators of another
+            one may be placed on a processor that does not compute in it.
     """
     if precision == PRECISIONS[0]:
         return list(processors), list(placeable)
-    for processor in placeable:
-        if not processor.computes_half:
-            raise TargetError(
-                f"expected processors that compute in float16 for precision={precision!r}, got "
-                f"{processor.name} ({processor.target}); name an aarch64 core that has fullfp16, "
-                "such as cortex-a76, or an OpenCL device that has cl_khr_fp16, or leave precision "
-                "out"
-            )
-    found = {processor.name: _in_half(processor) for processor in processors}
+    unable = [p for p in placeable if not p.computes_half]
+    if quantised and not any(p.prefers_half for p in placeable):
+        raise TargetError(
+            f"expected a processor that is faster in float16 than in integers for "
+            f"precision={precision!r} of a quantised network, got "
+            f"{', '.join(p.name for p in placeable)}; add a GPU that has cl_khr_fp16, or leave "
+            "precision out"
+        )
+    if unable and not quantised:
+        raise TargetError(
+            f"expected processors that compute in float16 for precision={precision!r}, got "
+            f"{unable[0].name} ({unable[0].target}); name an aarch64 core that has fullfp16, such "
+            "as cortex-a76, or an OpenCL device that has cl_khr_fp16, or leave precision out"
+        )
+    found = {p.name: _in_half(p, precision, quantised) for p in processors}
     return [found[p.name] for p in processors], [found[p.name] for p in placeable]
 
 
-def _in_half(processor: Processor) -> Processor:
+def _in_half(processor: Processor, precision: str, quantised: bool) -> Processor:
+    if quantised and not processor.prefers_half:
+        return processor
     machine = replace(processor.machine, lanes=2 * processor.machine.lanes, half=True)
-    return replace(processor, machine=machine, schedule=ScheduleKernels(machine))
+    integers = precision if quantised else ""
+    return replace(processor, machine=machine, schedule=ScheduleKernels(machine), integers=integers)

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import tvm
 
 from tvm_stretch.analysis.integer_summary import describe_integers, has_integers
-from tvm_stretch.build.precision import PRECISIONS
-from tvm_stretch.errors import UnsupportedError
+from tvm_stretch.build.precision import PRECISIONS, WIDE_SUMS
 from tvm_stretch.frontend import load_network
 from tvm_stretch.passes.use_half import UseHalf, describe_halves
 from tvm_stretch.progress import say
@@ -26,18 +25,14 @@ def read_network(
 
     Raises:
         ModelError: the source is no network.
-        UnsupportedError: it computes what we do not, or not in this precision.
+        UnsupportedError: it computes what we do not.
     """
     say("reading the network")
     mod = load_network(source, shapes)
     integers = describe_integers(mod["main"])
-    if precision == PRECISIONS[0]:
+    # of a quantised network, `passes/integers_in_half.py` rewrites regions, once there are some
+    if precision == PRECISIONS[0] or has_integers(mod["main"]):
         return mod, [integers]
-    if has_integers(mod["main"]):
-        raise UnsupportedError(
-            f"expected a network of floats for precision={precision!r}, got one that was "
-            "quantised; leave precision out, or compile the original network"
-        )
-    use_half: tvm.transform.Pass = UseHalf(wide_sums=precision == PRECISIONS[2])
+    use_half: tvm.transform.Pass = UseHalf(wide_sums=precision == WIDE_SUMS)
     mod = use_half(mod)
     return mod, [integers, describe_halves(mod["main"])]

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import tvm
 
+from tvm_stretch.analysis.integer_summary import has_integers
 from tvm_stretch.build.precision import processors_in
 from tvm_stretch.cost.profile import Profile
 from tvm_stretch.cost.profile_file import load_profile
@@ -94,8 +95,8 @@ class Site:
             placeable=[p for p in self.placeable if p.name != processor.name],
         )
 
-    def in_precision(self, precision: str) -> Site:
-        """The site with processors that compute in a precision.
+    def in_precision(self, precision: str, mod: tvm.IRModule) -> Site:
+        """The site with processors that compute a network in a precision, and a note about it.
 
         Raises:
             InputError: a profile predicts each processor in a precision of its own.
@@ -105,8 +106,25 @@ class Site:
             raise InputError(
                 "expected no precision for a device that is not here, got one; leave it out"
             )
-        processors, placeable = processors_in(precision, self.processors, self.placeable)
-        return replace(self, processors=processors, placeable=placeable)
+        quantised = has_integers(mod["main"])
+        note = ""
+        if self.profile is not None:
+            known = [self.profile.processor(name) for name in self.names]
+            if quantised and any(p.prefers_half for p in self.placeable):
+                precision = next((p.precision for p in known if p.precision != "int8"), precision)
+            elif not quantised and any(p.precision == "int8" for p in known):
+                note = (
+                    "the network is not quantised, but the profile predicts 8 bits: quantise it "
+                    "(ts.quantize) to build what is predicted"
+                )
+        processors, placeable = processors_in(
+            precision, self.processors, self.placeable, quantised=quantised
+        )
+        halves = [p.name for p in placeable if p.integers]
+        if halves:
+            note = f"integer operators are computed in {precision} on {', '.join(halves)}"
+        note = "; ".join(filter(None, (self.note, note)))
+        return replace(self, processors=processors, placeable=placeable, note=note)
 
 
 def site_of(
