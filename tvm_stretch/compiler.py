@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from tvm_stretch.analysis.integer_summary import has_integers
 from tvm_stretch.arguments import named_arguments
 from tvm_stretch.build.pipeline import Observer
 from tvm_stretch.build.reading import read_network
@@ -113,7 +114,7 @@ def compile(
         site = request.site()
         limits = request.limits(site)
         mod, notes = read_network(source, request.shapes, request.precision)
-        site = site.in_precision(request.precision, mod)
+        site = site.in_precision(request.precision, has_integers(mod["main"]))
         observer = Observer(request.dump_dir, site.processors if request.debug else None)
         decision = choose(mod, site, limits, request.plan, observer)
         if request.has_plans and len(decision.site.placeable) > 1:
@@ -149,7 +150,7 @@ def plan_for(
     with reporting(progress), compiling():
         site = site_of(device, targets, cpu_threads, may_drop=True, built=False)
         mod, _ = read_network(source, shapes)
-        site = site.in_precision("float32", mod)
+        site = site.in_precision("float32", has_integers(mod["main"]))
         decision = predict(mod, site).noted(site.note)
         assert decision.plan is not None
         return replace(decision.plan, reason=decision.reason)

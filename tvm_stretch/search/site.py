@@ -15,7 +15,6 @@ from typing import TypeAlias
 
 import tvm
 
-from tvm_stretch.analysis.integer_summary import has_integers
 from tvm_stretch.build.precision import processors_in
 from tvm_stretch.cost.profile import Profile
 from tvm_stretch.cost.profile_file import load_profile
@@ -95,8 +94,12 @@ class Site:
             placeable=[p for p in self.placeable if p.name != processor.name],
         )
 
-    def in_precision(self, precision: str, mod: tvm.IRModule) -> Site:
+    def in_precision(self, precision: str, quantised: bool) -> Site:
         """The site with processors that compute a network in a precision, and a note about it.
+
+        Args:
+            precision: one of `PRECISIONS`.
+            quantised: whether the network computes in integers.
 
         Raises:
             InputError: a profile predicts each processor in a precision of its own.
@@ -106,7 +109,6 @@ class Site:
             raise InputError(
                 "expected no precision for a device that is not here, got one; leave it out"
             )
-        quantised = has_integers(mod["main"])
         note = ""
         if self.profile is not None:
             known = [self.profile.processor(name) for name in self.names]
