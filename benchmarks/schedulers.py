@@ -29,6 +29,7 @@ from typing import Any, TypeAlias
 
 from benchmarks.baselines import schedule_mulayer
 from benchmarks.baselines.anneal import SCHEDULERS, schedule
+from benchmarks.baselines.bounds import gap_of, lower_bound
 from benchmarks.baselines.parts import check_schedule
 from benchmarks.scheduling_profiles import (
     PHONE,
@@ -44,7 +45,7 @@ from benchmarks.scheduling_profiles import (
 from tutorials import zoo
 from tvm_stretch.frontend import load_network
 from tvm_stretch.ir.operator_graph import OperatorGraph
-from tvm_stretch.scheduling import Problem, Result, lower_bound
+from tvm_stretch.scheduling import Problem, Result
 from tvm_stretch.scheduling.result import Scheduler
 
 NETWORKS = (
@@ -90,8 +91,8 @@ def compare(problem: Problem, profile: str, skipped: frozenset[str]) -> Row:
         "operators": len(problem.operators),
         "latency_ms": latencies,
         "lower_bound_ms": lower_bound(unsplit) / 1e6,
-        "gap": results["ours"].gap,
-        "gap_without_transfers": free.gap,
+        "gap": gap_of(results["ours"]),
+        "gap_without_transfers": gap_of(free),
         "pieces": Counter(results["HOPE:LP"].pieces) if "HOPE:LP" in results else {},
         "scheduling_cpu_s": took,
     }

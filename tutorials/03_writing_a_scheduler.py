@@ -19,7 +19,6 @@ from tvm_stretch.scheduling import (
     Result,
     Simulation,
     check_schedule,
-    lower_bound,
     refine,
     result_of,
     schedule_heft,
@@ -98,14 +97,11 @@ else:
     raise AssertionError("half of the time should not be enough")
 
 section("4. Beside the others")
-bound = lower_bound(problem)
-# In a checkout, `benchmarks/baselines/` has those of other papers.
+# In a checkout, `benchmarks/baselines/` has those of other papers, and a lower bound.
 results = {"HEFT": schedule_heft(problem), "mine": mine}
 for name, result in sorted(results.items(), key=lambda item: -item[1].makespan):
     check_schedule(problem, result)
     print(f"{name:10}{result.makespan / 1e6:8.3f} ms{result.runtime_ns / 1e6:10.1f} ms to find it")
-print(f"{'bound':10}{bound / 1e6:8.3f} ms; no schedule takes less")
-assert bound <= min(result.makespan for result in results.values())
 
 section("5. Let local search improve it")
 # Moves and swaps of operators in C++, from any complete schedule.

@@ -20,8 +20,8 @@ from benchmarks.baselines import (
     schedule_single,
     schedule_starpu,
 )
+from benchmarks.baselines.bounds import lower_bound
 from benchmarks.baselines.merge import merge_short_operators
-from tvm_stretch.scheduling.bounds import lower_bound
 from tvm_stretch.scheduling.heft import schedule_heft
 from tvm_stretch.scheduling.problem import Problem
 from tvm_stretch.scheduling.refine import anneal

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+from benchmarks.baselines.bounds import bound_of
 from tvm_stretch.analysis.row_windows import why_not_by_rows, window
 from tvm_stretch.ir.operator_graph import ANCHORS, OperatorGraph
 from tvm_stretch.ir.operators import POINTWISE, Operator
@@ -58,6 +59,8 @@ def check_schedule(problem: Problem, result: Result) -> None:
     if result.problem != problem:
         _check_split(problem, result.problem)
     check.check_schedule(result.problem, result)
+    bound = bound_of(result)
+    require(bound <= result.makespan, f"expected at least {bound} for makespan, got less")
 
 
 def _check_split(problem: Problem, parts: Problem) -> None:

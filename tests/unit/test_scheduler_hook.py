@@ -12,7 +12,7 @@ from relax_helpers import answers, random_inputs
 from search_helpers import costs, emit
 
 import tvm_stretch as ts
-from tvm_stretch.scheduling import Problem, Result, lower_bound, schedule_heft
+from tvm_stretch.scheduling import Problem, Result, schedule_heft
 from tvm_stretch.search.limits import NO_LIMITS
 from tvm_stretch.search.options import Options
 from tvm_stretch.search.pieces import Network
@@ -80,7 +80,6 @@ def test_a_network_as_a_problem_and_back() -> None:
     targets = [TARGET, fake_processor("p1")]
     found = ts.problems.network_problem(mod, targets, cpu_threads=1)
     result = schedule_heft(found.problem)
-    assert lower_bound(found.problem) <= result.makespan
     plan = found.plan(result)
     model = ts.compile(mod, targets, plan=plan, cpu_threads=1)
     assert model.plan.processor_of() == plan.processor_of()

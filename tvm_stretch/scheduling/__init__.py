@@ -2,7 +2,7 @@
 
     >>> problem = Problem(("cpu", "gpu"), operators, tensors, transfers)
     >>> result = schedule_heft(problem)
-    >>> result.makespan, result.lower_bound, result.placement
+    >>> result.makespan, result.placement
 
 Every scheduler has this signature. A compilation runs HEFT and refines its own plans (`refine.py`);
 schedulers of other papers stand beside the benchmarks that compare them.
@@ -10,7 +10,6 @@ schedulers of other papers stand beside the benchmarks that compare them.
 
 from __future__ import annotations
 
-from tvm_stretch.scheduling.bounds import lower_bound
 from tvm_stretch.scheduling.check import check_schedule
 from tvm_stretch.scheduling.heft import schedule_heft
 from tvm_stretch.scheduling.problem import (
@@ -36,7 +35,6 @@ __all__ = [
     "TransferCost",
     "check_schedule",
     "linear_transfer",
-    "lower_bound",
     "refine",
     "result_of",
     "run_sequence",

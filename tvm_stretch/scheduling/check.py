@@ -27,11 +27,6 @@ def check_schedule(problem: Problem, result: Result) -> None:
         f"expected the last finish {max(result.finish, default=0)} for makespan, "
         f"got {result.makespan}",
     )
-    require(
-        result.lower_bound <= result.makespan,
-        f"expected at most the makespan {result.makespan} for lower_bound, "
-        f"got {result.lower_bound}",
-    )
 
 
 def _check_placement(problem: Problem, result: Result) -> None:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
-from tvm_stretch.scheduling.bounds import critical_path, lower_bound
 from tvm_stretch.scheduling.problem import Problem
 from tvm_stretch.scheduling.simulate import Simulation
-
-Status: TypeAlias = Literal["optimal", "feasible"]
 
 
 @dataclass(frozen=True)
@@ -42,27 +39,6 @@ class Result:
     runtime_ns: int
     proved: bool = False
     pieces: tuple[str, ...] = ()
-
-    @property
-    def lower_bound(self) -> int:
-        """Nanoseconds that every schedule of `problem` takes at least."""
-        if self.proved:
-            return self.makespan
-        if any(operator.whole for operator in self.problem.operators):
-            return critical_path(
-                self.problem
-            )  # the better bound holds only without split operators
-        return lower_bound(self.problem)
-
-    @property
-    def status(self) -> Status:
-        """Optimal if proved, or if the makespan equals the bound; else feasible."""
-        return "optimal" if self.lower_bound == self.makespan else "feasible"
-
-    @property
-    def gap(self) -> float:
-        """How far above the lower bound the schedule is, as a share of the schedule."""
-        return 1 - self.lower_bound / self.makespan if self.makespan else 0.0
 
     @property
     def sequence(self) -> tuple[int, ...]:

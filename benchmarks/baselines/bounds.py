@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_stretch.scheduling.problem import Problem
+from tvm_stretch.scheduling.result import Result
 
 # The number of operators that split a graph best; the bound considers every pair of them.
 _HUBS = 48
@@ -37,6 +38,20 @@ def lower_bound(problem: Problem) -> int:
         bound = max(critical_path(problem), _segments(problem)) if problem.operators else 0
         problem.__dict__["_lower_bound"] = bound  # the problem is frozen, so this stays true
     return bound
+
+
+def bound_of(result: Result) -> int:
+    """Nanoseconds that every schedule of the result's problem takes at least."""
+    if result.proved:
+        return result.makespan
+    if any(operator.whole for operator in result.problem.operators):
+        return critical_path(result.problem)  # the better bound holds without split operators only
+    return lower_bound(result.problem)
+
+
+def gap_of(result: Result) -> float:
+    """How far above the lower bound a schedule is, as a share of the schedule."""
+    return 1 - bound_of(result) / result.makespan if result.makespan else 0.0
 
 
 def critical_path(problem: Problem) -> int:
