@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from tvm_stretch.build.precision import read_precision
 from tvm_stretch.errors import InputError
+from tvm_stretch.files import as_path
 from tvm_stretch.plan.plan import Plan, PlanLike
 from tvm_stretch.scheduling import Scheduler
 from tvm_stretch.search.alternatives import PlansLike, read_plans
@@ -70,6 +71,7 @@ def request_of(
     scheduler: Scheduler | None,
     max_share: Mapping[str, float] | None,
     share_parts: int | None,
+    dump_dir: str | os.PathLike[str] | None,
     **others: object,
 ) -> Request:
     """The request of a caller's arguments.
@@ -104,5 +106,6 @@ def request_of(
         scheduler=scheduler,
         max_share=max_share,
         share_parts=share_parts,
+        dump_dir=None if dump_dir is None else as_path(dump_dir, "the folder for the phases"),
         **others,  # type: ignore[arg-type]  # checked by the signature of `compile`
     )

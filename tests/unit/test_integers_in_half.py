@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tvm
 from cpu_targets import TARGET
+from fake_targets import fake_processor
 from quantised_networks import IMAGES, grouped, residual
 from relax_helpers import answers
 from tvm import relax
@@ -22,7 +23,6 @@ from tvm_stretch.passes.integers_in_half import IntegersInHalf
 from tvm_stretch.plan.plan import Plan, PlannedRegion
 from tvm_stretch.targets.cpu import cpu_processor
 from tvm_stretch.targets.processor import Processor
-from tvm_stretch.testing import fake_processor
 
 HALVES = ("float16", "float16+float32")
 NETWORKS = {"residual": residual, "grouped": grouped}
