@@ -309,6 +309,7 @@ def test_rows_and_devices_without_local_memory_have_their_own() -> None:
         ("QUALCOMM Adreno(TM) 640", "Adreno"),
         ("QUALCOMM Adreno(TM) 530", "Adreno 5xx"),
         ("Mali-G76", "Mali Bifrost"),
+        ("Mali-G72", "Mali Bifrost, narrow"),
         ("Mali-G78 r0p1", "Mali Valhall"),
         ("Immortalis-G720", "Mali Valhall and 5th generation"),
         ("Samsung Xclipse 920", "Xclipse"),

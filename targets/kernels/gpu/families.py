@@ -32,6 +32,9 @@ class Family:
     source: str
 
 
+_DATASHEET = "Arm, Mali GPU datasheet 2021"
+_UNKNOWN = "not checked; an order of magnitude"
+
 FAMILIES = (
     Family(
         "NVIDIA",
@@ -43,62 +46,71 @@ FAMILIES = (
             "unit_registers": 64 * KIB,
             "unit_local_bytes": 220 * KIB,
         },
-        "CUDA C++ Programming Guide, technical specifications by compute capability (9.0)",
+        "published device queries of CUDA (Maxwell, Pascal: waves of 32, 128 cores, 2,048 threads, "
+        f"65,536 registers in a multiprocessor); local memory of Hopper: {_UNKNOWN}",
     ),
     Family(
         "Xclipse",
         r"xclipse",
         {"wave": 32, "multiply_adds": 64, "unit_items": 1024, "unit_local_bytes": 64 * KIB},
-        "AMD, RDNA architecture whitepaper: Samsung's GPUs are of RDNA 2 and 3",
+        f"{_UNKNOWN}; taken to be as AMD's",
     ),
     Family(
         "AMD",
         r"radeon|\bgfx\d|amd",
         {"wave": 32, "multiply_adds": 64, "unit_items": 1024, "unit_local_bytes": 64 * KIB},
-        "AMD, RDNA architecture whitepaper: 2 SIMDs of 32 lanes in a compute unit",
+        f"AMD, RDNA architecture whitepaper: {_UNKNOWN}",
     ),
     Family(
         "Adreno 5xx",
         r"adreno.*\b5\d\d\b",
         {"wave": 64, "multiply_adds": 128, "unit_items": 1024},
-        "Qualcomm, Snapdragon OpenCL General Programming and Optimization (80-NB295-11)",
+        f"Qualcomm, Snapdragon OpenCL General Programming and Optimization: {_UNKNOWN}",
     ),
     Family(
         "Adreno",
         r"adreno",
         {"wave": 64, "multiply_adds": 256, "unit_items": 1024},
-        "the same; waves of 128 on some kernels since Adreno 6xx",
+        f"the same: {_UNKNOWN}",
+    ),
+    Family(
+        "Mali Bifrost, narrow",
+        r"mali-g(31|51|71|72)\b",
+        {"wave": 4, "multiply_adds": 12, "unit_items": 384, "unit_registers": 24 * KIB},
+        f"{_DATASHEET} (G71 and G72: warps of 4, 384 threads, 24 operations a clock); registers: "
+        f"{_UNKNOWN}",
     ),
     Family(
         "Mali Bifrost",
-        r"mali-g(31|51|52|71|72|76)\b",
-        {"wave": 8, "multiply_adds": 24, "unit_items": 384, "unit_registers": 24 * KIB},
-        "Arm, Mali GPU datasheet (G76: 24 multiply-adds a cycle); Bifrost and Valhall OpenCL "
-        "Developer Guide (101574)",
+        r"mali-g(52|76)\b",
+        {"wave": 8, "multiply_adds": 24, "unit_items": 768, "unit_registers": 24 * KIB},
+        f"{_DATASHEET} (G76: warps of 8, 768 threads, 48 operations a clock); registers: "
+        f"{_UNKNOWN}",
     ),
     Family(
         "Mali Valhall",
         r"mali-g(57|68|77|78)\b",
         {"wave": 16, "multiply_adds": 32, "unit_items": 1024, "unit_registers": 32 * KIB},
-        "Arm, Mali GPU datasheet (G77: 32 multiply-adds a cycle); the same guide",
+        f"{_DATASHEET} (warps of 16, 1,024 threads, 64 operations a clock); registers: {_UNKNOWN}",
     ),
     Family(
         "Mali Valhall and 5th generation",
         r"mali|immortalis",
         {"wave": 16, "multiply_adds": 64, "unit_items": 2048, "unit_registers": 64 * KIB},
-        "Arm, Mali GPU datasheet (G710: 64 multiply-adds a cycle); the same guide",
+        _UNKNOWN,
     ),
     Family(
         "PowerVR",
         r"powervr|img ",
         {"wave": 32, "multiply_adds": 64, "unit_items": 512},
-        "Imagination, PowerVR Rogue compute recommendations: tasks of 32 instances",
+        f"Imagination, PowerVR Compute Development Recommendations: {_UNKNOWN}",
     ),
     Family(
         "Intel",
         r"intel|\biris\b|\barc\b",
         {"wave": 16, "multiply_adds": 128, "unit_items": 1792, "unit_local_bytes": 64 * KIB},
-        "Intel, oneAPI GPU Optimization Guide: Xe-LP, 16 execution units of 8 lanes in a subslice",
+        "Intel, GPU Occupancy Calculator of oneAPI's samples: Xe-LP and Arc have 16 execution "
+        "units in a subslice, 8 threads in each of Arc's, 64 KiB for a group",
     ),
 )
 """The first whose pattern is found names a device."""
